@@ -20,22 +20,22 @@ public class Client {
         ProxySelector selector = ProxySelector.of(new InetSocketAddress(proxy.getHost(), proxy.getPort()));
         // The default of HttpClient: each plaintext connection first offers an upgrade to HTTP/2.
         HttpClient client = HttpClient.newBuilder().version(HttpClient.Version.HTTP_2).proxy(selector).build();
-        int good = 0;
+        int succeeded = 0;
         for (int i = 0; i < requests; i++) {
             HttpRequest request = HttpRequest.newBuilder(URI.create(url + "/hello/" + i)).build();
-            good += check(client.send(request, BodyHandlers.ofString()), "GET /hello/" + i + " ");
+            succeeded += check(client.send(request, BodyHandlers.ofString()), "GET /hello/" + i + " ");
         }
         String body = "0123456789abcdef".repeat(16 * 1024);
-        List<CompletableFuture<HttpResponse<String>>> under = new ArrayList<>();
+        List<CompletableFuture<HttpResponse<String>>> responses = new ArrayList<>();
         for (int i = 0; i < requests; i++) {
             HttpRequest request = HttpRequest.newBuilder(URI.create(url + "/post/" + i))
                 .POST(BodyPublishers.ofString(body)).build();
-            under.add(client.sendAsync(request, BodyHandlers.ofString()));
+            responses.add(client.sendAsync(request, BodyHandlers.ofString()));
         }
         for (int i = 0; i < requests; i++) {
-            good += check(under.get(i).get(), "POST /post/" + i + " " + body);
+            succeeded += check(responses.get(i).get(), "POST /post/" + i + " " + body);
         }
-        System.out.println("java client: " + good + " of " + 2 * requests + " as expected");
+        System.out.println("java client: " + succeeded + " of " + 2 * requests + " as expected");
         Thread.currentThread().join();
     }
 

@@ -18,32 +18,32 @@ func main() {
 	if err != nil {
 		panic(err)
 	}
-	var good atomic.Int64
+	var succeeded atomic.Int64
 	for i := 0; i < requests; i++ {
 		path := fmt.Sprintf("/hello/%d", i)
-		check(&good, "GET "+path+" ")(http.Get(url + path))
+		check(&succeeded, "GET "+path+" ")(http.Get(url + path))
 	}
 	body := strings.Repeat("0123456789abcdef", 16*1024)
-	var all sync.WaitGroup
+	var posts sync.WaitGroup
 	for i := 0; i < requests; i++ {
-		all.Add(1)
+		posts.Add(1)
 		go func() {
-			defer all.Done()
+			defer posts.Done()
 			path := fmt.Sprintf("/post/%d", i)
 			// Half of the bodies have no declared length.
 			var reader io.Reader = strings.NewReader(body)
 			if i%2 == 0 {
 				reader = io.MultiReader(reader)
 			}
-			check(&good, "POST "+path+" "+body)(http.Post(url+path, "text/plain", reader))
+			check(&succeeded, "POST "+path+" "+body)(http.Post(url+path, "text/plain", reader))
 		}()
 	}
-	all.Wait()
-	fmt.Printf("go client: %d of %d as expected\n", good.Load(), 2*requests)
+	posts.Wait()
+	fmt.Printf("go client: %d of %d as expected\n", succeeded.Load(), 2*requests)
 	select {}
 }
 
-func check(good *atomic.Int64, expected string) func(*http.Response, error) {
+func check(succeeded *atomic.Int64, expected string) func(*http.Response, error) {
 	return func(response *http.Response, err error) {
 		if err != nil {
 			fmt.Println("unexpected:", err)
@@ -55,6 +55,6 @@ func check(good *atomic.Int64, expected string) func(*http.Response, error) {
 			fmt.Printf("unexpected: %v %d %.200s\n", err, response.StatusCode, body)
 			return
 		}
-		good.Add(1)
+		succeeded.Add(1)
 	}
 }

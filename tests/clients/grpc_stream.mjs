@@ -1,7 +1,7 @@
-// A client of gRPC with one stream both ways, FullDuplexCall of its interoperability tests: it does what
-// each line of its input says, and answers with a line.
+// A gRPC client with one bidirectional stream, FullDuplexCall of the interoperability tests: it executes the
+// command in each line of its input, and prints a line with the result.
 
-import { Heard, answerLines, connect } from './conversation.mjs';
+import { ResponseStream, connect, runCommands } from './http2_session.mjs';
 
 let call;
 
@@ -14,28 +14,28 @@ async function open(address) {
     'content-type': 'application/grpc',
     te: 'trailers',
   });
-  // The server begins its answer with the first message.
-  const heard = new Heard(stream);
-  ask(stream, 1);
-  const status = await heard.status();
+  // The server sends the head of its response with the first message.
+  const response = new ResponseStream(stream);
+  sendRequest(stream, 1);
+  const status = await response.status();
   if (status !== 200) return `refused ${status}`;
-  call = heard;
+  call = response;
   return (await receive()) === 1 ? 'open' : 'something else';
 }
 
-/** Sends a StreamingOutputCallRequest for one answer of so many bytes. */
-function ask(stream, size) {
-  const number = [];
+/** Sends a StreamingOutputCallRequest for one response of `size` bytes. */
+function sendRequest(stream, size) {
+  const varint = [];
   let rest = size;
   while (rest > 127) {
-    number.push((rest & 127) | 128);
+    varint.push((rest & 127) | 128);
     rest >>= 7;
   }
-  const message = Buffer.from([0x12, number.length + 2, 0x08, ...number, rest]);
+  const message = Buffer.from([0x12, varint.length + 2, 0x08, ...varint, rest]);
   stream.write(Buffer.concat([Buffer.from([0, 0, 0, 0, message.length]), message]));
 }
 
-/** The next message's length, without the few bytes around its body of zeros. */
+/** Returns the next message's length, without the few bytes around its body of zeros. */
 async function receive() {
   const length = (await call.bytes(5)).readUInt32BE(1);
   const message = await call.bytes(length);
@@ -43,20 +43,20 @@ async function receive() {
   return zeros;
 }
 
-async function obey(name, rest) {
-  switch (name) {
+async function execute(command, rest) {
+  switch (command) {
     case 'open':
       return open(rest);
     case 'echo': {
-      ask(call.stream, Number(rest));
+      sendRequest(call.stream, Number(rest));
       const length = await receive();
       return length === Number(rest) ? `echoed ${rest}` : `${length} instead`;
     }
     case 'ended':
       return call.end();
     default:
-      return `unknown ${name}`;
+      return `unknown ${command}`;
   }
 }
 
-await answerLines(obey);
+await runCommands(execute);

@@ -8,13 +8,13 @@ import httpx
 BODY = b"0123456789abcdef" * 16 * 1024
 
 
-async def pieces():
-    """The body without a length."""
+async def chunked_body():
+    """Returns the body without a length."""
     for start in range(0, len(BODY), 10_000):
         yield BODY[start : start + 10_000]
 
 
-async def good(expected, request):
+async def is_expected(expected, request):
     try:
         response = await request
     except httpx.HTTPError as error:
@@ -31,12 +31,12 @@ async def main(url, requests):
         count = 0
         for number in range(requests):
             path = f"/hello/{number}"
-            count += await good(f"GET {path} ".encode(), client.get(url + path))
+            count += await is_expected(f"GET {path} ".encode(), client.get(url + path))
         posts = []
         for number in range(requests):
             path = f"/post/{number}"
-            body = pieces() if number % 2 == 0 else BODY
-            posts.append(good(f"POST {path} ".encode() + BODY, client.post(url + path, content=body)))
+            body = chunked_body() if number % 2 == 0 else BODY
+            posts.append(is_expected(f"POST {path} ".encode() + BODY, client.post(url + path, content=body)))
         count += sum(await asyncio.gather(*posts))
     print(f"httpx client: {count} of {2 * requests} as expected", flush=True)
     await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""Carries connections over mutual TLS, as a member of the mesh that speaks HTTP/2 without a sidecar.
+"""Forwards connections over mutual TLS, as a member of the mesh that uses HTTP/2 without a sidecar.
 
 Arguments: the port to listen at, the port to connect to, a file with a key and a certificate.
 """
@@ -8,7 +8,7 @@ import ssl
 import sys
 
 
-async def carry(reader, writer):
+async def forward(reader, writer):
     try:
         while piece := await reader.read(65536):
             writer.write(piece)
@@ -23,23 +23,23 @@ async def carry(reader, writer):
 
 async def main():
     listen, connect, credential = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    # Whom it talks to is not the question here: identities are not host names.
+    # The server is not verified here: identities are not host names.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     context.load_cert_chain(credential)
 
-    # The loop itself holds no task for long enough.
+    # The loop keeps only weak references to tasks.
     tasks = set()
 
-    async def accepted(reader, writer):
+    async def handle_connection(reader, writer):
         tasks.add(asyncio.current_task())
-        beyond = await asyncio.open_connection("127.0.0.1", connect, ssl=context)
-        assert beyond[1].get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
-        await asyncio.gather(carry(reader, beyond[1]), carry(beyond[0], writer))
+        upstream = await asyncio.open_connection("127.0.0.1", connect, ssl=context)
+        assert upstream[1].get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+        await asyncio.gather(forward(reader, upstream[1]), forward(upstream[0], writer))
 
-    async with await asyncio.start_server(accepted, "127.0.0.1", listen):
+    async with await asyncio.start_server(handle_connection, "127.0.0.1", listen):
         print("it listens", flush=True)
         await asyncio.Future()
 

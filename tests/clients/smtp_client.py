@@ -1,29 +1,29 @@
-"""Sends mail with smtplib: `PORT hello` only greets, `PORT send ROOTS` sends what its input says, ten times in
-the clear and ten times over TLS that both begin in band."""
+"""Sends mail with smtplib: `PORT hello` only greets, `PORT send ROOTS` sends its input ten times in
+plaintext and ten times with STARTTLS."""
 
 import smtplib
 import ssl
 import sys
 from email.message import EmailMessage
 
-port, word, *rest = sys.argv[1:]
+port, command, *rest = sys.argv[1:]
 
 
-def greeted():
+def connect():
     smtp = smtplib.SMTP("localhost", int(port), timeout=20)
     smtp.ehlo("client.example")
     return smtp
 
 
-if word == "hello":
-    greeted().quit()
+if command == "hello":
+    connect().quit()
     sys.exit()
 
 context = ssl.create_default_context(cafile=rest[0])
 text = sys.stdin.read()
 for tls in ("clear", "starttls"):
     for number in range(10):
-        with greeted() as smtp:
+        with connect() as smtp:
             if tls == "starttls":
                 smtp.starttls(context=context)
                 smtp.ehlo("client.example")

@@ -1,4 +1,4 @@
-"""A WebSocket client that does what each line of its input says, and answers with a line."""
+"""A WebSocket client that executes the command in each line of its input, and prints a line with the result."""
 
 import asyncio
 import os
@@ -15,30 +15,30 @@ async def echo(socket, length):
     return f"echoed {length}" if await socket.recv() == message else "something else came back"
 
 
-async def obey(word, rest):
-    if word == "open":
+async def execute(command, rest):
+    if command == "open":
         sockets.append(await websockets.connect(rest, max_size=16 << 20, ping_interval=None))
         return "open"
-    if word == "each":
+    if command == "each":
         lengths = await asyncio.gather(*(echo(socket, int(rest)) for socket in sockets))
         return f"{len(set(lengths))} kind of answer: {lengths[0]}"
     socket = sockets[-1]
-    if word == "echo":
+    if command == "echo":
         return await echo(socket, int(rest))
-    if word == "text":
+    if command == "text":
         await socket.send(rest)
         return await socket.recv()
-    if word == "ping":
+    if command == "ping":
         await (await socket.ping(rest))
         return "pong"
-    if word == "close":
+    if command == "close":
         code, reason = rest.split(" ", 1)
         await socket.close(int(code), reason)
-    if word == "ended":
+    if command == "ended":
         await socket.wait_closed()
         sockets.pop()
         return "ended"
-    if word == "be-closed":
+    if command == "be-closed":
         await socket.send(f"close {rest}")
         await socket.wait_closed()
     sockets.pop()
@@ -48,9 +48,9 @@ async def obey(word, rest):
 async def main():
     loop = asyncio.get_running_loop()
     while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
-        word, _, rest = line.partition(" ")
+        command, _, rest = line.partition(" ")
         try:
-            print(await obey(word, rest), flush=True)
+            print(await execute(command, rest), flush=True)
         except websockets.InvalidStatusCode as error:
             print(f"refused {error.status_code}", flush=True)
         except (OSError, websockets.WebSocketException) as error:

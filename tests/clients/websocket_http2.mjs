@@ -1,9 +1,9 @@
-// A WebSocket client over HTTP/2 (RFC 8441) that does what each line of its input says, and answers
-// with a line. Each socket is a stream; sockets to one address share a connection.
+// A WebSocket client over HTTP/2 (RFC 8441) that executes the command in each line of its input, and
+// prints a line with the result. Each socket is a stream; sockets to one address share a connection.
 
 import { randomBytes } from 'node:crypto';
 
-import { Heard, answerLines, connect } from './conversation.mjs';
+import { ResponseStream, connect, runCommands } from './http2_session.mjs';
 
 const CLOSE = 8;
 let socket;
@@ -18,25 +18,25 @@ async function open(address) {
     ':path': pathname,
     'sec-websocket-version': '13',
   });
-  const heard = new Heard(stream);
-  const status = await heard.status();
+  const response = new ResponseStream(stream);
+  const status = await response.status();
   if (status !== 200) return `refused ${status}`;
-  socket = heard;
+  socket = response;
   return 'open';
 }
 
-/** One whole message, masked as clients must (RFC 6455 §5.2). */
+/** Sends one complete message, masked as clients must (RFC 6455 §5.2). */
 function send(kind, payload) {
   const { length } = payload;
   const head = length < 126 ? Buffer.from([0x80 | kind, 0x80 | length])
     : length < 65536 ? Buffer.from([0x80 | kind, 0x80 | 126, length >> 8, length & 255])
-      : Buffer.concat([Buffer.from([0x80 | kind, 0x80 | 127, 0, 0, 0, 0]), word(length)]);
+      : Buffer.concat([Buffer.from([0x80 | kind, 0x80 | 127, 0, 0, 0, 0]), uint32(length)]);
   const mask = randomBytes(4);
-  const masked = Buffer.from(payload.map((byte, at) => byte ^ mask[at % 4]));
+  const masked = Buffer.from(payload.map((byte, index) => byte ^ mask[index % 4]));
   socket.stream.write(Buffer.concat([head, mask, masked]));
 }
 
-function word(number) {
+function uint32(number) {
   const bytes = Buffer.alloc(4);
   bytes.writeUInt32BE(number);
   return bytes;
@@ -49,8 +49,8 @@ async function receive() {
   return { kind: first & 15, payload: await socket.bytes(length) };
 }
 
-async function obey(name, rest) {
-  switch (name) {
+async function execute(command, rest) {
+  switch (command) {
     case 'open':
       return open(rest);
     case 'echo': {
@@ -63,8 +63,8 @@ async function obey(name, rest) {
       return (await receive()).payload.toString();
     case 'close': {
       const [code, ...reason] = rest.split(' ');
-      const two = Buffer.from([Number(code) >> 8, Number(code) & 255]);
-      send(CLOSE, Buffer.concat([two, Buffer.from(reason.join(' '))]));
+      const closeCode = Buffer.from([Number(code) >> 8, Number(code) & 255]);
+      send(CLOSE, Buffer.concat([closeCode, Buffer.from(reason.join(' '))]));
       const { kind, payload } = await receive();
       socket.stream.end();
       return `${kind === CLOSE ? 'closed' : 'odd'} ${payload.readUInt16BE()} ${payload.subarray(2)}`;
@@ -72,8 +72,8 @@ async function obey(name, rest) {
     case 'ended':
       return socket.end();
     default:
-      return `unknown ${name}`;
+      return `unknown ${command}`;
   }
 }
 
-await answerLines(obey);
+await runCommands(execute);

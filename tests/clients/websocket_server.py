@@ -1,4 +1,4 @@
-"""Echoes WebSocket messages, and does what some of them say; prints how each connection ended."""
+"""Echoes WebSocket messages and executes commands in them; prints the close code of each connection."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ import websockets
 
 async def serve(socket, *_path):
     try:
-        # A client that only listens is told something, and then left.
+        # A client that only receives gets a message, and then the connection is closed.
         if socket.path == "/greeted":
             await socket.send("welcome")
             socket.transport.close()

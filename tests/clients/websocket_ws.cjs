@@ -1,5 +1,5 @@
-// A WebSocket client with the package `ws` that does what each line of its input says, and answers with a
-// line.
+// A WebSocket client with the package `ws` that executes the command in each line of its input, and prints a
+// line with the result.
 
 const { randomBytes } = require('node:crypto');
 const { once } = require('node:events');
@@ -12,26 +12,26 @@ function open(address) {
   return new Promise((resolve) => {
     socket = new WebSocket(address);
     socket.once('open', () => resolve('open'));
-    socket.once('unexpected-response', (_, answer) => resolve(`refused ${answer.statusCode}`));
+    socket.once('unexpected-response', (_, response) => resolve(`refused ${response.statusCode}`));
     socket.on('error', (error) => resolve(`failed ${error.message}`));
   });
 }
 
-async function closed() {
+async function waitForClose() {
   const [code, reason] = await once(socket, 'close');
   return `closed ${code} ${reason}`;
 }
 
-async function obey(word, rest) {
+async function execute(command, rest) {
   const [code, ...reason] = rest.split(' ');
-  switch (word) {
+  switch (command) {
     case 'open':
       return open(rest);
     case 'echo': {
       const message = randomBytes(Number(rest));
       socket.send(message);
-      const [heard] = await once(socket, 'message');
-      return message.equals(heard) ? `echoed ${rest}` : 'something else came back';
+      const [received] = await once(socket, 'message');
+      return message.equals(received) ? `echoed ${rest}` : 'something else came back';
     }
     case 'text':
       socket.send(rest);
@@ -41,19 +41,19 @@ async function obey(word, rest) {
       return String((await once(socket, 'pong'))[0]) === rest ? 'pong' : 'something else';
     case 'close':
       socket.close(Number(code), reason.join(' '));
-      return closed();
+      return waitForClose();
     case 'be-closed':
       socket.send(`close ${rest}`);
-      return closed();
+      return waitForClose();
     default:
-      return `unknown ${word}`;
+      return `unknown ${command}`;
   }
 }
 
 (async () => {
   for await (const line of createInterface({ input: process.stdin })) {
-    const [word, ...rest] = line.split(' ');
-    const answer = await obey(word, rest.join(' ')).catch((error) => `failed ${error.message}`);
-    process.stdout.write(`${answer}\n`);
+    const [command, ...rest] = line.split(' ');
+    const result = await execute(command, rest.join(' ')).catch((error) => `failed ${error.message}`);
+    process.stdout.write(`${result}\n`);
   }
 })();

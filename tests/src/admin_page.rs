@@ -1,4 +1,4 @@
-//! The admin page of a running sidecar.
+//! The admin endpoint of a running sidecar.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::http::get_page;
 
-/// The admin page of a running sidecar.
+/// The admin endpoint of a running sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdminPage {
     /// The sidecar's process.
@@ -16,7 +16,7 @@ pub struct AdminPage {
 }
 
 impl AdminPage {
-    /// Returns the admin page of a workload's sidecar, from the output of `leno get proxies`.
+    /// Returns the admin endpoint of a workload's sidecar, from the output of `leno get proxies`.
     #[must_use]
     pub fn for_workload(proxies: &Value, workload: &str) -> Option<Self> {
         let proxies = proxies.as_array()?;
@@ -28,21 +28,21 @@ impl AdminPage {
     /// Returns its complete configuration.
     ///
     /// # Panics
-    /// If its admin page does not respond.
+    /// If its admin endpoint does not respond.
     #[must_use]
     pub fn full_configuration(&self) -> Value {
-        let response = get_page(self.address, "/config").expect("the admin page answers");
+        let response = get_page(self.address, "/config").expect("the admin endpoint responds");
         serde_json::from_slice(&response.body).expect("the configuration is JSON")
     }
 
     /// Returns the services in its configuration.
     ///
     /// # Panics
-    /// If its admin page does not respond.
+    /// If its admin endpoint does not respond.
     #[must_use]
     pub fn configured_services(&self) -> Vec<String> {
-        let world = self.full_configuration();
-        let services = world["services"].as_array().into_iter().flatten();
+        let config = self.full_configuration();
+        let services = config["services"].as_array().into_iter().flatten();
         services.filter_map(|service| service["name"].as_str().map(str::to_owned)).collect()
     }
 
@@ -52,9 +52,9 @@ impl AdminPage {
     /// If there is no such listener.
     #[must_use]
     pub fn inbound_listener(&self, port: u16) -> SocketAddr {
-        let world = self.full_configuration();
-        let address = world["open_listeners"][format!("inbound-{port}")].as_str();
-        let address = address.unwrap_or_else(|| panic!("no inbound listener in {world}"));
+        let config = self.full_configuration();
+        let address = config["open_listeners"][format!("inbound-{port}")].as_str();
+        let address = address.unwrap_or_else(|| panic!("no inbound listener in {config}"));
         address.parse().expect("an address")
     }
 
@@ -64,10 +64,10 @@ impl AdminPage {
     /// If there is none.
     #[must_use]
     pub fn http_proxy(&self) -> SocketAddr {
-        let world = self.full_configuration();
-        let address = world["open_listeners"]["http-proxy"].as_str();
+        let config = self.full_configuration();
+        let address = config["open_listeners"]["http-proxy"].as_str();
         address
-            .unwrap_or_else(|| panic!("no HTTP proxy listener in {world}"))
+            .unwrap_or_else(|| panic!("no HTTP proxy listener in {config}"))
             .parse()
             .expect("an address")
     }
@@ -75,10 +75,10 @@ impl AdminPage {
     /// Returns the value of a metric series, given with its labels; 0 if it is absent.
     ///
     /// # Panics
-    /// If its admin page does not respond.
+    /// If its admin endpoint does not respond.
     #[must_use]
     pub fn metric_value(&self, series: &str) -> f64 {
-        let response = get_page(self.address, "/metrics").expect("the admin page answers");
+        let response = get_page(self.address, "/metrics").expect("the admin endpoint responds");
         let text = String::from_utf8_lossy(&response.body).into_owned();
         let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.trim().parse().expect("a number"))
@@ -87,7 +87,7 @@ impl AdminPage {
     /// Returns the number of connections rejected for a reason.
     ///
     /// # Panics
-    /// If its admin page does not respond.
+    /// If its admin endpoint does not respond.
     #[must_use]
     pub fn rejected_connections(&self, reason: &str) -> f64 {
         self.metric_value(&format!("leno_connections_rejected_total{{reason=\"{reason}\"}}"))

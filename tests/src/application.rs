@@ -10,7 +10,7 @@ use crate::message::{UndeclaredBody, first_header, read_body, read_head};
 /// A small HTTP application; it stops when dropped.
 pub struct TestApplication {
     address: SocketAddr,
-    ended: Arc<AtomicBool>,
+    stopped: Arc<AtomicBool>,
 }
 
 /// A request received by the application.
@@ -22,7 +22,7 @@ pub struct ReceivedRequest {
 }
 
 /// The application's response to a request.
-pub enum TestAnswer {
+pub enum ApplicationReply {
     /// These bytes, valid or not.
     Bytes(Vec<u8>),
     /// No response while the client waits.
@@ -35,8 +35,8 @@ impl ReceivedRequest {
     /// Returns the method and the target.
     #[must_use]
     pub fn method_and_target(&self) -> (&str, &str) {
-        let mut words = self.head.split(' ');
-        (words.next().unwrap_or_default(), words.next().unwrap_or_default())
+        let mut parts = self.head.split(' ');
+        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
     }
 
     /// Returns the first header of this name.
@@ -46,7 +46,7 @@ impl ReceivedRequest {
     }
 }
 
-impl TestAnswer {
+impl ApplicationReply {
     /// Returns a response with status 200 and this body.
     #[must_use]
     pub fn ok(body: impl AsRef<[u8]>) -> Self {
@@ -64,22 +64,24 @@ impl TestApplication {
     /// # Panics
     /// If loopback has no free port.
     #[must_use]
-    pub fn start(answer: impl Fn(&ReceivedRequest) -> TestAnswer + Send + Sync + 'static) -> Self {
+    pub fn start(
+        respond: impl Fn(&ReceivedRequest) -> ApplicationReply + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let address = listener.local_addr().expect("a bound socket has an address");
-        let ended = Arc::new(AtomicBool::new(false));
-        let (answer, over) = (Arc::new(answer), ended.clone());
+        let stopped = Arc::new(AtomicBool::new(false));
+        let (respond, stop_flag) = (Arc::new(respond), stopped.clone());
         std::thread::spawn(move || {
             for tcp in listener.incoming().map_while(Result::ok) {
-                if over.load(Ordering::Relaxed) {
+                if stop_flag.load(Ordering::Relaxed) {
                     return;
                 }
-                let answer = answer.clone();
+                let respond = respond.clone();
                 // Connection errors are ignored: the test observes the client.
-                std::thread::spawn(move || drop(serve_connection(tcp, &*answer)));
+                std::thread::spawn(move || drop(serve_connection(tcp, &*respond)));
             }
         });
-        Self { address, ended }
+        Self { address, stopped }
     }
 
     /// Starts an application that responds with the request's method, target and body.
@@ -89,7 +91,7 @@ impl TestApplication {
             let (method, target) = request.method_and_target();
             let mut body = format!("{method} {target} ").into_bytes();
             body.extend_from_slice(&request.body);
-            TestAnswer::ok(body)
+            ApplicationReply::ok(body)
         })
     }
 
@@ -102,7 +104,7 @@ impl TestApplication {
 
 impl Drop for TestApplication {
     fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
+        self.stopped.store(true, Ordering::Relaxed);
         // Wakes the accept loop; a failure means that the loop has ended.
         drop(TcpStream::connect(self.address));
     }
@@ -110,16 +112,16 @@ impl Drop for TestApplication {
 
 fn serve_connection(
     tcp: TcpStream,
-    answer: &(impl Fn(&ReceivedRequest) -> TestAnswer + ?Sized),
+    respond: &(impl Fn(&ReceivedRequest) -> ApplicationReply + ?Sized),
 ) -> io::Result<()> {
     tcp.set_nodelay(true)?;
     let mut reader = BufReader::new(tcp);
     while let Some(head) = read_head(&mut reader)? {
         let body = read_body(&mut reader, &head, UndeclaredBody::Empty)?;
-        match answer(&ReceivedRequest { head, body }) {
-            TestAnswer::Bytes(bytes) => reader.get_mut().write_all(&bytes)?,
-            TestAnswer::Silence => drop(read_head(&mut reader)?),
-            TestAnswer::HangUp => return Ok(()),
+        match respond(&ReceivedRequest { head, body }) {
+            ApplicationReply::Bytes(bytes) => reader.get_mut().write_all(&bytes)?,
+            ApplicationReply::Silence => drop(read_head(&mut reader)?),
+            ApplicationReply::HangUp => return Ok(()),
         }
     }
     Ok(())

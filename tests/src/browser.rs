@@ -45,7 +45,7 @@ impl RenderedPage {
     pub fn open_page(page: &Path, folder: &Path) -> Self {
         let mut text = std::fs::read_to_string(page).unwrap();
         let end = text.rfind("</body>").expect("the page has an end");
-        text.insert_str(end, MEASURE);
+        text.insert_str(end, MEASURE_SCRIPT);
         let measured = folder.join("measured.html");
         std::fs::write(&measured, text).unwrap();
         let page = format!("file://{}", measured.display());
@@ -67,18 +67,18 @@ impl RenderedPage {
     pub fn count_colors(&self, part: &PagePart) -> usize {
         let rows = part.top..(part.top + part.height).min(self.height);
         let right = (part.left + part.width).min(self.width);
-        let places = rows.flat_map(|row| (part.left..right).map(move |x| (row, x)));
-        places.map(|(row, x)| self.pixels[row * self.width + x]).collect::<BTreeSet<_>>().len()
+        let positions = rows.flat_map(|row| (part.left..right).map(move |x| (row, x)));
+        positions.map(|(row, x)| self.pixels[row * self.width + x]).collect::<BTreeSet<_>>().len()
     }
 }
 
 impl PagePart {
     fn parse(text: &str) -> Self {
         let (text, _) = text.split_once('"').expect("an attribute ends");
-        let words: Vec<&str> = text.split(' ').collect();
-        let number = |index: usize| words[index].parse().expect("a number of pixels");
+        let values: Vec<&str> = text.split(' ').collect();
+        let number = |index: usize| values[index].parse().expect("a number of pixels");
         Self {
-            tag: words[0].to_owned(),
+            tag: values[0].to_owned(),
             left: number(1),
             top: number(2),
             width: number(3),
@@ -100,25 +100,29 @@ impl Screenshot {
         let decoder = png::Decoder::new(BufReader::new(File::open(file).unwrap()));
         let mut reader = decoder.read_info().unwrap();
         let mut bytes = vec![0; reader.output_buffer_size().expect("the picture fits in memory")];
-        let form = reader.next_frame(&mut bytes).unwrap();
-        let samples = form.color_type.samples();
+        let frame = reader.next_frame(&mut bytes).unwrap();
+        let samples = frame.color_type.samples();
         let pixels = bytes.chunks_exact(samples).map(|pixel| [pixel[0], pixel[1], pixel[2]]);
-        Self { width: form.width as usize, height: form.height as usize, pixels: pixels.collect() }
+        Self {
+            width: frame.width as usize,
+            height: frame.height as usize,
+            pixels: pixels.collect(),
+        }
     }
 }
 
 /// Returns the output of the browser for a page.
-fn run_browser(url: &str, folder: &Path, what: &[&str]) -> String {
+fn run_browser(url: &str, folder: &Path, options: &[&str]) -> String {
     let mut command = Command::new("chromium");
     command
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"])
         .args(["--disable-dev-shm-usage", "--hide-scrollbars", "--force-device-scale-factor=1"])
         .arg(format!("--window-size={WINDOW}"))
         .arg(format!("--user-data-dir={}", folder.join("profile").display()))
-        .args(what)
+        .args(options)
         .arg(url);
     let mut browser = TestProgram::start("chromium", &mut command);
-    if what.contains(&"--dump-dom") {
+    if options.contains(&"--dump-dom") {
         browser.wait_for_line("</html>", MAX_WAIT);
     }
     let status = browser.wait_for_exit(MAX_WAIT);
@@ -127,11 +131,11 @@ fn run_browser(url: &str, folder: &Path, what: &[&str]) -> String {
 }
 
 /// Records the position of each part.
-const MEASURE: &str = "<script>for (const part of document.querySelectorAll('table, svg')) {\
+const MEASURE_SCRIPT: &str = "<script>for (const part of document.querySelectorAll('table, svg')) {\
      const box = part.getBoundingClientRect();\
      const numbers = [box.left + scrollX, box.top + scrollY, box.width, box.height];\
      part.setAttribute('data-shown', [part.tagName.toLowerCase(), \
      ...numbers.map(Math.round)].join(' '));}</script>";
-/// As wide as a screen, and higher than our test pages.
+/// The window size in pixels: as wide as a screen, and higher than the test pages.
 const WINDOW: &str = "1280,9000";
 const MAX_WAIT: Duration = Duration::from_secs(60);

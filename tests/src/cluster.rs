@@ -60,9 +60,9 @@ pub fn next_image() -> String {
 /// If it failed; the message contains its standard error.
 #[allow(clippy::must_use_candidate, reason = "to know that a command succeeded is enough for some")]
 pub fn stdout_of(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    said
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    stdout
 }
 
 /// The namespace of one test, deleted when dropped.
@@ -91,23 +91,23 @@ pub struct CurlResult {
 }
 
 impl TestNamespace {
-    /// Creates a namespace with a name that begins with `what`.
+    /// Creates a namespace with a name that begins with `prefix`.
     #[must_use]
-    pub fn new(what: &str, injection: SidecarInjection) -> Self {
+    pub fn new(prefix: &str, injection: SidecarInjection) -> Self {
         let label = match injection {
             SidecarInjection::Enabled => "labels: {leno.dev/injection: enabled}",
             SidecarInjection::Disabled => "labels: {}",
         };
-        Self::with_metadata(what, label)
+        Self::with_metadata(prefix, label)
     }
 
     /// Creates a namespace with additional metadata, as part of a YAML map.
     #[must_use]
-    pub fn with_metadata(what: &str, metadata: &str) -> Self {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
+    pub fn with_metadata(prefix: &str, metadata: &str) -> Self {
+        static CREATED: AtomicU32 = AtomicU32::new(0);
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
         // Namespaces of a previous run may still be terminating.
-        let name = format!("{what}-{}-{number}", std::process::id());
+        let name = format!("{prefix}-{}-{number}", std::process::id());
         let namespace = Self { name };
         apply_globally(&format!(
             "{{apiVersion: v1, kind: Namespace, metadata: {{name: {}, {metadata}}}}}",
@@ -125,10 +125,10 @@ impl TestNamespace {
     /// Applies manifests, in this namespace by default. A ready Pod becomes reachable a moment later, so the
     /// call is retried until the webhooks respond.
     pub fn apply_manifests(&self, manifests: &str) {
-        let (output, _) = eventually("webhooks are reached", PATIENT, || {
+        let (output, _) = eventually("webhooks are reached", MAX_CONDITION_WAIT, || {
             let output = self.try_apply(manifests);
-            let said = String::from_utf8_lossy(&output.stderr);
-            (!said.contains("failed calling webhook")).then_some(output)
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            (!stderr.contains("failed calling webhook")).then_some(output)
         });
         stdout_of(&output);
     }
@@ -158,7 +158,7 @@ impl TestNamespace {
 
     /// As [`Self::create_client`], with annotations as part of a YAML map.
     pub fn annotated_client(&self, name: &str, annotations: &str) {
-        self.lone_pod(
+        self.create_single_pod(
             name,
             annotations,
             "image: 'kc.local/toolbox:1', command: [sh, '-c', 'trap exit TERM; sleep infinity & wait']",
@@ -167,10 +167,10 @@ impl TestNamespace {
 
     /// Creates a Pod for `/testapp call`, with an account of the same name.
     pub fn create_caller(&self, name: &str) {
-        self.lone_pod(name, "", "image: 'kc.local/testapp:1', args: [idle]");
+        self.create_single_pod(name, "", "image: 'kc.local/testapp:1', args: [idle]");
     }
 
-    fn lone_pod(&self, name: &str, annotations: &str, container: &str) {
+    fn create_single_pod(&self, name: &str, annotations: &str, container: &str) {
         self.apply_manifests(&format!(
             "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}\n---\n{{apiVersion: v1, \
              kind: Pod, metadata: {{name: {name}, labels: {{app: {name}}}, annotations: {{{annotations}}}}}, \
@@ -186,17 +186,18 @@ impl TestNamespace {
     pub fn wait_ready(&self) {
         let deployments = stdout_of(&self.kubectl(&["get", "deployments", "-o", "name"]));
         for deployment in deployments.lines() {
-            let rolled = self.kubectl(&["rollout", "status", deployment, MAX_WAIT]);
-            assert!(rolled.status.success(), "{deployment}:\n{}", self.describe_objects());
+            let rollout = self.kubectl(&["rollout", "status", deployment, MAX_WAIT]);
+            assert!(rollout.status.success(), "{deployment}:\n{}", self.describe_objects());
         }
         // Waits for terminating Pods first: `kubectl wait` fails if one disappears.
-        let leaving = "go-template={{range .items}}{{if .metadata.deletionTimestamp}}pod/{{.metadata.name}} \
+        let terminating = "go-template={{range .items}}{{if .metadata.deletionTimestamp}}pod/{{.metadata.name}} \
                        {{end}}{{end}}";
-        for pod in stdout_of(&self.kubectl(&["get", "pods", "-o", leaving])).split_whitespace() {
+        for pod in stdout_of(&self.kubectl(&["get", "pods", "-o", terminating])).split_whitespace()
+        {
             stdout_of(&self.kubectl(&["wait", "--for=delete", pod, MAX_WAIT]));
         }
-        let waited = self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", MAX_WAIT]);
-        assert!(waited.status.success(), "pods of {}:\n{}", self.name, self.describe_objects());
+        let wait = self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", MAX_WAIT]);
+        assert!(wait.status.success(), "pods of {}:\n{}", self.name, self.describe_objects());
     }
 
     /// Returns the objects and events of the namespace, for failure analysis.
@@ -233,8 +234,8 @@ impl TestNamespace {
     /// Sends a request from a Pod.
     #[must_use]
     pub fn curl(&self, pod: &str, arguments: &[&str]) -> CurlResult {
-        let said = self.curl_repeatedly(pod, 1, arguments).pop();
-        said.unwrap_or(CurlResult { exit: -1, status: 0, body: String::new() })
+        let result = self.curl_repeatedly(pod, 1, arguments).pop();
+        result.unwrap_or(CurlResult { exit: -1, status: 0, body: String::new() })
     }
 
     /// Sends a number of sequential requests from a Pod; empty if no command can run there.
@@ -242,14 +243,14 @@ impl TestNamespace {
     pub fn curl_repeatedly(&self, pod: &str, times: u32, arguments: &[&str]) -> Vec<CurlResult> {
         let times = times.to_string();
         let output = self.exec(pod, &[&["sh", "-c", REPEAT, &times], arguments].concat());
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let each = said.split_terminator(END_OF_ANSWER).filter_map(|one| {
-            let (rest, exit) = one.rsplit_once('\n')?;
-            let (body, status) = rest.rsplit_once('\n')?;
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        let results = stdout.split_terminator(RESPONSE_SEPARATOR).filter_map(|record| {
+            let (body_and_status, exit) = record.rsplit_once('\n')?;
+            let (body, status) = body_and_status.rsplit_once('\n')?;
             let (exit, status) = (exit.parse().ok()?, status.parse().ok()?);
             Some(CurlResult { exit, status, body: body.to_owned() })
         });
-        each.collect()
+        results.collect()
     }
 
     /// Sends requests until five in a row have this result, the stability criterion of OSM's tests.
@@ -257,17 +258,18 @@ impl TestNamespace {
         let mut last = Vec::new();
         eventually(
             &format!("curl {arguments:?} from {pod} ends with {exit}, {status}"),
-            PATIENT,
+            MAX_CONDITION_WAIT,
             || {
-                let seen = self.curl_repeatedly(pod, STABLE, arguments);
-                let ends: Vec<_> = seen.iter().map(|one| (one.exit, one.status)).collect();
-                let held =
-                    ends.len() == STABLE as usize && ends.iter().all(|end| *end == (exit, status));
-                if ends != last {
-                    eprintln!("{pod}: curl {arguments:?} -> {ends:?}");
+                let results = self.curl_repeatedly(pod, STABLE, arguments);
+                let outcomes: Vec<_> =
+                    results.iter().map(|result| (result.exit, result.status)).collect();
+                let is_stable = outcomes.len() == STABLE as usize
+                    && outcomes.iter().all(|outcome| *outcome == (exit, status));
+                if outcomes != last {
+                    eprintln!("{pod}: curl {arguments:?} -> {outcomes:?}");
                 }
-                last = ends;
-                held.then_some(())
+                last = outcomes;
+                is_stable.then_some(())
             },
         );
     }
@@ -277,31 +279,35 @@ impl TestNamespace {
     ///
     /// # Panics
     /// On timeout.
-    pub fn expect_reached(&self, pod: &str, arguments: &[&str], wanted: &[&str]) {
+    pub fn expect_reached(&self, pod: &str, arguments: &[&str], expected: &[&str]) {
         self.expect_curl(pod, arguments, 0, 200);
-        let mut missing: Vec<&str> = wanted.to_vec();
-        eventually(&format!("{pod} reaches {wanted:?} by {arguments:?}"), PATIENT, || {
-            for answer in self.curl_repeatedly(pod, STABLE, arguments) {
-                assert_eq!((answer.exit, answer.status), (0, 200), "{answer:?}");
-                let name = answer.body.strip_prefix("pod=").unwrap_or_default();
-                let of = |wanted: &&str| name.starts_with(*wanted);
-                assert!(
-                    wanted.iter().any(of),
-                    "{name} answers {arguments:?}, and not one of {wanted:?}"
-                );
-                missing.retain(|wanted| !of(wanted));
-            }
-            missing.is_empty().then_some(())
-        });
+        let mut missing: Vec<&str> = expected.to_vec();
+        eventually(
+            &format!("{pod} reaches {expected:?} by {arguments:?}"),
+            MAX_CONDITION_WAIT,
+            || {
+                for result in self.curl_repeatedly(pod, STABLE, arguments) {
+                    assert_eq!((result.exit, result.status), (0, 200), "{result:?}");
+                    let name = result.body.strip_prefix("pod=").unwrap_or_default();
+                    let has_prefix = |expected: &&str| name.starts_with(*expected);
+                    assert!(
+                        expected.iter().any(has_prefix),
+                        "{name} answers {arguments:?}, and not one of {expected:?}"
+                    );
+                    missing.retain(|expected| !has_prefix(expected));
+                }
+                missing.is_empty().then_some(())
+            },
+        );
     }
 
     /// Returns the Pods of an application.
     #[must_use]
     pub fn list_pods(&self, app: &str) -> Vec<String> {
         let selector = format!("app={app}");
-        let names = "jsonpath={.items[*].metadata.name}";
-        let found = stdout_of(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]));
-        found.split_whitespace().map(str::to_owned).collect()
+        let template = "jsonpath={.items[*].metadata.name}";
+        let names = stdout_of(&self.kubectl(&["get", "pods", "-l", &selector, "-o", template]));
+        names.split_whitespace().map(str::to_owned).collect()
     }
 }
 
@@ -324,10 +330,10 @@ pub fn apply_globally(manifests: &str) {
     drop(stdout_of(&output));
 }
 
-/// Returns the HTTP test application: account, Deployment and Service; `more` is added to the metadata of its
+/// Returns the HTTP test application: account, Deployment and Service; `extra_metadata` is added to the metadata of its
 /// Pods.
 #[must_use]
-pub fn http_server(name: &str, replicas: u32, more: &str) -> String {
+pub fn http_server(name: &str, replicas: u32, extra_metadata: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
 ---
@@ -338,7 +344,7 @@ spec:
   replicas: {replicas}
   selector: {{matchLabels: {{app: {name}}}}}
   template:
-    metadata: {{labels: {{app: {name}}}, {more}}}
+    metadata: {{labels: {{app: {name}}}, {extra_metadata}}}
     spec:
       serviceAccountName: {name}
       containers:
@@ -361,10 +367,10 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 80, targetPort: h
 const REPEAT: &str = "n=$0; while [ $n -gt 0 ]; do curl -s -m 10 -w '\\n%{http_code}' \"$@\"; \
                       printf '\\n%s\\036' $?; n=$((n-1)); done";
 /// The separator.
-const END_OF_ANSWER: char = '\u{1e}';
+const RESPONSE_SEPARATOR: char = '\u{1e}';
 /// The number of consecutive successes required.
 const STABLE: u32 = 5;
 /// The timeout of `kubectl`: images are present, but two cores start many Pods at once.
 const MAX_WAIT: &str = "--timeout=300s";
 /// The timeout of expected conditions.
-const PATIENT: Duration = Duration::from_secs(180);
+const MAX_CONDITION_WAIT: Duration = Duration::from_secs(180);

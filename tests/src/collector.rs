@@ -80,9 +80,9 @@ impl OtlpCollector {
     /// On timeout.
     #[must_use]
     pub fn wait_for_spans(&self, trace: &str, count: usize) -> Vec<CollectedSpan> {
-        let what = format!("{count} spans of trace {trace} are collected");
-        let look = || Some(self.spans_now(trace)).filter(|spans| spans.len() >= count);
-        eventually(&what, Duration::from_secs(90), look).0
+        let condition = format!("{count} spans of trace {trace} are collected");
+        let all_spans = || Some(self.spans_now(trace)).filter(|spans| spans.len() >= count);
+        eventually(&condition, Duration::from_secs(90), all_spans).0
     }
 
     /// Returns the spans of a trace printed so far.

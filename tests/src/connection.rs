@@ -90,5 +90,5 @@ impl TestConnection {
     }
 }
 
-/// Small, because a test may hold ten thousand connections.
+/// The read buffer size, small because a test may hold ten thousand connections.
 const BUFFER_BYTES: usize = 256;

@@ -19,9 +19,10 @@ pub struct Descendant {
 pub fn child_processes(parent: u32) -> Vec<Descendant> {
     let entries = fs::read_dir("/proc").expect("the kernel lists processes");
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let ours =
-        |pid: &u32| process_status(*pid).is_some_and(|(state, of)| state != 'Z' && of == parent);
-    pids.filter(ours).map(|pid| Descendant { pid, command: command_line(pid) }).collect()
+    let is_child = |pid: &u32| {
+        process_status(*pid).is_some_and(|(state, parent_pid)| state != 'Z' && parent_pid == parent)
+    };
+    pids.filter(is_child).map(|pid| Descendant { pid, command: command_line(pid) }).collect()
 }
 
 /// True if a process runs; false for a zombie.
@@ -40,6 +41,6 @@ fn process_status(pid: u32) -> Option<(char, u32)> {
 }
 
 fn command_line(pid: u32) -> String {
-    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&words).replace('\0', " ")
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&arguments).replace('\0', " ")
 }

@@ -11,12 +11,12 @@ use crate::installed::envoy_path;
 
 /// A listener on loopback that forwards HTTP of either version to another port.
 pub struct EnvoyListener {
-    at: u16,
-    to: u16,
-    version: Value,
+    listen_port: u16,
+    target_port: u16,
+    protocol_options: Value,
     /// The transport sockets of incoming and outgoing connections; plaintext if null.
-    inside: Value,
-    outside: Value,
+    downstream_tls: Value,
+    upstream_tls: Value,
     /// The HTTP filters.
     filters: Vec<Value>,
 }
@@ -24,27 +24,34 @@ pub struct EnvoyListener {
 impl EnvoyListener {
     /// Creates a listener that forwards as HTTP/1.1.
     #[must_use]
-    pub fn http1(at: u16, to: u16) -> Self {
-        let version = json!({"http_protocol_options": {}});
-        let (inside, outside) = (Value::Null, Value::Null);
-        Self { at, to, version, inside, outside, filters: Vec::new() }
+    pub fn http1(listen_port: u16, target_port: u16) -> Self {
+        let protocol_options = json!({"http_protocol_options": {}});
+        let (downstream_tls, upstream_tls) = (Value::Null, Value::Null);
+        Self {
+            listen_port,
+            target_port,
+            protocol_options,
+            downstream_tls,
+            upstream_tls,
+            filters: Vec::new(),
+        }
     }
 
     /// Creates a listener that forwards as HTTP/2.
     #[must_use]
-    pub fn http2(at: u16, to: u16) -> Self {
-        let version = json!({"http2_protocol_options": {}});
-        Self { version, ..Self::http1(at, to) }
+    pub fn http2(listen_port: u16, target_port: u16) -> Self {
+        let protocol_options = json!({"http2_protocol_options": {}});
+        Self { protocol_options, ..Self::http1(listen_port, target_port) }
     }
 
     /// Connects as the mesh member with state in this folder, and only to the identity `peer`.
     #[must_use]
     pub fn to_member(mut self, state: &Path, peer: &str) -> Self {
-        let only = json!([{"san_type": "URI", "matcher": {"exact": peer}}]);
-        self.outside = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
+        let expected_peer = json!([{"san_type": "URI", "matcher": {"exact": peer}}]);
+        self.upstream_tls = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
             "@type": format!("{TRANSPORTS}.tls.v3.UpstreamTlsContext"),
             "sni": "member",
-            "common_tls_context": member_tls(state, &json!({"match_typed_subject_alt_names": only})),
+            "common_tls_context": member_tls(state, &json!({"match_typed_subject_alt_names": expected_peer})),
         }});
         self
     }
@@ -52,7 +59,7 @@ impl EnvoyListener {
     /// Accepts connections as that member, and only from the identity `peer`.
     #[must_use]
     pub fn from_member(mut self, state: &Path, peer: &str) -> Self {
-        self.inside = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
+        self.downstream_tls = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
             "@type": format!("{TRANSPORTS}.tls.v3.DownstreamTlsContext"),
             "require_client_certificate": true,
             "common_tls_context": member_tls(state, &json!({})),
@@ -84,17 +91,17 @@ impl EnvoyListener {
             "http_filters": filters,
         }});
         let mut chain = json!({"filters": [http]});
-        if !self.inside.is_null() {
-            chain["transport_socket"] = self.inside.clone();
+        if !self.downstream_tls.is_null() {
+            chain["transport_socket"] = self.downstream_tls.clone();
         }
-        json!({"address": loopback_address(self.at), "filter_chains": [chain]})
+        json!({"address": loopback_address(self.listen_port), "filter_chains": [chain]})
     }
 
     fn cluster_config(&self) -> Value {
-        let endpoint = json!({"endpoint": {"address": loopback_address(self.to)}});
+        let endpoint = json!({"endpoint": {"address": loopback_address(self.target_port)}});
         let options = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
         let name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-        let options = json!({"@type": options, "explicit_http_config": self.version});
+        let options = json!({"@type": options, "explicit_http_config": self.protocol_options});
         let mut cluster = json!({
             "name": self.cluster_name(),
             "connect_timeout": "5s",
@@ -104,14 +111,14 @@ impl EnvoyListener {
                 "endpoints": [{"lb_endpoints": [endpoint]}],
             },
         });
-        if !self.outside.is_null() {
-            cluster["transport_socket"] = self.outside.clone();
+        if !self.upstream_tls.is_null() {
+            cluster["transport_socket"] = self.upstream_tls.clone();
         }
         cluster
     }
 
     fn cluster_name(&self) -> String {
-        format!("from-{}", self.at)
+        format!("from-{}", self.listen_port)
     }
 }
 
@@ -126,12 +133,13 @@ impl Envoy {
     /// # Panics
     /// If the files cannot be written.
     #[must_use]
-    pub fn prepare(passages: &[EnvoyListener]) -> Self {
+    pub fn prepare(envoy_listeners: &[EnvoyListener]) -> Self {
         let envoy = Self { folder: tempfile::tempdir().expect("a folder") };
-        let listeners: Vec<_> = passages.iter().map(EnvoyListener::listener_config).collect();
-        let clusters: Vec<_> = passages.iter().map(EnvoyListener::cluster_config).collect();
-        let all = json!({"static_resources": {"listeners": listeners, "clusters": clusters}});
-        std::fs::write(envoy.config_file(), all.to_string()).expect("a file");
+        let listeners: Vec<_> =
+            envoy_listeners.iter().map(EnvoyListener::listener_config).collect();
+        let clusters: Vec<_> = envoy_listeners.iter().map(EnvoyListener::cluster_config).collect();
+        let config = json!({"static_resources": {"listeners": listeners, "clusters": clusters}});
+        std::fs::write(envoy.config_file(), config.to_string()).expect("a file");
         envoy
     }
 
@@ -140,8 +148,8 @@ impl Envoy {
     pub fn command(&self) -> Vec<String> {
         let program = envoy_path().display().to_string();
         let options = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"];
-        let own = [program, "--config-path".to_owned(), self.config_file()];
-        own.into_iter().chain(options.map(str::to_owned)).collect()
+        let program_arguments = [program, "--config-path".to_owned(), self.config_file()];
+        program_arguments.into_iter().chain(options.map(str::to_owned)).collect()
     }
 
     /// Starts it.
@@ -164,11 +172,11 @@ fn loopback_address(port: u16) -> Value {
     json!({"socket_address": {"address": "127.0.0.1", "port_value": port}})
 }
 
-/// Returns mutual TLS with the certificate and roots of a member; `more` restricts the peer.
-fn member_tls(state: &Path, more: &Value) -> Value {
+/// Returns mutual TLS with the certificate and roots of a member; `extra_validation` restricts the peer.
+fn member_tls(state: &Path, extra_validation: &Value) -> Value {
     let file = |name: &str| json!({"filename": state.join(name)});
-    let mut trust = more.clone();
-    trust["trusted_ca"] = file("roots.pem");
+    let mut validation_context = extra_validation.clone();
+    validation_context["trusted_ca"] = file("roots.pem");
     json!({
         "alpn_protocols": ["h2"],
         // As a client, Envoy's default maximum is 1.2.
@@ -180,7 +188,7 @@ fn member_tls(state: &Path, more: &Value) -> Value {
             "certificate_chain": file("credential.pem"),
             "private_key": file("credential.pem"),
         }],
-        "validation_context": trust,
+        "validation_context": validation_context,
     })
 }
 

@@ -40,7 +40,7 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     )
 }
 
-/// As [`get`], with the address as the host: admin pages accept no other name.
+/// As [`get`], with the address as the host: admin endpoints accept no other name.
 ///
 /// # Errors
 /// As [`get`].
@@ -60,7 +60,7 @@ pub fn exchange_bytes(address: SocketAddr, request: &str) -> io::Result<Response
     let mut bytes = Vec::new();
     tcp.read_to_end(&mut bytes)?;
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").ok_or_else(invalid)?;
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").ok_or_else(invalid)?;
     let body = bytes.split_off(end + 4);
     let head = String::from_utf8(bytes).map_err(|_| invalid())?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());

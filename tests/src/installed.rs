@@ -75,12 +75,12 @@ pub fn zipkin_path() -> PathBuf {
     fetched_file("zipkin/zipkin-server.jar", "collectors")
 }
 
-/// Returns a file that the `./test` target `by` puts into the target folder.
-fn fetched_file(name: &str, by: &str) -> PathBuf {
-    let tests = std::env::current_exe().expect("a test has a path");
-    let target = tests.ancestors().nth(3).expect("tests lie in target/PROFILE/deps");
+/// Returns a file that the `./test` target `test_target` puts into the target folder.
+fn fetched_file(name: &str, test_target: &str) -> PathBuf {
+    let test_binary = std::env::current_exe().expect("a test has a path");
+    let target = test_binary.ancestors().nth(3).expect("tests lie in target/PROFILE/deps");
     let program = target.join("programs").join(name);
-    assert!(program.exists(), "{} is missing: run ./test {by}", program.display());
+    assert!(program.exists(), "{} is missing: run ./test {test_target}", program.display());
     program
 }
 

@@ -31,7 +31,7 @@ mod single_programs;
 pub mod stream;
 
 pub use admin_page::AdminPage;
-pub use application::{ReceivedRequest, TestAnswer, TestApplication};
+pub use application::{ApplicationReply, ReceivedRequest, TestApplication};
 pub use browser::{PagePart, RenderedPage};
 pub use collector::{CollectedPoint, CollectedRecord, CollectedSpan, OtlpCollector};
 pub use connection::TestConnection;
@@ -71,38 +71,38 @@ pub fn free_port() -> u16 {
         LazyLock::new(|| AtomicU64::new(RandomState::new().build_hasher().finish() >> 1));
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let first = range.ok().and_then(|range| range.split_whitespace().next()?.parse::<u64>().ok());
-    let above = first.unwrap_or(PORT_END).clamp(PORT_MIN + 1, PORT_END);
+    let port_end = first.unwrap_or(PORT_END).clamp(MIN_PORT + 1, PORT_END);
     let candidates = std::iter::repeat_with(|| {
-        let port = PORT_MIN + NEXT.fetch_add(1, Ordering::Relaxed) % (above - PORT_MIN);
+        let port = MIN_PORT + NEXT.fetch_add(1, Ordering::Relaxed) % (port_end - MIN_PORT);
         u16::try_from(port).expect("a port is below the first ephemeral one")
     });
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    candidates.take(PORTS_TRIED_MAX).find(free).expect("loopback has a free port")
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    candidates.take(MAX_PORTS_TRIED).find(is_free).expect("loopback has a free port")
 }
 
-/// Lower ports are used by well-known services.
-const PORT_MIN: u64 = 10_000;
-/// From here on, `leno bench` and `leno demo` search for ports independently.
+/// The lowest assigned port: lower ones are used by well-known services.
+const MIN_PORT: u64 = 10_000;
+/// The end of the range: from here on, `leno bench` and `leno demo` search for ports independently.
 const PORT_END: u64 = 18_000;
-/// Enough to find one on a machine with many servers.
-const PORTS_TRIED_MAX: usize = 1000;
+/// The maximum number of ports tried, enough on a machine with many servers.
+const MAX_PORTS_TRIED: usize = 1000;
 
-/// Polls until `look` returns a value; each attempt must do real work (a request, a read). Returns the value
+/// Polls until `attempt` returns a value; each attempt must do real work (a request, a read). Returns the value
 /// and the elapsed time.
 ///
 /// # Panics
-/// After the timeout `max_wait`; `what` describes the awaited condition.
+/// After the timeout `max_wait`; `condition` describes the awaited condition.
 pub fn eventually<T>(
-    what: &str,
+    condition: &str,
     max_wait: Duration,
-    mut look: impl FnMut() -> Option<T>,
+    mut attempt: impl FnMut() -> Option<T>,
 ) -> (T, Duration) {
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
-        if let Some(found) = look() {
-            return (found, began.elapsed());
+        if let Some(value) = attempt() {
+            return (value, started.elapsed());
         }
-        assert!(began.elapsed() < max_wait, "not within {max_wait:?}: {what}");
+        assert!(started.elapsed() < max_wait, "not within {max_wait:?}: {condition}");
         std::thread::yield_now();
     }
 }

@@ -23,12 +23,12 @@ impl LineClient {
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
         let input = child.stdin.take().expect("stdin is piped");
-        let printed = child.stdout.take().expect("stdout is piped");
-        let (answer, output) = channel();
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let (lines_sender, output) = channel();
         std::thread::spawn(move || {
-            let lines = BufReader::new(printed).lines().map_while(Result::ok);
+            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
             // The receiver is gone when the test is over.
-            lines.map(|line| answer.send(line)).take_while(Result::is_ok).for_each(drop);
+            lines.map(|line| lines_sender.send(line)).take_while(Result::is_ok).for_each(drop);
         });
         Self { child, input, output }
     }
@@ -39,8 +39,8 @@ impl LineClient {
     /// If there is no response.
     pub fn send_line(&mut self, line: &str) -> String {
         writeln!(self.input, "{line}").expect("the program listens");
-        let answer = self.output.recv_timeout(MAX_WAIT);
-        answer.unwrap_or_else(|error| panic!("no answer to `{line}`: {error}"))
+        let response = self.output.recv_timeout(MAX_WAIT);
+        response.unwrap_or_else(|error| panic!("no answer to `{line}`: {error}"))
     }
 }
 
@@ -51,5 +51,5 @@ impl Drop for LineClient {
     }
 }
 
-/// Every command takes milliseconds.
+/// The timeout of a command, which takes milliseconds.
 const MAX_WAIT: Duration = Duration::from_secs(15);

@@ -20,7 +20,7 @@ pub struct BackgroundLoad {
 #[derive(Debug, Default, Clone)]
 pub struct LoadOutcome {
     /// The ids of requests with status 200.
-    pub answered: Vec<u64>,
+    pub succeeded: Vec<u64>,
     /// The ids of the others, with their results.
     pub failed: Vec<(u64, String)>,
 }
@@ -61,11 +61,11 @@ impl BackgroundLoad {
             outcome: Mutex::default(),
             update: Condvar::new(),
         });
-        let spawn = |_| {
+        let start_thread = |_| {
             let shared = Arc::clone(&shared);
             std::thread::spawn(move || shared.run())
         };
-        let threads = (0..threads).map(spawn).collect();
+        let threads = (0..threads).map(start_thread).collect();
         Self { shared, threads }
     }
 
@@ -74,14 +74,14 @@ impl BackgroundLoad {
     /// # Panics
     /// After 20 seconds; the message contains the last failures.
     pub fn wait_for(&self, count: usize) {
-        let until = Instant::now() + MAX_WAIT;
+        let deadline = Instant::now() + MAX_WAIT;
         let mut outcome = self.shared.outcome.lock().unwrap();
-        let target = outcome.answered.len() + count;
-        while outcome.answered.len() < target {
-            let left = until.saturating_duration_since(Instant::now());
+        let target = outcome.succeeded.len() + count;
+        while outcome.succeeded.len() < target {
+            let remaining = deadline.saturating_duration_since(Instant::now());
             let last = outcome.failed.last();
-            assert!(!left.is_zero(), "no answers at {}: {last:?}", self.shared.listener);
-            outcome = self.shared.update.wait_timeout(outcome, left).unwrap().0;
+            assert!(!remaining.is_zero(), "no responses at {}: {last:?}", self.shared.listener);
+            outcome = self.shared.update.wait_timeout(outcome, remaining).unwrap().0;
         }
     }
 
@@ -113,19 +113,19 @@ impl LoadOutcome {
     ///
     /// # Panics
     /// If one did; the message contains the first failures.
-    pub fn assert_whole(&self) {
-        let (answered, failed) = (self.answered.len(), self.failed.len());
+    pub fn assert_no_failures(&self) {
+        let (succeeded, failed) = (self.succeeded.len(), self.failed.len());
         let first = &self.failed[..failed.min(5)];
-        assert!(failed == 0, "{failed} requests failed beside {answered} answered: {first:?}");
+        assert!(failed == 0, "{failed} requests failed, {succeeded} succeeded: {first:?}");
     }
 }
 
 impl LoadState {
     fn run(&self) {
-        let mut kept = None;
+        let mut idle_connection = None;
         while !self.stop.load(Ordering::SeqCst) {
             let id = self.next.fetch_add(1, Ordering::SeqCst);
-            let failure = match self.send_request(id, &mut kept) {
+            let failure = match self.send_request(id, &mut idle_connection) {
                 Ok(response) if response.status == 200 => None,
                 Ok(response) => {
                     let reason = response.rejection_reason().unwrap_or_default();
@@ -135,7 +135,7 @@ impl LoadState {
             };
             let mut outcome = self.outcome.lock().unwrap();
             match failure {
-                None => outcome.answered.push(id),
+                None => outcome.succeeded.push(id),
                 Some(failure) => outcome.failed.push((id, failure)),
             }
             self.update.notify_all();
@@ -146,14 +146,19 @@ impl LoadState {
     }
 
     /// Sends one request, over the last connection if it is still usable.
-    fn send_request(&self, id: u64, kept: &mut Option<TestConnection>) -> io::Result<Response> {
-        let mut connection = kept.take().map_or_else(|| TestConnection::open(self.listener), Ok)?;
+    fn send_request(
+        &self,
+        id: u64,
+        idle_connection: &mut Option<TestConnection>,
+    ) -> io::Result<Response> {
+        let mut connection =
+            idle_connection.take().map_or_else(|| TestConnection::open(self.listener), Ok)?;
         let request =
             format!("{} /{id} HTTP/1.1\r\nhost: test\r\ncontent-length: 0\r\n\r\n", self.method);
         connection.send(request)?;
         let response = connection.receive_response()?;
         let closes = response.first_header("connection") == Some("close");
-        *kept = (!closes).then_some(connection);
+        *idle_connection = (!closes).then_some(connection);
         Ok(response)
     }
 }

@@ -16,17 +16,16 @@ spec: {{trustDomain: cluster.local, defaultPolicy: {mode}}}
 }
 
 /// Returns a workload `NAME-1` that listens on `port` (run by `command`, or by the test if empty) and its
-/// service NAME on port
-/// 9080.
+/// service NAME on port 9080.
 #[must_use]
 pub fn server_manifest(name: &str, port: u16, command: &[&str]) -> String {
     server_of(name, port, "HTTP", command)
 }
 
-/// As [`server`], with a protocol; none is declared if it is empty.
+/// As [`server_manifest`], with a protocol; none is declared if it is empty.
 #[must_use]
 pub fn server_of(name: &str, port: u16, protocol: &str, command: &[&str]) -> String {
-    let run = run(command);
+    let run_field = run_field(command);
     let protocol = match protocol {
         "" => String::new(),
         protocol => format!(", protocol: {protocol}"),
@@ -39,7 +38,7 @@ metadata: {{name: {name}-1, namespace: shop, labels: {{app: {name}}}}}
 spec:
   serviceAccount: {name}
   ports: [{{name: main, port: {port}{protocol}}}]
-{run}---
+{run_field}---
 apiVersion: v1
 kind: Service
 metadata: {{name: {name}, namespace: shop}}
@@ -139,7 +138,7 @@ metadata: {{name: {name}-1, namespace: shop, labels: {{app: {name}}}}}
 spec:
   serviceAccount: {name}
 {}",
-        run(command)
+        run_field(command)
     );
     if !listeners.is_empty() {
         text.push_str("  outbound:\n");
@@ -151,10 +150,10 @@ spec:
     text
 }
 
-fn run(command: &[&str]) -> String {
+fn run_field(command: &[&str]) -> String {
     match command {
         [] => String::new(),
         // JSON strings are valid YAML strings.
-        words => format!("  run: {}\n", serde_json::json!(words)),
+        arguments => format!("  run: {}\n", serde_json::json!(arguments)),
     }
 }

@@ -20,12 +20,12 @@ impl MariaDb {
     /// If MariaDB is not installed, or its files cannot be written.
     #[must_use]
     pub fn prepare() -> Self {
-        let maria = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
+        let mariadb = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
         let mut command = Command::new("mariadb-install-db");
-        command.args(maria.server_options()).args(["--auth-root-authentication-method=normal"]);
+        command.args(mariadb.server_options()).args(["--auth-root-authentication-method=normal"]);
         let output = command.arg("--skip-test-db").output().expect("MariaDB is installed");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        maria
+        mariadb
     }
 
     /// Returns its command line.

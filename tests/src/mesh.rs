@@ -72,15 +72,15 @@ impl TestMesh {
         self.directory.path().join("mesh").join(file)
     }
 
-    /// Returns the output of `leno get THINGS -o json`.
+    /// Returns the output of `leno get KIND -o json`.
     ///
     /// # Panics
     /// If it fails or prints no JSON.
     #[must_use]
-    pub fn get_json(&self, things: &str) -> Value {
-        let output = self.run_leno(&["get", things, "-o", "json"]);
+    pub fn get_json(&self, kind: &str) -> Value {
+        let output = self.run_leno(&["get", kind, "-o", "json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
-            panic!("leno get {things}: {error}: {}", String::from_utf8_lossy(&output.stderr))
+            panic!("leno get {kind}: {error}: {}", String::from_utf8_lossy(&output.stderr))
         })
     }
 

@@ -16,7 +16,7 @@ pub(crate) enum UndeclaredBody {
 pub(crate) fn read_head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<String>> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
-        if reader.by_ref().take(HEAD_BYTES_MAX).read_line(&mut head)? == 0 {
+        if reader.by_ref().take(MAX_HEAD_BYTES).read_line(&mut head)? == 0 {
             return if head.is_empty() { Ok(None) } else { Err(unexpected_end()) };
         }
     }
@@ -51,8 +51,8 @@ pub(crate) fn read_body(
 /// Returns the first header of this name.
 pub(crate) fn first_header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().skip(1).find_map(|line| {
-        let (found, value) = line.split_once(':')?;
-        found.eq_ignore_ascii_case(name).then(|| value.trim())
+        let (field_name, value) = line.split_once(':')?;
+        field_name.eq_ignore_ascii_case(name).then(|| value.trim())
     })
 }
 
@@ -88,4 +88,4 @@ fn unexpected_end() -> io::Error {
 
 const INVALID: io::ErrorKind = io::ErrorKind::InvalidData;
 /// Limit of a head line.
-const HEAD_BYTES_MAX: u64 = 128 * 1024;
+const MAX_HEAD_BYTES: u64 = 128 * 1024;

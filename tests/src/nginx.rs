@@ -55,7 +55,7 @@ impl Nginx {
     }
 
     fn server_config(&self, locations: &str) -> String {
-        // Its workers must be able to read our private folder.
+        // Its workers must be able to read the private folder of the test.
         let user = if is_root() { "user root root;" } else { "" };
         let port = self.port;
         format!(

@@ -76,8 +76,8 @@ impl Postgres {
             return (program, Vec::new());
         }
         let id = NOBODY.to_string();
-        let before = ["--reuid", &id, "--regid", &id, "--clear-groups", &program];
-        ("setpriv".to_owned(), before.map(str::to_owned).to_vec())
+        let privilege_arguments = ["--reuid", &id, "--regid", &id, "--clear-groups", &program];
+        ("setpriv".to_owned(), privilege_arguments.map(str::to_owned).to_vec())
     }
 }
 
@@ -91,8 +91,8 @@ fn program_path(name: &str) -> PathBuf {
 fn assert_success(command: &mut Command) {
     // Other users may not be permitted to enter the test's current directory.
     let output = command.current_dir("/").output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {complaint}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {stderr}");
 }
 
 /// The uid and gid of the unprivileged system user.

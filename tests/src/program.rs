@@ -30,8 +30,8 @@ struct ProgramOutput {
 /// If it was not built; `./test scenarios` builds it first.
 #[must_use]
 pub fn leno_command() -> Command {
-    let tests = std::env::current_exe().expect("a test has a path");
-    let folder = tests.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
+    let test_binary = std::env::current_exe().expect("a test has a path");
+    let folder = test_binary.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
     let binary: PathBuf = folder.join("leno");
     assert!(binary.exists(), "{} is missing: run ./test scenarios", binary.display());
     Command::new(binary)
@@ -95,20 +95,20 @@ impl TestProgram {
     /// # Panics
     /// After the timeout `max_wait`; the message contains its output.
     pub fn wait_for_line(&self, text: &str, max_wait: Duration) -> String {
-        let until = Instant::now() + max_wait;
+        let deadline = Instant::now() + max_wait;
         let mut lines = self.output.lines.lock().unwrap();
         loop {
             if let Some(line) = lines.iter().find(|line| line.contains(text)) {
                 return line.clone();
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 let printed = lines.join("\n");
                 // Other threads still read the output during the unwinding.
                 drop(lines);
                 panic!("{} did not print `{text}` within {max_wait:?}:\n{printed}", self.name);
             }
-            lines = self.output.update.wait_timeout(lines, left).unwrap().0;
+            lines = self.output.update.wait_timeout(lines, remaining).unwrap().0;
         }
     }
 
@@ -131,14 +131,14 @@ impl TestProgram {
     /// # Panics
     /// On timeout.
     pub fn wait_for_exit(&mut self, max_wait: Duration) -> ExitStatus {
-        let until = Instant::now() + max_wait;
+        let deadline = Instant::now() + max_wait;
         loop {
             if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
-                self.hear_out();
+                self.drain_output();
                 return status;
             }
             assert!(
-                Instant::now() < until,
+                Instant::now() < deadline,
                 "{} did not end:\n{}",
                 self.name,
                 self.printed_output()
@@ -151,15 +151,15 @@ impl TestProgram {
 
     /// Reads the remaining output, which may still be in the pipes after its exit. An orphaned child process
     /// may keep the pipes open, so the wait is bounded.
-    fn hear_out(&self) {
-        let until = Instant::now() + Duration::from_secs(5);
+    fn drain_output(&self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
         let mut lines = self.output.lines.lock().unwrap();
         while self.output.ended.load(Ordering::SeqCst) < STREAMS {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return;
             }
-            lines = self.output.update.wait_timeout(lines, left).unwrap().0;
+            lines = self.output.update.wait_timeout(lines, remaining).unwrap().0;
         }
     }
 
@@ -186,8 +186,8 @@ impl Drop for TestProgram {
         }
         if let Ok(None) = self.child.try_wait() {
             self.send_signal(Signal::TERM);
-            let until = Instant::now() + Duration::from_secs(20);
-            while Instant::now() < until {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while Instant::now() < deadline {
                 if !matches!(self.child.try_wait(), Ok(None)) {
                     return;
                 }

@@ -18,15 +18,15 @@ impl SelfSigned {
     /// If openssl is not installed, or the files cannot be written.
     #[must_use]
     pub fn generate_files(folder: &Path, name: &str) -> Self {
-        let file = |end: &str| folder.join(format!("{name}-{end}.pem"));
-        let made = Self { key: file("key"), certificate: file("certificate") };
+        let file = |suffix: &str| folder.join(format!("{name}-{suffix}.pem"));
+        let files = Self { key: file("key"), certificate: file("certificate") };
         let mut openssl = Command::new("openssl");
         openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(' '));
         openssl.args(["-subj", &format!("/CN={name}")]);
         openssl.args(["-addext", &format!("subjectAltName=DNS:{name}"), "-keyout"]);
-        openssl.arg(&made.key).arg("-out").arg(&made.certificate);
+        openssl.arg(&files.key).arg("-out").arg(&files.certificate);
         let output = openssl.output().expect("openssl is installed");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        made
+        files
     }
 }

@@ -14,7 +14,7 @@ use crate::mesh::TestMesh;
 pub struct RunningSidecar {
     /// Its process id.
     pub pid: u32,
-    /// Its admin page.
+    /// Its admin endpoint.
     pub admin: SocketAddr,
     /// Its HTTP proxy listener.
     pub proxy: SocketAddr,
@@ -29,8 +29,8 @@ impl TestMesh {
     /// If it does not exist.
     #[must_use]
     pub fn sidecar(&self, workload: &str) -> RunningSidecar {
-        let what = format!("the sidecar of {workload} is there");
-        eventually(&what, Duration::from_secs(20), || self.find_sidecar(workload)).0
+        let condition = format!("the sidecar of {workload} is there");
+        eventually(&condition, Duration::from_secs(20), || self.find_sidecar(workload)).0
     }
 
     fn find_sidecar(&self, workload: &str) -> Option<RunningSidecar> {
@@ -39,12 +39,12 @@ impl TestMesh {
         let workloads = self.get_json("workloads");
         let listeners = find_named(&workloads, "name", workload)?["listeners"].as_object()?;
         let admin = parse_address(&proxy["admin"])?;
-        let world = get_page(admin, "/config").ok()?;
-        let world: Value = serde_json::from_slice(&world.body).ok()?;
+        let config = get_page(admin, "/config").ok()?;
+        let config: Value = serde_json::from_slice(&config.body).ok()?;
         Some(RunningSidecar {
             pid: u32::try_from(proxy["pid"].as_u64()?).ok()?,
             admin,
-            proxy: parse_address(&world["open_listeners"]["http-proxy"])?,
+            proxy: parse_address(&config["open_listeners"]["http-proxy"])?,
             inbound: listeners.values().next().and_then(parse_address),
         })
     }
@@ -62,24 +62,24 @@ impl RunningSidecar {
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
         let dirty = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:"));
         let kib = dirty.and_then(|kib| kib.strip_suffix("kB")?.trim().parse().ok());
-        kib.unwrap_or_else(|| panic!("{path} does not tell: {text}"))
+        kib.unwrap_or_else(|| panic!("{path} has no value: {text}"))
     }
 
     /// Returns the sum of the metrics with lines that begin with `series`; 0 if there are none.
     ///
     /// # Panics
-    /// If the admin page does not respond.
+    /// If the admin endpoint does not respond.
     #[must_use]
     pub fn sum_metrics(&self, series: &str) -> f64 {
-        let page = get_page(self.admin, "/metrics").expect("the admin page answers");
+        let page = get_page(self.admin, "/metrics").expect("the admin endpoint responds");
         let text = String::from_utf8_lossy(&page.body).into_owned();
         let lines = text.lines().filter(|line| line.starts_with(series));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
     }
 }
 
-fn find_named<'a>(all: &'a Value, key: &str, name: &str) -> Option<&'a Value> {
-    all.as_array()?.iter().find(|one| one[key] == name)
+fn find_named<'a>(list: &'a Value, key: &str, name: &str) -> Option<&'a Value> {
+    list.as_array()?.iter().find(|entry| entry[key] == name)
 }
 
 fn parse_address(value: &Value) -> Option<SocketAddr> {

@@ -75,7 +75,8 @@ impl ControlProgram {
         let directory = tempfile::tempdir().expect("a directory for the mesh");
         std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
         std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let arguments: Vec<String> =
+            arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let (program, address) = start(release, directory.path(), data, &arguments, listen);
         let (directory, data) = (Arc::new(directory), data.to_owned());
         Self { directory, data, arguments, address, release, program }
@@ -94,9 +95,12 @@ impl ControlProgram {
         let addresses: Vec<String> =
             (0..count).map(|_| format!("127.0.0.1:{}", free_port())).collect();
         let shared = directory.path().join("shared").display().to_string();
-        let own = ["--shared".to_owned(), shared, "--peer".to_owned(), addresses.join(",")];
-        let arguments: Vec<String> =
-            own.into_iter().chain(arguments.iter().map(|word| (*word).to_owned())).collect();
+        let replica_arguments =
+            ["--shared".to_owned(), shared, "--peer".to_owned(), addresses.join(",")];
+        let arguments: Vec<String> = replica_arguments
+            .into_iter()
+            .chain(arguments.iter().map(|argument| (*argument).to_owned()))
+            .collect();
         let replica = |(number, listen): (usize, &String)| {
             let data = format!("data-{number}");
             let release = Release::This;
@@ -155,15 +159,15 @@ impl ControlProgram {
         file
     }
 
-    /// Returns the output of `leno get THINGS -o json`.
+    /// Returns the output of `leno get KIND -o json`.
     ///
     /// # Panics
     /// If it fails or prints no JSON.
     #[must_use]
-    pub fn get_json(&self, things: &str) -> Value {
-        let output = self.run_leno(&["get", things, "-o", "json"]);
+    pub fn get_json(&self, kind: &str) -> Value {
+        let output = self.run_leno(&["get", kind, "-o", "json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
-            panic!("leno get {things}: {error}: {}", String::from_utf8_lossy(&output.stderr))
+            panic!("leno get {kind}: {error}: {}", String::from_utf8_lossy(&output.stderr))
         })
     }
 
@@ -238,7 +242,7 @@ pub struct SidecarProgram {
     release: Release,
     /// The running program.
     pub program: TestProgram,
-    /// Its admin page.
+    /// Its admin endpoint.
     pub page: AdminPage,
 }
 
@@ -291,7 +295,8 @@ impl SidecarProgram {
         token: &Path,
         arguments: &[&str],
     ) -> Self {
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let arguments: Vec<String> =
+            arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let (program, page) = run(release, workload, state, Some(token), &arguments);
         let (workload, state) = (workload.to_owned(), state.to_owned());
         Self { workload, state, arguments, release, program, page }

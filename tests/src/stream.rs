@@ -13,7 +13,7 @@ use crate::message::{first_header, read_head};
 /// it returns its length. It ends with its connections.
 pub struct StreamingApplication {
     address: SocketAddr,
-    given: Arc<AtomicU64>,
+    sent_bytes: Arc<AtomicU64>,
 }
 
 impl StreamingApplication {
@@ -49,8 +49,8 @@ impl StreamingApplication {
 
     fn serve_on(listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("a bound socket has an address");
-        let given = Arc::new(AtomicU64::new(0));
-        let counter = given.clone();
+        let sent_bytes = Arc::new(AtomicU64::new(0));
+        let counter = sent_bytes.clone();
         std::thread::spawn(move || {
             for tcp in listener.incoming().map_while(Result::ok) {
                 let counter = counter.clone();
@@ -58,7 +58,7 @@ impl StreamingApplication {
                 std::thread::spawn(move || drop(serve_connection(tcp, &counter)));
             }
         });
-        Self { address, given }
+        Self { address, sent_bytes }
     }
 
     /// Returns its port.
@@ -70,7 +70,7 @@ impl StreamingApplication {
     /// Returns the number of body bytes that the kernel has accepted from it.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
-        self.given.load(Ordering::Relaxed)
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -84,24 +84,24 @@ pub fn narrow_buffers(socket: SockRef<'_>) {
     socket.set_recv_buffer_size(NARROW_BYTES).expect("a small buffer");
 }
 
-fn serve_connection(tcp: TcpStream, given: &AtomicU64) -> io::Result<()> {
+fn serve_connection(tcp: TcpStream, sent_bytes: &AtomicU64) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(BLOCK_BYTES, tcp);
     while let Some(head) = read_head(&mut reader)? {
         let declared = first_header(&head, "content-length").and_then(|length| length.parse().ok());
-        let mut answer = reader.get_ref();
+        let mut out = reader.get_ref();
         match declared {
             Some(length) => {
                 check_body(&mut reader, length, |_| {})?;
-                let said = length.to_string();
-                let mut answer = reader.get_ref();
-                write!(answer, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{said}", said.len())?;
+                let body = length.to_string();
+                let mut out = reader.get_ref();
+                write!(out, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())?;
             }
             None => {
                 let target = head.split(' ').nth(1).and_then(|target| target.get(1..));
                 let length = target.and_then(|target| target.parse().ok()).unwrap_or(0);
-                write!(answer, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n")?;
-                write_body(&mut answer, length, |bytes| {
-                    given.fetch_add(bytes, Ordering::Relaxed);
+                write!(out, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n")?;
+                write_body(&mut out, length, |bytes| {
+                    sent_bytes.fetch_add(bytes, Ordering::Relaxed);
                 })?;
             }
         }
@@ -119,12 +119,12 @@ pub fn write_body(
     mut progress: impl FnMut(u64),
 ) -> io::Result<()> {
     let block = periodic_block();
-    let mut at = 0;
-    while at < length {
-        let bytes = block.get(phase_of(at)..).unwrap_or_default();
-        let bytes = bytes.get(..to_usize(length - at).min(BLOCK_BYTES)).unwrap_or_default();
+    let mut position = 0;
+    while position < length {
+        let bytes = block.get(phase_of(position)..).unwrap_or_default();
+        let bytes = bytes.get(..to_usize(length - position).min(BLOCK_BYTES)).unwrap_or_default();
         let written = out.write(bytes)? as u64;
-        at += written;
+        position += written;
         progress(written);
     }
     Ok(())
@@ -141,15 +141,15 @@ pub fn check_body(
 ) -> io::Result<()> {
     let block = periodic_block();
     let mut buffer = vec![0; BLOCK_BYTES];
-    let mut at = 0;
-    while at < length {
-        let room = to_usize(length - at).min(BLOCK_BYTES);
-        let read = input.read(buffer.get_mut(..room).unwrap_or_default())?;
-        let expected = block.get(phase_of(at)..phase_of(at) + read);
+    let mut position = 0;
+    while position < length {
+        let requested = to_usize(length - position).min(BLOCK_BYTES);
+        let read = input.read(buffer.get_mut(..requested).unwrap_or_default())?;
+        let expected = block.get(phase_of(position)..phase_of(position) + read);
         if read == 0 || expected != buffer.get(..read) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        at += read as u64;
+        position += read as u64;
         progress(read as u64);
     }
     Ok(())
@@ -160,8 +160,8 @@ fn periodic_block() -> Vec<u8> {
     (0..=250).cycle().take(BLOCK_BYTES + PERIOD).collect()
 }
 
-fn phase_of(at: u64) -> usize {
-    to_usize(at % PERIOD as u64)
+fn phase_of(position: u64) -> usize {
+    to_usize(position % PERIOD as u64)
 }
 
 fn to_usize(bytes: u64) -> usize {

@@ -1,6 +1,5 @@
 //! `leno bench`: the same work for every contender in one run, in the form of published benchmarks.
 
-mod awaited;
 mod backend;
 mod case;
 mod certificates;
@@ -24,6 +23,7 @@ mod options;
 mod outcome;
 mod pinned;
 mod progress;
+mod readiness;
 mod relay;
 mod report;
 mod rig;

@@ -44,43 +44,47 @@ impl BugReportArgs {
         let now = OffsetDateTime::now_utc();
         let directory = self.data.path()?;
         let (path, out) = match self.out {
-            Some(path) => (path.clone(), open_private(&path)?),
-            None => open_first(&default_name(now), &[&std::env::temp_dir(), &directory])?,
+            Some(path) => (path.clone(), create_private_file(&path)?),
+            None => {
+                create_in_first_writable(&default_name(now), &[&std::env::temp_dir(), &directory])?
+            }
         };
         let to_output = path == Path::new("-");
         let mut bundle = Bundle::new(out)?;
         let collected =
             runtime.block_on(collect_pages(&MeshSocket::from_data(&directory), &mut bundle));
-        let written = collected.and_then(|answered| Ok((answered, bundle.finish_archive(now)?)));
-        if written.is_err() && !to_output {
+        let archive_result =
+            collected.and_then(|is_complete| Ok((is_complete, bundle.finish_archive(now)?)));
+        if archive_result.is_err() && !to_output {
             // An incomplete archive is useless.
             std::fs::remove_file(&path).ok();
         }
-        let (answered, (files, missing)) = written.with_context(|| path.display().to_string())?;
-        let reported = render_summary(&path, files, &missing);
+        let (is_complete, (files, missing)) =
+            archive_result.with_context(|| path.display().to_string())?;
+        let summary = render_summary(&path, files, &missing);
         match to_output {
-            true => eprint!("{reported}"),
-            false => output::print_text(&reported)?,
+            true => eprint!("{summary}"),
+            false => output::print_text(&summary)?,
         }
         // A partial report is still useful, but the exit code reports it to scripts.
-        Ok(match answered {
+        Ok(match is_complete {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
         })
     }
 }
 
-/// Queries the control plane and then each of its sidecars; false if the control plane did not answer.
+/// Queries the control plane and then each of its sidecars; false if the control plane did not respond.
 async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result<bool> {
     let mut proxies = Vec::new();
-    for (name, path) in CONTROL {
+    for (name, path) in CONTROL_PAGES {
         let file = format!("control/{name}.json");
         match mesh.query_json(path).await {
-            Ok(answer) => {
+            Ok(page) => {
                 if *path == "/proxies" {
-                    proxies = serde_json::from_value(answer.clone()).unwrap_or_default();
+                    proxies = serde_json::from_value(page.clone()).unwrap_or_default();
                 }
-                bundle.add_json(&file, &answer)?;
+                bundle.add_json(&file, &page)?;
             }
             // An unreachable control plane fails all other queries as well.
             Err(error) if bundle.files == 0 => {
@@ -94,15 +98,15 @@ async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result
         Ok(page) => bundle.add_file("control/metrics.txt", &page)?,
         Err(error) => bundle.record_missing("control/metrics.txt", &error),
     }
-    let asked = proxies.len().min(SIDECARS_MAX);
-    if asked < proxies.len() {
-        let rest = format!("only the first {SIDECARS_MAX} of {} are queried", proxies.len());
-        bundle.record_missing("sidecars", &anyhow::anyhow!(rest));
+    let queried = proxies.len().min(MAX_SIDECARS);
+    if queried < proxies.len() {
+        let notice = format!("only the first {MAX_SIDECARS} of {} are queried", proxies.len());
+        bundle.record_missing("sidecars", &anyhow::anyhow!(notice));
     }
     if let Some(scope) = mesh.query_scope().await {
         bundle.record_missing("sidecars", &anyhow::anyhow!(scope));
     }
-    for proxy in proxies.iter().take(asked) {
+    for proxy in proxies.iter().take(queried) {
         collect_sidecar(mesh, proxy, bundle).await?;
     }
     Ok(true)
@@ -114,7 +118,7 @@ async fn collect_sidecar(
     bundle: &mut Bundle,
 ) -> anyhow::Result<()> {
     let folder = format!("sidecars/{}", proxy.workload.replace('/', "."));
-    for (name, path) in SIDECAR {
+    for (name, path) in SIDECAR_PAGES {
         let file = format!("{folder}/{name}");
         match mesh.sidecar_page(&proxy.workload, path).await {
             Ok(page) => bundle.add_file(&file, &page)?,
@@ -129,7 +133,7 @@ async fn collect_sidecar(
 }
 
 /// Opens a new file that only its owner may read, or standard output.
-fn open_private(path: &Path) -> anyhow::Result<Box<dyn Write>> {
+fn create_private_file(path: &Path) -> anyhow::Result<Box<dyn Write>> {
     if path == Path::new("-") {
         if std::io::stdout().is_terminal() {
             bail!("the report is binary: redirect it to a file, or use --out FILE");
@@ -142,15 +146,18 @@ fn open_private(path: &Path) -> anyhow::Result<Box<dyn Write>> {
 
 /// Creates the file in the working directory, or in the first of these directories that is writable: a pod has
 /// a read-only root file system.
-fn open_first(name: &Path, others: &[&Path]) -> anyhow::Result<(PathBuf, Box<dyn Write>)> {
-    let here = match open_private(name) {
+fn create_in_first_writable(
+    name: &Path,
+    directories: &[&Path],
+) -> anyhow::Result<(PathBuf, Box<dyn Write>)> {
+    let first_error = match create_private_file(name) {
         Ok(file) => return Ok((name.to_owned(), file)),
         Err(error) => error,
     };
-    let mut places = others.iter().map(|directory| directory.join(name));
-    let found = places.find_map(|path| open_private(&path).ok().map(|file| (path, file)));
-    found.ok_or_else(|| {
-        here.context("no writable directory; use --out FILE, or --out - for standard output")
+    let mut paths = directories.iter().map(|directory| directory.join(name));
+    let opened = paths.find_map(|path| create_private_file(&path).ok().map(|file| (path, file)));
+    opened.ok_or_else(|| {
+        first_error.context("no writable directory; use --out FILE, or --out - for standard output")
     })
 }
 
@@ -169,7 +176,7 @@ impl Bundle {
         Ok(Self {
             archive,
             redaction: Redaction::new()?,
-            bytes_left: BYTES_MAX,
+            bytes_left: MAX_BYTES,
             files: 0,
             missing: Vec::new(),
         })
@@ -181,12 +188,12 @@ impl Bundle {
 
     fn add_file(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
         let text = self.redaction.redact_text(text);
-        let Some(left) = self.bytes_left.checked_sub(text.len()) else {
-            let full = anyhow::anyhow!("the report would be larger than {BYTES_MAX} bytes");
-            self.record_missing(name, &full);
+        let Some(bytes_left) = self.bytes_left.checked_sub(text.len()) else {
+            let error = anyhow::anyhow!("the report would be larger than {MAX_BYTES} bytes");
+            self.record_missing(name, &error);
             return Ok(());
         };
-        self.bytes_left = left;
+        self.bytes_left = bytes_left;
         let mut header = tar::Header::new_gnu();
         header.set_size(u64::try_from(text.len())?);
         header.set_mode(0o600);
@@ -199,18 +206,18 @@ impl Bundle {
     }
 
     /// Records a missing part.
-    fn record_missing(&mut self, name: &str, why: &anyhow::Error) {
-        self.missing.push(format!("{name}: {}", output::format_error(why)));
+    fn record_missing(&mut self, name: &str, error: &anyhow::Error) {
+        self.missing.push(format!("{name}: {}", output::format_error(error)));
     }
 
     fn finish_archive(mut self, now: OffsetDateTime) -> anyhow::Result<(usize, Vec<String>)> {
-        let about = json!({
+        let description = json!({
             "leno": env!("CARGO_PKG_VERSION"),
             "at": now.format(&Rfc3339)?,
-            "machine": machine::machine_facts(),
+            "machine": machine::describe_machine(),
             "missing": self.missing,
         });
-        self.add_json("about.json", &about)?;
+        self.add_json("about.json", &description)?;
         self.archive.into_inner()?.finish()?.flush()?;
         Ok((self.files, self.missing))
     }
@@ -230,14 +237,14 @@ fn render_summary(path: &Path, files: usize, missing: &[String]) -> String {
         path.display(),
         format_count(files, "file")
     );
-    for what in missing {
-        text.push_str(&format!("  missing: {what}\n"));
+    for part in missing {
+        text.push_str(&format!("  missing: {part}\n"));
     }
     text
 }
 
 /// The queries to the control plane.
-const CONTROL: &[(&str, &str)] = &[
+const CONTROL_PAGES: &[(&str, &str)] = &[
     ("status", "/status"),
     ("rejected", "/rejected"),
     ("rejected-joins", "/rejected-joins"),
@@ -252,7 +259,7 @@ const CONTROL: &[(&str, &str)] = &[
     ("traffic", "/traffic"),
 ];
 /// The queries to each sidecar.
-const SIDECAR: &[(&str, &str)] = &[
+const SIDECAR_PAGES: &[(&str, &str)] = &[
     ("config.json", "/config"),
     ("connections.json", "/connections"),
     ("ejected.json", "/ejected"),
@@ -260,9 +267,9 @@ const SIDECAR: &[(&str, &str)] = &[
     ("metrics.txt", "/metrics"),
 ];
 /// The maximum number of queried sidecars.
-const SIDECARS_MAX: usize = 200;
+const MAX_SIDECARS: usize = 200;
 /// The maximum size before compression, in bytes.
-const BYTES_MAX: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -281,17 +288,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_goes_to_the_first_directory_that_can_be_written() {
-        let place = tempfile::tempdir().unwrap();
-        let missing = place.path().join("missing");
+    fn the_report_is_written_to_the_first_writable_directory() {
+        let scratch = tempfile::tempdir().unwrap();
+        let missing = scratch.path().join("missing");
         // The file below this one cannot be created, regardless of the test's privileges.
         let name = Path::new("missing/report.tar.gz");
-        let writable = place.path().join("data");
+        let writable = scratch.path().join("data");
         std::fs::create_dir_all(writable.join("missing")).unwrap();
-        let (path, _) = open_first(name, &[&missing, &writable]).unwrap();
+        let (path, _) = create_in_first_writable(name, &[&missing, &writable]).unwrap();
         assert_eq!(path, writable.join(name));
         assert!(path.exists());
-        let none = open_first(name, &[&missing]).err().unwrap();
-        assert!(format!("{none:#}").contains("use --out FILE"), "{none:#}");
+        let error = create_in_first_writable(name, &[&missing]).err().unwrap();
+        assert!(format!("{error:#}").contains("use --out FILE"), "{error:#}");
     }
 }

@@ -54,7 +54,9 @@ impl CaArgs {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let data = self.data.path()?;
         let status = runtime.block_on(MeshSocket::from_data(&data).query_json("/status")).and_then(
-            |answer| serde_json::from_value::<Status>(answer).context("cannot parse the response"),
+            |response| {
+                serde_json::from_value::<Status>(response).context("cannot parse the response")
+            },
         );
         let status = status.context(
             "rotation requires a running mesh: set the data directory of a control plane",
@@ -75,17 +77,19 @@ impl CaArgs {
             bail!("the control plane has not applied the previous step yet: try again in a second");
         }
         let rotation = Rotation::for_authority(&authority, trust_domain);
-        let behind = status.outdated;
-        if matches!(self.step, CaCommand::Activate | CaCommand::Retire) && behind > 0 && !self.force
+        let outdated = status.outdated;
+        if matches!(self.step, CaCommand::Activate | CaCommand::Retire)
+            && outdated > 0
+            && !self.force
         {
             let problem = format!(
-                "{behind} of {} have not applied the previous step: wait, or see `leno ca status`",
+                "{outdated} of {} have not applied the previous step: wait, or see `leno ca status`",
                 format_count(status.proxies, "sidecar")
             );
-            bail!(self.data.in_commands(&problem));
+            bail!(self.data.add_data_option(&problem));
         }
         if matches!(self.step, CaCommand::Activate | CaCommand::Retire) && !self.force {
-            expect_everybody(&status, &self.data)?;
+            check_all_registered(&status, &self.data)?;
         }
         match self.step {
             CaCommand::Status => {}
@@ -99,20 +103,21 @@ impl CaArgs {
     }
 }
 
-/// Rejects a step while sidecars are disconnected: they would miss it, and the next one would cut them off.
-fn expect_everybody(status: &Status, data: &DataArgs) -> anyhow::Result<()> {
+/// Rejects a step while sidecars are disconnected: they would miss it, and lose access to the mesh with the next
+/// one.
+fn check_all_registered(status: &Status, data: &DataArgs) -> anyhow::Result<()> {
     if status.starting {
         bail!("the control plane has just started, and not all sidecars have reconnected: wait");
     }
-    let away = status.workloads.saturating_sub(status.registered);
-    if away > 0 {
+    let unregistered = status.workloads.saturating_sub(status.registered);
+    if unregistered > 0 {
         let problem = format!(
             "{} of {} without a ready sidecar, which would lose access to the mesh: see `leno get \
              workloads`, or continue with --force",
-            away,
+            unregistered,
             format_count(status.workloads, "workload")
         );
-        bail!(data.in_commands(&problem));
+        bail!(data.add_data_option(&problem));
     }
     Ok(())
 }
@@ -123,7 +128,7 @@ fn print_step(
     status: &Status,
     data: &DataArgs,
 ) -> anyhow::Result<()> {
-    let (word, next) = match stage {
+    let (stage_name, next_step) = match stage {
         RotationStage::Stable => {
             ("stable", "one root signs and is trusted; to rotate it: `leno ca add`")
         }
@@ -136,13 +141,13 @@ fn print_step(
             "the new root signs; once every sidecar is up to date: `leno ca retire`, or `leno ca rollback`",
         ),
     };
-    let next = data.in_commands(next);
+    let next_step = data.add_data_option(next_step);
     if step != CaCommand::Status {
-        return output::print_raw(&format!("{word}: {next}"));
+        return output::print_raw(&format!("{stage_name}: {next_step}"));
     }
-    let (all, outdated) = (status.proxies, status.outdated);
-    let figures = json!({ "stage": word, "sidecars": all, "outdated": outdated, "next": next });
-    output::print_json(&figures)
+    let (sidecars, outdated) = (status.proxies, status.outdated);
+    let progress = json!({ "stage": stage_name, "sidecars": sidecars, "outdated": outdated, "next": next_step });
+    output::print_json(&progress)
 }
 
 const EXAMPLES: &str = "\

@@ -89,14 +89,14 @@ impl CheckFindings {
 
     fn to_text(&self) -> String {
         let mut text = String::new();
-        let mut line = |kind: &str, finding: String| {
+        let mut write_line = |kind: &str, finding: String| {
             writeln!(text, "{kind}: {finding}").expect("writing to a String never fails");
         };
         for rejected in &self.rejected {
-            line("rejected", output::format_line(rejected));
+            write_line("rejected", output::format_line(rejected));
         }
         for warning in &self.warnings {
-            line("warning", output::format_line(warning));
+            write_line("warning", output::format_line(warning));
         }
         let objects = format_count(self.objects, "object");
         let verdict = match (self.ok, self.objects) {

@@ -94,8 +94,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_ranges_of_both_versions() {
-        for (text, shown, mask) in [
+    fn ranges_of_both_versions_are_parsed() {
+        for (text, expected, mask) in [
             ("192.0.2.0/24", "192.0.2.0/24", &[255, 255, 255, 0][..]),
             ("192.0.2.7/24", "192.0.2.0/24", &[255, 255, 255, 0]),
             ("192.0.2.7", "192.0.2.7/32", &[255; 4]),
@@ -104,10 +104,10 @@ mod tests {
             ("::1", "::1/128", &[255; 16]),
         ] {
             let range: CidrRange = text.parse().unwrap();
-            assert_eq!((range.to_string().as_str(), range.mask().as_slice()), (shown, mask));
+            assert_eq!((range.to_string().as_str(), range.mask().as_slice()), (expected, mask));
         }
-        for bad in ["", "/", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1"] {
-            assert!(bad.parse::<CidrRange>().is_err(), "{bad}");
+        for invalid in ["", "/", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1"] {
+            assert!(invalid.parse::<CidrRange>().is_err(), "{invalid}");
         }
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct ClusterSearchArgs {
 }
 
 impl ClusterSearchArgs {
-    /// As [`ClusterArgs::connect_client`].
+    /// Connects as [`ClusterArgs::connect_client`] does.
     ///
     /// # Errors
     /// If no cluster is configured.
@@ -47,7 +47,7 @@ impl ClusterSearchArgs {
         connect_to_context(self.context.as_deref()).await
     }
 
-    /// Connects without retries, which hide the API server's answer for minutes.
+    /// Connects without retries, which hide the API server's response for minutes.
     ///
     /// # Errors
     /// If no cluster is configured.
@@ -98,7 +98,7 @@ pub(crate) fn format_api_error(error: ApiError) -> anyhow::Error {
 }
 
 fn parse_namespace(text: &str) -> Result<NamespaceName, String> {
-    NamespaceName::new(text).map_err(|_| NO_NAMESPACE.to_owned())
+    NamespaceName::new(text).map_err(|_| INVALID_NAMESPACE.to_owned())
 }
 
 /// Parses the name of a namespace.
@@ -107,7 +107,8 @@ fn parse_namespace(text: &str) -> Result<NamespaceName, String> {
 /// A message for users.
 pub(crate) fn namespace_name(text: &str) -> Result<Name, String> {
     let name = parse_namespace(text)?;
-    Name::new(&name).map_err(|_| NO_NAMESPACE.to_owned())
+    Name::new(&name).map_err(|_| INVALID_NAMESPACE.to_owned())
 }
 
-const NO_NAMESPACE: &str = "is not the name of a namespace; use lower-case letters, digits and `-`";
+const INVALID_NAMESPACE: &str =
+    "is not the name of a namespace; use lower-case letters, digits and `-`";

@@ -12,12 +12,12 @@ use clap::Args;
 use leno_control::{
     Config, Control, Health, KeyAccess, PermittedFiles, PermittedServers, StartError,
 };
-use leno_discovery::traffic::REPORT_EVERY_MIN;
+use leno_discovery::traffic::MIN_REPORT_EVERY;
 use leno_registry::FileSource;
 
-use crate::data_directory::{DataArgs, DataDirectory, create_private};
+use crate::data_directory::{ClaimedDataDirectory, DataArgs, create_private};
 use crate::duration::{parse_duration, parse_positive};
-use crate::explain::explain_playground;
+use crate::explain::page_explainer;
 use crate::output;
 use crate::wildcard_address::parse_listen_address;
 use crate::{limits, stop};
@@ -90,7 +90,7 @@ pub(crate) struct MeshArgs {
     report_interval: ReportInterval,
     /// Address of the web UI, or `off`; port 0: chosen by the kernel. Beyond loopback it requires the token
     /// from `leno status`
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = parse_page)]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = parse_page_address)]
     page: PageAddress,
     /// Lifetime of tokens from `leno token`
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_positive)]
@@ -103,7 +103,7 @@ fn absolute_path(path: &str) -> std::io::Result<PathBuf> {
 }
 
 impl MeshArgs {
-    /// Returns the permitted key servers and files: the options, or the default for the authors of the rules.
+    /// Returns the permitted key servers and files: the options, or else `default`.
     fn key_access(&self, default: KeyAccess) -> KeyAccess {
         let servers = self.jwks_allow.clone().unwrap_or(default.servers);
         let files = self.jwks_files.clone().map(PermittedFiles::Below).unwrap_or(default.files);
@@ -111,7 +111,12 @@ impl MeshArgs {
     }
 
     /// Returns the control plane configuration.
-    pub(crate) fn config(&self, data: PathBuf, listen: SocketAddr, facts: Vec<PathBuf>) -> Config {
+    pub(crate) fn config(
+        &self,
+        data: PathBuf,
+        listen: SocketAddr,
+        manifests: Vec<PathBuf>,
+    ) -> Config {
         Config {
             listen,
             advertise: self.advertise,
@@ -121,8 +126,8 @@ impl MeshArgs {
             token_lifetime: self.token_lifetime,
             report_interval: self.report_interval.0,
             page: self.page.0,
-            explainer: Some(explain_playground()),
-            ..Config::new(data, facts)
+            explainer: Some(page_explainer()),
+            ..Config::new(data, manifests)
         }
     }
 }
@@ -151,13 +156,13 @@ impl ManifestArgs {
 
     fn check_paths(&self) -> anyhow::Result<()> {
         // One path is required.
-        let instead = match self.file.len() {
+        let alternative = match self.file.len() {
             1 => "set another path with -f",
             _ => "start without this -f",
         };
         for path in &self.file {
             std::fs::metadata(path).with_context(|| {
-                format!("cannot read {}: create or mount it, or {instead}", path.display())
+                format!("cannot read {}: create or mount it, or {alternative}", path.display())
             })?;
         }
         Ok(())
@@ -176,21 +181,21 @@ fn parse_report_interval(text: &str) -> Result<ReportInterval, String> {
     if text == OFF {
         return Ok(ReportInterval(None));
     }
-    let every = parse_duration(text)?;
-    match (REPORT_EVERY_MIN..=REPORT_EVERY_MAX).contains(&every) {
-        true => Ok(ReportInterval(Some(every))),
-        false => Err(format!("use {REPORT_EVERY_MIN:?} to {REPORT_EVERY_MAX:?}, or `{OFF}`")),
+    let interval = parse_duration(text)?;
+    match (MIN_REPORT_EVERY..=MAX_REPORT_EVERY).contains(&interval) {
+        true => Ok(ReportInterval(Some(interval))),
+        false => Err(format!("use {MIN_REPORT_EVERY:?} to {MAX_REPORT_EVERY:?}, or `{OFF}`")),
     }
 }
 
-fn parse_page(text: &str) -> Result<PageAddress, String> {
+fn parse_page_address(text: &str) -> Result<PageAddress, String> {
     if text == OFF {
         return Ok(PageAddress(None));
     }
     let address = text.parse();
-    let refused =
+    let invalid =
         |_| format!("`{text}` is not an address: use for example 127.0.0.1:15080, or `{OFF}`");
-    address.map(|address| PageAddress(Some(address))).map_err(refused)
+    address.map(|address| PageAddress(Some(address))).map_err(invalid)
 }
 
 /// Starts a control plane; prints the documents that prevent the start.
@@ -198,12 +203,12 @@ fn parse_page(text: &str) -> Result<PageAddress, String> {
 /// # Errors
 /// If it cannot start.
 pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
-    check_started(Control::start(config).await)
+    report_start_error(Control::start(config).await)
 }
 
-/// Returns a started control plane, or prints the documents that prevent its start.
-fn check_started(started: Result<Control, StartError>) -> anyhow::Result<Control> {
-    if let Err(StartError::MeshConfig(rejected)) = &started {
+/// Returns the started control plane. Prints the documents that prevented its start, if any.
+fn report_start_error(outcome: Result<Control, StartError>) -> anyhow::Result<Control> {
+    if let Err(StartError::MeshConfig(rejected)) = &outcome {
         for rejected in rejected {
             crate::log::print_to_stderr(&format!(
                 "rejected: {}",
@@ -211,7 +216,7 @@ fn check_started(started: Result<Control, StartError>) -> anyhow::Result<Control
             ));
         }
     }
-    Ok(started?)
+    Ok(outcome?)
 }
 
 impl ControlArgs {
@@ -235,9 +240,9 @@ impl ControlArgs {
             })?),
             None => None,
         };
-        let data = DataDirectory::claim(self.mesh.data.path()?)?;
+        let data = ClaimedDataDirectory::claim(self.mesh.data.path()?)?;
         tokio::pin!(stop);
-        let started = async {
+        let starting = async {
             match self.cluster.kubernetes {
                 true => {
                     let config = self.mesh.config(data.path().to_owned(), self.listen, Vec::new());
@@ -254,7 +259,7 @@ impl ControlArgs {
         // The wait for an API server can be interrupted.
         let (control, mut cluster) = tokio::select! {
             () = &mut stop => return Ok(()),
-            started = started => started as anyhow::Result<_>,
+            started = starting => started as anyhow::Result<_>,
         }?;
         if let Some(health) = &health {
             health.set_ready(&control);
@@ -267,40 +272,40 @@ impl ControlArgs {
             data = %data.path().display(),
             "control plane ready"
         );
-        let reloading = async {
+        let reload = async {
             loop {
                 hangups.wait_for_reload().await;
                 tracing::info!("SIGHUP: reloading the files");
                 control.reload_files();
             }
         };
-        let ended = tokio::select! {
+        let outcome = tokio::select! {
             () = stop => Ok(()),
-            () = reloading => Ok(()),
-            ended = control.wait_until_ended() => Err(anyhow::Error::from(ended)),
-            ended = kubernetes::wait_until_ended(&mut cluster) => Err(ended),
+            () = reload => Ok(()),
+            outcome = control.wait_until_ended() => Err(anyhow::Error::from(outcome)),
+            outcome = kubernetes::wait_until_ended(&mut cluster) => Err(outcome),
         };
         tracing::info!("shutting down; sidecars keep their configuration");
         if let Some(health) = &health {
             health.set_ending();
         }
-        let lingering = async {
+        let stop_cluster = async {
             if let Some(cluster) = cluster {
                 cluster.shutdown().await;
             }
         };
-        tokio::join!(control.shutdown(), lingering);
+        tokio::join!(control.shutdown(), stop_cluster);
         if let Some(health) = health {
             health.shutdown().await;
         }
-        ended
+        outcome
     }
 
     /// Starts from files, with an authority in a directory.
     async fn start_alone(&self, data: &Path) -> anyhow::Result<Control> {
-        let facts = ManifestArgs { file: self.file.clone() };
-        facts.check_manifests()?;
-        let mut config = self.mesh.config(data.to_owned(), self.listen, facts.file);
+        let manifests = ManifestArgs { file: self.file.clone() };
+        manifests.check_manifests()?;
+        let mut config = self.mesh.config(data.to_owned(), self.listen, manifests.file);
         config.peers.clone_from(&self.peers);
         if let Some(shared) = &self.shared {
             create_private(shared)?;
@@ -315,7 +320,7 @@ impl ControlArgs {
 const OFF: &str = "off";
 
 /// Rates are averaged over half a minute: sidecars with a longer interval would appear idle.
-const REPORT_EVERY_MAX: Duration = Duration::from_secs(10);
+const MAX_REPORT_EVERY: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -341,21 +346,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_and_the_page_can_be_turned_off_and_are_bounded() {
+    fn report_interval_and_page_accept_off_and_reject_invalid_values() {
         assert_eq!(parse_report_interval("off"), Ok(ReportInterval(None)));
-        assert_eq!(parse_report_interval("1s"), Ok(ReportInterval(Some(REPORT_EVERY_MIN))));
-        for bad in ["999ms", "11s", "0s", "5", "never"] {
-            assert!(parse_report_interval(bad).is_err(), "{bad}");
+        assert_eq!(parse_report_interval("1s"), Ok(ReportInterval(Some(MIN_REPORT_EVERY))));
+        for invalid in ["999ms", "11s", "0s", "5", "never"] {
+            assert!(parse_report_interval(invalid).is_err(), "{invalid}");
         }
-        assert_eq!(parse_page("off"), Ok(PageAddress(None)));
-        assert_eq!(parse_page("[::1]:80"), Ok(PageAddress("[::1]:80".parse().ok())));
-        for bad in ["80", "localhost:80", "127.0.0.1", "http://127.0.0.1:80/"] {
-            assert!(parse_page(bad).unwrap_err().contains("127.0.0.1:15080"), "{bad}");
+        assert_eq!(parse_page_address("off"), Ok(PageAddress(None)));
+        assert_eq!(parse_page_address("[::1]:80"), Ok(PageAddress("[::1]:80".parse().ok())));
+        for invalid in ["80", "localhost:80", "127.0.0.1", "http://127.0.0.1:80/"] {
+            assert!(
+                parse_page_address(invalid).unwrap_err().contains("127.0.0.1:15080"),
+                "{invalid}"
+            );
         }
     }
 
     #[test]
-    fn a_relative_directory_of_keys_is_one_of_this_process() {
+    fn a_relative_directory_of_keys_is_resolved_in_the_working_directory() {
         let directory = std::env::current_dir().unwrap().join("keys");
         assert_eq!(absolute_path("keys").unwrap(), directory);
         assert_eq!(absolute_path("./keys").unwrap(), directory);
@@ -363,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn no_workload_gets_the_account_of_the_control_plane() {
+    fn a_workload_with_the_account_of_the_control_plane_is_rejected() {
         let control = control_id(&MeshConfig::default().trust_domain).account;
         let text = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\

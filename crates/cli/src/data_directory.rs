@@ -58,46 +58,49 @@ impl DataArgs {
     }
 
     /// Adds the option of [`DataArgs::option_hint`] to the Leno commands in a text.
-    pub(crate) fn in_commands(&self, text: &str) -> String {
-        let hint = self.option_hint();
-        let mut out = String::new();
-        let mut rest = text;
-        while let Some(at) = rest.find(PROGRAM) {
-            let (before, command) = rest.split_at(at);
-            let is_word = !before.ends_with(|c: char| c.is_alphanumeric() || "-_./".contains(c));
+    pub(crate) fn add_data_option(&self, text: &str) -> String {
+        let option = self.option_hint();
+        let mut result = String::new();
+        let mut remaining = text;
+        while let Some(start) = remaining.find(PROGRAM) {
+            let (prefix, command) = remaining.split_at(start);
+            let is_word = !prefix.ends_with(|c: char| c.is_alphanumeric() || "-_./".contains(c));
             let length = command_length(command).filter(|_| is_word);
-            let (named, after) = command.split_at(length.unwrap_or(PROGRAM.len()));
-            out.push_str(before);
-            out.push_str(named);
-            if length.is_some() && !after.starts_with(" --data") {
-                out.push_str(&hint);
+            let (command_words, suffix) = command.split_at(length.unwrap_or(PROGRAM.len()));
+            result.push_str(prefix);
+            result.push_str(command_words);
+            if length.is_some() && !suffix.starts_with(" --data") {
+                result.push_str(&option);
             }
-            rest = after;
+            remaining = suffix;
         }
-        out.push_str(rest);
-        out
+        result.push_str(remaining);
+        result
     }
 }
 
 /// Returns the length of a Leno command that has the option `--data`, up to the position of the option; `None`
 /// for other words.
 fn command_length(text: &str) -> Option<usize> {
-    let word = |text: &str| text.find(|c: char| !c.is_ascii_lowercase() && c != '-');
-    let end_of = |start: usize| {
-        let rest = text.get(start..)?;
-        Some(start + word(rest).unwrap_or(rest.len()))
+    let word_end = |text: &str| text.find(|c: char| !c.is_ascii_lowercase() && c != '-');
+    let find_word_end = |start: usize| {
+        let remaining = text.get(start..)?;
+        Some(start + word_end(remaining).unwrap_or(remaining.len()))
     };
-    let first = end_of(PROGRAM.len())?;
-    let second = || {
-        let has_more = text.get(first..)?.starts_with(' ');
-        end_of(first + 1).filter(|end| has_more && *end > first + 1)
+    let first_end = find_word_end(PROGRAM.len())?;
+    let second_end = || {
+        let has_more = text.get(first_end..)?.starts_with(' ');
+        find_word_end(first_end + 1).filter(|end| has_more && *end > first_end + 1)
     };
-    match text.get(PROGRAM.len()..first)? {
-        "get" | "ca" => second(),
-        "explain" => second().filter(|end| {
-            text.get(first + 1..*end).is_some_and(|topic| ["request", "change"].contains(&topic))
+    match text.get(PROGRAM.len()..first_end)? {
+        "get" | "ca" => second_end(),
+        "explain" => second_end().filter(|end| {
+            text.get(first_end + 1..*end)
+                .is_some_and(|topic| ["request", "change"].contains(&topic))
         }),
-        "bug-report" | "diagnose" | "revoke" | "status" | "tap" | "token" | "top" => Some(first),
+        "bug-report" | "diagnose" | "revoke" | "status" | "tap" | "token" | "top" => {
+            Some(first_end)
+        }
         _ => None,
     }
 }
@@ -135,12 +138,12 @@ impl HomeArgs {
 
 /// A data directory that no other process uses until this is dropped.
 #[derive(Debug)]
-pub(crate) struct DataDirectory {
+pub(crate) struct ClaimedDataDirectory {
     path: PathBuf,
     _lock: File,
 }
 
-impl DataDirectory {
+impl ClaimedDataDirectory {
     /// Creates the directory if needed, accessible to its owner only, and locks it.
     ///
     /// # Errors
@@ -149,11 +152,11 @@ impl DataDirectory {
         create_private(&path)?;
         let lock_path = path.join(LOCK_FILE);
         let mut lock = lock_file(&path)?;
-        let locked = lock_within(&lock, LOCK_MAX_WAIT)
+        let locked = lock_within(&lock, MAX_LOCK_WAIT)
             .with_context(|| format!("cannot lock {}", lock_path.display()))?;
         let process = match locked {
-            true => holder_of_removed(&path, &lock),
-            false => lock_holder(&mut lock),
+            true => find_holder_of_removed_lock(&path, &lock),
+            false => read_lock_holder(&mut lock),
         };
         if let Some(process) = process {
             bail!(
@@ -168,12 +171,12 @@ impl DataDirectory {
         Ok(Self { path, _lock: lock })
     }
 
-    /// As [`DataDirectory::claim`]; `None` if another mesh runs on the directory.
+    /// Claims the directory as [`ClaimedDataDirectory::claim`] does; `None` if another mesh runs on it.
     ///
     /// # Errors
     /// If it cannot be used.
     pub(crate) fn claim_unless_used(path: PathBuf) -> anyhow::Result<Option<Self>> {
-        Self::claim_within(path, LOCK_MAX_WAIT)
+        Self::claim_within(path, MAX_LOCK_WAIT)
     }
 
     fn claim_within(path: PathBuf, max_wait: Duration) -> anyhow::Result<Option<Self>> {
@@ -182,10 +185,10 @@ impl DataDirectory {
         let context = || format!("cannot lock {}", path.join(LOCK_FILE).display());
         let mut locked = lock_within(&lock, max_wait).with_context(context)?;
         // A lock without the process ID of a mesh belongs to a process that cleans the directory and ends soon.
-        if !locked && !holder_lives(&mut lock) {
-            locked = lock_within(&lock, CLEAN_MAX_WAIT).with_context(context)?;
+        if !locked && !is_holder_alive(&mut lock) {
+            locked = lock_within(&lock, MAX_CLEAN_WAIT).with_context(context)?;
         }
-        let is_used = !locked || holder_of_removed(&path, &lock).is_some();
+        let is_used = !locked || find_holder_of_removed_lock(&path, &lock).is_some();
         Ok((!is_used).then_some(Self { path, _lock: lock }))
     }
 
@@ -201,7 +204,7 @@ fn lock_file(directory: &Path) -> anyhow::Result<File> {
 }
 
 /// True if a mesh has run on the directory.
-pub(crate) fn has_run(directory: &Path) -> bool {
+pub(crate) fn has_mesh_run(directory: &Path) -> bool {
     directory.join(LOCK_FILE).exists()
 }
 
@@ -216,11 +219,11 @@ pub(crate) fn lock_within(file: &File, max_wait: Duration) -> io::Result<bool> {
         Err(TryLockError::WouldBlock) => {}
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    let waiting = file.try_clone()?;
-    let (locked, outcome) = mpsc::channel();
+    let handle = file.try_clone()?;
+    let (sender, outcome) = mpsc::channel();
     // The thread ends with the process: the caller reports the failed lock and exits.
     std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
-        drop(locked.send(waiting.lock()));
+        drop(sender.send(handle.lock()));
     })?;
     match outcome.recv_timeout(max_wait) {
         Ok(outcome) => outcome.map(|()| true),
@@ -234,64 +237,64 @@ pub(crate) fn lock_within(file: &File, max_wait: Duration) -> io::Result<bool> {
 /// # Errors
 /// If it cannot be created, or another user may change its content.
 pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
-    let shown = path.display();
+    let display = path.display();
     create_private_directory(path)?;
-    let found = std::fs::metadata(path).with_context(|| format!("cannot inspect {shown}"))?;
-    let us = rustix::process::geteuid().as_raw();
-    match is_foreign(found.uid(), us) {
+    let metadata = std::fs::metadata(path).with_context(|| format!("cannot inspect {display}"))?;
+    let own_user = rustix::process::geteuid().as_raw();
+    match is_of_other_user(metadata.uid(), own_user) {
         false => Ok(()),
         true => bail!(
-            "the directory {shown}, which contains keys, is owned by user {}: `chown {us} {}`, or use \
+            "the directory {display}, which contains keys, is owned by user {}: `chown {own_user} {}`, or use \
              another one",
-            found.uid(),
-            quote_path(&shown.to_string())
+            metadata.uid(),
+            quote_path(&display.to_string())
         ),
     }
 }
 
 /// True for the directory of a user other than this one and root.
-fn is_foreign(owner: u32, us: u32) -> bool {
-    owner != us && owner != ROOT
+fn is_of_other_user(owner: u32, own_user: u32) -> bool {
+    owner != own_user && owner != ROOT
 }
 
 /// Returns the subdirectory to use in a container volume: Kubernetes creates volumes as root's and
 /// world-writable. Other paths stay unchanged.
 pub(crate) fn within_volume(path: PathBuf) -> PathBuf {
-    let Some(above) = path.parent() else { return path };
-    let (Ok(found), Ok(above)) = (std::fs::metadata(&path), std::fs::metadata(above)) else {
+    let Some(parent) = path.parent() else { return path };
+    let (Ok(metadata), Ok(parent)) = (std::fs::metadata(&path), std::fs::metadata(parent)) else {
         return path;
     };
-    let is_mounted = found.dev() != above.dev();
-    match is_mounted && is_everybodys(found.mode(), found.uid()) {
-        true => path.join(IN_VOLUME),
+    let is_mounted = metadata.dev() != parent.dev();
+    match is_mounted && is_new_volume(metadata.mode(), metadata.uid()) {
+        true => path.join(VOLUME_SUBDIRECTORY),
         false => path,
     }
 }
 
-/// True if the directory is world-writable, as a new volume is.
-fn is_everybodys(mode: u32, owner: u32) -> bool {
+/// True if owner and mode are those of a new volume: root's and world-writable, without the sticky bit.
+fn is_new_volume(mode: u32, owner: u32) -> bool {
     owner == ROOT && mode & 0o007 == 0o007 && mode & STICKY == 0
 }
 
 /// Longer than the end of a killed process takes.
-pub(crate) const LOCK_MAX_WAIT: Duration = Duration::from_secs(2);
+pub(crate) const MAX_LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// Longer than the applications of a killed mesh take to end.
-pub(crate) const CLEAN_MAX_WAIT: Duration = Duration::from_secs(30);
+pub(crate) const MAX_CLEAN_WAIT: Duration = Duration::from_secs(30);
 
 /// Returns the process that holds the lock, if it has written its process ID.
-fn lock_holder(lock: &mut File) -> Option<String> {
+fn read_lock_holder(lock: &mut File) -> Option<String> {
     let mut text = String::new();
-    Some(match lock.take(PID_BYTES_MAX).read_to_string(&mut text) {
+    Some(match lock.take(MAX_PID_BYTES).read_to_string(&mut text) {
         Ok(1..) => format!(" (process {})", text.trim()),
         _ => String::new(),
     })
 }
 
 /// True if the process ID in the lock file, written by the last mesh, is of a live process.
-fn holder_lives(lock: &mut File) -> bool {
+fn is_holder_alive(lock: &mut File) -> bool {
     let mut text = String::new();
-    let read = lock.take(PID_BYTES_MAX).read_to_string(&mut text);
+    let read = lock.take(MAX_PID_BYTES).read_to_string(&mut text);
     let pid = text.trim().parse::<u32>().ok().filter(|_| read.is_ok());
     // A zombie has no executable.
     pid.is_some_and(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok())
@@ -300,9 +303,9 @@ fn holder_lives(lock: &mut File) -> bool {
 /// Returns the process of a mesh that still runs after its data directory was removed, together with the lock.
 /// Its parts recreate the directory, so another mesh must not use it. The removed lock is still open in that
 /// process.
-fn holder_of_removed(directory: &Path, lock: &File) -> Option<String> {
+fn find_holder_of_removed_lock(directory: &Path, lock: &File) -> Option<String> {
     // Only a new lock file has no process ID.
-    if lock.metadata().is_ok_and(|found| found.len() > 0) {
+    if lock.metadata().is_ok_and(|metadata| metadata.len() > 0) {
         return None;
     }
     let path = std::fs::canonicalize(directory).ok()?.join(LOCK_FILE);
@@ -310,7 +313,9 @@ fn holder_of_removed(directory: &Path, lock: &File) -> Option<String> {
     let has_removed = |process: &Path| {
         // Processes of other users do not show their files.
         let files = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-        files.map(|file| std::fs::read_link(file.path())).any(|to| to.is_ok_and(|to| to == removed))
+        files
+            .map(|file| std::fs::read_link(file.path()))
+            .any(|target| target.is_ok_and(|target| target == removed))
     };
     let processes = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
@@ -322,13 +327,13 @@ fn holder_of_removed(directory: &Path, lock: &File) -> Option<String> {
 
 const LOCK_FILE: &str = "lock";
 /// The name of the subdirectory in a world-writable volume.
-const IN_VOLUME: &str = "leno";
+const VOLUME_SUBDIRECTORY: &str = "leno";
 /// The sticky bit: only owners remove entries of such a directory, as in `/tmp`.
 const STICKY: u32 = 0o1000;
 /// The superuser.
 const ROOT: u32 = 0;
 /// The maximum length of a process ID.
-const PID_BYTES_MAX: u64 = 20;
+const MAX_PID_BYTES: u64 = 20;
 
 #[cfg(test)]
 mod tests {
@@ -338,22 +343,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directory_of_a_running_mesh_is_its_own_after_it_was_removed() {
+    fn a_removed_directory_of_a_running_mesh_stays_claimed() {
         let scratch = tempfile::tempdir().unwrap();
         let data = scratch.path().join("data");
-        let claim = || DataDirectory::claim(data.clone());
+        let claim = || ClaimedDataDirectory::claim(data.clone());
         let running = claim().unwrap();
-        let used = format!("is in use by another mesh (process {})", std::process::id());
+        let message = format!("is in use by another mesh (process {})", std::process::id());
         // The second time the directory exists again, as the parts of the mesh recreate it.
-        for is_made_again in [false, true] {
+        for is_recreated in [false, true] {
             std::fs::remove_dir_all(&data).unwrap();
-            if is_made_again {
+            if is_recreated {
                 create_private(&data).unwrap();
             }
             for _ in 0..2 {
                 let error = claim().unwrap_err().to_string();
-                assert!(error.contains(&used), "{error}");
-                assert!(DataDirectory::claim_unless_used(data.clone()).unwrap().is_none());
+                assert!(error.contains(&message), "{error}");
+                assert!(ClaimedDataDirectory::claim_unless_used(data.clone()).unwrap().is_none());
             }
         }
         drop(running);
@@ -364,7 +369,7 @@ mod tests {
     fn commands_in_hints_name_the_data_directory() {
         let home = HomeArgs { state_home: None, cache_home: None, user_home: None };
         let default = DataArgs { data: None, home: home.clone() };
-        let other = DataArgs { data: Some("/x".into()), home };
+        let custom = DataArgs { data: Some("/x".into()), home };
         for (text, expected) in [
             ("leno get workloads -o json", "leno get workloads --data /x -o json"),
             (
@@ -383,18 +388,18 @@ mod tests {
             ("/usr/bin/leno top, a leno", "/usr/bin/leno top, a leno"),
             ("", ""),
         ] {
-            assert_eq!(other.in_commands(text), expected);
-            assert_eq!(default.in_commands(text), text);
+            assert_eq!(custom.add_data_option(text), expected);
+            assert_eq!(default.add_data_option(text), text);
         }
     }
 
     /// Two concurrent `leno up --clean`: the second waits for the first, which is not a mesh.
     #[test]
-    fn opening_waits_for_a_process_that_cleans_the_directory() {
+    fn a_claim_waits_for_a_process_that_cleans_the_directory() {
         let scratch = tempfile::tempdir().unwrap();
         let data = scratch.path().join("data");
-        let killed = DataDirectory::claim(data.clone()).unwrap();
-        let claim = || DataDirectory::claim_within(data.clone(), Duration::ZERO).unwrap();
+        let killed = ClaimedDataDirectory::claim(data.clone()).unwrap();
+        let claim = || ClaimedDataDirectory::claim_within(data.clone(), Duration::ZERO).unwrap();
         assert!(claim().is_none(), "a mesh runs");
         drop(killed);
         let mut ended = std::process::Command::new("true").spawn().unwrap();
@@ -411,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn world_writable_volumes_are_reported() {
+    fn new_volumes_are_detected_by_owner_and_mode() {
         for (mode, owner, expected) in [
             (0o777, ROOT, true),
             // With the setgid bit of a volume's group.
@@ -421,7 +426,7 @@ mod tests {
             (0o775, ROOT, false),
             (0o777, 1500, false),
         ] {
-            assert_eq!(is_everybodys(mode, owner), expected, "{mode:o} {owner}");
+            assert_eq!(is_new_volume(mode, owner), expected, "{mode:o} {owner}");
         }
         // Nothing is mounted here.
         let scratch = tempfile::tempdir().unwrap();
@@ -433,23 +438,23 @@ mod tests {
     fn a_directory_belongs_to_one_mesh_at_a_time() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("a/b");
-        let first = DataDirectory::claim(path.clone()).unwrap();
+        let first = ClaimedDataDirectory::claim(path.clone()).unwrap();
         assert_eq!(first.path(), path);
-        let refusal = DataDirectory::claim(path.clone()).unwrap_err().to_string();
+        let error = ClaimedDataDirectory::claim(path.clone()).unwrap_err().to_string();
         let holder = format!("(process {})", std::process::id());
-        assert!(refusal.contains(&holder) && refusal.contains("--data"), "{refusal}");
+        assert!(error.contains(&holder) && error.contains("--data"), "{error}");
         drop(first);
-        DataDirectory::claim(path).unwrap();
+        ClaimedDataDirectory::claim(path).unwrap();
     }
 
     #[test]
-    fn a_directory_that_others_may_change_is_refused() {
+    fn a_directory_that_other_users_may_change_is_rejected() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("data");
         create_private(&path).unwrap();
         for (mode, accepted) in [(0o755, true), (0o775, false), (0o1777, false), (0o702, false)] {
             std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            let outcome = DataDirectory::claim(path.clone()).map(drop);
+            let outcome = ClaimedDataDirectory::claim(path.clone()).map(drop);
             let hint = format!("chmod 700 {}", path.display());
             match outcome {
                 Ok(()) => assert!(accepted, "{mode:o}"),
@@ -458,15 +463,15 @@ mod tests {
                 }
             }
         }
-        for (owner, us, expected) in
+        for (owner, own_user, expected) in
             [(1000, 1000, false), (0, 1000, false), (1000, 0, true), (1001, 1000, true)]
         {
-            assert_eq!(is_foreign(owner, us), expected, "{owner} {us}");
+            assert_eq!(is_of_other_user(owner, own_user), expected, "{owner} {own_user}");
         }
     }
 
     #[test]
-    fn files_are_kept_where_the_user_keeps_them() {
+    fn state_and_cache_directories_follow_the_xdg_specification() {
         let home = |xdg: Option<&str>, user_home: Option<&str>| HomeArgs {
             state_home: xdg.map(OsString::from),
             cache_home: xdg.map(OsString::from),

@@ -56,27 +56,27 @@ impl DiagnoseArgs {
         let mesh = MeshSocket::from_data(&self.data.path()?);
         let workload = self.workload.to_string();
         let to = self.to.map(|service| service.to_string());
-        let facts = runtime.block_on(collect_facts(&mesh, &workload, to.as_deref()))?;
-        let mut steps = build_steps(&facts, &workload, to.as_deref());
+        let inputs = runtime.block_on(collect_inputs(&mesh, &workload, to.as_deref()))?;
+        let mut steps = build_steps(&inputs, &workload, to.as_deref());
         for hint in steps.iter_mut().filter_map(|step| step.hint.as_mut()) {
-            *hint = self.data.in_commands(hint);
+            *hint = self.data.add_data_option(hint);
         }
         let healthy = steps.iter().all(|step| step.verdict != StepResult::Problem);
         match self.output.structured_format() {
-            Some(form) => output::print_value(&Diagnosis { workload, healthy, steps }, form)?,
+            Some(format) => output::print_value(&Diagnosis { workload, healthy, steps }, format)?,
             None => output::print_text(&render_steps(&workload, &steps))?,
         }
         Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-async fn collect_facts(
+async fn collect_inputs(
     mesh: &MeshSocket,
     workload: &str,
     to: Option<&str>,
 ) -> anyhow::Result<DiagnosisInputs> {
     let traffic: TrafficStatus = query_mesh(mesh, "/traffic").await?;
-    let mut facts = DiagnosisInputs {
+    let mut inputs = DiagnosisInputs {
         status: query_mesh(mesh, "/status").await?,
         workloads: query_mesh(mesh, "/workloads").await?,
         services: query_mesh(mesh, "/services").await?,
@@ -91,61 +91,70 @@ async fn collect_facts(
         edges: traffic.edges,
         ready: None,
         ejected: Vec::new(),
-        reached: Vec::new(),
-        unknown: Vec::new(),
+        reachability: Vec::new(),
+        unknown_names: Vec::new(),
         decision: None,
     };
-    for service in services_to_examine(&facts, workload, to) {
+    for service in services_with_history(&inputs, workload, to) {
         let service = service.as_str();
         let history: Option<HistoryStatus> =
             query_mesh(mesh, &format!("/history?service={service}")).await?;
-        facts.histories.extend(history.map(|history| (service.to_owned(), history)));
+        inputs.histories.extend(history.map(|history| (service.to_owned(), history)));
     }
-    let proxy = facts.proxies.iter().find(|proxy| proxy.workload == workload);
+    let proxy = inputs.proxies.iter().find(|proxy| proxy.workload == workload);
     if proxy.is_some() {
-        facts.ready = mesh.sidecar_is_ready(workload).await;
+        inputs.ready = mesh.sidecar_is_ready(workload).await;
         let ejected = mesh.sidecar_page(workload, "/ejected").await.ok();
         let ejected = ejected.and_then(|page| serde_json::from_str::<EjectedPage>(&page).ok());
-        facts.ejected = ejected.map(|found| found.ejected).unwrap_or_default();
-        let (called, unknown) = called_services(&facts, workload, to);
-        for service in called.into_iter().take(reachability::SERVICES_MAX) {
-            facts
-                .reached
+        inputs.ejected = ejected.map(|page| page.ejected).unwrap_or_default();
+        let (called, unknown) = called_services(&inputs, workload, to);
+        for service in called.into_iter().take(reachability::MAX_SERVICES) {
+            inputs
+                .reachability
                 .extend(ServiceReachability::query_sidecar(mesh, workload, &service).await);
         }
-        facts.unknown = unknown;
+        inputs.unknown_names = unknown;
     }
-    if let Some(service) = to.and_then(|to| facts.services.iter().find(|known| known.name == to)) {
-        facts.decision = reachability::decision_step(mesh, workload, service).await;
+    if let Some(service) =
+        to.and_then(|to| inputs.services.iter().find(|service| service.name == to))
+    {
+        inputs.decision = reachability::decision_step(mesh, workload, service).await;
     }
-    Ok(facts)
+    Ok(inputs)
 }
 
-/// Returns the services to fetch histories of: those that select the workload, and those that it calls.
-fn services_to_examine(
-    facts: &DiagnosisInputs,
+/// Returns the services whose histories are needed: those that select the workload, those at which its requests
+/// fail, and `to`.
+fn services_with_history(
+    inputs: &DiagnosisInputs,
     workload: &str,
     to: Option<&str>,
 ) -> BTreeSet<String> {
-    let known = facts.workloads.iter().find(|known| known.name == workload);
-    let failing = known.filter(|_| to.is_none()).map(|known| calls::failing_services(facts, known));
-    let failing = failing.into_iter().flatten().take(reachability::SERVICES_MAX);
-    let behind = known.into_iter().flat_map(|known| &known.services).map(String::as_str);
-    behind.chain(failing).chain(to).map(str::to_owned).collect()
+    let workload_status =
+        inputs.workloads.iter().find(|workload_status| workload_status.name == workload);
+    let failing = workload_status
+        .filter(|_| to.is_none())
+        .map(|workload_status| calls::failing_services(inputs, workload_status));
+    let failing = failing.into_iter().flatten().take(reachability::MAX_SERVICES);
+    let selecting = workload_status
+        .into_iter()
+        .flat_map(|workload_status| &workload_status.services)
+        .map(String::as_str);
+    selecting.chain(failing).chain(to).map(str::to_owned).collect()
 }
 
 /// Returns the services that a workload calls, or only `to`, and the called names that no service has: a
 /// mistyped name is no failure of the mesh.
 fn called_services(
-    facts: &DiagnosisInputs,
+    inputs: &DiagnosisInputs,
     workload: &str,
     to: Option<&str>,
 ) -> (Vec<String>, Vec<String>) {
-    let exists = |name: &String| facts.services.iter().any(|service| service.name == *name);
+    let exists = |name: &String| inputs.services.iter().any(|service| service.name == *name);
     match to {
         Some(to) => (Some(to.to_owned()).filter(exists).into_iter().collect(), Vec::new()),
         None => {
-            calls::called_by_name(facts, workload).into_iter().map(str::to_owned).partition(exists)
+            calls::called_by_name(inputs, workload).into_iter().map(str::to_owned).partition(exists)
         }
     }
 }
@@ -156,16 +165,16 @@ async fn query_mesh<T: DeserializeOwned>(mesh: &MeshSocket, path: &str) -> anyho
 }
 
 fn render_steps(workload: &str, steps: &[DiagnosisStep]) -> String {
-    let failed = steps.iter().filter(|step| step.verdict == StepResult::Problem).count();
-    let verdict = match failed {
+    let failed_count = steps.iter().filter(|step| step.verdict == StepResult::Problem).count();
+    let verdict = match failed_count {
         0 => "no step fails".to_owned(),
         1 => "one step fails".to_owned(),
-        several => format!("{several} steps fail"),
+        count => format!("{count} steps fail"),
     };
     let mut text = format!("{workload}: {verdict}\n");
     for DiagnosisStep { name, verdict, message, hint } in steps {
-        let mark = verdict.mark();
-        text.push_str(&format!("  {mark} {name:<12} {}\n", escape_cell(message)));
+        let symbol = verdict.symbol();
+        text.push_str(&format!("  {symbol} {name:<12} {}\n", escape_cell(message)));
         if let Some(hint) = hint {
             text.push_str(&format!("      {:<12} {}\n", "", escape_cell(hint)));
         }

@@ -9,25 +9,29 @@ pub(crate) use leno_control::figures::format_duration;
 /// # Errors
 /// A message for the command line.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let refused =
+    let invalid =
         || format!("`{text}` is not a duration: use for example 500ms, 20s, 1m30s or 24h");
     let mut total = Duration::ZERO;
-    let mut rest = text.trim();
-    if rest.is_empty() {
-        return Err(refused());
+    let mut remaining = text.trim();
+    if remaining.is_empty() {
+        return Err(invalid());
     }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(refused)?;
-        let (number, tail) = rest.split_at(digits);
-        let letters = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(letters);
-        let number: f64 = number.parse().map_err(|_| refused())?;
-        let seconds = number * unit_seconds(unit).ok_or_else(refused)?;
-        let part = Duration::try_from_secs_f64(seconds).map_err(|_| refused())?;
-        total = total.checked_add(part).ok_or_else(refused)?;
-        rest = tail;
+    while !remaining.is_empty() {
+        let number_end = remaining
+            .find(|character: char| !character.is_ascii_digit() && character != '.')
+            .ok_or_else(invalid)?;
+        let (number, suffix) = remaining.split_at(number_end);
+        let unit_end = suffix
+            .find(|character: char| character.is_ascii_digit() || character == '.')
+            .unwrap_or(suffix.len());
+        let (unit, suffix) = suffix.split_at(unit_end);
+        let number: f64 = number.parse().map_err(|_| invalid())?;
+        let seconds = number * unit_seconds(unit).ok_or_else(invalid)?;
+        let part = Duration::try_from_secs_f64(seconds).map_err(|_| invalid())?;
+        total = total.checked_add(part).ok_or_else(invalid)?;
+        remaining = suffix;
     }
-    match total <= DURATION_MAX {
+    match total <= MAX_DURATION {
         true => Ok(total),
         false => Err(format!("`{text}` is too long: use at most 3650d")),
     }
@@ -57,14 +61,14 @@ fn unit_seconds(unit: &str) -> Option<f64> {
 }
 
 /// Ten years: longer than any timer here, short enough for every clock.
-const DURATION_MAX: Duration = Duration::from_secs(3_650 * 86_400);
+const MAX_DURATION: Duration = Duration::from_secs(3_650 * 86_400);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn usual_durations_are_parsed() {
+    fn valid_durations_are_parsed() {
         for (text, milliseconds) in [
             ("500ms", 500),
             ("20s", 20_000),
@@ -80,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn other_durations_are_rejected_with_an_example() {
+    fn invalid_durations_are_rejected_with_an_example() {
         for text in [
             "",
             "20",
@@ -97,15 +101,15 @@ mod tests {
             "NaNs",
             "infs",
         ] {
-            let refusal = parse_duration(text).expect_err(text);
-            assert!(refusal.contains("use "), "{refusal}");
+            let error = parse_duration(text).expect_err(text);
+            assert!(error.contains("use "), "{error}");
         }
         assert!(parse_positive("0s").is_err());
         assert!(parse_positive("1ms").is_ok());
     }
 
     #[test]
-    fn tables_show_the_two_largest_units() {
+    fn formatted_durations_have_the_two_largest_units() {
         for (seconds, text) in [
             (0, "0s"),
             (59, "59s"),

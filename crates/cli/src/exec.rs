@@ -53,9 +53,9 @@ impl ExecArgs {
                 output::format_error(&error)
             ));
         }
-        let home = self.user.as_ref().map(become_user).transpose()?.flatten();
+        let home = self.user.as_ref().map(switch_user).transpose()?.flatten();
         // The kernel clears this setting when the user changes.
-        die_with(self.parent, Signal::KILL)?;
+        end_with_parent(self.parent, Signal::KILL)?;
         // Descendants that lose their parents, as daemons do, stay descendants of the application.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .context("cannot become a child subreaper")?;
@@ -73,11 +73,13 @@ impl ExecArgs {
         command.args(arguments);
         // Descendants inherit it: they end with the application.
         if let Ok(run) = descendants::own_run() {
-            command.envs(run.mark_variable());
+            command.envs(run.environment_variable());
         }
         if let Some(UserHome { name, directory }) = home {
-            let own = [("USER", &name), ("LOGNAME", &name), ("HOME", &directory)];
-            command.envs(own.into_iter().filter(|(key, _)| !self.set.iter().any(|set| set == key)));
+            let variables = [("USER", &name), ("LOGNAME", &name), ("HOME", &directory)];
+            command.envs(
+                variables.into_iter().filter(|(key, _)| !self.set.iter().any(|set| set == key)),
+            );
         }
         let error = command.exec();
         let program = program.to_string_lossy();
@@ -98,7 +100,7 @@ impl FromStr for AccountSpec {
     type Err = std::num::ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if !text.starts_with(|first: char| first.is_ascii_digit()) {
+        if !text.starts_with(|character: char| character.is_ascii_digit()) {
             return Ok(Self::Named(text.to_owned()));
         }
         match text.split_once(':') {
@@ -111,25 +113,29 @@ impl FromStr for AccountSpec {
 /// Drops the privileges of this process to those of a user and its groups.
 ///
 /// The returned name and home directory replace those of this process; `None` if the user stays the same.
-fn become_user(account: &AccountSpec) -> anyhow::Result<Option<UserHome>> {
+fn switch_user(account: &AccountSpec) -> anyhow::Result<Option<UserHome>> {
     // Comments and names of other users may have any encoding.
     let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    let (users, groups) = (read(USERS).unwrap_or_default(), read(GROUPS).unwrap_or_default());
-    let found = resolve_user(account, &users, &groups)?;
-    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    if own == (found.user, found.group) {
+    let (users, groups) =
+        (read(USERS_FILE).unwrap_or_default(), read(GROUPS_FILE).unwrap_or_default());
+    let user_ids = resolve_user(account, &users, &groups)?;
+    let own_ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    if own_ids == (user_ids.user, user_ids.group) {
         return Ok(None);
     }
-    if own.0 != 0 {
-        bail!("cannot run as user {}: spec.user needs a `leno up` that runs as root", found.user);
+    if own_ids.0 != 0 {
+        bail!(
+            "cannot run as user {}: spec.user needs a `leno up` that runs as root",
+            user_ids.user
+        );
     }
-    let groups: Vec<Gid> = found.groups.iter().copied().map(Gid::from_raw).collect();
+    let groups: Vec<Gid> = user_ids.groups.iter().copied().map(Gid::from_raw).collect();
     // Before exec this process has one thread, so the thread's credentials are those of the process.
     rustix::thread::set_thread_groups(&groups)
-        .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(found.group)))
-        .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(found.user)))
-        .with_context(|| format!("cannot run as user {}", found.user))?;
-    Ok(Some(found.home))
+        .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(user_ids.group)))
+        .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(user_ids.user)))
+        .with_context(|| format!("cannot run as user {}", user_ids.user))?;
+    Ok(Some(user_ids.home))
 }
 
 /// The name and the home directory of a user, for its environment.
@@ -158,36 +164,36 @@ fn resolve_user(account: &AccountSpec, users: &str, groups: &str) -> anyhow::Res
         let group: u32 = fields.next()?.parse().ok()?;
         Some((name, (user, group), fields.nth(1).unwrap_or("/")))
     });
-    let found = match account {
-        AccountSpec::Named(wanted) => rows.into_iter().find(|(name, ..)| name == wanted),
-        AccountSpec::Numbered(wanted, _) => {
-            rows.into_iter().find(|(_, (user, _), _)| user == wanted)
+    let entry = match account {
+        AccountSpec::Named(requested) => rows.into_iter().find(|(name, ..)| name == requested),
+        AccountSpec::Numbered(requested, _) => {
+            rows.into_iter().find(|(_, (user, _), _)| user == requested)
         }
     };
     // A UID without an entry has no home: as in containers, it is the root directory.
     let home = UserHome {
-        name: found.map_or_else(|| user_name(account), |(name, ..)| name.to_owned()),
-        directory: found.map_or("/", |(.., home)| home).to_owned(),
+        name: entry.map_or_else(|| user_name(account), |(name, ..)| name.to_owned()),
+        directory: entry.map_or("/", |(.., home)| home).to_owned(),
     };
-    let (name, user, group) = match (account, found) {
+    let (name, user, group) = match (account, entry) {
         (AccountSpec::Named(name), None) => {
             bail!("no user {name}: correct spec.user of the Workload or add the user")
         }
         (AccountSpec::Numbered(user, group), None) => (None, *user, group.unwrap_or(*user)),
         (AccountSpec::Named(_), Some((name, (user, group), _))) => (Some(name), user, group),
-        (AccountSpec::Numbered(_, chosen), Some((name, (user, group), _))) => {
-            (Some(name), user, chosen.unwrap_or(group))
+        (AccountSpec::Numbered(_, requested_group), Some((name, (user, group), _))) => {
+            (Some(name), user, requested_group.unwrap_or(group))
         }
     };
-    let member_of = groups.lines().filter_map(|line| {
+    let other_groups = groups.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let number: u32 = fields.nth(2)?.parse().ok()?;
         let is_member = fields.next()?.split(',').any(|member| Some(member) == name);
         is_member.then_some(number)
     });
-    let mut all = vec![group];
-    all.extend(member_of.filter(|number| *number != group));
-    Ok(UserIds { user, group, groups: all, home })
+    let mut groups = vec![group];
+    groups.extend(other_groups.filter(|number| *number != group));
+    Ok(UserIds { user, group, groups, home })
 }
 
 fn user_name(account: &AccountSpec) -> String {
@@ -201,7 +207,7 @@ fn user_name(account: &AccountSpec) -> String {
 ///
 /// # Errors
 /// If the parent has already ended, or the kernel rejects the request.
-pub(crate) fn die_with(parent: i32, signal: Signal) -> anyhow::Result<()> {
+pub(crate) fn end_with_parent(parent: i32, signal: Signal) -> anyhow::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(signal))
         .context("cannot set the parent death signal")?;
     // The parent may have died before the request.
@@ -212,16 +218,16 @@ pub(crate) fn die_with(parent: i32, signal: Signal) -> anyhow::Result<()> {
 }
 
 /// The users of this machine (passwd(5)).
-const USERS: &str = "/etc/passwd";
+const USERS_FILE: &str = "/etc/passwd";
 /// The groups of this machine (group(5)).
-const GROUPS: &str = "/etc/group";
+const GROUPS_FILE: &str = "/etc/group";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn users_are_found_by_name_and_by_number_with_their_groups() {
+    fn users_are_resolved_by_name_and_by_number_with_their_groups() {
         let users = "root:x:0:0:root:/root:/bin/sh\nweb:x:33:33::/srv:/bin/false\n";
         let groups = "root:x:0:\nweb:x:33:\nlogs:x:4:other,web\n";
         let numbers = |user, group, groups: &[u32], (name, directory): (&str, &str)| UserIds {
@@ -239,8 +245,8 @@ mod tests {
             let account: AccountSpec = account.parse().unwrap();
             assert_eq!(resolve_user(&account, users, groups).unwrap(), expected, "{account:?}");
         }
-        let absent =
+        let error =
             resolve_user(&AccountSpec::Named("nosuch".to_owned()), users, groups).unwrap_err();
-        assert!(absent.to_string().contains("no user nosuch"), "{absent}");
+        assert!(error.to_string().contains("no user nosuch"), "{error}");
     }
 }

@@ -52,9 +52,9 @@ pub(crate) struct ExplainArgs {
 }
 
 /// Returns the same function for the control plane's web page, applied to the current configuration.
-pub(crate) fn explain_playground() -> Explainer {
-    Explainer::new(|objects, asked| {
-        request::explain_request(objects, asked).map_err(|error| output::format_error(&error))
+pub(crate) fn page_explainer() -> Explainer {
+    Explainer::new(|objects, query| {
+        request::explain_request(objects, query).map_err(|error| output::format_error(&error))
     })
 }
 
@@ -119,15 +119,15 @@ impl ExplainArgs {
 }
 
 fn topic_parser() -> PossibleValuesParser {
-    let words = Reason::ALL.iter().flat_map(|reason| [reason.label(), reason.code()]);
-    PossibleValuesParser::new([REQUEST, CHANGE].into_iter().chain(words))
+    let names = Reason::ALL.iter().flat_map(|reason| [reason.label(), reason.code()]);
+    PossibleValuesParser::new([REQUEST, CHANGE].into_iter().chain(names))
 }
 
 const REQUEST: &str = "request";
 const CHANGE: &str = "change";
 
 /// Exit code: the request does not reach the application.
-const REFUSED: u8 = 3;
+const EXIT_REJECTED: u8 = 3;
 
 const EXAMPLES: &str = "\
 Examples:

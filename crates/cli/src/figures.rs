@@ -1,6 +1,8 @@
 //! Rates, shares and times, formatted for table columns.
 
-pub(crate) use leno_control::figures::{AILING, FAILING, format_count, format_rate, format_share};
+pub(crate) use leno_control::figures::{
+    DEGRADED_BELOW, FAILING_BELOW, format_count, format_rate, format_share,
+};
 
 /// Formats milliseconds: `0.42 ms`, `12.3 ms`, `1.20 s`.
 pub(crate) fn format_latency(ms: Option<f64>) -> String {

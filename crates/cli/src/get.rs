@@ -29,8 +29,8 @@ use crate::tap::percent_encode;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct GetArgs {
     /// Objects to show
-    #[arg(value_enum)]
-    topic: Topic,
+    #[arg(value_enum, value_name = "RESOURCE")]
+    resource: ResourceKind,
     /// For proxies: show only those that are out of sync or reject a configuration
     #[arg(long)]
     out_of_sync: bool,
@@ -43,7 +43,7 @@ pub(crate) struct GetArgs {
 
 /// The objects to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Topic {
+enum ResourceKind {
     /// The mesh as a whole
     Status,
     /// Workloads and their sidecars
@@ -82,8 +82,8 @@ enum Topic {
     Rejected,
 }
 
-impl Topic {
-    /// True if the answer covers only the connected sidecars of one control plane.
+impl ResourceKind {
+    /// True if the response covers only the connected sidecars of one control plane.
     const fn is_about_sidecars(self) -> bool {
         match self {
             Self::Connections
@@ -119,77 +119,79 @@ impl Topic {
 }
 
 impl GetArgs {
-    /// Prints the answer.
+    /// Prints the objects of this kind.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(self.print_topic())?;
+        runtime.block_on(self.print_resource())?;
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn print_topic(self) -> anyhow::Result<()> {
+    async fn print_resource(self) -> anyhow::Result<()> {
         let mesh = MeshSocket::from_data(&self.data.path()?);
-        let mut answer = mesh.query_json(self.topic.query_path()).await?;
-        if self.topic.is_about_sidecars() {
+        let mut response = mesh.query_json(self.resource.query_path()).await?;
+        if self.resource.is_about_sidecars() {
             mesh.print_scope().await;
         }
         if self.out_of_sync {
-            if self.topic != Topic::Proxies {
+            if self.resource != ResourceKind::Proxies {
                 bail!("--out-of-sync applies to proxies only: leno get proxies --out-of-sync");
             }
-            let mut proxies: Vec<ProxyStatus> = parse_response(answer)?;
+            let mut proxies: Vec<ProxyStatus> = parse_response(response)?;
             proxies.retain(ProxyStatus::is_stale);
-            answer = serde_json::to_value(proxies)?;
+            response = serde_json::to_value(proxies)?;
         }
-        if self.topic == Topic::Connections {
-            let proxies: Vec<ProxyStatus> = parse_response(answer)?;
-            let found = connections::query_connections(&mesh, &proxies).await;
-            return self.print_result(&found, connections::connection_table);
+        if self.resource == ResourceKind::Connections {
+            let proxies: Vec<ProxyStatus> = parse_response(response)?;
+            let results = connections::query_connections(&mesh, &proxies).await;
+            return self.print_result(&results, connections::connection_table);
         }
-        if self.topic == Topic::Circuits {
-            let proxies: Vec<ProxyStatus> = parse_response(answer)?;
-            let found = circuits::query_circuits(&mesh, &proxies).await;
-            return self.print_result(&found, circuits::circuit_table);
+        if self.resource == ResourceKind::Circuits {
+            let proxies: Vec<ProxyStatus> = parse_response(response)?;
+            let results = circuits::query_circuits(&mesh, &proxies).await;
+            return self.print_result(&results, circuits::circuit_table);
         }
-        if self.topic == Topic::Ejected {
-            let proxies: Vec<ProxyStatus> = parse_response(answer)?;
-            let found = ejected::query_ejected(&mesh, &proxies).await;
-            return self.print_result(&found, ejected::ejected_table);
+        if self.resource == ResourceKind::Ejected {
+            let proxies: Vec<ProxyStatus> = parse_response(response)?;
+            let results = ejected::query_ejected(&mesh, &proxies).await;
+            return self.print_result(&results, ejected::ejected_table);
         }
-        if self.topic == Topic::Rules {
-            let found = parse_response::<TrafficStatus>(answer)?.rules;
-            return self.print_result(&found, rules::rule_table);
+        if self.resource == ResourceKind::Rules {
+            let results = parse_response::<TrafficStatus>(response)?.rules;
+            return self.print_result(&results, rules::rule_table);
         }
-        if let Some(form) = self.output.structured_format() {
-            return output::print_value(&answer, form);
+        if let Some(format) = self.output.structured_format() {
+            return output::print_value(&response, format);
         }
-        let listing = match self.topic {
-            Topic::Status => {
-                return output::print_text(&table::describe_status(&parse_response(answer)?));
+        let listing = match self.resource {
+            ResourceKind::Status => {
+                return output::print_text(&table::describe_status(&parse_response(response)?));
             }
-            Topic::Rejected => return output::print_text(&table::list_rejected(&answer)),
-            Topic::Workloads => {
-                let workloads: Vec<WorkloadStatus> = parse_response(answer)?;
+            ResourceKind::Rejected => return output::print_text(&table::list_rejected(&response)),
+            ResourceKind::Workloads => {
+                let workloads: Vec<WorkloadStatus> = parse_response(response)?;
                 let proxies: Vec<ProxyStatus> =
-                    parse_response(mesh.query_json(Topic::Proxies.query_path()).await?)?;
+                    parse_response(mesh.query_json(ResourceKind::Proxies.query_path()).await?)?;
                 table::workload_table(&workloads, &proxies)
             }
-            Topic::Services => table::service_table(
-                &parse_response::<Vec<_>>(answer)?,
+            ResourceKind::Services => table::service_table(
+                &parse_response::<Vec<_>>(response)?,
                 &self.query_traffic(&mesh).await,
             ),
-            Topic::Certificates => table::certificate_table(&parse_response::<Vec<_>>(answer)?),
-            Topic::Connections
-            | Topic::Circuits
-            | Topic::Ejected
-            | Topic::Proxies
-            | Topic::Rules => table::proxy_table(&parse_response::<Vec<_>>(answer)?),
-            Topic::Changes => changes::change_table(&parse_response::<Vec<_>>(answer)?),
-            Topic::Routes => table::route_table(
-                &parse_response::<Vec<_>>(answer)?,
+            ResourceKind::Certificates => {
+                table::certificate_table(&parse_response::<Vec<_>>(response)?)
+            }
+            ResourceKind::Connections
+            | ResourceKind::Circuits
+            | ResourceKind::Ejected
+            | ResourceKind::Proxies
+            | ResourceKind::Rules => table::proxy_table(&parse_response::<Vec<_>>(response)?),
+            ResourceKind::Changes => changes::change_table(&parse_response::<Vec<_>>(response)?),
+            ResourceKind::Routes => table::route_table(
+                &parse_response::<Vec<_>>(response)?,
                 &self.query_traffic(&mesh).await,
             ),
-            Topic::Policies => table::policy_table(
-                &parse_response::<Vec<_>>(answer)?,
+            ResourceKind::Policies => table::policy_table(
+                &parse_response::<Vec<_>>(response)?,
                 &self.query_traffic(&mesh).await,
             ),
         };
@@ -199,12 +201,12 @@ impl GetArgs {
     /// Prints the result for programs or for people.
     fn print_result<T: Serialize>(
         &self,
-        found: &Vec<T>,
+        results: &Vec<T>,
         table: fn(&[T]) -> Listing,
     ) -> anyhow::Result<()> {
         match self.output.structured_format() {
-            Some(form) => output::print_value(found, form),
-            None => output::print_raw(&table(found).render(self.output)),
+            Some(format) => output::print_value(results, format),
+            None => output::print_raw(&table(results).render(self.output)),
         }
     }
 
@@ -214,28 +216,28 @@ impl GetArgs {
         if self.output != OutputFormat::Wide {
             return TrafficStatus::default();
         }
-        let reported = mesh.query_json("/traffic").await.and_then(parse_response);
-        reported.unwrap_or_default()
+        let traffic = mesh.query_json("/traffic").await.and_then(parse_response);
+        traffic.unwrap_or_default()
     }
 }
 
-/// Describes the scope of an answer if other control planes have more sidecars.
+/// Describes the scope of a response if other control planes have more sidecars.
 pub(crate) fn describe_scope(status: &Status) -> Option<String> {
-    let others: usize = status.other_replicas.iter().map(|peer| peer.sidecars).sum();
-    if others == 0 {
+    let other_sidecars: usize = status.other_replicas.iter().map(|peer| peer.sidecars).sum();
+    if other_sidecars == 0 {
         return None;
     }
-    let places = status.other_replicas.iter().filter(|peer| peer.sidecars > 0);
-    let places = places.map(|peer| match &peer.address {
+    let addresses = status.other_replicas.iter().filter(|peer| peer.sidecars > 0);
+    let addresses = addresses.map(|peer| match &peer.address {
         Some(address) => format!("{address} ({})", peer.sidecars),
         None => format!("an unknown address ({})", peer.sidecars),
     });
-    let places: Vec<String> = places.collect();
+    let addresses: Vec<String> = addresses.collect();
     Some(format!(
         "scope: this control plane has {} of {}; for the others run the command at {}",
         status.proxies,
-        format_count(status.proxies + others, "connected sidecar"),
-        places.join(", ")
+        format_count(status.proxies + other_sidecars, "connected sidecar"),
+        addresses.join(", ")
     ))
 }
 
@@ -255,24 +257,24 @@ impl MeshSocket {
     /// Queries the control plane for `path`.
     ///
     /// # Errors
-    /// If no mesh answers, or it rejects the query.
+    /// If no mesh responds, or it rejects the query.
     pub(crate) async fn query_json(&self, path: &str) -> anyhow::Result<Value> {
-        let answer = self.send_request("GET", path).await?;
-        serde_json::from_str(&answer).context("the response of the control plane is not JSON")
+        let response = self.send_request("GET", path).await?;
+        serde_json::from_str(&response).context("the response of the control plane is not JSON")
     }
 
-    /// Queries the admin page of a workload's sidecar, over the stream to its control plane.
+    /// Queries the admin endpoint of a workload's sidecar, over the stream to its control plane.
     ///
     /// # Errors
-    /// If the sidecar does not answer, or with an error status: the body contains the reason.
+    /// If the sidecar does not respond, or with an error status: the body contains the reason.
     pub(crate) async fn sidecar_page(&self, workload: &str, path: &str) -> anyhow::Result<String> {
         match self.query_sidecar(workload, path).await? {
-            (200..300, answer) => Ok(answer),
+            (200..300, response) => Ok(response),
             (_, problem) => bail!("{}", problem.trim_end()),
         }
     }
 
-    /// Returns the readiness that a workload's sidecar reports, or the reason why it does not answer. `None` if
+    /// Returns the readiness that a workload's sidecar reports, or the reason why it does not respond. `None` if
     /// the sidecar or the control plane is of an earlier release, or has no capacity for the query.
     pub(crate) async fn sidecar_is_ready(&self, workload: &str) -> Option<Result<(), String>> {
         match self.query_sidecar(workload, "/ready").await {
@@ -286,61 +288,61 @@ impl MeshSocket {
     async fn query_sidecar(&self, workload: &str, path: &str) -> anyhow::Result<(u16, String)> {
         let path =
             format!("/sidecar?workload={}&path={}", percent_encode(workload), percent_encode(path));
-        let asked = leno_control::admin::query_admin(&self.socket, "GET", &path).await;
-        asked.map_err(|error| self.unreachable_error(error))
+        let outcome = leno_control::admin::query_admin(&self.socket, "GET", &path).await;
+        outcome.map_err(|error| self.unreachable_error(error))
     }
 
-    /// Returns the scope of answers about sidecars, if other control planes have some of them.
+    /// Returns the scope of responses about sidecars, if other control planes have some of them.
     pub(crate) async fn query_scope(&self) -> Option<String> {
         let status: Status = parse_response(self.query_json("/status").await.ok()?).ok()?;
         describe_scope(&status)
     }
 
-    /// Prints the scope of an answer about sidecars for people; programs find it in `leno get status`.
+    /// Prints the scope of a response about sidecars for people; programs find it in `leno get status`.
     pub(crate) async fn print_scope(&self) {
         if let Some(scope) = self.query_scope().await {
             log::print_to_stderr(&scope);
         }
     }
 
-    /// Sends any request to the control plane and returns the answer.
+    /// Sends any request to the control plane and returns the body of the response.
     ///
     /// # Errors
     /// If the control plane is unreachable, or rejects the request.
     pub(crate) async fn send_request(&self, method: &str, path: &str) -> anyhow::Result<String> {
-        let asked = leno_control::admin::query_admin(&self.socket, method, path).await;
-        let (status, answer) = asked.map_err(|error| self.unreachable_error(error))?;
+        let outcome = leno_control::admin::query_admin(&self.socket, method, path).await;
+        let (status, response) = outcome.map_err(|error| self.unreachable_error(error))?;
         match status {
-            200..300 => Ok(answer),
-            _ => bail!("the control plane rejected the request: {}", answer.trim_end()),
+            200..300 => Ok(response),
+            _ => bail!("the control plane rejected the request: {}", response.trim_end()),
         }
     }
 
-    /// Follows an endless answer until `each` returns that it is complete.
+    /// Reads an endless response line by line until `on_line` returns true, or an error.
     ///
     /// # Errors
-    /// As [`MeshSocket::send_request`], and the errors of `each`.
+    /// As [`MeshSocket::send_request`], and the errors of `on_line`.
     pub(crate) async fn follow_stream(
         &self,
         path: &str,
-        each: impl FnMut(&str) -> anyhow::Result<bool>,
+        on_line: impl FnMut(&str) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let followed = leno_control::admin::follow_lines(&self.socket, path, each).await;
-        let followed = followed.map_err(|error| match error.downcast::<io::Error>() {
+        let outcome = leno_control::admin::follow_lines(&self.socket, path, on_line).await;
+        let outcome = outcome.map_err(|error| match error.downcast::<io::Error>() {
             Ok(error) if error.kind() != io::ErrorKind::BrokenPipe => self.unreachable_error(error),
             Ok(error) => error.into(),
             Err(error) => error,
         })?;
-        followed.map_err(|(_, problem)| {
+        outcome.map_err(|(_, problem)| {
             anyhow::anyhow!("the control plane rejected the request: {}", problem.trim_end())
         })
     }
 
     fn unreachable_error(&self, error: io::Error) -> anyhow::Error {
         let socket = self.socket.display();
-        let absent =
+        let is_absent =
             matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
-        let context = match absent {
+        let context = match is_absent {
             true => format!(
                 "no mesh responds at {socket}: start one with `leno up`, or set its data directory with --data"
             ),
@@ -350,12 +352,12 @@ impl MeshSocket {
     }
 }
 
-/// Parses an answer.
+/// Parses a response of the control plane.
 ///
 /// # Errors
-/// If it is of another version.
-pub(crate) fn parse_response<T: serde::de::DeserializeOwned>(answer: Value) -> anyhow::Result<T> {
-    serde_json::from_value(answer)
+/// If it has another format, such as that of another version.
+pub(crate) fn parse_response<T: serde::de::DeserializeOwned>(response: Value) -> anyhow::Result<T> {
+    serde_json::from_value(response)
         .context("the response cannot be parsed: the mesh may run another version of leno")
 }
 

@@ -49,8 +49,8 @@ pub(crate) struct InjectArgs {
 impl InjectArgs {
     /// Prints the manifests with sidecars; the summary goes to standard error.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let documents = read(&self.file)?;
-        let found = match &self.roots {
+        let documents = read_documents(&self.file)?;
+        let cluster_settings = match &self.roots {
             Some(path) => {
                 let roots = std::fs::read_to_string(path)
                     .with_context(|| format!("cannot read {}", path.display()))?;
@@ -62,14 +62,14 @@ impl InjectArgs {
                 cluster::run(ClusterSettings::in_cluster(&self.cluster, namespaces))?
             }
         };
-        let settings = self.injection_settings(&found);
+        let settings = self.injection_settings(&cluster_settings);
         let mut injected = Vec::with_capacity(documents.len());
         for document in documents {
-            let InjectedManifest { manifest, reported } =
-                inject_manifest(document, &found.namespaces, &settings)
+            let InjectedManifest { manifest, outcomes } =
+                inject_manifest(document, &cluster_settings.namespaces, &settings)
                     .map_err(|(object, error)| anyhow::anyhow!("{object}: {error}"))?;
-            for (object, reported) in reported {
-                print_result(&object, &reported);
+            for (object, outcome) in outcomes {
+                print_result(&object, &outcome);
             }
             injected.push(manifest);
         }
@@ -77,24 +77,25 @@ impl InjectArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn injection_settings(&self, found: &ClusterSettings) -> InjectionSettings {
-        let image = self.image.as_ref().or(found.image.as_ref());
+    fn injection_settings(&self, cluster_settings: &ClusterSettings) -> InjectionSettings {
+        let image = self.image.as_ref().or(cluster_settings.image.as_ref());
         let image = image.map_or_else(|| install::IMAGE.to_owned(), Clone::clone);
-        let trust_domain = self.trust_domain.as_ref().or(found.trust_domain.as_ref()).cloned();
+        let trust_domain =
+            self.trust_domain.as_ref().or(cluster_settings.trust_domain.as_ref()).cloned();
         let trust_domain = trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
         let namespace = self.cluster.namespace.clone();
         InjectionSettings {
-            native_sidecars: !self.no_native_sidecar && !found.is_old,
-            by_plugin: self.cni || found.by_plugin,
-            exclusions: found.exclusions.clone(),
-            floor: found.floor.clone(),
-            ..InjectionSettings::new(image, namespace, trust_domain, found.roots.clone())
+            native_sidecars: !self.no_native_sidecar && !cluster_settings.is_old,
+            by_plugin: self.cni || cluster_settings.by_plugin,
+            exclusions: cluster_settings.exclusions.clone(),
+            floor: cluster_settings.floor.clone(),
+            ..InjectionSettings::new(image, namespace, trust_domain, cluster_settings.roots.clone())
         }
     }
 }
 
-fn print_result(object: &str, reported: &TemplateOutcome) {
-    match reported {
+fn print_result(object: &str, outcome: &TemplateOutcome) {
+    match outcome {
         TemplateOutcome::Injected(warnings) => {
             eprintln!("{object}: sidecar added");
             for warning in warnings {
@@ -105,18 +106,18 @@ fn print_result(object: &str, reported: &TemplateOutcome) {
     }
 }
 
-fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
+fn read_documents(path: &Path) -> anyhow::Result<Vec<Value>> {
     let mut text = String::new();
     if path == Path::new("-") {
-        let input = std::io::stdin().take(BYTES_MAX + 1).read_to_string(&mut text);
-        input.context("cannot read standard input")?;
+        let outcome = std::io::stdin().take(MAX_BYTES + 1).read_to_string(&mut text);
+        outcome.context("cannot read standard input")?;
     } else {
         let file = std::fs::File::open(path);
-        let read = file.and_then(|file| file.take(BYTES_MAX + 1).read_to_string(&mut text));
-        read.with_context(|| format!("cannot read {}", path.display()))?;
+        let outcome = file.and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
+        outcome.with_context(|| format!("cannot read {}", path.display()))?;
     }
-    if text.len() as u64 > BYTES_MAX {
-        bail!("{} has more than {BYTES_MAX} bytes: split it", path.display());
+    if text.len() as u64 > MAX_BYTES {
+        bail!("{} has more than {MAX_BYTES} bytes: split it", path.display());
     }
     parse_documents(&text).with_context(|| format!("{} is not YAML", path.display()))
 }
@@ -131,7 +132,7 @@ fn parse_documents(text: &str) -> anyhow::Result<Vec<Value>> {
 }
 
 /// Maximum input size.
-const BYTES_MAX: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manifests_are_read_like_kubectl() {
+    fn manifests_are_parsed_as_kubectl_does() {
         let text = "---\na: 0644\nb: yes\nc: '0644'\nd: 1.50\n---\n\n---\ne: [x, ~]\n";
         let expected =
             [json!({"a": 420, "b": true, "c": "0644", "d": 1.5}), json!({"e": ["x", null]})];

@@ -124,20 +124,23 @@ impl InstallArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Returns the options of the installation: those of the command line, and for absent ones those `before`.
+    /// Returns the options of the installation: those of the command line, or else those of `installed`.
     ///
     /// # Errors
     /// If a CNI directory is set without the CNI plugin, `--api-server` without NetworkPolicies, or
     /// `--access-certs` to the control plane's namespace; or if the file of `--webhook-client-ca` cannot be
     /// read.
-    fn merge_options(&self, before: Installed) -> anyhow::Result<InstallOptions> {
-        let domain = self.trust_domain.clone().or(before.trust_domain);
+    fn merge_options(&self, installed: Installed) -> anyhow::Result<InstallOptions> {
+        let domain = self.trust_domain.clone().or(installed.trust_domain);
         let domain = domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
-        let fresh = InstallOptions::new(self.image.clone(), domain);
-        let network = before.network.unwrap_or_default();
-        let has_cni = self.cni.unwrap_or(before.cni);
-        let places = [("--cni-bin-dir", &self.cni_bin_dir), ("--cni-conf-dir", &self.cni_conf_dir)];
-        if let Some((option, _)) = places.into_iter().find(|(_, dir)| dir.is_some() && !has_cni) {
+        let defaults = InstallOptions::new(self.image.clone(), domain);
+        let network = installed.network.unwrap_or_default();
+        let has_cni = self.cni.unwrap_or(installed.cni);
+        let cni_directories =
+            [("--cni-bin-dir", &self.cni_bin_dir), ("--cni-conf-dir", &self.cni_conf_dir)];
+        if let Some((option, _)) =
+            cni_directories.into_iter().find(|(_, dir)| dir.is_some() && !has_cni)
+        {
             anyhow::bail!("{option} requires --cni: set both, or neither");
         }
         let cni = has_cni.then(|| NodeNetwork {
@@ -145,23 +148,23 @@ impl InstallArgs {
             conf_dir: self.cni_conf_dir.clone().unwrap_or(network.conf_dir),
         });
         let access_certs = self.access_certs.as_deref().map(listed_namespaces);
-        let access_certs = access_certs.unwrap_or(before.access_certs);
+        let access_certs = access_certs.unwrap_or(installed.access_certs);
         let settings_namespaces = self.settings_namespaces.as_deref().map(listed_namespaces);
-        let settings_namespaces = settings_namespaces.unwrap_or(before.settings_namespaces);
-        let own = &self.cluster.namespace;
-        if access_certs.iter().any(|it| it.as_str() == &**own) {
+        let settings_namespaces = settings_namespaces.unwrap_or(installed.settings_namespaces);
+        let own_namespace = &self.cluster.namespace;
+        if access_certs.iter().any(|namespace| namespace.as_str() == &**own_namespace) {
             anyhow::bail!(
-                "--access-certs {own}: the control plane's own namespace is not allowed; use others"
+                "--access-certs {own_namespace}: the control plane's own namespace is not allowed; use others"
             );
         }
         let webhook_client_ca = match &self.webhook_client_ca {
-            None => before.webhook_client_ca,
+            None => installed.webhook_client_ca,
             Some(path) if path.as_os_str() == NONE => None,
             Some(path) => Some(read_client_ca(path)?),
         };
-        let network_policies = self.network_policies.or(before.network_policies).unwrap_or(true);
+        let network_policies = self.network_policies.or(installed.network_policies).unwrap_or(true);
         let api_server = match &self.api_server {
-            None => before.api_server,
+            None => installed.api_server,
             Some(ranges) => ranges.iter().flatten().cloned().collect(),
         };
         if !network_policies && self.api_server.is_some() {
@@ -170,17 +173,17 @@ impl InstallArgs {
         let jwks_allow = match &self.jwks_allow {
             Some(servers) if *servers == PermittedServers::default() => None,
             Some(servers) => Some(servers.to_string()),
-            None => before.jwks_allow,
+            None => installed.jwks_allow,
         };
         Ok(InstallOptions {
             webhook_client_ca,
             network_policies,
             api_server,
             namespace: self.cluster.namespace.to_string(),
-            replicas: self.replicas.or(before.replicas).unwrap_or(fresh.replicas),
+            replicas: self.replicas.or(installed.replicas).unwrap_or(defaults.replicas),
             with_smi: self.with_smi,
             cni,
-            gateways: self.gateways.unwrap_or(before.gateways),
+            gateways: self.gateways.unwrap_or(installed.gateways),
             access_certs,
             settings_namespaces,
             jwks_allow,
@@ -188,23 +191,24 @@ impl InstallArgs {
                 .metrics_from
                 .as_ref()
                 .map(ToString::to_string)
-                .or(before.metrics_from),
-            ..fresh
+                .or(installed.metrics_from),
+            ..defaults
         })
     }
 
     async fn install(&self) -> anyhow::Result<()> {
         let (cluster, timeout) = (&self.cluster, self.timeout);
         let client = cluster.connect_client().await?;
-        let before = Installed::read_installation(&client, &cluster.namespace).await?;
-        let options = self.merge_options(before.clone().unwrap_or_default())?;
-        if let Some(kept) =
-            before.map(|before| self.kept_options(&before)).filter(|kept| !kept.is_empty())
+        let installed = Installed::read_installation(&client, &cluster.namespace).await?;
+        let options = self.merge_options(installed.clone().unwrap_or_default())?;
+        if let Some(unchanged) = installed
+            .map(|installed| self.unchanged_options(&installed))
+            .filter(|unchanged| !unchanged.is_empty())
         {
-            eprintln!("as installed before: {}", kept.join(" "));
+            eprintln!("as installed before: {}", unchanged.join(" "));
         }
         apply_manifests(&client, &installation_manifests(&options), print_step).await?;
-        // Rights that the options do not grant are removed.
+        // Permissions that the options do not grant are removed.
         withdraw_permissions(&client, &options.access_certs, print_step).await?;
         if !options.gateways {
             withdraw_gateways(&client, print_step).await?;
@@ -216,46 +220,47 @@ impl InstallArgs {
             retract_gateways(&client, print_step).await?;
         }
         eprintln!("waiting for the injection webhook …");
-        wait_for_webhook(&client, WEBHOOK_MAX.min(timeout)).await?;
+        wait_for_webhook(&client, WEBHOOK_TIMEOUT.min(timeout)).await?;
         // Pods created from now on redirect their traffic without the plugin.
         if options.cni.is_none() {
             withdraw_cni(&client, &options, print_step).await?;
         }
-        reported_next();
+        print_next_step();
         Ok(())
     }
 
     /// Returns the options that are absent from the command line and keep their installed values.
-    fn kept_options(&self, before: &Installed) -> Vec<String> {
-        let was = |said: Option<bool>, before: bool| said.is_none() && before;
-        let replicas = before.replicas.filter(|_| self.replicas.is_none());
-        let domain = before.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
-        let names = |said: bool, before: &BTreeSet<Name>| {
-            let names: Vec<&str> = before.iter().map(Name::as_str).collect();
-            (!said && !names.is_empty()).then(|| names.join(","))
+    fn unchanged_options(&self, installed: &Installed) -> Vec<String> {
+        let is_unchanged = |option: Option<bool>, installed: bool| option.is_none() && installed;
+        let replicas = installed.replicas.filter(|_| self.replicas.is_none());
+        let domain = installed.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
+        let join_names = |is_set: bool, installed: &BTreeSet<Name>| {
+            let names: Vec<&str> = installed.iter().map(Name::as_str).collect();
+            (!is_set && !names.is_empty()).then(|| names.join(","))
         };
-        let certs = names(self.access_certs.is_some(), &before.access_certs);
-        let settings = names(self.settings_namespaces.is_some(), &before.settings_namespaces);
-        let ranges: Vec<String> = before.api_server.iter().map(ToString::to_string).collect();
+        let certs = join_names(self.access_certs.is_some(), &installed.access_certs);
+        let settings =
+            join_names(self.settings_namespaces.is_some(), &installed.settings_namespaces);
+        let ranges: Vec<String> = installed.api_server.iter().map(ToString::to_string).collect();
         let ranges = (self.api_server.is_none() && !ranges.is_empty()).then(|| ranges.join(","));
-        let jwks = before.jwks_allow.as_ref().filter(|_| self.jwks_allow.is_none());
-        let clients = before.metrics_from.as_ref().filter(|_| self.metrics_from.is_none());
-        let all = [
+        let jwks = installed.jwks_allow.as_ref().filter(|_| self.jwks_allow.is_none());
+        let clients = installed.metrics_from.as_ref().filter(|_| self.metrics_from.is_none());
+        let arguments = [
             replicas.map(|count| format!("--replicas {count}")),
             domain.map(|domain| format!("--trust-domain {domain}")),
-            was(self.cni, before.cni).then(|| "--cni".to_owned()),
-            was(self.gateways, before.gateways).then(|| "--gateways".to_owned()),
+            is_unchanged(self.cni, installed.cni).then(|| "--cni".to_owned()),
+            is_unchanged(self.gateways, installed.gateways).then(|| "--gateways".to_owned()),
             certs.map(|certs| format!("--access-certs {certs}")),
-            (self.webhook_client_ca.is_none() && before.webhook_client_ca.is_some())
+            (self.webhook_client_ca.is_none() && installed.webhook_client_ca.is_some())
                 .then(|| "--webhook-client-ca".to_owned()),
-            (self.network_policies.is_none() && before.network_policies == Some(false))
+            (self.network_policies.is_none() && installed.network_policies == Some(false))
                 .then(|| "--network-policies=false".to_owned()),
             ranges.map(|ranges| format!("--api-server {ranges}")),
             settings.map(|settings| format!("--settings-namespaces {settings}")),
             jwks.map(|servers| format!("--jwks-allow {servers}")),
             clients.map(|clients| format!("--metrics-from {clients}")),
         ];
-        all.into_iter().flatten().collect()
+        arguments.into_iter().flatten().collect()
     }
 }
 
@@ -274,13 +279,13 @@ fn parse_range(text: &str) -> Result<Option<AddressRange>, String> {
     range.map_err(|()| "is not a range of addresses; use CIDR, such as 10.0.0.0/28".to_owned())
 }
 
-fn reported_next() {
+fn print_next_step() {
     let next = "kubectl label namespace NAME leno.dev/injection=enabled";
     eprintln!("the mesh is ready; add a namespace with `{next}`");
 }
 
-fn print_manifests(manifests: &[Value], form: ManifestFormat) -> anyhow::Result<()> {
-    match form {
+fn print_manifests(manifests: &[Value], format: ManifestFormat) -> anyhow::Result<()> {
+    match format {
         ManifestFormat::Yaml => output::print_raw(&yaml::write_documents(manifests)),
         ManifestFormat::Json => output::print_json(&serde_json::json!({
             "apiVersion": "v1",
@@ -316,7 +321,7 @@ impl UninstallArgs {
     /// Prints the objects to remove, or removes them.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.statuses_only {
-            return self.retract();
+            return self.retract_installation_statuses();
         }
         let namespace = self.cluster.namespace.to_string();
         let trust_domain = MeshConfig::default().trust_domain;
@@ -343,17 +348,19 @@ impl UninstallArgs {
             eprintln!("pods keep their sidecars until they are restarted");
         } else {
             let names: Vec<String> =
-                removals.iter().map(|it| yaml::object_name(it) + "\n").collect();
+                removals.iter().map(|object| yaml::object_name(object) + "\n").collect();
             output::print_raw(&names.concat())?;
-            eprintln!("and, in every namespace, the objects of gateways: {MADE}");
-            eprintln!("and, in every namespace, the permission to write Secrets: {GRANTED}");
-            eprintln!("{RETRACTED}");
+            eprintln!(
+                "and, in every namespace, the objects of gateways: {REMOVED_GATEWAY_OBJECTS}"
+            );
+            eprintln!("and, in every namespace, the permission to write Secrets: {REMOVED_ROLES}");
+            eprintln!("{RETRACTION_EFFECT}");
         }
         Ok(ExitCode::SUCCESS)
     }
 
     /// Deletes the Lease and retracts statuses, or prints these actions.
-    fn retract(&self) -> anyhow::Result<ExitCode> {
+    fn retract_installation_statuses(&self) -> anyhow::Result<ExitCode> {
         let namespace = &self.cluster.namespace;
         let lease = lease_reference(namespace);
         if self.apply {
@@ -366,7 +373,7 @@ impl UninstallArgs {
             })?;
         } else {
             output::print_raw(&(yaml::object_name(&lease) + "\n"))?;
-            eprintln!("{RETRACTED}");
+            eprintln!("{RETRACTION_EFFECT}");
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -375,17 +382,17 @@ impl UninstallArgs {
 /// The word that empties a list.
 const NONE: &str = "none";
 /// The removed objects of `--access-certs`.
-const GRANTED: &str = "Roles and RoleBindings named leno-access-certs";
+const REMOVED_ROLES: &str = "Roles and RoleBindings named leno-access-certs";
 /// The effect on statuses.
-const RETRACTED: &str =
+const RETRACTION_EFFECT: &str =
     "status conditions that report an effect become Unknown, and gateways lose their addresses";
 /// The removed objects of gateways.
-const MADE: &str = "Deployments, PodDisruptionBudgets, Services and ServiceAccounts with the label \
+const REMOVED_GATEWAY_OBJECTS: &str = "Deployments, PodDisruptionBudgets, Services and ServiceAccounts with the label \
                     leno.dev/gateway";
 /// The image of this version.
 pub(crate) const IMAGE: &str = concat!("leno:", env!("CARGO_PKG_VERSION"));
 /// Sufficient once the control planes are ready.
-const WEBHOOK_MAX: Duration = Duration::from_secs(60);
+const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(60);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -418,8 +425,8 @@ mod tests {
         install: InstallArgs,
     }
 
-    fn parse_args(words: &[&str]) -> InstallArgs {
-        CommandLine::try_parse_from([&["install"], words].concat()).unwrap().install
+    fn parse_args(arguments: &[&str]) -> InstallArgs {
+        CommandLine::try_parse_from([&["install"], arguments].concat()).unwrap().install
     }
 
     fn installed_before() -> Installed {
@@ -441,19 +448,19 @@ mod tests {
     }
 
     #[test]
-    fn reinstalling_keeps_options_that_are_not_given() {
-        let again = parse_args(&[]);
-        let options = again.merge_options(installed_before()).unwrap();
+    fn a_reinstallation_keeps_options_that_are_not_set() {
+        let args = parse_args(&[]);
+        let options = args.merge_options(installed_before()).unwrap();
         assert_eq!((options.replicas, options.gateways), (3, true));
         assert_eq!(options.trust_domain.to_string(), "prod.example");
         assert_eq!(options.cni, installed_before().network);
-        let kept = again.kept_options(&installed_before()).join(" ");
+        let unchanged = args.unchanged_options(&installed_before()).join(" ");
         assert_eq!(options.access_certs, installed_before().access_certs);
         assert_eq!(options.settings_namespaces, installed_before().settings_namespaces);
         let expected = "--replicas 3 --trust-domain prod.example --cni --gateways --access-certs shop \
                         --webhook-client-ca --api-server 10.0.0.0/28 --settings-namespaces osm-system \
                         --jwks-allow keys.shop.svc --metrics-from 10.0.0.0/8";
-        assert_eq!(kept, expected);
+        assert_eq!(unchanged, expected);
         assert_eq!(options.webhook_client_ca, installed_before().webhook_client_ca);
         assert_eq!(
             (options.network_policies, options.api_server),
@@ -462,26 +469,26 @@ mod tests {
     }
 
     #[test]
-    fn given_options_override_installed_ones() {
+    fn options_of_the_command_line_override_installed_ones() {
         let protections = ["--webhook-client-ca", "none", "--api-server", "none"];
-        let words = ["--gateways=false", "--cni", "--cni-bin-dir", "/x", "--replicas", "1"];
-        let again = parse_args(&[&words[..], &protections].concat());
-        let options = again.merge_options(installed_before()).unwrap();
+        let arguments = ["--gateways=false", "--cni", "--cni-bin-dir", "/x", "--replicas", "1"];
+        let args = parse_args(&[&arguments[..], &protections].concat());
+        let options = args.merge_options(installed_before()).unwrap();
         assert_eq!((options.replicas, options.gateways), (1, false));
         let network = options.cni.unwrap();
         assert_eq!((network.bin_dir.as_str(), network.conf_dir.as_str()), ("/x", "/c"));
-        let kept = [
+        let unchanged = [
             "--trust-domain prod.example",
             "--access-certs shop",
             "--settings-namespaces osm-system",
             "--jwks-allow keys.shop.svc",
             "--metrics-from 10.0.0.0/8",
         ];
-        assert_eq!(again.kept_options(&installed_before()), kept);
-        let none = parse_args(&["--settings-namespaces", "none"])
+        assert_eq!(args.unchanged_options(&installed_before()), unchanged);
+        let options_without_settings = parse_args(&["--settings-namespaces", "none"])
             .merge_options(installed_before())
             .unwrap();
-        assert_eq!(none.settings_namespaces, BTreeSet::new());
+        assert_eq!(options_without_settings.settings_namespaces, BTreeSet::new());
         assert_eq!(
             parse_args(&["--cni=false"]).merge_options(installed_before()).unwrap().cni,
             None
@@ -489,30 +496,33 @@ mod tests {
     }
 
     #[test]
-    fn the_given_jwks_servers_are_allowed() {
-        let servers = |words: &[&str]| {
-            parse_args(words).merge_options(installed_before()).unwrap().jwks_allow
+    fn jwks_servers_and_metrics_clients_are_merged_with_installed_ones() {
+        let servers = |arguments: &[&str]| {
+            parse_args(arguments).merge_options(installed_before()).unwrap().jwks_allow
         };
         assert_eq!(servers(&[]).as_deref(), Some("keys.shop.svc"));
-        let said = ["--jwks-allow", "KEYS.svc,10.0.0.1"];
-        assert_eq!(servers(&said).as_deref(), Some("keys.svc,10.0.0.1/32"));
+        let arguments = ["--jwks-allow", "KEYS.svc,10.0.0.1"];
+        assert_eq!(servers(&arguments).as_deref(), Some("keys.svc,10.0.0.1/32"));
         assert_eq!(servers(&["--jwks-allow", "none"]), None);
-        let clients = |words: &[&str]| {
-            parse_args(words).merge_options(installed_before()).unwrap().metrics_from
+        let clients = |arguments: &[&str]| {
+            parse_args(arguments).merge_options(installed_before()).unwrap().metrics_from
         };
         assert_eq!(clients(&[]).as_deref(), Some("10.0.0.0/8"));
         assert_eq!(clients(&["--metrics-from", "any"]).as_deref(), Some("any"));
     }
 
     #[test]
-    fn the_given_secret_namespaces_are_readable() {
-        let names = |words: &[&str]| -> Vec<String> {
-            let options = parse_args(words).merge_options(installed_before()).unwrap();
+    fn secret_namespaces_are_merged_and_validated() {
+        let namespaces = |arguments: &[&str]| -> Vec<String> {
+            let options = parse_args(arguments).merge_options(installed_before()).unwrap();
             options.access_certs.iter().map(ToString::to_string).collect()
         };
-        assert_eq!(names(&["--access-certs", "ingress,jobs"]), ["ingress", "jobs"]);
-        assert_eq!(names(&["--access-certs", "jobs", "--access-certs", "shop"]), ["jobs", "shop"]);
-        assert_eq!(names(&["--access-certs", "none"]), [""; 0]);
+        assert_eq!(namespaces(&["--access-certs", "ingress,jobs"]), ["ingress", "jobs"]);
+        assert_eq!(
+            namespaces(&["--access-certs", "jobs", "--access-certs", "shop"]),
+            ["jobs", "shop"]
+        );
+        assert_eq!(namespaces(&["--access-certs", "none"]), [""; 0]);
         assert!(
             parse_args(&["--access-certs", "leno-system"])
                 .merge_options(installed_before())
@@ -522,41 +532,46 @@ mod tests {
     }
 
     #[test]
-    fn network_policies_are_on_by_default() {
-        let options = |words: &[&str], before| parse_args(words).merge_options(before);
-        let ranges = |words: &[&str]| options(words, installed_before()).unwrap().api_server;
-        let parsed = |text: &[&str]| text.iter().map(|it| it.parse().unwrap()).collect();
+    fn network_policies_are_enabled_by_default() {
+        let merge = |arguments: &[&str], installed| parse_args(arguments).merge_options(installed);
+        let ranges = |arguments: &[&str]| merge(arguments, installed_before()).unwrap().api_server;
+        let parse_ranges =
+            |text: &[&str]| text.iter().map(|range| range.parse().unwrap()).collect();
         assert_eq!(
             ranges(&["--api-server", "192.0.2.1,2001:db8::/64"]),
-            parsed(&["192.0.2.1", "2001:db8::/64"])
+            parse_ranges(&["192.0.2.1", "2001:db8::/64"])
         );
         assert_eq!(ranges(&["--api-server", "none"]), BTreeSet::new());
         assert!(CommandLine::try_parse_from(["install", "--api-server", "api.example"]).is_err());
-        let off = Installed { network_policies: Some(false), ..Installed::default() };
-        assert!(!options(&[], off.clone()).unwrap().network_policies);
-        assert!(options(&["--network-policies"], off.clone()).unwrap().network_policies);
-        assert!(options(&["--api-server", "192.0.2.1"], off).is_err());
-        assert!(options(&["--webhook-client-ca", "/no/such/file"], installed_before()).is_err());
+        let without_policies = Installed { network_policies: Some(false), ..Installed::default() };
+        assert!(!merge(&[], without_policies.clone()).unwrap().network_policies);
+        assert!(merge(&["--network-policies"], without_policies.clone()).unwrap().network_policies);
+        assert!(merge(&["--api-server", "192.0.2.1"], without_policies).is_err());
+        assert!(merge(&["--webhook-client-ca", "/no/such/file"], installed_before()).is_err());
     }
 
     #[test]
-    fn plugin_directories_require_the_plugin() {
-        for (words, before, works) in [
+    fn cni_directories_require_the_cni_plugin() {
+        for (arguments, installed, works) in [
             (&["--cni-bin-dir", "/x"][..], Installed::default(), false),
             (&["--cni-conf-dir", "/x"], Installed::default(), false),
             (&["--cni=false", "--cni-bin-dir", "/x"], installed_before(), false),
             (&["--cni-bin-dir", "/x"], installed_before(), true),
             (&["--cni", "--cni-conf-dir", "/x"], Installed::default(), true),
         ] {
-            assert_eq!(parse_args(words).merge_options(before).is_ok(), works, "{words:?}");
+            assert_eq!(
+                parse_args(arguments).merge_options(installed).is_ok(),
+                works,
+                "{arguments:?}"
+            );
         }
     }
 
     #[test]
-    fn a_first_installation_has_what_is_documented() {
-        let first = parse_args(&[]).merge_options(Installed::default()).unwrap();
+    fn a_first_installation_has_the_default_options() {
+        let options = parse_args(&[]).merge_options(Installed::default()).unwrap();
         let domain = MeshConfig::default().trust_domain;
-        assert_eq!(first, InstallOptions::new(IMAGE.to_owned(), domain));
+        assert_eq!(options, InstallOptions::new(IMAGE.to_owned(), domain));
         assert_eq!(
             parse_args(&["--cni"]).merge_options(Installed::default()).unwrap().cni,
             Some(NodeNetwork::default())

@@ -2,7 +2,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line talks to its user")]
 
-mod ask;
+mod admin_client;
 mod bench;
 mod bug_report;
 mod ca;
@@ -141,7 +141,7 @@ pub fn run() -> ExitCode {
     }
     let Cli { log_level, command } = match parse_arguments() {
         Ok(arguments) => arguments,
-        Err(error) => return wrong_usage(&error),
+        Err(error) => return report_usage_error(&error),
     };
     log::start(log_level.as_ref(), command.log_style());
     let code = match command.run(log_level) {
@@ -157,16 +157,16 @@ pub fn run() -> ExitCode {
     code
 }
 
-/// The arguments of this process.
+/// Parses the arguments of this process.
 fn parse_arguments() -> Result<Cli, clap::Error> {
     let mut command = reflow_help(Cli::command());
     let matches = command.try_get_matches_from_mut(std::env::args_os())?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// The same command. Only the width of the terminal breaks the lines of the text after its options.
+/// Returns the command with its text after the options reflowed: only the width of the terminal breaks lines.
 fn reflow_help(command: clap::Command) -> clap::Command {
-    let text = command.get_after_help().map(|text| joined_paragraphs(&text.to_string()));
+    let text = command.get_after_help().map(|text| join_paragraphs(&text.to_string()));
     let command = match text {
         Some(text) => command.after_help(text),
         None => command,
@@ -174,23 +174,23 @@ fn reflow_help(command: clap::Command) -> clap::Command {
     command.mut_subcommands(reflow_help)
 }
 
-/// The text with each paragraph in one line. Indented lines are examples and stay as they are.
-fn joined_paragraphs(text: &str) -> String {
-    let mut joined = String::new();
+/// Returns the text with each paragraph in one line. Indented lines are examples and stay unchanged.
+fn join_paragraphs(text: &str) -> String {
+    let mut result = String::new();
     let mut is_open = false;
     for line in text.lines() {
-        let is_prose = line.starts_with(|first: char| !first.is_whitespace());
-        if !joined.is_empty() {
-            joined.push(if is_prose && is_open { ' ' } else { '\n' });
+        let is_prose = line.starts_with(|character: char| !character.is_whitespace());
+        if !result.is_empty() {
+            result.push(if is_prose && is_open { ' ' } else { '\n' });
         }
-        joined.push_str(line);
+        result.push_str(line);
         is_open = is_prose;
     }
-    joined
+    result
 }
 
 /// Prints an argument error or the help. Replaces standard library errors, which are not user-friendly.
-fn wrong_usage(error: &clap::Error) -> ExitCode {
+fn report_usage_error(error: &clap::Error) -> ExitCode {
     let cause = std::error::Error::source(error);
     let replaced = cause.and_then(|cause| Some((cause, replacement_text(cause)?)));
     match replaced {
@@ -208,8 +208,8 @@ fn replacement_text(cause: &(dyn std::error::Error + 'static)) -> Option<&'stati
     if cause.is::<ParseIntError>() || cause.is::<ParseFloatError>() {
         return Some("not a number in range");
     }
-    let of_address = cause.downcast_ref::<AddrParseError>()?;
-    let has_port = SocketAddr::from_str("").is_err_and(|error| error == *of_address);
+    let address_error = cause.downcast_ref::<AddrParseError>()?;
+    let has_port = SocketAddr::from_str("").is_err_and(|error| error == *address_error);
     Some(match has_port {
         true => wildcard_address::ADDRESS_AND_PORT,
         false => "use an IP address, such as 127.0.0.1 or ::1",
@@ -254,7 +254,7 @@ impl CliCommand {
             Self::Control(_) | Self::Gateway(_) | Self::Redirect(_) | Self::Cni(_) => {
                 log::LogStyle::Service
             }
-            Self::Demo(_) => log::LogStyle::Show,
+            Self::Demo(_) => log::LogStyle::Report,
             Self::Proxy(args) if !args.is_supervised() => log::LogStyle::Service,
             Self::Proxy(_) | Self::Up(_) => log::LogStyle::Supervised,
             _ => log::LogStyle::Tool,
@@ -285,12 +285,12 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// A line of prose ends where the first word of the next one finds no room.
+    /// Checks that each line of prose ends only where the first word of the next line does not fit.
     fn check_lines(command: &clap::Command, width: usize) {
         let help = command.clone().term_width(width).render_help().to_string();
         let (_, text) = help.split_once("Examples:").unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
-        let is_prose = |line: &str| line.starts_with(|first: char| !first.is_whitespace());
+        let is_prose = |line: &str| line.starts_with(|character: char| !character.is_whitespace());
         for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| is_prose(line))) {
             let word = pair[1].split(' ').next().unwrap_or_default();
             let length = pair[0].chars().count() + 1 + word.chars().count();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_help_are_broken_at_the_width_of_the_terminal_alone() {
+    fn help_text_wraps_only_at_the_width_of_the_terminal() {
         let command = reflow_help(Cli::command());
         for width in [80, 100, 120] {
             check_lines(&command, width);
@@ -311,36 +311,38 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_beyond_two_are_named_in_the_overview() {
+    fn exit_codes_above_two_are_listed_in_the_overview() {
         let overview = Cli::command().get_after_help().unwrap().to_string();
         let (_, codes) = overview.split_once("Exit codes:").unwrap();
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let own = help.split_once("Exit codes").map(|(_, codes)| codes).unwrap_or_default();
+            let command_codes =
+                help.split_once("Exit codes").map(|(_, codes)| codes).unwrap_or_default();
             let name = format!("`leno {}`", command.get_name());
             assert_eq!(
-                own.contains("; 3 ") || own.contains(" 3 "),
+                command_codes.contains("; 3 ") || command_codes.contains(" 3 "),
                 codes.contains(&name),
-                "{name}: {own}"
+                "{name}: {command_codes}"
             );
         }
     }
 
     #[test]
-    fn no_other_option_stands_under_the_limits_of_a_sidecar() {
+    fn only_limits_have_the_heading_sidecar_limits() {
         #[derive(Parser)]
         struct CommandLine {
             #[command(flatten)]
             limits: limits::SidecarLimitArgs,
         }
         let limits = CommandLine::command();
-        let own: Vec<_> = limits.get_arguments().map(clap::Arg::get_id).collect();
+        let limit_ids: Vec<_> = limits.get_arguments().map(clap::Arg::get_id).collect();
         for command in Cli::command().get_subcommands() {
             for option in command.get_arguments() {
-                let is_there = option.get_help_heading() == Some("Sidecar limits");
-                let belongs = own.contains(&option.get_id()) || option.get_id() == "drain_timeout";
-                let place = format!("leno {} --{}", command.get_name(), option.get_id());
-                assert!(!is_there || belongs || option.is_hide_set(), "{place}");
+                let has_heading = option.get_help_heading() == Some("Sidecar limits");
+                let is_limit =
+                    limit_ids.contains(&option.get_id()) || option.get_id() == "drain_timeout";
+                let option_name = format!("leno {} --{}", command.get_name(), option.get_id());
+                assert!(!has_heading || is_limit || option.is_hide_set(), "{option_name}");
             }
         }
     }

@@ -12,7 +12,7 @@ mod run;
 mod summary;
 mod table;
 mod target;
-mod wrong_usage;
+mod usage_error;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ use self::rate::{Rates, parse_rates, parse_share};
 use self::request::{HeaderOption, parse_header};
 use self::run::run;
 use self::target::{WeightedUrl, parse_target};
-use self::wrong_usage::WrongUsage;
+use self::usage_error::UsageError;
 use crate::duration::{parse_duration, parse_positive};
 use crate::limits;
 use crate::output;
@@ -40,78 +40,78 @@ pub(crate) struct LoadArgs {
     targets: Vec<WeightedUrl>,
 
     /// Number of connections; without --rate each sends its next request once the last is answered
-    #[arg(short, long, value_name = "N", default_value_t = 50, help_heading = PACE)]
+    #[arg(short, long, value_name = "N", default_value_t = 50, help_heading = RATE_HEADING)]
     connections: usize,
     /// Requests per second, independent of the server's speed; latencies count from the scheduled time of a
     /// request. FROM:TO:STEP measures several rates in turn
-    #[arg(long, value_name = "R|FROM:TO:STEP", value_parser = parse_rates, help_heading = PACE)]
+    #[arg(long, value_name = "R|FROM:TO:STEP", value_parser = parse_rates, help_heading = RATE_HEADING)]
     rate: Option<Rates>,
     /// Duration of the measurement, for each rate [default: 10s]
-    #[arg(short, long, value_name = "TIME", value_parser = parse_positive, help_heading = PACE)]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_positive, help_heading = RATE_HEADING)]
     duration: Option<Duration>,
     /// Duration for each rate, if there are several rates
     #[arg(long, value_name = "TIME", value_parser = parse_positive, requires = "rate",
-          conflicts_with = "duration", help_heading = PACE)]
+          conflicts_with = "duration", help_heading = RATE_HEADING)]
     step_duration: Option<Duration>,
     /// Warm-up before the measurement, for each rate [default: 2s, or none with --requests]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = PACE)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = RATE_HEADING)]
     warmup: Option<Duration>,
     /// Exit after this many measured requests; without --duration, only then
-    #[arg(short = 'n', long, value_name = "N", help_heading = PACE)]
+    #[arg(short = 'n', long, value_name = "N", help_heading = RATE_HEADING)]
     requests: Option<u64>,
     /// Number of threads that share connections and rate; one is enough for most servers
-    #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = PACE)]
+    #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = RATE_HEADING)]
     threads: usize,
     /// Random seed for the order of the targets
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = PACE)]
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = RATE_HEADING)]
     seed: u64,
 
     /// HTTP version; 2 is used with prior knowledge [default: 1.1]
-    #[arg(long, value_enum, value_name = "VERSION", help_heading = CONNECTIONS)]
+    #[arg(long, value_enum, value_name = "VERSION", help_heading = CONNECTION_HEADING)]
     http: Option<HttpVersion>,
     /// Send unary gRPC calls: the path is /package.Service/Method, the body is the message
-    #[arg(long, help_heading = CONNECTIONS)]
+    #[arg(long, help_heading = CONNECTION_HEADING)]
     grpc: bool,
     /// Concurrent requests on each HTTP/2 connection [default: 1]
-    #[arg(long, value_name = "N", help_heading = CONNECTIONS)]
+    #[arg(long, value_name = "N", help_heading = CONNECTION_HEADING)]
     streams: Option<usize>,
     /// Open a new connection for each request; latencies include the connection setup
-    #[arg(long, help_heading = CONNECTIONS)]
+    #[arg(long, help_heading = CONNECTION_HEADING)]
     disable_keepalive: bool,
     /// Send requests through this HTTP proxy
-    #[arg(long, value_name = "HOST:PORT", help_heading = CONNECTIONS)]
+    #[arg(long, value_name = "HOST:PORT", help_heading = CONNECTION_HEADING)]
     proxy: Option<String>,
     /// Timeout for connecting, and for each response
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_positive,
-          help_heading = CONNECTIONS)]
+          help_heading = CONNECTION_HEADING)]
     timeout: Duration,
 
     /// HTTP method [default: GET, or POST with a body]
-    #[arg(short = 'X', long, value_name = "METHOD", help_heading = REQUESTS)]
+    #[arg(short = 'X', long, value_name = "METHOD", help_heading = REQUEST_HEADING)]
     method: Option<String>,
     /// Request header; repeatable
     #[arg(short = 'H', long, value_name = "NAME:VALUE", value_parser = parse_header,
-          help_heading = REQUESTS)]
+          help_heading = REQUEST_HEADING)]
     header: Vec<HeaderOption>,
     /// Request body
-    #[arg(short, long, value_name = "TEXT", group = "content", help_heading = REQUESTS)]
+    #[arg(short, long, value_name = "TEXT", group = "content", help_heading = REQUEST_HEADING)]
     body: Option<String>,
     /// File with the request body
-    #[arg(long, value_name = "PATH", group = "content", help_heading = REQUESTS)]
+    #[arg(long, value_name = "PATH", group = "content", help_heading = REQUEST_HEADING)]
     body_file: Option<PathBuf>,
     /// Size of a generated request body in bytes, or with a unit: 10KiB, 1MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size, group = "content",
-          help_heading = REQUESTS)]
+          help_heading = REQUEST_HEADING)]
     body_size: Option<BodySize>,
 
     /// Fail if a larger share of the requests fails: 0.01 or 1%
-    #[arg(long, value_name = "SHARE", value_parser = parse_share, help_heading = REPORT)]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, help_heading = REPORT_HEADING)]
     max_errors: Option<f64>,
     /// Output format
-    #[arg(short, long, value_enum, default_value_t, help_heading = REPORT)]
+    #[arg(short, long, value_enum, default_value_t, help_heading = REPORT_HEADING)]
     output: LoadFormat,
     /// Also write the report as an HTML page with plots
-    #[arg(long, value_name = "FILE", help_heading = REPORT)]
+    #[arg(long, value_name = "FILE", help_heading = REPORT_HEADING)]
     html: Option<PathBuf>,
 }
 
@@ -145,22 +145,22 @@ impl LoadArgs {
         limits::raise_open_files();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         match runtime.block_on(run(self)) {
-            Err(error) if error.is::<WrongUsage>() => {
+            Err(error) if error.is::<UsageError>() => {
                 eprintln!("error: {}", output::format_error(&error));
-                Ok(ExitCode::from(WRONG_USAGE))
+                Ok(ExitCode::from(EXIT_USAGE_ERROR))
             }
             outcome => outcome,
         }
     }
 }
 
-const PACE: &str = "Rate";
-const CONNECTIONS: &str = "Connections";
-const REQUESTS: &str = "Requests";
-const REPORT: &str = "Report";
+const RATE_HEADING: &str = "Rate";
+const CONNECTION_HEADING: &str = "Connections";
+const REQUEST_HEADING: &str = "Requests";
+const REPORT_HEADING: &str = "Report";
 
 /// The exit code of clap for usage errors.
-const WRONG_USAGE: u8 = 2;
+const EXIT_USAGE_ERROR: u8 = 2;
 
 const EXAMPLES: &str = "\
 Examples:

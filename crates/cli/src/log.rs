@@ -48,7 +48,7 @@ pub(crate) enum LogStyle {
     /// Runs once and prints a result: warnings only, without timestamps.
     Tool,
     /// Keeps running and prints reports: warnings only, without timestamps.
-    Show,
+    Report,
     /// Keeps running unattended: with timestamps.
     Service,
     /// Keeps running as a part of `leno up`, with a log that users read live: without timestamps.
@@ -58,15 +58,15 @@ pub(crate) enum LogStyle {
 /// Starts logging. Must be called once.
 pub(crate) fn start(level: Option<&LogLevel>, style: LogStyle) {
     report_panics();
-    let default = match style {
-        LogStyle::Tool | LogStyle::Show => "warn",
+    let default_directives = match style {
+        LogStyle::Tool | LogStyle::Report => "warn",
         LogStyle::Service | LogStyle::Supervised => "info",
     };
-    let directives = level.map_or(default, LogLevel::as_str);
+    let directives = level.map_or(default_directives, LogLevel::as_str);
     let queue = match style {
         // A one-shot command may wait for a pager.
         LogStyle::Tool => None,
-        LogStyle::Show | LogStyle::Service | LogStyle::Supervised => error_output().ok(),
+        LogStyle::Report | LogStyle::Service | LogStyle::Supervised => error_output().ok(),
     };
     match queue {
         Some(queue) => line_subscriber(directives, style, move || queue.clone()).init(),
@@ -79,32 +79,32 @@ pub(crate) fn start(level: Option<&LogLevel>, style: LogStyle) {
 /// # Errors
 /// If no thread can be created.
 pub(crate) fn error_output() -> io::Result<LineQueue> {
-    open_queue(&ERROR, "log", io::stderr())
+    open_queue(&STDERR_QUEUE, "log", io::stderr())
 }
 
-/// Returns standard output behind a queue, as [`error_output`].
+/// Returns standard output behind a queue, like [`error_output`].
 ///
 /// # Errors
-/// As [`error_output`].
+/// If no thread can be created.
 pub(crate) fn standard_output() -> io::Result<LineQueue> {
-    open_queue(&STANDARD, "output", io::stdout())
+    open_queue(&STDOUT_QUEUE, "output", io::stdout())
 }
 
 fn open_queue(
     queue: &OnceLock<LineQueue>,
     name: &str,
-    to: impl io::Write + Send + 'static,
+    writer: impl io::Write + Send + 'static,
 ) -> io::Result<LineQueue> {
     if let Some(queue) = queue.get() {
         return Ok(queue.clone());
     }
-    let started = LineQueue::start(name, to)?;
-    Ok(queue.get_or_init(|| started).clone())
+    let new_queue = LineQueue::start(name, writer)?;
+    Ok(queue.get_or_init(|| new_queue).clone())
 }
 
 /// Prints a line to standard error: through the queue of a serving command, otherwise directly.
 pub(crate) fn print_to_stderr(line: &str) {
-    match ERROR.get() {
+    match STDERR_QUEUE.get() {
         Some(queue) => queue.push_or_drop(format!("{line}\n").as_bytes()),
         // Ignores a closed output.
         None => drop(writeln!(io::stderr(), "{line}")),
@@ -116,45 +116,45 @@ pub(crate) fn print_to_stderr(line: &str) {
 /// # Errors
 /// If no thread can be created.
 pub(crate) fn print_to_stdout(text: &str) -> io::Result<()> {
-    let end = if text.ends_with('\n') { "" } else { "\n" };
-    standard_output().map(|queue| queue.push_or_drop([text, end].concat().as_bytes()))
+    let line_end = if text.ends_with('\n') { "" } else { "\n" };
+    standard_output().map(|queue| queue.push_or_drop([text, line_end].concat().as_bytes()))
 }
 
 /// Reports panics through the queue of standard error, so that a panic does not block on a reader. A command
 /// without that queue keeps the hook of the standard library.
 fn report_panics() {
-    let default = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| match ERROR.get() {
+    let default_hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| match STDERR_QUEUE.get() {
         Some(queue) => {
             let thread = std::thread::current();
             let thread = thread.name().unwrap_or("unnamed");
-            let trace = std::backtrace::Backtrace::capture();
-            let trace = match trace.status() {
-                std::backtrace::BacktraceStatus::Captured => format!("{trace}\n"),
+            let backtrace = std::backtrace::Backtrace::capture();
+            let backtrace = match backtrace.status() {
+                std::backtrace::BacktraceStatus::Captured => format!("{backtrace}\n"),
                 _ => String::new(),
             };
-            queue.push_or_drop(format!("thread {thread:?}: {panic}\n{trace}").as_bytes());
+            queue.push_or_drop(format!("thread {thread:?}: {panic}\n{backtrace}").as_bytes());
             // The process may end right after this.
-            queue.flush(PANIC_MAX_WAIT);
+            queue.flush(PANIC_FLUSH_TIMEOUT);
         }
-        None => default(panic),
+        None => default_hook(panic),
     }));
 }
 
 /// Waits until the outputs are written, but not for a blocked reader.
 pub(crate) fn flush() {
-    for queue in [STANDARD.get(), ERROR.get()].into_iter().flatten() {
-        queue.flush(WRITE_MAX_WAIT);
+    for queue in [STDOUT_QUEUE.get(), STDERR_QUEUE.get()].into_iter().flatten() {
+        queue.flush(FLUSH_TIMEOUT);
     }
 }
 
-static ERROR: OnceLock<LineQueue> = OnceLock::new();
-static STANDARD: OnceLock<LineQueue> = OnceLock::new();
+static STDERR_QUEUE: OnceLock<LineQueue> = OnceLock::new();
+static STDOUT_QUEUE: OnceLock<LineQueue> = OnceLock::new();
 
 /// The time that a panic waits for its own lines.
-const PANIC_MAX_WAIT: Duration = Duration::from_millis(200);
+const PANIC_FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 /// Longer than a working terminal needs.
-const WRITE_MAX_WAIT: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Formats the events that the directives select, from Leno's crates only.
 ///
@@ -169,10 +169,10 @@ fn line_subscriber<W>(
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let selected = tracing_subscriber::registry()
+    let registry = tracing_subscriber::registry()
         .with(EnvFilter::builder().parse_lossy(directives))
-        .with(filter_fn(|metadata| is_own(metadata.target())));
-    let lines = tracing_subscriber::fmt::layer()
+        .with(filter_fn(|metadata| is_leno_target(metadata.target())));
+    let layer = tracing_subscriber::fmt::layer()
         .fmt_fields(debug_fn(write_field).delimited(" "))
         .with_writer(writer)
         .with_ansi(io::stderr().is_terminal())
@@ -181,9 +181,9 @@ where
         // panics.
         .log_internal_errors(false);
     match style {
-        LogStyle::Service => Box::new(selected.with(lines)),
-        LogStyle::Tool | LogStyle::Show | LogStyle::Supervised => {
-            Box::new(selected.with(lines.without_time()))
+        LogStyle::Service => Box::new(registry.with(layer)),
+        LogStyle::Tool | LogStyle::Report | LogStyle::Supervised => {
+            Box::new(registry.with(layer.without_time()))
         }
     }
 }
@@ -199,7 +199,7 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -
 }
 
 /// True for the events of Leno: their targets are modules of its crates.
-fn is_own(target: &str) -> bool {
+fn is_leno_target(target: &str) -> bool {
     let crate_name = target.split("::").next().unwrap_or_default();
     crate_name == "leno" || crate_name.starts_with("leno_")
 }
@@ -227,9 +227,9 @@ mod tests {
     }
 
     /// Returns the log of one event from each dependency, at every level, and one of our own.
-    fn log_of_levels(directives: &str, style: LogStyle) -> String {
-        let written = CapturedLog::default();
-        let writer = written.clone();
+    fn captured_log(directives: &str, style: LogStyle) -> String {
+        let captured = CapturedLog::default();
+        let writer = captured.clone();
         with_default(line_subscriber(directives, style, move || writer.clone()), || {
             macro_rules! dependency {
                 ($($target:literal)*) => {$(
@@ -249,7 +249,7 @@ mod tests {
             );
             tracing::warn!(target: "leno_kubernetes::source", "own warning");
         });
-        String::from_utf8(written.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(captured.0.lock().unwrap().clone()).unwrap()
     }
 
     #[test]
@@ -270,28 +270,28 @@ mod tests {
             "",
         ] {
             for style in [LogStyle::Tool, LogStyle::Service, LogStyle::Supervised] {
-                let log = log_of_levels(directives, style);
+                let log = captured_log(directives, style);
                 assert!(!log.contains("SECRET"), "{directives}: {log}");
             }
         }
     }
 
     #[test]
-    fn no_value_from_outside_begins_a_line_or_steers_a_terminal() {
+    fn values_from_clients_cannot_forge_lines_or_control_a_terminal() {
         let text = "a\u{1b}[2Jb\nERROR forged\u{9b}c\u{202e}d\r\u{2028}";
-        let written = CapturedLog::default();
-        let writer = written.clone();
+        let captured = CapturedLog::default();
+        let writer = captured.clone();
         with_default(line_subscriber("info", LogStyle::Supervised, move || writer.clone()), || {
             tracing::warn!(target: "leno_proxy", host = %text, debug = ?text, text, "message {text}");
         });
-        let log = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let log = String::from_utf8(captured.0.lock().unwrap().clone()).unwrap();
         let line = log.strip_suffix('\n').unwrap();
         assert!(!line.contains(leno_telemetry::is_terminal_control), "{line:?}");
         assert!(line.contains("host=a\\u{1b}[2Jb\\nERROR forged"), "{line}");
     }
 
     #[test]
-    fn directives_select_events_of_our_own() {
+    fn directives_select_events_of_leno() {
         for (directives, expected) in [
             ("info", true),
             ("trace", true),
@@ -301,7 +301,7 @@ mod tests {
             ("leno_kubernetes=error", false),
             ("leno_proxy=trace", false),
         ] {
-            let log = log_of_levels(directives, LogStyle::Service);
+            let log = captured_log(directives, LogStyle::Service);
             assert_eq!(log.contains("own warning"), expected, "{directives}: {log}");
         }
     }

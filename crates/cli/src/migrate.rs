@@ -2,16 +2,16 @@
 
 mod access;
 mod check;
+mod cluster_objects;
+mod config_center;
 mod document;
-mod living;
 mod mesh_config;
-mod published;
+mod native_values;
 mod report;
 mod rewrite;
 mod sermant;
 mod setting;
 mod split;
-mod terms;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -61,11 +61,11 @@ impl MigrateArgs {
         let output = self.output.context("--output is missing")?;
         check_empty(&output)?;
         let documents = document::read(&self.file, &self.namespace)?;
-        let fates = rewrite(&documents, &self.namespace);
-        write(&output, &documents, &fates)?;
-        let report = MigrationReport::from_fates(&documents, &fates);
+        let results = rewrite(&documents, &self.namespace);
+        write(&output, &documents, &results)?;
+        let report = MigrationReport::from_results(&documents, &results);
         output::print_text(&report.to_text())?;
-        Ok(if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(NOT_WHOLE) })
+        Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
     }
 }
 
@@ -89,13 +89,13 @@ fn check_empty(directory: &Path) -> anyhow::Result<()> {
 fn write(
     directory: &Path,
     documents: &[SourceDocument],
-    fates: &[RewriteResult],
+    results: &[RewriteResult],
 ) -> anyhow::Result<()> {
     let mut files: Vec<(&Path, Vec<String>)> = Vec::new();
-    for (document, fate) in documents.iter().zip(fates) {
-        let texts = replacement_texts(document, fate);
+    for (document, result) in documents.iter().zip(results) {
+        let texts = replacement_texts(document, result);
         match files.last_mut().filter(|(path, _)| *path == document.target) {
-            Some((_, held)) => held.extend(texts),
+            Some((_, existing)) => existing.extend(texts),
             None => files.push((&document.target, texts)),
         }
     }
@@ -113,13 +113,13 @@ fn write(
 }
 
 /// Returns the documents that replace one document.
-fn replacement_texts(document: &SourceDocument, fate: &RewriteResult) -> Vec<String> {
-    match fate {
-        RewriteResult::Native | RewriteResult::Left(_) => vec![document.text.clone()],
-        RewriteResult::Rewritten(objects) | RewriteResult::Nearly(objects, _) => {
+fn replacement_texts(document: &SourceDocument, result: &RewriteResult) -> Vec<String> {
+    match result {
+        RewriteResult::Native | RewriteResult::Unchanged(_) => vec![document.text.clone()],
+        RewriteResult::Rewritten(objects) | RewriteResult::Changed(objects, _) => {
             objects.iter().map(yaml::write).collect()
         }
-        RewriteResult::Dropped(_) | RewriteResult::Lost(_) => Vec::new(),
+        RewriteResult::NotNeeded(_) | RewriteResult::Dropped(_) => Vec::new(),
     }
 }
 
@@ -129,7 +129,7 @@ pub struct MigrationResult {
     /// The new documents, in order.
     pub documents: Vec<String>,
     /// True if no foreign document is left.
-    pub is_whole: bool,
+    pub is_complete: bool,
     /// The report for the user.
     pub report: String,
 }
@@ -140,12 +140,14 @@ pub struct MigrationResult {
 /// If a document cannot be read.
 pub fn migrate_text(text: &str) -> anyhow::Result<MigrationResult> {
     let documents = document::read_text(text, NAMESPACE)?;
-    let fates = rewrite(&documents, NAMESPACE);
-    let report = MigrationReport::from_fates(&documents, &fates);
-    let pairs = documents.iter().zip(&fates);
+    let results = rewrite(&documents, NAMESPACE);
+    let report = MigrationReport::from_results(&documents, &results);
+    let pairs = documents.iter().zip(&results);
     Ok(MigrationResult {
-        documents: pairs.flat_map(|(document, fate)| replacement_texts(document, fate)).collect(),
-        is_whole: report.is_whole(),
+        documents: pairs
+            .flat_map(|(document, result)| replacement_texts(document, result))
+            .collect(),
+        is_complete: report.is_complete(),
         report: report.to_text(),
     })
 }
@@ -154,7 +156,7 @@ pub fn migrate_text(text: &str) -> anyhow::Result<MigrationResult> {
 const NAMESPACE: &str = "default";
 
 /// Exit code if a foreign rule remains or a rule is dropped.
-const NOT_WHOLE: u8 = 3;
+const EXIT_INCOMPLETE: u8 = 3;
 
 const EXAMPLES: &str = "\
 Examples:

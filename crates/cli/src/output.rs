@@ -48,7 +48,7 @@ pub(crate) enum StructuredFormat {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ListingColumn {
     name: &'static str,
-    width: ColumnVisibility,
+    visibility: ColumnVisibility,
 }
 
 /// The visibility of a column.
@@ -61,14 +61,14 @@ enum ColumnVisibility {
 impl ListingColumn {
     /// Creates a column that is always visible.
     pub(crate) const fn always(name: &'static str) -> Self {
-        let width = ColumnVisibility::Always;
-        Self { name, width }
+        let visibility = ColumnVisibility::Always;
+        Self { name, visibility }
     }
 
     /// Creates a column for `-o wide`.
     pub(crate) const fn wide(name: &'static str) -> Self {
-        let width = ColumnVisibility::Wide;
-        Self { name, width }
+        let visibility = ColumnVisibility::Wide;
+        Self { name, visibility }
     }
 }
 
@@ -97,20 +97,23 @@ impl Listing {
         let is_shown: Vec<bool> = self
             .columns
             .iter()
-            .map(|column| column.width == ColumnVisibility::Always || format == OutputFormat::Wide)
+            .map(|column| {
+                column.visibility == ColumnVisibility::Always || format == OutputFormat::Wide
+            })
             .collect();
-        let cells_of = |cells: &[String]| -> Vec<String> {
+        let visible_cells = |cells: &[String]| -> Vec<String> {
             let cells = cells.iter().zip(&is_shown).filter(|(_, is_shown)| **is_shown);
             cells.map(|(cell, _)| escape_cell(cell)).collect()
         };
-        let header: Vec<String> = self.columns.iter().map(|c| c.name.to_uppercase()).collect();
+        let header: Vec<String> =
+            self.columns.iter().map(|column| column.name.to_uppercase()).collect();
         let mut table = Table::new();
         table
             .load_preset(presets::NOTHING)
             .set_content_arrangement(ContentArrangement::Disabled)
-            .set_header(cells_of(&header));
+            .set_header(visible_cells(&header));
         for row in &self.rows {
-            table.add_row(cells_of(row));
+            table.add_row(visible_cells(row));
         }
         for column in table.column_iter_mut() {
             column.set_padding((0, 2));
@@ -126,14 +129,14 @@ impl Listing {
 /// Writes to standard output.
 ///
 /// # Errors
-/// If the reader is gone; see [`is_broken_pipe`].
+/// If the reader has closed the output; see [`is_broken_pipe`].
 pub(crate) fn print_raw(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
     if !text.ends_with('\n') {
-        out.write_all(b"\n")?;
+        stdout.write_all(b"\n")?;
     }
-    out.flush()?;
+    stdout.flush()?;
     Ok(())
 }
 
@@ -141,14 +144,14 @@ pub(crate) fn print_raw(text: &str) -> anyhow::Result<()> {
 /// other machines.
 ///
 /// # Errors
-/// As [`print_raw`].
+/// If the reader has closed the output; see [`is_broken_pipe`].
 pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
     print_raw(&escape_lines(text))
 }
 
 /// Replaces terminal control characters, except newlines.
 fn escape_lines(text: &str) -> String {
-    text.replace(|c| c != '\n' && is_terminal_control(c), "\u{fffd}")
+    text.replace(|character| character != '\n' && is_terminal_control(character), "\u{fffd}")
 }
 
 /// Formats a finding in one line, with terminal control characters escaped such as `\n`: it contains file
@@ -161,8 +164,8 @@ pub(crate) fn format_line(finding: &impl std::fmt::Display) -> String {
 ///
 /// # Errors
 /// As [`print_raw`].
-pub(crate) fn print_value(value: &impl Serialize, form: StructuredFormat) -> anyhow::Result<()> {
-    print_raw(&serialize(value, form)?)
+pub(crate) fn print_value(value: &impl Serialize, format: StructuredFormat) -> anyhow::Result<()> {
+    print_raw(&serialize(value, format)?)
 }
 
 /// Writes a value as indented JSON to standard output, for commands without other formats.
@@ -173,15 +176,15 @@ pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print_value(value, StructuredFormat::Json)
 }
 
-fn serialize(value: &impl Serialize, form: StructuredFormat) -> anyhow::Result<String> {
-    let text = match form {
+fn serialize(value: &impl Serialize, format: StructuredFormat) -> anyhow::Result<String> {
+    let text = match format {
         StructuredFormat::Json => serde_json::to_string_pretty(value)?,
         StructuredFormat::Yaml => yaml::write(&serde_json::to_value(value)?),
     };
     Ok(escape_json(&text))
 }
 
-/// True if the error only means that the reader of our output is gone.
+/// True if the error only means that the reader has closed the output.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
@@ -194,22 +197,23 @@ pub(crate) fn escape_cell(cell: &str) -> String {
     }
 }
 
-/// Escapes terminal control characters in JSON, or in YAML of our own, without changing the value: RFC 8259
-/// section 7 allows most control characters and all bidirectional controls unescaped in strings, and YAML has
+/// Escapes terminal control characters in JSON, or in YAML that Leno has written, without changing the value: RFC
+/// 8259 section 7 allows most control characters and all bidirectional controls unescaped in strings, and YAML has
 /// the same escapes.
 pub(crate) fn escape_json(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    for c in json.chars() {
-        match c {
+    let mut escaped = String::with_capacity(json.len());
+    for character in json.chars() {
+        match character {
             // A line break between two values; within a string it is already escaped.
-            '\n' => out.push(c),
-            c if is_terminal_control(c) => {
-                write!(out, "\\u{:04x}", u32::from(c)).expect("writing to a String never fails");
+            '\n' => escaped.push(character),
+            character if is_terminal_control(character) => {
+                write!(escaped, "\\u{:04x}", u32::from(character))
+                    .expect("writing to a String never fails");
             }
-            c => out.push(c),
+            character => escaped.push(character),
         }
     }
-    out
+    escaped
 }
 
 /// Formats an error and its causes for a terminal.
@@ -260,30 +264,35 @@ mod tests {
     fn json_output_is_escaped_for_terminals() {
         let value = serde_json::json!({"a\u{9b}": ["2J\u{85}\u{1b}\n", "\u{202e}é\u{2069}"]});
         for text in [value.to_string(), format!("{value:#}")] {
-            let reported = escape_json(&text);
-            assert!(reported.chars().all(|c| c == '\n' || !is_terminal_control(c)), "{reported:?}");
-            assert!(reported.contains("\\u009b") && reported.contains('é'), "{reported:?}");
-            assert_eq!(serde_json::from_str::<serde_json::Value>(&reported).unwrap(), value);
+            let escaped = escape_json(&text);
+            assert!(
+                escaped
+                    .chars()
+                    .all(|character| character == '\n' || !is_terminal_control(character)),
+                "{escaped:?}"
+            );
+            assert!(escaped.contains("\\u009b") && escaped.contains('é'), "{escaped:?}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&escaped).unwrap(), value);
         }
     }
 
     #[test]
-    fn failures_name_each_cause_once_and_are_escaped() {
-        let full = io::Error::from_raw_os_error(28);
-        let text = full.to_string();
-        let error =
-            anyhow::Error::from(full).context(format!("a\u{1b}[2Jb cannot be written: {text}"));
-        let shown = format_error(&error);
-        assert_eq!(shown.matches(&text).count(), 1, "{shown}");
-        assert!(shown.starts_with("a\u{fffd}[2Jb cannot be written"), "{shown}");
+    fn errors_contain_each_cause_once_and_are_escaped() {
+        let error_cause = io::Error::from_raw_os_error(28);
+        let text = error_cause.to_string();
+        let error = anyhow::Error::from(error_cause)
+            .context(format!("a\u{1b}[2Jb cannot be written: {text}"));
+        let formatted = format_error(&error);
+        assert_eq!(formatted.matches(&text).count(), 1, "{formatted}");
+        assert!(formatted.starts_with("a\u{fffd}[2Jb cannot be written"), "{formatted}");
     }
 
     #[test]
-    fn only_a_closed_output_is_ignored() {
-        let left: anyhow::Error = io::Error::from(io::ErrorKind::BrokenPipe).into();
-        assert!(is_broken_pipe(&left));
-        let other: anyhow::Error = io::Error::from(io::ErrorKind::NotFound).into();
-        assert!(!is_broken_pipe(&other));
+    fn only_an_error_without_context_is_a_broken_pipe() {
+        let broken_pipe: anyhow::Error = io::Error::from(io::ErrorKind::BrokenPipe).into();
+        assert!(is_broken_pipe(&broken_pipe));
+        let not_found: anyhow::Error = io::Error::from(io::ErrorKind::NotFound).into();
+        assert!(!is_broken_pipe(&not_found));
         // A broken pipe elsewhere has a context that names it.
         assert!(!is_broken_pipe(&anyhow::anyhow!("asking").context("control.sock")));
     }

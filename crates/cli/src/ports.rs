@@ -15,12 +15,12 @@ pub(crate) struct PortSearch {
 }
 
 impl PortSearch {
-    /// Concurrent processes start their searches at different ports.
+    /// Creates a search. Concurrent processes start their searches at different ports.
     pub(crate) fn new() -> Self {
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
         let end = range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
-        let end = end.unwrap_or(PORT_END).max(PORT_FIRST + 1);
-        let offset = std::process::id().wrapping_mul(STRIDE) % u32::from(end - PORT_FIRST);
+        let end = end.unwrap_or(EPHEMERAL_PORT_FIRST).max(PORT_FIRST + 1);
+        let offset = std::process::id().wrapping_mul(SEARCH_STRIDE) % u32::from(end - PORT_FIRST);
         Self { next: Cell::new(PORT_FIRST + u16::try_from(offset).unwrap_or(0)), end }
     }
 
@@ -44,13 +44,13 @@ impl PortSearch {
 #[derive(Debug)]
 pub(crate) struct ChosenPorts<'a> {
     search: &'a PortSearch,
-    chosen: BTreeMap<String, u16>,
+    ports_by_role: BTreeMap<String, u16>,
 }
 
 impl<'a> ChosenPorts<'a> {
     /// Creates an empty assignment.
     pub(crate) fn new(search: &'a PortSearch) -> Self {
-        Self { search, chosen: BTreeMap::new() }
+        Self { search, ports_by_role: BTreeMap::new() }
     }
 
     /// Returns the port of a role, the same on every call.
@@ -58,22 +58,22 @@ impl<'a> ChosenPorts<'a> {
     /// # Errors
     /// If no port is free.
     pub(crate) fn port_for(&mut self, role: &str) -> anyhow::Result<u16> {
-        if let Some(port) = self.chosen.get(role) {
+        if let Some(port) = self.ports_by_role.get(role) {
             return Ok(*port);
         }
         let port = self.search.find_free()?;
-        self.chosen.insert(role.to_owned(), port);
+        self.ports_by_role.insert(role.to_owned(), port);
         Ok(port)
     }
 
     /// Returns the port of a role that already has one.
     pub(crate) fn known_port(&self, role: &str) -> Option<u16> {
-        self.chosen.get(role).copied()
+        self.ports_by_role.get(role).copied()
     }
 
     /// Assigns the port of another role.
     pub(crate) fn share_port(&mut self, role: &str, port: u16) {
-        self.chosen.insert(role.to_owned(), port);
+        self.ports_by_role.insert(role.to_owned(), port);
     }
 
     /// Returns the loopback address of a role.
@@ -85,35 +85,35 @@ impl<'a> ChosenPorts<'a> {
     }
 }
 
-/// Above the ports of common services.
+/// The first port of a search, above the ports of common services.
 const PORT_FIRST: u16 = 18_000;
 /// The start of Linux's default ephemeral range.
-const PORT_END: u16 = 32_768;
-/// More than one search takes.
-const STRIDE: u32 = 64;
+const EPHEMERAL_PORT_FIRST: u16 = 32_768;
+/// The distance between the first ports of processes with consecutive IDs; more ports than one search takes.
+const SEARCH_STRIDE: u32 = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Both searches begin at the same port, so the tests run in turn.
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    static TEST_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     #[test]
     fn ports_in_use_are_skipped_and_no_port_is_found_twice() {
-        let _turn = TURN.lock();
+        let _lock = TEST_LOCK.lock();
         let search = PortSearch::new();
         let first = search.find_free().unwrap();
-        let next = if first + 1 < search.end { first + 1 } else { PORT_FIRST };
-        let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, next));
+        let next_port = if first + 1 < search.end { first + 1 } else { PORT_FIRST };
+        let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, next_port));
         let second = search.find_free().unwrap();
-        assert!(second != first && second != next);
+        assert!(second != first && second != next_port);
         assert!((PORT_FIRST..search.end).contains(&second));
     }
 
     #[test]
-    fn a_role_keeps_its_port_and_shares_it_with_no_other() {
-        let _turn = TURN.lock();
+    fn a_role_keeps_its_port_and_no_other_role_gets_it() {
+        let _lock = TEST_LOCK.lock();
         let search = PortSearch::new();
         let mut ports = ChosenPorts::new(&search);
         let (listener_kind, link) =
@@ -121,7 +121,7 @@ mod tests {
         assert_ne!(listener_kind, link);
         assert_eq!(ports.port_for("entry").unwrap(), listener_kind);
         let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, link)).unwrap();
-        let mut others = ChosenPorts::new(&search);
-        assert!(![listener_kind, link].contains(&others.port_for("entry").unwrap()));
+        let mut other_ports = ChosenPorts::new(&search);
+        assert!(![listener_kind, link].contains(&other_ports.port_for("entry").unwrap()));
     }
 }

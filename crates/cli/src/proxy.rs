@@ -64,16 +64,16 @@ impl ProxyArgs {
     /// Runs the sidecar until SIGTERM or SIGINT, then drains.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(parent) = self.supervisor {
-            exec::die_with(parent, Signal::TERM)?;
+            exec::end_with_parent(parent, Signal::TERM)?;
         }
         limits::raise_open_files();
-        let (supervised, drain_delay) = (self.is_supervised(), self.drain_delay);
+        let (is_supervised, drain_delay) = (self.is_supervised(), self.drain_delay);
         let config = self.into_config()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start the control thread")?;
-        runtime.block_on(run_proxy(config, supervised, drain_delay))?;
+        runtime.block_on(run_proxy(config, is_supervised, drain_delay))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -91,29 +91,29 @@ impl ProxyArgs {
 /// Runs a proxy until a signal stops it and the drain delay has passed.
 pub(crate) async fn run_proxy(
     config: Config,
-    supervised: bool,
+    is_supervised: bool,
     drain_delay: Duration,
 ) -> anyhow::Result<()> {
     let signals = stop::stop_signal()?;
     let quit = stop::quit_signal()?;
     let workload = config.workload.clone();
-    let access = interception_kind(&config.interception);
-    let application = ApplicationPorts::new(match supervised {
+    let interception = interception_kind(&config.interception);
+    let application = ApplicationPorts::new(match is_supervised {
         // Until the supervisor reports the state of the application.
         true => PortState::Starting,
         false => PortState::Open,
     });
     let proxy = Proxy::start(config).await?.with_application(application.clone());
-    let admin = proxy.admin_address().context("the admin page")?;
+    let admin = proxy.admin_address().context("the admin endpoint")?;
     let health = proxy.health_address().map(|health| health.to_string());
-    tracing::info!(%workload, %admin, health, access, "the sidecar starts");
+    tracing::info!(%workload, %admin, health, access = interception, "the sidecar starts");
     let (listeners, in_flight) = (proxy.open_listeners(), proxy.requests_in_flight());
     let stop = stop::after_drain_delay(signals, drain_delay, proxy.drain_starter());
-    let reported = ReportSources { listeners, admin, in_flight, application };
-    let reports = report::report_listeners(reported, supervised)?;
+    let sources = ReportSources { listeners, admin, in_flight, application };
+    let reports = report::report_listeners(sources, is_supervised)?;
     // Reports end with the proxy: closed listeners are not reported.
     tokio::select! {
-        ended = proxy.run(stop) => ended?,
+        result = proxy.run(stop) => result?,
         never = reports => match never {},
         () = quit => {
             tracing::warn!(%workload, "SIGQUIT: the sidecar stops without draining");

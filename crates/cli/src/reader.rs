@@ -10,15 +10,15 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-/// Resolves when the reader of standard output is gone: the other end of the pipe or socket is closed, or the
+/// Resolves when the reader has closed standard output: the other end of the pipe or socket is closed, or the
 /// terminal hung up, even without a SIGHUP. A write would fail, but a command that prints rarely makes none.
 ///
 /// Container runtimes keep the pipe of a command open when the client of `kubectl exec` is lost. With `kubectl
 /// exec -i` they close its standard input, which counts as well.
-pub(crate) async fn wait_until_gone() {
+pub(crate) async fn wait_until_reader_closed() {
     tokio::select! {
-        () = hung_up(io::stdout()) => {}
-        () = session_closed() => {}
+        () = wait_until_output_closed(io::stdout()) => {}
+        () = wait_until_session_closed() => {}
     }
 }
 
@@ -27,7 +27,7 @@ pub(crate) async fn wait_until_gone() {
     deprecated,
     reason = "the successor is unsafe; the descriptor stays open as long as it is watched"
 )]
-async fn hung_up(output: impl AsRawFd) {
+async fn wait_until_output_closed(output: impl AsRawFd) {
     // Files cannot be polled.
     let Ok(output) = AsyncFd::with_interest(output, Interest::WRITABLE) else {
         return pending().await;
@@ -43,27 +43,27 @@ async fn hung_up(output: impl AsRawFd) {
 }
 
 /// Resolves when standard input closes, if both standard input and output are streams of a session.
-async fn session_closed() {
+async fn wait_until_session_closed() {
     match is_stream(io::stdin()) && is_stream(io::stdout()) {
-        true => input_closed(io::stdin(), INPUT_AT_START).await,
+        true => wait_until_input_closed(io::stdin(), STARTUP_GRACE).await,
         false => pending().await,
     }
 }
 
-/// Resolves when an input ends that was open for the time `at_start`. An input that ends earlier was never
+/// Resolves when an input ends that was open for the time `startup_grace`. An input that ends earlier was never
 /// meant to stay open: `ssh -n`, or a program that closes it at once.
 #[allow(
     deprecated,
     reason = "the successor is unsafe; the descriptor stays open as long as it is watched"
 )]
-async fn input_closed(input: impl AsRawFd, at_start: Duration) {
-    let until = Instant::now() + at_start;
+async fn wait_until_input_closed(input: impl AsRawFd, startup_grace: Duration) {
+    let grace_end = Instant::now() + startup_grace;
     let Ok(input) = AsyncFd::with_interest(input, Interest::READABLE) else {
         return pending().await;
     };
     while let Ok(mut guard) = input.ready(Interest::READABLE).await {
         if guard.ready().is_read_closed() {
-            match Instant::now() >= until {
+            match Instant::now() >= grace_end {
                 true => return,
                 false => break,
             }
@@ -75,12 +75,12 @@ async fn input_closed(input: impl AsRawFd, at_start: Duration) {
 
 /// True for a pipe or a socket.
 fn is_stream(file: impl AsFd) -> bool {
-    let kind = fstat(file).map(|found| FileType::from_raw_mode(found.st_mode));
+    let kind = fstat(file).map(|stat| FileType::from_raw_mode(stat.st_mode));
     kind.is_ok_and(|kind| matches!(kind, FileType::Fifo | FileType::Socket))
 }
 
 /// The time after the start during which the end of the input is ignored.
-const INPUT_AT_START: Duration = Duration::from_secs(1);
+const STARTUP_GRACE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -93,67 +93,67 @@ mod tests {
     use super::*;
 
     /// Longer than any machine stalls, so that a test fails instead of hanging.
-    const MAX_WAIT: Duration = Duration::from_secs(20);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     /// Polls a few times, processing system events in between.
-    async fn is_pending(waiting: &mut (impl Future<Output = ()> + Unpin)) -> bool {
-        let looks = async {
+    async fn is_pending(closed: &mut (impl Future<Output = ()> + Unpin)) -> bool {
+        let polls = async {
             for _ in 0..8 {
                 yield_now().await;
             }
         };
         tokio::select! {
             biased;
-            () = waiting => false,
-            () = looks => true,
+            () = closed => false,
+            () = polls => true,
         }
     }
 
     #[tokio::test]
-    async fn a_reader_that_closes_its_end_is_noticed_without_a_write() {
+    async fn a_closed_reader_is_detected_without_a_write() {
         let (reader, writer) = pipe().unwrap();
-        let mut of_pipe = Box::pin(hung_up(writer));
-        let (other, socket) = UnixStream::pair().unwrap();
-        let mut of_socket = Box::pin(hung_up(socket));
-        assert!(is_pending(&mut of_pipe).await && is_pending(&mut of_socket).await);
+        let mut pipe_closed = Box::pin(wait_until_output_closed(writer));
+        let (peer, socket) = UnixStream::pair().unwrap();
+        let mut socket_closed = Box::pin(wait_until_output_closed(socket));
+        assert!(is_pending(&mut pipe_closed).await && is_pending(&mut socket_closed).await);
         // One direction is shut down, the other is open.
-        other.shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(is_pending(&mut of_socket).await, "half-closed");
-        drop((reader, other));
-        timeout(MAX_WAIT, of_pipe).await.unwrap();
-        timeout(MAX_WAIT, of_socket).await.unwrap();
+        peer.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(is_pending(&mut socket_closed).await, "half-closed");
+        drop((reader, peer));
+        timeout(TEST_TIMEOUT, pipe_closed).await.unwrap();
+        timeout(TEST_TIMEOUT, socket_closed).await.unwrap();
     }
 
     #[tokio::test]
-    async fn a_closed_reader_of_a_full_pipe_is_noticed() {
+    async fn a_closed_reader_of_a_full_pipe_is_detected() {
         let (reader, writer) = pipe().unwrap();
-        let mut filling = writer.try_clone().unwrap();
-        let flags = rustix::fs::fcntl_getfl(&filling).unwrap();
-        rustix::fs::fcntl_setfl(&filling, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
-        while filling.write(b"x").is_ok() {}
-        let mut waiting = Box::pin(hung_up(writer));
-        assert!(is_pending(&mut waiting).await, "a slow reader is no absent one");
+        let mut filler = writer.try_clone().unwrap();
+        let flags = rustix::fs::fcntl_getfl(&filler).unwrap();
+        rustix::fs::fcntl_setfl(&filler, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+        while filler.write(b"x").is_ok() {}
+        let mut closed = Box::pin(wait_until_output_closed(writer));
+        assert!(is_pending(&mut closed).await, "a slow reader is no absent one");
         drop(reader);
-        timeout(MAX_WAIT, waiting).await.unwrap();
+        timeout(TEST_TIMEOUT, closed).await.unwrap();
     }
 
     #[tokio::test]
-    async fn a_file_has_no_reader_to_lose() {
-        let mut waiting = Box::pin(hung_up(tempfile::tempfile().unwrap()));
-        assert!(is_pending(&mut waiting).await);
+    async fn a_file_as_output_is_never_closed() {
+        let mut closed = Box::pin(wait_until_output_closed(tempfile::tempfile().unwrap()));
+        assert!(is_pending(&mut closed).await);
     }
 
     #[tokio::test]
-    async fn an_input_that_ends_later_than_at_the_start_closes_its_session() {
-        for (at_start, closes) in [(Duration::ZERO, true), (MAX_WAIT * 2, false)] {
+    async fn an_input_that_ends_after_the_startup_grace_closes_its_session() {
+        for (startup_grace, closes) in [(Duration::ZERO, true), (TEST_TIMEOUT * 2, false)] {
             let (reader, mut writer) = pipe().unwrap();
-            let mut waiting = Box::pin(input_closed(reader, at_start));
+            let mut closed = Box::pin(wait_until_input_closed(reader, startup_grace));
             writer.write_all(b"x").unwrap();
-            assert!(is_pending(&mut waiting).await, "bytes are no end");
+            assert!(is_pending(&mut closed).await, "bytes are no end");
             drop(writer);
             match closes {
-                true => timeout(MAX_WAIT, waiting).await.unwrap(),
-                false => assert!(is_pending(&mut waiting).await),
+                true => timeout(TEST_TIMEOUT, closed).await.unwrap(),
+                false => assert!(is_pending(&mut closed).await),
             }
         }
     }

@@ -81,10 +81,10 @@ impl RedirectArgs {
     ///
     /// # Errors
     /// If they are not options of this command.
-    pub(crate) fn from_words(words: &[String]) -> anyhow::Result<Self> {
-        let words = std::iter::once("redirect").chain(words.iter().map(String::as_str));
-        let line = CommandLine::try_parse_from(words);
-        let redirect = line.context("invalid options of `leno redirect`")?.redirect;
+    pub(crate) fn from_options(arguments: &[String]) -> anyhow::Result<Self> {
+        let arguments = std::iter::once("redirect").chain(arguments.iter().map(String::as_str));
+        let parsed = CommandLine::try_parse_from(arguments);
+        let redirect = parsed.context("invalid options of `leno redirect`")?.redirect;
         redirect.check_options()?;
         Ok(redirect)
     }
@@ -115,33 +115,44 @@ impl RedirectArgs {
     /// and exclusions. The probe connection of `--verify` takes precedence.
     fn outbound_chain(&self) -> NftChain {
         let mut rules = vec![return_rule(NftMatch::Uid(self.uid))];
-        rules.extend(verify::NOWHERE.map(|address| NftRule {
+        rules.extend(verify::UNUSED_ADDRESSES.map(|address| NftRule {
             matches: vec![
-                NftMatch::In(CidrRange::single_address(address)),
-                NftMatch::Port(verify::DISCARD),
+                NftMatch::DestinationRange(CidrRange::single_address(address)),
+                NftMatch::TcpPort(verify::DISCARD_PORT),
             ],
             verdict: NftVerdict::Redirect(OUTBOUND_PORT),
         }));
-        rules.push(return_rule(NftMatch::To(LOOPBACK.to_owned())));
-        rules.extend(self.exclude_interfaces.iter().cloned().map(NftMatch::To).map(return_rule));
+        rules.push(return_rule(NftMatch::OutputInterface(LOOPBACK.to_owned())));
+        rules.extend(
+            self.exclude_interfaces.iter().cloned().map(NftMatch::OutputInterface).map(return_rule),
+        );
         if self.dns {
-            rules.extend([NftMatch::UdpPort(DNS_PORT), NftMatch::Port(DNS_PORT)].map(|what| {
-                NftRule { matches: vec![what], verdict: NftVerdict::Redirect(DNS_PROXY_PORT) }
-            }));
+            rules.extend([NftMatch::UdpPort(DNS_PORT), NftMatch::TcpPort(DNS_PORT)].map(
+                |condition| NftRule {
+                    matches: vec![condition],
+                    verdict: NftVerdict::Redirect(DNS_PROXY_PORT),
+                },
+            ));
         }
         rules.extend(
-            self.exclude_outbound_ports.iter().copied().map(NftMatch::Port).map(return_rule),
+            self.exclude_outbound_ports.iter().copied().map(NftMatch::TcpPort).map(return_rule),
         );
         rules.extend(
-            self.exclude_outbound_ranges.iter().copied().map(NftMatch::In).map(return_rule),
+            self.exclude_outbound_ranges
+                .iter()
+                .copied()
+                .map(NftMatch::DestinationRange)
+                .map(return_rule),
         );
-        let redirect = |first: Option<NftMatch>| NftRule {
-            matches: first.into_iter().chain([NftMatch::Tcp]).collect(),
+        let redirect = |destination: Option<NftMatch>| NftRule {
+            matches: destination.into_iter().chain([NftMatch::Tcp]).collect(),
             verdict: NftVerdict::Redirect(OUTBOUND_PORT),
         };
         match self.include_outbound_ranges.as_slice() {
             [] => rules.push(redirect(None)),
-            ranges => rules.extend(ranges.iter().map(|range| redirect(Some(NftMatch::In(*range))))),
+            ranges => rules.extend(
+                ranges.iter().map(|range| redirect(Some(NftMatch::DestinationRange(*range)))),
+            ),
         }
         NftChain { hook: NetfilterHook::Output, rules }
     }
@@ -149,18 +160,20 @@ impl RedirectArgs {
     /// Redirects inbound TCP connections to the sidecar, except those from inside the namespace, those to the
     /// sidecar's health listener, and exclusions.
     fn inbound_chain(&self) -> NftChain {
-        let mut rules = vec![return_rule(NftMatch::From(LOOPBACK.to_owned()))];
-        rules.extend(self.exclude_interfaces.iter().cloned().map(NftMatch::From).map(return_rule));
+        let mut rules = vec![return_rule(NftMatch::InputInterface(LOOPBACK.to_owned()))];
+        rules.extend(
+            self.exclude_interfaces.iter().cloned().map(NftMatch::InputInterface).map(return_rule),
+        );
         let ports = std::iter::once(HEALTH_PORT).chain(self.exclude_inbound_ports.iter().copied());
-        rules.extend(ports.map(NftMatch::Port).map(return_rule));
+        rules.extend(ports.map(NftMatch::TcpPort).map(return_rule));
         let verdict = NftVerdict::Redirect(INBOUND_PORT);
         rules.push(NftRule { matches: vec![NftMatch::Tcp], verdict });
         NftChain { hook: NetfilterHook::Prerouting, rules }
     }
 }
 
-fn return_rule(what: NftMatch) -> NftRule {
-    NftRule { matches: vec![what], verdict: NftVerdict::Return }
+fn return_rule(condition: NftMatch) -> NftRule {
+    NftRule { matches: vec![condition], verdict: NftVerdict::Return }
 }
 
 fn port_parser() -> impl clap::builder::TypedValueParser<Value = u16> {
@@ -196,9 +209,9 @@ running it again replaces them.
 mod tests {
     use super::*;
 
-    fn parse_args(words: &[&str]) -> Result<RedirectArgs, clap::Error> {
-        let words = std::iter::once("redirect").chain(words.iter().copied());
-        CommandLine::try_parse_from(words).map(|line| line.redirect)
+    fn parse_args(arguments: &[&str]) -> Result<RedirectArgs, clap::Error> {
+        let arguments = std::iter::once("redirect").chain(arguments.iter().copied());
+        CommandLine::try_parse_from(arguments).map(|parsed| parsed.redirect)
     }
 
     #[test]
@@ -243,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn only_included_ranges_are_redirected_when_there_are_any() {
+    fn only_included_ranges_are_redirected_if_any_are_set() {
         let args = parse_args(&["--include-outbound-ranges=10.0.0.0/8,fd00::/8"]).unwrap();
         let text = rules::to_text(&args.build_chains());
         assert!(text.contains("ip daddr 10.0.0.0/8 meta l4proto tcp redirect to :15001\n"));
@@ -255,15 +268,15 @@ mod tests {
     fn dns_queries_are_redirected_on_request_only() {
         let text = rules::to_text(&parse_args(&[]).unwrap().build_chains());
         assert!(!text.contains("dport 53"), "{text}");
-        let both = ["--dns".to_owned(), "--exclude-outbound-ports=25,53".to_owned()];
-        let refused = RedirectArgs::from_words(&both).unwrap_err().to_string();
-        assert!(refused.contains("remove one"), "{refused}");
-        assert!(RedirectArgs::from_words(&both[..1]).is_ok());
+        let options = ["--dns".to_owned(), "--exclude-outbound-ports=25,53".to_owned()];
+        let error = RedirectArgs::from_options(&options).unwrap_err().to_string();
+        assert!(error.contains("remove one"), "{error}");
+        assert!(RedirectArgs::from_options(&options[..1]).is_ok());
     }
 
     #[test]
     fn contradictory_options_are_rejected() {
-        for bad in [
+        for invalid in [
             "--uid=0",
             "--exclude-outbound-ports=0",
             "--exclude-inbound-ports=65536",
@@ -272,7 +285,7 @@ mod tests {
             "--exclude-interfaces=\"",
             "--exclude-interfaces=sixteen-letters-",
         ] {
-            assert!(parse_args(&[bad]).is_err(), "{bad}");
+            assert!(parse_args(&[invalid]).is_err(), "{invalid}");
         }
     }
 }

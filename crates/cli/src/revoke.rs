@@ -60,7 +60,7 @@ enum RevocationChange {
 /// The result of a change.
 struct RevocationResult {
     /// All revoked workloads after the change.
-    all: BTreeSet<RevokedWorkload>,
+    revoked: BTreeSet<RevokedWorkload>,
     /// The selected workload, if any, and whether its state changed.
     changed: Option<(RevokedWorkload, bool)>,
 }
@@ -71,7 +71,7 @@ impl RevokeArgs {
         let change = if self.undo { RevocationChange::Undo } else { RevocationChange::Revoke };
         let outcome = match self.kubernetes {
             true => crate::cluster::run(cluster::run(&self, change))?,
-            false => self.on_this_machine(change)?,
+            false => self.change_local_revocations(change)?,
         };
         self.print_outcome(&outcome, change)?;
         if change == RevocationChange::Revoke && !self.kubernetes {
@@ -80,7 +80,10 @@ impl RevokeArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn on_this_machine(&self, change: RevocationChange) -> anyhow::Result<RevocationResult> {
+    fn change_local_revocations(
+        &self,
+        change: RevocationChange,
+    ) -> anyhow::Result<RevocationResult> {
         let directory = match &self.shared {
             Some(shared) => shared.clone(),
             None => self.data.path()?,
@@ -95,16 +98,16 @@ impl RevokeArgs {
         let file = RevocationFile::in_directory(&directory);
         let changed = match self.revoked_workload(self.uid.clone()) {
             None => None,
-            Some(meant) => {
+            Some(selected) => {
                 let changed = match change {
-                    RevocationChange::Revoke => file.add_workload(meant.clone()),
-                    RevocationChange::Undo => file.remove(&meant),
+                    RevocationChange::Revoke => file.add_workload(selected.clone()),
+                    RevocationChange::Undo => file.remove(&selected),
                 };
-                Some((meant, changed.context("cannot write the revoked workloads")?))
+                Some((selected, changed.context("cannot write the revoked workloads")?))
             }
         };
-        let all = file.read().context("cannot read the revoked workloads")?;
-        Ok(RevocationResult { all, changed })
+        let revoked = file.read().context("cannot read the revoked workloads")?;
+        Ok(RevocationResult { revoked, changed })
     }
 
     /// Warns if the control plane on this machine has no such Workload: it may be deleted or misspelled. The
@@ -113,9 +116,9 @@ impl RevokeArgs {
         let (Some(workload), Ok(workloads)) = (&self.workload, self.query_workloads()) else {
             return;
         };
-        let known: Vec<&str> = workloads.iter().map(|known| known.name.as_str()).collect();
-        if let Some(warning) = unknown_warning(&workload.to_string(), &known) {
-            eprintln!("warning: {}", self.data.in_commands(&warning));
+        let names: Vec<&str> = workloads.iter().map(|workload| workload.name.as_str()).collect();
+        if let Some(warning) = unknown_warning(&workload.to_string(), &names) {
+            eprintln!("warning: {}", self.data.add_data_option(&warning));
         }
     }
 
@@ -139,61 +142,64 @@ impl RevokeArgs {
         outcome: &RevocationResult,
         change: RevocationChange,
     ) -> anyhow::Result<()> {
-        if let Some(form) = self.output.structured_format() {
-            let revoked: Vec<Value> = outcome.all.iter().map(to_json).collect();
-            let changed = outcome.changed.as_ref().map(|(meant, changed)| {
-                json!({ "workload": meant.workload.to_string(), "uid": uid_of(meant), "changed": changed })
+        if let Some(format) = self.output.structured_format() {
+            let revoked: Vec<Value> = outcome.revoked.iter().map(to_json).collect();
+            let changed = outcome.changed.as_ref().map(|(selected, changed)| {
+                json!({ "workload": selected.workload.to_string(), "uid": uid_text(selected), "changed": changed })
             });
-            return output::print_value(&json!({ "change": changed, "revoked": revoked }), form);
+            return output::print_value(&json!({ "change": changed, "revoked": revoked }), format);
         }
-        let Some((meant, changed)) = &outcome.changed else {
+        let Some((selected, changed)) = &outcome.changed else {
             let mut listing = Listing::new(COLUMNS);
-            for workload in &outcome.all {
-                listing
-                    .add_row([workload.workload.to_string(), uid_of(workload).unwrap_or_default()]);
+            for workload in &outcome.revoked {
+                listing.add_row([
+                    workload.workload.to_string(),
+                    uid_text(workload).unwrap_or_default(),
+                ]);
             }
             return output::print_raw(&listing.render(self.output));
         };
-        output::print_text(&self.data.in_commands(&describe_change(meant, change, *changed)))
+        output::print_text(&self.data.add_data_option(&describe_change(selected, change, *changed)))
     }
 }
 
 /// Returns the warning about an unknown workload name.
-fn unknown_warning(workload: &str, known: &[&str]) -> Option<String> {
-    if known.contains(&workload) {
+fn unknown_warning(workload: &str, names: &[&str]) -> Option<String> {
+    if names.contains(&workload) {
         return None;
     }
     let undo = format!("undo with `leno revoke {workload} --undo`");
-    let advice = match nearest_name(workload, known) {
-        Some(meant) => format!("did you mean {meant}? If so, {undo}"),
+    let hint = match nearest_name(workload, names) {
+        Some(nearest) => format!("did you mean {nearest}? If so, {undo}"),
         None => format!("`leno get workloads` lists all workloads; {undo}"),
     };
-    Some(format!("no Workload {workload} exists now: {advice}"))
+    Some(format!("no Workload {workload} exists now: {hint}"))
 }
 
 /// Returns the workload with the most similar name, or with the same name in another namespace.
-pub(crate) fn nearest_name<'a>(workload: &str, known: &[&'a str]) -> Option<&'a str> {
-    let of_name = || {
+pub(crate) fn nearest_name<'a>(workload: &str, names: &[&'a str]) -> Option<&'a str> {
+    let same_name = || {
         let (_, name) = workload.split_once('/')?;
-        known.iter().copied().find(|it| it.split_once('/').is_some_and(|(_, it)| it == name))
+        let has_name = |known: &&str| known.split_once('/').is_some_and(|(_, known)| known == name);
+        names.iter().copied().find(has_name)
     };
-    closest_word(workload, known).or_else(of_name)
+    closest_word(workload, names).or_else(same_name)
 }
 
-fn describe_change(meant: &RevokedWorkload, change: RevocationChange, changed: bool) -> String {
-    let of_pod = meant.uid.as_ref().map(|uid| format!(" (the pod with UID {uid})"));
-    let who = format!("{}{}", meant.workload, of_pod.unwrap_or_default());
+fn describe_change(selected: &RevokedWorkload, change: RevocationChange, changed: bool) -> String {
+    let pod_text = selected.uid.as_ref().map(|uid| format!(" (the pod with UID {uid})"));
+    let subject = format!("{}{}", selected.workload, pod_text.unwrap_or_default());
     match (change, changed) {
         (RevocationChange::Revoke, true) => format!(
-            "{who} is revoked: its stream and its connections to other members end within seconds, and it \
+            "{subject} is revoked: its stream and its connections to other members end within seconds, and it \
              gets no new certificate. Undo with `leno revoke {} --undo`.\n",
-            meant.workload
+            selected.workload
         ),
-        (RevocationChange::Revoke, false) => format!("{who} is already revoked.\n"),
-        (RevocationChange::Undo, true) => format!("{who} is a member again.\n"),
+        (RevocationChange::Revoke, false) => format!("{subject} is already revoked.\n"),
+        (RevocationChange::Undo, true) => format!("{subject} is a member again.\n"),
         (RevocationChange::Undo, false) => {
             format!(
-                "{who} is not revoked by `leno revoke`; remove an entry of a MeshConfig in the \
+                "{subject} is not revoked by `leno revoke`; remove an entry of a MeshConfig in the \
                 MeshConfig.\n"
             )
         }
@@ -201,10 +207,10 @@ fn describe_change(meant: &RevokedWorkload, change: RevocationChange, changed: b
 }
 
 fn to_json(revoked: &RevokedWorkload) -> Value {
-    json!({ "workload": revoked.workload.to_string(), "uid": uid_of(revoked) })
+    json!({ "workload": revoked.workload.to_string(), "uid": uid_text(revoked) })
 }
 
-fn uid_of(revoked: &RevokedWorkload) -> Option<String> {
+fn uid_text(revoked: &RevokedWorkload) -> Option<String> {
     revoked.uid.as_ref().map(ToString::to_string)
 }
 
@@ -228,17 +234,17 @@ mod tests {
 
     #[test]
     fn an_unknown_workload_gets_a_warning_with_the_nearest_name() {
-        let known = ["shop/cart-1", "shop/stock-1"];
+        let names = ["shop/cart-1", "shop/stock-1"];
         for (name, hint) in [
             ("shop/cart-1", None),
             ("shop/crat-1", Some("did you mean shop/cart-1?")),
             ("other/stock-1", Some("did you mean shop/stock-1?")),
             ("shop/nosuch", Some("`leno get workloads`")),
         ] {
-            let warning = unknown_warning(name, &known);
+            let warning = unknown_warning(name, &names);
             assert_eq!(warning.is_some(), hint.is_some(), "{name}");
-            let found = warning.unwrap_or_default();
-            assert!(found.contains(hint.unwrap_or_default()), "{found}");
+            let text = warning.unwrap_or_default();
+            assert!(text.contains(hint.unwrap_or_default()), "{text}");
         }
     }
 }

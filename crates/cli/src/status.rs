@@ -8,7 +8,7 @@ use leno_control::findings::{Finding, FindingInputs, Severity, collect_findings}
 use leno_identity::quote_path;
 use serde::Serialize;
 
-use crate::data_directory::{DataArgs, has_run};
+use crate::data_directory::{DataArgs, has_mesh_run};
 use crate::explain::ExplainFormat;
 use crate::figures::{format_count, format_rate};
 use crate::get::{MeshSocket, describe_scope};
@@ -33,7 +33,7 @@ struct HealthVerdict {
     healthy: bool,
     /// Problems and notices.
     findings: Vec<Finding>,
-    /// The mesh status; absent if no control plane answers.
+    /// The mesh status; absent if no control plane responds.
     mesh: Option<leno_control::status::Status>,
 }
 
@@ -44,14 +44,14 @@ impl StatusArgs {
         let path = self.data.path()?;
         let (verdict, text) = runtime.block_on(async {
             let mesh = MeshSocket::from_data(&path);
-            match collect_facts(&mesh).await {
-                Ok(facts) => {
-                    let mut findings = collect_findings(&facts);
+            match collect_inputs(&mesh).await {
+                Ok(inputs) => {
+                    let mut findings = collect_findings(&inputs);
                     for finding in &mut findings {
-                        finding.hint = self.data.in_commands(&finding.hint);
+                        finding.hint = self.data.add_data_option(&finding.hint);
                     }
-                    let text = render_status(&facts, &findings, &self.data.option_hint());
-                    (HealthVerdict::from_findings(findings, Some(facts.status)), text)
+                    let text = render_status(&inputs, &findings, &self.data.option_hint());
+                    (HealthVerdict::from_findings(findings, Some(inputs.status)), text)
                 }
                 Err(error) => {
                     let finding = unreachable_finding(&error, &path);
@@ -62,7 +62,7 @@ impl StatusArgs {
             }
         });
         match self.output.structured_format() {
-            Some(form) => output::print_value(&verdict, form)?,
+            Some(format) => output::print_value(&verdict, format)?,
             None => output::print_text(&text)?,
         }
         Ok(if verdict.healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -76,13 +76,13 @@ impl HealthVerdict {
     }
 }
 
-async fn collect_facts(mesh: &MeshSocket) -> anyhow::Result<FindingInputs> {
+async fn collect_inputs(mesh: &MeshSocket) -> anyhow::Result<FindingInputs> {
     FindingInputs::collect(|path| async move { mesh.query_json(&path).await }).await
 }
 
 /// Returns the finding for an unreachable control plane.
 fn unreachable_finding(error: &anyhow::Error, data: &Path) -> Finding {
-    if !has_run(data) {
+    if !has_mesh_run(data) {
         return Finding::problem(
             format!("no control plane has run on {}", data.display()),
             format!(
@@ -101,22 +101,22 @@ fn unreachable_finding(error: &anyhow::Error, data: &Path) -> Finding {
 
 /// Formats a finding in two lines. Some of their text comes from sidecars.
 fn format_finding(finding: &Finding) -> String {
-    let mark = match finding.severity {
+    let symbol = match finding.severity {
         Severity::Problem => "✗",
         Severity::Notice => "·",
     };
-    format!("  {mark} {}\n      {}\n", escape_cell(&finding.message), escape_cell(&finding.hint))
+    format!("  {symbol} {}\n      {}\n", escape_cell(&finding.message), escape_cell(&finding.hint))
 }
 
-fn render_status(facts: &FindingInputs, findings: &[Finding], hint: &str) -> String {
-    let status = &facts.status;
+fn render_status(inputs: &FindingInputs, findings: &[Finding], hint: &str) -> String {
+    let status = &inputs.status;
     let problems = findings.iter().filter(|finding| finding.severity == Severity::Problem).count();
     let verdict = match problems {
         0 => "healthy".to_owned(),
         1 => "1 problem".to_owned(),
-        several => format!("{several} problems"),
+        count => format!("{count} problems"),
     };
-    let edges = facts.traffic.edges.iter().filter(|edge| edge.kind != "route");
+    let edges = inputs.traffic.edges.iter().filter(|edge| edge.kind != "route");
     let requests = format_rate(edges.map(|edge| edge.rates.per_second).sum());
     let mut text = format!(
         "{} (default policy {}): {verdict}\n  {}, {}, {} connected, {requests}\n",
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_sidecars_are_escaped() {
+    fn text_from_sidecars_is_escaped() {
         let message = "refuses a\u{1b}[2Jb\u{9b}c\u{202e}d\n  healthy".to_owned();
         let finding =
             Finding { severity: Severity::Problem, message, hint: "correct it".to_owned() };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use leno_control::status::{ServiceStatus, Status};
-use leno_model::{ServiceAccount, ServiceName, StatusRange, TAP_PER_SECOND_MAX};
+use leno_model::{MAX_TAP_PER_SECOND, ServiceAccount, ServiceName, StatusRange};
 use serde_json::Value;
 
 use crate::data_directory::DataArgs;
@@ -47,7 +47,7 @@ pub(crate) struct TapArgs {
         long,
         value_name = "N",
         default_value_t = 100,
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(TAP_PER_SECOND_MAX))
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_TAP_PER_SECOND))
     )]
     rate: u32,
     /// Exit after this many requests
@@ -99,36 +99,36 @@ impl TapArgs {
         let Some(service) = &self.service else {
             return open_page(&mesh).await;
         };
-        require_service(&mesh, service).await?;
+        check_service_exists(&mesh, service).await?;
         mesh.print_scope().await;
         let stop = stop::stop_signal()?;
         stop::end_when_blocked(|| {}, Some(self.duration))?;
-        let mut shown = TapOutput { output: self.output, remaining: self.count, dropped: 0 };
+        let mut tap_output = TapOutput { output: self.output, remaining: self.count, dropped: 0 };
         if self.output == TapFormat::Table {
-            shown.print_line(&HEADER.map(str::to_owned).join("  "))?;
+            tap_output.print_line(&HEADER.map(str::to_owned).join("  "))?;
         }
         let path = self.query_path(service);
-        let mut is_over = false;
-        let lines = mesh.follow_stream(&path, |line| shown.handle_line(line));
+        let mut has_stream_ended = false;
+        let lines = mesh.follow_stream(&path, |line| tap_output.handle_line(line));
         tokio::select! {
-            ended = lines => {
-                ended?;
-                is_over = true;
+            result = lines => {
+                result?;
+                has_stream_ended = true;
             }
             () = stop => {}
-            () = reader::wait_until_gone() => return Ok(()),
+            () = reader::wait_until_reader_closed() => return Ok(()),
             () = tokio::time::sleep(self.duration) => {
                 let lifetime = format_duration(self.duration);
                 log::print_to_stderr(&format!("the tap ends after {lifetime}: change this with --duration"));
             }
         }
-        if shown.dropped > 0 {
+        if tap_output.dropped > 0 {
             log::print_to_stderr(&format!(
                 "{} more requests not shown: use filters, or a higher --rate",
-                shown.dropped
+                tap_output.dropped
             ));
         }
-        match is_over && shown.remaining != Some(0) {
+        match has_stream_ended && tap_output.remaining != Some(0) {
             true => bail!("the control plane has exited"),
             false => Ok(()),
         }
@@ -140,7 +140,7 @@ impl TapArgs {
             ReportingSide::Client => "client",
             ReportingSide::Server => "server",
         };
-        let optional = [
+        let filters = [
             ("path", self.path.clone()),
             ("method", self.method.clone()),
             ("status", self.status.map(|status| status.to_string())),
@@ -148,7 +148,7 @@ impl TapArgs {
         ];
         let mut path = format!("/tap?service={}&side={side}", percent_encode(&service.to_string()));
         path.push_str(&format!("&per_second={}", self.rate));
-        for (name, value) in optional {
+        for (name, value) in filters {
             if let Some(value) = value {
                 path.push_str(&format!("&{name}={}", percent_encode(&value)));
             }
@@ -158,16 +158,16 @@ impl TapArgs {
 }
 
 /// Fails if the service does not exist, instead of waiting for its requests forever.
-async fn require_service(mesh: &MeshSocket, service: &ServiceName) -> anyhow::Result<()> {
+async fn check_service_exists(mesh: &MeshSocket, service: &ServiceName) -> anyhow::Result<()> {
     let services: Vec<ServiceStatus> = parse_response(mesh.query_json("/services").await?)?;
     let name = service.to_string();
-    if services.iter().any(|found| found.name == name) {
+    if services.iter().any(|service| service.name == name) {
         return Ok(());
     }
-    let known: Vec<&str> = services.iter().map(|service| &*service.name).take(20).collect();
-    match known.is_empty() {
+    let names: Vec<&str> = services.iter().map(|service| &*service.name).take(20).collect();
+    match names.is_empty() {
         true => bail!("no service {name}: the mesh has no services"),
-        false => bail!("no service {name}; the mesh has {}", known.join(", ")),
+        false => bail!("no service {name}; the mesh has {}", names.join(", ")),
     }
 }
 
@@ -213,19 +213,19 @@ impl TapOutput {
     }
 
     fn print_line(&self, line: &str) -> anyhow::Result<()> {
-        let mut out = std::io::stdout().lock();
-        out.write_all(line.as_bytes())?;
-        out.write_all(b"\n")?;
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(line.as_bytes())?;
+        stdout.write_all(b"\n")?;
         // Each line is flushed for live reading.
-        Ok(out.flush()?)
+        Ok(stdout.flush()?)
     }
 }
 
 /// Formats a request for people.
 fn format_request(record: &Value) -> String {
     let text = |name: &str| escape_cell(record[name].as_str().unwrap_or_default());
-    let began = text("start_time");
-    let time = began.split('T').nth(1).unwrap_or(&began);
+    let start_time = text("start_time");
+    let time = start_time.split('T').nth(1).unwrap_or(&start_time);
     let time: String = time.trim_end_matches('Z').chars().take(12).collect();
     let duration = record["duration"].as_f64().unwrap_or_default();
     let (method, path) = match record["protocol"].as_str() {
@@ -234,7 +234,7 @@ fn format_request(record: &Value) -> String {
     };
     let status = record["response_code"].as_u64().filter(|status| *status != 0);
     let status = status.map_or_else(|| "-".to_owned(), |status| status.to_string());
-    let other = match record["direction"].as_str() {
+    let peer = match record["direction"].as_str() {
         Some("inbound") => text("peer"),
         _ => text("upstream_host"),
     };
@@ -245,32 +245,32 @@ fn format_request(record: &Value) -> String {
     let direction = text("direction");
     let workload = text("workload");
     format!(
-        "{time:<12}  {workload:<28}  {direction:<9}  {other:<26}  {status:>6}  {duration:>9.3}  \
+        "{time:<12}  {workload:<28}  {direction:<9}  {peer:<26}  {status:>6}  {duration:>9.3}  \
          {reason:<18}  {method} {path}"
     )
 }
 
 /// Percent-encodes all characters except unreserved ones (RFC 3986 section 2.3).
 pub(crate) fn percent_encode(text: &str) -> String {
-    let mut out = String::new();
+    let mut encoded = String::new();
     for byte in text.bytes() {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                out.push(char::from(byte));
+                encoded.push(char::from(byte));
             }
-            other => out.push_str(&format!("%{other:02X}")),
+            byte => encoded.push_str(&format!("%{byte:02X}")),
         }
     }
-    out
+    encoded
 }
 
 fn parse_service(text: &str) -> Result<ServiceName, String> {
-    let slashed = text.parse::<ServiceName>().ok();
-    let dotted = || {
+    let slash_form = text.parse::<ServiceName>().ok();
+    let dot_form = || {
         let (name, namespace) = text.split_once('.')?;
         ServiceName::new(namespace, name).ok()
     };
-    slashed.or_else(dotted).ok_or_else(|| "use NAMESPACE/NAME, such as shop/stock".to_owned())
+    slash_form.or_else(dot_form).ok_or_else(|| "use NAMESPACE/NAME, such as shop/stock".to_owned())
 }
 
 fn parse_account(text: &str) -> Result<ServiceAccount, String> {
@@ -319,8 +319,8 @@ mod tests {
         tap: TapArgs,
     }
 
-    fn parse_args(words: &[&str]) -> Result<TapArgs, clap::Error> {
-        CommandLine::try_parse_from([&["tap"], words].concat()).map(|line| line.tap)
+    fn parse_args(arguments: &[&str]) -> Result<TapArgs, clap::Error> {
+        CommandLine::try_parse_from([&["tap"], arguments].concat()).map(|line| line.tap)
     }
 
     #[test]
@@ -332,7 +332,7 @@ mod tests {
             "/tap?service=shop%2Fstock&side=both&per_second=100&path=%2Fa%20b%3F&status=500-599\
              &from=shop%2Fweb"
         );
-        for bad in [
+        for invalid in [
             &[][..],
             &["shop/stock", "--page"],
             &["stock"],
@@ -342,12 +342,12 @@ mod tests {
             &["shop/stock", "--count=0"],
             &["shop/stock", "--duration=0s"],
         ] {
-            assert!(parse_args(bad).is_err(), "{bad:?}");
+            assert!(parse_args(invalid).is_err(), "{invalid:?}");
         }
     }
 
     #[test]
-    fn rows_describe_the_request_and_are_escaped() {
+    fn rows_describe_the_request_with_escaped_text() {
         let record = serde_json::json!({
             "start_time": "2026-01-02T03:04:05.678901Z", "direction": "inbound", "method": "GET",
             "path": "/a\u{1b}[2J", "protocol": "http", "response_code": 503,
@@ -355,9 +355,9 @@ mod tests {
             "workload": "shop/stock-1",
         });
         let row = format_request(&record);
-        let words: Vec<&str> = row.split_whitespace().collect();
+        let cells: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(
-            words,
+            cells,
             [
                 "03:04:05.678",
                 "shop/stock-1",
@@ -373,13 +373,13 @@ mod tests {
     }
 
     #[test]
-    fn counts_end_a_tap_and_drops_are_not_counted() {
-        let mut shown = TapOutput { output: TapFormat::Json, remaining: Some(2), dropped: 0 };
-        assert!(shown.handle_line("{\"dropped\":3,\"workload\":\"a/b\"}").unwrap());
-        assert!(shown.handle_line("{\"path\":\"/\"}").unwrap());
-        assert!(!shown.handle_line("{\"path\":\"/\"}").unwrap());
-        assert!(shown.handle_line(&format!("{{\"dropped\":{}}}", u64::MAX)).unwrap());
-        assert_eq!(shown.dropped, u64::MAX);
-        assert!(shown.handle_line("no JSON").is_err());
+    fn dropped_requests_do_not_count_towards_the_limit() {
+        let mut tap_output = TapOutput { output: TapFormat::Json, remaining: Some(2), dropped: 0 };
+        assert!(tap_output.handle_line("{\"dropped\":3,\"workload\":\"a/b\"}").unwrap());
+        assert!(tap_output.handle_line("{\"path\":\"/\"}").unwrap());
+        assert!(!tap_output.handle_line("{\"path\":\"/\"}").unwrap());
+        assert!(tap_output.handle_line(&format!("{{\"dropped\":{}}}", u64::MAX)).unwrap());
+        assert_eq!(tap_output.dropped, u64::MAX);
+        assert!(tap_output.handle_line("no JSON").is_err());
     }
 }

@@ -68,8 +68,8 @@ impl TokenArgs {
         if let Some(ttl) = self.ttl {
             path.push_str(&format!("&lifetime_ms={}", ttl.as_millis()));
         }
-        let answer = MeshSocket::from_data(&data).send_request("POST", &path).await?;
-        JoinBundle::parse(&answer).context("the response of the control plane is not a token")
+        let response = MeshSocket::from_data(&data).send_request("POST", &path).await?;
+        JoinBundle::parse(&response).context("the response of the control plane is not a token")
     }
 }
 

@@ -68,8 +68,8 @@ impl TopArgs {
         let mesh = MeshSocket::from_data(&self.data.path()?);
         let mut view = query_view(&mesh).await?;
         view.sort(self.sort);
-        if let Some(form) = self.output.structured_format() {
-            return output::print_value(&view.traffic, form);
+        if let Some(format) = self.output.structured_format() {
+            return output::print_value(&view.traffic, format);
         }
         if (self.once || !std::io::stdout().is_terminal())
             && let Some(scope) = describe_scope(&view.status)
@@ -86,49 +86,49 @@ impl TopArgs {
     async fn run_live(&self, mesh: &MeshSocket, mut view: ScreenContent) -> anyhow::Result<()> {
         let stop = stop::stop_signal()?;
         tokio::pin!(stop);
-        let gone = reader::wait_until_gone();
-        tokio::pin!(gone);
+        let reader_closed = reader::wait_until_reader_closed();
+        tokio::pin!(reader_closed);
         let terminal =
             LiveTerminal::enter_live_mode().context("cannot use the terminal; try --once")?;
         stop::end_when_blocked(LiveTerminal::restore, None)?;
         let mut keys = terminal.read_keys()?;
-        let look_of =
-            |order| ScreenStyle { order, colours: std::env::var_os("NO_COLOR").is_none() };
+        let style =
+            |order| ScreenStyle { order, use_color: std::env::var_os("NO_COLOR").is_none() };
         let mut order = self.sort;
-        let next = || async {
+        let next_view = || async {
             tokio::time::sleep(self.interval).await;
             query_view(mesh).await
         };
-        let mut looking = Box::pin(next());
+        let mut refresh = Box::pin(next_view());
         loop {
             let (columns, rows) = terminal.size();
             terminal.draw(&screen::render_screen(
                 &view,
                 ScreenSize { columns, rows },
-                look_of(order),
+                style(order),
             ))?;
             tokio::select! {
                 () = &mut stop => return Ok(()),
-                () = &mut gone => return Ok(()),
+                () = &mut reader_closed => return Ok(()),
                 key = keys.recv() => match key {
                     Some(PressedKey::Quit) | None => return Ok(()),
-                    Some(PressedKey::Sort(chosen)) => {
-                        order = chosen;
+                    Some(PressedKey::Sort(new_order)) => {
+                        order = new_order;
                         view.sort(order);
                     }
                     Some(PressedKey::Other) => {}
                 },
-                // A key press does not wait for an answer.
-                looked = &mut looking => {
-                    match looked {
-                        Ok(fresh) => {
-                            view = fresh;
+                // A key press does not wait for a response.
+                outcome = &mut refresh => {
+                    match outcome {
+                        Ok(new_view) => {
+                            view = new_view;
                             view.sort(order);
                         }
                         // The control plane may be restarting: the last view stays, marked as stale.
                         Err(error) => view.error = Some(output::format_error(&error)),
                     }
-                    looking.set(next());
+                    refresh.set(next_view());
                 }
             }
         }
@@ -137,13 +137,14 @@ impl TopArgs {
 
 async fn query_view(mesh: &MeshSocket) -> anyhow::Result<ScreenContent> {
     let status: Status =
-        serde_json::from_value(mesh.query_json("/status").await?).context(OTHER)?;
+        serde_json::from_value(mesh.query_json("/status").await?).context(UNPARSABLE_RESPONSE)?;
     let traffic: TrafficStatus =
-        serde_json::from_value(mesh.query_json("/traffic").await?).context(OTHER)?;
+        serde_json::from_value(mesh.query_json("/traffic").await?).context(UNPARSABLE_RESPONSE)?;
     Ok(ScreenContent { status, traffic, error: None })
 }
 
-const OTHER: &str = "the response cannot be parsed: the mesh may run another version of leno";
+const UNPARSABLE_RESPONSE: &str =
+    "the response cannot be parsed: the mesh may run another version of leno";
 
 const EXAMPLES: &str = "\
 Examples:

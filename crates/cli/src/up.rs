@@ -25,7 +25,7 @@ use clap::Args;
 use tokio::task::LocalSet;
 
 use crate::control::{ManifestArgs, MeshArgs};
-use crate::data_directory::DataDirectory;
+use crate::data_directory::ClaimedDataDirectory;
 use crate::duration::parse_duration;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
@@ -42,7 +42,7 @@ pub(crate) use local_workloads::WorkloadState;
 #[command(mut_arg("file", |file| file.required(false).required_unless_present("clean")))]
 pub(crate) struct UpArgs {
     #[command(flatten)]
-    facts: ManifestArgs,
+    manifests: ManifestArgs,
     #[command(flatten)]
     mesh: MeshArgs,
     /// Address on which the control plane accepts sidecars; port 0 selects a free port
@@ -84,7 +84,7 @@ impl UpArgs {
         let options = LocalMeshOptions {
             access_log: self.access_log.clone(),
             limits: self.limits.clone(),
-            drain: self.drain_timeout,
+            drain_timeout: self.drain_timeout,
             log_level,
             open_files,
             netns: self.netns.then(|| self.namespaces.clone()),
@@ -103,10 +103,15 @@ impl UpArgs {
         let mut lines = Vec::new();
         if data.is_dir() {
             // A running mesh has no leftovers.
-            if let Some(claim) = DataDirectory::claim_unless_used(data)? {
+            if let Some(claimed) = ClaimedDataDirectory::claim_unless_used(data)? {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                let ended = runtime.block_on(process_groups::end_leftovers(claim.path()));
-                lines.extend(ended.iter().map(|it| format!("ended {}\n", output::escape_cell(it))));
+                let ended_processes =
+                    runtime.block_on(process_groups::end_leftovers(claimed.path()));
+                lines.extend(
+                    ended_processes
+                        .iter()
+                        .map(|process| format!("ended {}\n", output::escape_cell(process))),
+                );
             }
         }
         let removed = netns::remove_leftovers();
@@ -123,44 +128,44 @@ impl UpArgs {
         let mut hangups = stop::Hangups::new()?;
         descendants::adopt_orphans()?;
         tokio::pin!(stop);
-        let data = DataDirectory::claim(self.mesh.data.path()?)?;
-        self.facts.check_manifests()?;
-        let facts = self.facts.file.clone();
-        let config = self.mesh.config(data.path().to_owned(), self.listen, facts);
+        let data = ClaimedDataDirectory::claim(self.mesh.data.path()?)?;
+        self.manifests.check_manifests()?;
+        let files = self.manifests.file.clone();
+        let config = self.mesh.config(data.path().to_owned(), self.listen, files);
         let mut mesh = LocalMesh::start(config, data, options).await?;
         let hint = self.mesh.data.option_hint();
         let control_ended = mesh.control_ended();
-        let served = async {
-            mesh.wait_until_up(SUMMARY_MAX_WAIT).await;
+        let serve_task = async {
+            mesh.wait_until_up(MAX_SUMMARY_WAIT).await;
             mesh.print_summary(&hint).await;
             loop {
                 mesh.supervise_until(hangups.wait_for_reload()).await;
                 mesh.reload();
             }
         };
-        let ended = tokio::select! {
-            never = served => match never {},
+        let outcome = tokio::select! {
+            never = serve_task => match never {},
             () = &mut stop => Ok(()),
-            ended = control_ended => Err(ended),
+            outcome = control_ended => Err(outcome),
         };
         tracing::info!(
             "stopping: draining the sidecars, then stopping the applications; a second signal stops immediately"
         );
-        let again = stop::stop_signal()?;
+        let second_signal = stop::stop_signal()?;
         let runs = mesh.runs();
-        let mut stopping = Box::pin(mesh.stop());
+        let mut shutdown = Box::pin(mesh.stop());
         tokio::select! {
-            () = &mut stopping => return Ok(ended?),
-            () = again => tracing::warn!("stopped without waiting"),
+            () = &mut shutdown => return Ok(outcome?),
+            () = second_signal => tracing::warn!("stopped without waiting"),
             () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
-        runs.kill_all(|| drop(stopping)).await;
-        Ok(ended?)
+        runs.kill_all(|| drop(shutdown)).await;
+        Ok(outcome?)
     }
 }
 
 /// The longest wait for all processes before the summary is printed.
-const SUMMARY_MAX_WAIT: Duration = Duration::from_secs(10);
+const MAX_SUMMARY_WAIT: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:

@@ -23,7 +23,7 @@ fn for_ip_versions(address: SocketAddr, has_v6: bool) -> SocketAddr {
     }
 }
 
-/// Without IPv6 its loopback address cannot be bound.
+/// True if this machine has IPv6: its loopback address can be bound.
 pub(crate) fn has_v6() -> bool {
     UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
@@ -38,12 +38,12 @@ mod tests {
 
     #[test]
     fn the_wildcard_address_is_ipv4_without_ipv6() {
-        for (written, without) in
+        for (text, expected) in
             [("[::]:80", "0.0.0.0:80"), ("[::1]:80", "[::1]:80"), ("192.0.2.1:80", "192.0.2.1:80")]
         {
-            let address: SocketAddr = written.parse().unwrap();
+            let address: SocketAddr = text.parse().unwrap();
             assert_eq!(for_ip_versions(address, true), address);
-            assert_eq!(for_ip_versions(address, false).to_string(), without);
+            assert_eq!(for_ip_versions(address, false).to_string(), expected);
         }
         assert!(parse_listen_address(":80").unwrap_err().contains("[::]:15010"));
     }

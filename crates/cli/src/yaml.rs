@@ -6,13 +6,13 @@ use serde_json::Value;
 
 /// Writes an object as a document.
 pub(crate) fn write(object: &Value) -> String {
-    let mut out = String::new();
-    write_block(object, 0, &mut out);
+    let mut text = String::new();
+    write_block(object, 0, &mut text);
     // A scalar is a single line.
-    if out.is_empty() {
-        out = write_scalar(object) + "\n";
+    if text.is_empty() {
+        text = write_scalar(object) + "\n";
     }
-    out
+    text
 }
 
 /// Writes several objects as a stream of documents.
@@ -30,23 +30,23 @@ pub(crate) fn object_name(object: &Value) -> String {
     }
 }
 
-fn write_block(value: &Value, indent: usize, out: &mut String) {
+fn write_block(value: &Value, indent: usize, output: &mut String) {
     match value {
         Value::Object(map) => {
             for (key, value) in map {
-                write!(out, "{:indent$}{}:", "", write_scalar(&Value::from(key.as_str())))
+                write!(output, "{:indent$}{}:", "", write_scalar(&Value::from(key.as_str())))
                     .expect("writing to a String never fails");
-                write_below(value, indent, out);
+                write_below(value, indent, output);
             }
         }
         Value::Array(list) => {
             for element in list {
-                let mut inner = String::new();
-                write_block(element, indent + 2, &mut inner);
-                let inner = inner.trim_start();
+                let mut block = String::new();
+                write_block(element, indent + 2, &mut block);
+                let block = block.trim_start();
                 let line =
-                    if inner.is_empty() { write_scalar(element) + "\n" } else { inner.to_owned() };
-                write!(out, "{:indent$}- {line}", "").expect("writing to a String never fails");
+                    if block.is_empty() { write_scalar(element) + "\n" } else { block.to_owned() };
+                write!(output, "{:indent$}- {line}", "").expect("writing to a String never fails");
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
@@ -54,31 +54,34 @@ fn write_block(value: &Value, indent: usize, out: &mut String) {
 }
 
 /// Writes the value of a key: on its line, or in a block below.
-fn write_below(value: &Value, indent: usize, out: &mut String) {
+fn write_below(value: &Value, indent: usize, output: &mut String) {
     let is_block = match value {
         Value::Object(map) => !map.is_empty(),
         Value::Array(list) => !list.is_empty(),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
     };
     if is_block {
-        out.push('\n');
+        output.push('\n');
         // List items are not indented below their key.
-        write_block(value, if value.is_array() { indent } else { indent + 2 }, out);
+        write_block(value, if value.is_array() { indent } else { indent + 2 }, output);
     } else {
-        writeln!(out, " {}", write_scalar(value)).expect("writing to a String never fails");
+        writeln!(output, " {}", write_scalar(value)).expect("writing to a String never fails");
     }
 }
 
 /// Writes a scalar; a string is quoted unless it is unambiguous. JSON is valid YAML.
 fn write_scalar(value: &Value) -> String {
-    let plain = |text: &str| {
-        let begins = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'/');
-        let fits = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
-        let words = ["true", "false", "yes", "no", "on", "off", "null", "y", "n"];
-        begins && text.bytes().all(fits) && !words.contains(&text.to_ascii_lowercase().as_str())
+    let is_plain = |text: &str| {
+        let has_plain_start =
+            text.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'/');
+        let is_plain_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
+        let reserved = ["true", "false", "yes", "no", "on", "off", "null", "y", "n"];
+        has_plain_start
+            && text.bytes().all(is_plain_byte)
+            && !reserved.contains(&text.to_ascii_lowercase().as_str())
     };
     match value {
-        Value::String(text) if plain(text) => text.clone(),
+        Value::String(text) if is_plain(text) => text.clone(),
         value => value.to_string(),
     }
 }
@@ -115,8 +118,8 @@ mod tests {
               "n": null
         "##]]
         .assert_eq(&text);
-        let nothing = [json!([]), json!({}), json!(null), json!("no"), json!(-1.5e-9), json!(true)];
-        for value in nothing.iter().chain([&value]) {
+        let values = [json!([]), json!({}), json!(null), json!("no"), json!(-1.5e-9), json!(true)];
+        for value in values.iter().chain([&value]) {
             let text = write(value);
             assert_eq!(&serde_saphyr::from_str::<Value>(&text).unwrap(), value, "{text}");
         }

@@ -44,9 +44,9 @@ pub(crate) struct Admin {
     pub(crate) reload: Arc<Notify>,
     /// Taps and queries to sidecars.
     pub(crate) operators: OperatorSessions,
-    pub(crate) explaining: ExplainRunner,
-    /// Queries of operators, one at a time.
-    pub(crate) share: QueryShare,
+    pub(crate) explain_runner: ExplainRunner,
+    /// Runs operators' queries one at a time.
+    pub(crate) query_share: QueryShare,
 }
 
 /// The channel to the mesh owner task, with a reply channel for each query.
@@ -57,11 +57,15 @@ pub(crate) type AdminQueries = mpsc::Sender<(AdminQuery, oneshot::Sender<AdminRe
 /// # Errors
 /// If no control plane listens there, or the response is incomplete in time or too large.
 pub async fn query_admin(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
-    let asked = tokio::time::timeout(ASK_WAIT, ask_patiently(socket, method, path));
-    asked.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    let response = tokio::time::timeout(QUERY_TIMEOUT, query_without_timeout(socket, method, path));
+    response.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
+async fn query_without_timeout(
+    socket: &Path,
+    method: &str,
+    path: &str,
+) -> io::Result<(u16, String)> {
     let stream = UnixStream::connect(SocketPath::for_path(socket)?.path()).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
@@ -70,22 +74,22 @@ async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u
     let exchange = async {
         let response = sender.send_request(request).await.map_err(io::Error::other)?;
         let status = response.status().as_u16();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect();
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect();
         let body = body.await.map_err(io::Error::other)?.to_bytes();
         Ok((status, String::from_utf8_lossy(&body).into_owned()))
     };
     drive_exchange(connection, exchange, io::Error::other).await
 }
 
-/// Reads an endless response line by line, until `each` returns false or the control plane ends it.
+/// Reads an endless response line by line, until `handle_line` returns false or the control plane ends it.
 ///
 /// # Errors
 /// If no control plane listens there, the response is an error (with its status and body), a line exceeds
-/// `LINE_BYTES_MAX`, or `each` fails.
+/// `MAX_LINE_BYTES`, or `handle_line` fails.
 pub async fn follow_lines<E: From<io::Error>>(
     socket: &Path,
     path: &str,
-    mut each: impl FnMut(&str) -> Result<bool, E>,
+    mut handle_line: impl FnMut(&str) -> Result<bool, E>,
 ) -> Result<Result<(), (u16, String)>, E> {
     let stream = UnixStream::connect(SocketPath::for_path(socket)?.path()).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
@@ -97,24 +101,24 @@ pub async fn follow_lines<E: From<io::Error>>(
         let status = response.status();
         let mut body = response.into_body();
         if !status.is_success() {
-            let sent = Limited::new(body, LINE_BYTES_MAX).collect().await;
-            let sent = sent.map_err(io::Error::other)?.to_bytes();
-            return Ok(Err((status.as_u16(), String::from_utf8_lossy(&sent).into_owned())));
+            let error_body = Limited::new(body, MAX_LINE_BYTES).collect().await;
+            let error_body = error_body.map_err(io::Error::other)?.to_bytes();
+            return Ok(Err((status.as_u16(), String::from_utf8_lossy(&error_body).into_owned())));
         }
-        let mut waiting = Vec::new();
+        let mut buffered = Vec::new();
         while let Some(frame) = body.frame().await {
             let Ok(bytes) = frame.map_err(io::Error::other)?.into_data() else { continue };
-            waiting.extend_from_slice(&bytes);
-            while let Some(end) = waiting.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = waiting.drain(..=end).collect();
+            buffered.extend_from_slice(&bytes);
+            while let Some(end) = buffered.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = buffered.drain(..=end).collect();
                 let line = String::from_utf8_lossy(&line);
                 let line = line.trim_end();
                 // A blank line shows that the connection is alive.
-                if !line.is_empty() && !each(line)? {
+                if !line.is_empty() && !handle_line(line)? {
                     return Ok(Ok(()));
                 }
             }
-            if waiting.len() > LINE_BYTES_MAX {
+            if buffered.len() > MAX_LINE_BYTES {
                 return Err(io::Error::from(io::ErrorKind::InvalidData).into());
             }
         }
@@ -138,7 +142,7 @@ pub(crate) async fn open_socket(path: &Path) -> io::Result<UnixListener> {
     bind_socket(path)
 }
 
-/// The directory is private, so no other user can connect before the permissions are set.
+/// Binds the socket. Its directory is private, so no other user can connect before the permissions are set.
 fn bind_socket(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(SocketPath::for_path(path)?.path())?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -154,44 +158,44 @@ pub(crate) async fn serve(
 ) {
     let mut listener = listener;
     let mut ended = stop.clone();
-    let mut own = file_identity(&path);
+    let mut socket_identity = file_identity(&path);
     // A removed socket is created again. Responses in progress on the old socket are dropped.
     loop {
-        let problem = tokio::select! {
+        let rebound = tokio::select! {
             () = admin.directory.watch_log() => None,
-            () = serve_all(listener, CONNECTIONS_MAX, Arc::clone(&admin), stop.clone()) => break,
-            () = wait_until_removed(&path) => bind_again(&path, &mut ended).await,
+            () = serve_all(listener, MAX_CONNECTIONS, Arc::clone(&admin), stop.clone()) => break,
+            () = wait_until_removed(&path) => rebind_socket(&path, &mut ended).await,
         };
-        match problem {
-            Some(bound) => {
-                own = file_identity(&path);
-                listener = bound;
+        match rebound {
+            Some(new_listener) => {
+                socket_identity = file_identity(&path);
+                listener = new_listener;
             }
             None => break,
         }
     }
     // Another control plane may have created its own socket there.
-    if own.is_some() && file_identity(&path) == own {
+    if socket_identity.is_some() && file_identity(&path) == socket_identity {
         std::fs::remove_file(&path).ok();
     }
 }
 
-/// The device and number of a file, which tell it apart from another one at its path.
+/// Returns the device and inode number of a file, which distinguish it from another one at its path.
 fn file_identity(path: &Path) -> Option<(u64, u64)> {
-    let found = std::fs::symlink_metadata(path).ok()?;
-    Some((found.dev(), found.ino()))
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 /// Returns when the socket's path is missing or names another file.
 async fn wait_until_removed(path: &Path) {
-    let ours = file_identity(path);
-    while ours.is_some() && file_identity(path) == ours {
-        tokio::time::sleep(SOCKET_LOOK_EVERY).await;
+    let identity = file_identity(path);
+    while identity.is_some() && file_identity(path) == identity {
+        tokio::time::sleep(SOCKET_CHECK_INTERVAL).await;
     }
 }
 
 /// Binds the socket again as soon as that is possible; `None` if the control plane ends first.
-async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<UnixListener> {
+async fn rebind_socket(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<UnixListener> {
     let mut is_reported = false;
     loop {
         // Recreates a data directory that was removed as a whole.
@@ -208,34 +212,34 @@ async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<Uni
             Err(_) => {}
         }
         tokio::select! {
-            () = tokio::time::sleep(SOCKET_LOOK_EVERY) => {}
+            () = tokio::time::sleep(SOCKET_CHECK_INTERVAL) => {}
             _ = stop.wait_for(|stopped| *stopped) => return None,
         }
     }
 }
 
 /// The interval between two checks of the admin socket.
-const SOCKET_LOOK_EVERY: Duration = Duration::from_secs(2);
+const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 impl RequestHandler for Admin {
     type Body = Either<Full<Bytes>, TapBody>;
 
     const SERVER: &'static str = "control.sock";
 
-    /// A tap has no time limit: only the owner can open the socket.
-    const LIFE_MAX: Option<Duration> = None;
+    /// Connections have no maximum age: only the owner can open the socket.
+    const MAX_LIFE: Option<Duration> = None;
 
     async fn handle_request(
         &self,
         request: Request<Incoming>,
         _: ConnectionSource,
     ) -> Response<Self::Body> {
-        answer_or_tap(self, request).await
+        respond_or_tap(self, request).await
     }
 }
 
 /// Serves a request. Most responses have a complete body; that of a tap streams until its reader disconnects.
-async fn answer_or_tap(
+async fn respond_or_tap(
     admin: &Admin,
     request: Request<Incoming>,
 ) -> Response<Either<Full<Bytes>, TapBody>> {
@@ -250,7 +254,7 @@ async fn answer_or_tap(
 
 async fn handle_request(admin: &Admin, request: Request<Incoming>) -> Response<Full<Bytes>> {
     let (path, query) = (request.uri().path(), request.uri().query());
-    let question = match (request.method(), path) {
+    let query = match (request.method(), path) {
         (&Method::POST, "/token") => return create_token(admin, query),
         (&Method::POST, "/reload") => {
             admin.reload.notify_one();
@@ -268,16 +272,16 @@ async fn handle_request(admin: &Admin, request: Request<Incoming>) -> Response<F
         }
         (&Method::GET | &Method::HEAD, path) => match parse_query(path, query) {
             Some(AdminQuery::Metrics(..)) => match parse_metrics_query(&request) {
-                Ok(question) => question,
+                Ok(query) => query,
                 Err(problem) => return text_response(StatusCode::BAD_REQUEST, problem),
             },
-            Some(question) => question,
+            Some(query) => query,
             None => return text_response(StatusCode::NOT_FOUND, INDEX.to_owned()),
         },
         _ => return text_response(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
     };
-    let _turn = admin.share.acquire_turn().await;
-    ask_owner(&admin.queries, question).await
+    let _permit = admin.query_share.acquire_turn().await;
+    owner_response(&admin.queries, query).await
 }
 
 /// Returns a page of a sidecar, over the sidecar's open stream.
@@ -286,18 +290,18 @@ async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
         let hint = "use GET /sidecar?workload=NAMESPACE/NAME&path=PATH, percent-encoded\n";
         return text_response(StatusCode::BAD_REQUEST, hint.to_owned());
     };
-    let turn = admin.share.acquire_turn().await;
-    let found = query_owner(&admin.queries, AdminQuery::Sidecar(workload.clone())).await;
+    let permit = admin.query_share.acquire_turn().await;
+    let response = query_owner(&admin.queries, AdminQuery::Sidecar(workload.clone())).await;
     // The mesh owner is idle while the sidecar responds.
-    drop(turn);
-    let Some(AdminResponse::Sidecar(location)) = found else { return stopping_response() };
+    drop(permit);
+    let Some(AdminResponse::Sidecar(location)) = response else { return stopping_response() };
     match sidecar_query::send_query(&admin.operators.queries, &workload, location, path).await {
-        Ok(answer) => {
+        Ok(reply) => {
             // An interim or invalid status is not a final response.
-            let status = StatusCode::from_u16(answer.status).ok();
+            let status = StatusCode::from_u16(reply.status).ok();
             let status = status.filter(|status| !status.is_informational());
             let kind = "text/plain; charset=utf-8";
-            typed_response(status.unwrap_or(StatusCode::BAD_GATEWAY), kind, answer.body)
+            typed_response(status.unwrap_or(StatusCode::BAD_GATEWAY), kind, reply.body)
         }
         Err((status, problem)) => text_response(status, format!("{problem}\n")),
     }
@@ -305,10 +309,12 @@ async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
 
 /// Explains the rules for the request that a query describes, as text or JSON.
 async fn explain_request(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
-    match admin.explaining.explain_query(query, query_objects(&admin.queries)).await {
-        Ok(explained) => {
-            typed_response(StatusCode::OK, "application/json", format!("{:#}\n", json!(explained)))
-        }
+    match admin.explain_runner.explain_query(query, query_objects(&admin.queries)).await {
+        Ok(explanation) => typed_response(
+            StatusCode::OK,
+            "application/json",
+            format!("{:#}\n", json!(explanation)),
+        ),
         Err((status, reason)) => text_response(status, format!("{}\n", reason.trim_end())),
     }
 }
@@ -328,12 +334,12 @@ pub(crate) async fn query_objects(queries: &AdminQueries) -> Option<Vec<Object>>
 }
 
 /// Returns the mesh owner's response.
-pub(crate) async fn ask_owner(
+pub(crate) async fn owner_response(
     queries: &AdminQueries,
-    question: AdminQuery,
+    query: AdminQuery,
 ) -> Response<Full<Bytes>> {
-    let has_lines = matches!(question, AdminQuery::Rejected);
-    match query_owner(queries, question).await {
+    let has_lines = matches!(query, AdminQuery::Rejected);
+    match query_owner(queries, query).await {
         Some(AdminResponse::Json(mut value)) => {
             if has_lines {
                 // Reads files, so it runs outside the mesh owner.
@@ -343,10 +349,10 @@ pub(crate) async fn ask_owner(
             }
             typed_response(StatusCode::OK, "application/json", format!("{value:#}\n"))
         }
-        Some(AdminResponse::Metrics(form, page)) => {
-            typed_response(StatusCode::OK, form.content_type(), page)
+        Some(AdminResponse::Metrics(format, text)) => {
+            typed_response(StatusCode::OK, format.content_type(), text)
         }
-        // No path queries objects.
+        // No path leads to these queries.
         Some(AdminResponse::Objects(_) | AdminResponse::Points(_) | AdminResponse::Sidecar(_))
         | None => stopping_response(),
     }
@@ -360,7 +366,7 @@ fn with_field_lines(mut diagnostics: Value) -> Value {
         let text = |name: &str| warning.get(name).and_then(Value::as_str);
         let document = warning.get("line").and_then(Value::as_u64);
         let document = document.and_then(|line| u32::try_from(line).ok());
-        // The warning has a field column already.
+        // A warning with a column already has the line of its field.
         if let (Some(file), Some(field), Some(document), None) =
             (text("file"), text("field"), document, warning.get("column"))
             && let Some(line) = lines.line_of(Path::new(file), document, field)
@@ -375,22 +381,22 @@ fn with_field_lines(mut diagnostics: Value) -> Value {
 /// Returns the mesh owner's response, or `None` if the owner is shutting down.
 pub(crate) async fn query_owner(
     queries: &AdminQueries,
-    question: AdminQuery,
+    query: AdminQuery,
 ) -> Option<AdminResponse> {
-    let (sender, answer) = oneshot::channel();
-    queries.send((question, sender)).await.ok()?;
-    answer.await.ok()
+    let (sender, response) = oneshot::channel();
+    queries.send((query, sender)).await.ok()?;
+    response.await.ok()
 }
 
-/// The metrics query of a request. Alias names exist only in text format 0.0.4.
+/// Returns the metrics query of a request. Alias names exist only in text format 0.0.4.
 pub(crate) fn parse_metrics_query(request: &Request<Incoming>) -> Result<AdminQuery, String> {
     let names = AliasNames::from_query(request.uri().query().unwrap_or_default())?;
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
-    let form = match names {
+    let format = match names {
         Some(_) => ExpositionFormat::Prometheus,
         None => ExpositionFormat::from_accept(accept.unwrap_or_default()),
     };
-    Ok(AdminQuery::Metrics(form, names))
+    Ok(AdminQuery::Metrics(format, names))
 }
 
 /// Parses a path and query.
@@ -434,7 +440,7 @@ fn create_token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
     let parameter = |name: &str| {
         let mut pairs =
             query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-        pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
+        pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
     };
     let name = parameter("workload").and_then(decode_percent);
     let lifetime = parameter("lifetime_ms").map(str::parse).transpose();
@@ -474,19 +480,19 @@ const INDEX: &str = "leno control: GET /workloads /services /certificates /proxi
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
 /// The pause after a query, in multiples of its duration: queries take at most half of the owner's time.
-pub(crate) const ASKING_PAUSE: u32 = 1;
+pub(crate) const QUERY_PAUSE: u32 = 1;
 
 /// Maximum concurrent admin connections; more wait.
-const CONNECTIONS_MAX: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// The longest line that [`follow_lines`] reads: more than any request report needs.
-const LINE_BYTES_MAX: usize = 256 << 10;
+const MAX_LINE_BYTES: usize = 256 << 10;
 
 /// The timeout of [`query_admin`] for the complete response.
-const ASK_WAIT: Duration = Duration::from_secs(10);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest response that [`query_admin`] reads: a hundred thousand workloads.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -498,18 +504,22 @@ mod tests {
         let file = scratch.path().join("mesh.yaml");
         std::fs::write(&file, "a: 1\n---\nkind: X\nspec:\n  rules:\n  - name: one\n").unwrap();
         let warning = |line: u32, field: &str| json!({"file": file, "line": line, "field": field});
-        let mut of_reading = warning(3, "spec.rules");
-        of_reading["column"] = json!(7);
+        let mut with_column = warning(3, "spec.rules");
+        with_column["column"] = json!(7);
         let diagnostics = json!({"warnings": [
             warning(3, "spec.rules[0].name"),
             warning(3, "spec.absent"),
             warning(99, "spec.rules"),
-            of_reading,
-            {"problem": "of an object without a file"},
+            with_column,
+            {"problem": "an object without a file"},
         ]});
-        let found = with_field_lines(diagnostics);
-        let lines: Vec<Option<u64>> =
-            found["warnings"].as_array().unwrap().iter().map(|it| it["line"].as_u64()).collect();
+        let with_lines = with_field_lines(diagnostics);
+        let lines: Vec<Option<u64>> = with_lines["warnings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|warning| warning["line"].as_u64())
+            .collect();
         assert_eq!(lines, [Some(6), Some(4), Some(99), Some(3), None]);
     }
 }

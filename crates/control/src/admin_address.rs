@@ -1,4 +1,4 @@
-//! Check of reported admin addresses: a sidecar's admin page must be at its own address.
+//! Check of reported admin addresses: a sidecar's admin endpoint must be at its own address.
 //!
 //! Sidecars report the address of their page, and operators' tools connect to it from their own machine. A
 //! sidecar could report any address.
@@ -26,9 +26,10 @@ impl ConnectionAddresses {
     /// loopback if it runs on the control plane's machine.
     pub(crate) fn is_own_address(self, reported: SocketAddr, workload: Option<&Workload>) -> bool {
         let address = reported.ip().to_canonical();
-        let is_of_workload = |it: &Workload| {
-            let mut others = it.other_addresses.iter();
-            it.address.to_canonical() == address || others.any(|it| it.to_canonical() == address)
+        let is_of_workload = |workload: &Workload| {
+            let mut other_addresses = workload.other_addresses.iter();
+            workload.address.to_canonical() == address
+                || other_addresses.any(|other| other.to_canonical() == address)
         };
         match AddressClass::from_address(address) {
             AddressClass::Loopback => self.sidecar.is_loopback() || self.sidecar == self.control,
@@ -50,23 +51,23 @@ mod tests {
             sidecar: sidecar.parse().unwrap(),
             control: control.parse().unwrap(),
         };
-        let here = connection_addresses("127.0.0.1", "127.0.0.1");
+        let loopback = connection_addresses("127.0.0.1", "127.0.0.1");
         let same_machine = connection_addresses("192.0.2.1", "192.0.2.1");
-        let other_replicas = connection_addresses("192.0.2.7", "192.0.2.1");
+        let other_machine = connection_addresses("192.0.2.7", "192.0.2.1");
         for (connection_addresses, page, expected) in [
-            (here, "127.0.0.1:9", true),
-            (here, "[::1]:9", true),
-            (here, "10.0.0.1:80", false),
-            (here, "169.254.169.254:80", false),
-            (here, "[::ffff:169.254.169.254]:80", false),
-            (here, "0.0.0.0:80", false),
+            (loopback, "127.0.0.1:9", true),
+            (loopback, "[::1]:9", true),
+            (loopback, "10.0.0.1:80", false),
+            (loopback, "169.254.169.254:80", false),
+            (loopback, "[::ffff:169.254.169.254]:80", false),
+            (loopback, "0.0.0.0:80", false),
             (same_machine, "127.0.0.1:9", true),
-            (other_replicas, "127.0.0.1:9", false),
-            (other_replicas, "[::ffff:127.0.0.1]:9", false),
-            (other_replicas, "192.0.2.7:9", true),
-            (other_replicas, "[::ffff:192.0.2.7]:9", true),
-            (other_replicas, "192.0.2.1:9", false),
-            (other_replicas, "192.0.2.8:9", false),
+            (other_machine, "127.0.0.1:9", false),
+            (other_machine, "[::ffff:127.0.0.1]:9", false),
+            (other_machine, "192.0.2.7:9", true),
+            (other_machine, "[::ffff:192.0.2.7]:9", true),
+            (other_machine, "192.0.2.1:9", false),
+            (other_machine, "192.0.2.8:9", false),
         ] {
             assert_eq!(
                 connection_addresses.is_own_address(page.parse().unwrap(), None),

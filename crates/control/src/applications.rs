@@ -47,16 +47,16 @@ pub enum ApplicationState {
 }
 
 impl Applications {
-    /// Sets the state of a workload's application; `None` if no supervisor here runs one.
+    /// Sets the state of a workload's application; `None` if the supervisor no longer runs one.
     pub fn set_state(&self, workload: &WorkloadName, application: Option<Application>) {
-        self.0.send_if_modified(|all| {
-            if all.get(workload) == application.as_ref() {
+        self.0.send_if_modified(|applications| {
+            if applications.get(workload) == application.as_ref() {
                 return false;
             }
-            let all = Arc::make_mut(all);
+            let applications = Arc::make_mut(applications);
             match application {
-                Some(application) => drop(all.insert(workload.clone(), application)),
-                None => drop(all.remove(workload)),
+                Some(application) => drop(applications.insert(workload.clone(), application)),
+                None => drop(applications.remove(workload)),
             }
             true
         });
@@ -74,7 +74,7 @@ impl Applications {
 
 /// Returns the hint for an application that keeps exiting with this status.
 #[must_use]
-pub fn exit_remedy(last_exit: Option<&str>) -> &'static str {
+pub fn exit_hint(last_exit: Option<&str>) -> &'static str {
     match last_exit {
         Some("exit status: 0") => {
             "`leno up` stops the background processes of an application: make spec.run start the application in the \
@@ -90,23 +90,23 @@ impl Application {
     /// True while the application crash-loops: at least two consecutive exits soon after a start, and less than
     /// [`STABLE`] of running since.
     #[must_use]
-    pub fn keeps_exiting(&self, now: Instant) -> bool {
-        let ran_long = matches!(self.state, ApplicationState::Running(_))
+    pub fn is_crash_looping(&self, now: Instant) -> bool {
+        let is_stable = matches!(self.state, ApplicationState::Running(_))
             && now.saturating_duration_since(self.since) >= STABLE;
-        self.failures >= FAILURES_MIN && self.state != ApplicationState::Stopped && !ran_long
+        self.failures >= MIN_FAILURES && self.state != ApplicationState::Stopped && !is_stable
     }
 
     fn status(&self, now: Instant) -> ApplicationStatus {
-        let (word, pid) = match self.state {
+        let (state_name, pid) = match self.state {
             ApplicationState::Waiting => ("waiting", None),
             ApplicationState::Starting(pid) => ("starting", Some(pid)),
             ApplicationState::Running(pid) => ("running", Some(pid)),
             ApplicationState::Restarting => ("restarting", None),
             ApplicationState::Stopped => ("stopped", None),
         };
-        let crash_looping = self.keeps_exiting(now);
+        let crash_looping = self.is_crash_looping(now);
         ApplicationStatus {
-            state: if crash_looping { "restarting" } else { word }.to_owned(),
+            state: if crash_looping { "restarting" } else { state_name }.to_owned(),
             pid,
             restarts: self.restarts,
             crash_looping,
@@ -119,7 +119,7 @@ impl Application {
 
 /// Returns the hint for a port that is not served, by its problem text.
 #[must_use]
-pub fn port_remedy(problem: &str) -> &'static str {
+pub fn port_hint(problem: &str) -> &'static str {
     match problem {
         PORT_SILENT => {
             "make the application listen on this port, or correct spec.ports; its output is in the log of `leno up`"
@@ -141,15 +141,15 @@ pub const PORT_UNREADY: &str = "the readiness check fails";
 
 /// The uptime after which an application is stable and its failure count restarts.
 const STABLE: Duration = Duration::from_secs(30);
-/// A single exit may be an accident.
-const FAILURES_MIN: u32 = 2;
+/// The number of consecutive early exits from which an application crash-loops: a single one may be accidental.
+const MIN_FAILURES: u32 = 2;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_application_that_ended_twice_in_a_row_keeps_exiting_until_it_stays_up() {
+    async fn an_application_with_two_early_exits_crash_loops_until_it_is_stable() {
         let since = Instant::now();
         let at = |state, failures| Application {
             state,
@@ -175,21 +175,21 @@ mod tests {
     }
 
     #[test]
-    fn the_remedy_for_an_application_that_keeps_exiting_follows_its_exit() {
-        assert!(exit_remedy(Some("exit status: 0")).contains("in the foreground"));
+    fn the_hint_for_a_crash_loop_depends_on_the_exit_status() {
+        assert!(exit_hint(Some("exit status: 0")).contains("in the foreground"));
         for exit in [Some("exit status: 1"), None] {
-            assert!(exit_remedy(exit).contains("spec.cwd"), "{exit:?}");
+            assert!(exit_hint(exit).contains("spec.cwd"), "{exit:?}");
         }
     }
 
     #[tokio::test]
-    async fn reports_replace_each_other_and_none_removes_them() {
+    async fn a_report_replaces_the_previous_one_and_none_removes_it() {
         let applications = Applications::default();
         let name: WorkloadName = "shop/cart-1".parse().unwrap();
         let (now, state) = (Instant::now(), ApplicationState::Waiting);
         let (restarts, failures, last_exit, ports) = (0, 0, None, BTreeMap::new());
-        let one = Application { state, since: now, restarts, failures, last_exit, ports };
-        applications.set_state(&name, Some(one));
+        let application = Application { state, since: now, restarts, failures, last_exit, ports };
+        applications.set_state(&name, Some(application));
         assert_eq!(applications.application_status(&name, now).unwrap().state, "waiting");
         applications.set_state(&name, None);
         assert_eq!(applications.application_status(&name, now), None);

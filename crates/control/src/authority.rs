@@ -21,7 +21,7 @@ use tokio::time::sleep;
 use crate::config::Config;
 use crate::data_directory::DataDirectory;
 
-/// The current authority; read for every signature and every set of roots.
+/// A receiver of the current authority, which is read for every signature and every set of roots.
 pub(crate) type AuthorityReceiver = watch::Receiver<Arc<Authority>>;
 
 /// Follows the files of the authority and of revocations.
@@ -31,22 +31,22 @@ pub(crate) fn follow_files(
     revoked: watch::Sender<RevokedWorkloads>,
     directory: Arc<DataDirectory>,
 ) -> impl Future<Output = ()> + use<> {
-    let (source, pins) = (config.authority_source(), config.intermediates_file());
+    let (source, trusted_file) = (config.authority_source(), config.intermediates_file());
     let file = FollowedFile::from_file(RevocationFile::in_directory(config.shared_directory()));
     async move {
-        let current = keep_current(source, pins, authority, directory);
-        let ((), ()) = tokio::join!(current, keep_revoked(file, revoked));
+        let current = follow_authority(source, trusted_file, authority, directory);
+        let ((), ()) = tokio::join!(current, follow_revocations(file, revoked));
     }
 }
 
-/// Polls for a changed authority at the same path, until no receiver is left. An unusable authority is logged
-/// once, and the previous one remains in use. If the data directory was removed, the same files are written
-/// again.
+/// Polls for a changed authority at the same path, until all receivers are dropped. An unusable authority is
+/// logged once, and the previous one remains in use. If the data directory was removed, the same files are
+/// written again.
 ///
-/// The intermediates that members trust are kept in the file `pins`.
-async fn keep_current(
+/// The intermediates that members trust are kept in the file `trusted_file`.
+async fn follow_authority(
     source: AuthoritySource,
-    pins: PathBuf,
+    trusted_file: PathBuf,
     current: watch::Sender<Arc<Authority>>,
     directory: Arc<DataDirectory>,
 ) {
@@ -56,20 +56,21 @@ async fn keep_current(
         files = spawn_blocking(move || files.read_or_restore()).await.unwrap_or_default();
         tokio::select! {
             () = current.closed() => return,
-            () = sleep(LOOK_EVERY) => {}
+            () = sleep(CHECK_INTERVAL) => {}
         }
-        let (source, trust_domain, pins) = (source.clone(), trust_domain.clone(), pins.clone());
-        let former = Arc::clone(&current.borrow());
+        let (source, trust_domain, trusted_file) =
+            (source.clone(), trust_domain.clone(), trusted_file.clone());
+        let previous = Arc::clone(&current.borrow());
         let opened = spawn_blocking(move || {
             let now = SystemTime::now();
-            let opened = source.open(&trust_domain, now)?.succeed_to(&former, now);
-            opened.save_trusted(&pins)?;
+            let opened = source.open(&trust_domain, now)?.as_successor_of(&previous, now);
+            opened.save_trusted(&trusted_file)?;
             Ok::<_, AuthorityError>(opened)
         });
         let Ok(opened) = opened.await else { continue };
         match opened {
             Ok(new) => {
-                directory.note_authority(None);
+                directory.record_authority_problem(None);
                 let new = Arc::new(new);
                 let changed = current.send_if_modified(|current| {
                     let changed = **current != *new;
@@ -86,7 +87,7 @@ async fn keep_current(
                 }
             }
             Err(error) => {
-                if directory.note_authority(Some(error.to_string())) {
+                if directory.record_authority_problem(Some(error.to_string())) {
                     tracing::error!(%error, "cannot load the files of the authority; the previous authority remains in use");
                 }
             }
@@ -100,7 +101,7 @@ struct OwnFiles {
     directory: Option<PathBuf>,
     files: AuthorityFiles,
     /// The parent directory of the authority's directory.
-    above: OpenedDirectory,
+    parent: OpenedDirectory,
 }
 
 impl OwnFiles {
@@ -117,9 +118,9 @@ impl OwnFiles {
     /// authority's directory is missing, nothing is written: an operator may be replacing it.
     fn read_or_restore(mut self) -> Self {
         let Some(directory) = &self.directory else { return self };
-        let Some(above) = directory.parent() else { return self };
+        let Some(parent) = directory.parent() else { return self };
         // Opened before its files are read, so the next check detects a directory that replaces it meanwhile.
-        let found = self.above.reopen_at(above);
+        let current_parent = self.parent.reopen_at(parent);
         if !is_absent(directory) {
             let checked = check_private_directory(directory);
             match checked.and_then(|()| AuthorityFiles::read(directory)) {
@@ -127,11 +128,11 @@ impl OwnFiles {
                     if files.source(directory) == Some(AuthoritySource::Own(directory.clone())) =>
                 {
                     self.files = files;
-                    self.above = found;
+                    self.parent = current_parent;
                 }
                 Ok(_) | Err(_) => {}
             }
-        } else if self.files != AuthorityFiles::default() && self.above.is_removed_from(above) {
+        } else if self.files != AuthorityFiles::default() && self.parent.is_removed_from(parent) {
             match self.files.write(directory) {
                 Ok(()) => tracing::warn!(
                     path = %directory.display(),
@@ -167,15 +168,15 @@ impl OpenedDirectory {
 
     /// Returns true unless both are the same directory.
     fn differs_from(&self, other: &Self) -> bool {
-        let inode = |it: &Self| it.0.as_ref().map(|(inode, _)| *inode);
-        inode(self).is_none_or(|ours| inode(other) != Some(ours))
+        let inode = |directory: &Self| directory.0.as_ref().map(|(inode, _)| *inode);
+        inode(self).is_none_or(|own_inode| inode(other) != Some(own_inode))
     }
 
     /// Returns true if the path is missing or names another directory.
     fn is_removed_from(&self, path: &Path) -> bool {
-        let Some((ours, _)) = &self.0 else { return false };
+        let Some((own_inode, _)) = &self.0 else { return false };
         match fs::metadata(path) {
-            Ok(found) => inode(&found) != *ours,
+            Ok(metadata) => inode(&metadata) != *own_inode,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
     }
@@ -184,28 +185,28 @@ impl OpenedDirectory {
 /// The number of a file system, and of an inode in it.
 type Inode = (u64, u64);
 
-fn inode(found: &Metadata) -> Inode {
-    (found.dev(), found.ino())
+fn inode(metadata: &Metadata) -> Inode {
+    (metadata.dev(), metadata.ino())
 }
 
 fn is_absent(path: &Path) -> bool {
-    let found = fs::symlink_metadata(path);
-    found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    let metadata = fs::symlink_metadata(path);
+    metadata.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Polls for workloads revoked by `leno revoke`, until no receiver is left. An unreadable file changes nothing,
-/// and a removed file is written again.
-async fn keep_revoked(mut file: FollowedFile, revoked: watch::Sender<RevokedWorkloads>) {
+/// Polls for workloads revoked by `leno revoke`, until all receivers are dropped. An unreadable file changes
+/// nothing, and a removed file is written again.
+async fn follow_revocations(mut file: FollowedFile, revoked: watch::Sender<RevokedWorkloads>) {
     let mut failed = false;
     loop {
-        let (mut followed, known) = (file.clone(), revoked.borrow().clone());
-        let read = spawn_blocking(move || {
-            let read = followed.read(&known);
-            (followed, read)
+        let (mut followed, previous) = (file.clone(), revoked.borrow().clone());
+        let result = spawn_blocking(move || {
+            let result = followed.read(&previous);
+            (followed, result)
         });
-        if let Ok((followed, read)) = read.await {
+        if let Ok((followed, result)) = result.await {
             file = followed;
-            match read {
+            match result {
                 Ok(new) => {
                     failed = false;
                     revoked.send_if_modified(|old| {
@@ -225,7 +226,7 @@ async fn keep_revoked(mut file: FollowedFile, revoked: watch::Sender<RevokedWork
         }
         tokio::select! {
             () = revoked.closed() => return,
-            () = sleep(LOOK_EVERY) => {}
+            () = sleep(CHECK_INTERVAL) => {}
         }
     }
 }
@@ -246,40 +247,40 @@ impl FollowedFile {
     /// Reads the revoked workloads. A missing file does not undo revocations, and neither does the file of a
     /// recreated directory: the operator undoes a revocation with `leno revoke --undo`, which leaves an empty
     /// file in the same directory.
-    fn read(&mut self, known: &RevokedWorkloads) -> io::Result<RevokedWorkloads> {
-        for _ in 0..READS_MAX {
+    fn read(&mut self, previous: &RevokedWorkloads) -> io::Result<RevokedWorkloads> {
+        for _ in 0..MAX_READS {
             let directory = self.directory.reopen_at(self.file.directory());
-            let read = self.read_in(&directory, known)?;
+            let revoked = self.read_in(&directory, previous)?;
             // Another directory, with other workloads in its file, may be at the path by now.
-            if known.is_empty() || !directory.is_removed_from(self.file.directory()) {
+            if previous.is_empty() || !directory.is_removed_from(self.file.directory()) {
                 self.directory = directory;
-                return Ok(read);
+                return Ok(revoked);
             }
         }
         Err(io::Error::new(io::ErrorKind::NotFound, "their directory is removed repeatedly"))
     }
 
-    /// The same, once `directory` is at the path.
+    /// Reads the revoked workloads from the file in `directory`, which is at the path.
     fn read_in(
         &self,
         directory: &OpenedDirectory,
-        known: &RevokedWorkloads,
+        previous: &RevokedWorkloads,
     ) -> io::Result<RevokedWorkloads> {
         let is_other = self.directory.differs_from(directory);
-        let found = self.file.read_existing()?;
-        let is_removed = found.is_none();
-        let mut all = found.unwrap_or_default();
-        if (is_removed || is_other) && !known.is_subset(&all) {
+        let existing = self.file.read_existing()?;
+        let is_removed = existing.is_none();
+        let mut workloads = existing.unwrap_or_default();
+        if (is_removed || is_other) && !previous.is_subset(&workloads) {
             // The file is not read again: it may have been removed again.
-            all.extend(known.iter().cloned());
-            if self.file.add_former(known)? {
+            workloads.extend(previous.iter().cloned());
+            if self.file.add_former(previous)? {
                 tracing::warn!(
-                    workloads = known.len(),
+                    workloads = previous.len(),
                     "the file of revoked workloads was removed; rewriting it"
                 );
             }
         }
-        Ok(all)
+        Ok(workloads)
     }
 }
 
@@ -287,9 +288,9 @@ impl FollowedFile {
 pub(crate) type RevokedWorkloads = BTreeSet<RevokedWorkload>;
 
 /// Maximum attempts to read a file while its directory is replaced repeatedly.
-const READS_MAX: usize = 8;
-/// Each check reads three small files.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const MAX_READS: usize = 8;
+/// The interval of checks; each reads three small files.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -303,17 +304,17 @@ mod tests {
 
     #[test]
     fn revoked_workloads_stay_revoked_when_their_file_is_removed() {
-        let above = tempfile::tempdir().unwrap();
-        let data = above.path().join("data");
+        let parent = tempfile::tempdir().unwrap();
+        let data = parent.path().join("data");
         let file = RevocationFile::in_directory(&data);
         let mut followed = FollowedFile::from_file(file.clone());
         assert!(followed.read(&RevokedWorkloads::new()).unwrap().is_empty());
         assert!(!data.exists());
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
-        let stolen = workload("shop/web-1");
-        file.add_workload(stolen.clone()).unwrap();
+        let first_revoked = workload("shop/web-1");
+        file.add_workload(first_revoked.clone()).unwrap();
         let known = followed.read(&RevokedWorkloads::new()).unwrap();
-        assert_eq!(known, [stolen.clone()].into());
+        assert_eq!(known, [first_revoked.clone()].into());
         fs::remove_dir_all(&data).unwrap();
         assert_eq!(followed.read(&known).unwrap(), known);
         assert_eq!(file.read().unwrap(), known);
@@ -324,28 +325,28 @@ mod tests {
         fs::remove_file(&data).unwrap();
         // `leno revoke` writes before this process does.
         file.add_workload(workload("shop/web-2")).unwrap();
-        let both: RevokedWorkloads = [stolen.clone(), workload("shop/web-2")].into();
+        let both: RevokedWorkloads = [first_revoked.clone(), workload("shop/web-2")].into();
         assert_eq!(followed.read(&known).unwrap(), both);
         assert_eq!(file.read().unwrap(), both);
-        file.remove(&stolen).unwrap();
+        file.remove(&first_revoked).unwrap();
         assert_eq!(followed.read(&both).unwrap(), [workload("shop/web-2")].into());
         file.remove(&workload("shop/web-2")).unwrap();
         assert!(followed.read(&both).unwrap().is_empty());
     }
 
     #[test]
-    fn revoked_workloads_stay_revoked_while_their_directory_is_replaced_again_and_again() {
-        let above = tempfile::tempdir().unwrap();
-        let (data, moved) = (above.path().join("data"), above.path().join("moved"));
+    fn revoked_workloads_stay_revoked_while_their_directory_is_replaced_repeatedly() {
+        let parent = tempfile::tempdir().unwrap();
+        let (data, moved) = (parent.path().join("data"), parent.path().join("moved"));
         let file = RevocationFile::in_directory(&data);
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
         file.add_workload(workload("shop/web-1")).unwrap();
         let mut followed = FollowedFile::from_file(file.clone());
         let known = followed.read(&RevokedWorkloads::new()).unwrap();
-        let is_over = AtomicBool::new(false);
-        let kept = std::thread::scope(|scope| {
+        let has_ended = AtomicBool::new(false);
+        let all_kept = std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
+                while !has_ended.load(Ordering::Relaxed) {
                     drop(fs::rename(&data, &moved));
                     drop(fs::remove_dir_all(&moved));
                     drop(file.add_workload(workload("shop/web-2")));
@@ -353,15 +354,15 @@ mod tests {
             });
             // A failed read changes nothing.
             let mut read = (0..1000).filter_map(|_| followed.read(&known).ok());
-            let kept = read.all(|read| known.is_subset(&read));
-            is_over.store(true, Ordering::Relaxed);
-            kept
+            let all_kept = read.all(|read| known.is_subset(&read));
+            has_ended.store(true, Ordering::Relaxed);
+            all_kept
         });
-        assert!(kept);
+        assert!(all_kept);
     }
 
     #[test]
-    fn the_authority_of_a_removed_data_directory_is_made_again_with_the_same_root() {
+    fn the_authority_of_a_removed_data_directory_is_restored() {
         let scratch = tempfile::tempdir().unwrap();
         let data = scratch.path().join("data");
         let directory = data.join("authority");
@@ -370,9 +371,9 @@ mod tests {
         let first = source.open_or_create(&domain, now).unwrap();
         let mut files = OwnFiles::from_source(&source).read_or_restore();
         // Another process may have recreated the data directory, and writes may fail at first.
-        for is_made_again in [false, true, false] {
+        for is_recreated in [false, true, false] {
             fs::remove_dir_all(&data).unwrap();
-            if is_made_again {
+            if is_recreated {
                 fs::create_dir(&data).unwrap();
                 fs::write(data.join(".draft-authority"), "").unwrap();
                 files = files.read_or_restore();
@@ -390,22 +391,24 @@ mod tests {
         assert!(other != first);
         fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
         assert!(
-            source.open(&domain, now).is_err_and(|it| it.to_string().contains("other users can"))
+            source
+                .open(&domain, now)
+                .is_err_and(|error| error.to_string().contains("other users can"))
         );
         files = files.read_or_restore();
         fs::remove_dir_all(&data).unwrap();
         fs::remove_dir_all(&moved).unwrap();
         files.read_or_restore();
         assert!(source.open(&domain, now).unwrap() == first);
-        let of_others =
+        let issuer_files =
             OwnFiles::from_source(&AuthoritySource::Issuer(directory.clone())).read_or_restore();
         fs::remove_dir_all(&data).unwrap();
-        of_others.read_or_restore();
+        issuer_files.read_or_restore();
         assert!(is_absent(&directory));
     }
 
     #[test]
-    fn an_authority_that_an_operator_removes_is_not_made_again() {
+    fn an_authority_that_an_operator_removes_is_not_restored() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = scratch.path().join("authority");
         let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());

@@ -6,24 +6,18 @@ mod fair_queue;
 mod reviews;
 mod suspects;
 
-pub(crate) use error::CertifyError;
-use error::REFUSED;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use leno_discovery::{
-    CertificateReply, ConnectionId, IssuanceFailure, IssuedCertificate, PendingJoin,
-};
+use leno_discovery::{CertificateReply, ConnectionId, IssuedCertificate, PendingJoin};
 use leno_identity::{
-    AuthorityError, CertificateBundle, CertificateRequest, CertificateSubject, Registrations,
-    RequestError, TokenError, Tokens,
+    CertificateBundle, CertificateRequest, CertificateSubject, Registrations, TokenError, Tokens,
 };
 use leno_listen::ConnectionSource;
 use leno_model::{Instance, ServiceAccount, SpiffeId, Uid, Workload, WorkloadName};
-use leno_telemetry::LogLimit;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
@@ -31,10 +25,12 @@ use crate::authority::AuthorityReceiver;
 use crate::rejected_joins::RejectedJoins;
 use crate::review::{ReviewError, Reviewer};
 use claim::renewed_instance;
+use error::REJECTION_LOG_LIMIT;
 use fair_queue::FairQueue;
 use reviews::TokenReviews;
 
 pub(crate) use claim::{ClaimError, PreviousCertificate, verify_claim};
+pub(crate) use error::CertifyError;
 pub(crate) use reviews::{ReviewNotStarted, ReviewResult};
 
 /// The authority's directory in the data directory.
@@ -46,7 +42,7 @@ pub(crate) const TOKENS_DIRECTORY: &str = "tokens";
 /// The directory of registrations in the data directory.
 const REGISTRATIONS_DIRECTORY: &str = "registrations";
 
-/// The proofs by which a workload gets its first certificate.
+/// The tokens and registrations by which a workload gets its first certificate.
 #[derive(Debug)]
 pub(crate) struct JoinCredentials {
     /// Unused one-time tokens.
@@ -62,10 +58,10 @@ pub(crate) struct Certifier {
     jobs: JoinSet<SigningOutcome>,
     /// Joins in progress with tokens of this mesh, and those in the queue.
     joins: JoinSet<SigningOutcome>,
-    waiting: FairQueue<(PendingJoin, Option<CertificateHolder>)>,
+    queued_joins: FairQueue<(PendingJoin, Option<CertificateHolder>)>,
     reviews: TokenReviews,
     /// The last certificate of each known workload.
-    known: BTreeMap<WorkloadName, SignedCertificate>,
+    certificates: BTreeMap<WorkloadName, SignedCertificate>,
     /// The newest registration of each workload that joined with a token, as far as it was read.
     registrations: BTreeMap<WorkloadName, u64>,
     rejected_joins: Arc<RejectedJoins>,
@@ -103,7 +99,7 @@ pub(crate) enum CertifierEvent {
     Reviewed(ReviewResult),
 }
 
-/// The workload of a certificate, as the mesh knows it now.
+/// The subject of a new certificate: a workload in its current state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CertificateHolder {
     pub(crate) name: WorkloadName,
@@ -127,29 +123,29 @@ enum SigningOutcome {
     Signed(SignedCertificate, SigningReason),
     /// Signed, but the client had disconnected.
     Undelivered,
-    Refused,
+    Rejected,
 }
 
 #[derive(Debug)]
 struct Signer {
     authority: AuthorityReceiver,
-    proofs: Arc<JoinCredentials>,
+    join_credentials: Arc<JoinCredentials>,
     lifetime: Duration,
 }
 
 impl Certifier {
     pub(crate) fn new(
         authority: AuthorityReceiver,
-        proofs: Arc<JoinCredentials>,
+        join_credentials: Arc<JoinCredentials>,
         lifetime: Duration,
     ) -> Self {
         Self {
-            signer: Arc::new(Signer { authority, proofs, lifetime }),
+            signer: Arc::new(Signer { authority, join_credentials, lifetime }),
             jobs: JoinSet::new(),
             joins: JoinSet::new(),
-            waiting: FairQueue::new(),
+            queued_joins: FairQueue::new(),
             reviews: TokenReviews::new(),
-            known: BTreeMap::new(),
+            certificates: BTreeMap::new(),
             registrations: BTreeMap::new(),
             rejected_joins: Arc::default(),
             issued: 0,
@@ -157,7 +153,7 @@ impl Certifier {
         }
     }
 
-    /// Sets the `reviewer` of tokens that were not made here.
+    /// Sets the `reviewer` of tokens of another issuer (Kubernetes).
     pub(crate) fn with_reviewer(mut self, reviewer: Option<Arc<dyn Reviewer>>) -> Self {
         self.reviews.set_reviewer(reviewer);
         self
@@ -185,26 +181,26 @@ impl Certifier {
     /// Starts the review of a token that was not made here.
     pub(crate) fn start_review(&mut self, joining: PendingJoin, now: Instant) {
         if let Some((joining, reason)) = self.reviews.start(joining, now) {
-            self.reject_request(joining.answer, reason.into());
+            self.reject_request(joining.reply, reason.into());
         }
     }
 
     /// Signs the first certificate of a workload after the review of its token.
-    pub(crate) fn issue_first(
+    pub(crate) fn sign_first_certificate(
         &mut self,
         joining: PendingJoin,
         target: CertificateHolder,
         now: SystemTime,
     ) {
-        let PendingJoin { csr, answer, .. } = joining;
-        self.spawn_signing(answer, SigningReason::Join, move |signer| {
+        let PendingJoin { csr, reply, .. } = joining;
+        self.spawn_signing(reply, SigningReason::Join, move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
             let instance = signer.current_instance(&target)?;
             signer.sign(&request, &target, instance, now)
         });
     }
 
-    /// Signs the first certificate in exchange for a one-time token, when its source's turn in the queue comes.
+    /// Signs the first certificate in exchange for a one-time token; the queue serves its sources in turn.
     pub(crate) fn join(
         &mut self,
         joining: PendingJoin,
@@ -212,18 +208,18 @@ impl Certifier {
         now: SystemTime,
     ) {
         let source = ConnectionSource::from(joining.source);
-        if let Some((rejected, _)) = self.waiting.push(source, (joining, target)) {
-            self.reject_request(rejected.answer, CertifyError::Busy);
+        if let Some((rejected, _)) = self.queued_joins.push(source, (joining, target)) {
+            self.reject_request(rejected.reply, CertifyError::Busy);
         }
-        self.join_next(now);
+        self.start_queued_joins(now);
     }
 
-    fn join_next(&mut self, now: SystemTime) {
-        while self.joins.len() < JOINS_MAX
-            && let Some((_, (joining, target))) = self.waiting.pop(|_| true)
+    fn start_queued_joins(&mut self, now: SystemTime) {
+        while self.joins.len() < MAX_JOINS
+            && let Some((_, (joining, target))) = self.queued_joins.pop(|_| true)
         {
-            let PendingJoin { token, workload, csr, answer, .. } = joining;
-            if answer.is_closed() {
+            let PendingJoin { token, workload, csr, reply, .. } = joining;
+            if reply.is_closed() {
                 continue;
             }
             let rejected = Arc::clone(&self.rejected_joins);
@@ -243,8 +239,7 @@ impl Certifier {
                 }
                 joined
             };
-            let work =
-                sign_and_respond(Arc::clone(&self.signer), answer, SigningReason::Join, sign);
+            let work = sign_and_respond(Arc::clone(&self.signer), reply, SigningReason::Join, sign);
             self.joins.spawn_blocking(work);
         }
     }
@@ -254,31 +249,31 @@ impl Certifier {
         &mut self,
         connection: ConnectionId,
         workload: &Workload,
-        held: PreviousCertificate,
+        previous: PreviousCertificate,
         csr: Vec<u8>,
-        answer: CertificateReply,
+        reply: CertificateReply,
         now: SystemTime,
     ) {
         let target = CertificateHolder::from_workload(workload);
-        self.spawn_signing(answer, SigningReason::Renewal(connection), move |signer| {
+        self.spawn_signing(reply, SigningReason::Renewal(connection), move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
             let instance =
-                renewed_instance(&target.name, &held, &signer.current_instance(&target)?)?;
+                renewed_instance(&target.name, &previous, &signer.current_instance(&target)?)?;
             signer.sign(&request, &target, instance, now)
         });
     }
 
     /// Rejects a request.
-    pub(crate) fn reject_request(&mut self, answer: CertificateReply, error: CertifyError) {
+    pub(crate) fn reject_request(&mut self, reply: CertificateReply, error: CertifyError) {
         self.rejected += 1;
-        send_rejection(answer, &error);
+        send_rejection(reply, &error);
     }
 
     /// Rejects a join and records the reason for operators. `exists`: the mesh has its workload.
     pub(crate) fn reject_join(&mut self, joining: PendingJoin, exists: bool, error: CertifyError) {
         let reason = error.to_string();
         self.rejected_joins.record_rejection(&joining.workload, exists, &reason, Instant::now());
-        self.reject_request(joining.answer, error);
+        self.reject_request(joining.reply, error);
     }
 
     /// Returns the rejected joins.
@@ -290,15 +285,15 @@ impl Certifier {
     pub(crate) async fn next(&mut self) -> CertifierEvent {
         loop {
             tokio::select! {
-                Some(done) = self.jobs.join_next() => {
-                    if let Some((signed, occasion)) = self.record_outcome(done) {
-                        return CertifierEvent::Signed(signed, occasion);
+                Some(result) = self.jobs.join_next() => {
+                    if let Some((certificate, reason)) = self.record_outcome(result) {
+                        return CertifierEvent::Signed(certificate, reason);
                     }
                 }
-                Some(done) = self.joins.join_next() => {
-                    self.join_next(SystemTime::now());
-                    if let Some((signed, occasion)) = self.record_outcome(done) {
-                        return CertifierEvent::Signed(signed, occasion);
+                Some(result) = self.joins.join_next() => {
+                    self.start_queued_joins(SystemTime::now());
+                    if let Some((certificate, reason)) = self.record_outcome(result) {
+                        return CertifierEvent::Signed(certificate, reason);
                     }
                 }
                 Some(reviewed) = self.reviews.next() => return CertifierEvent::Reviewed(reviewed),
@@ -309,16 +304,16 @@ impl Certifier {
 
     fn record_outcome(
         &mut self,
-        done: Result<SigningOutcome, JoinError>,
+        result: Result<SigningOutcome, JoinError>,
     ) -> Option<(SignedCertificate, SigningReason)> {
-        match done {
-            Ok(SigningOutcome::Signed(signed, occasion)) => {
+        match result {
+            Ok(SigningOutcome::Signed(certificate, reason)) => {
                 self.issued += 1;
-                self.record_certificate(signed.clone());
-                return Some((signed, occasion));
+                self.record_certificate(certificate.clone());
+                return Some((certificate, reason));
             }
             Ok(SigningOutcome::Undelivered) => self.issued += 1,
-            Ok(SigningOutcome::Refused) => self.rejected += 1,
+            Ok(SigningOutcome::Rejected) => self.rejected += 1,
             Err(error) => {
                 self.rejected += 1;
                 tracing::error!(%error, "certificate signing did not complete");
@@ -328,28 +323,28 @@ impl Certifier {
     }
 
     /// Records the certificate that a workload holds.
-    pub(crate) fn record_certificate(&mut self, signed: SignedCertificate) {
-        if let Some(Instance::Registration(number)) = signed.instance {
-            let newest = self.registrations.entry(signed.workload.clone()).or_default();
+    pub(crate) fn record_certificate(&mut self, certificate: SignedCertificate) {
+        if let Some(Instance::Registration(number)) = certificate.instance {
+            let newest = self.registrations.entry(certificate.workload.clone()).or_default();
             *newest = number.max(*newest);
         }
-        self.rejected_joins.remove_joined(&signed.workload);
-        self.known.insert(signed.workload.clone(), signed);
+        self.rejected_joins.remove_joined(&certificate.workload);
+        self.certificates.insert(certificate.workload.clone(), certificate);
     }
 
     pub(crate) fn forget_workload(&mut self, workload: &WorkloadName) {
-        self.known.remove(workload);
+        self.certificates.remove(workload);
         self.registrations.remove(workload);
     }
 
     /// Checks if the workload has joined at another control plane with the same files. The file is small, so it
     /// is read on this task; pods have none.
-    pub(crate) fn look_up_registration(&mut self, found: &Workload) {
-        let workload = &found.name;
-        if found.uid.is_some() {
+    pub(crate) fn read_registration(&mut self, workload_object: &Workload) {
+        let workload = &workload_object.name;
+        if workload_object.uid.is_some() {
             return;
         }
-        match self.signer.proofs.registrations.latest_number(workload) {
+        match self.signer.join_credentials.registrations.latest_number(workload) {
             Ok(0) => {}
             Ok(newest) => drop(self.registrations.insert(workload.clone(), newest)),
             Err(error) => {
@@ -370,27 +365,27 @@ impl Certifier {
     }
 
     /// Returns the number of signatures in progress.
-    pub(crate) fn under_way(&self) -> usize {
+    pub(crate) fn in_progress_count(&self) -> usize {
         self.jobs.len() + self.joins.len()
     }
 
-    pub(crate) fn known_certificates(&self) -> impl Iterator<Item = &SignedCertificate> {
-        self.known.values()
+    pub(crate) fn latest_certificates(&self) -> impl Iterator<Item = &SignedCertificate> {
+        self.certificates.values()
     }
 
     fn spawn_signing(
         &mut self,
-        answer: CertificateReply,
-        occasion: SigningReason,
+        reply: CertificateReply,
+        reason: SigningReason,
         sign: impl FnOnce(&Signer) -> Result<(CertificateBundle, SignedCertificate), CertifyError>
         + Send
         + 'static,
     ) {
-        if self.jobs.len() >= JOBS_MAX {
-            self.reject_request(answer, CertifyError::Busy);
+        if self.jobs.len() >= MAX_JOBS {
+            self.reject_request(reply, CertifyError::Busy);
             return;
         }
-        let work = sign_and_respond(Arc::clone(&self.signer), answer, occasion, sign);
+        let work = sign_and_respond(Arc::clone(&self.signer), reply, reason, sign);
         self.jobs.spawn_blocking(work);
     }
 }
@@ -398,20 +393,22 @@ impl Certifier {
 /// Performs a signature and sends the response.
 fn sign_and_respond(
     signer: Arc<Signer>,
-    answer: CertificateReply,
-    occasion: SigningReason,
+    reply: CertificateReply,
+    reason: SigningReason,
     sign: impl FnOnce(&Signer) -> Result<(CertificateBundle, SignedCertificate), CertifyError>
     + Send
     + 'static,
 ) -> impl FnOnce() -> SigningOutcome + Send + 'static {
     move || match sign(&signer) {
-        Ok((issued, signed)) => {
-            let sent = answer.send(Ok(issued_bytes(&issued)));
-            sent.map_or(SigningOutcome::Undelivered, |()| SigningOutcome::Signed(signed, occasion))
+        Ok((bundle, certificate)) => {
+            let delivery = reply.send(Ok(encode_bundle(&bundle)));
+            delivery.map_or(SigningOutcome::Undelivered, |()| {
+                SigningOutcome::Signed(certificate, reason)
+            })
         }
         Err(error) => {
-            send_rejection(answer, &error);
-            SigningOutcome::Refused
+            send_rejection(reply, &error);
+            SigningOutcome::Rejected
         }
     }
 }
@@ -428,12 +425,13 @@ impl Signer {
         // The request is parsed first: a token redeemed for an invalid request would be lost.
         let request = CertificateRequest::from_der(csr)?;
         // The token stays valid until the workload exists.
-        let target = target.ok_or_else(|| CertifyError::NotAWorkload(workload.clone()))?;
-        self.proofs.tokens.redeem(token, &workload, now)?;
+        let target =
+            target.ok_or_else(|| CertifyError::UnknownJoiningWorkload(workload.clone()))?;
+        self.join_credentials.tokens.redeem(token, &workload, now)?;
         let instance = match &target.uid {
             Some(uid) => Instance::Pod(uid.clone()),
             None => {
-                let number = self.proofs.registrations.register_again(&workload, now);
+                let number = self.join_credentials.registrations.register_again(&workload, now);
                 Instance::Registration(number.map_err(CertifyError::Registration)?)
             }
         };
@@ -443,7 +441,7 @@ impl Signer {
     /// Returns the current instance of the workload.
     fn current_instance(&self, target: &CertificateHolder) -> Result<Instance, CertifyError> {
         let Some(uid) = &target.uid else {
-            let newest = self.proofs.registrations.latest_number(&target.name);
+            let newest = self.join_credentials.registrations.latest_number(&target.name);
             return newest.map(Instance::Registration).map_err(CertifyError::Registration);
         };
         Ok(Instance::Pod(uid.clone()))
@@ -461,31 +459,33 @@ impl Signer {
         let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
         let subject =
             CertificateSubject { id: &id, workload: Some(&target.name), instance: Some(&instance) };
-        let issued = authority.sign(request, subject, self.lifetime, now)?;
-        let signed = SignedCertificate {
+        let bundle = authority.sign(request, subject, self.lifetime, now)?;
+        let certificate = SignedCertificate {
             workload: target.name.clone(),
             id,
             instance: Some(instance),
             issued: now,
-            not_after: issued.not_after,
+            not_after: bundle.not_after,
             ca_generation: authority.ca_generation(),
         };
-        Ok((issued, signed))
+        Ok((bundle, certificate))
     }
 }
 
 /// Rejects a request and logs the full reason.
-fn send_rejection(answer: CertificateReply, error: &CertifyError) {
+fn send_rejection(reply: CertificateReply, error: &CertifyError) {
     // Any source could fill the log with these.
     if matches!(
         error,
-        CertifyError::NoReview(_) | CertifyError::Busy | CertifyError::NotAWorkload(_)
+        CertifyError::ReviewNotStarted(_)
+            | CertifyError::Busy
+            | CertifyError::UnknownJoiningWorkload(_)
     ) {
         tracing::debug!(%error, "certificate request rejected");
-        answer.send(Err(error.client_reason())).ok();
+        reply.send(Err(error.client_reason())).ok();
         return;
     }
-    let line = REFUSED
+    let line = REJECTION_LOG_LIMIT
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .permit_line(Instant::now().into_std());
@@ -501,11 +501,11 @@ fn send_rejection(answer: CertificateReply, error: &CertifyError) {
         }
     }
     // The client may have disconnected.
-    answer.send(Err(error.client_reason())).ok();
+    reply.send(Err(error.client_reason())).ok();
 }
 
 /// Opens the directories of tokens and of registrations; expired registrations are removed.
-pub(crate) fn open_proofs(data: &Path, now: SystemTime) -> io::Result<JoinCredentials> {
+pub(crate) fn open_join_credentials(data: &Path, now: SystemTime) -> io::Result<JoinCredentials> {
     let tokens = Arc::new(Tokens::open(&data.join(TOKENS_DIRECTORY))?);
     tokens.remove_expired(now)?;
     let registrations = Registrations::open(&data.join(REGISTRATIONS_DIRECTORY))?;
@@ -513,22 +513,22 @@ pub(crate) fn open_proofs(data: &Path, now: SystemTime) -> io::Result<JoinCreden
     Ok(JoinCredentials { tokens, registrations })
 }
 
-fn issued_bytes(issued: &CertificateBundle) -> IssuedCertificate {
+fn encode_bundle(bundle: &CertificateBundle) -> IssuedCertificate {
     IssuedCertificate {
-        chain: issued.chain.iter().map(|der| der.to_vec()).collect(),
-        roots: issued.roots.certificates().iter().map(|der| der.to_vec()).collect(),
+        chain: bundle.chain.iter().map(|der| der.to_vec()).collect(),
+        roots: bundle.roots.certificates().iter().map(|der| der.to_vec()).collect(),
     }
 }
 
 /// The single response to every token that is not valid for the named workload.
-const NOT_WELCOME: &str = "the join token is unknown, has expired, was used already, was issued for another workload, or its Workload does not \
+const INVALID_TOKEN_REASON: &str = "the join token is unknown, has expired, was used already, was issued for another workload, or its Workload does not \
      exist: create the Workload and a new token for it";
 
 /// Maximum signatures in progress, excluding joins with tokens.
-const JOBS_MAX: usize = 64;
+const MAX_JOBS: usize = 64;
 
 /// Maximum joins in progress with tokens of this mesh, so that token guessing leaves threads for renewals.
-const JOINS_MAX: usize = 32;
+const MAX_JOINS: usize = 32;
 
 #[cfg(test)]
 mod tests;

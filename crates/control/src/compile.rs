@@ -5,9 +5,9 @@ mod address;
 mod boundary;
 mod dns_record;
 mod enforcement;
-mod plan;
 mod service;
 mod split;
+mod workload_config;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,15 +17,17 @@ use leno_discovery::UnknownEndpoints;
 use leno_model::{AddressEntry, DnsRecord, ServiceName, Snapshot, Workload};
 
 use self::enforcement::is_balanced;
-use self::plan::compile_proxy_config;
 use self::service::{backend_services, unreported_endpoints};
+use self::workload_config::compile_workload_config;
 use crate::mesh::Mesh;
 
 pub(crate) use self::access::missing_references;
 pub(crate) use self::address::address_entries;
 pub(crate) use self::boundary::{missing_groups, policy_problems};
 pub(crate) use self::dns_record::dns_record;
-pub(crate) use self::enforcement::{Barrier, barred_workloads, left_out};
+pub(crate) use self::enforcement::{
+    PlaintextRestriction, excluded_endpoints, restricted_workloads,
+};
 pub(crate) use self::service::{
     ClientClass, ServiceConfigCache, compile_service, is_opaque, target_port,
 };
@@ -48,8 +50,8 @@ pub(crate) fn used_services(
     outbound_listeners.chain(subscriptions).cloned().collect()
 }
 
-/// Compiles a workload's configuration: its plan, the services it uses, those that its gateway routes to, and
-/// the backends of their routes.
+/// Compiles a workload's configuration: its proxy configuration, the services it uses, those that its gateway
+/// routes to, and the backends of their routes.
 ///
 /// Requests reach a backend directly, regardless of the backend's own routes. But the application may also call
 /// the backend by name, and then those routes apply; so backends are included as services, with their backends
@@ -57,25 +59,26 @@ pub(crate) fn used_services(
 pub(crate) fn compile_config(
     mesh: &Mesh,
     workload: &Workload,
-    wanted: &BTreeSet<ServiceName>,
-    views: &mut ServiceConfigCache,
+    used: &BTreeSet<ServiceName>,
+    service_configs: &mut ServiceConfigCache,
 ) -> CompiledConfig {
     let client_class = ClientClass::for_client(mesh, workload);
-    let plan = Arc::new(compile_proxy_config(mesh, workload));
+    let workload_config = Arc::new(compile_workload_config(mesh, workload));
     let mut services = BTreeMap::new();
     let mut absent = BTreeSet::new();
-    let gateway = plan.gateway.iter().flat_map(|gateway| gateway.backends());
-    let gateway: BTreeSet<&ServiceName> = gateway.map(|backend| &backend.service).collect();
-    let mut open: Vec<ServiceName> = wanted.iter().chain(gateway).cloned().collect();
+    let gateway_backends = workload_config.gateway.iter().flat_map(|gateway| gateway.backends());
+    let gateway_services: BTreeSet<&ServiceName> =
+        gateway_backends.map(|backend| &backend.service).collect();
+    let mut pending: Vec<ServiceName> = used.iter().chain(gateway_services).cloned().collect();
     // Terminates: each name is visited once, and names come from existing services.
-    while let Some(name) = open.pop() {
+    while let Some(name) = pending.pop() {
         if services.contains_key(&name) || absent.contains(&name) {
             continue;
         }
-        match views.service_config(mesh, &client_class, &name) {
-            Some(view) => {
-                open.extend(backend_services(&view).cloned());
-                services.insert(name, view);
+        match service_configs.service_config(mesh, &client_class, &name) {
+            Some(service_config) => {
+                pending.extend(backend_services(&service_config).cloned());
+                services.insert(name, service_config);
             }
             None => {
                 absent.insert(name);
@@ -84,43 +87,43 @@ pub(crate) fn compile_config(
     }
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
     CompiledConfig {
-        snapshot: Arc::new(Snapshot { config: plan, services, addresses, names }),
+        snapshot: Arc::new(Snapshot { config: workload_config, services, addresses, names }),
         absent,
     }
 }
 
-/// Compiles a slice of the views that a workload's configuration lacks. Returns true once all of them exist.
+/// Compiles a slice of the service configurations that a workload lacks. Returns true once all of them exist.
 pub(crate) fn prepare_services(
     mesh: &Mesh,
     workload: &Workload,
     services: &BTreeSet<ServiceName>,
     addresses: &BTreeSet<IpAddr>,
-    views: &mut ServiceConfigCache,
+    service_configs: &mut ServiceConfigCache,
 ) -> bool {
     let client_class = ClientClass::for_client(mesh, workload);
-    let end = views.compiled_count().saturating_add(SLICE_VIEWS);
-    let mut seen = BTreeSet::new();
-    let mut open: Vec<ServiceName> = used_services(workload, services).into_iter().collect();
+    let end = service_configs.compiled_count().saturating_add(SLICE_SERVICE_CONFIGS);
+    let mut visited = BTreeSet::new();
+    let mut pending: Vec<ServiceName> = used_services(workload, services).into_iter().collect();
     for address in addresses {
         let Some(service) = mesh.service_at(*address) else { continue };
         if !is_balanced(mesh, &service.name) {
-            views.service_config(mesh, &ClientClass::AllClients, &service.name);
+            service_configs.service_config(mesh, &ClientClass::AllClients, &service.name);
         }
-        open.push(service.name.clone());
-        if views.compiled_count() >= end {
+        pending.push(service.name.clone());
+        if service_configs.compiled_count() >= end {
             return false;
         }
     }
     // Terminates like the loop in `compile_config`.
-    while let Some(name) = open.pop() {
-        if seen.contains(&name) {
+    while let Some(name) = pending.pop() {
+        if visited.contains(&name) {
             continue;
         }
-        if let Some(view) = views.service_config(mesh, &client_class, &name) {
-            open.extend(backend_services(&view).cloned());
+        if let Some(service_config) = service_configs.service_config(mesh, &client_class, &name) {
+            pending.extend(backend_services(&service_config).cloned());
         }
-        seen.insert(name);
-        if views.compiled_count() >= end {
+        visited.insert(name);
+        if service_configs.compiled_count() >= end {
             return false;
         }
     }
@@ -129,8 +132,8 @@ pub(crate) fn prepare_services(
 
 impl CompiledConfig {
     /// Sets the entries of the queried addresses.
-    pub(crate) fn with_addresses(mut self, at: BTreeMap<IpAddr, Arc<AddressEntry>>) -> Self {
-        Arc::make_mut(&mut self.snapshot).addresses = at;
+    pub(crate) fn with_addresses(mut self, entries: BTreeMap<IpAddr, Arc<AddressEntry>>) -> Self {
+        Arc::make_mut(&mut self.snapshot).addresses = entries;
         self
     }
 
@@ -142,19 +145,21 @@ impl CompiledConfig {
 }
 
 /// Returns the endpoints that are missing from a workload's configuration because their sidecars have not
-/// reported yet. Results that depend on facts alone, such as client authorization, are certain.
+/// reported yet. Results that do not depend on reports, such as client authorization, are certain.
 pub(crate) fn uncertain_endpoints(
     mesh: &Mesh,
     workload: &Workload,
     compiled_config: &CompiledConfig,
 ) -> UnknownEndpoints {
     let client_class = ClientClass::for_client(mesh, workload);
-    let views = compiled_config.snapshot.services.values();
-    views.flat_map(|view| unreported_endpoints(mesh, &client_class, view)).collect()
+    let service_configs = compiled_config.snapshot.services.values();
+    service_configs
+        .flat_map(|service_config| unreported_endpoints(mesh, &client_class, service_config))
+        .collect()
 }
 
-/// The number of views compiled in one slice: a few milliseconds.
-const SLICE_VIEWS: u64 = 256;
+/// The number of service configurations compiled in one slice: a few milliseconds.
+const SLICE_SERVICE_CONFIGS: u64 = 256;
 
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_discovery::SUBSCRIPTIONS_MAX;
+use leno_discovery::MAX_SUBSCRIPTIONS;
 use leno_identity::{AuthoritySource, LEAF_LIFETIME, TOKEN_LIFETIME};
 use leno_model::WorkloadName;
 use tokio::sync::watch;
@@ -27,7 +27,7 @@ pub struct Config {
     pub peers: Vec<SocketAddr>,
     /// Further control planes, discovered at run time; join bundles do not list them.
     pub found_peers: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
-    /// Reviews tokens that were not made here; if absent, only our own are accepted.
+    /// The reviewer of tokens of another issuer; if absent, only this mesh's own tokens are accepted.
     pub reviewer: Option<Arc<dyn Reviewer>>,
     /// The data directory (mode 0700), with the admin socket.
     pub data: PathBuf,
@@ -67,9 +67,9 @@ pub struct Config {
 /// Timeouts and intervals of a control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// Debounce: a change is sent when nothing else has changed for this long,
+    /// The debounce time: a change is sent when no other change follows for this long.
     pub quiet: Duration,
-    /// and at the latest after this long.
+    /// The maximum debounce time: a change is sent at the latest after this long.
     pub quiet_max: Duration,
     /// The grace period in which endpoints stay after their sidecar's stream has broken.
     pub grace: Duration,
@@ -90,7 +90,7 @@ pub struct Limits {
     /// Maximum concurrent connections without an authenticated peer: those waiting for a part of the handshake,
     /// for `Hello` or for a join. Beyond it, the oldest is closed.
     pub external_clients: usize,
-    /// Of these, the maximum per IPv4 address or IPv6 /64.
+    /// Maximum of these connections per IPv4 address or IPv6 /64.
     pub external_clients_per_source: usize,
     /// The timeout for the first byte of a TLS handshake.
     pub first_byte: Duration,
@@ -119,7 +119,7 @@ impl Config {
             certificate_lifetime: LEAF_LIFETIME,
             token_lifetime: TOKEN_LIFETIME,
             pod: None,
-            report_interval: Some(REPORT_EVERY),
+            report_interval: Some(REPORT_INTERVAL),
             page: None,
             explainer: None,
             supervised: false,
@@ -137,14 +137,14 @@ impl Config {
     /// Returns the source of the authority.
     pub(crate) fn authority_source(&self) -> AuthoritySource {
         match &self.issuer {
-            Some(dir) => AuthoritySource::Issuer(dir.clone()),
+            Some(directory) => AuthoritySource::Issuer(directory.clone()),
             None => AuthoritySource::Own(self.shared_directory().join(AUTHORITY_DIRECTORY)),
         }
     }
 
     /// Returns the file of intermediates that members trust, old and new.
     pub(crate) fn intermediates_file(&self) -> PathBuf {
-        self.shared_directory().join(PINS_FILE)
+        self.shared_directory().join(TRUSTED_FILE)
     }
 
     /// Returns the path of the admin socket.
@@ -177,16 +177,16 @@ impl Default for Limits {
             external_clients_per_source: 512,
             first_byte: Duration::from_secs(2),
             handshake: Duration::from_secs(10),
-            subscriptions: SUBSCRIPTIONS_MAX,
+            subscriptions: MAX_SUBSCRIPTIONS,
         }
     }
 }
 
-/// Short enough to watch live, long enough to be negligible with thousands of sidecars.
-pub const REPORT_EVERY: Duration = Duration::from_secs(5);
+/// The default interval of traffic reports: short enough to follow live, and cheap with thousands of sidecars.
+pub const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The file of intermediates that members trust, in the directory of the tokens.
-const PINS_FILE: &str = "issuers.pem";
+const TRUSTED_FILE: &str = "issuers.pem";
 
 /// The file name of the admin socket in the data directory.
 const SOCKET_FILE: &str = "control.sock";

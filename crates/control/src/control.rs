@@ -2,10 +2,8 @@
 
 mod start_error;
 
-pub use start_error::StartError;
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,15 +23,15 @@ use tokio::time::Instant;
 use crate::admin::{self, Admin, AdminQueries};
 use crate::applications::Applications;
 use crate::authority::{RevokedWorkloads, follow_files};
-use crate::certify::{Certifier, JoinCredentials, open_proofs};
+use crate::certify::{Certifier, JoinCredentials, open_join_credentials};
 use crate::config::Config;
-use crate::control_task::{ControlTask, ControlTasks, EndedUnexpectedly};
+use crate::control_task::{ControlTask, EndedUnexpectedly, TaskMonitor};
 use crate::data_directory::DataDirectory;
 use crate::dial::DirectDialer;
 use crate::explanation::ExplainRunner;
 use crate::history::History;
 use crate::invite::{Invitations, InviteError};
-use crate::keys::{JwksFetcher, JwksFetches, KeyUpdate, wanted_by};
+use crate::keys::{JwksFetcher, JwksFetches, KeyUpdate, key_sources_of};
 use crate::mesh::Mesh;
 use crate::metrics_exporter::MetricsExporter;
 use crate::owner::{AdminQuery, AdminResponse, Inbox, Owner, OwnerOutputs, Queues, run_owner};
@@ -43,10 +41,12 @@ use crate::presence::{Presence, StartupGrace};
 use crate::publish::ConnectedProxies;
 use crate::query_share::QueryShare;
 use crate::replaced::{ReplacedRejections, ReplacedSidecars};
-use crate::server::{Gauges, PendingConnections, Server, accept_connections};
-use crate::server_credential::{ServerCredential, ServerCredentialError};
+use crate::server::{ConnectionCounters, PendingConnections, Server, accept_connections};
+use crate::server_credential::ServerCredential;
 use crate::status::Status;
-use crate::watch::{Diagnostics, UPDATES_MAX, follow_sources, trust_domain_of};
+use crate::watch::{Diagnostics, MAX_UPDATES, follow_sources, trust_domain_of};
+
+pub use start_error::StartError;
 
 /// A running control plane. Dropping it ends it at once; [`Control::shutdown`] notifies proxies.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub struct Control {
     applications: Applications,
     replaced: watch::Receiver<Arc<ReplacedSidecars>>,
     stop: watch::Sender<bool>,
-    parts: ControlTasks,
+    task_monitor: TaskMonitor,
     tasks: JoinSet<()>,
 }
 
@@ -77,10 +77,10 @@ impl Control {
     /// [`StartError`] names the part that cannot start. Rejected documents are reported at `/rejected` and are
     /// not errors, unless they leave the mesh's enforcement undefined.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let (facts, updates) = mpsc::channel(UPDATES_MAX);
+        let (sender, updates) = mpsc::channel(MAX_UPDATES);
         let mut feed = UpdateFeed::from_updates(updates);
-        let following = follow_sources(config.sources.clone(), facts, Arc::clone(&feed.reload));
-        feed.tasks.spawn(feed.parts.clone().run(ControlTask::Watcher, following));
+        let source_watch = follow_sources(config.sources.clone(), sender, Arc::clone(&feed.reload));
+        feed.tasks.spawn(feed.task_monitor.clone().run(ControlTask::Watcher, source_watch));
         Self::start_with(config, feed).await
     }
 
@@ -97,11 +97,12 @@ impl Control {
     }
 
     async fn start_with(config: Config, feed: UpdateFeed) -> Result<Self, StartError> {
-        let UpdateFeed { mut updates, tasks, reload, stop, parts } = feed;
+        let UpdateFeed { mut updates, tasks, reload, stop, task_monitor } = feed;
         let first = updates.recv().await.ok_or(StartError::Registry)?;
-        let in_doubt: Vec<RejectedDocument> = first.mesh_config_in_doubt().cloned().collect();
-        if !in_doubt.is_empty() {
-            return Err(StartError::MeshConfig(in_doubt));
+        let uncertain: Vec<RejectedDocument> =
+            first.possible_mesh_config_rejections().cloned().collect();
+        if !uncertain.is_empty() {
+            return Err(StartError::MeshConfig(uncertain));
         }
         let (trust_domain, wall) = (trust_domain_of(&first), SystemTime::now());
         let revoked = RevocationFile::in_directory(config.shared_directory()).read();
@@ -112,8 +113,9 @@ impl Control {
             .map_err(AuthorityError::Io)?;
         let authority = Arc::new(authority);
         let authority = watch::Sender::new(authority);
-        let proofs =
-            Arc::new(open_proofs(config.shared_directory(), wall).map_err(StartError::Tokens)?);
+        let join_credentials = Arc::new(
+            open_join_credentials(config.shared_directory(), wall).map_err(StartError::Tokens)?,
+        );
         let listener = leno_listen::bind(config.listen);
         let listener = listener.map_err(|cause| StartError::Listen(config.listen, cause))?;
         let address = listener.local_addr();
@@ -131,26 +133,26 @@ impl Control {
         };
         let mut keys =
             JwksFetcher::new(config.jwks_ca.clone(), config.key_access.clone(), random_number());
-        let keys_read = keys.read_first(&wanted_by(&first)).await;
-        let serving =
+        let key_updates = keys.fetch_first(&key_sources_of(&first)).await;
+        let server_credential =
             ServerCredential::new(authority.subscribe(), config.certificate_lifetime, wall)?;
-        let ground = OpenedResources {
+        let opened = OpenedResources {
             directory: DataDirectory::new(config.data.clone()),
             config,
             authority,
-            proofs,
+            join_credentials,
             revoked,
             listener,
             address,
             admin,
             page,
-            serving,
+            server_credential,
             keys,
             reload,
             stop,
-            parts,
+            task_monitor,
         };
-        Ok(ground.build(tasks, updates, first, keys_read))
+        Ok(opened.build(tasks, updates, first, key_updates))
     }
 
     /// Returns the listen address for proxies.
@@ -239,8 +241,8 @@ impl Control {
     /// [`Stopped`] if the control plane ends first.
     pub async fn wait_until_registered(&self, workload: &WorkloadName) -> Result<(), Stopped> {
         let mut registered = self.registered.clone();
-        let found = registered.wait_for(|all| all.contains(workload)).await;
-        found.map(drop).map_err(|_| Stopped)
+        let registered_workload = registered.wait_for(|names| names.contains(workload)).await;
+        registered_workload.map(drop).map_err(|_| Stopped)
     }
 
     /// Reads the files again now, even if they seem unchanged.
@@ -251,7 +253,7 @@ impl Control {
     /// Waits until a part ends unexpectedly, and returns its name; pends forever otherwise. The control plane
     /// is then incomplete: shut it down and restart it.
     pub async fn wait_until_ended(&self) -> EndedUnexpectedly {
-        self.parts.wait_until_ended().await
+        self.task_monitor.wait_until_ended().await
     }
 
     /// Notifies every proxy, waits for them for a bounded time, and ends. Proxies keep their last good
@@ -267,20 +269,20 @@ impl Control {
 #[error("the control plane has ended")]
 pub struct Stopped;
 
-/// The source of updates, and the state before the first one.
+/// The source of updates, and the parts that exist before the first update.
 struct UpdateFeed {
     updates: mpsc::Receiver<RegistryUpdate>,
     tasks: JoinSet<()>,
     reload: Arc<Notify>,
     stop: watch::Sender<bool>,
-    parts: ControlTasks,
+    task_monitor: TaskMonitor,
 }
 
 impl UpdateFeed {
     fn from_updates(updates: mpsc::Receiver<RegistryUpdate>) -> Self {
         let stop = watch::Sender::new(false);
-        let parts = ControlTasks::new(stop.clone());
-        Self { updates, tasks: JoinSet::new(), reload: Arc::default(), stop, parts }
+        let task_monitor = TaskMonitor::new(stop.clone());
+        Self { updates, tasks: JoinSet::new(), reload: Arc::default(), stop, task_monitor }
     }
 }
 
@@ -288,24 +290,24 @@ impl UpdateFeed {
 struct OpenedResources {
     config: Config,
     authority: watch::Sender<Arc<Authority>>,
-    proofs: Arc<JoinCredentials>,
+    join_credentials: Arc<JoinCredentials>,
     revoked: watch::Sender<RevokedWorkloads>,
     listener: TcpListener,
     address: SocketAddr,
     admin: UnixListener,
     page: Option<Page>,
     directory: Arc<DataDirectory>,
-    serving: ServerCredential,
+    server_credential: ServerCredential,
     keys: JwksFetcher,
     reload: Arc<Notify>,
     stop: watch::Sender<bool>,
-    parts: ControlTasks,
+    task_monitor: TaskMonitor,
 }
 
 impl OpenedResources {
     /// Returns the follower of other control planes.
     fn peer_follower(&self, events: EventQueue, addresses: PeerAddresses) -> PeerStreamContext {
-        let (configs, stop) = (self.serving.watch_client_config(), self.stop.subscribe());
+        let (configs, stop) = (self.server_credential.watch_client_config(), self.stop.subscribe());
         PeerStreamContext { configs, events, addresses, stop }
     }
 
@@ -314,55 +316,58 @@ impl OpenedResources {
         mut tasks: JoinSet<()>,
         updates: mpsc::Receiver<RegistryUpdate>,
         first: RegistryUpdate,
-        keys_read: Vec<KeyUpdate>,
+        key_updates: Vec<KeyUpdate>,
     ) -> Control {
-        let (events, from_proxies) = event_queue(self.config.limits.connections + OTHERS_MAX);
-        let (queries, asked) = mpsc::channel(QUESTIONS_MAX);
-        let (key_update, keys) = mpsc::channel(KEY_UPDATE_MAX);
-        let (last, asked_last) = oneshot::channel();
+        let (events, from_proxies) = event_queue(self.config.limits.connections + MAX_PEER_STREAMS);
+        let (queries, query_receiver) = mpsc::channel(MAX_QUERIES);
+        let (key_sender, keys) = mpsc::channel(MAX_KEY_UPDATES);
+        let (final_query, final_query_receiver) = oneshot::channel();
         let page = self.page.as_ref().map(Page::address);
-        let owner = self.create_owner(first, keys_read);
+        let owner = self.create_owner(first, key_updates);
         let (applications, replaced) = (owner.applications.clone(), owner.replaced.subscribe());
         let (workloads, registered) =
-            (owner.sent.workloads.subscribe(), owner.sent.registered.subscribe());
+            (owner.outputs.workloads.subscribe(), owner.outputs.registered.subscribe());
         let (status, sidecar_facts) =
-            (owner.sent.status.subscribe(), owner.sent.sidecar_facts.clone());
-        let push = self.push(&owner, queries.clone(), last);
+            (owner.outputs.status.subscribe(), owner.outputs.sidecar_facts.clone());
+        let metrics_exporter = self.metrics_exporter(&owner, queries.clone(), final_query);
         let invitations = Arc::new(self.create_invitations(workloads.clone()));
         let server = Arc::new(self.proxy_server(&owner, events));
-        let following = self.peer_follower(server.events.clone(), owner.peers.peer_addresses());
-        let explaining = ExplainRunner::with_explainer(self.config.explainer.clone());
+        let follower = self.peer_follower(server.events.clone(), owner.peers.peer_addresses());
+        let explain_runner = ExplainRunner::with_explainer(self.config.explainer.clone());
         let operators = server.operators.clone();
-        self.start_page(&mut tasks, &queries, explaining.clone(), operators.clone());
-        let admin = self.admin_server(&queries, &invitations, explaining, operators);
+        self.start_page(&mut tasks, &queries, explain_runner.clone(), operators.clone());
+        let admin = self.admin_server(&queries, &invitations, explain_runner, operators);
         let inbox = Inbox {
             updates,
             events: from_proxies,
-            queries: asked,
+            queries: query_receiver,
             authority: self.authority.subscribe(),
             revoked: self.revoked.subscribe(),
             keys,
-            last: asked_last,
+            final_query: final_query_receiver,
             stop: self.stop.subscribe(),
         };
-        let (wanted_keys, socket) = (owner.sent.keys.subscribe(), self.config.socket_path());
-        let (sent, parts) = (|| self.stop.subscribe(), || self.parts.clone());
-        tasks.spawn(parts().run(ControlTask::Owner, run_owner(owner, inbox)));
-        tasks.spawn(parts().run(ControlTask::Push, push.run(sent())));
-        let (others, found) = (self.other_control_planes(), self.config.found_peers.clone());
-        tasks.spawn(parts().run(ControlTask::Peers, follow_all(others, found, following)));
-        let accepting = accept_connections(self.listener, server, sent(), self.config.times.drain);
-        tasks.spawn(parts().run(ControlTask::Listener, accepting));
-        let answering = admin::serve(self.admin, socket.clone(), admin, sent());
-        tasks.spawn(parts().run(ControlTask::Admin, answering));
-        tasks.spawn(parts().run(ControlTask::Certificate, self.serving.keep_fresh()));
-        tasks.spawn(parts().run(
+        let (key_sources, socket) = (owner.outputs.keys.subscribe(), self.config.socket_path());
+        let (stop, monitor) = (|| self.stop.subscribe(), || self.task_monitor.clone());
+        tasks.spawn(monitor().run(ControlTask::Owner, run_owner(owner, inbox)));
+        tasks.spawn(monitor().run(ControlTask::Push, metrics_exporter.run(stop())));
+        let (peers, found_peers) = (self.other_control_planes(), self.config.found_peers.clone());
+        tasks.spawn(monitor().run(ControlTask::Peers, follow_all(peers, found_peers, follower)));
+        let accept_loop =
+            accept_connections(self.listener, server, stop(), self.config.times.drain);
+        tasks.spawn(monitor().run(ControlTask::Listener, accept_loop));
+        let admin_loop = admin::serve(self.admin, socket.clone(), admin, stop());
+        tasks.spawn(monitor().run(ControlTask::Admin, admin_loop));
+        tasks.spawn(
+            monitor().run(ControlTask::Certificate, self.server_credential.renew_until_closed()),
+        );
+        tasks.spawn(monitor().run(
             ControlTask::Keys,
-            run_until_stopped(self.keys.fetch_until_closed(wanted_keys, key_update), sent()),
+            run_until_stopped(self.keys.fetch_until_closed(key_sources, key_sender), stop()),
         ));
         let trust_domain = self.authority.borrow().trust_domain().clone();
-        let looking = follow_files(&self.config, self.authority, self.revoked, self.directory);
-        tasks.spawn(parts().run(ControlTask::Authority, run_until_stopped(looking, sent())));
+        let file_watch = follow_files(&self.config, self.authority, self.revoked, self.directory);
+        tasks.spawn(monitor().run(ControlTask::Authority, run_until_stopped(file_watch, stop())));
         Control {
             address: self.address,
             page,
@@ -378,7 +383,7 @@ impl OpenedResources {
             applications,
             replaced,
             stop: self.stop,
-            parts: self.parts,
+            task_monitor: self.task_monitor,
             tasks,
         }
     }
@@ -387,12 +392,12 @@ impl OpenedResources {
     fn proxy_server(&self, owner: &Owner, events: EventQueue) -> Server {
         Server {
             limits: self.config.limits,
-            configs: self.serving.watch_server_config(),
+            configs: self.server_credential.watch_server_config(),
             events,
             budgets: Budgets::default(),
             pending_connections: Arc::clone(&owner.pending_connections),
-            gauges: Arc::clone(&owner.gauges),
-            registered: owner.sent.here.clone(),
+            connection_counters: Arc::clone(&owner.connection_counters),
+            registered: owner.outputs.local_sidecars.clone(),
             trust_domain: self.trust_domain(),
             report_interval: self.config.report_interval,
             operators: OperatorSessions::new(random_number()),
@@ -400,25 +405,25 @@ impl OpenedResources {
     }
 
     /// Returns the metrics exporter.
-    fn push(
+    fn metrics_exporter(
         &self,
         owner: &Owner,
         queries: AdminQueries,
-        last: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
+        final_query: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
     ) -> MetricsExporter {
         MetricsExporter {
-            source: self.source(),
-            post: Exporter::new(DirectDialer, self.config.jwks_ca.clone()),
-            gauges: Arc::clone(&owner.gauges),
+            resource_identity: self.resource_identity(),
+            exporter: Exporter::new(DirectDialer, self.config.jwks_ca.clone()),
+            connection_counters: Arc::clone(&owner.connection_counters),
             queries,
-            last,
-            wanted: owner.sent.metrics.subscribe(),
+            final_query,
+            destination: owner.outputs.metrics.subscribe(),
             seed: random_number(),
         }
     }
 
     /// Returns the resource attributes that identify it to collectors.
-    fn source(&self) -> ResourceIdentity {
+    fn resource_identity(&self) -> ResourceIdentity {
         let ServiceAccount { namespace, name } = control_id(&self.trust_domain()).account;
         let (namespace, instance) = match &self.config.pod {
             Some(pod) => (pod.namespace.clone(), pod.to_string()),
@@ -432,7 +437,7 @@ impl OpenedResources {
         &self,
         queries: &AdminQueries,
         invitations: &Arc<Invitations>,
-        explaining: ExplainRunner,
+        explain_runner: ExplainRunner,
         operators: OperatorSessions,
     ) -> Arc<Admin> {
         Arc::new(Admin {
@@ -441,8 +446,8 @@ impl OpenedResources {
             invitations: Arc::clone(invitations),
             reload: Arc::clone(&self.reload),
             operators,
-            explaining,
-            share: QueryShare::new(admin::ASKING_PAUSE),
+            explain_runner,
+            query_share: QueryShare::new(admin::QUERY_PAUSE),
         })
     }
 
@@ -451,17 +456,17 @@ impl OpenedResources {
         &mut self,
         tasks: &mut JoinSet<()>,
         queries: &AdminQueries,
-        explaining: ExplainRunner,
+        explain_runner: ExplainRunner,
         operators: OperatorSessions,
     ) {
         let Some(page) = self.page.take() else { return };
         let directory = Arc::clone(&self.directory);
-        let resources = PageResources { explaining, taps: operators.taps, directory };
+        let resources = PageResources { explain_runner, taps: operators.taps, directory };
         let serving = page.serve(queries.clone(), resources, self.stop.subscribe());
-        tasks.spawn(self.parts.clone().run(ControlTask::Page, serving));
+        tasks.spawn(self.task_monitor.clone().run(ControlTask::Page, serving));
     }
 
-    fn create_owner(&self, first: RegistryUpdate, keys_read: Vec<KeyUpdate>) -> Owner {
+    fn create_owner(&self, first: RegistryUpdate, key_updates: Vec<KeyUpdate>) -> Owner {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Proxies store the number of their last change on disk: our numbers continue after those of the
@@ -469,7 +474,8 @@ impl OpenedResources {
         let number = u64::try_from(since_epoch.as_micros()).unwrap_or_default();
         let times = self.config.times;
         let lifetime = self.config.certificate_lifetime;
-        let (authority, proofs) = (self.authority.subscribe(), Arc::clone(&self.proofs));
+        let (authority, join_credentials) =
+            (self.authority.subscribe(), Arc::clone(&self.join_credentials));
         let ca_generation = self.authority.borrow().ca_generation();
         Owner {
             times,
@@ -477,25 +483,25 @@ impl OpenedResources {
             mesh: Mesh::default(),
             connected: ConnectedProxies::new(times, ChangeId(number)),
             presence: Presence::default(),
-            start: StartupGrace::new(now, times.settle),
-            certifier: Certifier::new(authority, proofs, lifetime)
+            startup_grace: StartupGrace::new(now, times.settle),
+            certifier: Certifier::new(authority, join_credentials, lifetime)
                 .with_reviewer(self.config.reviewer.clone()),
             pending_registrations: Vec::new(),
             diagnostics: Diagnostics::default(),
             keys: JwksFetches::new(self.config.key_access.detailed),
             pending_connections: Arc::<PendingConnections>::default(),
-            gauges: Arc::<Gauges>::default(),
-            sent: OwnerOutputs::default(),
+            connection_counters: Arc::<ConnectionCounters>::default(),
+            outputs: OwnerOutputs::default(),
             peers: Peers::default(),
-            swept: now,
+            last_sweep: now,
             queues: Queues::default(),
             history: History::default(),
             report_interval: self.config.report_interval,
-            began: now,
+            history_start: now,
             unfinished: VecDeque::new(),
             logs: LogLimits::default(),
-            page: self.page.as_ref().map(Page::url),
-            live: self.page.as_ref().map(Page::live_url),
+            page_url: self.page.as_ref().map(Page::url),
+            live_url: self.page.as_ref().map(Page::live_url),
             applications: Applications::default(),
             replaced: ReplacedRejections::default(),
             supervised: self.config.supervised,
@@ -503,7 +509,7 @@ impl OpenedResources {
         }
         .with_first_update(
             first,
-            keys_read,
+            key_updates,
             &self.trust_domain(),
             ca_generation,
             self.revoked.borrow().clone(),
@@ -514,23 +520,23 @@ impl OpenedResources {
         self.authority.borrow().trust_domain().clone()
     }
 
-    /// Returns the other control planes: a shared list names this one too.
+    /// Returns the addresses of the other control planes: the configured list may contain this one.
     fn other_control_planes(&self) -> Vec<SocketAddr> {
-        let ours = [Some(self.address), Some(self.config.listen), self.config.advertise];
-        let others = self.config.peers.iter().filter(|peer| !ours.contains(&Some(**peer)));
+        let own_addresses = [Some(self.address), Some(self.config.listen), self.config.advertise];
+        let others = self.config.peers.iter().filter(|peer| !own_addresses.contains(&Some(**peer)));
         others.copied().collect()
     }
 
     fn create_invitations(&self, workloads: watch::Receiver<Arc<Vec<Workload>>>) -> Invitations {
-        let known = Some(self.address).filter(|address| !address.ip().is_unspecified());
+        let listen_address = Some(self.address).filter(|address| !address.ip().is_unspecified());
         Invitations {
-            tokens: Arc::clone(&self.proofs.tokens),
+            tokens: Arc::clone(&self.join_credentials.tokens),
             authority: self.authority.subscribe(),
             trust_domain: self.trust_domain(),
             control: self
                 .config
                 .advertise
-                .or(known)
+                .or(listen_address)
                 .into_iter()
                 .chain(self.other_control_planes())
                 .collect(),
@@ -561,10 +567,10 @@ async fn run_until_stopped(work: impl Future<Output = ()>, mut stop: watch::Rece
 
 /// Maximum streams to other control planes. Like connections, each has a reserved slot in the event queue, so
 /// none waits for one.
-const OTHERS_MAX: usize = 1024;
+const MAX_PEER_STREAMS: usize = 1024;
 
 /// Maximum queued operator queries to the mesh owner.
-const QUESTIONS_MAX: usize = 16;
+const MAX_QUERIES: usize = 16;
 
 /// Maximum queued JWKS updates to the mesh owner; fetches wait for a slot.
-const KEY_UPDATE_MAX: usize = 16;
+const MAX_KEY_UPDATES: usize = 16;

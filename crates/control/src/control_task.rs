@@ -1,15 +1,15 @@
-//! The parts of a running control plane, and detection of one that ends unexpectedly.
+//! The long-running tasks of a control plane, and detection of one that ends unexpectedly.
 
 use std::fmt;
 
 use tokio::sync::watch;
 
-/// A part of the control plane ended unexpectedly. Proxies keep their configuration, but changes no longer
+/// A task of the control plane ended unexpectedly. Proxies keep their configuration, but changes no longer
 /// reach them: restart the control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{part} ended unexpectedly; see the log")]
+#[error("{task} ended unexpectedly; see the log")]
 pub struct EndedUnexpectedly {
-    part: ControlTask,
+    task: ControlTask,
 }
 
 /// A task that runs as long as the control plane.
@@ -44,26 +44,26 @@ impl fmt::Display for ControlTask {
     }
 }
 
-/// Collects the unexpected end of parts.
+/// Detects tasks that end before shutdown.
 #[derive(Debug, Clone)]
-pub(crate) struct ControlTasks {
+pub(crate) struct TaskMonitor {
     stop: watch::Sender<bool>,
     ended: watch::Sender<Option<EndedUnexpectedly>>,
 }
 
-impl ControlTasks {
-    /// Expects all parts to run until `stop`.
+impl TaskMonitor {
+    /// Creates a monitor that expects all tasks to run until `stop`.
     pub(crate) fn new(stop: watch::Sender<bool>) -> Self {
         Self { stop, ended: watch::Sender::new(None) }
     }
 
-    /// Runs a part; reports its early end, by return or panic.
-    pub(crate) async fn run(self, part: ControlTask, work: impl Future<Output = ()>) {
-        let _watch = TaskGuard { part, parts: self };
+    /// Runs a task; reports its early end, by return or panic.
+    pub(crate) async fn run(self, task: ControlTask, work: impl Future<Output = ()>) {
+        let _guard = TaskGuard { task, monitor: self };
         work.await;
     }
 
-    /// Waits until a part ends unexpectedly.
+    /// Waits until a task ends unexpectedly.
     pub(crate) async fn wait_until_ended(&self) -> EndedUnexpectedly {
         let mut ended = self.ended.subscribe();
         loop {
@@ -77,21 +77,21 @@ impl ControlTasks {
 }
 
 struct TaskGuard {
-    part: ControlTask,
-    parts: ControlTasks,
+    task: ControlTask,
+    monitor: TaskMonitor,
 }
 
 impl Drop for TaskGuard {
     fn drop(&mut self) {
-        if *self.parts.stop.borrow() {
+        if *self.monitor.stop.borrow() {
             return;
         }
-        let part = self.part;
-        // The first one is the cause; others may only follow from it.
-        self.parts.ended.send_if_modified(|ended| {
-            let first = ended.is_none();
-            ended.get_or_insert(EndedUnexpectedly { part });
-            first
+        let task = self.task;
+        // The first early end is the cause; others may follow from it.
+        self.monitor.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert(EndedUnexpectedly { task });
+            is_first
         });
     }
 }
@@ -103,22 +103,22 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_first_part_that_ends_by_itself_is_reported() {
-        let parts = ControlTasks::new(watch::Sender::new(false));
+    async fn the_first_task_that_ends_unexpectedly_is_reported() {
+        let monitor = TaskMonitor::new(watch::Sender::new(false));
         let mut tasks = JoinSet::new();
-        tasks.spawn(parts.clone().run(ControlTask::Owner, async { panic!("a defect") }));
+        tasks.spawn(monitor.clone().run(ControlTask::Owner, async { panic!("a defect") }));
         assert!(tasks.join_next().await.unwrap().is_err());
-        parts.clone().run(ControlTask::Watcher, async {}).await;
-        let said = parts.wait_until_ended().await.to_string();
-        assert!(said.contains("the owner of the mesh"), "{said}");
+        monitor.clone().run(ControlTask::Watcher, async {}).await;
+        let message = monitor.wait_until_ended().await.to_string();
+        assert!(message.contains("the owner of the mesh"), "{message}");
     }
 
     #[tokio::test]
-    async fn parts_that_end_when_reported_to_are_no_end() {
+    async fn a_task_that_ends_after_the_stop_signal_is_not_reported() {
         let stop = watch::Sender::new(false);
-        let parts = ControlTasks::new(stop.clone());
+        let monitor = TaskMonitor::new(stop.clone());
         stop.send_replace(true);
-        parts.clone().run(ControlTask::Watcher, async {}).await;
-        assert_eq!(*parts.ended.borrow(), None);
+        monitor.clone().run(ControlTask::Watcher, async {}).await;
+        assert_eq!(*monitor.ended.borrow(), None);
     }
 }

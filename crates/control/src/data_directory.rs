@@ -33,18 +33,17 @@ impl DataDirectory {
     pub(crate) async fn watch_log(&self) {
         let mut lines = DroppedLines::default();
         loop {
-            let lately = lines.read(lines_dropped(), Instant::now());
-            self.log_lines_dropped.store(lately, Ordering::Relaxed);
-            tokio::time::sleep(LOG_LOOK_PERIOD).await;
+            let recent = lines.read(lines_dropped(), Instant::now());
+            self.log_lines_dropped.store(recent, Ordering::Relaxed);
+            tokio::time::sleep(LOG_CHECK_INTERVAL).await;
         }
     }
 
     /// Records the error of the authority's files; returns true if it differs from the previous one.
-    pub(crate) fn note_authority(&self, problem: Option<String>) -> bool {
-        let mut recorded_change =
-            self.authority_problem.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = *recorded_change != problem;
-        *recorded_change = problem;
+    pub(crate) fn record_authority_problem(&self, problem: Option<String>) -> bool {
+        let mut recorded = self.authority_problem.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = *recorded != problem;
+        *recorded = problem;
         is_new
     }
 
@@ -54,12 +53,12 @@ impl DataDirectory {
         let log_lines_dropped = self.log_lines_dropped.load(Ordering::Relaxed);
         let authority_problem = self.authority_problem.lock();
         let authority_problem = authority_problem.unwrap_or_else(PoisonError::into_inner).clone();
-        let tested = tokio::task::spawn_blocking(move || {
+        let test = tokio::task::spawn_blocking(move || {
             let problem = write_error(&path);
             let directory = path.display().to_string();
             DirectoryStatus { directory, problem, authority_problem, log_lines_dropped }
         });
-        tested.await.ok()
+        test.await.ok()
     }
 }
 
@@ -69,31 +68,32 @@ fn write_error(directory: &Path) -> Option<String> {
     if let Err(error) = check_private_directory(directory) {
         return Some(error.to_string());
     }
-    let path = draft_path(directory);
+    let path = test_file_path(directory);
     let written = write(&path);
     let removed = std::fs::remove_file(&path);
-    let absent = removed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-    let removed = if absent { Ok(()) } else { removed };
+    let is_absent = removed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let removed = if is_absent { Ok(()) } else { removed };
     written.and(removed).err().map(|error| error.to_string())
 }
 
-/// More bytes than file systems store within an inode.
+/// Writes a test file with more bytes than file systems store within an inode.
 fn write(path: &Path) -> io::Result<()> {
     let mut file = std::fs::File::options().write(true).create_new(true).open(path)?;
     file.write_all(&[0; TEST_BYTES])
 }
 
 /// Returns a file name that is unique in the directory.
-fn draft_path(directory: &Path) -> PathBuf {
-    let number = WRITES.fetch_add(1, Ordering::Relaxed);
+fn test_file_path(directory: &Path) -> PathBuf {
+    let number = TEST_WRITES.fetch_add(1, Ordering::Relaxed);
     directory.join(format!(".write-test-{}-{number}", std::process::id()))
 }
 
 /// The interval of reading the counter of dropped log lines.
-const LOG_LOOK_PERIOD: Duration = Duration::from_secs(2);
+const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-static WRITES: AtomicU64 = AtomicU64::new(0);
-/// The size of a block.
+/// The number of test writes of this process, for unique file names.
+static TEST_WRITES: AtomicU64 = AtomicU64::new(0);
+/// The size of the test file: a block.
 const TEST_BYTES: usize = 4096;
 
 #[cfg(test)]
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_takes_no_file_is_a_problem_and_nothing_stays_behind() {
+    fn a_directory_that_cannot_be_written_is_a_problem_and_no_test_file_remains() {
         let scratch = tempfile::tempdir().unwrap();
         assert_eq!(write_error(scratch.path()), None);
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);

@@ -14,10 +14,10 @@ pub(crate) struct DirectDialer;
 
 impl Connector for DirectDialer {
     async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        let connected = timeout(CONNECT_WAIT, TcpStream::connect(address)).await;
-        connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        let result = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+        result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-/// One of several addresses may be unreachable.
-const CONNECT_WAIT: Duration = Duration::from_secs(3);
+/// The timeout of a connection attempt: one of several addresses may be unreachable.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);

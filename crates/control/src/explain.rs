@@ -21,7 +21,7 @@ pub fn snapshot_for(
     services: &[ServiceName],
 ) -> Result<Snapshot, UnknownWorkload> {
     let mut mesh: Mesh = objects.iter().cloned().collect();
-    let assumed: Vec<(WorkloadName, Listeners)> = mesh
+    let assumed_listeners: Vec<(WorkloadName, Listeners)> = mesh
         .workloads()
         .map(|workload| {
             let numbers = workload.ports.iter().map(|port| port.port);
@@ -29,20 +29,20 @@ pub fn snapshot_for(
             (workload.name.clone(), listeners.collect())
         })
         .collect();
-    for (name, listeners) in assumed {
+    for (name, listeners) in assumed_listeners {
         mesh.set_listeners(&name, Some(listeners));
     }
     let Some(workload) = mesh.workload(client) else {
         let known = mesh.workloads().map(|workload| workload.name.clone());
         return Err(UnknownWorkload {
             name: client.clone(),
-            known: known.take(NAMES_SHOWN_MAX).collect(),
+            known: known.take(MAX_NAMES_SHOWN).collect(),
         });
     };
     let subscriptions: BTreeSet<ServiceName> = services.iter().cloned().collect();
-    let wanted = used_services(workload, &subscriptions);
+    let used = used_services(workload, &subscriptions);
     let compiled_config =
-        compile_config(&mesh, workload, &wanted, &mut ServiceConfigCache::default());
+        compile_config(&mesh, workload, &used, &mut ServiceConfigCache::default());
     Ok(Snapshot::clone(&compiled_config.snapshot))
 }
 
@@ -65,4 +65,4 @@ fn list_names(names: &[WorkloadName]) -> String {
 }
 
 /// Maximum names in an error.
-const NAMES_SHOWN_MAX: usize = 20;
+const MAX_NAMES_SHOWN: usize = 20;

@@ -57,13 +57,13 @@ impl Explainer {
 #[derive(Debug, Clone)]
 pub(crate) struct ExplainRunner {
     explainer: Option<Explainer>,
-    turns: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl ExplainRunner {
-    /// Without an explainer, explanations are unavailable.
+    /// Creates a runner; without an explainer, explanations are unavailable.
     pub(crate) fn with_explainer(explainer: Option<Explainer>) -> Self {
-        Self { explainer, turns: Arc::new(Semaphore::new(1)) }
+        Self { explainer, permits: Arc::new(Semaphore::new(1)) }
     }
 
     /// Explains the request of a query, on the objects in force when its turn comes; on error, returns the
@@ -73,22 +73,22 @@ impl ExplainRunner {
         query: &str,
         objects: impl Future<Output = Option<Vec<Object>>>,
     ) -> Result<Explanation, (StatusCode, String)> {
-        let rejected = |reason| (StatusCode::BAD_REQUEST, reason);
+        let invalid = |reason| (StatusCode::BAD_REQUEST, reason);
         let stopping = || (StatusCode::SERVICE_UNAVAILABLE, STOPPING.to_owned());
         let Some(explainer) = self.explainer.clone() else {
-            return Err((StatusCode::NOT_FOUND, UNABLE.to_owned()));
+            return Err((StatusCode::NOT_FOUND, NO_EXPLAINER.to_owned()));
         };
-        let asked = ExplainRequest::parse(query).map_err(rejected)?;
-        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| stopping())?;
+        let request = ExplainRequest::parse(query).map_err(invalid)?;
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| stopping())?;
         let objects = objects.await.ok_or_else(stopping)?;
         // It compiles the whole mesh, so it runs on a blocking thread.
-        let explained = move || {
-            let explained = (explainer.0)(&objects, &asked);
-            drop(turn);
-            explained
+        let explain = move || {
+            let explanation = (explainer.0)(&objects, &request);
+            drop(permit);
+            explanation
         };
-        let explained = tokio::task::spawn_blocking(explained).await;
-        explained.map_err(|_| stopping())?.map_err(rejected)
+        let explanation = tokio::task::spawn_blocking(explain).await;
+        explanation.map_err(|_| stopping())?.map_err(invalid)
     }
 }
 
@@ -96,12 +96,12 @@ impl ExplainRunner {
 impl ExplainRunner {
     /// True if no explanation is running.
     pub(crate) fn is_idle(&self) -> bool {
-        self.turns.available_permits() > 0
+        self.permits.available_permits() > 0
     }
 
     /// Waits until no explanation is running.
     pub(crate) async fn wait_until_idle(&self) {
-        drop(self.turns.acquire().await.unwrap());
+        drop(self.permits.acquire().await.unwrap());
     }
 }
 
@@ -115,38 +115,38 @@ impl ExplainRequest {
     /// Parses `from=…&url=…&method=…&header=…`, percent-encoded; unknown parameters are rejected.
     pub(crate) fn parse(query: &str) -> Result<Self, String> {
         let method = "GET".to_owned();
-        let mut asked =
+        let mut request =
             Self { from: String::new(), url: String::new(), method, headers: Vec::new() };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value =
                 decode_percent(value).ok_or_else(|| format!("`{name}` is not percent-encoded"))?;
             match name {
-                "from" => asked.from = value,
-                "url" => asked.url = value,
-                "method" => asked.method = value,
-                "header" if asked.headers.len() < HEADERS_MAX => asked.headers.push(value),
-                "header" => return Err(format!("there are more than {HEADERS_MAX} headers")),
+                "from" => request.from = value,
+                "url" => request.url = value,
+                "method" => request.method = value,
+                "header" if request.headers.len() < MAX_HEADERS => request.headers.push(value),
+                "header" => return Err(format!("there are more than {MAX_HEADERS} headers")),
                 _ => return Err(format!("`{name}` is unknown: use from, url, method, header")),
             }
         }
-        Ok(asked)
+        Ok(request)
     }
 }
 
-const UNABLE: &str = "this control plane does not explain requests\n";
+const NO_EXPLAINER: &str = "this control plane does not explain requests\n";
 const STOPPING: &str = "the control plane is shutting down\n";
 
-/// Maximum headers: more than people type.
-const HEADERS_MAX: usize = 32;
+/// Maximum headers of an explained request.
+const MAX_HEADERS: usize = 32;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_question_is_read_from_a_query() {
-        let asked = ExplainRequest::parse(
+    fn an_explain_request_is_parsed_from_a_query() {
+        let request = ExplainRequest::parse(
             "from=a%2Fb-1&url=http%3A%2F%2Fx%2F%3Fq%3D%C3%A9&header=a%3A%20b",
         );
         let expected = ExplainRequest {
@@ -155,10 +155,10 @@ mod tests {
             method: "GET".to_owned(),
             headers: vec!["a: b".to_owned()],
         };
-        assert_eq!(asked, Ok(expected));
-        for bad in ["from=%", "from=%2", "from=%zz", "from=%+1", "from=%ff", "to=a"] {
-            assert!(ExplainRequest::parse(bad).is_err(), "{bad}");
+        assert_eq!(request, Ok(expected));
+        for invalid in ["from=%", "from=%2", "from=%zz", "from=%+1", "from=%ff", "to=a"] {
+            assert!(ExplainRequest::parse(invalid).is_err(), "{invalid}");
         }
-        assert!(ExplainRequest::parse(&"header=a&".repeat(HEADERS_MAX + 1)).is_err());
+        assert!(ExplainRequest::parse(&"header=a&".repeat(MAX_HEADERS + 1)).is_err());
     }
 }

@@ -45,10 +45,10 @@ pub fn format_duration(duration: Duration) -> String {
         return "0s".to_owned();
     };
     let mut text = String::new();
-    let mut left = seconds;
+    let mut remaining = seconds;
     for (unit, size) in units.iter().skip(first).take(2) {
-        let count = left / size;
-        left %= size;
+        let count = remaining / size;
+        remaining %= size;
         if count > 0 {
             text.push_str(&format!("{count}{unit}"));
         }
@@ -57,6 +57,6 @@ pub fn format_duration(duration: Duration) -> String {
 }
 
 /// The success rate below which a service is failing.
-pub const FAILING: f64 = 0.95;
+pub const FAILING_BELOW: f64 = 0.95;
 /// The success rate below which a service is degraded.
-pub const AILING: f64 = 0.99;
+pub const DEGRADED_BELOW: f64 = 0.99;

@@ -13,7 +13,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::rejections::{check_rejections, explain_failures};
-use crate::figures::{AILING, FAILING, format_count, format_duration, format_rate, format_share};
+use crate::figures::{
+    DEGRADED_BELOW, FAILING_BELOW, format_count, format_duration, format_rate, format_share,
+};
 use crate::status::{
     CertificateStatus, DirectoryStatus, HistoryStatus, MissingKeysStatus, PolicyStatus,
     ProxyStatus, RECENT_STEPS, RateStatus, RejectedJoinStatus, RouteStatus, ServiceStatus, Status,
@@ -76,7 +78,7 @@ pub enum Severity {
 }
 
 impl FindingInputs {
-    /// Collects all facts with `query`, which returns the JSON at a path of the admin socket.
+    /// Collects all inputs with `query`, which returns the JSON at a path of the admin socket.
     ///
     /// # Errors
     /// The first error of `query`, or a response that cannot be parsed.
@@ -86,29 +88,30 @@ impl FindingInputs {
         Q: Fn(String) -> F,
         F: Future<Output = Result<Value, E>>,
     {
-        let traffic: TrafficStatus = read(query("/traffic".to_owned()).await?)?;
+        let traffic: TrafficStatus = parse(query("/traffic".to_owned()).await?)?;
         let mut reasons = BTreeMap::new();
         for service in traffic.services.iter().filter(|service| is_failing(&service.rates)) {
             let history = query(format!("/history?service={}", service.name)).await?;
-            let history: Option<HistoryStatus> = read(history)?;
-            // Only current reasons: those of an hour ago are irrelevant.
-            let most = history.into_iter().flat_map(|history| history.recent_reasons);
-            let most = most.max_by_key(|(_, count)| *count).map(|(reason, _)| reason);
-            reasons.insert(service.name.clone(), most);
+            let history: Option<HistoryStatus> = parse(history)?;
+            // Reasons of an hour ago do not explain current failures.
+            let most_frequent = history.into_iter().flat_map(|history| history.recent_reasons);
+            let most_frequent =
+                most_frequent.max_by_key(|(_, count)| *count).map(|(reason, _)| reason);
+            reasons.insert(service.name.clone(), most_frequent);
         }
-        // Control planes of earlier releases do not report these.
+        // Control planes of earlier releases do not have these paths.
         let rejected_joins = query("/rejected-joins".to_owned()).await.ok();
         let directory = query("/state".to_owned()).await.ok();
         Ok(Self {
-            services: read(query("/services".to_owned()).await?)?,
-            rejected_joins: rejected_joins.map(read).transpose()?.unwrap_or_default(),
-            directory: directory.map(read).transpose()?,
-            status: read(query("/status".to_owned()).await?)?,
-            workloads: read(query("/workloads".to_owned()).await?)?,
-            proxies: read(query("/proxies".to_owned()).await?)?,
-            certificates: read(query("/certificates".to_owned()).await?)?,
-            routes: read(query("/routes".to_owned()).await?)?,
-            policies: read(query("/policies".to_owned()).await?)?,
+            services: parse(query("/services".to_owned()).await?)?,
+            rejected_joins: rejected_joins.map(parse).transpose()?.unwrap_or_default(),
+            directory: directory.map(parse).transpose()?,
+            status: parse(query("/status".to_owned()).await?)?,
+            workloads: parse(query("/workloads".to_owned()).await?)?,
+            proxies: parse(query("/proxies".to_owned()).await?)?,
+            certificates: parse(query("/certificates".to_owned()).await?)?,
+            routes: parse(query("/routes".to_owned()).await?)?,
+            policies: parse(query("/policies".to_owned()).await?)?,
             rejected: query("/rejected".to_owned()).await?,
             traffic,
             reasons,
@@ -116,7 +119,7 @@ impl FindingInputs {
     }
 }
 
-fn read<T: DeserializeOwned>(value: Value) -> Result<T, NotUnderstood> {
+fn parse<T: DeserializeOwned>(value: Value) -> Result<T, NotUnderstood> {
     serde_json::from_value(value).map_err(NotUnderstood)
 }
 
@@ -133,74 +136,76 @@ impl Finding {
 
 /// True if a service fails more than it should, with enough requests for a verdict.
 fn is_failing(rates: &RateStatus) -> bool {
-    let recent: u64 = rates.recent.iter().rev().take(RECENT_STEPS).map(|n| u64::from(*n)).sum();
-    rates.success.is_some_and(|share| share < AILING) && recent >= REQUESTS_MIN
+    let recent: u64 =
+        rates.recent.iter().rev().take(RECENT_STEPS).map(|requests| u64::from(*requests)).sum();
+    rates.success.is_some_and(|share| share < DEGRADED_BELOW) && recent >= MIN_REQUESTS
 }
 
 /// Returns the findings: problems first, then notices.
 #[must_use]
-pub fn collect_findings(facts: &FindingInputs) -> Vec<Finding> {
+pub fn collect_findings(inputs: &FindingInputs) -> Vec<Finding> {
     let mut findings = Vec::new();
-    findings.extend(check_sidecars(facts));
-    findings.extend(conditions::check_conditions(facts));
-    findings.extend(endpoints::check_endpoints(facts));
-    findings.extend(check_certificates(facts));
-    findings.extend(check_documents(facts));
-    findings.extend(check_references(facts));
-    findings.extend(check_keys(facts));
-    // Each of these has its own cause.
-    findings.extend(check_rejections(facts));
-    findings.extend(check_services(facts));
-    findings.extend(check_transient(&facts.status, &facts.traffic));
+    findings.extend(check_sidecars(inputs));
+    findings.extend(conditions::check_conditions(inputs));
+    findings.extend(endpoints::check_endpoints(inputs));
+    findings.extend(check_certificates(inputs));
+    findings.extend(check_documents(inputs));
+    findings.extend(check_references(inputs));
+    findings.extend(check_keys(inputs));
+    // The findings above name their causes; the ones below may have the same cause.
+    findings.extend(check_rejections(inputs));
+    findings.extend(check_services(inputs));
+    findings.extend(check_transient(&inputs.status, &inputs.traffic));
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
 
-fn check_sidecars(facts: &FindingInputs) -> Vec<Finding> {
+fn check_sidecars(inputs: &FindingInputs) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let lost = facts.workloads.iter().filter(|workload| !workload.has_sidecar());
-    let (revoked, lost): (Vec<_>, Vec<_>) = lost.partition(|workload| workload.revoked);
-    let names = |all: Vec<&WorkloadStatus>| -> Vec<String> {
-        all.into_iter().map(|workload| workload.name.clone()).collect()
+    let disconnected = inputs.workloads.iter().filter(|workload| !workload.has_sidecar());
+    let (revoked, disconnected): (Vec<_>, Vec<_>) =
+        disconnected.partition(|workload| workload.revoked);
+    let names = |statuses: Vec<&WorkloadStatus>| -> Vec<String> {
+        statuses.into_iter().map(|workload| workload.name.clone()).collect()
     };
-    let (revoked, lost) = (names(revoked), names(lost));
-    let [revoked, lost] =
-        [&revoked, &lost].map(|names| names.iter().map(String::as_str).collect::<Vec<&str>>());
+    let (revoked, disconnected) = (names(revoked), names(disconnected));
+    let [revoked, disconnected] = [&revoked, &disconnected]
+        .map(|names| names.iter().map(String::as_str).collect::<Vec<&str>>());
     if !revoked.is_empty() {
-        let are = if revoked.len() == 1 { "is" } else { "are" };
+        let verb = if revoked.len() == 1 { "is" } else { "are" };
         findings.push(Finding::notice(
             format!(
-                "{} {are} revoked: {}",
+                "{} {verb} revoked: {}",
                 format_count(revoked.len(), "workload"),
                 list_names(&revoked)
             ),
             reinstate_command("NAMESPACE/NAME"),
         ));
     }
-    if !lost.is_empty() && !facts.status.starting {
+    if !disconnected.is_empty() && !inputs.status.starting {
         findings.push(Finding::problem(
             format!(
                 "{} without a connected sidecar: {}",
-                format_count(lost.len(), "workload"),
-                list_names(&lost)
+                format_count(disconnected.len(), "workload"),
+                list_names(&disconnected)
             ),
-            absent_sidecar(&facts.status, "NAMESPACE/NAME", false),
+            absent_sidecar(&inputs.status, "NAMESPACE/NAME", false),
         ));
     }
-    for proxy in &facts.proxies {
-        let behind = proxy.out_of_sync_seconds.unwrap_or_default();
+    for proxy in &inputs.proxies {
+        let out_of_sync = proxy.out_of_sync_seconds.unwrap_or_default();
         if let Some(rejection) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
             findings.push(Finding::problem(
                 format!("the sidecar of {} rejects its configuration: {rejection}", proxy.workload),
                 "correct the named object; the previous configuration stays in use",
             ));
-        } else if behind > BEHIND_SECONDS {
-            let behind = Duration::try_from_secs_f64(behind).unwrap_or_default();
+        } else if out_of_sync > OUT_OF_SYNC_SECONDS {
+            let out_of_sync = Duration::try_from_secs_f64(out_of_sync).unwrap_or_default();
             findings.push(Finding::problem(
                 format!(
                     "the sidecar of {} has been out of sync for {}",
                     proxy.workload,
-                    format_duration(behind)
+                    format_duration(out_of_sync)
                 ),
                 "check its log and its machine: it neither applies nor rejects the newest change",
             ));
@@ -273,28 +278,29 @@ fn pod_of(workload: &str) -> (&str, &str) {
     workload.split_once('/').unwrap_or(("default", workload))
 }
 
-fn check_certificates(facts: &FindingInputs) -> Vec<Finding> {
+fn check_certificates(inputs: &FindingInputs) -> Vec<Finding> {
     // Sidecars renew at half of the lifetime: less than a fifth left means repeated failures.
-    let least = facts.status.certificate_lifetime_seconds / 5;
-    let ending = facts.certificates.iter().filter(|c| c.valid_for_seconds <= least);
-    let findings = ending.map(|certificate| {
+    let threshold = inputs.status.certificate_lifetime_seconds / 5;
+    let expiring =
+        inputs.certificates.iter().filter(|certificate| certificate.valid_for_seconds <= threshold);
+    let findings = expiring.map(|certificate| {
         let workload = &certificate.workload;
         let hint =
             "its sidecar should have renewed it: check that it runs and reaches the control plane";
         match certificate.valid_for_seconds {
             0 => Finding::problem(
                 format!("the certificate of {workload} has expired: peers reject it"),
-                match facts.status.kubernetes {
-                    true => join_again(&facts.status, workload),
+                match inputs.status.kubernetes {
+                    true => join_again(&inputs.status, workload),
                     false => format!(
                         "create a new token and start the sidecar with it: leno token {workload}"
                     ),
                 },
             ),
-            left => Finding::problem(
+            remaining => Finding::problem(
                 format!(
                     "the certificate of {workload} expires in {}",
-                    format_duration(Duration::from_secs(left))
+                    format_duration(Duration::from_secs(remaining))
                 ),
                 hint,
             ),
@@ -303,28 +309,34 @@ fn check_certificates(facts: &FindingInputs) -> Vec<Finding> {
     limit_findings(findings.collect(), "leno get certificates")
 }
 
-fn check_documents(facts: &FindingInputs) -> Vec<Finding> {
-    let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
+fn check_documents(inputs: &FindingInputs) -> Vec<Finding> {
+    let list = |name: &str| inputs.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
-    if facts.status.rejected > 0 {
+    if inputs.status.rejected > 0 {
         let hint = "leno get rejected shows the locations and hints; the last version accepted since the start, if any, remains in force";
         let files = |of_documents: bool| {
-            let all = list("rejected").into_iter().flatten();
-            let is_document = |it: &&Value| it.get("line").is_some() || it.get("kind").is_some();
-            let all = all.filter(|it| is_document(it) == of_documents);
-            let files: BTreeSet<&str> = all.filter_map(|it| it.get("file")?.as_str()).collect();
+            let rejected = list("rejected").into_iter().flatten();
+            let is_document = |document: &&Value| {
+                document.get("line").is_some() || document.get("kind").is_some()
+            };
+            let rejected = rejected.filter(|document| is_document(document) == of_documents);
+            let files: BTreeSet<&str> =
+                rejected.filter_map(|document| document.get("file")?.as_str()).collect();
             files.into_iter().collect::<Vec<&str>>()
         };
-        let unread = files(false);
-        if !unread.is_empty() {
-            let unread =
-                format!("{} not read: {}", format_count(unread.len(), "path"), list_names(&unread));
-            findings.push(Finding::problem(unread, hint));
+        let unread_paths = files(false);
+        if !unread_paths.is_empty() {
+            let unread_paths = format!(
+                "{} not read: {}",
+                format_count(unread_paths.len(), "path"),
+                list_names(&unread_paths)
+            );
+            findings.push(Finding::problem(unread_paths, hint));
         }
-        let documents = facts.status.rejected.saturating_sub(unread.len());
+        let documents = inputs.status.rejected.saturating_sub(unread_paths.len());
         if documents > 0 {
             // Objects of a cluster are not in files.
-            let (files, objects) = (files(true), rejected_objects(facts));
+            let (files, objects) = (files(true), rejected_objects(inputs));
             let objects: Vec<&str> = objects.iter().map(String::as_str).collect();
             let (noun, names) = match files.is_empty() {
                 true => ("object", objects),
@@ -335,7 +347,7 @@ fn check_documents(facts: &FindingInputs) -> Vec<Finding> {
             findings.push(Finding::problem(rejected, hint));
         }
     }
-    if let Some(problem) = facts.rejected.get("trust_domain").and_then(Value::as_str) {
+    if let Some(problem) = inputs.rejected.get("trust_domain").and_then(Value::as_str) {
         findings.push(Finding::problem(
             format!("MeshConfig: {problem}"),
             "keep the trust domain of the authority, or start a mesh with another data directory",
@@ -352,10 +364,10 @@ fn check_documents(facts: &FindingInputs) -> Vec<Finding> {
 }
 
 /// Returns the rejected objects by kind and name.
-fn rejected_objects(facts: &FindingInputs) -> BTreeSet<String> {
-    let all = facts.rejected.get("rejected").and_then(Value::as_array).into_iter().flatten();
-    let named = all.filter_map(|it| {
-        let text = |key: &str| it.get(key).and_then(Value::as_str);
+fn rejected_objects(inputs: &FindingInputs) -> BTreeSet<String> {
+    let rejected = inputs.rejected.get("rejected").and_then(Value::as_array).into_iter().flatten();
+    let names = rejected.filter_map(|document| {
+        let text = |key: &str| document.get(key).and_then(Value::as_str);
         let name = text("name")?;
         let name = match text("namespace") {
             Some(namespace) => format!("{namespace}/{name}"),
@@ -363,13 +375,13 @@ fn rejected_objects(facts: &FindingInputs) -> BTreeSet<String> {
         };
         Some(format!("{} {name}", text("kind")?))
     });
-    named.collect()
+    names.collect()
 }
 
 /// Reports routes and policies with missing references.
-fn check_references(facts: &FindingInputs) -> Vec<Finding> {
-    let routes = facts.routes.iter().map(|route| (&route.kind, &route.name, &route.problems));
-    let policies = facts.policies.iter();
+fn check_references(inputs: &FindingInputs) -> Vec<Finding> {
+    let routes = inputs.routes.iter().map(|route| (&route.kind, &route.name, &route.problems));
+    let policies = inputs.policies.iter();
     let policies = policies.map(|policy| (&policy.kind, &policy.name, &policy.problems));
     let broken = routes.chain(policies).filter(|(.., problems)| !problems.is_empty());
     let findings = broken.map(|(kind, name, problems)| {
@@ -382,9 +394,9 @@ fn check_references(facts: &FindingInputs) -> Vec<Finding> {
 }
 
 /// Reports JWT policies without the keys of an issuer.
-fn check_keys(facts: &FindingInputs) -> Vec<Finding> {
-    let without = facts.policies.iter().filter(|policy| policy.in_force);
-    let findings = without.filter_map(|policy| {
+fn check_keys(inputs: &FindingInputs) -> Vec<Finding> {
+    let in_force = inputs.policies.iter().filter(|policy| policy.in_force);
+    let findings = in_force.filter_map(|policy| {
         let MissingKeysStatus { requests, issuers } = policy.missing_keys.as_ref()?;
         let (kind, name) = (&policy.kind, &policy.name);
         let issuers = issuers.join(", ");
@@ -396,12 +408,13 @@ fn check_keys(facts: &FindingInputs) -> Vec<Finding> {
     limit_findings(findings.collect(), "leno get rejected")
 }
 
-fn check_services(facts: &FindingInputs) -> Vec<Finding> {
-    let ailing = facts.traffic.services.iter().filter(|service| is_failing(&service.rates));
-    let ailing = ailing.filter(|it| !explain_failures(facts, &it.name, it.rates.success));
-    let findings = ailing.map(|service| {
+fn check_services(inputs: &FindingInputs) -> Vec<Finding> {
+    let degraded = inputs.traffic.services.iter().filter(|service| is_failing(&service.rates));
+    let degraded =
+        degraded.filter(|service| !explain_failures(inputs, &service.name, service.rates.success));
+    let findings = degraded.map(|service| {
         let rates = &service.rates;
-        let reason = facts.reasons.get(&service.name).cloned().flatten();
+        let reason = inputs.reasons.get(&service.name).cloned().flatten();
         let (cause, hint) = match reason {
             Some(reason) => (
                 format!(", most often with {reason}"),
@@ -418,7 +431,7 @@ fn check_services(facts: &FindingInputs) -> Vec<Finding> {
             format_share(rates.success),
             format_rate(rates.per_second)
         );
-        match rates.success.is_some_and(|share| share < FAILING) {
+        match rates.success.is_some_and(|share| share < FAILING_BELOW) {
             true => Finding::problem(message, hint),
             false => Finding::notice(message, hint),
         }
@@ -453,36 +466,36 @@ fn check_transient(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
     findings
 }
 
-/// Keeps the first few, and states how many more exist.
+/// Keeps the first findings, and adds one with the number of the others.
 fn limit_findings(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
-    let more = findings.len().saturating_sub(FINDINGS_MAX);
+    let more = findings.len().saturating_sub(MAX_FINDINGS);
     if more > 0 {
-        let rest = findings.split_off(FINDINGS_MAX);
+        let remaining = findings.split_off(MAX_FINDINGS);
         let severity =
-            rest.iter().map(|finding| finding.severity).min().unwrap_or(Severity::Notice);
+            remaining.iter().map(|finding| finding.severity).min().unwrap_or(Severity::Notice);
         let message = format!("and {more} more of this kind");
         findings.push(Finding { severity, message, hint: command.to_owned() });
     }
     findings
 }
 
-/// Lists a few names.
+/// Returns the first names as text, with the number of the others.
 fn list_names(names: &[&str]) -> String {
-    let mut text = names.iter().take(NAMES_MAX).copied().collect::<Vec<_>>().join(", ");
-    if names.len() > NAMES_MAX {
-        text.push_str(&format!(" and {} more", names.len() - NAMES_MAX));
+    let mut text = names.iter().take(MAX_NAMES).copied().collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_NAMES {
+        text.push_str(&format!(" and {} more", names.len() - MAX_NAMES));
     }
     text
 }
 
 /// Minimum requests for a meaningful share.
-const REQUESTS_MIN: u64 = 10;
+const MIN_REQUESTS: u64 = 10;
 /// The time after which a sidecar counts as out of sync; applying a change takes milliseconds.
-const BEHIND_SECONDS: f64 = 10.0;
+const OUT_OF_SYNC_SECONDS: f64 = 10.0;
 /// Maximum findings of one kind listed individually.
-const FINDINGS_MAX: usize = 5;
+const MAX_FINDINGS: usize = 5;
 /// Maximum names in one finding.
-const NAMES_MAX: usize = 5;
+const MAX_NAMES: usize = 5;
 
 #[cfg(test)]
 mod tests;

@@ -21,9 +21,9 @@ pub(crate) fn mesh_with_sidecars(yaml: &str) -> Mesh {
     mesh
 }
 
-/// Connects every sidecar: the nth workload's listens at 10.0.0.n.
+/// Connects every sidecar: the one of workload n listens at 10.0.0.n.
 pub(crate) fn connect_sidecars(mesh: &mut Mesh) {
-    let all: Vec<(WorkloadName, Listeners)> = mesh
+    let connected: Vec<(WorkloadName, Listeners)> = mesh
         .workloads()
         .enumerate()
         .map(|(index, workload)| {
@@ -33,7 +33,7 @@ pub(crate) fn connect_sidecars(mesh: &mut Mesh) {
             (workload.name.clone(), listeners.collect())
         })
         .collect();
-    for (name, listeners) in all {
+    for (name, listeners) in connected {
         mesh.set_listeners(&name, Some(listeners));
     }
 }
@@ -157,8 +157,8 @@ impl Dice {
         usize::try_from(drawn).unwrap() % bound
     }
 
-    pub(crate) fn pick<'a>(&mut self, words: &[&'a str]) -> &'a str {
-        words[self.next_below(words.len())]
+    pub(crate) fn pick<'a>(&mut self, names: &[&'a str]) -> &'a str {
+        names[self.next_below(names.len())]
     }
 }
 
@@ -230,7 +230,7 @@ fn service_manifest([app, tier]: [&str; 2], port: &str) -> String {
     )
 }
 
-/// Returns two labels, as they follow the name in `metadata`.
+/// Returns two labels in the form that follows the name in `metadata`.
 fn label_lines(app: &str, tier: &str) -> String {
     format!(", labels: {{app: {app}, tier: {tier}}}")
 }
@@ -263,7 +263,7 @@ fn ingress_manifest([service, source, group]: [&str; 3], port: &str) -> String {
 }
 
 /// Returns an `Egress`.
-fn let_out(account: &str, group: &str, port: &str) -> String {
+fn egress_manifest(account: &str, group: &str, port: &str) -> String {
     format!(
         "spec: {{sources: [{{kind: ServiceAccount, name: {account}, namespace: bookinfo}}], \
          hosts: [{account}.example], ports: [{{number: {port}, protocol: http}}], \
@@ -290,7 +290,7 @@ const OSM: &str = "policy.openservicemesh.io/v1alpha1";
 const LENO: &str = "leno.dev/v1alpha1";
 
 /// Default policies.
-const MODES: &[&str] = &["deny", "allow", "dry-run"];
+const DEFAULT_POLICIES: &[&str] = &["deny", "allow", "dry-run"];
 
 /// Returns random mesh settings, mostly `deny`: the default policy with the most dependencies.
 fn random_settings(dice: &mut Dice) -> String {
@@ -301,7 +301,7 @@ fn random_settings(dice: &mut Dice) -> String {
         dice.pick(&["deny", "deny", "allow"]),
         dice.pick(&["deny", "allow"]),
         dice.pick(&["bookinfo", "elsewhere", "elsewhere"]),
-        dice.pick(MODES),
+        dice.pick(DEFAULT_POLICIES),
     )
 }
 
@@ -325,7 +325,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         1 => format!(
             "{}spec: {{serviceAccount: {three}, defaultPolicy: {}, ports: [{{port: 80}}, {{port: 81, protocol: TCP}}]}}",
             head("Workload", LENO, &format!(", labels: {{app: {one}}}")),
-            dice.pick(MODES),
+            dice.pick(DEFAULT_POLICIES),
         ),
         2 => format!(
             "{}spec: {{selector: {{app: {one}}}, ports: [{{port: {port}, targetPort: {other}}}]}}",
@@ -361,7 +361,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         13 => head("TrafficSplit", SMI_SPLIT, "") + &split_manifest([one, two], dice.pick(MATCHES)),
         14 => head("AccessPolicy", LENO, "") + &access_manifest(one, two),
         15 => head("IngressBackend", OSM, "") + &ingress_manifest([one, two, three], port),
-        16 => head("Egress", OSM, "") + &let_out(one, two, port),
+        16 => head("Egress", OSM, "") + &egress_manifest(one, two, port),
         17 => head("Retry", OSM, "") + &retry_manifest(one, [two, three], dice.pick(&["1", "2"])),
         _ => random_settings(dice),
     };

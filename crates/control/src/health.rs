@@ -14,7 +14,7 @@ use leno_listen::{ConcurrencyLimit, ConnectionSource};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::{AdminQueries, ask_owner, parse_metrics_query};
+use crate::admin::{AdminQueries, owner_response, parse_metrics_query};
 use crate::control::Control;
 use crate::http_server::{RequestHandler, reject_cross_site, serve_all, text_response};
 use crate::owner::AdminQuery;
@@ -51,11 +51,11 @@ impl Health {
             "the configuration sources are not loaded yet".into(),
         ));
         let stop = watch::Sender::new(false);
-        let share = QueryShare::new(METRICS_PAUSE);
-        let scrapes = ConcurrencyLimit::new(SCRAPES_MAX, SCRAPES_OF_SOURCE_MAX);
-        let server = Arc::new(HealthServer { state: state.subscribe(), share, scrapes });
+        let query_share = QueryShare::new(METRICS_PAUSE);
+        let scrapes = ConcurrencyLimit::new(MAX_SCRAPES, MAX_SCRAPES_PER_SOURCE);
+        let server = Arc::new(HealthServer { state: state.subscribe(), query_share, scrapes });
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve_all(listener, CONNECTIONS_MAX, server, stop.subscribe()));
+        tasks.spawn(serve_all(listener, MAX_CONNECTIONS, server, stop.subscribe()));
         Ok(Self { address, state, stop, tasks })
     }
 
@@ -91,8 +91,8 @@ impl Health {
 #[derive(Debug)]
 struct HealthServer {
     state: watch::Receiver<HealthState>,
-    /// Any client with network access may scrape.
-    share: QueryShare,
+    /// Bounds the owner's time for scrapes: any client with network access may scrape.
+    query_share: QueryShare,
     /// Limits scrapes in progress: the kubelet needs a connection at the same time.
     scrapes: ConcurrencyLimit,
 }
@@ -102,7 +102,7 @@ impl RequestHandler for HealthServer {
 
     const SERVER: &'static str = "health";
 
-    const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(60));
+    const MAX_LIFE: Option<Duration> = Some(Duration::from_secs(60));
 
     async fn handle_request(
         &self,
@@ -156,11 +156,11 @@ impl HealthServer {
         query: AdminQuery,
         source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
-        let Some(_permit) = self.scrapes.acquire(source) else {
+        let Some(_scrape_permit) = self.scrapes.acquire(source) else {
             return text_response(StatusCode::SERVICE_UNAVAILABLE, BUSY.to_owned());
         };
-        let _turn = self.share.acquire_turn().await;
-        ask_owner(queries, query).await
+        let _permit = self.query_share.acquire_turn().await;
+        owner_response(queries, query).await
     }
 }
 
@@ -172,11 +172,11 @@ const METRICS_PAUSE: u32 = 4;
 const BUSY: &str = "too many scrapes are in progress: scrape less often\n";
 
 /// Maximum concurrent connections; more wait.
-const CONNECTIONS_MAX: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// Maximum scrapes in progress; more are rejected. Connections without a request can be evicted, scrapes
 /// cannot, so they may use only a few of the connections: a handful of collectors scrape a control plane.
-const SCRAPES_MAX: usize = 8;
+const MAX_SCRAPES: usize = 8;
 
-/// The same per source, so that no client blocks all others.
-const SCRAPES_OF_SOURCE_MAX: usize = SCRAPES_MAX / 2;
+/// Maximum scrapes in progress per source, so that no client blocks all others.
+const MAX_SCRAPES_PER_SOURCE: usize = MAX_SCRAPES / 2;

@@ -1,7 +1,8 @@
 //! Traffic history of the last hour, as sidecars reported it, by service, route and edge.
 //!
-//! All tables are bounded and expire. A restarted control plane begins with empty tables, and one of several
-//! knows only the reports of its own sidecars. Time is an argument.
+//! All tables are bounded, and entries expire. A restarted control plane begins with empty tables, and each of
+//! several control planes has only the reports of its own sidecars. Times are arguments, relative to one start
+//! time.
 
 mod match_counts;
 mod rejections;
@@ -17,7 +18,7 @@ use leno_telemetry::RecentTable;
 
 use self::match_counts::MatchCounts;
 use self::rejections::Rejections;
-use self::request_history::{REACH, RequestHistory};
+use self::request_history::{HISTORY_LENGTH, RequestHistory};
 use self::step_ring::RequestBatch;
 use crate::mesh::{AttachedRoute, Mesh, RouteAttachments};
 use crate::status::{EdgeStatus, HistoryStatus, NamedRateStatus, SidecarTraffic, TrafficStatus};
@@ -25,21 +26,21 @@ use crate::status::{EdgeStatus, HistoryStatus, NamedRateStatus, SidecarTraffic, 
 /// Traffic reported by sidecars.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    services: RecentTable<ServiceName, RequestHistory, SERVICES_MAX>,
-    routes: RecentTable<RouteName, RequestHistory, ROUTES_MAX>,
-    edges: RecentTable<(TrafficSource, ServiceName), RequestHistory, EDGES_MAX>,
+    services: RecentTable<ServiceName, RequestHistory, MAX_SERVICES>,
+    routes: RecentTable<RouteName, RequestHistory, MAX_ROUTES>,
+    edges: RecentTable<(TrafficSource, ServiceName), RequestHistory, MAX_EDGES>,
     sidecars: BTreeMap<WorkloadName, LastReport>,
     /// The time of the last request of an account at a workload with a verified certificate.
     verified: BTreeMap<WorkloadName, Clients>,
     match_counts: MatchCounts,
     rejections: Rejections,
-    pub(crate) tally: ReportCounters,
+    pub(crate) counters: ReportCounters,
 }
 
 /// The clients of one workload.
-type Clients = RecentTable<ServiceAccount, Duration, CLIENTS_MAX>;
+type Clients = RecentTable<ServiceAccount, Duration, MAX_CLIENTS>;
 
-/// Totals.
+/// Totals since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReportCounters {
     /// Reports received from sidecars.
@@ -84,19 +85,19 @@ impl History {
         &mut self,
         mesh: &Mesh,
         name: &WorkloadName,
-        sent: &TrafficReport,
+        report: &TrafficReport,
         at: Duration,
     ) {
         if mesh.workload(name).is_none() {
             return;
         }
-        self.tally.reports += 1;
-        self.tally.dropped = self.tally.dropped.saturating_add(sent.overflowed.into());
-        let since = at.saturating_sub(sent.span);
+        self.counters.reports += 1;
+        self.counters.dropped = self.counters.dropped.saturating_add(report.overflowed.into());
+        let since = at.saturating_sub(report.span);
         let caller = find_caller(mesh, name);
         let (mut inbound, mut outbound) = (0_u64, 0_u64);
-        for series in &sent.series {
-            let kept = match series.direction {
+        for series in &report.series {
+            let stored = match series.direction {
                 Direction::Inbound => {
                     inbound = inbound.saturating_add(series.request_count());
                     self.mark_verified(series, name, at);
@@ -108,28 +109,28 @@ impl History {
                 }
             };
             // A series without a service is the sidecar's overflow series, which `overflowed` already counts.
-            let counted = series.service.is_none() && sent.overflowed > 0;
-            self.tally.dropped += u64::from(!kept && !counted);
+            let already_counted = series.service.is_none() && report.overflowed > 0;
+            self.counters.dropped += u64::from(!stored && !already_counted);
         }
-        self.tally.dropped += self.match_counts.record_report(mesh, &sent.rules, at);
-        self.tally.dropped += self.rejections.record_report(mesh, name, sent, at);
-        let sent = LastReport {
+        self.counters.dropped += self.match_counts.record_report(mesh, &report.rules, at);
+        self.counters.dropped += self.rejections.record_report(mesh, name, report, at);
+        let last_report = LastReport {
             at,
-            span: sent.span,
-            cpu: sent.cpu,
-            memory_kib: sent.memory_kib,
+            span: report.span,
+            cpu: report.cpu,
+            memory_kib: report.memory_kib,
             inbound,
             outbound,
         };
-        self.sidecars.insert(name.clone(), sent);
+        self.sidecars.insert(name.clone(), last_report);
     }
 
-    /// Received requests prove that both ends verified each other.
+    /// Records the client of received requests: they prove that client and server verified each other.
     fn mark_verified(&mut self, series: &TrafficSeries, server: &WorkloadName, at: Duration) {
         let Some(client) = &series.peer else { return };
         let clients = self.verified.entry(server.clone()).or_default();
         let evicted = clients.insert(client.clone(), at);
-        self.tally.dropped += u64::from(evicted.is_some());
+        self.counters.dropped += u64::from(evicted.is_some());
     }
 
     /// Counts requests as clients saw them, including those that did not arrive. Returns false if they refer to
@@ -149,59 +150,59 @@ impl History {
             failed: series.failed,
             durations: series.durations.iter().copied().collect(),
         };
-        let add = |track: &mut RequestHistory| track.add(at, &batch, &series.reasons);
+        let add = |history: &mut RequestHistory| history.add(at, &batch, &series.reasons);
         let new = || RequestHistory::new(since);
         let mut evicted = 0;
-        let mut asked = vec![service];
+        let mut requested_services = vec![service];
         let mut edges = Vec::new();
         match series.route.as_ref().and_then(|route| route_parent(mesh, route, service)) {
             // The client requested the parent, and the route forwarded to the service.
             Some(parent) => {
-                asked.push(parent);
+                requested_services.push(parent);
                 edges.push((caller.clone(), parent.clone()));
                 edges.push((TrafficSource::Route(parent.clone()), service.clone()));
             }
             None => edges.push((caller.clone(), service.clone())),
         }
-        for service in asked {
-            let (track, old) = self.services.entry(service.clone(), new);
-            add(track);
+        for service in requested_services {
+            let (history, old) = self.services.entry(service.clone(), new);
+            add(history);
             evicted += u64::from(old.is_some());
         }
         for edge in edges {
-            let (track, old) = self.edges.entry(edge, new);
-            add(track);
+            let (history, old) = self.edges.entry(edge, new);
+            add(history);
             evicted += u64::from(old.is_some());
         }
         // A sidecar may report any name: only names of the mesh are stored.
-        let route = series.route.as_ref().filter(|route| is_there(mesh, route));
+        let route = series.route.as_ref().filter(|route| has_route_named(mesh, route));
         if let Some(route) = route {
-            let (track, old) = self.routes.entry(route.clone(), new);
-            add(track);
+            let (history, old) = self.routes.entry(route.clone(), new);
+            add(history);
             evicted += u64::from(old.is_some());
         }
-        self.tally.dropped += evicted;
+        self.counters.dropped += evicted;
         route.is_some() || series.route.is_none()
     }
 
     /// Evicts entries without a report for an hour, and those of objects that left the mesh.
     pub(crate) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
         let exists = |service: &ServiceName| mesh.service(service).is_some();
-        let fresh = |track: &RequestHistory| track.last + REACH > at;
-        self.services.retain(|service, track| exists(service) && fresh(track));
-        self.routes.retain(|route, track| is_there(mesh, route) && fresh(track));
-        self.edges.retain(|(from, to), track| {
-            let there = match from {
+        let is_fresh = |history: &RequestHistory| history.last + HISTORY_LENGTH > at;
+        self.services.retain(|service, history| exists(service) && is_fresh(history));
+        self.routes.retain(|route, history| has_route_named(mesh, route) && is_fresh(history));
+        self.edges.retain(|(from, to), history| {
+            let source_exists = match from {
                 TrafficSource::Service(from) | TrafficSource::Route(from) => exists(from),
                 TrafficSource::Workload(from) => mesh.workload(from).is_some(),
             };
-            there && exists(to) && fresh(track)
+            source_exists && exists(to) && is_fresh(history)
         });
         self.match_counts.evict_expired(mesh, at);
         self.rejections.evict_expired(mesh, at);
         self.sidecars.retain(|workload, _| mesh.workload(workload).is_some());
         self.verified.retain(|server, clients| {
-            clients.retain(|_, last| *last + VERIFIED_REACH > at);
+            clients.retain(|_, last| *last + VERIFIED_FOR > at);
             mesh.workload(server).is_some() && !clients.is_empty()
         });
     }
@@ -211,39 +212,54 @@ impl History {
         &self,
         mesh: &Mesh,
         at: Duration,
-        every: Option<Duration>,
+        report_interval: Option<Duration>,
     ) -> TrafficStatus {
-        let named = |name: String, track: &RequestHistory| NamedRateStatus {
+        let named_rates = |name: String, history: &RequestHistory| NamedRateStatus {
             name,
-            rates: track.current_rates(at),
+            rates: history.current_rates(at),
         };
-        let mut behind = AccountIndex {
+        let mut account_index = AccountIndex {
             mesh,
             history: self,
             at,
-            known: BTreeMap::new(),
-            arrived: BTreeMap::new(),
+            by_service: BTreeMap::new(),
+            recent_clients: BTreeMap::new(),
         };
-        let mut edge = |(from, to), track: &RequestHistory| {
-            let clients = behind.caller_accounts(from);
-            let mtls = !clients.is_disjoint(behind.recent_accounts(to));
+        let mut edge_status = |(from, to), history: &RequestHistory| {
+            let clients = account_index.caller_accounts(from);
+            let mtls = !clients.is_disjoint(account_index.recent_accounts(to));
             let (kind, from) = from.kind_and_name();
             let (kind, to) = (kind.to_owned(), ServiceName::to_string(to));
-            EdgeStatus { kind, from, to, mtls, rates: track.current_rates(at) }
+            EdgeStatus { kind, from, to, mtls, rates: history.current_rates(at) }
         };
-        let fresh = every.unwrap_or_default().saturating_mul(FRESH_REPORTS);
+        let fresh_for = report_interval.unwrap_or_default().saturating_mul(FRESH_REPORTS);
         let sidecars = self.sidecars.iter();
         TrafficStatus {
-            report_interval_ms: every
-                .map(|every| u64::try_from(every.as_millis()).unwrap_or(u64::MAX)),
-            reports: self.tally.reports,
-            series_dropped: self.tally.dropped,
-            services: self.services.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
-            routes: self.routes.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
-            edges: self.edges.iter().map(|((from, to), track)| edge((from, to), track)).collect(),
+            report_interval_ms: report_interval.map(|report_interval| {
+                u64::try_from(report_interval.as_millis()).unwrap_or(u64::MAX)
+            }),
+            reports: self.counters.reports,
+            series_dropped: self.counters.dropped,
+            services: self
+                .services
+                .iter()
+                .map(|(name, history)| named_rates(name.to_string(), history))
+                .collect(),
+            routes: self
+                .routes
+                .iter()
+                .map(|(name, history)| named_rates(name.to_string(), history))
+                .collect(),
+            edges: self
+                .edges
+                .iter()
+                .map(|((from, to), history)| edge_status((from, to), history))
+                .collect(),
             rules: self.match_counts.rule_statuses(at),
             rejections: self.rejections.rejection_statuses(&self.services, at),
-            sidecars: sidecars.map(|(name, sent)| sent.sidecar_traffic(name, at, fresh)).collect(),
+            sidecars: sidecars
+                .map(|(name, last_report)| last_report.sidecar_traffic(name, at, fresh_for))
+                .collect(),
         }
     }
 
@@ -253,15 +269,15 @@ impl History {
         subject: &PlotSubject,
         at: Duration,
     ) -> Option<HistoryStatus> {
-        let track = match subject {
+        let history = match subject {
             PlotSubject::Service(name) => self.services.get(name)?,
             PlotSubject::Route(name) => self.routes.get(name)?,
         };
         Some(HistoryStatus {
-            rates: track.current_rates(at),
-            plots: track.plots(at),
-            reasons: track.reason_counts(),
-            recent_reasons: track.recent_reasons(at),
+            rates: history.current_rates(at),
+            plots: history.plots(at),
+            reasons: history.reason_counts(),
+            recent_reasons: history.recent_reasons(at),
         })
     }
 }
@@ -269,13 +285,13 @@ impl History {
 /// The accounts of some workloads.
 type Accounts<'a> = BTreeSet<&'a ServiceAccount>;
 
-/// The accounts of services, and the accounts that called them, each computed once.
+/// The accounts of services, and the accounts that called them, each computed at most once.
 struct AccountIndex<'a> {
     mesh: &'a Mesh,
     history: &'a History,
     at: Duration,
-    known: BTreeMap<&'a ServiceName, Accounts<'a>>,
-    arrived: BTreeMap<&'a ServiceName, Accounts<'a>>,
+    by_service: BTreeMap<&'a ServiceName, Accounts<'a>>,
+    recent_clients: BTreeMap<&'a ServiceName, Accounts<'a>>,
 }
 
 impl<'a> AccountIndex<'a> {
@@ -283,23 +299,24 @@ impl<'a> AccountIndex<'a> {
         let mesh = self.mesh;
         let accounts =
             || mesh.service_workloads(service).map(|workload| &workload.account).collect();
-        self.known.entry(service).or_insert_with(accounts)
+        self.by_service.entry(service).or_insert_with(accounts)
     }
 
     /// Returns the accounts with recent requests at the workloads of a service, with a verified certificate.
     fn recent_accounts(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
         let (mesh, history, at) = (self.mesh, self.history, self.at);
-        let arrived = || {
+        let recent_clients = || {
             let servers = mesh.service_workloads(service);
             let clients = servers.filter_map(|server| history.verified.get(&server.name));
             let clients = clients.flat_map(RecentTable::iter);
-            let lately = clients.filter(|(_, last)| **last + VERIFIED_REACH > at);
-            lately.map(|(client, _)| client).collect()
+            let recent = clients.filter(|(_, last)| **last + VERIFIED_FOR > at);
+            recent.map(|(client, _)| client).collect()
         };
-        self.arrived.entry(service).or_insert_with(arrived)
+        self.recent_clients.entry(service).or_insert_with(recent_clients)
     }
 
-    /// Empty for a step of a route: it is within the client's sidecar, and no bytes travel.
+    /// Returns the accounts that may be the source of an edge. Empty for a route: it forwards within the
+    /// client's sidecar.
     fn caller_accounts(&mut self, caller: &'a TrafficSource) -> Accounts<'a> {
         match caller {
             TrafficSource::Service(service) => self.service_accounts(service).clone(),
@@ -322,15 +339,15 @@ impl TrafficSource {
 }
 
 impl LastReport {
-    /// Sidecars do not report while they are idle: an old report means an idle sidecar.
+    /// Returns the rates of a sidecar. Idle sidecars do not report: the rates of an old report are 0.
     fn sidecar_traffic(
         &self,
         workload: &WorkloadName,
         at: Duration,
-        fresh: Duration,
+        fresh_for: Duration,
     ) -> SidecarTraffic {
         let seconds = self.span.as_secs_f64().max(1.0);
-        let is_fresh = at.saturating_sub(self.at) <= fresh;
+        let is_fresh = at.saturating_sub(self.at) <= fresh_for;
         let rate = |amount: f64| if is_fresh { amount / seconds } else { 0.0 };
         SidecarTraffic {
             workload: workload.to_string(),
@@ -345,7 +362,7 @@ impl LastReport {
 /// Returns the source under which a workload's requests are counted: of its services, the most specific one,
 /// with the fewest workloads.
 fn find_caller(mesh: &Mesh, workload: &WorkloadName) -> TrafficSource {
-    let services = mesh.in_front_of(workload).map(|service| &service.name);
+    let services = mesh.services_of(workload).map(|service| &service.name);
     match services.min_by_key(|service| mesh.service_workloads(service).count()) {
         Some(service) => TrafficSource::Service(service.clone()),
         None => TrafficSource::Workload(workload.clone()),
@@ -353,16 +370,16 @@ fn find_caller(mesh: &Mesh, workload: &WorkloadName) -> TrafficSource {
 }
 
 /// True if a route or split of the mesh has this name.
-fn is_there(mesh: &Mesh, route: &RouteName) -> bool {
-    let of_requests = [RouteKind::Http, RouteKind::Grpc];
-    of_requests.into_iter().any(|kind| mesh.http_routes().has_route(&(kind, route.clone())))
+fn has_route_named(mesh: &Mesh, route: &RouteName) -> bool {
+    let request_kinds = [RouteKind::Http, RouteKind::Grpc];
+    request_kinds.into_iter().any(|kind| mesh.http_routes().has_route(&(kind, route.clone())))
         || mesh.traffic_splits().has_route(route)
         || mesh.tls_routes().has_route(route)
         || mesh.gateway_tcp_routes().has_route(route)
 }
 
 /// Returns the service that a client requested when `route` forwarded to another one. `None` if it may have
-/// been one of several: sidecars do not report which.
+/// been one of several: sidecars do not report the one.
 fn route_parent<'a>(
     mesh: &'a Mesh,
     route: &RouteName,
@@ -376,25 +393,27 @@ fn route_parent<'a>(
         let parents = routes.routes_to(service).filter(move |route| is_named(route));
         parents.flat_map(|route| route.parents()).map(|parent| &parent.service)
     }
-    let mut asked = attached_parents(mesh.http_routes(), service, |found| found.name == *route)
-        .chain(attached_parents(mesh.traffic_splits(), service, |found| found.name == *route))
-        .chain(attached_parents(mesh.tls_routes(), service, |found| found.rule.route == *route))
-        .chain(attached_parents(mesh.gateway_tcp_routes(), service, |found| {
-            found.rule.route == *route
+    let mut parents = attached_parents(mesh.http_routes(), service, |other| other.name == *route)
+        .chain(attached_parents(mesh.traffic_splits(), service, |other| other.name == *route))
+        .chain(attached_parents(mesh.tls_routes(), service, |other| other.rule.route == *route))
+        .chain(attached_parents(mesh.gateway_tcp_routes(), service, |other| {
+            other.rule.route == *route
         }));
-    let first = asked.next()?;
-    (first != service && asked.all(|other| other == first)).then_some(first)
+    let parent = parents.next()?;
+    (parent != service && parents.all(|other| other == parent)).then_some(parent)
 }
 
-/// Maximum tracks of each kind; each takes about 2.6 KiB while busy. Evicted ones count as overflow.
-const SERVICES_MAX: usize = 1024;
-const ROUTES_MAX: usize = 512;
-const EDGES_MAX: usize = 2048;
+/// Maximum services with a history, of about 2.6 KiB each while busy. Evicted ones count as dropped series.
+const MAX_SERVICES: usize = 1024;
+/// Maximum routes with a history.
+const MAX_ROUTES: usize = 512;
+/// Maximum edges with a history.
+const MAX_EDGES: usize = 2048;
 
 /// Maximum client accounts kept per workload.
-const CLIENTS_MAX: usize = 64;
+const MAX_CLIENTS: usize = 64;
 /// The time for which a client's verified requests are remembered.
-const VERIFIED_REACH: Duration = Duration::from_secs(300);
+const VERIFIED_FOR: Duration = Duration::from_secs(300);
 
 /// A sidecar is idle after this many report intervals without a report.
 const FRESH_REPORTS: u32 = 3;

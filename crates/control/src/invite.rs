@@ -17,7 +17,7 @@ pub(crate) struct Invitations {
     pub(crate) tokens: Arc<Tokens>,
     pub(crate) authority: AuthorityReceiver,
     pub(crate) trust_domain: TrustDomain,
-    /// Known addresses of control planes for proxies.
+    /// Addresses of control planes for proxies.
     pub(crate) control: Vec<SocketAddr>,
     /// The default lifetime of a token.
     pub(crate) lifetime: Duration,
@@ -32,8 +32,8 @@ impl Invitations {
         lifetime: Option<Duration>,
         now: SystemTime,
     ) -> Result<JoinBundle, InviteError> {
-        let known = self.workloads.borrow().iter().any(|w| w.name == *workload);
-        if !known {
+        let exists = self.workloads.borrow().iter().any(|existing| existing.name == *workload);
+        if !exists {
             return Err(InviteError::UnknownWorkload(workload.clone()));
         }
         Ok(JoinBundle {

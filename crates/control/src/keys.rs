@@ -58,7 +58,7 @@ pub(crate) fn issuer_sources(policy: &ServicePolicy) -> impl Iterator<Item = (us
 }
 
 /// Returns the JWKS endpoints of an update.
-pub(crate) fn wanted_by(update: &RegistryUpdate) -> BTreeSet<KeySource> {
+pub(crate) fn key_sources_of(update: &RegistryUpdate) -> BTreeSet<KeySource> {
     let policies = update.changes.iter().filter_map(|change| match change {
         Change::Upsert(Object::ServicePolicy(policy)) => Some(policy),
         _ => None,
@@ -73,17 +73,17 @@ pub(crate) struct JwksFetcher {
     roots: Option<PathBuf>,
     /// The permitted endpoints.
     access: Arc<KeyAccess>,
-    known: BTreeMap<KeySource, JwksEndpointState>,
-    under_way: JoinSet<(KeySource, Result<JwksResponse, String>)>,
-    draw: JitterRandom,
+    endpoints: BTreeMap<KeySource, JwksEndpointState>,
+    in_progress: JoinSet<(KeySource, Result<JwksResponse, String>)>,
+    random: JitterRandom,
 }
 
 /// The state of an endpoint.
 #[derive(Debug, Default)]
 struct JwksEndpointState {
-    set: Option<Arc<str>>,
+    jwks: Option<Arc<str>>,
     /// The ETag of the current set.
-    tag: Option<String>,
+    etag: Option<String>,
     /// Consecutive failures.
     failures: u32,
     /// The time of the next fetch; absent while one is in progress.
@@ -92,12 +92,12 @@ struct JwksEndpointState {
     fetch: Option<AbortHandle>,
     /// Held while its file is read: threads cannot be aborted, so further reads must not pile up behind one
     /// that hangs.
-    turn: Arc<Mutex<()>>,
+    read_lock: Arc<Mutex<()>>,
 }
 
 /// The reason why a response cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum UnusableKeys {
+enum UnusableJwks {
     #[error(transparent)]
     Keys(#[from] JwkSetError),
     #[error("returned 304 (Not Modified), but no keys were fetched before")]
@@ -107,33 +107,35 @@ enum UnusableKeys {
 /// The response of an endpoint.
 #[derive(Debug)]
 enum JwksResponse {
-    Set { text: String, tag: Option<String>, max_age: Option<Duration> },
+    Set { text: String, etag: Option<String>, max_age: Option<Duration> },
     Unchanged { max_age: Option<Duration> },
 }
 
 impl JwksFetcher {
     /// Creates a fetcher without key sets; `seed` is for the random jitter.
     pub(crate) fn new(roots: Option<PathBuf>, access: KeyAccess, seed: u64) -> Self {
-        let (draw, access) = (JitterRandom::new(seed), Arc::new(access));
-        Self { roots, access, known: BTreeMap::new(), under_way: JoinSet::new(), draw }
+        let (random, access) = (JitterRandom::new(seed), Arc::new(access));
+        Self { roots, access, endpoints: BTreeMap::new(), in_progress: JoinSet::new(), random }
     }
 
     /// Fetches each of these endpoints once, for a bounded time, so that sidecars mostly receive a rule
     /// together with its keys at the start.
-    pub(crate) async fn read_first(&mut self, wanted: &BTreeSet<KeySource>) -> Vec<KeyUpdate> {
-        let until = Instant::now() + FIRST_WAIT;
-        let mut update = Vec::new();
-        self.set_sources(wanted, Instant::now());
+    pub(crate) async fn fetch_first(&mut self, active: &BTreeSet<KeySource>) -> Vec<KeyUpdate> {
+        let deadline = Instant::now() + FIRST_FETCH_TIMEOUT;
+        let mut updates = Vec::new();
+        self.set_sources(active, Instant::now());
         loop {
             let now = Instant::now();
-            self.begin_due(now, |known| known.failures == 0 && known.set.is_none());
-            match timeout_at(until, self.under_way.join_next()).await {
-                Ok(Some(Ok((source, read)))) => {
-                    update.extend(self.record_result(source, read, Instant::now()))
+            self.start_due_fetches(now, |endpoint| {
+                endpoint.failures == 0 && endpoint.jwks.is_none()
+            });
+            match timeout_at(deadline, self.in_progress.join_next()).await {
+                Ok(Some(Ok((source, result)))) => {
+                    updates.extend(self.record_result(source, result, Instant::now()))
                 }
                 // A panicked fetch has no result.
                 Ok(Some(Err(_))) => {}
-                Ok(None) | Err(_) => return update,
+                Ok(None) | Err(_) => return updates,
             }
         }
     }
@@ -141,31 +143,31 @@ impl JwksFetcher {
     /// Fetches the endpoints in use and reports the results, until the receiver is dropped.
     pub(crate) async fn fetch_until_closed(
         mut self,
-        mut wanted: watch::Receiver<ActiveKeySources>,
-        update: mpsc::Sender<KeyUpdate>,
+        mut active_sources: watch::Receiver<ActiveKeySources>,
+        update_sender: mpsc::Sender<KeyUpdate>,
     ) {
         loop {
             let now = Instant::now();
-            let current = Arc::clone(&wanted.borrow_and_update());
+            let current = Arc::clone(&active_sources.borrow_and_update());
             for dropped in self.set_sources(&current, now) {
-                if update.send(dropped).await.is_err() {
+                if update_sender.send(dropped).await.is_err() {
                     return;
                 }
             }
-            self.begin_due(now, |_| true);
+            self.start_due_fetches(now, |_| true);
             let next = self.next_due(now);
-            let read = tokio::select! {
-                changed = wanted.changed() => if changed.is_err() { return } else { None },
+            let result = tokio::select! {
+                changed = active_sources.changed() => if changed.is_err() { return } else { None },
                 // An aborted or panicked fetch has no result.
-                Some(read) = self.under_way.join_next() => {
-                    read.ok().and_then(|(source, read)| {
-                        self.record_result(source, read, Instant::now())
+                Some(result) = self.in_progress.join_next() => {
+                    result.ok().and_then(|(source, result)| {
+                        self.record_result(source, result, Instant::now())
                     })
                 }
                 () = sleep_until(next) => None,
             };
-            if let Some(read) = read
-                && update.send(read).await.is_err()
+            if let Some(result) = result
+                && update_sender.send(result).await.is_err()
             {
                 return;
             }
@@ -173,44 +175,52 @@ impl JwksFetcher {
     }
 
     /// Replaces the set of endpoints in use, and returns those that are no longer in use.
-    fn set_sources(&mut self, wanted: &BTreeSet<KeySource>, now: Instant) -> Vec<KeyUpdate> {
-        let gone = self.known.keys().filter(|source| !wanted.contains(*source));
-        let gone: Vec<KeySource> = gone.cloned().collect();
-        for source in &gone {
-            let known = self.known.remove(source);
+    fn set_sources(&mut self, active: &BTreeSet<KeySource>, now: Instant) -> Vec<KeyUpdate> {
+        let unused = self.endpoints.keys().filter(|source| !active.contains(*source));
+        let unused: Vec<KeySource> = unused.cloned().collect();
+        for source in &unused {
+            let endpoint = self.endpoints.remove(source);
             // An aborted fetch must not occupy a slot.
-            if let Some(fetch) = known.and_then(|known| known.fetch) {
+            if let Some(fetch) = endpoint.and_then(|endpoint| endpoint.fetch) {
                 fetch.abort();
             }
         }
-        for source in wanted {
-            let new = || JwksEndpointState { due: Some(now), ..JwksEndpointState::default() };
-            self.known.entry(source.clone()).or_insert_with(new);
+        for source in active {
+            let new_endpoint =
+                || JwksEndpointState { due: Some(now), ..JwksEndpointState::default() };
+            self.endpoints.entry(source.clone()).or_insert_with(new_endpoint);
         }
-        gone.into_iter()
+        unused
+            .into_iter()
             .map(|source| KeyUpdate { source, fetched: FetchOutcome::Dropped })
             .collect()
     }
 
     /// Starts pending fetches, within the concurrency limit: the longest overdue first, so that unresponsive
     /// endpoints do not starve others.
-    fn begin_due(&mut self, now: Instant, which: impl Fn(&JwksEndpointState) -> bool) {
-        let is_due =
-            |known: &JwksEndpointState| known.due.is_some_and(|due| due <= now) && which(known);
-        let mut due: Vec<_> = self.known.iter_mut().filter(|(_, known)| is_due(known)).collect();
-        due.sort_by_key(|(_, known)| known.due);
-        let free = UNDER_WAY_MAX.saturating_sub(self.under_way.len());
-        for (source, known) in due.into_iter().take(free) {
-            known.due = None;
-            let (source, tag, roots) = (source.clone(), known.tag.clone(), self.roots.clone());
-            let (access, turn) = (Arc::clone(&self.access), Arc::clone(&known.turn));
-            known.fetch = Some(self.under_way.spawn(async move {
+    fn start_due_fetches(
+        &mut self,
+        now: Instant,
+        is_selected: impl Fn(&JwksEndpointState) -> bool,
+    ) {
+        let is_due = |endpoint: &JwksEndpointState| {
+            endpoint.due.is_some_and(|due| due <= now) && is_selected(endpoint)
+        };
+        let mut due_endpoints: Vec<_> =
+            self.endpoints.iter_mut().filter(|(_, endpoint)| is_due(endpoint)).collect();
+        due_endpoints.sort_by_key(|(_, endpoint)| endpoint.due);
+        let free = MAX_FETCHES.saturating_sub(self.in_progress.len());
+        for (source, endpoint) in due_endpoints.into_iter().take(free) {
+            endpoint.due = None;
+            let (source, etag, roots) = (source.clone(), endpoint.etag.clone(), self.roots.clone());
+            let (access, read_lock) = (Arc::clone(&self.access), Arc::clone(&endpoint.read_lock));
+            endpoint.fetch = Some(self.in_progress.spawn(async move {
                 let read = match &source {
                     KeySource::File(path) => {
-                        file::read(path.clone(), access.files.clone(), turn).await
+                        file::read(path.clone(), access.files.clone(), read_lock).await
                     }
                     KeySource::Server(server) => {
-                        server::fetch_key_set(server, tag.as_deref(), roots, &access.servers).await
+                        server::fetch_key_set(server, etag.as_deref(), roots, &access.servers).await
                     }
                 };
                 (source, read)
@@ -219,11 +229,11 @@ impl JwksFetcher {
     }
 
     fn next_due(&self, now: Instant) -> Instant {
-        let due = self.known.values().filter_map(|known| known.due);
-        let next = due.min().unwrap_or(now + IDLE);
+        let due = self.endpoints.values().filter_map(|endpoint| endpoint.due);
+        let next = due.min().unwrap_or(now + IDLE_WAIT);
         // At the limit, pending fetches wait for one in progress.
-        match self.under_way.len() >= UNDER_WAY_MAX {
-            true => now + IDLE,
+        match self.in_progress.len() >= MAX_FETCHES {
+            true => now + IDLE_WAIT,
             false => next,
         }
     }
@@ -232,31 +242,33 @@ impl JwksFetcher {
     fn record_result(
         &mut self,
         source: KeySource,
-        read: Result<JwksResponse, String>,
+        result: Result<JwksResponse, String>,
         now: Instant,
     ) -> Option<KeyUpdate> {
-        let known = self.known.get_mut(&source)?;
-        let read = read.and_then(|response| {
-            known.record_response(response).map_err(|error| error.to_string())
+        let endpoint = self.endpoints.get_mut(&source)?;
+        let result = result.and_then(|response| {
+            endpoint.record_response(response).map_err(|error| error.to_string())
         });
-        let (fetched, max_age) = match read {
+        let (fetched, max_age) = match result {
             Ok((changed, max_age)) => {
                 (changed.map_or(FetchOutcome::Same, FetchOutcome::Changed), max_age)
             }
             Err(reason) => (FetchOutcome::Failed(reason), None),
         };
-        known.failures = match &fetched {
-            FetchOutcome::Failed(_) => known.failures.saturating_add(1),
+        endpoint.failures = match &fetched {
+            FetchOutcome::Failed(_) => endpoint.failures.saturating_add(1),
             _ => 0,
         };
         let wait = match &source {
-            KeySource::File(_) => LOOK_EVERY,
-            KeySource::Server(server) if known.failures == 0 => {
-                fetch_interval::after_success(server.refresh_interval, max_age, &mut self.draw)
+            KeySource::File(_) => FILE_CHECK_INTERVAL,
+            KeySource::Server(server) if endpoint.failures == 0 => {
+                fetch_interval::after_success(server.refresh_interval, max_age, &mut self.random)
             }
-            KeySource::Server(_) => fetch_interval::after_failure(known.failures, &mut self.draw),
+            KeySource::Server(_) => {
+                fetch_interval::after_failure(endpoint.failures, &mut self.random)
+            }
         };
-        known.due = Some(now + wait);
+        endpoint.due = Some(now + wait);
         Some(KeyUpdate { source, fetched })
     }
 }
@@ -266,37 +278,37 @@ impl JwksEndpointState {
     fn record_response(
         &mut self,
         response: JwksResponse,
-    ) -> Result<(Option<Arc<str>>, Option<Duration>), UnusableKeys> {
-        let (text, tag, max_age) = match response {
-            JwksResponse::Unchanged { .. } if self.set.is_none() => {
-                self.tag = None;
-                return Err(UnusableKeys::Unchanged);
+    ) -> Result<(Option<Arc<str>>, Option<Duration>), UnusableJwks> {
+        let (text, etag, max_age) = match response {
+            JwksResponse::Unchanged { .. } if self.jwks.is_none() => {
+                self.etag = None;
+                return Err(UnusableJwks::Unchanged);
             }
             JwksResponse::Unchanged { max_age } => return Ok((None, max_age)),
-            JwksResponse::Set { text, tag, max_age } => (text, tag, max_age),
+            JwksResponse::Set { text, etag, max_age } => (text, etag, max_age),
         };
         // An unusable set is fetched again, regardless of its ETag.
-        let public = JwtKeys::public_part(&text).inspect_err(|_| self.tag = None)?;
-        self.tag = tag;
-        if self.set.as_deref() == Some(&*public) {
+        let public = JwtKeys::public_part(&text).inspect_err(|_| self.etag = None)?;
+        self.etag = etag;
+        if self.jwks.as_deref() == Some(&*public) {
             return Ok((None, max_age));
         }
-        let set: Arc<str> = public.into();
-        self.set = Some(Arc::clone(&set));
-        Ok((Some(set), max_age))
+        let jwks: Arc<str> = public.into();
+        self.jwks = Some(Arc::clone(&jwks));
+        Ok((Some(jwks), max_age))
     }
 }
 
 /// The timeout of a fetch.
-const ASK_WAIT: Duration = Duration::from_secs(10);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The timeout of the first fetches at start: tokens of a slow issuer must not be rejected meanwhile.
-const FIRST_WAIT: Duration = ASK_WAIT;
+const FIRST_FETCH_TIMEOUT: Duration = FETCH_TIMEOUT;
 /// Maximum fetches in progress.
-const UNDER_WAY_MAX: usize = 8;
+const MAX_FETCHES: usize = 8;
 /// The interval of file checks, as for the authority's files.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The wait while no fetch is pending.
-const IDLE: Duration = Duration::from_secs(3600);
+const IDLE_WAIT: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
 mod tests;

@@ -49,10 +49,9 @@ mod tap;
 mod watch;
 
 pub use applications::{
-    Application, ApplicationState, Applications, PORT_SILENT, PORT_UNREADY, exit_remedy,
-    port_remedy,
+    Application, ApplicationState, Applications, PORT_SILENT, PORT_UNREADY, exit_hint, port_hint,
 };
-pub use config::{Config, Limits, REPORT_EVERY, Times};
+pub use config::{Config, Limits, REPORT_INTERVAL, Times};
 pub use control::{Control, StartError, Stopped};
 pub use control_task::EndedUnexpectedly;
 pub use explain::{UnknownWorkload, snapshot_for};
@@ -63,4 +62,4 @@ pub use keys::{KeyAccess, PermittedFiles, PermittedServers};
 pub use replaced::ReplacedSidecars;
 pub use review::{ReviewError, ReviewFuture, Reviewer, TokenSubject};
 pub use server_credential::ServerCredentialError;
-pub use watch::{UPDATES_MAX, trust_domain_of};
+pub use watch::{MAX_UPDATES, trust_domain_of};

@@ -23,8 +23,7 @@ use leno_model::{
     Change, DefaultPolicy, Gateway, GatewayName, GatewayTcpRoute, GrantName, HttpRoute,
     HttpRouteGroup, MeshConfig, Name, Object, ObjectKey, PolicyName, ReferenceGrant, Revocations,
     RevokedWorkload, RouteGroupName, RouteKind, RouteName, Service, ServiceAccount, ServiceName,
-    TargetRule, TcpRoute, TcpRouteName, TlsRoute, TrafficSplit, TrafficTarget, Workload,
-    WorkloadName,
+    TcpRoute, TcpRouteName, TlsRoute, TrafficSplit, TrafficTarget, Workload, WorkloadName,
 };
 
 pub(crate) use addresses::is_own_address;
@@ -41,10 +40,10 @@ pub(crate) type Listeners = BTreeMap<u16, SocketAddr>;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Mesh {
     config: MeshConfig,
-    /// The revocations of the `MeshConfig` and of `leno revoke`.
+    /// All revocations: those of the `MeshConfig` and those of `leno revoke`.
     revocations: Revocations,
     /// The revocations of `leno revoke`.
-    recorded: BTreeSet<RevokedWorkload>,
+    operator_revocations: BTreeSet<RevokedWorkload>,
     /// The generation of the authority.
     ca_generation: u64,
     workloads: BTreeMap<WorkloadName, Workload>,
@@ -61,15 +60,15 @@ pub(crate) struct Mesh {
     gateways: BTreeMap<GatewayName, Arc<Gateway>>,
     unmeshed_workloads: gateways::UnmeshedWorkloads,
     /// Connected sidecars, only of existing workloads.
-    listening: BTreeMap<WorkloadName, Listeners>,
+    sidecar_listeners: BTreeMap<WorkloadName, Listeners>,
     /// Workloads with a sidecar and a recently changed port or account.
     changed: sidecars::ChangedWorkloads,
     /// The workloads that each service selects, and the reverse.
-    selected: Index<ServiceName, WorkloadName>,
-    selecting: Index<WorkloadName, ServiceName>,
+    workloads_by_service: Index<ServiceName, WorkloadName>,
+    services_by_workload: Index<WorkloadName, ServiceName>,
     by_account: Index<ServiceAccount, WorkloadName>,
-    /// The modes set on individual workloads, with the number of workloads.
-    own_modes: BTreeMap<DefaultPolicy, usize>,
+    /// The default policies set on individual workloads, with the number of workloads.
+    workload_default_policies: BTreeMap<DefaultPolicy, usize>,
     by_destination: Index<ServiceAccount, PolicyName>,
     by_source: Index<ServiceAccount, PolicyName>,
     tags: TagObjects,
@@ -89,18 +88,18 @@ impl Mesh {
         self.ca_generation
     }
 
-    /// True if a policy can keep a client from a service that it would see otherwise.
-    pub(crate) fn has_strict(&self) -> bool {
-        self.has_mode(|default_policy| default_policy == DefaultPolicy::Deny)
+    /// True if some workload or namespace denies clients by default.
+    pub(crate) fn has_default_deny(&self) -> bool {
+        self.any_default_policy(|default_policy| default_policy == DefaultPolicy::Deny)
     }
 
-    /// True if policies apply to any workload.
-    pub(crate) fn has_policed(&self) -> bool {
-        self.has_mode(|default_policy| default_policy != DefaultPolicy::Allow)
+    /// True if the default policy of some workload or namespace is not `allow`: allow policies apply there.
+    pub(crate) fn has_evaluated_policies(&self) -> bool {
+        self.any_default_policy(|default_policy| default_policy != DefaultPolicy::Allow)
     }
 
     /// Returns the default policy of a workload, which determines if policies apply.
-    pub(crate) fn mode_of(&self, workload: &Workload) -> DefaultPolicy {
+    pub(crate) fn default_policy_of(&self, workload: &Workload) -> DefaultPolicy {
         self.config.mode_of(workload)
     }
 
@@ -108,15 +107,21 @@ impl Mesh {
     pub(crate) fn is_in_force(&self, target: &TrafficTarget) -> bool {
         let workloads =
             self.account_workloads(&target.destination).filter_map(|name| self.workload(name));
-        let mut modes = workloads.map(|workload| self.mode_of(workload)).peekable();
-        match modes.peek() {
-            Some(_) => modes.any(|default_policy| default_policy != DefaultPolicy::Allow),
+        let mut default_policies =
+            workloads.map(|workload| self.default_policy_of(workload)).peekable();
+        match default_policies.peek() {
+            Some(_) => {
+                default_policies.any(|default_policy| default_policy != DefaultPolicy::Allow)
+            }
             None => self.config.mode_in(&target.destination.namespace) != DefaultPolicy::Allow,
         }
     }
 
-    fn has_mode(&self, is: impl Fn(DefaultPolicy) -> bool) -> bool {
-        self.config.default_policys().chain(self.own_modes.keys().copied()).any(is)
+    fn any_default_policy(&self, predicate: impl Fn(DefaultPolicy) -> bool) -> bool {
+        self.config
+            .default_policies()
+            .chain(self.workload_default_policies.keys().copied())
+            .any(predicate)
     }
 
     pub(crate) fn workload(&self, name: &WorkloadName) -> Option<&Workload> {
@@ -168,13 +173,13 @@ impl Mesh {
         &self,
         service: &ServiceName,
     ) -> impl Iterator<Item = &Workload> {
-        let names = self.selected.values_for(service);
+        let names = self.workloads_by_service.values_for(service);
         names.filter_map(|name| self.workloads.get(name))
     }
 
     /// Returns the services that select a workload, by name.
-    pub(crate) fn in_front_of(&self, workload: &WorkloadName) -> impl Iterator<Item = &Service> {
-        let names = self.selecting.values_for(workload);
+    pub(crate) fn services_of(&self, workload: &WorkloadName) -> impl Iterator<Item = &Service> {
+        let names = self.services_by_workload.values_for(workload);
         names.filter_map(|name| self.services.get(name))
     }
 
@@ -195,7 +200,11 @@ impl Mesh {
 
     /// True if a route may refer to a service: one of its own namespace, or of a namespace with a grant. A
     /// route may always refer to its parent service.
-    pub(crate) fn may_lead(&self, route: (RouteKind, &RouteName), service: &ServiceName) -> bool {
+    pub(crate) fn may_refer_to(
+        &self,
+        route: (RouteKind, &RouteName),
+        service: &ServiceName,
+    ) -> bool {
         let (kind, RouteName { namespace, .. }) = route;
         let permits = |grant: &ReferenceGrant| grant.permits_route(kind, namespace, service);
         *namespace == service.namespace || self.grants.values().any(permits)
@@ -232,13 +241,13 @@ impl Mesh {
             Change::Upsert(object) => self.upsert(object, &mut affected_set),
             Change::Remove(key) => self.remove(&key, &mut affected_set),
         }
-        self.touch_opened_to(&mut affected_set);
-        self.touch_beside(&mut affected_set);
+        self.mark_ingress_affected(&mut affected_set);
+        self.mark_shared_services_affected(&mut affected_set);
         affected_set
     }
 
-    /// Sets the generation in which certificates are issued from now on.
-    pub(crate) fn issue_in(&mut self, ca_generation: u64) -> AffectedSet {
+    /// Sets the CA generation of new certificates.
+    pub(crate) fn set_ca_generation(&mut self, ca_generation: u64) -> AffectedSet {
         let all_proxies = self.ca_generation != ca_generation;
         self.ca_generation = ca_generation;
         AffectedSet { all_proxies, ..AffectedSet::default() }
@@ -246,7 +255,7 @@ impl Mesh {
 
     fn upsert(&mut self, object: Object, affected_set: &mut AffectedSet) {
         match object {
-            Object::Workload(workload) => self.set_instance(workload, affected_set),
+            Object::Workload(workload) => self.upsert_workload(workload, affected_set),
             Object::Service(service) => {
                 self.set_service(&service.name.clone(), Some(service), affected_set);
             }
@@ -263,11 +272,11 @@ impl Mesh {
                 self.set_target(&target.name.clone(), Some(target), affected_set);
             }
             Object::HttpRouteGroup(group) => {
-                self.touch_users_of_group(&group.name, affected_set);
+                self.mark_group_users_affected(&group.name, affected_set);
                 self.groups.insert(group.name.clone(), group);
             }
             Object::TcpRoute(route) => {
-                self.touch_users_of_tcp_route(&route.name, affected_set);
+                self.mark_tcp_route_users_affected(&route.name, affected_set);
                 self.tcp_routes.insert(route.name.clone(), route);
             }
             Object::ServicePolicy(policy) => {
@@ -275,15 +284,15 @@ impl Mesh {
             }
             Object::TagRoute(route) => {
                 let affected = self.tags.set_route(&route.name.clone(), Some(route));
-                self.touch_tags(affected, affected_set);
+                self.mark_tags_affected(affected, affected_set);
             }
             Object::SermantRouteRule(rule) => {
                 let affected = self.tags.set_sermant(&rule.name.clone(), Some(rule));
-                self.touch_tags(affected, affected_set);
+                self.mark_tags_affected(affected, affected_set);
             }
             Object::Lane(lane) => {
                 let affected = self.tags.set_lane(&lane.name.clone(), Some(lane));
-                self.touch_tags(affected, affected_set);
+                self.mark_tags_affected(affected, affected_set);
             }
             Object::ReferenceGrant(grant) => {
                 self.set_grant(&grant.name.clone(), Some(grant), affected_set);
@@ -315,8 +324,8 @@ impl Mesh {
         }
     }
 
-    /// A workload without a sidecar is unmeshed.
-    fn set_instance(&mut self, workload: Workload, affected_set: &mut AffectedSet) {
+    /// Adds or replaces a workload: without a sidecar it is unmeshed.
+    fn upsert_workload(&mut self, workload: Workload, affected_set: &mut AffectedSet) {
         let name = workload.name.clone();
         let (member, unmeshed_workload) = match workload.sidecar {
             true => (Some(workload), None),
@@ -347,25 +356,25 @@ impl Mesh {
             }
             ObjectKey::TrafficTarget(name) => self.set_target(name, None, affected_set),
             ObjectKey::HttpRouteGroup(name) => {
-                self.touch_users_of_group(name, affected_set);
+                self.mark_group_users_affected(name, affected_set);
                 self.groups.remove(name);
             }
             ObjectKey::TcpRoute(name) => {
-                self.touch_users_of_tcp_route(name, affected_set);
+                self.mark_tcp_route_users_affected(name, affected_set);
                 self.tcp_routes.remove(name);
             }
             ObjectKey::ServicePolicy(name) => self.set_policy(name, None, affected_set),
             ObjectKey::TagRoute(name) => {
                 let affected = self.tags.set_route(name, None);
-                self.touch_tags(affected, affected_set);
+                self.mark_tags_affected(affected, affected_set);
             }
             ObjectKey::SermantRouteRule(name) => {
                 let affected = self.tags.set_sermant(name, None);
-                self.touch_tags(affected, affected_set);
+                self.mark_tags_affected(affected, affected_set);
             }
             ObjectKey::Lane(name) => {
                 let affected = self.tags.set_lane(name, None);
-                self.touch_tags(affected, affected_set);
+                self.mark_tags_affected(affected, affected_set);
             }
             ObjectKey::ReferenceGrant(name) => self.set_grant(name, None, affected_set),
             ObjectKey::AccessPolicy(name) => self.set_access_policy(name, None, affected_set),
@@ -390,53 +399,55 @@ impl Mesh {
         affected_set: &mut AffectedSet,
     ) {
         let old = self.workloads.remove(name);
-        let had_strict = self.has_strict();
+        let had_strict = self.has_default_deny();
         self.count_mode(old.as_ref(), new.as_ref());
-        let before = self.selecting.remove_key(name);
-        for service in &before {
-            self.selected.remove(service, name);
+        let old_services = self.services_by_workload.remove_key(name);
+        for service in &old_services {
+            self.workloads_by_service.remove(service, name);
         }
         if let Some(old) = &old {
             self.by_account.remove(&old.account, name);
         }
-        let mut services = before;
-        let same = affected_set::same_to_clients(old.as_ref(), new.as_ref());
+        let mut services = old_services;
+        let is_same_for_all_clients = affected_set::is_same_for_clients(old.as_ref(), new.as_ref());
         if old != new {
             affected_set.workloads.insert(name.clone());
             self.addresses.move_workload(old.as_ref(), new.as_ref(), affected_set);
         }
-        self.keep_sidecar(name, old.as_ref(), new.as_ref());
+        self.update_sidecar(name, old.as_ref(), new.as_ref());
         if let Some(new) = new {
-            let chosen = self.services.values().filter(|service| service_selects(service, &new));
-            for service in chosen {
-                self.selected.insert(&service.name, name);
-                self.selecting.insert(name, &service.name);
+            let selecting_services =
+                self.services.values().filter(|service| service_selects(service, &new));
+            for service in selecting_services {
+                self.workloads_by_service.insert(&service.name, name);
+                self.services_by_workload.insert(name, &service.name);
                 services.insert(service.name.clone());
             }
             self.by_account.insert(&new.account, name);
             self.workloads.insert(name.clone(), new);
         }
-        // `defaultPolicy: deny` switches between shared views and views per account.
-        affected_set.all_proxies |= had_strict != self.has_strict();
-        if !same {
+        // `defaultPolicy: deny` switches between shared service configurations and one per account.
+        affected_set.all_proxies |= had_strict != self.has_default_deny();
+        if !is_same_for_all_clients {
             for service in services {
-                self.touch_service(&service, affected_set);
+                self.mark_service_affected(&service, affected_set);
             }
         }
     }
 
     fn count_mode(&mut self, old: Option<&Workload>, new: Option<&Workload>) {
-        let default_policy =
-            |workload: Option<&Workload>| workload.and_then(|it| it.admission.default_policy);
-        if let Some(count) =
-            default_policy(old).and_then(|default_policy| self.own_modes.get_mut(&default_policy))
+        let default_policy = |workload: Option<&Workload>| {
+            workload.and_then(|workload| workload.admission.default_policy)
+        };
+        if let Some(count) = default_policy(old)
+            .and_then(|default_policy| self.workload_default_policies.get_mut(&default_policy))
         {
             *count -= 1;
         }
         if let Some(default_policy) = default_policy(new) {
-            *self.own_modes.entry(default_policy).or_default() += 1;
+            *self.workload_default_policies.entry(default_policy).or_default() += 1;
         }
-        self.own_modes.retain(|_, count| *count > 0);
+        self.workload_default_policies.retain(|_, count| *count > 0);
     }
 
     fn set_service(
@@ -448,24 +459,28 @@ impl Mesh {
         let old = self.services.remove(name);
         let differs = old != new;
         self.select_unmeshed_workloads(name, new.as_ref());
-        let mut workloads = self.selected.remove_key(name);
+        let mut workloads = self.workloads_by_service.remove_key(name);
         for workload in &workloads {
-            self.selecting.remove(workload, name);
+            self.services_by_workload.remove(workload, name);
         }
         if let Some(new) = new {
-            for workload in self.workloads.values().filter(|w| service_selects(&new, w)) {
-                self.selected.insert(name, &workload.name);
-                self.selecting.insert(&workload.name, name);
+            for workload in
+                self.workloads.values().filter(|workload| service_selects(&new, workload))
+            {
+                self.workloads_by_service.insert(name, &workload.name);
+                self.services_by_workload.insert(&workload.name, name);
                 workloads.insert(workload.name.clone());
             }
             self.services.insert(name.clone(), new);
         }
         if differs {
             self.addresses.move_service(old.as_ref(), self.services.get(name), affected_set);
-            workloads.iter().for_each(|workload| self.touch_address_of(workload, affected_set));
+            workloads
+                .iter()
+                .for_each(|workload| self.mark_addresses_affected(workload, affected_set));
             // Their configurations contain the service under which each port is counted.
             affected_set.workloads.extend(workloads);
-            self.touch_service(name, affected_set);
+            self.mark_service_affected(name, affected_set);
         }
     }
 
@@ -477,10 +492,12 @@ impl Mesh {
     ) {
         let old = self.grants.remove(name);
         if old != new {
-            affected_set.services.extend(self.routes.leading_into(&name.namespace));
-            affected_set.services.extend(self.splits.leading_into(&name.namespace));
-            affected_set.services.extend(self.gateway_tcp_routes.leading_into(&name.namespace));
-            affected_set.services.extend(self.tls_routes.leading_into(&name.namespace));
+            affected_set.services.extend(self.routes.parents_with_backend_in(&name.namespace));
+            affected_set.services.extend(self.splits.parents_with_backend_in(&name.namespace));
+            affected_set
+                .services
+                .extend(self.gateway_tcp_routes.parents_with_backend_in(&name.namespace));
+            affected_set.services.extend(self.tls_routes.parents_with_backend_in(&name.namespace));
         }
         if let Some(new) = new {
             self.grants.insert(name.clone(), new);
@@ -507,14 +524,17 @@ impl Mesh {
                 self.by_source.insert(source, name);
             }
         }
-        if differs && self.has_policed() {
-            let reach =
+        if differs && self.has_evaluated_policies() {
+            let accounts_of =
                 |target: &TrafficTarget| (target.destination.clone(), target.sources.clone());
-            let same_reach = old.as_ref().map(reach) == new.as_ref().map(reach);
+            let same_accounts = old.as_ref().map(accounts_of) == new.as_ref().map(accounts_of);
             for target in old.iter().chain(&new) {
-                self.touch_access(&target.destination, affected_set);
-                self.touch_unenforced(|it| it.account == target.destination, affected_set);
-                if !same_reach {
+                self.mark_account_affected(&target.destination, affected_set);
+                self.mark_unmeshed_services_affected(
+                    |workload| workload.account == target.destination,
+                    affected_set,
+                );
+                if !same_accounts {
                     affected_set.accounts.extend(target.sources.iter().cloned());
                 }
             }
@@ -526,17 +546,22 @@ impl Mesh {
 
     /// Marks a service as changed. With `defaultPolicy: deny` a client may reach a service through a backend of
     /// its routes, so services that route to it may change too.
-    fn touch_service(&self, name: &ServiceName, affected_set: &mut AffectedSet) {
+    fn mark_service_affected(&self, name: &ServiceName, affected_set: &mut AffectedSet) {
         affected_set.services.insert(name.clone());
-        if self.has_strict() {
-            let parents = self.routes.leading_to(name).chain(self.tls_routes.leading_to(name));
-            affected_set.services.extend(parents.chain(self.splits.leading_to(name)).cloned());
-            affected_set.services.extend(self.gateway_tcp_routes.leading_to(name).cloned());
+        if self.has_default_deny() {
+            let parents = self
+                .routes
+                .parents_of_backend(name)
+                .chain(self.tls_routes.parents_of_backend(name));
+            affected_set
+                .services
+                .extend(parents.chain(self.splits.parents_of_backend(name)).cloned());
+            affected_set.services.extend(self.gateway_tcp_routes.parents_of_backend(name).cloned());
         }
     }
 
     /// Marks the services and workloads affected by changed tag rules or lanes.
-    fn touch_tags(&self, affected: AffectedByTags, affected_set: &mut AffectedSet) {
+    fn mark_tags_affected(&self, affected: AffectedByTags, affected_set: &mut AffectedSet) {
         affected_set.all_proxies |= affected.callers;
         for scope in affected.scopes {
             match scope {
@@ -551,38 +576,7 @@ impl Mesh {
             }
         }
         for service in &affected.entry_services {
-            affected_set.workloads.extend(self.selected.values_for(service).cloned());
-        }
-    }
-
-    fn touch_access(&self, account: &ServiceAccount, affected_set: &mut AffectedSet) {
-        affected_set.workloads.extend(self.account_workloads(account).cloned());
-    }
-
-    fn touch_users_of_group(&self, name: &RouteGroupName, affected_set: &mut AffectedSet) {
-        let uses = |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
-        let splits = self.splits.all_routes().filter(uses);
-        affected_set.services.extend(splits.map(|split| split.root.service.clone()));
-        self.touch_boundary_users(name, affected_set);
-        self.touch_users(affected_set, |rule| match rule {
-            TargetRule::Http { group, .. } => group == name,
-            TargetRule::Tcp { .. } => false,
-        });
-    }
-
-    fn touch_users_of_tcp_route(&self, name: &TcpRouteName, affected_set: &mut AffectedSet) {
-        self.touch_users(affected_set, |rule| match rule {
-            TargetRule::Http { .. } => false,
-            TargetRule::Tcp { route } => route == name,
-        });
-    }
-
-    fn touch_users(&self, affected_set: &mut AffectedSet, uses: impl Fn(&TargetRule) -> bool) {
-        if !self.has_policed() {
-            return;
-        }
-        for target in self.targets.values().filter(|t| t.rules.iter().any(&uses)) {
-            self.touch_access(&target.destination, affected_set);
+            affected_set.workloads.extend(self.workloads_by_service.values_for(service).cloned());
         }
     }
 }

@@ -16,137 +16,146 @@ use leno_telemetry::{
 };
 
 use crate::report::Report;
-use crate::server::Gauges;
+use crate::server::ConnectionCounters;
 
 /// Writes all metrics of the control plane, and aliases for dashboards of another product.
 pub(crate) fn render_metrics(
     report: &Report<'_>,
-    gauges: &Gauges,
-    form: ExpositionFormat,
+    connection_counters: &ConnectionCounters,
+    format: ExpositionFormat,
     names: Option<AliasNames>,
 ) -> String {
-    let mut out = String::new();
-    let mut page = ExpositionWriter::new(form, &mut out);
-    read(report, gauges, &mut page);
+    let mut text = String::new();
+    let mut writer = ExpositionWriter::new(format, &mut text);
+    visit_metrics(report, connection_counters, &mut writer);
     if let Some(names) = names {
-        write_aliases(&mut page, names, report, gauges);
+        write_aliases(&mut writer, names, report, connection_counters);
     }
-    page.finish();
-    out
+    writer.finish();
+    text
 }
 
-/// Passes all metrics of the control plane to `reader`.
-pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl MetricVisitor) {
+/// Passes all metrics of the control plane to `visitor`.
+pub(crate) fn visit_metrics(
+    report: &Report<'_>,
+    connection_counters: &ConnectionCounters,
+    visitor: &mut impl MetricVisitor,
+) {
     let status = report.status();
-    let tally = report.connected.tally;
+    let counters = report.connected.counters;
     let certifier = report.certifier;
-    read_metric(reader, &WORKLOADS, status.workloads as u64);
-    read_metric(reader, &SERVICES, status.services as u64);
-    read_metric(reader, &PROXIES, status.proxies as u64);
-    read_metric(reader, &PROXIES_OUT_OF_SYNC, status.out_of_sync as u64);
-    read_metric(reader, &REJECTED_OBJECTS, status.rejected as u64);
-    read_labeled(reader, &CONDITIONS, "kind", report.condition_counts());
-    read_metric(reader, &CHANGES, tally.changes);
-    read_metric(reader, &SNAPSHOTS_COMPILED, tally.compiled);
-    read_metric(reader, &PUSHES, tally.pushes);
-    read_metric(reader, &UPDATES_APPLIED, tally.applied);
-    read_metric(reader, &UPDATES_REJECTED, tally.rejected);
-    read_metric(reader, &SENT, gauges.sent_bytes());
-    read_metric(reader, &RECEIVED, gauges.received_bytes());
-    read_metric(reader, &CERTIFICATES, certifier.issued);
-    read_metric(reader, &CERTIFICATE_REQUESTS_REJECTED, certifier.rejected);
-    read_labeled(reader, &CONNECTIONS_REJECTED, "reason", gauges.failed_connections());
-    read_metric(reader, &HALF_OPEN_CONNECTIONS_EVICTED, gauges.evicted_count());
-    reader.begin_metric(&CONVERGENCE);
-    reader.record_durations(&[], &convergence_durations(report));
-    read_metric(reader, &PUSH_RECIPIENTS, tally.push_recipients);
-    read_metric(reader, &DELTA_BYTES, tally.delta_bytes);
-    read_metric(reader, &REPORTS, report.history.reports);
-    read_metric(reader, &SERIES_DROPPED, report.history.dropped);
-    read_metric(reader, &LOG_LINES_DROPPED, lines_dropped());
-    read_key_metrics(reader, report);
-    read_queue_metrics(reader, report);
-    let (exported, rejected) = gauges.point_counts();
-    read_labeled(
-        reader,
+    visit_metric(visitor, &WORKLOADS, status.workloads as u64);
+    visit_metric(visitor, &SERVICES, status.services as u64);
+    visit_metric(visitor, &PROXIES, status.proxies as u64);
+    visit_metric(visitor, &PROXIES_OUT_OF_SYNC, status.out_of_sync as u64);
+    visit_metric(visitor, &REJECTED_OBJECTS, status.rejected as u64);
+    visit_labeled(visitor, &CONDITIONS, "kind", report.condition_counts());
+    visit_metric(visitor, &CHANGES, counters.changes);
+    visit_metric(visitor, &SNAPSHOTS_COMPILED, counters.compiled);
+    visit_metric(visitor, &PUSHES, counters.pushes);
+    visit_metric(visitor, &UPDATES_APPLIED, counters.applied);
+    visit_metric(visitor, &UPDATES_REJECTED, counters.rejected);
+    visit_metric(visitor, &SENT, connection_counters.sent_bytes());
+    visit_metric(visitor, &RECEIVED, connection_counters.received_bytes());
+    visit_metric(visitor, &CERTIFICATES, certifier.issued);
+    visit_metric(visitor, &CERTIFICATE_REQUESTS_REJECTED, certifier.rejected);
+    visit_labeled(
+        visitor,
+        &CONNECTIONS_REJECTED,
+        "reason",
+        connection_counters.failed_connections(),
+    );
+    visit_metric(visitor, &HALF_OPEN_CONNECTIONS_EVICTED, connection_counters.evicted_count());
+    visitor.begin_metric(&CONVERGENCE);
+    visitor.record_durations(&[], &convergence_durations(report));
+    visit_metric(visitor, &PUSH_RECIPIENTS, counters.push_recipients);
+    visit_metric(visitor, &DELTA_BYTES, counters.delta_bytes);
+    visit_metric(visitor, &REPORTS, report.history.reports);
+    visit_metric(visitor, &SERIES_DROPPED, report.history.dropped);
+    visit_metric(visitor, &LOG_LINES_DROPPED, lines_dropped());
+    visit_key_metrics(visitor, report);
+    visit_queue_metrics(visitor, report);
+    let (exported, rejected) = connection_counters.point_counts();
+    visit_labeled(
+        visitor,
         &METRIC_POINTS,
         "result",
         [("exported", exported), ("rejected", rejected)],
     );
 }
 
-fn read_metric(reader: &mut impl MetricVisitor, metric: &'static MetricFamily, number: u64) {
-    reader.begin_metric(metric);
-    reader.record_number(&[], MetricValue::Whole(number));
+fn visit_metric(visitor: &mut impl MetricVisitor, metric: &'static MetricFamily, number: u64) {
+    visitor.begin_metric(metric);
+    visitor.record_number(&[], MetricValue::Whole(number));
 }
 
-/// Reads a metric with one label, with a number for each label value.
-fn read_labeled(
-    reader: &mut impl MetricVisitor,
+/// Passes a metric with one label to `visitor`, with a number for each label value.
+fn visit_labeled(
+    visitor: &mut impl MetricVisitor,
     metric: &'static MetricFamily,
     label: &'static str,
     numbers: impl IntoIterator<Item = (&'static str, u64)>,
 ) {
-    reader.begin_metric(metric);
+    visitor.begin_metric(metric);
     for (value, number) in numbers {
-        reader.record_number(&[(label, value)], MetricValue::Whole(number));
+        visitor.record_number(&[(label, value)], MetricValue::Whole(number));
     }
 }
 
 fn convergence_durations<'a>(report: &Report<'a>) -> DurationBuckets<'a> {
-    DurationBuckets::new(report.connected.pushes.convergence_times(), &LIMITS)
+    DurationBuckets::new(report.connected.pushes.convergence_times(), &CONVERGENCE_BOUNDS)
 }
 
 /// Writes the metrics with an equivalent in the other product, by its name there.
 fn write_aliases(
-    page: &mut ExpositionWriter<'_>,
+    writer: &mut ExpositionWriter<'_>,
     names: AliasNames,
     report: &Report<'_>,
-    gauges: &Gauges,
+    connection_counters: &ConnectionCounters,
 ) {
-    let tally = report.connected.tally;
+    let counters = report.connected.counters;
     for alias in ALIASES {
-        page.start_alias(format!("{}_{}", names.mesh_prefix(), alias.name), alias.kind);
+        writer.start_alias(format!("{}_{}", names.mesh_prefix(), alias.name), alias.kind);
         let number = match alias.name {
             "proxy_connect_count" => report.status().proxies as u64,
             "cert_issued_count" => report.certifier.issued,
             "events_queued" => report.queues.updates as u64,
             "resource_namespace_count" => report.namespace_count() as u64,
-            "proxy_broadcast_event_count" => tally.changes,
-            "proxy_response_send_success_count" => tally.pushes,
-            "proxy_response_send_error_count" => tally.rejected,
+            "proxy_broadcast_event_count" => counters.changes,
+            "proxy_response_send_success_count" => counters.pushes,
+            "proxy_response_send_error_count" => counters.rejected,
             "proxy_config_update_time" => {
-                page.record_durations(&[], &convergence_durations(report));
+                writer.record_durations(&[], &convergence_durations(report));
                 continue;
             }
             "error_err_code_count" => {
-                for (reason, count) in gauges.failed_connections() {
-                    page.record_number(&[("err_code", reason)], MetricValue::Whole(count));
+                for (reason, count) in connection_counters.failed_connections() {
+                    writer.record_number(&[("err_code", reason)], MetricValue::Whole(count));
                 }
                 continue;
             }
             "version_info" => {
-                page.record_number(
+                writer.record_number(
                     &[("version", env!("CARGO_PKG_VERSION"))],
                     MetricValue::Whole(1),
                 );
                 continue;
             }
-            unknown => {
-                debug_assert!(false, "`{unknown}` has no description");
+            name => {
+                debug_assert!(false, "`{name}` has no description");
                 continue;
             }
         };
-        page.record_number(&[], MetricValue::Whole(number));
+        writer.record_number(&[], MetricValue::Whole(number));
     }
 }
 
-fn read_key_metrics(reader: &mut impl MetricVisitor, report: &Report<'_>) {
-    let (sources, without) = report.key_sources();
+fn visit_key_metrics(visitor: &mut impl MetricVisitor, report: &Report<'_>) {
+    let (sources, without_keys) = report.key_sources();
     let failing = report.keys.failing_count();
-    let states = [("all", sources), ("failing", failing), ("without-keys", without)];
-    read_labeled(
-        reader,
+    let states = [("all", sources), ("failing", failing), ("without-keys", without_keys)];
+    visit_labeled(
+        visitor,
         &JWKS_SOURCES,
         "state",
         states.map(|(state, count)| (state, count as u64)),
@@ -157,23 +166,23 @@ fn read_key_metrics(reader: &mut impl MetricVisitor, report: &Report<'_>) {
         ("unchanged", fetches.unchanged),
         ("failed", fetches.failed),
     ];
-    read_labeled(reader, &JWKS_FETCHES, "result", results);
+    visit_labeled(visitor, &JWKS_FETCHES, "result", results);
 }
 
-fn read_queue_metrics(reader: &mut impl MetricVisitor, report: &Report<'_>) {
+fn visit_queue_metrics(visitor: &mut impl MetricVisitor, report: &Report<'_>) {
     let queues = [
         ("updates", report.queues.updates),
         ("events", report.queues.events),
         ("queries", report.queues.queries),
-        ("signatures", report.certifier.under_way()),
+        ("signatures", report.certifier.in_progress_count()),
         ("pending", report.connected.pending_count()),
         ("pushes", report.connected.pushes.open_count()),
     ];
-    read_labeled(reader, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
+    visit_labeled(visitor, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
 }
 
 /// Bucket bounds of convergence times: the debounce time is 20 ms, and a stream is ended after half a minute.
-const LIMITS: [Duration; 12] = [
+const CONVERGENCE_BOUNDS: [Duration; 12] = [
     Duration::from_millis(5),
     Duration::from_millis(10),
     Duration::from_millis(25),

@@ -15,21 +15,21 @@ use tokio::sync::{oneshot, watch};
 use crate::admin::{AdminQueries, query_owner};
 use crate::dial::DirectDialer;
 use crate::owner::{AdminQuery, AdminResponse};
-use crate::server::Gauges;
+use crate::server::ConnectionCounters;
 
 /// The metrics exporter.
 pub(crate) struct MetricsExporter {
     /// The resource attributes.
-    pub(crate) source: ResourceIdentity,
-    pub(crate) post: Exporter<DirectDialer>,
+    pub(crate) resource_identity: ResourceIdentity,
+    pub(crate) exporter: Exporter<DirectDialer>,
     /// Counters of export results.
-    pub(crate) gauges: Arc<Gauges>,
-    /// The query channel of the mesh owner,
+    pub(crate) connection_counters: Arc<ConnectionCounters>,
+    /// The query channel of the mesh owner.
     pub(crate) queries: AdminQueries,
-    /// and the last query, after the owner has ended.
-    pub(crate) last: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
+    /// The channel of the final query, after the owner has ended.
+    pub(crate) final_query: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
     /// The configured destination.
-    pub(crate) wanted: watch::Receiver<Option<Box<MetricsPush>>>,
+    pub(crate) destination: watch::Receiver<Option<Box<MetricsPush>>>,
     /// The seed of the jitter within an interval.
     pub(crate) seed: u64,
 }
@@ -37,24 +37,41 @@ pub(crate) struct MetricsExporter {
 impl MetricsExporter {
     /// Exports until shutdown, and once more afterwards.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
-        let Self { source, post, gauges, queries, last, wanted, seed } = self;
-        let mut fate = ExportStatus::new("metrics", ExportCounters(gauges));
-        let numbers = MetricsSource { source, queries, last };
-        let over = async { drop(stop.wait_for(|stop| *stop).await) };
-        push_metrics(&post, &mut fate, numbers, wanted, SystemTime::now(), seed, over).await;
+        let Self {
+            resource_identity,
+            exporter,
+            connection_counters,
+            queries,
+            final_query,
+            destination,
+            seed,
+        } = self;
+        let mut status = ExportStatus::new("metrics", ExportCounters(connection_counters));
+        let metrics = MetricsSource { resource_identity, queries, final_query };
+        let stopped = async { drop(stop.wait_for(|stop| *stop).await) };
+        push_metrics(
+            &exporter,
+            &mut status,
+            metrics,
+            destination,
+            SystemTime::now(),
+            seed,
+            stopped,
+        )
+        .await;
     }
 }
 
 /// All metrics of the control plane.
 struct MetricsSource {
-    source: ResourceIdentity,
+    resource_identity: ResourceIdentity,
     queries: AdminQueries,
-    last: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
+    final_query: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
 }
 
 impl MetricSource for MetricsSource {
     fn source(&self) -> ResourceIdentity {
-        self.source.clone()
+        self.resource_identity.clone()
     }
 
     async fn write_metrics(&mut self, pages: MetricRequests) -> Option<MetricRequests> {
@@ -63,7 +80,7 @@ impl MetricSource for MetricsSource {
 
     async fn write_last_metrics(self, pages: MetricRequests) -> Option<MetricRequests> {
         let (sender, response) = oneshot::channel();
-        self.last.send((AdminQuery::Points(Box::new(pages)), sender)).ok()?;
+        self.final_query.send((AdminQuery::Points(Box::new(pages)), sender)).ok()?;
         metric_pages(response.await.ok()?)
     }
 }
@@ -78,14 +95,14 @@ fn metric_pages(response: AdminResponse) -> Option<MetricRequests> {
     }
 }
 
-struct ExportCounters(Arc<Gauges>);
+struct ExportCounters(Arc<ConnectionCounters>);
 
 impl ExportCounts for ExportCounters {
     fn add_exported(&self, count: u64) {
-        self.0.push(count, 0);
+        self.0.record_export(count, 0);
     }
 
     fn add_rejected(&self, count: u64) {
-        self.0.push(0, count);
+        self.0.record_export(0, count);
     }
 }

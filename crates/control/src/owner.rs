@@ -36,7 +36,7 @@ use crate::peers::Peers;
 use crate::presence::{Presence, StartupGrace};
 use crate::publish::{ChangeCause, ConnectedProxies, ConnectedProxy, ObjectEdit};
 use crate::replaced::ReplacedRejections;
-use crate::server::{Gauges, PendingConnections};
+use crate::server::{ConnectionCounters, PendingConnections};
 use crate::status::Status;
 use crate::watch::Diagnostics;
 
@@ -51,31 +51,31 @@ pub(crate) struct Owner {
     pub(crate) mesh: Mesh,
     pub(crate) connected: ConnectedProxies,
     pub(crate) presence: Presence,
-    pub(crate) start: StartupGrace,
+    pub(crate) startup_grace: StartupGrace,
     pub(crate) certifier: Certifier,
-    /// Joins that wait for their workload to become known.
+    /// Joins that wait until a registry reports their workload.
     pub(crate) pending_registrations: Vec<PendingRegistration>,
     pub(crate) diagnostics: Diagnostics,
     pub(crate) keys: JwksFetches,
     pub(crate) pending_connections: Arc<PendingConnections>,
-    pub(crate) gauges: Arc<Gauges>,
-    pub(crate) sent: OwnerOutputs,
+    pub(crate) connection_counters: Arc<ConnectionCounters>,
+    pub(crate) outputs: OwnerOutputs,
     pub(crate) peers: Peers,
-    pub(crate) swept: Instant,
+    pub(crate) last_sweep: Instant,
     pub(crate) queues: Queues,
     pub(crate) history: History,
     /// The interval of sidecars' traffic reports.
     pub(crate) report_interval: Option<Duration>,
     /// The time zero of the traffic history.
-    pub(crate) began: Instant,
-    /// Proxies with a response that is compiled in slices, each with its turn.
+    pub(crate) history_start: Instant,
+    /// Proxies with a response that is compiled in slices, each with the turn that is charged for the work.
     pub(crate) unfinished: VecDeque<(ConnectionId, ConnectionTurn)>,
     /// Log limits, by verified identity.
     pub(crate) logs: LogLimits<String>,
     /// The URL of the page.
-    pub(crate) page: Option<String>,
+    pub(crate) page_url: Option<String>,
     /// The URL of live requests on the page.
-    pub(crate) live: Option<String>,
+    pub(crate) live_url: Option<String>,
     /// Applications run by this machine's supervisor.
     pub(crate) applications: Applications,
     /// Replaced sidecars.
@@ -104,7 +104,7 @@ pub(crate) struct Inbox {
     pub(crate) revoked: watch::Receiver<RevokedWorkloads>,
     pub(crate) keys: mpsc::Receiver<KeyUpdate>,
     /// The last query, after shutdown, for the final metrics export.
-    pub(crate) last: oneshot::Receiver<(AdminQuery, oneshot::Sender<AdminResponse>)>,
+    pub(crate) final_query: oneshot::Receiver<(AdminQuery, oneshot::Sender<AdminResponse>)>,
     pub(crate) stop: watch::Receiver<bool>,
 }
 
@@ -118,15 +118,15 @@ pub(crate) struct OwnerOutputs {
     pub(crate) keys: watch::Sender<ActiveKeySources>,
     /// The destination of metrics exports.
     pub(crate) metrics: watch::Sender<Option<Box<MetricsPush>>>,
-    /// Facts about sidecars for the cluster; updated while there is a receiver.
+    /// Facts about sidecars for their cluster; updated while there is a receiver.
     pub(crate) sidecar_facts: watch::Sender<Arc<SidecarFacts>>,
     /// Sidecars connected here, for other control planes; updated while there is a receiver.
-    pub(crate) here: watch::Sender<Arc<RegisteredSidecars>>,
+    pub(crate) local_sidecars: watch::Sender<Arc<RegisteredSidecars>>,
     /// The time of the next report to watchers: one report covers many events.
-    pub(crate) due: Option<Instant>,
+    pub(crate) next_report: Option<Instant>,
     /// The earliest time of the next report: reports take a limited share of the owner's time, however frequent
     /// events are.
-    pub(crate) not_before: Option<Instant>,
+    pub(crate) earliest_report: Option<Instant>,
 }
 
 /// An event for the owner.
@@ -135,14 +135,14 @@ enum OwnerEvent {
     Event(QueuedEvent),
     /// The next slice of a response.
     Slice,
-    Question(AdminQuery, oneshot::Sender<AdminResponse>),
+    Query(AdminQuery, oneshot::Sender<AdminResponse>),
     Certifier(CertifierEvent),
-    /// The generation in which certificates are issued from now on.
+    /// The CA generation of new certificates.
     CaGeneration(u64),
     /// The complete set of workloads revoked by `leno revoke`.
     Revoked(RevokedWorkloads),
     Keys(KeyUpdate),
-    Clock,
+    Timer,
     Stop,
 }
 
@@ -153,13 +153,13 @@ struct EventTime {
     wall: SystemTime,
 }
 
-/// The state of an event: handled, or its proxy's response is compiled in slices.
+/// The result of an event: it is handled, or the response to its proxy is compiled in slices.
 enum EventHandling {
     Handled,
     InSlices(ConnectionId),
 }
 
-/// Continue or stop.
+/// Whether the loop of the owner goes on.
 #[derive(PartialEq, Eq)]
 enum LoopControl {
     Continue,
@@ -175,19 +175,19 @@ impl EventTime {
 /// Owns the mesh until shutdown; then ends the streams of all proxies.
 pub(crate) async fn run_owner(mut owner: Owner, mut inbox: Inbox) {
     loop {
-        let input = owner.next(&mut inbox).await;
-        if owner.apply_input(input, EventTime::read()) == LoopControl::Stop {
+        let event = owner.next(&mut inbox).await;
+        if owner.apply_event(event, EventTime::read()) == LoopControl::Stop {
             break;
         }
     }
     // The metrics export gets the same stop signal, and either queries or ends at once.
-    if let Ok((query, answer)) = inbox.last.await {
-        drop(answer.send(owner.handle_query(query, EventTime::read())));
+    if let Ok((query, reply_sender)) = inbox.final_query.await {
+        drop(reply_sender.send(owner.handle_query(query, EventTime::read())));
     }
 }
 
 impl Owner {
-    /// Applies the first facts, before watchers and proxies connect.
+    /// Applies the first update of the registries, before watchers and proxies connect.
     pub(crate) fn with_first_update(
         mut self,
         first: RegistryUpdate,
@@ -197,14 +197,14 @@ impl Owner {
         revoked: RevokedWorkloads,
     ) -> Self {
         let now = EventTime::read();
-        self.mesh.issue_in(ca_generation);
+        self.mesh.set_ca_generation(ca_generation);
         self.mesh.set_revocations(revoked);
         self.mesh.apply(Change::Upsert(Object::MeshConfig(MeshConfig {
             trust_domain: trust_domain.clone(),
             ..MeshConfig::default()
         })));
         self.apply_update(first, now);
-        keys.into_iter().for_each(|key_update| self.keys_read(key_update, now));
+        keys.into_iter().for_each(|key_update| self.apply_key_update(key_update, now));
         self.publish_state(now);
         self
     }
@@ -220,7 +220,7 @@ impl Owner {
         tokio::select! {
             Some(update) = inbox.updates.recv() => OwnerEvent::Update(update),
             Some(event) = inbox.events.recv() => OwnerEvent::Event(event),
-            Some((query, answer)) = inbox.queries.recv() => OwnerEvent::Question(query, answer),
+            Some((query, reply_sender)) = inbox.queries.recv() => OwnerEvent::Query(query, reply_sender),
             Ok(()) = inbox.authority.changed() => {
                 OwnerEvent::CaGeneration(inbox.authority.borrow_and_update().ca_generation())
             }
@@ -229,28 +229,28 @@ impl Owner {
             }
             Some(key_update) = inbox.keys.recv() => OwnerEvent::Keys(key_update),
             () = std::future::ready(()), if has_slices => OwnerEvent::Slice,
-            done = self.certifier.next() => OwnerEvent::Certifier(done),
-            () = tokio::time::sleep_until(wake) => OwnerEvent::Clock,
+            signing_event = self.certifier.next() => OwnerEvent::Certifier(signing_event),
+            () = tokio::time::sleep_until(wake) => OwnerEvent::Timer,
             _ = inbox.stop.wait_for(|stop| *stop) => OwnerEvent::Stop,
         }
     }
 
     fn wake_at(&self) -> Instant {
-        let sweep = self.swept + SWEEP_EVERY;
+        let sweep = self.last_sweep + SWEEP_INTERVAL;
         let times = [
             self.connected.due_at(),
-            self.presence.next_loss(),
-            self.start.latest_end(),
-            self.sent.due,
-            self.max_wait_ends(),
+            self.presence.next_deadline(),
+            self.startup_grace.latest_end(),
+            self.outputs.next_report,
+            self.join_deadline(),
         ];
         times.into_iter().flatten().fold(sweep, Instant::min)
     }
 
-    fn apply_input(&mut self, input: OwnerEvent, now: EventTime) -> LoopControl {
-        // Traffic reports do not change the watched values; nor do fetches without new keys.
-        let is_quiet = match &input {
-            OwnerEvent::Clock | OwnerEvent::Slice | OwnerEvent::Question(..) => true,
+    fn apply_event(&mut self, event: OwnerEvent, now: EventTime) -> LoopControl {
+        // Traffic reports and fetches without new keys do not change the watched values.
+        let is_quiet = match &event {
+            OwnerEvent::Timer | OwnerEvent::Slice | OwnerEvent::Query(..) => true,
             OwnerEvent::Event(QueuedEvent {
                 event: Event::Traffic { .. } | Event::Reported { .. },
                 ..
@@ -261,36 +261,36 @@ impl Owner {
             _ => false,
         };
         if !is_quiet {
-            self.tell_soon(now);
+            self.schedule_report(now);
         }
-        match input {
+        match event {
             OwnerEvent::Update(update) => self.apply_update(update, now),
             OwnerEvent::Event(QueuedEvent { event, turn }) => {
-                let before = self.connected.total_work();
+                let work_before = self.connected.total_work();
                 let progress = self.handle_event(event, now);
-                self.charge_turn(progress, before, turn, now);
+                self.charge_turn(progress, work_before, turn, now);
             }
             OwnerEvent::Slice => {
                 if let Some((connection, turn)) = self.unfinished.pop_front() {
-                    let before = self.connected.total_work();
+                    let work_before = self.connected.total_work();
                     let progress = self.continue_response(connection);
-                    self.charge_turn(progress, before, turn, now);
+                    self.charge_turn(progress, work_before, turn, now);
                 }
             }
-            OwnerEvent::Question(query, answer) => {
+            OwnerEvent::Query(query, reply_sender) => {
                 // The client may have disconnected, before or meanwhile.
-                if !answer.is_closed() {
-                    drop(answer.send(self.handle_query(query, now)));
+                if !reply_sender.is_closed() {
+                    drop(reply_sender.send(self.handle_query(query, now)));
                 }
             }
-            OwnerEvent::Certifier(CertifierEvent::Signed(signed, occasion)) => {
-                self.handle_signed(&signed, occasion, now)
+            OwnerEvent::Certifier(CertifierEvent::Signed(certificate, reason)) => {
+                self.handle_signed(&certificate, reason, now)
             }
             OwnerEvent::Certifier(CertifierEvent::Reviewed(reviewed)) => {
                 self.handle_review(reviewed, now)
             }
             OwnerEvent::CaGeneration(ca_generation) => {
-                let affected_set = self.mesh.issue_in(ca_generation);
+                let affected_set = self.mesh.set_ca_generation(ca_generation);
                 if !affected_set.is_empty() {
                     self.connected.record_change(
                         &affected_set,
@@ -302,46 +302,50 @@ impl Owner {
                 }
             }
             OwnerEvent::Revoked(revoked) => self.apply_revocations(revoked, now),
-            OwnerEvent::Keys(key_update) => self.keys_read(key_update, now),
-            OwnerEvent::Clock => {}
+            OwnerEvent::Keys(key_update) => self.apply_key_update(key_update, now),
+            OwnerEvent::Timer => {}
             OwnerEvent::Stop => {
                 self.shutdown(now);
                 return LoopControl::Stop;
             }
         }
-        self.handle_due(now);
+        self.handle_timers(now);
         LoopControl::Continue
     }
 
-    /// Charges a connection for the work of its turn, and keeps the turn while there is more to do.
+    /// Charges a connection for the work of its turn, and queues the turn again if slices remain.
     fn charge_turn(
         &mut self,
         progress: EventHandling,
-        before: u64,
+        work_before: u64,
         turn: ConnectionTurn,
         now: EventTime,
     ) {
-        let done = self.connected.total_work().saturating_sub(before);
-        turn.charge(EVENT_UNITS.saturating_add(done), now.clock);
+        let work = self.connected.total_work().saturating_sub(work_before);
+        turn.charge(EVENT_UNITS.saturating_add(work), now.clock);
         if let EventHandling::InSlices(connection) = progress {
             self.unfinished.push_back((connection, turn));
         }
     }
 
-    fn tell_soon(&mut self, now: EventTime) {
-        let soon = now.clock + TELL_AFTER;
-        let due = self.sent.not_before.map_or(soon, |earliest| earliest.max(soon));
-        self.sent.due.get_or_insert(due);
+    /// Schedules the next report to watchers.
+    fn schedule_report(&mut self, now: EventTime) {
+        let earliest_allowed = now.clock + REPORT_DELAY;
+        let due = self
+            .outputs
+            .earliest_report
+            .map_or(earliest_allowed, |earliest| earliest.max(earliest_allowed));
+        self.outputs.next_report.get_or_insert(due);
     }
 
-    /// Handles everything that is due now, independent of the event.
-    fn handle_due(&mut self, now: EventTime) {
+    /// Handles the timers that have expired, independent of the event.
+    fn handle_timers(&mut self, now: EventTime) {
         for workload in self.presence.take_lost(now.clock) {
             tracing::info!(%workload, "the sidecar did not reconnect: its endpoints are withdrawn");
             self.set_listeners(&workload, None, now);
         }
-        for workload in self.presence.take_given_up(now.clock) {
-            let affected_set = self.mesh.give_up(&workload);
+        for workload in self.presence.take_expired_waits(now.clock) {
+            let affected_set = self.mesh.stop_waiting_for(&workload);
             if !affected_set.is_empty() {
                 tracing::warn!(%workload, "the port or account changed, and the sidecar has not reconnected: requests no longer wait for it");
                 self.connected.record_change(
@@ -353,35 +357,36 @@ impl Owner {
                 );
             }
         }
-        if self.start.check_end(&self.mesh, now.clock) {
+        if self.startup_grace.check_end(&self.mesh, now.clock) {
             tracing::info!(
                 "startup grace period ended: all expected sidecars reconnected, or are no longer awaited"
             );
-            self.tell_soon(now);
-            self.connected.update_all(&self.mesh, self.start.grace_state());
+            self.schedule_report(now);
+            self.connected.update_all(&self.mesh, self.startup_grace.grace_state());
         }
         if self.connected.due_at().is_some_and(|due| due <= now.clock) {
-            self.connected.publish(&self.mesh, self.start.grace_state(), now.clock);
+            self.connected.publish(&self.mesh, self.startup_grace.grace_state(), now.clock);
         }
-        if self.max_wait_ends().is_some_and(|until| until <= now.clock) {
-            self.consider_all(now);
+        if self.join_deadline().is_some_and(|until| until <= now.clock) {
+            self.retry_pending_joins(now);
         }
-        if self.swept + SWEEP_EVERY <= now.clock {
-            self.swept = now.clock;
+        if self.last_sweep + SWEEP_INTERVAL <= now.clock {
+            self.last_sweep = now.clock;
             self.end_expired_streams(now);
         }
-        if self.sent.due.is_some_and(|due| due <= now.clock) {
-            self.sent.due = None;
-            let began = Instant::now();
+        if self.outputs.next_report.is_some_and(|due| due <= now.clock) {
+            self.outputs.next_report = None;
+            let report_start = Instant::now();
             self.publish_state(now);
-            let ended = Instant::now();
-            self.sent.not_before = Some(ended + ended.duration_since(began) * TELL_PAUSE);
+            let report_end = Instant::now();
+            self.outputs.earliest_report =
+                Some(report_end + report_end.duration_since(report_start) * REPORT_PAUSE);
         }
     }
 
     fn apply_update(&mut self, update: RegistryUpdate, now: EventTime) {
         let trust_domain = self.mesh.config().trust_domain.clone();
-        let noticed = update.noticed.map_or(now.clock, Instant::from_std);
+        let noticed = update.first_event_at.map_or(now.clock, Instant::from_std);
         let changes = self.diagnostics.process_update(update, &trust_domain);
         if changes.is_empty() {
             return;
@@ -407,8 +412,8 @@ impl Owner {
             Some((key, edit)) => ChangeCause::Object(key, edit),
             None => return,
         };
-        self.want_keys();
-        self.want_metrics();
+        self.publish_key_sources();
+        self.publish_metrics_destination();
         self.connected.record_change(&affected_set, &self.mesh, cause, noticed, now.clock);
         tracing::info!(
             changes = count,
@@ -416,11 +421,11 @@ impl Owner {
             "the configuration has changed"
         );
         for name in workloads.iter().filter(|name| self.mesh.has_changed(name)) {
-            self.presence.expect_sidecar(name, now.clock + CHANGED_MAX);
+            self.presence.expect_sidecar(name, now.clock + CHANGED_SIDECAR_WAIT);
         }
-        let any_workload = !workloads.is_empty();
+        let has_workload_change = !workloads.is_empty();
         if affected_set.all_proxies {
-            // Some of them may be revoked.
+            // Some connected proxies may be revoked.
             workloads.extend(self.connected.connected_workloads());
         }
         for name in &workloads {
@@ -432,10 +437,10 @@ impl Owner {
                 self.apply_registration(&name, now);
             }
         }
-        if any_workload {
-            let all = self.mesh.workloads().cloned().collect();
-            self.sent.workloads.send_replace(Arc::new(all));
-            self.consider_all(now);
+        if has_workload_change {
+            let workloads = self.mesh.workloads().cloned().collect();
+            self.outputs.workloads.send_replace(Arc::new(workloads));
+            self.retry_pending_joins(now);
         }
     }
 
@@ -453,29 +458,29 @@ impl Owner {
             Event::SubscriptionsChanged { connection, change } => {
                 return self.change_subscriptions(connection, *change, now);
             }
-            Event::Applied { connection, change, refused, bytes } => {
+            Event::Applied { connection, change, rejected_count: refused, bytes } => {
                 self.connected.record_applied(connection, change, refused, bytes, now.clock);
             }
-            Event::Rejected { connection, refusals } => {
+            Event::Rejected { connection, rejections: refusals } => {
                 self.record_rejections(connection, refusals, now)
             }
             Event::Traffic { connection, traffic } => {
-                let at = now.clock.duration_since(self.began);
+                let at = now.clock.duration_since(self.history_start);
                 if let Some(proxy) = self.connected.proxy_mut(connection) {
                     self.history.record_report(&self.mesh, &proxy.workload, &traffic, at);
                 }
             }
-            Event::CertificateRequested { connection, csr, answer } => {
+            Event::CertificateRequested { connection, csr, reply: answer } => {
                 self.renew_certificate(connection, csr, answer, now);
             }
             Event::JoinRequested(joining) => self.join(joining, now),
             Event::Disconnected { connection } => self.handle_disconnect(connection, now),
             // The report follows every event.
-            Event::PeerArrived => {}
-            Event::OtherReplica { connection, here, gone } => {
-                self.other_replicas(connection, here, &gone, now);
+            Event::PeerConnected => {}
+            Event::PeerSidecars { connection, connected: here, disconnected: gone } => {
+                self.apply_replica_report(connection, here, &gone, now);
             }
-            Event::PeerLeft { connection } => {
+            Event::PeerDisconnected { connection } => {
                 for workload in self.peers.remove_peer(connection).keys() {
                     self.handle_stream_end(workload, connection, now);
                 }
@@ -502,25 +507,25 @@ impl Owner {
 
     /// Ends streams with an expired certificate or an ended task.
     fn end_expired_streams(&mut self, now: EventTime) {
-        self.history.evict_expired(&self.mesh, now.clock.duration_since(self.began));
-        let expired = |proxy: &ConnectedProxy| proxy.expires <= now.wall;
-        let ended: Vec<(ConnectionId, bool)> = self
+        self.history.evict_expired(&self.mesh, now.clock.duration_since(self.history_start));
+        let is_expired = |proxy: &ConnectedProxy| proxy.expires <= now.wall;
+        let to_end: Vec<(ConnectionId, bool)> = self
             .connected
             .proxies()
-            .filter(|(_, proxy)| expired(proxy) || proxy.is_gone())
-            .map(|(connection, proxy)| (connection, proxy.is_gone()))
+            .filter(|(_, proxy)| is_expired(proxy) || proxy.is_closed())
+            .map(|(connection, proxy)| (connection, proxy.is_closed()))
             .collect();
-        for (connection, gone) in ended {
-            match gone {
+        for (connection, has_ended) in to_end {
+            match has_ended {
                 true => self.handle_disconnect(connection, now),
-                false => self.dismiss_proxy(connection, EXPIRED.to_owned(), now),
+                false => self.dismiss_proxy(connection, EXPIRED_REASON.to_owned(), now),
             }
         }
     }
 
     fn shutdown(&mut self, now: EventTime) {
-        let all: Vec<ConnectionId> = self.connected.proxies().map(|(id, _)| id).collect();
-        for connection in all {
+        let connections: Vec<ConnectionId> = self.connected.proxies().map(|(id, _)| id).collect();
+        for connection in connections {
             if let Some(proxy) = self.connected.remove_proxy(connection, now.clock) {
                 proxy.end_connection("the control plane is shutting down".to_owned());
             }
@@ -528,26 +533,26 @@ impl Owner {
     }
 }
 
-fn in_order(listeners: &[InboundListener]) -> Listeners {
-    let pairs = listeners.iter().map(|listener| (listener.port, listener.address));
-    pairs.collect()
+fn listener_map(listeners: &[InboundListener]) -> Listeners {
+    let addresses = listeners.iter().map(|listener| (listener.port, listener.address));
+    addresses.collect()
 }
 
 /// The interval of checks for streams that should have ended by themselves.
-const SWEEP_EVERY: Duration = Duration::from_secs(15);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The time after a change of a workload's port or account in which requests wait for its sidecar: the old
 /// sidecar drains, the application ends, and the new sidecar starts.
-const CHANGED_MAX: Duration = Duration::from_secs(30);
+const CHANGED_SIDECAR_WAIT: Duration = Duration::from_secs(30);
 
-/// The delay of reports to watchers, so that a burst of events causes one report.
-const TELL_AFTER: Duration = Duration::from_millis(10);
+/// The delay of reports to watchers; a burst of events causes a single report.
+const REPORT_DELAY: Duration = Duration::from_millis(10);
 
 /// The pause after a report to all watchers, in multiples of its duration: reports take less than a tenth of
 /// the time.
-const TELL_PAUSE: u32 = 10;
+const REPORT_PAUSE: u32 = 10;
 
 /// The base cost of an event in a connection's budget, without the counted work.
 const EVENT_UNITS: u64 = 32;
 
-const EXPIRED: &str = "the certificate of this proxy has expired: renew it";
+const EXPIRED_REASON: &str = "the certificate of this proxy has expired: renew it";

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 
 use self::findings::FindingsCache;
 use crate::admin::{
-    AdminQueries, ask_owner, parse_query, query_objects, query_owner, stopping_response,
+    AdminQueries, owner_response, parse_query, query_objects, query_owner, stopping_response,
 };
 use crate::data_directory::DataDirectory;
 use crate::explanation::ExplainRunner;
@@ -49,8 +49,8 @@ pub(crate) struct Page {
     address: SocketAddr,
     /// The required token; `None` on loopback.
     token: Option<String>,
-    /// The token for live requests, required on loopback too: not every user of the machine may see them.
-    live: String,
+    /// The token for live requests, required on loopback too: other users of the machine must not see them.
+    live_token: String,
 }
 
 impl Page {
@@ -59,12 +59,12 @@ impl Page {
     pub(crate) async fn open(address: SocketAddr, data: &Path) -> io::Result<Self> {
         let listener = bind_listener(address, &data.join(ADDRESS_FILE))?;
         let address = listener.local_addr()?;
-        let live = leno_identity::generate_secret()?;
+        let live_token = leno_identity::generate_secret()?;
         let token = match address.ip().is_loopback() {
             true => None,
-            false => Some(kept_token(&data.join(TOKEN_FILE))?),
+            false => Some(stored_token(&data.join(TOKEN_FILE))?),
         };
-        Ok(Self { listener, address, token, live })
+        Ok(Self { listener, address, token, live_token })
     }
 
     /// Returns the URL for a browser. It contains the token: show it to operators only.
@@ -78,7 +78,7 @@ impl Page {
     /// Returns the URL of live requests: browsers do not send the fragment after `#`, and the page sends it
     /// with its queries.
     pub(crate) fn live_url(&self) -> String {
-        format!("{}#/live/{}", self.url(), self.live)
+        format!("{}#/live/{}", self.url(), self.live_token)
     }
 
     /// Returns the listen address.
@@ -90,31 +90,40 @@ impl Page {
     pub(crate) async fn serve(
         self,
         queries: AdminQueries,
-        PageResources { explaining, taps, directory }: PageResources,
+        PageResources { explain_runner, taps, directory }: PageResources,
         stop: watch::Receiver<bool>,
     ) {
         let findings = FindingsCache::new(directory);
-        let (asking, explained) = (QueryShare::new(ASKING_PAUSE), QueryShare::new(EXPLAINED_PAUSE));
-        let key = self.token.map(|token| PageToken::new(token, self.address.port()));
-        let live = self.live;
-        let server =
-            PageServer { queries, key, live, explaining, taps, asking, explained, findings };
+        let (query_share, explain_share) =
+            (QueryShare::new(QUERY_PAUSE), QueryShare::new(EXPLAIN_PAUSE));
+        let page_token = self.token.map(|token| PageToken::new(token, self.address.port()));
+        let live_token = self.live_token;
+        let server = PageServer {
+            queries,
+            page_token,
+            live_token,
+            explain_runner,
+            taps,
+            query_share,
+            explain_share,
+            findings,
+        };
         let server = Arc::new(server);
-        serve_all(self.listener, CONNECTIONS_MAX, server, stop).await;
+        serve_all(self.listener, MAX_CONNECTIONS, server, stop).await;
     }
 }
 
 /// The parts of the control plane that the page needs, in addition to the mesh owner.
 #[derive(Debug)]
 pub(crate) struct PageResources {
-    pub(crate) explaining: ExplainRunner,
+    pub(crate) explain_runner: ExplainRunner,
     pub(crate) taps: Arc<Taps>,
     pub(crate) directory: Arc<DataDirectory>,
 }
 
 /// Returns the token of the last run, which scrapers have; a new one if it cannot be stored.
-fn kept_token(file: &Path) -> io::Result<String> {
-    match leno_identity::kept_secret(file) {
+fn stored_token(file: &Path) -> io::Result<String> {
+    match leno_identity::read_or_create_secret(file) {
         Ok(token) => Ok(token),
         Err(error) => {
             tracing::warn!(%error, "cannot store the token of the page: this run uses a new one");
@@ -128,16 +137,16 @@ fn bind_listener(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
         return leno_listen::bind(address);
     }
     let text =
-        read_regular_text(file, FileOrigin::Leno, ADDRESS_BYTES_MAX).unwrap_or_else(|error| {
+        read_regular_text(file, FileOrigin::Leno, MAX_ADDRESS_BYTES).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the page address of the last run");
             None
         });
-    let before = text.and_then(|text| text.trim().parse().ok());
-    if let Some(before) = before.filter(|before: &SocketAddr| before.ip() == address.ip()) {
-        match leno_listen::bind(before) {
+    let previous = text.and_then(|text| text.trim().parse().ok());
+    if let Some(previous) = previous.filter(|previous: &SocketAddr| previous.ip() == address.ip()) {
+        match leno_listen::bind(previous) {
             Ok(listener) => return Ok(listener),
             Err(error) => tracing::warn!(
-                address = %before, %error,
+                address = %previous, %error,
                 "cannot reuse the page address of the last run: using another one"
             ),
         }
@@ -153,15 +162,15 @@ fn bind_listener(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
 /// The request handler.
 struct PageServer {
     queries: AdminQueries,
-    key: Option<PageToken>,
+    page_token: Option<PageToken>,
     /// The token required for live requests, in addition to the key if there is one.
-    live: String,
-    explaining: ExplainRunner,
+    live_token: String,
+    explain_runner: ExplainRunner,
     taps: Arc<Taps>,
     /// Serializes queries of all browsers: the mesh owner has other work.
-    asking: QueryShare,
+    query_share: QueryShare,
     /// Serializes explanations of this page: a client of the admin socket waits for at most one of them.
-    explained: QueryShare,
+    explain_share: QueryShare,
     findings: FindingsCache,
 }
 
@@ -184,8 +193,8 @@ impl RequestHandler for PageServer {
 
     const SERVER: &'static str = "page";
 
-    /// Browsers reconnect.
-    const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(120));
+    /// Bounds the age of connections: browsers reconnect.
+    const MAX_LIFE: Option<Duration> = Some(Duration::from_secs(120));
 
     async fn handle_request(
         &self,
@@ -195,7 +204,7 @@ impl RequestHandler for PageServer {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
         let mut response =
-            match admit_request(self.key.as_ref(), &parts.uri, &parts.headers, target) {
+            match admit_request(self.page_token.as_ref(), &parts.uri, &parts.headers, target) {
                 PageAdmission::Admitted => match target.strip_prefix("/api/tap?") {
                     Some(query) if parts.method == Method::GET => {
                         self.stream_tap(&parts.headers, query)
@@ -204,7 +213,7 @@ impl RequestHandler for PageServer {
                         self.handle_admitted(&parts.method, target, source).await.map(Either::Left)
                     }
                 },
-                PageAdmission::Turned(response) => response.map(Either::Left),
+                PageAdmission::Respond(response) => response.map(Either::Left),
             };
         set_security_headers(response.headers_mut());
         response
@@ -236,21 +245,21 @@ impl PageServer {
             return self.explain_request(query.unwrap_or_default()).await;
         }
         if path == "/api/findings" {
-            return self.findings.findings_response(&self.queries, &self.asking).await;
+            return self.findings.findings_response(&self.queries, &self.query_share).await;
         }
         // Metrics are on the admin socket only. Prometheus discovers sidecars here.
-        let asked = path.strip_prefix("/api").filter(|path| *path != "/metrics");
-        let asked = asked.or((path == "/prometheus/targets").then_some(path));
-        match asked.and_then(|path| parse_query(path, query)) {
-            Some(question) => {
-                let _turn = self.asking.acquire_turn().await;
-                match question {
+        let api_path = path.strip_prefix("/api").filter(|path| *path != "/metrics");
+        let api_path = api_path.or((path == "/prometheus/targets").then_some(path));
+        match api_path.and_then(|path| parse_query(path, query)) {
+            Some(query) => {
+                let _permit = self.query_share.acquire_turn().await;
+                match query {
                     AdminQuery::Status => self.status_response().await,
                     AdminQuery::ScrapeTargets(_) => {
                         let scraper = Scraper::from_source(source);
-                        ask_owner(&self.queries, AdminQuery::ScrapeTargets(scraper)).await
+                        owner_response(&self.queries, AdminQuery::ScrapeTargets(scraper)).await
                     }
-                    question => ask_owner(&self.queries, question).await,
+                    query => owner_response(&self.queries, query).await,
                 }
             }
             None => text_response(StatusCode::NOT_FOUND, "not found: open /\n".to_owned()),
@@ -266,9 +275,11 @@ impl PageServer {
         headers: &HeaderMap,
         query: &str,
     ) -> Response<Either<Full<Bytes>, TapBody>> {
-        let shown = bearer_token(headers).is_some_and(|shown| is_equal(shown, &self.live));
-        if !shown {
-            return text_response(StatusCode::UNAUTHORIZED, NO_LIVE.to_owned()).map(Either::Left);
+        let is_authorized =
+            bearer_token(headers).is_some_and(|presented| is_equal(presented, &self.live_token));
+        if !is_authorized {
+            return text_response(StatusCode::UNAUTHORIZED, LIVE_TOKEN_REQUIRED.to_owned())
+                .map(Either::Left);
         }
         match TapBody::open(&self.taps, query) {
             Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
@@ -294,9 +305,9 @@ impl PageServer {
 
     /// Explains the rules for the request that a query describes.
     async fn explain_request(&self, query: &str) -> Response<Full<Bytes>> {
-        let _turn = self.explained.acquire_turn().await;
-        match self.explaining.explain_query(query, query_objects(&self.queries)).await {
-            Ok(explained) => text_response(StatusCode::OK, explained.text),
+        let _permit = self.explain_share.acquire_turn().await;
+        match self.explain_runner.explain_query(query, query_objects(&self.queries)).await {
+            Ok(explanation) => text_response(StatusCode::OK, explanation.text),
             Err((status, reason)) => text_response(status, reason),
         }
     }
@@ -318,31 +329,32 @@ fn reasons_json() -> String {
 /// The admission of a request.
 enum PageAdmission {
     Admitted,
-    Turned(Box<Response<Full<Bytes>>>),
+    /// The request is not admitted: this is the response, a rejection or a redirect.
+    Respond(Box<Response<Full<Bytes>>>),
 }
 
 /// Checks the origin and token of a request. A browser that sends the token once gets a cookie.
 fn admit_request(
-    key: Option<&PageToken>,
+    page_token: Option<&PageToken>,
     uri: &Uri,
     headers: &HeaderMap,
     target: &str,
 ) -> PageAdmission {
-    let turned = |status, reason: &str| {
-        PageAdmission::Turned(Box::new(text_response(status, reason.to_owned())))
+    let reject = |status, reason: &str| {
+        PageAdmission::Respond(Box::new(text_response(status, reason.to_owned())))
     };
-    let names = if key.is_some() { AcceptedHosts::Any } else { AcceptedHosts::Local };
+    let names = if page_token.is_some() { AcceptedHosts::Any } else { AcceptedHosts::Local };
     // A link on another site may open the page itself, and none of its data.
     let is_page = target.starts_with("/?token=") || FILES.iter().any(|(name, ..)| *name == target);
     if let Some(response) = reject_cross_site(uri, headers, names, is_page) {
-        return PageAdmission::Turned(Box::new(response));
+        return PageAdmission::Respond(Box::new(response));
     }
-    let Some(PageToken { token, cookie: name }) = key else {
+    let Some(PageToken { token, cookie: name }) = page_token else {
         return PageAdmission::Admitted;
     };
-    if let Some(shown) = target.strip_prefix("/?token=") {
-        if !is_equal(shown, token) {
-            return turned(StatusCode::UNAUTHORIZED, NO_TOKEN);
+    if let Some(presented) = target.strip_prefix("/?token=") {
+        if !is_equal(presented, token) {
+            return reject(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED);
         }
         let mut response = text_response(StatusCode::SEE_OTHER, String::new());
         let cookie = format!("{name}={token}; HttpOnly; SameSite=Strict; Path=/");
@@ -350,15 +362,15 @@ fn admit_request(
             response.headers_mut().insert(SET_COOKIE, cookie);
         }
         response.headers_mut().insert(LOCATION, HeaderValue::from_static("/"));
-        return PageAdmission::Turned(Box::new(response));
+        return PageAdmission::Respond(Box::new(response));
     }
     let bearer = bearer_token(headers);
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut cookies = cookies.flat_map(|value| value.split("; "));
     let cookie = cookies.find_map(|pair| pair.strip_prefix(name.as_str())?.strip_prefix('='));
-    match [bearer, cookie].into_iter().flatten().any(|shown| is_equal(shown, token)) {
+    match [bearer, cookie].into_iter().flatten().any(|presented| is_equal(presented, token)) {
         true => PageAdmission::Admitted,
-        false => turned(StatusCode::UNAUTHORIZED, NO_TOKEN),
+        false => reject(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED),
     }
 }
 
@@ -368,9 +380,9 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Compares in constant time.
-fn is_equal(one: &str, other: &str) -> bool {
-    let pairs = one.bytes().zip(other.bytes());
-    one.len() == other.len() && pairs.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+fn is_equal(a: &str, b: &str) -> bool {
+    let pairs = a.bytes().zip(b.bytes());
+    a.len() == b.len() && pairs.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
 /// Sets the security headers of every response.
@@ -409,24 +421,24 @@ const TOKEN_FILE: &str = "page-token";
 /// The file in the data directory with the page's last address.
 const ADDRESS_FILE: &str = "page.address";
 /// The maximum length of an address.
-const ADDRESS_BYTES_MAX: u64 = 64;
+const MAX_ADDRESS_BYTES: u64 = 64;
 
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Maximum concurrent browser connections; more wait. One browser has up to six.
-const CONNECTIONS_MAX: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// The pause after a query, in multiples of its duration: browsers take at most a quarter of the owner's time.
-const ASKING_PAUSE: u32 = 3;
+const QUERY_PAUSE: u32 = 3;
 
-/// The same after an explanation, which runs on a separate thread.
-const EXPLAINED_PAUSE: u32 = 1;
+/// The pause after an explanation, in multiples of its duration; it runs on a separate thread.
+const EXPLAIN_PAUSE: u32 = 1;
 
-const NO_LIVE: &str =
+const LIVE_TOKEN_REQUIRED: &str =
     "live requests need a token: open the address that `leno tap --page` prints\n";
 
-const NO_TOKEN: &str = "this page requires its token: `leno status` on the machine of the control \
+const TOKEN_REQUIRED: &str = "this page requires its token: `leno status` on the machine of the control \
                         plane prints the address\n";
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 /// The sidecars of other control planes, by the stream that reports them.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
-    sent: BTreeMap<ConnectionId, RegisteredSidecars>,
+    registered: BTreeMap<ConnectionId, RegisteredSidecars>,
     addresses: PeerAddresses,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Peers {
 pub(crate) struct PeerAddresses(Arc<Mutex<BTreeMap<ConnectionId, SocketAddr>>>);
 
 impl PeerAddresses {
-    /// Locks the addresses. A thread that panicked while it held the lock left no half-written state.
+    /// Locks the addresses. A thread that panicked with the lock left no inconsistent state.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, SocketAddr>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -47,25 +47,29 @@ impl Peers {
         self.addresses.lock().get(&peer).copied()
     }
 
-    /// Returns the other control planes, each with its address and the number of its sidecars that `is_ours`
-    /// rejects.
+    /// Returns the other control planes, each with its address and the number of its sidecars without those for
+    /// which `is_excluded` is true.
     pub(crate) fn other_control_planes(
         &self,
-        is_ours: impl Fn(&WorkloadName) -> bool,
+        is_excluded: impl Fn(&WorkloadName) -> bool,
     ) -> Vec<(Option<SocketAddr>, usize)> {
-        let counted = self.sent.iter().map(|(peer, sent)| {
-            let holds = |workload: &WorkloadName| {
-                let holder = self.newest_registration(workload).map(|(holder, _)| holder);
-                !is_ours(workload) && holder == Some(*peer)
+        let counts = self.registered.iter().map(|(peer, registered)| {
+            let is_newest_at = |workload: &WorkloadName| {
+                let newest_peer =
+                    self.newest_registration(workload).map(|(newest_peer, _)| newest_peer);
+                !is_excluded(workload) && newest_peer == Some(*peer)
             };
-            (self.peer_address(*peer), sent.keys().filter(|workload| holds(workload)).count())
+            (
+                self.peer_address(*peer),
+                registered.keys().filter(|workload| is_newest_at(workload)).count(),
+            )
         });
-        counted.collect()
+        counts.collect()
     }
 
     /// Adds a control plane that reports its sidecars, possibly none.
     pub(crate) fn add_peer(&mut self, peer: ConnectionId) {
-        self.sent.entry(peer).or_default();
+        self.registered.entry(peer).or_default();
     }
 
     /// Records a control plane's report of this sidecar.
@@ -75,19 +79,19 @@ impl Peers {
         workload: WorkloadName,
         registration: Registration,
     ) {
-        self.sent.entry(peer).or_default().insert(workload, registration);
+        self.registered.entry(peer).or_default().insert(workload, registration);
     }
 
     /// Removes a sidecar of a control plane.
     pub(crate) fn remove_sidecar(&mut self, peer: ConnectionId, workload: &WorkloadName) {
-        if let Some(sent) = self.sent.get_mut(&peer) {
-            sent.remove(workload);
+        if let Some(registered) = self.registered.get_mut(&peer) {
+            registered.remove(workload);
         }
     }
 
     /// Removes a control plane, and returns its sidecars.
     pub(crate) fn remove_peer(&mut self, peer: ConnectionId) -> RegisteredSidecars {
-        self.sent.remove(&peer).unwrap_or_default()
+        self.registered.remove(&peer).unwrap_or_default()
     }
 
     /// Returns the control plane that has a sidecar, as far as known: the one with its newest stream.
@@ -95,13 +99,16 @@ impl Peers {
         &self,
         workload: &WorkloadName,
     ) -> Option<(ConnectionId, &Registration)> {
-        let sent = self.sent.iter().filter_map(|(peer, sent)| Some((*peer, sent.get(workload)?)));
-        sent.max_by_key(|(peer, registration)| (registration.session, *peer))
+        let registered = self
+            .registered
+            .iter()
+            .filter_map(|(peer, registered)| Some((*peer, registered.get(workload)?)));
+        registered.max_by_key(|(peer, registration)| (registration.session, *peer))
     }
 
     /// Returns the number of control planes that have reported their sidecars.
     pub(crate) fn peer_count(&self) -> usize {
-        self.sent.len()
+        self.registered.len()
     }
 }
 
@@ -114,33 +121,33 @@ pub(crate) struct PeerStreamContext {
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// Follows the other control planes until shutdown: those in `always`, and those in `found` while they are
-/// listed.
+/// Follows the other control planes until shutdown: those in `configured`, and those in `discovered` while they
+/// are listed.
 ///
-/// After an address leaves `found`, no new connection is opened. An open stream continues: its reports are true
-/// while it is open, and the list of control planes may be wrong temporarily.
+/// After an address leaves `discovered`, no new connection is opened. An open stream continues: its reports are
+/// true while it is open, and the list of control planes may be wrong temporarily.
 pub(crate) async fn follow_all(
-    always: Vec<SocketAddr>,
-    mut found: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
-    follower: PeerStreamContext,
+    configured: Vec<SocketAddr>,
+    mut discovered: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
+    context: PeerStreamContext,
 ) {
-    let always: BTreeSet<SocketAddr> = always.into_iter().collect();
-    let wanted = watch::Sender::new(BTreeSet::new());
-    let follower = Arc::new(follower);
-    let mut stop = follower.stop.clone();
+    let configured: BTreeSet<SocketAddr> = configured.into_iter().collect();
+    let active = watch::Sender::new(BTreeSet::new());
+    let context = Arc::new(context);
+    let mut stop = context.stop.clone();
     let mut following = BTreeSet::new();
     let mut tasks = JoinSet::new();
-    let mut is_looked_for = found.is_some();
+    let mut discovery_runs = discovered.is_some();
     loop {
-        let mut now = always.clone();
-        if let Some(found) = &mut found {
-            now.extend(found.borrow_and_update().iter().copied());
+        let mut current = configured.clone();
+        if let Some(discovered) = &mut discovered {
+            current.extend(discovered.borrow_and_update().iter().copied());
         }
-        wanted.send_replace(now.clone());
-        for address in now.into_iter().filter(|address| following.insert(*address)) {
-            let (wanted, follower) = (wanted.subscribe(), Arc::clone(&follower));
+        active.send_replace(current.clone());
+        for address in current.into_iter().filter(|address| following.insert(*address)) {
+            let (active, context) = (active.subscribe(), Arc::clone(&context));
             tasks.spawn(async move {
-                follow_one(address, wanted, follower).await;
+                follow_until_removed(address, active, context).await;
                 address
             });
         }
@@ -148,8 +155,8 @@ pub(crate) async fn follow_all(
             // Remaining tasks are dropped with the set.
             _ = stop.wait_for(|stop| *stop) => return,
             // When discovery ends, its last control planes stay.
-            changed = wait_for_change(&mut found), if is_looked_for => is_looked_for = changed.is_ok(),
-            Some(ended) = tasks.join_next(), if !follower.events.is_closed() => match ended {
+            changed = wait_for_change(&mut discovered), if discovery_runs => discovery_runs = changed.is_ok(),
+            Some(ended) = tasks.join_next(), if !context.events.is_closed() => match ended {
                 Ok(ended) => {
                     following.remove(&ended);
                 }
@@ -165,65 +172,65 @@ pub(crate) async fn follow_all(
 }
 
 async fn wait_for_change(
-    found: &mut Option<watch::Receiver<BTreeSet<SocketAddr>>>,
+    discovered: &mut Option<watch::Receiver<BTreeSet<SocketAddr>>>,
 ) -> Result<(), watch::error::RecvError> {
-    match found {
-        Some(found) => found.changed().await,
+    match discovered {
+        Some(discovered) => discovered.changed().await,
         None => std::future::pending().await,
     }
 }
 
-async fn follow_one(
+async fn follow_until_removed(
     address: SocketAddr,
-    mut wanted: watch::Receiver<BTreeSet<SocketAddr>>,
-    follower: Arc<PeerStreamContext>,
+    mut active: watch::Receiver<BTreeSet<SocketAddr>>,
+    context: Arc<PeerStreamContext>,
 ) {
     loop {
-        match dial_peer(address, &follower).await {
+        match follow_once(address, &context).await {
             Ok(ended) => {
                 tracing::info!(%address, reason = %ended, "the connection to another control plane ended")
             }
             Err(error) => tracing::debug!(%address, %error, "another control plane is unreachable"),
         }
-        let gone = wanted.wait_for(|wanted| !wanted.contains(&address));
-        if follower.events.is_closed() || timeout(AGAIN_AFTER, gone).await.is_ok() {
+        let removed = active.wait_for(|active| !active.contains(&address));
+        if context.events.is_closed() || timeout(RETRY_INTERVAL, removed).await.is_ok() {
             return;
         }
     }
 }
 
-async fn dial_peer(
+async fn follow_once(
     address: SocketAddr,
-    follower: &PeerStreamContext,
+    context: &PeerStreamContext,
 ) -> std::io::Result<DiscoveryError> {
-    let config = Arc::clone(&follower.configs.borrow());
-    let connected = async {
+    let config = Arc::clone(&context.configs.borrow());
+    let handshake = async {
         let tcp = TcpStream::connect(address).await?;
         tcp.set_nodelay(true)?;
         TlsConnector::from(config).connect(ServerName::IpAddress(address.ip().into()), tcp).await
     };
-    let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
-    let stream = timeout(MAX_WAIT, connected).await.map_err(late)??;
+    let timed_out = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
+    let stream = timeout(CONNECT_TIMEOUT, handshake).await.map_err(timed_out)??;
     tracing::info!(%address, "following another control plane");
     // A distinct number range, so that it never equals a proxy's.
     let number = PEER_STREAMS.fetch_add(1, Ordering::Relaxed);
-    let events = follower.events.create_sender(Arc::new(Budget::new(Instant::now())));
+    let events = context.events.create_sender(Arc::new(Budget::new(Instant::now())));
     let number = ConnectionId(number);
-    let _noted = NotedAddress::new(&follower.addresses, number, address);
+    let _registered = RegisteredAddress::new(&context.addresses, number, address);
     Ok(Box::pin(follow_peer(stream, number, events)).await)
 }
 
 /// Keeps the address of a stream in the table while it is open.
-struct NotedAddress(PeerAddresses, ConnectionId);
+struct RegisteredAddress(PeerAddresses, ConnectionId);
 
-impl NotedAddress {
-    fn new(all: &PeerAddresses, stream: ConnectionId, address: SocketAddr) -> Self {
-        all.lock().insert(stream, address);
-        Self(all.clone(), stream)
+impl RegisteredAddress {
+    fn new(addresses: &PeerAddresses, stream: ConnectionId, address: SocketAddr) -> Self {
+        addresses.lock().insert(stream, address);
+        Self(addresses.clone(), stream)
     }
 }
 
-impl Drop for NotedAddress {
+impl Drop for RegisteredAddress {
     fn drop(&mut self) {
         self.0.lock().remove(&self.1);
     }
@@ -233,10 +240,10 @@ impl Drop for NotedAddress {
 static PEER_STREAMS: AtomicU64 = AtomicU64::new(1 << 63);
 
 /// The retry interval: there are few control planes, and a starting one should be followed soon.
-const AGAIN_AFTER: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The timeout of a connection and its handshake.
-const MAX_WAIT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -245,21 +252,23 @@ mod tests {
     #[test]
     fn the_newest_stream_of_a_sidecar_decides_who_has_it() {
         let workload: WorkloadName = "shop/cart-1".parse().unwrap();
-        let [one, two] = [1, 2].map(ConnectionId);
+        let [first, second] = [1, 2].map(ConnectionId);
         let registration = |session| Registration { listeners: Vec::new(), session };
         let mut peers = Peers::default();
-        let holder = |peers: &Peers| {
-            peers.newest_registration(&workload).map(|(peer, sent)| (peer, sent.session))
+        let newest = |peers: &Peers| {
+            peers
+                .newest_registration(&workload)
+                .map(|(peer, registered)| (peer, registered.session))
         };
-        assert_eq!(holder(&peers), None);
-        peers.record_registration(two, workload.clone(), registration(5));
-        peers.record_registration(one, workload.clone(), registration(7));
-        assert_eq!(holder(&peers), Some((one, 7)));
-        peers.record_registration(two, workload.clone(), registration(9));
-        assert_eq!(holder(&peers), Some((two, 9)));
-        assert_eq!(peers.remove_peer(two).len(), 1);
-        assert_eq!((holder(&peers), peers.peer_count()), (Some((one, 7)), 1));
-        peers.remove_sidecar(one, &workload);
-        assert_eq!(holder(&peers), None);
+        assert_eq!(newest(&peers), None);
+        peers.record_registration(second, workload.clone(), registration(5));
+        peers.record_registration(first, workload.clone(), registration(7));
+        assert_eq!(newest(&peers), Some((first, 7)));
+        peers.record_registration(second, workload.clone(), registration(9));
+        assert_eq!(newest(&peers), Some((second, 9)));
+        assert_eq!(peers.remove_peer(second).len(), 1);
+        assert_eq!((newest(&peers), peers.peer_count()), (Some((first, 7)), 1));
+        peers.remove_sidecar(first, &workload);
+        assert_eq!(newest(&peers), None);
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::mesh::Mesh;
 use crate::publish::GracePeriod;
 
-/// Sidecars that are connected or were until recently. Time is an argument.
+/// Sidecars that are connected or were connected recently.
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
     sidecars: BTreeMap<WorkloadName, SidecarPresence>,
@@ -32,7 +32,7 @@ impl Presence {
         self.sidecars.insert(workload.clone(), presence);
     }
 
-    /// Handles the end of a stream: its sidecar is missing from now on, unless it has another stream already.
+    /// Handles the end of a stream: its sidecar is missing, unless it already has another stream.
     pub(crate) fn mark_missing(
         &mut self,
         workload: &WorkloadName,
@@ -52,15 +52,15 @@ impl Presence {
         self.sidecars.insert(workload.clone(), presence);
     }
 
-    /// Records the change of a workload: requests wait for its sidecar until then.
+    /// Records the change of a workload: requests wait for its sidecar until `until`.
     pub(crate) fn expect_sidecar(&mut self, workload: &WorkloadName, until: Instant) {
         self.changed.insert(workload.clone(), until);
     }
 
-    /// Removes and returns the changed workloads after their waiting time.
-    pub(crate) fn take_given_up(&mut self, now: Instant) -> Vec<WorkloadName> {
-        let given_up = self.changed.extract_if(.., |_, until| *until <= now);
-        given_up.map(|(workload, _)| workload).collect()
+    /// Removes and returns the changed workloads for whose sidecars requests no longer wait.
+    pub(crate) fn take_expired_waits(&mut self, now: Instant) -> Vec<WorkloadName> {
+        let expired = self.changed.extract_if(.., |_, until| *until <= now);
+        expired.map(|(workload, _)| workload).collect()
     }
 
     /// Removes a workload.
@@ -82,7 +82,7 @@ impl Presence {
     }
 
     /// Returns the next time at which the wait for a sidecar ends.
-    pub(crate) fn next_loss(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let until = |presence: &SidecarPresence| match presence {
             SidecarPresence::Missing(until) => Some(*until),
             SidecarPresence::Connected(_) => None,
@@ -126,11 +126,12 @@ impl StartupGrace {
         let Some(until) = self.until else {
             return false;
         };
-        let ends = now >= until || mesh.workloads().all(|workload| mesh.is_registered(workload));
-        if ends {
+        let has_ended =
+            now >= until || mesh.workloads().all(|workload| mesh.is_registered(workload));
+        if has_ended {
             self.until = None;
         }
-        ends
+        has_ended
     }
 }
 
@@ -138,48 +139,48 @@ impl StartupGrace {
 mod tests {
     use super::*;
 
-    const ONE: ConnectionId = ConnectionId(1);
-    const TWO: ConnectionId = ConnectionId(2);
+    const FIRST: ConnectionId = ConnectionId(1);
+    const SECOND: ConnectionId = ConnectionId(2);
 
     fn workload_name() -> WorkloadName {
         WorkloadName::new("bookinfo", "ratings-1").unwrap()
     }
 
     #[test]
-    fn a_sidecar_that_does_not_come_back_is_lost_after_the_grace() {
+    fn a_sidecar_that_does_not_reconnect_is_lost_after_the_grace_period() {
         let now = Instant::now();
         let grace = Duration::from_secs(10);
         let mut presence = Presence::default();
-        presence.mark_connected(&workload_name(), ONE);
-        assert_eq!(presence.next_loss(), None);
-        presence.mark_missing(&workload_name(), ONE, now + grace);
+        presence.mark_connected(&workload_name(), FIRST);
+        assert_eq!(presence.next_deadline(), None);
+        presence.mark_missing(&workload_name(), FIRST, now + grace);
         assert!(presence.is_missing(&workload_name()));
         assert_eq!(presence.take_lost(now + grace / 2), []);
-        assert_eq!(presence.next_loss(), Some(now + grace));
+        assert_eq!(presence.next_deadline(), Some(now + grace));
         assert_eq!(presence.take_lost(now + grace), [workload_name()]);
-        assert_eq!(presence.next_loss(), None);
+        assert_eq!(presence.next_deadline(), None);
     }
 
     #[test]
-    fn a_workload_that_changed_is_waited_for_until_a_bound() {
+    fn requests_wait_for_the_sidecar_of_a_changed_workload_until_a_deadline() {
         let (now, wait) = (Instant::now(), Duration::from_secs(30));
         let mut presence = Presence::default();
         presence.expect_sidecar(&workload_name(), now + wait);
         // The old sidecar is removed meanwhile.
         presence.remove_workload(&workload_name());
-        assert_eq!(presence.take_given_up(now), []);
-        assert_eq!(presence.next_loss(), Some(now + wait));
-        assert_eq!(presence.take_given_up(now + wait), [workload_name()]);
-        assert_eq!(presence.next_loss(), None);
+        assert_eq!(presence.take_expired_waits(now), []);
+        assert_eq!(presence.next_deadline(), Some(now + wait));
+        assert_eq!(presence.take_expired_waits(now + wait), [workload_name()]);
+        assert_eq!(presence.next_deadline(), None);
     }
 
     #[test]
-    fn the_end_of_an_old_stream_does_not_matter_when_there_is_a_new_one() {
+    fn the_end_of_an_old_stream_has_no_effect_after_a_new_one_started() {
         let now = Instant::now();
         let mut presence = Presence::default();
-        presence.mark_connected(&workload_name(), ONE);
-        presence.mark_connected(&workload_name(), TWO);
-        presence.mark_missing(&workload_name(), ONE, now);
+        presence.mark_connected(&workload_name(), FIRST);
+        presence.mark_connected(&workload_name(), SECOND);
+        presence.mark_missing(&workload_name(), FIRST, now);
         assert_eq!(presence.take_lost(now), []);
         assert!(!presence.is_missing(&workload_name()));
     }

@@ -28,27 +28,30 @@ pub(crate) struct ConnectedProxies {
     times: Times,
     proxies: BTreeMap<ConnectionId, ConnectedProxy>,
     by_workload: BTreeMap<WorkloadName, ConnectionId>,
-    /// Proxies that depend on a service: they use it, or a service with rules that name it.
+    /// Proxies by the services that they depend on: they use the service, or one with rules that name it.
     by_service: Index<ServiceName, ConnectionId>,
-    depends: BTreeMap<ConnectionId, BTreeSet<ServiceName>>,
-    /// Proxies that queried an address.
+    /// The reverse of `by_service`.
+    dependencies: BTreeMap<ConnectionId, BTreeSet<ServiceName>>,
+    /// Proxies by the addresses that they queried.
     by_address: Index<IpAddr, ConnectionId>,
-    asked: BTreeMap<ConnectionId, BTreeSet<IpAddr>>,
-    views: ServiceConfigCache,
+    queried_addresses: BTreeMap<ConnectionId, BTreeSet<IpAddr>>,
+    service_configs: ServiceConfigCache,
     pending: Option<PendingChanges>,
-    sending: Option<PushInProgress>,
+    push_in_progress: Option<PushInProgress>,
     newest: ChangeId,
     /// The total work so far, in budget units.
     work: u64,
     pub(crate) pushes: ConfigPushes,
     pub(crate) change_log: ChangeLog,
-    pub(crate) tally: PublishCounters,
+    pub(crate) counters: PublishCounters,
 }
 
 /// Changes that have not been sent yet.
 #[derive(Debug)]
 struct PendingChanges {
-    due: BTreeSet<ConnectionId>,
+    /// The proxies that the changes may affect.
+    unsent: BTreeSet<ConnectionId>,
+    /// The times of the changes.
     seen: Vec<Instant>,
     first: Instant,
     last: Instant,
@@ -59,16 +62,16 @@ struct PendingChanges {
 struct PushInProgress {
     change: ChangeId,
     /// The proxies that it has not been sent to.
-    due: BTreeSet<ConnectionId>,
+    unsent: BTreeSet<ConnectionId>,
     /// Proxies that have received an update and may not have applied it.
     reached: BTreeSet<ConnectionId>,
     seen: Vec<Instant>,
     affected_proxies: usize,
     recipients: usize,
-    at: Instant,
+    started: Instant,
 }
 
-/// The state of work in slices.
+/// The progress of work that is done in slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SliceProgress {
     Done,
@@ -104,24 +107,24 @@ pub(crate) enum GracePeriod {
 }
 
 impl ConnectedProxies {
-    /// Creates an empty audience; changes are numbered from `first`.
+    /// Creates an empty set of proxies; changes are numbered from `first`.
     pub(crate) fn new(times: Times, first: ChangeId) -> Self {
         Self {
             times,
             proxies: BTreeMap::new(),
             by_workload: BTreeMap::new(),
             by_service: Index::default(),
-            depends: BTreeMap::new(),
+            dependencies: BTreeMap::new(),
             by_address: Index::default(),
-            asked: BTreeMap::new(),
-            views: ServiceConfigCache::default(),
+            queried_addresses: BTreeMap::new(),
+            service_configs: ServiceConfigCache::default(),
             pending: None,
-            sending: None,
+            push_in_progress: None,
             newest: first,
             work: 0,
             pushes: ConfigPushes::default(),
             change_log: ChangeLog::default(),
-            tally: PublishCounters::default(),
+            counters: PublishCounters::default(),
         }
     }
 
@@ -176,18 +179,18 @@ impl ConnectedProxies {
     ) -> Option<ConnectedProxy> {
         let proxy = self.proxies.remove(&connection)?;
         self.index_services(connection, BTreeSet::new());
-        self.depends.remove(&connection);
+        self.dependencies.remove(&connection);
         self.index_addresses(connection, BTreeSet::new());
-        self.asked.remove(&connection);
+        self.queried_addresses.remove(&connection);
         if self.by_workload.get(&proxy.workload) == Some(&connection) {
             self.by_workload.remove(&proxy.workload);
         }
         if let Some(pending) = &mut self.pending {
-            pending.due.remove(&connection);
+            pending.unsent.remove(&connection);
         }
-        if let Some(sending) = &mut self.sending {
-            sending.due.remove(&connection);
-            sending.reached.remove(&connection);
+        if let Some(push_in_progress) = &mut self.push_in_progress {
+            push_in_progress.unsent.remove(&connection);
+            push_in_progress.reached.remove(&connection);
         }
         self.pushes.settle_connection(connection, proxy.unsettled_bytes, now);
         Some(proxy)
@@ -203,8 +206,8 @@ impl ConnectedProxies {
         bytes: u64,
         now: Instant,
     ) {
-        self.tally.applied += 1;
-        self.tally.delta_bytes += bytes;
+        self.counters.applied += 1;
+        self.counters.delta_bytes += bytes;
         let Some(proxy) = self.proxies.get_mut(&connection) else {
             return;
         };
@@ -227,38 +230,38 @@ impl ConnectedProxies {
         now: Instant,
     ) {
         self.newest.0 += 1;
-        self.tally.changes += 1;
+        self.counters.changes += 1;
         self.change_log.record_change(RecordedChange {
             id: self.newest,
             cause,
             noticed,
             seen: now,
         });
-        self.views.mark_outdated(affected_set);
-        let due = self.affected_proxies(affected_set, mesh);
+        self.service_configs.mark_outdated(affected_set);
+        let affected = self.affected_proxies(affected_set, mesh);
         let pending = self.pending.get_or_insert_with(|| PendingChanges {
-            due: BTreeSet::new(),
+            unsent: BTreeSet::new(),
             seen: Vec::new(),
             first: now,
             last: now,
         });
-        for connection in due {
-            if pending.due.insert(connection) {
+        for connection in affected {
+            if pending.unsent.insert(connection) {
                 let proxy = self.proxies.get(&connection);
                 let units = proxy.map_or(0, |proxy| proxy.config_units);
-                self.work = self.work.saturating_add(NOTICE_UNITS.saturating_add(units));
+                self.work = self.work.saturating_add(UPDATE_UNITS.saturating_add(units));
             }
         }
         pending.last = now;
-        if pending.seen.len() < SEEN_MAX {
+        if pending.seen.len() < MAX_SEEN {
             pending.seen.push(now);
         }
     }
 
     /// Returns the time at which recorded changes are sent; in the past while a push is in progress.
     pub(crate) fn due_at(&self) -> Option<Instant> {
-        if let Some(sending) = &self.sending {
-            return Some(sending.at);
+        if let Some(push_in_progress) = &self.push_in_progress {
+            return Some(push_in_progress.started);
         }
         let Times { quiet, quiet_max, .. } = self.times;
         let pending = self.pending.as_ref()?;
@@ -270,64 +273,69 @@ impl ConnectedProxies {
     pub(crate) fn publish(
         &mut self,
         mesh: &Mesh,
-        settling: GracePeriod,
+        grace_period: GracePeriod,
         now: Instant,
     ) -> SliceProgress {
-        if self.sending.is_none() {
-            let Some(PendingChanges { due, seen, .. }) = self.pending.take() else {
+        if self.push_in_progress.is_none() {
+            let Some(PendingChanges { unsent, seen, .. }) = self.pending.take() else {
                 return SliceProgress::Done;
             };
-            let (change, affected_proxies) = (self.newest, due.len());
+            let (change, affected_proxies) = (self.newest, unsent.len());
             let reached = BTreeSet::new();
-            self.sending = Some(PushInProgress {
+            self.push_in_progress = Some(PushInProgress {
                 change,
-                due,
+                unsent,
                 reached,
                 seen,
                 affected_proxies,
                 recipients: 0,
-                at: now,
+                started: now,
             });
         }
         let end = self.work.saturating_add(SLICE_UNITS);
         while self.work < end {
-            let next = self.sending.as_mut().and_then(|sending| sending.due.pop_first());
+            let next = self
+                .push_in_progress
+                .as_mut()
+                .and_then(|push_in_progress| push_in_progress.unsent.pop_first());
             let Some(connection) = next else { break };
-            let is_new = self.send_config(connection, mesh, settling) == Some(PushOutcome::New);
-            if let Some(sending) = &mut self.sending {
-                sending.recipients += usize::from(is_new);
-                sending.reached.insert(connection);
+            let is_new = self.send_config(connection, mesh, grace_period) == Some(PushOutcome::New);
+            if let Some(push_in_progress) = &mut self.push_in_progress {
+                push_in_progress.recipients += usize::from(is_new);
+                push_in_progress.reached.insert(connection);
             }
         }
-        match self.sending.take_if(|sending| sending.due.is_empty()) {
-            Some(sent) => self.begin_round(sent),
+        match self.push_in_progress.take_if(|push_in_progress| push_in_progress.unsent.is_empty()) {
+            Some(finished) => self.finish_push(finished),
             None => return SliceProgress::More,
         }
         SliceProgress::Done
     }
 
-    /// Starts to wait for acknowledgments of a push after everything is sent.
-    fn begin_round(&mut self, sending: PushInProgress) {
-        let PushInProgress { change, mut reached, seen, affected_proxies, recipients, at, .. } =
-            sending;
-        let is_behind =
-            |one: &ConnectionId| self.proxies.get(one).is_some_and(ConnectedProxy::is_behind);
+    /// Starts to wait for the acknowledgments of a push that has been sent completely.
+    fn finish_push(&mut self, push_in_progress: PushInProgress) {
+        let PushInProgress {
+            change, mut reached, seen, affected_proxies, recipients, started, ..
+        } = push_in_progress;
+        let is_behind = |connection: &ConnectionId| {
+            self.proxies.get(connection).is_some_and(ConnectedProxy::is_behind)
+        };
         reached.retain(is_behind);
-        self.views.evict_unused();
-        self.tally.push_recipients += recipients as u64;
+        self.service_configs.evict_unused();
+        self.counters.push_recipients += recipients as u64;
         self.pushes.begin_push(
             change,
             seen,
-            SentPush { at, affected_proxies, recipients, waiting: reached },
+            SentPush { at: started, affected_proxies, recipients, waiting: reached },
         );
     }
 
-    /// Marks all proxies as affected, without a change of the mesh.
-    pub(crate) fn update_all(&mut self, mesh: &Mesh, settling: GracePeriod) {
+    /// Sends all proxies their configuration if it differs, without a change of the mesh.
+    pub(crate) fn update_all(&mut self, mesh: &Mesh, grace_period: GracePeriod) {
         self.newest.0 += 1;
         let all: Vec<ConnectionId> = self.proxies.keys().copied().collect();
         for connection in all {
-            self.send_config(connection, mesh, settling);
+            self.send_config(connection, mesh, grace_period);
         }
     }
 
@@ -336,11 +344,11 @@ impl ConnectedProxies {
         &mut self,
         connection: ConnectionId,
         mesh: &Mesh,
-        settling: GracePeriod,
+        grace_period: GracePeriod,
     ) {
         // A distinct number, so that its acknowledgment is unambiguous.
         self.newest.0 += 1;
-        self.send_config(connection, mesh, settling);
+        self.send_config(connection, mesh, grace_period);
     }
 
     /// Compiles a slice of a proxy's configuration. For proxies with many new subscriptions, it is called until
@@ -352,15 +360,15 @@ impl ConnectedProxies {
     ) -> SliceProgress {
         let Some(proxy) = self.proxies.get(&connection) else { return SliceProgress::Done };
         let Some(workload) = mesh.workload(&proxy.workload) else { return SliceProgress::Done };
-        let before = self.views.compiled_count();
+        let before = self.service_configs.compiled_count();
         let done = prepare_services(
             mesh,
             workload,
             &proxy.subscriptions,
             &proxy.addresses,
-            &mut self.views,
+            &mut self.service_configs,
         );
-        self.charge_views(before);
+        self.charge_compilation(before);
         match done {
             true => SliceProgress::Done,
             false => SliceProgress::More,
@@ -372,9 +380,9 @@ impl ConnectedProxies {
         self.work
     }
 
-    fn charge_views(&mut self, before: u64) {
-        let compiled = self.views.compiled_count().saturating_sub(before);
-        self.work = self.work.saturating_add(compiled.saturating_mul(VIEW_UNITS));
+    fn charge_compilation(&mut self, before: u64) {
+        let compiled = self.service_configs.compiled_count().saturating_sub(before);
+        self.work = self.work.saturating_add(compiled.saturating_mul(SERVICE_CONFIG_UNITS));
     }
 
     /// Sends one proxy its configuration, if it differs from the last one sent.
@@ -382,49 +390,53 @@ impl ConnectedProxies {
         &mut self,
         connection: ConnectionId,
         mesh: &Mesh,
-        settling: GracePeriod,
+        grace_period: GracePeriod,
     ) -> Option<PushOutcome> {
         let proxy = self.proxies.get(&connection)?;
         let workload = mesh.workload(&proxy.workload)?;
-        let before = self.views.compiled_count();
-        let mut wanted = used_services(workload, &proxy.subscriptions);
-        let asked = proxy.addresses.clone();
-        let found = address_entries(mesh, &asked, &mut self.views);
-        let looked_up = proxy.names.clone();
-        let names = dns_record(mesh, &looked_up);
-        wanted.extend(found.services);
-        let compiled_config = compile_config(mesh, workload, &wanted, &mut self.views);
-        let compiled_config = compiled_config.with_addresses(found.at).with_names(names);
-        let doubt = match settling {
-            GracePeriod::Yes => {
-                uncertain_endpoints(mesh, workload, &compiled_config).with_addresses(found.unheard)
-            }
+        let before = self.service_configs.compiled_count();
+        let mut services = used_services(workload, &proxy.subscriptions);
+        let queried_addresses = proxy.addresses.clone();
+        let entries = address_entries(mesh, &queried_addresses, &mut self.service_configs);
+        let queried_names = proxy.names.clone();
+        let names = dns_record(mesh, &queried_names);
+        services.extend(entries.services);
+        let compiled_config = compile_config(mesh, workload, &services, &mut self.service_configs);
+        let compiled_config = compiled_config.with_addresses(entries.by_address).with_names(names);
+        let unknown_endpoints = match grace_period {
+            GracePeriod::Yes => uncertain_endpoints(mesh, workload, &compiled_config)
+                .with_addresses(entries.unreported),
             GracePeriod::No => UnknownEndpoints::default(),
         };
-        self.tally.compiled += 1;
-        let depends = compiled_config.snapshot.services.keys().chain(&compiled_config.absent);
-        let depends = depends.chain(&found.decided_by).chain(&looked_up);
-        self.index_services(connection, depends.cloned().collect());
-        self.index_addresses(connection, asked);
+        self.counters.compiled += 1;
+        let dependencies = compiled_config.snapshot.services.keys().chain(&compiled_config.absent);
+        let dependencies = dependencies.chain(&entries.dependencies).chain(&queried_names);
+        self.index_services(connection, dependencies.cloned().collect());
+        self.index_addresses(connection, queried_addresses);
         let change = self.newest;
         let snapshot = &compiled_config.snapshot;
-        let known = snapshot.services.len() + snapshot.addresses.len() + snapshot.names.len();
-        let units = WORLD_UNITS.saturating_add((known + compiled_config.absent.len()) as u64);
+        let resources = snapshot.services.len() + snapshot.addresses.len() + snapshot.names.len();
+        let units =
+            SNAPSHOT_UNITS.saturating_add((resources + compiled_config.absent.len()) as u64);
         self.work = self.work.saturating_add(units);
-        self.charge_views(before);
+        self.charge_compilation(before);
         let proxy = self.proxies.get_mut(&connection);
-        let pushed = proxy.map(|proxy| {
+        let outcome = proxy.map(|proxy| {
             proxy.config_units = units;
-            proxy.send_if_changed(compiled_config, doubt, change)
+            proxy.send_if_changed(compiled_config, unknown_endpoints, change)
         });
-        self.tally.pushes += u64::from(pushed == Some(PushOutcome::New));
-        pushed
+        self.counters.pushes += u64::from(outcome == Some(PushOutcome::New));
+        outcome
     }
 
     /// Returns the number of proxies with pending changes.
     pub(crate) fn pending_count(&self) -> usize {
-        let pending = self.pending.as_ref().map_or(0, |pending| pending.due.len());
-        pending + self.sending.as_ref().map_or(0, |sending| sending.due.len())
+        let pending = self.pending.as_ref().map_or(0, |pending| pending.unsent.len());
+        pending
+            + self
+                .push_in_progress
+                .as_ref()
+                .map_or(0, |push_in_progress| push_in_progress.unsent.len())
     }
 
     fn affected_proxies(&self, affected_set: &AffectedSet, mesh: &Mesh) -> BTreeSet<ConnectionId> {
@@ -434,18 +446,18 @@ impl ConnectedProxies {
         let accounts = affected_set.accounts.iter();
         let clients = accounts.flat_map(|account| mesh.account_workloads(account));
         let workloads = affected_set.workloads.iter().chain(clients);
-        let owners = workloads.filter_map(|name| self.by_workload.get(name));
+        let own_proxies = workloads.filter_map(|name| self.by_workload.get(name));
         let services = affected_set.services.iter();
         let users = services.flat_map(|name| self.by_service.values_for(name));
         let addresses = affected_set.addresses.iter();
-        let askers = addresses.flat_map(|address| self.by_address.values_for(address));
-        owners.chain(users).chain(askers).copied().collect()
+        let queriers = addresses.flat_map(|address| self.by_address.values_for(address));
+        own_proxies.chain(users).chain(queriers).copied().collect()
     }
 
     fn index_addresses(&mut self, connection: ConnectionId, addresses: BTreeSet<IpAddr>) {
-        let before = self.asked.entry(connection).or_default();
-        for gone in before.difference(&addresses) {
-            self.by_address.remove(gone, &connection);
+        let before = self.queried_addresses.entry(connection).or_default();
+        for removed in before.difference(&addresses) {
+            self.by_address.remove(removed, &connection);
         }
         for new in addresses.difference(before) {
             self.by_address.insert(new, &connection);
@@ -454,9 +466,9 @@ impl ConnectedProxies {
     }
 
     fn index_services(&mut self, connection: ConnectionId, services: BTreeSet<ServiceName>) {
-        let before = self.depends.entry(connection).or_default();
-        for gone in before.difference(&services) {
-            self.by_service.remove(gone, &connection);
+        let before = self.dependencies.entry(connection).or_default();
+        for removed in before.difference(&services) {
+            self.by_service.remove(removed, &connection);
         }
         for new in services.difference(before) {
             self.by_service.insert(new, &connection);
@@ -465,17 +477,17 @@ impl ConnectedProxies {
     }
 }
 
-/// The costs of compiling a view of a service, of compiling an empty configuration, and of sending an update to
+/// The costs of compiling a service configuration, of compiling an empty snapshot, and of sending an update to
 /// a proxy, including its connection. Rough measurements; a unit is about a microsecond.
-const VIEW_UNITS: u64 = 16;
-const WORLD_UNITS: u64 = 32;
-const NOTICE_UNITS: u64 = 128;
+const SERVICE_CONFIG_UNITS: u64 = 16;
+const SNAPSHOT_UNITS: u64 = 32;
+const UPDATE_UNITS: u64 = 128;
 
 /// The work of one slice of a push: a few milliseconds.
 const SLICE_UNITS: u64 = 4096;
 
-/// Maximum timed changes per push; the others of a burst count with them.
-const SEEN_MAX: usize = 1024;
+/// Maximum changes per push whose convergence is timed; further changes of a burst are not.
+const MAX_SEEN: usize = 1024;
 
 #[cfg(test)]
 mod tests;

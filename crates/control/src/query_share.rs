@@ -11,7 +11,9 @@ use tokio::time::{Instant, sleep_until};
 /// The share of one listener.
 #[derive(Debug)]
 pub(crate) struct QueryShare {
-    next: Mutex<Instant>,
+    /// The time at which the next query may be sent.
+    free_at: Mutex<Instant>,
+    /// The pause after a query, in multiples of its duration.
     pause: u32,
 }
 
@@ -19,40 +21,40 @@ impl QueryShare {
     /// Creates a share with a pause of so many times a query's duration: with 1 the listener uses at most half
     /// of the time, with 4 a fifth.
     pub(crate) fn new(pause: u32) -> Self {
-        Self { next: Mutex::new(Instant::now()), pause }
+        Self { free_at: Mutex::new(Instant::now()), pause }
     }
 
-    /// Waits for the turn to send one query. Dropping it ends the turn.
+    /// Waits for the turn to send one query, which ends when the result is dropped.
     pub(crate) async fn acquire_turn(&self) -> ShareTurn<'_> {
-        let next = self.next.lock().await;
-        sleep_until(*next).await;
-        ShareTurn { next, began: Instant::now(), pause: self.pause }
+        let free_at = self.free_at.lock().await;
+        sleep_until(*free_at).await;
+        ShareTurn { free_at, started: Instant::now(), pause: self.pause }
     }
 }
 
 /// The time of one query and its response.
 #[derive(Debug)]
 pub(crate) struct ShareTurn<'a> {
-    next: MutexGuard<'a, Instant>,
-    began: Instant,
+    free_at: MutexGuard<'a, Instant>,
+    started: Instant,
     pause: u32,
 }
 
 impl Drop for ShareTurn<'_> {
-    /// A client that disconnects early pays as well. An idle listener accumulates a burst.
+    /// Schedules the next query: also after a client disconnected early. An idle listener may send a burst.
     fn drop(&mut self) {
         let now = Instant::now();
-        let work = now.duration_since(self.began);
-        let earliest = self.began.checked_sub(BURST).unwrap_or(self.began);
-        let next = (*self.next).max(earliest) + work * (self.pause + 1);
-        *self.next = next.min(now + PAUSE_MAX);
+        let work = now.duration_since(self.started);
+        let earliest = self.started.checked_sub(BURST).unwrap_or(self.started);
+        let next = (*self.free_at).max(earliest) + work * (self.pause + 1);
+        *self.free_at = next.min(now + MAX_PAUSE);
     }
 }
 
 /// The time that an idle listener accumulates: a browser that opens the page sends several queries at once.
 const BURST: Duration = Duration::from_secs(1);
 /// The longest pause: an owner that is slow for another reason must not delay clients.
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -67,33 +69,33 @@ mod tests {
     async fn clients_take_turns_and_leave_the_owner_most_of_its_time() {
         const WORK: Duration = Duration::from_millis(10);
         let share = Arc::new(QueryShare::new(4));
-        let began = Instant::now();
+        let started = Instant::now();
         let mut clients = JoinSet::new();
         // One client queries continuously on 15 connections, another one once.
         for _ in 0..15 {
             let share = Arc::clone(&share);
             clients.spawn(async move {
                 loop {
-                    let _turn = share.acquire_turn().await;
+                    let _permit = share.acquire_turn().await;
                     sleep(WORK).await;
                 }
             });
         }
         sleep(Duration::from_millis(1)).await;
         let turn = share.acquire_turn().await;
-        let waited = began.elapsed();
+        let waited = started.elapsed();
         drop(turn);
         assert!(waited <= 15 * 5 * WORK + WORK, "{waited:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_question_that_is_given_up_is_paid_for() {
+    async fn a_cancelled_query_counts_as_well() {
         let share = QueryShare::new(4);
         let turn = share.acquire_turn().await;
         sleep(Duration::from_millis(100)).await;
         drop(turn);
-        let began = Instant::now();
+        let started = Instant::now();
         drop(share.acquire_turn().await);
-        assert_eq!(began.elapsed(), Duration::from_millis(400));
+        assert_eq!(started.elapsed(), Duration::from_millis(400));
     }
 }

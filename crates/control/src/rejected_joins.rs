@@ -13,11 +13,11 @@ use crate::status::RejectedJoinStatus;
 /// nothing; the names of existing workloads and of others have separate bounds.
 #[derive(Debug, Default)]
 pub(crate) struct RejectedJoins {
-    of_workloads: Mutex<Table>,
-    of_others: Mutex<Table>,
+    existing: Mutex<Table>,
+    missing: Mutex<Table>,
 }
 
-type Table = RecentTable<WorkloadName, RejectedJoin, JOINS_MAX>;
+type Table = RecentTable<WorkloadName, RejectedJoin, MAX_JOINS>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RejectedJoin {
@@ -35,7 +35,7 @@ impl RejectedJoins {
         reason: &str,
         now: Instant,
     ) {
-        let mut table = lock(if exists { &self.of_workloads } else { &self.of_others });
+        let mut table = lock(if exists { &self.existing } else { &self.missing });
         let count = table.get(workload).map_or(0, |join| join.count).saturating_add(1);
         let join = RejectedJoin { count, last: now, reason: reason.to_owned() };
         table.insert(workload.clone(), join);
@@ -43,19 +43,19 @@ impl RejectedJoins {
 
     /// Removes a workload that has joined.
     pub(crate) fn remove_joined(&self, workload: &WorkloadName) {
-        for table in [&self.of_workloads, &self.of_others] {
+        for table in [&self.existing, &self.missing] {
             lock(table).remove(workload);
         }
     }
 
     /// Returns the rejected joins of the last minute.
     pub(crate) fn recent_rejections(&self, now: Instant) -> Vec<RejectedJoinStatus> {
-        let mut found = Vec::new();
-        for (table, exists) in [(&self.of_workloads, true), (&self.of_others, false)] {
+        let mut statuses = Vec::new();
+        for (table, exists) in [(&self.existing, true), (&self.missing, false)] {
             for (workload, join) in lock(table).iter() {
                 let age = now.saturating_duration_since(join.last);
-                if age < SHOWN_FOR {
-                    found.push(RejectedJoinStatus {
+                if age < REPORTED_FOR {
+                    statuses.push(RejectedJoinStatus {
                         workload: workload.to_string(),
                         exists,
                         count: join.count,
@@ -65,7 +65,7 @@ impl RejectedJoins {
                 }
             }
         }
-        found
+        statuses
     }
 }
 
@@ -74,31 +74,31 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
 }
 
 /// Maximum names in each table.
-const JOINS_MAX: usize = 64;
-/// A sidecar without a certificate retries within seconds: after this time it has stopped.
-const SHOWN_FOR: Duration = Duration::from_secs(60);
+const MAX_JOINS: usize = 64;
+/// The time for which a rejected join is reported: a sidecar without a certificate retries within seconds.
+const REPORTED_FOR: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn rejected_joins_are_bounded_and_end_with_a_join_or_in_time() {
+    async fn rejected_joins_are_bounded_and_removed_after_a_join_or_a_minute() {
         let joins = RejectedJoins::default();
         let name = |number: usize| format!("shop/w-{number}").parse::<WorkloadName>().unwrap();
-        let began = Instant::now();
-        joins.record_rejection(&name(0), true, "used already", began);
+        let start = Instant::now();
+        joins.record_rejection(&name(0), true, "used already", start);
         for number in 0..1000 {
-            let at = began + Duration::from_millis(number as u64);
+            let at = start + Duration::from_millis(number as u64);
             joins.record_rejection(&name(number), false, "no Workload", at);
         }
-        let found = joins.recent_rejections(began);
-        assert_eq!(found.len(), 1 + JOINS_MAX);
-        assert_eq!((found[0].workload.as_str(), found[0].exists), ("shop/w-0", true));
-        joins.record_rejection(&name(0), true, "used already", began);
-        assert_eq!(joins.recent_rejections(began)[0].count, 2);
+        let statuses = joins.recent_rejections(start);
+        assert_eq!(statuses.len(), 1 + MAX_JOINS);
+        assert_eq!((statuses[0].workload.as_str(), statuses[0].exists), ("shop/w-0", true));
+        joins.record_rejection(&name(0), true, "used already", start);
+        assert_eq!(joins.recent_rejections(start)[0].count, 2);
         joins.remove_joined(&name(0));
-        assert!(joins.recent_rejections(began).iter().all(|it| !it.exists));
-        assert!(joins.recent_rejections(began + SHOWN_FOR * 2).is_empty());
+        assert!(joins.recent_rejections(start).iter().all(|status| !status.exists));
+        assert!(joins.recent_rejections(start + REPORTED_FOR * 2).is_empty());
     }
 }

@@ -40,20 +40,26 @@ impl ReplacedRejections {
         self.rejected.remove(workload);
     }
 
-    /// Publishes those for which `is_absent` holds. A sidecar that has just joined connects within `grace`.
+    /// Publishes the workloads for which `is_absent` is true. A sidecar that has just joined connects within
+    /// `grace`.
     pub(crate) fn publish_absent(
         &self,
         is_absent: impl Fn(&WorkloadName) -> bool,
         grace: Duration,
         now: Instant,
     ) {
-        let waited = |it: &ReplacedRejection| now.saturating_duration_since(it.since) >= grace;
-        let found = self.rejected.iter().filter(|(name, it)| waited(it) && is_absent(name));
-        let found: ReplacedSidecars = found.map(|(name, it)| (name.clone(), it.last)).collect();
+        let grace_has_passed =
+            |rejection: &ReplacedRejection| now.saturating_duration_since(rejection.since) >= grace;
+        let absent = self
+            .rejected
+            .iter()
+            .filter(|(name, rejection)| grace_has_passed(rejection) && is_absent(name));
+        let absent: ReplacedSidecars =
+            absent.map(|(name, rejection)| (name.clone(), rejection.last)).collect();
         self.published.send_if_modified(|last| {
-            let differs = **last != found;
+            let differs = **last != absent;
             if differs {
-                *last = Arc::new(found);
+                *last = Arc::new(absent);
             }
             differs
         });
@@ -69,22 +75,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replaced_sidecar_is_published_once_the_other_one_had_time_to_connect() {
+    fn a_replaced_sidecar_is_published_after_the_grace_period() {
         let (name, now) = ("shop/cart-1".parse::<WorkloadName>().unwrap(), Instant::now());
         let (grace, mut replaced) = (Duration::from_secs(10), ReplacedRejections::default());
         let published = replaced.subscribe();
-        let seen = |replaced: &ReplacedRejections, absent: bool, at: Instant| {
+        let publish = |replaced: &ReplacedRejections, absent: bool, at: Instant| {
             replaced.publish_absent(|_| absent, grace, at);
             published.borrow().get(&name).copied()
         };
         replaced.record_rejection(&name, now);
-        assert_eq!(seen(&replaced, true, now), None);
+        assert_eq!(publish(&replaced, true, now), None);
         replaced.record_rejection(&name, now + grace);
-        assert_eq!(seen(&replaced, false, now + grace), None);
-        assert_eq!(seen(&replaced, true, now + grace), Some(2));
+        assert_eq!(publish(&replaced, false, now + grace), None);
+        assert_eq!(publish(&replaced, true, now + grace), Some(2));
         replaced.record_rejection(&name, now + grace);
-        assert_eq!(seen(&replaced, true, now + grace), Some(3));
+        assert_eq!(publish(&replaced, true, now + grace), Some(3));
         replaced.remove_workload(&name);
-        assert_eq!(seen(&replaced, true, now + grace), None);
+        assert_eq!(publish(&replaced, true, now + grace), None);
     }
 }

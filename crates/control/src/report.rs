@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::applications::Applications;
 use crate::certify::Certifier;
-use crate::compile::{Barrier, ClientClass, barred_workloads, compile_service};
+use crate::compile::{ClientClass, PlaintextRestriction, compile_service, restricted_workloads};
 use crate::history::ReportCounters;
 use crate::keys::JwksFetches;
 use crate::mesh::{AttachedRoute, Mesh};
@@ -42,15 +42,15 @@ pub(crate) struct Report<'a> {
     pub(crate) mesh: &'a Mesh,
     pub(crate) connected: &'a ConnectedProxies,
     pub(crate) presence: &'a Presence,
-    pub(crate) start: &'a StartupGrace,
+    pub(crate) startup_grace: &'a StartupGrace,
     pub(crate) certifier: &'a Certifier,
     pub(crate) diagnostics: &'a Diagnostics,
     pub(crate) keys: &'a JwksFetches,
     pub(crate) peers: &'a Peers,
     pub(crate) queues: Queues,
     pub(crate) history: ReportCounters,
-    pub(crate) page: Option<&'a str>,
-    pub(crate) live: Option<&'a str>,
+    pub(crate) page_url: Option<&'a str>,
+    pub(crate) live_url: Option<&'a str>,
     pub(crate) applications: &'a Applications,
     pub(crate) supervised: bool,
     pub(crate) kubernetes: bool,
@@ -74,7 +74,7 @@ impl Report<'_> {
             trust_domain: mesh.config().trust_domain.to_string(),
             default_policy: mesh.config().default_policy.as_str().to_owned(),
             workloads: mesh.workloads().len(),
-            registered: mesh.workloads().filter(|w| mesh.is_registered(w)).count(),
+            registered: mesh.workloads().filter(|workload| mesh.is_registered(workload)).count(),
             services: mesh.services().len(),
             proxies: self.connected.len(),
             ca_generation: format!("{:016x}", mesh.ca_generation()),
@@ -82,14 +82,14 @@ impl Report<'_> {
                 .filter(|connected_proxy| connected_proxy.ca_generation != mesh.ca_generation())
                 .count(),
             peers: self.peers.peer_count(),
-            other_replicas: self.other_planes(),
+            other_replicas: self.peer_statuses(),
             out_of_sync: proxies().filter(|connected_proxy| connected_proxy.is_behind()).count(),
-            rejecting: proxies().filter(|connected_proxy| connected_proxy.refused > 0).count(),
-            starting: self.start.grace_state() == GracePeriod::Yes,
+            rejecting: proxies().filter(|connected_proxy| connected_proxy.rejected > 0).count(),
+            starting: self.startup_grace.grace_state() == GracePeriod::Yes,
             rejected: rejected_documents(&self.diagnostics.rejected),
             certificate_lifetime_seconds: self.certifier.certificate_lifetime().as_secs(),
-            page: self.page.map(str::to_owned),
-            live: self.live.map(str::to_owned),
+            page: self.page_url.map(str::to_owned),
+            live: self.live_url.map(str::to_owned),
             supervised: self.supervised,
             kubernetes: self.kubernetes,
             change,
@@ -102,17 +102,17 @@ impl Report<'_> {
     }
 
     /// Returns the other control planes, each with the number of its sidecars.
-    fn other_planes(&self) -> Vec<PeerStatus> {
-        let is_ours = |name: &WorkloadName| self.connected.workload_proxy(name).is_some();
+    fn peer_statuses(&self) -> Vec<PeerStatus> {
+        let is_connected_here = |name: &WorkloadName| self.connected.workload_proxy(name).is_some();
         let peer = |(address, sidecars): (Option<SocketAddr>, usize)| PeerStatus {
             address: address.map(|address| address.to_string()),
             sidecars,
         };
-        self.peers.other_control_planes(is_ours).into_iter().map(peer).collect()
+        self.peers.other_control_planes(is_connected_here).into_iter().map(peer).collect()
     }
 
     pub(crate) fn workload_statuses(&self) -> Vec<WorkloadStatus> {
-        self.mesh.workloads().map(|w| self.workload_status(w)).collect()
+        self.mesh.workloads().map(|workload| self.workload_status(workload)).collect()
     }
 
     fn workload_status(&self, workload: &Workload) -> WorkloadStatus {
@@ -141,7 +141,7 @@ impl Report<'_> {
         let addresses = connected_proxy
             .map(|connected_proxy| connected_proxy.report.addresses.clone())
             .unwrap_or_default();
-        let services = self.mesh.in_front_of(name);
+        let services = self.mesh.services_of(name);
         let listeners = self.mesh.sidecar_listeners(name).into_iter().flatten();
         WorkloadStatus {
             name: name.to_string(),
@@ -154,7 +154,7 @@ impl Report<'_> {
             outbound_listeners: outbound_listeners.collect(),
             sidecar: sidecar.to_owned(),
             revoked: self.mesh.is_revoked(workload),
-            listeners: listeners.map(|(port, at)| (*port, at.to_string())).collect(),
+            listeners: listeners.map(|(port, address)| (*port, address.to_string())).collect(),
             application: self.applications.application_status(name, self.now),
             conditions: conditions.map(ConditionStatus::from).collect(),
             pid: connected_proxy.map(|connected_proxy| connected_proxy.pid),
@@ -162,14 +162,17 @@ impl Report<'_> {
                 .and_then(|connected_proxy| connected_proxy.admin)
                 .map(|address| address.to_string()),
             http_proxy: addresses.get("http-proxy").map(ToString::to_string),
-            addresses: addresses.iter().map(|(name, at)| (name.clone(), at.to_string())).collect(),
+            addresses: addresses
+                .iter()
+                .map(|(name, address)| (name.clone(), address.to_string()))
+                .collect(),
         }
     }
 
     /// Returns the number of current conditions that break traffic, by kind.
     pub(crate) fn condition_counts(&self) -> [(&'static str, u64); 7] {
         use leno_discovery::condition::kind;
-        let mut found = [
+        let mut counts = [
             (kind::LISTENER_CLOSED, 0),
             (kind::DNS_CLOSED, 0),
             (kind::STATE_UNWRITABLE, 0),
@@ -180,7 +183,7 @@ impl Report<'_> {
         ];
         let mut add = |kind: &str, count: usize| {
             // Kinds of a later release have no name here.
-            if let Some((_, sum)) = found.iter_mut().find(|(known, _)| *known == kind) {
+            if let Some((_, sum)) = counts.iter_mut().find(|(counted, _)| *counted == kind) {
                 *sum += count as u64;
             }
         };
@@ -207,7 +210,7 @@ impl Report<'_> {
             name.is_some_and(|name| self.connected.workload_proxy(&name).is_some())
         };
         add("join-rejected", joins.filter(|join| !is_connected(&join.workload)).count());
-        found
+        counts
     }
 
     /// Returns the joins rejected in the last minute.
@@ -216,13 +219,13 @@ impl Report<'_> {
     }
 
     pub(crate) fn service_statuses(&self) -> Vec<ServiceStatus> {
-        self.mesh.services().map(|s| self.service_status(s)).collect()
+        self.mesh.services().map(|service| self.service_status(service)).collect()
     }
 
-    /// The view with `defaultPolicy: allow`: nothing is left out.
+    /// Returns the status of a service, with the endpoints for clients that may call all of them.
     fn service_status(&self, service: &Service) -> ServiceStatus {
-        let view = compile_service(self.mesh, &ClientClass::AllClients, service);
-        let ports = view.ports.iter().map(|(number, port)| ServicePortStatus {
+        let service_config = compile_service(self.mesh, &ClientClass::AllClients, service);
+        let ports = service_config.ports.iter().map(|(number, port)| ServicePortStatus {
             name: port.name.as_ref().map(ToString::to_string),
             port: *number,
             protocol: port.protocol.to_string(),
@@ -237,9 +240,14 @@ impl Report<'_> {
         });
         let workloads = self.mesh.service_workloads(&service.name);
         let routes = self.mesh.http_routes().attached_to(&service.name).map(|route| &route.name);
-        let routes =
-            routes.chain(self.mesh.tls_routes().attached_to(&service.name).map(|r| &r.rule.route));
-        let tcp = self.mesh.gateway_tcp_routes().attached_to(&service.name).map(|r| &r.rule.route);
+        let routes = routes.chain(
+            self.mesh.tls_routes().attached_to(&service.name).map(|route| &route.rule.route),
+        );
+        let tcp = self
+            .mesh
+            .gateway_tcp_routes()
+            .attached_to(&service.name)
+            .map(|route| &route.rule.route);
         let routes = routes.chain(tcp);
         let routes = routes
             .chain(self.mesh.traffic_splits().attached_to(&service.name).map(|split| &split.name));
@@ -249,15 +257,15 @@ impl Report<'_> {
             workloads: workloads.map(|workload| workload.name.to_string()).collect(),
             ports: ports.collect(),
             routes: routes.map(ToString::to_string).collect(),
-            excluded: barred_workloads(self.mesh, service).map(|(endpoints, barrier)| {
-                ExcludedStatus {
+            excluded: restricted_workloads(self.mesh, service).map(
+                |(endpoints, plaintext_restriction)| ExcludedStatus {
                     endpoints,
-                    setting: match barrier {
-                        Barrier::DefaultPolicy => "defaultPolicy: deny".to_owned(),
-                        Barrier::Egress => "egress: deny".to_owned(),
+                    setting: match plaintext_restriction {
+                        PlaintextRestriction::DefaultPolicy => "defaultPolicy: deny".to_owned(),
+                        PlaintextRestriction::Egress => "egress: deny".to_owned(),
                     },
-                }
-            }),
+                },
+            ),
         }
     }
 
@@ -269,27 +277,27 @@ impl Report<'_> {
     }
 
     pub(crate) fn certificate_statuses(&self) -> Vec<CertificateStatus> {
-        let status = |signed: &crate::certify::SignedCertificate| {
-            let left = signed.not_after.duration_since(self.wall);
-            let age = self.wall.duration_since(signed.issued);
+        let status = |certificate: &crate::certify::SignedCertificate| {
+            let remaining = certificate.not_after.duration_since(self.wall);
+            let age = self.wall.duration_since(certificate.issued);
             let since_epoch =
                 |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             CertificateStatus {
-                workload: signed.workload.to_string(),
-                identity: signed.id.to_string(),
-                issued: since_epoch(signed.issued),
+                workload: certificate.workload.to_string(),
+                identity: certificate.id.to_string(),
+                issued: since_epoch(certificate.issued),
                 age_seconds: age.unwrap_or_default().as_secs(),
-                not_after: since_epoch(signed.not_after),
-                valid_for_seconds: left.unwrap_or_default().as_secs(),
+                not_after: since_epoch(certificate.not_after),
+                valid_for_seconds: remaining.unwrap_or_default().as_secs(),
             }
         };
-        self.certifier.known_certificates().map(status).collect()
+        self.certifier.latest_certificates().map(status).collect()
     }
 
     pub(crate) fn proxy_statuses(&self) -> Vec<ProxyStatus> {
         let proxy =
             |(connection, connected_proxy): (leno_discovery::ConnectionId, &ConnectedProxy)| {
-                let sent = connected_proxy.pushed.as_ref();
+                let update = connected_proxy.pushed.as_ref();
                 ProxyStatus {
                     workload: connected_proxy.workload.to_string(),
                     connection: connection.0,
@@ -305,7 +313,7 @@ impl Report<'_> {
                         .iter()
                         .map(ToString::to_string)
                         .collect(),
-                    services: sent.map_or(0, |update| update.snapshot.services.len()),
+                    services: update.map_or(0, |update| update.snapshot.services.len()),
                     config_age_seconds: connected_proxy.applied_at.map(|at| self.seconds_since(at)),
                     out_of_sync_seconds: match connected_proxy.is_behind() {
                         false => None,
@@ -314,14 +322,18 @@ impl Report<'_> {
                             Some(since.map_or(0.0, |since| self.seconds_since(since)))
                         }
                     },
-                    sent: sent.map(|update| update.change.0),
+                    sent: update.map(|update| update.change.0),
                     applied: connected_proxy.applied.map(|change| change.0),
-                    rejected: connected_proxy.refused,
-                    rejections: connected_proxy.refusals.iter().map(ToString::to_string).collect(),
+                    rejected: connected_proxy.rejected,
+                    rejections: connected_proxy
+                        .rejections
+                        .iter()
+                        .map(ToString::to_string)
+                        .collect(),
                 }
             };
         let mut proxies: Vec<ProxyStatus> = self.connected.proxies().map(proxy).collect();
-        proxies.sort_by(|one, other| one.workload.cmp(&other.workload));
+        proxies.sort_by(|a, b| a.workload.cmp(&b.workload));
         proxies
     }
 
@@ -355,7 +367,7 @@ impl Report<'_> {
             status
         });
         let tcp = self.mesh.gateway_tcp_routes().all_routes();
-        let tcp = tcp.map(|route| self.gateway_tcp_route(route));
+        let tcp = tcp.map(|route| self.gateway_tcp_route_status(route));
         let splits = self.mesh.traffic_splits().all_routes().map(|split| self.split_status(split));
         http.chain(tls).chain(tcp).chain(splits).collect()
     }
@@ -368,20 +380,23 @@ impl Report<'_> {
         parents: &[RouteParent],
         backends: &[&WeightedBackend],
     ) -> RouteStatus {
-        let sent = |parent: &RouteParent| match parent.port {
+        let parent_text = |parent: &RouteParent| match parent.port {
             Some(port) => format!("{}:{port}", parent.service),
             None => parent.service.to_string(),
         };
         let shares = backends.iter();
-        let shares = shares.map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
+        let shares = shares.map(|backend| {
+            format!("{}:{} weight {}", backend.service, backend.port, backend.weight)
+        });
         let mut status =
-            RouteStatus::new(kind, name, parents.iter().map(sent), rules, shares.collect());
+            RouteStatus::new(kind, name, parents.iter().map(parent_text), rules, shares.collect());
         for (index, parent) in parents.iter().enumerate() {
             status.reject_parent(index, self.missing_reference(&parent.service, parent.port));
         }
-        let absent =
-            backends.iter().filter_map(|it| self.missing_reference(&it.service, Some(it.port)));
-        status.add_unresolved(absent);
+        let missing = backends
+            .iter()
+            .filter_map(|backend| self.missing_reference(&backend.service, Some(backend.port)));
+        status.add_unresolved(missing);
         status
     }
 
@@ -397,9 +412,9 @@ impl Report<'_> {
         route: &impl AttachedRoute,
     ) -> Vec<String> {
         let mut ungranted: Vec<String> = route
-            .leads_to()
+            .backend_names()
             .filter(|service| {
-                !self.mesh.may_lead(key, service) && !leads_back(route.parents(), service)
+                !self.mesh.may_refer_to(key, service) && !leads_back(route.parents(), service)
             })
             .map(|service| format!("no ReferenceGrant permits the Service {service}"))
             .collect();
@@ -411,38 +426,42 @@ impl Report<'_> {
     fn parent_ports(&self, parent: &RouteParent) -> Vec<u16> {
         let service = self.mesh.service(&parent.service);
         let ports = service.into_iter().flat_map(|service| &service.ports).map(|port| port.port);
-        ports.filter(|port| parent.port.is_none_or(|only| only == *port)).collect()
+        ports.filter(|port| parent.port.is_none_or(|only_port| only_port == *port)).collect()
     }
 
     /// Returns, for each port of a parent, the `GRPCRoute`s that override an `HTTPRoute` there.
     fn overriding_grpc_routes(&self, route: &HttpRoute, parent: &RouteParent) -> Vec<Vec<String>> {
         let attached = self.mesh.http_routes().attached_to(&parent.service);
-        let others: Vec<&HttpRoute> = attached.filter(|other| other.goes_before(route)).collect();
-        let at = |port: u16| {
-            let is_there = |it: &RouteParent| it.includes_port(&parent.service, port);
-            let others = others.iter().filter(move |other| other.parents.iter().any(is_there));
-            let sent = others.map(|other| {
+        let others: Vec<&HttpRoute> = attached.filter(|other| other.precedes(route)).collect();
+        let overrides_at = |port: u16| {
+            let is_attached =
+                |candidate: &RouteParent| candidate.includes_port(&parent.service, port);
+            let others = others.iter().filter(move |other| other.parents.iter().any(is_attached));
+            let sentences = others.map(|other| {
                 let (kind, name) = (other.kind.as_str(), &other.name);
                 format!("{kind} {name} is attached to the same port and takes precedence")
             });
-            sent.collect()
+            sentences.collect()
         };
-        self.parent_ports(parent).into_iter().map(at).collect()
+        self.parent_ports(parent).into_iter().map(overrides_at).collect()
     }
 
     /// Returns, for each port of a parent, the `TLSRoute` that already has all host names of another one.
     fn conflicting_tls_routes(&self, route: &TlsRoute, parent: &RouteParent) -> Vec<Vec<String>> {
-        let at = |port: u16| {
+        let conflicts_at = |port: u16| {
             let consumer = Some(&route.rule.route.namespace);
-            let all: Vec<_> =
+            let routes: Vec<_> =
                 self.mesh.tls_routes().of_port(&parent.service, port, consumer).collect();
-            let conflict = route.find_conflict(all.into_iter()).map(|it| &it.rule.route);
-            let sent = conflict.map(|it| {
-                format!("TLSRoute {it} has the same host names at port {port} and takes precedence")
+            let conflict =
+                route.find_conflict(routes.into_iter()).map(|candidate| &candidate.rule.route);
+            let sentences = conflict.map(|name| {
+                format!(
+                    "TLSRoute {name} has the same host names at port {port} and takes precedence"
+                )
             });
-            sent.into_iter().collect()
+            sentences.into_iter().collect()
         };
-        self.parent_ports(parent).into_iter().map(at).collect()
+        self.parent_ports(parent).into_iter().map(conflicts_at).collect()
     }
 
     /// Returns rejected documents, warnings about single documents and about the whole, and the reason why the
@@ -452,10 +471,10 @@ impl Report<'_> {
         warnings.extend(
             lint_objects(&self.mesh.explained_objects())
                 .into_iter()
-                .filter(|it| self.is_relevant(it)),
+                .filter(|warning| self.is_relevant(warning)),
         );
         locate_warnings(&mut warnings, &self.diagnostics.locations);
-        warnings.extend(self.unread_keys());
+        warnings.extend(self.missing_key_warnings());
         warnings.sort();
         warnings.dedup();
         json!({
@@ -470,25 +489,26 @@ impl Report<'_> {
     /// False for a Service of a cluster in a namespace without a pod of the mesh: most Services of a cluster
     /// are unrelated to the mesh. Objects of a cluster have no file.
     fn is_relevant(&self, warning: &Warning) -> bool {
-        let at = &warning.at;
-        let is_own =
-            |workload: &Workload| Some(workload.name.namespace.as_str()) == at.namespace.as_deref();
+        let location = &warning.at;
+        let is_same_namespace = |workload: &Workload| {
+            Some(workload.name.namespace.as_str()) == location.namespace.as_deref()
+        };
         !self.diagnostics.locations.is_empty()
-            || at.kind.as_deref() != Some("Service")
-            || self.mesh.workloads().any(is_own)
+            || location.kind.as_deref() != Some("Service")
+            || self.mesh.workloads().any(is_same_namespace)
     }
 }
 
 /// Formats the conditions of a rule and its backends.
 fn rule_text(rule: &RouteRule) -> String {
-    let shown = rule.matches.iter().take(MATCHES_SHOWN_MAX).map(ToString::to_string);
-    let mut conditions = shown.collect::<Vec<_>>().join(", or ");
-    if let Some(more @ 1..) = rule.matches.len().checked_sub(MATCHES_SHOWN_MAX) {
+    let matches = rule.matches.iter().take(MAX_MATCHES_SHOWN).map(ToString::to_string);
+    let mut conditions = matches.collect::<Vec<_>>().join(", or ");
+    if let Some(more @ 1..) = rule.matches.len().checked_sub(MAX_MATCHES_SHOWN) {
         conditions.push_str(&format!(", or one of {more} more"));
     }
     let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
     let backends: Vec<String> = backends
-        .take(BACKENDS_SHOWN_MAX)
+        .take(MAX_BACKENDS_SHOWN)
         .map(|backend| format!("{}:{} weight {}", backend.service, backend.port, backend.weight))
         .collect();
     match backends.is_empty() {
@@ -503,30 +523,34 @@ fn missing_reference(mesh: &Mesh, service: &ServiceName, port: Option<u16>) -> O
         (None, _) => {
             Some(format!("Service {service} does not exist{}", other_namespaces(mesh, service)))
         }
-        (Some(found), Some(port)) if !found.ports.iter().any(|p| p.port == port) => {
+        (Some(found), Some(port))
+            if !found.ports.iter().any(|candidate| candidate.port == port) =>
+        {
             Some(format!("Service {service} has no port {port}"))
         }
         _ => None,
     }
 }
 
-/// The namespaces that have a service of this name, in brackets; empty if there is none.
+/// Returns the namespaces that have a service of this name, in parentheses; empty if there is none.
 fn other_namespaces(mesh: &Mesh, service: &ServiceName) -> String {
-    let others = mesh.services().map(|it| &it.name).filter(|it| it.name == service.name);
-    let mut namespaces: Vec<&str> = others.map(|it| it.namespace.as_str()).collect();
+    let others =
+        mesh.services().map(|other| &other.name).filter(|other| other.name == service.name);
+    let mut namespaces: Vec<&str> = others.map(|other| other.namespace.as_str()).collect();
     namespaces.sort_unstable();
-    match namespaces.get(..namespaces.len().min(NAMESPACES_MAX)).unwrap_or_default() {
+    match namespaces.get(..namespaces.len().min(MAX_NAMESPACES)).unwrap_or_default() {
         [] => String::new(),
-        [one] => format!(" (there is one in the namespace {one})"),
+        [namespace] => format!(" (there is one in the namespace {namespace})"),
         several => format!(" (there is one in each of the namespaces {})", several.join(", ")),
     }
 }
 
-/// Namespaces that one sentence lists.
-const NAMESPACES_MAX: usize = 5;
-/// Maximum matches and backends in the text of a rule.
-const MATCHES_SHOWN_MAX: usize = 4;
-const BACKENDS_SHOWN_MAX: usize = 8;
+/// Maximum namespaces in a sentence.
+const MAX_NAMESPACES: usize = 5;
+/// Maximum matches in the text of a rule.
+const MAX_MATCHES_SHOWN: usize = 4;
+/// Maximum backends in the text of a rule.
+const MAX_BACKENDS_SHOWN: usize = 8;
 
 /// Returns the state of a listener by its name; other fields are empty.
 fn listener_state(connected_proxy: Option<&ConnectedProxy>, name: &str) -> ListenerStatus {
@@ -537,14 +561,15 @@ fn listener_state(connected_proxy: Option<&ConnectedProxy>, name: &str) -> Liste
         return status;
     };
     let closed = connected_proxy.report.conditions.iter();
-    let mut closed = closed.filter(|it| it.kind == kind::LISTENER_CLOSED && it.subject == name);
-    status.problem = closed.next().map(|it| it.reason.clone());
+    let mut closed = closed
+        .filter(|condition| condition.kind == kind::LISTENER_CLOSED && condition.subject == name);
+    status.problem = closed.next().map(|condition| condition.reason.clone());
     status.state = if status.problem.is_some() { "closed" } else { "open" }.to_owned();
     status
 }
 
 fn to_milliseconds(duration: std::time::Duration) -> f64 {
-    // Whole microseconds: further digits are noise.
+    // Further digits than whole microseconds are not significant.
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
@@ -580,8 +605,8 @@ mod tests {
             ("bookinfo/details", Some(1), Some("Service bookinfo/details has no port 1")),
             ("bookinfo/details", Some(9080), None),
         ] {
-            let found = missing_reference(&mesh, &service.parse().unwrap(), port);
-            assert_eq!(found.as_deref(), expected, "{service}");
+            let reference = missing_reference(&mesh, &service.parse().unwrap(), port);
+            assert_eq!(reference.as_deref(), expected, "{service}");
         }
     }
 }

@@ -6,14 +6,14 @@ use std::time::SystemTime;
 
 use leno_model::{ServiceAccount, Uid, WorkloadName};
 
-/// Verifies tokens that were not made here. Tokens are secrets: an implementation must neither keep nor log
+/// Verifies tokens of another issuer. Tokens are secrets: an implementation must neither keep nor log
 /// them.
 pub trait Reviewer: fmt::Debug + Send + Sync + 'static {
-    /// Returns the holder that a token names, by its unverified text. `None` if the text does not name one.
+    /// Returns the subject that the unverified text of a token names; `None` if the text names no subject.
     ///
     /// # Errors
-    /// [`ReviewError::Refused`] if no review could accept the token.
-    fn claimed_holder(
+    /// [`ReviewError::Rejected`] if no review could accept the token.
+    fn claimed_subject(
         &self,
         token: &str,
         now: SystemTime,
@@ -22,7 +22,7 @@ pub trait Reviewer: fmt::Debug + Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Verifies a token and returns its holder. Cancel-safe.
+    /// Verifies a token and returns its subject. Cancel-safe.
     fn review_token<'a>(&'a self, token: &'a str) -> ReviewFuture<'a>;
 }
 
@@ -46,8 +46,8 @@ pub struct TokenSubject {
 pub enum ReviewError {
     /// The token is invalid. The client receives the reason.
     #[error("{0}")]
-    Refused(String),
-    /// As for a moment ago, without another review.
+    Rejected(String),
+    /// The token was rejected a moment ago, for this reason; it is not reviewed again.
     #[error("{0}")]
     Repeated(String),
     /// The review is unavailable now.

@@ -20,12 +20,12 @@ impl Scraper {
     }
 }
 
-/// Returns one group for each sidecar with an admin page that the scraper can reach. A page on loopback of
+/// Returns one group for each sidecar with an admin endpoint that the scraper can reach. A page on loopback of
 /// another machine is not among a sidecar's own addresses here.
 pub(crate) fn target_groups(proxies: &[ProxyStatus], scraper: Scraper) -> Value {
     let groups = proxies.iter().filter_map(|proxy| {
         let (namespace, name) = proxy.workload.split_once('/')?;
-        let target = proxy.admin.as_ref().filter(|it| scraper.can_reach(it))?;
+        let target = proxy.admin.as_ref().filter(|address| scraper.can_reach(address))?;
         let labels = json!({ "workload_namespace": namespace, "workload": name });
         Some(json!({ "targets": [target], "labels": labels }))
     });
@@ -34,7 +34,8 @@ pub(crate) fn target_groups(proxies: &[ProxyStatus], scraper: Scraper) -> Value 
 
 impl Scraper {
     fn can_reach(self, target: &str) -> bool {
-        let address = target.parse().map(|it: std::net::SocketAddr| it.ip().to_canonical());
+        let address =
+            target.parse().map(|address: std::net::SocketAddr| address.ip().to_canonical());
         self == Self::Local || !address.is_ok_and(|address| address.is_loopback())
     }
 }
@@ -43,10 +44,10 @@ impl Scraper {
 mod tests {
     use super::*;
 
-    fn proxy_status(workload: &str, admin: Option<&str>, foreign: Option<&str>) -> ProxyStatus {
+    fn proxy_status(workload: &str, admin: Option<&str>, reported: Option<&str>) -> ProxyStatus {
         serde_json::from_value(json!({
             "workload": workload, "connection": 1, "connected_seconds": 1.0, "pid": 1, "version": "",
-            "admin": admin, "reported_admin": foreign, "subscriptions": [], "services": 0, "rejected": 0,
+            "admin": admin, "reported_admin": reported, "subscriptions": [], "services": 0, "rejected": 0,
             "rejections": [],
         }))
         .unwrap()
@@ -63,17 +64,20 @@ mod tests {
         ];
         let targets = |source: &str| {
             let source = ConnectionSource::from(source.parse::<std::net::IpAddr>().unwrap());
-            let found = target_groups(&proxies, Scraper::from_source(source));
-            let groups = found.as_array().unwrap().iter();
-            let shown =
-                groups.map(|it| format!("{} {}", it["labels"]["workload"], it["targets"][0]));
-            shown.collect::<Vec<_>>().join(", ").replace('"', "")
+            let target_list = target_groups(&proxies, Scraper::from_source(source));
+            let groups = target_list.as_array().unwrap().iter();
+            let texts = groups
+                .map(|group| format!("{} {}", group["labels"]["workload"], group["targets"][0]));
+            texts.collect::<Vec<_>>().join(", ").replace('"', "")
         };
-        let all = "a-1 127.0.0.1:4000, c-1 192.0.2.7:4000, e-1 [::1]:4000";
-        assert_eq!((targets("127.0.0.1"), targets("::1")), (all.to_owned(), all.to_owned()));
+        let reachable = "a-1 127.0.0.1:4000, c-1 192.0.2.7:4000, e-1 [::1]:4000";
+        assert_eq!(
+            (targets("127.0.0.1"), targets("::1")),
+            (reachable.to_owned(), reachable.to_owned())
+        );
         assert_eq!(targets("192.0.2.9"), "c-1 192.0.2.7:4000");
-        let found = target_groups(&proxies[..1], Scraper::Local);
+        let target_list = target_groups(&proxies[..1], Scraper::Local);
         let labels = json!({ "workload_namespace": "shop", "workload": "a-1" });
-        assert_eq!(found, json!([{ "targets": ["127.0.0.1:4000"], "labels": labels }]));
+        assert_eq!(target_list, json!([{ "targets": ["127.0.0.1:4000"], "labels": labels }]));
     }
 }

@@ -1,6 +1,6 @@
 //! The listener for proxies: TLS, then a proxy's stream or a join, within limits.
 
-mod gauge;
+mod connection_counters;
 mod pending_connections;
 mod unverified_stream;
 
@@ -12,10 +12,12 @@ use leno_discovery::{
     ALPN, Budget, Budgets, ConnectionId, Event, EventQueue, JOIN_ALPN, OperatorSessions, PEER_ALPN,
     RegisteredSidecars, ServeError, serve_join, serve_peer, serve_proxy,
 };
-use leno_identity::{VerifiedPeer, VerifyError, control_id, reason_of, session_peer};
+use leno_identity::{
+    VerifiedPeer, VerifyError, control_id, handshake_failure_reason, session_peer,
+};
 use leno_listen::{
-    ConnectionAdmission, Evicted, HalfOpen, HalfOpenLimits, Listener, read_hello, reset_on_drop,
-    shake_hands,
+    ConnectionAdmission, Evicted, HalfOpen, HalfOpenLimits, Listener, complete_handshake,
+    read_hello, reset_on_drop,
 };
 use leno_model::{FailureSide, Reason, TrustDomain};
 use rustls::ServerConfig;
@@ -30,7 +32,7 @@ use crate::config::Limits;
 
 use self::unverified_stream::UnverifiedStream;
 
-pub(crate) use gauge::{CountedStream, Gauges};
+pub(crate) use connection_counters::{ConnectionCounters, CountedStream};
 pub(crate) use pending_connections::PendingConnections;
 
 /// Shared state of all connections.
@@ -42,7 +44,7 @@ pub(crate) struct Server {
     /// The budget of each member, by its verified identity.
     pub(crate) budgets: Budgets,
     pub(crate) pending_connections: Arc<PendingConnections>,
-    pub(crate) gauges: Arc<Gauges>,
+    pub(crate) connection_counters: Arc<ConnectionCounters>,
     /// Sidecars connected here, for other control planes.
     pub(crate) registered: watch::Sender<Arc<RegisteredSidecars>>,
     pub(crate) trust_domain: TrustDomain,
@@ -62,41 +64,42 @@ pub(crate) async fn accept_connections(
     let Limits { external_clients, external_clients_per_source, connections: max, .. } =
         server.limits;
     let bounds = HalfOpenLimits::new(external_clients, max);
-    let waiting_of_source = external_clients_per_source.clamp(1, bounds.waiting);
-    let admission = ConnectionAdmission::new(HalfOpenLimits { waiting_of_source, ..bounds });
+    let waiting_per_source = external_clients_per_source.clamp(1, bounds.waiting);
+    let admission = ConnectionAdmission::new(HalfOpenLimits { waiting_per_source, ..bounds });
     let mut listener = Listener::new("control plane", listener);
     let mut connections = JoinSet::new();
-    let mut numbered = 0;
+    let mut last_number = 0;
     loop {
-        let room = connections.len() < max;
-        let (tcp, from) = tokio::select! {
+        let has_room = connections.len() < max;
+        let (tcp, remote_address) = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => break,
             Some(_) = connections.join_next() => continue,
-            accepted = listener.accept(), if room => accepted,
+            accepted = listener.accept(), if has_room => accepted,
         };
-        numbered += 1;
+        last_number += 1;
         let server = Arc::clone(&server);
-        let (connection, half_open) = (ConnectionId(numbered), Arc::new(admission.admit(from)));
+        let (connection, half_open) =
+            (ConnectionId(last_number), Arc::new(admission.admit(remote_address)));
         connections.spawn(async move {
-            if let Err(error) = serve_one(tcp, half_open, connection, &server).await {
-                server.gauges.record_failure(error.reason());
+            if let Err(error) = serve_connection(tcp, half_open, connection, &server).await {
+                server.connection_counters.record_failure(error.reason());
                 if error.is_evicted() {
-                    server.gauges.record_eviction();
+                    server.connection_counters.record_eviction();
                 }
-                tracing::debug!(%error, %connection, %from, "a connection failed");
+                tracing::debug!(%error, %connection, %remote_address, "a connection failed");
             }
         });
     }
     drop(listener);
-    let ended = async { while connections.join_next().await.is_some() {} };
-    if timeout(drain, ended).await.is_err() {
+    let all_ended = async { while connections.join_next().await.is_some() {} };
+    if timeout(drain, all_ended).await.is_err() {
         tracing::warn!("some proxies did not disconnect in time");
     }
 }
 
 /// Serves one connection. It is half-open until its peer is authenticated: by its certificate and a `Hello`
 /// that the mesh owner accepts, or by a token.
-async fn serve_one(
+async fn serve_connection(
     tcp: TcpStream,
     half_open: Arc<HalfOpen>,
     connection: ConnectionId,
@@ -107,17 +110,17 @@ async fn serve_one(
     let connection_addresses =
         ConnectionAddresses::from_stream(&tcp).map_err(ConnectionError::Socket)?;
     let handshake = timeout(server.limits.handshake, perform_handshake(tcp, &half_open, server));
-    let stream = handshake.await.map_err(|_| ConnectionError::Late)??;
+    let stream = handshake.await.map_err(|_| ConnectionError::TimedOut)??;
     let purpose = connection_purpose(&stream, &server.trust_domain, SystemTime::now())?;
-    let stream = CountedStream::new(stream, Arc::clone(&server.gauges));
+    let stream = CountedStream::new(stream, Arc::clone(&server.connection_counters));
     // A client without a member's identity sends at most one event, or is another control plane.
-    let connect = || server.events.create_sender(Arc::new(Budget::new(Instant::now())));
+    let connect_events = || server.events.create_sender(Arc::new(Budget::new(Instant::now())));
     match purpose {
-        Purpose::Join => {
+        ConnectionPurpose::Join => {
             let stream = UnverifiedStream::new(stream, half_open);
-            Ok(Box::pin(serve_join(stream, source, connect())).await?)
+            Ok(Box::pin(serve_join(stream, source, connect_events())).await?)
         }
-        Purpose::Peer(peer) => {
+        ConnectionPurpose::Peer(peer) => {
             let pending_connection = server.pending_connections.add_connection(
                 connection,
                 peer,
@@ -125,12 +128,14 @@ async fn serve_one(
                 half_open,
             );
             server.pending_connections.mark_authenticated(connection);
-            let here = server.registered.subscribe();
+            let local_sidecars = server.registered.subscribe();
             // The mesh owner publishes the connected sidecars only while there is a receiver.
-            connect().announce(Event::PeerArrived).await?;
-            pending_connection.within_share(Box::pin(serve_peer(stream, here))).await
+            connect_events().announce(Event::PeerConnected).await?;
+            pending_connection
+                .serve_until_replaced(Box::pin(serve_peer(stream, local_sidecars)))
+                .await
         }
-        Purpose::Follow(peer) => {
+        ConnectionPurpose::Proxy(peer) => {
             let budget = server.budgets.for_identity(&peer_identity(&peer), Instant::now());
             let events = server.events.create_sender(Arc::clone(&budget));
             let pending_connection = server.pending_connections.add_connection(
@@ -141,17 +146,18 @@ async fn serve_one(
             );
             let (stream, operators) =
                 (UnverifiedStream::new(stream, half_open), server.operators.clone());
-            let served = serve_proxy(stream, connection, events, server.report_interval, operators);
-            let served = pending_connection.within_share(Box::pin(served)).await;
-            if matches!(served, Err(ConnectionError::Crowd)) {
-                // `serve` was cancelled before it announced this.
+            let serving =
+                serve_proxy(stream, connection, events, server.report_interval, operators);
+            let result = pending_connection.serve_until_replaced(Box::pin(serving)).await;
+            if matches!(result, Err(ConnectionError::Replaced)) {
+                // `serve_proxy` was cancelled before it announced the disconnect.
                 server
                     .events
                     .create_sender(budget)
                     .announce(Event::Disconnected { connection })
                     .await?;
             }
-            served
+            result
         }
     }
 }
@@ -162,12 +168,12 @@ async fn perform_handshake(
     half_open: &HalfOpen,
     server: &Server,
 ) -> Result<TlsStream<TcpStream>, ConnectionError> {
-    // Readiness alone may be a false alarm.
-    let mut first = [0];
-    let sent = half_open.await_peer(timeout(server.limits.first_byte, tcp.peek(&mut first)));
-    match sent.await {
-        Ok(Ok(sent)) => drop(sent.map_err(ConnectionError::Socket)?),
-        Ok(Err(_)) => return Err(ConnectionError::Late),
+    // Readiness alone may be spurious: the first byte is awaited.
+    let mut buffer = [0];
+    let first_byte = half_open.await_peer(timeout(server.limits.first_byte, tcp.peek(&mut buffer)));
+    match first_byte.await {
+        Ok(Ok(result)) => drop(result.map_err(ConnectionError::Socket)?),
+        Ok(Err(_)) => return Err(ConnectionError::TimedOut),
         Err(evicted) => {
             reset_on_drop(&tcp);
             return Err(ConnectionError::Handshake(evicted.into()));
@@ -176,38 +182,40 @@ async fn perform_handshake(
     let hello = read_hello(half_open, tcp).await;
     let hello = hello.map_err(|(error, _)| ConnectionError::Handshake(error))?;
     let config = Arc::clone(&server.configs.borrow());
-    shake_hands(half_open, hello, config).await.map_err(ConnectionError::Handshake)
+    complete_handshake(half_open, hello, config).await.map_err(ConnectionError::Handshake)
 }
 
-/// The purpose of a connection.
-enum Purpose {
+/// The purpose of a connection, by its ALPN protocol and certificate.
+enum ConnectionPurpose {
+    /// A client requests its first certificate.
     Join,
     /// Another control plane of the mesh.
     Peer(VerifiedPeer),
-    Follow(VerifiedPeer),
+    /// A proxy follows its configuration.
+    Proxy(VerifiedPeer),
 }
 
 fn connection_purpose(
     stream: &TlsStream<TcpStream>,
     trust_domain: &TrustDomain,
     now: SystemTime,
-) -> Result<Purpose, ConnectionError> {
+) -> Result<ConnectionPurpose, ConnectionError> {
     let (_, session) = stream.get_ref();
     match session.alpn_protocol() {
-        Some(JOIN_ALPN) => Ok(Purpose::Join),
+        Some(JOIN_ALPN) => Ok(ConnectionPurpose::Join),
         Some(ALPN) => {
             let peer = session_peer(session.peer_certificates(), now)?;
-            peer.map(Purpose::Follow).ok_or(ConnectionError::Anonymous)
+            peer.map(ConnectionPurpose::Proxy).ok_or(ConnectionError::NoCertificate)
         }
         Some(PEER_ALPN) => {
             let peer = session_peer(session.peer_certificates(), now)?
-                .ok_or(ConnectionError::Anonymous)?;
+                .ok_or(ConnectionError::NoCertificate)?;
             match peer.id == control_id(trust_domain) {
-                true => Ok(Purpose::Peer(peer)),
-                false => Err(ConnectionError::NoPeer),
+                true => Ok(ConnectionPurpose::Peer(peer)),
+                false => Err(ConnectionError::NotAControlPlane),
             }
         }
-        _ => Err(ConnectionError::Protocol),
+        _ => Err(ConnectionError::NoKnownProtocol),
     }
 }
 
@@ -225,17 +233,17 @@ enum ConnectionError {
     #[error("the socket failed: {0}")]
     Socket(io::Error),
     #[error("too many connections of this identity: a newer one replaces it")]
-    Crowd,
+    Replaced,
     #[error("the handshake was not finished in time")]
-    Late,
+    TimedOut,
     #[error("the handshake failed: {0}")]
     Handshake(io::Error),
     #[error("the peer offered no ALPN protocol of the control plane")]
-    Protocol,
+    NoKnownProtocol,
     #[error("the peer presented no certificate")]
-    Anonymous,
+    NoCertificate,
     #[error("the peer is not a control plane of this mesh")]
-    NoPeer,
+    NotAControlPlane,
     #[error(transparent)]
     Certificate(#[from] VerifyError),
     #[error(transparent)]
@@ -247,7 +255,7 @@ impl ConnectionError {
     fn is_evicted(&self) -> bool {
         match self {
             Self::Handshake(error) | Self::Stream(ServeError::Io(error)) => {
-                error.get_ref().is_some_and(|inner| inner.is::<Evicted>())
+                error.get_ref().is_some_and(|source| source.is::<Evicted>())
             }
             _ => false,
         }
@@ -255,9 +263,9 @@ impl ConnectionError {
 
     fn reason(&self) -> Reason {
         match self {
-            Self::Handshake(error) => reason_of(error, FailureSide::Downstream),
-            Self::Crowd | Self::Late | Self::Protocol => Reason::HandshakeFailed,
-            Self::Anonymous | Self::NoPeer => Reason::UntrustedPeer,
+            Self::Handshake(error) => handshake_failure_reason(error, FailureSide::Downstream),
+            Self::Replaced | Self::TimedOut | Self::NoKnownProtocol => Reason::HandshakeFailed,
+            Self::NoCertificate | Self::NotAControlPlane => Reason::UntrustedPeer,
             Self::Certificate(VerifyError::Expired) => Reason::ExpiredPeer,
             Self::Certificate(_) => Reason::UntrustedPeer,
             Self::Socket(_) | Self::Stream(ServeError::Io(_)) => Reason::DownstreamClosed,

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use leno_discovery::{ALPN, JOIN_ALPN, PEER_ALPN};
 use leno_identity::{
-    Authority, AuthorityError, CertificateRequest, CertificateSubject, Credential, CredentialError,
-    PrivateKey, RequestError, TlsError, client_config, control_id, join_server_config,
+    Authority, AuthorityError, CertificateRequest, CertificateRequestError, CertificateSubject,
+    Credential, CredentialError, PrivateKey, TlsError, client_config, control_id,
+    join_server_config,
 };
 use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::watch;
@@ -19,9 +20,9 @@ pub(crate) struct ServerCredential {
     authority: AuthorityReceiver,
     lifetime: Duration,
     credential: Credential,
-    configs: watch::Sender<Arc<ServerConfig>>,
+    server_configs: watch::Sender<Arc<ServerConfig>>,
     /// The configuration for connections to other control planes.
-    dialing: watch::Sender<Arc<ClientConfig>>,
+    client_configs: watch::Sender<Arc<ClientConfig>>,
     /// True if the authority has changed since the credential was issued.
     is_stale: bool,
 }
@@ -34,34 +35,34 @@ impl ServerCredential {
         now: SystemTime,
     ) -> Result<Self, ServerCredentialError> {
         let credential = issue_credential(&authority.borrow(), lifetime, now)?;
-        let (accepting, dialing) = tls_configs(&credential)?;
+        let (server_config, peer_config) = tls_configs(&credential)?;
         Ok(Self {
             authority,
             lifetime,
             credential,
-            configs: watch::Sender::new(accepting),
-            dialing: watch::Sender::new(dialing),
+            server_configs: watch::Sender::new(server_config),
+            client_configs: watch::Sender::new(peer_config),
             is_stale: false,
         })
     }
 
     /// Returns the configuration for new connections to other control planes.
     pub(crate) fn watch_client_config(&self) -> watch::Receiver<Arc<ClientConfig>> {
-        self.dialing.subscribe()
+        self.client_configs.subscribe()
     }
 
     /// Returns the configuration for new connections; open ones keep theirs.
     pub(crate) fn watch_server_config(&self) -> watch::Receiver<Arc<ServerConfig>> {
-        self.configs.subscribe()
+        self.server_configs.subscribe()
     }
 
     /// Renews the credential at half of its lifetime, while there is a receiver.
-    pub(crate) async fn keep_fresh(mut self) {
+    pub(crate) async fn renew_until_closed(mut self) {
         let mut wait = self.next_check(SystemTime::now());
         let mut authority = self.authority.clone();
         loop {
             tokio::select! {
-                () = self.configs.closed() => return,
+                () = self.server_configs.closed() => return,
                 // The sender lives as long as the process, or is absent because the authority never changes.
                 Ok(()) = authority.changed() => self.is_stale = true,
                 () = tokio::time::sleep(wait) => {}
@@ -75,22 +76,22 @@ impl ServerCredential {
     }
 
     fn renew_credential(&mut self, now: SystemTime) -> Duration {
-        let renewed =
+        let result =
             issue_credential(&self.authority.borrow(), self.lifetime, now).and_then(|credential| {
                 let configs = tls_configs(&credential)?;
                 Ok((credential, configs))
             });
-        match renewed {
-            Ok((credential, (accepting, dialing))) => {
+        match result {
+            Ok((credential, (server_config, peer_config))) => {
                 self.credential = credential;
                 self.is_stale = false;
-                self.configs.send_replace(accepting);
-                self.dialing.send_replace(dialing);
-                self.next_check(now).max(RETRY)
+                self.server_configs.send_replace(server_config);
+                self.client_configs.send_replace(peer_config);
+                self.next_check(now).max(RETRY_INTERVAL)
             }
             Err(error) => {
                 tracing::error!(%error, "cannot renew the control plane's own certificate");
-                RETRY
+                RETRY_INTERVAL
             }
         }
     }
@@ -99,7 +100,7 @@ impl ServerCredential {
     /// much.
     fn next_check(&self, now: SystemTime) -> Duration {
         let due = self.credential.renew_at(HALF_LIFE);
-        due.duration_since(now).unwrap_or_default().min(LOOK_EVERY)
+        due.duration_since(now).unwrap_or_default().min(CHECK_INTERVAL)
     }
 }
 
@@ -111,7 +112,7 @@ pub enum ServerCredentialError {
     Authority(#[from] AuthorityError),
     /// Its own request is rejected: a defect of this program.
     #[error(transparent)]
-    Request(#[from] RequestError),
+    Request(#[from] CertificateRequestError),
     /// The signed certificate is unusable.
     #[error(transparent)]
     Credential(#[from] CredentialError),
@@ -124,9 +125,9 @@ pub enum ServerCredentialError {
 fn tls_configs(
     credential: &Credential,
 ) -> Result<(Arc<ServerConfig>, Arc<ClientConfig>), ServerCredentialError> {
-    let accepting = join_server_config(credential, &[ALPN, JOIN_ALPN, PEER_ALPN])?;
-    let dialing = client_config(credential, credential.id(), &[PEER_ALPN])?;
-    Ok((accepting, dialing))
+    let server_config = join_server_config(credential, &[ALPN, JOIN_ALPN, PEER_ALPN])?;
+    let peer_config = client_config(credential, credential.id(), &[PEER_ALPN])?;
+    Ok((server_config, peer_config))
 }
 
 fn issue_credential(
@@ -138,18 +139,18 @@ fn issue_credential(
     let request = CertificateRequest::from_der(&key.certificate_request())?;
     let id = control_id(authority.trust_domain());
     let subject = CertificateSubject { id: &id, workload: None, instance: None };
-    let issued = authority.sign(&request, subject, lifetime, now)?;
-    Ok(Credential::new(key, issued)?)
+    let bundle = authority.sign(&request, subject, lifetime, now)?;
+    Ok(Credential::new(key, bundle)?)
 }
 
-/// Exactly half: a single control plane needs no jitter.
+/// The point of renewal: exactly half of the lifetime, since a single control plane needs no jitter.
 const HALF_LIFE: u64 = u64::MAX / 2;
 
 /// The interval of renewal attempts.
-const RETRY: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The longest sleep between clock checks.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -164,19 +165,19 @@ mod tests {
         let now = SystemTime::now();
         let authority = Authority::open_or_create(data.path(), &domain, now).unwrap();
         let lifetime = Duration::from_secs(3600);
-        let mut serving = {
+        let mut credential = {
             let authority = watch::Sender::new(Arc::new(authority)).subscribe();
             ServerCredential::new(authority, lifetime, now).unwrap()
         };
-        let configs = serving.watch_server_config();
-        assert_eq!(serving.next_check(now), LOOK_EVERY);
+        let server_configs = credential.watch_server_config();
+        assert_eq!(credential.next_check(now), CHECK_INTERVAL);
         let half = now + lifetime / 2 + Duration::from_secs(10);
-        assert_eq!(serving.next_check(half), Duration::ZERO);
-        let before = serving.credential.not_after();
-        serving.renew_credential(half);
-        assert!(configs.has_changed().unwrap());
-        assert!(serving.credential.not_after() > before);
-        assert_eq!(serving.credential.id(), &control_id(&domain));
-        assert_eq!(serving.credential.workload(), None);
+        assert_eq!(credential.next_check(half), Duration::ZERO);
+        let previous = credential.credential.not_after();
+        credential.renew_credential(half);
+        assert!(server_configs.has_changed().unwrap());
+        assert!(credential.credential.not_after() > previous);
+        assert_eq!(credential.credential.id(), &control_id(&domain));
+        assert_eq!(credential.credential.workload(), None);
     }
 }

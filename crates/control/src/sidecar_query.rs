@@ -34,7 +34,7 @@ pub(crate) async fn send_query(
     let connection = match location {
         SidecarLocation::Here(connection) => connection,
         SidecarLocation::OtherReplica(address) => {
-            let address = address.map(|at| format!(" at {at}")).unwrap_or_default();
+            let address = address.map(|address| format!(" at {address}")).unwrap_or_default();
             let problem = format!(
                 "the sidecar of {workload} is connected to another control plane{address}: run the command there"
             );
@@ -75,7 +75,7 @@ mod tests {
             parse("workload=shop%2Fweb-1&path=%2Fconnectivity%3Fservice%3Dshop%2Fstock").unwrap();
         assert_eq!(workload.to_string(), "shop/web-1");
         assert_eq!(path, "/connectivity?service=shop/stock");
-        for wrong in [
+        for invalid in [
             "",
             "workload=web&path=/",
             "workload=a/b",
@@ -84,15 +84,15 @@ mod tests {
             "workload=a/b&path=/&more=1",
             "workload=a/b&path=%2",
         ] {
-            assert_eq!(parse(wrong), None, "{wrong}");
+            assert_eq!(parse(invalid), None, "{invalid}");
         }
     }
 
     #[tokio::test]
-    async fn a_sidecar_of_another_control_plane_has_the_address_of_that_one() {
+    async fn the_error_names_the_control_plane_that_has_the_sidecar() {
         let (queries, workload) = (Queries::new(1), "shop/web-1".parse().unwrap());
         let address = "192.0.2.7:15012".parse().unwrap();
-        for (location, status, words) in [
+        for (location, status, text) in [
             (
                 SidecarLocation::OtherReplica(Some(address)),
                 421,
@@ -103,9 +103,9 @@ mod tests {
             (SidecarLocation::Unknown, 404, "no workload shop/web-1"),
             (SidecarLocation::Here(leno_discovery::ConnectionId(1)), 502, "has disconnected"),
         ] {
-            let sent = send_query(&queries, &workload, location, "/ready".to_owned()).await;
-            let (found, problem) = sent.unwrap_err();
-            assert!(found == status && problem.contains(words), "{found}: {problem}");
+            let result = send_query(&queries, &workload, location, "/ready".to_owned()).await;
+            let (code, problem) = result.unwrap_err();
+            assert!(code == status && problem.contains(text), "{code}: {problem}");
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct Status {
     pub services: usize,
     /// The number of connected proxies.
     pub proxies: usize,
-    /// The generation in which certificates are issued now, in hexadecimal: it changes with the signer and the
+    /// The CA generation of new certificates, in hexadecimal: it changes with the signing CA and the trust
     /// roots.
     #[serde(default)]
     pub ca_generation: String,
@@ -48,7 +48,7 @@ pub struct Status {
     pub starting: bool,
     /// The number of rejected documents.
     pub rejected: usize,
-    /// The lifetime of certificates that are issued now.
+    /// The lifetime of new certificates.
     #[serde(default)]
     pub certificate_lifetime_seconds: u64,
     /// The URL of its page, if it has one.
@@ -83,7 +83,7 @@ pub struct PeerStatus {
 pub struct ChangeStatus {
     /// Its number.
     pub id: u64,
-    /// The time since it was seen.
+    /// The time since the control plane processed it.
     pub age_ms: f64,
     /// The number of affected proxies.
     pub affected: usize,
@@ -124,7 +124,8 @@ pub struct WorkloadStatus {
     pub services: Vec<String>,
     /// Its fixed listeners.
     pub outbound_listeners: Vec<ListenerStatus>,
-    /// `connected`, `other-replica` (to another control plane), `missing` (disconnected recently) or `absent`.
+    /// `connected`, `other-replica` (connected to another control plane), `missing` (disconnected recently) or
+    /// `absent`.
     pub sidecar: String,
     /// True if an operator has revoked it: its sidecar gets no certificate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -140,7 +141,7 @@ pub struct WorkloadStatus {
     /// The process ID of its connected sidecar.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// The admin page of its sidecar.
+    /// The admin endpoint of its sidecar.
     #[serde(default)]
     pub admin: Option<String>,
     /// The HTTP proxy of its sidecar, if it has one.
@@ -336,9 +337,9 @@ pub struct ProxyStatus {
     pub pid: u32,
     /// Its software version.
     pub version: String,
-    /// Its admin page, if it is at the proxy's own address.
+    /// Its admin endpoint, if it is at the proxy's own address.
     pub admin: Option<String>,
-    /// The reported address of its admin page, if it is not the proxy's own or is on loopback of another
+    /// The reported address of its admin endpoint, if it is not the proxy's own or is on loopback of another
     /// machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported_admin: Option<String>,
@@ -429,9 +430,9 @@ impl RouteStatus {
     /// Adds the objects that override it at each port of one of its parents: it is accepted there unless it is
     /// overridden at all ports.
     pub(crate) fn add_overrides(&mut self, parent: usize, ports: Vec<Vec<String>>) {
-        let is_shut_out = !ports.iter().any(Vec::is_empty);
+        let is_overridden = !ports.iter().any(Vec::is_empty);
         for cause in ports.into_iter().flatten() {
-            match is_shut_out {
+            match is_overridden {
                 true => self.reject_parent(parent, [cause]),
                 false => self.add_problem(cause),
             }
@@ -515,11 +516,11 @@ pub struct ChangeReport {
     pub cause: String,
     /// The time since its source noticed it.
     pub age_ms: f64,
-    /// The time from there until the control plane processed it.
+    /// The time from the notice of its source until the control plane processed it.
     pub processed_after_ms: f64,
-    /// The time from there until it was sent; absent during the debounce time.
+    /// The time from that notice until it was sent; absent during the debounce time.
     pub sent_after_ms: Option<f64>,
-    /// The time from there until the last affected proxy applied it; absent while one has not.
+    /// The time from that notice until the last affected proxy applied it; absent while one has not.
     pub applied_after_ms: Option<f64>,
     /// The number of changes in its push, including itself.
     pub push_size: usize,
@@ -535,6 +536,6 @@ pub struct ChangeReport {
     pub bytes: u64,
     /// Workloads with sidecars that have not applied it; the first ones if there are many.
     pub waiting: Vec<String>,
-    /// True if its progress is no longer kept.
+    /// True if its progress is no longer recorded.
     pub expired: bool,
 }

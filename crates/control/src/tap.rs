@@ -10,7 +10,7 @@ use hyper::StatusCode;
 use hyper::body::{Body, Bytes, Frame};
 use leno_discovery::{ActiveTap, TapRecords, Taps};
 use leno_model::{
-    ServiceAccount, ServiceName, StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapSide,
+    MAX_TAP_PER_SECOND, MAX_TAP_TEXT_BYTES, ServiceAccount, ServiceName, StatusRange, Tap, TapSide,
 };
 use serde_json::{Value, json};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -20,10 +20,10 @@ use crate::http_server::decode_percent;
 /// The lines of a tap, as a response body. Dropping it closes the tap.
 #[derive(Debug)]
 pub(crate) struct TapBody {
-    tapping: ActiveTap,
+    active_tap: ActiveTap,
     /// Sends a blank line while there is no other: only a failed write distinguishes a reader that disconnected
     /// from one that half-closed.
-    blank: Interval,
+    keepalive: Interval,
 }
 
 impl TapBody {
@@ -33,14 +33,14 @@ impl TapBody {
     /// The status and the problem.
     pub(crate) fn open(taps: &Arc<Taps>, query: &str) -> Result<Self, (StatusCode, String)> {
         let tap = parse_tap(query).map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
-        let tapping = taps.open(tap);
-        let tapping =
-            tapping.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
-        let mut blank = interval(BLANK_PERIOD);
-        blank.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let active_tap = taps.open(tap);
+        let active_tap =
+            active_tap.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
+        let mut keepalive = interval(KEEPALIVE_INTERVAL);
+        keepalive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Skips the immediate first tick.
-        blank.reset();
-        Ok(Self { tapping, blank })
+        keepalive.reset();
+        Ok(Self { active_tap, keepalive })
     }
 }
 
@@ -52,38 +52,38 @@ impl Body for TapBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        while let Poll::Ready(tapped) = self.tapping.poll_next(context) {
-            let Some(tapped) = tapped else { return Poll::Ready(None) };
-            let text = format_records(tapped, self.tapping.take_lost());
+        while let Poll::Ready(batch) = self.active_tap.poll_next(context) {
+            let Some(batch) = batch else { return Poll::Ready(None) };
+            let text = format_records(batch, self.active_tap.take_lost());
             if !text.is_empty() {
-                self.blank.reset();
+                self.keepalive.reset();
                 return Poll::Ready(Some(Ok(Frame::data(text.into()))));
             }
         }
-        self.blank.poll_tick(context).map(|_| Some(Ok(Frame::data(Bytes::from_static(b"\n")))))
+        self.keepalive.poll_tick(context).map(|_| Some(Ok(Frame::data(Bytes::from_static(b"\n")))))
     }
 }
 
 /// Formats one line for each record, with the workload of the reporting sidecar, and one for lost records.
 /// Records are parsed, and their workload is overwritten: the operator of a sidecar controls its reports.
-fn format_records(tapped: TapRecords, lost: u64) -> String {
-    let workload = tapped.workload.to_string();
-    let mut dropped = tapped.dropped.saturating_add(lost);
-    let mut out = String::new();
-    for record in tapped.records {
+fn format_records(batch: TapRecords, lost: u64) -> String {
+    let workload = batch.workload.to_string();
+    let mut dropped = batch.dropped.saturating_add(lost);
+    let mut text = String::new();
+    for record in batch.records {
         let Ok(Value::Object(mut fields)) = serde_json::from_str(&record) else {
             dropped = dropped.saturating_add(1);
             continue;
         };
         fields.insert("workload".to_owned(), workload.clone().into());
-        out.push_str(&Value::Object(fields).to_string());
-        out.push('\n');
+        text.push_str(&Value::Object(fields).to_string());
+        text.push('\n');
     }
     if dropped > 0 {
-        out.push_str(&json!({ "dropped": dropped, "workload": workload }).to_string());
-        out.push('\n');
+        text.push_str(&json!({ "dropped": dropped, "workload": workload }).to_string());
+        text.push('\n');
     }
-    out
+    text
 }
 
 /// Parses `service=NAMESPACE/NAME`, and optionally `path`, `method`, `status`, `from`, `side` and `per_second`,
@@ -98,41 +98,42 @@ fn parse_tap(query: &str) -> Result<Tap, String> {
         method: String::new(),
         status: None,
         from: None,
-        per_second: PER_SECOND,
+        per_second: RECORDS_PER_SECOND,
     };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` has no value"))?;
         let value =
             decode_percent(value).ok_or_else(|| format!("`{name}` is not percent-encoded"))?;
-        let wrong = |what: &str| format!("`{name}={value}`: {what}");
-        if value.len() > TAP_TEXT_BYTES_MAX {
-            return Err(format!("`{name}` is longer than {TAP_TEXT_BYTES_MAX} bytes"));
+        let invalid = |hint: &str| format!("`{name}={value}`: {hint}");
+        if value.len() > MAX_TAP_TEXT_BYTES {
+            return Err(format!("`{name}` is longer than {MAX_TAP_TEXT_BYTES} bytes"));
         }
         match name {
             "service" => {
-                let named = value.parse::<ServiceName>();
-                service = Some(named.map_err(|_| wrong("use NAMESPACE/NAME"))?);
+                let name_result = value.parse::<ServiceName>();
+                service = Some(name_result.map_err(|_| invalid("use NAMESPACE/NAME"))?);
             }
             "path" => tap.path = value,
             "method" => tap.method = value,
             "status" => {
                 let range = StatusRange::parse(&value);
-                tap.status = Some(range.ok_or_else(|| wrong("use 503, 5xx or 400-499"))?);
+                tap.status = Some(range.ok_or_else(|| invalid("use 503, 5xx or 400-499"))?);
             }
             "from" => {
                 let account = value
                     .split_once('/')
                     .and_then(|(namespace, name)| ServiceAccount::new(namespace, name).ok());
-                tap.from = Some(account.ok_or_else(|| wrong("use NAMESPACE/ACCOUNT"))?);
+                tap.from = Some(account.ok_or_else(|| invalid("use NAMESPACE/ACCOUNT"))?);
             }
             "side" => {
-                let known = TapSide::ALL.iter().find(|(word, _)| *word == value);
-                tap.side = known.ok_or_else(|| wrong("use both, client or server"))?.1;
+                let side = TapSide::ALL.iter().find(|(side_name, _)| *side_name == value);
+                tap.side = side.ok_or_else(|| invalid("use both, client or server"))?.1;
             }
             "per_second" => {
-                let number = value.parse().ok().filter(|n| (1..=TAP_PER_SECOND_MAX).contains(n));
-                let hint = format!("use a number from 1 to {TAP_PER_SECOND_MAX}");
-                tap.per_second = number.ok_or_else(|| wrong(&hint))?;
+                let number =
+                    value.parse().ok().filter(|number| (1..=MAX_TAP_PER_SECOND).contains(number));
+                let hint = format!("use a number from 1 to {MAX_TAP_PER_SECOND}");
+                tap.per_second = number.ok_or_else(|| invalid(&hint))?;
             }
             _ => return Err(format!("`{name}` is unknown")),
         }
@@ -142,17 +143,17 @@ fn parse_tap(query: &str) -> Result<Tap, String> {
 }
 
 /// The longest time without a line.
-const BLANK_PERIOD: Duration = Duration::from_secs(2);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The default rate of reports per data thread and second.
-const PER_SECOND: u32 = 100;
+const RECORDS_PER_SECOND: u32 = 100;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_query_says_what_is_tapped_and_what_is_wrong_with_it() {
+    fn a_tap_query_is_parsed_or_rejected_with_its_problem() {
         let tap = parse_tap(
             "service=shop%2Fstock&path=/orders%3F&method=GET&status=5xx&from=shop/web&side=client\
              &per_second=7",
@@ -174,24 +175,24 @@ mod tests {
             ("service=a/b&body=yes", "is unknown"),
             (&format!("service=a/b&path={}", "x".repeat(2000)), "longer than"),
         ] {
-            let found = parse_tap(query).unwrap_err();
-            assert!(found.contains(problem), "{query}: {found}");
+            let error = parse_tap(query).unwrap_err();
+            assert!(error.contains(problem), "{query}: {error}");
         }
     }
 
     #[test]
-    fn what_a_sidecar_says_is_looked_at() {
-        let tapped = |records: &[&str], dropped| TapRecords {
+    fn records_of_a_sidecar_are_validated_and_get_its_workload() {
+        let batch = |records: &[&str], dropped| TapRecords {
             workload: "shop/web-1".parse().unwrap(),
             records: records.iter().map(|record| (*record).to_owned()).collect(),
             dropped,
         };
         let forged = r#"{"path":"/a","workload":"shop/other-1"}"#;
         assert_eq!(
-            format_records(tapped(&[forged, "[]", "{\"a\":\n1}", "x"], 2), 3),
+            format_records(batch(&[forged, "[]", "{\"a\":\n1}", "x"], 2), 3),
             "{\"path\":\"/a\",\"workload\":\"shop/web-1\"}\n{\"a\":1,\"workload\":\"shop/web-1\"}\n\
              {\"dropped\":7,\"workload\":\"shop/web-1\"}\n"
         );
-        assert_eq!(format_records(tapped(&[], 0), 0), "");
+        assert_eq!(format_records(batch(&[], 0), 0), "");
     }
 }

@@ -38,22 +38,23 @@ impl Diagnostics {
         update: RegistryUpdate,
         trust_domain: &TrustDomain,
     ) -> Vec<Change> {
-        for warning in update.warnings.iter().filter(|now| !self.warnings.contains(now)) {
+        for warning in update.warnings.iter().filter(|warning| !self.warnings.contains(warning)) {
             tracing::warn!(%warning, "a document is accepted with a warning");
         }
         self.warnings = update.warnings;
         self.locations = update.locations;
         // An update lists all rejected documents; each is logged once.
-        for rejected in update.rejected.iter().filter(|now| !self.rejected.contains(now)) {
+        for rejected in update.rejected.iter().filter(|rejected| !self.rejected.contains(rejected))
+        {
             tracing::warn!(%rejected, "document rejected; the last valid version, if any, stays in use");
         }
         self.rejected = update.rejected;
         let changes = update.changes.into_iter();
-        changes.map(|change| self.keep_trust_domain(change, trust_domain)).collect()
+        changes.map(|change| self.with_trust_domain(change, trust_domain)).collect()
     }
 
-    /// All certificates of a running mesh have the trust domain of the authority.
-    fn keep_trust_domain(&mut self, change: Change, trust_domain: &TrustDomain) -> Change {
+    /// Returns a change with the trust domain of the authority: all certificates of a running mesh have it.
+    fn with_trust_domain(&mut self, change: Change, trust_domain: &TrustDomain) -> Change {
         let mut config = match change {
             Change::Upsert(Object::MeshConfig(config)) => config,
             Change::Remove(ObjectKey::MeshConfig) => MeshConfig::default(),
@@ -82,4 +83,4 @@ pub fn trust_domain_of(update: &RegistryUpdate) -> TrustDomain {
 }
 
 /// Maximum queued updates for the mesh owner; further ones wait in their source.
-pub const UPDATES_MAX: usize = 16;
+pub const MAX_UPDATES: usize = 16;

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub struct Budget(Mutex<Buckets>);
 
+/// The two buckets of a budget.
 #[derive(Debug)]
 struct Buckets {
     reading: Bucket,
@@ -25,17 +26,19 @@ struct Buckets {
     exceeded_since: Option<Instant>,
 }
 
+/// A level that rises by costs and falls at a fixed rate.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
-    units: u64,
-    at: Instant,
+    level: u64,
+    /// The time of the last update of the level.
+    updated: Instant,
 }
 
 impl Budget {
     /// Creates an unspent budget.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        let empty = Bucket { units: 0, at: now };
+        let empty = Bucket { level: 0, updated: now };
         Self(Mutex::new(Buckets { reading: empty, work: empty, exceeded_since: None }))
     }
 
@@ -43,15 +46,15 @@ impl Budget {
     pub fn charge_reading(&self, units: u64, now: Instant) {
         let mut buckets = self.lock(now);
         buckets.reading.add(units);
-        if buckets.reading.units > BURST_UNITS {
+        if buckets.reading.level > BURST_UNITS {
             buckets.exceeded_since.get_or_insert(now);
         }
     }
 
     /// Refunds the cost of a message that the control plane requested.
-    pub fn return_reading(&self, units: u64, now: Instant) {
+    pub fn refund_reading(&self, units: u64, now: Instant) {
         let mut buckets = self.lock(now);
-        buckets.reading.units = buckets.reading.units.saturating_sub(units);
+        buckets.reading.level = buckets.reading.level.saturating_sub(units);
     }
 
     /// Adds the cost of work of the owner. The resulting pause is bounded, regardless of the cost.
@@ -80,7 +83,7 @@ impl Budget {
 
     fn is_unspent(&self, now: Instant) -> bool {
         let buckets = self.lock(now);
-        buckets.reading.units == 0 && buckets.work.units == 0
+        buckets.reading.level == 0 && buckets.work.level == 0
     }
 
     /// Locks and updates the buckets. A thread that panicked while it held the lock left no half-written state.
@@ -88,7 +91,7 @@ impl Budget {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         buckets.reading.drain_elapsed(now);
         buckets.work.drain_elapsed(now);
-        if buckets.reading.units <= BURST_UNITS / 2 {
+        if buckets.reading.level <= BURST_UNITS / 2 {
             buckets.exceeded_since = None;
         }
         buckets
@@ -97,25 +100,25 @@ impl Budget {
 
 impl Bucket {
     fn add(&mut self, units: u64) {
-        self.units = self.units.saturating_add(units).min(BURST_UNITS + DEBT_UNITS_MAX);
+        self.level = self.level.saturating_add(units).min(BURST_UNITS + MAX_DEBT_UNITS);
     }
 
     fn drain_elapsed(&mut self, now: Instant) {
-        let elapsed = now.saturating_duration_since(self.at).as_micros();
+        let elapsed = now.saturating_duration_since(self.updated).as_micros();
         let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
-        let fallen = elapsed.saturating_mul(UNITS_PER_SECOND) / 1_000_000;
+        let drained = elapsed.saturating_mul(UNITS_PER_SECOND) / 1_000_000;
         // Keeps fractions of a unit.
-        if fallen > 0 {
-            self.units = self.units.saturating_sub(fallen);
-            self.at = now;
+        if drained > 0 {
+            self.level = self.level.saturating_sub(drained);
+            self.updated = now;
         }
     }
 
     fn ready_at(&self, now: Instant) -> Option<Instant> {
-        let over = self.units.saturating_sub(BURST_UNITS);
+        let excess = self.level.saturating_sub(BURST_UNITS);
         // At least a millisecond, the resolution of timers.
-        let wait = Duration::from_micros(over.saturating_mul(1_000_000) / UNITS_PER_SECOND);
-        (over > 0).then(|| now + wait.max(Duration::from_millis(1)))
+        let wait = Duration::from_micros(excess.saturating_mul(1_000_000) / UNITS_PER_SECOND);
+        (excess > 0).then(|| now + wait.max(Duration::from_millis(1)))
     }
 }
 
@@ -127,18 +130,18 @@ impl Budgets {
     /// The budget of a client; it outlives the client's connections until nothing of it is spent.
     #[must_use]
     pub fn for_identity(&self, identity: &str, now: Instant) -> Arc<Budget> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = all.get(identity) {
-            return Arc::clone(known);
+        let mut budgets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(budget) = budgets.get(identity) {
+            return Arc::clone(budget);
         }
-        if all.len() >= BUDGETS_MAX {
-            all.retain(|_, budget| Arc::strong_count(budget) > 1 || !budget.is_unspent(now));
+        if budgets.len() >= MAX_BUDGETS {
+            budgets.retain(|_, budget| Arc::strong_count(budget) > 1 || !budget.is_unspent(now));
         }
-        let new = Arc::new(Budget::new(now));
-        if all.len() < BUDGETS_MAX {
-            all.insert(identity.to_owned(), Arc::clone(&new));
+        let budget = Arc::new(Budget::new(now));
+        if budgets.len() < MAX_BUDGETS {
+            budgets.insert(identity.to_owned(), Arc::clone(&budget));
         }
-        new
+        budget
     }
 }
 
@@ -150,20 +153,20 @@ const BURST_UNITS: u64 = 1_000_000;
 
 /// The maximum overflow of a bucket: five seconds of waiting, less than the silence after which an end of a
 /// stream is considered dead.
-const DEBT_UNITS_MAX: u64 = 5 * UNITS_PER_SECOND;
+const MAX_DEBT_UNITS: u64 = 5 * UNITS_PER_SECOND;
 
 /// The time after which a client over its budget is disconnected.
 const ABUSE_AFTER: Duration = Duration::from_secs(120);
 
 /// The maximum number of budgets. A control plane has fewer clients.
-const BUDGETS_MAX: usize = 32_768;
+const MAX_BUDGETS: usize = 32_768;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_free_and_what_follows_waits_in_proportion() {
+    fn costs_beyond_the_burst_delay_work_in_proportion() {
         let start = Instant::now();
         let budget = Budget::new(start);
         budget.charge_work(BURST_UNITS, start);
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_client_that_never_recovers_abuses_its_budget() {
+    fn a_client_abuses_its_budget_only_if_it_never_recovers() {
         let start = Instant::now();
         let budget = Budget::new(start);
         let mut now = start;
@@ -209,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_budgets_is_bounded_and_forgets_the_unspent_ones() {
+    fn the_table_of_budgets_is_bounded_and_drops_unspent_ones() {
         let start = Instant::now();
         let budgets = Budgets::default();
         budgets.for_identity("spender", start).charge_work(1_000, start);
-        for number in 0..BUDGETS_MAX + 10 {
+        for number in 0..MAX_BUDGETS + 10 {
             drop(budgets.for_identity(&number.to_string(), start));
         }
-        assert!(budgets.0.lock().unwrap().len() <= BUDGETS_MAX);
+        assert!(budgets.0.lock().unwrap().len() <= MAX_BUDGETS);
         assert!(!budgets.for_identity("spender", start).is_unspent(start));
     }
 }

@@ -12,11 +12,11 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::condition::ProxyReport;
 use crate::envelope::{
-    addresses_to_wire, delta_from_wire, hello_to_wire, issued_from_wire, listeners_to_wire,
-    looked_up_to_wire, nack_to_wire, services_to_wire,
+    addresses_to_wire, delta_from_wire, dns_names_to_wire, hello_to_wire, issued_from_wire,
+    listeners_to_wire, nack_to_wire, services_to_wire,
 };
 use crate::frame::{
-    FrameError, FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX, REQUEST_BYTES_MAX,
+    FrameError, FrameReader, FrameWriter, MAX_MESSAGE_BYTES, MAX_OUTBOX_BYTES, MAX_REQUEST_BYTES,
 };
 use crate::keepalive::Keepalive;
 use crate::message::{
@@ -26,35 +26,35 @@ use crate::proto::{self, from_proxy, to_proxy};
 use crate::query::{Query, QueryInProgress, next_part};
 use crate::resource::InvalidField;
 use crate::subscriber::Subscriber;
-use crate::tap::{RECORDS_MAX, taps_from_wire};
-use crate::traffic::{REPORT_EVERY_MIN, TrafficReport, traffic_to_wire};
+use crate::tap::{MAX_RECORDS, taps_from_wire};
+use crate::traffic::{MIN_REPORT_EVERY, TrafficReport, traffic_to_wire};
 
 /// Follows the control plane over an authenticated stream until the stream ends, and returns the reason.
 ///
-/// The [`UpdateHandler`] applies configurations, opens taps and reports traffic. The future may be dropped at any
-/// time.
+/// The [`UpdateHandler`] applies configurations, opens taps and reports traffic. The future may be dropped at
+/// any time.
 pub async fn follow_control_plane<S>(
     stream: S,
     hello: Hello,
     subscriber: &mut Subscriber,
     requests: &mut mpsc::Receiver<ProxyRequest>,
-    follower: &mut dyn UpdateHandler,
+    handler: &mut dyn UpdateHandler,
 ) -> DiscoveryError
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (read, write) = tokio::io::split(stream);
-    let mut reader = FrameReader::new(read, MESSAGE_BYTES_MAX);
+    let mut reader = FrameReader::new(read, MAX_MESSAGE_BYTES);
     let mut session = Session {
         writer: FrameWriter::new(write),
         keepalive: Keepalive::new(Instant::now()),
         subscriber,
-        follower,
+        handler,
         taps: Vec::new(),
         renewal: None,
-        renewals_seen: 0,
-        reports: None,
-        answering: None,
+        renewal_count: 0,
+        report_schedule: None,
+        query_in_progress: None,
     };
     match session.run(&mut reader, hello, requests).await {
         Ok(never) => match never {},
@@ -62,11 +62,11 @@ where
     }
 }
 
-/// A consumer of a discovery stream. Only `apply` is required.
+/// The consumer of a discovery stream. Only [`Self::apply_update`] is required.
 pub trait UpdateHandler {
-    /// Applies an update as the proxy's configuration. `Ok` only after the swap: then the delta is
-    /// acknowledged. `Err` rejects it, and the subscriber keeps its configuration. First called when the proxy
-    /// is in sync with the control plane, even without differences.
+    /// Applies an update as the proxy's configuration, and returns after the swap: then the delta is
+    /// acknowledged. An error rejects the delta, and the subscriber retains its configuration. First called
+    /// when the proxy is in sync with the control plane, even without differences.
     ///
     /// # Errors
     /// The resources that cannot be accepted, with reasons.
@@ -80,7 +80,7 @@ pub trait UpdateHandler {
     /// Replaces the set of open taps.
     fn set_taps(&mut self, _taps: &[Tap]) {}
 
-    /// Handles a query of an operator. Dropping the query answers it with an error.
+    /// Handles a query of an operator. Dropping the query sends an error as its response.
     fn handle_query(&mut self, _query: Query) {}
 }
 
@@ -121,7 +121,7 @@ pub enum ProxyRequest {
         /// A certificate signing request, DER, at most 64 KiB.
         csr: Vec<u8>,
         /// The receiver of the response; dropped if the stream ends first.
-        answer: CertificateReply,
+        reply: CertificateReply,
     },
 }
 
@@ -169,20 +169,21 @@ struct Session<'a, S> {
     writer: FrameWriter<WriteHalf<S>>,
     keepalive: Keepalive,
     subscriber: &'a mut Subscriber,
-    follower: &'a mut dyn UpdateHandler,
+    handler: &'a mut dyn UpdateHandler,
     /// The last received taps.
     taps: Vec<Tap>,
-    /// The pending certificate request; the control plane allows one.
+    /// The pending certificate request, with its number; the control plane allows one at a time.
     renewal: Option<(u64, CertificateReply)>,
-    renewals_seen: u64,
+    /// The number of certificate requests so far.
+    renewal_count: u64,
     /// The time of the next traffic report, and the interval.
-    reports: Option<(Instant, Duration)>,
-    /// The query being answered; the control plane sends one at a time.
-    answering: Option<Box<QueryInProgress>>,
+    report_schedule: Option<(Instant, Duration)>,
+    /// The open query; the control plane sends one at a time.
+    query_in_progress: Option<Box<QueryInProgress>>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
-    /// The event loop; all decisions are made in other functions.
+    /// Runs the event loop until the stream ends.
     async fn run<R: AsyncRead + Unpin>(
         &mut self,
         reader: &mut FrameReader<R>,
@@ -191,7 +192,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     ) -> Result<std::convert::Infallible, DiscoveryError> {
         self.send_hello(hello)?;
         loop {
-            let room = self.writer.queued_bytes() < OUTBOX_BYTES_MAX;
+            let has_room = self.writer.queued_bytes() < MAX_OUTBOX_BYTES;
             tokio::select! {
                 frame = reader.next() => {
                     let frame = frame?.ok_or(DiscoveryError::Closed)?;
@@ -199,14 +200,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                     self.handle_message(proto::ToProxy::decode(frame).map_err(malformed_error)?)?;
                 }
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,
-                request = requests.recv(), if room => {
+                request = requests.recv(), if has_room => {
                     self.handle_request(request.ok_or(DiscoveryError::Stopped)?)?;
                 }
                 () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => {
                     self.send_message(from_proxy::Message::Ping(proto::Ping::default()))?;
                 }
-                () = wait_for_report(self.reports), if room => self.send_report()?,
-                part = next_part(&mut self.answering), if room => {
+                () = wait_for_report(self.report_schedule), if has_room => self.send_report()?,
+                part = next_part(&mut self.query_in_progress), if has_room => {
                     self.send_message(from_proxy::Message::QueryAnswer(part))?;
                 }
                 () = sleep_until(self.keepalive.silent_at()) => return Err(DiscoveryError::Silent),
@@ -217,16 +218,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     /// Sends the first message. If the list of held resources is too large, they are forgotten and sent again;
     /// the proxy serves from its current configuration until then.
     fn send_hello(&mut self, mut hello: Hello) -> Result<(), DiscoveryError> {
-        let late = hello.services.split_off(hello.services.len().min(SERVICES_PER_MESSAGE_MAX));
+        let later_services =
+            hello.services.split_off(hello.services.len().min(MAX_SERVICES_PER_MESSAGE));
         let wire = hello_to_wire(&hello, &self.subscriber.held_versions());
         let message = from_proxy::Message::Hello(wire);
         if matches!(self.push(message), Err(FrameError::Oversize { .. })) {
             *self.subscriber = Subscriber::new();
             self.send_message(from_proxy::Message::Hello(hello_to_wire(&hello, &[])))?;
         }
-        self.handle_request(ProxyRequest::Subscribe(late))
+        self.handle_request(ProxyRequest::Subscribe(later_services))
     }
 
+    /// Handles a message of the control plane.
     fn handle_message(&mut self, message: proto::ToProxy) -> Result<(), DiscoveryError> {
         match message.message {
             None => Err(DiscoveryError::Malformed("a message without content".into())),
@@ -238,9 +241,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Some(to_proxy::Message::Goodbye(wire)) => Err(DiscoveryError::Goodbye(wire.reason)),
             Some(to_proxy::Message::Certificate(wire)) => self.handle_certificate(wire),
             Some(to_proxy::Message::Query(wire)) => {
-                let (answering, query) = QueryInProgress::begin_query(wire);
-                self.answering = Some(Box::new(answering));
-                self.follower.handle_query(query);
+                let (query_in_progress, query) = QueryInProgress::begin_query(wire);
+                self.query_in_progress = Some(Box::new(query_in_progress));
+                self.handler.handle_query(query);
                 Ok(())
             }
             Some(to_proxy::Message::Delta(wire)) => {
@@ -248,9 +251,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 let nonce = delta.nonce;
                 match self.apply_delta(delta) {
                     Ok(()) => self.send_message(from_proxy::Message::Ack(proto::Ack { nonce })),
-                    Err(refusals) => {
-                        self.send_message(from_proxy::Message::Nack(nack_to_wire(nonce, &refusals)))
-                    }
+                    Err(rejections) => self
+                        .send_message(from_proxy::Message::Nack(nack_to_wire(nonce, &rejections))),
                 }
             }
         }
@@ -261,7 +263,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         let whole = delta.whole;
         let staged = self.subscriber.stage(delta)?;
         if whole {
-            self.follower.apply_update(staged.update().clone())?;
+            self.handler.apply_update(staged.update().clone())?;
         }
         self.subscriber.commit(staged);
         Ok(())
@@ -269,18 +271,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
 
     /// Stores the report interval that the control plane requests, if any.
     fn set_report_interval(&mut self, report_interval_ms: u32) {
-        let every = Duration::from_millis(report_interval_ms.into()).max(REPORT_EVERY_MIN);
-        let known = self.reports.is_some_and(|(_, known)| known == every);
-        if report_interval_ms > 0 && !known {
-            self.reports = Some((Instant::now() + every, every));
+        let interval = Duration::from_millis(report_interval_ms.into()).max(MIN_REPORT_EVERY);
+        let is_unchanged = self.report_schedule.is_some_and(|(_, current)| current == interval);
+        if report_interval_ms > 0 && !is_unchanged {
+            self.report_schedule = Some((Instant::now() + interval, interval));
         }
     }
 
     fn send_report(&mut self) -> Result<(), DiscoveryError> {
-        if let Some((at, every)) = &mut self.reports {
-            *at = Instant::now() + *every;
+        if let Some((next, interval)) = &mut self.report_schedule {
+            *next = Instant::now() + *interval;
         }
-        match self.follower.take_traffic() {
+        match self.handler.take_traffic() {
             Some(traffic) => {
                 self.send_message(from_proxy::Message::Traffic(traffic_to_wire(&traffic)))
             }
@@ -291,7 +293,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     fn update_taps(&mut self, wire: Vec<proto::Tap>) {
         let taps = taps_from_wire(wire);
         if taps != self.taps {
-            self.follower.set_taps(&taps);
+            self.handler.set_taps(&taps);
             self.taps = taps;
         }
     }
@@ -304,23 +306,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Some(proto::certificate::Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
             Some(proto::certificate::Outcome::Error(reason)) => Err(reason.into()),
         };
-        if let Some((_, answer)) = self.renewal.take_if(|(id, _)| *id == wire.id) {
+        if let Some((_, reply)) = self.renewal.take_if(|(id, _)| *id == wire.id) {
             // The receiver may be gone.
-            answer.send(result).ok();
+            reply.send(result).ok();
         }
         Ok(())
     }
 
+    /// Sends a message for a request of the proxy.
     fn handle_request(&mut self, request: ProxyRequest) -> Result<(), DiscoveryError> {
         match request {
             ProxyRequest::Subscribe(services) => {
-                for part in services.chunks(SERVICES_PER_MESSAGE_MAX) {
+                for part in services.chunks(MAX_SERVICES_PER_MESSAGE) {
                     self.send_message(from_proxy::Message::Subscribe(services_to_wire(part)))?;
                 }
                 Ok(())
             }
             ProxyRequest::Unsubscribe(services) => {
-                for part in services.chunks(SERVICES_PER_MESSAGE_MAX) {
+                for part in services.chunks(MAX_SERVICES_PER_MESSAGE) {
                     self.send_message(from_proxy::Message::Unsubscribe(services_to_wire(part)))?;
                 }
                 Ok(())
@@ -332,11 +335,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 self.send_message(from_proxy::Message::Unsubscribe(addresses_to_wire(&addresses)))
             }
             ProxyRequest::SubscribeNames(names) => {
-                self.send_message(from_proxy::Message::Subscribe(looked_up_to_wire(&names)))
+                self.send_message(from_proxy::Message::Subscribe(dns_names_to_wire(&names)))
             }
             ProxyRequest::UnsubscribeNames(names) => {
-                for part in names.chunks(SERVICES_PER_MESSAGE_MAX) {
-                    self.send_message(from_proxy::Message::Unsubscribe(looked_up_to_wire(part)))?;
+                for part in names.chunks(MAX_SERVICES_PER_MESSAGE) {
+                    self.send_message(from_proxy::Message::Unsubscribe(dns_names_to_wire(part)))?;
                 }
                 Ok(())
             }
@@ -344,34 +347,35 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 let wire = listeners_to_wire(&listeners, &report);
                 self.send_message(from_proxy::Message::Listeners(wire))
             }
-            ProxyRequest::Renew { csr, answer } => self.request_certificate(csr, answer),
+            ProxyRequest::Renew { csr, reply } => self.request_certificate(csr, reply),
             ProxyRequest::Tapped { tap, mut records, mut dropped } => {
-                let too_many = records.len().saturating_sub(RECORDS_MAX) as u64;
-                dropped = dropped.saturating_add(too_many);
-                records.truncate(RECORDS_MAX);
+                let excess = records.len().saturating_sub(MAX_RECORDS) as u64;
+                dropped = dropped.saturating_add(excess);
+                records.truncate(MAX_RECORDS);
                 let tapped = proto::Tapped { tap, records, dropped };
                 self.send_message(from_proxy::Message::Tapped(tapped))
             }
         }
     }
 
+    /// Sends a certificate request, or responds with the reason why it cannot be sent.
     fn request_certificate(
         &mut self,
         csr: Vec<u8>,
-        answer: CertificateReply,
+        reply: CertificateReply,
     ) -> Result<(), DiscoveryError> {
-        let refusal = if csr.len() > CSR_BYTES_MAX {
+        let rejection = if csr.len() > MAX_CSR_BYTES {
             "the certificate signing request is larger than 64 KiB"
         } else if self.renewal.is_some() {
             "another certificate request is pending: wait for its response"
         } else {
-            self.renewals_seen += 1;
-            let id = self.renewals_seen;
-            self.renewal = Some((id, answer));
+            self.renewal_count += 1;
+            let id = self.renewal_count;
+            self.renewal = Some((id, reply));
             let request = proto::CertificateRequest { id, csr };
             return self.send_message(from_proxy::Message::Certificate(request));
         };
-        answer.send(Err(refusal.into())).ok();
+        reply.send(Err(rejection.into())).ok();
         Ok(())
     }
 
@@ -381,14 +385,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
 
     fn push(&mut self, message: from_proxy::Message) -> Result<(), FrameError> {
         self.keepalive.record_sent(Instant::now());
-        self.writer.push(&proto::FromProxy { message: Some(message) }, REQUEST_BYTES_MAX)
+        self.writer.push(&proto::FromProxy { message: Some(message) }, MAX_REQUEST_BYTES)
     }
 }
 
 /// Waits until the next report is due; forever if there is none.
-async fn wait_for_report(reports: Option<(Instant, Duration)>) {
-    match reports {
-        Some((at, _)) => sleep_until(at).await,
+async fn wait_for_report(report_schedule: Option<(Instant, Duration)>) {
+    match report_schedule {
+        Some((next, _)) => sleep_until(next).await,
         None => std::future::pending().await,
     }
 }
@@ -397,11 +401,11 @@ fn malformed_error(error: prost::DecodeError) -> DiscoveryError {
     DiscoveryError::Malformed(error.to_string())
 }
 
-/// Keeps a message of the longest names within its limit.
-pub(crate) const SERVICES_PER_MESSAGE_MAX: usize = 1024;
+/// The maximum number of services in one message: with the longest names it stays within its size limit.
+pub(crate) const MAX_SERVICES_PER_MESSAGE: usize = 1024;
 
 /// The maximum size of a certificate signing request; those of proxies have 400 bytes.
-pub(crate) const CSR_BYTES_MAX: usize = 64 << 10;
+pub(crate) const MAX_CSR_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests;

@@ -10,9 +10,9 @@ use crate::resource::{InvalidField, socket_address, socket_address_to_wire};
 /// The operational state of a proxy; it does not affect the configuration of others.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProxyReport {
-    /// Its current conditions, at most [`CONDITIONS_MAX`].
+    /// Its current conditions, at most [`MAX_CONDITIONS`].
     pub conditions: Vec<ProxyCondition>,
-    /// The addresses of listeners for tools or for the application, by name, at most [`ADDRESSES_MAX`].
+    /// The addresses of listeners for tools or for the application, by name, at most [`MAX_ADDRESSES`].
     pub addresses: BTreeMap<String, SocketAddr>,
 }
 
@@ -59,13 +59,13 @@ impl ProxyCondition {
 
 /// Encoding of rejected clients in a condition.
 impl ProxyCondition {
-    /// Creates a condition for rejected connections without mutual TLS at an application port; `others` for
-    /// unlisted clients.
+    /// Creates a condition for rejected connections without mutual TLS at an application port; `has_more`:
+    /// there are other clients than the listed ones.
     #[must_use]
-    pub fn plaintext_rejected(port: u16, clients: &[IpAddr], others: bool) -> Self {
+    pub fn plaintext_rejected(port: u16, clients: &[IpAddr], has_more: bool) -> Self {
         let mut names: Vec<String> = clients.iter().map(ToString::to_string).collect();
-        names.extend(others.then(|| "others".to_owned()));
-        Self::new(kind::PLAINTEXT_REJECTED, format!("{PORT}{port}"), names.join(", "))
+        names.extend(has_more.then(|| "others".to_owned()));
+        Self::new(kind::PLAINTEXT_REJECTED, format!("{PORT_PREFIX}{port}"), names.join(", "))
     }
 
     /// The port and the clients of such a condition; `None` for other kinds.
@@ -74,7 +74,7 @@ impl ProxyCondition {
         if self.kind != kind::PLAINTEXT_REJECTED {
             return None;
         }
-        let port = self.subject.strip_prefix(PORT)?.parse().ok()?;
+        let port = self.subject.strip_prefix(PORT_PREFIX)?.parse().ok()?;
         Some((port, self.reason.split(", ").filter_map(|name| name.parse().ok()).collect()))
     }
 }
@@ -82,10 +82,10 @@ impl ProxyCondition {
 /// The addresses, ordered by name.
 pub(crate) fn addresses_to_wire(report: &ProxyReport) -> Vec<proto::NamedAddress> {
     let address = |(name, address): (&String, &SocketAddr)| proto::NamedAddress {
-        name: truncate_text(name, KIND_BYTES_MAX).to_owned(),
+        name: truncate_text(name, MAX_KIND_BYTES).to_owned(),
         address: Some(socket_address_to_wire(*address)),
     };
-    report.addresses.iter().take(ADDRESSES_MAX).map(address).collect()
+    report.addresses.iter().take(MAX_ADDRESSES).map(address).collect()
 }
 
 /// Parses a report from two lists of a message.
@@ -93,11 +93,11 @@ pub(crate) fn report_from_wire(
     conditions: Vec<proto::Condition>,
     addresses: Vec<proto::NamedAddress>,
 ) -> Result<ProxyReport, InvalidField> {
-    let address = |it: proto::NamedAddress| {
-        let address = socket_address("named_addresses.address", it.address.as_ref())?;
-        Ok((truncate_text(&it.name, KIND_BYTES_MAX).to_owned(), address))
+    let address = |wire: proto::NamedAddress| {
+        let address = socket_address("named_addresses.address", wire.address.as_ref())?;
+        Ok((truncate_text(&wire.name, MAX_KIND_BYTES).to_owned(), address))
     };
-    let addresses = addresses.into_iter().take(ADDRESSES_MAX).map(address);
+    let addresses = addresses.into_iter().take(MAX_ADDRESSES).map(address);
     Ok(ProxyReport {
         conditions: conditions_from_wire(conditions),
         addresses: addresses.collect::<Result<_, _>>()?,
@@ -106,74 +106,76 @@ pub(crate) fn report_from_wire(
 
 /// Encodes the first conditions, each truncated.
 pub(crate) fn conditions_to_wire(conditions: &[ProxyCondition]) -> Vec<proto::Condition> {
-    let condition = |it: &ProxyCondition| proto::Condition {
-        kind: truncate_text(&it.kind, KIND_BYTES_MAX).to_owned(),
-        subject: truncate_text(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
-        reason: truncate_text(&it.reason, CAUSE_BYTES_MAX).to_owned(),
+    let to_wire = |condition: &ProxyCondition| proto::Condition {
+        kind: truncate_text(&condition.kind, MAX_KIND_BYTES).to_owned(),
+        subject: truncate_text(&condition.subject, MAX_SUBJECT_BYTES).to_owned(),
+        reason: truncate_text(&condition.reason, MAX_CAUSE_BYTES).to_owned(),
     };
-    conditions.iter().take(CONDITIONS_MAX).map(condition).collect()
+    conditions.iter().take(MAX_CONDITIONS).map(to_wire).collect()
 }
 
 /// Parses the first conditions of a proxy, each truncated: they are for people, and a long text must not
 /// invalidate the message.
 fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<ProxyCondition> {
-    let condition = |it: proto::Condition| ProxyCondition {
-        kind: truncate_text(&it.kind, KIND_BYTES_MAX).to_owned(),
-        subject: truncate_text(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
-        reason: truncate_text(&it.reason, CAUSE_BYTES_MAX).to_owned(),
+    let from_wire = |condition: proto::Condition| ProxyCondition {
+        kind: truncate_text(&condition.kind, MAX_KIND_BYTES).to_owned(),
+        subject: truncate_text(&condition.subject, MAX_SUBJECT_BYTES).to_owned(),
+        reason: truncate_text(&condition.reason, MAX_CAUSE_BYTES).to_owned(),
     };
-    wire.into_iter().take(CONDITIONS_MAX).map(condition).collect()
+    wire.into_iter().take(MAX_CONDITIONS).map(from_wire).collect()
 }
 
-const PORT: &str = "port ";
+/// The prefix of a subject that is a port of the application.
+const PORT_PREFIX: &str = "port ";
 
 /// The maximum number of reported conditions: operators read the first few.
-pub const CONDITIONS_MAX: usize = 64;
+pub const MAX_CONDITIONS: usize = 64;
 
 /// The maximum number of reported addresses, in addition to those of application ports.
-pub const ADDRESSES_MAX: usize = 16;
+pub const MAX_ADDRESSES: usize = 16;
 
 /// The maximum length of a kind.
-const KIND_BYTES_MAX: usize = 64;
+const MAX_KIND_BYTES: usize = 64;
 
 /// The maximum length of a subject: an address, a path, or a service with its port.
-const SUBJECT_BYTES_MAX: usize = 256;
+const MAX_SUBJECT_BYTES: usize = 256;
 
 /// The maximum length of a cause: an operating system error with its context.
-const CAUSE_BYTES_MAX: usize = 512;
+const MAX_CAUSE_BYTES: usize = 512;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn rejected_clients_are_read_as_they_are_written() {
-        let clients: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].map(|it| it.parse().unwrap()).into();
+    fn rejected_clients_survive_a_round_trip_through_a_condition() {
+        let clients: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].map(|text| text.parse().unwrap()).into();
         let condition = ProxyCondition::plaintext_rejected(8080, &clients, true);
         assert_eq!(condition.reason, "10.0.0.1, fd00::1, others");
         assert_eq!(condition.rejected_clients(), Some((8080, clients)));
-        let other = ProxyCondition::new(kind::CIRCUIT_OPEN, "port 8080", "10.0.0.1");
-        assert_eq!(other.rejected_clients(), None);
+        let other_condition = ProxyCondition::new(kind::CIRCUIT_OPEN, "port 8080", "10.0.0.1");
+        assert_eq!(other_condition.rejected_clients(), None);
         // From a malicious sidecar.
-        let odd = ProxyCondition::new(kind::PLAINTEXT_REJECTED, "port 80808", "10.0.0.1");
-        assert_eq!(odd.rejected_clients(), None);
+        let invalid = ProxyCondition::new(kind::PLAINTEXT_REJECTED, "port 80808", "10.0.0.1");
+        assert_eq!(invalid.rejected_clients(), None);
     }
 
     #[test]
     fn conditions_are_bounded_in_number_and_length_in_both_directions() {
         let long = ProxyCondition::new(&"k".repeat(100), "s".repeat(1000), "é".repeat(1000));
-        let many = vec![long; CONDITIONS_MAX + 1];
+        let many = vec![long; MAX_CONDITIONS + 1];
         let wire = conditions_to_wire(&many);
-        assert_eq!(wire.len(), CONDITIONS_MAX);
-        let unbounded = many.iter().map(|it| proto::Condition {
-            kind: it.kind.clone(),
-            subject: it.subject.clone(),
-            reason: it.reason.clone(),
+        assert_eq!(wire.len(), MAX_CONDITIONS);
+        let unbounded = many.iter().map(|condition| proto::Condition {
+            kind: condition.kind.clone(),
+            subject: condition.subject.clone(),
+            reason: condition.reason.clone(),
         });
-        for read in [conditions_from_wire(wire.clone()), conditions_from_wire(unbounded.collect())]
+        for parsed in
+            [conditions_from_wire(wire.clone()), conditions_from_wire(unbounded.collect())]
         {
-            assert_eq!(read.len(), CONDITIONS_MAX);
-            let first = &read[0];
+            assert_eq!(parsed.len(), MAX_CONDITIONS);
+            let first = &parsed[0];
             assert_eq!((first.kind.len(), first.subject.len(), first.reason.len()), (64, 256, 512));
         }
         let short =

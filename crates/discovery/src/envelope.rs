@@ -1,4 +1,4 @@
-//! Conversion and validation of messages between the generated types and our own.
+//! Conversion and validation of messages between the generated types and those of [`crate::message`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -99,7 +99,7 @@ pub(crate) fn hello_to_wire(
 pub(crate) fn hello_from_wire(
     wire: proto::Hello,
 ) -> Result<(Hello, Vec<(ResourceKey, ResourceVersion)>), InvalidField> {
-    if wire.version.len() > SOFTWARE_VERSION_BYTES_MAX {
+    if wire.version.len() > MAX_SOFTWARE_VERSION_BYTES {
         return Err(InvalidField::new("version", "is longer than 64 bytes"));
     }
     let admin = wire.admin.as_ref().map(|address| socket_address("admin", Some(address)));
@@ -160,8 +160,8 @@ pub(crate) fn listeners_from_wire(
         }
         Ok(InboundListener { port: parse_port("listener.port", wire.port)?, address })
     };
-    if wire.len() > LISTENERS_MAX {
-        let reason = format!("has {} elements; at most {LISTENERS_MAX} are allowed", wire.len());
+    if wire.len() > MAX_LISTENERS {
+        let reason = format!("has {} elements; at most {MAX_LISTENERS} are allowed", wire.len());
         return Err(InvalidField::new("listeners", reason));
     }
     wire.iter().map(listener).collect()
@@ -179,7 +179,7 @@ pub(crate) fn addresses_to_wire(addresses: &[IpAddr]) -> proto::Services {
     proto::Services { addresses, ..proto::Services::default() }
 }
 
-pub(crate) fn looked_up_to_wire(names: &[ServiceName]) -> proto::Services {
+pub(crate) fn dns_names_to_wire(names: &[ServiceName]) -> proto::Services {
     let dns_names = names.iter().map(ToString::to_string).collect();
     proto::Services { dns_names, ..proto::Services::default() }
 }
@@ -231,25 +231,25 @@ pub(crate) fn upserts_from_wire(wire: Vec<proto::Upsert>) -> Result<Vec<Upsert>,
     wire.into_iter().map(upsert).collect()
 }
 
-pub(crate) fn nack_to_wire(nonce: u64, refusals: &[ResourceRejection]) -> proto::Nack {
-    let refusal = |refusal: &ResourceRejection| proto::Rejection {
-        key: Some(key_to_wire(&refusal.key)),
-        reason: truncate_text(&refusal.reason, REASON_BYTES_MAX).to_owned(),
-        because: refusal.because.as_ref().map(key_to_wire),
+pub(crate) fn nack_to_wire(nonce: u64, rejections: &[ResourceRejection]) -> proto::Nack {
+    let rejection = |rejection: &ResourceRejection| proto::Rejection {
+        key: Some(key_to_wire(&rejection.key)),
+        reason: truncate_text(&rejection.reason, MAX_REASON_BYTES).to_owned(),
+        because: rejection.because.as_ref().map(key_to_wire),
     };
-    let refusals = refusals.iter().take(REFUSALS_MAX).map(refusal).collect();
-    proto::Nack { nonce, rejections: refusals }
+    let rejections = rejections.iter().take(MAX_REJECTIONS).map(rejection).collect();
+    proto::Nack { nonce, rejections }
 }
 
-pub(crate) fn refusals_from_wire(
+pub(crate) fn rejections_from_wire(
     wire: Vec<proto::Rejection>,
 ) -> Result<Vec<ResourceRejection>, InvalidField> {
-    let refusal = |wire: proto::Rejection| {
+    let rejection = |wire: proto::Rejection| {
         let because = wire.because.map(|key| key_from_wire(Some(key))).transpose()?;
-        let reason = truncate_text(&wire.reason, REASON_BYTES_MAX).to_owned();
+        let reason = truncate_text(&wire.reason, MAX_REASON_BYTES).to_owned();
         Ok(ResourceRejection { key: key_from_wire(wire.key)?, reason, because })
     };
-    wire.into_iter().take(REFUSALS_MAX).map(refusal).collect()
+    wire.into_iter().take(MAX_REJECTIONS).map(rejection).collect()
 }
 
 pub(crate) fn issued_to_wire(issued: IssuedCertificate) -> proto::Issued {
@@ -266,13 +266,13 @@ pub(crate) fn truncate_text(text: &str, bytes_max: usize) -> &str {
 }
 
 /// The maximum number of rejections in a NACK; the rest are repeated in the next one.
-pub(crate) const REFUSALS_MAX: usize = 256;
+pub(crate) const MAX_REJECTIONS: usize = 256;
 
 /// The maximum length of a sent reason: it is for a status page, not for a log.
-pub(crate) const REASON_BYTES_MAX: usize = 512;
+pub(crate) const MAX_REASON_BYTES: usize = 512;
 
 /// The maximum number of listeners of a proxy: one for each port of its application.
-pub(crate) const LISTENERS_MAX: usize = 4096;
+pub(crate) const MAX_LISTENERS: usize = 4096;
 
 /// The maximum length of a proxy's software version.
-const SOFTWARE_VERSION_BYTES_MAX: usize = 64;
+const MAX_SOFTWARE_VERSION_BYTES: usize = 64;

@@ -48,10 +48,10 @@ pub enum Event {
     Applied {
         /// The connection.
         connection: ConnectionId,
-        /// The change of the newest offer.
+        /// The change of the newest configuration.
         change: ChangeId,
         /// The number of resources that are withheld because it rejected them.
-        refused: usize,
+        rejected_count: usize,
         /// The bytes of deltas sent since the last event of this kind.
         bytes: u64,
     },
@@ -60,7 +60,7 @@ pub enum Event {
         /// The connection.
         connection: ConnectionId,
         /// The rejections, at least one.
-        refusals: Vec<ResourceRejection>,
+        rejections: Vec<ResourceRejection>,
     },
     /// It reported its traffic.
     Traffic {
@@ -76,23 +76,23 @@ pub enum Event {
         /// A certificate signing request, DER.
         csr: Vec<u8>,
         /// The sender of the response; dropping it makes the proxy retry.
-        answer: CertificateReply,
+        reply: CertificateReply,
     },
     /// A client without a certificate requested its first one. Belongs to no connection.
     JoinRequested(PendingJoin),
     /// Another control plane reported its connected sidecars. Belongs to no proxy's connection.
-    OtherReplica {
+    PeerSidecars {
         /// The stream to that control plane.
         connection: ConnectionId,
         /// Sidecars that connected or changed their addresses.
-        here: RegisteredSidecars,
+        connected: RegisteredSidecars,
         /// Sidecars that disconnected.
-        gone: Vec<WorkloadName>,
+        disconnected: Vec<WorkloadName>,
     },
     /// Another control plane subscribed to the connected sidecars.
-    PeerArrived,
+    PeerConnected,
     /// The stream to another control plane ended.
-    PeerLeft {
+    PeerDisconnected {
         /// The stream.
         connection: ConnectionId,
     },
@@ -104,7 +104,7 @@ pub enum Event {
     },
 }
 
-/// The introduction of a proxy.
+/// The connection of a proxy that has sent its Hello.
 #[derive(Debug)]
 pub struct Connected {
     /// The ID of the connection in later events.
@@ -126,7 +126,7 @@ pub struct PendingJoin {
     /// The address of the client.
     pub source: IpAddr,
     /// The sender of the response.
-    pub answer: CertificateReply,
+    pub reply: CertificateReply,
 }
 
 /// Formats without the token.
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_token_is_never_printed() {
-        let (answer, _) = oneshot::channel();
+        let (reply, _) = oneshot::channel();
         let token = "leno-join-secret".to_owned();
         let workload: WorkloadName = "bookinfo/gateway-1".parse().unwrap();
         let request =
@@ -179,7 +179,7 @@ mod tests {
             workload,
             csr: vec![1],
             source: [127, 0, 0, 1].into(),
-            answer,
+            reply,
         });
         for text in [format!("{event:?}"), format!("{request:?}")] {
             assert!(text.contains("gateway-1") && !text.contains("secret"), "{text}");

@@ -33,7 +33,7 @@ pub(crate) fn update_with(
     change: u64,
     services: impl IntoIterator<Item = ServiceConfig>,
 ) -> ConfigUpdate {
-    let services = services.into_iter().map(|view| (view.name.clone(), Arc::new(view)));
+    let services = services.into_iter().map(|service| (service.name.clone(), Arc::new(service)));
     let snapshot = Snapshot {
         config: Arc::new(proxy_config()),
         services: services.collect(),
@@ -68,8 +68,8 @@ pub(crate) fn service_config(name: &str, endpoints: u16) -> ServiceConfig {
 }
 
 /// Routes `/v2` of a service to these backends.
-pub(crate) fn add_route(view: &mut ServiceConfig, backends: &[&str]) {
-    let port = view.ports.get_mut(&9080).unwrap();
+pub(crate) fn add_route(service: &mut ServiceConfig, backends: &[&str]) {
+    let port = service.ports.get_mut(&9080).unwrap();
     port.routed = true;
     port.rules.push(RouteRule {
         route: "bookinfo/split".parse().unwrap(),
@@ -114,7 +114,7 @@ pub(crate) fn proxy_config() -> WorkloadConfig {
         http: vec![RequestMatch::default()],
         tcp: PortSet::Only(vec![9080]),
     }]);
-    let bare = WorkloadConfig::identity_only(
+    let identity_only = WorkloadConfig::identity_only(
         workload_name(),
         ServiceAccount::new("bookinfo", "gateway").unwrap(),
         TrustDomain::new("cluster.local").unwrap(),
@@ -129,7 +129,7 @@ pub(crate) fn proxy_config() -> WorkloadConfig {
             port: 9080,
             listen: SocketAddr::from(([127, 0, 0, 1], 19_081)),
         }],
-        ..bare
+        ..identity_only
     }
 }
 

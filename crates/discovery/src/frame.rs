@@ -14,7 +14,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 pub struct FrameReader<R> {
     stream: R,
     bytes_max: usize,
+    /// The received part of the length of the next message.
     head: BytesMut,
+    /// The message that is being received.
     body: Option<Body>,
 }
 
@@ -46,15 +48,15 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                     return Ok(body);
                 }
                 let missing = body.length - body.bytes.len();
-                let mut room = (&mut body.bytes).limit(missing.min(STEP_BYTES));
-                if self.stream.read_buf(&mut room).await? == 0 {
+                let mut buffer = (&mut body.bytes).limit(missing.min(STEP_BYTES));
+                if self.stream.read_buf(&mut buffer).await? == 0 {
                     return Err(FrameError::Cut);
                 }
                 continue;
             }
             let missing = HEAD_BYTES - self.head.len();
-            let mut room = (&mut self.head).limit(missing);
-            if self.stream.read_buf(&mut room).await? == 0 {
+            let mut buffer = (&mut self.head).limit(missing);
+            if self.stream.read_buf(&mut buffer).await? == 0 {
                 return if self.head.is_empty() { Ok(None) } else { Err(FrameError::Cut) };
             }
             self.begin_body()?;
@@ -81,13 +83,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 pub struct FrameWriter<W> {
     stream: W,
     queue: BytesMut,
-    unflushed: bool,
+    /// True while queued or written bytes are not flushed.
+    is_unflushed: bool,
 }
 
 impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// Creates a writer with an empty queue.
     pub fn new(stream: W) -> Self {
-        Self { stream, queue: BytesMut::new(), unflushed: false }
+        Self { stream, queue: BytesMut::new(), is_unflushed: false }
     }
 
     /// Queues a message; [`Self::advance`] writes it.
@@ -103,7 +106,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         self.queue.reserve(HEAD_BYTES + length);
         self.queue.put_u32(head);
         self.queue.put_slice(&message.encode_to_vec());
-        self.unflushed = true;
+        self.is_unflushed = true;
         Ok(())
     }
 
@@ -114,7 +117,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
 
     /// True if [`Self::advance`] has nothing to do.
     pub fn is_idle(&self) -> bool {
-        !self.unflushed
+        !self.is_unflushed
     }
 
     /// Writes and flushes all queued bytes.
@@ -131,7 +134,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         }
         self.queue = BytesMut::new();
         self.stream.flush().await?;
-        self.unflushed = false;
+        self.is_unflushed = false;
         Ok(())
     }
 
@@ -165,16 +168,16 @@ pub enum FrameError {
 }
 
 /// The maximum message of a control plane; a larger configuration arrives in several deltas.
-pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
 /// The maximum message of a proxy; bounds the memory that it occupies at the control plane.
-pub const REQUEST_BYTES_MAX: usize = 1 << 20;
+pub const MAX_REQUEST_BYTES: usize = 1 << 20;
 
-/// Above this many unsent bytes, an end reads no more messages that need a response or forwarding.
-pub(crate) const OUTBOX_BYTES_MAX: usize = 256 << 10;
+/// The number of unsent bytes above which no more messages are read that need a response or forwarding.
+pub(crate) const MAX_OUTBOX_BYTES: usize = 256 << 10;
 
 /// The maximum message of a join, with a sender that is not authenticated yet.
-pub const JOIN_BYTES_MAX: usize = 64 << 10;
+pub const MAX_JOIN_BYTES: usize = 64 << 10;
 
 const HEAD_BYTES: usize = 4;
 
@@ -201,20 +204,20 @@ mod tests {
         for length in lengths {
             writer.push(&goodbye_of_length(length), 1 << 20).unwrap();
         }
-        let read = async {
-            let mut seen = Vec::new();
+        let receiving = async {
+            let mut received = Vec::new();
             while let Some(bytes) = reader.next().await.unwrap() {
-                seen.push(Goodbye::decode(bytes).unwrap().reason.len());
+                received.push(Goodbye::decode(bytes).unwrap().reason.len());
             }
-            seen
+            received
         };
-        let (written, seen) = tokio::join!(writer.finish(), read);
+        let (written, received) = tokio::join!(writer.finish(), receiving);
         written.unwrap();
-        assert_eq!(seen, lengths);
+        assert_eq!(received, lengths);
     }
 
     #[tokio::test]
-    async fn abandoned_waits_lose_nothing() {
+    async fn dropped_futures_lose_no_bytes() {
         let (near, far) = duplex(5);
         let mut writer = FrameWriter::new(near);
         let mut reader = FrameReader::new(far, 1 << 20);
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_length_beyond_the_limit_is_refused_before_anything_is_allocated() {
+    async fn a_length_above_the_limit_is_rejected_before_memory_is_allocated() {
         let mut reader = FrameReader::new(&[0xff, 0xff, 0xff, 0xff, 1, 2][..], 1000);
         let error = reader.next().await.unwrap_err();
         assert!(matches!(error, FrameError::Oversize { length: 0xffff_ffff, bytes_max: 1000 }));
@@ -244,21 +247,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_announced_length_alone_costs_no_memory() {
+    async fn memory_is_not_allocated_for_an_announced_length_alone() {
         let mut stream = &[0, 0x40, 0, 0, 9, 9][..];
-        let mut reader = FrameReader::new(&mut stream, MESSAGE_BYTES_MAX);
+        let mut reader = FrameReader::new(&mut stream, MAX_MESSAGE_BYTES);
         assert!(matches!(reader.next().await, Err(FrameError::Cut)));
         let capacity = reader.body.map(|body| body.bytes.capacity());
         assert!(capacity.unwrap() <= STEP_BYTES, "{capacity:?}");
     }
 
     #[tokio::test]
-    async fn an_end_within_a_message_is_reported_from_an_end_between_two() {
-        for (bytes, clean) in [(&[][..], true), (&[0, 0][..], false), (&[0, 0, 0, 2, 1][..], false)]
+    async fn an_end_within_a_message_is_distinguished_from_an_end_between_messages() {
+        for (bytes, is_clean) in
+            [(&[][..], true), (&[0, 0][..], false), (&[0, 0, 0, 2, 1][..], false)]
         {
             let result = FrameReader::new(bytes, 100).next().await;
-            assert_eq!(matches!(result, Ok(None)), clean, "{bytes:?}");
-            assert_eq!(matches!(result, Err(FrameError::Cut)), !clean, "{bytes:?}");
+            assert_eq!(matches!(result, Ok(None)), is_clean, "{bytes:?}");
+            assert_eq!(matches!(result, Err(FrameError::Cut)), !is_clean, "{bytes:?}");
         }
     }
 }

@@ -26,6 +26,7 @@ pub(crate) struct HeldService {
 }
 
 impl HeldVersions {
+    /// The held version of a resource, if any.
     pub(crate) fn version(&self, key: &ResourceKey) -> Option<ResourceVersion> {
         match key {
             ResourceKey::Workload => self.config,
@@ -33,12 +34,13 @@ impl HeldVersions {
             ResourceKey::Address(address) => self.addresses.get(address).copied(),
             ResourceKey::Name(name) => self.names.get(name).copied(),
             ResourceKey::Endpoint(id) => {
-                let place = (id.port, id.workload.clone());
-                self.services.get(&id.service)?.endpoints.get(&place).copied()
+                let endpoint_key = (id.port, id.workload.clone());
+                self.services.get(&id.service)?.endpoints.get(&endpoint_key).copied()
             }
         }
     }
 
+    /// Records that a version of a resource is held.
     pub(crate) fn insert(&mut self, key: ResourceKey, version: ResourceVersion) {
         match key {
             ResourceKey::Workload => self.config = Some(version),
@@ -85,59 +87,62 @@ impl HeldVersions {
     /// Shares the names of a snapshot, so that a thousand connections do not keep a thousand copies of the
     /// names that their proxies sent.
     pub(crate) fn share_names(&mut self, snapshot: &Snapshot) {
-        let mut shared = BTreeMap::new();
-        for (name, view) in &snapshot.services {
-            let Some(mut own) = self.services.remove(name) else {
+        let mut services = BTreeMap::new();
+        for (name, service) in &snapshot.services {
+            let Some(mut held_service) = self.services.remove(name) else {
                 continue;
             };
             let mut endpoints = BTreeMap::new();
-            for (port, endpoint) in endpoints_of(view) {
-                let place = (port, endpoint.id.workload.clone());
-                if let Some(version) = own.endpoints.remove(&place) {
-                    endpoints.insert(place, version);
+            for (port, endpoint) in endpoints_of(service) {
+                let endpoint_key = (port, endpoint.id.workload.clone());
+                if let Some(version) = held_service.endpoints.remove(&endpoint_key) {
+                    endpoints.insert(endpoint_key, version);
                 }
             }
-            endpoints.append(&mut own.endpoints);
-            own.endpoints = endpoints;
-            shared.insert(name.clone(), own);
+            endpoints.append(&mut held_service.endpoints);
+            held_service.endpoints = endpoints;
+            services.insert(name.clone(), held_service);
         }
-        shared.append(&mut self.services);
-        self.services = shared;
+        services.append(&mut self.services);
+        self.services = services;
     }
 
-    /// All resources: the workload configuration, then each service before its endpoints, then addresses and names.
+    /// All resources: the workload configuration, then each service before its endpoints, then addresses and
+    /// names.
     pub(crate) fn all_resources(&self) -> Vec<(ResourceKey, ResourceVersion)> {
-        let plan = self.config.map(|version| (ResourceKey::Workload, version));
+        let workload = self.config.map(|version| (ResourceKey::Workload, version));
         let services = self.services.iter().flat_map(|(name, service)| {
-            let own = service.version.map(|version| (ResourceKey::Service(name.clone()), version));
+            let version =
+                service.version.map(|version| (ResourceKey::Service(name.clone()), version));
             let endpoints = service.endpoints.iter().map(|((port, workload), version)| {
                 let (service, port, workload) = (name.clone(), *port, workload.clone());
                 (ResourceKey::Endpoint(EndpointId { service, port, workload }), *version)
             });
-            own.into_iter().chain(endpoints)
+            version.into_iter().chain(endpoints)
         });
         let addresses = self.addresses.iter();
         let addresses =
             addresses.map(|(address, version)| (ResourceKey::Address(*address), *version));
         let names = self.names.iter();
         let names = names.map(|(name, version)| (ResourceKey::Name(name.clone()), *version));
-        plan.into_iter().chain(services).chain(addresses).chain(names).collect()
+        workload.into_iter().chain(services).chain(addresses).chain(names).collect()
     }
 }
 
 impl FromIterator<(ResourceKey, ResourceVersion)> for HeldVersions {
     fn from_iter<I: IntoIterator<Item = (ResourceKey, ResourceVersion)>>(list: I) -> Self {
-        let mut holdings = Self::default();
+        let mut held_versions = Self::default();
         for (key, version) in list {
-            holdings.insert(key, version);
+            held_versions.insert(key, version);
         }
-        holdings
+        held_versions
     }
 }
 
 /// All endpoints of a service, each with its service port.
-pub(crate) fn endpoints_of(view: &ServiceConfig) -> impl Iterator<Item = (u16, &Arc<Endpoint>)> {
-    view.ports
+pub(crate) fn endpoints_of(service: &ServiceConfig) -> impl Iterator<Item = (u16, &Arc<Endpoint>)> {
+    service
+        .ports
         .iter()
         .flat_map(|(number, port)| port.endpoints.iter().map(move |endpoint| (*number, endpoint)))
 }

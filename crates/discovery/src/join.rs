@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::envelope::{issued_from_wire, issued_to_wire};
 use crate::event::{Event, PendingJoin};
-use crate::frame::{FrameError, FrameReader, FrameWriter, JOIN_BYTES_MAX};
+use crate::frame::{FrameError, FrameReader, FrameWriter, MAX_JOIN_BYTES};
 use crate::message::{IssuanceFailure, IssuedCertificate};
 use crate::proto::{self, join_reply::Outcome};
 use crate::queue::EventSender;
@@ -41,11 +41,11 @@ where
     let exchange = async {
         let (read, write) = tokio::io::split(stream);
         let mut writer = FrameWriter::new(write);
-        writer.push(&request, JOIN_BYTES_MAX)?;
+        writer.push(&request, MAX_JOIN_BYTES)?;
         writer.advance().await?;
-        FrameReader::new(read, JOIN_BYTES_MAX).next().await
+        FrameReader::new(read, MAX_JOIN_BYTES).next().await
     };
-    let frame = timeout(JOIN_WAIT, exchange).await.map_err(|_| JoinError::Timeout)??;
+    let frame = timeout(JOIN_TIMEOUT, exchange).await.map_err(|_| JoinError::Timeout)??;
     let frame = frame.ok_or_else(|| JoinError::Io(io::ErrorKind::UnexpectedEof.into()))?;
     let reply = proto::JoinReply::decode(frame);
     let reply = reply.map_err(|error| JoinError::Malformed(error.to_string()))?;
@@ -66,23 +66,26 @@ pub async fn serve_join<S>(stream: S, source: IpAddr, events: EventSender) -> Re
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    timeout(JOIN_WAIT, handle_join(stream, source, events)).await.unwrap_or(Err(ServeError::Silent))
+    timeout(JOIN_TIMEOUT, handle_join(stream, source, events))
+        .await
+        .unwrap_or(Err(ServeError::Silent))
 }
 
+/// Serves one join without a time limit.
 async fn handle_join<S>(stream: S, source: IpAddr, events: EventSender) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (read, write) = tokio::io::split(stream);
-    let Some(frame) = FrameReader::new(read, JOIN_BYTES_MAX).next().await? else {
+    let Some(frame) = FrameReader::new(read, MAX_JOIN_BYTES).next().await? else {
         return Ok(());
     };
     let request = proto::JoinRequest::decode(frame)?;
     let workload = parse_name("workload", &request.workload)?;
-    let (answer, answered) = oneshot::channel();
-    let joining = PendingJoin { token: request.token, workload, csr: request.csr, source, answer };
-    events.announce(Event::JoinRequested(joining)).await?;
-    let (outcome, is_final) = match timeout(ANSWER_WAIT, answered).await {
+    let (reply, response) = oneshot::channel();
+    let pending = PendingJoin { token: request.token, workload, csr: request.csr, source, reply };
+    events.announce(Event::JoinRequested(pending)).await?;
+    let (outcome, is_final) = match timeout(OWNER_TIMEOUT, response).await {
         Ok(Ok(Ok(issued))) => (Outcome::Issued(issued_to_wire(issued)), false),
         Ok(Ok(Err(IssuanceFailure { reason, is_final }))) => (Outcome::Error(reason), is_final),
         Ok(Err(_)) | Err(_) => {
@@ -91,7 +94,7 @@ where
         }
     };
     let mut writer = FrameWriter::new(write);
-    writer.push(&proto::JoinReply { outcome: Some(outcome), is_final }, JOIN_BYTES_MAX)?;
+    writer.push(&proto::JoinReply { outcome: Some(outcome), is_final }, MAX_JOIN_BYTES)?;
     Ok(writer.finish().await?)
 }
 
@@ -108,7 +111,7 @@ pub enum JoinError {
     /// The stream broke.
     #[error("the stream to the control plane broke")]
     Io(#[from] io::Error),
-    /// The control plane did not answer in time.
+    /// The control plane did not respond in time.
     #[error("the control plane did not respond to the join in time")]
     Timeout,
     /// The control plane sent an invalid message.
@@ -134,8 +137,9 @@ impl From<FrameError> for JoinError {
     }
 }
 
-/// The deadline of the mesh owner: less than that of the join, so that the client gets a response.
-const ANSWER_WAIT: Duration = Duration::from_secs(8);
+/// The time limit for the response of the mesh owner: less than that of the join, so that the client gets a
+/// response.
+const OWNER_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The deadline of a join, at either end.
-const JOIN_WAIT: Duration = Duration::from_secs(10);
+/// The time limit of a join, at either end.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);

@@ -31,7 +31,7 @@ impl Keepalive {
 
     /// The time at which the peer is considered dead, if no message arrives before.
     pub(crate) fn silent_at(&self) -> Instant {
-        self.last_received + SILENCE_MAX
+        self.last_received + MAX_SILENCE
     }
 }
 
@@ -40,4 +40,4 @@ pub(crate) const PING_AFTER: Duration = Duration::from_secs(20);
 
 /// The maximum silence of a peer. A broken connection is usually noticed at once; this covers machines that
 /// vanish.
-pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(60);
+pub(crate) const MAX_SILENCE: Duration = Duration::from_secs(60);

@@ -60,7 +60,7 @@ impl ResourceVersion {
         let hash = content
             .iter()
             .fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
-        let hash = (hash ^ (hash >> 32)).wrapping_mul(MIX);
+        let hash = (hash ^ (hash >> 32)).wrapping_mul(MIX_MULTIPLIER);
         Self(hash ^ (hash >> 29))
     }
 }
@@ -85,7 +85,7 @@ const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 /// An odd number with well-spread bits (from splitmix64).
-const MIX: u64 = 0xbf58_476d_1ce4_e5b9;
+const MIX_MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
 
 #[cfg(test)]
 mod tests {
@@ -94,21 +94,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_the_same_on_every_machine() {
+    fn versions_do_not_depend_on_the_machine() {
         assert_eq!(ResourceVersion::from_content(b"").to_string(), "e725b373746bacdb");
         assert_eq!(ResourceVersion::from_content(b"leno").to_string(), "fe85cd6b6c6b0750");
     }
 
     #[test]
-    fn small_differences_give_other_versions() {
-        let mut seen = HashSet::new();
+    fn small_differences_change_the_version() {
+        let mut versions = HashSet::new();
         for length in 0..300 {
             let mut content = vec![7; length];
-            assert!(seen.insert(ResourceVersion::from_content(&content)), "{length} bytes");
+            assert!(versions.insert(ResourceVersion::from_content(&content)), "{length} bytes");
             if let Some(last) = content.last_mut() {
                 *last ^= 1;
                 assert!(
-                    seen.insert(ResourceVersion::from_content(&content)),
+                    versions.insert(ResourceVersion::from_content(&content)),
                     "{length} bytes, last differs"
                 );
             }

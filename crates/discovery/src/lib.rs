@@ -40,7 +40,7 @@ pub mod traffic;
 
 pub use budget::{Budget, Budgets};
 pub use client::{DiscoveryError, ProxyRequest, UpdateHandler, follow_control_plane};
-pub use condition::{CONDITIONS_MAX, ProxyCondition, ProxyReport};
+pub use condition::{MAX_CONDITIONS, ProxyCondition, ProxyReport};
 pub use event::{Connected, ConnectionId, Event, OwnerResponse, PendingJoin};
 pub use join::{JoinError, join, serve_join};
 pub use key::{ChangeId, ResourceKey, ResourceVersion};
@@ -57,7 +57,7 @@ pub use server::{OperatorSessions, ServeError, serve_proxy};
 pub use stored::InvalidStoredConfig;
 pub use subscriber::{StagedDelta, Subscriber};
 pub use subscriptions::{SubscribedResources, SubscriptionChange};
-pub use tap::{ActiveTap, TAPS_MAX, TapRecords, Taps, TooManyTaps};
+pub use tap::{ActiveTap, MAX_TAPS, TapRecords, Taps, TooManyTaps};
 pub use traffic::{Direction, RuleMatches, TrafficReport, TrafficSeries};
 pub use unknown_endpoints::UnknownEndpoints;
 
@@ -72,16 +72,16 @@ pub const PEER_ALPN: &[u8] = b"leno-peer/1";
 
 /// The maximum number of subscribed services of a proxy: a proxy subscribes to no more, and the control plane
 /// ignores further ones. With names of ordinary length all of them fit into the first message of a stream.
-pub const SUBSCRIPTIONS_MAX: usize = 4096;
+pub const MAX_SUBSCRIPTIONS: usize = 4096;
 
 /// The maximum number of queried addresses of a proxy, like that of services.
-pub const ADDRESSES_MAX: usize = 4096;
+pub const MAX_ADDRESSES: usize = 4096;
 
 /// The maximum number of queried names of a proxy, like that of services.
-pub const NAMES_MAX: usize = 1024;
+pub const MAX_NAMES: usize = 1024;
 
 /// The maximum number of addresses of a name; names with more are left to the cluster's resolver.
-pub const ADDRESSES_OF_NAME_MAX: usize = resource::ADDRESSES_OF_NAME_MAX;
+pub const MAX_ADDRESSES_OF_NAME: usize = resource::MAX_ADDRESSES_OF_NAME;
 
 /// The protocol version, checked in the first message of a stream.
 pub const PROTOCOL: u32 = 1;

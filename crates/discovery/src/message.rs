@@ -18,7 +18,7 @@ pub struct Hello {
     pub workload: WorkloadName,
     /// The addresses of its inbound mTLS listeners, one for each application port.
     pub listeners: Vec<InboundListener>,
-    /// The address of its admin page, if any.
+    /// The address of its admin endpoint, if any.
     pub admin: Option<SocketAddr>,
     /// The process id of the proxy, on its own machine.
     pub pid: u32,
@@ -51,7 +51,7 @@ pub struct InboundListener {
     pub address: SocketAddr,
 }
 
-/// The complete configuration of one workload, as offered by the control plane and applied by the proxy.
+/// The complete configuration of one workload, as sent by the control plane and applied by the proxy.
 ///
 /// Unchanged services share their [`Arc`] between updates.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,11 +1,12 @@
 //! Selection of the next delta for one proxy: differences between its held and its desired resources.
 //!
-//! One delta is in flight at a time, and the newest offer wins. A rejected delta leaves the proxy unchanged;
-//! the rejected resources are withheld until they, or their dependencies, change, and the others are sent again
-//! without them.
+//! One delta is in flight at a time, and the newest desired configuration wins. A rejected delta leaves the
+//! proxy unchanged; the rejected resources are withheld until they, or their dependencies, change, and the
+//! others are sent again without them.
 //!
 //! A control plane that has just started cannot distinguish removed endpoints from those that have not
-//! reconnected: it offers [in doubt](Publisher::offer_in_doubt), and the proxy keeps the uncertain ones.
+//! reconnected: it sets a [partial configuration](Publisher::set_partial_update), and the proxy retains the
+//! uncertain ones.
 
 mod pending_delta;
 mod rejected_resources;
@@ -19,9 +20,9 @@ use leno_model::{ServiceName, Snapshot};
 use crate::held_versions::HeldVersions;
 use crate::key::{ChangeId, ResourceKey, ResourceVersion};
 use crate::message::{ConfigUpdate, Delta, ResourceRejection};
-use crate::publisher::pending_delta::{PendingDelta, RESOURCE_BYTES_MAX};
+use crate::publisher::pending_delta::{MAX_RESOURCE_BYTES, PendingDelta};
 use crate::publisher::rejected_resources::RejectedResources;
-use crate::publisher::sendable::{Kept, sendable_part};
+use crate::publisher::sendable::{RetainedResources, sendable_part};
 use crate::unknown_endpoints::UnknownEndpoints;
 
 /// The control plane's state of one proxy: its held, rejected and desired resources. No IO.
@@ -29,19 +30,21 @@ use crate::unknown_endpoints::UnknownEndpoints;
 pub struct Publisher {
     held: HeldVersions,
     /// A snapshot that the proxy holds exactly; equal parts are not compared again.
-    agreed: Option<Arc<Snapshot>>,
+    synced_snapshot: Option<Arc<Snapshot>>,
     /// The absent services that the proxy acknowledged in this stream.
-    absent: Option<BTreeSet<ServiceName>>,
-    /// The absent services that it rejected, as far as known.
-    absent_refused: Option<BTreeSet<ServiceName>>,
-    /// The offer with absent services that were sent once more, together with the resources that depend on
-    /// them.
-    reunited: Option<ChangeId>,
+    acknowledged_absent: Option<BTreeSet<ServiceName>>,
+    /// The set of absent services that it rejected; `None` once it may accept them.
+    rejected_absent: Option<BTreeSet<ServiceName>>,
+    /// The change of the configuration with absent services that were sent again, with the resources that
+    /// depend on them.
+    resent_with_dependents: Option<ChangeId>,
     rejected_resources: RejectedResources,
+    /// Resources that are too large to send, not yet taken by [`Self::take_oversized`].
     oversized: Vec<ResourceRejection>,
-    pushed: Option<DesiredConfig>,
-    /// True if the offer or the held resources changed since the last comparison.
-    stale: bool,
+    /// The newest desired configuration.
+    desired: Option<DesiredConfig>,
+    /// True if the desired configuration or the held resources changed since the last comparison.
+    needs_comparison: bool,
     in_flight: Option<UnacknowledgedDelta>,
     nonce: u64,
 }
@@ -58,7 +61,7 @@ struct DesiredConfig {
 pub struct AcknowledgedDelta {
     /// The newest change in the delta.
     pub change: ChangeId,
-    /// True if the proxy now holds all that was offered with that change, except for rejected resources.
+    /// True if the proxy now holds all resources of that change, except for rejected ones.
     pub whole: bool,
 }
 
@@ -69,23 +72,27 @@ impl Publisher {
         Self { held: held.into_iter().collect(), ..Self::default() }
     }
 
-    /// Replaces the offer; an older offer that was not sent is dropped.
+    /// Replaces the desired configuration; an older one that was not sent is dropped.
     ///
     /// Every backend service of a rule must be in the snapshot or be absent.
     pub fn set_update(&mut self, update: ConfigUpdate) {
-        self.offer_in_doubt(update, UnknownEndpoints::default());
+        self.set_partial_update(update, UnknownEndpoints::default());
     }
 
-    /// Like [`Self::set_update`], but the proxy keeps its uncertain endpoints, and new services are sent only after
-    /// their endpoints are known.
-    pub fn offer_in_doubt(&mut self, update: ConfigUpdate, doubt: UnknownEndpoints) {
-        if self.pushed.is_none() {
+    /// Like [`Self::set_update`], but the proxy retains its uncertain endpoints, and new services are sent only
+    /// after their endpoints are known.
+    pub fn set_partial_update(
+        &mut self,
+        update: ConfigUpdate,
+        unknown_endpoints: UnknownEndpoints,
+    ) {
+        if self.desired.is_none() {
             self.held.share_names(&update.snapshot);
         }
         // The conflicting resources may have changed.
-        self.absent_refused = None;
-        self.pushed = Some(DesiredConfig { update, unknown_endpoints: doubt });
-        self.stale = true;
+        self.rejected_absent = None;
+        self.desired = Some(DesiredConfig { update, unknown_endpoints });
+        self.needs_comparison = true;
     }
 
     /// The next delta to send; `None` while one is in flight, or without differences.
@@ -93,29 +100,30 @@ impl Publisher {
     /// The first delta of a stream is sent even without differences, so that the proxy knows that it is in
     /// sync.
     pub fn next_delta(&mut self) -> Option<Delta> {
-        if self.in_flight.is_some() || !self.stale {
+        if self.in_flight.is_some() || !self.needs_comparison {
             return None;
         }
-        let DesiredConfig { update, unknown_endpoints: doubt } = self.pushed.clone()?;
+        let DesiredConfig { update, unknown_endpoints } = self.desired.clone()?;
         self.rejected_resources.release(&update, &self.held);
-        let snapshot = sendable_part(&update.snapshot, &doubt, &self.held);
-        let draft = self.draft_delta(&snapshot, &doubt);
-        let refused = self.absent_refused.as_ref() == Some(&update.absent);
-        let absent = self.absent.as_ref() != Some(&update.absent) && !refused;
-        let unusable = self.held.config.is_none() && !draft.has_plan();
-        if unusable || draft.is_empty() && !absent {
-            self.stale = false;
-            if self.rejected_resources.is_empty() && doubt.is_empty() {
-                self.agreed = Some(update.snapshot);
+        let snapshot = sendable_part(&update.snapshot, &unknown_endpoints, &self.held);
+        let draft = self.draft_delta(&snapshot, &unknown_endpoints);
+        let is_rejected = self.rejected_absent.as_ref() == Some(&update.absent);
+        let sends_absent =
+            self.acknowledged_absent.as_ref() != Some(&update.absent) && !is_rejected;
+        let lacks_workload_config = self.held.config.is_none() && !draft.has_workload_config();
+        if lacks_workload_config || draft.is_empty() && !sends_absent {
+            self.needs_comparison = false;
+            if self.rejected_resources.is_empty() && unknown_endpoints.is_empty() {
+                self.synced_snapshot = Some(update.snapshot);
             }
             return None;
         }
-        Some(self.create_delta(DesiredConfig { update, unknown_endpoints: doubt }, draft, absent))
+        Some(self.create_delta(DesiredConfig { update, unknown_endpoints }, draft, sends_absent))
     }
 
     /// Handles the acknowledgement of a delta; `None` if no delta with this nonce is in flight.
     pub fn acknowledge(&mut self, nonce: u64) -> Option<AcknowledgedDelta> {
-        let UnacknowledgedDelta { pushed, upserts, removed, absent, whole, .. } =
+        let UnacknowledgedDelta { desired, upserts, removed, includes_absent, whole, .. } =
             self.take_in_flight(nonce)?;
         for key in removed {
             self.held.remove(&key);
@@ -123,16 +131,17 @@ impl Publisher {
         for (key, version) in upserts {
             self.held.insert(key, version);
         }
-        let DesiredConfig { update, unknown_endpoints: doubt } = pushed;
+        let DesiredConfig { update, unknown_endpoints } = desired;
         // With its new resources the proxy may accept the absent services that it rejected.
-        let absent_refused = self.absent_refused.take().is_some();
-        let settled = whole && self.rejected_resources.is_empty() && !absent_refused;
-        self.stale |= !settled;
-        if absent {
-            self.absent = Some(update.absent);
-            self.rejected_resources.absent_accepted();
+        let had_rejected_absent = self.rejected_absent.take().is_some();
+        let is_in_sync = whole && self.rejected_resources.is_empty() && !had_rejected_absent;
+        self.needs_comparison |= !is_in_sync;
+        if includes_absent {
+            self.acknowledged_absent = Some(update.absent);
+            self.rejected_resources.release_dependents();
         }
-        self.agreed = (settled && doubt.is_empty()).then_some(update.snapshot);
+        self.synced_snapshot =
+            (is_in_sync && unknown_endpoints.is_empty()).then_some(update.snapshot);
         Some(AcknowledgedDelta { change: update.change, whole })
     }
 
@@ -140,37 +149,53 @@ impl Publisher {
     /// flight.
     ///
     /// The rejected versions are not recorded as held, and not sent again until they change.
-    pub fn reject_delta(&mut self, nonce: u64, refusals: &[ResourceRejection]) -> Option<ChangeId> {
-        let UnacknowledgedDelta { pushed, upserts, removed, absent, .. } =
+    pub fn reject_delta(
+        &mut self,
+        nonce: u64,
+        rejections: &[ResourceRejection],
+    ) -> Option<ChangeId> {
+        let UnacknowledgedDelta { desired, upserts, removed, includes_absent, .. } =
             self.take_in_flight(nonce)?;
-        let update = pushed.update;
-        self.stale = true;
-        let sent: Vec<_> = upserts
+        let update = desired.update;
+        self.needs_comparison = true;
+        let sent_resources: Vec<_> = upserts
             .into_iter()
             .map(|(key, version)| (key, Some(version)))
             .chain(removed.into_iter().map(|key| (key, None)))
             .collect();
         let change = update.change;
-        let named = self.rejected_resources.record_rejections(&sent, refusals, &update, &self.held);
-        match (named, absent) {
+        let names_part = self.rejected_resources.record_rejections(
+            &sent_resources,
+            rejections,
+            &update,
+            &self.held,
+        );
+        match (names_part, includes_absent) {
             (true, _) => {}
-            // They were rejected because of held resources; better versions of those may be withheld for lack
-            // of them. Both are sent together, once for each offer.
-            (false, true) if self.reunited != Some(change) && self.rejected_resources.let_go() => {
-                self.reunited = Some(change);
+            // The absent services were rejected because of held resources. New versions of these resources may
+            // be withheld because they depend on the absent services. Both are sent together, once for each
+            // desired configuration.
+            (false, true)
+                if self.resent_with_dependents != Some(change)
+                    && self.rejected_resources.try_release_dependents() =>
+            {
+                self.resent_with_dependents = Some(change);
             }
-            (false, true) => self.absent_refused = Some(update.absent),
-            (false, false) => self.rejected_resources.refused_unnamed(&sent, refusals, change),
+            (false, true) => self.rejected_absent = Some(update.absent),
+            (false, false) => {
+                self.rejected_resources.reject_whole_delta(&sent_resources, rejections, change)
+            }
         }
         Some(change)
     }
 
     /// The newest change that the proxy has applied, except for rejected resources; `None` while a delta is in
-    /// flight or due. Meaningful after [`Self::next_delta`].
+    /// flight or pending. Valid after [`Self::next_delta`].
     #[must_use]
     pub fn applied_change(&self) -> Option<ChangeId> {
-        let at_rest = self.in_flight.is_none() && !self.stale && self.held.config.is_some();
-        self.pushed.as_ref().filter(|_| at_rest).map(|pushed| pushed.update.change)
+        let is_settled =
+            self.in_flight.is_none() && !self.needs_comparison && self.held.config.is_some();
+        self.desired.as_ref().filter(|_| is_settled).map(|desired| desired.update.change)
     }
 
     /// The resources that the proxy rejects, with its reasons.
@@ -184,42 +209,54 @@ impl Publisher {
     }
 
     /// All differences; oversized resources are excluded.
-    fn draft_delta(&mut self, snapshot: &Snapshot, doubt: &UnknownEndpoints) -> PendingDelta {
+    fn draft_delta(
+        &mut self,
+        snapshot: &Snapshot,
+        unknown_endpoints: &UnknownEndpoints,
+    ) -> PendingDelta {
         loop {
-            let kept =
-                Kept { rejected_resources: &self.rejected_resources, unknown_endpoints: doubt };
-            let draft = PendingDelta::new(snapshot, self.agreed.as_deref(), &self.held, kept);
-            let large: Vec<_> = draft.oversized_resources().cloned().collect();
-            if large.is_empty() {
+            let retained = RetainedResources {
+                rejected_resources: &self.rejected_resources,
+                unknown_endpoints,
+            };
+            let draft =
+                PendingDelta::new(snapshot, self.synced_snapshot.as_deref(), &self.held, retained);
+            let oversized: Vec<_> = draft.oversized_resources().cloned().collect();
+            if oversized.is_empty() {
                 return draft;
             }
-            for upsert in large {
+            for upsert in oversized {
                 let reason = format!(
-                    "has {} bytes, of which at most {RESOURCE_BYTES_MAX} can be sent: split it",
+                    "has {} bytes, of which at most {MAX_RESOURCE_BYTES} can be sent: split it",
                     upsert.content.len()
                 );
-                let refusal = ResourceRejection::new(upsert.key.clone(), reason);
-                self.rejected_resources.set_aside(
+                let rejection = ResourceRejection::new(upsert.key.clone(), reason);
+                self.rejected_resources.add_rejection(
                     upsert.key.clone(),
                     upsert.version(),
-                    &refusal.reason,
+                    &rejection.reason,
                 );
-                self.oversized.push(refusal);
+                self.oversized.push(rejection);
             }
         }
     }
 
-    fn create_delta(&mut self, pushed: DesiredConfig, draft: PendingDelta, absent: bool) -> Delta {
+    fn create_delta(
+        &mut self,
+        desired: DesiredConfig,
+        draft: PendingDelta,
+        includes_absent: bool,
+    ) -> Delta {
         self.nonce += 1;
         let (upserts, removed, whole) = draft.take_prefix();
-        self.stale = !whole;
-        let update = &pushed.update;
+        self.needs_comparison = !whole;
+        let update = &desired.update;
         let delta = Delta {
             nonce: self.nonce,
             change: update.change,
             whole,
             removed,
-            absent: absent.then(|| update.absent.clone()),
+            absent: includes_absent.then(|| update.absent.clone()),
             upserts,
         };
         let versions = delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version()));
@@ -227,8 +264,8 @@ impl Publisher {
             nonce: self.nonce,
             upserts: versions.collect(),
             removed: delta.removed.clone(),
-            pushed,
-            absent,
+            desired,
+            includes_absent,
             whole,
         });
         delta
@@ -243,10 +280,11 @@ impl Publisher {
 #[derive(Debug)]
 struct UnacknowledgedDelta {
     nonce: u64,
-    pushed: DesiredConfig,
+    desired: DesiredConfig,
     upserts: Vec<(ResourceKey, ResourceVersion)>,
     removed: Vec<ResourceKey>,
-    absent: bool,
+    /// True if the delta includes the set of absent services.
+    includes_absent: bool,
     whole: bool,
 }
 

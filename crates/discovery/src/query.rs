@@ -25,23 +25,23 @@ pub struct Queries {
     /// The number of the next query.
     next: AtomicU64,
     /// A permit for each open query: responses are buffered until they are complete.
-    places: Semaphore,
+    permits: Semaphore,
 }
 
 /// A query as a proxy receives it. The response is dropped if the stream ends first.
 #[derive(Debug)]
 pub struct Query {
-    /// The path and query of an admin page, such as `/connectivity?service=shop/stock`.
+    /// The path and query of an admin endpoint, such as `/connectivity?service=shop/stock`.
     pub path: String,
     /// The maximum size of the response.
     pub bytes_max: usize,
     /// The time after which the control plane drops the response.
     pub deadline: Duration,
     /// The sender of the response.
-    pub answer: oneshot::Sender<QueryResponse>,
+    pub reply: oneshot::Sender<QueryResponse>,
 }
 
-/// The response of a proxy, as from its admin page.
+/// The response of a proxy, as from its admin endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueryResponse {
     /// The HTTP status.
@@ -54,7 +54,7 @@ pub struct QueryResponse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
     /// The path is too long.
-    #[error("the path is longer than {PATH_BYTES_MAX} bytes")]
+    #[error("the path is longer than {MAX_PATH_BYTES} bytes")]
     Path,
     /// The stream ended before the whole response arrived, or before the query was sent.
     #[error("the sidecar has disconnected")]
@@ -71,7 +71,7 @@ pub enum QueryError {
     #[error("the sidecar did not respond within {QUERY_DEADLINE:?}")]
     Timeout,
     /// The response is too long.
-    #[error("the response of the sidecar is larger than {ANSWER_BYTES_MAX} bytes")]
+    #[error("the response of the sidecar is larger than {MAX_ANSWER_BYTES} bytes")]
     Oversized,
 }
 
@@ -79,7 +79,7 @@ pub enum QueryError {
 #[derive(Debug)]
 pub(crate) struct PendingQuery {
     path: String,
-    answer: oneshot::Sender<Result<QueryResponse, QueryError>>,
+    reply: oneshot::Sender<Result<QueryResponse, QueryError>>,
 }
 
 impl Queries {
@@ -90,7 +90,7 @@ impl Queries {
         Self {
             streams: Mutex::default(),
             next: AtomicU64::new(first),
-            places: Semaphore::new(QUERIES_MAX),
+            permits: Semaphore::new(MAX_QUERIES),
         }
     }
 
@@ -103,22 +103,22 @@ impl Queries {
         connection: ConnectionId,
         path: String,
     ) -> Result<QueryResponse, QueryError> {
-        if path.len() > PATH_BYTES_MAX {
+        if path.len() > MAX_PATH_BYTES {
             return Err(QueryError::Path);
         }
-        let (answer, answered) = oneshot::channel();
-        let sent = async {
-            let place = self.places.acquire().await.map_err(|_| QueryError::Busy)?;
+        let (reply, response) = oneshot::channel();
+        let sending = async {
+            let permit = self.permits.acquire().await.map_err(|_| QueryError::Busy)?;
             let stream = self.lock().get(&connection).cloned().ok_or(QueryError::Disconnected)?;
-            let query = PendingQuery { path, answer };
+            let query = PendingQuery { path, reply };
             stream.send(query).await.map_err(|_| QueryError::Disconnected)?;
-            Ok(place)
+            Ok(permit)
         };
-        let sent = timeout(PLACE_WAIT, sent).await;
-        let _place = sent.map_err(|_| QueryError::Busy)??;
+        let permit = timeout(PERMIT_TIMEOUT, sending).await;
+        let _permit = permit.map_err(|_| QueryError::Busy)??;
         // The stream takes this query after its open one. Each ends at its deadline.
-        let answered = timeout(QUERY_DEADLINE + ANSWER_GRACE, answered).await;
-        answered.map_err(|_| QueryError::Busy)?.map_err(|_| QueryError::Disconnected)?
+        let response = timeout(QUERY_DEADLINE + STREAM_TIMEOUT, response).await;
+        response.map_err(|_| QueryError::Busy)?.map_err(|_| QueryError::Disconnected)?
     }
 
     /// Opens the receiving end for one stream.
@@ -128,10 +128,10 @@ impl Queries {
         is_supported: bool,
     ) -> Box<StreamQueries> {
         // The channel has no room for a queue: a second query waits in `send` for its turn.
-        let (sender, intake) = mpsc::channel(1);
+        let (sender, receiver) = mpsc::channel(1);
         self.lock().insert(connection, sender);
-        let all = Arc::clone(self);
-        Box::new(StreamQueries { all, connection, is_supported, intake, open: None })
+        let queries = Arc::clone(self);
+        Box::new(StreamQueries { queries, connection, is_supported, receiver, open: None })
     }
 
     /// Locks the streams. A thread that panicked while it held the lock left no half-written state.
@@ -145,21 +145,21 @@ impl Queries {
 /// The queries of one stream at the control plane. Queries fail when it is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamQueries {
-    all: Arc<Queries>,
+    queries: Arc<Queries>,
     connection: ConnectionId,
     is_supported: bool,
-    intake: mpsc::Receiver<PendingQuery>,
+    receiver: mpsc::Receiver<PendingQuery>,
     open: Option<Box<OpenQuery>>,
 }
 
-/// The query that the proxy is answering.
+/// The query that was sent to the proxy.
 #[derive(Debug)]
 struct OpenQuery {
     id: u64,
     deadline: Pin<Box<Sleep>>,
     /// The parts received so far.
     body: Vec<u8>,
-    answer: oneshot::Sender<Result<QueryResponse, QueryError>>,
+    reply: oneshot::Sender<Result<QueryResponse, QueryError>>,
 }
 
 impl StreamQueries {
@@ -175,43 +175,44 @@ impl StreamQueries {
                 self.finish_query(Err(QueryError::Timeout));
             }
             // The registry keeps a sender for the lifetime of this object.
-            let Some(pending) = ready!(self.intake.poll_recv(context)) else {
+            let Some(pending) = ready!(self.receiver.poll_recv(context)) else {
                 return Poll::Pending;
             };
             if !self.is_supported {
-                pending.answer.send(Err(QueryError::Unsupported)).ok();
+                pending.reply.send(Err(QueryError::Unsupported)).ok();
                 continue;
             }
             // The operator is gone and needs no response.
-            if pending.answer.is_closed() {
+            if pending.reply.is_closed() {
                 continue;
             }
-            let id = self.all.next.fetch_add(1, Ordering::Relaxed);
+            let id = self.queries.next.fetch_add(1, Ordering::Relaxed);
             let deadline = Box::pin(tokio::time::sleep(QUERY_DEADLINE));
-            let PendingQuery { path, answer } = pending;
-            self.open = Some(Box::new(OpenQuery { id, deadline, body: Vec::new(), answer }));
+            let PendingQuery { path, reply } = pending;
+            self.open = Some(Box::new(OpenQuery { id, deadline, body: Vec::new(), reply }));
             return Poll::Ready(proto::Query {
                 id,
                 path,
-                bytes_max: ANSWER_BYTES_MAX as u64,
+                bytes_max: MAX_ANSWER_BYTES as u64,
                 deadline_ms: u32::try_from(QUERY_DEADLINE.as_millis()).unwrap_or(u32::MAX),
             });
         }
     }
 
-    /// Adds a part of a response. True if the control plane requested it and it is the last one or has the full
-    /// size: it is not charged to the proxy's budget then. Short parts would allow any number of messages.
+    /// Adds a part of a response. Returns true if the control plane requested it and it is the last one or
+    /// has the full size: it is not charged to the proxy's budget then. Short parts would allow any number of
+    /// messages.
     pub(crate) fn receive_part(&mut self, part: proto::QueryAnswer) -> bool {
         let Some(open) = self.open.as_mut().filter(|open| open.id == part.id) else { return false };
         if part.part.is_empty() && !part.last {
             return false;
         }
-        if open.body.len().saturating_add(part.part.len()) > ANSWER_BYTES_MAX {
+        if open.body.len().saturating_add(part.part.len()) > MAX_ANSWER_BYTES {
             self.finish_query(Err(QueryError::Oversized));
             return false;
         }
         open.body.extend_from_slice(&part.part);
-        let is_free = part.last || part.part.len() == PART_BYTES_MAX;
+        let is_free = part.last || part.part.len() == MAX_PART_BYTES;
         if part.last {
             let body = std::mem::take(&mut open.body);
             let status = u16::try_from(part.status).unwrap_or_default();
@@ -226,27 +227,29 @@ impl StreamQueries {
     fn finish_query(&mut self, result: Result<QueryResponse, QueryError>) {
         if let Some(open) = self.open.take() {
             // The operator may be gone.
-            open.answer.send(result).ok();
+            open.reply.send(result).ok();
         }
     }
 }
 
 impl Drop for StreamQueries {
     fn drop(&mut self) {
-        self.all.lock().remove(&self.connection);
+        self.queries.lock().remove(&self.connection);
     }
 }
 
-/// The proxy's state of the query that it is answering.
+/// The proxy's state of a query, until its response is sent.
 #[derive(Debug)]
 pub(crate) struct QueryInProgress {
     id: u64,
     bytes_max: usize,
-    state: AnsweringState,
+    state: ResponseState,
 }
 
+/// The state of a response.
 #[derive(Debug)]
-enum AnsweringState {
+enum ResponseState {
+    /// The response is not complete yet.
     Waiting(oneshot::Receiver<QueryResponse>),
     /// The response, and the number of its bytes already sent.
     Sending(QueryResponse, usize),
@@ -255,53 +258,55 @@ enum AnsweringState {
 impl QueryInProgress {
     /// Parses a query. The control plane sends the next one only after it dropped this one.
     pub(crate) fn begin_query(wire: proto::Query) -> (Self, Query) {
-        let (answer, receiver) = oneshot::channel();
-        let bytes_max = usize::try_from(wire.bytes_max).unwrap_or(usize::MAX).min(ANSWER_BYTES_MAX);
+        let (reply, receiver) = oneshot::channel();
+        let bytes_max = usize::try_from(wire.bytes_max).unwrap_or(usize::MAX).min(MAX_ANSWER_BYTES);
         let deadline = Duration::from_millis(wire.deadline_ms.into()).min(QUERY_DEADLINE);
-        let query = Query { path: wire.path, bytes_max, deadline, answer };
-        (Self { id: wire.id, bytes_max, state: AnsweringState::Waiting(receiver) }, query)
+        let query = Query { path: wire.path, bytes_max, deadline, reply };
+        (Self { id: wire.id, bytes_max, state: ResponseState::Waiting(receiver) }, query)
     }
 }
 
 /// The next part of the response; pending while there is none. Cancel-safe.
-pub(crate) async fn next_part(answering: &mut Option<Box<QueryInProgress>>) -> proto::QueryAnswer {
-    let Some(open) = answering else { return std::future::pending().await };
-    if let AnsweringState::Waiting(receiver) = &mut open.state {
-        let answer = receiver.await.unwrap_or_else(|_| QueryResponse {
+pub(crate) async fn next_part(
+    query_in_progress: &mut Option<Box<QueryInProgress>>,
+) -> proto::QueryAnswer {
+    let Some(open) = query_in_progress else { return std::future::pending().await };
+    if let ResponseState::Waiting(receiver) = &mut open.state {
+        let response = receiver.await.unwrap_or_else(|_| QueryResponse {
             status: 503,
             body: b"the sidecar does not accept queries now\n".to_vec(),
         });
-        open.state = AnsweringState::Sending(answer, 0);
+        open.state = ResponseState::Sending(response, 0);
     }
     let (id, bytes_max) = (open.id, open.bytes_max);
-    let AnsweringState::Sending(answer, sent) = &mut open.state else {
+    let ResponseState::Sending(response, sent_bytes) = &mut open.state else {
         return std::future::pending().await;
     };
-    let oversized = answer.body.len() > bytes_max;
-    let rest = answer.body.get(*sent..).filter(|_| !oversized).unwrap_or_default();
-    let part = rest.get(..rest.len().min(PART_BYTES_MAX)).unwrap_or_default().to_vec();
-    let (status, last) = (answer.status.into(), part.len() == rest.len());
-    *sent = sent.saturating_add(part.len());
+    let oversized = response.body.len() > bytes_max;
+    let remaining = response.body.get(*sent_bytes..).filter(|_| !oversized).unwrap_or_default();
+    let part = remaining.get(..remaining.len().min(MAX_PART_BYTES)).unwrap_or_default().to_vec();
+    let (status, last) = (response.status.into(), part.len() == remaining.len());
+    *sent_bytes = sent_bytes.saturating_add(part.len());
     if last {
-        *answering = None;
+        *query_in_progress = None;
     }
     proto::QueryAnswer { id, status, part, last, oversized }
 }
 
 /// The maximum number of open queries of a control plane. Each may buffer a whole response.
-const QUERIES_MAX: usize = 16;
+const MAX_QUERIES: usize = 16;
 /// The maximum length of a query's path.
-pub const PATH_BYTES_MAX: usize = 2048;
+pub const MAX_PATH_BYTES: usize = 2048;
 /// The maximum response: the configuration of a sidecar in a large mesh.
-pub const ANSWER_BYTES_MAX: usize = 8 << 20;
+pub const MAX_ANSWER_BYTES: usize = 8 << 20;
 /// The maximum size of a response part: other messages of the stream are sent between two parts.
-const PART_BYTES_MAX: usize = 64 << 10;
+const MAX_PART_BYTES: usize = 64 << 10;
 /// The proxy's deadline for a response: for some queries a sidecar tries to reach endpoints.
 pub const QUERY_DEADLINE: Duration = Duration::from_secs(5);
 /// The maximum wait for a permit.
-const PLACE_WAIT: Duration = Duration::from_secs(2);
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum wait for another query of the same stream.
-const ANSWER_GRACE: Duration = Duration::from_secs(2);
+const STREAM_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests;

@@ -49,7 +49,7 @@ pub struct QueuedEvent {
 /// The turn of a connection. The connection sends no other event before this is dropped.
 #[derive(Debug)]
 pub struct ConnectionTurn {
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
     budget: Arc<Budget>,
 }
 
@@ -64,6 +64,7 @@ impl ConnectionTurn {
 #[derive(Debug)]
 pub struct EventSender {
     queue: mpsc::Sender<QueuedEvent>,
+    /// Has one permit: the turn of the connection.
     turns: Arc<Semaphore>,
     budget: Arc<Budget>,
 }
@@ -80,12 +81,14 @@ pub(crate) struct EventSlot<'a> {
 }
 
 impl EventSlot<'_> {
+    /// Puts an event into the slot.
     pub(crate) fn send_event(self, event: Event) {
         self.permit.send(QueuedEvent { event, turn: self.turn });
     }
 }
 
 impl EventSender {
+    /// The budget of the connection.
     pub(crate) fn budget(&self) -> &Budget {
         &self.budget
     }
@@ -93,11 +96,11 @@ impl EventSender {
     /// Waits until the owner has handled the connection's last event. Cancel-safe.
     pub(crate) async fn reserve_slot(&self) -> Result<EventSlot<'_>, OwnerGone> {
         // The semaphore is never closed.
-        let place = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| OwnerGone)?;
+        let turn_permit = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| OwnerGone)?;
         let permit = self.queue.reserve().await.map_err(|_| OwnerGone)?;
         Ok(EventSlot {
             permit,
-            turn: ConnectionTurn { _place: place, budget: Arc::clone(&self.budget) },
+            turn: ConnectionTurn { _permit: turn_permit, budget: Arc::clone(&self.budget) },
         })
     }
 
@@ -122,20 +125,20 @@ mod tests {
     use crate::event::ConnectionId;
 
     #[tokio::test(start_paused = true)]
-    async fn connections_are_served_in_turn_however_much_one_of_them_sends() {
+    async fn a_connection_with_many_events_delays_another_by_at_most_one_event() {
         let (queue, mut events) = event_queue(8);
         let connect = || queue.create_sender(Arc::new(Budget::new(Instant::now())));
-        let (busy, modest) = (connect(), connect());
-        let [one, two] = [1, 2].map(ConnectionId);
+        let (busy, quiet) = (connect(), connect());
+        let [busy_id, single_id] = [1, 2].map(ConnectionId);
         let flood = async {
             for _ in 0..1000 {
-                busy.send_event(Event::Disconnected { connection: one }).await.unwrap();
+                busy.send_event(Event::Disconnected { connection: busy_id }).await.unwrap();
             }
         };
         let single = async {
-            // The other one is as far ahead as possible.
+            // The other connection sends first.
             tokio::task::yield_now().await;
-            modest.send_event(Event::Disconnected { connection: two }).await.unwrap();
+            quiet.send_event(Event::Disconnected { connection: single_id }).await.unwrap();
         };
         let owner = async {
             tokio::task::yield_now().await;
@@ -146,7 +149,7 @@ mod tests {
                 else {
                     panic!("the queue ended")
                 };
-                if connection == two {
+                if connection == single_id {
                     return before;
                 }
                 before += 1;
@@ -155,7 +158,7 @@ mod tests {
         };
         let before = tokio::select! {
             before = owner => before,
-            ((), ()) = async { tokio::join!(flood, single) } => panic!("nobody is served"),
+            ((), ()) = async { tokio::join!(flood, single) } => panic!("no event is handled"),
         };
         assert!(before <= 2, "{before} events of another connection came first");
     }

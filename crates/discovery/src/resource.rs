@@ -42,7 +42,7 @@ pub(crate) use field::{
     parse_port, socket_address, socket_address_to_wire,
 };
 
-pub(crate) use dns_record::ADDRESSES_OF_NAME_MAX;
+pub(crate) use dns_record::MAX_ADDRESSES_OF_NAME;
 
 /// One resource, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,18 +67,18 @@ impl Resource {
     pub fn decode(upsert: &Upsert) -> Result<Self, InvalidResource> {
         let content = upsert.content.clone();
         match &upsert.key {
-            ResourceKey::Workload => {
-                read(content, workload_config::from_wire).map(Box::new).map(Self::Workload)
-            }
+            ResourceKey::Workload => decode_content(content, workload_config::from_wire)
+                .map(Box::new)
+                .map(Self::Workload),
             ResourceKey::Service(name) => {
-                read(content, |wire| service::from_wire(name, wire)).map(Self::Service)
+                decode_content(content, |wire| service::from_wire(name, wire)).map(Self::Service)
             }
             ResourceKey::Endpoint(id) => {
-                read(content, |wire| endpoint::from_wire(id, &wire)).map(Self::Endpoint)
+                decode_content(content, |wire| endpoint::from_wire(id, &wire)).map(Self::Endpoint)
             }
-            ResourceKey::Address(address) => read(content, address_entry::from_wire)
+            ResourceKey::Address(address) => decode_content(content, address_entry::from_wire)
                 .map(|address_entry| Self::AddressEntry(*address, address_entry)),
-            ResourceKey::Name(name) => read(content, dns_record::from_wire)
+            ResourceKey::Name(name) => decode_content(content, dns_record::from_wire)
                 .map(|dns_record| Self::DnsRecord(name.clone(), dns_record)),
         }
         .map_err(|invalid| InvalidResource {
@@ -91,14 +91,14 @@ impl Resource {
 
 /// Encodes a workload's configuration.
 #[must_use]
-pub fn encode_plan(plan: &WorkloadConfig) -> Bytes {
-    workload_config::to_wire(plan).encode_to_vec().into()
+pub fn encode_workload_config(config: &WorkloadConfig) -> Bytes {
+    workload_config::to_wire(config).encode_to_vec().into()
 }
 
 /// Encodes a service without its endpoints.
 #[must_use]
-pub fn encode_service(view: &ServiceConfig) -> Bytes {
-    service::to_wire(view).encode_to_vec().into()
+pub fn encode_service(service_config: &ServiceConfig) -> Bytes {
+    service::to_wire(service_config).encode_to_vec().into()
 }
 
 /// Encodes an endpoint; its ID is in its key.
@@ -131,7 +131,8 @@ pub struct InvalidResource {
     pub reason: Box<str>,
 }
 
-fn read<W, T>(
+/// Decodes and validates the content of a resource.
+fn decode_content<W, T>(
     content: Bytes,
     convert: impl FnOnce(W) -> Result<T, InvalidField>,
 ) -> Result<T, InvalidField>

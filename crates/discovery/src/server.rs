@@ -12,12 +12,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::SUBSCRIPTIONS_MAX;
+use crate::MAX_SUBSCRIPTIONS;
 use crate::budget::Budget;
-use crate::client::SERVICES_PER_MESSAGE_MAX;
+use crate::client::MAX_SERVICES_PER_MESSAGE;
 use crate::envelope::{hello_from_wire, services_from_wire};
 use crate::event::{Connected, ConnectionId, Event, OwnerResponse};
-use crate::frame::{FrameError, FrameReader, FrameWriter, REQUEST_BYTES_MAX};
+use crate::frame::{FrameError, FrameReader, FrameWriter, MAX_REQUEST_BYTES};
 use crate::keepalive::PING_AFTER;
 use crate::message::Hello;
 use crate::proto::{self, from_proxy};
@@ -31,10 +31,10 @@ use crate::tap::Taps;
 
 /// Serves one proxy over an authenticated stream until the stream ends.
 ///
-/// The caller takes the proxy's identity from its certificate. Sends [`Event::Connected`] after the proxy's first
-/// message and [`Event::Disconnected`] at the end. The owner ends the connection by [`OwnerResponse::Goodbye`] or
-/// by dropping the sender of responses. The proxy receives all taps and queries of `operators`, and reports its
-/// traffic at the interval `report_interval`, if there is one.
+/// The caller takes the proxy's identity from its certificate. Sends [`Event::Connected`] after the proxy's
+/// first message and [`Event::Disconnected`] at the end. The owner ends the connection by
+/// [`OwnerResponse::Goodbye`] or by dropping the sender of responses. The proxy receives all taps and queries
+/// of `operators`, and reports its traffic at the interval `report_interval`, if there is one.
 ///
 /// # Errors
 /// [`ServeError`] unless the proxy closed the stream, or the mesh owner ended it.
@@ -49,7 +49,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (read, write) = tokio::io::split(stream);
-    let mut reader = FrameReader::new(read, REQUEST_BYTES_MAX);
+    let mut reader = FrameReader::new(read, MAX_REQUEST_BYTES);
     let mut writer = FrameWriter::new(write);
     // An identity that exceeded its budget on another connection waits before it is read again.
     let now = Instant::now();
@@ -57,8 +57,8 @@ where
     if let Some(ready) = budget.reads_at(now).max(budget.works_at(now)) {
         sleep_until(ready).await;
     }
-    let first = timeout(PING_AFTER, read_introduction(&mut reader, events.budget())).await;
-    let (hello, publisher, next) = match first.unwrap_or(Err(ServeError::Silent)) {
+    let first_message = timeout(PING_AFTER, read_introduction(&mut reader, events.budget())).await;
+    let (hello, publisher, next) = match first_message.unwrap_or(Err(ServeError::Silent)) {
         Ok(Some(introduction)) => introduction,
         Ok(None) => return Ok(()),
         Err(error) => {
@@ -69,22 +69,24 @@ where
     let workload = hello.workload.clone();
     let queries = operators.queries.open_stream(connection, hello.answers_queries);
     let pending = Box::new(PendingEvents::new(connection, &hello));
-    let (standing, offers) = watch::channel(OwnerResponse::Pending);
-    let connected = Box::new(Connected { connection, hello, responses: standing });
+    let (responses, owner_responses) = watch::channel(OwnerResponse::Pending);
+    let connected = Box::new(Connected { connection, hello, responses });
     events.announce(Event::Connected(connected)).await?;
     let taps = operators.taps.watch_taps();
     let mut session =
         Session::new(&mut writer, publisher, pending, workload, &events, taps, queries);
-    let asked = report_interval.map_or(Ok(()), |every| session.ask_for_reports(every));
-    let asked = asked.and_then(|()| next.map_or(Ok(()), |message| session.handle_message(message)));
-    let ending = match asked {
-        Ok(()) => session.run(&mut reader, offers).await.unwrap_or_else(ConnectionEnd::Failed),
+    let setup = report_interval.map_or(Ok(()), |interval| session.request_reports(interval));
+    let setup = setup.and_then(|()| next.map_or(Ok(()), |message| session.handle_message(message)));
+    let end = match setup {
+        Ok(()) => {
+            session.run(&mut reader, owner_responses).await.unwrap_or_else(ConnectionEnd::Failed)
+        }
         Err(error) => ConnectionEnd::Failed(error),
     };
     session.finish().await;
     // The mesh owner may be gone.
     events.announce(Event::Disconnected { connection }).await.ok();
-    ending.notify_proxy(writer).await
+    end.notify_proxy(writer).await
 }
 
 /// The open taps and queries of operators.
@@ -165,7 +167,7 @@ async fn read_introduction<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     budget: &Budget,
 ) -> Result<Option<Introduction>, ServeError> {
-    let Some(message) = read(reader, budget).await? else {
+    let Some(message) = read_message(reader, budget).await? else {
         return Ok(None);
     };
     match message.message {
@@ -174,30 +176,34 @@ async fn read_introduction<R: AsyncRead + Unpin>(
         }
         Some(from_proxy::Message::Hello(wire)) => {
             let (mut hello, held) = hello_from_wire(wire)?;
-            let next = further_services(reader, &mut hello, budget).await?;
+            let next = read_further_services(reader, &mut hello, budget).await?;
             Ok(Some((hello, Publisher::new(held), next)))
         }
         _ => Err(ServeError::Malformed("the first message must be a Hello".into())),
     }
 }
 
-/// Reads the services that did not fit into a Hello and follow it: so a proxy that reconnects with thousands of
-/// them does not first get a partial configuration. Returns a message of another kind.
-async fn further_services<R: AsyncRead + Unpin>(
+/// Reads the services that did not fit into a Hello and follow it, so that a proxy that reconnects with
+/// thousands of them does not first get a partial configuration. Returns the next message if it is of another
+/// kind.
+async fn read_further_services<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     hello: &mut Hello,
     budget: &Budget,
 ) -> Result<Option<proto::FromProxy>, ServeError> {
-    let mut last = hello.services.len();
-    while last == SERVICES_PER_MESSAGE_MAX && hello.services.len() < SUBSCRIPTIONS_MAX {
-        let Ok(message) = timeout(FURTHER_WAIT, read(reader, budget)).await else { break };
+    let mut last_count = hello.services.len();
+    while last_count == MAX_SERVICES_PER_MESSAGE && hello.services.len() < MAX_SUBSCRIPTIONS {
+        let Ok(message) = timeout(FURTHER_SERVICES_TIMEOUT, read_message(reader, budget)).await
+        else {
+            break;
+        };
         let Some(message) = message? else { break };
         match &message.message {
             Some(from_proxy::Message::Subscribe(wire))
                 if wire.addresses.is_empty() && wire.dns_names.is_empty() =>
             {
                 let services: Vec<_> = services_from_wire(&wire.names)?;
-                last = services.len();
+                last_count = services.len();
                 hello.services.extend(services);
             }
             _ => return Ok(Some(message)),
@@ -207,7 +213,7 @@ async fn further_services<R: AsyncRead + Unpin>(
 }
 
 /// Reads one message and charges the proxy's budget. Cancel-safe.
-async fn read<R: AsyncRead + Unpin>(
+async fn read_message<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     budget: &Budget,
 ) -> Result<Option<proto::FromProxy>, ServeError> {
@@ -217,7 +223,7 @@ async fn read<R: AsyncRead + Unpin>(
 }
 
 /// The maximum wait for further services; a proxy with a full Hello usually sends them at once.
-const FURTHER_WAIT: Duration = Duration::from_millis(500);
+const FURTHER_SERVICES_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests;

@@ -17,13 +17,13 @@ use crate::subscriber::Subscriber;
 use crate::unknown_endpoints::UnknownEndpoints;
 
 #[test]
-fn every_seed_converges_to_the_same_world() {
+fn both_ends_converge_for_every_seed() {
     (0..256).for_each(run);
 }
 
 #[test]
 #[ignore = "takes minutes; docs/scale.md has the result"]
-fn ten_thousand_seeds_converge_to_the_same_world() {
+fn ten_thousand_seeds_converge() {
     (0..10_000).for_each(run);
 }
 
@@ -36,7 +36,7 @@ fn run(seed: u64) {
 }
 
 /// The proxy's response to the control plane.
-enum Answer {
+enum ProxyResponse {
     Ack(u64),
     Nack(u64, Vec<ResourceRejection>),
 }
@@ -50,7 +50,7 @@ enum Certainty {
 
 struct Simulation {
     seed: u64,
-    chance: Chance,
+    random: RandomSource,
     services: BTreeMap<ServiceName, ServiceConfig>,
     addresses: BTreeMap<IpAddr, Arc<AddressEntry>>,
     names: BTreeMap<ServiceName, Arc<DnsRecord>>,
@@ -58,19 +58,19 @@ struct Simulation {
     change: u64,
     publisher: Publisher,
     subscriber: Subscriber,
-    /// The newest offer, and the uncertain ones among the endpoints that it lacks.
-    pushed: Option<(ConfigUpdate, UnknownEndpoints)>,
+    /// The newest desired configuration, and the uncertain ones among the endpoints that it lacks.
+    desired: Option<(ConfigUpdate, UnknownEndpoints)>,
     deltas: VecDeque<Delta>,
-    answers: VecDeque<Answer>,
+    responses: VecDeque<ProxyResponse>,
     /// Every version that the proxy rejected as invalid in itself, in this stream.
-    refused: BTreeSet<(ResourceKey, ResourceVersion)>,
+    rejected: BTreeSet<(ResourceKey, ResourceVersion)>,
 }
 
 impl Simulation {
     fn new(seed: u64) -> Self {
         Self {
             seed,
-            chance: Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: RandomSource(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             services: BTreeMap::new(),
             addresses: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -78,16 +78,16 @@ impl Simulation {
             change: 0,
             publisher: Publisher::new(Vec::new()),
             subscriber: Subscriber::new(),
-            pushed: None,
+            desired: None,
             deltas: VecDeque::new(),
-            answers: VecDeque::new(),
-            refused: BTreeSet::new(),
+            responses: VecDeque::new(),
+            rejected: BTreeSet::new(),
         }
     }
 
     fn step(&mut self) {
-        match self.chance.next_below(100) {
-            0..20 => self.change_something(),
+        match self.random.next_below(100) {
+            0..20 => self.change_service(),
             20..23 => self.move_address(),
             23..25 => self.move_name(),
             25..30 => self.ports_swapped = !self.ports_swapped,
@@ -102,40 +102,40 @@ impl Simulation {
     }
 
     /// Adds, changes or removes a service; one in six is invalid for the proxy.
-    fn change_something(&mut self) {
-        let name = NAMES[self.chance.next_below(NAMES.len())];
-        if self.chance.next_below(4) == 0 {
+    fn change_service(&mut self) {
+        let name = NAMES[self.random.next_below(NAMES.len())];
+        if self.random.next_below(4) == 0 {
             self.services.remove(&service_name(name));
             return;
         }
-        let endpoints = [0, 1, 2, 3, 5, 40][self.chance.next_below(6)];
-        let mut view = service_config(name, endpoints);
-        if self.chance.next_below(2) == 0 {
-            let backends = [0, 1].map(|_| NAMES[self.chance.next_below(NAMES.len())]);
-            add_route(&mut view, &backends);
+        let endpoints = [0, 1, 2, 3, 5, 40][self.random.next_below(6)];
+        let mut service = service_config(name, endpoints);
+        if self.random.next_below(2) == 0 {
+            let backends = [0, 1].map(|_| NAMES[self.random.next_below(NAMES.len())]);
+            add_route(&mut service, &backends);
         }
-        if self.chance.next_below(6) == 0 {
-            add_route(&mut view, &[POISON]);
+        if self.random.next_below(6) == 0 {
+            add_route(&mut service, &[POISON]);
         }
-        if self.chance.next_below(3) == 0 {
-            let port = view.ports.remove(&9080).unwrap();
-            view.ports.insert(81, move_port(port));
+        if self.random.next_below(3) == 0 {
+            let port = service.ports.remove(&9080).unwrap();
+            service.ports.insert(81, move_port(port));
         }
-        self.services.insert(service_name(name), view);
+        self.services.insert(service_name(name), service);
     }
 
     /// Changes an address entry, or removes its subscription.
     fn move_address(&mut self) {
-        let address = IpAddr::from([10, 0, 0, u8::try_from(self.chance.next_below(6)).unwrap()]);
-        let name = service_name(NAMES[self.chance.next_below(NAMES.len())]);
-        let address_entry = match self.chance.next_below(5) {
+        let address = IpAddr::from([10, 0, 0, u8::try_from(self.random.next_below(6)).unwrap()]);
+        let name = service_name(NAMES[self.random.next_below(NAMES.len())]);
+        let address_entry = match self.random.next_below(5) {
             0 => return drop(self.addresses.remove(&address)),
             1 => AddressEntry::External,
             2 => AddressEntry::Service(name),
-            with => {
+            kind => {
                 let endpoint = service_endpoint(&name, 1);
                 let workload = endpoint.id.workload.clone();
-                let endpoint = Some(Arc::new(endpoint)).filter(|_| with == 3);
+                let endpoint = Some(Arc::new(endpoint)).filter(|_| kind == 3);
                 let protocol = leno_model::Protocol::Http;
                 let port = AddressPort { service: name, port: 9080, protocol, endpoint };
                 AddressEntry::Workload { workload, ports: BTreeMap::from([(80, port)]) }
@@ -146,8 +146,8 @@ impl Simulation {
 
     /// Changes a DNS record, or removes its subscription.
     fn move_name(&mut self) {
-        let name = service_name(NAMES[self.chance.next_below(NAMES.len())]);
-        let count = u8::try_from(self.chance.next_below(4)).unwrap();
+        let name = service_name(NAMES[self.random.next_below(NAMES.len())]);
+        let count = u8::try_from(self.random.next_below(4)).unwrap();
         if count == 3 {
             return drop(self.names.remove(&name));
         }
@@ -158,111 +158,121 @@ impl Simulation {
     /// The configuration as the control plane would compile it now.
     fn compile_update(&mut self) -> ConfigUpdate {
         self.change += 1;
-        let mut plan = proxy_config();
-        plan.outbound_listeners.truncate(usize::from(self.ports_swapped));
+        let mut config = proxy_config();
+        config.outbound_listeners.truncate(usize::from(self.ports_swapped));
         let services: BTreeMap<_, _> = self
             .services
             .iter()
-            .map(|(name, view)| (name.clone(), Arc::new(view.clone())))
+            .map(|(name, service)| (name.clone(), Arc::new(service.clone())))
             .collect();
-        let used = services.values().flat_map(|view| view.ports.values());
-        let used = used.flat_map(|port| &port.rules).flat_map(|rule| &rule.backends);
-        let used = used.map(|backend| backend.service.clone());
-        let absent = used.filter(|name| !services.contains_key(name)).collect();
+        let backends = services.values().flat_map(|service| service.ports.values());
+        let backends = backends.flat_map(|port| &port.rules).flat_map(|rule| &rule.backends);
+        let backends = backends.map(|backend| backend.service.clone());
+        let absent = backends.filter(|name| !services.contains_key(name)).collect();
         let addresses = self.addresses.clone();
         let names = self.names.clone();
-        let snapshot = Arc::new(Snapshot { config: Arc::new(plan), services, addresses, names });
+        let snapshot = Arc::new(Snapshot { config: Arc::new(config), services, addresses, names });
         ConfigUpdate { snapshot, absent, change: ChangeId(self.change) }
     }
 
     fn publish_update(&mut self, certainty: Certainty) -> ConfigUpdate {
-        let mut offer = self.compile_update();
-        let doubt = match certainty {
+        let mut update = self.compile_update();
+        let unknown_endpoints = match certainty {
             Certainty::Full => UnknownEndpoints::default(),
-            Certainty::Partial => self.forget_sidecars(&mut offer),
+            Certainty::Partial => self.forget_sidecars(&mut update),
         };
-        match doubt.is_empty() {
-            true => self.publisher.set_update(offer.clone()),
-            false => self.publisher.offer_in_doubt(offer.clone(), doubt.clone()),
+        match unknown_endpoints.is_empty() {
+            true => self.publisher.set_update(update.clone()),
+            false => self.publisher.set_partial_update(update.clone(), unknown_endpoints.clone()),
         }
-        self.pushed = Some((offer.clone(), doubt));
+        self.desired = Some((update.clone(), unknown_endpoints));
         self.forget_changed();
-        offer
+        update
     }
 
-    /// Resources that change, and later change back, may be tried again.
+    /// Forgets rejected versions that are no longer desired: a resource that changes back may be sent again.
     fn forget_changed(&mut self) {
-        let Some((offer, _)) = &self.pushed else { return };
-        self.refused.retain(|(key, version)| {
-            let view = key.service().and_then(|name| offer.snapshot.services.get(name));
-            view.is_some_and(|view| {
-                ResourceVersion::from_content(&encode_service(view)) == *version
+        let Some((update, _)) = &self.desired else { return };
+        self.rejected.retain(|(key, version)| {
+            let service = key.service().and_then(|name| update.snapshot.services.get(name));
+            service.is_some_and(|service| {
+                ResourceVersion::from_content(&encode_service(service)) == *version
             })
         });
     }
 
     /// Simulates a control plane after a restart that does not know every sidecar yet.
-    fn forget_sidecars(&mut self, offer: &mut ConfigUpdate) -> UnknownEndpoints {
-        let mut doubt = BTreeSet::new();
-        for view in Arc::make_mut(&mut offer.snapshot).services.values_mut() {
-            let back = self.chance.next_below(4);
-            for port in Arc::make_mut(view).ports.values_mut() {
+    fn forget_sidecars(&mut self, update: &mut ConfigUpdate) -> UnknownEndpoints {
+        let mut unknown_endpoints = BTreeSet::new();
+        for service in Arc::make_mut(&mut update.snapshot).services.values_mut() {
+            let known_quarters = self.random.next_below(4);
+            for port in Arc::make_mut(service).ports.values_mut() {
                 port.endpoints.retain(|endpoint| {
-                    let is_back = self.chance.next_below(4) < back;
-                    let new = is_back || doubt.insert(endpoint.id.clone());
-                    assert!(new, "an endpoint twice");
-                    is_back
+                    let is_known = self.random.next_below(4) < known_quarters;
+                    let is_new = is_known || unknown_endpoints.insert(endpoint.id.clone());
+                    assert!(is_new, "an endpoint twice");
+                    is_known
                 });
             }
         }
-        let about = self.addresses.keys().filter(|_| self.chance.next_below(4) == 0).copied();
-        let about: Vec<IpAddr> = about.collect();
-        let doubt: UnknownEndpoints = doubt.into_iter().collect();
-        doubt.with_addresses(about)
+        let uncertain_addresses =
+            self.addresses.keys().filter(|_| self.random.next_below(4) == 0).copied();
+        let uncertain_addresses: Vec<IpAddr> = uncertain_addresses.collect();
+        let unknown_endpoints: UnknownEndpoints = unknown_endpoints.into_iter().collect();
+        unknown_endpoints.with_addresses(uncertain_addresses)
     }
 
     fn send_delta(&mut self) {
         let Some(delta) = self.publisher.next_delta() else { return };
-        assert!(self.deltas.is_empty() && self.answers.is_empty(), "{self}: two in flight");
+        assert!(self.deltas.is_empty() && self.responses.is_empty(), "{self}: two in flight");
         for upsert in &delta.upserts {
             let version = (upsert.key.clone(), upsert.version());
-            assert!(!self.refused.contains(&version), "{self}: {} came again", upsert.key);
+            assert!(!self.rejected.contains(&version), "{self}: {} was sent again", upsert.key);
         }
-        self.check_doubt(&delta);
+        self.check_uncertainty(&delta);
         self.deltas.push_back(delta);
     }
 
     /// Checks that no uncertain resource is removed, and that a new service without known endpoints is sent
     /// only if a held service routes to it.
-    fn check_doubt(&self, delta: &Delta) {
-        let Some((offer, doubt)) = self.pushed.as_ref().filter(|(_, doubt)| !doubt.is_empty())
+    fn check_uncertainty(&self, delta: &Delta) {
+        let Some((update, unknown_endpoints)) =
+            self.desired.as_ref().filter(|(_, unknown_endpoints)| !unknown_endpoints.is_empty())
         else {
             return;
         };
         for key in &delta.removed {
-            let doubtful = matches!(key, ResourceKey::Endpoint(id) if doubt.contains(id));
-            assert!(!doubtful, "{self}: {key} may be there");
+            let is_uncertain =
+                matches!(key, ResourceKey::Endpoint(id) if unknown_endpoints.contains(id));
+            assert!(!is_uncertain, "{self}: {key} may exist");
         }
         for upsert in &delta.upserts {
-            let doubtful = matches!(&upsert.key, ResourceKey::Address(it) if doubt.is_about(it));
-            assert!(!doubtful, "{self}: {} may not hold", upsert.key);
+            let is_uncertain = match &upsert.key {
+                ResourceKey::Address(address) => unknown_endpoints.contains_address(address),
+                _ => false,
+            };
+            assert!(!is_uncertain, "{self}: {} is uncertain", upsert.key);
         }
         let held = self.subscriber.current_update().map(|update| &update.snapshot.services);
-        let old = |name: &ServiceName| held.is_some_and(|held| held.contains_key(name));
-        let services = &offer.snapshot.services;
-        let mut known: BTreeSet<&ServiceName> = services.keys().filter(|name| old(name)).collect();
-        let mut open: Vec<&ServiceName> = known.iter().copied().collect();
-        while let Some(view) = open.pop().and_then(|name| services.get(name)) {
-            let rules = view.ports.values().flat_map(|port| &port.rules);
-            let used = rules.flat_map(|rule| &rule.backends).map(|backend| &backend.service);
-            let used = used.filter(|name| services.contains_key(*name));
-            open.extend(used.filter(|name| known.insert(name)));
+        let is_held = |name: &ServiceName| held.is_some_and(|held| held.contains_key(name));
+        let services = &update.snapshot.services;
+        let mut reachable: BTreeSet<&ServiceName> =
+            services.keys().filter(|name| is_held(name)).collect();
+        let mut queue: Vec<&ServiceName> = reachable.iter().copied().collect();
+        while let Some(service) = queue.pop().and_then(|name| services.get(name)) {
+            let rules = service.ports.values().flat_map(|port| &port.rules);
+            let backends = rules.flat_map(|rule| &rule.backends).map(|backend| &backend.service);
+            let backends = backends.filter(|name| services.contains_key(*name));
+            queue.extend(backends.filter(|name| reachable.insert(name)));
         }
-        for EndpointId { service, port, .. } in doubt.iter() {
-            let unanswered = services[service].ports[port].endpoints.is_empty();
+        for EndpointId { service, port, .. } in unknown_endpoints.iter() {
+            let lacks_endpoints = services[service].ports[port].endpoints.is_empty();
             let key = ResourceKey::Service(service.clone());
-            let comes = delta.upserts.iter().any(|upsert| upsert.key == key);
-            assert!(!(comes && unanswered) || known.contains(service), "{self}: {key} came");
+            let is_sent = delta.upserts.iter().any(|upsert| upsert.key == key);
+            assert!(
+                !(is_sent && lacks_endpoints) || reachable.contains(service),
+                "{self}: {key} was sent"
+            );
         }
     }
 
@@ -272,39 +282,39 @@ impl Simulation {
         let nonce = delta.nonce;
         let versions: BTreeMap<_, _> =
             delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version())).collect();
-        let judged = self.subscriber.stage(delta).and_then(|staged| {
-            let refusals = find_invalid(&staged.update().snapshot);
-            if refusals.is_empty() { Ok(staged) } else { Err(refusals) }
+        let staged = self.subscriber.stage(delta).and_then(|staged| {
+            let rejections = find_invalid(&staged.update().snapshot);
+            if rejections.is_empty() { Ok(staged) } else { Err(rejections) }
         });
-        let answer = match judged {
+        let response = match staged {
             Ok(staged) => {
                 self.subscriber.commit(staged);
-                Answer::Ack(nonce)
+                ProxyResponse::Ack(nonce)
             }
-            Err(refusals) => {
+            Err(rejections) => {
                 assert_eq!(
                     self.subscriber.current_update(),
                     before.as_ref(),
                     "{self}: half applied"
                 );
-                let own = refusals.iter().filter(|refusal| refusal.because.is_none());
-                self.refused.extend(own.filter_map(|refusal| {
-                    versions.get(&refusal.key).map(|version| (refusal.key.clone(), *version))
+                let invalid = rejections.iter().filter(|rejection| rejection.because.is_none());
+                self.rejected.extend(invalid.filter_map(|rejection| {
+                    versions.get(&rejection.key).map(|version| (rejection.key.clone(), *version))
                 }));
                 // The service may have changed while the rejected delta was in flight.
                 self.forget_changed();
-                Answer::Nack(nonce, refusals)
+                ProxyResponse::Nack(nonce, rejections)
             }
         };
-        self.answers.push_back(answer);
+        self.responses.push_back(response);
     }
 
     fn deliver_response(&mut self) {
-        match self.answers.pop_front() {
+        match self.responses.pop_front() {
             None => {}
-            Some(Answer::Ack(nonce)) => assert!(self.publisher.acknowledge(nonce).is_some()),
-            Some(Answer::Nack(nonce, refusals)) => {
-                assert!(self.publisher.reject_delta(nonce, &refusals).is_some());
+            Some(ProxyResponse::Ack(nonce)) => assert!(self.publisher.acknowledge(nonce).is_some()),
+            Some(ProxyResponse::Nack(nonce, rejections)) => {
+                assert!(self.publisher.reject_delta(nonce, &rejections).is_some());
             }
         }
     }
@@ -312,10 +322,10 @@ impl Simulation {
     /// Breaks the stream and loses all messages in flight. Any replica may serve the next one.
     fn reconnect(&mut self) {
         self.deltas.clear();
-        self.answers.clear();
-        self.refused.clear();
+        self.responses.clear();
+        self.rejected.clear();
         self.publisher = Publisher::new(self.subscriber.held_versions());
-        let certainty = match self.chance.next_below(2) {
+        let certainty = match self.random.next_below(2) {
             0 => Certainty::Full,
             _ => Certainty::Partial,
         };
@@ -332,18 +342,19 @@ impl Simulation {
 
     /// Delivers everything in flight, checks the result, then removes invalid resources.
     fn heal(&mut self) {
-        let pushed = self.deliver_all();
-        for view in self.services.values_mut() {
-            for port in view.ports.values_mut() {
-                port.rules
-                    .retain(|rule| rule.backends.iter().all(|b| b.service != service_name(POISON)));
+        let desired = self.deliver_all();
+        for service in self.services.values_mut() {
+            for port in service.ports.values_mut() {
+                port.rules.retain(|rule| {
+                    rule.backends.iter().all(|backend| backend.service != service_name(POISON))
+                });
             }
         }
-        let healthy = |view: &ServiceConfig| poisoned_view(view).is_none();
-        let clean = pushed.snapshot.services.values().all(|view| healthy(view));
+        let is_valid = |service: &ServiceConfig| reject_poisoned(service).is_none();
+        let all_valid = desired.snapshot.services.values().all(|service| is_valid(service));
         let held = self.subscriber.current_update();
-        if clean {
-            assert_eq!(held.map(|held| &held.snapshot), Some(&pushed.snapshot), "{self}");
+        if all_valid {
+            assert_eq!(held.map(|held| &held.snapshot), Some(&desired.snapshot), "{self}");
         }
         let last = self.deliver_all();
         let held = self.subscriber.current_update();
@@ -354,16 +365,16 @@ impl Simulation {
     }
 
     fn deliver_all(&mut self) -> ConfigUpdate {
-        let offer = self.publish_update(Certainty::Full);
+        let update = self.publish_update(Certainty::Full);
         for _ in 0..1000 {
             self.deliver_delta();
             self.deliver_response();
             self.send_delta();
-            if self.deltas.is_empty() && self.answers.is_empty() {
-                return offer;
+            if self.deltas.is_empty() && self.responses.is_empty() {
+                return update;
             }
         }
-        panic!("{self}: deltas go back and forth for ever");
+        panic!("{self}: the deltas do not converge");
     }
 }
 
@@ -383,21 +394,21 @@ fn move_port(mut port: leno_model::PortConfig) -> leno_model::PortConfig {
 
 /// Errors that the proxy's own checks would find, such as an invalid regular expression.
 fn find_invalid(snapshot: &Snapshot) -> Vec<ResourceRejection> {
-    snapshot.services.values().filter_map(|view| poisoned_view(view)).collect()
+    snapshot.services.values().filter_map(|service| reject_poisoned(service)).collect()
 }
 
-fn poisoned_view(view: &ServiceConfig) -> Option<ResourceRejection> {
-    let rules = view.ports.values().flat_map(|port| &port.rules);
+fn reject_poisoned(service: &ServiceConfig) -> Option<ResourceRejection> {
+    let rules = service.ports.values().flat_map(|port| &port.rules);
     let mut backends = rules.flat_map(|rule| &rule.backends);
     backends
         .any(|backend| backend.service == service_name(POISON))
-        .then(|| ResourceRejection::new(ResourceKey::Service(view.name.clone()), "poisoned"))
+        .then(|| ResourceRejection::new(ResourceKey::Service(service.name.clone()), "poisoned"))
 }
 
 /// Pseudorandom numbers from the seed (xorshift).
-struct Chance(u64);
+struct RandomSource(u64);
 
-impl Chance {
+impl RandomSource {
     fn next_below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -9,7 +9,8 @@ use crate::key::{ChangeId, ResourceKey, ResourceVersion};
 use crate::message::{ConfigUpdate, Delta, Upsert};
 use crate::proto;
 use crate::resource::{
-    encode_address_entry, encode_dns_record, encode_endpoint, encode_plan, encode_service,
+    encode_address_entry, encode_dns_record, encode_endpoint, encode_service,
+    encode_workload_config,
 };
 
 impl ConfigUpdate {
@@ -17,13 +18,13 @@ impl ConfigUpdate {
     /// [`crate::Subscriber::from_bytes`].
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let world = proto::StoredConfig {
+        let stored = proto::StoredConfig {
             change: self.change.0,
             resources: snapshot_resources(&self.snapshot).map(upsert_to_wire).collect(),
             absent: Some(services_to_wire(&self.absent)),
         };
-        let content = world.encode_to_vec();
-        let mut bytes = MARK.to_vec();
+        let content = stored.encode_to_vec();
+        let mut bytes = MAGIC.to_vec();
         bytes.extend(ResourceVersion::from_content(&content).0.to_be_bytes());
         bytes.extend(content);
         bytes
@@ -32,22 +33,23 @@ impl ConfigUpdate {
 
 /// Reads a stored configuration as a delta from an empty one.
 pub(crate) fn read(bytes: &[u8]) -> Result<Delta, InvalidStoredConfig> {
-    let rest = bytes.strip_prefix(MARK).ok_or(InvalidStoredConfig::Foreign)?;
-    let (checksum, content) = rest.split_first_chunk::<8>().ok_or(InvalidStoredConfig::Damaged)?;
+    let checksum_and_content = bytes.strip_prefix(MAGIC).ok_or(InvalidStoredConfig::Foreign)?;
+    let (checksum, content) =
+        checksum_and_content.split_first_chunk::<8>().ok_or(InvalidStoredConfig::Damaged)?;
     if ResourceVersion::from_content(content).0 != u64::from_be_bytes(*checksum) {
         return Err(InvalidStoredConfig::Damaged);
     }
-    let world = proto::StoredConfig::decode(content)
+    let stored = proto::StoredConfig::decode(content)
         .map_err(|error| InvalidStoredConfig::Invalid(error.to_string()))?;
     let invalid = |invalid: crate::resource::InvalidField| {
         InvalidStoredConfig::Invalid(format!("{}: {}", invalid.field, invalid.reason))
     };
-    let absent = world.absent.unwrap_or_default();
+    let absent = stored.absent.unwrap_or_default();
     Ok(Delta {
         nonce: 0,
-        change: ChangeId(world.change),
+        change: ChangeId(stored.change),
         whole: true,
-        upserts: upserts_from_wire(world.resources).map_err(invalid)?,
+        upserts: upserts_from_wire(stored.resources).map_err(invalid)?,
         removed: Vec::new(),
         absent: Some(services_from_wire(&absent.names).map_err(invalid)?),
     })
@@ -67,14 +69,15 @@ pub enum InvalidStoredConfig {
     Invalid(String),
 }
 
-/// All resources of a snapshot: the workload configuration, then each service before its endpoints, then addresses and
-/// names.
+/// All resources of a snapshot: the workload configuration, then each service before its endpoints, then
+/// addresses and names.
 fn snapshot_resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
-    let plan = Upsert { key: ResourceKey::Workload, content: encode_plan(&snapshot.config) };
-    let services = snapshot.services.iter().flat_map(|(name, view)| {
+    let config =
+        Upsert { key: ResourceKey::Workload, content: encode_workload_config(&snapshot.config) };
+    let services = snapshot.services.iter().flat_map(|(name, service_config)| {
         let key = ResourceKey::Service(name.clone());
-        let service = Upsert { key, content: encode_service(view) };
-        let endpoints = endpoints_of(view).map(|(_, endpoint)| Upsert {
+        let service = Upsert { key, content: encode_service(service_config) };
+        let endpoints = endpoints_of(service_config).map(|(_, endpoint)| Upsert {
             key: ResourceKey::Endpoint(endpoint.id.clone()),
             content: encode_endpoint(endpoint),
         });
@@ -88,11 +91,11 @@ fn snapshot_resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
         key: ResourceKey::Name(name.clone()),
         content: encode_dns_record(dns_record),
     });
-    std::iter::once(plan).chain(services).chain(addresses).chain(names)
+    std::iter::once(config).chain(services).chain(addresses).chain(names)
 }
 
 /// The magic number of a stored configuration; the last byte is the version of the format.
-const MARK: &[u8; 8] = b"lenowld\x01";
+const MAGIC: &[u8; 8] = b"lenowld\x01";
 
 #[cfg(test)]
 mod tests {
@@ -101,7 +104,7 @@ mod tests {
     use crate::fixture::bookinfo_update;
 
     #[test]
-    fn a_world_reads_back_as_it_was() {
+    fn a_stored_configuration_survives_a_round_trip() {
         let update = bookinfo_update();
         let subscriber = Subscriber::from_bytes(&update.to_bytes()).unwrap();
         assert_eq!(subscriber.current_update(), Some(&update));
@@ -109,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_or_missing_byte_is_noticed() {
+    fn a_changed_or_missing_byte_is_detected() {
         let bytes = bookinfo_update().to_bytes();
         for index in 0..bytes.len() {
             let mut changed = bytes.clone();
@@ -120,13 +123,13 @@ mod tests {
     }
 
     #[test]
-    fn a_subscriber_without_a_world_stores_nothing_usable() {
+    fn a_subscriber_without_a_configuration_stores_no_usable_one() {
         let stored = Subscriber::new().to_bytes();
         assert_eq!(Subscriber::from_bytes(&stored).unwrap_err(), InvalidStoredConfig::Foreign);
     }
 
     #[test]
-    fn a_sound_file_with_dangling_references_is_refused() {
+    fn a_stored_configuration_with_dangling_references_is_rejected() {
         let mut update = bookinfo_update();
         update.absent.clear();
         let error = Subscriber::from_bytes(&update.to_bytes()).unwrap_err();

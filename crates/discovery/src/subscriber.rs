@@ -16,6 +16,7 @@ use crate::subscriber::staging::DecodedDelta;
 #[derive(Debug, Clone, Default)]
 pub struct Subscriber {
     held: HeldVersions,
+    /// The current configuration, if any.
     update: Option<ConfigUpdate>,
 }
 
@@ -66,7 +67,7 @@ impl Subscriber {
         let upserts = upserts.collect();
         let staging = DecodedDelta::read(&delta)?;
         let before = self.update.as_ref();
-        let Some(plan) = staging.resulting_proxy_config(before) else {
+        let Some(config) = staging.resulting_proxy_config(before) else {
             let reason = "the first update must contain a plan";
             return Err(vec![ResourceRejection::new(ResourceKey::Workload, reason)]);
         };
@@ -80,7 +81,7 @@ impl Subscriber {
         let names = staging.resulting_names(before);
         let snapshot = match before.map(|before| &before.snapshot) {
             Some(old)
-                if Arc::ptr_eq(&old.config, &plan)
+                if Arc::ptr_eq(&old.config, &config)
                     && services.is_none()
                     && addresses.is_none()
                     && names.is_none() =>
@@ -88,7 +89,7 @@ impl Subscriber {
                 Arc::clone(old)
             }
             old => Arc::new(Snapshot {
-                config: plan,
+                config,
                 services: services
                     .or_else(|| old.map(|old| old.services.clone()))
                     .unwrap_or_default(),
@@ -126,8 +127,8 @@ impl Subscriber {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, InvalidStoredConfig> {
         let delta = stored::read(bytes)?;
         let mut subscriber = Self::new();
-        let staged = subscriber.stage(delta).map_err(|refusals| {
-            let first = refusals.first().map(ToString::to_string);
+        let staged = subscriber.stage(delta).map_err(|rejections| {
+            let first = rejections.first().map(ToString::to_string);
             InvalidStoredConfig::Invalid(first.unwrap_or_default())
         })?;
         subscriber.commit(staged);

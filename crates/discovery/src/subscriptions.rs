@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use leno_model::ServiceName;
 
 use crate::message::Hello;
-use crate::{ADDRESSES_MAX, NAMES_MAX, SUBSCRIPTIONS_MAX};
+use crate::{MAX_ADDRESSES, MAX_NAMES, MAX_SUBSCRIPTIONS};
 
 /// The services, addresses and names that a proxy subscribes to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,30 +55,32 @@ pub(crate) struct TrackedSubscriptions {
 }
 
 impl TrackedSubscriptions {
-    /// The desired state of a Hello; the owner takes it with the Hello itself.
+    /// Creates the subscriptions of a Hello; the owner takes them with the Hello itself.
     pub(crate) fn from_hello(hello: &Hello) -> Self {
         Self {
-            services: TrackedSet::new(hello.services.iter().cloned(), SUBSCRIPTIONS_MAX),
-            addresses: TrackedSet::new(hello.addresses.iter().copied(), ADDRESSES_MAX),
-            names: TrackedSet::new(hello.dns_names.iter().cloned(), NAMES_MAX),
+            services: TrackedSet::new(hello.services.iter().cloned(), MAX_SUBSCRIPTIONS),
+            addresses: TrackedSet::new(hello.addresses.iter().copied(), MAX_ADDRESSES),
+            names: TrackedSet::new(hello.dns_names.iter().cloned(), MAX_NAMES),
             over_limit: 0,
         }
     }
 
+    /// Adds the entries of a message, up to the limits.
     pub(crate) fn add(&mut self, lists: SubscriptionLists) {
-        let services = lists.services.into_iter().map(|one| self.services.add(one));
-        let over = services.filter(|added| !added).count();
-        let addresses = lists.addresses.into_iter().map(|one| self.addresses.add(one));
-        let over = over + addresses.filter(|added| !added).count();
-        let names = lists.names.into_iter().map(|one| self.names.add(one));
-        let over = over + names.filter(|added| !added).count();
-        self.over_limit = self.over_limit.saturating_add(over as u64);
+        let services = lists.services.into_iter().map(|entry| self.services.add(entry));
+        let excess = services.filter(|added| !added).count();
+        let addresses = lists.addresses.into_iter().map(|entry| self.addresses.add(entry));
+        let excess = excess + addresses.filter(|added| !added).count();
+        let names = lists.names.into_iter().map(|entry| self.names.add(entry));
+        let excess = excess + names.filter(|added| !added).count();
+        self.over_limit = self.over_limit.saturating_add(excess as u64);
     }
 
+    /// Removes the entries of a message.
     pub(crate) fn remove(&mut self, lists: &SubscriptionLists) {
-        lists.services.iter().for_each(|one| self.services.remove(one));
-        lists.addresses.iter().for_each(|one| self.addresses.remove(one));
-        lists.names.iter().for_each(|one| self.names.remove(one));
+        lists.services.iter().for_each(|entry| self.services.remove(entry));
+        lists.addresses.iter().for_each(|entry| self.addresses.remove(entry));
+        lists.names.iter().for_each(|entry| self.names.remove(entry));
     }
 
     /// True if there are changes that the owner has not taken.
@@ -91,15 +93,15 @@ impl TrackedSubscriptions {
 
     /// Takes all changes since the last call.
     pub(crate) fn take_changes(&mut self) -> SubscriptionChange {
-        let (services, no_services) = self.services.take_changes();
-        let (addresses, no_addresses) = self.addresses.take_changes();
-        let (names, no_names) = self.names.take_changes();
+        let (services, removed_services) = self.services.take_changes();
+        let (addresses, removed_addresses) = self.addresses.take_changes();
+        let (names, removed_names) = self.names.take_changes();
         SubscriptionChange {
             added: SubscribedResources { services, addresses, names },
             removed: SubscribedResources {
-                services: no_services,
-                addresses: no_addresses,
-                names: no_names,
+                services: removed_services,
+                addresses: removed_addresses,
+                names: removed_names,
             },
             over_limit: std::mem::take(&mut self.over_limit),
         }
@@ -117,42 +119,46 @@ pub(crate) struct SubscriptionLists {
 /// A set, and its changes since they were last taken.
 #[derive(Debug)]
 struct TrackedSet<T> {
-    wanted: BTreeSet<T>,
+    /// The entries now.
+    current: BTreeSet<T>,
+    /// The added entries that were not taken yet.
     added: BTreeSet<T>,
+    /// The removed entries that were not taken yet.
     removed: BTreeSet<T>,
+    /// The maximum number of entries.
     max: usize,
 }
 
 impl<T: Ord + Clone> TrackedSet<T> {
-    fn new(all: impl Iterator<Item = T>, max: usize) -> Self {
-        let mut wanted = BTreeSet::new();
-        for one in all {
-            if wanted.len() >= max {
+    fn new(entries: impl Iterator<Item = T>, max: usize) -> Self {
+        let mut current = BTreeSet::new();
+        for entry in entries {
+            if current.len() >= max {
                 break;
             }
-            wanted.insert(one);
+            current.insert(entry);
         }
-        Self { wanted, added: BTreeSet::new(), removed: BTreeSet::new(), max }
+        Self { current, added: BTreeSet::new(), removed: BTreeSet::new(), max }
     }
 
     /// Adds an entry; returns true if the set contains it afterwards.
-    fn add(&mut self, one: T) -> bool {
-        if self.wanted.contains(&one) {
+    fn add(&mut self, entry: T) -> bool {
+        if self.current.contains(&entry) {
             return true;
         }
-        if self.wanted.len() >= self.max {
+        if self.current.len() >= self.max {
             return false;
         }
-        if !self.removed.remove(&one) {
-            self.added.insert(one.clone());
+        if !self.removed.remove(&entry) {
+            self.added.insert(entry.clone());
         }
-        self.wanted.insert(one)
+        self.current.insert(entry)
     }
 
-    fn remove(&mut self, one: &T) {
-        let Some(one) = self.wanted.take(one) else { return };
-        if !self.added.remove(&one) {
-            self.removed.insert(one);
+    fn remove(&mut self, entry: &T) {
+        let Some(entry) = self.current.take(entry) else { return };
+        if !self.added.remove(&entry) {
+            self.removed.insert(entry);
         }
     }
 
@@ -176,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_leave_nothing_to_do() {
+    fn changes_that_cancel_out_leave_no_change() {
         let mut set = tracked_set(9);
         for _ in 0..1000 {
             assert!(set.add(3));
@@ -186,37 +192,37 @@ mod tests {
         }
         assert!(!set.has_changed());
         set.remove(&7);
-        assert!(!set.has_changed(), "what was never wanted cannot be let go of");
+        assert!(!set.has_changed(), "an absent entry cannot be removed");
     }
 
     #[test]
-    fn a_set_is_bounded_and_so_is_what_changed() {
+    fn a_set_and_its_changes_are_bounded() {
         let mut set = tracked_set(4);
-        for one in 0..=255 {
-            set.add(one);
-            if one % 3 == 0 {
-                set.remove(&one);
+        for entry in 0..=255 {
+            set.add(entry);
+            if entry % 3 == 0 {
+                set.remove(&entry);
             }
         }
-        assert!(set.wanted.len() <= 4 && set.added.len() + set.removed.len() <= 8);
+        assert!(set.current.len() <= 4 && set.added.len() + set.removed.len() <= 8);
     }
 
     proptest! {
         #[test]
-        fn the_owner_ends_with_what_is_wanted(
+        fn the_owner_follows_the_set_by_its_changes(
             steps in proptest::collection::vec((any::<bool>(), 0_u8..8, any::<bool>()), 0..80)
         ) {
             let mut set = tracked_set(5);
-            let mut owner = set.wanted.clone();
-            for (adds, one, takes) in steps {
-                if adds { set.add(one); } else { set.remove(&one); }
-                if takes {
+            let mut owner = set.current.clone();
+            for (is_added, entry, is_taken) in steps {
+                if is_added { set.add(entry); } else { set.remove(&entry); }
+                if is_taken {
                     let (added, removed) = set.take_changes();
                     prop_assert!(added.is_disjoint(&removed));
                     prop_assert!(removed.is_subset(&owner) && added.is_disjoint(&owner));
-                    owner.retain(|one| !removed.contains(one));
+                    owner.retain(|entry| !removed.contains(entry));
                     owner.extend(added);
-                    prop_assert_eq!(&owner, &set.wanted);
+                    prop_assert_eq!(&owner, &set.current);
                 }
             }
         }

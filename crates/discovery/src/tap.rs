@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use leno_model::{
-    ServiceAccount, StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapSide, WorkloadName,
+    MAX_TAP_PER_SECOND, MAX_TAP_TEXT_BYTES, ServiceAccount, StatusRange, Tap, TapSide, WorkloadName,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -40,15 +40,16 @@ pub struct TapRecords {
 pub struct ActiveTap {
     taps: Arc<Taps>,
     id: u64,
-    intake: mpsc::Receiver<TapRecords>,
+    receiver: mpsc::Receiver<TapRecords>,
     lost: Arc<AtomicU64>,
 }
 
 /// The maximum number of taps is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{TAPS_MAX} taps are open already: close one of them")]
+#[error("{MAX_TAPS} taps are open already: close one of them")]
 pub struct TooManyTaps;
 
+/// An open tap, as the connections see it.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenTap {
     pub(crate) tap: Tap,
@@ -71,18 +72,18 @@ impl Taps {
     /// [`TooManyTaps`].
     pub fn open(self: &Arc<Self>, tap: Tap) -> Result<ActiveTap, TooManyTaps> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (sender, intake) = mpsc::channel(TAPPED_MAX);
+        let (sender, receiver) = mpsc::channel(MAX_TAPPED);
         let lost = Arc::<AtomicU64>::default();
         let open = OpenTap { tap: Tap { id, ..tap }, sender, lost: Arc::clone(&lost) };
-        let has_room = self.open.send_if_modified(|all| {
-            let has_room = all.len() < TAPS_MAX;
+        let has_room = self.open.send_if_modified(|open_taps| {
+            let has_room = open_taps.len() < MAX_TAPS;
             if has_room {
-                Arc::make_mut(all).push(open);
+                Arc::make_mut(open_taps).push(open);
             }
             has_room
         });
         match has_room {
-            true => Ok(ActiveTap { taps: Arc::clone(self), id, intake, lost }),
+            true => Ok(ActiveTap { taps: Arc::clone(self), id, receiver, lost }),
             false => Err(TooManyTaps),
         }
     }
@@ -93,14 +94,15 @@ impl Taps {
     }
 
     fn close(&self, id: u64) {
-        self.open.send_modify(|all| Arc::make_mut(all).retain(|open| open.tap.id != id));
+        self.open
+            .send_modify(|open_taps| Arc::make_mut(open_taps).retain(|open| open.tap.id != id));
     }
 }
 
 impl ActiveTap {
     /// Polls the next records of a proxy.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<TapRecords>> {
-        self.intake.poll_recv(context)
+        self.receiver.poll_recv(context)
     }
 
     /// The number of lost requests since the last call.
@@ -126,8 +128,8 @@ impl OpenTap {
 
     /// Counts lost requests. The proxy chooses the number, so the addition saturates.
     pub(crate) fn record_lost(&self, count: u64) {
-        let more = |lost: u64| Some(lost.saturating_add(count));
-        self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok();
+        let add = |lost: u64| Some(lost.saturating_add(count));
+        self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok();
     }
 }
 
@@ -155,24 +157,24 @@ pub(crate) fn tap_to_wire(tap: &Tap) -> proto::Tap {
 /// Parses the complete set of taps. An invalid one is skipped: a control plane of a newer release may request
 /// unsupported ones, and no traffic depends on them.
 pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Vec<Tap> {
-    let read = |tap: proto::Tap| {
+    let parse = |tap: proto::Tap| {
         let id = tap.id;
-        let read = tap_from_wire(tap);
-        read.inspect_err(|invalid| {
+        let tap = tap_from_wire(tap);
+        tap.inspect_err(|invalid| {
             tracing::debug!(id, field = %invalid.field, reason = %invalid.reason, "invalid tap ignored");
         })
     };
-    wire.into_iter().filter_map(|tap| read(tap).ok()).take(TAPS_MAX).collect()
+    wire.into_iter().filter_map(|tap| parse(tap).ok()).take(MAX_TAPS).collect()
 }
 
 /// The accepted records of a message, and the number of dropped ones: those that are too long, and those over
 /// the limit of a message.
 pub(crate) fn records_from_wire(mut records: Vec<String>) -> (Vec<String>, u64) {
-    let sent = records.len();
-    records.truncate(RECORDS_MAX);
-    records.retain(|record| record.len() <= RECORD_BYTES_MAX);
-    let left_out = sent.saturating_sub(records.len());
-    (records, left_out as u64)
+    let received = records.len();
+    records.truncate(MAX_RECORDS);
+    records.retain(|record| record.len() <= MAX_RECORD_BYTES);
+    let excluded = received.saturating_sub(records.len());
+    (records, excluded as u64)
 }
 
 fn tap_from_wire(wire: proto::Tap) -> Result<Tap, InvalidField> {
@@ -185,7 +187,7 @@ fn tap_from_wire(wire: proto::Tap) -> Result<Tap, InvalidField> {
         }
     };
     for (field, text) in [("path", &wire.path), ("method", &wire.method)] {
-        if text.len() > TAP_TEXT_BYTES_MAX {
+        if text.len() > MAX_TAP_TEXT_BYTES {
             return Err(InvalidField::new(field, "is too long"));
         }
     }
@@ -209,18 +211,18 @@ fn tap_from_wire(wire: proto::Tap) -> Result<Tap, InvalidField> {
         method: wire.method,
         status,
         from,
-        per_second: wire.per_second.clamp(1, TAP_PER_SECOND_MAX),
+        per_second: wire.per_second.clamp(1, MAX_TAP_PER_SECOND),
     })
 }
 
 /// The maximum number of open taps of a control plane: each costs every sidecar a comparison for each request.
-pub const TAPS_MAX: usize = 8;
+pub const MAX_TAPS: usize = 8;
 /// The capacity of a tap's queue: the messages of all proxies within a fraction of a second.
-const TAPPED_MAX: usize = 64;
+const MAX_TAPPED: usize = 64;
 /// The maximum number of records in a message; a proxy sends at least two messages per second.
-pub(crate) const RECORDS_MAX: usize = 512;
+pub(crate) const MAX_RECORDS: usize = 512;
 /// The maximum length of a record: all its texts are truncated to 1 KiB, and each byte may take six in JSON.
-const RECORD_BYTES_MAX: usize = 32 << 10;
+const MAX_RECORD_BYTES: usize = 32 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -250,78 +252,78 @@ mod tests {
     }
 
     #[test]
-    fn a_tap_survives_the_journey_and_what_is_wrong_is_named() {
-        let whole = tap_to_wire(&any_tap());
-        assert_eq!(taps_from_wire(vec![whole.clone()]), [any_tap()]);
-        type Spoil = fn(&mut proto::Tap);
-        let cases: [(Spoil, &str); 5] = [
+    fn a_tap_survives_a_round_trip_and_an_invalid_field_is_named() {
+        let valid = tap_to_wire(&any_tap());
+        assert_eq!(taps_from_wire(vec![valid.clone()]), [any_tap()]);
+        type Damage = fn(&mut proto::Tap);
+        let cases: [(Damage, &str); 5] = [
             (|tap| tap.service = "stock".into(), "service"),
             (|tap| tap.side = 4, "side"),
             (|tap| tap.from = "web".into(), "from"),
             (|tap| tap.path = "/".repeat(2000), "path"),
             (|tap| tap.status.as_mut().unwrap().to = 70_000, "status"),
         ];
-        for (spoil, field) in cases {
-            let mut wire = whole.clone();
-            spoil(&mut wire);
+        for (damage, field) in cases {
+            let mut wire = valid.clone();
+            damage(&mut wire);
             assert_eq!(tap_from_wire(wire.clone()).unwrap_err().field, field);
-            assert_eq!(taps_from_wire(vec![wire, whole.clone()]), [any_tap()]);
+            assert_eq!(taps_from_wire(vec![wire, valid.clone()]), [any_tap()]);
         }
-        assert_eq!(taps_from_wire(vec![whole; TAPS_MAX + 1]).len(), TAPS_MAX);
+        assert_eq!(taps_from_wire(vec![valid; MAX_TAPS + 1]).len(), MAX_TAPS);
     }
 
     #[test]
     fn records_that_are_too_long_or_too_many_are_counted() {
-        let long = "x".repeat(RECORD_BYTES_MAX + 1);
-        let (records, left_out) = records_from_wire(vec!["{}".into(), long, "{}".into()]);
-        assert_eq!((records.len(), left_out), (2, 1));
-        let (records, left_out) = records_from_wire(vec!["{}".into(); RECORDS_MAX + 7]);
-        assert_eq!((records.len(), left_out), (RECORDS_MAX, 7));
+        let long = "x".repeat(MAX_RECORD_BYTES + 1);
+        let (records, excluded) = records_from_wire(vec!["{}".into(), long, "{}".into()]);
+        assert_eq!((records.len(), excluded), (2, 1));
+        let (records, excluded) = records_from_wire(vec!["{}".into(); MAX_RECORDS + 7]);
+        assert_eq!((records.len(), excluded), (MAX_RECORDS, 7));
     }
 
     #[test]
-    fn no_number_that_a_proxy_says_overflows() {
+    fn numbers_from_a_proxy_do_not_overflow_the_count_of_lost_records() {
         let taps = wrapping_taps();
-        let tapping = taps.open(any_tap()).unwrap();
+        let active = taps.open(any_tap()).unwrap();
         let open = taps.watch_taps().borrow().clone();
-        for _ in 0..TAPPED_MAX + 2 {
+        for _ in 0..MAX_TAPPED + 2 {
             open[0].forward_records(TapRecords { dropped: u64::MAX, ..tapped_records(2) });
         }
-        assert_eq!((tapping.take_lost(), tapping.take_lost()), (u64::MAX, 0));
+        assert_eq!((active.take_lost(), active.take_lost()), (u64::MAX, 0));
     }
 
     #[tokio::test]
-    async fn a_tap_is_open_as_long_as_somebody_holds_it() {
+    async fn a_tap_is_open_until_it_is_dropped() {
         let taps = wrapping_taps();
-        let mut seen = taps.watch_taps();
+        let mut taps_receiver = taps.watch_taps();
         let mut first = taps.open(any_tap()).unwrap();
         let second = taps.open(any_tap()).unwrap();
-        let open = seen.borrow_and_update().clone();
+        let open = taps_receiver.borrow_and_update().clone();
         assert_eq!(open.iter().map(|open| open.tap.id).collect::<Vec<_>>(), [u64::MAX, 0]);
         open[0].forward_records(tapped_records(2));
         let next = std::future::poll_fn(|cx| first.poll_next(cx)).await;
         assert_eq!(next, Some(tapped_records(2)));
         drop((first, second));
-        assert!(seen.has_changed().unwrap() && seen.borrow().is_empty());
+        assert!(taps_receiver.has_changed().unwrap() && taps_receiver.borrow().is_empty());
     }
 
     #[test]
-    fn who_does_not_read_holds_up_nobody_and_hears_how_much_was_lost() {
+    fn records_beyond_the_queue_are_dropped_and_counted() {
         let taps = wrapping_taps();
-        let tapping = taps.open(any_tap()).unwrap();
+        let active = taps.open(any_tap()).unwrap();
         let open = taps.watch_taps().borrow().clone();
-        for _ in 0..TAPPED_MAX + 3 {
+        for _ in 0..MAX_TAPPED + 3 {
             open[0].forward_records(tapped_records(2));
         }
-        assert_eq!((tapping.take_lost(), tapping.take_lost()), (9, 0));
+        assert_eq!((active.take_lost(), active.take_lost()), (9, 0));
     }
 
     #[test]
-    fn there_are_only_so_many() {
+    fn the_number_of_open_taps_is_limited() {
         let taps = wrapping_taps();
-        let all: Vec<_> = (0..TAPS_MAX).map(|_| taps.open(any_tap()).unwrap()).collect();
+        let open_taps: Vec<_> = (0..MAX_TAPS).map(|_| taps.open(any_tap()).unwrap()).collect();
         assert_eq!(taps.open(any_tap()).unwrap_err(), TooManyTaps);
-        drop(all);
+        drop(open_taps);
         assert!(taps.open(any_tap()).is_ok());
     }
 }

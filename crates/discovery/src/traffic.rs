@@ -12,7 +12,7 @@ use crate::resource::{InvalidField, parse_account, parse_name};
 pub struct TrafficReport {
     /// The covered time.
     pub span: Duration,
-    /// The series, at most [`SERIES_MAX`]; further ones are not sent.
+    /// The series, at most [`MAX_SERIES`]; further ones are not sent.
     pub series: Vec<TrafficSeries>,
     /// The number of series merged into the overflow series, which has no service.
     pub overflowed: u32,
@@ -20,7 +20,7 @@ pub struct TrafficReport {
     pub cpu: Duration,
     /// Its resident memory, without file-backed pages.
     pub memory_kib: u64,
-    /// The rules that matched; at most [`RULES_MAX`], further ones are not sent.
+    /// The rules that matched; at most [`MAX_RULES`], further ones are not sent.
     pub rules: Vec<RuleMatches>,
 }
 
@@ -97,11 +97,11 @@ pub enum Direction {
 pub(crate) fn traffic_to_wire(traffic: &TrafficReport) -> proto::Traffic {
     proto::Traffic {
         span_ms: u32::try_from(traffic.span.as_millis()).unwrap_or(u32::MAX),
-        series: traffic.series.iter().take(SERIES_MAX).map(series_to_wire).collect(),
+        series: traffic.series.iter().take(MAX_SERIES).map(series_to_wire).collect(),
         overflowed: traffic.overflowed,
         cpu_us: u64::try_from(traffic.cpu.as_micros()).unwrap_or(u64::MAX),
         memory_kib: traffic.memory_kib,
-        rules: traffic.rules.iter().take(RULES_MAX).map(rule_to_wire).collect(),
+        rules: traffic.rules.iter().take(MAX_RULES).map(rule_to_wire).collect(),
     }
 }
 
@@ -136,7 +136,7 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
         opened: series.opened,
         classes: series.classes.to_vec(),
         failed: series.failed,
-        reasons: series.reasons.iter().take(REASONS_MAX).map(reason).collect(),
+        reasons: series.reasons.iter().take(MAX_REASONS).map(reason).collect(),
         bytes_in: series.bytes_in,
         bytes_out: series.bytes_out,
         durations,
@@ -146,21 +146,21 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
 /// Parses a report. Invalid series, and those over the limit, are counted as overflow: a newer proxy may report
 /// labels unknown to this release, and statistics are no reason to end a stream.
 pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> TrafficReport {
-    let sent = wire.series.len().saturating_add(wire.rules.len());
-    let read = |(index, series)| {
+    let received = wire.series.len().saturating_add(wire.rules.len());
+    let parse = |(index, series)| {
         series_from_wire(series).inspect_err(|invalid| {
             tracing::debug!(index, field = %invalid.field, reason = %invalid.reason, "invalid traffic series ignored");
         })
     };
-    let series = wire.series.into_iter().take(SERIES_MAX).enumerate();
-    let series: Vec<_> = series.filter_map(|indexed| read(indexed).ok()).collect();
-    let rules = wire.rules.into_iter().take(RULES_MAX).filter_map(|rule| rule_from_wire(rule).ok());
+    let series = wire.series.into_iter().take(MAX_SERIES).enumerate();
+    let series: Vec<_> = series.filter_map(|indexed| parse(indexed).ok()).collect();
+    let rules = wire.rules.into_iter().take(MAX_RULES).filter_map(|rule| rule_from_wire(rule).ok());
     let rules: Vec<_> = rules.collect();
-    let left_out = u32::try_from(sent - series.len() - rules.len()).unwrap_or(u32::MAX);
+    let excluded = u32::try_from(received - series.len() - rules.len()).unwrap_or(u32::MAX);
     TrafficReport {
         span: Duration::from_millis(wire.span_ms.into()),
         series,
-        overflowed: wire.overflowed.saturating_add(left_out),
+        overflowed: wire.overflowed.saturating_add(excluded),
         cpu: Duration::from_micros(wire.cpu_us),
         memory_kib: wire.memory_kib,
         rules,
@@ -169,8 +169,8 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> TrafficReport {
 
 /// Parses a rule; the caller skips a kind that only a newer proxy has.
 fn rule_from_wire(wire: proto::RuleMatches) -> Result<RuleMatches, InvalidField> {
-    if wire.rule.len() > RULE_BYTES_MAX {
-        return Err(InvalidField::new("rule", format!("is longer than {RULE_BYTES_MAX} bytes")));
+    if wire.rule.len() > MAX_RULE_BYTES {
+        return Err(InvalidField::new("rule", format!("is longer than {MAX_RULE_BYTES} bytes")));
     }
     let kind = RuleKind::from_word(&wire.kind);
     Ok(RuleMatches {
@@ -188,11 +188,12 @@ fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid
         return Err(InvalidField::new("classes", format!("does not have {CLASSES} numbers")));
     }
     classes.copy_from_slice(&wire.classes);
-    if wire.reasons.len() > REASONS_MAX {
-        return Err(InvalidField::new("reasons", format!("has more than {REASONS_MAX}")));
+    if wire.reasons.len() > MAX_REASONS {
+        return Err(InvalidField::new("reasons", format!("has more than {MAX_REASONS}")));
     }
     let reasons = wire.reasons.iter();
-    let reasons = reasons.map(|found| (Reason::from_label(&found.reason), found.requests));
+    let reasons =
+        reasons.map(|wire_reason| (Reason::from_label(&wire_reason.reason), wire_reason.requests));
     let port = u16::try_from(wire.port).map_err(|_| InvalidField::new("port", "is not a port"))?;
     let series = TrafficSeries {
         direction: if wire.inbound { Direction::Inbound } else { Direction::Outbound },
@@ -231,11 +232,11 @@ fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, InvalidField> {
     };
     let mut bucket = 0_u64;
     let mut durations: Vec<(u8, u64)> = Vec::with_capacity(pairs.len().min(BUCKETS));
-    for [further, requests] in pairs {
-        bucket = bucket.saturating_add(*further);
+    for [distance, requests] in pairs {
+        bucket = bucket.saturating_add(*distance);
         let number = u8::try_from(bucket).ok().filter(|number| usize::from(*number) < BUCKETS);
         let number = number.ok_or_else(|| invalid("names a bucket that does not exist"))?;
-        if *further == 0 && !durations.is_empty() {
+        if *distance == 0 && !durations.is_empty() {
             return Err(invalid("names a bucket twice"));
         }
         durations.push((number, *requests));
@@ -245,22 +246,22 @@ fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, InvalidField> {
 
 /// The maximum number of series in a message: with the longest names, every bucket and every reason it stays
 /// below the size limit of a proxy's message. Typical series have 150 bytes.
-pub const SERIES_MAX: usize = 128;
+pub const MAX_SERIES: usize = 128;
 
 /// The maximum number of rules in a message.
-pub const RULES_MAX: usize = 128;
+pub const MAX_RULES: usize = 128;
 
 /// The maximum length of a rule's name.
-const RULE_BYTES_MAX: usize = 253;
+const MAX_RULE_BYTES: usize = 253;
 
 /// The minimum report interval, regardless of the control plane's request.
-pub const REPORT_EVERY_MIN: Duration = Duration::from_secs(1);
+pub const MIN_REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// No response, and five classes of status.
 pub const CLASSES: usize = 6;
 
 /// More than the number of reasons.
-const REASONS_MAX: usize = 64;
+const MAX_REASONS: usize = 64;
 
 /// The number of buckets of a duration histogram.
 const BUCKETS: usize = 240;
@@ -288,7 +289,7 @@ mod tests {
         }
     }
 
-    fn rule_hits(kind: &str, rule: &str) -> RuleMatches {
+    fn rule_matches(kind: &str, rule: &str) -> RuleMatches {
         RuleMatches {
             kind: RuleKind::from_word(kind).unwrap(),
             namespace: Name::new("bookinfo").unwrap(),
@@ -299,24 +300,24 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_is_other_than_agreed_is_left_out_and_the_others_count() {
-        type Spoil = fn(&mut proto::RuleMatches);
-        let cases: [Spoil; 4] = [
+    fn an_invalid_rule_is_excluded_and_counted_as_overflow() {
+        type Damage = fn(&mut proto::RuleMatches);
+        let cases: [Damage; 4] = [
             |rule| rule.kind = "RuleOfNextYear".into(),
             |rule| rule.namespace.clear(),
             |rule| rule.name = "a/b".into(),
-            |rule| rule.rule = "r".repeat(RULE_BYTES_MAX + 1),
+            |rule| rule.rule = "r".repeat(MAX_RULE_BYTES + 1),
         ];
-        for spoil in cases {
+        for damage in cases {
             let mut wire = traffic_to_wire(&traffic_report());
-            spoil(&mut wire.rules[0]);
-            let read = traffic_from_wire(wire);
-            assert_eq!((read.rules.len(), read.series.len(), read.overflowed), (1, 2, 5));
+            damage(&mut wire.rules[0]);
+            let report = traffic_from_wire(wire);
+            assert_eq!((report.rules.len(), report.series.len(), report.overflowed), (1, 2, 5));
         }
         let mut wire = traffic_to_wire(&traffic_report());
-        wire.rules = vec![wire.rules[0].clone(); RULES_MAX + 2];
-        let read = traffic_from_wire(wire);
-        assert_eq!((read.rules.len(), read.overflowed), (RULES_MAX, 6));
+        wire.rules = vec![wire.rules[0].clone(); MAX_RULES + 2];
+        let report = traffic_from_wire(wire);
+        assert_eq!((report.rules.len(), report.overflowed), (MAX_RULES, 6));
     }
 
     fn traffic_report() -> TrafficReport {
@@ -342,18 +343,18 @@ mod tests {
             overflowed: 4,
             cpu: Duration::from_micros(123),
             memory_kib: 4_321,
-            rules: vec![rule_hits("HTTPRoute", "0"), rule_hits("RateLimit", "each client")],
+            rules: vec![rule_matches("HTTPRoute", "0"), rule_matches("RateLimit", "each client")],
         }
     }
 
     #[test]
-    fn what_is_sent_arrives() {
+    fn a_report_survives_a_round_trip() {
         let wire = traffic_to_wire(&traffic_report());
         assert_eq!(traffic_from_wire(wire), traffic_report());
     }
 
     #[test]
-    fn connections_count_when_they_are_opened_and_again_only_where_more_fail() {
+    fn connections_are_counted_when_opened_unless_more_have_failed() {
         let tcp = |opened, ended: u64, failed| TrafficSeries {
             opened: Some(opened),
             classes: [ended, 0, 0, 0, 0, 0],
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usual_series_is_small() {
+    fn a_typical_series_is_small() {
         let durations = (60..90).map(|bucket| (bucket, 20)).collect();
         let usual = TrafficSeries { durations, ..traffic_series() };
         let message = proto::Traffic { series: vec![series_to_wire(&usual)], ..Default::default() };
@@ -381,53 +382,53 @@ mod tests {
     }
 
     #[test]
-    fn a_series_that_is_other_than_agreed_is_left_out_and_the_others_count() {
-        type Spoil = fn(&mut proto::Traffic);
-        let cases: [(Spoil, &str); 9] = [
-            (|t| t.series[0].service = "x".into(), "service"),
-            (|t| t.series[0].route = "a/b/c".into(), "route"),
-            (|t| t.series[1].peer = " ".into(), "peer"),
-            (|t| t.series[0].port = 65_536, "port"),
-            (|t| t.series[0].classes.clear(), "classes"),
-            (|t| t.series[0].failed = 11, "failed"),
-            (|t| t.series[0].durations = vec![1], "durations"),
-            (|t| t.series[0].durations = vec![240, 1], "durations"),
-            (|t| t.series[0].durations = vec![3, 1, 0, 1], "durations"),
+    fn an_invalid_series_is_excluded_and_counted_as_overflow() {
+        type Damage = fn(&mut proto::Traffic);
+        let cases: [(Damage, &str); 9] = [
+            (|traffic| traffic.series[0].service = "x".into(), "service"),
+            (|traffic| traffic.series[0].route = "a/b/c".into(), "route"),
+            (|traffic| traffic.series[1].peer = " ".into(), "peer"),
+            (|traffic| traffic.series[0].port = 65_536, "port"),
+            (|traffic| traffic.series[0].classes.clear(), "classes"),
+            (|traffic| traffic.series[0].failed = 11, "failed"),
+            (|traffic| traffic.series[0].durations = vec![1], "durations"),
+            (|traffic| traffic.series[0].durations = vec![240, 1], "durations"),
+            (|traffic| traffic.series[0].durations = vec![3, 1, 0, 1], "durations"),
         ];
-        for (spoil, field) in cases {
+        for (damage, field) in cases {
             let mut wire = traffic_to_wire(&traffic_report());
-            spoil(&mut wire);
+            damage(&mut wire);
             let errors = wire.series.iter().cloned().map(series_from_wire);
             let errors: Vec<_> = errors.filter_map(Result::err).map(|error| error.field).collect();
             assert_eq!(errors, [field]);
-            let read = traffic_from_wire(wire);
-            assert_eq!((read.series.len(), read.overflowed), (1, 5), "{field}");
+            let report = traffic_from_wire(wire);
+            assert_eq!((report.series.len(), report.overflowed), (1, 5), "{field}");
         }
         let mut wire = traffic_to_wire(&traffic_report());
-        wire.series[0].reasons = vec![proto::TrafficReason::default(); REASONS_MAX + 1];
+        wire.series[0].reasons = vec![proto::TrafficReason::default(); MAX_REASONS + 1];
         assert_eq!(series_from_wire(wire.series[0].clone()).unwrap_err().field, "reasons");
-        wire.series = vec![wire.series[1].clone(); SERIES_MAX + 3];
-        let read = traffic_from_wire(wire);
-        assert_eq!((read.series.len(), read.overflowed), (SERIES_MAX, 7));
+        wire.series = vec![wire.series[1].clone(); MAX_SERIES + 3];
+        let report = traffic_from_wire(wire);
+        assert_eq!((report.series.len(), report.overflowed), (MAX_SERIES, 7));
     }
 
     #[test]
-    fn a_reason_that_only_a_newer_proxy_knows_is_counted_all_the_same() {
+    fn a_reason_of_a_newer_proxy_is_counted() {
         let mut wire = traffic_to_wire(&traffic_report());
         wire.series[0].reasons[0].reason = "a-reason-of-next-year".to_owned();
-        let read = traffic_from_wire(wire);
-        assert_eq!(read.series[0].reasons, [(None, 2), (None, 1)]);
+        let report = traffic_from_wire(wire);
+        assert_eq!(report.series[0].reasons, [(None, 2), (None, 1)]);
     }
 
     #[test]
-    fn the_largest_message_stays_within_what_a_proxy_may_say() {
+    fn the_largest_report_fits_into_a_message_of_a_proxy() {
         let name = ["n".repeat(63), "n".repeat(63), "n".repeat(63), "n".repeat(61)].join(".");
         let longest = format!("{name}/{name}");
         let full = TrafficSeries {
             service: longest.parse().ok(),
             route: longest.parse().ok(),
             peer: ServiceAccount::new(&name, &name).ok(),
-            reasons: vec![(Some(Reason::NoEndpoint), u64::MAX); REASONS_MAX],
+            reasons: vec![(Some(Reason::NoEndpoint), u64::MAX); MAX_REASONS],
             durations: (0..240).map(|bucket| (bucket, u64::from(u32::MAX))).collect(),
             ..traffic_series()
         };
@@ -435,13 +436,13 @@ mod tests {
             namespace: Name::new(&name).unwrap(),
             name: Name::new(&name).unwrap(),
             matches: u64::MAX,
-            ..rule_hits("UpstreamTrafficSetting", &"r".repeat(RULE_BYTES_MAX))
+            ..rule_matches("UpstreamTrafficSetting", &"r".repeat(MAX_RULE_BYTES))
         };
-        let (series, rules) = (vec![full; SERIES_MAX + 9], vec![rule; RULES_MAX + 9]);
+        let (series, rules) = (vec![full; MAX_SERIES + 9], vec![rule; MAX_RULES + 9]);
         let traffic = TrafficReport { series, rules, ..traffic_report() };
         let wire = traffic_to_wire(&traffic);
-        assert_eq!(wire.series.len(), SERIES_MAX);
+        assert_eq!(wire.series.len(), MAX_SERIES);
         assert_eq!(wire.series[0].service, longest);
-        assert!(wire.encoded_len() < crate::frame::REQUEST_BYTES_MAX, "{}", wire.encoded_len());
+        assert!(wire.encoded_len() < crate::frame::MAX_REQUEST_BYTES, "{}", wire.encoded_len());
     }
 }

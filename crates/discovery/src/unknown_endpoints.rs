@@ -8,7 +8,7 @@ use std::sync::Arc;
 use leno_model::EndpointId;
 
 /// Endpoints that a configuration lacks, although they may exist: a control plane that has just started does
-/// not know sidecars that have not reconnected yet. A proxy that holds such endpoints keeps them.
+/// not know sidecars that have not reconnected yet. A proxy that holds such endpoints retains them.
 ///
 /// Only endpoints of services and ports in that configuration are included. The same holds for addresses of
 /// workloads with disconnected sidecars: a proxy that holds an entry for such an address keeps it, and other
@@ -17,7 +17,7 @@ use leno_model::EndpointId;
 pub struct UnknownEndpoints(Arc<BTreeSet<EndpointId>>, Arc<BTreeSet<IpAddr>>);
 
 impl UnknownEndpoints {
-    /// True if nothing is uncertain.
+    /// True if no endpoint or address is uncertain.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty() && self.1.is_empty()
@@ -37,7 +37,7 @@ impl UnknownEndpoints {
 
     /// True if the entry for an address is uncertain.
     #[must_use]
-    pub fn is_about(&self, address: &IpAddr) -> bool {
+    pub fn contains_address(&self, address: &IpAddr) -> bool {
         self.1.contains(address)
     }
 

@@ -25,11 +25,11 @@ use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
 
 use crate::credential::{CLOCK_SKEW, CertificateBundle, CredentialError, ca_generation};
+use crate::csr::CertificateRequest;
 use crate::directory::create_private_directory;
 use crate::disk::{self, FileReaders};
 use crate::key::PrivateKey;
-use crate::pem::{CERTIFICATE, write};
-use crate::request::CertificateRequest;
+use crate::pem::{CERTIFICATE_LABEL, write_pem};
 use crate::roots::{Roots, RootsError};
 use crate::tls::control_id;
 use crate::verify::{sole_uri, to_system_time};
@@ -52,12 +52,13 @@ pub struct Authority {
     chain: Vec<CertificateDer<'static>>,
     roots: Roots,
     /// Previous intermediates that members still trust.
-    pins: Vec<CertificateDer<'static>>,
-    /// Cross-certificates from those to this one, at the end of the chain.
+    former_intermediates: Vec<CertificateDer<'static>>,
+    /// Cross-certificates at the end of the chain: former intermediates sign the key of this one.
     cross_certificates: Vec<CertificateDer<'static>>,
-    /// The earliest validity of signed certificates. An intermediate's own chain begins no earlier; a built-in
-    /// root is backdated.
+    /// The earliest start of signed certificates: that of an intermediate's own chain. The Unix epoch for a
+    /// built-in root, which is backdated.
     not_before: SystemTime,
+    /// The latest end of signed certificates: the first expiry in the chain.
     not_after: SystemTime,
 }
 
@@ -71,12 +72,12 @@ impl Authority {
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        let text = disk::read(&dir.join(ROOTS_FILE), FileReaders::Everyone)?;
-        let text = text.ok_or(AuthorityError::Missing)?;
+        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?;
+        let roots_pem = roots_pem.ok_or(AuthorityError::Missing)?;
         let key = disk::read(&dir.join(KEY_FILE), FileReaders::Owner)?;
         let key = key.ok_or(AuthorityError::KeyMissing)?;
         let key = PrivateKey::from_pem(&key).map_err(AuthorityError::Key)?;
-        Self::from_parts(trust_domain, key, Roots::from_pem(&text)?, now)
+        Self::from_parts(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
     }
 
     /// Opens the authority in `dir`, or creates one (P-256, ten years).
@@ -90,19 +91,19 @@ impl Authority {
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
         create_private_directory(dir)?;
-        // A key is written before its root: a root without a key means a lost key, and a key without a root an
-        // interrupted first start.
-        let text = disk::read(&dir.join(ROOTS_FILE), FileReaders::Everyone)?;
+        // A key is written before its root. A root without a key therefore means that the key was lost, and a key
+        // without a root that the first start was interrupted.
+        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?;
         let key = match disk::read(&dir.join(KEY_FILE), FileReaders::Owner)? {
-            Some(text) => PrivateKey::from_pem(&text).map_err(AuthorityError::Key)?,
-            None if text.is_some() => return Err(AuthorityError::KeyMissing),
+            Some(key_pem) => PrivateKey::from_pem(&key_pem).map_err(AuthorityError::Key)?,
+            None if roots_pem.is_some() => return Err(AuthorityError::KeyMissing),
             None => create_key(dir)?,
         };
-        let text = match text {
-            Some(text) => text,
+        let roots_pem = match roots_pem {
+            Some(roots_pem) => roots_pem,
             None => create_root(dir, trust_domain, &key, now)?,
         };
-        Self::from_parts(trust_domain, key, Roots::from_pem(&text)?, now)
+        Self::from_parts(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
     }
 
     /// Signs the requested key for `subject`, valid for `lifetime` from `now`.
@@ -156,8 +157,8 @@ impl Authority {
         self.roots.clone()
     }
 
-    /// Returns the CA generation: it distinguishes certificates that this authority would issue in the same way
-    /// from those of another signer or with other roots.
+    /// Returns the CA generation: a hash of the signing key and the trusted roots. Two authorities with the same
+    /// generation issue interchangeable certificates.
     #[must_use]
     pub fn ca_generation(&self) -> u64 {
         ca_generation(self.issuer.key().public_key_raw(), &self.roots)
@@ -205,18 +206,23 @@ impl Authority {
     /// None if the name could belong to another account, or if an issuing certificate has name constraints,
     /// which could make the certificate invalid.
     fn dns_name(&self, id: &SpiffeId) -> Option<SanType> {
-        let restricts = |der: &CertificateDer<'_>| {
-            let read = x509_parser::parse_x509_certificate(der);
-            read.map_or(true, |(_, it)| !matches!(it.name_constraints(), Ok(None)))
+        let has_name_constraints = |der: &CertificateDer<'_>| {
+            let parsed = x509_parser::parse_x509_certificate(der);
+            parsed.map_or(true, |(_, certificate)| {
+                !matches!(certificate.name_constraints(), Ok(None))
+            })
         };
-        let above = self.chain.iter().chain(self.roots.certificates());
+        let issuing_certificates = self.chain.iter().chain(self.roots.certificates());
         let account = id.account.name.as_str();
         let name = format!("{account}.{}.{}", id.account.namespace, id.trust_domain);
-        let is_name = |text: &str| {
-            text.len() <= DNS_NAME_BYTES_MAX
-                && text.split('.').all(|label| label.len() <= DNS_LABEL_BYTES_MAX)
+        let is_dns_name = |text: &str| {
+            text.len() <= MAX_DNS_NAME_BYTES
+                && text.split('.').all(|label| label.len() <= MAX_DNS_LABEL_BYTES)
         };
-        if account.contains('.') || !is_name(&name) || above.into_iter().any(restricts) {
+        if account.contains('.')
+            || !is_dns_name(&name)
+            || issuing_certificates.into_iter().any(has_name_constraints)
+        {
             return None;
         }
         name.try_into().ok().map(SanType::DnsName)
@@ -231,14 +237,14 @@ impl Authority {
         let mut signer = None;
         for der in roots.certificates() {
             let (_, root) = x509_parser::parse_x509_certificate(der)
-                .map_err(|_| AuthorityError::KeyOfAnotherRoot)?;
+                .map_err(|_| AuthorityError::KeyMismatch)?;
             check_trust_domain(&root, trust_domain)?;
             if *root.public_key().subject_public_key.data == *key.public_key() {
                 let not_after = to_system_time(root.validity().not_after);
                 signer = Some((der.clone(), not_after.unwrap_or(UNIX_EPOCH)));
             }
         }
-        let (der, not_after) = signer.ok_or(AuthorityError::KeyOfAnotherRoot)?;
+        let (der, not_after) = signer.ok_or(AuthorityError::KeyMismatch)?;
         if now >= not_after {
             return Err(AuthorityError::RootExpired);
         }
@@ -249,7 +255,7 @@ impl Authority {
             signer: der,
             chain: Vec::new(),
             roots,
-            pins: Vec::new(),
+            former_intermediates: Vec::new(),
             cross_certificates: Vec::new(),
             not_before: UNIX_EPOCH,
             not_after,
@@ -279,7 +285,7 @@ impl Authority {
                 id: id.clone(),
             });
         }
-        if lifetime < LEAF_LIFETIME_MIN || lifetime > LEAF_LIFETIME_MAX {
+        if lifetime < MIN_LEAF_LIFETIME || lifetime > MAX_LEAF_LIFETIME {
             return Err(AuthorityError::Lifetime(lifetime));
         }
         Ok(())
@@ -313,8 +319,8 @@ pub struct CertificateSubject<'a> {
 /// The default lifetime of a member's certificate.
 pub const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-/// The maximum lifetime of a member's certificate, since expiry is the only revocation.
-pub const LEAF_LIFETIME_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
+/// The maximum lifetime of a member's certificate. It bounds the time for which a stolen key can be used.
+pub const MAX_LEAF_LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
 
 /// An error of opening the authority or of signing.
 #[derive(Debug, thiserror::Error)]
@@ -339,7 +345,7 @@ pub enum AuthorityError {
     Roots(#[from] RootsError),
     /// The key matches none of the roots.
     #[error("`{KEY_FILE}` matches no root in `{ROOTS_FILE}`: restore the matching key")]
-    KeyOfAnotherRoot,
+    KeyMismatch,
     /// The root has expired.
     #[error("the root of this authority has expired: create a new authority")]
     RootExpired,
@@ -366,7 +372,7 @@ pub enum AuthorityError {
         "`{0}` is reserved for the control plane: use another `spec.serviceAccount` for the workload"
     )]
     Reserved(SpiffeId),
-    /// The name of an external principal is invalid.
+    /// A name of an external principal is invalid.
     #[error("`{name}` {cause}")]
     Subject {
         /// The requested name.
@@ -377,12 +383,12 @@ pub enum AuthorityError {
     },
     /// An external principal without a name.
     #[error("the external client `{0}` has no DNS name")]
-    Nameless(ExternalPrincipalId),
+    ExternalPrincipalWithoutName(ExternalPrincipalId),
     /// Servers would reject the certificate of an external principal.
     #[error(
         "the name constraints of the signing CA exclude external clients: reissue the CA without name constraints"
     )]
-    ExternalPrincipalUseless(#[source] rustls::Error),
+    ExternalPrincipalConstraints(#[source] rustls::Error),
     /// The lifetime is too short or too long.
     #[error("the certificate lifetime {0:?} is out of range: use 1 s to 90 days")]
     Lifetime(Duration),
@@ -405,16 +411,16 @@ pub enum AuthorityError {
     #[error(
         "`tls.crt` must begin with a CA certificate for `tls.key`, followed by at most two that chain to `ca.crt`"
     )]
-    Issuer,
+    InvalidIssuer,
     /// Every peer would reject the certificates that the intermediate signs.
     #[error(
         "certificates signed by `tls.key` do not chain to the roots in `ca.crt`, or its name \
          constraints exclude mesh members: issue it as a CA without name constraints"
     )]
-    IssuerUseless(#[source] Box<CredentialError>),
+    IssuerUnusable(#[source] Box<CredentialError>),
     /// The rotation of the root is at another stage.
     #[error("{0}")]
-    Stage(&'static str),
+    WrongStage(&'static str),
     /// The system clock is off by decades.
     #[error("the clock of this machine is invalid: set it")]
     Clock,
@@ -448,18 +454,18 @@ fn create_root(
 ) -> Result<String, AuthorityError> {
     let path = dir.join(ROOTS_FILE);
     let mut text = String::new();
-    let root = self_signed(trust_domain, key, now)?;
-    write(&mut text, CERTIFICATE, &root);
-    match disk::create(&path, text.as_bytes(), FileReaders::Everyone) {
+    let root = self_signed_root(trust_domain, key, now)?;
+    write_pem(&mut text, CERTIFICATE_LABEL, &root);
+    match disk::create(&path, text.as_bytes(), FileReaders::AllUsers) {
         Ok(()) => Ok(text),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            Ok(disk::read(&path, FileReaders::Everyone)?.ok_or(error)?)
+            Ok(disk::read(&path, FileReaders::AllUsers)?.ok_or(error)?)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-fn self_signed(
+fn self_signed_root(
     trust_domain: &TrustDomain,
     key: &PrivateKey,
     now: SystemTime,
@@ -469,10 +475,11 @@ fn self_signed(
     let mut parameters = common_parameters(not_before, not_after)?;
     parameters.subject_alt_names = vec![uri_name(format!("spiffe://{trust_domain}"))?];
     // Two roots of one trust domain must not share a name: some verifiers find issuers by name alone.
-    let print = digest::digest(&digest::SHA256, key.public_key());
-    let print: String = print.as_ref().iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let fingerprint = digest::digest(&digest::SHA256, key.public_key());
+    let fingerprint: String =
+        fingerprint.as_ref().iter().take(4).map(|b| format!("{b:02x}")).collect();
     let name = &mut parameters.distinguished_name;
-    name.push(DnType::CommonName, format!("Leno root {print}"));
+    name.push(DnType::CommonName, format!("Leno root {fingerprint}"));
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let certificate = parameters.self_signed(key.key_pair()).map_err(AuthorityError::Encoding)?;
@@ -513,26 +520,31 @@ fn check_trust_domain(
     Err(AuthorityError::ForeignTrustDomain { found: found.to_owned(), expected: expected.clone() })
 }
 
-/// Truncates to seconds, the resolution of X.509.
+/// Truncates a time to seconds, the resolution of X.509.
+///
+/// # Errors
+/// [`AuthorityError::Clock`] if the time cannot be represented.
 fn whole_seconds(time: Option<SystemTime>) -> Result<SystemTime, AuthorityError> {
-    let since =
+    let since_epoch =
         time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).ok_or(AuthorityError::Clock)?;
-    Ok(UNIX_EPOCH + Duration::from_secs(since.as_secs()))
+    Ok(UNIX_EPOCH + Duration::from_secs(since_epoch.as_secs()))
 }
 
 fn to_offset_date(time: SystemTime) -> Result<OffsetDateTime, AuthorityError> {
-    let since = time.duration_since(UNIX_EPOCH).map_err(|_| AuthorityError::Clock)?;
-    let seconds = i64::try_from(since.as_secs()).map_err(|_| AuthorityError::Clock)?;
+    let since_epoch = time.duration_since(UNIX_EPOCH).map_err(|_| AuthorityError::Clock)?;
+    let seconds = i64::try_from(since_epoch.as_secs()).map_err(|_| AuthorityError::Clock)?;
     OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| AuthorityError::Clock)
 }
 
 /// Maximum lengths of a DNS name and of a label (RFC 1035 §2.3.4).
-const DNS_NAME_BYTES_MAX: usize = 253;
-const DNS_LABEL_BYTES_MAX: usize = 63;
+const MAX_DNS_NAME_BYTES: usize = 253;
+const MAX_DNS_LABEL_BYTES: usize = 63;
+/// Ten years.
 const ROOT_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
-const LEAF_LIFETIME_MIN: Duration = Duration::from_secs(1);
+const MIN_LEAF_LIFETIME: Duration = Duration::from_secs(1);
 
-/// The subject attribute `serialNumber` (X.520 §6.2.9): it distinguishes holders with the same common name.
+/// The object identifier of the subject attribute `serialNumber` (X.520 §6.2.9), which distinguishes holders with
+/// the same common name.
 const SERIAL_NUMBER: [u64; 4] = [2, 5, 4, 5];
 
 const KEY_FILE: &str = "ca.key";

@@ -12,23 +12,23 @@ use std::net::IpAddr;
 pub enum AcceptedHosts {
     /// IP addresses and `localhost`.
     Local,
-    /// Those, and names that no public site can have: names without dots, and those of Services.
+    /// Names of [`Self::Local`], and names that no public site can have: without dots, and of Services.
     Cluster,
-    /// Any name: the server requires a secret that browsers send only to its true name.
+    /// Any name. The server requires a secret, which browsers send only to the server's own name.
     Any,
 }
 
 /// The reason that a request may be cross-site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CrossSiteRequest {
-    /// The `Host` may be the name of a foreign site.
+    /// The `Host` may be the name of a public site.
     #[error(
         "the Host of this request may be a name of a foreign site: open the page by its address or as localhost"
     )]
     Host,
     /// It has more than one `Host` field (RFC 9112 §3.2).
     #[error("this request has more than one Host field: send one")]
-    SeveralHosts,
+    MultipleHosts,
     /// A page of another origin sent the request.
     #[error("a page of another site made this request: open the address in the browser itself")]
     Site,
@@ -39,36 +39,37 @@ pub enum CrossSiteRequest {
 ///
 /// # Errors
 /// If there are several `Host` headers.
-pub fn named_host<'a>(
+pub fn request_host<'a>(
     target: Option<&'a str>,
     mut fields: impl Iterator<Item = &'a str>,
 ) -> Result<&'a str, CrossSiteRequest> {
     let field = fields.next();
     match fields.next() {
-        Some(_) => Err(CrossSiteRequest::SeveralHosts),
+        Some(_) => Err(CrossSiteRequest::MultipleHosts),
         None => Ok(target.or(field).unwrap_or_default()),
     }
 }
 
-/// Returns the value of a header that may occur once; an empty value if it is repeated, because the values may differ.
-pub fn only_value<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+/// Returns the value of a header that may occur once; an empty value if it is repeated, because the values may
+/// differ.
+pub fn single_value<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let first = values.next()?;
     Some(if values.next().is_some() { "" } else { first })
 }
 
 /// Checks a request received under the name `host`. `field` returns the value of a header by its lower-case name,
-/// or an empty value if it is not text or [repeated](only_value). A link on another site may navigate to a page:
+/// or an empty value if it is not text or [repeated](single_value). A link on another site may navigate to a page:
 /// it is accepted if `is_page`, for responses that are cheap and have no side effects.
 ///
 /// # Errors
-/// [`CrossSiteRequest`].
+/// [`CrossSiteRequest`] if a page of another site may have sent it.
 pub fn check_origin<'a>(
     host: &str,
     field: impl Fn(&'static str) -> Option<&'a str>,
-    names: AcceptedHosts,
+    accepted_hosts: AcceptedHosts,
     is_page: bool,
 ) -> Result<(), CrossSiteRequest> {
-    if !names.includes_host(host) {
+    if !accepted_hosts.includes_host(host) {
         return Err(CrossSiteRequest::Host);
     }
     let is_link = is_page
@@ -80,8 +81,8 @@ pub fn check_origin<'a>(
     };
     let is_own_origin = field("origin").is_none_or(|origin| {
         let schemes = ["http://", "https://"];
-        let own = schemes.iter().find_map(|scheme| origin.strip_prefix(scheme));
-        own.is_some_and(|own| own.eq_ignore_ascii_case(host))
+        let origin_host = schemes.iter().find_map(|scheme| origin.strip_prefix(scheme));
+        origin_host.is_some_and(|origin_host| origin_host.eq_ignore_ascii_case(host))
     });
     match is_own_site && is_own_origin {
         true => Ok(()),
@@ -98,16 +99,17 @@ impl AcceptedHosts {
             Some((name, port)) if port.parse::<u16>().is_ok() => name,
             _ => host,
         };
-        let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-        if name.eq_ignore_ascii_case("localhost") || inner.unwrap_or(name).parse::<IpAddr>().is_ok()
+        let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+        if name.eq_ignore_ascii_case("localhost")
+            || address.unwrap_or(name).parse::<IpAddr>().is_ok()
         {
             return true;
         }
         let name = name.to_ascii_lowercase();
-        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         self == Self::Cluster
             && !name.is_empty()
-            && name.bytes().all(named)
+            && name.bytes().all(is_name_byte)
             && (!name.contains('.') || SUFFIXES.iter().any(|suffix| name.ends_with(suffix)))
     }
 }
@@ -121,32 +123,34 @@ mod tests {
 
     fn check_fields(
         fields: &[(&str, &str)],
-        names: AcceptedHosts,
+        accepted_hosts: AcceptedHosts,
         is_page: bool,
     ) -> Result<(), CrossSiteRequest> {
-        let all = |name| fields.iter().filter(move |(known, _)| *known == name).map(|it| it.1);
-        let field = |name: &'static str| only_value(all(name));
-        let hosts = fields.iter().filter(|(known, _)| *known == "host").map(|it| it.1);
-        check_origin(named_host(None, hosts)?, field, names, is_page)
+        let values = |name| {
+            fields.iter().filter(move |(field_name, _)| *field_name == name).map(|field| field.1)
+        };
+        let field = |name: &'static str| single_value(values(name));
+        let hosts = fields.iter().filter(|(name, _)| *name == "host").map(|field| field.1);
+        check_origin(request_host(None, hosts)?, field, accepted_hosts, is_page)
     }
 
     #[test]
-    fn a_request_names_one_host_and_that_of_its_target_counts() {
-        let (own, foreign) = ("127.0.0.1:80", "evil.example");
+    fn the_request_target_takes_precedence_over_one_host_header() {
+        let (own_host, foreign_host) = ("127.0.0.1:80", "evil.example");
         for (target, fields, expected) in [
-            (None, &[own][..], Ok(own)),
+            (None, &[own_host][..], Ok(own_host)),
             (None, &[], Ok("")),
-            (Some(foreign), &[own], Ok(foreign)),
-            (Some(own), &[], Ok(own)),
-            (None, &[own, own], Err(CrossSiteRequest::SeveralHosts)),
-            (Some(own), &[own, foreign], Err(CrossSiteRequest::SeveralHosts)),
+            (Some(foreign_host), &[own_host], Ok(foreign_host)),
+            (Some(own_host), &[], Ok(own_host)),
+            (None, &[own_host, own_host], Err(CrossSiteRequest::MultipleHosts)),
+            (Some(own_host), &[own_host, foreign_host], Err(CrossSiteRequest::MultipleHosts)),
         ] {
-            assert_eq!(named_host(target, fields.iter().copied()), expected, "{target:?}");
+            assert_eq!(request_host(target, fields.iter().copied()), expected, "{target:?}");
         }
     }
 
     #[test]
-    fn a_server_answers_under_addresses_and_names_of_its_own() {
+    fn only_local_or_cluster_hosts_are_accepted() {
         for (host, local, cluster) in [
             ("127.0.0.1", true, true),
             ("127.0.0.1:15000", true, true),
@@ -169,19 +173,19 @@ mod tests {
             for (names, expected) in
                 [(AcceptedHosts::Local, local), (AcceptedHosts::Cluster, cluster)]
             {
-                let found = check_fields(&[("host", host)], names, false);
+                let result = check_fields(&[("host", host)], names, false);
                 let expected = if expected { Ok(()) } else { Err(CrossSiteRequest::Host) };
-                assert_eq!(found, expected, "{host} {names:?}");
+                assert_eq!(result, expected, "{host} {names:?}");
             }
         }
         assert_eq!(check_fields(&[], AcceptedHosts::Cluster, true), Err(CrossSiteRequest::Host));
     }
 
     #[test]
-    fn a_page_of_another_origin_is_rejected_and_a_link_to_a_page_is_not() {
+    fn cross_site_requests_are_rejected_except_links_to_pages() {
         let link = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
         let frame = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")];
-        for (fields, of_data, of_page) in [
+        for (fields, data_accepted, page_accepted) in [
             (&[][..], true, true),
             (&[("sec-fetch-site", "same-origin")], true, true),
             (&[("sec-fetch-site", "none")], true, true),
@@ -201,10 +205,10 @@ mod tests {
             (&[("origin", "null")], false, false),
             (&[("origin", "")], false, false),
         ] {
-            for (is_page, expected) in [(false, of_data), (true, of_page)] {
+            for (is_page, expected) in [(false, data_accepted), (true, page_accepted)] {
                 let fields = [&[("host", "127.0.0.1:80")], fields].concat();
-                let found = check_fields(&fields, AcceptedHosts::Local, is_page);
-                assert_eq!(found.is_ok(), expected, "{fields:?} {is_page}");
+                let result = check_fields(&fields, AcceptedHosts::Local, is_page);
+                assert_eq!(result.is_ok(), expected, "{fields:?} {is_page}");
             }
         }
     }

@@ -6,43 +6,44 @@ use rustls::server::Acceptor;
 #[derive(Default)]
 pub struct ClientHelloReader {
     acceptor: Acceptor,
-    read: usize,
+    bytes_read: usize,
 }
 
 /// The result of parsing the first bytes of a TLS client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientHello {
     /// Incomplete: call again with more bytes.
-    More,
+    Incomplete,
     /// The requested server name (RFC 6066 §3).
-    Named(String),
+    ServerName(String),
     /// No server name, or an invalid ClientHello.
-    Unnamed,
+    NoServerName,
 }
 
 impl ClientHelloReader {
     /// Parses all bytes received so far; each call repeats the bytes of the last one, and may add more.
     pub fn read(&mut self, first_bytes: &[u8]) -> ClientHello {
-        let mut rest = first_bytes.get(self.read..).unwrap_or_default();
-        while !rest.is_empty() {
-            if self.read > CLIENT_HELLO_BYTES_MAX {
-                return ClientHello::Unnamed;
+        let mut remaining = first_bytes.get(self.bytes_read..).unwrap_or_default();
+        while !remaining.is_empty() {
+            if self.bytes_read > MAX_CLIENT_HELLO_BYTES {
+                return ClientHello::NoServerName;
             }
-            let before = rest.len();
-            if self.acceptor.read_tls(&mut rest).is_err() {
-                return ClientHello::Unnamed;
+            let length_before = remaining.len();
+            if self.acceptor.read_tls(&mut remaining).is_err() {
+                return ClientHello::NoServerName;
             }
-            self.read = self.read.saturating_add(before.saturating_sub(rest.len()));
+            self.bytes_read =
+                self.bytes_read.saturating_add(length_before.saturating_sub(remaining.len()));
             match self.acceptor.accept() {
                 Ok(None) => {}
                 Ok(Some(accepted)) => {
                     let name = accepted.client_hello().server_name().map(str::to_owned);
-                    return name.map_or(ClientHello::Unnamed, ClientHello::Named);
+                    return name.map_or(ClientHello::NoServerName, ClientHello::ServerName);
                 }
-                Err(_) => return ClientHello::Unnamed,
+                Err(_) => return ClientHello::NoServerName,
             }
         }
-        ClientHello::More
+        ClientHello::Incomplete
     }
 }
 
@@ -50,9 +51,9 @@ impl ClientHelloReader {
 #[must_use]
 pub fn offers_protocol(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
     let mut acceptor = Acceptor::default();
-    let mut rest = first_bytes;
-    while !rest.is_empty() {
-        if acceptor.read_tls(&mut rest).is_err() {
+    let mut remaining = first_bytes;
+    while !remaining.is_empty() {
+        if acceptor.read_tls(&mut remaining).is_err() {
             return Some(false);
         }
         match acceptor.accept() {
@@ -67,8 +68,8 @@ pub fn offers_protocol(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
     None
 }
 
-/// Size limit of a ClientHello: one record. Those with post-quantum key shares have 2 KiB.
-const CLIENT_HELLO_BYTES_MAX: usize = 16 * 1024;
+/// Size limit of a ClientHello: one TLS record. A ClientHello with post-quantum key shares has about 2 KiB.
+const MAX_CLIENT_HELLO_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -98,25 +99,25 @@ mod tests {
     }
 
     #[test]
-    fn the_name_is_there_when_the_last_byte_is_however_they_come() {
+    fn the_server_name_is_available_after_the_last_byte() {
         let bytes = client_hello("shop.example.com");
-        let named = ClientHello::Named("shop.example.com".to_owned());
-        assert_eq!(ClientHelloReader::default().read(&bytes), named);
+        let expected = ClientHello::ServerName("shop.example.com".to_owned());
+        assert_eq!(ClientHelloReader::default().read(&bytes), expected);
         for size in [1, 7, 100] {
             let mut reader = ClientHelloReader::default();
             let mut end = 0;
             while end + size < bytes.len() {
                 end += size;
-                assert_eq!(reader.read(&bytes[..end]), ClientHello::More, "{end}");
+                assert_eq!(reader.read(&bytes[..end]), ClientHello::Incomplete, "{end}");
             }
-            assert_eq!(reader.read(&bytes), named, "{size}");
+            assert_eq!(reader.read(&bytes), expected, "{size}");
         }
-        let more = [&bytes[..], b"and more"].concat();
-        assert_eq!(ClientHelloReader::default().read(&more), named);
+        let longer = [&bytes[..], b"and more"].concat();
+        assert_eq!(ClientHelloReader::default().read(&longer), expected);
     }
 
     #[test]
-    fn what_a_client_offers_is_known_when_all_of_it_is_there() {
+    fn offered_protocols_are_known_when_the_client_hello_is_complete() {
         let bytes = hello_offering("shop.example.com", &[b"leno/1", b"h2"]);
         assert_eq!(offers_protocol(&bytes, b"leno/1"), Some(true));
         assert_eq!(offers_protocol(&bytes, b"leno/2"), Some(false));
@@ -127,13 +128,16 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_name_no_server_are_reported_apart_from_slow_ones() {
+    fn clients_without_a_server_name_are_distinguished_from_incomplete_hellos() {
         // Addresses are not sent as server names (RFC 6066 §3).
         let unnamed = client_hello("192.0.2.1");
-        assert_eq!(ClientHelloReader::default().read(&unnamed), ClientHello::Unnamed);
-        assert_eq!(ClientHelloReader::default().read(b""), ClientHello::More);
-        assert_eq!(ClientHelloReader::default().read(b"GET / HTTP/1.1\r\n"), ClientHello::Unnamed);
+        assert_eq!(ClientHelloReader::default().read(&unnamed), ClientHello::NoServerName);
+        assert_eq!(ClientHelloReader::default().read(b""), ClientHello::Incomplete);
+        assert_eq!(
+            ClientHelloReader::default().read(b"GET / HTTP/1.1\r\n"),
+            ClientHello::NoServerName
+        );
         let endless = [&[22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc][..], &[0; 40_000]].concat();
-        assert_eq!(ClientHelloReader::default().read(&endless), ClientHello::Unnamed);
+        assert_eq!(ClientHelloReader::default().read(&endless), ClientHello::NoServerName);
     }
 }

@@ -18,7 +18,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use crate::directory::create_private_directory;
 use crate::disk::{self, FileReaders};
 use crate::key::PrivateKey;
-use crate::pem::{CERTIFICATE, write};
+use crate::pem::{CERTIFICATE_LABEL, write_pem};
 use crate::provider::crypto_provider;
 use crate::roots::{Roots, RootsError};
 use crate::verify::{LeafCertificate, VerifyError};
@@ -66,7 +66,7 @@ impl Credential {
     pub fn new(key: PrivateKey, issued: CertificateBundle) -> Result<Self, CredentialError> {
         let CertificateBundle { chain, roots, .. } = issued;
         let leaf = LeafCertificate::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
-        if chain.len() > CHAIN_MAX {
+        if chain.len() > MAX_CHAIN {
             return Err(CredentialError::LongChain);
         }
         verify_chain(&chain, &roots, leaf.peer.not_before).map_err(CredentialError::Chain)?;
@@ -90,7 +90,7 @@ impl Credential {
         &self.leaf.peer.id
     }
 
-    /// Returns the workload in the certificate, if any.
+    /// Returns the workload named in the certificate; `None` for the control plane.
     #[must_use]
     pub fn workload(&self) -> Option<&WorkloadName> {
         self.leaf.peer.workload.as_ref()
@@ -133,18 +133,18 @@ impl Credential {
         self.leaf.peer.issue_time()
     }
 
-    /// Returns the renewal time: half of the lifetime, minus up to a fifth of that by `draw`, so that a mesh
-    /// started at once does not renew at once. An outage of half a lifetime is tolerated.
+    /// Returns the renewal time: 40 to 50 % of the lifetime after issue, depending on `random`, so that proxies
+    /// started together do not renew together. An outage of half a lifetime is tolerated.
     #[must_use]
-    pub fn renew_at(&self, draw: u64) -> SystemTime {
-        let issued = self.issue_time();
-        let life = self.not_after().duration_since(issued).unwrap_or_default();
-        let half = life / 2;
-        let chance = f64::from((draw >> 32) as u32) / f64::from(u32::MAX);
-        issued + half.mul_f64(0.8 + 0.2 * chance)
+    pub fn renew_at(&self, random: u64) -> SystemTime {
+        let issue_time = self.issue_time();
+        let lifetime = self.not_after().duration_since(issue_time).unwrap_or_default();
+        let half_lifetime = lifetime / 2;
+        let fraction = f64::from((random >> 32) as u32) / f64::from(u32::MAX);
+        issue_time + half_lifetime.mul_f64(0.8 + 0.2 * fraction)
     }
 
-    /// True if peers reject it because it has expired.
+    /// True if the certificate has expired, so that peers reject it.
     #[must_use]
     pub fn is_expired(&self, now: SystemTime) -> bool {
         now >= self.not_after()
@@ -159,10 +159,10 @@ impl Credential {
         // The roots are written first: after a crash in between, the old certificate is used with the new
         // roots, which overlap with the old ones. Key and chain are one file, so they always match.
         let roots = self.roots.to_pem();
-        disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), FileReaders::Everyone)?;
+        disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), FileReaders::AllUsers)?;
         let mut text = self.key.to_pem();
         for certificate in self.chain() {
-            write(&mut text, CERTIFICATE, certificate);
+            write_pem(&mut text, CERTIFICATE_LABEL, certificate);
         }
         disk::replace(&dir.join(CREDENTIAL_FILE), text.as_bytes(), FileReaders::Owner)
     }
@@ -170,11 +170,11 @@ impl Credential {
     /// True unless a file written by [`Credential::save`] is missing.
     #[must_use]
     pub fn is_saved(dir: &Path) -> bool {
-        let is_absent = |name: &str| {
-            let found = std::fs::symlink_metadata(dir.join(name));
-            found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        let is_missing = |name: &str| {
+            let metadata = std::fs::symlink_metadata(dir.join(name));
+            metadata.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
         };
-        !is_absent(CREDENTIAL_FILE) && !is_absent(ROOTS_FILE)
+        !is_missing(CREDENTIAL_FILE) && !is_missing(ROOTS_FILE)
     }
 
     /// Reads the files written by [`Credential::save`]; `None` if there are none. The credential may have
@@ -189,11 +189,11 @@ impl Credential {
         if text.is_empty() {
             return Err(CredentialError::Empty);
         }
-        let roots = disk::read(&dir.join(ROOTS_FILE), FileReaders::Everyone)?
+        let roots = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?
             .ok_or(CredentialError::RootsMissing)?;
         let key = PrivateKey::from_pem(&text).map_err(|_| CredentialError::KeyMissing)?;
         let chain: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes())
-            .take(CHAIN_MAX + 1)
+            .take(MAX_CHAIN + 1)
             .collect::<Result<_, _>>()?;
         let issued = CertificateBundle::new(chain, Roots::from_pem(&roots)?)?;
         Self::new(key, issued).map(Some)
@@ -223,8 +223,8 @@ pub enum CredentialError {
     /// The chain is empty.
     #[error("the certificate chain is empty")]
     EmptyChain,
-    /// More intermediates than in any mesh.
-    #[error("the certificate chain has more than {CHAIN_MAX} certificates")]
+    /// The chain is longer than any chain of a mesh.
+    #[error("the certificate chain has more than {MAX_CHAIN} certificates")]
     LongChain,
     /// The certificate has no identity of a mesh member.
     #[error("the certificate is not that of a mesh member")]
@@ -241,7 +241,7 @@ pub enum CredentialError {
     /// A saved credential without a trust bundle.
     #[error("`{CREDENTIAL_FILE}` exists but `{ROOTS_FILE}` does not: remove both and join again")]
     RootsMissing,
-    /// An empty saved credential, as after a full disk.
+    /// The saved credential is empty, as after a write to a full disk.
     #[error(
         "`{CREDENTIAL_FILE}` is empty and contains no P-256 private key: remove it and join again"
     )]
@@ -254,57 +254,59 @@ pub enum CredentialError {
     Pem(#[from] pem::Error),
 }
 
-/// Returns the CA generation of a chain that leads to one of these roots.
-fn ca_generation_of(chain: &[CertificateDer<'static>], roots: &Roots, at: SystemTime) -> u64 {
-    let all = roots.certificates();
-    let leads = |root: &&CertificateDer<'static>| {
+/// Returns the CA generation of a chain that ends at one of these roots.
+fn ca_generation_of(chain: &[CertificateDer<'static>], roots: &Roots, time: SystemTime) -> u64 {
+    let root_certificates = roots.certificates();
+    let verifies_chain = |root: &&CertificateDer<'static>| {
         let root = Roots::new(vec![(*root).clone()]);
-        all.len() == 1 || root.is_ok_and(|root| verify_chain(chain, &root, at).is_ok())
+        root_certificates.len() == 1
+            || root.is_ok_and(|root| verify_chain(chain, &root, time).is_ok())
     };
-    let signer = chain.get(1).or_else(|| all.iter().find(leads));
+    let signer = chain.get(1).or_else(|| root_certificates.iter().find(verifies_chain));
     let signer = signer.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
     let key = signer.map(|(_, signer)| signer.public_key().subject_public_key.data.to_vec());
     ca_generation(&key.unwrap_or_default(), roots)
 }
 
 /// Returns a hash of a signer's public key and the trusted roots; never 0.
-pub(crate) fn ca_generation(signer: &[u8], roots: &Roots) -> u64 {
-    let mut all = digest::Context::new(&digest::SHA256);
-    all.update(signer);
+pub(crate) fn ca_generation(signer_key: &[u8], roots: &Roots) -> u64 {
+    let mut hash = digest::Context::new(&digest::SHA256);
+    hash.update(signer_key);
     for root in roots.certificates() {
-        all.update(root);
+        hash.update(root);
     }
-    let print = all.finish();
-    let first = print.as_ref().first_chunk::<8>().copied().unwrap_or_default();
-    u64::from_be_bytes(first).max(1)
+    let digest = hash.finish();
+    let prefix = digest.as_ref().first_chunk::<8>().copied().unwrap_or_default();
+    u64::from_be_bytes(prefix).max(1)
 }
 
-/// Verifies an issued certificate as a member that trusts all of these roots and pins none.
-pub(crate) fn verify_unpinned(
+/// Verifies an issued certificate as a member of an older release does: any of the roots may be its issuer, also
+/// where only intermediates may sign for members.
+pub(crate) fn verify_with_full_store(
     issued: &CertificateBundle,
     roots: &Roots,
 ) -> Result<(), rustls::Error> {
-    let store = roots.company_store().unwrap_or_else(|| roots.member_store());
-    verify_by(&issued.chain, store, issued.not_before)
+    let store = roots.full_store().unwrap_or_else(|| roots.member_store());
+    verify_with_store(&issued.chain, store, issued.not_before)
 }
 
 fn verify_chain(
     chain: &[CertificateDer<'static>],
     roots: &Roots,
-    at: SystemTime,
+    time: SystemTime,
 ) -> Result<(), rustls::Error> {
-    verify_by(chain, roots.member_store(), at)
+    verify_with_store(chain, roots.member_store(), time)
 }
 
-fn verify_by(
+fn verify_with_store(
     chain: &[CertificateDer<'static>],
     store: &RootCertStore,
-    at: SystemTime,
+    time: SystemTime,
 ) -> Result<(), rustls::Error> {
     let Some((leaf, intermediates)) = chain.split_first() else {
         return Err(rustls::Error::NoCertificatesPresented);
     };
-    let since_epoch: Duration = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since_epoch: Duration = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     verify_server_cert_signed_by_trust_anchor(
         &ParsedCertificate::try_from(leaf)?,
         store,
@@ -317,9 +319,9 @@ fn verify_by(
 /// The time by which certificates are backdated, for peers with slow clocks.
 pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// A leaf, three intermediates (more than corporate CAs use), and two cross-certificates from former
-/// intermediates.
-const CHAIN_MAX: usize = 6;
+/// Length limit of a chain: a leaf, three intermediates (more than corporate CAs use), and two cross-certificates
+/// of former intermediates.
+const MAX_CHAIN: usize = 6;
 
 const CREDENTIAL_FILE: &str = "credential.pem";
 const ROOTS_FILE: &str = "roots.pem";

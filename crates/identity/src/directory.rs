@@ -9,12 +9,12 @@ use std::path::Path;
 use crate::disk::file_error;
 
 /// Creates a directory that only its owner may enter, and its missing parents, regardless of the umask. An
-/// existing one is checked with [`check_private_directory`].
+/// existing directory is checked as by [`check_private_directory`].
 ///
 /// # Errors
 /// If it cannot be created, or another user may control it.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
-    create_for(own_user(), path).map_err(|error| error.into_error("create", path))
+    create_for(current_user(), path).map_err(|error| error.into_error("create", path))
 }
 
 /// Checks that no other user can control a directory: group and others may not write to it, and in each parent
@@ -24,7 +24,7 @@ pub fn create_private_directory(path: &Path) -> io::Result<()> {
 /// # Errors
 /// If it does not exist, or another user may control it.
 pub fn check_private_directory(path: &Path) -> io::Result<()> {
-    check_for(own_user(), path).map_err(|error| error.into_error("use", path))
+    check_for(current_user(), path).map_err(|error| error.into_error("use", path))
 }
 
 /// As [`check_private_directory`], for a directory that may not exist.
@@ -47,8 +47,8 @@ enum DirectoryError {
 /// The position of a directory on the path of a private one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PathPosition {
-    Above,
-    Last,
+    Ancestor,
+    Final,
 }
 
 /// A directory that another user may control.
@@ -60,11 +60,11 @@ enum UnsafeDirectory {
     )]
     Writable { path: String },
     #[error(
-        "the directory {path}, on the path to keys, belongs to user {owner}, and {above} is \
+        "the directory {path}, on the path to keys, belongs to user {owner}, and {parent} is \
          writable for other users: use a directory that no other user can create, or run the \
          command as user {owner} if the directory is that user's (`sudo -u '#{owner}' …`)"
     )]
-    Foreign { path: String, above: String, owner: u32 },
+    Foreign { path: String, parent: String, owner: u32 },
 }
 
 impl DirectoryError {
@@ -76,28 +76,28 @@ impl DirectoryError {
     }
 }
 
-fn own_user() -> u32 {
+fn current_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-fn create_for(us: u32, path: &Path) -> Result<(), DirectoryError> {
+fn create_for(user: u32, path: &Path) -> Result<(), DirectoryError> {
     let path = std::path::absolute(path).map_err(DirectoryError::Failed)?;
-    let missing: Vec<&Path> = path.ancestors().take_while(|above| !above.exists()).collect();
+    let missing: Vec<&Path> = path.ancestors().take_while(|parent| !parent.exists()).collect();
     if let Some(existing) = path.ancestors().nth(missing.len()).filter(|_| !missing.is_empty()) {
         // No directory is created in another user's directory.
-        check_path(us, existing, PathPosition::Above)?;
+        check_path(user, existing, PathPosition::Ancestor)?;
     }
-    for above in missing.into_iter().rev() {
-        create_one(above).map_err(DirectoryError::Failed)?;
+    for parent in missing.into_iter().rev() {
+        create_directory(parent).map_err(DirectoryError::Failed)?;
     }
-    check_for(us, &path)
+    check_for(user, &path)
 }
 
-fn check_for(us: u32, path: &Path) -> Result<(), DirectoryError> {
+fn check_for(user: u32, path: &Path) -> Result<(), DirectoryError> {
     let path = std::path::absolute(path).map_err(DirectoryError::Failed)?;
-    check_path(us, &path, PathPosition::Last)?;
-    let found = fs::metadata(&path).map_err(DirectoryError::Failed)?;
-    match found.mode() & OTHERS_WRITE {
+    check_path(user, &path, PathPosition::Final)?;
+    let metadata = fs::metadata(&path).map_err(DirectoryError::Failed)?;
+    match metadata.mode() & OTHERS_WRITE {
         0 => Ok(()),
         _ => Err(DirectoryError::Unsafe(UnsafeDirectory::Writable {
             path: path.display().to_string(),
@@ -105,38 +105,39 @@ fn check_for(us: u32, path: &Path) -> Result<(), DirectoryError> {
     }
 }
 
-/// Checks the steps of an absolute path, and those of its link targets.
-fn check_path(us: u32, path: &Path, end: PathPosition) -> Result<(), DirectoryError> {
-    check_steps(us, path, end)?;
+/// Checks the directories on an absolute path, and those on the path of its link target.
+fn check_path(user: u32, path: &Path, end: PathPosition) -> Result<(), DirectoryError> {
+    check_owners(user, path, end)?;
     let target = fs::canonicalize(path).map_err(DirectoryError::Failed)?;
     match target == path {
         true => Ok(()),
-        false => check_steps(us, &target, end),
+        false => check_owners(user, &target, end),
     }
 }
 
-/// Checks the owner of each step that others could have created. The owner of the parent controls a step
-/// anyway; the last step must belong to this user or root.
-fn check_steps(us: u32, path: &Path, end: PathPosition) -> Result<(), DirectoryError> {
-    let steps: Vec<&Path> = path.ancestors().collect();
-    for pair in steps.windows(2) {
-        let [step, above] = pair else { continue };
-        let above_found = fs::metadata(above).map_err(DirectoryError::Failed)?;
-        if above_found.mode() & OTHERS_WRITE == 0 {
+/// Checks the owner of each directory on a path that another user could have created: those in directories that
+/// others may write to. The owner of the parent is accepted, because it controls the directory anyway; the final
+/// directory must belong to this user or root.
+fn check_owners(user: u32, path: &Path, end: PathPosition) -> Result<(), DirectoryError> {
+    let ancestors: Vec<&Path> = path.ancestors().collect();
+    for pair in ancestors.windows(2) {
+        let [directory, parent] = pair else { continue };
+        let parent_metadata = fs::metadata(parent).map_err(DirectoryError::Failed)?;
+        if parent_metadata.mode() & OTHERS_WRITE == 0 {
             continue;
         }
-        let owner = fs::symlink_metadata(step).map_err(DirectoryError::Failed)?.uid();
-        let is_trusted = |owner: u32| owner == us || owner == ROOT;
-        let is_last = end == PathPosition::Last && *step == path;
-        if !is_trusted(owner) && (is_last || owner != above_found.uid()) {
-            let (path, above) = (step.display().to_string(), above.display().to_string());
-            return Err(DirectoryError::Unsafe(UnsafeDirectory::Foreign { path, above, owner }));
+        let owner = fs::symlink_metadata(directory).map_err(DirectoryError::Failed)?.uid();
+        let is_trusted = |owner: u32| owner == user || owner == ROOT;
+        let is_final = end == PathPosition::Final && *directory == path;
+        if !is_trusted(owner) && (is_final || owner != parent_metadata.uid()) {
+            let (path, parent) = (directory.display().to_string(), parent.display().to_string());
+            return Err(DirectoryError::Unsafe(UnsafeDirectory::Foreign { path, parent, owner }));
         }
     }
     Ok(())
 }
 
-fn create_one(path: &Path) -> io::Result<()> {
+fn create_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(PRIVATE).create(path) {
         // A umask may have removed even the owner's permissions.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(PRIVATE)),
@@ -149,8 +150,8 @@ fn create_one(path: &Path) -> io::Result<()> {
 /// Quotes a path for a shell.
 #[must_use]
 pub fn quote_path(path: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
-    match path.chars().all(plain) {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
+    match path.chars().all(is_plain) {
         true => path.to_owned(),
         false => format!("'{}'", path.replace('\'', "'\\''")),
     }
@@ -170,8 +171,8 @@ mod tests {
     use super::*;
     use crate::testing::SharedDirectory;
 
-    fn directory_problem(us: u32, path: &Path) -> Option<String> {
-        match check_for(us, path) {
+    fn directory_problem(user: u32, path: &Path) -> Option<String> {
+        match check_for(user, path) {
             Ok(()) => None,
             Err(DirectoryError::Failed(cause)) => panic!("{}: {cause}", path.display()),
             Err(DirectoryError::Unsafe(problem)) => Some(problem.to_string()),
@@ -179,19 +180,19 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_for_its_owner_only_with_those_above_it() {
+    fn a_directory_and_its_parents_are_created_for_their_owner_only() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("a/b");
         create_private_directory(&path).unwrap();
         create_private_directory(&path).unwrap();
-        for made in [&path, &scratch.path().join("a")] {
-            assert_eq!(fs::metadata(made).unwrap().mode() & 0o777, 0o700);
+        for created in [&path, &scratch.path().join("a")] {
+            assert_eq!(fs::metadata(created).unwrap().mode() & 0o777, 0o700);
         }
         for (mode, accepted) in [(0o755, true), (0o775, false), (0o1777, false), (0o702, false)] {
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            let created = create_private_directory(&path);
+            let result = create_private_directory(&path);
             let hint = format!("`chmod 700 {}`", path.display());
-            match created {
+            match result {
                 Ok(()) => assert!(accepted, "{mode:o}"),
                 Err(error) => assert!(!accepted && error.to_string().contains(&hint), "{error}"),
             }
@@ -199,28 +200,28 @@ mod tests {
     }
 
     #[test]
-    fn what_another_user_may_have_made_in_a_shared_directory_is_rejected() {
+    fn directories_of_other_users_in_a_shared_directory_are_rejected() {
         let shared = SharedDirectory::new();
-        let SharedDirectory { us, other, .. } = shared;
+        let SharedDirectory { user, other, .. } = shared;
         let foreign = shared.create_foreign("data");
-        let above = shared.path().display();
-        let expected = format!("{above}/data, on the path to keys, belongs to user {other}, ");
+        let parent = shared.path().display();
+        let expected = format!("{parent}/data, on the path to keys, belongs to user {other}, ");
         for path in [foreign.clone(), shared.create_inside(&foreign, "tokens")] {
-            let problem = directory_problem(us, &path).expect("it is another user's");
+            let problem = directory_problem(user, &path).expect("it is another user's");
             assert!(problem.contains(&expected), "{problem}");
             assert!(
-                problem.contains(&format!("{above} is writable for other users: ")),
+                problem.contains(&format!("{parent} is writable for other users: ")),
                 "{problem}"
             );
             assert!(problem.contains(&format!("`sudo -u '#{other}' …`")), "{problem}");
         }
-        assert!(create_for(us, &foreign.join("authority/new")).is_err());
-        assert!(!foreign.join("authority").exists(), "nothing is made there");
+        assert!(create_for(user, &foreign.join("authority/new")).is_err());
+        assert!(!foreign.join("authority").exists(), "no directory is created there");
         // A link is checked by its own owner, and by the directories on the path of its target.
         let link = shared.path().join("link");
         std::os::unix::fs::symlink(&foreign, &link).unwrap();
         assert!(
-            directory_problem(us, &link)
+            directory_problem(user, &link)
                 .expect("its target is another user's")
                 .contains("belongs to")
         );
@@ -229,18 +230,23 @@ mod tests {
         std::os::unix::fs::symlink(private.path(), &foreign_link).unwrap();
         shared.give_away(&foreign_link);
         assert!(
-            directory_problem(us, &foreign_link).expect("the link is").contains("foreign-link")
+            directory_problem(user, &foreign_link)
+                .expect("the link belongs to another user")
+                .contains("foreign-link")
         );
         // Directories of this user and of root are accepted.
         let runs_as = rustix::process::geteuid().as_raw();
-        let own = shared.create_own("own");
-        assert_eq!(directory_problem(runs_as, &own), None);
-        assert_eq!(directory_problem(runs_as, &shared.create_inside(&own, "tokens")), None);
+        let own_directory = shared.create_own("own");
+        assert_eq!(directory_problem(runs_as, &own_directory), None);
+        assert_eq!(
+            directory_problem(runs_as, &shared.create_inside(&own_directory, "tokens")),
+            None
+        );
     }
 
     /// Reading checks the directory as well.
     #[test]
-    fn nothing_is_read_from_a_directory_that_others_may_change() {
+    fn no_file_is_read_from_a_directory_that_others_may_write_to() {
         let dir = tempfile::tempdir().unwrap();
         let now = std::time::SystemTime::now();
         let workload = crate::testing::workload_name("a");
@@ -264,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_can_be_pasted_into_a_shell() {
+    fn paths_in_hints_are_quoted_for_a_shell() {
         for (path, expected) in
             [("/var/lib/leno", "/var/lib/leno"), ("/a b/it's", "'/a b/it'\\''s'")]
         {

@@ -15,7 +15,7 @@ pub(crate) enum FileReaders {
     /// The owner only: mode 0600.
     Owner,
     /// All users: mode 0644.
-    Everyone,
+    AllUsers,
 }
 
 /// Replaces or creates `path` atomically: after a crash it has its old or its new contents.
@@ -25,7 +25,7 @@ pub(crate) fn replace(path: &Path, contents: &[u8], readers: FileReaders) -> io:
         fs::remove_file(&draft).ok();
         file_error("write", path, cause)
     })?;
-    sync_directory_of(path)
+    sync_parent(path)
 }
 
 /// Replaces or creates a file atomically that only its owner may read. A link in its place is replaced, not
@@ -58,12 +58,12 @@ pub fn remove_drafts(directory: &Path) -> io::Result<()> {
 pub fn open_lock(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let opened = options.custom_flags(regular_file::open_flags(FileOrigin::Leno)).open(path);
+    let result = options.custom_flags(regular_file::open_flags(FileOrigin::Leno)).open(path);
     let file =
-        opened.map_err(|cause| regular_file::explain_error(path, FileOrigin::Leno, cause))?;
+        result.map_err(|cause| regular_file::explain_error(path, FileOrigin::Leno, cause))?;
     match file.metadata()?.file_type() {
-        kind if kind.is_file() => Ok(file),
-        kind => Err(regular_file::wrong_kind(kind, FileOrigin::Leno)),
+        file_type if file_type.is_file() => Ok(file),
+        file_type => Err(regular_file::wrong_type_error(file_type, FileOrigin::Leno)),
     }
 }
 
@@ -72,7 +72,7 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// If the file cannot be read or written, others may read it, or it contains no secret.
-pub fn kept_secret(path: &Path) -> io::Result<String> {
+pub fn read_or_create_secret(path: &Path) -> io::Result<String> {
     let invalid = |problem: &str| {
         let cause = io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
         file_error("use", path, cause)
@@ -82,7 +82,7 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
             let secret = crate::generate_secret()?;
             match create(path, secret.as_bytes(), FileReaders::Owner) {
                 Ok(()) => return Ok(secret),
-                // Another process created it first: its secret is read below.
+                // Another process created the file first: its secret is read below.
                 Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(cause) => return Err(cause),
             }
@@ -93,7 +93,7 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
     }
     let text = read(path, FileReaders::Owner)?.unwrap_or_default();
     match text.trim() {
-        text if text.len() >= SECRET_CHARACTERS_MIN => Ok(text.to_owned()),
+        text if text.len() >= MIN_SECRET_CHARACTERS => Ok(text.to_owned()),
         _ => Err(invalid("contains no secret: remove it")),
     }
 }
@@ -104,23 +104,23 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
 /// processes could read an empty file.
 pub(crate) fn create(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result<()> {
     let draft = write_draft(path, contents, readers)?;
-    let linked = fs::hard_link(&draft, path);
+    let result = fs::hard_link(&draft, path);
     fs::remove_file(&draft).ok();
-    linked.map_err(|cause| file_error("create", path, cause))?;
-    sync_directory_of(path)
+    result.map_err(|cause| file_error("create", path, cause))?;
+    sync_parent(path)
 }
 
 /// Moves a directory to a path that does not exist or is an empty directory.
 pub(crate) fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to).map_err(|cause| file_error("create", to, cause))?;
-    sync_directory_of(to)
+    sync_parent(to)
 }
 
 /// Reads a file written by Leno; `None` if it does not exist.
 ///
 /// # Errors
 /// If it is a link or not a regular file, is readable by others although `readers` is [`FileReaders::Owner`], is
-/// larger than [`FILE_BYTES_MAX`], or is not text.
+/// larger than [`MAX_FILE_BYTES`], or is not text.
 pub(crate) fn read(path: &Path, readers: FileReaders) -> io::Result<Option<String>> {
     read_from(path, FileOrigin::Leno, readers)
 }
@@ -129,34 +129,34 @@ pub(crate) fn read(path: &Path, readers: FileReaders) -> io::Result<Option<Strin
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) fn read_of_user(path: &Path, readers: FileReaders) -> io::Result<Option<String>> {
+pub(crate) fn read_user_file(path: &Path, readers: FileReaders) -> io::Result<Option<String>> {
     read_from(path, FileOrigin::User, readers)
 }
 
 fn read_from(path: &Path, origin: FileOrigin, readers: FileReaders) -> io::Result<Option<String>> {
-    let at = |cause| file_error("read", path, cause);
+    let add_path = |cause| file_error("read", path, cause);
     let file = match regular_file::open_regular(path, origin) {
         Ok(file) => file,
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(cause) => return Err(at(cause)),
+        Err(cause) => return Err(add_path(cause)),
     };
     // The mode is that of the open file: another process cannot replace it between check and read.
-    let mode = file.metadata().map_err(at)?.permissions().mode() & 0o777;
+    let mode = file.metadata().map_err(add_path)?.permissions().mode() & 0o777;
     if readers == FileReaders::Owner && mode & 0o077 != 0 {
         let message = format!(
             "other users can read this secret (mode {mode:04o}): run `chmod 600 {}`, or replace it if it was exposed",
             path.display()
         );
-        return Err(at(io::Error::new(io::ErrorKind::PermissionDenied, message)));
+        return Err(add_path(io::Error::new(io::ErrorKind::PermissionDenied, message)));
     }
-    let text = regular_file::read_bounded(file, FILE_BYTES_MAX);
-    text.and_then(regular_file::text_of).map(Some).map_err(at)
+    let text = regular_file::read_bounded(file, MAX_FILE_BYTES);
+    text.and_then(regular_file::bytes_to_text).map(Some).map_err(add_path)
 }
 
 /// Removes `path` durably; `false` if it was already gone.
 pub(crate) fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
-        Ok(()) => sync_directory_of(path).map(|()| true),
+        Ok(()) => sync_parent(path).map(|()| true),
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(cause) => Err(file_error("remove", path, cause)),
     }
@@ -189,7 +189,7 @@ fn write_draft(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result
     let draft = path.with_file_name(format!("{DRAFT_PREFIX}{:016x}", u64::from_ne_bytes(random)));
     let mode = match readers {
         FileReaders::Owner => 0o600,
-        FileReaders::Everyone => 0o644,
+        FileReaders::AllUsers => 0o644,
     };
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&draft)?;
@@ -204,7 +204,7 @@ fn write_draft(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result
 }
 
 /// Makes a rename, link or removal durable.
-fn sync_directory_of(path: &Path) -> io::Result<()> {
+fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -214,20 +214,21 @@ fn sync_directory_of(path: &Path) -> io::Result<()> {
         .map_err(|cause| file_error("write", parent, cause))
 }
 
-/// Keys, chains and bundles take a few KiB; Leno writes no larger files.
-const FILE_BYTES_MAX: u64 = 256 * 1024;
+/// Size limit of a file. Keys, chains and bundles take a few KiB.
+const MAX_FILE_BYTES: u64 = 256 * 1024;
 
+/// The prefix of the names of drafts: files that are complete and then renamed.
 const DRAFT_PREFIX: &str = ".draft-";
 
-/// Minimum length of a secret.
-const SECRET_CHARACTERS_MIN: usize = 32;
+/// Minimum length of a secret in characters.
+const MIN_SECRET_CHARACTERS: usize = 32;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_created_for_their_owner_only() {
+    fn secrets_are_readable_by_their_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         create(&path, b"one", FileReaders::Owner).unwrap();
@@ -236,12 +237,12 @@ mod tests {
     }
 
     #[test]
-    fn creating_never_replaces() {
+    fn create_never_replaces_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         create(&path, b"one", FileReaders::Owner).unwrap();
-        let again = create(&path, b"two", FileReaders::Owner).unwrap_err();
-        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+        let error = create(&path, b"two", FileReaders::Owner).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(read(&path, FileReaders::Owner).unwrap().unwrap(), "one");
         replace(&path, b"three", FileReaders::Owner).unwrap();
         assert_eq!(read(&path, FileReaders::Owner).unwrap().unwrap(), "three");
@@ -249,21 +250,21 @@ mod tests {
     }
 
     #[test]
-    fn refuses_secrets_that_others_may_read_and_says_what_to_do() {
+    fn secrets_that_others_may_read_are_rejected_with_a_hint() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        replace(&path, b"one", FileReaders::Everyone).unwrap();
+        replace(&path, b"one", FileReaders::AllUsers).unwrap();
         for mode in [0o640, 0o604, 0o620] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let error = read(&path, FileReaders::Owner).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
             assert!(error.to_string().contains("chmod 600"), "{error}");
-            assert!(read(&path, FileReaders::Everyone).is_ok());
+            assert!(read(&path, FileReaders::AllUsers).is_ok());
         }
     }
 
     #[test]
-    fn a_link_at_the_place_of_a_file_is_not_followed() {
+    fn a_link_in_place_of_a_file_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let [other, path, lock] = ["other", "state", "lock"].map(|name| dir.path().join(name));
         fs::write(&other, "untouched").unwrap();
@@ -287,10 +288,10 @@ mod tests {
     }
 
     #[test]
-    fn refuses_files_beyond_the_bound() {
+    fn files_larger_than_the_limit_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("large");
-        let largest = usize::try_from(FILE_BYTES_MAX).unwrap();
+        let largest = usize::try_from(MAX_FILE_BYTES).unwrap();
         replace(&path, &vec![b'a'; largest], FileReaders::Owner).unwrap();
         assert!(read(&path, FileReaders::Owner).is_ok());
         replace(&path, &vec![b'a'; largest + 1], FileReaders::Owner).unwrap();
@@ -298,20 +299,24 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_stays_the_same_and_no_link_is_followed() {
+    fn a_secret_is_reused_and_no_link_is_followed() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("secret");
-        let secret = kept_secret(&path).unwrap();
-        assert!(secret.len() >= SECRET_CHARACTERS_MIN);
+        let secret = read_or_create_secret(&path).unwrap();
+        assert!(secret.len() >= MIN_SECRET_CHARACTERS);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(kept_secret(&path).unwrap(), secret);
+        assert_eq!(read_or_create_secret(&path).unwrap(), secret);
         let link = scratch.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(kept_secret(&link).unwrap_err().to_string().contains("is a link"));
+        assert!(read_or_create_secret(&link).unwrap_err().to_string().contains("is a link"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(kept_secret(&path).unwrap_err().to_string().contains("other users can read"));
+        assert!(
+            read_or_create_secret(&path).unwrap_err().to_string().contains("other users can read")
+        );
         let empty = scratch.path().join("empty");
         replace_private(&empty, b"short").unwrap();
-        assert!(kept_secret(&empty).unwrap_err().to_string().contains("contains no secret"));
+        assert!(
+            read_or_create_secret(&empty).unwrap_err().to_string().contains("contains no secret")
+        );
     }
 }

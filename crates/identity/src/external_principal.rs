@@ -15,22 +15,22 @@ use x509_parser::extensions::GeneralName;
 
 use crate::authority::{Authority, AuthorityError};
 use crate::credential::CLOCK_SKEW;
+use crate::csr::CertificateRequest;
 use crate::key::PrivateKey;
-use crate::pem::{CERTIFICATE, write};
+use crate::pem::{CERTIFICATE_LABEL, write_pem};
 use crate::provider::crypto_provider;
-use crate::request::CertificateRequest;
 use crate::roots::Roots;
 use crate::verify::{VerifyError, sole_uri, to_system_time};
 
 /// The subject of an external principal's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExternalSubject<'a> {
-    /// The storage location of the certificate.
+    /// The id of the external principal: the location in which its certificate is stored.
     pub id: &'a ExternalPrincipalId,
     /// The names of the external principal; not empty.
     pub names: &'a [Name],
     /// The issuing namespace.
-    pub sponsor: SubjectScope<'a>,
+    pub issuing_scope: SubjectScope<'a>,
 }
 
 /// A verified peer that is an external principal.
@@ -46,8 +46,8 @@ pub struct ExternalPrincipal {
     pub not_after: SystemTime,
 }
 
-/// Returns the external principal of an established session, by its certificate, if [`crate::session_peer`] does
-/// not find a member.
+/// Returns the external principal of an established session from its certificate, for a session in which
+/// [`crate::session_peer`] finds no member.
 ///
 /// # Errors
 /// [`VerifyError`] if the certificate has expired, or is not an external principal's.
@@ -55,11 +55,11 @@ pub fn external_principal(
     certificate: &CertificateDer<'_>,
     now: SystemTime,
 ) -> Result<ExternalPrincipal, VerifyError> {
-    let external_principal = ExternalPrincipal::read(certificate)?;
-    if now >= external_principal.not_after {
+    let principal = ExternalPrincipal::read(certificate)?;
+    if now >= principal.not_after {
         return Err(VerifyError::Expired);
     }
-    Ok(external_principal)
+    Ok(principal)
 }
 
 impl ExternalPrincipal {
@@ -118,10 +118,10 @@ impl ExternalCertificate {
         let issued = authority.sign_external_principal(&request, subject, lifetime, now)?;
         // Name constraints above the signer are detected here, not by the client.
         verify_as_server(&issued.chain, &issued.roots, issued.not_before)
-            .map_err(AuthorityError::ExternalPrincipalUseless)?;
+            .map_err(AuthorityError::ExternalPrincipalConstraints)?;
         let mut chain = String::new();
         for certificate in &issued.chain {
-            write(&mut chain, CERTIFICATE, certificate);
+            write_pem(&mut chain, CERTIFICATE_LABEL, certificate);
         }
         Ok(Self { key, chain, roots: issued.roots.to_pem(), not_after: issued.not_after })
     }
@@ -154,7 +154,7 @@ impl ExternalCertificate {
 /// Omits the key.
 impl fmt::Debug for ExternalCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuestCertificate")
+        f.debug_struct("ExternalCertificate")
             .field("not_after", &self.not_after)
             .finish_non_exhaustive()
     }
@@ -176,7 +176,7 @@ impl StoredCertificate<'_> {
     /// `lifetime` if that is shorter, so that an outage of a third is tolerated. `None` if `authority` would
     /// issue it differently for `subject`.
     #[must_use]
-    pub fn good_until(
+    pub fn renewal_time(
         &self,
         authority: &Authority,
         subject: ExternalSubject<'_>,
@@ -185,32 +185,37 @@ impl StoredCertificate<'_> {
         let roots = authority.roots();
         let chain = CertificateDer::pem_slice_iter(self.chain.as_bytes());
         let chain: Vec<CertificateDer<'static>> =
-            chain.take(CHAIN_READ_MAX).collect::<Result<_, _>>().ok()?;
+            chain.take(MAX_CHAIN_READ).collect::<Result<_, _>>().ok()?;
         let leaf = chain.first()?;
         let external_principal = ExternalPrincipal::read(leaf).ok()?;
         let key = PrivateKey::from_pem(self.key).ok()?;
-        let (_, read) = x509_parser::parse_x509_certificate(leaf).ok()?;
-        let is_its_key = *read.public_key().subject_public_key.data == *key.public_key();
-        let is_signed = authority.signs_with(&chain).is_some_and(|roots| {
+        let (_, certificate) = x509_parser::parse_x509_certificate(leaf).ok()?;
+        let has_matching_key =
+            *certificate.public_key().subject_public_key.data == *key.public_key();
+        let is_issued_by_authority = authority.roots_for_chain(&chain).is_some_and(|roots| {
             verify_as_server(&chain, &roots, external_principal.not_before).is_ok()
         });
-        let is_so = self.roots == roots.to_pem()
+        let is_current = self.roots == roots.to_pem()
             && external_principal.id == *subject.id
             && external_principal.names == subject.names
-            && is_its_key
-            && is_signed;
-        let issued = (external_principal.not_before + CLOCK_SKEW).min(external_principal.not_after);
-        let life =
-            external_principal.not_after.duration_since(issued).unwrap_or_default().min(lifetime);
-        is_so.then(|| issued + life.mul_f64(2.0 / 3.0))
+            && has_matching_key
+            && is_issued_by_authority;
+        let issue_time =
+            (external_principal.not_before + CLOCK_SKEW).min(external_principal.not_after);
+        let effective_lifetime = external_principal
+            .not_after
+            .duration_since(issue_time)
+            .unwrap_or_default()
+            .min(lifetime);
+        is_current.then(|| issue_time + effective_lifetime.mul_f64(2.0 / 3.0))
     }
 }
 
-/// Verifies the chain as a server that accepts external principals, at its earliest valid time.
+/// Verifies the chain at this time, as a server that accepts external principals does.
 fn verify_as_server(
     chain: &[CertificateDer<'static>],
     roots: &Roots,
-    at: SystemTime,
+    time: SystemTime,
 ) -> Result<(), rustls::Error> {
     let Some((leaf, intermediates)) = chain.split_first() else {
         return Err(rustls::Error::NoCertificatesPresented);
@@ -218,13 +223,13 @@ fn verify_as_server(
     let store = Arc::clone(roots.member_store());
     let verifier = WebPkiClientVerifier::builder_with_provider(store, crypto_provider()).build();
     let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let at = UnixTime::since_unix_epoch(since);
-    verifier.verify_client_cert(leaf, intermediates, at).map(drop)
+    let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let unix_time = UnixTime::since_unix_epoch(since_epoch);
+    verifier.verify_client_cert(leaf, intermediates, unix_time).map(drop)
 }
 
-/// More than any authority issues: the rest is not read, and the chain then counts as different.
-const CHAIN_READ_MAX: usize = 8;
+/// Limit of the certificates read; more than any authority issues. A longer chain counts as outdated.
+const MAX_CHAIN_READ: usize = 8;
 
 #[cfg(test)]
 mod tests;

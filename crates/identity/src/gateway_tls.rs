@@ -15,44 +15,45 @@ use rustls::sign::CertifiedKey;
 use crate::tls::{TlsError, owned_protocols};
 
 /// Builds the configuration of a gateway port that terminates TLS: TLS 1.2 and 1.3, without client
-/// certificates. The listener with the most specific match for the requested server name provides the
-/// certificates; without one, the handshake fails.
+/// certificates. The listener with the most specific match for the requested server name provides the certificate;
+/// without a match, the handshake fails.
 ///
 /// Unusable certificates are reported and skipped; the other listeners are served.
 ///
 /// # Errors
 /// [`TlsError`] if the system has no randomness.
-pub fn edge_config(
+pub fn gateway_server_config(
     listeners: &[GatewayListener],
     alpn: &[&[u8]],
-) -> Result<(Arc<ServerConfig>, Vec<BadCertificate>), TlsError> {
+) -> Result<(Arc<ServerConfig>, Vec<UnusableCertificate>), TlsError> {
     let provider = Arc::new(default_provider());
-    let (mut shown, mut bad) = (Vec::new(), Vec::new());
+    let (mut listener_certificates, mut rejected) = (Vec::new(), Vec::new());
     for listener in listeners {
-        let keys = listener.certificates.iter().filter_map(|certificate| {
+        let certified_keys = listener.certificates.iter().filter_map(|certificate| {
             let cause = match parse_certificate(certificate, &provider) {
                 Ok(key) => return Some(key),
                 Err(cause) => cause,
             };
-            bad.push(BadCertificate { listener: listener.name.clone(), cause });
+            rejected.push(UnusableCertificate { listener: listener.name.clone(), cause });
             None
         });
-        shown.push(ListenerCertificates {
+        listener_certificates.push(ListenerCertificates {
             hostname: listener.hostname.clone(),
-            keys: keys.collect(),
+            keys: certified_keys.collect(),
         });
     }
-    // The first match is then the most specific one.
-    shown.sort_by_key(|shown| shown.hostname.as_ref().map(HostPattern::specificity));
-    shown.reverse();
+    // Sorted by decreasing specificity, so that the first match is the most specific one.
+    listener_certificates
+        .sort_by_key(|listener| listener.hostname.as_ref().map(HostPattern::specificity));
+    listener_certificates.reverse();
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
-        .with_cert_resolver(Arc::new(CertificatesByHost(shown)));
+        .with_cert_resolver(Arc::new(CertificatesByHost(listener_certificates)));
     config.ticketer = Ticketer::new()?;
     config.max_early_data_size = 0;
     config.alpn_protocols = owned_protocols(alpn);
-    Ok((Arc::new(config), bad))
+    Ok((Arc::new(config), rejected))
 }
 
 /// An unusable certificate of a listener.
@@ -61,16 +62,16 @@ pub fn edge_config(
     "a certificate of the listener `{listener}` cannot be used ({cause}): its Secret needs a \
      certificate chain in `tls.crt` and the matching key in `tls.key`, both PEM"
 )]
-pub struct BadCertificate {
+pub struct UnusableCertificate {
     /// The listener.
     pub listener: Name,
     /// The reason.
     #[source]
-    cause: UnusableCertificate,
+    cause: CertificateProblem,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum UnusableCertificate {
+enum CertificateProblem {
     #[error("it is not PEM: {0}")]
     Pem(#[from] pem::Error),
     #[error("it has no certificate")]
@@ -82,11 +83,11 @@ enum UnusableCertificate {
 fn parse_certificate(
     certificate: &GatewayCertificate,
     provider: &CryptoProvider,
-) -> Result<Arc<CertifiedKey>, UnusableCertificate> {
+) -> Result<Arc<CertifiedKey>, CertificateProblem> {
     let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>()?;
     if chain.is_empty() {
-        return Err(UnusableCertificate::Empty);
+        return Err(CertificateProblem::Empty);
     }
     let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes())?;
     // Rejects a key that does not match the certificate.
@@ -99,24 +100,25 @@ struct ListenerCertificates {
     keys: Vec<Arc<CertifiedKey>>,
 }
 
+/// Selects the certificate of a handshake by its server name; the most specific listener is first.
 struct CertificatesByHost(Vec<ListenerCertificates>);
 
 /// Omits the keys.
 impl fmt::Debug for CertificatesByHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ByName").field(&self.0.len()).finish()
+        f.debug_tuple("CertificatesByHost").field(&self.0.len()).finish()
     }
 }
 
 impl ResolvesServerCert for CertificatesByHost {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let name = hello.server_name().unwrap_or_default().to_ascii_lowercase();
-        let fits = |shown: &&ListenerCertificates| {
-            shown.hostname.as_ref().is_none_or(|it| it.matches_host(&name))
+        let matches_name = |listener: &&ListenerCertificates| {
+            listener.hostname.as_ref().is_none_or(|hostname| hostname.matches_host(&name))
         };
-        let keys = &self.0.iter().find(fits)?.keys;
+        let keys = &self.0.iter().find(matches_name)?.keys;
         let schemes = hello.signature_schemes();
-        let fitting = keys.iter().find(|key| key.key.choose_scheme(schemes).is_some());
-        fitting.or(keys.first()).cloned()
+        let compatible = keys.iter().find(|key| key.key.choose_scheme(schemes).is_some());
+        compatible.or(keys.first()).cloned()
     }
 }

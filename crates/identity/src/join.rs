@@ -42,12 +42,12 @@ impl JoinBundle {
     /// # Errors
     /// [`JoinBundleError`] with the line or field.
     pub fn parse(text: &str) -> Result<Self, JoinBundleError> {
-        if text.len() > BUNDLE_BYTES_MAX {
+        if text.len() > MAX_BUNDLE_BYTES {
             return Err(JoinBundleError::TooLarge);
         }
-        let at = text.find("-----BEGIN").unwrap_or(text.len());
-        let (head, certificates) = text.split_at(at);
-        let mut lines = head.lines().enumerate();
+        let certificates_start = text.find("-----BEGIN").unwrap_or(text.len());
+        let (fields_text, certificates) = text.split_at(certificates_start);
+        let mut lines = fields_text.lines().enumerate();
         if lines.next().map(|(_, line)| line.trim_end()) != Some(MAGIC) {
             return Err(JoinBundleError::Magic);
         }
@@ -77,7 +77,7 @@ impl JoinBundle {
     /// # Errors
     /// [`JoinBundleError`] if the file does not exist, others may read it, or it is not a bundle.
     pub fn load(path: &Path) -> Result<Self, JoinBundleError> {
-        let text = disk::read_of_user(path, FileReaders::Owner)?.ok_or_else(|| {
+        let text = disk::read_user_file(path, FileReaders::Owner)?.ok_or_else(|| {
             let missing = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
             disk::file_error("read", path, missing)
         })?;
@@ -103,7 +103,7 @@ pub enum JoinBundleError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// Larger than any bundle.
-    #[error("the token file is larger than {BUNDLE_BYTES_MAX} bytes")]
+    #[error("the token file is larger than {MAX_BUNDLE_BYTES} bytes")]
     TooLarge,
     /// Another kind of file.
     #[error("this is not a token file: its first line must be `{MAGIC}`")]
@@ -111,7 +111,7 @@ pub enum JoinBundleError {
     /// A line that is not a field, or a duplicate.
     #[error(
         "line {line} of the token file: expected `{TOKEN}` or `{TRUST_DOMAIN}`, each once, or \
-         `{CONTROL}`, at most {CONTROLS_MAX} times, then a colon and a value"
+         `{CONTROL}`, at most {MAX_CONTROLS} times, then a colon and a value"
     )]
     Line {
         /// The line, counted from 1.
@@ -158,16 +158,16 @@ impl JoinBundleFields {
         if text.is_empty() || text.starts_with('#') {
             return Ok(());
         }
-        let rejected = JoinBundleError::Line { line };
+        let invalid_line = JoinBundleError::Line { line };
         let Some((field, value)) = text.split_once(':') else {
-            return Err(rejected);
+            return Err(invalid_line);
         };
         let value = value.trim();
         match field {
             TOKEN if self.token.is_none() && !value.is_empty() => {
                 self.token = Some(value.to_owned());
             }
-            CONTROL if self.control.len() < CONTROLS_MAX => {
+            CONTROL if self.control.len() < MAX_CONTROLS => {
                 let address = value.parse();
                 let address = address.map_err(|cause| JoinBundleError::Control { line, cause })?;
                 self.control.push(address);
@@ -177,22 +177,23 @@ impl JoinBundleFields {
                 self.trust_domain =
                     Some(name.map_err(|cause| JoinBundleError::TrustDomain { line, cause })?);
             }
-            _ => return Err(rejected),
+            _ => return Err(invalid_line),
         }
         Ok(())
     }
 }
 
+/// The first line of a token file: format and version.
 const MAGIC: &str = "leno join token v1";
 const TOKEN: &str = "token";
 const CONTROL: &str = "control";
 const TRUST_DOMAIN: &str = "trust-domain";
 
 /// Limit of control plane addresses in a bundle; a proxy needs one that is reachable.
-const CONTROLS_MAX: usize = 16;
+const MAX_CONTROLS: usize = 16;
 
-/// Size limit: sixteen roots and a few lines.
-const BUNDLE_BYTES_MAX: usize = 64 * 1024;
+/// Size limit of a token file: sixteen roots and a few lines.
+const MAX_BUNDLE_BYTES: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_what_it_renders() {
+    fn a_rendered_bundle_parses_to_itself() {
         for control in
             [&[][..], &["127.0.0.1:15012"], &["[::1]:15012", "192.0.2.1:1", "192.0.2.2:1"]]
         {
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn is_saved_for_its_owner_and_never_prints_its_token() {
+    fn a_saved_bundle_is_private_and_its_token_is_never_printed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let bundle = join_bundle(&[]);
@@ -234,8 +235,8 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
-        let good = join_bundle(&["127.0.0.1:15012"]).render();
+    fn errors_name_the_line_or_field() {
+        let valid = join_bundle(&["127.0.0.1:15012"]).render();
         for (from, to, expected) in [
             (MAGIC, "something else", "first line"),
             ("token: leno", "tokn: leno", "line 3"),
@@ -249,12 +250,12 @@ mod tests {
             ("BEGIN CERTIFICATE", "BEGIN OTHER", "roots"),
             ("-----BEGIN CERTIFICATE-----\nMII", "-----BEGIN CERTIFICATE-----\n***", "roots"),
         ] {
-            let bad = good.replacen(from, to, 1);
-            assert_ne!(bad, good, "{from}");
-            let error = JoinBundle::parse(&bad).unwrap_err().to_string();
+            let invalid = valid.replacen(from, to, 1);
+            assert_ne!(invalid, valid, "{from}");
+            let error = JoinBundle::parse(&invalid).unwrap_err().to_string();
             assert!(error.contains(expected), "{from} -> {to}: {error}");
         }
-        let large = "a".repeat(BUNDLE_BYTES_MAX + 1);
+        let large = "a".repeat(MAX_BUNDLE_BYTES + 1);
         assert!(matches!(JoinBundle::parse(&large), Err(JoinBundleError::TooLarge)));
     }
 }

@@ -19,7 +19,7 @@ pub enum JwtError {
     /// Not a signed token in the compact form.
     #[error("the token is not a signed JSON web token")]
     Malformed,
-    /// An unknown critical header, or an unsupported algorithm.
+    /// A critical header extension, or an unsupported algorithm.
     #[error("the token's signature algorithm is not accepted")]
     Algorithm,
     /// The issuer is unknown.
@@ -31,18 +31,18 @@ pub enum JwtError {
     /// No key matches the signature.
     #[error("the token's signature is not valid")]
     Signature,
-    /// No expiration time.
+    /// No expiration time, although one is required.
     #[error("the token has no expiration time (`exp`)")]
-    Endless,
+    MissingExpiration,
     /// No time of issue although the age is limited.
     #[error("the token has no issue time (`iat`)")]
-    Ageless,
+    MissingIssueTime,
     /// The token has expired.
     #[error("the token has expired")]
     Expired,
     /// The token is not valid yet.
     #[error("the token is not valid yet")]
-    Early,
+    NotYetValid,
     /// The token is for another audience.
     #[error("the token's audience is not accepted")]
     Aud,
@@ -80,20 +80,20 @@ impl<'a> UnverifiedJwt<'a> {
     /// # Errors
     /// [`JwtError::Malformed`] if it cannot be parsed.
     pub fn read(token: &'a str) -> Result<Self, JwtError> {
-        if token.len() > TOKEN_BYTES_MAX {
+        if token.len() > MAX_TOKEN_BYTES {
             return Err(JwtError::Malformed);
         }
         let (signed, signature) = token.rsplit_once('.').ok_or(JwtError::Malformed)?;
         let (header, claims) = signed.split_once('.').ok_or(JwtError::Malformed)?;
-        let object = |part: &str| {
+        let decode_object = |part: &str| {
             let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| JwtError::Malformed)?;
             serde_json::from_slice::<Map<String, Value>>(&bytes).map_err(|_| JwtError::Malformed)
         };
         Ok(Self {
             signed,
             signature: URL_SAFE_NO_PAD.decode(signature).map_err(|_| JwtError::Malformed)?,
-            header: object(header)?,
-            claims: object(claims)?,
+            header: decode_object(header)?,
+            claims: decode_object(claims)?,
         })
     }
 
@@ -110,7 +110,7 @@ impl<'a> UnverifiedJwt<'a> {
     pub fn verify(
         self,
         keys: &JwtKeys,
-        expected: JwtRequirements<'_>,
+        requirements: JwtRequirements<'_>,
     ) -> Result<Map<String, Value>, JwtError> {
         // RFC 7515 §4.1.11: a token with unknown critical headers is invalid.
         if self.header.contains_key("crit") {
@@ -118,63 +118,67 @@ impl<'a> UnverifiedJwt<'a> {
         }
         let algorithm =
             self.header.get("alg").and_then(Value::as_str).ok_or(JwtError::Malformed)?;
-        let id = self.header.get("kid").and_then(Value::as_str);
-        keys.verify_signature(algorithm, id, self.signed.as_bytes(), &self.signature)?;
-        if self.issuer() != Some(expected.issuer) {
+        let key_id = self.header.get("kid").and_then(Value::as_str);
+        keys.verify_signature(algorithm, key_id, self.signed.as_bytes(), &self.signature)?;
+        if self.issuer() != Some(requirements.issuer) {
             return Err(JwtError::Issuer);
         }
-        self.check_time(expected)?;
-        if !expected.aud.is_empty() && !self.is_for(expected.aud) {
+        self.check_time(requirements)?;
+        if !requirements.aud.is_empty() && !self.has_accepted_aud(requirements.aud) {
             return Err(JwtError::Aud);
         }
         Ok(self.claims)
     }
 
-    /// RFC 7519 §4.1.4 to §4.1.6.
-    fn check_time(&self, expected: JwtRequirements<'_>) -> Result<(), JwtError> {
-        let now = expected.now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        let clock_skew = expected.clock_skew.as_secs_f64();
-        let date = |name: &str| match self.claims.get(name) {
+    /// Checks `exp`, `nbf` and `iat` (RFC 7519 §4.1.4 to §4.1.6), and the age.
+    fn check_time(&self, requirements: JwtRequirements<'_>) -> Result<(), JwtError> {
+        let now = requirements.now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let clock_skew = requirements.clock_skew.as_secs_f64();
+        let numeric_date = |name: &str| match self.claims.get(name) {
             None => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or(JwtError::Malformed),
         };
-        let (end, issued) = (date("exp")?, date("iat")?);
-        if end.is_none() && expected.requires_expiration {
-            return Err(JwtError::Endless);
+        let (expiration, issue_time) = (numeric_date("exp")?, numeric_date("iat")?);
+        if expiration.is_none() && requirements.requires_expiration {
+            return Err(JwtError::MissingExpiration);
         }
-        let oldest = match (expected.max_age, issued) {
+        let age_limit = match (requirements.max_age, issue_time) {
             (None, _) => None,
-            (Some(_), None) => return Err(JwtError::Ageless),
-            (Some(age), Some(issued)) => Some(issued + age.as_secs_f64()),
+            (Some(_), None) => return Err(JwtError::MissingIssueTime),
+            (Some(age), Some(issue_time)) => Some(issue_time + age.as_secs_f64()),
         };
-        if [end, oldest].into_iter().flatten().any(|end| now >= end + clock_skew) {
+        if [expiration, age_limit].into_iter().flatten().any(|end| now >= end + clock_skew) {
             return Err(JwtError::Expired);
         }
-        if [date("nbf")?, issued].into_iter().flatten().any(|begin| now < begin - clock_skew) {
-            return Err(JwtError::Early);
+        if [numeric_date("nbf")?, issue_time]
+            .into_iter()
+            .flatten()
+            .any(|start| now < start - clock_skew)
+        {
+            return Err(JwtError::NotYetValid);
         }
         Ok(())
     }
 
-    fn is_for(&self, aud: &[String]) -> bool {
-        let is_one = |value: &Value| {
-            value.as_str().is_some_and(|text| aud.iter().any(|known| known == text))
+    fn has_accepted_aud(&self, aud: &[String]) -> bool {
+        let is_accepted = |value: &Value| {
+            value.as_str().is_some_and(|text| aud.iter().any(|accepted| accepted == text))
         };
         match self.claims.get("aud") {
-            Some(Value::Array(several)) => several.iter().any(is_one),
-            Some(one) => is_one(one),
+            Some(Value::Array(values)) => values.iter().any(is_accepted),
+            Some(value) => is_accepted(value),
             None => false,
         }
     }
 }
 
-/// Returns the texts of a claim: its value, or each element of a list; numbers and booleans in JSON form. Dots
-/// in the name separate nested objects.
+/// Returns the values of a claim as texts: its value, or each element of a list. Numbers and booleans are in JSON
+/// form; nested lists and objects are omitted. Dots in the name separate the names of nested objects.
 #[must_use]
-pub fn texts_of(claims: &Map<String, Value>, name: &str) -> Vec<String> {
-    let found = claims.get(name).or_else(|| {
-        let (first, rest) = name.split_once('.')?;
-        rest.split('.').try_fold(claims.get(first)?, |value, part| value.get(part))
+pub fn claim_values(claims: &Map<String, Value>, name: &str) -> Vec<String> {
+    let claim = claims.get(name).or_else(|| {
+        let (outer, rest) = name.split_once('.')?;
+        rest.split('.').try_fold(claims.get(outer)?, |value, part| value.get(part))
     });
     let text = |value: &Value| match value {
         Value::String(text) => Some(text.clone()),
@@ -182,15 +186,15 @@ pub fn texts_of(claims: &Map<String, Value>, name: &str) -> Vec<String> {
         Value::Bool(flag) => Some(flag.to_string()),
         Value::Null | Value::Array(_) | Value::Object(_) => None,
     };
-    match found {
-        Some(Value::Array(several)) => several.iter().filter_map(text).collect(),
-        Some(one) => text(one).into_iter().collect(),
+    match claim {
+        Some(Value::Array(values)) => values.iter().filter_map(text).collect(),
+        Some(value) => text(value).into_iter().collect(),
         None => Vec::new(),
     }
 }
 
-/// Larger tokens do not fit into request headers.
-const TOKEN_BYTES_MAX: usize = 16 << 10;
+/// Size limit of a token. Larger ones do not fit into request headers.
+const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests;

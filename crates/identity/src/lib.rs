@@ -1,4 +1,4 @@
-//! Workload identity: certificates, authority, verification, rotation, TLS.
+//! Workload identity: certificates, the CA and its rotation, verification of peers, and TLS configurations.
 //!
 //! A proxy generates a [`PrivateKey`], reads its [`JoinBundle`], authenticates to the control plane with the
 //! one-time token in it ([`Tokens`]), has its public key signed ([`CertificateRequest`], [`Authority::sign`])
@@ -11,6 +11,7 @@ mod authority;
 mod browser;
 mod client_hello;
 mod credential;
+mod csr;
 mod directory;
 mod disk;
 mod external_principal;
@@ -24,7 +25,6 @@ mod provider;
 mod registration;
 mod regular_file;
 mod rejection;
-mod request;
 mod revocations;
 mod roots;
 #[cfg(test)]
@@ -36,32 +36,32 @@ mod verify;
 
 pub use authority::{
     Authority, AuthorityError, AuthorityFiles, AuthoritySource, CertificateSubject, LEAF_LIFETIME,
-    LEAF_LIFETIME_MAX, Rotation, RotationStage,
+    MAX_LEAF_LIFETIME, Rotation, RotationStage,
 };
-pub use browser::{AcceptedHosts, CrossSiteRequest, check_origin, named_host, only_value};
+pub use browser::{AcceptedHosts, CrossSiteRequest, check_origin, request_host, single_value};
 pub use client_hello::{ClientHello, ClientHelloReader, offers_protocol};
 pub use credential::{CertificateBundle, Credential, CredentialError};
+pub use csr::{CertificateRequest, CertificateRequestError};
 pub use directory::{check_private_directory, create_private_directory, quote_path};
-pub use disk::{kept_secret, open_lock, remove_drafts, replace_private};
+pub use disk::{open_lock, read_or_create_secret, remove_drafts, replace_private};
 pub use external_principal::{
     ExternalCertificate, ExternalPrincipal, ExternalSubject, StoredCertificate, external_principal,
 };
-pub use gateway_tls::{BadCertificate, edge_config};
+pub use gateway_tls::{UnusableCertificate, gateway_server_config};
 pub use join::{JoinBundle, JoinBundleError};
-pub use jwt::{JwkSetError, JwtError, JwtKeys, JwtRequirements, UnverifiedJwt, texts_of};
+pub use jwt::{JwkSetError, JwtError, JwtKeys, JwtRequirements, UnverifiedJwt, claim_values};
 pub use key::PrivateKey;
 pub use outside::{OutsideRoots, OutsideRootsError};
-pub use registration::{REGISTRATIONS_MAX, Registrations};
+pub use registration::{MAX_REGISTRATIONS, Registrations};
 pub use regular_file::{FileOrigin, open_regular, read_regular, read_regular_text};
-pub use rejection::{reason_of, reason_of_tls};
-pub use request::{CertificateRequest, RequestError};
-pub use revocations::{REVOKED_MAX, RevocationFile};
+pub use rejection::{handshake_failure_reason, tls_failure_reason};
+pub use revocations::{MAX_REVOKED, RevocationFile};
 pub use roots::{Roots, RootsError};
 pub use tls::{
     TlsError, client_config, control_id, external_principal_server_config, join_client_config,
-    join_server_config, open_server_config, server_config, server_name,
+    join_server_config, permissive_server_config, server_config, server_name,
 };
 pub use token::{
-    TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, generate_secret, token_digest,
+    MAX_TOKEN_LIFETIME, TOKEN_LIFETIME, TokenError, Tokens, generate_secret, token_digest,
 };
 pub use verify::{VerifiedPeer, VerifyError, is_member_chain, session_peer};

@@ -14,7 +14,7 @@ use crate::regular_file::{FileOrigin, open_regular, read_bounded};
 #[derive(Debug, Clone)]
 pub struct OutsideRoots(Arc<RootCertStore>);
 
-/// An error of loading trust roots.
+/// A failure to load trust roots.
 #[derive(Debug, thiserror::Error)]
 pub enum OutsideRootsError {
     /// The file cannot be read.
@@ -46,11 +46,11 @@ pub enum OutsideRootsError {
     Empty(PathBuf),
     /// The system has no readable roots.
     #[error("the system has no CA certificates: specify a file of CA certificates")]
-    NoneOfSystem,
+    NoSystemRoots,
 }
 
 impl OutsideRoots {
-    /// Reads a PEM file, or otherwise the roots of the system.
+    /// Reads a PEM file; without a file, the roots of the operating system.
     ///
     /// # Errors
     /// [`OutsideRootsError`] if there is no root, or one in the file cannot be used.
@@ -58,16 +58,16 @@ impl OutsideRoots {
         let mut roots = RootCertStore::empty();
         let Some(file) = file else {
             // Some of a system's roots may be unreadable; the others are used.
-            let found = rustls_native_certs::load_native_certs();
-            roots.add_parsable_certificates(found.certs);
+            let system_roots = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(system_roots.certs);
             return match roots.is_empty() {
                 false => Ok(Self(Arc::new(roots))),
-                true => Err(OutsideRootsError::NoneOfSystem),
+                true => Err(OutsideRootsError::NoSystemRoots),
             };
         };
         let path = || file.to_owned();
         let text = open_regular(file, FileOrigin::User)
-            .and_then(|file| read_bounded(file, FILE_BYTES_MAX))
+            .and_then(|file| read_bounded(file, MAX_FILE_BYTES))
             .map_err(|cause| OutsideRootsError::Unreadable { path: path(), cause })?;
         for certificate in CertificateDer::pem_slice_iter(&text) {
             let certificate =
@@ -97,15 +97,15 @@ impl OutsideRoots {
     }
 }
 
-/// Many times the size of a system's roots.
-const FILE_BYTES_MAX: u64 = 16 << 20;
+/// Size limit of a file: many times the size of a system's roots.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_roots_has_certificates_and_nothing_else() {
+    fn a_file_of_roots_needs_at_least_one_valid_certificate() {
         let directory = tempfile::tempdir().unwrap();
         let read = |content: &str| {
             let file = directory.path().join("roots.pem");
@@ -114,7 +114,7 @@ mod tests {
         };
         let key = rcgen::KeyPair::generate().unwrap();
         let root = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
-        assert!(read(&format!("# ours\n{root}")).is_ok());
+        assert!(read(&format!("# root\n{root}")).is_ok());
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         for (content, problem) in [
             ("", "has no certificate"),

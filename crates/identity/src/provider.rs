@@ -12,7 +12,7 @@ pub(crate) fn crypto_provider() -> Arc<CryptoProvider> {
 
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
     Arc::new(CryptoProvider {
-        // AES-128-GCM first: the cheapest with hardware support, and strong enough.
+        // AES-128-GCM is first: it is the fastest with hardware support, and strong enough.
         cipher_suites: vec![
             cipher_suite::TLS13_AES_128_GCM_SHA256,
             cipher_suite::TLS13_AES_256_GCM_SHA384,

@@ -29,8 +29,8 @@ pub fn open_regular(path: &Path, origin: FileOrigin) -> io::Result<File> {
     let file = options.read(true).custom_flags(open_flags(origin)).open(path);
     let file = file.map_err(|cause| explain_error(path, origin, cause))?;
     match file.metadata()?.file_type() {
-        kind if kind.is_file() => Ok(file),
-        kind => Err(wrong_kind(kind, origin)),
+        file_type if file_type.is_file() => Ok(file),
+        file_type => Err(wrong_type_error(file_type, origin)),
     }
 }
 
@@ -43,11 +43,11 @@ pub fn read_regular(
     origin: FileOrigin,
     bytes_max: u64,
 ) -> io::Result<Option<Vec<u8>>> {
-    let at = |cause| file_error("read", path, cause);
+    let add_path = |cause| file_error("read", path, cause);
     match open_regular(path, origin) {
-        Ok(file) => read_bounded(file, bytes_max).map(Some).map_err(at),
+        Ok(file) => read_bounded(file, bytes_max).map(Some).map_err(add_path),
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(cause) => Err(at(cause)),
+        Err(cause) => Err(add_path(cause)),
     }
 }
 
@@ -61,7 +61,7 @@ pub fn read_regular_text(
     bytes_max: u64,
 ) -> io::Result<Option<String>> {
     let Some(bytes) = read_regular(path, origin, bytes_max)? else { return Ok(None) };
-    text_of(bytes).map(Some).map_err(|cause| file_error("read", path, cause))
+    bytes_to_text(bytes).map(Some).map_err(|cause| file_error("read", path, cause))
 }
 
 /// Reads the rest of a file, up to a bound.
@@ -74,7 +74,7 @@ pub(crate) fn read_bounded(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-pub(crate) fn text_of(bytes: Vec<u8>) -> io::Result<String> {
+pub(crate) fn bytes_to_text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| invalid_data("is not UTF-8".to_owned()))
 }
 
@@ -94,29 +94,29 @@ pub(crate) fn explain_error(path: &Path, origin: FileOrigin, cause: io::Error) -
     if cause.kind() == io::ErrorKind::NotFound {
         return cause;
     }
-    let found = match origin {
+    let metadata = match origin {
         FileOrigin::Leno => fs::symlink_metadata(path),
         FileOrigin::User => fs::metadata(path),
     };
-    match found {
-        Ok(found) if !found.is_file() => wrong_kind(found.file_type(), origin),
+    match metadata {
+        Ok(metadata) if !metadata.is_file() => wrong_type_error(metadata.file_type(), origin),
         Ok(_) | Err(_) => cause,
     }
 }
 
-pub(crate) fn wrong_kind(kind: FileType, origin: FileOrigin) -> io::Error {
-    let kind = match kind {
-        kind if kind.is_symlink() => "a link",
-        kind if kind.is_dir() => "a directory",
-        kind if kind.is_fifo() => "a named pipe",
-        kind if kind.is_socket() => "a socket",
+pub(crate) fn wrong_type_error(file_type: FileType, origin: FileOrigin) -> io::Error {
+    let file_type = match file_type {
+        file_type if file_type.is_symlink() => "a link",
+        file_type if file_type.is_dir() => "a directory",
+        file_type if file_type.is_fifo() => "a named pipe",
+        file_type if file_type.is_socket() => "a socket",
         _ => "a device",
     };
     let hint = match origin {
         FileOrigin::Leno => "remove it",
         FileOrigin::User => "name a regular file",
     };
-    invalid_data(format!("is {kind}, not a regular file: {hint}"))
+    invalid_data(format!("is {file_type}, not a regular file: {hint}"))
 }
 
 fn invalid_data(problem: String) -> io::Error {
@@ -148,16 +148,16 @@ mod tests {
     #[test]
     fn only_regular_files_within_the_bound_are_read() {
         let scratch = tempfile::tempdir().unwrap();
-        let at = |name: &str| scratch.path().join(name);
-        fs::write(at("file"), "four").unwrap();
-        fs::write(at("large"), "large").unwrap();
-        fs::write(at("bytes"), [0xff]).unwrap();
-        symlink(at("file"), at("link")).unwrap();
-        symlink(at("missing"), at("dangling")).unwrap();
-        mkfifoat(CWD, at("pipe"), Mode::RUSR | Mode::WUSR).unwrap();
-        symlink(at("pipe"), at("link-to-pipe")).unwrap();
-        fs::create_dir(at("directory")).unwrap();
-        let _socket = UnixListener::bind(at("socket")).unwrap();
+        let path_of = |name: &str| scratch.path().join(name);
+        fs::write(path_of("file"), "four").unwrap();
+        fs::write(path_of("large"), "large").unwrap();
+        fs::write(path_of("bytes"), [0xff]).unwrap();
+        symlink(path_of("file"), path_of("link")).unwrap();
+        symlink(path_of("missing"), path_of("dangling")).unwrap();
+        mkfifoat(CWD, path_of("pipe"), Mode::RUSR | Mode::WUSR).unwrap();
+        symlink(path_of("pipe"), path_of("link-to-pipe")).unwrap();
+        fs::create_dir(path_of("directory")).unwrap();
+        let _socket = UnixListener::bind(path_of("socket")).unwrap();
         for (name, of_leno, of_user) in [
             ("file", r#"Some("four")"#, r#"Some("four")"#),
             ("absent", "None", "None"),
@@ -171,9 +171,9 @@ mod tests {
             ("socket", "is a socket", "is a socket"),
         ] {
             for (origin, expected) in [(FileOrigin::Leno, of_leno), (FileOrigin::User, of_user)] {
-                let result = read(&at(name), origin);
+                let result = read(&path_of(name), origin);
                 assert!(result.contains(expected), "{name} {origin:?}: {result}");
-                let is_named = result.contains(&at(name).display().to_string());
+                let is_named = result.contains(&path_of(name).display().to_string());
                 assert_eq!(is_named, result.starts_with("cannot read"), "{name}: {result}");
             }
         }

@@ -1,4 +1,4 @@
-//! Reasons of failed handshakes, from the closed list.
+//! Mapping of TLS handshake errors to failure reasons ([`Reason`]).
 
 use std::io;
 
@@ -10,10 +10,10 @@ use crate::verify::VerifyError;
 /// Returns the reason of a failed handshake, as reported by an asynchronous TLS stream. `side` is the peer's
 /// side: [`FailureSide::Downstream`] for the clients of a server configuration.
 #[must_use]
-pub fn reason_of(error: &io::Error, side: FailureSide) -> Reason {
+pub fn handshake_failure_reason(error: &io::Error, side: FailureSide) -> Reason {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
     match (tls, side) {
-        (Some(tls), side) => reason_of_tls(tls, side),
+        (Some(tls), side) => tls_failure_reason(tls, side),
         (None, FailureSide::Upstream) => Reason::UpstreamHandshakeFailed,
         (None, FailureSide::Downstream | FailureSide::Mesh) => Reason::HandshakeFailed,
     }
@@ -21,14 +21,15 @@ pub fn reason_of(error: &io::Error, side: FailureSide) -> Reason {
 
 /// Returns the reason of a failed handshake, as reported by rustls.
 #[must_use]
-pub fn reason_of_tls(error: &Error, side: FailureSide) -> Reason {
+pub fn tls_failure_reason(error: &Error, side: FailureSide) -> Reason {
     match side {
         FailureSide::Upstream => upstream_reason(error),
         FailureSide::Downstream | FailureSide::Mesh => downstream_reason(error),
     }
 }
 
-/// A wrong server identity is not retried; any other failure may be transient.
+/// Returns the reason for a failed upstream handshake. A wrong server identity is not retried; other failures may
+/// be transient.
 fn upstream_reason(error: &Error) -> Reason {
     match error {
         Error::InvalidCertificate(_) => Reason::WrongIdentity,
@@ -38,20 +39,20 @@ fn upstream_reason(error: &Error) -> Reason {
 
 fn downstream_reason(error: &Error) -> Reason {
     match error {
-        Error::InvalidCertificate(rejection) => of_certificate(rejection),
+        Error::InvalidCertificate(rejection) => certificate_reason(rejection),
         // The first byte of a TLS record is its type; plaintext begins with a letter.
         Error::InvalidMessage(InvalidMessage::InvalidContentType) => Reason::PlaintextRejected,
         _ => Reason::HandshakeFailed,
     }
 }
 
-fn of_certificate(rejection: &CertificateError) -> Reason {
+fn certificate_reason(rejection: &CertificateError) -> Reason {
     match rejection {
         CertificateError::Expired
         | CertificateError::ExpiredContext { .. }
         | CertificateError::NotValidYet
         | CertificateError::NotValidYetContext { .. } => Reason::ExpiredPeer,
-        CertificateError::Other(ours) => match ours.0.downcast_ref() {
+        CertificateError::Other(verify_error) => match verify_error.0.downcast_ref() {
             Some(
                 VerifyError::ForeignTrustDomain { .. }
                 | VerifyError::ForeignExternalPrincipal { .. },
@@ -68,17 +69,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_below_tls_are_failed_handshakes() {
+    fn io_errors_are_failed_handshakes() {
         let eof = io::Error::from(io::ErrorKind::UnexpectedEof);
-        assert_eq!(reason_of(&eof, FailureSide::Downstream), Reason::HandshakeFailed);
-        assert_eq!(reason_of(&eof, FailureSide::Upstream), Reason::UpstreamHandshakeFailed);
+        assert_eq!(
+            handshake_failure_reason(&eof, FailureSide::Downstream),
+            Reason::HandshakeFailed
+        );
+        assert_eq!(
+            handshake_failure_reason(&eof, FailureSide::Upstream),
+            Reason::UpstreamHandshakeFailed
+        );
     }
 
     #[test]
-    fn finds_the_tls_error_inside_an_io_error() {
+    fn a_tls_error_inside_an_io_error_is_found() {
         let inner = Error::InvalidCertificate(CertificateError::UnknownIssuer);
         let outer = io::Error::new(io::ErrorKind::InvalidData, inner);
-        assert_eq!(reason_of(&outer, FailureSide::Downstream), Reason::UntrustedPeer);
-        assert_eq!(reason_of(&outer, FailureSide::Upstream), Reason::WrongIdentity);
+        assert_eq!(
+            handshake_failure_reason(&outer, FailureSide::Downstream),
+            Reason::UntrustedPeer
+        );
+        assert_eq!(handshake_failure_reason(&outer, FailureSide::Upstream), Reason::WrongIdentity);
     }
 }

@@ -40,10 +40,10 @@ impl RevocationFile {
     pub fn read_existing(&self) -> io::Result<Option<BTreeSet<RevokedWorkload>>> {
         check_if_exists(&self.dir)?;
         let path = self.dir.join(FILE);
-        let Some(text) = disk::read(&path, FileReaders::Everyone)? else { return Ok(None) };
+        let Some(text) = disk::read(&path, FileReaders::AllUsers)? else { return Ok(None) };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let read = lines.map(|(index, line)| {
-            line_of(line).ok_or_else(|| {
+        let entries = lines.map(|(index, line)| {
+            parse_line(line).ok_or_else(|| {
                 let message = format!(
                     "line {}: {line:?} is not a workload: write `NAMESPACE/NAME`, followed by a pod's UID to revoke that pod only",
                     index + 1
@@ -51,7 +51,7 @@ impl RevocationFile {
                 disk::file_error("read", &path, io::Error::new(io::ErrorKind::InvalidData, message))
             })
         });
-        read.collect::<io::Result<_>>().map(Some)
+        entries.collect::<io::Result<_>>().map(Some)
     }
 
     /// Returns the directory of the file.
@@ -60,32 +60,32 @@ impl RevocationFile {
         &self.dir
     }
 
-    /// Adds workloads of a previous, removed file of this directory; creates a missing file. Returns false if
-    /// all were present.
+    /// Adds the workloads of a file that was removed from this directory; creates a missing file. Returns false if
+    /// all are present.
     ///
     /// # Errors
     /// If the file cannot be read or written.
     pub fn add_former(&self, workloads: &BTreeSet<RevokedWorkload>) -> io::Result<bool> {
-        self.edit_locked(|all| {
-            let before = all.len();
-            all.extend(workloads.iter().cloned());
-            Ok(all.len() > before)
+        self.edit_locked(|revoked| {
+            let count_before = revoked.len();
+            revoked.extend(workloads.iter().cloned());
+            Ok(revoked.len() > count_before)
         })
     }
 
     /// Adds a workload; false if it was present.
     ///
     /// # Errors
-    /// If the file cannot be read or written, or contains [`REVOKED_MAX`] workloads.
+    /// If the file cannot be read or written, or contains [`MAX_REVOKED`] workloads.
     pub fn add_workload(&self, workload: RevokedWorkload) -> io::Result<bool> {
-        self.edit_locked(|all| {
-            if all.len() >= REVOKED_MAX && !all.contains(&workload) {
+        self.edit_locked(|revoked| {
+            if revoked.len() >= MAX_REVOKED && !revoked.contains(&workload) {
                 let message = format!(
-                    "{REVOKED_MAX} workloads are revoked: remove the revocations of expired certificates"
+                    "{MAX_REVOKED} workloads are revoked: remove the revocations of expired certificates"
                 );
                 return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
             }
-            Ok(all.insert(workload))
+            Ok(revoked.insert(workload))
         })
     }
 
@@ -95,30 +95,30 @@ impl RevocationFile {
     /// # Errors
     /// If the file cannot be read or written.
     pub fn remove(&self, workload: &RevokedWorkload) -> io::Result<bool> {
-        self.edit_locked(|all| {
-            let before = all.len();
-            let is_meant = |it: &RevokedWorkload| {
-                it.workload == workload.workload
-                    && (workload.uid.is_none() || it.uid == workload.uid)
+        self.edit_locked(|revoked| {
+            let count_before = revoked.len();
+            let is_matching = |entry: &RevokedWorkload| {
+                entry.workload == workload.workload
+                    && (workload.uid.is_none() || entry.uid == workload.uid)
             };
-            all.retain(|it| !is_meant(it));
-            Ok(all.len() < before)
+            revoked.retain(|entry| !is_matching(entry));
+            Ok(revoked.len() < count_before)
         })
     }
 
     /// Edits the file under a lock between processes.
     fn edit_locked(
         &self,
-        change: impl FnOnce(&mut BTreeSet<RevokedWorkload>) -> io::Result<bool>,
+        edit: impl FnOnce(&mut BTreeSet<RevokedWorkload>) -> io::Result<bool>,
     ) -> io::Result<bool> {
         let path = self.dir.join(LOCK);
         let _lock =
             self.lock_directory().map_err(|cause| disk::file_error("lock", &path, cause))?;
-        let mut all = self.read()?;
-        let changed = change(&mut all)?;
-        if changed {
+        let mut revoked = self.read()?;
+        let is_changed = edit(&mut revoked)?;
+        if is_changed {
             let mut text = String::new();
-            for RevokedWorkload { workload, uid } in &all {
+            for RevokedWorkload { workload, uid } in &revoked {
                 text.push_str(&workload.to_string());
                 if let Some(uid) = uid {
                     text.push(' ');
@@ -126,15 +126,15 @@ impl RevocationFile {
                 }
                 text.push('\n');
             }
-            disk::replace(&self.dir.join(FILE), text.as_bytes(), FileReaders::Everyone)?;
+            disk::replace(&self.dir.join(FILE), text.as_bytes(), FileReaders::AllUsers)?;
         }
-        Ok(changed)
+        Ok(is_changed)
     }
 
     /// Locks the directory that currently has the path: it may be removed while this process waits for the
     /// lock.
     fn lock_directory(&self) -> io::Result<File> {
-        for _ in 0..LOCKS_MAX {
+        for _ in 0..MAX_LOCKS {
             match create_private_directory(&self.dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 created => created?,
@@ -153,7 +153,7 @@ impl RevocationFile {
     }
 }
 
-fn line_of(line: &str) -> Option<RevokedWorkload> {
+fn parse_line(line: &str) -> Option<RevokedWorkload> {
     let mut words = line.split_whitespace();
     let workload: WorkloadName = words.next()?.parse().ok()?;
     let uid = match words.next() {
@@ -164,12 +164,14 @@ fn line_of(line: &str) -> Option<RevokedWorkload> {
 }
 
 /// Limit of revoked workloads: every sidecar receives all of them.
-pub const REVOKED_MAX: usize = 1024;
+pub const MAX_REVOKED: usize = 1024;
 
+/// The file of revoked workloads.
 const FILE: &str = "revoked";
+/// The lock file for changes.
 const LOCK: &str = "revoked.lock";
 /// Limit of lock attempts after removals of the directory.
-const LOCKS_MAX: usize = 5;
+const MAX_LOCKS: usize = 5;
 
 #[cfg(test)]
 mod tests {
@@ -177,48 +179,50 @@ mod tests {
     use crate::testing::workload_name;
 
     #[test]
-    fn reads_back_what_was_added_and_takes_it_back() {
+    fn added_workloads_are_read_back_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let file = RevocationFile::in_directory(dir.path());
         assert!(file.read().unwrap().is_empty());
-        let of = |name: &str, uid: Option<&str>| RevokedWorkload {
+        let revocation = |name: &str, uid: Option<&str>| RevokedWorkload {
             workload: workload_name(name),
             uid: uid.map(|uid| Uid::new(uid).unwrap()),
         };
-        for workload in [of("a", None), of("b", Some("x")), of("b", Some("y"))] {
+        for workload in
+            [revocation("a", None), revocation("b", Some("x")), revocation("b", Some("y"))]
+        {
             assert!(file.add_workload(workload.clone()).unwrap());
             assert!(!file.add_workload(workload).unwrap());
         }
         assert_eq!(file.read().unwrap().len(), 3);
-        assert!(file.remove(&of("b", Some("y"))).unwrap());
-        assert!(!file.remove(&of("b", Some("y"))).unwrap());
-        assert!(file.remove(&of("b", None)).unwrap());
-        assert_eq!(file.read().unwrap(), [of("a", None)].into());
+        assert!(file.remove(&revocation("b", Some("y"))).unwrap());
+        assert!(!file.remove(&revocation("b", Some("y"))).unwrap());
+        assert!(file.remove(&revocation("b", None)).unwrap());
+        assert_eq!(file.read().unwrap(), [revocation("a", None)].into());
     }
 
     #[test]
-    fn a_lock_that_is_removed_while_a_program_waits_for_it_counts_for_nothing() {
-        let above = tempfile::tempdir().unwrap();
-        let dir = above.path().join("data");
+    fn a_lock_file_that_is_removed_during_the_wait_is_not_used() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("data");
         let file = RevocationFile::in_directory(&dir);
-        let held = file.lock_directory().unwrap();
-        let (begun, wait) = std::sync::mpsc::channel();
-        let other = file.clone();
-        let adding = std::thread::spawn(move || {
-            begun.send(()).unwrap();
-            other.add_workload(RevokedWorkload { workload: workload_name("a"), uid: None })
+        let lock = file.lock_directory().unwrap();
+        let (started, start) = std::sync::mpsc::channel();
+        let other_file = file.clone();
+        let thread = std::thread::spawn(move || {
+            started.send(()).unwrap();
+            other_file.add_workload(RevokedWorkload { workload: workload_name("a"), uid: None })
         });
-        wait.recv().unwrap();
+        start.recv().unwrap();
         // The other thread may create a lock file during the removal.
         while std::fs::remove_dir_all(&dir).is_err() {}
-        let second = file.lock_directory().unwrap();
-        drop((held, second));
-        assert!(adding.join().unwrap().unwrap());
+        let second_lock = file.lock_directory().unwrap();
+        drop((lock, second_lock));
+        assert!(thread.join().unwrap().unwrap());
         assert_eq!(file.read().unwrap().len(), 1);
     }
 
     #[test]
-    fn a_line_that_names_no_workload_is_an_error_of_the_whole_file() {
+    fn an_invalid_line_makes_the_whole_file_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let file = RevocationFile::in_directory(dir.path());
         std::fs::write(dir.path().join(FILE), "shop/web-1\nshop web-2\n").unwrap();

@@ -9,19 +9,20 @@ use rustls::pki_types::pem::{self, PemObject};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::ParsedExtension;
 
-use crate::pem::{CERTIFICATE, write};
+use crate::pem::{CERTIFICATE_LABEL, write_pem};
 
 /// At least one trusted root certificate. Cheap to clone.
 ///
-/// If it contains intermediate authorities, only those are trusted to sign for members: the roots above are a
-/// company's, and its other intermediates have no authority in this mesh. External clients may have
-/// certificates of those if a policy names them.
+/// If the bundle contains intermediates, only those are trusted to sign for members: the roots are those of an
+/// external CA, and its other intermediates have no authority in this mesh. External clients may have certificates of
+/// other intermediates if a policy names them.
 #[derive(Clone)]
 pub struct Roots {
     certificates: Arc<[CertificateDer<'static>]>,
-    store: Arc<RootCertStore>,
-    /// All certificates, if `store` has only some.
-    company: Option<Arc<RootCertStore>>,
+    /// The certificates that are trusted to sign for members.
+    member_store: Arc<RootCertStore>,
+    /// All certificates, if `member_store` has only some of them.
+    full_store: Option<Arc<RootCertStore>>,
 }
 
 impl Roots {
@@ -36,7 +37,7 @@ impl Roots {
             if unique.contains(&certificate) {
                 continue;
             }
-            if unique.len() == ROOTS_MAX {
+            if unique.len() == MAX_ROOTS {
                 return Err(RootsError::TooMany);
             }
             let number = index + 1;
@@ -50,11 +51,15 @@ impl Roots {
             return Err(RootsError::Empty);
         }
         let certificates: Arc<[CertificateDer<'static>]> = unique.into();
-        let all = Arc::new(store);
-        let pins = intermediate_store(&certificates);
-        Ok(match pins {
-            None => Self { certificates, store: all, company: None },
-            Some(pins) => Self { certificates, store: Arc::new(pins), company: Some(all) },
+        let full_store = Arc::new(store);
+        let member_store = intermediate_store(&certificates);
+        Ok(match member_store {
+            None => Self { certificates, member_store: full_store, full_store: None },
+            Some(member_store) => Self {
+                certificates,
+                member_store: Arc::new(member_store),
+                full_store: Some(full_store),
+            },
         })
     }
 
@@ -64,7 +69,7 @@ impl Roots {
     /// [`RootsError`] if the text is not PEM, or as [`Roots::new`].
     pub fn from_pem(text: &str) -> Result<Self, RootsError> {
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes())
-            .take(CERTIFICATES_READ_MAX)
+            .take(MAX_CERTIFICATES_READ)
             .collect::<Result<_, _>>()?;
         Self::new(certificates)
     }
@@ -74,7 +79,7 @@ impl Roots {
     pub fn to_pem(&self) -> String {
         let mut text = String::new();
         for certificate in self.certificates.iter() {
-            write(&mut text, CERTIFICATE, certificate);
+            write_pem(&mut text, CERTIFICATE_LABEL, certificate);
         }
         text
     }
@@ -85,23 +90,23 @@ impl Roots {
         &self.certificates
     }
 
-    /// Merges these roots with `others`, for a rotation.
+    /// Merges these roots with `other`, for a rotation.
     ///
     /// # Errors
     /// [`RootsError::TooMany`].
-    pub fn merge_with(&self, others: &Self) -> Result<Self, RootsError> {
-        let both = self.certificates.iter().chain(others.certificates.iter());
-        Self::new(both.cloned().collect())
+    pub fn merge_with(&self, other: &Self) -> Result<Self, RootsError> {
+        let certificates = self.certificates.iter().chain(other.certificates.iter());
+        Self::new(certificates.cloned().collect())
     }
 
     /// Returns the roots trusted to sign for members.
     pub(crate) fn member_store(&self) -> &Arc<RootCertStore> {
-        &self.store
+        &self.member_store
     }
 
     /// Returns all roots, if not all of them may sign for members.
-    pub(crate) fn company_store(&self) -> Option<&Arc<RootCertStore>> {
-        self.company.as_ref()
+    pub(crate) fn full_store(&self) -> Option<&Arc<RootCertStore>> {
+        self.full_store.as_ref()
     }
 }
 
@@ -126,7 +131,7 @@ pub enum RootsError {
     #[error("the trust bundle has no certificate: it needs at least one `BEGIN CERTIFICATE`")]
     Empty,
     /// More certificates than a rotation needs.
-    #[error("the trust bundle has more than {ROOTS_MAX} certificates: remove retired roots")]
+    #[error("the trust bundle has more than {MAX_ROOTS} certificates: remove retired roots")]
     TooMany,
     /// A certificate that may not sign others.
     #[error("certificate {number} of the trust bundle is not a root that may sign certificates")]
@@ -143,29 +148,32 @@ pub enum RootsError {
 fn intermediate_store(certificates: &[CertificateDer<'static>]) -> Option<RootCertStore> {
     let mut store = RootCertStore::empty();
     for certificate in certificates.iter().filter(|der| !is_self_issued(der)) {
-        // It was added to another store before.
+        // Another store has accepted it before.
         store.add(certificate.clone()).ok()?;
     }
     (!store.is_empty()).then_some(store)
 }
 
-/// True for a root: it names itself as its issuer, and by key id if it has one.
+/// True for a root: its issuer is its own subject and, if it names key ids, its own key. True as well for a
+/// certificate that cannot be parsed.
 pub(crate) fn is_self_issued(der: &CertificateDer<'_>) -> bool {
     let Ok((_, certificate)) = x509_parser::parse_x509_certificate(der) else { return true };
     if certificate.subject().as_raw() != certificate.issuer().as_raw() {
         return false;
     }
-    let (mut own, mut above) = (None, None);
+    let (mut own_key_id, mut issuer_key_id) = (None, None);
     for extension in certificate.extensions() {
         match extension.parsed_extension() {
-            ParsedExtension::SubjectKeyIdentifier(id) => own = Some(id.0),
+            ParsedExtension::SubjectKeyIdentifier(id) => own_key_id = Some(id.0),
             ParsedExtension::AuthorityKeyIdentifier(id) => {
-                above = id.key_identifier.as_ref().map(|id| id.0);
+                issuer_key_id = id.key_identifier.as_ref().map(|id| id.0);
             }
             _ => {}
         }
     }
-    own.zip(above).is_none_or(|(own, above)| own == above)
+    own_key_id
+        .zip(issuer_key_id)
+        .is_none_or(|(own_key_id, issuer_key_id)| own_key_id == issuer_key_id)
 }
 
 /// True for a CA certificate that may sign certificates (RFC 5280 §4.2.1.9 and §4.2.1.3).
@@ -183,11 +191,11 @@ fn is_authority(certificate: &X509Certificate<'_>) -> bool {
         && usage.is_some_and(|usage| usage.value.key_cert_sign())
 }
 
-/// A rotation needs two; federation with a few meshes needs some more.
-const ROOTS_MAX: usize = 16;
+/// Limit of roots. A rotation needs two; federation with a few meshes needs some more.
+const MAX_ROOTS: usize = 16;
 
-/// The limit of certificates read; more are [`RootsError::TooMany`] unless they are duplicates.
-const CERTIFICATES_READ_MAX: usize = 4 * ROOTS_MAX;
+/// Limit of the certificates read. Duplicates among them do not count against [`MAX_ROOTS`].
+const MAX_CERTIFICATES_READ: usize = 4 * MAX_ROOTS;
 
 #[cfg(test)]
 mod tests {
@@ -197,17 +205,17 @@ mod tests {
     use crate::testing::{TestAuthority, workload_id};
 
     #[test]
-    fn reads_back_what_it_prints_and_keeps_repeated_roots_once() {
-        let one = TestAuthority::new("cluster.local");
-        let two = TestAuthority::new("cluster.local");
-        let both = one.authority.roots().merge_with(&two.authority.roots()).unwrap();
-        assert_eq!(both.certificates().len(), 2);
-        assert_eq!(Roots::from_pem(&both.to_pem()).unwrap(), both);
-        assert_eq!(both.merge_with(&one.authority.roots()).unwrap(), both);
+    fn roots_survive_pem_encoding_without_duplicates() {
+        let first = TestAuthority::new("cluster.local");
+        let second = TestAuthority::new("cluster.local");
+        let merged = first.authority.roots().merge_with(&second.authority.roots()).unwrap();
+        assert_eq!(merged.certificates().len(), 2);
+        assert_eq!(Roots::from_pem(&merged.to_pem()).unwrap(), merged);
+        assert_eq!(merged.merge_with(&first.authority.roots()).unwrap(), merged);
     }
 
     #[test]
-    fn refuses_what_cannot_vouch() {
+    fn certificates_that_may_not_sign_are_rejected() {
         let fixture = TestAuthority::new("cluster.local");
         let leaf = fixture.issue_credential(&workload_id("ratings"));
         let leaf = leaf.chain()[0].clone();

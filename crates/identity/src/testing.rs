@@ -1,4 +1,4 @@
-//! Test support: an authority in a temporary directory, forged certificates, handshakes in memory.
+//! Test support: an authority in a temporary directory, forged certificates, and in-memory handshakes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,8 +16,8 @@ use tempfile::TempDir;
 
 use crate::authority::{Authority, CertificateSubject, LEAF_LIFETIME};
 use crate::credential::Credential;
+use crate::csr::CertificateRequest;
 use crate::key::PrivateKey;
-use crate::request::CertificateRequest;
 
 /// One mesh with its authority.
 pub(crate) struct TestAuthority {
@@ -44,7 +44,7 @@ impl TestAuthority {
         lifetime: Duration,
         now: SystemTime,
     ) -> Credential {
-        member_of(&self.authority, id, lifetime, now)
+        issue_member_credential(&self.authority, id, lifetime, now)
     }
 
     /// Signs a certificate for ratings with the real authority, which would not issue it itself.
@@ -69,7 +69,7 @@ impl TestAuthority {
 }
 
 /// Returns a credential for the workload `<account>-1`.
-pub(crate) fn member_of(
+pub(crate) fn issue_member_credential(
     authority: &Authority,
     id: &SpiffeId,
     lifetime: Duration,
@@ -110,7 +110,7 @@ pub(crate) fn run_handshake(
     handshake_with("ratings.bookinfo.svc.cluster.local", client, server)
 }
 
-/// As [`handshake`], with this server name.
+/// As [`run_handshake`], with this server name.
 pub(crate) fn handshake_with(
     name: &'static str,
     client: &Arc<ClientConfig>,
@@ -120,14 +120,14 @@ pub(crate) fn handshake_with(
     let mut client = ClientConnection::new(Arc::clone(client), name).unwrap();
     let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
     let (mut client_error, mut server_error) = (None, None);
-    for _ in 0..ROUNDS_MAX {
+    for _ in 0..MAX_ROUNDS {
         let sent = transfer_pending(&mut client, &mut server, &mut server_error);
-        let answered = transfer_pending(&mut server, &mut client, &mut client_error);
-        if !sent && !answered {
-            let done = |error: Option<Error>| error.map_or(Ok(()), Err);
+        let replied = transfer_pending(&mut server, &mut client, &mut client_error);
+        if !sent && !replied {
+            let to_result = |error: Option<Error>| error.map_or(Ok(()), Err);
             return HandshakeResult {
-                client: done(client_error).map(|()| client),
-                server: done(server_error).map(|()| server),
+                client: to_result(client_error).map(|()| client),
+                server: to_result(server_error).map(|()| server),
             };
         }
     }
@@ -152,13 +152,13 @@ fn transfer_pending<A, B>(
     !bytes.is_empty()
 }
 
-const ROUNDS_MAX: usize = 10;
+const MAX_ROUNDS: usize = 10;
 
 /// A directory that all users may write to, like `/tmp`, with directories of two users.
 pub(crate) struct SharedDirectory {
     scratch: TempDir,
     /// The user that performs the checks.
-    pub(crate) us: u32,
+    pub(crate) user: u32,
     /// The owner of foreign directories.
     pub(crate) other: u32,
 }
@@ -170,8 +170,8 @@ impl SharedDirectory {
         let own = rustix::process::geteuid().as_raw();
         // Without permission to change owners, the checks are for another user.
         match own {
-            0 => Self { scratch, us: 0, other: 54_321 },
-            _ => Self { scratch, us: own + 1, other: own },
+            0 => Self { scratch, user: 0, other: 54_321 },
+            _ => Self { scratch, user: own + 1, other: own },
         }
     }
 
@@ -192,15 +192,15 @@ impl SharedDirectory {
     }
 
     /// Creates a directory in another directory.
-    pub(crate) fn create_inside(&self, above: &Path, name: &str) -> PathBuf {
-        let path = above.join(name);
+    pub(crate) fn create_inside(&self, parent: &Path, name: &str) -> PathBuf {
+        let path = parent.join(name);
         fs::create_dir(&path).unwrap();
         path
     }
 
     /// Changes the owner of a directory or link to the other user.
     pub(crate) fn give_away(&self, path: &Path) {
-        if self.us == 0 {
+        if self.user == 0 {
             std::os::unix::fs::lchown(path, Some(self.other), None).unwrap();
         }
     }

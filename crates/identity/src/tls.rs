@@ -1,8 +1,8 @@
-//! TLS configurations: TLS 1.3 only, both ends verified, resumption without early data.
+//! TLS configurations of mesh members: TLS 1.3 only, both ends verified, resumption without early data.
 //!
-//! The caller builds and keeps one per credential and expected peer: a handshake costs one signature and two
-//! verifications, a resumed one neither. A configuration owns its tickets and sessions, so a new credential or
-//! new roots prevent resumption of old sessions.
+//! Callers build one configuration per credential and expected peer, and reuse it: a full handshake costs one
+//! signature and two verifications, a resumed one neither. A configuration owns its session tickets, so a new
+//! credential or new roots prevent the resumption of old sessions.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::provider::crypto_provider;
 use crate::roots::Roots;
 use crate::verifier::{AnonymousClients, ExternalPrincipalMode, IdentityVerifier, MemberVerifier};
 
-/// Builds the configuration of a sidecar's inbound listener: clients must have a certificate of a member of the
-/// credential's trust domain. [`crate::session_peer`] returns the client.
+/// Builds the configuration of an inbound listener in mTLS mode STRICT: clients must present the certificate of a
+/// member of the credential's trust domain. [`crate::session_peer`] returns the client.
 ///
 /// # Errors
 /// [`TlsError`] if the system has no randomness.
@@ -28,10 +28,15 @@ pub fn server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(credential, alpn, AnonymousClients::Refused, ExternalPrincipalMode::Refused)
+    build_server_config(
+        credential,
+        alpn,
+        AnonymousClients::Rejected,
+        ExternalPrincipalMode::Rejected,
+    )
 }
 
-/// Builds the configuration of a sidecar's inbound listener that also accepts external principals:
+/// Builds the configuration of an inbound listener that accepts members and external principals.
 /// [`crate::external_principal`] returns the client if [`crate::session_peer`] does not.
 ///
 /// # Errors
@@ -40,23 +45,29 @@ pub fn external_principal_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(credential, alpn, AnonymousClients::Refused, ExternalPrincipalMode::Allowed)
+    build_server_config(
+        credential,
+        alpn,
+        AnonymousClients::Rejected,
+        ExternalPrincipalMode::Allowed,
+    )
 }
 
-/// Builds the configuration of a sidecar's inbound listener for which client certificates are optional: a
-/// presented certificate of a member or external principal is verified, and [`crate::session_peer`] returns `None` for
-/// other clients.
+/// Builds the configuration of an inbound listener for which client certificates are optional. A presented
+/// certificate must be valid, of a member or of an external principal. [`crate::session_peer`] returns `None` for a
+/// client without a certificate.
 ///
 /// # Errors
 /// As [`server_config`].
-pub fn open_server_config(
+pub fn permissive_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
     build_server_config(credential, alpn, AnonymousClients::Allowed, ExternalPrincipalMode::Allowed)
 }
 
-/// Builds the configuration of connections to an endpoint: only `expected` is accepted, whatever its address.
+/// Builds the client configuration for connections to an endpoint. The server must have the identity `expected`;
+/// its address and host name are not compared.
 ///
 /// # Errors
 /// [`TlsError`] if rustls rejects the configuration.
@@ -71,13 +82,13 @@ pub fn client_config(
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_cert_resolver(credential.cert_resolver());
-    config.resumption = Resumption::in_memory_sessions(RESUMABLE_SERVICES_MAX);
+    config.resumption = Resumption::in_memory_sessions(MAX_RESUMABLE_SERVICES);
     config.alpn_protocols = owned_protocols(alpn);
     Ok(Arc::new(config))
 }
 
-/// Builds the configuration of a proxy without a certificate: it verifies the control plane first, and is
-/// anonymous itself.
+/// Builds the client configuration of a proxy that joins and has no certificate yet: it verifies the control plane,
+/// and presents no certificate.
 ///
 /// # Errors
 /// [`TlsError`] if rustls rejects the configuration.
@@ -97,8 +108,9 @@ pub fn join_client_config(
     Ok(Arc::new(config))
 }
 
-/// Builds the configuration of the control plane's port: clients may be anonymous in order to join.
-/// [`crate::session_peer`] then returns `None`, and every service except joining must reject the client.
+/// Builds the configuration of the control plane's listener. Clients without a certificate are accepted, because
+/// proxies join without one. [`crate::session_peer`] returns `None` for them, and all methods but joining must
+/// reject them.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -106,11 +118,16 @@ pub fn join_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(credential, alpn, AnonymousClients::Allowed, ExternalPrincipalMode::Refused)
+    build_server_config(
+        credential,
+        alpn,
+        AnonymousClients::Allowed,
+        ExternalPrincipalMode::Rejected,
+    )
 }
 
-/// Returns the SNI in the clear: `<service>.<namespace>.svc.cluster.local`. It informs foreign servers; trust
-/// does not depend on it.
+/// Returns the server name that a client sends as SNI: `<service>.<namespace>.svc.cluster.local`. It is unencrypted
+/// and informational: peers verify SPIFFE ids only.
 ///
 /// # Errors
 /// [`TlsError::LongName`] if it is longer than a DNS name can be.
@@ -136,7 +153,7 @@ pub fn control_id(trust_domain: &TrustDomain) -> SpiffeId {
     }
 }
 
-/// The reason that a configuration cannot be built.
+/// A failure to build a TLS configuration or a server name.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// rustls rejects it.
@@ -156,6 +173,7 @@ pub enum TlsError {
     },
 }
 
+/// Builds a server configuration with these requirements for client certificates.
 fn build_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
@@ -178,14 +196,17 @@ fn build_server_config(
     Ok(Arc::new(config))
 }
 
+/// Copies ALPN protocol names into the form that rustls requires.
 pub(crate) fn owned_protocols(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
     alpn.iter().map(|protocol| protocol.to_vec()).collect()
 }
 
-/// A configuration is for one identity, which few services share.
-const RESUMABLE_SERVICES_MAX: usize = 8;
+/// Limit of the servers with sessions stored for resumption by a client configuration. A configuration expects one
+/// identity, which few services share.
+const MAX_RESUMABLE_SERVICES: usize = 8;
 
-/// Each connection uses one ticket and receives one: connections are few and long-lived.
+/// The number of session tickets that a server sends per handshake. A connection uses one ticket and receives one;
+/// connections are few and long-lived.
 const TICKETS_PER_HANDSHAKE: usize = 1;
 
 #[cfg(test)]

@@ -20,10 +20,10 @@ use crate::disk::{self, FileReaders};
 #[derive(Debug)]
 pub struct Tokens {
     dir: PathBuf,
-    swept: Mutex<Option<SystemTime>>,
+    last_sweep: Mutex<Option<SystemTime>>,
 }
 
-/// Generates an unguessable text.
+/// Generates an unguessable text of 64 hexadecimal digits.
 ///
 /// # Errors
 /// If the system has no randomness.
@@ -41,10 +41,10 @@ impl Tokens {
     /// If it cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
         create_private_directory(dir)?;
-        Ok(Self { dir: dir.to_owned(), swept: Mutex::new(None) })
+        Ok(Self { dir: dir.to_owned(), last_sweep: Mutex::new(None) })
     }
 
-    /// True if the text has the form of our tokens.
+    /// True if the text begins like a join token of Leno.
     #[must_use]
     pub fn is_ours(token: &str) -> bool {
         token.starts_with(TOKEN_PREFIX)
@@ -53,7 +53,7 @@ impl Tokens {
     /// Creates a token for `workload` that can be used once within `lifetime`.
     ///
     /// # Errors
-    /// If the directory cannot be written, the lifetime is zero or longer than [`TOKEN_LIFETIME_MAX`], or there
+    /// If the directory cannot be written, the lifetime is zero or longer than [`MAX_TOKEN_LIFETIME`], or there
     /// are too many unused tokens.
     pub fn mint(
         &self,
@@ -61,7 +61,7 @@ impl Tokens {
         lifetime: Duration,
         now: SystemTime,
     ) -> io::Result<String> {
-        if lifetime.is_zero() || lifetime > TOKEN_LIFETIME_MAX {
+        if lifetime.is_zero() || lifetime > MAX_TOKEN_LIFETIME {
             let message =
                 format!("the token lifetime {lifetime:?} is out of range: use up to 24 h");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
@@ -72,7 +72,7 @@ impl Tokens {
         let token = format!("{TOKEN_PREFIX}{}", generate_secret()?);
         let expiry = now.checked_add(lifetime).map_or(0, seconds_since_epoch);
         let record = format!("{workload}\n{expiry}\n");
-        disk::create(&self.path_of(&token), record.as_bytes(), FileReaders::Owner)?;
+        disk::create(&self.file_path(&token), record.as_bytes(), FileReaders::Owner)?;
         Ok(token)
     }
 
@@ -93,7 +93,7 @@ impl Tokens {
             return Err(TokenError::Unknown);
         }
         check_if_exists(&self.dir)?;
-        let path = self.path_of(token);
+        let path = self.file_path(token);
         let text = disk::read(&path, FileReaders::Owner)?.ok_or(TokenError::Unknown)?;
         let record = TokenRecord::parse(&text).ok_or(TokenError::Unknown)?;
         if record.expiry <= seconds_since_epoch(now) {
@@ -115,11 +115,11 @@ impl Tokens {
     /// # Errors
     /// If the directory cannot be read.
     pub fn remove_expired(&self, now: SystemTime) -> io::Result<usize> {
-        let at = |cause| disk::file_error("read", &self.dir, cause);
+        let add_path = |cause| disk::file_error("read", &self.dir, cause);
         let mut unused = 0;
-        for entry in fs::read_dir(&self.dir).map_err(at)? {
-            let path = entry.map_err(at)?.path();
-            match state_of(&path, now) {
+        for entry in fs::read_dir(&self.dir).map_err(add_path)? {
+            let path = entry.map_err(add_path)?.path();
+            match file_state(&path, now) {
                 TokenFileState::Usable => unused += 1,
                 TokenFileState::Spent => drop(disk::remove(&path)?),
                 TokenFileState::Foreign => {}
@@ -129,23 +129,23 @@ impl Tokens {
     }
 
     fn sweep_if_due(&self, now: SystemTime) -> io::Result<()> {
-        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = swept.is_none_or(|last| match now.duration_since(last) {
-            Ok(since) => since >= SWEEP_INTERVAL,
+        let mut last_sweep = self.last_sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last_sweep.is_none_or(|last| match now.duration_since(last) {
+            Ok(elapsed) => elapsed >= SWEEP_INTERVAL,
             Err(_) => true,
         });
-        if due {
+        if is_due {
             let unused = self.remove_expired(now)?;
-            if unused >= TOKENS_MAX {
+            if unused >= MAX_TOKENS {
                 let message = format!("{unused} join tokens are unused: wait until some expire");
                 return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
             }
-            *swept = Some(now);
+            *last_sweep = Some(now);
         }
         Ok(())
     }
 
-    fn path_of(&self, token: &str) -> PathBuf {
+    fn file_path(&self, token: &str) -> PathBuf {
         let name = digest::digest(&digest::SHA256, token.as_bytes());
         self.dir.join(encode_hex(name.as_ref()))
     }
@@ -155,7 +155,7 @@ impl Tokens {
 pub const TOKEN_LIFETIME: Duration = Duration::from_secs(10 * 60);
 
 /// The maximum lifetime of a token.
-pub const TOKEN_LIFETIME_MAX: Duration = Duration::from_secs(24 * 3600);
+pub const MAX_TOKEN_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 /// The reason that a token is rejected. Do not reveal the reason to the client.
 #[derive(Debug, thiserror::Error)]
@@ -203,21 +203,24 @@ fn is_hex(text: &str, bytes: usize) -> bool {
     text.len() == 2 * bytes && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The state of a file in the directory.
+/// The state of a file in the directory of tokens.
 enum TokenFileState {
+    /// An unused, unexpired token, or a recent draft.
     Usable,
+    /// A used, expired or malformed token, or an old draft.
     Spent,
+    /// A file that is neither a token nor a draft.
     Foreign,
 }
 
-fn state_of(path: &Path, now: SystemTime) -> TokenFileState {
+fn file_state(path: &Path, now: SystemTime) -> TokenFileState {
     let name = path.file_name().and_then(|name| name.to_str());
-    let spent = match name {
+    let is_spent = match name {
         Some(name) if disk::is_draft(name) => {
             // A draft exists for milliseconds, unless its writer was killed.
-            let written = fs::metadata(path).and_then(|facts| facts.modified());
-            let age = written.ok().and_then(|at| now.duration_since(at).ok());
-            age.is_some_and(|age| age > TOKEN_LIFETIME_MAX)
+            let modified_at = fs::metadata(path).and_then(|metadata| metadata.modified());
+            let age = modified_at.ok().and_then(|at| now.duration_since(at).ok());
+            age.is_some_and(|age| age > MAX_TOKEN_LIFETIME)
         }
         Some(name) if is_hex(name, digest::SHA256_OUTPUT_LEN) => {
             // A file that has vanished is spent; an unreadable one is left alone.
@@ -228,26 +231,27 @@ fn state_of(path: &Path, now: SystemTime) -> TokenFileState {
         }
         _ => return TokenFileState::Foreign,
     };
-    if spent { TokenFileState::Spent } else { TokenFileState::Usable }
+    if is_spent { TokenFileState::Spent } else { TokenFileState::Usable }
 }
 
 fn seconds_since_epoch(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    time.duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
 
 fn encode_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Too long to guess.
+/// The random bytes of a token: too many to guess.
 const TOKEN_RANDOM_BYTES: usize = 32;
 
-/// Identifies leaked tokens.
+/// The prefix of all tokens, by which leaked ones are found.
 const TOKEN_PREFIX: &str = "leno-join-";
 
 /// Limit of unused tokens; it may be exceeded by the tokens of one sweep interval.
-const TOKENS_MAX: usize = 100_000;
+const MAX_TOKENS: usize = 100_000;
 
+/// The minimum interval between two removals of expired tokens.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -19,20 +19,20 @@ use crate::provider::crypto_provider;
 use crate::roots::Roots;
 use crate::verify::{LeafCertificate, VerifyError};
 
-/// Indicates whether a client may be anonymous.
+/// The treatment of clients without a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AnonymousClients {
     /// Every client must present a certificate.
-    Refused,
-    /// Clients without a certificate are accepted in order to join.
+    Rejected,
+    /// Clients without a certificate are accepted, for example to join.
     Allowed,
 }
 
-/// Indicates whether certificates of external principals are accepted.
+/// The treatment of certificates of external principals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExternalPrincipalMode {
     /// They are rejected.
-    Refused,
+    Rejected,
     /// They are accepted; policies authorize them later.
     Allowed,
 }
@@ -41,8 +41,8 @@ pub(crate) enum ExternalPrincipalMode {
 #[derive(Debug)]
 pub(crate) struct MemberVerifier {
     chain: Arc<dyn ClientCertVerifier>,
-    /// Verifies certificates of the company's roots, which are insufficient for members.
-    company: Option<Arc<dyn ClientCertVerifier>>,
+    /// Verifies chains to any root, which is insufficient for members; `None` if all roots sign for members.
+    full_chain: Option<Arc<dyn ClientCertVerifier>>,
     trust_domain: TrustDomain,
     external_principals: ExternalPrincipalMode,
 }
@@ -55,40 +55,40 @@ impl MemberVerifier {
         external_principals: ExternalPrincipalMode,
     ) -> Result<Self, VerifierBuilderError> {
         // The root names are not sent as a hint: members have only one certificate.
-        let verifier = |store: &Arc<RootCertStore>| {
+        let build_verifier = |store: &Arc<RootCertStore>| {
             let builder =
                 WebPkiClientVerifier::builder_with_provider(Arc::clone(store), crypto_provider())
                     .clear_root_hint_subjects();
             match anonymous {
-                AnonymousClients::Refused => builder.build(),
+                AnonymousClients::Rejected => builder.build(),
                 AnonymousClients::Allowed => builder.allow_unauthenticated().build(),
             }
         };
-        let chain = verifier(roots.member_store())?;
-        let company = roots.company_store().map(verifier).transpose()?;
-        Ok(Self { chain, company, trust_domain, external_principals })
+        let chain = build_verifier(roots.member_store())?;
+        let full_chain = roots.full_store().map(build_verifier).transpose()?;
+        Ok(Self { chain, full_chain, trust_domain, external_principals })
     }
 
-    /// Verifies a client without a chain to the mesh's authority: a certificate of the company is accepted
-    /// where external principals are, and never as a member's.
-    fn judge_other(
+    /// Verifies a client without a chain to the mesh's own authority. A certificate of another intermediate of the
+    /// same root is accepted where external principals are, and never as a member's.
+    fn verify_other_issuer(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
         reason: Error,
     ) -> Result<ClientCertVerified, Error> {
-        let Some(company) = &self.company else { return Err(reason) };
-        let verified = company.verify_client_cert(end_entity, intermediates, now);
+        let Some(verifier) = &self.full_chain else { return Err(reason) };
+        let verified = verifier.verify_client_cert(end_entity, intermediates, now);
         let (Ok(verified), Ok(leaf)) = (verified, LeafCertificate::read(end_entity)) else {
             return Err(reason);
         };
-        let found = leaf.peer.id;
+        let id = leaf.peer.id;
         match self.external_principals == ExternalPrincipalMode::Allowed
-            && found.trust_domain == self.trust_domain
+            && id.trust_domain == self.trust_domain
         {
             true => Ok(verified),
-            false => Err(rejection_error(VerifyError::OtherIssuer { found })),
+            false => Err(rejection_error(VerifyError::OtherIssuer { found: id })),
         }
     }
 
@@ -99,21 +99,21 @@ impl MemberVerifier {
                 .ok()
                 .filter(|_| self.external_principals == ExternalPrincipalMode::Allowed)
         };
-        let found = match LeafCertificate::read(end_entity) {
+        let id = match LeafCertificate::read(end_entity) {
             Ok(leaf) => leaf.peer.id,
             // A certificate that is not a member's may be an external principal's; none is both.
             Err(rejection) => {
                 let external_principal = external_principal().ok_or(rejection)?;
-                let is_ours = external_principal.id.trust_domain == self.trust_domain;
-                return is_ours.then_some(()).ok_or(VerifyError::ForeignExternalPrincipal {
+                let is_same_domain = external_principal.id.trust_domain == self.trust_domain;
+                return is_same_domain.then_some(()).ok_or(VerifyError::ForeignExternalPrincipal {
                     found: external_principal.id,
                     expected: self.trust_domain.clone(),
                 });
             }
         };
-        if found.trust_domain != self.trust_domain {
+        if id.trust_domain != self.trust_domain {
             let expected = self.trust_domain.clone();
-            return Err(VerifyError::ForeignTrustDomain { found, expected });
+            return Err(VerifyError::ForeignTrustDomain { found: id, expected });
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ impl ClientCertVerifier for MemberVerifier {
                 self.check_holder(end_entity).map_err(rejection_error)?;
                 Ok(verified)
             }
-            Err(reason) => self.judge_other(end_entity, intermediates, now, reason),
+            Err(reason) => self.verify_other_issuer(end_entity, intermediates, now, reason),
         }
     }
 
@@ -166,7 +166,7 @@ impl ClientCertVerifier for MemberVerifier {
     }
 }
 
-/// Accepts one server identity, whatever name or address the connection used.
+/// Accepts one server identity; the name and address of the connection are not compared.
 #[derive(Debug)]
 pub(crate) struct IdentityVerifier {
     roots: Roots,
@@ -212,11 +212,11 @@ impl ServerCertVerifier for IdentityVerifier {
         if let Err(reason) =
             self.verify_chain(self.roots.member_store(), end_entity, intermediates, now)
         {
-            let of_company = self
+            let full_result = self
                 .roots
-                .company_store()
-                .map(|all| self.verify_chain(all, end_entity, intermediates, now));
-            return match (of_company, LeafCertificate::read(end_entity)) {
+                .full_store()
+                .map(|store| self.verify_chain(store, end_entity, intermediates, now));
+            return match (full_result, LeafCertificate::read(end_entity)) {
                 (Some(Ok(())), Ok(leaf)) => {
                     Err(rejection_error(VerifyError::OtherIssuer { found: leaf.peer.id }))
                 }
@@ -262,23 +262,28 @@ impl ServerCertVerifier for IdentityVerifier {
     }
 }
 
-/// True if the chain leads to the mesh's own authority, not only to the company's root.
-pub(crate) fn is_of_mesh(roots: &Roots, chain: &[CertificateDer<'_>], now: UnixTime) -> bool {
-    if roots.company_store().is_none() {
+/// True if the chain ends at the mesh's own authority, not only at the root of an external CA.
+pub(crate) fn chains_to_mesh_authority(
+    roots: &Roots,
+    chain: &[CertificateDer<'_>],
+    now: UnixTime,
+) -> bool {
+    if roots.full_store().is_none() {
         return true;
     }
     let Some((end_entity, intermediates)) = chain.split_first() else { return false };
     let store = Arc::clone(roots.member_store());
     let verifier = WebPkiClientVerifier::builder_with_provider(store, crypto_provider()).build();
-    verifier.is_ok_and(|it| it.verify_client_cert(end_entity, intermediates, now).is_ok())
+    verifier
+        .is_ok_and(|verifier| verifier.verify_client_cert(end_entity, intermediates, now).is_ok())
 }
 
-/// Carries our reason through rustls; [`crate::reason_of_tls`] extracts it.
+/// Wraps a reason in the error type of rustls; [`crate::tls_failure_reason`] unwraps it.
 fn rejection_error(reason: VerifyError) -> Error {
     CertificateError::Other(OtherError(Arc::new(reason))).into()
 }
 
-/// Unreachable: the configurations offer only TLS 1.3.
+/// The error for TLS 1.2; unreachable, because the configurations offer only TLS 1.3.
 fn older_than_tls13() -> Error {
     PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig.into()
 }

@@ -11,7 +11,7 @@ use x509_parser::time::ASN1Time;
 
 use crate::credential::CLOCK_SKEW;
 use crate::roots::Roots;
-use crate::verifier::is_of_mesh;
+use crate::verifier::chains_to_mesh_authority;
 
 /// The verified peer of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -38,7 +38,7 @@ impl VerifiedPeer {
 }
 
 /// Returns the peer of an established session, from the session's certificates; `None` if the peer presented
-/// none, which only a joining server allows.
+/// none, which only configurations with optional client certificates allow.
 ///
 /// A resumed session is not verified again: it keeps the certificate of the previous session. The expiry is
 /// therefore checked here again, and `now` is an argument.
@@ -59,12 +59,12 @@ pub fn session_peer(
     Ok(Some(leaf.peer))
 }
 
-/// True if the session's certificates chain to the mesh's own authority. If members trust an intermediate of a
-/// company's root, a client with a certificate of another intermediate may be accepted as an external client.
+/// True if the session's certificates chain to the mesh's own authority. If that is an intermediate of an external
+/// root, a client with a certificate of another intermediate may be accepted as an external client.
 #[must_use]
 pub fn is_member_chain(roots: &Roots, chain: &[CertificateDer<'_>], now: SystemTime) -> bool {
-    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    is_of_mesh(roots, chain, UnixTime::since_unix_epoch(since))
+    let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    chains_to_mesh_authority(roots, chain, UnixTime::since_unix_epoch(since_epoch))
 }
 
 /// The reason that a certificate is not the expected peer's.
@@ -73,7 +73,7 @@ pub enum VerifyError {
     /// The certificate cannot be parsed.
     #[error("the certificate is malformed")]
     Malformed,
-    /// SPIFFE requires exactly one URI name.
+    /// The number of URI names is not one, as SPIFFE requires.
     #[error("the certificate has {count} URI names; a SPIFFE certificate has exactly one")]
     UriCount {
         /// The number of URI names.
@@ -82,7 +82,7 @@ pub enum VerifyError {
     /// The URI is not an identity of this mesh.
     #[error("the certificate's URI is not `spiffe://<trust domain>/ns/<namespace>/sa/<account>`")]
     Uri(#[source] InvalidName),
-    /// A verified certificate of another trust domain.
+    /// The certificate is valid, but of another trust domain.
     #[error("the peer is `{found}`, of another trust domain than `{expected}`")]
     ForeignTrustDomain {
         /// The identity of the peer.
@@ -101,7 +101,7 @@ pub enum VerifyError {
     /// An external principal without a name, or with an invalid one.
     #[error("the certificate of an external client has no DNS name, or an invalid one")]
     ExternalPrincipalNames,
-    /// The certificate chains to the company's root, but not to the mesh's own intermediate.
+    /// The certificate chains to the external root, but not to the mesh's own intermediate.
     #[error(
         "the certificate of `{found}` was signed by another intermediate CA below the same root: only the CA of the mesh may \
          sign certificates of members"
@@ -171,8 +171,8 @@ pub(crate) fn to_system_time(time: ASN1Time) -> Result<SystemTime, VerifyError> 
     UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).ok_or(VerifyError::Malformed)
 }
 
-/// Returns the workload. Our authority writes `namespace/name` as the only common name; other CAs write any
-/// text.
+/// Returns the workload in the common name. Leno's authority writes `namespace/name` as the only common name; other
+/// CAs may write any text.
 fn sole_workload(certificate: &X509Certificate<'_>) -> Option<WorkloadName> {
     let mut names = certificate.subject().iter_common_name();
     let name = names.next()?;
@@ -182,8 +182,8 @@ fn sole_workload(certificate: &X509Certificate<'_>) -> Option<WorkloadName> {
     }
 }
 
-/// Returns the instance. Our authority writes it as the only serial number of the subject; other CAs write any
-/// text.
+/// Returns the instance in the subject's serial number. Leno's authority writes it as the only one; other CAs may
+/// write any text.
 fn sole_instance(certificate: &X509Certificate<'_>) -> Option<Instance> {
     let mut numbers = certificate.subject().iter_by_oid(&OID_X509_SERIALNUMBER);
     let number = numbers.next()?;
@@ -201,17 +201,17 @@ mod tests {
     use crate::testing::{TestAuthority, now, workload_id, workload_name};
 
     #[test]
-    fn reads_who_the_authority_says_it_is() {
+    fn the_peer_is_the_subject_that_the_authority_signed() {
         let fixture = TestAuthority::new("cluster.local");
         let credential = fixture.issue_credential(&workload_id("ratings"));
-        let read = session_peer(Some(credential.chain()), now()).unwrap().unwrap();
-        assert_eq!(read.id, workload_id("ratings"));
-        assert_eq!(read.workload, Some(workload_name("ratings-1")));
-        assert_eq!(read.not_after, credential.not_after());
+        let peer = session_peer(Some(credential.chain()), now()).unwrap().unwrap();
+        assert_eq!(peer.id, workload_id("ratings"));
+        assert_eq!(peer.workload, Some(workload_name("ratings-1")));
+        assert_eq!(peer.not_after, credential.not_after());
     }
 
     #[test]
-    fn nobody_without_certificates() {
+    fn a_session_without_certificates_has_no_peer() {
         assert_eq!(session_peer(None, now()), Ok(None));
         assert_eq!(session_peer(Some(&[]), now()), Ok(None));
     }
@@ -227,9 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn wants_exactly_one_uri_of_the_right_form() {
+    fn exactly_one_valid_spiffe_uri_is_required() {
         let uri = |text: &str| SanType::URI(text.try_into().unwrap());
-        let good = || uri("spiffe://cluster.local/ns/bookinfo/sa/ratings");
+        let valid = || uri("spiffe://cluster.local/ns/bookinfo/sa/ratings");
         let dns = SanType::DnsName("ratings.bookinfo".try_into().unwrap());
         let fixture = TestAuthority::new("cluster.local");
         let read = |names: Vec<SanType>| {
@@ -237,24 +237,24 @@ mod tests {
                 fixture.forge_certificate(|parameters| parameters.subject_alt_names = names);
             LeafCertificate::read(&chain[0]).map(|leaf| leaf.peer.id)
         };
-        assert_eq!(read(vec![good()]), Ok(workload_id("ratings")));
-        assert_eq!(read(vec![dns.clone(), good()]), Ok(workload_id("ratings")));
-        for (names, count) in [(vec![], 0), (vec![dns], 0), (vec![good(), good()], 2)] {
+        assert_eq!(read(vec![valid()]), Ok(workload_id("ratings")));
+        assert_eq!(read(vec![dns.clone(), valid()]), Ok(workload_id("ratings")));
+        for (names, count) in [(vec![], 0), (vec![dns], 0), (vec![valid(), valid()], 2)] {
             assert_eq!(read(names), Err(VerifyError::UriCount { count }));
         }
-        for bad in [
+        for invalid in [
             "https://cluster.local/ns/bookinfo/sa/ratings",
             "spiffe://cluster.local/ns/bookinfo/sa/ratings/",
             "spiffe://cluster.local/ns/bookinfo/sa/ratings?x",
             "spiffe://cluster.local:1/ns/bookinfo/sa/ratings",
             "SPIFFE://cluster.local/ns/bookinfo/sa/ratings",
         ] {
-            assert!(matches!(read(vec![uri(bad)]), Err(VerifyError::Uri(_))), "{bad}");
+            assert!(matches!(read(vec![uri(invalid)]), Err(VerifyError::Uri(_))), "{invalid}");
         }
     }
 
     #[test]
-    fn a_common_name_that_is_no_workload_is_none() {
+    fn a_common_name_that_is_not_a_workload_is_ignored() {
         let fixture = TestAuthority::new("cluster.local");
         for name in ["Example Ltd", "a/b/c", ""] {
             let (chain, _) = fixture.forge_certificate(|parameters| {
@@ -265,16 +265,16 @@ mod tests {
     }
 
     #[test]
-    fn never_panics_on_damaged_certificates() {
+    fn damaged_certificates_never_cause_a_panic() {
         let fixture = TestAuthority::new("cluster.local");
         let credential = fixture.issue_credential(&workload_id("ratings"));
-        let honest = credential.chain()[0].to_vec();
-        for at in 0..honest.len() {
-            let cut = CertificateDer::from(honest[..at].to_vec());
-            assert_eq!(LeafCertificate::read(&cut), Err(VerifyError::Malformed));
+        let valid = credential.chain()[0].to_vec();
+        for index in 0..valid.len() {
+            let truncated = CertificateDer::from(valid[..index].to_vec());
+            assert_eq!(LeafCertificate::read(&truncated), Err(VerifyError::Malformed));
             for bit in 0..8 {
-                let mut changed = honest.clone();
-                changed[at] ^= 1 << bit;
+                let mut changed = valid.clone();
+                changed[index] ^= 1 << bit;
                 drop(LeafCertificate::read(&CertificateDer::from(changed)));
             }
         }

@@ -67,13 +67,13 @@ impl ObjectApi<DynamicObject> {
             "" => resource.version.clone(),
             group => format!("{group}/{}", resource.version),
         };
-        let is_good = name::is_group(resource.group.as_bytes())
+        let is_valid = name::is_group(resource.group.as_bytes())
             && name::is_label(resource.version.as_bytes())
             && name::is_label(resource.plural.as_bytes())
             && resource.api_version == group_version;
-        if !is_good {
-            let shown = format!("{} {}", resource.api_version, resource.plural);
-            return Err(InvalidPathName::Resource(escape_text(&shown)).into());
+        if !is_valid {
+            let kind = format!("{} {}", resource.api_version, resource.plural);
+            return Err(InvalidPathName::Resource(escape_text(&kind)).into());
         }
         Ok(Self(match namespace {
             Some(namespace) => Api::namespaced_with(client, namespace, resource),
@@ -172,7 +172,7 @@ impl<K: Clone + Debug + DeserializeOwned> ObjectApi<K> {
 
 /// Creates an object that contains a secret, as does the response. The response is decoded here because the
 /// client logs bodies that it cannot decode.
-pub(crate) async fn create_secretly<K>(client: &Client, object: &K) -> Result<K, ApiError>
+pub(crate) async fn create_secret_object<K>(client: &Client, object: &K) -> Result<K, ApiError>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Serialize + DeserializeOwned,
 {
@@ -224,7 +224,7 @@ mod tests {
     use crate::testing::Server;
 
     #[tokio::test]
-    async fn a_kind_is_no_other_path() {
+    async fn a_kind_cannot_change_the_path_of_a_request() {
         let server = Server::start_server().await;
         let resource = |group: &str, version: &str, plural: &str| ApiResource {
             group: group.to_owned(),
@@ -239,10 +239,10 @@ mod tests {
         let api = |resource: &ApiResource| {
             ObjectApi::for_dynamic_kind(server.client.clone(), None, resource).map(drop)
         };
-        for good in [resource("", "v1", "pods"), resource("leno.dev", "v1alpha1", "hedgings")] {
-            api(&good).unwrap();
+        for valid in [resource("", "v1", "pods"), resource("leno.dev", "v1alpha1", "hedgings")] {
+            api(&valid).unwrap();
         }
-        for bad in [
+        for invalid in [
             resource("", "v1", "pods/status"),
             resource("", "v1", "pods?watch=true"),
             resource("", "v1", ""),
@@ -251,12 +251,12 @@ mod tests {
             resource("", "..", "a"),
             ApiResource { api_version: "v1/../v1".to_owned(), ..resource("", "v1", "pods") },
         ] {
-            assert!(matches!(api(&bad), Err(ApiError::Name(_))), "{bad:?}");
+            assert!(matches!(api(&invalid), Err(ApiError::Name(_))), "{invalid:?}");
         }
     }
 
     #[tokio::test]
-    async fn the_token_of_a_review_is_in_no_error() {
+    async fn no_error_contains_the_token_of_a_review() {
         let server = Server::start_server().await;
         server.store.lock().unwrap().forbidden = Some(("POST", "tokenreviews"));
         let reviewer = crate::review::TokenReviewer::new(server.client.clone());

@@ -37,7 +37,7 @@ pub struct SharedAuthority {
     /// The content of the directory at the last poll, if it is not in the Secret yet.
     changed: Option<AuthorityFiles>,
     /// The roots last written to the ConfigMap.
-    reported: Option<String>,
+    published_roots: Option<String>,
 }
 
 impl SharedAuthority {
@@ -57,7 +57,7 @@ impl SharedAuthority {
             secret: None,
             synced: AuthorityFiles::default(),
             changed: None,
-            reported: None,
+            published_roots: None,
         }
     }
 
@@ -67,16 +67,17 @@ impl SharedAuthority {
     /// # Errors
     /// [`SharedError`].
     pub async fn establish_authority(&mut self) -> Result<AuthoritySource, SharedError> {
-        let mut found = self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
-        if found.is_none() && self.was_there_before().await? {
+        let mut existing =
+            self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
+        if existing.is_none() && self.has_published_roots().await? {
             // The control plane that published the roots had created the Secret before.
-            found = self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
-            found.as_ref().ok_or(SharedError::Lost)?;
+            existing = self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
+            existing.as_ref().ok_or(SharedError::Lost)?;
         }
-        if found.is_none() {
-            let made = self.open_or_create()?;
-            let created = self.secrets.create(&PostParams::default(), &secret_of(&made)).await;
-            found = match created {
+        if existing.is_none() {
+            let files = self.open_or_create()?;
+            let created = self.secrets.create(&PostParams::default(), &secret_of(&files)).await;
+            existing = match created {
                 Ok(secret) => {
                     tracing::info!("the CA is stored in the Secret `{AUTHORITY_SECRET}`");
                     Some(secret)
@@ -87,55 +88,55 @@ impl SharedAuthority {
                 Err(error) => return Err(SharedError::Write(error)),
             };
         }
-        let secret = found.ok_or(SharedError::Gone)?;
+        let secret = existing.ok_or(SharedError::Gone)?;
         let source = files_of(&secret).source(&self.dir).ok_or(SharedError::Incomplete)?;
         self.adopt_secret(secret)?;
         // Report an unusable authority now.
         source.open(&self.trust_domain, SystemTime::now())?;
-        self.tell_roots().await;
+        self.publish_roots().await;
         Ok(source)
     }
 
     /// Synchronizes the directory and the Secret, and publishes the roots in the ConfigMap. Never returns.
     pub async fn run_synchronization(mut self) {
-        let ours = Config::default().fields(&format!("metadata.name={AUTHORITY_SECRET}"));
-        let mut events = pin!(self.secrets.clone().watch(ours));
-        let mut looks = interval(LOOK_EVERY);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut is_there, mut is_listed, mut looked) = (false, false, 0_u32);
+        let selection = Config::default().fields(&format!("metadata.name={AUTHORITY_SECRET}"));
+        let mut events = pin!(self.secrets.clone().watch(selection));
+        let mut ticks = interval(POLL_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut exists, mut is_listed, mut tick_count) = (false, false, 0_u32);
         loop {
             let event = tokio::select! {
                 Some(event) = events.next() => Some(event),
-                _ = looks.tick() => None,
+                _ = ticks.tick() => None,
             };
             match event {
-                Some(Ok(Event::Init)) => is_there = false,
+                Some(Ok(Event::Init)) => exists = false,
                 Some(Ok(Event::InitApply(secret) | Event::Apply(secret))) => {
-                    is_there = true;
+                    exists = true;
                     self.follow_secret(secret);
-                    self.tell_roots().await;
+                    self.publish_roots().await;
                 }
                 Some(Ok(Event::InitDone)) => {
                     is_listed = true;
-                    if !is_there {
+                    if !exists {
                         self.restore_secret().await;
                     }
                 }
                 Some(Ok(Event::Delete(_))) => {
-                    is_there = false;
+                    exists = false;
                     self.restore_secret().await;
                 }
                 Some(Err(error)) => {
                     tracing::warn!(%error, "cannot watch the Secret `{AUTHORITY_SECRET}`");
                 }
                 None => {
-                    looked = looked.wrapping_add(1);
-                    if looked.is_multiple_of(TELL_AGAIN) {
-                        self.reported = None;
-                        self.tell_roots().await;
+                    tick_count = tick_count.wrapping_add(1);
+                    if tick_count.is_multiple_of(POLLS_PER_PUBLICATION) {
+                        self.published_roots = None;
+                        self.publish_roots().await;
                     }
                     // The API server may have rejected the previous attempt.
-                    if is_listed && !is_there {
+                    if is_listed && !exists {
                         self.restore_secret().await;
                     } else if is_listed {
                         self.write_changes().await;
@@ -148,19 +149,19 @@ impl SharedAuthority {
     /// Returns true if the roots are published, which means that members have certificates of that authority.
     /// If the Secret was deleted by mistake, a new authority would invalidate all of them. Another control
     /// plane restores the Secret.
-    async fn was_there_before(&self) -> Result<bool, SharedError> {
+    async fn has_published_roots(&self) -> Result<bool, SharedError> {
         if AuthorityFiles::read(&self.dir)?.source(&self.dir).is_some() {
             // The authority is in the directory: the Secret is created from it.
             return Ok(false);
         }
-        let reported = self.maps.get_opt(&ROOTS_NAME).await;
-        Ok(reported.map_err(SharedError::Roots)?.is_some())
+        let roots = self.maps.get_opt(&ROOTS_NAME).await;
+        Ok(roots.map_err(SharedError::Roots)?.is_some())
     }
 
     /// Opens the authority in the directory, or creates one.
     fn open_or_create(&self) -> Result<AuthorityFiles, SharedError> {
-        let there = AuthorityFiles::read(&self.dir)?;
-        let source = there.source(&self.dir);
+        let files = AuthorityFiles::read(&self.dir)?;
+        let source = files.source(&self.dir);
         let source = source.unwrap_or_else(|| AuthoritySource::Own(self.dir.clone()));
         source.open_or_create(&self.trust_domain, SystemTime::now())?;
         Ok(AuthorityFiles::read(&self.dir)?)
@@ -179,7 +180,7 @@ impl SharedAuthority {
     }
 
     /// Checks that these files can sign, in a scratch directory next to the current one.
-    fn try_out(&self, files: &AuthorityFiles) -> Result<(), SharedError> {
+    fn check_files(&self, files: &AuthorityFiles) -> Result<(), SharedError> {
         let scratch = self.dir.with_extension("tried");
         files.write(&scratch)?;
         let source = files.source(&scratch).ok_or(SharedError::Incomplete);
@@ -194,7 +195,7 @@ impl SharedAuthority {
     fn follow_secret(&mut self, secret: Secret) {
         let files = files_of(&secret);
         if files != self.synced
-            && let Err(error) = self.try_out(&files)
+            && let Err(error) = self.check_files(&files)
         {
             tracing::error!(%error, "cannot use the Secret `{AUTHORITY_SECRET}`; the previous authority stays in use");
             return;
@@ -223,29 +224,29 @@ impl SharedAuthority {
 
     /// Writes changes of the directory to the Secret. If the Secret was changed as well, its content wins.
     async fn write_changes(&mut self) {
-        let Ok(there) = AuthorityFiles::read(&self.dir) else { return };
-        if there == self.synced {
+        let Ok(files) = AuthorityFiles::read(&self.dir) else { return };
+        if files == self.synced {
             self.changed = None;
             return;
         }
         // A change may span several files: wait until two polls see the same content.
-        if self.changed.as_ref() != Some(&there) {
-            self.changed = Some(there);
+        if self.changed.as_ref() != Some(&files) {
+            self.changed = Some(files);
             return;
         }
-        let is_good = there
+        let is_valid = files
             .source(&self.dir)
             .is_some_and(|source| source.open(&self.trust_domain, SystemTime::now()).is_ok());
-        let Some(mut secret) = self.secret.clone().filter(|_| is_good) else { return };
-        fill_secret(&mut secret, &there);
+        let Some(mut secret) = self.secret.clone().filter(|_| is_valid) else { return };
+        fill_secret(&mut secret, &files);
         // The request names the resource version that it replaces.
         match self.secrets.replace(&AUTHORITY_NAME, &PostParams::default(), &secret).await {
             Ok(secret) => {
                 tracing::info!("the local CA was changed; the Secret is updated");
                 self.secret = Some(secret);
-                self.synced = there;
+                self.synced = files;
                 self.changed = None;
-                self.tell_roots().await;
+                self.publish_roots().await;
             }
             Err(error) if is_conflict(&error) => {
                 tracing::warn!(
@@ -260,9 +261,9 @@ impl SharedAuthority {
     }
 
     /// Publishes the roots in a ConfigMap that all accounts may read.
-    async fn tell_roots(&mut self) {
+    async fn publish_roots(&mut self) {
         let roots = self.synced.root_pem();
-        let Some(roots) = roots.filter(|roots| self.reported.as_ref() != Some(roots)) else {
+        let Some(roots) = roots.filter(|roots| self.published_roots.as_ref() != Some(roots)) else {
             return;
         };
         let map = json!({
@@ -273,7 +274,7 @@ impl SharedAuthority {
         });
         let parameters = PatchParams::apply(CONTROL).force();
         match self.maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(map)).await {
-            Ok(_) => self.reported = Some(roots),
+            Ok(_) => self.published_roots = Some(roots),
             Err(error) => {
                 tracing::warn!(%error, "cannot write the roots to the ConfigMap \
                                         `{ROOTS_CONFIG_MAP}`");
@@ -357,8 +358,8 @@ fn fill_secret(secret: &mut Secret, files: &AuthorityFiles) {
     for name in AuthorityFiles::file_names() {
         data.remove(name);
     }
-    let filled = files.iter().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
-    data.extend(filled);
+    let entries = files.iter().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
+    data.extend(entries);
 }
 
 /// Returns true for HTTP 409: another client created or changed the object first.
@@ -370,10 +371,10 @@ fn is_conflict(error: &ApiError) -> bool {
 const ROOTS_KEY: &str = "roots.pem";
 
 /// The interval between polls of the directory, which has a few small files.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The number of polls after which the ConfigMap is written again, to undo changes by other clients.
-const TELL_AGAIN: u32 = 60;
+const POLLS_PER_PUBLICATION: u32 = 60;
 
 #[cfg(test)]
 mod tests;

@@ -9,4 +9,4 @@ pub(crate) use desired::{ACCESS_CERT, CertificateDecisions, OwnerObject, validat
 pub use desired::{
     CertificateOutcomes, DesiredCertificate, DesiredCertificates, SecretPermissions,
 };
-pub use reconcile::keep_external_principals;
+pub use reconcile::reconcile_external_principals;

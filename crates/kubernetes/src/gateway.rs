@@ -20,7 +20,7 @@ pub use self::resolve::DesiredGateway;
 
 pub(crate) use self::facts::{ClusterFact, ClusterFacts, GatewayAddress, RouteId};
 pub(crate) use self::read::{
-    EDGE_KINDS, read_certificate, read_deployment, read_fact, read_service,
+    GATEWAY_KINDS, read_certificate, read_deployment, read_fact, read_service,
 };
 pub(crate) use self::resolve::{PreviousResult, ResolvedGateways, resolve_gateways, secrets_of};
 pub(crate) use self::status::{GatewayStatus, RouteParentStatus, supported_features};

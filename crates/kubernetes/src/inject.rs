@@ -21,8 +21,8 @@ use serde_json::{Map, Value, json};
 
 use crate::api::NamespaceName;
 use crate::words::{
-    CONTROL, CONTROL_PORT, INIT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER,
-    REDIRECT_ANNOTATION, UNKNOWN_MARKS_MAX, unknown_marks,
+    CONTROL, CONTROL_PORT, INIT_CONTAINER, MAX_UNKNOWN_ANNOTATIONS, MESHED, MESHED_BY_SIDECAR,
+    PROXY_CONTAINER, REDIRECT_ANNOTATION, unknown_annotations,
 };
 
 pub use annotation::{AnnotatedObject, InjectError};
@@ -201,28 +201,28 @@ impl fmt::Display for SkipReason {
 /// When an annotation is invalid, or the pod cannot have the requested sidecar.
 pub fn inject_sidecar(
     pod: &Value,
-    demand: InjectionTrigger<'_>,
+    trigger: InjectionTrigger<'_>,
     settings: &InjectionSettings,
 ) -> Result<InjectionOutcome, InjectError> {
     decision::check_shape(pod)?;
-    let floor = settings.floor_in(demand.namespace_facts());
-    let mut overruled = Vec::new();
-    match decide_injection(pod, demand, &settings.system_namespace)? {
+    let floor = settings.floor_in(trigger.namespace_facts());
+    let mut warnings = Vec::new();
+    match decide_injection(pod, trigger, &settings.system_namespace)? {
         None => {}
         Some(SkipReason::Disabled)
-            if floor.is_some_and(|it| decision::is_required(pod, demand, it)) =>
+            if floor.is_some_and(|floor| decision::is_required(pod, trigger, floor)) =>
         {
-            overruled.push(REQUIRED.to_owned());
+            warnings.push(SIDECAR_REQUIRED.to_owned());
         }
-        Some(skip) => {
-            if skip == SkipReason::Present {
-                decision::reject_imitation(pod, demand, settings)?;
+        Some(reason) => {
+            if reason == SkipReason::Present {
+                decision::reject_imitation(pod, trigger, settings)?;
             }
-            return Ok(InjectionOutcome::Skipped(skip));
+            return Ok(InjectionOutcome::Skipped(reason));
         }
     }
-    let options = SidecarOptions::read(pod, demand.namespace_facts(), settings)?;
-    decision::refuse_sidecar_user(pod)?;
+    let options = SidecarOptions::read(pod, trigger.namespace_facts(), settings)?;
+    decision::reject_sidecar_user(pod)?;
     let mut pod = pod.clone();
     let mut probes = SidecarProbes::default();
     for list in ["initContainers", "containers"] {
@@ -232,15 +232,15 @@ pub fn inject_sidecar(
     }
     let sidecar = SidecarInputs { settings, options: &options, probes: &probes };
     add_sidecar(&mut pod, &sidecar);
-    let unknown = warnings_of_marks(&pod);
-    overruled.extend(dns_warning(&pod, &settings.control));
+    let unknown_warnings = unknown_annotation_warnings(&pod);
+    warnings.extend(dns_warning(&pod, &settings.control));
     label_pod(&mut pod, &options);
-    tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.intercept_options()));
-    overruled.extend(options.overruled);
-    overruled.extend(probes.into_warnings());
+    set_plugin_annotation(&mut pod, settings.by_plugin.then(|| sidecar.intercept_options()));
+    warnings.extend(options.warnings);
+    warnings.extend(probes.into_warnings());
     // Last, because clients show only the first few warnings of an admission review.
-    overruled.extend(unknown);
-    Ok(InjectionOutcome::Injected { pod, warnings: overruled })
+    warnings.extend(unknown_warnings);
+    Ok(InjectionOutcome::Injected { pod, warnings })
 }
 
 /// Returns the difference between a pod before and after injection, as a JSON patch (RFC 6902).
@@ -266,34 +266,35 @@ pub fn has_native_sidecars(major: &str, minor: &str) -> bool {
 /// the sidecar starts together with the application. Init containers run before the redirection and bypass the
 /// mesh.
 fn add_sidecar(pod: &mut Value, sidecar: &SidecarInputs<'_>) {
-    let before = spec_list(pod, "initContainers");
+    let init_containers = spec_list(pod, "initContainers");
     if sidecar.settings.native_sidecars {
-        before.insert(0, sidecar.intercept_container());
-        before.insert(1, sidecar.native_sidecar());
+        init_containers.insert(0, sidecar.intercept_container());
+        init_containers.insert(1, sidecar.native_sidecar());
     } else {
-        before.push(sidecar.intercept_container());
+        init_containers.push(sidecar.intercept_container());
         spec_list(pod, "containers").insert(0, sidecar.regular_container());
     }
-    let mounted = spec_list(pod, "volumes");
+    let volumes = spec_list(pod, "volumes");
     // A copy of an injected pod may still have them.
-    mounted.retain(|volume| !container::VOLUMES.contains(&volume["name"].as_str().unwrap_or("")));
-    mounted.extend(sidecar_volumes());
+    volumes.retain(|volume| !container::VOLUMES.contains(&volume["name"].as_str().unwrap_or("")));
+    volumes.extend(sidecar_volumes());
 }
 
 /// Returns warnings for unknown labels and annotations of the pod under `leno.dev/`.
-fn warnings_of_marks(pod: &Value) -> Vec<String> {
-    let of = |list: &'static str| {
-        let keys = pod["metadata"][list].as_object().into_iter().flat_map(Map::keys);
-        unknown_marks(keys)
-            .map(move |(key, hint)| format!("{list}: {key} is not supported; {hint}"))
+fn unknown_annotation_warnings(pod: &Value) -> Vec<String> {
+    let warnings_in = |map: &'static str| {
+        let keys = pod["metadata"][map].as_object().into_iter().flat_map(Map::keys);
+        unknown_annotations(keys)
+            .map(move |(key, hint)| format!("{map}: {key} is not supported; {hint}"))
     };
-    of("labels").chain(of("annotations")).take(UNKNOWN_MARKS_MAX).collect()
+    warnings_in("labels").chain(warnings_in("annotations")).take(MAX_UNKNOWN_ANNOTATIONS).collect()
 }
 
-/// Warns about a DNS policy that bypasses the cluster's name server: the sidecar has to resolve the control
-/// plane.
+/// Returns a warning about a DNS policy that bypasses the cluster's name server: the sidecar has to resolve the
+/// control plane.
 fn dns_warning(pod: &Value, control: &str) -> Option<String> {
-    let policy = pod["spec"]["dnsPolicy"].as_str().filter(|it| ["Default", "None"].contains(it))?;
+    let policy =
+        pod["spec"]["dnsPolicy"].as_str().filter(|policy| ["Default", "None"].contains(policy))?;
     let (host, _) = control.rsplit_once(':')?;
     if host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok() {
         return None;
@@ -319,7 +320,7 @@ fn label_pod(pod: &mut Value, options: &SidecarOptions) {
     let labels = map_entry(metadata.entry("labels").or_insert(Value::Null), "");
     labels.insert(MESHED.to_owned(), json!(MESHED_BY_SIDECAR));
     let mut annotations = Vec::new();
-    if options.scraped {
+    if options.is_scraped {
         annotations.extend(scrape_annotations());
     }
     // Make the application the default container of `kubectl logs` and `exec`.
@@ -329,23 +330,23 @@ fn label_pod(pod: &mut Value, options: &SidecarOptions) {
     if annotations.is_empty() {
         return;
     }
-    let known = map_entry(metadata.entry("annotations").or_insert(Value::Null), "");
-    let scraped_already =
-        options.application_metrics.is_none() && known.contains_key("prometheus.io/scrape");
+    let existing = map_entry(metadata.entry("annotations").or_insert(Value::Null), "");
+    let has_scrape_annotation =
+        options.application_metrics.is_none() && existing.contains_key("prometheus.io/scrape");
     if options.application_metrics.is_some() {
         // The sidecar exposes the metrics of the application as well.
-        scrape_annotations().iter().for_each(|(key, _)| drop(known.remove(*key)));
+        scrape_annotations().iter().for_each(|(key, _)| drop(existing.remove(*key)));
     }
     for (key, value) in annotations {
-        if !(scraped_already && key.starts_with("prometheus.io/")) {
-            known.entry(key).or_insert(value.into());
+        if !(has_scrape_annotation && key.starts_with("prometheus.io/")) {
+            existing.entry(key).or_insert(value.into());
         }
     }
 }
 
 /// Sets the annotation with the redirection options for the CNI plugin of the node. Without the plugin, removes
 /// the annotation, even if the author set it.
-fn tell_plugin(pod: &mut Value, options: Option<Vec<String>>) {
+fn set_plugin_annotation(pod: &mut Value, options: Option<Vec<String>>) {
     let metadata = map_entry(pod, "metadata");
     if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
         annotations.remove(REDIRECT_ANNOTATION);
@@ -358,7 +359,7 @@ fn tell_plugin(pod: &mut Value, options: Option<Vec<String>>) {
 
 fn application_container(pod: &Value) -> Option<&str> {
     let names = pod["spec"]["containers"].as_array()?.iter();
-    names.filter_map(|it| it["name"].as_str()).find(|name| *name != PROXY_CONTAINER)
+    names.filter_map(|container| container["name"].as_str()).find(|name| *name != PROXY_CONTAINER)
 }
 
 /// Returns a list of the pod's `spec`, created if absent.
@@ -389,7 +390,7 @@ fn is_ours(container: &Value) -> bool {
 }
 
 /// The warning for a pod that opts out although the floor requires a sidecar.
-const REQUIRED: &str = "the pod opts out of injection, and spec.floor.injection of the MeshConfig requires a \
+const SIDECAR_REQUIRED: &str = "the pod opts out of injection, and spec.floor.injection of the MeshConfig requires a \
                         sidecar: it gets one";
 /// The annotation with the container that `kubectl` uses by default.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";

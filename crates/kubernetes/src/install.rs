@@ -102,32 +102,32 @@ impl InstallOptions {
 /// before their users.
 #[must_use]
 pub fn installation_manifests(options: &InstallOptions) -> Vec<Value> {
-    let mut all = kinds::kind_definitions();
+    let mut manifests = kinds::kind_definitions();
     if options.with_smi {
-        all.extend(kinds::of_smi());
+        manifests.extend(kinds::smi_kind_definitions());
     }
-    all.push(control_plane::control_namespace(options));
-    all.extend(access::access_objects(options));
+    manifests.push(control_plane::control_namespace(options));
+    manifests.extend(access::access_objects(options));
     // The control plane creates its authority for the trust domain that it finds. If the settings of another
     // mesh apply, the trust domain is only in the environment of the control plane.
     let has_default = options.trust_domain.to_string() == TRUST_DOMAIN_DEFAULT;
     if !has_default && options.settings_namespaces.is_empty() {
-        all.push(mesh_config(options));
+        manifests.push(mesh_config(options));
     }
     // Before pods that rely on the plugin are created.
     if let Some(network) = &options.cni {
-        all.extend(cni::cni_objects(options, network));
+        manifests.extend(cni::cni_objects(options, network));
     }
     if options.network_policies {
-        all.push(network_policy::policy_object(options));
+        manifests.push(network_policy::policy_object(options));
     }
-    all.extend(control_plane::control_plane_objects(options));
-    all.push(admission::webhook_configuration(options));
-    all.extend(validation_rules::policy_objects());
+    manifests.extend(control_plane::control_plane_objects(options));
+    manifests.push(admission::webhook_configuration(options));
+    manifests.extend(validation_rules::policy_objects());
     if options.gateways {
-        all.push(gateway_class());
+        manifests.push(gateway_class());
     }
-    all
+    manifests
 }
 
 /// Returns the GatewayClass of our gateways. It cannot be created in clusters without the Gateway API.
@@ -140,18 +140,19 @@ fn gateway_class() -> Value {
     })
 }
 
-/// Returns the result for an object that is skipped because the cluster lacks its kind or its namespace.
-fn left_out(manifest: &Value) -> Option<&'static str> {
+/// Returns the result for an object that is skipped because the cluster does not have its kind or its
+/// namespace.
+fn skip_result(manifest: &Value) -> Option<&'static str> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
     if kind == "GatewayClass" || validation_rules::is_kind(kind) {
         return Some("skipped: the cluster does not have its kind");
     }
-    let is_right_there = manifest["metadata"]["name"] == access::ACCESS_CERTS;
-    is_right_there.then_some("skipped: the cluster does not have its namespace")
+    let is_access_cert_role = manifest["metadata"]["name"] == access::ACCESS_CERTS;
+    is_access_cert_role.then_some("skipped: the cluster does not have its namespace")
 }
 
-/// Returns true for a CustomResourceDefinition that is not ours and may be installed by another mesh.
-fn is_borrowed_kind(manifest: &Value) -> bool {
+/// Returns true for a CustomResourceDefinition that is not one of Leno and may be installed by another mesh.
+fn is_foreign_crd(manifest: &Value) -> bool {
     manifest["kind"] == "CustomResourceDefinition" && manifest["spec"]["group"] != kinds::GROUP
 }
 

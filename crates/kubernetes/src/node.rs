@@ -17,9 +17,9 @@ pub struct NodeAgentClient {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodRedirection {
     /// No redirection: the pod has no sidecar, or an init container sets it up.
-    Leave,
+    Unchanged,
     /// Redirection to the sidecar, with these options of `leno redirect`.
-    Lead(Vec<String>),
+    Redirect(Vec<String>),
 }
 
 impl NodeAgentClient {
@@ -35,7 +35,7 @@ impl NodeAgentClient {
     ///
     /// # Errors
     /// When the pod does not exist, or a newer pod has its name.
-    pub async fn pod_interception(
+    pub async fn pod_redirection(
         &self,
         namespace: &str,
         name: &str,
@@ -48,9 +48,9 @@ impl NodeAgentClient {
         match uid {
             // Static pods have a different UID in the API server than in the container runtime.
             Some(uid) if pod.metadata.uid.as_deref() != Some(uid) && !is_mirror(&pod) => {
-                Err(NodeError::Another)
+                Err(NodeError::Replaced)
             }
-            _ => Ok(interception_from_pod(&pod)),
+            _ => Ok(redirection_of_pod(&pod)),
         }
     }
 
@@ -61,8 +61,8 @@ impl NodeAgentClient {
     pub async fn is_daemon_set_gone(&self, namespace: &str, name: &str) -> Result<bool, ApiError> {
         let (namespace, name) = (NamespaceName::new(namespace)?, ObjectName::new(name)?);
         let sets: ObjectApi<DaemonSet> = ObjectApi::for_namespace(self.client.clone(), &namespace);
-        let found = sets.get_opt(&name).await?;
-        Ok(found.is_none_or(|found| found.metadata.deletion_timestamp.is_some()))
+        let set = sets.get_opt(&name).await?;
+        Ok(set.is_none_or(|set| set.metadata.deletion_timestamp.is_some()))
     }
 }
 
@@ -74,7 +74,7 @@ pub enum NodeError {
     Api(#[from] ApiError),
     /// A newer pod has this name.
     #[error("the pod was replaced by another one of the same name")]
-    Another,
+    Replaced,
 }
 
 fn is_mirror(pod: &Pod) -> bool {
@@ -82,14 +82,18 @@ fn is_mirror(pod: &Pod) -> bool {
     annotations.is_some_and(|annotations| annotations.contains_key("kubernetes.io/config.mirror"))
 }
 
-fn interception_from_pod(pod: &Pod) -> PodRedirection {
-    let is_meshed = pod.metadata.labels.as_ref().and_then(|labels| labels.get(MESHED));
-    let words = pod.metadata.annotations.as_ref().and_then(|all| all.get(REDIRECT_ANNOTATION));
-    match (is_meshed.map(String::as_str), words) {
-        (Some(MESHED_BY_SIDECAR), Some(words)) => {
-            PodRedirection::Lead(words.split_whitespace().map(str::to_owned).collect())
+fn redirection_of_pod(pod: &Pod) -> PodRedirection {
+    let meshed = pod.metadata.labels.as_ref().and_then(|labels| labels.get(MESHED));
+    let options = pod
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(REDIRECT_ANNOTATION));
+    match (meshed.map(String::as_str), options) {
+        (Some(MESHED_BY_SIDECAR), Some(options)) => {
+            PodRedirection::Redirect(options.split_whitespace().map(str::to_owned).collect())
         }
-        _ => PodRedirection::Leave,
+        _ => PodRedirection::Unchanged,
     }
 }
 
@@ -100,30 +104,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_injector_marked_is_led() {
+    fn only_injected_pods_with_the_annotation_are_redirected() {
         let pod = |labels, annotations| -> Pod {
             let metadata = json!({"name": "a", "labels": labels, "annotations": annotations});
             serde_json::from_value(json!({"metadata": metadata})).unwrap()
         };
         let meshed = json!({"leno.dev/meshed": "sidecar"});
-        let led = json!({"leno.dev/redirect": "--exclude-outbound-ports=25,53 --uid=1500"});
-        let words = ["--exclude-outbound-ports=25,53", "--uid=1500"].map(str::to_owned).to_vec();
+        let annotation = json!({"leno.dev/redirect": "--exclude-outbound-ports=25,53 --uid=1500"});
+        let options = ["--exclude-outbound-ports=25,53", "--uid=1500"].map(str::to_owned).to_vec();
         assert_eq!(
-            interception_from_pod(&pod(meshed.clone(), led.clone())),
-            PodRedirection::Lead(words)
+            redirection_of_pod(&pod(meshed.clone(), annotation.clone())),
+            PodRedirection::Redirect(options)
         );
-        let plain = json!({"leno.dev/redirect": ""});
+        let no_options = json!({"leno.dev/redirect": ""});
         assert_eq!(
-            interception_from_pod(&pod(meshed.clone(), plain)),
-            PodRedirection::Lead(Vec::new())
+            redirection_of_pod(&pod(meshed.clone(), no_options)),
+            PodRedirection::Redirect(Vec::new())
         );
         // A pod with a redirection init container has no such annotation.
-        assert_eq!(interception_from_pod(&pod(meshed, json!({}))), PodRedirection::Leave);
-        assert_eq!(interception_from_pod(&pod(json!({}), led)), PodRedirection::Leave);
+        assert_eq!(redirection_of_pod(&pod(meshed, json!({}))), PodRedirection::Unchanged);
+        assert_eq!(redirection_of_pod(&pod(json!({}), annotation)), PodRedirection::Unchanged);
     }
 
     #[tokio::test]
-    async fn a_text_that_is_no_name_is_not_requested() {
+    async fn no_request_is_sent_for_an_invalid_name() {
         let server = crate::testing::Server::start_server().await;
         let node = NodeAgentClient { client: server.client.clone() };
         for (namespace, name) in [
@@ -135,10 +139,10 @@ mod tests {
             ("", "a"),
             ("shop", ""),
         ] {
-            let asked = node.pod_interception(namespace, name, None).await;
-            assert!(matches!(asked, Err(NodeError::Api(ApiError::Name(_)))), "{namespace} {name}");
+            let result = node.pod_redirection(namespace, name, None).await;
+            assert!(matches!(result, Err(NodeError::Api(ApiError::Name(_)))), "{namespace} {name}");
             assert!(node.is_daemon_set_gone(namespace, name).await.is_err(), "{namespace} {name}");
         }
-        assert_eq!(server.store.lock().unwrap().asked, [""; 0]);
+        assert_eq!(server.store.lock().unwrap().requests, [""; 0]);
     }
 }

@@ -13,37 +13,37 @@ use tokio::sync::watch;
 use crate::api::{NamespaceName, ObjectApi};
 use crate::words::CONTROL_PEERS;
 
-/// Keeps `found` up to date with the addresses of the control planes in a namespace, except our own, until it
-/// has no receivers. All listen on the same port.
+/// Keeps `peers_sender` up to date with the addresses of the control planes in a namespace, except our own,
+/// until it has no receivers. All listen on the same port.
 ///
 /// They include control planes that are not ready: a control plane becomes ready by connecting to the others.
 pub async fn follow_peers(
     client: Client,
     namespace: &NamespaceName,
-    own: IpAddr,
+    own_address: IpAddr,
     port: u16,
-    found: watch::Sender<BTreeSet<SocketAddr>>,
+    peers_sender: watch::Sender<BTreeSet<SocketAddr>>,
 ) {
     let slices: ObjectApi<EndpointSlice> = ObjectApi::for_namespace(client, namespace);
     let label = format!("{SERVICE_LABEL}={CONTROL_PEERS}");
     let mut events = pin!(slices.watch(Config::default().labels(&label)));
-    let mut listed = SliceAddresses::default();
+    let mut addresses = SliceAddresses::default();
     loop {
         let event = tokio::select! {
-            () = found.closed() => return,
+            () = peers_sender.closed() => return,
             event = events.next() => event,
         };
         match event {
             Some(Ok(event)) => {
-                listed.apply_event(event);
-                let peers = listed.peer_addresses(own, port);
-                found.send_if_modified(|last| {
-                    let event = *last != peers;
-                    if event {
+                addresses.apply_event(event);
+                let peers = addresses.peer_addresses(own_address, port);
+                peers_sender.send_if_modified(|published| {
+                    let is_changed = *published != peers;
+                    if is_changed {
                         tracing::info!(?peers, "the list of other control planes changed");
-                        *last = peers;
+                        *published = peers;
                     }
-                    event
+                    is_changed
                 });
             }
             Some(Err(error)) => {
@@ -57,8 +57,8 @@ pub async fn follow_peers(
 /// The addresses in each slice.
 #[derive(Debug, Default)]
 struct SliceAddresses {
-    known: BTreeMap<String, BTreeSet<IpAddr>>,
-    /// The slices of an unfinished relist. `known` is kept until it is complete.
+    complete: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// The slices of an unfinished relist. The `complete` ones stay in use until it is finished.
     listing: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
@@ -69,18 +69,18 @@ impl SliceAddresses {
             Event::InitApply(slice) => {
                 drop(self.listing.insert(slice.name_any(), slice_addresses(&slice)))
             }
-            Event::InitDone => self.known = std::mem::take(&mut self.listing),
+            Event::InitDone => self.complete = std::mem::take(&mut self.listing),
             Event::Apply(slice) => {
-                drop(self.known.insert(slice.name_any(), slice_addresses(&slice)))
+                drop(self.complete.insert(slice.name_any(), slice_addresses(&slice)))
             }
-            Event::Delete(slice) => drop(self.known.remove(&slice.name_any())),
+            Event::Delete(slice) => drop(self.complete.remove(&slice.name_any())),
         }
     }
 
     /// Returns all addresses except our own, without duplicates: a dual-stack Service lists every pod twice.
-    fn peer_addresses(&self, own: IpAddr, port: u16) -> BTreeSet<SocketAddr> {
-        let all = self.known.values().flatten();
-        all.filter(|ip| **ip != own && ip.is_ipv4() == own.is_ipv4())
+    fn peer_addresses(&self, own_address: IpAddr, port: u16) -> BTreeSet<SocketAddr> {
+        let ips = self.complete.values().flatten();
+        ips.filter(|ip| **ip != own_address && ip.is_ipv4() == own_address.is_ipv4())
             .map(|ip| SocketAddr::new(*ip, port))
             .collect()
     }
@@ -113,12 +113,12 @@ mod tests {
     }
 
     fn list_peers(slices: &SliceAddresses) -> Vec<String> {
-        let own = "10.0.0.1".parse().unwrap();
-        slices.peer_addresses(own, 15_010).iter().map(ToString::to_string).collect()
+        let own_address = "10.0.0.1".parse().unwrap();
+        slices.peer_addresses(own_address, 15_010).iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn all_in_any_slice_are_peers_but_ourselves() {
+    fn every_listed_address_is_a_peer_except_our_own() {
         let mut slices = SliceAddresses::default();
         slices.apply_event(Event::Init);
         slices.apply_event(Event::InitApply(slice_with_addresses("a", &["10.0.0.1", "10.0.0.2"])));

@@ -4,13 +4,13 @@ mod api_server;
 mod custom;
 mod foreign;
 mod image;
-mod marks;
+mod mesh_parts;
 mod namespace;
-mod ours;
 mod pod;
 mod service;
 mod sidecar_settings;
 mod slice;
+mod unknown_annotations;
 mod zone_preference;
 
 use std::collections::BTreeMap;
@@ -20,18 +20,21 @@ use leno_model::{AdmissionSettings, DefaultPolicy, MtlsMode, Protocol};
 use leno_registry::{DocumentLocation, RejectedDocument, port_name_protocol};
 
 pub(crate) use api_server::{endpoint_addresses, service_addresses};
-pub(crate) use custom::{CustomResource, read_custom, spoilt_grant};
-pub use foreign::{ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something};
+pub(crate) use custom::{CustomResource, incomplete_grant, read_custom};
+pub use foreign::{
+    ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_something,
+};
 pub(crate) use foreign::{FOREIGN_CONFIGS, ForeignMeshSettings, IngressGateway};
+pub(crate) use mesh_parts::is_service_parent;
 pub use namespace::{NamespaceReading, read_namespace};
-pub(crate) use ours::is_service_parent;
 pub use pod::{MeshPod, pod_addresses, read_pod, with_target_ports};
 pub use service::{ServiceReading, read_service};
 pub use sidecar_settings::SidecarSettings;
 pub(crate) use slice::listed_for;
 pub use slice::read_endpoints;
 pub(crate) use zone_preference::{
-    ZONE, ZonePreference, preference_name, preference_rule, read_nearness, service_of_preference,
+    ZONE, ZonePreference, preference_name, preference_rule, read_zone_preference,
+    service_of_preference,
 };
 
 use crate::words::{DEFAULT_POLICY, MTLS};
@@ -58,7 +61,7 @@ impl AdmissionReading {
                 "default policy",
                 "deny",
                 DefaultPolicy::ALL,
-                |it| it.as_str(),
+                |policy| policy.as_str(),
             ),
             mtls: parse_choice(
                 meta,
@@ -67,7 +70,7 @@ impl AdmissionReading {
                 "mutual TLS mode",
                 "strict",
                 MtlsMode::ALL,
-                |it| it.as_str(),
+                |mode| mode.as_str(),
             ),
         }
     }
@@ -97,25 +100,26 @@ fn parse_choice<T: Copy>(
     meta: &ObjectMeta,
     kind: &str,
     annotation: &str,
-    what: &str,
+    noun: &str,
     strictest: &str,
-    sidecar_settings: &[T],
-    word: impl Fn(T) -> &'static str,
+    choices: &[T],
+    as_text: impl Fn(T) -> &'static str,
 ) -> Result<Option<T>, Box<RejectedDocument>> {
-    let Some(text) = meta.annotations.as_ref().and_then(|all| all.get(annotation)) else {
+    let Some(text) = meta.annotations.as_ref().and_then(|annotations| annotations.get(annotation))
+    else {
         return Ok(None);
     };
-    let known = sidecar_settings.iter().copied().find(|choice| word(*choice) == text);
-    known.map(Some).ok_or_else(|| {
-        let shown: String = text.chars().take(SHOWN_CHARACTERS_MAX).collect();
-        let words: Vec<&str> = sidecar_settings.iter().map(|choice| word(*choice)).collect();
+    let parsed = choices.iter().copied().find(|choice| as_text(*choice) == text);
+    parsed.map(Some).ok_or_else(|| {
+        let quoted: String = text.chars().take(MAX_QUOTED_CHARACTERS).collect();
+        let names: Vec<&str> = choices.iter().map(|choice| as_text(*choice)).collect();
         Box::new(RejectedDocument {
-            at: place_of_field(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
+            at: field_location(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
             problem: format!(
-                "{shown:?} is not a {what}; the last valid annotations stay in force, or \
+                "{quoted:?} is not a {noun}; the last valid annotations stay in force, or \
                  {strictest} if there are none"
             ),
-            hint: format!("use {}, or remove it", words.join(" or ")),
+            hint: format!("use {}, or remove it", names.join(" or ")),
         })
     })
 }
@@ -130,8 +134,8 @@ fn creation_time(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-/// Returns the place of a field in an object.
-fn place_of_field(meta: &ObjectMeta, kind: &str, field: &str) -> DocumentLocation {
+/// Returns the location of a field in an object.
+fn field_location(meta: &ObjectMeta, kind: &str, field: &str) -> DocumentLocation {
     DocumentLocation {
         kind: Some(kind.to_owned()),
         namespace: meta.namespace.clone(),
@@ -155,4 +159,4 @@ pub(crate) fn matches_selector(
 }
 
 /// The maximum length of a quoted value in a message.
-const SHOWN_CHARACTERS_MAX: usize = 80;
+const MAX_QUOTED_CHARACTERS: usize = 80;

@@ -18,17 +18,17 @@ use crate::status::event::WarningEvent;
 
 /// Writes an event on the pod of a sidecar for each client that the sidecar rejected, reported by `instance`.
 /// The count of an event increases while its client keeps connecting; a client that returns within
-/// [`REMEMBERED`] causes no new event. Never returns.
-pub async fn keep_rejections(
+/// [`MEMORY_DURATION`] causes no new event. Never returns.
+pub async fn report_rejections(
     client: Client,
     instance: String,
     mut facts: watch::Receiver<Arc<SidecarFacts>>,
 ) {
     let mut events = RejectionEvents::default();
-    let mut again = interval(LOOK_EVERY);
+    let mut ticks = interval(POLL_INTERVAL);
     loop {
         tokio::select! {
-            _ = again.tick() => {}
+            _ = ticks.tick() => {}
             Ok(()) = facts.changed() => {}
         }
         let current = Arc::clone(&facts.borrow_and_update());
@@ -41,16 +41,16 @@ type RejectedClientKey = (WorkloadName, IpAddr);
 /// The written events; only [`RejectionEvents::write_events`] and [`RejectionEvents::renew_events`] do IO.
 #[derive(Default)]
 struct RejectionEvents {
-    known: BTreeMap<RejectedClientKey, RejectionEvent>,
+    clients: BTreeMap<RejectedClientKey, RejectionEvent>,
     /// The times of the last writes, oldest first.
     recent: std::collections::VecDeque<Instant>,
 }
 
 struct RejectionEvent {
     /// The time of the last report about the client.
-    seen: Instant,
+    last_seen: Instant,
     /// The event, unless the write failed or it has expired.
-    reported: Option<WarningEvent>,
+    written_event: Option<WarningEvent>,
     /// The time of the retry after a failed write.
     retry: Option<Instant>,
 }
@@ -73,53 +73,57 @@ impl RejectionEvents {
 
     /// Returns the clients that need an event now, within the limits of the table, per pod and per minute.
     fn due_clients(&mut self, rejected: &[RejectedClient], now: Instant) -> Vec<RejectedClient> {
-        self.known.retain(|_, known| now.duration_since(known.seen) < REMEMBERED);
+        self.clients.retain(|_, event| now.duration_since(event.last_seen) < MEMORY_DURATION);
         while self.recent.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
             self.recent.pop_front();
         }
         let mut due: Vec<RejectedClient> = Vec::new();
         for client in rejected {
             let key = (client.workload.clone(), client.client);
-            if let Some(known) = self.known.get_mut(&key) {
-                known.seen = now;
-                if known.retry.is_none_or(|at| at > now) {
+            if let Some(event) = self.clients.get_mut(&key) {
+                event.last_seen = now;
+                if event.retry.is_none_or(|at| at > now) {
                     continue;
                 }
-            } else if self.known.len() >= KNOWN_MAX || self.of_pod(&client.workload) >= OF_POD_MAX {
+            } else if self.clients.len() >= MAX_CLIENTS
+                || self.count_of_pod(&client.workload) >= MAX_CLIENTS_PER_POD
+            {
                 continue;
             }
-            if self.recent.len() >= MINUTE_MAX {
+            if self.recent.len() >= MAX_EVENTS_PER_MINUTE {
                 break;
             }
             self.recent.push_back(now);
-            self.known.insert(key, RejectionEvent { seen: now, reported: None, retry: None });
+            self.clients
+                .insert(key, RejectionEvent { last_seen: now, written_event: None, retry: None });
             due.push(client.clone());
         }
         due
     }
 
-    fn of_pod(&self, workload: &WorkloadName) -> usize {
-        self.known.keys().filter(|(name, _)| name == workload).count()
+    fn count_of_pod(&self, workload: &WorkloadName) -> usize {
+        self.clients.keys().filter(|(name, _)| name == workload).count()
     }
 
     fn record_written(&mut self, client: &RejectedClient, written: Option<WarningEvent>) {
-        let Entry::Occupied(mut known) = self.known.entry((client.workload.clone(), client.client))
+        let Entry::Occupied(mut event) =
+            self.clients.entry((client.workload.clone(), client.client))
         else {
             return;
         };
-        let known = known.get_mut();
-        known.retry = written.is_none().then(|| known.seen + RETRY_AFTER);
-        known.reported = written;
+        let event = event.get_mut();
+        event.retry = written.is_none().then(|| event.last_seen + RETRY_DELAY);
+        event.written_event = written;
     }
 
     /// Increases the counts of events with active clients. An event that has expired in the API server is
-    /// written again when its client returns after [`REMEMBERED`].
+    /// written again when its client returns after [`MEMORY_DURATION`].
     async fn renew_events(&mut self, client: &Client, now: Instant) {
-        for known in self.known.values_mut().filter(|known| known.seen == now) {
-            if let Some(reported) = &mut known.reported
-                && !reported.renew_count(client, now).await
+        for event in self.clients.values_mut().filter(|event| event.last_seen == now) {
+            if let Some(written_event) = &mut event.written_event
+                && !written_event.renew_count(client, now).await
             {
-                known.reported = None;
+                event.written_event = None;
             }
         }
     }
@@ -158,11 +162,12 @@ async fn pod_at(
 ) -> Result<Option<String>, ApiError> {
     let namespace = NamespaceName::new(workload.namespace.as_str())?;
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &namespace);
-    let at = format!("status.podIP={address},status.phase=Running");
-    let found = pods.list(&ListParams::default().fields(&at).limit(2)).await?.items;
-    let [pod] = found.as_slice() else { return Ok(None) };
-    let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false);
-    Ok((!on_host).then(|| pod.name_any()))
+    let field_selector = format!("status.podIP={address},status.phase=Running");
+    let pods_at_address =
+        pods.list(&ListParams::default().fields(&field_selector).limit(2)).await?.items;
+    let [pod] = pods_at_address.as_slice() else { return Ok(None) };
+    let is_host_network = pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false);
+    Ok((!is_host_network).then(|| pod.name_any()))
 }
 
 fn event_note(rejected: &RejectedClient, owner: Option<&str>) -> String {
@@ -187,18 +192,18 @@ fn event_note(rejected: &RejectedClient, owner: Option<&str>) -> String {
 /// The reason of the event.
 const PLAINTEXT_REJECTED: &str = "PlaintextRejected";
 /// The interval at which counts are updated and deferred events are retried.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// The time after which a returning client causes a new event: the API server has deleted the old one.
-const REMEMBERED: Duration = Duration::from_secs(3600);
+const MEMORY_DURATION: Duration = Duration::from_secs(3600);
 /// The delay after a failed write.
-const RETRY_AFTER: Duration = Duration::from_secs(300);
+const RETRY_DELAY: Duration = Duration::from_secs(300);
 const MINUTE: Duration = Duration::from_secs(60);
 /// The maximum number of events per minute: many clients without a sidecar are one problem.
-const MINUTE_MAX: usize = 20;
+const MAX_EVENTS_PER_MINUTE: usize = 20;
 /// The maximum number of clients with an event per pod.
-const OF_POD_MAX: usize = 8;
+const MAX_CLIENTS_PER_POD: usize = 8;
 /// The maximum number of clients in the table.
-const KNOWN_MAX: usize = 1024;
+const MAX_CLIENTS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -219,8 +224,8 @@ mod tests {
 
     /// A client with a sidecar gets no hint to start with one.
     #[test]
-    fn the_remedy_is_that_of_the_kind_of_the_client() {
-        for (kind, said, not_said) in [
+    fn the_hint_depends_on_the_kind_of_client() {
+        for (kind, expected, unexpected) in [
             (
                 PlaintextClient::Other,
                 "to port 8080; start these clients with a sidecar, open the port",
@@ -236,40 +241,40 @@ mod tests {
             let client = RejectedClient { kind, ..rejected_client("web-1", "10.0.0.1") };
             for owner in [None, Some("front")] {
                 let note = event_note(&client, owner);
-                assert!(note.contains(said) && !note.contains(not_said), "{note}");
+                assert!(note.contains(expected) && !note.contains(unexpected), "{note}");
                 assert!(note.ends_with(kind.hint()) && note.len() < 1024, "{note}");
             }
         }
     }
 
     #[test]
-    fn a_client_has_one_event_while_it_goes_on() {
+    fn a_client_has_one_event_while_it_keeps_connecting() {
         let mut events = RejectionEvents::default();
         let start = Instant::now();
-        let one = [rejected_client("web-1", "10.0.0.1")];
-        assert_eq!(events.due_clients(&one, start), one);
+        let rejected = [rejected_client("web-1", "10.0.0.1")];
+        assert_eq!(events.due_clients(&rejected, start), rejected);
         for minutes in [1, 30, 89] {
-            assert_eq!(events.due_clients(&one, start + minutes * MINUTE), [], "{minutes}");
+            assert_eq!(events.due_clients(&rejected, start + minutes * MINUTE), [], "{minutes}");
         }
         // Another port of the same pod causes no new event, another pod does.
-        let other_port = RejectedClient { port: 9090, ..one[0].clone() };
+        let other_port = RejectedClient { port: 9090, ..rejected[0].clone() };
         assert_eq!(events.due_clients(&[other_port], start + 90 * MINUTE), []);
         let other = [rejected_client("web-2", "10.0.0.1")];
         assert_eq!(events.due_clients(&other, start + 90 * MINUTE), other);
         assert_eq!(events.due_clients(&[], start + 100 * MINUTE), []);
-        assert_eq!(events.due_clients(&one, start + 149 * MINUTE), [], "it returned too soon");
-        assert_eq!(events.due_clients(&one, start + 209 * MINUTE), one);
+        assert_eq!(events.due_clients(&rejected, start + 149 * MINUTE), [], "it returned too soon");
+        assert_eq!(events.due_clients(&rejected, start + 209 * MINUTE), rejected);
     }
 
     #[test]
     fn a_failed_write_is_repeated_after_a_pause() {
         let mut events = RejectionEvents::default();
         let start = Instant::now();
-        let one = [rejected_client("web-1", "10.0.0.1")];
-        assert_eq!(events.due_clients(&one, start), one);
-        events.record_written(&one[0], None);
-        assert_eq!(events.due_clients(&one, start + RETRY_AFTER / 2), []);
-        assert_eq!(events.due_clients(&one, start + RETRY_AFTER), one);
+        let rejected = [rejected_client("web-1", "10.0.0.1")];
+        assert_eq!(events.due_clients(&rejected, start), rejected);
+        events.record_written(&rejected[0], None);
+        assert_eq!(events.due_clients(&rejected, start + RETRY_DELAY / 2), []);
+        assert_eq!(events.due_clients(&rejected, start + RETRY_DELAY), rejected);
     }
 
     #[test]
@@ -277,27 +282,27 @@ mod tests {
         let mut events = RejectionEvents::default();
         let now = Instant::now();
         let clients: Vec<_> =
-            (0..100).map(|it| rejected_client("web-1", &format!("10.0.0.{it}"))).collect();
-        assert_eq!(events.due_clients(&clients, now).len(), OF_POD_MAX);
+            (0..100).map(|number| rejected_client("web-1", &format!("10.0.0.{number}"))).collect();
+        assert_eq!(events.due_clients(&clients, now).len(), MAX_CLIENTS_PER_POD);
         assert_eq!(events.due_clients(&clients, now + MINUTE), []);
         let pods: Vec<_> =
-            (0..2000).map(|it| rejected_client(&format!("api-{it}"), "10.0.0.1")).collect();
-        assert_eq!(events.due_clients(&pods, now + MINUTE).len(), MINUTE_MAX);
+            (0..2000).map(|number| rejected_client(&format!("api-{number}"), "10.0.0.1")).collect();
+        assert_eq!(events.due_clients(&pods, now + MINUTE).len(), MAX_EVENTS_PER_MINUTE);
         assert_eq!(events.due_clients(&pods, now + MINUTE), []);
-        let mut all = OF_POD_MAX + MINUTE_MAX;
+        let mut total = MAX_CLIENTS_PER_POD + MAX_EVENTS_PER_MINUTE;
         for minute in 2..80 {
             // The known clients keep connecting.
-            let both = [&clients[..], &pods[..]].concat();
-            all += events.due_clients(&both, now + minute * MINUTE).len();
+            let known_clients = [&clients[..], &pods[..]].concat();
+            total += events.due_clients(&known_clients, now + minute * MINUTE).len();
         }
-        assert_eq!((all, events.known.len()), (KNOWN_MAX, KNOWN_MAX));
+        assert_eq!((total, events.clients.len()), (MAX_CLIENTS, MAX_CLIENTS));
     }
 
     #[tokio::test]
-    async fn an_event_is_counted_up_while_its_client_goes_on() {
+    async fn the_count_of_an_event_increases_while_its_client_keeps_connecting() {
         let server = Server::start_server().await;
         let mut events = RejectionEvents::default();
-        let (start, one) = (Instant::now(), [rejected_client("web-1", "10.0.0.1")]);
+        let (start, rejected) = (Instant::now(), [rejected_client("web-1", "10.0.0.1")]);
         let count = || {
             let store = server.store.lock().unwrap();
             let mut written = store.objects.iter().filter(|(key, _)| key.contains("/events/"));
@@ -307,7 +312,7 @@ mod tests {
         };
         let (client, instance) = (&server.client, "leno-control-1");
         for (minutes, expected) in [(0, None), (10, None), (25, Some(2)), (30, Some(2))] {
-            events.write_events(client, instance, &one, start + minutes * MINUTE).await;
+            events.write_events(client, instance, &rejected, start + minutes * MINUTE).await;
             assert_eq!(count(), expected, "{minutes}");
         }
         // Its client stays away.
@@ -334,7 +339,8 @@ mod tests {
             ..SidecarFacts::default()
         };
         let (send, facts) = watch::channel(Arc::new(facts));
-        let keeping = keep_rejections(server.client.clone(), "leno-control-1".to_owned(), facts);
+        let reporting =
+            report_rejections(server.client.clone(), "leno-control-1".to_owned(), facts);
         let mut written = server.store.lock().unwrap().subscribe_changes();
         let event = async {
             written.changed().await.unwrap();
@@ -343,7 +349,7 @@ mod tests {
             events.map(|(_, event)| event.clone()).collect::<Vec<Value>>()
         };
         let events = tokio::select! {
-            () = keeping => panic!("it ended"),
+            () = reporting => panic!("it ended"),
             events = event => events,
         };
         drop(send);

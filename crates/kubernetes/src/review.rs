@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use crate::api::{ApiError, create_secretly, escape_text};
+use crate::api::{ApiError, create_secret_object, escape_text};
 use crate::words::TOKEN_AUD;
 
 /// A client that verifies tokens with the API server.
@@ -24,7 +24,7 @@ pub struct TokenReviewer {
     /// The issuers of tokens that the API server has accepted.
     issuers: Mutex<BTreeSet<String>>,
     /// Limits concurrent reviews of tokens from other issuers.
-    unfamiliar: Semaphore,
+    unknown_issuer_reviews: Semaphore,
 }
 
 /// The pod to which a token is bound.
@@ -43,7 +43,7 @@ pub struct PodHolder {
 pub enum TokenReviewError {
     /// The token is invalid. The reason may be sent to the client.
     #[error("{0}")]
-    Refused(String),
+    Rejected(String),
     /// The API server does not respond, or denies the request.
     #[error(
         "the API server does not review tokens: {0}; the control plane's account needs to create \
@@ -54,7 +54,7 @@ pub enum TokenReviewError {
     #[error(
         "too many reviews of tokens from issuers that the API server has not confirmed: try again"
     )]
-    Unfamiliar,
+    TooManyReviews,
     /// The response is not a review.
     #[error("the API server's response to a review cannot be parsed")]
     Malformed,
@@ -64,14 +64,18 @@ impl TokenReviewer {
     /// Creates a reviewer that uses the permissions of this client.
     #[must_use]
     pub fn new(client: Client) -> Self {
-        Self { client, issuers: Mutex::default(), unfamiliar: Semaphore::new(UNFAMILIAR_MAX) }
+        Self {
+            client,
+            issuers: Mutex::default(),
+            unknown_issuer_reviews: Semaphore::new(MAX_UNKNOWN_ISSUER_REVIEWS),
+        }
     }
 
     /// Returns the pod that a token claims, without verification.
     ///
     /// # Errors
-    /// [`TokenReviewError::Refused`] when the API server could not accept it: wrong audience, not bound to a pod, or
-    /// expired.
+    /// [`TokenReviewError::Rejected`] when the API server could not accept it: wrong audience, not bound to a
+    /// pod, or expired.
     pub fn claimed_pod(&self, token: &str, now: SystemTime) -> Result<PodHolder, TokenReviewError> {
         Ok(parse_claims(token, now)?.holder)
     }
@@ -83,9 +87,13 @@ impl TokenReviewer {
     pub async fn review_token(&self, token: &str) -> Result<PodHolder, TokenReviewError> {
         // Unauthenticated clients must not be able to overload the API server with arbitrary tokens.
         let ClaimedPod { issuer, .. } = parse_claims(token, SystemTime::now())?;
-        let _turn = match self.is_familiar(&issuer) {
+        let _permit = match self.is_known_issuer(&issuer) {
             true => None,
-            false => Some(self.unfamiliar.try_acquire().map_err(|_| TokenReviewError::Unfamiliar)?),
+            false => Some(
+                self.unknown_issuer_reviews
+                    .try_acquire()
+                    .map_err(|_| TokenReviewError::TooManyReviews)?,
+            ),
         };
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -94,24 +102,25 @@ impl TokenReviewer {
             },
             ..TokenReview::default()
         };
-        let review = create_secretly(&self.client, &review).await.map_err(|error| match error {
-            ApiError::Undecodable(_) => TokenReviewError::Malformed,
-            error => TokenReviewError::Api(error),
-        })?;
+        let review =
+            create_secret_object(&self.client, &review).await.map_err(|error| match error {
+                ApiError::Undecodable(_) => TokenReviewError::Malformed,
+                error => TokenReviewError::Api(error),
+            })?;
         let holder = reviewed_holder(review.status.unwrap_or_default())?;
         self.learn_issuer(issuer);
         Ok(holder)
     }
 
     /// Returns true if the API server has accepted a token of this issuer, or none of any issuer yet.
-    fn is_familiar(&self, issuer: &str) -> bool {
+    fn is_known_issuer(&self, issuer: &str) -> bool {
         let issuers = self.issuers.lock().unwrap_or_else(PoisonError::into_inner);
         issuers.is_empty() || issuers.contains(issuer)
     }
 
     fn learn_issuer(&self, issuer: String) {
         let mut issuers = self.issuers.lock().unwrap_or_else(PoisonError::into_inner);
-        if issuers.len() < ISSUERS_MAX {
+        if issuers.len() < MAX_ISSUERS {
             issuers.insert(issuer);
         }
     }
@@ -133,20 +142,20 @@ struct ClaimedPod {
 /// Parses the claims of a token for our audience that is bound to a pod, as projected service account tokens
 /// are (RFC 7519 section 3, RFC 7515 section 7.1). Nothing is verified.
 fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewError> {
-    let rejected = |reason: &str| TokenReviewError::Refused(reason.to_owned());
+    let rejected = |reason: &str| TokenReviewError::Rejected(reason.to_owned());
     let mut parts = token.split('.');
     let payload = match (parts.next(), parts.next(), parts.next(), parts.next()) {
         (Some(_), Some(payload), Some(_), None) => URL_SAFE_NO_PAD.decode(payload).ok(),
         _ => None,
     };
     let claims: Option<ServiceAccountClaims> =
-        payload.and_then(|it| serde_json::from_slice(&it).ok());
+        payload.and_then(|payload| serde_json::from_slice(&payload).ok());
     let claims = claims.filter(|claims| {
         let aud = claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
-        aud.iter().any(|it| it == TOKEN_AUD) && claims.sub.starts_with(ACCOUNT_PREFIX)
+        aud.iter().any(|audience| audience == TOKEN_AUD) && claims.sub.starts_with(ACCOUNT_PREFIX)
     });
     let claims = claims.ok_or_else(|| {
-        TokenReviewError::Refused(format!(
+        TokenReviewError::Rejected(format!(
             "it is not a service account token for the audience `{TOKEN_AUD}`"
         ))
     })?;
@@ -155,8 +164,11 @@ fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewE
         return Err(rejected("the token has expired or has no expiration time"));
     }
     let BoundObject { namespace, pod } = claims.kubernetes;
-    let account = claims.sub.strip_prefix(ACCOUNT_PREFIX).and_then(|it| it.split_once(':'));
-    let account = account.filter(|(of, _)| *of == namespace).map(|(_, name)| name);
+    let account =
+        claims.sub.strip_prefix(ACCOUNT_PREFIX).and_then(|account| account.split_once(':'));
+    let account = account
+        .filter(|(account_namespace, _)| *account_namespace == namespace)
+        .map(|(_, name)| name);
     let (Some(account), Some(pod)) = (account, pod) else { return Err(rejected(UNBOUND)) };
     let workload = WorkloadName::new(&namespace, &pod.name);
     let account = ServiceAccount::new(&namespace, account);
@@ -197,11 +209,13 @@ struct BoundPod {
 
 /// Extracts the pod from a review.
 fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewError> {
-    let rejected = |reason: String| Err(TokenReviewError::Refused(reason));
+    let rejected = |reason: String| Err(TokenReviewError::Rejected(reason));
     if status.authenticated != Some(true) {
         // Joining clients have no identity yet: the reason goes to the log, under one shared rate limit.
-        let line =
-            UNKNOWN.lock().unwrap_or_else(PoisonError::into_inner).permit_line(Instant::now());
+        let line = INVALID_TOKEN_LOG_LIMIT
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .permit_line(Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
             let reason = escape_text(&status.error.unwrap_or_default());
             tracing::info!(reason, suppressed, "the API server does not recognize a join token");
@@ -236,7 +250,7 @@ fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewEr
 
 /// The rate limit of log lines about invalid join tokens, shared because clients without a certificate are
 /// indistinguishable.
-static UNKNOWN: Mutex<LogLimit> = Mutex::new(LogLimit::new());
+static INVALID_TOKEN_LOG_LIMIT: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 
 /// The prefix of service accounts in user names.
 const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
@@ -250,9 +264,9 @@ const UNBOUND: &str = "the token is not bound to a pod: use a token from a proje
 /// The tolerated clock skew.
 const LEEWAY: Duration = Duration::from_secs(300);
 /// The maximum number of remembered issuers: API servers have one, and a second one during a migration.
-const ISSUERS_MAX: usize = 8;
+const MAX_ISSUERS: usize = 8;
 /// The maximum number of concurrent reviews for unknown issuers.
-const UNFAMILIAR_MAX: usize = 2;
+const MAX_UNKNOWN_ISSUER_REVIEWS: usize = 2;
 
 #[cfg(test)]
 mod tests {
@@ -286,9 +300,9 @@ mod tests {
     }
 
     #[test]
-    fn only_what_says_that_it_is_for_us_is_asked_about() {
+    fn only_tokens_with_our_audience_and_a_pod_are_reviewed() {
         let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let good = json!({
+        let valid = json!({
             "aud": ["leno"], "exp": 1_800_000_600, "iss": "https://kubernetes.default.svc",
             "sub": "system:serviceaccount:shop:cart",
             "kubernetes.io": {
@@ -296,15 +310,18 @@ mod tests {
                 "serviceaccount": {"name": "cart", "uid": "c"},
             },
         });
-        let sent =
+        let encode =
             |claims: &Value| format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims.to_string()));
-        let with = |pointer: &str, value: Value| {
-            let mut claims = good.clone();
+        let with_claim = |pointer: &str, value: Value| {
+            let mut claims = valid.clone();
             *claims.pointer_mut(pointer).unwrap() = value;
-            sent(&claims)
+            encode(&claims)
         };
-        for token in [sent(&good), with("/aud", json!("leno")), with("/exp", json!(1_799_999_800))]
-        {
+        for token in [
+            encode(&valid),
+            with_claim("/aud", json!("leno")),
+            with_claim("/exp", json!(1_799_999_800)),
+        ] {
             let ClaimedPod { holder, issuer } = parse_claims(&token, now).unwrap();
             assert_eq!(holder.workload.to_string(), "shop/cart-7d4b9-x2x");
             assert_eq!(
@@ -314,19 +331,19 @@ mod tests {
             assert_eq!(issuer, "https://kubernetes.default.svc");
         }
         for (token, expected) in [
-            (with("/aud", json!("other")), "audience `leno`"),
-            (with("/sub", json!("somebody")), "audience `leno`"),
-            (with("/aud", Value::Null), "audience `leno`"),
-            (sent(&json!([])), "audience `leno`"),
+            (with_claim("/aud", json!("other")), "audience `leno`"),
+            (with_claim("/sub", json!("somebody")), "audience `leno`"),
+            (with_claim("/aud", Value::Null), "audience `leno`"),
+            (encode(&json!([])), "audience `leno`"),
             ("e30.%.c2ln".to_owned(), "audience `leno`"),
-            (format!("{}.more", sent(&good)), "audience `leno`"),
+            (format!("{}.more", encode(&valid)), "audience `leno`"),
             (String::new(), "audience `leno`"),
             ("a".repeat(10_000), "audience `leno`"),
-            (with("/exp", json!(1_799_999_700)), "has expired"),
-            (with("/exp", json!(0)), "has expired"),
-            (with("/sub", json!("system:serviceaccount:other:cart")), "not bound to a pod"),
-            (with("/kubernetes.io", json!({})), "not bound to a pod"),
-            (with("/kubernetes.io/pod/name", json!("a/b")), "not bound to a pod"),
+            (with_claim("/exp", json!(1_799_999_700)), "has expired"),
+            (with_claim("/exp", json!(0)), "has expired"),
+            (with_claim("/sub", json!("system:serviceaccount:other:cart")), "not bound to a pod"),
+            (with_claim("/kubernetes.io", json!({})), "not bound to a pod"),
+            (with_claim("/kubernetes.io/pod/name", json!("a/b")), "not bound to a pod"),
         ] {
             let error = parse_claims(&token, now).unwrap_err().to_string();
             assert!(error.contains(expected) && !error.contains("e30"), "{error}");
@@ -335,23 +352,26 @@ mod tests {
 
     #[test]
     fn the_holder_is_the_pod_in_the_namespace_of_its_account() {
-        let found = check_status(review_response(|_| {})).unwrap();
-        assert_eq!(found.workload.to_string(), "shop/cart-7d4b9-x2x");
-        assert_eq!(found.account.to_string(), "shop/cart");
-        assert_eq!(found.uid, Uid::new("a").ok());
+        let holder = check_status(review_response(|_| {})).unwrap();
+        assert_eq!(holder.workload.to_string(), "shop/cart-7d4b9-x2x");
+        assert_eq!(holder.account.to_string(), "shop/cart");
+        assert_eq!(holder.uid, Uid::new("a").ok());
     }
 
     #[test]
-    fn what_is_not_the_token_of_a_pod_for_us_is_refused_with_a_reason() {
+    fn a_review_of_another_token_is_rejected_with_a_reason() {
         let rejected = |edit: &dyn Fn(&mut Value)| check_status(review_response(edit)).unwrap_err();
         let pod = "/user/extra/authentication.kubernetes.io~1pod-name";
-        for (said, expected) in [
+        for (rejection, expected) in [
             (
                 rejected(&|status| status["authenticated"] = json!(false)),
                 "does not recognize the token",
             ),
             (rejected(&|status| *status = json!({})), "does not recognize the token"),
-            (rejected(&|status| *status = json!({"error": SAID})), "does not recognize the token"),
+            (
+                rejected(&|status| *status = json!({"error": SERVER_ERROR})),
+                "does not recognize the token",
+            ),
             (rejected(&|status| status["audiences"] = json!(["other"])), "audience `leno`"),
             (rejected(&|status| status["audiences"] = Value::Null), "audience `leno`"),
             (
@@ -369,7 +389,10 @@ mod tests {
             ),
             (rejected(&|status| *status.pointer_mut(pod).unwrap() = json!(["A/b"])), "valid name"),
         ] {
-            assert!(said.contains(expected) && !said.contains(SAID), "{said}");
+            assert!(
+                rejection.contains(expected) && !rejection.contains(SERVER_ERROR),
+                "{rejection}"
+            );
         }
     }
 
@@ -379,8 +402,8 @@ mod tests {
             check_status(review_response(|status| status["authenticated"] = json!(false)))
                 .unwrap_err();
         }
-        assert_eq!(UNKNOWN.lock().unwrap().permit_line(Instant::now()), None);
+        assert_eq!(INVALID_TOKEN_LOG_LIMIT.lock().unwrap().permit_line(Instant::now()), None);
     }
 
-    const SAID: &str = "etcd-1.internal: lookup of key failed";
+    const SERVER_ERROR: &str = "etcd-1.internal: lookup of key failed";
 }

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use self::arrivals::watch_arrivals;
+use self::arrivals::watch_definitions;
 pub(crate) use self::event::ObjectId;
 use self::event::WatchEvent;
 pub use self::exclusions::sidecar_settings;
@@ -29,7 +29,7 @@ use self::kinds::{KindWatch, WatchedKind};
 pub use self::progress::ListProgress;
 use self::store::ObjectStore;
 use crate::external_principals::{CertificateOutcomes, DesiredCertificates, SecretPermissions};
-use crate::gateway::{DesiredGateway, EDGE_KINDS};
+use crate::gateway::{DesiredGateway, GATEWAY_KINDS};
 use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
 use crate::status::DesiredStatus;
@@ -45,16 +45,16 @@ pub struct KubernetesSource {
     client: Client,
     options: SourceOptions,
     progress: watch::Sender<ListProgress>,
-    statements: watch::Sender<Arc<Vec<DesiredStatus>>>,
-    desired: watch::Sender<Arc<Vec<DesiredGateway>>>,
+    statuses: watch::Sender<Arc<Vec<DesiredStatus>>>,
+    desired_gateways: watch::Sender<Arc<Vec<DesiredGateway>>>,
     external_principals: watch::Sender<Arc<DesiredCertificates>>,
-    grants: SecretPermissions,
+    secret_permissions: SecretPermissions,
     outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
-    unwritten: watch::Receiver<Arc<Vec<Warning>>>,
+    unwritten_statuses: watch::Receiver<Arc<Vec<Warning>>>,
     exclusions: watch::Sender<Exclusions>,
     floor: watch::Sender<Floor>,
-    assumed: Option<TrustDomain>,
-    settings: BTreeSet<Name>,
+    default_trust_domain: Option<TrustDomain>,
+    settings_namespaces: BTreeSet<Name>,
     image: Option<String>,
 }
 
@@ -66,7 +66,7 @@ pub struct SourceOptions {
     /// The maximum delay of changes.
     pub quiet_max: Duration,
     /// The interval between checks for a kind that the server lacks.
-    pub look_again: Duration,
+    pub discovery_interval: Duration,
     /// True to also watch the kinds that only gateways need: their own, Secrets and Deployments.
     pub gateways: bool,
 }
@@ -76,7 +76,7 @@ impl Default for SourceOptions {
         Self {
             quiet: Duration::from_millis(50),
             quiet_max: Duration::from_millis(250),
-            look_again: Duration::from_secs(30),
+            discovery_interval: Duration::from_secs(30),
             gateways: false,
         }
     }
@@ -93,37 +93,37 @@ impl KubernetesSource {
     #[must_use]
     pub fn new(client: Client, options: SourceOptions) -> Self {
         let progress = watch::Sender::new(ListProgress {
-            waiting: WATCHED_FIRST.to_vec(),
+            unlisted: INITIAL_KINDS.to_vec(),
             forbidden: Vec::new(),
         });
         Self {
             client,
             options,
             progress,
-            statements: watch::Sender::default(),
-            desired: watch::Sender::default(),
+            statuses: watch::Sender::default(),
+            desired_gateways: watch::Sender::default(),
             external_principals: watch::Sender::default(),
-            grants: SecretPermissions::default(),
+            secret_permissions: SecretPermissions::default(),
             outcomes: watch::Sender::default().subscribe(),
-            unwritten: watch::Sender::default().subscribe(),
+            unwritten_statuses: watch::Sender::default().subscribe(),
             exclusions: watch::Sender::default(),
             floor: watch::Sender::default(),
-            assumed: None,
-            settings: BTreeSet::new(),
+            default_trust_domain: None,
+            settings_namespaces: BTreeSet::new(),
             image: None,
         }
     }
 
-    /// Sets the trust domain for the case that no `MeshConfig` of ours specifies it.
+    /// Sets the trust domain for the case that no `MeshConfig` of Leno specifies it.
     #[must_use]
     pub fn with_trust_domain(self, trust_domain: Option<TrustDomain>) -> Self {
-        Self { assumed: trust_domain, ..self }
+        Self { default_trust_domain: trust_domain, ..self }
     }
 
     /// Sets the namespaces that may have mesh-wide objects.
     #[must_use]
-    pub fn with_settings_of(self, namespaces: BTreeSet<Name>) -> Self {
-        Self { settings: namespaces, ..self }
+    pub fn with_settings_namespaces(self, namespaces: BTreeSet<Name>) -> Self {
+        Self { settings_namespaces: namespaces, ..self }
     }
 
     /// Sets the default image of sidecars.
@@ -134,19 +134,22 @@ impl KubernetesSource {
 
     /// Sets the namespaces for certificates of external principals, and the channel with their `outcomes`.
     #[must_use]
-    pub fn with_grants(
+    pub fn with_secret_permissions(
         self,
-        grants: SecretPermissions,
+        secret_permissions: SecretPermissions,
         outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
     ) -> Self {
-        Self { grants, outcomes, ..self }
+        Self { secret_permissions, outcomes, ..self }
     }
 
-    /// Adds the statuses that [`keep_statuses`](crate::status::keep_statuses) cannot write to the warnings of
+    /// Adds the statuses that [`reconcile_statuses`](crate::status::reconcile_statuses) cannot write to the warnings of
     /// this source.
     #[must_use]
-    pub fn with_unwritten(self, unwritten: watch::Receiver<Arc<Vec<Warning>>>) -> Self {
-        Self { unwritten, ..self }
+    pub fn with_unwritten_statuses(
+        self,
+        unwritten_statuses: watch::Receiver<Arc<Vec<Warning>>>,
+    ) -> Self {
+        Self { unwritten_statuses, ..self }
     }
 
     /// Returns the kinds that have not been listed yet, for readiness.
@@ -155,20 +158,20 @@ impl KubernetesSource {
         self.progress.subscribe()
     }
 
-    /// Returns the statuses and events to write, for [`keep_statuses`](crate::status::keep_statuses).
+    /// Returns the statuses and events to write, for [`reconcile_statuses`](crate::status::reconcile_statuses).
     #[must_use]
-    pub fn subscribe_statements(&self) -> watch::Receiver<Arc<Vec<DesiredStatus>>> {
-        self.statements.subscribe()
+    pub fn subscribe_statuses(&self) -> watch::Receiver<Arc<Vec<DesiredStatus>>> {
+        self.statuses.subscribe()
     }
 
     /// Returns the desired objects of gateways, for [`provision_gateways`](crate::gateway::provision_gateways).
     #[must_use]
     pub fn subscribe_gateways(&self) -> watch::Receiver<Arc<Vec<DesiredGateway>>> {
-        self.desired.subscribe()
+        self.desired_gateways.subscribe()
     }
 
     /// Returns the desired certificates of external principals, for
-    /// [`keep_external_principals`](crate::external_principals::keep_external_principals).
+    /// [`reconcile_external_principals`](crate::external_principals::reconcile_external_principals).
     #[must_use]
     pub fn external_principals(&self) -> watch::Receiver<Arc<DesiredCertificates>> {
         self.external_principals.subscribe()
@@ -190,63 +193,85 @@ impl KubernetesSource {
     /// ones when objects, rejections or warnings change. Returns when the receiver of the updates is dropped.
     pub async fn send_updates(self, updates: mpsc::Sender<RegistryUpdate>) {
         let kinds = watched_kinds(self.options.gateways);
-        let (event, reported) = mpsc::channel(WATCH_EVENT_MAX);
-        let arrivals = Arc::new(watch::Sender::new(0));
+        let (sender, events) = mpsc::channel(MAX_WATCH_EVENTS);
+        let definition_changes = Arc::new(watch::Sender::new(0));
         let secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
         let mut tasks = JoinSet::new();
         for (index, watched) in kinds.iter().enumerate() {
-            let following = KindWatch {
+            let kind_watch = KindWatch {
                 client: self.client.clone(),
                 watched: *watched,
                 index,
-                arrivals: arrivals.subscribe(),
+                definition_changes: definition_changes.subscribe(),
                 secrets: secrets.subscribe(),
-                covering: None,
-                event: event.clone(),
-                look_again: self.options.look_again,
+                covered_secrets: None,
+                events: sender.clone(),
+                discovery_interval: self.options.discovery_interval,
             };
-            tasks.spawn(following.run());
+            tasks.spawn(kind_watch.run());
         }
-        tasks.spawn(watch_arrivals(self.client.clone(), arrivals));
+        tasks.spawn(watch_definitions(self.client.clone(), definition_changes));
         let mut store = ObjectStore::new(kinds);
-        if let Some(trust_domain) = self.assumed {
+        if let Some(trust_domain) = self.default_trust_domain {
             store.set_trust_domain(trust_domain);
         }
-        store.set_grants(self.grants);
-        store.take_settings_of(self.settings);
+        store.set_secret_permissions(self.secret_permissions);
+        store.set_settings_namespaces(self.settings_namespaces);
         if let Some(image) = &self.image {
-            store.take_image(image);
+            store.set_image(image);
         }
         let Self {
-            options, progress, statements, desired, external_principals, exclusions, ..
+            options,
+            progress,
+            statuses,
+            desired_gateways,
+            external_principals,
+            exclusions,
+            ..
         } = self;
-        let (floor, outcomes, unwritten) = (self.floor, self.outcomes, self.unwritten);
-        let out =
-            Out { progress, statements, desired, external_principals, exclusions, floor, secrets };
-        let joined = Joined { store, options, out, reported, outcomes, unwritten, failed: None };
-        joined.run(updates).await;
+        let (floor, outcomes, unwritten_statuses) =
+            (self.floor, self.outcomes, self.unwritten_statuses);
+        let outputs = Outputs {
+            progress,
+            statuses,
+            desired_gateways,
+            external_principals,
+            exclusions,
+            floor,
+            secrets,
+        };
+        let event_loop = EventLoop {
+            store,
+            options,
+            outputs,
+            events,
+            outcomes,
+            unwritten_statuses,
+            last_failure: None,
+        };
+        event_loop.run(updates).await;
     }
 }
 
 /// The task that merges the events of all watches.
-struct Joined {
+struct EventLoop {
     store: ObjectStore,
     options: SourceOptions,
-    out: Out,
-    reported: mpsc::Receiver<(usize, WatchEvent)>,
+    outputs: Outputs,
+    events: mpsc::Receiver<(usize, WatchEvent)>,
     /// The outcomes of certificates of external principals.
     outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
     /// The statuses that cannot be written.
-    unwritten: watch::Receiver<Arc<Vec<Warning>>>,
+    unwritten_statuses: watch::Receiver<Arc<Vec<Warning>>>,
     /// The time of the last failed request to the server.
-    failed: Option<Instant>,
+    last_failure: Option<Instant>,
 }
 
 /// The outputs in addition to the updates.
-struct Out {
+struct Outputs {
     progress: watch::Sender<ListProgress>,
-    statements: watch::Sender<Arc<Vec<DesiredStatus>>>,
-    desired: watch::Sender<Arc<Vec<DesiredGateway>>>,
+    statuses: watch::Sender<Arc<Vec<DesiredStatus>>>,
+    desired_gateways: watch::Sender<Arc<Vec<DesiredGateway>>>,
     external_principals: watch::Sender<Arc<DesiredCertificates>>,
     exclusions: watch::Sender<Exclusions>,
     floor: watch::Sender<Floor>,
@@ -254,14 +279,14 @@ struct Out {
     secrets: watch::Sender<Arc<BTreeSet<ObjectId>>>,
 }
 
-impl Joined {
+impl EventLoop {
     async fn run(mut self, updates: mpsc::Sender<RegistryUpdate>) {
         loop {
             let event = tokio::select! {
                 () = updates.closed() => return,
                 Ok(()) = self.outcomes.changed() => None,
-                Ok(()) = self.unwritten.changed() => None,
-                event = self.reported.recv() => match event {
+                Ok(()) = self.unwritten_statuses.changed() => None,
+                event = self.events.recv() => match event {
                     Some(event) => Some(event),
                     None => return,
                 },
@@ -273,32 +298,33 @@ impl Joined {
                     self.receive_pending(noticed).await;
                 }
                 None => {
-                    self.store.take_outcomes(Arc::clone(&self.outcomes.borrow_and_update()));
-                    self.store.take_unwritten(Arc::clone(&self.unwritten.borrow_and_update()));
+                    self.store.set_outcomes(Arc::clone(&self.outcomes.borrow_and_update()));
+                    self.store
+                        .set_unwritten(Arc::clone(&self.unwritten_statuses.borrow_and_update()));
                 }
             }
             self.store.resolve_gateways();
-            self.store.settle_external_principals();
+            self.store.validate_external_principals();
             self.publish_state();
             if let Some(mut update) = self.store.flush() {
-                update.noticed = Some(noticed.into_std());
+                update.first_event_at = Some(noticed.into_std());
                 if updates.send(update).await.is_err() {
                     return;
                 }
             }
             // Publish statuses after the update, so that they report only configuration that has been sent.
-            if let Some(statements) = self.store.changed_statements() {
-                self.out.statements.send_replace(Arc::new(statements));
+            if let Some(statuses) = self.store.changed_statuses() {
+                self.outputs.statuses.send_replace(Arc::new(statuses));
             }
         }
     }
 
     /// Receives events until none arrive for a while.
     async fn receive_pending(&mut self, noticed: Instant) {
-        let latest = noticed + self.options.quiet_max;
+        let deadline = noticed + self.options.quiet_max;
         loop {
-            let until = latest.min(Instant::now() + self.options.quiet);
-            match timeout_at(until, self.reported.recv()).await {
+            let timeout = deadline.min(Instant::now() + self.options.quiet);
+            match timeout_at(timeout, self.events.recv()).await {
                 Ok(Some((index, event))) => self.apply_event(index, event),
                 Ok(None) | Err(_) => return,
             }
@@ -306,12 +332,12 @@ impl Joined {
     }
 
     fn apply_event(&mut self, index: usize, event: WatchEvent) {
-        if let WatchEvent::Failing(cause) = &event {
+        if let WatchEvent::Unavailable(cause) = &event {
             let now = Instant::now();
             let kind = self.store.kind_name(index);
-            match self.failed.replace(now) {
+            match self.last_failure.replace(now) {
                 // When the server fails, all watches fail repeatedly.
-                Some(before) if now - before < QUIET_FAILURE => {
+                Some(previous) if now - previous < FAILURE_LOG_INTERVAL => {
                     tracing::debug!(kind, reason = cause, "API server still unavailable")
                 }
                 _ => {
@@ -329,78 +355,82 @@ impl Joined {
     fn publish_state(&mut self) {
         let progress = self.store.progress();
         let secrets = self.store.referenced_secrets();
-        self.out.secrets.send_if_modified(|known| {
-            let event = *known != secrets;
-            *known = secrets;
-            event
+        self.outputs.secrets.send_if_modified(|published| {
+            let is_changed = *published != secrets;
+            *published = secrets;
+            is_changed
         });
-        let desired = self.store.desired_gateways();
-        self.out.desired.send_if_modified(|known| {
-            let event = known.as_slice() != desired;
-            if event {
-                *known = Arc::new(desired.to_vec());
+        let desired_gateways = self.store.desired_gateways();
+        self.outputs.desired_gateways.send_if_modified(|published| {
+            let is_changed = published.as_slice() != desired_gateways;
+            if is_changed {
+                *published = Arc::new(desired_gateways.to_vec());
             }
-            event
+            is_changed
         });
         let external_principals = self.store.external_principals();
-        self.out.external_principals.send_if_modified(|known| {
-            let event = **known != *external_principals;
-            if event {
-                *known = Arc::new(external_principals.clone());
+        self.outputs.external_principals.send_if_modified(|published| {
+            let is_changed = **published != *external_principals;
+            if is_changed {
+                *published = Arc::new(external_principals.clone());
             }
-            event
+            is_changed
         });
         let exclusions = self.store.mesh_exclusions();
-        self.out.exclusions.send_if_modified(|known| {
-            let event = *known != exclusions;
-            *known = exclusions;
-            event
+        self.outputs.exclusions.send_if_modified(|published| {
+            let is_changed = *published != exclusions;
+            *published = exclusions;
+            is_changed
         });
         let floor = self.store.injection_floor();
-        self.out.floor.send_if_modified(|known| {
-            let event = *known != floor;
-            *known = floor;
-            event
+        self.outputs.floor.send_if_modified(|published| {
+            let is_changed = *published != floor;
+            *published = floor;
+            is_changed
         });
-        self.out.progress.send_if_modified(|known| {
-            let event = *known != progress;
-            match event {
+        self.outputs.progress.send_if_modified(|published| {
+            let is_changed = *published != progress;
+            match is_changed {
                 true if progress.is_synced() => tracing::info!("{progress}"),
                 true if !progress.forbidden.is_empty() => tracing::error!("{progress}"),
                 _ => {}
             }
-            *known = progress;
-            event
+            *published = progress;
+            is_changed
         });
     }
 }
 
 /// Returns all watched kinds; events refer to them by index.
 fn watched_kinds(gateways: bool) -> Vec<WatchedKind> {
-    let first = [WatchedKind::Pods, WatchedKind::Services, WatchedKind::Namespaces];
+    let always_watched = [WatchedKind::Pods, WatchedKind::Services, WatchedKind::Namespaces];
     let custom_resources =
         served_kinds().into_iter().chain(FOREIGN_CONFIGS).map(WatchedKind::Custom);
-    let others = [
+    let cluster_kinds = [
         WatchedKind::Nodes,
         WatchedKind::ApiServerService,
         WatchedKind::ApiServerEndpoints,
         WatchedKind::Slices,
     ];
-    let mut all: Vec<WatchedKind> =
-        first.into_iter().chain(custom_resources).chain(others).collect();
+    let mut kinds: Vec<WatchedKind> =
+        always_watched.into_iter().chain(custom_resources).chain(cluster_kinds).collect();
     if gateways {
-        all.extend([WatchedKind::Secrets, WatchedKind::Deployments, WatchedKind::GatewayServices]);
-        all.extend(EDGE_KINDS.map(WatchedKind::Custom));
+        kinds.extend([
+            WatchedKind::Secrets,
+            WatchedKind::Deployments,
+            WatchedKind::GatewayServices,
+        ]);
+        kinds.extend(GATEWAY_KINDS.map(WatchedKind::Custom));
     }
-    all
+    kinds
 }
 
 /// The initial progress, before the kinds are known.
-const WATCHED_FIRST: &[&str] = &["Pod", "Service", "Namespace"];
+const INITIAL_KINDS: &[&str] = &["Pod", "Service", "Namespace"];
 /// The time without failures after which the next one is logged as a warning again.
-const QUIET_FAILURE: Duration = Duration::from_secs(90);
+const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(90);
 /// The capacity of the event channel; the watches wait when it is full.
-const WATCH_EVENT_MAX: usize = 1024;
+const MAX_WATCH_EVENTS: usize = 1024;
 
 #[cfg(test)]
 mod tests;

@@ -23,8 +23,8 @@ pub use self::desired_status::DesiredStatus;
 pub(crate) use self::desired_status::{
     CONTROLLER, StatusCondition, StatusContent, StatusForm, StatusTarget, is_ours,
 };
+pub(crate) use self::lease::annotated_connections;
 pub use self::lease::hold_lease;
-pub(crate) use self::lease::noted_connections;
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::words::CONTROL;
 
@@ -40,17 +40,17 @@ pub struct ElectionIdentity {
 }
 
 /// Writes the status of objects, and an event for each rejection and each unsupported field, while this control
-/// plane is the leader that [holds](hold_lease) the Lease. Failed writes are retried with exponential backoff, and
-/// listed in `unwritten`. Never returns.
-pub async fn keep_statuses(
+/// plane is the leader that [holds](hold_lease) the Lease. Failed writes are retried with exponential backoff,
+/// and listed in `unwritten`. Never returns.
+pub async fn reconcile_statuses(
     client: Client,
     name: String,
-    statements: watch::Receiver<Arc<Vec<DesiredStatus>>>,
+    desired_statuses: watch::Receiver<Arc<Vec<DesiredStatus>>>,
     leading: watch::Receiver<bool>,
     unwritten: watch::Sender<Arc<Vec<Warning>>>,
 ) {
-    let scribe = StatusWriter { client, name, written: HashMap::new(), unwritten };
-    Box::pin(scribe.run(statements, leading)).await;
+    let writer = StatusWriter { client, name, written: HashMap::new(), unwritten };
+    Box::pin(writer.run(desired_statuses, leading)).await;
 }
 
 /// Writes statuses, and remembers them because the watch reports them with a delay.
@@ -65,7 +65,7 @@ struct StatusWriter {
 
 /// The last written status of an object.
 struct WrittenStatus {
-    statement: DesiredStatus,
+    desired: DesiredStatus,
     /// The time of the last attempt.
     at: Instant,
     /// True if the API server accepted it.
@@ -73,7 +73,7 @@ struct WrittenStatus {
     /// Set from the first rejected attempt until one succeeds.
     failure: Option<WriteFailure>,
     /// Its events, by reason.
-    reported: HashMap<&'static str, event::WarningEvent>,
+    events: HashMap<&'static str, event::WarningEvent>,
 }
 
 /// A status that the API server rejects.
@@ -86,100 +86,101 @@ struct WriteFailure {
 
 impl WrittenStatus {
     /// Returns true while the same status need not be written again.
-    fn is_current(&self, statement: &DesiredStatus, now: Instant) -> bool {
-        let is_same = self.statement == *statement
-            || self.is_accepted && self.statement.is_repeated_by(statement);
-        let pause = self.failure.as_ref().map_or(SAME_AGAIN, |failure| failure.pause);
+    fn is_current(&self, desired: &DesiredStatus, now: Instant) -> bool {
+        let is_same =
+            self.desired == *desired || self.is_accepted && self.desired.is_repeated_by(desired);
+        let pause = self.failure.as_ref().map_or(REWRITE_INTERVAL, |failure| failure.pause);
         is_same && now.duration_since(self.at) < pause
     }
 
     fn failure_warning(&self) -> Option<Warning> {
         let failure = self.failure.as_ref()?;
-        let StatusTarget { kind, namespace, name, .. } = &self.statement.target;
+        let StatusTarget { kind, namespace, name, .. } = &self.desired.target;
         let at = DocumentLocation {
             kind: Some((*kind).to_owned()),
-            namespace: Some(namespace.clone()).filter(|it| !it.is_empty()),
+            namespace: Some(namespace.clone()).filter(|namespace| !namespace.is_empty()),
             name: Some(name.clone()),
             field: Some("status".to_owned()),
             ..DocumentLocation::default()
         };
-        Some(Warning { at, problem: failure.problem.clone(), hint: UNWRITTEN_REMEDY.to_owned() })
+        Some(Warning { at, problem: failure.problem.clone(), hint: UNWRITTEN_HINT.to_owned() })
     }
 }
 
 impl StatusWriter {
     async fn run(
         mut self,
-        mut statements: watch::Receiver<Arc<Vec<DesiredStatus>>>,
+        mut desired_statuses: watch::Receiver<Arc<Vec<DesiredStatus>>>,
         mut leading: watch::Receiver<bool>,
     ) {
-        let mut again = interval(AGAIN_EVERY);
+        let mut ticks = interval(RETRY_INTERVAL);
         loop {
             tokio::select! {
-                Ok(()) = statements.changed() => {}
+                Ok(()) = desired_statuses.changed() => {}
                 Ok(()) = leading.changed() => {}
-                _ = again.tick() => {}
+                _ = ticks.tick() => {}
             }
-            let batch = Arc::clone(&statements.borrow_and_update());
+            let batch = Arc::clone(&desired_statuses.borrow_and_update());
             let due: HashMap<&StatusTarget, &DesiredStatus> =
-                batch.iter().map(|statement| (&statement.target, statement)).collect();
+                batch.iter().map(|desired| (&desired.target, desired)).collect();
             self.written.retain(|target, _| due.contains_key(target));
-            for statement in batch.iter() {
+            for desired in batch.iter() {
                 if !*leading.borrow() {
                     break;
                 }
-                Box::pin(self.write_statement(statement)).await;
+                Box::pin(self.write_desired(desired)).await;
             }
             self.publish_failures(*leading.borrow());
         }
     }
 
     /// Publishes the statuses that cannot be written. Only the leader reports them.
-    fn publish_failures(&self, leads: bool) {
+    fn publish_failures(&self, is_leader: bool) {
         let failed =
-            self.written.values().filter(|_| leads).filter_map(WrittenStatus::failure_warning);
+            self.written.values().filter(|_| is_leader).filter_map(WrittenStatus::failure_warning);
         let mut failed: Vec<Warning> = failed.collect();
         failed.sort_by_cached_key(ToString::to_string);
-        self.unwritten.send_if_modified(|known| {
-            let is_new = **known != failed;
-            if is_new {
-                *known = Arc::new(failed);
+        self.unwritten.send_if_modified(|published| {
+            let is_changed = **published != failed;
+            if is_changed {
+                *published = Arc::new(failed);
             }
-            is_new
+            is_changed
         });
     }
 
-    async fn write_statement(&mut self, statement: &DesiredStatus) {
+    async fn write_desired(&mut self, desired: &DesiredStatus) {
         let now = Instant::now();
-        let before = self.written.get(&statement.target);
-        if before.is_some_and(|it| it.is_current(statement, now)) {
+        let previous = self.written.get(&desired.target);
+        if previous.is_some_and(|written| written.is_current(desired, now)) {
             return;
         }
-        let before = self.written.remove(&statement.target);
-        let (failure, reported) = before.map(|it| (it.failure, it.reported)).unwrap_or_default();
-        let stamp = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
-        let outcome = match statement.changed_status(&stamp) {
-            Some(status) => self.write(statement, status).await,
+        let previous = self.written.remove(&desired.target);
+        let (failure, events) =
+            previous.map(|written| (written.failure, written.events)).unwrap_or_default();
+        let timestamp = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
+        let outcome = match desired.changed_status(&timestamp) {
+            Some(status) => self.write(desired, status).await,
             None => Ok(()),
         };
         let is_accepted = outcome.is_ok();
-        let failure = next_failure(&statement.target, outcome, failure);
-        let reported = self.write_events(statement, failure.as_ref(), reported).await;
+        let failure = next_failure(&desired.target, outcome, failure);
+        let events = self.write_events(desired, failure.as_ref(), events).await;
         let written =
-            WrittenStatus { statement: statement.clone(), at: now, is_accepted, failure, reported };
-        self.written.insert(statement.target.clone(), written);
+            WrittenStatus { desired: desired.clone(), at: now, is_accepted, failure, events };
+        self.written.insert(desired.target.clone(), written);
     }
 
     /// Writes a status. Lists in a status have several writers but are replaced as a whole, so the write is
     /// conditional on the version that was read.
-    async fn write(&self, statement: &DesiredStatus, status: Value) -> Result<(), ApiError> {
-        let (target, resource) = (&statement.target, &*statement.resource);
+    async fn write(&self, desired: &DesiredStatus, status: Value) -> Result<(), ApiError> {
+        let (target, resource) = (&desired.target, &*desired.resource);
         let namespace = Some(target.namespace.as_str()).filter(|text| !text.is_empty());
         let namespace = namespace.map(NamespaceName::new).transpose()?;
         let name = ObjectName::new(&target.name)?;
         let api = ObjectApi::for_dynamic_kind(self.client.clone(), namespace.as_ref(), resource)?;
         let patch = json!({
-            "metadata": {"uid": target.uid, "resourceVersion": statement.resource_version},
+            "metadata": {"uid": target.uid, "resourceVersion": desired.resource_version},
             "status": status,
         });
         let field_manager = Some(CONTROL.to_owned());
@@ -190,11 +191,11 @@ impl StatusWriter {
     /// Writes events, and renews existing ones that still apply.
     async fn write_events(
         &self,
-        statement: &DesiredStatus,
+        desired: &DesiredStatus,
         failure: Option<&WriteFailure>,
-        mut before: HashMap<&'static str, event::WarningEvent>,
+        mut previous: HashMap<&'static str, event::WarningEvent>,
     ) -> HashMap<&'static str, event::WarningEvent> {
-        let DesiredStatus { target, resource, .. } = statement;
+        let DesiredStatus { target, resource, .. } = desired;
         let object = ObjectReference {
             api_version: Some(resource.api_version.clone()),
             kind: Some(resource.kind.clone()),
@@ -204,14 +205,14 @@ impl StatusWriter {
             ..ObjectReference::default()
         };
         let now = Instant::now();
-        let mut reported = HashMap::new();
-        let unwritten = (UNWRITTEN, failure.map(|failure| failure.problem.as_str()));
-        for (reason, note) in statement.event_notes().into_iter().chain([unwritten]) {
+        let mut events = HashMap::new();
+        let write_failure = (UNWRITTEN_REASON, failure.map(|failure| failure.problem.as_str()));
+        for (reason, note) in desired.event_notes().into_iter().chain([write_failure]) {
             let Some(note) = note else { continue };
-            if let Some(mut current_status) = before.remove(reason).filter(|it| it.has_note(note))
-                && current_status.renew_count(&self.client, now).await
+            if let Some(mut existing) = previous.remove(reason).filter(|event| event.has_note(note))
+                && existing.renew_count(&self.client, now).await
             {
-                reported.insert(reason, current_status);
+                events.insert(reason, existing);
                 continue;
             }
             let written = event::WarningEvent::write(
@@ -223,9 +224,9 @@ impl StatusWriter {
                 now,
             )
             .await;
-            reported.extend(written.map(|written| (reason, written)));
+            events.extend(written.map(|written| (reason, written)));
         }
-        reported
+        events
     }
 }
 
@@ -234,11 +235,11 @@ impl StatusWriter {
 fn next_failure(
     target: &StatusTarget,
     outcome: Result<(), ApiError>,
-    before: Option<WriteFailure>,
+    previous: Option<WriteFailure>,
 ) -> Option<WriteFailure> {
     let error = match outcome {
         Ok(()) => {
-            if before.is_some() {
+            if previous.is_some() {
                 tracing::info!(%target, "the API server accepts the status again");
             }
             return None;
@@ -248,34 +249,34 @@ fn next_failure(
     // A conflict with another writer, a deleted object, or a kind without a status.
     if matches!(error.status_code(), Some(404 | 409)) {
         tracing::debug!(%target, %error, "status not written");
-        return before;
+        return previous;
     }
-    if let Some(before) = before {
+    if let Some(previous) = previous {
         tracing::debug!(%target, %error, "cannot write a status yet");
-        return Some(WriteFailure { pause: (before.pause * 2).min(RETRY_PAUSE_MAX), ..before });
+        return Some(WriteFailure { pause: (previous.pause * 2).min(MAX_RETRY_PAUSE), ..previous });
     }
     tracing::warn!(%target, %error, "cannot write a status; the write is retried, and this is \
                                      reported once");
-    let error = event::shorten_middle(&error.to_string(), PROBLEM_BYTES_MAX);
+    let error = event::shorten_middle(&error.to_string(), MAX_PROBLEM_BYTES);
     let problem = format!("the API server rejects the status: {error}");
-    Some(WriteFailure { problem, pause: RETRY_PAUSE_MIN })
+    Some(WriteFailure { problem, pause: MIN_RETRY_PAUSE })
 }
 
 /// The reason of the event for a status that cannot be written.
-const UNWRITTEN: &str = "StatusUpdateFailed";
-const UNWRITTEN_REMEDY: &str = "compare the CustomResourceDefinition and the permissions of \
+const UNWRITTEN_REASON: &str = "StatusUpdateFailed";
+const UNWRITTEN_HINT: &str = "compare the CustomResourceDefinition and the permissions of \
                                 leno-control with the output of `leno install`; the write is \
                                 retried";
 /// The maximum length of an error in an event.
-const PROBLEM_BYTES_MAX: usize = 700;
+const MAX_PROBLEM_BYTES: usize = 700;
 /// The interval between checks for due statuses.
-const AGAIN_EVERY: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The time after which the same status is written again if the object does not have it.
-const SAME_AGAIN: Duration = Duration::from_secs(60);
-/// The initial delay after a rejected write, which doubles up to `RETRY_PAUSE_MAX`.
-const RETRY_PAUSE_MIN: Duration = Duration::from_secs(5);
+const REWRITE_INTERVAL: Duration = Duration::from_secs(60);
+/// The initial delay after a rejected write, which doubles up to `MAX_RETRY_PAUSE`.
+const MIN_RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// The maximum delay.
-const RETRY_PAUSE_MAX: Duration = Duration::from_secs(300);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(300);
 
 #[cfg(test)]
 mod tests;

@@ -16,11 +16,11 @@ pub(crate) struct Store {
     pub(crate) objects: BTreeMap<String, Value>,
     version: u64,
     /// The received requests: methods and paths.
-    pub(crate) asked: Vec<String>,
+    pub(crate) requests: Vec<String>,
     /// The rejected requests: a method and a part of its path.
     pub(crate) forbidden: Option<(&'static str, &'static str)>,
     /// The number of reads that find nothing, as if another client created the object a moment later.
-    pub(crate) blind: u32,
+    pub(crate) missed_reads: u32,
     /// The number of patches of statuses that conflict.
     pub(crate) conflicts: u32,
     /// The version, for watches.
@@ -37,50 +37,56 @@ impl Store {
                 404 => "NotFound",
                 _ => "Conflict",
             };
-            let said = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
                 "status": "Failure", "message": "no", "reason": reason, "code": code});
-            (code, said)
+            (code, status)
         };
-        let mut sent: Value = serde_json::from_slice(body).unwrap_or_default();
-        let name = sent["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let mut object: Value = serde_json::from_slice(body).unwrap_or_default();
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let key = if method == "POST" { format!("{path}/{name}") } else { path.to_owned() };
-        self.asked.push(format!("{method} {key}"));
-        let forbids = |(word, part): &(&str, &str)| *word == method && key.contains(part);
-        if self.forbidden.as_ref().is_some_and(forbids) {
+        self.requests.push(format!("{method} {key}"));
+        let is_forbidden = |(rejected_method, part): &(&str, &str)| {
+            *rejected_method == method && key.contains(part)
+        };
+        if self.forbidden.as_ref().is_some_and(is_forbidden) {
             return rejection(403);
         }
         // Other objects are applied, so they need not exist.
         let is_event = key.contains("/events/");
-        let held = self.objects.get(&key);
+        let existing = self.objects.get(&key);
         match method {
-            "GET" if self.blind > 0 => {
-                self.blind -= 1;
+            "GET" if self.missed_reads > 0 => {
+                self.missed_reads -= 1;
                 rejection(404)
             }
-            "GET" => held.map_or(rejection(404), |held| (200, held.clone())),
+            "GET" => existing.map_or(rejection(404), |existing| (200, existing.clone())),
             "DELETE" => match self.objects.remove(&key) {
-                Some(gone) => (200, gone),
+                Some(removed) => (200, removed),
                 None => rejection(404),
             },
-            "POST" if held.is_some() => rejection(409),
+            "POST" if existing.is_some() => rejection(409),
             "PATCH" if self.conflicts > 0 && key.ends_with("/status") => {
                 self.conflicts -= 1;
                 rejection(409)
             }
             "PATCH" if is_event => {
-                let Some(held) = self.objects.get_mut(&key) else { return rejection(404) };
-                json_patch::merge(held, &sent);
-                (200, held.clone())
+                let Some(existing) = self.objects.get_mut(&key) else { return rejection(404) };
+                json_patch::merge(existing, &object);
+                (200, existing.clone())
             }
-            "PUT" if held.is_none_or(|held| resource_version(held) != resource_version(&sent)) => {
+            "PUT"
+                if existing.is_none_or(|existing| {
+                    resource_version(existing) != resource_version(&object)
+                }) =>
+            {
                 rejection(409)
             }
             _ => {
                 self.version += 1;
-                sent["metadata"]["resourceVersion"] = json!(self.version.to_string());
-                self.objects.insert(key, sent.clone());
+                object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+                self.objects.insert(key, object.clone());
                 self.changed.send_replace(self.version);
-                (200, sent)
+                (200, object)
             }
         }
     }
@@ -93,12 +99,17 @@ impl Store {
     }
 
     /// Returns the objects of a collection that are newer than a version.
-    fn objects_after(&self, path: &str, than: u64) -> Vec<Value> {
-        let of_collection =
-            |key: &str| key.strip_prefix(path).is_some_and(|it| it.starts_with('/'));
-        let number = |it: &Value| resource_version(it).as_str().and_then(|it| it.parse().ok());
-        let all = self.objects.iter().filter(|(key, _)| of_collection(key)).map(|(_, it)| it);
-        all.filter(|it| number(it).is_some_and(|it: u64| it > than)).cloned().collect()
+    fn objects_after(&self, path: &str, version: u64) -> Vec<Value> {
+        let is_in_collection =
+            |key: &str| key.strip_prefix(path).is_some_and(|suffix| suffix.starts_with('/'));
+        let number =
+            |object: &Value| resource_version(object).as_str().and_then(|text| text.parse().ok());
+        let objects =
+            self.objects.iter().filter(|(key, _)| is_in_collection(key)).map(|(_, object)| object);
+        objects
+            .filter(|object| number(object).is_some_and(|number: u64| number > version))
+            .cloned()
+            .collect()
     }
 }
 
@@ -134,7 +145,7 @@ impl Server {
     /// Waits until a watch of a collection is open.
     pub(crate) async fn wait_for_watch(&self, plural: &str) {
         let mut watches = self.store.lock().unwrap().watches.subscribe();
-        watches.wait_for(|paths| paths.iter().any(|it| it.ends_with(plural))).await.unwrap();
+        watches.wait_for(|paths| paths.iter().any(|path| path.ends_with(plural))).await.unwrap();
     }
 }
 
@@ -155,9 +166,9 @@ async fn serve_connection(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
         while bytes.len() < end + length {
             assert!(tcp.read_buf(&mut bytes).await.unwrap() > 0);
         }
-        let mut words = head.split([' ', '?']);
-        let (method, path) = (words.next().unwrap().to_uppercase(), words.next().unwrap());
-        let query = words.next().filter(|_| head.contains('?')).unwrap_or_default();
+        let mut parts = head.split([' ', '?']);
+        let (method, path) = (parts.next().unwrap().to_uppercase(), parts.next().unwrap());
+        let query = parts.next().filter(|_| head.contains('?')).unwrap_or_default();
         if query.contains("watch=true") {
             let since = query.split("resourceversion=").nth(1).unwrap_or_default();
             let since = since.split('&').next().unwrap_or_default().parse().unwrap_or(0);
@@ -169,11 +180,11 @@ async fn serve_connection(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
             continue;
         }
         let body = &bytes[end..end + length];
-        let (code, said) = store.lock().unwrap().handle_request(&method, path, body);
-        let said = said.to_string();
+        let (code, response_body) = store.lock().unwrap().handle_request(&method, path, body);
+        let response_body = response_body.to_string();
         let response = format!(
-            "HTTP/1.1 {code} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{said}",
-            said.len()
+            "HTTP/1.1 {code} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{response_body}",
+            response_body.len()
         );
         tcp.write_all(response.as_bytes()).await.unwrap();
         bytes.drain(..end + length);
@@ -185,24 +196,24 @@ async fn send_list(tcp: &mut TcpStream, store: &Mutex<Store>, path: &str) {
         let store = store.lock().unwrap();
         (store.objects_after(path, 0), store.version.to_string())
     };
-    let said = json!({"metadata": {"resourceVersion": version}, "items": items}).to_string();
+    let body = json!({"metadata": {"resourceVersion": version}, "items": items}).to_string();
     let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\ncontent-length:";
-    tcp.write_all(format!("{head} {}\r\n\r\n{said}", said.len()).as_bytes()).await.unwrap();
+    tcp.write_all(format!("{head} {}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
 }
 
 /// Sends the objects that are newer than the list until the client disconnects.
 async fn stream_changes(mut tcp: TcpStream, store: &Mutex<Store>, path: &str, since: u64) {
-    let (mut sent, mut changed) = (since, store.lock().unwrap().changed.subscribe());
+    let (mut sent_version, mut changed) = (since, store.lock().unwrap().changed.subscribe());
     changed.mark_changed();
-    store.lock().unwrap().watches.send_modify(|it| it.push(path.to_owned()));
+    store.lock().unwrap().watches.send_modify(|paths| paths.push(path.to_owned()));
     let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\n\r\n";
     tcp.write_all(head.as_bytes()).await.unwrap();
     while changed.changed().await.is_ok() {
         let (newer, version) = {
             let store = store.lock().unwrap();
-            (store.objects_after(path, sent), store.version)
+            (store.objects_after(path, sent_version), store.version)
         };
-        sent = version;
+        sent_version = version;
         for object in newer {
             let event = json!({"type": "MODIFIED", "object": object});
             if tcp.write_all(format!("{event}\n").as_bytes()).await.is_err() {

@@ -90,7 +90,7 @@ pub async fn serve_webhook(
 ) -> Result<(), WebhookError> {
     let clients = listen.client_ca.map(ClientAuthorities::open).transpose()?;
     let listener = bind_listener(listen.address)?;
-    serve_with(client, listener, clients, settings, stop, LINGER).await
+    serve_with(client, listener, clients, settings, stop, SHUTDOWN_DELAY).await
 }
 
 fn bind_listener(address: SocketAddr) -> Result<TcpListener, WebhookError> {
@@ -104,36 +104,36 @@ async fn serve_with(
     clients: Option<ClientAuthorities>,
     settings: watch::Receiver<InjectionSettings>,
     stop: watch::Receiver<bool>,
-    linger: Duration,
+    shutdown_delay: Duration,
 ) -> Result<(), WebhookError> {
     let namespace = settings.borrow().system_namespace.clone();
     let (keys, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
-    let keeping = keys::renew_certificates(client.clone(), namespace, keys, clients);
-    let (ending, ended) = watch::channel(false);
-    let (leaving, end) = (StopSignal::new(stop), StopSignal::new(ended));
-    let mut left = leaving.clone();
-    let lingering = async {
-        left.wait_requested().await;
-        sleep(linger).await;
-        ending.send_replace(true);
+    let renewal = keys::renew_certificates(client.clone(), namespace, keys, clients);
+    let (end_sender, ended) = watch::channel(false);
+    let (shutdown, end) = (StopSignal::new(stop), StopSignal::new(ended));
+    let mut shutdown_request = shutdown.clone();
+    let delayed_end = async {
+        shutdown_request.wait_requested().await;
+        sleep(shutdown_delay).await;
+        end_sender.send_replace(true);
         std::future::pending::<()>().await;
     };
-    let mut ends = end.clone();
-    let serving = async {
+    let mut end_request = end.clone();
+    let server = async {
         let has_keys = async { configs.wait_for(Option::is_some).await.is_ok() };
         tokio::select! {
             has_keys = has_keys => if !has_keys {
                 return Err(WebhookError::Keys);
             },
-            () = ends.wait_requested() => return Ok(()),
+            () = end_request.wait_requested() => return Ok(()),
         }
-        listen::serve_all(listener, client, configs, settings, leaving, end.clone()).await;
+        listen::serve_all(listener, client, configs, settings, shutdown, end.clone()).await;
         Ok(())
     };
     tokio::select! {
-        served = end.clone().run_bounded(REVIEWS_END_MAX, serving) => served.unwrap_or(Ok(())),
-        never = keeping => match never {},
-        () = lingering => Ok(()),
+        outcome = end.clone().run_bounded(REVIEWS_TIMEOUT, server) => outcome.unwrap_or(Ok(())),
+        infallible = renewal => match infallible {},
+        () = delayed_end => Ok(()),
     }
 }
 
@@ -153,7 +153,7 @@ pub fn admission_response(
 }
 
 /// The time after which API servers send no requests to a control plane that shuts down.
-const LINGER: Duration = Duration::from_secs(3);
+const SHUTDOWN_DELAY: Duration = Duration::from_secs(3);
 /// The time for the reviews in progress after it: more than the timeouts for the body and the namespace of a
 /// review.
-const REVIEWS_END_MAX: Duration = Duration::from_secs(10);
+const REVIEWS_TIMEOUT: Duration = Duration::from_secs(10);

@@ -87,26 +87,26 @@ pub const MESHED_BY_GATEWAY: &str = "gateway";
 /// Annotation of a Gateway or a GatewayClass: the type of the Service of a gateway.
 pub const SERVICE_TYPE: &str = "leno.dev/service-type";
 /// Label and annotation of a Secret for an external principal: the annotation names the requesting object.
-pub const ACCESS_CERT_MARK: &str = "leno.dev/access-cert";
+pub const ACCESS_CERT_KEY: &str = "leno.dev/access-cert";
 /// The installed GatewayClass.
 pub const GATEWAY_CLASS: &str = "leno";
 /// The controller name of our GatewayClasses.
 pub const GATEWAY_CONTROLLER: &str = "leno.dev/gateway-controller";
-/// Supported prefixes of labels and annotations: ours, OSM's and FSM's.
+/// Supported prefixes of labels and annotations: Leno's, OSM's and FSM's.
 pub const PREFIXES: [&str; 3] = ["leno.dev", "openservicemesh.io", "flomesh.io"];
 
-/// Labels by which a namespace is a member of the mesh: ours, OSM's and FSM's.
+/// Labels by which a namespace is a member of the mesh: Leno's, OSM's and FSM's.
 pub(crate) const MEMBERSHIPS: [&str; 3] =
     [INJECTION, "openservicemesh.io/monitored-by", "flomesh.io/monitored-by"];
 
 /// Returns true for values that mean on, case-insensitively as in OSM and FSM.
-pub(crate) fn is_enabled(word: &str) -> bool {
-    ["enabled", "yes", "true"].iter().any(|known| word.eq_ignore_ascii_case(known))
+pub(crate) fn is_enabled(value: &str) -> bool {
+    ["enabled", "yes", "true"].iter().any(|enabled| value.eq_ignore_ascii_case(enabled))
 }
 
 /// Returns true for values that mean off.
-pub(crate) fn is_disabled(word: &str) -> bool {
-    ["disabled", "no", "false"].iter().any(|known| word.eq_ignore_ascii_case(known))
+pub(crate) fn is_disabled(value: &str) -> bool {
+    ["disabled", "no", "false"].iter().any(|disabled| value.eq_ignore_ascii_case(disabled))
 }
 
 /// Returns true for annotations that exclude traffic from redirection, by their name without the prefix.
@@ -117,39 +117,41 @@ pub(crate) fn is_exclusion(name: &str) -> bool {
 /// Returns true if a label or annotation with one of the [`PREFIXES`] is supported, by its name without the
 /// prefix.
 #[must_use]
-pub fn is_read(mark: &str) -> bool {
-    MARKS.contains(&mark) || mark.starts_with(RESOURCES)
+pub fn is_read(name: &str) -> bool {
+    SHARED_ANNOTATIONS.contains(&name) || name.starts_with(RESOURCES)
 }
 
 /// Returns the unknown labels or annotations under `leno.dev/`, each with a hint. Users may write any number of
-/// them: at most [`KEYS_MAX`] keys are compared, and at most [`UNKNOWN_MARKS_MAX`] hints are computed.
-pub(crate) fn unknown_marks<'a, K: AsRef<str> + ?Sized + 'a>(
+/// them: at most [`MAX_KEYS`] keys are compared, and at most [`MAX_UNKNOWN_ANNOTATIONS`] hints are computed.
+pub(crate) fn unknown_annotations<'a, K: AsRef<str> + ?Sized + 'a>(
     keys: impl Iterator<Item = &'a K>,
 ) -> impl Iterator<Item = (&'a str, String)> {
-    let own = OWN_MARKS.iter().chain(MARKS).chain(RESOURCE_MARKS);
-    let own: Vec<&str> = own.copied().collect();
-    let known = own.clone();
-    let unknown = keys.take(KEYS_MAX).map(AsRef::as_ref).filter_map(move |key: &str| {
+    let own_names = OWN_ANNOTATIONS.iter().chain(SHARED_ANNOTATIONS).chain(RESOURCE_ANNOTATIONS);
+    let own_names: Vec<&str> = own_names.copied().collect();
+    let known_names = own_names.clone();
+    let unknown = keys.take(MAX_KEYS).map(AsRef::as_ref).filter_map(move |key: &str| {
         let (prefix, name) = key.split_once('/')?;
-        (prefix == PREFIXES[0] && !known.contains(&name)).then_some((key, name))
+        (prefix == PREFIXES[0] && !known_names.contains(&name)).then_some((key, name))
     });
-    unknown.take(UNKNOWN_MARKS_MAX).map(move |(key, name)| (key, annotation_hint(name, &own)))
+    unknown
+        .take(MAX_UNKNOWN_ANNOTATIONS)
+        .map(move |(key, name)| (key, unknown_annotation_hint(name, &own_names)))
 }
 
-fn annotation_hint(name: &str, own: &[&str]) -> String {
-    match closest_word(name, own) {
-        Some(meant) => format!("did you mean `{}/{meant}`?", PREFIXES[0]),
+fn unknown_annotation_hint(name: &str, own_names: &[&str]) -> String {
+    match closest_word(name, own_names) {
+        Some(closest) => format!("did you mean `{}/{closest}`?", PREFIXES[0]),
         None => "remove it, or see the table of annotations in docs/kubernetes.md".to_owned(),
     }
 }
 
 /// The maximum number of labels, and of annotations, of one object that are checked.
-const KEYS_MAX: usize = 1024;
+const MAX_KEYS: usize = 1024;
 /// The maximum number of hints for the labels, and for the annotations, of one object.
-pub(crate) const UNKNOWN_MARKS_MAX: usize = 10;
+pub(crate) const MAX_UNKNOWN_ANNOTATIONS: usize = 10;
 
 /// Labels and annotations of pods and namespaces that are supported with the prefix `leno.dev/` only.
-const OWN_MARKS: &[&str] = &[
+const OWN_ANNOTATIONS: &[&str] = &[
     "access-cert",
     "default-policy",
     "dns",
@@ -166,7 +168,7 @@ const OWN_MARKS: &[&str] = &[
     "weight",
 ];
 /// The annotations of a sidecar's resources.
-const RESOURCE_MARKS: &[&str] = &[
+const RESOURCE_ANNOTATIONS: &[&str] = &[
     "sidecar-resource-limits-cpu",
     "sidecar-resource-limits-ephemeral-storage",
     "sidecar-resource-limits-memory",
@@ -179,7 +181,7 @@ const RESOURCE_MARKS: &[&str] = &[
 /// The prefix of annotations for a sidecar's resource requests and limits.
 const RESOURCES: &str = "sidecar-resource-";
 /// The labels and annotations that are supported with every prefix, as listed in docs/kubernetes.md.
-const MARKS: &[&str] = &[
+const SHARED_ANNOTATIONS: &[&str] = &[
     "ignore",
     "inbound-port-exclusion-list",
     "metrics",

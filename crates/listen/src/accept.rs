@@ -1,4 +1,4 @@
-//! The accept loop of every server: it does not fail, pauses while there is no room, and loses no connection at its end.
+//! The listener of every server: it pauses while the system has no room, and loses no connection at its end.
 
 use std::future::Future;
 use std::io;
@@ -13,10 +13,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::source::ConnectionSource;
 
-/// Opens a listener of TCP. An address that a closed connection still has may be used again.
+/// Opens a TCP listener; `SO_REUSEADDR` is set, so that closed connections do not block the address.
 ///
 /// # Errors
-/// When the address is taken, or is none of this machine.
+/// If the address is in use, or not local.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
@@ -41,10 +41,10 @@ pub trait Accept {
     /// Accepts the next connection. Cancel-safe.
     fn accept_one(&self) -> impl Future<Output = io::Result<(Self::Stream, Self::Peer)>> + Send;
 
-    /// Lets no further handshake begin; those in progress go on, and their connections come to the queue.
+    /// Prevents new handshakes; those in progress complete, and their connections join the queue.
     ///
     /// # Errors
-    /// When the system has no such means: then connections arrive until the socket is closed.
+    /// If the system does not support it: connections then arrive until the socket is closed.
     fn end_handshakes(&self) -> io::Result<()>;
 }
 
@@ -57,7 +57,7 @@ impl Accept for TcpListener {
     }
 
     fn end_handshakes(&self) -> io::Result<()> {
-        SockRef::from(self).attach_filter(&WITHOUT_SYN)
+        SockRef::from(self).attach_filter(&DROP_SYN)
     }
 }
 
@@ -80,7 +80,7 @@ impl Accept for UnixListener {
 pub enum AcceptEvent<S, P> {
     /// A connection, and its peer.
     Accepted(S, P),
-    /// A pause begins, because the system has no room for a connection. The next call waits for its end.
+    /// A pause started, because the system has no room for a connection. The next call waits for its end.
     Paused,
     /// The listener was closed by [`Listener::close`], and no connection is left in its queue.
     Closed,
@@ -108,12 +108,12 @@ pub struct Listener<L> {
 }
 
 impl<L: Accept> Listener<L> {
-    /// A listener of this server, which the log names.
+    /// Creates a listener; `server` names it in the log.
     pub fn new(server: &'static str, listener: L) -> Self {
         Self { listener, server, pauses: Pauses::default(), closes_at: None }
     }
 
-    /// Accepts the next connection. Cancel-safe; a pause that was cancelled goes on at the next call.
+    /// Accepts the next connection. Cancel-safe; a cancelled pause continues with the next call.
     pub async fn accept(&mut self) -> (L::Stream, L::Peer) {
         loop {
             if let Some(accepted) = self.accept_or_pause().await {
@@ -122,33 +122,33 @@ impl<L: Accept> Listener<L> {
         }
     }
 
-    /// Accepts the next connection, or reports a pause, so that the caller can count it, or the end of a listener that
-    /// was closed. Cancel-safe.
+    /// Accepts the next connection, or reports a pause, so that the caller can count it, or the end of a
+    /// listener that was closed. Cancel-safe.
     pub async fn next(&mut self) -> AcceptEvent<L::Stream, L::Peer> {
         let Some(closes_at) = self.closes_at else {
             return AcceptEvent::from(self.accept_or_pause().await);
         };
         tokio::select! {
-            // The queue before the clock: after a delay of this process both may be ready.
+            // The queue is polled before the clock: after a delay of this process both may be ready.
             biased;
             accepted = self.accept_or_pause() => AcceptEvent::from(accepted),
             () = sleep_until(closes_at) => AcceptEvent::Closed,
         }
     }
 
-    /// Closes the listener without losing a connection: handshakes in progress get [`HANDSHAKES_MAX`] to complete,
-    /// and [`Listener::next`] returns every connection of the queue before [`AcceptEvent::Closed`]. The kernel
-    /// resets the connections that are in the queue of a socket when it is closed, although their clients have
-    /// sent requests.
+    /// Closes the listener without losing a connection: handshakes in progress get [`HANDSHAKE_TIME`] to
+    /// complete, and [`Listener::next`] returns every connection of the queue before [`AcceptEvent::Closed`].
+    /// The kernel resets the connections that are in the queue of a socket when it is closed, although their
+    /// clients have sent requests.
     pub fn close(&mut self) {
         if let Err(error) = self.listener.end_handshakes() {
             tracing::debug!(server = self.server, %error, "cannot stop new handshakes");
         }
-        self.closes_at = Some(Instant::now() + HANDSHAKES_MAX);
+        self.closes_at = Some(Instant::now() + HANDSHAKE_TIME);
     }
 
-    /// The next connection, and after the stop of the server those of the queue, as after [`Listener::close`];
-    /// `None` when none is left. Cancel-safe.
+    /// Accepts the next connection; after `stopped` completes, those in the queue, as after
+    /// [`Listener::close`], and then returns `None`. Cancel-safe.
     pub async fn next_until(
         &mut self,
         stopped: impl Future<Output = ()>,
@@ -156,7 +156,7 @@ impl<L: Accept> Listener<L> {
         let mut stopped = pin!(stopped);
         loop {
             let next = tokio::select! {
-                // The stop first: there may always be a connection.
+                // The stop is polled first: there may always be a connection.
                 biased;
                 () = stopped.as_mut(), if self.closes_at.is_none() => {
                     self.close();
@@ -189,9 +189,9 @@ impl<L: Accept> Listener<L> {
         None
     }
 
-    /// Accept calls that were followed by a pause, since the start.
+    /// Returns the number of pauses since the start.
     pub fn pause_count(&self) -> u64 {
-        self.pauses.number
+        self.pauses.count
     }
 
     fn record_failure(&mut self, error: &io::Error) {
@@ -215,40 +215,41 @@ impl<S, P> From<Option<(S, P)>> for AcceptEvent<S, P> {
 #[derive(Debug, Default)]
 struct Pauses {
     until: Option<Instant>,
-    /// The length of the last one, until a connection is accepted.
+    /// The length of the last pause; zero after an accepted connection.
     last: Duration,
-    /// Failures of single connections in a row.
-    skipped: u32,
-    /// When the next pause is logged at the earliest.
-    logged_from: Option<Instant>,
-    number: u64,
+    /// The number of consecutive failures of single connections.
+    consecutive_skips: u32,
+    /// The earliest time at which the next pause is logged.
+    next_log: Option<Instant>,
+    count: u64,
 }
 
 impl Pauses {
     fn record_success(&mut self) {
-        (self.last, self.skipped) = (Duration::ZERO, 0);
+        (self.last, self.consecutive_skips) = (Duration::ZERO, 0);
     }
 
-    /// Pauses, unless the failure is that of a single connection. Returns whether to log it.
+    /// Starts a pause, unless the failure is that of a single connection. Returns true if the pause is to be
+    /// logged.
     fn record_failure(&mut self, error: &io::Error, now: Instant) -> bool {
-        if is_of_connection(error) && self.skipped < SKIPPED_MAX {
-            self.skipped += 1;
+        if is_connection_error(error) && self.consecutive_skips < MAX_CONSECUTIVE_SKIPS {
+            self.consecutive_skips += 1;
             return false;
         }
-        self.last = (self.last * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        self.last = (self.last * 2).clamp(MIN_PAUSE, MAX_PAUSE);
         self.until = Some(now + self.last);
-        self.number += 1;
-        if self.logged_from.is_some_and(|from| now < from) {
+        self.count += 1;
+        if self.next_log.is_some_and(|earliest| now < earliest) {
             return false;
         }
-        self.logged_from = Some(now + LOG_PERIOD);
+        self.next_log = Some(now + LOG_INTERVAL);
         true
     }
 }
 
-/// True for a failure of the one connection that was to be accepted, which says nothing about the next:
+/// True for a failure of a single connection, which does not affect the next one:
 /// `accept(2)` reports network errors of the new connection as its own.
-fn is_of_connection(error: &io::Error) -> bool {
+fn is_connection_error(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(
         errno,
@@ -270,31 +271,34 @@ fn is_of_connection(error: &io::Error) -> bool {
     )
 }
 
-/// The time for handshakes that are in progress when a listener is closed: a round trip to a client that is far away.
-const HANDSHAKES_MAX: Duration = Duration::from_millis(100);
-/// A filter of received segments (classic BPF, from the TCP header on) that drops those with SYN. A client sends its SYN
-/// again after a second, to the next process that listens there, if there is one.
-const WITHOUT_SYN: [SockFilter; 4] = [
-    SockFilter::new(LOAD_BYTE, 0, 0, TCP_FLAGS_AT),
+/// The time for handshakes in progress when a listener is closed: a round trip to a distant client.
+const HANDSHAKE_TIME: Duration = Duration::from_millis(100);
+/// A filter of received segments (classic BPF, from the TCP header on) that drops those with SYN. A client
+/// sends its SYN again after a second, to the next process that listens there, if there is one.
+const DROP_SYN: [SockFilter; 4] = [
+    SockFilter::new(LOAD_BYTE, 0, 0, TCP_FLAGS_OFFSET),
     SockFilter::new(JUMP_IF_SET, 0, 1, TCP_SYN),
     SockFilter::new(RETURN, 0, 0, 0),
     SockFilter::new(RETURN, 0, 0, u32::MAX),
 ];
-/// `BPF_LD | BPF_B | BPF_ABS`, `BPF_JMP | BPF_JSET | BPF_K` and `BPF_RET | BPF_K`.
+/// `BPF_LD | BPF_B | BPF_ABS`.
 const LOAD_BYTE: u16 = 0x30;
+/// `BPF_JMP | BPF_JSET | BPF_K`.
 const JUMP_IF_SET: u16 = 0x45;
+/// `BPF_RET | BPF_K`.
 const RETURN: u16 = 0x06;
-/// The flags in a TCP header (RFC 9293 §3.1).
-const TCP_FLAGS_AT: u32 = 13;
+/// The offset of the flags in a TCP header (RFC 9293 §3.1).
+const TCP_FLAGS_OFFSET: u32 = 13;
+/// The SYN flag.
 const TCP_SYN: u32 = 0x02;
 /// The first pause: descriptors become free whenever a connection ends.
-const PAUSE_MIN: Duration = Duration::from_millis(5);
+const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// The longest pause: eight attempts a second take no noticeable CPU time.
-const PAUSE_MAX: Duration = Duration::from_millis(125);
-/// Failures of single connections in a row before they are taken for one of the listener.
-const SKIPPED_MAX: u32 = 64;
-/// A listener logs that it pauses at most once in this time.
-const LOG_PERIOD: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_millis(125);
+/// Maximum consecutive failures of single connections; further ones count as a failure of the listener.
+const MAX_CONSECUTIVE_SKIPS: u32 = 64;
+/// The minimum interval of log lines about pauses.
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
@@ -303,31 +307,32 @@ mod tests {
 
     use super::*;
 
-    /// Answers with these errors, one after another, and then with connections.
+    /// Returns these errors one after another, and then connections.
     struct Script(RefCell<VecDeque<Errno>>);
 
-    struct Nowhere;
+    struct LocalPeer;
 
-    impl From<Nowhere> for ConnectionSource {
-        fn from(_: Nowhere) -> Self {
+    impl From<LocalPeer> for ConnectionSource {
+        fn from(_: LocalPeer) -> Self {
             Self::LOCAL
         }
     }
 
     impl Script {
         fn failing_listener(errors: &[(Errno, usize)]) -> Listener<Self> {
-            let errors = errors.iter().flat_map(|(errno, n)| std::iter::repeat_n(*errno, *n));
+            let errors =
+                errors.iter().flat_map(|(errno, count)| std::iter::repeat_n(*errno, *count));
             Listener::new("test", Self(RefCell::new(errors.collect())))
         }
     }
 
     impl Accept for Script {
         type Stream = ();
-        type Peer = Nowhere;
+        type Peer = LocalPeer;
 
-        fn accept_one(&self) -> impl Future<Output = io::Result<((), Nowhere)>> + Send {
+        fn accept_one(&self) -> impl Future<Output = io::Result<((), LocalPeer)>> + Send {
             let error = self.0.borrow_mut().pop_front();
-            std::future::ready(error.map_or(Ok(((), Nowhere)), |error| Err(error.into())))
+            std::future::ready(error.map_or(Ok(((), LocalPeer)), |error| Err(error.into())))
         }
 
         fn end_handshakes(&self) -> io::Result<()> {
@@ -341,14 +346,14 @@ mod tests {
             let mut listener = Script::failing_listener(&[(errno, 100)]);
             let start = Instant::now();
             listener.accept().await;
-            let took = start.elapsed();
+            let elapsed = start.elapsed();
             assert_eq!(listener.pause_count(), 100);
-            assert!(took > PAUSE_MAX * 94 && took < PAUSE_MAX * 100, "{errno}: {took:?}");
+            assert!(elapsed > MAX_PAUSE * 94 && elapsed < MAX_PAUSE * 100, "{errno}: {elapsed:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_broke_off_costs_the_next_no_time() {
+    async fn an_aborted_connection_does_not_delay_the_next_one() {
         for errno in [Errno::CONNABORTED, Errno::PROTO, Errno::PERM, Errno::HOSTUNREACH] {
             let mut listener = Script::failing_listener(&[(errno, 60)]);
             let start = Instant::now();
@@ -357,49 +362,49 @@ mod tests {
         }
         let mut listener = Script::failing_listener(&[(Errno::CONNABORTED, 1000)]);
         listener.accept().await;
-        assert!(listener.pause_count() > 900, "an error that never ends is one of the listener");
+        assert!(listener.pause_count() > 900, "a persistent error is an error of the listener");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_pause_is_reported_when_it_begins() {
+    async fn each_pause_is_reported_when_it_starts() {
         let mut listener = Script::failing_listener(&[(Errno::CONNABORTED, 3), (Errno::MFILE, 2)]);
         let start = Instant::now();
         assert!(matches!(listener.next().await, AcceptEvent::Paused));
         assert_eq!((start.elapsed(), listener.pause_count()), (Duration::ZERO, 1));
         assert!(matches!(listener.next().await, AcceptEvent::Paused));
-        assert!(matches!(listener.next().await, AcceptEvent::Accepted((), Nowhere)));
-        assert!(start.elapsed() >= PAUSE_MIN * 3 && listener.pause_count() == 2);
+        assert!(matches!(listener.next().await, AcceptEvent::Accepted((), LocalPeer)));
+        assert!(start.elapsed() >= MIN_PAUSE * 3 && listener.pause_count() == 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pause_that_was_cancelled_goes_on() {
+    async fn a_cancelled_pause_continues() {
         let mut listener = Script::failing_listener(&[(Errno::MFILE, 20)]);
         let start = Instant::now();
         while tokio::time::timeout(Duration::from_millis(1), listener.accept()).await.is_err() {}
-        assert!(start.elapsed() > PAUSE_MAX * 14 && listener.pause_count() == 20);
+        assert!(start.elapsed() > MAX_PAUSE * 14 && listener.pause_count() == 20);
     }
 
     #[tokio::test]
-    async fn a_burst_waits_to_be_accepted() {
+    async fn a_burst_of_connections_is_queued() {
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
-        let connect = |_| std::net::TcpStream::connect_timeout(&address, HANDSHAKES_MAX / 2);
+        let connect = |_| std::net::TcpStream::connect_timeout(&address, HANDSHAKE_TIME / 2);
         let burst: io::Result<Vec<_>> = (0..300).map(connect).collect();
         assert_eq!(burst.unwrap().len(), 300);
     }
 
     #[tokio::test]
-    async fn connections_in_the_queue_outlive_the_close_and_no_handshake_begins_after_it() {
+    async fn queued_connections_are_accepted_after_close_and_no_handshake_starts() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let early: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(address)).collect();
         let mut listener = Listener::new("test", listener);
         listener.close();
-        let late = std::net::TcpStream::connect_timeout(&address, HANDSHAKES_MAX / 2);
+        let late = std::net::TcpStream::connect_timeout(&address, HANDSHAKE_TIME / 2);
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
         for client in early {
             let AcceptEvent::Accepted(_, peer) = listener.next().await else {
-                panic!("it is closed")
+                panic!("the listener is closed")
             };
             assert_eq!(peer, client.unwrap().local_addr().unwrap());
         }
@@ -407,7 +412,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_in_the_queue_outlive_the_stop_of_their_server() {
+    async fn queued_connections_are_accepted_after_the_stop() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let clients: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(address)).collect();
@@ -420,11 +425,11 @@ mod tests {
     }
 
     #[test]
-    fn trouble_is_logged_once_in_a_while() {
+    fn pauses_are_logged_at_a_bounded_rate() {
         let (mut pauses, now) = (Pauses::default(), Instant::now());
         let error = io::Error::from(Errno::MFILE);
         let logged = (0..600)
-            .filter(|s| pauses.record_failure(&error, now + Duration::from_secs(*s)))
+            .filter(|second| pauses.record_failure(&error, now + Duration::from_secs(*second)))
             .count();
         assert_eq!(logged, 20);
     }

@@ -1,4 +1,4 @@
-//! Half-open connections as their tasks see them: admitted, waiting, in a turn, or evicted.
+//! Admission of connections: each task reports the phases of its connection, and learns of its eviction.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,54 +13,57 @@ use tokio::task::yield_now;
 use crate::source::ConnectionSource;
 use crate::table::{HalfOpenId, HalfOpenLimits, HalfOpenState, HalfOpenTable, PeerPhase};
 
-/// The half-open connections of one listener, or of the listeners of one thread.
+/// The half-open connections of one listener, or of all listeners of one thread.
 #[derive(Debug)]
-pub struct ConnectionAdmission(Mutex<Inner>);
+pub struct ConnectionAdmission(Mutex<AdmissionState>);
 
 #[derive(Debug)]
-struct Inner {
+struct AdmissionState {
     table: HalfOpenTable,
     wakers: BTreeMap<HalfOpenId, Waker>,
     evicted: u64,
 }
 
 impl ConnectionAdmission {
-    /// None is half-open yet.
+    /// Creates an admission without connections.
     #[must_use]
     pub fn new(bounds: HalfOpenLimits) -> Arc<Self> {
-        let inner =
-            Inner { table: HalfOpenTable::new(bounds), wakers: BTreeMap::new(), evicted: 0 };
-        Arc::new(Self(Mutex::new(inner)))
+        let state = AdmissionState {
+            table: HalfOpenTable::new(bounds),
+            wakers: BTreeMap::new(),
+            evicted: 0,
+        };
+        Arc::new(Self(Mutex::new(state)))
     }
 
-    /// One more connection of this source. It is always admitted; another one may be evicted for it.
+    /// Admits a connection of this source. It is always admitted; another connection may be evicted for it.
     pub fn admit(self: &Arc<Self>, source: impl Into<ConnectionSource>) -> HalfOpen {
-        let mut inner = self.lock();
-        let (id, evicted) = inner.table.admit(source.into());
-        inner.evict_connection(evicted);
-        drop(inner);
+        let mut state = self.lock();
+        let (id, evicted) = state.table.admit(source.into());
+        state.evict_connection(evicted);
+        drop(state);
         HalfOpen { admission: Arc::clone(self), id }
     }
 
-    /// Connections that were evicted since the start.
+    /// Returns the number of connections evicted since the start.
     #[must_use]
     pub fn evicted_count(&self) -> u64 {
         self.lock().evicted
     }
 
-    /// Connections that are half-open now.
+    /// Returns the number of half-open connections.
     #[must_use]
     pub fn half_open(&self) -> usize {
         self.lock().table.len()
     }
 
-    /// A thread that died while it held the lock left nothing half done that others rely on.
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    /// Locks the state. A thread that panicked with the lock left no inconsistent state.
+    fn lock(&self) -> MutexGuard<'_, AdmissionState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inner {
+impl AdmissionState {
     fn evict_connection(&mut self, evicted: Option<HalfOpenId>) {
         if let Some(id) = evicted {
             self.evicted += 1;
@@ -74,7 +77,7 @@ impl Inner {
         }
     }
 
-    fn keep_waker(&mut self, id: HalfOpenId, cx: &Context<'_>) {
+    fn store_waker(&mut self, id: HalfOpenId, cx: &Context<'_>) {
         match self.wakers.get_mut(&id) {
             Some(waker) => waker.clone_from(cx.waker()),
             None => drop(self.wakers.insert(id, cx.waker().clone())),
@@ -86,7 +89,7 @@ impl Inner {
     }
 }
 
-/// One connection while it is half-open: until this is dropped, or [`HalfOpen::mark_complete`] is called.
+/// A half-open connection, until this value is dropped or [`HalfOpen::mark_complete`] is called.
 #[derive(Debug)]
 pub struct HalfOpen {
     admission: Arc<ConnectionAdmission>,
@@ -94,41 +97,41 @@ pub struct HalfOpen {
 }
 
 impl HalfOpen {
-    /// Awaits the peer. From the first time that `peer` is not ready the connection may be evicted, and
-    /// the longer it has waited since then the sooner, whatever the peer sends in between.
+    /// Awaits the peer. The connection may be evicted from the first time that `peer` is not ready; the one
+    /// that has waited longest since then is evicted first, regardless of the bytes that it sends in between.
     ///
     /// # Errors
-    /// [`Evicted`] when the connection has to make room for others.
+    /// [`Evicted`] if the connection has to make room for others.
     pub async fn await_peer<F: Future>(&self, peer: F) -> Result<F::Output, Evicted> {
         let mut peer = pin!(peer);
-        let sent = poll_fn(|cx| match peer.as_mut().poll(cx) {
-            Poll::Ready(sent) => Poll::Ready(Ok(sent)),
+        let output = poll_fn(|cx| match peer.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Ok(output)),
             Poll::Pending => self.poll_waiting(cx),
         });
-        let sent = sent.await?;
+        let output = output.await?;
         self.change_phase(PeerPhase::Ended)?;
-        Ok(sent)
+        Ok(output)
     }
 
-    /// Does the work of a handshake in turns. A turn lasts as long as `work` computes, and ends when it
-    /// waits for the peer, which is awaited as by [`HalfOpen::await_peer`].
+    /// Performs the work of a handshake in turns. A turn lasts while `work` computes, and ends when it waits
+    /// for the peer, which is awaited as by [`HalfOpen::await_peer`].
     ///
     /// # Errors
-    /// [`Evicted`] when the connection has to make room for others.
+    /// [`Evicted`] if the connection has to make room for others.
     pub async fn in_turns<F: Future>(&self, work: F) -> Result<F::Output, Evicted> {
         let mut work = pin!(work);
         loop {
             self.change_phase(PeerPhase::Continues)?;
             poll_fn(|cx| self.poll_turn(cx)).await?;
-            // Other work of this thread comes first, between one batch of turns and the next.
+            // Between batches of turns, other work of this thread runs first.
             yield_now().await;
             let polled = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
             self.change_phase(PeerPhase::Continues)?;
-            if let Poll::Ready(done) = polled {
+            if let Poll::Ready(output) = polled {
                 self.change_phase(PeerPhase::Ended)?;
-                return Ok(done);
+                return Ok(output);
             }
-            // Nothing may be awaited between the poll above and this: a wake-up would be lost.
+            // No await may stand between the poll above and this one: a wake-up would be lost.
             let mut is_woken = false;
             let woken = poll_fn(|cx| match std::mem::replace(&mut is_woken, true) {
                 true => Poll::Ready(Ok(())),
@@ -138,22 +141,22 @@ impl HalfOpen {
         }
     }
 
-    /// Serves a connection of requests, on which the peer is awaited except while there is an
+    /// Serves a connection of requests, on which the peer is awaited except while there is a
     /// [`RequestInProgress`].
     ///
     /// # Errors
-    /// [`Evicted`] when the connection has to make room for others.
+    /// [`Evicted`] if the connection has to make room for others.
     pub async fn serve_connection<F: Future>(&self, connection: F) -> Result<F::Output, Evicted> {
         self.mark_waiting();
         let mut connection = pin!(connection);
-        let served = poll_fn(|cx| match connection.as_mut().poll(cx) {
-            Poll::Ready(served) => Poll::Ready(Ok(served)),
+        let output = poll_fn(|cx| match connection.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Ok(output)),
             Poll::Pending => self.poll_evicted(cx).map(|()| Err(Evicted)),
         });
-        served.await
+        output.await
     }
 
-    /// A request is there; the peer is awaited again when this is dropped.
+    /// Marks the arrival of a request; the peer is awaited again when the result is dropped.
     pub fn start_response(&self) -> RequestInProgress<'_> {
         self.mark_busy();
         RequestInProgress(self)
@@ -165,68 +168,69 @@ impl HalfOpen {
     }
 
     fn poll_evicted(&self, cx: &Context<'_>) -> Poll<()> {
-        let mut inner = self.admission.lock();
-        match inner.table.state_of(self.id) {
+        let mut state = self.admission.lock();
+        match state.table.state_of(self.id) {
             Some(HalfOpenState::Evicted) => return Poll::Ready(()),
-            Some(_) => inner.keep_waker(self.id, cx),
+            Some(_) => state.store_waker(self.id, cx),
             None => {}
         }
         Poll::Pending
     }
 
-    /// The peer is awaited from now on: the connection may be evicted.
+    /// Marks the connection as waiting for its peer: it may be evicted.
     pub fn mark_waiting(&self) {
-        let mut inner = self.admission.lock();
-        let evicted = inner.table.start_waiting(self.id);
-        inner.evict_connection(evicted);
+        let mut state = self.admission.lock();
+        let evicted = state.table.start_waiting(self.id);
+        state.evict_connection(evicted);
     }
 
-    /// The peer has sent its part: the connection is not evicted until the next
+    /// Marks the connection as busy after its peer has sent its part: it is not evicted until the next
     /// [`HalfOpen::mark_waiting`].
     pub fn mark_busy(&self) {
         self.change_phase(PeerPhase::Ended).ok();
     }
 
-    /// The connection is not half-open any more.
+    /// Marks the connection as no longer half-open.
     pub fn mark_complete(&self) {
-        let mut inner = self.admission.lock();
-        inner.wakers.remove(&self.id);
-        if let Some(granted) = inner.table.remove(self.id) {
-            inner.wake_connection(granted);
+        let mut state = self.admission.lock();
+        state.wakers.remove(&self.id);
+        if let Some(next_turn) = state.table.remove(self.id) {
+            state.wake_connection(next_turn);
         }
     }
 
-    /// Counts as waiting for the peer, unless it has left. For adaptors that poll the peer themselves.
+    /// Marks the connection as waiting for its peer and registers the waker. For adaptors that poll the peer
+    /// themselves.
     ///
     /// # Errors
-    /// [`Evicted`] when the connection has to make room for others.
+    /// [`Evicted`] if the connection has to make room for others.
     pub fn poll_waiting<T>(&self, cx: &Context<'_>) -> Poll<Result<T, Evicted>> {
-        let mut inner = self.admission.lock();
-        let evicted = inner.table.start_waiting(self.id);
-        inner.evict_connection(evicted);
-        match inner.table.state_of(self.id) {
+        let mut state = self.admission.lock();
+        let evicted = state.table.start_waiting(self.id);
+        state.evict_connection(evicted);
+        match state.table.state_of(self.id) {
             Some(HalfOpenState::Evicted) => return Poll::Ready(Err(Evicted)),
-            Some(_) => inner.keep_waker(self.id, cx),
+            Some(_) => state.store_waker(self.id, cx),
             None => {}
         }
         Poll::Pending
     }
 
-    /// The peer has sent something, but not yet all that is awaited.
+    /// Records that the peer has sent a part of the awaited bytes.
     ///
     /// # Errors
-    /// [`Evicted`] when the connection has to make room for others.
+    /// [`Evicted`] if the connection has to make room for others.
     pub fn record_progress(&self) -> Result<(), Evicted> {
         self.change_phase(PeerPhase::Continues)
     }
 
     fn poll_turn(&self, cx: &Context<'_>) -> Poll<Result<(), Evicted>> {
-        let mut inner = self.admission.lock();
-        inner.table.join_queue(self.id);
-        match inner.table.state_of(self.id) {
+        let mut state = self.admission.lock();
+        state.table.join_queue(self.id);
+        match state.table.state_of(self.id) {
             Some(HalfOpenState::Evicted) => Poll::Ready(Err(Evicted)),
             Some(HalfOpenState::Queued) => {
-                inner.keep_waker(self.id, cx);
+                state.store_waker(self.id, cx);
                 Poll::Pending
             }
             Some(HalfOpenState::Served | HalfOpenState::Waiting | HalfOpenState::Running)
@@ -235,12 +239,12 @@ impl HalfOpen {
     }
 
     fn change_phase(&self, phase: PeerPhase) -> Result<(), Evicted> {
-        let mut inner = self.admission.lock();
-        if inner.is_evicted(self.id) {
+        let mut state = self.admission.lock();
+        if state.is_evicted(self.id) {
             return Err(Evicted);
         }
-        if let Some(granted) = inner.table.record_phase(self.id, phase) {
-            inner.wake_connection(granted);
+        if let Some(next_turn) = state.table.record_phase(self.id, phase) {
+            state.wake_connection(next_turn);
         }
         Ok(())
     }
@@ -252,12 +256,12 @@ impl Drop for HalfOpen {
     }
 }
 
-/// A request that is being answered on a connection that is evicted when it waits for one too long.
+/// A request in progress: its connection is not evicted.
 #[derive(Debug)]
 pub struct RequestInProgress<'a>(&'a HalfOpen);
 
 impl RequestInProgress<'_> {
-    /// The answer has no end in sight: its connection is not evicted while it lasts.
+    /// Keeps the connection from eviction for its whole lifetime: the response is endless.
     pub fn go_on(self) {
         std::mem::forget(self);
     }
@@ -269,7 +273,7 @@ impl Drop for RequestInProgress<'_> {
     }
 }
 
-/// The connection had to make room: its peer was silent for longer than others.
+/// The connection had to make room for others: its peer was silent for longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted;
 

@@ -1,47 +1,47 @@
-//! A limit of the requests in progress, in total and for each source.
+//! A limit on requests in progress, in total and per source.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::source::ConnectionSource;
 
-/// A limit of the requests that are in progress at once. Requests beyond it are rejected, not queued: a
+/// A limit on requests in progress. Requests beyond it are rejected, not queued: a
 /// connection with a request in progress is not evicted.
 #[derive(Debug)]
 pub struct ConcurrencyLimit {
     total_max: usize,
-    of_source_max: usize,
+    per_source_max: usize,
     in_progress: Mutex<InProgress>,
 }
 
 #[derive(Debug, Default)]
 struct InProgress {
     total: usize,
-    /// Sources with at least one.
-    of_source: BTreeMap<ConnectionSource, usize>,
+    /// The number of requests by source, for sources with at least one.
+    by_source: BTreeMap<ConnectionSource, usize>,
 }
 
 impl ConcurrencyLimit {
-    /// At most `total_max` requests at once, and at most `of_source_max` of one source.
+    /// Creates a limit of `total_max` requests at once, and `per_source_max` of one source.
     #[must_use]
-    pub fn new(total_max: usize, of_source_max: usize) -> Self {
-        Self { total_max, of_source_max, in_progress: Mutex::default() }
+    pub fn new(total_max: usize, per_source_max: usize) -> Self {
+        Self { total_max, per_source_max, in_progress: Mutex::default() }
     }
 
-    /// Permits one more request of this source, which lasts until the permit is dropped; `None` at the
+    /// Permits a request of this source until the permit is dropped; `None` at the
     /// limit.
     pub fn acquire(&self, source: ConnectionSource) -> Option<ConcurrencyPermit<'_>> {
         let mut in_progress = self.lock();
-        let of_source = in_progress.of_source.get(&source).copied().unwrap_or_default();
-        if in_progress.total >= self.total_max || of_source >= self.of_source_max {
+        let source_count = in_progress.by_source.get(&source).copied().unwrap_or_default();
+        if in_progress.total >= self.total_max || source_count >= self.per_source_max {
             return None;
         }
         in_progress.total += 1;
-        in_progress.of_source.insert(source, of_source + 1);
+        in_progress.by_source.insert(source, source_count + 1);
         Some(ConcurrencyPermit { limit: self, source })
     }
 
-    /// A thread that died while it held the lock left nothing half done.
+    /// Locks the counters. A thread that panicked with the lock left no inconsistent state.
     fn lock(&self) -> MutexGuard<'_, InProgress> {
         self.in_progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,10 +58,10 @@ impl Drop for ConcurrencyPermit<'_> {
     fn drop(&mut self) {
         let mut in_progress = self.limit.lock();
         in_progress.total -= 1;
-        if let Some(of_source) = in_progress.of_source.get_mut(&self.source) {
-            *of_source -= 1;
-            if *of_source == 0 {
-                in_progress.of_source.remove(&self.source);
+        if let Some(source_count) = in_progress.by_source.get_mut(&self.source) {
+            *source_count -= 1;
+            if *source_count == 0 {
+                in_progress.by_source.remove(&self.source);
             }
         }
     }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn one_source_has_its_share_and_all_together_the_total() {
+    fn requests_are_limited_per_source_and_in_total() {
         let limit = ConcurrencyLimit::new(5, 2);
         let first: Vec<_> = (0..4).filter_map(|_| limit.acquire(source(1))).collect();
         assert_eq!(first.len(), 2);
@@ -88,7 +88,7 @@ mod tests {
         let again: Vec<_> = (0..4).filter_map(|_| limit.acquire(source(1))).collect();
         assert_eq!(again.len(), 2);
         drop((others, again));
-        let left = limit.lock();
-        assert!(left.total == 0 && left.of_source.is_empty(), "{left:?}");
+        let remaining = limit.lock();
+        assert!(remaining.total == 0 && remaining.by_source.is_empty(), "{remaining:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! TLS handshakes that others begin: the whole ClientHello first, then work in turns.
+//! Incoming TLS handshakes: the whole ClientHello first, then work in turns.
 
 use std::future::poll_fn;
 use std::io;
@@ -15,11 +15,11 @@ use tokio_rustls::{Accept, LazyConfigAcceptor, StartHandshake};
 
 use crate::admission::HalfOpen;
 
-/// Reads a whole ClientHello, which costs next to nothing.
+/// Reads a whole ClientHello, without cryptographic work.
 ///
 /// # Errors
-/// When it is none, the client has gone, or the connection was evicted, and is reset. The error is the
-/// one of TLS where there is one.
+/// If the bytes are no ClientHello, the client disconnected, or the connection was evicted (and is reset). A
+/// TLS error is the source of the error.
 pub async fn read_hello(
     half_open: &HalfOpen,
     tcp: TcpStream,
@@ -36,19 +36,19 @@ pub async fn read_hello(
     }
 }
 
-/// Does the rest of a handshake, in turns.
+/// Performs the rest of a handshake, in turns.
 ///
 /// # Errors
-/// When it fails, or the connection was evicted, and is reset. The error is the one of TLS where there
-/// is one.
-pub async fn shake_hands(
+/// If the handshake fails, or the connection was evicted (and is reset). A TLS error is the source of the
+/// error.
+pub async fn complete_handshake(
     half_open: &HalfOpen,
     hello: StartHandshake<TcpStream>,
     config: Arc<ServerConfig>,
 ) -> io::Result<TlsStream<TcpStream>> {
     let (mut hello, mut accept) = (Some(hello), None::<Accept<TcpStream>>);
     let work = poll_fn(|cx| {
-        // The first flight is computed here, so this belongs into the turn.
+        // The first flight is computed here, so this is part of the turn.
         if let Some(hello) = hello.take() {
             accept = Some(hello.into_stream(Arc::clone(&config)));
         }
@@ -56,7 +56,7 @@ pub async fn shake_hands(
         Pin::new(accept).poll(cx)
     });
     match half_open.in_turns(work).await {
-        Ok(done) => done,
+        Ok(result) => result,
         Err(evicted) => {
             let tcp = hello.as_ref().map(|hello| &hello.io);
             tcp.or_else(|| accept.as_ref()?.get_ref()).inspect(|tcp| reset_on_drop(tcp));
@@ -65,9 +65,9 @@ pub async fn shake_hands(
     }
 }
 
-/// Has the connection reset when it is dropped: it leaves nothing behind in the kernel, and its peer
-/// does not take it for an orderly end.
+/// Makes the kernel reset a connection when it is dropped: no state remains in the kernel, and the peer sees no
+/// orderly end.
 pub fn reset_on_drop(tcp: &TcpStream) {
-    // Failing means that the socket is gone already, which is intended.
+    // An error means that the socket is already closed, which is intended.
     drop(SockRef::from(tcp).set_linger(Some(Duration::ZERO)));
 }

@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
-    /// The directory of a socket with a long path: its descriptor stands for it.
+    /// The directory of a socket with a long path; the path uses its descriptor.
     _directory: Option<File>,
 }
 
 impl SocketPath {
-    /// The path itself where it is short, else one through the descriptor of its directory.
+    /// Returns the path itself if it is short enough, otherwise one through the descriptor of its directory.
     ///
     /// # Errors
-    /// When the directory cannot be opened.
+    /// If the directory cannot be opened.
     pub fn for_path(path: &Path) -> io::Result<Self> {
-        if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
+        if path.as_os_str().len() <= MAX_ADDRESS_BYTES {
             return Ok(Self { path: path.to_owned(), _directory: None });
         }
         let directory = File::open(path.parent().unwrap_or(Path::new("/")))?;
@@ -29,7 +29,7 @@ impl SocketPath {
         Ok(Self { path, _directory: Some(directory) })
     }
 
-    /// The path. It borrows this value: the descriptor must be open until the call has returned, and
+    /// Returns the path. It borrows this value: the descriptor must be open until the call has returned, and
     /// tokio drops a path that it owns before it makes the call.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -37,8 +37,8 @@ impl SocketPath {
     }
 }
 
-/// `sun_path` of unix(7) without the zero at its end.
-const ADDRESS_BYTES_MAX: usize = 107;
+/// The size of `sun_path` (unix(7)), without the terminating zero.
+const MAX_ADDRESS_BYTES: usize = 107;
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! The source of a connection, as shares are counted: an IPv4 address or an IPv6 network.
+//! The source of a connection, by which limits count: an IPv4 address or an IPv6 network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,7 +16,7 @@ impl ConnectionSource {
     pub const fn is_local(self) -> bool {
         match self.0 {
             IpAddr::V4(address) => address.is_loopback() || address.is_unspecified(),
-            // The network of `::1`.
+            // The /64 of `::1`.
             IpAddr::V6(network) => network.is_unspecified(),
         }
     }

@@ -1,5 +1,4 @@
-//! The stop of a server that answers requests: clients get the time for a last request, and responses in progress are
-//! completed.
+//! The stop of a server: clients get time for a last request, and responses in progress are completed.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,24 +9,24 @@ use tokio::time::sleep;
 
 use crate::admission::{Evicted, HalfOpen};
 
-/// The stop of a server, as its accept loop and each of its connections see it.
+/// The stop signal of a server, for its accept loop and each of its connections.
 #[derive(Debug, Clone)]
 pub struct StopSignal(watch::Receiver<bool>);
 
 impl StopSignal {
-    /// The server stops when the value is true, or its sender is dropped.
+    /// Creates the signal: the server stops when the value is true, or its sender is dropped.
     #[must_use]
     pub fn new(stopped: watch::Receiver<bool>) -> Self {
         Self(stopped)
     }
 
-    /// True from the stop on. Responses ask their clients to use another connection from then on.
+    /// True after the stop was requested: responses then tell their clients to use another connection.
     #[must_use]
     pub fn is_requested(&self) -> bool {
         *self.0.borrow() || self.0.has_changed().is_err()
     }
 
-    /// Resolves at the stop.
+    /// Resolves when the stop is requested.
     pub async fn wait_requested(&mut self) {
         // Without a sender the server has ended.
         drop(self.0.wait_for(|stopped| *stopped).await);
@@ -36,14 +35,14 @@ impl StopSignal {
     /// Resolves when the time for a last request is over.
     pub async fn last_call(&mut self) {
         self.wait_requested().await;
-        sleep(LAST_CALL).await;
+        sleep(LAST_REQUEST_TIME).await;
     }
 
-    /// Serves a connection of requests as [`HalfOpen::serve_connection`] does. When the time for a last request is
-    /// over, it is not evicted any more, and `end` has it end after the response in progress.
+    /// Serves a connection of requests like [`HalfOpen::serve_connection`]. When the time for a last request is
+    /// over, it is no longer evicted, and `end` makes it end after the response in progress.
     ///
     /// # Errors
-    /// [`Evicted`] when the connection has to make room for others.
+    /// [`Evicted`] if the connection has to make room for others.
     pub async fn serve_connection<C: Future>(
         mut self,
         half_open: &HalfOpen,
@@ -52,33 +51,33 @@ impl StopSignal {
     ) -> Result<C::Output, Evicted> {
         tokio::select! {
             biased;
-            served = half_open.serve_connection(connection.as_mut()) => return served,
+            output = half_open.serve_connection(connection.as_mut()) => return output,
             () = self.last_call() => {}
         }
         end(connection.as_mut());
         Ok(connection.await)
     }
 
-    /// Runs `serving` to its end, but no longer than `max` after the stop; `None` when that was too short.
+    /// Runs `serving` to its end, but no longer than `max` after the stop; `None` if that was too short.
     pub async fn run_bounded<T>(
         mut self,
         max: Duration,
         serving: impl Future<Output = T>,
     ) -> Option<T> {
-        let late = async {
+        let deadline = async {
             self.wait_requested().await;
             sleep(max).await;
         };
         tokio::select! {
-            served = serving => Some(served),
-            () = late => None,
+            output = serving => Some(output),
+            () = deadline => None,
         }
     }
 }
 
-/// The time for a last request on a connection that is idle at the stop, or new. A request that crosses the end of its
-/// connection is lost (RFC 9112 §9.5), and HTTP codecs end a connection without a request at once.
-const LAST_CALL: Duration = Duration::from_secs(1);
+/// The time for a last request on a connection that is idle at the stop, or new. A request that crosses the end
+/// of its connection is lost (RFC 9112 §9.5), and HTTP codecs end a connection without a request at once.
+const LAST_REQUEST_TIME: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -99,26 +98,26 @@ mod tests {
         let stop = StopSignal::new(stop);
         let admission = ConnectionAdmission::new(HalfOpenLimits::new(1, 1));
         let half_open = admission.admit(ConnectionSource::LOCAL);
-        let (begin, ended) = (Instant::now(), Cell::new(None));
+        let (start, ended) = (Instant::now(), Cell::new(None));
         let response = sleep(Duration::from_secs(60));
         sender.send_replace(true);
         assert!(stop.is_requested());
-        let end = |_: Pin<&mut tokio::time::Sleep>| ended.set(Some(begin.elapsed()));
+        let end = |_: Pin<&mut tokio::time::Sleep>| ended.set(Some(start.elapsed()));
         stop.serve_connection(&half_open, pin!(response), end).await.unwrap();
-        assert_eq!(ended.get(), Some(LAST_CALL));
-        assert_eq!(begin.elapsed(), Duration::from_secs(60));
+        assert_eq!(ended.get(), Some(LAST_REQUEST_TIME));
+        assert_eq!(start.elapsed(), Duration::from_secs(60));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_takes_longer_than_the_bound_is_given_up() {
+    async fn work_that_exceeds_the_limit_after_the_stop_is_cancelled() {
         let (sender, stop) = watch::channel(false);
-        let (stop, begin) = (StopSignal::new(stop), Instant::now());
+        let (stop, start) = (StopSignal::new(stop), Instant::now());
         let max = Duration::from_secs(5);
         assert_eq!(stop.clone().run_bounded(max, sleep(max * 9)).await, Some(()));
-        assert_eq!(begin.elapsed(), max * 9);
+        assert_eq!(start.elapsed(), max * 9);
         drop(sender);
         assert!(stop.is_requested());
         assert_eq!(stop.run_bounded(max, pending::<()>()).await, None);
-        assert_eq!(begin.elapsed(), max * 10);
+        assert_eq!(start.elapsed(), max * 10);
     }
 }

@@ -1,4 +1,4 @@
-//! The half-open connections of a listener: their states, shares, evictions and turns. Pure.
+//! The table of half-open connections: their states, the shares of sources, evictions and turns; pure.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -8,114 +8,114 @@ use crate::source::ConnectionSource;
 /// Bounds on the half-open connections of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HalfOpenLimits {
-    /// Connections that wait for their peer at once.
+    /// Maximum connections that wait for their peer.
     pub waiting: usize,
-    /// The same of one source.
-    pub waiting_of_source: usize,
-    /// Half-open connections in any state, those that wait for a turn included.
+    /// Maximum connections of one source that wait for their peer.
+    pub waiting_per_source: usize,
+    /// Maximum half-open connections in any state, including those that wait for a turn.
     pub half_open: usize,
-    /// Turns at once.
+    /// Maximum concurrent turns.
     pub turns: usize,
 }
 
 impl HalfOpenLimits {
-    /// At most `waiting` connections that wait for their peer, half of them of one source, in a listener
-    /// of `connections`: those that are half-open hold at most half of these, and are at most four times
-    /// as many as those that wait, because each that waits for a turn holds a ClientHello.
+    /// Returns limits of `waiting` connections that wait for their peer, half of them of one source, for a
+    /// listener with at most `connections`. Half-open connections are at most half of `connections`, and at
+    /// most four times `waiting`, because each one that waits for a turn holds a ClientHello.
     #[must_use]
     pub fn new(waiting: usize, connections: usize) -> Self {
-        let most = (connections / 2).max(1);
-        let waiting = waiting.clamp(1, most);
-        let half_open = most.min(waiting.saturating_mul(QUEUE_FACTOR));
-        Self { waiting, waiting_of_source: waiting.div_ceil(2), half_open, turns: TURNS }
+        let max = (connections / 2).max(1);
+        let waiting = waiting.clamp(1, max);
+        let half_open = max.min(waiting.saturating_mul(QUEUE_FACTOR));
+        Self { waiting, waiting_per_source: waiting.div_ceil(2), half_open, turns: MAX_TURNS }
     }
 }
 
 /// The number of one half-open connection. Lower ones are older.
 pub(crate) type HalfOpenId = u64;
 
-/// The half-open connections of a listener. No method waits; `HalfOpenId`s that are returned are those of
-/// connections with a new state: their tasks have to be woken.
+/// The half-open connections of a listener. No method waits; a returned `HalfOpenId` is that of a connection
+/// with a new state: its task has to be woken.
 #[derive(Debug)]
 pub(crate) struct HalfOpenTable {
-    bounds: HalfOpenLimits,
+    limits: HalfOpenLimits,
     entries: BTreeMap<HalfOpenId, HalfOpenEntry>,
     shares: BTreeMap<ConnectionSource, SourceShare>,
-    /// Sources by the number of connections that wait for their peer; among equals the one with the
-    /// oldest is last.
+    /// Sources by the number of connections that wait for their peer; among equal ones, the source with the
+    /// oldest connection is last.
     by_waiting: BTreeSet<(usize, Reverse<u64>, ConnectionSource)>,
     /// Sources by the number of their half-open connections.
-    by_number: BTreeSet<(usize, ConnectionSource)>,
+    by_count: BTreeSet<(usize, ConnectionSource)>,
     /// Sources with connections that want a turn, in the order in which they get one.
     rotation: VecDeque<ConnectionSource>,
     half_open: usize,
     waiting: usize,
     turns: usize,
-    next: u64,
+    last_number: u64,
 }
 
 #[derive(Debug)]
 struct HalfOpenEntry {
     source: ConnectionSource,
     state: HalfOpenState,
-    /// When it began to wait for its peer in this phase; kept until the phase ends, so that a peer that
-    /// sends a byte at a time does not get younger.
+    /// The number at which it started to wait for its peer in this phase. It stays until the phase ends, so
+    /// that a peer that sends single bytes does not become younger.
     since: Option<u64>,
 }
 
 /// The state of a half-open connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HalfOpenState {
-    /// This side works on it, or is about to look at it.
+    /// This side is processing it, or is about to.
     Served,
     /// The peer has to send something.
     Waiting,
-    /// There is work for a turn.
+    /// It waits for a turn.
     Queued,
     /// It has a turn.
     Running,
-    /// It had to make room: its task ends it.
+    /// It had to make room for others: its task ends it.
     Evicted,
 }
 
 /// The half-open connections of one source.
 #[derive(Debug, Default)]
 struct SourceShare {
-    number: usize,
+    count: usize,
     waiting: BTreeSet<(u64, HalfOpenId)>,
-    /// The newest and the oldest get turns by turns: a new one does not wait behind all others, and none
-    /// waits for ever.
+    /// The newest and the oldest get turns alternately: a new connection does not wait behind all others, and
+    /// none waits forever.
     queued: VecDeque<HalfOpenId>,
     oldest_is_next: bool,
 }
 
 impl HalfOpenTable {
-    pub(crate) fn new(bounds: HalfOpenLimits) -> Self {
+    pub(crate) fn new(limits: HalfOpenLimits) -> Self {
         Self {
-            bounds,
+            limits,
             entries: BTreeMap::new(),
             shares: BTreeMap::new(),
             by_waiting: BTreeSet::new(),
-            by_number: BTreeSet::new(),
+            by_count: BTreeSet::new(),
             rotation: VecDeque::new(),
             half_open: 0,
             waiting: 0,
             turns: 0,
-            next: 0,
+            last_number: 0,
         }
     }
 
-    /// One more, and the one that makes room for it.
+    /// Adds a connection; returns its number, and the connection that makes room for it.
     pub(crate) fn admit(&mut self, source: ConnectionSource) -> (HalfOpenId, Option<HalfOpenId>) {
-        let evicted = match self.len() >= self.bounds.half_open {
-            true => self.evict_of_most(),
+        let evicted = match self.len() >= self.limits.half_open {
+            true => self.evict_from_largest(),
             false => None,
         };
         let id = self.next_number();
         self.entries
             .insert(id, HalfOpenEntry { source, state: HalfOpenState::Served, since: None });
         self.half_open += 1;
-        self.update_share(source, |share| share.number += 1);
+        self.update_share(source, |share| share.count += 1);
         (id, evicted)
     }
 
@@ -123,7 +123,7 @@ impl HalfOpenTable {
         self.entries.get(&id).map(|entry| entry.state)
     }
 
-    /// Waits for its peer from now on, or still. Returns the one that makes room; that may be itself.
+    /// Marks a connection as waiting for its peer. Returns the one that makes room, possibly itself.
     pub(crate) fn start_waiting(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
         let number = self.next_number();
         let entry =
@@ -132,40 +132,41 @@ impl HalfOpenTable {
         entry.state = HalfOpenState::Waiting;
         self.waiting += 1;
         self.update_share(source, |share| _ = share.waiting.insert((since, id)));
-        let of_source = self.shares.get(&source).map_or(0, |share| share.waiting.len());
-        let crowded = if of_source > self.bounds.waiting_of_source {
+        let source_waiting = self.shares.get(&source).map_or(0, |share| share.waiting.len());
+        let source_over_limit = if source_waiting > self.limits.waiting_per_source {
             source
-        } else if self.waiting > self.bounds.waiting {
+        } else if self.waiting > self.limits.waiting {
             self.by_waiting.last().map(|(_, _, source)| *source)?
         } else {
             return None;
         };
-        self.evict_waiting_of(crowded)
+        self.evict_oldest_waiting(source_over_limit)
     }
 
-    /// Is served: the peer has sent something, or all that it had to.
+    /// Marks a connection as served: the peer has sent a part, or all, of the awaited bytes. Returns the one
+    /// that gets its turn.
     pub(crate) fn record_phase(&mut self, id: HalfOpenId, phase: PeerPhase) -> Option<HalfOpenId> {
         if self.state_of(id) == Some(HalfOpenState::Evicted) {
             return None;
         }
-        let granted = self.remove_from_list(id);
+        let next_turn = self.remove_from_list(id);
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.state = HalfOpenState::Served;
             if phase == PeerPhase::Ended {
                 entry.since = None;
             }
         }
-        granted
+        next_turn
     }
 
-    /// Wants a turn; it may have it at once.
+    /// Requests a turn for a connection, which may get it at once.
     pub(crate) fn join_queue(&mut self, id: HalfOpenId) {
         if self.state_of(id) != Some(HalfOpenState::Served) {
             return;
         }
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let source = entry.source;
-        if self.turns < self.bounds.turns {
+        if self.turns < self.limits.turns {
             entry.state = HalfOpenState::Running;
             self.turns += 1;
             return;
@@ -179,24 +180,24 @@ impl HalfOpenTable {
         }
     }
 
-    /// Is no longer half-open. Returns the one that has its turn now.
+    /// Removes a connection that is no longer half-open. Returns the one that gets its turn.
     pub(crate) fn remove(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
-        let granted = self.remove_from_list(id);
+        let next_turn = self.remove_from_list(id);
         if let Some(entry) = self.entries.remove(&id)
             && entry.state != HalfOpenState::Evicted
         {
             self.half_open -= 1;
-            self.update_share(entry.source, |share| share.number -= 1);
+            self.update_share(entry.source, |share| share.count -= 1);
         }
-        granted
+        next_turn
     }
 
-    /// Half-open connections, without those that were evicted.
+    /// Returns the number of half-open connections, without evicted ones.
     pub(crate) fn len(&self) -> usize {
         self.half_open
     }
 
-    /// Takes it out of the list that it is in. Returns the one that gets its turn.
+    /// Removes a connection from the list of its state. Returns the one that gets its turn.
     fn remove_from_list(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
         let entry = self.entries.get(&id)?;
         let (source, since) = (entry.source, entry.since);
@@ -224,7 +225,7 @@ impl HalfOpenTable {
         }
     }
 
-    /// Gives a turn to the newest of the source that is next, or to its oldest.
+    /// Gives a turn to the newest or the oldest queued connection of the next source.
     fn grant_turn(&mut self) -> Option<HalfOpenId> {
         let source = self.rotation.pop_front()?;
         let share = self.shares.get_mut(&source)?;
@@ -241,67 +242,69 @@ impl HalfOpenTable {
         Some(id)
     }
 
-    /// Evicts one of the source that has the most half-open connections: the oldest that waits for its
+    /// Evicts a connection of the source with the most half-open connections: the oldest that waits for its
     /// peer, or else the oldest that waits for a turn.
-    fn evict_of_most(&mut self) -> Option<HalfOpenId> {
-        let (_, source) = *self.by_number.last()?;
+    fn evict_from_largest(&mut self) -> Option<HalfOpenId> {
+        let (_, source) = *self.by_count.last()?;
         let queued = self.shares.get(&source).and_then(|share| share.queued.front().copied());
-        self.evict_waiting_of(source).or_else(|| self.evict(queued?))
+        self.evict_oldest_waiting(source).or_else(|| self.evict(queued?))
     }
 
-    fn evict_waiting_of(&mut self, source: ConnectionSource) -> Option<HalfOpenId> {
+    fn evict_oldest_waiting(&mut self, source: ConnectionSource) -> Option<HalfOpenId> {
         let (_, oldest) = *self.shares.get(&source)?.waiting.first()?;
         self.evict(oldest)
     }
 
     fn evict(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
-        // Those that are evicted have no turn, so there is none to give to others.
+        // An evicted connection had no turn, so there is none to pass on.
         self.remove_from_list(id);
         let entry = self.entries.get_mut(&id)?;
         entry.state = HalfOpenState::Evicted;
         let source = entry.source;
         self.half_open -= 1;
-        self.update_share(source, |share| share.number -= 1);
+        self.update_share(source, |share| share.count -= 1);
         Some(id)
     }
 
-    /// Changes a share, and keeps the orders of shares up to date.
+    /// Changes a share, and updates the orders of sources.
     fn update_share(&mut self, source: ConnectionSource, change: impl FnOnce(&mut SourceShare)) {
         let share = self.shares.entry(source).or_default();
         let oldest = |share: &SourceShare| share.waiting.first().map(|(since, _)| Reverse(*since));
         if let Some(oldest) = oldest(share) {
             self.by_waiting.remove(&(share.waiting.len(), oldest, source));
         }
-        self.by_number.remove(&(share.number, source));
+        self.by_count.remove(&(share.count, source));
         change(share);
         if let Some(oldest) = oldest(share) {
             self.by_waiting.insert((share.waiting.len(), oldest, source));
         }
-        match share.number {
+        match share.count {
             0 => drop(self.shares.remove(&source)),
-            number => drop(self.by_number.insert((number, source))),
+            count => drop(self.by_count.insert((count, source))),
         }
     }
 
     fn next_number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+        self.last_number += 1;
+        self.last_number
     }
 }
 
 /// The phase of a connection after its peer has sent something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeerPhase {
+    /// More bytes of the same phase are awaited.
     Continues,
+    /// All bytes of the phase have arrived.
     Ended,
 }
 
-/// Half-open connections for each that may wait for its peer: honest clients come all at once when a server is
-/// back.
+/// Maximum half-open connections for each one that may wait for its peer: all clients reconnect at once after a
+/// restart of a server.
 const QUEUE_FACTOR: usize = 4;
-/// Handshakes that are worked on before a thread looks at anything else: each takes a fraction of a
-/// millisecond, and requests that are under way wait for it.
-const TURNS: usize = 4;
+/// Maximum handshakes that a thread computes in a row: each takes a fraction of a millisecond, and requests in
+/// progress wait for it.
+const MAX_TURNS: usize = 4;
 
 #[cfg(test)]
 mod tests;

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_alarm_never_rings_early_and_can_be_set_again() {
+    fn an_alarm_never_fires_early_and_can_be_rearmed() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         runtime.block_on(async {
             let mut alarm = Alarm::of_the_kernel().unwrap();

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_passes_where_it_was_last_moved_to() {
+    async fn a_deadline_passes_at_the_time_it_was_last_moved_to() {
         let second = Duration::from_secs(1);
         let start = Instant::now();
         let mut deadline = Deadline::new(start + second);

@@ -35,9 +35,9 @@ pub async fn drive_load(
     progress: watch::Sender<ProgressCounters>,
 ) -> Result<LoadReport, DriveError> {
     plan.check()?;
-    let order =
+    let task =
         ThreadTask { plan, share: ThreadShare::WHOLE, stop: StopHandle::default(), progress };
-    order.carry_out(SystemEnvironment).await
+    task.run_task(SystemEnvironment).await
 }
 
 /// The reason why a plan was not run.
@@ -68,13 +68,13 @@ pub(crate) struct ThreadTask {
 }
 
 impl ThreadTask {
-    /// Runs it.
-    pub(crate) async fn carry_out<W: Environment>(
+    /// Runs the task to its end and returns the report of the thread.
+    pub(crate) async fn run_task<W: Environment>(
         self,
-        world: W,
+        environment: W,
     ) -> Result<LoadReport, DriveError> {
         let mut workers = Workers::new(&self.plan, self.share)?;
-        let thread = Rc::new(ThreadShared::new(&self.plan, self.share, world)?);
+        let thread = Rc::new(ThreadShared::new(&self.plan, self.share, environment)?);
         let local = LocalSet::new();
         local.run_until(self.run_workers(&thread, &mut workers)).await;
         drop(local);
@@ -91,26 +91,26 @@ impl ThreadTask {
         let mut running = JoinSet::new();
         let warm_up = self.plan.warm_up;
         if warm_up.is_zero() {
-            thread.record_mark();
+            thread.record_snapshot();
         }
         workers.create_workers(thread, |worker| drop(running.spawn_local(worker.run())));
-        let mut tick = interval(PROGRESS_INTERVAL);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut progress_tick = interval(PROGRESS_INTERVAL);
+        progress_tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
             let (snapshots, end) =
-                (thread.snapshots.borrow().len(), thread.schedule.borrow().last_due());
-            let next_mark = if snapshots == 0 { warm_up.min(end) } else { end };
+                (thread.snapshots.borrow().len(), thread.schedule.borrow().end());
+            let next_snapshot = if snapshots == 0 { warm_up.min(end) } else { end };
             tokio::select! {
                 ended = running.join_next() => match ended {
                     None => return,
                     Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
                     Some(_) => {}
                 },
-                () = sleep_until(thread.thread_context.clock.to_instant(next_mark)), if snapshots < 2 => thread.record_mark(),
-                _ = tick.tick() => {
+                () = sleep_until(thread.thread_context.clock.to_instant(next_snapshot)), if snapshots < 2 => thread.record_snapshot(),
+                _ = progress_tick.tick() => {
                     let now = thread.thread_context.clock.now();
                     self.progress.send_replace(thread.statistics.borrow().counters_at(now));
-                    if self.stop.is_asked() {
+                    if self.stop.is_stopped() {
                         thread.schedule.borrow_mut().end_at(now);
                     }
                 }
@@ -147,7 +147,7 @@ impl Workers {
     fn create_workers<W: Environment>(
         &self,
         thread: &Rc<ThreadShared<W>>,
-        mut begin: impl FnMut(LoadWorker<W>),
+        mut start_worker: impl FnMut(LoadWorker<W>),
     ) {
         let thread_context = &thread.thread_context;
         for _ in 0..self.connections {
@@ -157,7 +157,7 @@ impl Workers {
                         requests,
                         thread_context,
                     ));
-                    begin(LoadWorker { thread: Rc::clone(thread), transport });
+                    start_worker(LoadWorker { thread: Rc::clone(thread), transport });
                 }
                 PreparedRequests::Http2(requests) => {
                     let shared =
@@ -165,7 +165,7 @@ impl Workers {
                     for _ in 0..self.streams {
                         let streams = http2::Http2Streams::new(requests, &shared, thread_context);
                         let transport = LoadTransport::Http2(streams);
-                        begin(LoadWorker { thread: Rc::clone(thread), transport });
+                        start_worker(LoadWorker { thread: Rc::clone(thread), transport });
                     }
                 }
             }
@@ -177,10 +177,10 @@ impl Workers {
 struct ThreadShared<W> {
     thread_context: ThreadContext<W>,
     schedule: RefCell<Schedule>,
-    draw: RefCell<TargetSampler>,
+    target_sampler: RefCell<TargetSampler>,
     /// Idle workers queue here; the first of them waits for the next request.
     alarm: Mutex<Alarm>,
-    /// The pause of a worker after a failed connection attempt; an open run is paced by the clock anyway.
+    /// The pause of a worker after a failed connection attempt; absent in an open run, which the clock paces.
     pause: Option<Duration>,
     statistics: RefCell<RunStatistics>,
     /// The start and the end of the measurement, once reached.
@@ -197,19 +197,19 @@ struct AssignedRequest {
 }
 
 impl<W: Environment> ThreadShared<W> {
-    fn new(plan: &LoadPlan, share: ThreadShare, world: W) -> Result<Self, DriveError> {
-        let alarm = world.create_alarm().map_err(DriveError::Timer)?;
+    fn new(plan: &LoadPlan, share: ThreadShare, environment: W) -> Result<Self, DriveError> {
+        let alarm = environment.create_alarm().map_err(DriveError::Timer)?;
         let names = plan.targets.iter().map(|target| target.name.as_str());
         let weights = plan.targets.iter().map(|target| target.weight);
         let seed = plan.seed.wrapping_add(share.index as u64);
         Ok(Self {
             schedule: RefCell::new(Schedule::new(plan, share)),
-            draw: RefCell::new(TargetSampler::new(weights, seed)),
+            target_sampler: RefCell::new(TargetSampler::new(weights, seed)),
             alarm: Mutex::new(alarm),
             pause: matches!(plan.load_model, LoadModel::Closed { .. }).then_some(CONNECT_PAUSE),
             statistics: RefCell::new(RunStatistics::new(names, plan.warm_up)),
             snapshots: RefCell::default(),
-            thread_context: ThreadContext::new(world, plan),
+            thread_context: ThreadContext::new(environment, plan),
         })
     }
 
@@ -242,7 +242,7 @@ impl<W: Environment> ThreadShared<W> {
             NextAction::Due(due) => {
                 let measured = schedule.is_measured(due);
                 Ok(Some(AssignedRequest {
-                    target: self.draw.borrow_mut().next(),
+                    target: self.target_sampler.borrow_mut().next(),
                     due,
                     now,
                     measured,
@@ -252,28 +252,28 @@ impl<W: Environment> ThreadShared<W> {
     }
 
     /// Records the start or the end of the measurement.
-    fn record_mark(&self) {
+    fn record_snapshot(&self) {
         let now = self.thread_context.clock.now();
-        let mark = CounterSnapshot::read_counters(
+        let snapshot = CounterSnapshot::read_counters(
             now,
             &self.statistics.borrow(),
             &self.thread_context.meter,
         );
-        self.snapshots.borrow_mut().push(mark);
+        self.snapshots.borrow_mut().push(snapshot);
     }
 
     /// Records due but unsent requests, and completes the report.
     fn into_report(self, progress: &watch::Sender<ProgressCounters>) -> LoadReport {
-        self.record_mark();
+        self.record_snapshot();
         let mut schedule = self.schedule.into_inner();
-        let mut draw = self.draw.into_inner();
+        let mut target_sampler = self.target_sampler.into_inner();
         let mut statistics = self.statistics.into_inner();
-        while let Some(due) = schedule.left_over() {
-            statistics.record_unsent(draw.next(), due);
+        while let Some(due) = schedule.next_unsent() {
+            statistics.record_unsent(target_sampler.next(), due);
         }
         progress.send_replace(statistics.counters_at(self.thread_context.clock.now()));
         let window = match self.snapshots.into_inner().as_slice() {
-            [first, last, ..] => MeasuredWindow::from_marks(first, last),
+            [first, last, ..] => MeasuredWindow::from_snapshots(first, last),
             // Stopped during the warm-up.
             _ => MeasuredWindow::default(),
         };
@@ -308,8 +308,8 @@ impl<W: Environment> LoadWorker<W> {
                 self.wait_for_close().await;
                 now = thread_context.clock.now();
             }
-            let failed = matches!(result, Err(ErrorKind::Connect | ErrorKind::Exhausted));
-            if let (true, Some(pause)) = (failed, thread.pause) {
+            let connect_failed = matches!(result, Err(ErrorKind::Connect | ErrorKind::Exhausted));
+            if let (true, Some(pause)) = (connect_failed, thread.pause) {
                 sleep(pause).await;
                 now = thread_context.clock.now();
             }
@@ -322,8 +322,8 @@ impl<W: Environment> LoadWorker<W> {
     ) -> Result<ResponseStatus, ErrorKind> {
         let thread_context = &self.thread.thread_context;
         match &mut self.transport {
-            LoadTransport::Http1(lines) => {
-                lines.send_request(thread_context, assigned.target, assigned.now).await
+            LoadTransport::Http1(connections) => {
+                connections.send_request(thread_context, assigned.target, assigned.now).await
             }
             LoadTransport::Http2(streams) => {
                 streams.send_request(thread_context, assigned.target).await
@@ -333,14 +333,17 @@ impl<W: Environment> LoadWorker<W> {
 
     async fn wait_for_close(&mut self) {
         match &mut self.transport {
-            LoadTransport::Http1(lines) => lines.wait_for_close(&self.thread.thread_context).await,
+            LoadTransport::Http1(connections) => {
+                connections.wait_for_close(&self.thread.thread_context).await
+            }
             LoadTransport::Http2(_) => {}
         }
     }
 }
 
-/// Short enough for a live display, too long to affect the measurement.
+/// The interval of progress updates: short enough for a live display, too long to affect the measurement.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Without it, a closed run against a port without a listener would fail as fast as the kernel can.
+/// The pause after a failed connection attempt. Without it, a closed run against a port without a listener
+/// would fail as fast as the kernel can.
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);

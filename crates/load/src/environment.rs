@@ -48,7 +48,7 @@ impl Environment for SystemEnvironment {
 /// The shared context of all requests of one thread.
 #[derive(Debug)]
 pub(crate) struct ThreadContext<W> {
-    pub(crate) world: W,
+    pub(crate) environment: W,
     pub(crate) clock: Clock,
     pub(crate) timeout: Duration,
     pub(crate) reuse: ConnectionReuse,
@@ -61,15 +61,16 @@ pub(crate) struct ThreadContext<W> {
 }
 
 impl<W: Environment> ThreadContext<W> {
-    pub(crate) fn new(world: W, plan: &LoadPlan) -> Self {
+    pub(crate) fn new(environment: W, plan: &LoadPlan) -> Self {
         let mut addresses: Vec<SocketAddr> = plan.targets.iter().map(|t| t.address).collect();
         addresses.sort_unstable();
         addresses.dedup();
-        let index_of = |address| addresses.iter().position(|other| other == address).unwrap_or(0);
+        let index_of =
+            |address| addresses.iter().position(|candidate| candidate == address).unwrap_or(0);
         Self {
             address_indices: plan.targets.iter().map(|target| index_of(&target.address)).collect(),
             addresses,
-            world,
+            environment,
             clock: Clock::start(),
             timeout: plan.timeout,
             reuse: plan.reuse,
@@ -89,8 +90,8 @@ impl<W: Environment> ThreadContext<W> {
     }
 
     /// Opens a connection to an address.
-    pub(crate) async fn connect(&self, index_of: usize) -> Result<W::Stream, ErrorKind> {
-        match timeout(self.timeout, self.world.connect(self.addresses[index_of])).await {
+    pub(crate) async fn connect(&self, address_index: usize) -> Result<W::Stream, ErrorKind> {
+        match timeout(self.timeout, self.environment.connect(self.addresses[address_index])).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(ErrorKind::of_connecting(&error)),
             Err(_) => Err(ErrorKind::ConnectTimeout),
@@ -129,5 +130,5 @@ impl Default for ReadBuffers {
     }
 }
 
-/// Large bodies in few reads, within the second-level cache.
+/// The size of a read buffer: large bodies need few reads, and it fits in the second-level cache.
 const READ_BYTES: usize = 64 * 1024;

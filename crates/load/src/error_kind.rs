@@ -130,13 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_is_out_of_ports_or_files_does_not_blame_the_server() {
-        let of = |errno: Errno| {
+    fn exhausted_local_resources_are_not_a_connect_error() {
+        let classify = |errno: Errno| {
             ErrorKind::of_connecting(&io::Error::from_raw_os_error(errno.raw_os_error()))
         };
-        assert_eq!(of(Errno::ADDRNOTAVAIL), ErrorKind::Exhausted);
-        assert_eq!(of(Errno::MFILE), ErrorKind::Exhausted);
-        assert_eq!(of(Errno::CONNREFUSED), ErrorKind::Connect);
-        assert_eq!(of(Errno::HOSTUNREACH), ErrorKind::Connect);
+        assert_eq!(classify(Errno::ADDRNOTAVAIL), ErrorKind::Exhausted);
+        assert_eq!(classify(Errno::MFILE), ErrorKind::Exhausted);
+        assert_eq!(classify(Errno::CONNREFUSED), ErrorKind::Connect);
+        assert_eq!(classify(Errno::HOSTUNREACH), ErrorKind::Connect);
     }
 }

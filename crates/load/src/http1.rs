@@ -37,14 +37,14 @@ impl Http1Requests {
     }
 }
 
-/// The state of one worker: kept connections, one per address.
+/// The state of one worker: idle connections, at most one per address.
 #[derive(Debug)]
 pub(crate) struct Http1Connections<S> {
     requests: Http1Requests,
     idle: Vec<Option<S>>,
     /// A connection that the server is about to close.
     closing: Option<S>,
-    receiving: ResponseReader,
+    response_reader: ResponseReader,
     deadline: Deadline,
 }
 
@@ -57,12 +57,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
             requests: requests.clone(),
             idle: (0..thread_context.address_count()).map(|_| None).collect(),
             closing: None,
-            receiving: ResponseReader::default(),
+            response_reader: ResponseReader::default(),
             deadline: Deadline::new(thread_context.clock.to_instant(thread_context.timeout)),
         }
     }
 
-    /// Sends a request on the kept connection, or on a new one, and reads its response. The current time is
+    /// Sends a request on the idle connection, or on a new one, and reads its response. The current time is
     /// `now`.
     pub(crate) async fn send_request<W>(
         &mut self,
@@ -81,10 +81,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
         self.deadline.set(thread_context.clock.to_instant(now + thread_context.timeout));
         let deadline = &mut self.deadline;
         let request = &self.requests.0[target];
-        let mut exchange = Http1Exchange::new(&mut stream, request, &mut self.receiving);
+        let mut exchange = Http1Exchange::new(&mut stream, request, &mut self.response_reader);
         let received = poll_fn(|context| match exchange.poll(context, thread_context) {
             Poll::Pending => deadline.poll(context).map(|()| Err(ErrorKind::Timeout)),
-            done => done,
+            ready => ready,
         });
         let received = received.await?;
         match thread_context.reuse {
@@ -115,11 +115,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
             }
         });
         // Some servers do not close the connection as requested.
-        drop(timeout(thread_context.timeout.min(PARTING_MAX), closed).await);
+        drop(timeout(thread_context.timeout.min(MAX_CLOSE_WAIT), closed).await);
     }
 }
 
-/// Returns a kept connection if it is still open and idle. Costs no system call unless there was an event on
+/// Returns an idle connection if it is still open and idle. Costs no system call unless there was an event on
 /// it.
 fn take_if_idle<S: AsyncRead + Unpin>(mut stream: S) -> Option<S> {
     let mut context = Context::from_waker(Waker::noop());
@@ -128,4 +128,4 @@ fn take_if_idle<S: AsyncRead + Unpin>(mut stream: S) -> Option<S> {
 }
 
 /// The timeout for a server to close a connection.
-const PARTING_MAX: Duration = Duration::from_secs(1);
+const MAX_CLOSE_WAIT: Duration = Duration::from_secs(1);

@@ -64,14 +64,14 @@ impl SharedConnections {
         if thread_context.reuse == ConnectionReuse::Fresh {
             return self.open_connection(thread_context, address_index).await;
         }
-        let mut kept = self.senders[address_index].lock().await;
-        if let Some(sender) = &mut *kept
+        let mut slot = self.senders[address_index].lock().await;
+        if let Some(sender) = &mut *slot
             && is_open(sender).await
         {
             return Ok(sender.clone());
         }
         let sender = self.open_connection(thread_context, address_index).await?;
-        *kept = Some(sender.clone());
+        *slot = Some(sender.clone());
         Ok(sender)
     }
 
@@ -117,19 +117,19 @@ impl Http2Streams {
         target: usize,
     ) -> Result<ResponseStatus, ErrorKind> {
         let request = &self.requests.0[target];
-        let lease = timeout(
+        let checkout = timeout(
             thread_context.timeout,
             self.shared.checkout_connection(thread_context, thread_context.address_index(target)),
         );
-        let sender = lease.await.map_err(|_| ErrorKind::ConnectTimeout)??;
+        let sender = checkout.await.map_err(|_| ErrorKind::ConnectTimeout)??;
         self.deadline.set(
             thread_context.clock.to_instant(thread_context.clock.now() + thread_context.timeout),
         );
         let deadline = &mut self.deadline;
-        let mut answer = pin!(request.send_request(sender));
-        poll_fn(|context| match answer.as_mut().poll(context) {
+        let mut response = pin!(request.send_request(sender));
+        poll_fn(|context| match response.as_mut().poll(context) {
             Poll::Pending => deadline.poll(context).map(|()| Err(ErrorKind::Timeout)),
-            done => done,
+            ready => ready,
         })
         .await
     }
@@ -149,7 +149,7 @@ async fn start_http2<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     builder
         .enable_push(false)
         // Timed-out requests are reset, in any number, without closing the connection.
-        .max_concurrent_reset_streams(RESET_STREAMS_MAX)
+        .max_concurrent_reset_streams(MAX_RESET_STREAMS)
         .max_local_error_reset_streams(None)
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
@@ -160,9 +160,9 @@ async fn start_http2<S: AsyncRead + AsyncWrite + Unpin + 'static>(
 }
 
 /// Late responses to so many timed-out requests are still recognized.
-const RESET_STREAMS_MAX: usize = 10_000;
+const MAX_RESET_STREAMS: usize = 10_000;
 
-/// Large enough for most bodies: the server is measured, not flow control.
+/// The receive window of a stream, large enough for most bodies: the server is measured, not flow control.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
 /// The same for all streams of a connection together.

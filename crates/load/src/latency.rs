@@ -12,7 +12,7 @@ pub struct LatencyHistogram {
 
 impl Default for LatencyHistogram {
     fn default() -> Self {
-        let bounds = Histogram::new_with_bounds(LATENCY_NS_MIN, LATENCY_NS_MAX, 3);
+        let bounds = Histogram::new_with_bounds(MIN_LATENCY_NS, MAX_LATENCY_NS, 3);
         Self { nanoseconds: bounds.expect("the bounds are constant and valid") }
     }
 }
@@ -68,16 +68,16 @@ impl LatencyHistogram {
 
     /// Returns the quantile for a fraction of 0 to 1; `None` without requests.
     #[must_use]
-    pub fn quantile(&self, part: f64) -> Option<Duration> {
+    pub fn quantile(&self, fraction: f64) -> Option<Duration> {
         let max = self.nanoseconds.max();
-        let nanoseconds = self.nanoseconds.value_at_quantile(part).min(max);
+        let nanoseconds = self.nanoseconds.value_at_quantile(fraction).min(max);
         (self.count() > 0).then(|| Duration::from_nanos(nanoseconds))
     }
 
     /// Returns the number of requests with at least this latency, to the resolution of the histogram.
     #[must_use]
-    pub fn count_from(&self, least: Duration) -> u64 {
-        self.nanoseconds.count_between(to_nanoseconds(least), u64::MAX)
+    pub fn count_from(&self, min_latency: Duration) -> u64 {
+        self.nanoseconds.count_between(to_nanoseconds(min_latency), u64::MAX)
     }
 
     /// Records a latency; values above an hour count as an hour.
@@ -95,7 +95,7 @@ fn to_nanoseconds(duration: Duration) -> u64 {
 }
 
 /// Below the latency of any socket.
-const LATENCY_NS_MIN: u64 = 100;
+const MIN_LATENCY_NS: u64 = 100;
 
 /// One hour.
-const LATENCY_NS_MAX: u64 = 3_600_000_000_000;
+const MAX_LATENCY_NS: u64 = 3_600_000_000_000;

@@ -169,39 +169,39 @@ impl LoadPlan {
     /// Validates everything but the requests.
     pub(crate) fn check(&self) -> Result<(), InvalidPlan> {
         let connections = self.load_model.connection_count();
-        if connections == 0 || connections > CONNECTIONS_MAX {
+        if connections == 0 || connections > MAX_CONNECTIONS {
             return Err(InvalidPlan::Connections);
         }
         let streams = self.protocol.streams_per_connection();
-        if streams == 0 || connections.saturating_mul(streams) > SLOTS_MAX {
+        if streams == 0 || connections.saturating_mul(streams) > MAX_SLOTS {
             return Err(InvalidPlan::Streams);
         }
         if let LoadModel::Open { rate, .. } = self.load_model
-            && (rate == 0 || rate > RATE_MAX)
+            && (rate == 0 || rate > MAX_RATE)
         {
             return Err(InvalidPlan::Rate);
         }
-        if self.duration.is_zero() || self.duration > DURATION_MAX || self.warm_up > DURATION_MAX {
+        if self.duration.is_zero() || self.duration > MAX_DURATION || self.warm_up > MAX_DURATION {
             return Err(InvalidPlan::Duration);
         }
         if self.requests == Some(0) {
             return Err(InvalidPlan::NoRequests);
         }
-        if self.timeout.is_zero() || self.timeout > DURATION_MAX {
+        if self.timeout.is_zero() || self.timeout > MAX_DURATION {
             return Err(InvalidPlan::Timeout);
         }
         self.check_targets()
     }
 
     fn check_targets(&self) -> Result<(), InvalidPlan> {
-        if self.targets.len() > TARGETS_MAX {
+        if self.targets.len() > MAX_TARGETS {
             return Err(InvalidPlan::TooManyTargets);
         }
         if self.targets.iter().all(|target| target.weight == 0) {
             return Err(InvalidPlan::NoTarget);
         }
         for (index, target) in self.targets.iter().enumerate() {
-            if self.targets.iter().take(index).any(|other| other.name == target.name) {
+            if self.targets.iter().take(index).any(|earlier| earlier.name == target.name) {
                 return Err(InvalidPlan::NameRepeated { name: target.name.clone() });
             }
             if target.form == TargetForm::Absolute && self.protocol != LoadProtocol::Http1 {
@@ -216,16 +216,16 @@ impl LoadPlan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPlan {
     /// Zero connections, or too many.
-    #[error("connections: use 1 to {CONNECTIONS_MAX}")]
+    #[error("connections: use 1 to {MAX_CONNECTIONS}")]
     Connections,
     /// Zero streams, or too many.
-    #[error("streams: use at least 1, and at most {SLOTS_MAX} for all connections together")]
+    #[error("streams: use at least 1, and at most {MAX_SLOTS} for all connections together")]
     Streams,
     /// Zero threads, or too many.
-    #[error("threads: use 1 to {THREADS_MAX}")]
+    #[error("threads: use 1 to {MAX_THREADS}")]
     Threads,
     /// A rate of zero, or above the clock's resolution.
-    #[error("rate: use 1 to {RATE_MAX} requests per second")]
+    #[error("rate: use 1 to {MAX_RATE} requests per second")]
     Rate,
     /// A duration of zero, or above a day.
     #[error("duration and warm-up: use more than zero and at most one day")]
@@ -240,7 +240,7 @@ pub enum InvalidPlan {
     #[error("targets: set at least one with a weight above 0")]
     NoTarget,
     /// Too many targets for a report.
-    #[error("targets: set at most {TARGETS_MAX}")]
+    #[error("targets: set at most {MAX_TARGETS}")]
     TooManyTargets,
     /// Two targets have the same name.
     #[error("target `{name}`: defined twice; define it once, with the sum of the weights")]
@@ -277,19 +277,19 @@ pub enum InvalidPlan {
 }
 
 /// Limited by the ports of one client address.
-const CONNECTIONS_MAX: usize = 60_000;
+const MAX_CONNECTIONS: usize = 60_000;
 
 /// Maximum requests in progress: each takes a few KiB here.
-const SLOTS_MAX: usize = 100_000;
+const MAX_SLOTS: usize = 100_000;
 
-/// More than the cores of any tested machine.
-pub(crate) const THREADS_MAX: usize = 256;
+/// The maximum number of threads, more than the cores of any tested machine.
+pub(crate) const MAX_THREADS: usize = 256;
 
 /// One request per microsecond: more than one thread can send.
-const RATE_MAX: u32 = 1_000_000;
+const MAX_RATE: u32 = 1_000_000;
 
 /// One day.
-const DURATION_MAX: Duration = Duration::from_secs(86_400);
+const MAX_DURATION: Duration = Duration::from_secs(86_400);
 
 /// Each target has a histogram of about 200 KiB.
-const TARGETS_MAX: usize = 256;
+const MAX_TARGETS: usize = 256;

@@ -17,7 +17,7 @@ pub struct LoadReport {
     /// The measured time.
     pub elapsed: Duration,
     /// Responses of any status received in the measured time.
-    pub answered: u64,
+    pub responses: u64,
     /// Requests that failed without a response in the measured time.
     pub failed: u64,
     /// The generator's own CPU time in the measured time.
@@ -53,13 +53,13 @@ impl LoadReport {
         if self.elapsed.is_zero() {
             return 0.0;
         }
-        self.answered as f64 / self.elapsed.as_secs_f64()
+        self.responses as f64 / self.elapsed.as_secs_f64()
     }
 
     /// Returns the generator's own CPU time per request; `None` without requests.
     #[must_use]
     pub fn cpu_per_request(&self) -> Option<Duration> {
-        let requests = self.answered + self.failed;
+        let requests = self.responses + self.failed;
         (requests > 0).then(|| self.cpu.div_f64(requests as f64))
     }
 
@@ -77,15 +77,15 @@ impl LoadReport {
     }
 
     fn add_counts(&mut self, other: &Self) {
-        self.answered += other.answered;
+        self.responses += other.responses;
         self.failed += other.failed;
         self.cpu += other.cpu;
         self.bytes_sent += other.bytes_sent;
         self.bytes_received += other.bytes_received;
-        for theirs in &other.targets {
-            match self.targets.iter_mut().find(|ours| ours.name == theirs.name) {
-                Some(ours) => ours.merge(theirs),
-                None => self.targets.push(theirs.clone()),
+        for other_target in &other.targets {
+            match self.targets.iter_mut().find(|own_target| own_target.name == other_target.name) {
+                Some(own_target) => own_target.merge(other_target),
+                None => self.targets.push(other_target.clone()),
             }
         }
     }
@@ -189,23 +189,24 @@ impl TargetReport {
     /// gRPC statuses such as `grpc-unavailable`. The sum equals all requests minus the successes.
     pub fn errors_by_kind(&self) -> impl Iterator<Item = (String, u64)> {
         let failures = self.error_counts().map(|(kind, count)| (kind.label().to_owned(), count));
-        let refusals = self.status_counts().filter(|(status, _)| !(200..300).contains(status));
-        let refusals = refusals.map(|(status, count)| (format!("status-{status}"), count));
-        let grpc = (0..).zip(self.grpc_statuses).filter(|(code, count)| *code > 0 && *count > 0);
-        let grpc = grpc.map(|(code, count)| (grpc_label(code).to_owned(), count));
-        failures.chain(refusals).chain(grpc)
+        let unsuccessful = self.status_counts().filter(|(status, _)| !(200..300).contains(status));
+        let unsuccessful = unsuccessful.map(|(status, count)| (format!("status-{status}"), count));
+        let grpc_errors =
+            (0..).zip(self.grpc_statuses).filter(|(code, count)| *code > 0 && *count > 0);
+        let grpc_errors = grpc_errors.map(|(code, count)| (grpc_label(code).to_owned(), count));
+        failures.chain(unsuccessful).chain(grpc_errors)
     }
 
-    pub(crate) fn record_answer(&mut self, answer: ResponseStatus, latency: Duration) {
-        if let Some(count) = self.statuses.get_mut(usize::from(answer.status)) {
+    pub(crate) fn record_response(&mut self, response: ResponseStatus, latency: Duration) {
+        if let Some(count) = self.statuses.get_mut(usize::from(response.status)) {
             *count += 1;
         }
-        if answer.is_success() {
+        if response.is_success() {
             self.successes += 1;
             self.latency.record(latency);
-        } else if let (Some(code), 200..300) = (answer.grpc, answer.status) {
-            let known = usize::from(code) < GRPC_STATUSES;
-            let code = if known { code } else { GRPC_UNKNOWN };
+        } else if let (Some(code), 200..300) = (response.grpc, response.status) {
+            let is_known = usize::from(code) < GRPC_STATUSES;
+            let code = if is_known { code } else { GRPC_UNKNOWN };
             self.grpc_statuses[usize::from(code)] += 1;
         }
     }
@@ -223,20 +224,20 @@ impl TargetReport {
     }
 }
 
-fn add_elementwise(ours: &mut [u64], theirs: &[u64]) {
-    for (ours, theirs) in ours.iter_mut().zip(theirs) {
-        *ours += theirs;
+fn add_elementwise(sums: &mut [u64], addends: &[u64]) {
+    for (sum, addend) in sums.iter_mut().zip(addends) {
+        *sum += addend;
     }
 }
 
-/// Three-digit statuses; the first hundred entries are unused.
+/// The number of counters for three-digit statuses; the first hundred are unused.
 const STATUSES: usize = 1000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const fn plain_answer(status: u16) -> ResponseStatus {
+    const fn plain_response(status: u16) -> ResponseStatus {
         ResponseStatus { status, grpc: None }
     }
 
@@ -244,7 +245,7 @@ mod tests {
         LoadReport {
             targets,
             elapsed: Duration::ZERO,
-            answered: 0,
+            responses: 0,
             failed: 0,
             cpu: Duration::ZERO,
             bytes_sent: 0,
@@ -256,14 +257,14 @@ mod tests {
     fn sample_report(name: &str, latencies_ms: &[u64], failed: ErrorKind) -> LoadReport {
         let mut target = TargetReport::new(name);
         for latency in latencies_ms {
-            target.record_answer(plain_answer(200), Duration::from_millis(*latency));
+            target.record_response(plain_response(200), Duration::from_millis(*latency));
         }
-        target.record_answer(plain_answer(403), Duration::from_micros(1));
+        target.record_response(plain_response(403), Duration::from_micros(1));
         target.record_error(failed);
-        let answered = target.response_count();
+        let responses = target.response_count();
         LoadReport {
             elapsed: Duration::from_secs(2),
-            answered,
+            responses,
             failed: 1,
             cpu: Duration::from_micros(14),
             bytes_received: 10,
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_averaged_away() {
+    fn a_report_keeps_every_status_error_and_latency() {
         let report = sample_report("a", &[1, 2, 3, 4, 100], ErrorKind::Reset);
         let target = report.target_report("a").unwrap();
         assert_eq!(
@@ -298,12 +299,12 @@ mod tests {
     }
 
     #[test]
-    fn errors_by_kind_add_up_to_all_that_did_not_succeed() {
+    fn errors_by_kind_add_up_to_all_unsuccessful_requests() {
         let mut target = sample_report("a", &[1], ErrorKind::Reset).targets.remove(0);
         for (code, count) in [(0, 2), (14, 3), (200, 1)] {
             for _ in 0..count {
-                let answer = ResponseStatus { status: 200, grpc: Some(code) };
-                target.record_answer(answer, Duration::from_millis(1));
+                let response = ResponseStatus { status: 200, grpc: Some(code) };
+                target.record_response(response, Duration::from_millis(1));
             }
         }
         let kinds: Vec<(String, u64)> = target.errors_by_kind().collect();
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_report_claims_nothing() {
+    fn an_empty_report_has_no_rates_or_latencies() {
         let target = TargetReport::new("a");
         assert_eq!(target.success_rate(), None);
         assert_eq!((target.latency.p50(), target.latency.max()), (None, None));
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_reports_count_everything_once() {
+    fn merged_reports_count_each_request_once() {
         let mut merged = sample_report("a", &[1, 2], ErrorKind::Reset);
         merged.merge(&sample_report("a", &[3], ErrorKind::Timeout));
         merged.merge(&sample_report("b", &[4], ErrorKind::Reset));

@@ -11,7 +11,7 @@ pub(crate) struct Schedule {
     warm_up: Duration,
     end: Duration,
     /// The number of requests that may still be measured.
-    left: u64,
+    remaining: u64,
     arrivals: ArrivalModel,
 }
 
@@ -43,31 +43,31 @@ impl Schedule {
                 ArrivalModel::Open { rate, next: share.index as u64, stride: share.threads as u64 }
             }
         };
-        let left = plan.requests.map_or(u64::MAX, |requests| share.part_of(requests));
-        Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, left, arrivals }
+        let remaining = plan.requests.map_or(u64::MAX, |requests| share.part_of(requests));
+        Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, remaining, arrivals }
     }
 
     /// Returns the due time of the last request.
-    pub(crate) fn last_due(&self) -> Duration {
+    pub(crate) fn end(&self) -> Duration {
         self.end
     }
 
     /// Returns the next action of a worker that is free at `now`, and assigns a due request to it.
     pub(crate) fn next_action(&mut self, now: Duration) -> NextAction {
-        if self.left == 0 {
+        if self.remaining == 0 {
             return NextAction::Over;
         }
         match self.arrivals {
             ArrivalModel::Closed if now >= self.end => NextAction::Over,
-            ArrivalModel::Closed => self.take_turn(now),
+            ArrivalModel::Closed => self.assign_request(now),
             ArrivalModel::Open { rate, next, .. } => {
                 let due = due_time(rate, next);
-                if due >= self.end || now >= self.end + LATE_MAX {
+                if due >= self.end || now >= self.end + MAX_LATE {
                     NextAction::Over
                 } else if due > now {
                     NextAction::Wait(due)
                 } else {
-                    self.take_turn(due)
+                    self.assign_request(due)
                 }
             }
         }
@@ -75,15 +75,15 @@ impl Schedule {
 
     /// Returns the next request that was due before the end without a free worker. Called after the run until
     /// there is none.
-    pub(crate) fn left_over(&mut self) -> Option<Duration> {
+    pub(crate) fn next_unsent(&mut self) -> Option<Duration> {
         let ArrivalModel::Open { rate, next, .. } = self.arrivals else {
             return None;
         };
         let due = due_time(rate, next);
-        if due >= self.end || self.left == 0 {
+        if due >= self.end || self.remaining == 0 {
             return None;
         }
-        self.take_turn(due);
+        self.assign_request(due);
         Some(due)
     }
 
@@ -97,12 +97,12 @@ impl Schedule {
         due >= self.warm_up
     }
 
-    fn take_turn(&mut self, due: Duration) -> NextAction {
+    fn assign_request(&mut self, due: Duration) -> NextAction {
         if let ArrivalModel::Open { next, stride, .. } = &mut self.arrivals {
             *next += *stride;
         }
         if self.is_measured(due) {
-            self.left -= 1;
+            self.remaining -= 1;
         }
         NextAction::Due(due)
     }
@@ -117,9 +117,9 @@ fn due_time(rate: u32, index: u64) -> Duration {
 
 const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
-/// On a busy machine workers wake late. A request due just before the end is still sent within this time: the
-/// delay is not an error of the server.
-const LATE_MAX: Duration = Duration::from_millis(100);
+/// The maximum delay of requests at the end. On a busy machine workers wake late. A request due just before the
+/// end is still sent within this time: the delay is not an error of the server.
+const MAX_LATE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_fall_due_at_a_constant_rate_that_never_drifts() {
+    fn requests_are_due_at_a_constant_rate_without_drift() {
         for rate in [1, 3, 7, 1000, 999_983, 1_000_000] {
             for second in [0, 1, 86_399] {
                 let index = u64::from(rate) * second;
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_early_or_after_the_end() {
+    fn no_request_is_sent_early_or_due_after_the_end() {
         let mut schedule = open_schedule(100, ms(0), ms(25));
         assert_eq!(schedule.next_action(ms(0)), NextAction::Due(ms(0)));
         assert_eq!(schedule.next_action(ms(0)), NextAction::Wait(ms(10)));
@@ -166,16 +166,16 @@ mod tests {
             "late, but due before the end"
         );
         assert_eq!(schedule.next_action(ms(31)), NextAction::Over);
-        assert_eq!(schedule.left_over(), None);
+        assert_eq!(schedule.next_unsent(), None);
 
-        let mut closed = schedule_closed();
+        let mut closed = closed_schedule();
         assert_eq!(closed.next_action(ms(3)), NextAction::Due(ms(3)));
         assert_eq!(closed.next_action(ms(3)), NextAction::Due(ms(3)));
         assert_eq!(closed.next_action(ms(20)), NextAction::Over);
-        assert_eq!(closed.left_over(), None);
+        assert_eq!(closed.next_unsent(), None);
     }
 
-    fn schedule_closed() -> Schedule {
+    fn closed_schedule() -> Schedule {
         new_schedule(LoadModel::Closed { connections: 1 }, ms(10), ms(10))
     }
 
@@ -187,14 +187,14 @@ mod tests {
             requests: Some(200),
             ..LoadPlan::new(Vec::new())
         };
-        let mut all: Vec<Duration> = (0..4)
+        let mut due_times: Vec<Duration> = (0..4)
             .flat_map(|index| {
                 let mut schedule = Schedule::new(&plan, ThreadShare { index, threads: 4 });
-                std::iter::from_fn(move || schedule.left_over())
+                std::iter::from_fn(move || schedule.next_unsent())
             })
             .collect();
-        all.sort_unstable();
-        assert_eq!(all, (0..200).map(|index| due_time(300, index)).collect::<Vec<_>>());
+        due_times.sort_unstable();
+        assert_eq!(due_times, (0..200).map(|index| due_time(300, index)).collect::<Vec<_>>());
     }
 
     #[test]
@@ -210,28 +210,29 @@ mod tests {
                 ..LoadPlan::new(Vec::new())
             };
             let mut schedule = Schedule::new(&plan, ThreadShare::WHOLE);
-            let turns: Vec<NextAction> = (0..20).map(|now| schedule.next_action(ms(now))).collect();
-            let sent = turns.iter().filter(|turn| matches!(turn, NextAction::Due(_))).count();
-            assert_eq!(sent, 5 + 3, "{turns:?}");
-            assert_eq!(turns[8], NextAction::Over);
-            assert_eq!(schedule.left_over(), None);
+            let actions: Vec<NextAction> =
+                (0..20).map(|now| schedule.next_action(ms(now))).collect();
+            let sent = actions.iter().filter(|action| matches!(action, NextAction::Due(_))).count();
+            assert_eq!(sent, 5 + 3, "{actions:?}");
+            assert_eq!(actions[8], NextAction::Over);
+            assert_eq!(schedule.next_unsent(), None);
         }
     }
 
     #[test]
-    fn nothing_is_due_once_the_run_was_stopped() {
+    fn no_request_is_due_after_a_stop() {
         let mut schedule = open_schedule(1000, ms(0), ms(100));
         schedule.end_at(ms(3));
-        let left: Vec<Duration> = std::iter::from_fn(|| schedule.left_over()).collect();
-        assert_eq!(left, (0..3).map(ms).collect::<Vec<_>>());
+        let unsent: Vec<Duration> = std::iter::from_fn(|| schedule.next_unsent()).collect();
+        assert_eq!(unsent, (0..3).map(ms).collect::<Vec<_>>());
         assert_eq!(schedule.next_action(ms(2)), NextAction::Over);
         schedule.end_at(ms(50));
-        assert_eq!(schedule.last_due(), ms(3));
+        assert_eq!(schedule.end(), ms(3));
     }
 
     #[test]
-    fn the_warm_up_does_not_count() {
-        let closed = schedule_closed();
+    fn requests_due_in_the_warm_up_are_not_measured() {
+        let closed = closed_schedule();
         assert!(!closed.is_measured(ms(9)) && closed.is_measured(ms(10)));
     }
 
@@ -241,8 +242,8 @@ mod tests {
         assert_eq!(schedule.next_action(ms(0)), NextAction::Due(ms(0)));
         // The only connection was busy until long after the end.
         assert_eq!(schedule.next_action(ms(250)), NextAction::Over);
-        let left: Vec<Duration> = std::iter::from_fn(|| schedule.left_over()).collect();
-        assert_eq!(left, (1..100).map(ms).collect::<Vec<_>>());
+        let unsent: Vec<Duration> = std::iter::from_fn(|| schedule.next_unsent()).collect();
+        assert_eq!(unsent, (1..100).map(ms).collect::<Vec<_>>());
     }
 
     /// One connection to a server with 1 ms latency and a single stall of one second.
@@ -262,17 +263,18 @@ mod tests {
 
     #[test]
     fn a_stall_is_charged_to_every_request_that_was_due_meanwhile() {
-        let slow = |latencies: &[Duration]| latencies.iter().filter(|l| **l >= ms(500)).count();
+        let slow_count =
+            |latencies: &[Duration]| latencies.iter().filter(|l| **l >= ms(500)).count();
         // At 100 per second, a stall of a second delays the fifty requests due in its first half by at least
         // half a second, and then the connection must catch up.
         let open = stalled_latencies(open_schedule(100, ms(0), ms(3000)));
         assert_eq!(open.len(), 300);
         assert_eq!(open[50], ms(1000));
         assert_eq!(open[51], ms(991));
-        assert!((50..60).contains(&slow(&open)), "{}", slow(&open));
+        assert!((50..60).contains(&slow_count(&open)), "{}", slow_count(&open));
         // The closed loop sends no requests meanwhile: coordinated omission.
         let closed =
             stalled_latencies(new_schedule(LoadModel::Closed { connections: 1 }, ms(0), ms(3000)));
-        assert_eq!(slow(&closed), 1);
+        assert_eq!(slow_count(&closed), 1);
     }
 }

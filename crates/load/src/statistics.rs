@@ -56,7 +56,7 @@ pub(crate) struct RunStatistics {
     timeline: Timeline,
     counters: ProgressCounters,
     /// Responses since the start, including the warm-up.
-    pub(crate) answered: u64,
+    pub(crate) responses: u64,
     /// Failures since the start, including the warm-up.
     pub(crate) failed: u64,
 }
@@ -68,7 +68,7 @@ impl RunStatistics {
             targets: names.map(TargetReport::new).collect(),
             timeline: Timeline::default(),
             counters: ProgressCounters::default(),
-            answered: 0,
+            responses: 0,
             failed: 0,
         }
     }
@@ -76,23 +76,29 @@ impl RunStatistics {
     /// Records a request that was sent, or could not be sent.
     pub(crate) fn record_outcome(&mut self, outcome: &RequestMeasurement) {
         match outcome.result {
-            Ok(_) => self.answered += 1,
+            Ok(_) => self.responses += 1,
             Err(_) => self.failed += 1,
         }
-        if let Some(at) = outcome.done.checked_sub(self.warm_up) {
-            self.timeline.record(at, success_latency(outcome));
+        if let Some(since_warm_up) = outcome.done.checked_sub(self.warm_up) {
+            self.timeline.record(since_warm_up, success_latency(outcome));
         }
-        self.enter_timeline(outcome);
+        self.record_measurement(outcome);
     }
 
     /// Records a request that was due and never sent.
     pub(crate) fn record_unsent(&mut self, target: usize, due: Duration) {
-        let Some(at) = due.checked_sub(self.warm_up) else {
+        let Some(since_warm_up) = due.checked_sub(self.warm_up) else {
             return;
         };
-        self.timeline.record(at, None);
+        self.timeline.record(since_warm_up, None);
         let result = Err(ErrorKind::Unsent);
-        self.enter_timeline(&RequestMeasurement { target, due, done: due, result, measured: true });
+        self.record_measurement(&RequestMeasurement {
+            target,
+            due,
+            done: due,
+            result,
+            measured: true,
+        });
     }
 
     /// Returns the progress, `elapsed` after the start.
@@ -105,7 +111,7 @@ impl RunStatistics {
         LoadReport {
             targets: self.targets,
             elapsed: window.elapsed,
-            answered: window.answered,
+            responses: window.responses,
             failed: window.failed,
             cpu: window.cpu,
             bytes_sent: window.bytes_sent,
@@ -114,7 +120,7 @@ impl RunStatistics {
         }
     }
 
-    fn enter_timeline(&mut self, outcome: &RequestMeasurement) {
+    fn record_measurement(&mut self, outcome: &RequestMeasurement) {
         if outcome.measured && !self.counters.measuring {
             self.counters = ProgressCounters { measuring: true, ..ProgressCounters::default() };
         }
@@ -126,7 +132,7 @@ impl RunStatistics {
         }
         let target = &mut self.targets[outcome.target];
         match outcome.result {
-            Ok(answer) => target.record_answer(answer, outcome_latency(outcome)),
+            Ok(response) => target.record_response(response, outcome_latency(outcome)),
             Err(kind) => target.record_error(kind),
         }
     }
@@ -134,7 +140,7 @@ impl RunStatistics {
     fn count_result(&mut self, outcome: &RequestMeasurement) {
         self.counters.requests += 1;
         match outcome.result {
-            Ok(answer) => self.counters.successes += u64::from(answer.is_success()),
+            Ok(response) => self.counters.successes += u64::from(response.is_success()),
             Err(_) => self.counters.failures += 1,
         }
     }
@@ -146,6 +152,6 @@ fn outcome_latency(outcome: &RequestMeasurement) -> Duration {
 
 /// Returns the latency of a successful request.
 fn success_latency(outcome: &RequestMeasurement) -> Option<Duration> {
-    let success = outcome.result.is_ok_and(ResponseStatus::is_success);
-    success.then(|| outcome_latency(outcome))
+    let is_success = outcome.result.is_ok_and(ResponseStatus::is_success);
+    is_success.then(|| outcome_latency(outcome))
 }

@@ -15,7 +15,7 @@ impl StopHandle {
 
     /// True if the run was stopped.
     #[must_use]
-    pub fn is_asked(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

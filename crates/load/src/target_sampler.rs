@@ -46,18 +46,18 @@ impl TargetSampler {
 mod tests {
     use super::*;
 
-    fn draw_sequence(weights: &[u32], seed: u64, length: usize) -> Vec<usize> {
-        let mut draw = TargetSampler::new(weights.iter().copied(), seed);
-        (0..length).map(|_| draw.next()).collect()
+    fn sample_sequence(weights: &[u32], seed: u64, length: usize) -> Vec<usize> {
+        let mut sampler = TargetSampler::new(weights.iter().copied(), seed);
+        (0..length).map(|_| sampler.next()).collect()
     }
 
     #[test]
-    fn weights_are_shares() {
+    fn targets_are_sampled_in_proportion_to_their_weights() {
         let weights = [90, 0, 10, 100];
         for seed in 0..20 {
-            let drawn = draw_sequence(&weights, seed, 20_000);
+            let samples = sample_sequence(&weights, seed, 20_000);
             for (index, weight) in weights.iter().enumerate() {
-                let count = drawn.iter().filter(|i| **i == index).count();
+                let count = samples.iter().filter(|i| **i == index).count();
                 let expected = *weight as usize * 100;
                 assert!(count.abs_diff(expected) < 400, "seed {seed} target {index}: {count}");
                 assert!(*weight != 0 || count == 0);
@@ -66,8 +66,8 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_decides_the_order() {
-        assert_eq!(draw_sequence(&[1, 2, 3], 7, 1000), draw_sequence(&[1, 2, 3], 7, 1000));
-        assert_ne!(draw_sequence(&[1, 2, 3], 7, 1000), draw_sequence(&[1, 2, 3], 8, 1000));
+    fn the_seed_determines_the_order() {
+        assert_eq!(sample_sequence(&[1, 2, 3], 7, 1000), sample_sequence(&[1, 2, 3], 7, 1000));
+        assert_ne!(sample_sequence(&[1, 2, 3], 7, 1000), sample_sequence(&[1, 2, 3], 8, 1000));
     }
 }

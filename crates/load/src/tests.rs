@@ -29,12 +29,12 @@ fn kept_connections_carry_all_requests_of_a_closed_run() {
         let target = report.target_report("t").unwrap();
         assert!(target.request_count() > 3);
         assert_eq!(target.success_count(), target.request_count(), "{target:?}");
-        assert_eq!(server.seen.borrow().len() as u64, target.request_count());
+        assert_eq!(server.requests.borrow().len() as u64, target.request_count());
         assert_eq!(server.connections.get(), 3);
         // Requests in progress at the end are counted, but not in the measured time.
-        assert!(target.request_count() - report.answered <= 3, "{report:?}");
-        assert!(report.bytes_received.abs_diff(report.answered * OK.bytes().len() as u64) < 200);
-        let sent = report.answered * server.seen.borrow()[0].len() as u64;
+        assert!(target.request_count() - report.responses <= 3, "{report:?}");
+        assert!(report.bytes_received.abs_diff(report.responses * OK.bytes().len() as u64) < 200);
+        let sent = report.responses * server.requests.borrow()[0].len() as u64;
         assert!(report.bytes_sent.abs_diff(sent) < 200);
         assert!(report.cpu_per_request().is_some_and(|cpu| cpu > Duration::ZERO));
     });
@@ -59,12 +59,12 @@ fn every_form_of_response_is_read_to_its_end() {
             for piece in [usize::MAX, 1] {
                 run(async {
                     let closes = text.contains("close");
-                    let answer = ScriptedResponse {
+                    let response = ScriptedResponse {
                         piece,
                         closes,
                         ..ScriptedResponse::from_text(text.clone())
                     };
-                    let server = ScriptedServer::start(move |_| answer.clone()).await;
+                    let server = ScriptedServer::start(move |_| response.clone()).await;
                     let target = LoadTarget { method: method.to_owned(), ..target_of(&server) };
                     let report = drive_plan(plan_for(&[target])).await;
                     let target = report.target_report("t").unwrap();
@@ -83,9 +83,9 @@ fn every_form_of_response_is_read_to_its_end() {
 #[test]
 fn statuses_are_counted_one_by_one_and_only_2xx_succeed() {
     run(async {
-        let answers = [OK_TEXT, "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"];
+        let responses = [OK_TEXT, "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"];
         let server =
-            ScriptedServer::start(move |index| ScriptedResponse::from_text(answers[index % 2]))
+            ScriptedServer::start(move |index| ScriptedResponse::from_text(responses[index % 2]))
                 .await;
         let report = drive_plan(plan_for(&[target_of(&server)])).await;
         let target = report.target_report("t").unwrap();
@@ -97,11 +97,11 @@ fn statuses_are_counted_one_by_one_and_only_2xx_succeed() {
 }
 
 #[test]
-fn every_kind_of_error_is_counted_as_what_it_is() {
+fn every_error_is_counted_under_its_kind() {
     let text = ScriptedResponse::from_text;
     let broken =
         |text: &'static str| ScriptedResponse { closes: true, ..ScriptedResponse::from_text(text) };
-    for (answer, kind) in [
+    for (response, kind) in [
         (ScriptedResponse { resets: true, ..text("") }, ErrorKind::Reset),
         (broken(""), ErrorKind::Closed),
         (broken("HTTP/1.1 200 OK\r\ncontent-le"), ErrorKind::Closed),
@@ -113,7 +113,7 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
         (text(""), ErrorKind::Timeout),
     ] {
         run(async move {
-            let server = ScriptedServer::start(move |_| answer.clone()).await;
+            let server = ScriptedServer::start(move |_| response.clone()).await;
             // Only the timeout case may time out.
             let timeout = if kind == ErrorKind::Timeout { ms(30) } else { ms(10_000) };
             let plan = LoadPlan { timeout, ..plan_for(&[target_of(&server)]) };
@@ -143,13 +143,13 @@ fn a_closed_port_is_a_connect_error_without_a_busy_loop() {
 #[test]
 fn a_response_before_the_end_of_the_request_counts() {
     run(async {
-        let answer = ScriptedResponse {
+        let response = ScriptedResponse {
             closes: true,
             ..ScriptedResponse::from_text(
                 "HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
             )
         };
-        let server = ScriptedServer::start(move |_| answer.clone()).await;
+        let server = ScriptedServer::start(move |_| response.clone()).await;
         let body = vec![b'x'; 8 << 20];
         let target = LoadTarget { method: "POST".to_owned(), body, ..target_of(&server) };
         let report = drive_plan(plan_for(&[target])).await;
@@ -164,7 +164,7 @@ fn a_response_before_the_end_of_the_request_counts() {
 }
 
 #[test]
-fn an_open_run_sends_exactly_what_is_due() {
+fn an_open_run_sends_every_due_request() {
     run(async {
         let server = ScriptedServer::start(|_| OK).await;
         let load_model = LoadModel::Open { rate: 500, connections: 4 };
@@ -181,7 +181,7 @@ fn an_open_run_sends_exactly_what_is_due() {
 }
 
 #[test]
-fn requests_that_found_no_free_connection_are_not_forgotten() {
+fn due_requests_without_a_free_connection_are_reported_unsent() {
     run(async {
         let server = ScriptedServer::start(|_| ScriptedResponse::from_text("")).await;
         let load_model = LoadModel::Open { rate: 1000, connections: 2 };
@@ -194,10 +194,10 @@ fn requests_that_found_no_free_connection_are_not_forgotten() {
 }
 
 #[test]
-fn a_stall_shows_in_an_open_run_and_is_forgiven_in_a_closed_one() {
+fn a_stall_delays_many_requests_in_an_open_run_and_few_in_a_closed_one() {
     let slow_requests = |load_model| {
         let slow = Rc::new(Cell::new(0));
-        let seen = Rc::clone(&slow);
+        let shared = Rc::clone(&slow);
         run(async move {
             let server =
                 ScriptedServer::start(|index| ScriptedResponse { stalls: index == 20, ..OK }).await;
@@ -205,7 +205,8 @@ fn a_stall_shows_in_an_open_run_and_is_forgiven_in_a_closed_one() {
                 LoadPlan { load_model, duration: ms(600), ..plan_for(&[target_of(&server)]) };
             let report = drive_plan(plan).await;
             let target = report.target_report("t").unwrap();
-            seen.set(target.latency.count_from(STALL / 2) + target.error_count(ErrorKind::Unsent));
+            shared
+                .set(target.latency.count_from(STALL / 2) + target.error_count(ErrorKind::Unsent));
         });
         slow.get()
     };
@@ -224,7 +225,7 @@ fn targets_share_a_run_by_weight_and_seed() {
         let second = ScriptedServer::start(|_| OK).await;
         let order = async |seed| {
             for server in [&first, &second] {
-                server.seen.borrow_mut().clear();
+                server.requests.borrow_mut().clear();
             }
             let light = LoadTarget { name: "light".to_owned(), weight: 1, ..target_of(&first) };
             let heavy = LoadTarget {
@@ -242,8 +243,8 @@ fn targets_share_a_run_by_weight_and_seed() {
         };
         let [light, heavy] = order(1).await;
         assert!(light.abs_diff(200) < 50 && heavy.abs_diff(600) < 50, "{light} {heavy}");
-        assert!(first.seen.borrow().iter().all(|request| request.starts_with("GET / ")));
-        assert!(second.seen.borrow().iter().all(|request| request.starts_with("GET /heavy ")));
+        assert!(first.requests.borrow().iter().all(|request| request.starts_with("GET / ")));
+        assert!(second.requests.borrow().iter().all(|request| request.starts_with("GET /heavy ")));
         assert_eq!(order(1).await, [light, heavy]);
     });
 }
@@ -262,7 +263,7 @@ fn requests_to_a_proxy_use_absolute_form() {
         assert!(report.sum_targets().success_count() > 0);
         let expected = "GET http://ratings.bookinfo:9080/ratings/1 HTTP/1.1\r\n\
                         host: ratings.bookinfo:9080\r\n\r\n";
-        assert!(proxy.seen.borrow().iter().all(|request| request == expected));
+        assert!(proxy.requests.borrow().iter().all(|request| request == expected));
     });
 }
 
@@ -275,7 +276,7 @@ fn the_warm_up_is_sent_but_not_reported() {
         let (progress, counters) = watch::channel(ProgressCounters::default());
         let report = drive_load(plan, progress).await.unwrap();
         let requests = report.sum_targets().request_count();
-        assert!(requests > 0 && requests < server.seen.borrow().len() as u64);
+        assert!(requests > 0 && requests < server.requests.borrow().len() as u64);
         // The runtime records the start and the end to the millisecond.
         assert!(report.elapsed >= ms(290), "{:?}", report.elapsed);
         let last = *counters.borrow();
@@ -288,8 +289,8 @@ fn the_warm_up_is_sent_but_not_reported() {
 fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
     run(async {
         // Announces keep-alive and then closes: the connection is closed before the next request is due.
-        let answer = ScriptedResponse { closes: true, ..OK };
-        let server = ScriptedServer::start(move |_| answer.clone()).await;
+        let response = ScriptedResponse { closes: true, ..OK };
+        let server = ScriptedServer::start(move |_| response.clone()).await;
         let report = drive_plan(plan_for(&[target_of(&server)])).await;
         let target = report.target_report("t").unwrap();
         assert_eq!(target.success_count(), target.request_count(), "{target:?}");
@@ -300,13 +301,13 @@ fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
 #[test]
 fn fresh_connections_carry_one_request_each_and_are_closed_by_the_server() {
     run(async {
-        let answer = ScriptedResponse {
+        let response = ScriptedResponse {
             closes: true,
             ..ScriptedResponse::from_text(
                 "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok",
             )
         };
-        let server = ScriptedServer::start(move |_| answer.clone()).await;
+        let server = ScriptedServer::start(move |_| response.clone()).await;
         let load_model = LoadModel::Closed { connections: 2 };
         let plan = LoadPlan {
             load_model,
@@ -320,7 +321,7 @@ fn fresh_connections_carry_one_request_each_and_are_closed_by_the_server() {
             "{target:?}"
         );
         assert_eq!(server.connections.get() as u64, target.request_count());
-        assert!(server.seen.borrow().iter().all(|head| head.contains("connection: close\r\n")));
+        assert!(server.requests.borrow().iter().all(|head| head.contains("connection: close\r\n")));
     });
 }
 
@@ -331,7 +332,7 @@ fn exactly_the_requested_number_of_requests_is_sent() {
         for load_model in
             [LoadModel::Closed { connections: 3 }, LoadModel::Open { rate: 2000, connections: 3 }]
         {
-            server.seen.borrow_mut().clear();
+            server.requests.borrow_mut().clear();
             let duration = Duration::from_secs(20);
             let plan = LoadPlan {
                 load_model,
@@ -341,15 +342,15 @@ fn exactly_the_requested_number_of_requests_is_sent() {
             };
             let report = drive_plan(plan).await;
             assert_eq!(report.sum_targets().success_count(), 40);
-            assert_eq!(report.answered, 40);
-            assert_eq!(server.seen.borrow().len(), 40);
+            assert_eq!(report.responses, 40);
+            assert_eq!(server.requests.borrow().len(), 40);
             assert!(report.elapsed < Duration::from_secs(10), "{:?}", report.elapsed);
         }
     });
 }
 
 #[test]
-fn threads_share_connections_and_rate_and_add_up() {
+fn threads_share_connections_and_rate_and_their_counts_add_up() {
     run(async {
         let server = ScriptedServer::start(|_| OK).await;
         let load_model = LoadModel::Open { rate: 1000, connections: 5 };
@@ -360,14 +361,14 @@ fn threads_share_connections_and_rate_and_add_up() {
         assert_eq!(total.request_count(), 300);
         assert_eq!(total.success_count() + total.error_count(ErrorKind::Unsent), 300, "{total:?}");
         assert!(server.connections.get() <= 5, "{}", server.connections.get());
-        let timeline: u64 = report.timeline.moments().map(|moment| moment.requests).sum();
+        let timeline: u64 = report.timeline.intervals().map(|interval| interval.requests).sum();
         assert_eq!(timeline, 300);
         assert_eq!(counters.borrow().requests, 300);
     });
 }
 
 #[test]
-fn a_run_that_is_stopped_reports_what_it_has_measured() {
+fn a_stopped_run_reports_its_measurements() {
     run(async {
         let server = ScriptedServer::start(|_| OK).await;
         let load_model = LoadModel::Open { rate: 500, connections: 2 };
@@ -378,10 +379,10 @@ fn a_run_that_is_stopped_reports_what_it_has_measured() {
         };
         let (progress, mut counters) = watch::channel(ProgressCounters::default());
         let stop = StopHandle::default();
-        let asked = stop.clone();
+        let stop_handle = stop.clone();
         let (report, ()) = tokio::join!(drive_on_threads(2, plan, stop, progress), async {
             counters.wait_for(|counters| counters.successes > 10).await.unwrap();
-            asked.stop();
+            stop_handle.stop();
         });
         let report = report.unwrap();
         assert!(report.sum_targets().success_count() > 10);
@@ -391,23 +392,23 @@ fn a_run_that_is_stopped_reports_what_it_has_measured() {
 
 #[test]
 fn invalid_plans_are_rejected() {
-    type Spoil = fn(&mut LoadPlan);
-    let refusal = |spoil: Spoil| {
-        let refusal = Rc::new(RefCell::new(None));
-        let seen = Rc::clone(&refusal);
+    type Invalidate = fn(&mut LoadPlan);
+    let rejection = |invalidate: Invalidate| {
+        let rejection = Rc::new(RefCell::new(None));
+        let shared = Rc::clone(&rejection);
         run(async move {
             let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
             let mut plan = plan_for(&[LoadTarget::get("t", address, "x", "/")]);
-            spoil(&mut plan);
+            invalidate(&mut plan);
             let (progress, _) = watch::channel(ProgressCounters::default());
             match drive_load(plan, progress).await {
-                Err(DriveError::Plan(error)) => *seen.borrow_mut() = Some(error),
+                Err(DriveError::Plan(error)) => *shared.borrow_mut() = Some(error),
                 other => panic!("{other:?}"),
             }
         });
-        refusal.take().unwrap()
+        rejection.take().unwrap()
     };
-    let cases: [(Spoil, InvalidPlan); 11] = [
+    let cases: [(Invalidate, InvalidPlan); 11] = [
         (|plan| plan.load_model = LoadModel::Closed { connections: 0 }, InvalidPlan::Connections),
         (
             |plan| plan.load_model = LoadModel::Closed { connections: 1 << 20 },
@@ -432,11 +433,11 @@ fn invalid_plans_are_rejected() {
             InvalidPlan::NameRepeated { name: "t".to_owned() },
         ),
     ];
-    for (spoil, expected) in cases {
-        assert_eq!(refusal(spoil), expected);
+    for (invalidate, expected) in cases {
+        assert_eq!(rejection(invalidate), expected);
     }
-    let refused = refusal(|plan| plan.targets[0].path = "no slash".to_owned());
-    assert!(matches!(refused, InvalidPlan::Request { .. }), "{refused:?}");
+    let rejection = rejection(|plan| plan.targets[0].path = "no slash".to_owned());
+    assert!(matches!(rejection, InvalidPlan::Request { .. }), "{rejection:?}");
 }
 
 async fn drive_plan(plan: LoadPlan) -> LoadReport {

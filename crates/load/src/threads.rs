@@ -10,17 +10,17 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::drive::{DriveError, ThreadTask};
 use crate::environment::SystemEnvironment;
-use crate::plan::{InvalidPlan, LoadPlan, THREADS_MAX};
+use crate::plan::{InvalidPlan, LoadPlan, MAX_THREADS};
 use crate::report::LoadReport;
 use crate::statistics::ProgressCounters;
 use crate::stop::StopHandle;
 use crate::thread_share::ThreadShare;
 
-/// Like [`drive`](crate::drive), on separate threads, and with an early stop. Uses at most one thread per
+/// Like [`drive_load`](crate::drive_load), on separate threads, and with an early stop. Uses at most one thread per
 /// connection. Dropping the future ends the run soon.
 ///
 /// # Errors
-/// As [`drive`](crate::drive), or if a thread cannot be started.
+/// As [`drive_load`](crate::drive_load), or if a thread cannot be started.
 pub async fn drive_on_threads(
     threads: usize,
     plan: LoadPlan,
@@ -28,26 +28,26 @@ pub async fn drive_on_threads(
     progress: watch::Sender<ProgressCounters>,
 ) -> Result<LoadReport, DriveError> {
     plan.check()?;
-    if threads == 0 || threads > THREADS_MAX {
+    if threads == 0 || threads > MAX_THREADS {
         return Err(InvalidPlan::Threads.into());
     }
     let requests = usize::try_from(plan.requests.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
-    let of = threads.min(plan.load_model.connection_count()).min(requests);
+    let thread_count = threads.min(plan.load_model.connection_count()).min(requests);
     // The threads end with this call in any case; the caller's stop handle outlives it.
-    let ended = StopOnDrop(StopHandle::default());
-    let mut running = Vec::with_capacity(of);
-    for index in 0..of {
-        let share = ThreadShare { index, threads: of };
-        running.push(LoadThread::start(plan.clone(), share, ended.0.clone())?);
+    let stop_threads = StopOnDrop(StopHandle::default());
+    let mut running = Vec::with_capacity(thread_count);
+    for index in 0..thread_count {
+        let share = ThreadShare { index, threads: thread_count };
+        running.push(LoadThread::start(plan.clone(), share, stop_threads.0.clone())?);
     }
-    let watched: Vec<watch::Receiver<ProgressCounters>> =
+    let counters: Vec<watch::Receiver<ProgressCounters>> =
         running.iter().map(|thread| thread.counters.clone()).collect();
     tokio::select! {
         report = merge_reports(running) => {
-            progress.send_replace(sum_counters(&watched));
+            progress.send_replace(sum_counters(&counters));
             report
         }
-        never = forward_progress(&watched, &progress, [&stop, &ended.0]) => match never {},
+        never = forward_progress(&counters, &progress, [&stop, &stop_threads.0]) => match never {},
     }
 }
 
@@ -61,19 +61,19 @@ impl LoadThread {
     fn start(plan: LoadPlan, share: ThreadShare, stop: StopHandle) -> Result<Self, DriveError> {
         let (progress, counters) = watch::channel(ProgressCounters::default());
         let (done, report) = oneshot::channel();
-        let order = ThreadTask { plan, share, stop, progress };
+        let task = ThreadTask { plan, share, stop, progress };
         thread::Builder::new()
             .name(format!("load-{}", share.index))
             // The receiver may have been dropped.
-            .spawn(move || drop(done.send(run(order))))
+            .spawn(move || drop(done.send(run(task))))
             .map_err(DriveError::Thread)?;
         Ok(Self { counters, report })
     }
 }
 
-fn run(order: ThreadTask) -> Result<LoadReport, DriveError> {
+fn run(task: ThreadTask) -> Result<LoadReport, DriveError> {
     let runtime = Builder::new_current_thread().enable_all().build();
-    runtime.map_err(DriveError::Thread)?.block_on(order.carry_out(SystemEnvironment))
+    runtime.map_err(DriveError::Thread)?.block_on(task.run_task(SystemEnvironment))
 }
 
 /// Merges the reports of the threads.
@@ -91,23 +91,23 @@ async fn merge_reports(running: Vec<LoadThread>) -> Result<LoadReport, DriveErro
 
 /// Sums the progress of the threads periodically, and forwards a stop.
 async fn forward_progress(
-    watched: &[watch::Receiver<ProgressCounters>],
+    counters: &[watch::Receiver<ProgressCounters>],
     progress: &watch::Sender<ProgressCounters>,
-    [asked, pass_on]: [&StopHandle; 2],
+    [requested, forwarded]: [&StopHandle; 2],
 ) -> std::convert::Infallible {
     let mut tick = interval(PROGRESS_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         tick.tick().await;
-        progress.send_replace(sum_counters(watched));
-        if asked.is_asked() {
-            pass_on.stop();
+        progress.send_replace(sum_counters(counters));
+        if requested.is_stopped() {
+            forwarded.stop();
         }
     }
 }
 
-fn sum_counters(watched: &[watch::Receiver<ProgressCounters>]) -> ProgressCounters {
-    watched
+fn sum_counters(counters: &[watch::Receiver<ProgressCounters>]) -> ProgressCounters {
+    counters
         .iter()
         .map(|counters| *counters.borrow())
         .fold(ProgressCounters::default(), ProgressCounters::plus)
@@ -122,5 +122,5 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Short enough for a live display.
+/// The interval of progress updates, short enough for a live display.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);

@@ -36,7 +36,7 @@ struct IntervalCells {
 
 impl Default for Timeline {
     fn default() -> Self {
-        Self { interval: INTERVAL_MIN, points: Vec::new() }
+        Self { interval: MIN_INTERVAL, points: Vec::new() }
     }
 }
 
@@ -48,11 +48,11 @@ impl Timeline {
     }
 
     /// Returns the intervals in order, including those without requests.
-    pub fn moments(&self) -> impl Iterator<Item = IntervalResult> {
+    pub fn intervals(&self) -> impl Iterator<Item = IntervalResult> {
         (0..).zip(&self.points).map(|(index, point)| {
-            let quantile = |part| {
+            let quantile = |fraction| {
                 let bound =
-                    point.microseconds.value_at_quantile(part).min(point.microseconds.max());
+                    point.microseconds.value_at_quantile(fraction).min(point.microseconds.max());
                 (!point.microseconds.is_empty()).then(|| Duration::from_micros(bound))
             };
             IntervalResult {
@@ -88,18 +88,18 @@ impl Timeline {
             other.merge_neighbors();
         }
         let shared = self.points.len().min(other.points.len());
-        let rest = other.points.split_off(shared);
-        for (ours, theirs) in self.points.iter_mut().zip(&other.points) {
-            ours.merge(theirs);
+        let remaining = other.points.split_off(shared);
+        for (own_point, other_point) in self.points.iter_mut().zip(&other.points) {
+            own_point.merge(other_point);
         }
         if self.points.len() == shared {
-            self.points.extend(rest);
+            self.points.extend(remaining);
         }
     }
 
     fn point_at(&mut self, at: Duration) -> &mut IntervalCells {
         let mut index = self.index(at);
-        while index >= POINTS_MAX {
+        while index >= MAX_POINTS {
             self.merge_neighbors();
             index = self.index(at);
         }
@@ -116,9 +116,9 @@ impl Timeline {
     /// Merges neighbors. A run of a day does so ten times.
     fn merge_neighbors(&mut self) {
         self.interval *= 2;
-        let mut halves = std::mem::take(&mut self.points).into_iter();
-        while let Some(mut first) = halves.next() {
-            if let Some(second) = halves.next() {
+        let mut points = std::mem::take(&mut self.points).into_iter();
+        while let Some(mut first) = points.next() {
+            if let Some(second) = points.next() {
                 first.merge(&second);
             }
             self.points.push(first);
@@ -128,7 +128,7 @@ impl Timeline {
 
 impl Default for IntervalCells {
     fn default() -> Self {
-        let bounds = Histogram::new_with_bounds(1, LATENCY_US_MAX, 2);
+        let bounds = Histogram::new_with_bounds(1, MAX_LATENCY_US, 2);
         let microseconds = bounds.expect("the bounds are constant and valid");
         Self { requests: 0, errors: 0, microseconds }
     }
@@ -142,14 +142,14 @@ impl IntervalCells {
     }
 }
 
-/// Short enough to show a stall, long enough for a few requests.
-const INTERVAL_MIN: Duration = Duration::from_millis(250);
+/// The initial interval: short enough to show a stall, long enough for a few requests.
+const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The resolution of a plot; each point has a histogram of about 13 KiB.
-const POINTS_MAX: usize = 120;
+const MAX_POINTS: usize = 120;
 
 /// One hour.
-const LATENCY_US_MAX: u64 = 3_600_000_000;
+const MAX_LATENCY_US: u64 = 3_600_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -160,18 +160,18 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_reported_where_they_ended_and_empty_intervals_show() {
+    fn requests_count_in_the_interval_of_their_end_and_empty_intervals_are_kept() {
         let mut timeline = Timeline::default();
         timeline.record(ms(0), Some(ms(2)));
         timeline.record(ms(249), None);
         timeline.record(ms(600), Some(ms(5)));
-        let moments: Vec<IntervalResult> = timeline.moments().collect();
-        assert_eq!(moments.len(), 3);
-        assert_eq!((moments[0].requests, moments[0].errors), (2, 1));
-        let p50 = moments[0].p50.unwrap();
+        let intervals: Vec<IntervalResult> = timeline.intervals().collect();
+        assert_eq!(intervals.len(), 3);
+        assert_eq!((intervals[0].requests, intervals[0].errors), (2, 1));
+        let p50 = intervals[0].p50.unwrap();
         assert!(p50.abs_diff(ms(2)) <= ms(2) / 50, "{p50:?}");
-        assert_eq!((moments[1].requests, moments[1].p99), (0, None));
-        assert_eq!((moments[2].at, moments[2].requests), (ms(500), 1));
+        assert_eq!((intervals[1].requests, intervals[1].p99), (0, None));
+        assert_eq!((intervals[2].at, intervals[2].requests), (ms(500), 1));
     }
 
     #[test]
@@ -180,9 +180,9 @@ mod tests {
         for second in 0..86_400 {
             timeline.record(Duration::from_secs(second), Some(ms(1)));
         }
-        let moments: Vec<IntervalResult> = timeline.moments().collect();
-        assert!(moments.len() <= POINTS_MAX && moments.len() > POINTS_MAX / 3);
-        assert_eq!(moments.iter().map(|moment| moment.requests).sum::<u64>(), 86_400);
+        let intervals: Vec<IntervalResult> = timeline.intervals().collect();
+        assert!(intervals.len() <= MAX_POINTS && intervals.len() > MAX_POINTS / 3);
+        assert_eq!(intervals.iter().map(|interval| interval.requests).sum::<u64>(), 86_400);
     }
 
     #[test]
@@ -199,9 +199,9 @@ mod tests {
         first.merge(&short);
         let mut second = short;
         second.merge(&long);
-        let reported: Vec<IntervalResult> = first.moments().collect();
-        assert_eq!(reported, second.moments().collect::<Vec<_>>());
-        assert_eq!(reported.iter().map(|moment| moment.requests).sum::<u64>(), 410);
-        assert_eq!(reported.iter().map(|moment| moment.errors).sum::<u64>(), 10);
+        let reported: Vec<IntervalResult> = first.intervals().collect();
+        assert_eq!(reported, second.intervals().collect::<Vec<_>>());
+        assert_eq!(reported.iter().map(|interval| interval.requests).sum::<u64>(), 410);
+        assert_eq!(reported.iter().map(|interval| interval.errors).sum::<u64>(), 10);
     }
 }

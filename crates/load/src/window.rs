@@ -10,9 +10,9 @@ use crate::statistics::RunStatistics;
 /// Counter values at one moment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CounterSnapshot {
-    at: Duration,
+    time: Duration,
     cpu: Duration,
-    answered: u64,
+    responses: u64,
     failed: u64,
     bytes_sent: u64,
     bytes_received: u64,
@@ -21,14 +21,14 @@ pub(crate) struct CounterSnapshot {
 impl CounterSnapshot {
     /// Reads the counters of the calling thread.
     pub(crate) fn read_counters(
-        at: Duration,
+        time: Duration,
         statistics: &RunStatistics,
         meter: &ByteMeter,
     ) -> Self {
         Self {
-            at,
+            time,
             cpu: thread_cpu(),
-            answered: statistics.answered,
+            responses: statistics.responses,
             failed: statistics.failed,
             bytes_sent: meter.sent.get(),
             bytes_received: meter.received.get(),
@@ -41,18 +41,18 @@ impl CounterSnapshot {
 pub(crate) struct MeasuredWindow {
     pub(crate) elapsed: Duration,
     pub(crate) cpu: Duration,
-    pub(crate) answered: u64,
+    pub(crate) responses: u64,
     pub(crate) failed: u64,
     pub(crate) bytes_sent: u64,
     pub(crate) bytes_received: u64,
 }
 
 impl MeasuredWindow {
-    pub(crate) fn from_marks(first: &CounterSnapshot, last: &CounterSnapshot) -> Self {
+    pub(crate) fn from_snapshots(first: &CounterSnapshot, last: &CounterSnapshot) -> Self {
         Self {
-            elapsed: last.at.saturating_sub(first.at),
+            elapsed: last.time.saturating_sub(first.time),
             cpu: last.cpu.saturating_sub(first.cpu),
-            answered: last.answered - first.answered,
+            responses: last.responses - first.responses,
             failed: last.failed - first.failed,
             bytes_sent: last.bytes_sent - first.bytes_sent,
             bytes_received: last.bytes_received - first.bytes_received,

@@ -29,9 +29,9 @@ impl AccessPolicy {
 
     /// True if a rule allows any traffic from this account.
     #[must_use]
-    pub fn allows_something_to(&self, account: &ServiceAccount) -> bool {
-        let mut allowing = self.rules.iter().filter(|rule| rule.action == PolicyAction::Allow);
-        allowing.any(|rule| rule.matches_caller(Some(account)))
+    pub fn allows_any_from(&self, account: &ServiceAccount) -> bool {
+        let mut allow_rules = self.rules.iter().filter(|rule| rule.action == PolicyAction::Allow);
+        allow_rules.any(|rule| rule.matches_caller(Some(account)))
     }
 }
 
@@ -93,7 +93,7 @@ pub enum PolicyAction {
 }
 
 impl PolicyAction {
-    /// The word used in manifests.
+    /// Returns the word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -138,11 +138,15 @@ impl NamePattern {
     /// # Errors
     /// [`InvalidNamePattern`] if it has characters other than those of names and `*`.
     pub fn new(text: &str) -> Result<Self, InvalidNamePattern> {
-        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.*".contains(&b);
-        match !text.is_empty() && text.len() <= PATTERN_BYTES_MAX && text.bytes().all(fits) {
+        let is_pattern_byte =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.*".contains(&byte);
+        match !text.is_empty()
+            && text.len() <= MAX_PATTERN_BYTES
+            && text.bytes().all(is_pattern_byte)
+        {
             true => Ok(Self(text.to_owned())),
             false => {
-                Err(InvalidNamePattern { text: text.chars().take(PATTERN_BYTES_MAX).collect() })
+                Err(InvalidNamePattern { text: text.chars().take(MAX_PATTERN_BYTES).collect() })
             }
         }
     }
@@ -152,20 +156,20 @@ impl NamePattern {
     pub fn matches_name(&self, name: &str) -> bool {
         let mut parts = self.0.split('*');
         let first = parts.next().unwrap_or_default();
-        let Some(mut rest) = name.strip_prefix(first) else {
+        let Some(mut remaining) = name.strip_prefix(first) else {
             return false;
         };
         let Some(last) = parts.next_back() else {
-            return rest.is_empty();
+            return remaining.is_empty();
         };
         // The leftmost match of each part leaves the most text for the parts after it.
         for part in parts {
-            match rest.find(part) {
-                Some(at) => rest = rest.get(at + part.len()..).unwrap_or_default(),
+            match remaining.find(part) {
+                Some(index) => remaining = remaining.get(index + part.len()..).unwrap_or_default(),
                 None => return false,
             }
         }
-        rest.ends_with(last)
+        remaining.ends_with(last)
     }
 
     /// True if the pattern matches one name only.
@@ -174,7 +178,7 @@ impl NamePattern {
         !self.0.contains('*')
     }
 
-    /// The text as written.
+    /// Returns the text as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -201,15 +205,16 @@ pub struct InvalidNamePattern {
     pub text: String,
 }
 
-const PATTERN_BYTES_MAX: usize = 253;
+/// The maximum length of a pattern: that of a DNS name.
+const MAX_PATTERN_BYTES: usize = 253;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_any_characters() {
-        for (pattern, fit, unfit) in [
+    fn a_star_matches_any_characters() {
+        for (pattern, matching, other_names) in [
             ("web", &["web"][..], &["web-1", "a-web", ""][..]),
             ("*", &["web", "a", ""], &[]),
             ("web-*", &["web-1", "web-"], &["web", "a-web-1"]),
@@ -219,17 +224,17 @@ mod tests {
             ("ab*ba", &["abba", "ab-ba"], &["aba", "ab"]),
             ("**", &["", "x"], &[]),
         ] {
-            let it = NamePattern::new(pattern).unwrap();
-            assert!(fit.iter().all(|name| it.matches_name(name)), "{pattern}");
-            assert!(!unfit.iter().any(|name| it.matches_name(name)), "{pattern}");
+            let name_pattern = NamePattern::new(pattern).unwrap();
+            assert!(matching.iter().all(|name| name_pattern.matches_name(name)), "{pattern}");
+            assert!(!other_names.iter().any(|name| name_pattern.matches_name(name)), "{pattern}");
         }
-        for bad in ["", "Web", "a/b", "a b", "a?"] {
-            assert!(NamePattern::new(bad).is_err(), "{bad}");
+        for invalid in ["", "Web", "a/b", "a b", "a?"] {
+            assert!(NamePattern::new(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn to_allow_everybody_is_to_allow_members_only() {
+    fn an_allow_rule_without_peers_matches_members_only() {
         let rule = |action, peers| PolicyRule {
             policy: PolicyName::new("shop", "p").unwrap(),
             name: "r".to_owned(),

@@ -14,7 +14,8 @@ pub struct RuleActions {
     pub request_headers: HeaderEdits,
     /// Edits of response headers, applied before the client gets the response.
     pub response_headers: HeaderEdits,
-    /// Answers requests with a redirect instead of forwarding them; the rule then has no backends.
+    /// The redirect that is the response to each request, which is not forwarded; the rule then has no
+    /// backends.
     pub redirect: Option<Redirect>,
     /// Rewrites of host and path.
     pub rewrite: Option<UrlRewrite>,
@@ -34,7 +35,7 @@ pub struct RuleActions {
 
 impl RuleActions {
     /// The maximum number of copies of one request.
-    pub const MIRRORS_MAX: usize = 4;
+    pub const MAX_MIRRORS: usize = 4;
 }
 
 /// The conditions of retries, within the retry budget of the service.
@@ -42,7 +43,7 @@ impl RuleActions {
 pub struct RetryRule {
     /// The response statuses that are retried while attempts are left; from 400 to 599, in order.
     pub codes: Vec<u16>,
-    /// The maximum number of retries after the first attempt, 0 to [`RetryRule::ATTEMPTS_MAX`]; 0 disables
+    /// The maximum number of retries after the first attempt, 0 to [`RetryRule::MAX_ATTEMPTS`]; 0 disables
     /// retries.
     pub attempts: u8,
     /// The delay before the first retry; it grows from there.
@@ -51,7 +52,7 @@ pub struct RetryRule {
 
 impl RetryRule {
     /// The maximum number of retries of a rule: each retry multiplies the load of an overloaded service.
-    pub const ATTEMPTS_MAX: u8 = 10;
+    pub const MAX_ATTEMPTS: u8 = 10;
     /// The valid statuses of a rule.
     pub const CODES: std::ops::RangeInclusive<u16> = 400..=599;
 }
@@ -81,22 +82,23 @@ impl HeaderEdits {
     /// break the message. So is `host`, which a rewrite sets.
     #[must_use]
     pub fn may_edit(name: &str) -> bool {
-        !UNTOUCHABLE.contains(&name)
+        !PROTECTED_HEADERS.contains(&name)
     }
 
     /// True for a valid header name: a token (RFC 9110 §5.6.2) in lower case.
     #[must_use]
     pub fn is_name(name: &str) -> bool {
-        let token =
-            |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"!#$%&'*+-.^_`|~".contains(&b);
-        !name.is_empty() && name.bytes().all(token)
+        let is_token_byte = |byte: u8| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$%&'*+-.^_`|~".contains(&byte)
+        };
+        !name.is_empty() && name.bytes().all(is_token_byte)
     }
 
-    /// True for a valid header value: no control characters except tabs, no white space around it (RFC 9110
-    /// §5.5).
+    /// True for a valid header value: no control characters except tabs, no leading or trailing white space
+    /// (RFC 9110 §5.5).
     #[must_use]
     pub fn is_value(value: &str) -> bool {
-        value.bytes().all(|b| b == b'\t' || !b.is_ascii_control())
+        value.bytes().all(|byte| byte == b'\t' || !byte.is_ascii_control())
             && value.trim_matches([' ', '\t']) == value
     }
 }
@@ -152,7 +154,7 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// The scheme as written in a URL.
+    /// Returns the scheme as written in a URL.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -161,7 +163,7 @@ impl Scheme {
         }
     }
 
-    /// The default port of the scheme (RFC 9110 §4.2).
+    /// Returns the default port of the scheme (RFC 9110 §4.2).
     #[must_use]
     pub const fn default_port(self) -> u16 {
         match self {
@@ -195,12 +197,12 @@ impl PathEdit {
     #[must_use]
     pub fn is_path(text: &str) -> bool {
         text.starts_with('/')
-            && text.bytes().all(|b| b.is_ascii_graphic() && b != b'?' && b != b'#')
+            && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'?' && byte != b'#')
     }
 }
 
 /// The headers that no rule may edit.
-const UNTOUCHABLE: [&str; 12] = [
+const PROTECTED_HEADERS: [&str; 12] = [
     "connection",
     "content-length",
     "expect",
@@ -220,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_what_can_be_a_header() {
+    fn header_names_and_values_are_validated() {
         for name in ["x-a", "a", "!#$%&'*+-.^_`|~0"] {
             assert!(HeaderEdits::is_name(name), "{name}");
         }

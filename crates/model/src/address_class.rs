@@ -16,15 +16,15 @@ pub enum AddressClass {
 }
 
 impl AddressClass {
-    /// The class of an address. An IPv6 address that embeds an IPv4 address (mapped, NAT64, 6to4, Teredo,
-    /// ISATAP) has the more harmful class of the two.
+    /// Returns the class of an address. An IPv6 address that embeds an IPv4 address (mapped, NAT64, 6to4,
+    /// Teredo, ISATAP) has the more harmful class of the two.
     #[must_use]
     pub fn from_address(address: IpAddr) -> Self {
         match address {
-            IpAddr::V4(address) => of_v4(address),
+            IpAddr::V4(address) => class_of_ipv4(address),
             IpAddr::V6(address) => {
-                let embedded = embedded_ipv4(address).map_or(Self::Public, of_v4);
-                of_v6(address).max(embedded)
+                let embedded = embedded_ipv4(address).map_or(Self::Public, class_of_ipv4);
+                class_of_ipv6(address).max(embedded)
             }
         }
     }
@@ -36,7 +36,7 @@ impl AddressClass {
     }
 }
 
-fn of_v4(address: Ipv4Addr) -> AddressClass {
+fn class_of_ipv4(address: Ipv4Addr) -> AddressClass {
     let [first, second, third, _] = address.octets();
     // Linux connects 0.0.0.0 to the machine itself.
     let is_special = first == 0
@@ -61,7 +61,7 @@ fn of_v4(address: Ipv4Addr) -> AddressClass {
     }
 }
 
-fn of_v6(address: Ipv6Addr) -> AddressClass {
+fn class_of_ipv6(address: Ipv6Addr) -> AddressClass {
     let [first, second, third, ..] = address.segments();
     let is_special = address.is_unspecified()
         || address.is_unicast_link_local()
@@ -82,7 +82,7 @@ fn of_v6(address: Ipv6Addr) -> AddressClass {
     }
 }
 
-/// The IPv4 address embedded in an IPv6 address.
+/// Returns the IPv4 address embedded in an IPv6 address.
 fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [a, b, c, d, e, f, high, low] = address.segments();
     let last = u32::from(high) << 16 | u32::from(low);
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_the_class_of_the_address_that_it_leads_to() {
+    fn an_address_has_the_class_of_its_embedded_address() {
         for (class, addresses) in [
             (
                 AddressClass::Special,

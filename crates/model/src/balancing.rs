@@ -26,13 +26,13 @@ pub struct LoadBalancing {
 /// A load balancing algorithm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum BalanceAlgorithm {
-    /// Draws `choices` endpoints, 2 to [`LoadBalancing::CHOICES_MAX`], and selects the one with the lowest
+    /// Draws `choices` endpoints, 2 to [`LoadBalancing::MAX_CHOICES`], and selects the one with the lowest
     /// product of requests in progress and response latency. The default, with two choices.
     PeakEwma {
         /// The number of endpoints drawn.
         choices: u8,
     },
-    /// Draws `choices` endpoints, 2 to [`LoadBalancing::CHOICES_MAX`], and selects the one with the fewest
+    /// Draws `choices` endpoints, 2 to [`LoadBalancing::MAX_CHOICES`], and selects the one with the fewest
     /// requests in progress.
     LeastRequest {
         /// The number of endpoints drawn.
@@ -70,11 +70,11 @@ pub struct SlowStart {
 
 impl LoadBalancing {
     /// The maximum number of endpoints compared.
-    pub const CHOICES_MAX: u8 = 16;
+    pub const MAX_CHOICES: u8 = 16;
 }
 
 impl BalanceAlgorithm {
-    /// The hash key of a hash-based algorithm.
+    /// Returns the hash key of a hash-based algorithm.
     #[must_use]
     pub fn hash_key(&self) -> Option<&HashKey> {
         match self {

@@ -111,7 +111,7 @@ impl Object {
         }
     }
 
-    /// The identity of the object across changes.
+    /// Returns the identity of the object across changes.
     #[must_use]
     pub fn object_key(&self) -> ObjectKey {
         match self {

@@ -10,22 +10,22 @@ use crate::route::RequestMatch;
 use crate::server::Server;
 use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attached_policies};
 
-/// A check service, and the treatment of requests that it does not answer.
+/// A check service, and the handling of requests that it does not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CheckService {
     /// Its address.
     pub at: CheckServiceAddress,
     /// The timeout of a check request.
     pub timeout: Duration,
-    /// The treatment of unanswered requests.
+    /// The handling of unanswered requests.
     pub failure_mode: FailureMode,
 }
 
 impl CheckService {
     /// The minimum timeout.
-    pub const TIMEOUT_MIN: Duration = Duration::from_millis(1);
+    pub const MIN_TIMEOUT: Duration = Duration::from_millis(1);
     /// The maximum timeout.
-    pub const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+    pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 }
 
 /// The address of a check service, which is called over gRPC.
@@ -51,7 +51,7 @@ impl fmt::Display for CheckServiceAddress {
     }
 }
 
-/// The treatment of a request that a check service does not answer.
+/// The handling of a request that a check service does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailureMode {
     /// The request is denied.
@@ -86,7 +86,7 @@ pub struct Authorization {
 pub struct BodyExcerpt {
     /// The maximum size of the excerpt.
     pub bytes_max: u32,
-    /// The treatment of longer bodies.
+    /// The handling of longer bodies.
     pub long_body: LongBodyAction,
     /// True if the excerpt is sent as bytes; otherwise as text.
     pub pack_as_bytes: bool,
@@ -96,10 +96,10 @@ impl BodyExcerpt {
     /// The default maximum size of the excerpt.
     pub const BYTES_DEFAULT: u32 = 64 << 10;
     /// The upper bound of the maximum size: the excerpt stays in memory while the service decides.
-    pub const BYTES_MAX: u32 = 1 << 20;
+    pub const MAX_BYTES: u32 = 1 << 20;
 }
 
-/// The treatment of a request with a body longer than the excerpt.
+/// The handling of a request with a body longer than the excerpt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LongBodyAction {
     /// The request is rejected without a check.
@@ -186,15 +186,16 @@ impl PortCheck {
         service: &ServiceName,
         port: u16,
     ) -> Vec<Self> {
-        let mut guards: Vec<Self> = Vec::new();
+        let mut checks: Vec<Self> = Vec::new();
         for policy in attached_policies(policies, service, port) {
-            let Some(guard) = policy.rule.server_check() else { continue };
-            let is_same = |it: &Self| std::mem::discriminant(&it.check) == guard.discriminant();
-            if !guards.iter().any(is_same) {
-                guards.push(Self { policy: policy.name.clone(), check: guard.clone() });
+            let Some(check) = policy.rule.server_check() else { continue };
+            let is_same =
+                |selected: &Self| std::mem::discriminant(&selected.check) == check.discriminant();
+            if !checks.iter().any(is_same) {
+                checks.push(Self { policy: policy.name.clone(), check: check.clone() });
             }
         }
-        guards
+        checks
     }
 }
 
@@ -205,11 +206,11 @@ impl RequestCheck {
 }
 
 impl ServiceRule {
-    /// The check that sidecars of servers run.
+    /// Returns the check that sidecars of servers run.
     #[must_use]
     pub fn server_check(&self) -> Option<&RequestCheck> {
         match self {
-            Self::RequestCheck(guard) => Some(guard),
+            Self::RequestCheck(check) => Some(check),
             _ => None,
         }
     }

@@ -96,7 +96,7 @@ impl FixedResponse {
     /// True for a valid status of a fixed response: a final one with a body (RFC 9110 §15.3.5, §15.3.6,
     /// §15.4.5).
     #[must_use]
-    pub const fn may_have(status: u16) -> bool {
+    pub const fn is_valid_status(status: u16) -> bool {
         matches!(status, 200..=599) && !matches!(status, 204 | 205 | 304)
     }
 }

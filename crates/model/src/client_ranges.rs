@@ -1,4 +1,4 @@
-//! The clients that an unauthenticated port answers: none, some ranges of addresses, or any.
+//! The clients that may use an unauthenticated port: none, some ranges of addresses, or any.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,7 +21,7 @@ pub enum ClientRanges {
 
 impl ClientRanges {
     /// The maximum number of ranges.
-    pub const RANGES_MAX: usize = 64;
+    pub const MAX_RANGES: usize = 64;
 
     /// True if the client's address is in the list.
     #[must_use]
@@ -52,8 +52,8 @@ impl FromStr for ClientRanges {
             })?;
             ranges.insert(range);
         }
-        match ranges.len() > Self::RANGES_MAX {
-            true => Err(format!("has more than {} ranges: merge some of them", Self::RANGES_MAX)),
+        match ranges.len() > Self::MAX_RANGES {
+            true => Err(format!("has more than {} ranges: merge some of them", Self::MAX_RANGES)),
             false => Ok(Self::Some(ranges)),
         }
     }
@@ -72,7 +72,9 @@ impl fmt::Display for ClientRanges {
     }
 }
 
+/// The text of [`ClientRanges::None`].
 const NONE: &str = "none";
+/// The text of [`ClientRanges::Any`].
 const ANY: &str = "any";
 
 #[cfg(test)]
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_none_any_or_those_of_a_list() {
+    fn client_ranges_are_none_any_or_a_list() {
         let is_in = |text: &str, client: &str| {
             text.parse::<ClientRanges>().unwrap().contains(client.parse().unwrap())
         };
@@ -91,10 +93,13 @@ mod tests {
         {
             assert_eq!(is_in(list, client), expected, "{client}");
         }
-        let shown = list.parse::<ClientRanges>().unwrap().to_string();
-        assert_eq!(shown.parse::<ClientRanges>().unwrap().to_string(), shown);
-        for bad in ["", "10.0.0.1/8", "x", "10.0.0.0/8,,", "all"] {
-            assert!(bad.parse::<ClientRanges>().unwrap_err().contains("10.0.0.0/8"), "{bad}");
+        let printed = list.parse::<ClientRanges>().unwrap().to_string();
+        assert_eq!(printed.parse::<ClientRanges>().unwrap().to_string(), printed);
+        for invalid in ["", "10.0.0.1/8", "x", "10.0.0.0/8,,", "all"] {
+            assert!(
+                invalid.parse::<ClientRanges>().unwrap_err().contains("10.0.0.0/8"),
+                "{invalid}"
+            );
         }
     }
 }

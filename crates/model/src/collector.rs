@@ -38,7 +38,7 @@ pub enum Signal {
 }
 
 impl CollectorProtocol {
-    /// The default path, if the endpoint has none.
+    /// Returns the default path, if the endpoint has none.
     #[must_use]
     pub const fn default_path(self, signal: Signal) -> &'static str {
         match (self, signal) {
@@ -70,12 +70,12 @@ impl Collector {
         url: &str,
     ) -> Result<Self, InvalidEndpoint> {
         let (server, path) = Server::parse_with_path(url)?;
-        let visible = |byte: u8| byte.is_ascii_graphic() && !b"?#\"<>\\^`{|}".contains(&byte);
+        let is_path_byte = |byte: u8| byte.is_ascii_graphic() && !b"?#\"<>\\^`{|}".contains(&byte);
         let path = match (path, protocol) {
             ("" | "/", _) => protocol.default_path(signal),
             (path, _) if path == protocol.default_path(signal) => path,
             (_, CollectorProtocol::OtlpGrpc) => return Err(InvalidEndpoint::Path),
-            (path, _) if path.len() <= PATH_BYTES_MAX && path.bytes().all(visible) => path,
+            (path, _) if path.len() <= MAX_PATH_BYTES && path.bytes().all(is_path_byte) => path,
             _ => return Err(InvalidEndpoint::Path),
         };
         Ok(Self { protocol, server, path: path.to_owned() })
@@ -90,24 +90,24 @@ impl fmt::Display for Collector {
 }
 
 /// Longer than the path of any collector in use.
-const PATH_BYTES_MAX: usize = 1024;
+const MAX_PATH_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_read_and_what_is_wrong_is_named() {
+    fn endpoints_are_parsed_and_errors_are_specific() {
         use CollectorProtocol::{OtlpGrpc, OtlpHttp, Zipkin};
-        for (protocol, text, shown) in [
+        for (protocol, text, printed) in [
             (OtlpHttp, "http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
             (OtlpHttp, "http://c.example:80/a/b", "http://c.example:80/a/b"),
             (Zipkin, "http://[::1]:9411/", "http://[::1]:9411/api/v2/spans"),
             (OtlpHttp, "https://c.example:4318", "https://c.example:4318/v1/traces"),
         ] {
             let collector = Collector::parse(Signal::Traces, protocol, text).unwrap();
-            assert_eq!(collector.to_string(), shown);
-            assert_eq!(Collector::parse(Signal::Traces, protocol, shown), Ok(collector));
+            assert_eq!(collector.to_string(), printed);
+            assert_eq!(Collector::parse(Signal::Traces, protocol, printed), Ok(collector));
         }
         let grpc = Collector::parse(Signal::Traces, OtlpGrpc, "http://localhost:4317").unwrap();
         assert_eq!(Collector::parse(Signal::Traces, OtlpGrpc, &grpc.to_string()), Ok(grpc));

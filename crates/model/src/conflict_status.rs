@@ -9,63 +9,66 @@ use crate::service_policy::{ServicePolicy, ServicePolicyName, TrafficPolicy};
 /// The conflict status of a service policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConflictStatus {
-    /// It is in force at some port at least.
+    /// The policy is in force at one or more ports.
     InForce,
-    /// It is overridden everywhere, by this policy or others like it.
+    /// The policy is overridden at all ports, by this policy or by others of its kind.
     Overridden(ServicePolicyName),
-    /// It is in force and has no effect: routes forward the traffic of each port elsewhere, or the traffic is
-    /// opaque.
+    /// The policy is in force and has no effect: routes forward the traffic of each port elsewhere, or the
+    /// traffic is opaque.
     NoEffect(NoEffect),
-    /// It is attached to services or ports that do not exist.
+    /// The policy is attached to services or ports that do not exist.
     NoTarget,
 }
 
 impl ConflictStatus {
-    /// The status of a policy at the existing ports.
+    /// Returns the status of a policy at the existing ports.
     pub fn for_policy<'a, 'b>(
         policy: &ServicePolicy,
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
-        around: &impl PolicyContext<'a>,
+        context: &impl PolicyContext<'a>,
     ) -> Self {
-        let mut standing = Self::NoTarget;
+        let mut status = Self::NoTarget;
         for (service, port) in ports {
             if effective_policies([policy], service, port).is_empty() {
                 continue;
             }
-            let all = around.policies_of(service);
-            let decides = effective_policies(all.iter().copied(), service, port);
-            if decides.contains(&policy.name) {
-                match NoEffect::detect_at(policy, service, port, around) {
+            let policies = context.policies_of(service);
+            let effective = effective_policies(policies.iter().copied(), service, port);
+            if effective.contains(&policy.name) {
+                match NoEffect::detect_at(policy, service, port, context) {
                     None => return Self::InForce,
-                    Some(idle) => standing = Self::NoEffect(idle),
+                    Some(no_effect) => status = Self::NoEffect(no_effect),
                 }
                 continue;
             }
             // The policies in force at the port that prevent this one from being in force.
-            let in_its_place = |decides: &&ServicePolicyName| {
-                let both = all.iter().copied();
-                let both = both.filter(|it| it.name == **decides || it.name == policy.name);
-                !effective_policies(both, service, port).contains(&policy.name)
+            let overrides = |effective: &&ServicePolicyName| {
+                let candidates = policies.iter().copied();
+                let candidates = candidates.filter(|candidate| {
+                    candidate.name == **effective || candidate.name == policy.name
+                });
+                !effective_policies(candidates, service, port).contains(&policy.name)
             };
-            let winner = decides.iter().find(in_its_place).or(decides.first()).cloned();
-            let is_idle = matches!(standing, Self::NoEffect(_));
-            standing = winner.filter(|_| !is_idle).map_or(standing, Self::Overridden);
+            let winner = effective.iter().find(overrides).or(effective.first()).cloned();
+            let has_no_effect = matches!(status, Self::NoEffect(_));
+            status = winner.filter(|_| !has_no_effect).map_or(status, Self::Overridden);
         }
-        standing
+        status
     }
 }
 
-/// The policies in force at a port, one of each kind.
+/// Returns the policies in force at a port, one of each kind.
 fn effective_policies<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy> + Clone,
     service: &ServiceName,
     port: u16,
 ) -> Vec<ServicePolicyName> {
     let limits = PortLimits::for_port(policies.clone(), service, port).map(|limits| limits.policy);
-    let guards =
-        PortCheck::for_port(policies.clone(), service, port).into_iter().map(|it| it.policy);
+    let checks = PortCheck::for_port(policies.clone(), service, port)
+        .into_iter()
+        .map(|port_check| port_check.policy);
     let traffic_policy = TrafficPolicy::for_port(policies, service, port);
-    traffic_policy.policy_names().cloned().chain(limits).chain(guards).collect()
+    traffic_policy.policy_names().cloned().chain(limits).chain(checks).collect()
 }
 
 #[cfg(test)]
@@ -88,31 +91,31 @@ mod tests {
     }
 
     #[test]
-    fn the_closest_decides_and_of_equals_the_first_by_name() {
-        let (first, second, close) =
+    fn the_most_specific_policy_applies_then_the_first_by_name() {
+        let (first, second, most_specific) =
             (hedging_policy("a", None), hedging_policy("b", None), hedging_policy("c", Some(80)));
         let web = ServiceName::new("shop", "web").unwrap();
-        let standing = |policy: &ServicePolicy, all: &[&ServicePolicy], ports: &[u16]| {
+        let status = |policy: &ServicePolicy, policies: &[&ServicePolicy], ports: &[u16]| {
             let ports = ports.iter().map(|port| (&web, *port));
-            let policies = all.iter().copied().cloned().collect();
-            ConflictStatus::for_policy(policy, ports, &Around { policies: &policies })
+            let policies = policies.iter().copied().cloned().collect();
+            ConflictStatus::for_policy(policy, ports, &TestContext { policies: &policies })
         };
-        let overruled = |by: &ServicePolicy| ConflictStatus::Overridden(by.name.clone());
-        let both = [&first, &second];
-        assert_eq!(standing(&first, &both, &[80]), ConflictStatus::InForce);
-        assert_eq!(standing(&second, &both, &[80]), overruled(&first));
-        let three = [&first, &second, &close];
-        assert_eq!(standing(&first, &three, &[80]), overruled(&close));
-        assert_eq!(standing(&first, &three, &[80, 81]), ConflictStatus::InForce);
-        assert_eq!(standing(&close, &three, &[81]), ConflictStatus::NoTarget);
-        assert_eq!(standing(&first, &both, &[]), ConflictStatus::NoTarget);
+        let overridden = |by: &ServicePolicy| ConflictStatus::Overridden(by.name.clone());
+        let two_policies = [&first, &second];
+        assert_eq!(status(&first, &two_policies, &[80]), ConflictStatus::InForce);
+        assert_eq!(status(&second, &two_policies, &[80]), overridden(&first));
+        let three_policies = [&first, &second, &most_specific];
+        assert_eq!(status(&first, &three_policies, &[80]), overridden(&most_specific));
+        assert_eq!(status(&first, &three_policies, &[80, 81]), ConflictStatus::InForce);
+        assert_eq!(status(&most_specific, &three_policies, &[81]), ConflictStatus::NoTarget);
+        assert_eq!(status(&first, &two_policies, &[]), ConflictStatus::NoTarget);
     }
 
-    struct Around<'a> {
+    struct TestContext<'a> {
         policies: &'a Vec<ServicePolicy>,
     }
 
-    impl<'a> PolicyContext<'a> for Around<'a> {
+    impl<'a> PolicyContext<'a> for TestContext<'a> {
         fn policies_of(&self, _: &ServiceName) -> Vec<&'a ServicePolicy> {
             self.policies.iter().collect()
         }

@@ -19,7 +19,7 @@ impl HttpRoute {
     /// True if this route replaces another one on a port of both. Routes of other namespaces apply to other
     /// clients.
     #[must_use]
-    pub fn goes_before(&self, other: &Self) -> bool {
+    pub fn precedes(&self, other: &Self) -> bool {
         self.kind > other.kind && self.name.namespace == other.name.namespace
     }
 }
@@ -27,35 +27,36 @@ impl HttpRoute {
 impl GatewayTcpRoute {
     /// True if this route replaces another one on a port of both.
     #[must_use]
-    pub fn goes_before(&self, other: &Self) -> bool {
+    pub fn precedes(&self, other: &Self) -> bool {
         is_before((self.created, &self.rule.route), (other.created, &other.rule.route))
     }
 }
 
 impl TlsRoute {
-    /// The first of the routes on a port that leave this one no traffic, alone or together: each of its host
-    /// names is taken by a route with precedence.
+    /// Returns the first of the routes on a port that leave this one no traffic, alone or together: for each of
+    /// its host names, a route with precedence exists.
     pub fn find_conflict<'a>(
         &self,
         others: impl Iterator<Item = &'a Self> + Clone,
     ) -> Option<&'a Self> {
-        let own = (self.created, &self.rule.route);
-        let before = others.filter(|it| is_before((it.created, &it.rule.route), own));
-        let mut taken = self.rule.hostnames.iter().map(|name| {
-            let theirs = before.clone().filter(|it| it.rule.hostnames.contains(name));
-            theirs.min_by_key(|it| (it.created, &it.rule.route))
+        let precedence = (self.created, &self.rule.route);
+        let preceding =
+            others.filter(|route| is_before((route.created, &route.rule.route), precedence));
+        let mut owners = self.rule.hostnames.iter().map(|name| {
+            let same_name = preceding.clone().filter(|route| route.rule.hostnames.contains(name));
+            same_name.min_by_key(|route| (route.created, &route.rule.route))
         });
-        let first = taken.next().flatten()?;
-        taken.all(|it| it.is_some()).then_some(first)
+        let first = owners.next().flatten()?;
+        owners.all(|owner| owner.is_some()).then_some(first)
     }
 }
 
 impl TrafficSplit {
     /// True if this split replaces another one: both apply to all traffic of one root.
     #[must_use]
-    pub fn goes_before(&self, other: &Self) -> bool {
-        let are_whole = self.groups.is_none() && other.groups.is_none();
-        are_whole
+    pub fn precedes(&self, other: &Self) -> bool {
+        let apply_to_all_clients = self.groups.is_none() && other.groups.is_none();
+        apply_to_all_clients
             && self.root.service == other.root.service
             && self.precedence() < other.precedence()
     }
@@ -64,22 +65,22 @@ impl TrafficSplit {
 impl RetryPolicy {
     /// True if this policy replaces another one for requests to a service.
     #[must_use]
-    pub fn goes_before(&self, other: &Self, service: &ServiceName) -> bool {
-        let are_both = self.services.contains(service) && other.services.contains(service);
-        are_both && self.source == other.source && self.precedence() < other.precedence()
+    pub fn precedes(&self, other: &Self, service: &ServiceName) -> bool {
+        let apply_to_service = self.services.contains(service) && other.services.contains(service);
+        apply_to_service && self.source == other.source && self.precedence() < other.precedence()
     }
 }
 
-/// The reason that the first of two objects takes precedence, as the end of a sentence about it.
+/// Returns the reason that the first of two objects takes precedence, as the end of a sentence about it.
 #[must_use]
-pub fn first_because(first: i64, other: i64) -> &'static str {
-    if first < other { "is older" } else { "is first in alphabetical order" }
+pub fn precedence_reason(first_created: i64, other_created: i64) -> &'static str {
+    if first_created < other_created { "is older" } else { "is first in alphabetical order" }
 }
 
-/// The oldest object takes precedence, then the first by name; those of another namespace apply to other
-/// clients.
-fn is_before(one: (i64, &RouteName), other: (i64, &RouteName)) -> bool {
-    one.1.namespace == other.1.namespace && one < other
+/// Returns true if the first object takes precedence: the oldest one, then the first by name. Objects of
+/// another namespace apply to other clients.
+fn is_before(first: (i64, &RouteName), other: (i64, &RouteName)) -> bool {
+    first.1.namespace == other.1.namespace && first < other
 }
 
 #[cfg(test)]
@@ -89,30 +90,33 @@ mod tests {
 
     fn tls_route(name: &str, created: i64, hostnames: &[&str]) -> TlsRoute {
         let (namespace, name) = name.split_once('/').unwrap_or(("shop", name));
-        let hostnames = hostnames.iter().map(|it| it.parse().unwrap()).collect();
+        let hostnames = hostnames.iter().map(|hostname| hostname.parse().unwrap()).collect();
         let route = RouteName::new(namespace, name).unwrap();
         let rule = TlsRule { route, hostnames, backends: Vec::new(), ungranted_weight: 0 };
         TlsRoute { parents: Vec::new(), rule, created }
     }
 
     #[test]
-    fn a_tls_route_has_a_say_while_one_of_its_names_is_its_own() {
+    fn a_tls_route_is_effective_while_one_hostname_is_unique() {
         let conflict = |own: &TlsRoute, others: &[&TlsRoute]| {
-            own.find_conflict(others.iter().copied()).map(|it| it.rule.route.to_string())
+            own.find_conflict(others.iter().copied()).map(|route| route.rule.route.to_string())
         };
         let own = tls_route("own", 5, &["a.b", "*.c"]);
         let (first, second) =
             (tls_route("first", 3, &["a.b"]), tls_route("second", 4, &["a.b", "*.c"]));
-        let shown = |name: &str| Some(name.to_owned());
+        let expected_name = |name: &str| Some(name.to_owned());
         assert_eq!(conflict(&own, &[&own]), None);
         assert_eq!(conflict(&own, &[&own, &first]), None);
-        assert_eq!(conflict(&own, &[&second, &first, &own]), shown("shop/first"));
+        assert_eq!(conflict(&own, &[&second, &first, &own]), expected_name("shop/first"));
         assert_eq!(conflict(&first, &[&second, &first, &own]), None);
         // A name below another one is a different name, and routes of other namespaces apply to other clients.
         assert_eq!(conflict(&tls_route("x", 5, &["a.c"]), &[&second]), None);
         assert_eq!(conflict(&own, &[&tls_route("bank/it", 1, &["a.b", "*.c"])]), None);
         // Of the same age, the first by name takes precedence.
-        assert_eq!(conflict(&own, &[&tls_route("it", 5, &["a.b", "*.c"])]), shown("shop/it"));
+        assert_eq!(
+            conflict(&own, &[&tls_route("it", 5, &["a.b", "*.c"])]),
+            expected_name("shop/it")
+        );
         assert_eq!(conflict(&own, &[&tls_route("zoo", 5, &["a.b", "*.c"])]), None);
     }
 }

@@ -46,24 +46,26 @@ impl OriginPattern {
     /// # Errors
     /// [`InvalidOrigin`] for an origin that no browser sends, and for a `*` that would match unrelated hosts.
     pub fn new(text: &str) -> Result<Self, InvalidOrigin> {
-        let refused = |hint: String| {
-            let text = text.chars().take(ORIGIN_BYTES_MAX).collect();
+        let rejected = |hint: String| {
+            let text = text.chars().take(MAX_ORIGIN_BYTES).collect();
             InvalidOrigin { text, hint }
         };
-        let invalid = || refused(USUAL.to_owned());
+        let invalid = || rejected(FORM_HINT.to_owned());
         if text == ANY {
             return Ok(Self(text.to_owned()));
         }
-        let (scheme, place) = text.split_once("://").ok_or_else(invalid)?;
+        let (scheme, host_and_port) = text.split_once("://").ok_or_else(invalid)?;
         // Colons within brackets belong to an IPv6 address.
-        let (host, port) = match place.rsplit_once(':') {
+        let (host, port) = match host_and_port.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
-            Some(_) | None => (place, None),
+            Some(_) | None => (host_and_port, None),
         };
-        let letter = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+-.".contains(&b);
-        let begins = scheme.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
-        let fits_scheme = begins && scheme.bytes().all(letter);
-        if text.len() > ORIGIN_BYTES_MAX || !fits_scheme {
+        let is_scheme_byte =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
+        let starts_with_letter =
+            scheme.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase());
+        let is_valid_scheme = starts_with_letter && scheme.bytes().all(is_scheme_byte);
+        if text.len() > MAX_ORIGIN_BYTES || !is_valid_scheme {
             return Err(invalid());
         }
         match host.strip_prefix(ANY) {
@@ -73,7 +75,7 @@ impl OriginPattern {
                 None if is_host(rest) => {
                     // Without the dot, unrelated hosts with the same ending match.
                     let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-                    return Err(refused(format!("write `{scheme}://*.{rest}{port}`")));
+                    return Err(rejected(format!("write `{scheme}://*.{rest}{port}`")));
                 }
                 Some(_) | None => return Err(invalid()),
             },
@@ -85,7 +87,7 @@ impl OriginPattern {
         let number = port.parse::<u16>().ok().filter(|number| *number > 0);
         let number = number.filter(|number| number.to_string() == port).ok_or_else(invalid)?;
         if DEFAULT_PORTS.contains(&(scheme, number)) {
-            return Err(refused(format!("browsers omit this port: write `{scheme}://{host}`")));
+            return Err(rejected(format!("browsers omit this port: write `{scheme}://{host}`")));
         }
         Ok(Self(text.to_owned()))
     }
@@ -103,25 +105,26 @@ impl OriginPattern {
             return true;
         }
         let Some((scheme, host)) = self.0.split_once("://") else { return false };
-        let Some(place) = origin.strip_prefix(scheme).and_then(|rest| rest.strip_prefix("://"))
+        let Some(host_and_port) =
+            origin.strip_prefix(scheme).and_then(|rest| rest.strip_prefix("://"))
         else {
             return false;
         };
         match host.strip_prefix(ANY) {
-            None => place == host,
+            None => host_and_port == host,
             // A pattern with a port requires the same port; a pattern without one requires none.
-            Some(ending) => {
+            Some(suffix) => {
                 let has_port = |text: &str| {
                     text.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'))
                 };
-                has_port(place) == has_port(ending)
-                    && place.len() > ending.len()
-                    && place.ends_with(ending)
+                has_port(host_and_port) == has_port(suffix)
+                    && host_and_port.len() > suffix.len()
+                    && host_and_port.ends_with(suffix)
             }
         }
     }
 
-    /// The text as written.
+    /// Returns the text as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -144,35 +147,41 @@ pub struct InvalidOrigin {
     pub hint: String,
 }
 
-/// Parses non-empty labels, as browsers send them.
+/// Returns true for a host of non-empty labels, as browsers send it.
 fn is_host(host: &str) -> bool {
     let is_label = |label: &str| {
-        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-".contains(&b);
-        !label.is_empty() && label.bytes().all(fits)
+        let is_label_byte =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-".contains(&byte);
+        !label.is_empty() && label.bytes().all(is_label_byte)
     };
     host.split('.').all(is_label)
 }
 
-/// Matches an IPv6 address in brackets, in the one form that browsers send.
+/// Returns true for an IPv6 address in brackets, in the one form that browsers send.
 fn is_address(host: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    address.is_some_and(|text| text.parse::<Ipv6Addr>().is_ok_and(|it| it.to_string() == text))
+    address.is_some_and(|text| {
+        text.parse::<Ipv6Addr>().is_ok_and(|address| address.to_string() == text)
+    })
 }
 
-const USUAL: &str = "use `*`, or one such as https://www.example.com or https://*.example.com";
+/// The hint for texts of another form.
+const FORM_HINT: &str = "use `*`, or one such as https://www.example.com or https://*.example.com";
 /// The default ports of schemes (the URL standard, §4.2).
 const DEFAULT_PORTS: [(&str, u16); 5] =
     [("http", 80), ("https", 443), ("ws", 80), ("wss", 443), ("ftp", 21)];
+/// The pattern that matches every origin.
 const ANY: &str = "*";
-const ORIGIN_BYTES_MAX: usize = 253;
+/// The maximum length of an origin: that of a DNS name.
+const MAX_ORIGIN_BYTES: usize = 253;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_fits_as_a_whole_or_by_its_ending() {
-        for (pattern, fit, unfit) in [
+    fn an_origin_matches_exactly_or_by_its_suffix() {
+        for (pattern, matching, other_origins) in [
             ("*", &["https://a", "null"][..], &[][..]),
             (
                 "https://a.example",
@@ -210,11 +219,17 @@ mod tests {
             ("http://[::1]:8080", &["http://[::1]:8080"], &["http://[::1]"]),
             ("http://a:443", &["http://a:443"], &["http://a"]),
         ] {
-            let it = OriginPattern::new(pattern).unwrap();
-            assert!(fit.iter().all(|origin| it.matches_origin(origin)), "{pattern}");
-            assert!(!unfit.iter().any(|origin| it.matches_origin(origin)), "{pattern}");
+            let origin_pattern = OriginPattern::new(pattern).unwrap();
+            assert!(
+                matching.iter().all(|origin| origin_pattern.matches_origin(origin)),
+                "{pattern}"
+            );
+            assert!(
+                !other_origins.iter().any(|origin| origin_pattern.matches_origin(origin)),
+                "{pattern}"
+            );
         }
-        for bad in [
+        for invalid in [
             "",
             "a.example",
             "https://",
@@ -240,20 +255,20 @@ mod tests {
             "https://[a]",
             "https://*[::1]",
         ] {
-            assert!(OriginPattern::new(bad).is_err(), "{bad}");
+            assert!(OriginPattern::new(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn what_is_refused_says_what_to_write() {
-        for (bad, hint) in [
+    fn a_rejected_origin_has_a_hint() {
+        for (invalid, hint) in [
             ("https://*example.com", "write `https://*.example.com`"),
             ("https://*example.com:8443", "write `https://*.example.com:8443`"),
             ("https://a:443", "browsers omit this port: write `https://a`"),
             ("http://*.a:80", "browsers omit this port: write `http://*.a`"),
-            ("https://A", USUAL),
+            ("https://A", FORM_HINT),
         ] {
-            assert_eq!(OriginPattern::new(bad).unwrap_err().hint, hint, "{bad}");
+            assert_eq!(OriginPattern::new(invalid).unwrap_err().hint, hint, "{invalid}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 pub struct DnsRecord(Vec<IpAddr>);
 
 impl DnsRecord {
-    /// All addresses, in order.
+    /// Returns all addresses, in order.
     #[must_use]
     pub fn addresses(&self) -> &[IpAddr] {
         &self.0
@@ -37,11 +37,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_in_order_and_none_is_there_twice() {
+    fn addresses_are_sorted_and_unique() {
         let addresses: [IpAddr; 3] =
             [[10, 0, 0, 2].into(), [10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
-        let found: DnsRecord = addresses.into_iter().collect();
-        assert_eq!(found.addresses(), [addresses[1], addresses[0]]);
-        assert!(!found.is_forwarded() && DnsRecord::default().is_forwarded());
+        let record: DnsRecord = addresses.into_iter().collect();
+        assert_eq!(record.addresses(), [addresses[1], addresses[0]]);
+        assert!(!record.is_forwarded() && DnsRecord::default().is_forwarded());
     }
 }

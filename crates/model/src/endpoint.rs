@@ -51,7 +51,7 @@ impl Weight {
         NonZeroU16::new(weight).filter(|weight| weight.get() <= Self::MAX).map(Self)
     }
 
-    /// The weight as a number.
+    /// Returns the weight as a number.
     #[must_use]
     pub const fn as_u16(self) -> u16 {
         self.0.get()
@@ -69,7 +69,7 @@ impl Endpoint {
     /// True if both have the same address and identity: connections can be reused, and health learned from one
     /// holds for the other, even if tags and weights differ.
     #[must_use]
-    pub fn is_same_place(&self, other: &Self) -> bool {
+    pub fn has_same_address(&self, other: &Self) -> bool {
         self.id == other.id && self.address == other.address && self.account == other.account
     }
 }

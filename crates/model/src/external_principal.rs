@@ -20,7 +20,7 @@ pub struct AccessCert {
 /// The identity in an external client's certificate: `leno://TRUST-DOMAIN/guest/NAMESPACE/SECRET`, by the
 /// Secret that holds the certificate.
 ///
-/// It is not a SPIFFE ID on purpose: no verifier can mistake it for a member of a mesh.
+/// The identity is deliberately not a SPIFFE ID: no verifier can mistake it for a member of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExternalPrincipalId {
     /// The issuing trust domain.
@@ -32,7 +32,7 @@ pub struct ExternalPrincipalId {
 impl fmt::Display for ExternalPrincipalId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SecretName { namespace, name } = &self.secret;
-        write!(f, "{SCHEME}{}/guest/{namespace}/{name}", self.trust_domain)
+        write!(f, "{URI_SCHEME}{}/guest/{namespace}/{name}", self.trust_domain)
     }
 }
 
@@ -41,8 +41,8 @@ impl FromStr for ExternalPrincipalId {
 
     fn from_str(text: &str) -> Result<Self, InvalidName> {
         let invalid = || InvalidName { text: text.chars().take(253).collect() };
-        let rest = text.strip_prefix(SCHEME).ok_or_else(invalid)?;
-        let parts: Vec<&str> = rest.split('/').collect();
+        let path = text.strip_prefix(URI_SCHEME).ok_or_else(invalid)?;
+        let parts: Vec<&str> = path.split('/').collect();
         match parts.as_slice() {
             [domain, "guest", namespace, name] => Ok(Self {
                 trust_domain: TrustDomain::new(domain)?,
@@ -71,36 +71,39 @@ pub enum SubjectScope<'a> {
 /// [`BadSubject`], with a message for the author of the name.
 pub fn check_subject(
     subject: &Name,
-    sponsor: SubjectScope<'_>,
+    scope: SubjectScope<'_>,
     trust_domain: &TrustDomain,
 ) -> Result<(), BadSubject> {
-    let last = subject.as_str().rsplit('.').next().unwrap_or_default();
-    if last.bytes().all(|byte| byte.is_ascii_digit()) {
+    let last_label = subject.as_str().rsplit('.').next().unwrap_or_default();
+    if last_label.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(BadSubject::Address);
     }
-    let Some(below) = domain_prefix(subject, trust_domain) else {
+    let Some(account_labels) = domain_prefix(subject, trust_domain) else {
         return Ok(());
     };
-    let mut parts = below.split('.');
+    let mut parts = account_labels.split('.');
     let (Some(account), Some(namespace), None) = (parts.next(), parts.next(), parts.next()) else {
         return Err(BadSubject::Domain(trust_domain.clone()));
     };
-    match sponsor {
+    match scope {
         _ if account.is_empty() => Err(BadSubject::Domain(trust_domain.clone())),
-        SubjectScope::Namespace(own) if own.as_str() != namespace => {
-            Err(BadSubject::Namespace { own: own.clone(), trust_domain: trust_domain.clone() })
+        SubjectScope::Namespace(namespace_name) if namespace_name.as_str() != namespace => {
+            Err(BadSubject::Namespace {
+                own: namespace_name.clone(),
+                trust_domain: trust_domain.clone(),
+            })
         }
         SubjectScope::Namespace(_) | SubjectScope::Mesh => Ok(()),
     }
 }
 
-/// The part of a name before the trust domain; empty for the trust domain itself.
+/// Returns the part of a name before the trust domain; empty for the trust domain itself.
 #[must_use]
 pub fn domain_prefix<'a>(subject: &'a Name, trust_domain: &TrustDomain) -> Option<&'a str> {
-    let rest = subject.as_str().strip_suffix(trust_domain.0.as_str())?;
-    match rest {
-        "" => Some(rest),
-        _ => rest.strip_suffix('.'),
+    let prefix = subject.as_str().strip_suffix(trust_domain.0.as_str())?;
+    match prefix {
+        "" => Some(prefix),
+        _ => prefix.strip_suffix('.'),
     }
 }
 
@@ -127,7 +130,8 @@ pub enum BadSubject {
     },
 }
 
-const SCHEME: &str = "leno://";
+/// The scheme of the identities, with its separator.
+const URI_SCHEME: &str = "leno://";
 
 #[cfg(test)]
 mod tests {
@@ -135,12 +139,12 @@ mod tests {
     use crate::identity::SpiffeId;
 
     #[test]
-    fn ids_read_back_as_printed_and_are_no_members() {
+    fn external_principal_ids_round_trip_and_are_no_spiffe_ids() {
         let text = "leno://cluster.local/guest/shop/batch-client";
         let id: ExternalPrincipalId = text.parse().unwrap();
         assert_eq!(id.to_string(), text);
         assert!(text.parse::<SpiffeId>().is_err());
-        for bad in [
+        for invalid in [
             "spiffe://cluster.local/ns/shop/sa/batch-client",
             "spiffe://cluster.local/guest/shop/batch-client",
             "leno://cluster.local/ns/shop/batch-client",
@@ -148,17 +152,17 @@ mod tests {
             "leno://cluster.local/guest/shop/a/b",
             "leno:///guest/shop/a",
         ] {
-            assert!(bad.parse::<ExternalPrincipalId>().is_err(), "{bad}");
+            assert!(invalid.parse::<ExternalPrincipalId>().is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn a_namespace_gives_names_of_its_own_accounts_and_of_nobody_in_the_mesh() {
+    fn a_namespace_may_use_names_of_its_own_accounts_only() {
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let own = Name::new("ingress-nginx").unwrap();
+        let namespace = Name::new("ingress-nginx").unwrap();
         let check =
-            |subject: &str, sponsor| check_subject(&Name::new(subject).unwrap(), sponsor, &domain);
-        let within = SubjectScope::Namespace(&own);
+            |subject: &str, scope| check_subject(&Name::new(subject).unwrap(), scope, &domain);
+        let namespace_scope = SubjectScope::Namespace(&namespace);
         for (subject, by_namespace, by_mesh) in [
             ("batch.corp.example", true, true),
             ("batch", true, true),
@@ -170,7 +174,7 @@ mod tests {
             ("nginx.ingress-nginx.svc.cluster.local", false, false),
             ("10.0.0.1", false, false),
         ] {
-            assert_eq!(check(subject, within).is_ok(), by_namespace, "{subject}");
+            assert_eq!(check(subject, namespace_scope).is_ok(), by_namespace, "{subject}");
             assert_eq!(check(subject, SubjectScope::Mesh).is_ok(), by_mesh, "{subject}");
         }
     }

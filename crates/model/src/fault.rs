@@ -45,13 +45,13 @@ impl FaultRule {
 pub struct FaultDelay {
     /// The share of requests, in millionths.
     pub share_ppm: u32,
-    /// The length of the delay, at most [`FaultDelay::TIME_MAX`].
+    /// The length of the delay, at most [`FaultDelay::MAX_TIME`].
     pub time: Duration,
 }
 
 impl FaultDelay {
     /// The maximum delay: a delayed request holds its connection.
-    pub const TIME_MAX: Duration = Duration::from_secs(600);
+    pub const MAX_TIME: Duration = Duration::from_secs(600);
 }
 
 /// A response from the client's own sidecar to a share of requests.

@@ -23,54 +23,52 @@ pub struct Floor {
     pub except_namespaces: BTreeSet<Name>,
 }
 
-/// A setting that the floor overrules.
+/// A setting that the floor overrides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverriddenSetting {
     /// The field of the setting.
     pub field: &'static str,
-    /// The overruled value.
-    pub wanted: &'static str,
+    /// The overridden value.
+    pub requested: &'static str,
     /// The value in force.
     pub in_force: &'static str,
 }
 
 impl Floor {
-    /// The settings that are below the floor.
+    /// Returns the settings that are below the floor.
     #[must_use]
-    pub fn overruled_settings(&self, wanted: AdmissionSettings) -> Vec<OverriddenSetting> {
-        let default_policy = self
-            .default_policy
-            .zip(wanted.default_policy)
-            .filter(|(least, default_policy)| default_policy.stricter(*least) != *default_policy);
-        let default_policy = default_policy.map(|(least, default_policy)| OverriddenSetting {
+    pub fn overridden_settings(&self, requested: AdmissionSettings) -> Vec<OverriddenSetting> {
+        let default_policy = self.default_policy.zip(requested.default_policy).filter(
+            |(minimum, default_policy)| default_policy.stricter(*minimum) != *default_policy,
+        );
+        let default_policy = default_policy.map(|(minimum, default_policy)| OverriddenSetting {
             field: DEFAULT_POLICY,
-            wanted: default_policy.as_str(),
-            in_force: least.as_str(),
+            requested: default_policy.as_str(),
+            in_force: minimum.as_str(),
         });
-        let accepts = self.mtls_strict && wanted.mtls == Some(MtlsMode::Permissive);
-        let mtls = accepts.then_some(OverriddenSetting {
+        let is_permissive = self.mtls_strict && requested.mtls == Some(MtlsMode::Permissive);
+        let mtls = is_permissive.then_some(OverriddenSetting {
             field: MTLS,
-            wanted: MtlsMode::Permissive.as_str(),
+            requested: MtlsMode::Permissive.as_str(),
             in_force: MtlsMode::Strict.as_str(),
         });
         default_policy.into_iter().chain(mtls).collect()
     }
 
-    /// True when sidecars may run this image: one of a listed repository, by any tag or digest. A repository that
-    /// ends with `/` stands for all below it.
+    /// True if sidecars may run this image: one of a listed repository, by any tag or digest. A repository that
+    /// ends with `/` matches all repositories with that prefix.
     #[must_use]
     pub fn permits_image(&self, image: &str) -> bool {
         let repository = repository_of(image);
-        let fits = |permitted: &String| match permitted.ends_with('/') {
+        let is_repository = |permitted: &String| match permitted.ends_with('/') {
             true => repository.starts_with(permitted.as_str()),
             false => repository == permitted,
         };
-        self.sidecar_images.is_empty() || self.sidecar_images.iter().any(fits)
+        self.sidecar_images.is_empty() || self.sidecar_images.iter().any(is_repository)
     }
 }
 
-/// True if sidecars may run this image: one of a listed repository, by any tag or digest. A repository that
-/// ends with `/` matches all below it.
+/// Returns the repository of an image, without tag and digest.
 #[must_use]
 pub fn repository_of(image: &str) -> &str {
     let name = image.split_once('@').map_or(image, |(name, _)| name);
@@ -81,7 +79,9 @@ pub fn repository_of(image: &str) -> &str {
     }
 }
 
+/// The field of the default policy.
 const DEFAULT_POLICY: &str = "defaultPolicy";
+/// The field of the mutual TLS mode.
 const MTLS: &str = "mtls";
 
 #[cfg(test)]
@@ -94,10 +94,10 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_namespaces_do_not_go_below_the_floor() {
+    fn namespace_settings_do_not_go_below_the_floor() {
         use DefaultPolicy::{Allow, Deny, DryRun};
         let mut config = MeshConfig::default();
-        for (wanted, floor, in_force) in [
+        for (requested, floor, in_force) in [
             (Allow, None, Allow),
             (Allow, Some(DryRun), DryRun),
             (Allow, Some(Deny), Deny),
@@ -106,40 +106,41 @@ mod tests {
             (DryRun, Some(Allow), DryRun),
         ] {
             config.floor.default_policy = floor;
-            let admission = AdmissionSettings { default_policy: Some(wanted), mtls: None };
+            let admission = AdmissionSettings { default_policy: Some(requested), mtls: None };
             config.namespaces.insert(parse_name("shop"), admission);
-            assert_eq!(config.mode_in(&parse_name("shop")), in_force, "{wanted:?} {floor:?}");
+            assert_eq!(config.mode_in(&parse_name("shop")), in_force, "{requested:?} {floor:?}");
             assert_eq!(
-                config.overruled_in(&parse_name("shop"), admission).len(),
-                usize::from(wanted != in_force)
+                config.overridden_in(&parse_name("shop"), admission).len(),
+                usize::from(requested != in_force)
             );
             config.floor.except_namespaces = [parse_name("shop")].into();
-            assert_eq!(config.mode_in(&parse_name("shop")), wanted, "excepted");
+            assert_eq!(config.mode_in(&parse_name("shop")), requested, "excepted");
             config.floor.except_namespaces.clear();
         }
-        // The floor also overrules the default of the mesh.
+        // The floor also overrides the default of the mesh.
         config.floor.default_policy = Some(Deny);
         assert_eq!(config.mode_in(&parse_name("other")), Deny);
-        assert!(config.default_policys().any(|default_policy| default_policy == Deny));
+        assert!(config.default_policies().any(|default_policy| default_policy == Deny));
     }
 
     #[test]
-    fn plaintext_below_the_floor_is_overruled() {
+    fn plaintext_below_the_floor_is_overridden() {
         let floor = Floor { mtls_strict: true, ..Floor::default() };
-        let accepts = AdmissionSettings { default_policy: None, mtls: Some(MtlsMode::Permissive) };
-        let overruled = floor.overruled_settings(accepts);
-        assert_eq!(overruled.len(), 1);
-        assert_eq!((overruled[0].field, overruled[0].in_force), ("mtls", "strict"));
-        assert_eq!(Floor::default().overruled_settings(accepts), []);
+        let permissive =
+            AdmissionSettings { default_policy: None, mtls: Some(MtlsMode::Permissive) };
+        let overridden = floor.overridden_settings(permissive);
+        assert_eq!(overridden.len(), 1);
+        assert_eq!((overridden[0].field, overridden[0].in_force), ("mtls", "strict"));
+        assert_eq!(Floor::default().overridden_settings(permissive), []);
     }
 
     #[test]
     fn images_are_compared_by_their_repository() {
-        let of = |images: &[&str]| Floor {
-            sidecar_images: images.iter().map(|it| (*it).to_owned()).collect(),
+        let floor_of = |images: &[&str]| Floor {
+            sidecar_images: images.iter().map(|image| (*image).to_owned()).collect(),
             ..Floor::default()
         };
-        let floor = of(&["registry.example:5000/leno", "mirror.example/mesh/"]);
+        let floor = floor_of(&["registry.example:5000/leno", "mirror.example/mesh/"]);
         for (image, permitted) in [
             ("registry.example:5000/leno", true),
             ("registry.example:5000/leno:0.1", true),
@@ -157,6 +158,6 @@ mod tests {
         ] {
             assert_eq!(floor.permits_image(image), permitted, "{image}");
         }
-        assert!(of(&[]).permits_image("anything"));
+        assert!(floor_of(&[]).permits_image("anything"));
     }
 }

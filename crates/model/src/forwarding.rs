@@ -52,74 +52,77 @@ impl AttachedRoutes<'_> {
         is_opaque: bool,
         may_forward: impl Fn((RouteKind, &RouteName), &ServiceName) -> bool,
     ) -> Destinations {
-        let mut found =
+        let mut destinations =
             Destinations { own: self.has_consumers(service), ..Destinations::default() };
-        let mut add = |object: (RouteKind, &RouteName), backends: &[WeightedBackend]| {
+        let mut add_route = |object: (RouteKind, &RouteName), backends: &[WeightedBackend]| {
             for backend in backends.iter().filter(|backend| backend.weight > 0) {
-                let to = (&backend.service, backend.port);
-                if to == (service, port) {
-                    found.own = true;
+                let destination = (&backend.service, backend.port);
+                if destination == (service, port) {
+                    destinations.own = true;
                 } else if backend.service == *service || may_forward(object, &backend.service) {
-                    found.others.insert((backend.service.clone(), backend.port));
+                    destinations.others.insert((backend.service.clone(), backend.port));
                 }
             }
             let key = object.0.object_key(object.1.clone());
-            if !found.routes.contains(&key) {
-                found.routes.push(key);
+            if !destinations.routes.contains(&key) {
+                destinations.routes.push(key);
             }
         };
-        let requests = if is_opaque { Vec::new() } else { self.for_requests(service, port) };
+        let requests = if is_opaque { Vec::new() } else { self.request_routes_for(service, port) };
         for route in &requests {
             for rule in &route.rules {
                 let backends = if rule.is_forwarding() { &rule.backends[..] } else { &[] };
-                add((route.kind, &route.name), backends);
+                add_route((route.kind, &route.name), backends);
             }
         }
         if !requests.is_empty() {
-            let mut forwarding =
-                requests.iter().flat_map(|it| &it.rules).filter(|it| it.is_forwarding());
-            found.own_retries =
-                !self.has_consumers(service) && forwarding.all(|rule| rule.actions.retry.is_some());
-            return found;
+            let mut forwarding_rules =
+                requests.iter().flat_map(|route| &route.rules).filter(|rule| rule.is_forwarding());
+            destinations.own_retries = !self.has_consumers(service)
+                && forwarding_rules.all(|rule| rule.actions.retry.is_some());
+            return destinations;
         }
-        if let Some(route) = self.for_connections(service, port) {
-            add((RouteKind::Tcp, &route.rule.route), &route.rule.backends);
-            return found;
+        if let Some(route) = self.tcp_route_for(service, port) {
+            add_route((RouteKind::Tcp, &route.rule.route), &route.rule.backends);
+            return destinations;
         }
-        let sessions: Vec<&&TlsRoute> =
-            self.tls.iter().filter(|it| it.is_at(service, port)).collect();
-        if !sessions.is_empty() {
-            sessions.iter().for_each(|it| add((RouteKind::Tls, &it.rule.route), &it.rule.backends));
-            found.own |= !is_opaque;
-            return found;
+        let tls_routes: Vec<&&TlsRoute> =
+            self.tls.iter().filter(|route| route.is_at(service, port)).collect();
+        if !tls_routes.is_empty() {
+            tls_routes.iter().for_each(|route| {
+                add_route((RouteKind::Tls, &route.rule.route), &route.rule.backends)
+            });
+            destinations.own |= !is_opaque;
+            return destinations;
         }
         let splits = self.splits.iter().filter(|split| split.root.service == *service);
-        let for_some = splits.clone().filter(|it| it.groups.is_some() && !is_opaque);
-        let whole = splits.filter(|it| it.groups.is_none()).min_by_key(|it| it.precedence());
-        for split in for_some.chain(whole) {
-            add((RouteKind::Split, &split.name), &split.backends_for(port));
+        let group_splits = splits.clone().filter(|split| split.groups.is_some() && !is_opaque);
+        let whole_split =
+            splits.filter(|split| split.groups.is_none()).min_by_key(|split| split.precedence());
+        for split in group_splits.chain(whole_split) {
+            add_route((RouteKind::Split, &split.name), &split.backends_for(port));
         }
-        found.own |= whole.is_none();
-        found
+        destinations.own |= whole_split.is_none();
+        destinations
     }
 
-    /// The routes for requests of clients without their own routes: those of the service's namespace, of the
-    /// kind that takes precedence.
-    fn for_requests(&self, service: &ServiceName, port: u16) -> Vec<&HttpRoute> {
-        let at = self.requests.iter().copied().filter(|route| {
+    /// Returns the routes for requests of clients without their own routes: those of the service's namespace,
+    /// of the kind that takes precedence.
+    fn request_routes_for(&self, service: &ServiceName, port: u16) -> Vec<&HttpRoute> {
+        let attached = self.requests.iter().copied().filter(|route| {
             route.name.namespace == service.namespace
                 && route.parents.iter().any(|parent| parent.includes_port(service, port))
         });
-        let kind = at.clone().map(|route| route.kind).max();
-        at.filter(|route| Some(route.kind) == kind).collect()
+        let kind = attached.clone().map(|route| route.kind).max();
+        attached.filter(|route| Some(route.kind) == kind).collect()
     }
 
-    fn for_connections(&self, service: &ServiceName, port: u16) -> Option<&GatewayTcpRoute> {
-        let at = self.tcp.iter().copied().filter(|route| {
+    fn tcp_route_for(&self, service: &ServiceName, port: u16) -> Option<&GatewayTcpRoute> {
+        let attached = self.tcp.iter().copied().filter(|route| {
             route.rule.route.namespace == service.namespace
                 && route.parents.iter().any(|parent| parent.includes_port(service, port))
         });
-        at.min_by_key(|route| (route.created, &route.rule.route))
+        attached.min_by_key(|route| (route.created, &route.rule.route))
     }
 
     fn has_consumers(&self, service: &ServiceName) -> bool {
@@ -131,9 +134,9 @@ impl AttachedRoutes<'_> {
 }
 
 impl RouteRule {
-    /// True for a rule that forwards at least some of its requests.
+    /// True if the rule forwards at least some of its requests.
     fn is_forwarding(&self) -> bool {
-        self.actions.redirect.is_none() && self.backends.iter().any(|it| it.weight > 0)
+        self.actions.redirect.is_none() && self.backends.iter().any(|backend| backend.weight > 0)
     }
 }
 
@@ -161,16 +164,17 @@ fn forwards_to<'a>(
     service: &ServiceName,
     port: u16,
 ) -> bool {
-    let is_only_its_own = !parents.is_empty() && leads_back(parents, service);
+    let stays_in_service = !parents.is_empty() && leads_back(parents, service);
     let mut backends = backends.into_iter();
-    !is_only_its_own && backends.any(|it| it.service == *service && it.port == port)
+    !stays_in_service && backends.any(|backend| backend.service == *service && backend.port == port)
 }
 
 impl TrafficSplit {
     /// True if the split forwards traffic of another service to a service.
     #[must_use]
     pub fn forwards_to(&self, service: &ServiceName) -> bool {
-        self.root.service != *service && self.backends.iter().any(|it| it.service == *service)
+        self.root.service != *service
+            && self.backends.iter().any(|backend| backend.service == *service)
     }
 }
 
@@ -203,7 +207,7 @@ pub struct NoEffect {
 /// The cause of a policy without effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoEffectCause {
-    /// The routes forward nothing: they answer requests themselves, or have no backend with a weight.
+    /// The routes forward nothing: each rule responds with a redirect, or has no backend with a weight.
     NoTraffic,
     /// Each service that the routes forward to has its own policy, such as this one.
     OwnPolicies(ServicePolicyName),
@@ -220,35 +224,39 @@ pub enum NoEffectCause {
 /// Formats a sentence that follows the policy's name.
 impl fmt::Display for NoEffect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
-        let verb =
-            |one: &'static str, many: &'static str| if routes.len() == 1 { one } else { many };
-        let others: Vec<String> = self.others.iter().map(ToString::to_string).collect();
-        let (routes_shown, others) = (routes.join(" and "), others.join(", "));
+        let names: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
+        let verb = |singular: &'static str, plural: &'static str| {
+            if names.len() == 1 { singular } else { plural }
+        };
+        let other_names: Vec<String> = self.others.iter().map(ToString::to_string).collect();
+        let (route_names, other_names) = (names.join(" and "), other_names.join(", "));
         match &self.cause {
             NoEffectCause::NoTraffic => {
                 let forward = verb("answers", "answer");
-                write!(f, "{routes_shown} {forward} all requests to {}", self.service)?;
+                write!(f, "{route_names} {forward} all requests to {}", self.service)?;
                 f.write_str(" without forwarding any")
             }
             NoEffectCause::OwnPolicies(policy) => {
                 let forward = verb("forwards", "forward");
-                write!(f, "{routes_shown} {forward} all requests to {others}, and each of ")?;
+                write!(f, "{route_names} {forward} all requests to {other_names}, and each of ")?;
                 write!(f, "these has its own policy, such as {policy}")
             }
             NoEffectCause::OtherWorkloads => {
                 let forward = verb("forwards", "forward");
-                write!(f, "{routes_shown} {forward} all requests to {others}, and no workload ")?;
+                write!(
+                    f,
+                    "{route_names} {forward} all requests to {other_names}, and no workload "
+                )?;
                 write!(f, "of {} receives any", self.service)
             }
             NoEffectCause::OtherEndpoints => {
                 let forward = verb("forwards", "forward");
-                write!(f, "{routes_shown} {forward} all requests to {others}, and tag ")?;
+                write!(f, "{route_names} {forward} all requests to {other_names}, and tag ")?;
                 write!(f, "rules select from the endpoints of {} only", self.service)
             }
             NoEffectCause::OwnRetries => {
                 let have = verb("has", "have");
-                write!(f, "{routes_shown} {have} a `retry` in each rule that forwards requests ")?;
+                write!(f, "{route_names} {have} a `retry` in each rule that forwards requests ")?;
                 write!(f, "to {}", self.service)
             }
             NoEffectCause::NoRequests(port, _) => {
@@ -269,12 +277,12 @@ pub fn no_requests(services: &[ServiceName]) -> String {
     format!("the ports of {} carry TCP, in which requests are not visible", services.join(", "))
 }
 
-/// The objects around a policy.
+/// The services, routes and policies that decide whether a policy has an effect.
 pub trait PolicyContext<'a> {
-    /// The policies that may be attached to a service.
+    /// Returns the policies that may be attached to a service.
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy>;
 
-    /// Destinations of the traffic to a port.
+    /// Returns the destinations of the traffic to a port.
     fn port_destinations(&self, service: &ServiceName, port: u16) -> Destinations;
 
     /// Returns true if another service shares a workload port with this one.
@@ -297,74 +305,81 @@ pub enum PolicySide {
 }
 
 impl NoEffect {
-    /// The reason that a policy has no effect at a port where it is in force; `None` if it has one.
+    /// Returns the reason that a policy has no effect at a port where it is in force; `None` if it has an
+    /// effect.
     pub(crate) fn detect_at<'a>(
         policy: &ServicePolicy,
         service: &ServiceName,
         port: u16,
-        around: &impl PolicyContext<'a>,
+        context: &impl PolicyContext<'a>,
     ) -> Option<Self> {
-        let destinations = around.port_destinations(service, port);
+        let destinations = context.port_destinations(service, port);
         let side = if policy.rule.is_inbound() { PolicySide::Server } else { PolicySide::Client };
-        if !policy.rule.acts_on_connections() && !around.sees_requests(service, port, side) {
+        if !policy.rule.acts_on_connections() && !context.sees_requests(service, port, side) {
             return Some(Self::without_requests(service, port, side));
         }
-        if destinations.own || around.is_backend(service, port) {
+        if destinations.own || context.is_backend(service, port) {
             return None;
         }
-        let all = around.policies_of(service);
-        let traffic_policy = TrafficPolicy::for_port(all.iter().copied(), service, port);
-        let is_it = |name: &ServicePolicyName| *name == policy.name;
-        let decides = |name: Option<&ServicePolicyName>| name.is_some_and(is_it);
-        let limits = PortLimits::for_port(all.iter().copied(), service, port).map(|it| it.policy);
-        let guards = PortCheck::for_port(all.iter().copied(), service, port);
+        let policies = context.policies_of(service);
+        let traffic_policy = TrafficPolicy::for_port(policies.iter().copied(), service, port);
+        let is_policy = |name: &ServicePolicyName| *name == policy.name;
+        let is_effective = |name: Option<&ServicePolicyName>| name.is_some_and(is_policy);
+        let limits = PortLimits::for_port(policies.iter().copied(), service, port)
+            .map(|limits| limits.policy);
+        let checks = PortCheck::for_port(policies.iter().copied(), service, port);
         let is_inbound =
-            decides(limits.as_ref()) || guards.iter().any(|guard| is_it(&guard.policy));
-        let is_of_requests = decides(traffic_policy.breaker.as_ref().map(|it| &it.policy))
-            || decides(traffic_policy.faults.as_ref().map(|it| &it.policy))
-            || decides(traffic_policy.hedging.as_ref().map(|it| &it.policy));
-        let because = |cause| destinations.idle_reason(service, cause);
-        if is_inbound && around.shares_workloads(service, port) {
+            is_effective(limits.as_ref()) || checks.iter().any(|check| is_policy(&check.policy));
+        let is_request_policy =
+            is_effective(traffic_policy.breaker.as_ref().map(|breaker| &breaker.policy))
+                || is_effective(traffic_policy.faults.as_ref().map(|faults| &faults.policy))
+                || is_effective(traffic_policy.hedging.as_ref().map(|hedging| &hedging.policy));
+        let with_cause = |cause| destinations.no_effect(service, cause);
+        if is_inbound && context.shares_workloads(service, port) {
             return None;
         }
         if destinations.others.is_empty() {
-            return Some(because(NoEffectCause::NoTraffic));
+            return Some(with_cause(NoEffectCause::NoTraffic));
         }
-        if is_of_requests {
+        if is_request_policy {
             return None;
         }
         if is_inbound {
-            return Some(because(NoEffectCause::OtherWorkloads));
+            return Some(with_cause(NoEffectCause::OtherWorkloads));
         }
-        let mut own = None;
+        let mut backend_policy_name = None;
         for (other, port) in &destinations.others {
-            let theirs = TrafficPolicy::for_port(around.policies_of(other), other, *port);
-            let outlier_detection = theirs.outlier_detection.map(|it| it.policy);
-            let balancing = theirs.balancing.map(|it| it.policy);
-            let is_balancing = decides(traffic_policy.balancing.as_ref().map(|it| &it.policy));
+            let backend_policy = TrafficPolicy::for_port(context.policies_of(other), other, *port);
+            let outlier_detection =
+                backend_policy.outlier_detection.map(|outlier_detection| outlier_detection.policy);
+            let balancing = backend_policy.balancing.map(|balancing| balancing.policy);
+            let is_balancing =
+                is_effective(traffic_policy.balancing.as_ref().map(|balancing| &balancing.policy));
             // A policy of the whole namespace applies to the backend as well.
-            let theirs = if is_balancing { balancing } else { outlier_detection };
-            own = Some(theirs.filter(|name| *name != policy.name)?);
+            let same_kind = if is_balancing { balancing } else { outlier_detection };
+            backend_policy_name = Some(same_kind.filter(|name| *name != policy.name)?);
         }
-        own.map(|own| because(NoEffectCause::OwnPolicies(own)))
+        backend_policy_name
+            .map(|backend_policy_name| with_cause(NoEffectCause::OwnPolicies(backend_policy_name)))
     }
 
-    /// The reason that tag rules have no effect at a port where they are in force; `None` if they have one.
+    /// Returns the reason that tag rules have no effect at a port where they are in force; `None` if they have
+    /// an effect.
     pub fn of_tags<'a>(
         effects: TagEffects,
         service: &ServiceName,
         port: u16,
-        around: &impl PolicyContext<'a>,
+        context: &impl PolicyContext<'a>,
     ) -> Option<Self> {
         let TagEffects { by_request, by_caller, marks } = effects;
         let side = if marks { PolicySide::Server } else { PolicySide::Client };
-        if !by_caller && !around.sees_requests(service, port, side) {
+        if !by_caller && !context.sees_requests(service, port, side) {
             return Some(Self::without_requests(service, port, side));
         }
-        let destinations = around.port_destinations(service, port);
+        let destinations = context.port_destinations(service, port);
         if destinations.own
-            || around.is_backend(service, port)
-            || marks && around.shares_workloads(service, port)
+            || context.is_backend(service, port)
+            || marks && context.shares_workloads(service, port)
         {
             return None;
         }
@@ -373,53 +388,54 @@ impl NoEffect {
             false if by_request || by_caller => NoEffectCause::OtherEndpoints,
             false => NoEffectCause::OtherWorkloads,
         };
-        Some(destinations.idle_reason(service, cause))
+        Some(destinations.no_effect(service, cause))
     }
 
-    /// The reason that a retry policy has no effect at the ports of its services; a reason about routes
-    /// precedes one about ports.
+    /// Returns the reason that a retry policy has no effect at the ports of its services. A reason about routes
+    /// takes precedence over one about ports.
     pub fn of_all_retries<'a, 'b>(
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
-        around: &impl PolicyContext<'a>,
+        context: &impl PolicyContext<'a>,
     ) -> Option<Self> {
-        let mut found: Option<Self> = None;
+        let mut reported: Option<Self> = None;
         for (service, port) in ports {
-            let idle = Self::of_retries(service, port, around)?;
-            let is_about_port = |it: &Self| matches!(it.cause, NoEffectCause::NoRequests(..));
-            if found.as_ref().is_none_or(is_about_port) {
-                found = Some(idle);
+            let no_effect = Self::of_retries(service, port, context)?;
+            let is_about_port =
+                |no_effect: &Self| matches!(no_effect.cause, NoEffectCause::NoRequests(..));
+            if reported.as_ref().is_none_or(is_about_port) {
+                reported = Some(no_effect);
             }
         }
-        found
+        reported
     }
 
-    /// The reason that a retry policy has no effect at a port of a service that clients call; `None` if it has
-    /// one.
+    /// Returns the reason that a retry policy has no effect at a port of a service that clients call; `None` if
+    /// it has an effect.
     fn of_retries<'a>(
         service: &ServiceName,
         port: u16,
-        around: &impl PolicyContext<'a>,
+        context: &impl PolicyContext<'a>,
     ) -> Option<Self> {
-        if !around.sees_requests(service, port, PolicySide::Client) {
+        if !context.sees_requests(service, port, PolicySide::Client) {
             return Some(Self::without_requests(service, port, PolicySide::Client));
         }
-        let destinations = around.port_destinations(service, port);
+        let destinations = context.port_destinations(service, port);
         let cause = match () {
             () if !destinations.own && destinations.others.is_empty() => NoEffectCause::NoTraffic,
             () if destinations.own_retries => NoEffectCause::OwnRetries,
             () => return None,
         };
-        Some(destinations.idle_reason(service, cause))
+        Some(destinations.no_effect(service, cause))
     }
 
     fn without_requests(service: &ServiceName, port: u16, side: PolicySide) -> Self {
         let cause = NoEffectCause::NoRequests(port, side);
-        Destinations::default().idle_reason(service, cause)
+        Destinations::default().no_effect(service, cause)
     }
 }
 
 impl Destinations {
-    fn idle_reason(&self, service: &ServiceName, cause: NoEffectCause) -> NoEffect {
+    fn no_effect(&self, service: &ServiceName, cause: NoEffectCause) -> NoEffect {
         NoEffect {
             service: service.clone(),
             routes: self.routes.clone(),
@@ -441,7 +457,7 @@ pub struct TagEffects {
 }
 
 impl TagEffects {
-    /// The effects of rules and lanes.
+    /// Returns the effects of rules and lanes.
     #[must_use]
     pub fn from_rules(rules: &TagRules, lanes: &[LaneRule]) -> Self {
         Self {
@@ -451,7 +467,7 @@ impl TagEffects {
         }
     }
 
-    /// True if there are none.
+    /// True if there are no effects.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()

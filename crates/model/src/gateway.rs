@@ -22,18 +22,18 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// The backends of all its rules, including mirrors.
+    /// Returns the backends of all its rules, including mirrors.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         self.ports.iter().flat_map(|port| port.serves.backends())
     }
 }
 
-/// The account of a gateway's proxies, in the gateway's namespace: [`GATEWAY_ACCOUNT_PREFIX`] and the name of
-/// the gateway, truncated to the length of a label.
+/// Returns the account of a gateway's proxies, in the gateway's namespace: [`GATEWAY_ACCOUNT_PREFIX`] and the
+/// name of the gateway, truncated to the length of a label.
 #[must_use]
 pub fn gateway_account(gateway: &GatewayName) -> Option<ServiceAccount> {
     let mut name = format!("{GATEWAY_ACCOUNT_PREFIX}{}", gateway.name);
-    name.truncate(ACCOUNT_BYTES_MAX);
+    name.truncate(MAX_ACCOUNT_BYTES);
     let name = Name::new(name.trim_end_matches(['-', '.'])).ok()?;
     Some(ServiceAccount { namespace: gateway.namespace.clone(), name })
 }
@@ -55,7 +55,7 @@ pub const GATEWAY_ACCOUNT_PREFIX: &str = "leno-gateway-";
 pub const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
 
 /// The maximum length of a label (RFC 1123).
-const ACCOUNT_BYTES_MAX: usize = 63;
+const MAX_ACCOUNT_BYTES: usize = 63;
 
 /// One port that a gateway listens on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ pub struct GatewayPort {
 pub enum GatewayPortRules {
     /// HTTP/1.1, and HTTP/2 with prior knowledge.
     Http(Vec<GatewayListener>),
-    /// The same over TLS terminated at the gateway.
+    /// HTTP over TLS that the gateway terminates.
     Https(Vec<GatewayListener>),
     /// TLS passthrough, routed by server name.
     Passthrough(Vec<TlsRule>),
@@ -80,7 +80,7 @@ pub enum GatewayPortRules {
 }
 
 impl GatewayPortRules {
-    /// The backends of its rules, including mirrors.
+    /// Returns the backends of its rules, including mirrors.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         let (listeners, tls, tcp): (&[GatewayListener], &[TlsRule], Option<&TcpRule>) = match self {
             Self::Http(listeners) | Self::Https(listeners) => (listeners, &[], None),
@@ -109,7 +109,7 @@ pub struct GatewayListener {
     pub hosts: Vec<HostRules>,
 }
 
-/// The rules for one host name, or for all below one. The rules of the most specific host name are evaluated
+/// The rules for one host name or its subdomains. The rules of the most specific host name are evaluated
 /// first; requests that match none of them continue with the next.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HostRules {

@@ -24,16 +24,21 @@ pub struct HedgeRule {
 
 impl HedgeRule {
     /// The minimum delay; a shorter one cannot tell slow responses from usual ones.
-    pub const AFTER_MIN: Duration = Duration::from_millis(1);
+    pub const MIN_AFTER: Duration = Duration::from_millis(1);
     /// The maximum delay; clients have given up by then.
-    pub const AFTER_MAX: Duration = Duration::from_secs(60);
+    pub const MAX_AFTER: Duration = Duration::from_secs(60);
     /// The maximum number of methods in a rule.
-    pub const METHODS_MAX: usize = 16;
+    pub const MAX_METHODS: usize = 16;
 
     /// True for a valid method of a rule: a token in upper case other than `CONNECT`.
     #[must_use]
     pub fn is_method(text: &str) -> bool {
-        let token = |b: u8| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
-        !text.is_empty() && text.len() <= 32 && text.bytes().all(token) && text != "CONNECT"
+        let is_method_byte = |byte: u8| {
+            byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
+        };
+        !text.is_empty()
+            && text.len() <= 32
+            && text.bytes().all(is_method_byte)
+            && text != "CONNECT"
     }
 }

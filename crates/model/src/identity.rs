@@ -77,8 +77,8 @@ impl FromStr for SpiffeId {
 
     fn from_str(text: &str) -> Result<Self, InvalidName> {
         let invalid = || InvalidName { text: text.chars().take(253).collect() };
-        let rest = text.strip_prefix("spiffe://").ok_or_else(invalid)?;
-        let parts: Vec<&str> = rest.split('/').collect();
+        let path = text.strip_prefix("spiffe://").ok_or_else(invalid)?;
+        let parts: Vec<&str> = path.split('/').collect();
         match parts.as_slice() {
             [domain, "ns", namespace, "sa", name] => Ok(Self {
                 trust_domain: TrustDomain::new(domain)?,
@@ -94,22 +94,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spiffe_ids_read_back_as_printed() {
+    fn spiffe_ids_round_trip() {
         let text = "spiffe://cluster.local/ns/bookinfo/sa/ratings";
         let id: SpiffeId = text.parse().unwrap();
         assert_eq!(id.to_string(), text);
     }
 
     #[test]
-    fn refuses_other_uri_forms() {
-        for bad in [
+    fn other_uri_forms_are_rejected() {
+        for invalid in [
             "https://cluster.local/ns/a/sa/b",
             "spiffe://cluster.local/sa/b/ns/a",
             "spiffe://cluster.local/ns/a/sa/b/c",
             "spiffe:///ns/a/sa/b",
             "spiffe://cluster.local/ns/a/sa/",
         ] {
-            assert!(bad.parse::<SpiffeId>().is_err(), "{bad}");
+            assert!(invalid.parse::<SpiffeId>().is_err(), "{invalid}");
         }
     }
 }

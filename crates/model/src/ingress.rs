@@ -25,7 +25,7 @@ pub struct IngressPolicy {
 }
 
 impl IngressPolicy {
-    /// The precedence among policies for the same traffic: the oldest first, then the first by name.
+    /// Returns the precedence among policies for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &IngressName) {
         (self.created, &self.name)
@@ -55,14 +55,14 @@ impl FromStr for IngressName {
     type Err = InvalidName;
 
     fn from_str(text: &str) -> Result<Self, InvalidName> {
-        let read = || {
+        let parse = || {
             let (kind, rest) = text.split_once(' ')?;
-            let kind = *IngressKind::ALL.iter().find(|it| it.as_str() == kind)?;
+            let kind = *IngressKind::ALL.iter().find(|known| known.as_str() == kind)?;
             let (namespace, name) = rest.split_once('/')?;
             let (namespace, name) = (Name::new(namespace).ok()?, Name::new(name).ok()?);
             Some(Self { namespace, kind, name })
         };
-        read().ok_or_else(|| InvalidName { text: text.to_owned() })
+        parse().ok_or_else(|| InvalidName { text: text.to_owned() })
     }
 }
 
@@ -79,7 +79,7 @@ impl IngressKind {
     /// All values.
     pub const ALL: &'static [Self] = &[Self::IngressBackend, Self::AccessControl];
 
-    /// The word used in manifests.
+    /// Returns the word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -121,7 +121,7 @@ pub enum IngressProtocol {
 impl IngressProtocol {
     /// True if clients connect without TLS of the mesh.
     #[must_use]
-    pub fn is_clear(&self) -> bool {
+    pub fn is_plaintext(&self) -> bool {
         !matches!(self, Self::Https { .. })
     }
 }
@@ -150,13 +150,13 @@ pub enum IngressSource {
 }
 
 impl IngressSource {
-    /// The account that the entry names, if it is of this trust domain.
+    /// Returns the account that the entry names, if it is of this trust domain.
     #[must_use]
-    pub fn account_in(&self, own: &TrustDomain) -> Option<ServiceAccount> {
+    pub fn account_in(&self, trust_domain: &TrustDomain) -> Option<ServiceAccount> {
         match self {
-            Self::Principal(id) => (id.trust_domain == *own).then(|| id.account.clone()),
+            Self::Principal(id) => (id.trust_domain == *trust_domain).then(|| id.account.clone()),
             Self::Named(name) => {
-                let (account, namespace) = domain_prefix(name, own)?.split_once('.')?;
+                let (account, namespace) = domain_prefix(name, trust_domain)?.split_once('.')?;
                 let is_label = !namespace.contains('.');
                 is_label.then(|| ServiceAccount::new(namespace, account).ok()).flatten()
             }
@@ -189,14 +189,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_means_an_account_where_it_is_one_of_the_own_trust_domain() {
-        let own = TrustDomain::new("cluster.local").unwrap();
+    fn a_name_of_the_own_trust_domain_is_an_account() {
+        let trust_domain = TrustDomain::new("cluster.local").unwrap();
         let account = |text: &str| {
             let source = match text.parse() {
                 Ok(id) => IngressSource::Principal(id),
                 Err(_) => IngressSource::Named(Name::new(text).unwrap()),
             };
-            source.account_in(&own).map(|account| account.to_string())
+            source.account_in(&trust_domain).map(|account| account.to_string())
         };
         for (text, expected) in [
             ("nginx.edge.cluster.local", Some("edge/nginx")),
@@ -212,13 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn names_read_back_and_ingress_backends_come_first() {
+    fn ingress_names_round_trip_and_sort_by_kind() {
         let name: IngressName = "IngressBackend shop/web".parse().unwrap();
         assert_eq!(name.to_string(), "IngressBackend shop/web");
         let other: IngressName = "AccessControl shop/a".parse().unwrap();
         assert!(name < other);
-        for bad in ["", "IngressBackend", "IngressBackend shop", "Service shop/web"] {
-            assert!(bad.parse::<IngressName>().is_err(), "{bad}");
+        for invalid in ["", "IngressBackend", "IngressBackend shop", "Service shop/web"] {
+            assert!(invalid.parse::<IngressName>().is_err(), "{invalid}");
         }
     }
 }

@@ -25,14 +25,14 @@ impl Uid {
     /// # Errors
     /// [`InvalidInstance`] if the text is not a UID.
     pub fn new(text: &str) -> Result<Self, InvalidInstance> {
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        if text.is_empty() || text.len() > UID_BYTES_MAX || !text.bytes().all(fits) {
+        let is_uid_byte = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        if text.is_empty() || text.len() > MAX_UID_BYTES || !text.bytes().all(is_uid_byte) {
             return Err(InvalidInstance);
         }
         Ok(Self(text.into()))
     }
 
-    /// The UID as text.
+    /// Returns the UID as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -90,21 +90,21 @@ const POD_PREFIX: &str = "pod:";
 const REGISTRATION_PREFIX: &str = "registration:";
 
 /// Kubernetes assigns UUIDs of 36 bytes; static pods have hashes of 32.
-const UID_BYTES_MAX: usize = 64;
+const MAX_UID_BYTES: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn reads_back_what_it_prints_and_nothing_else() {
+    fn instances_round_trip_and_other_texts_are_rejected() {
         let uid = Uid::new("0b5f1b0e-7d0b-4a39-9d4c-2f5a4e9b7c11").unwrap();
         for instance in [Instance::Pod(uid), Instance::Registration(u64::MAX)] {
             assert_eq!(instance.to_string().parse(), Ok(instance));
         }
         let long = format!("pod:{}", "a".repeat(65));
-        for bad in ["", "pod:", "pod:a/b", "pod:a b", &long, "registration:-1", "7", "Pod:a"] {
-            assert_eq!(bad.parse::<Instance>(), Err(InvalidInstance), "{bad}");
+        for invalid in ["", "pod:", "pod:a/b", "pod:a b", &long, "registration:-1", "7", "Pod:a"] {
+            assert_eq!(invalid.parse::<Instance>(), Err(InvalidInstance), "{invalid}");
         }
     }
 }

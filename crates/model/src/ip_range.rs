@@ -20,13 +20,17 @@ impl IpRange {
     /// probably a mistake.
     pub fn new(address: IpAddr, prefix: u8) -> Result<Self, InvalidIpRange> {
         let range = Self { address, prefix };
-        let fits = prefix <= range.address_bits()
+        let is_valid = prefix <= range.address_bits()
             && range.mask_bits(address_to_bits(address)) == address_to_bits(address);
-        if fits { Ok(range) } else { Err(InvalidIpRange { text: format!("{address}/{prefix}") }) }
+        if is_valid {
+            Ok(range)
+        } else {
+            Err(InvalidIpRange { text: format!("{address}/{prefix}") })
+        }
     }
 
-    /// The range with this prefix length around an address; `None` if the address is shorter. IPv4-mapped IPv6
-    /// addresses count as IPv4.
+    /// Returns the range with this prefix length around an address; `None` if the address is shorter.
+    /// IPv4-mapped IPv6 addresses count as IPv4.
     #[must_use]
     pub fn from_address(address: IpAddr, prefix: u8) -> Option<Self> {
         let address = address.to_canonical();
@@ -34,10 +38,10 @@ impl IpRange {
         if prefix > range.address_bits() {
             return None;
         }
-        let kept = range.mask_bits(address_to_bits(address));
+        let masked = range.mask_bits(address_to_bits(address));
         let first = match address {
-            IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(kept).ok()?).into(),
-            IpAddr::V6(_) => Ipv6Addr::from_bits(kept).into(),
+            IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(masked).ok()?).into(),
+            IpAddr::V6(_) => Ipv6Addr::from_bits(masked).into(),
         };
         Some(Self { address: first, prefix })
     }
@@ -61,13 +65,13 @@ impl IpRange {
             && self.mask_bits(address_to_bits(address)) == address_to_bits(self.address)
     }
 
-    /// The first address of the range.
+    /// Returns the first address of the range.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The prefix length.
+    /// Returns the prefix length.
     #[must_use]
     pub fn prefix_length(&self) -> u8 {
         self.prefix
@@ -79,8 +83,8 @@ impl IpRange {
 
     /// Clears the bits after the prefix.
     fn mask_bits(&self, bits: u128) -> u128 {
-        let own = u32::from(self.address_bits().saturating_sub(self.prefix));
-        bits.checked_shr(own).and_then(|bits| bits.checked_shl(own)).unwrap_or(0)
+        let host_bits = u32::from(self.address_bits().saturating_sub(self.prefix));
+        bits.checked_shr(host_bits).and_then(|bits| bits.checked_shl(host_bits)).unwrap_or(0)
     }
 }
 
@@ -110,7 +114,7 @@ impl FromStr for IpRange {
     type Err = InvalidIpRange;
 
     fn from_str(text: &str) -> Result<Self, InvalidIpRange> {
-        let invalid = || InvalidIpRange { text: text.chars().take(TEXT_CHARACTERS_MAX).collect() };
+        let invalid = || InvalidIpRange { text: text.chars().take(MAX_TEXT_CHARACTERS).collect() };
         let (address, prefix) = text.split_once('/').ok_or_else(invalid)?;
         let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
         let prefix = Some(prefix).filter(|_| is_number).and_then(|prefix| prefix.parse().ok());
@@ -129,14 +133,15 @@ pub struct InvalidIpRange {
     pub text: String,
 }
 
-const TEXT_CHARACTERS_MAX: usize = 64;
+/// The maximum length of a text in an error.
+const MAX_TEXT_CHARACTERS: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_range_has_the_addresses_that_begin_like_it() {
+    fn a_range_contains_the_addresses_with_its_prefix() {
         for (range, inside, outside) in [
             (
                 "10.1.0.0/16",
@@ -149,25 +154,27 @@ mod tests {
             ("fd00:1::/32", &["fd00:1::", "fd00:1:ffff::"], &["fd00:2::"]),
             ("128.0.0.0/1", &["128.0.0.0", "255.0.0.1"], &["127.255.255.255"]),
         ] {
-            let it: IpRange = range.parse().unwrap();
-            assert_eq!(it.to_string(), range);
-            let contains = |text: &&&str| it.contains(text.parse().unwrap());
+            let parsed: IpRange = range.parse().unwrap();
+            assert_eq!(parsed.to_string(), range);
+            let contains = |text: &&&str| parsed.contains(text.parse().unwrap());
             assert_eq!(inside.iter().filter(contains).count(), inside.len(), "{range}");
             assert_eq!(outside.iter().filter(contains).count(), 0, "{range}");
-            let around =
-                |text: &&str| IpRange::from_address(text.parse().unwrap(), it.prefix_length());
-            assert!(inside.iter().all(|inside| around(inside) == Some(it)), "{range}");
-            assert!(outside.iter().all(|outside| around(outside) != Some(it)), "{range}");
+            let enclosing =
+                |text: &&str| IpRange::from_address(text.parse().unwrap(), parsed.prefix_length());
+            assert!(inside.iter().all(|inside| enclosing(inside) == Some(parsed)), "{range}");
+            assert!(outside.iter().all(|outside| enclosing(outside) != Some(parsed)), "{range}");
         }
     }
 
     #[test]
-    fn what_could_mean_two_things_is_none() {
-        for bad in ["", "10.1.0.0", "10.1.2.3/16", "10.1.0.0/33", "::/129", "10.1.0.0/+8", "a/8"] {
-            assert!(bad.parse::<IpRange>().is_err(), "{bad}");
+    fn ambiguous_ranges_are_rejected() {
+        for invalid in
+            ["", "10.1.0.0", "10.1.2.3/16", "10.1.0.0/33", "::/129", "10.1.0.0/+8", "a/8"]
+        {
+            assert!(invalid.parse::<IpRange>().is_err(), "{invalid}");
         }
-        let one = IpRange::from("::ffff:10.1.2.3".parse::<IpAddr>().unwrap());
-        assert_eq!(one.to_string(), "10.1.2.3/32");
-        assert_eq!(IpRange::from_address(one.address(), 33), None);
+        let mapped = IpRange::from("::ffff:10.1.2.3".parse::<IpAddr>().unwrap());
+        assert_eq!(mapped.to_string(), "10.1.2.3/32");
+        assert_eq!(IpRange::from_address(mapped.address(), 33), None);
     }
 }

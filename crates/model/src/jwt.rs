@@ -53,7 +53,7 @@ pub struct JwtIssuer {
 
 impl JwtIssuer {
     /// The maximum clock skew.
-    pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
+    pub const MAX_CLOCK_SKEW: Duration = Duration::from_secs(3600);
     /// The minimum `max_age`.
     pub const MAX_AGE_MIN: Duration = Duration::from_secs(1);
     /// The maximum `max_age`.
@@ -67,15 +67,15 @@ pub enum IssuerKeys {
     Set(Arc<str>),
     /// A source that the control plane fetches. It is not sent to sidecars.
     At(KeySource),
-    /// Sent to sidecars until the control plane has fetched the keys: no token of the issuer is accepted.
+    /// The keys are not yet fetched: sent to sidecars in place of a source; no token of the issuer is accepted.
     Awaited,
 }
 
 impl IssuerKeys {
     /// The maximum size of a JWK set: larger than any issuer serves.
-    pub const BYTES_MAX: usize = 64 << 10;
+    pub const MAX_BYTES: usize = 64 << 10;
 
-    /// The source, unless the keys are inline.
+    /// Returns the source, unless the keys are inline.
     #[must_use]
     pub fn source(&self) -> Option<&KeySource> {
         match self {
@@ -107,9 +107,9 @@ pub struct KeyServer {
 
 impl KeyServer {
     /// The minimum refresh interval.
-    pub const REFRESH_INTERVAL_MIN: Duration = Duration::from_secs(1);
+    pub const MIN_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
     /// The maximum refresh interval.
-    pub const REFRESH_INTERVAL_MAX: Duration = Duration::from_secs(24 * 3600);
+    pub const MAX_REFRESH_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
     /// Parses `https://HOST[:PORT]/PATH`, or the same with `http`.
     ///
@@ -118,8 +118,8 @@ impl KeyServer {
     pub fn parse(url: &str, refresh_interval: Duration) -> Result<Self, InvalidEndpoint> {
         let (server, path) = Server::parse_with_default_port(url)?;
         let path = if path.is_empty() { "/" } else { path };
-        let visible = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}".contains(&byte);
-        if path.len() > PATH_BYTES_MAX || !path.bytes().all(visible) {
+        let is_path_byte = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}".contains(&byte);
+        if path.len() > MAX_PATH_BYTES || !path.bytes().all(is_path_byte) {
             return Err(InvalidEndpoint::Path);
         }
         Ok(Self { server, path: path.to_owned(), refresh_interval })
@@ -168,18 +168,18 @@ pub struct ClaimMatch {
     pub values: Vec<String>,
 }
 
-/// Longer than any JWKS URL in use.
-const PATH_BYTES_MAX: usize = 1024;
+/// The maximum length of a request path; longer than any JWKS URL in use.
+const MAX_PATH_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_server_of_keys_is_a_url_with_or_without_a_port() {
+    fn a_key_server_url_may_omit_the_port() {
         let parse = |url: &str| {
             KeyServer::parse(url, Duration::from_secs(1))
-                .map(|it| KeySource::Server(it).to_string())
+                .map(|server| KeySource::Server(server).to_string())
         };
         for (url, expected) in [
             ("https://a.example/keys", "https://a.example:443/keys"),

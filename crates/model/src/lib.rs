@@ -81,7 +81,7 @@ pub use circuit_breaker::{
 pub use client_ranges::ClientRanges;
 pub use collector::{Collector, CollectorProtocol, Signal};
 pub use conflict_status::ConflictStatus;
-pub use conflicts::first_because;
+pub use conflicts::precedence_reason;
 pub use cors::{AllowedWords, Cors, InvalidOrigin, OriginPattern};
 pub use dns_record::DnsRecord;
 pub use egress::{EgressPolicy, EgressPort, EgressRule, MatchedBy};
@@ -113,7 +113,7 @@ pub use jwt::{
     ClaimHeader, ClaimMatch, IssuerKeys, JwtIssuer, JwtLocation, JwtValidation, KeyServer,
     KeySource, TokenRequirement,
 };
-pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
+pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, MAX_TEMPLATE_BYTES};
 pub use mesh::{AdmissionSettings, DefaultPolicy, Egress, MeshConfig, MtlsMode};
 pub use name::{
     GatewayName, GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, SecretName,
@@ -146,18 +146,18 @@ pub use service_policy::{
 };
 pub use session_persistence::{PersistenceType, SessionPersistence};
 pub use sidecar_facts::{
-    DISCONNECTED_MAX, PlaintextClient, REJECTED_CLIENTS_MAX, RejectedClient, SidecarConnections,
+    MAX_DISCONNECTED, MAX_REJECTED_CLIENTS, PlaintextClient, RejectedClient, SidecarConnections,
     SidecarFacts,
 };
 pub use snapshot::{ClientAuthorization, PortConfig, ServiceConfig, Snapshot, WorkloadConfig};
 pub use tag::{
     CallerAttributes, CallerMatch, CallerRule, FallbackPolicy, FieldTest, Lane, LaneMark, LaneRule,
-    NumberRelation, Quorum, RepeatedHeader, RuleOrigin, STEMS_MAX, SermantRouteRule, SermantRules,
+    MAX_STEMS, NumberRelation, Quorum, RepeatedHeader, RuleOrigin, SermantRouteRule, SermantRules,
     StickyKey, TagDialect, TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit,
     TagTarget, TagValue, TextRelation, ValueTest, WeightUnit,
 };
 pub use tap::{
-    StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapMatcher, TapSide, TappedRequest,
+    MAX_TAP_PER_SECOND, MAX_TAP_TEXT_BYTES, StatusRange, Tap, TapMatcher, TapSide, TappedRequest,
 };
 pub use tcp_rule::{GatewayTcpRoute, TcpRule};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};

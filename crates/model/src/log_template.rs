@@ -21,9 +21,9 @@ pub enum LogPart {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTemplate {
     /// The template is empty, or longer than a log line should be.
-    #[error("a template must have 1 to {TEMPLATE_BYTES_MAX} bytes")]
+    #[error("a template must have 1 to {MAX_TEMPLATE_BYTES} bytes")]
     Length,
-    /// It contains a control character, such as a newline.
+    /// The template contains a control character, such as a newline.
     #[error("a template must not contain control characters: each entry is one line")]
     Control,
     /// A brace is unbalanced.
@@ -32,7 +32,7 @@ pub enum InvalidTemplate {
     /// A name in braces is not a known field.
     #[error("`{0}` is not a field of the access log")]
     Unknown(String),
-    /// It contains no field.
+    /// The template contains no field.
     #[error("a template must contain at least one field, such as `{{path}}`")]
     Constant,
 }
@@ -43,36 +43,38 @@ impl LogTemplate {
     /// # Errors
     /// [`InvalidTemplate`] for the first error.
     pub fn parse(text: &str) -> Result<Self, InvalidTemplate> {
-        if text.is_empty() || text.len() > TEMPLATE_BYTES_MAX {
+        if text.is_empty() || text.len() > MAX_TEMPLATE_BYTES {
             return Err(InvalidTemplate::Length);
         }
         if text.chars().any(char::is_control) {
             return Err(InvalidTemplate::Control);
         }
         let mut parts = Vec::new();
-        let mut plain = String::new();
-        let mut rest = text;
-        while let Some(at) = rest.find(['{', '}']) {
-            let (before, braced) = rest.split_at(at);
-            plain.push_str(before);
-            if let Some(after) = braced.strip_prefix("{{").or(braced.strip_prefix("}}")) {
-                plain.push_str(&braced[..1]);
-                rest = after;
+        let mut literal = String::new();
+        let mut remaining = text;
+        while let Some(brace) = remaining.find(['{', '}']) {
+            let (literal_text, from_brace) = remaining.split_at(brace);
+            literal.push_str(literal_text);
+            if let Some(after) = from_brace.strip_prefix("{{").or(from_brace.strip_prefix("}}")) {
+                literal.push_str(&from_brace[..1]);
+                remaining = after;
                 continue;
             }
-            let inner = braced.strip_prefix('{').and_then(|inner| inner.split_once('}'));
-            let (name, after) = inner.ok_or(InvalidTemplate::Brace)?;
+            let field_and_rest = from_brace
+                .strip_prefix('{')
+                .and_then(|field_and_rest| field_and_rest.split_once('}'));
+            let (name, after) = field_and_rest.ok_or(InvalidTemplate::Brace)?;
             let field = LOG_FIELDS.iter().find(|field| **field == name);
             let field = *field.ok_or_else(|| InvalidTemplate::Unknown(name.to_owned()))?;
-            if !plain.is_empty() {
-                parts.push(LogPart::Text(std::mem::take(&mut plain)));
+            if !literal.is_empty() {
+                parts.push(LogPart::Text(std::mem::take(&mut literal)));
             }
             parts.push(LogPart::Field(field));
-            rest = after;
+            remaining = after;
         }
-        plain.push_str(rest);
-        if !plain.is_empty() {
-            parts.push(LogPart::Text(plain));
+        literal.push_str(remaining);
+        if !literal.is_empty() {
+            parts.push(LogPart::Text(literal));
         }
         match parts.iter().any(|part| matches!(part, LogPart::Field(_))) {
             true => Ok(Self { parts }),
@@ -80,7 +82,7 @@ impl LogTemplate {
         }
     }
 
-    /// Its parts, in order.
+    /// Returns its parts, in order.
     #[must_use]
     pub fn parts(&self) -> &[LogPart] {
         &self.parts
@@ -136,14 +138,14 @@ pub const LOG_FIELDS: &[&str] = &[
 ];
 
 /// The maximum length of a template.
-pub const TEMPLATE_BYTES_MAX: usize = 1024;
+pub const MAX_TEMPLATE_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn templates_are_written_as_they_are_read() {
+    fn templates_round_trip() {
         for text in ["{path}", "{method} {path} -> {response_code}", "{{{peer}}} {{", "a{path}}}b"]
         {
             assert_eq!(LogTemplate::parse(text).unwrap().to_string(), text);
@@ -154,8 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_template_is_refused() {
-        let long = "{path}".repeat(TEMPLATE_BYTES_MAX);
+    fn invalid_templates_are_rejected() {
+        let long = "{path}".repeat(MAX_TEMPLATE_BYTES);
         for (text, error) in [
             ("", InvalidTemplate::Length),
             (&*long, InvalidTemplate::Length),

@@ -28,15 +28,15 @@ pub struct MeshConfig {
     pub annotated: BTreeSet<Name>,
     /// The observability settings.
     pub observability: Box<Observability>,
-    /// The default treatment of connections to external destinations.
+    /// The default handling of connections to external destinations.
     pub egress: Egress,
-    /// While `egress` is `deny`, the same for connections to the Kubernetes API server.
+    /// The handling of connections to the Kubernetes API server while `egress` is `deny`.
     pub api_server_egress: Egress,
     /// The addresses of the Kubernetes API server that `egress: deny` permits. A cluster registry sets them.
     pub api_server: BTreeSet<SocketAddr>,
     /// The default mutual TLS mode, unless a namespace or workload sets its own.
     pub mtls: MtlsMode,
-    /// The minimum security; weaker settings of namespaces and workloads are overruled.
+    /// The minimum security; weaker settings of namespaces and workloads are overridden.
     pub floor: Box<Floor>,
 }
 
@@ -50,63 +50,67 @@ pub struct AdmissionSettings {
 }
 
 impl MeshConfig {
-    /// The default policy of a workload: its own, or else that of its namespace, or else that of the mesh;
-    /// never below the floor.
+    /// Returns the default policy of a workload: its own, or else that of its namespace, or else that of the
+    /// mesh; never below the floor.
     #[must_use]
     pub fn mode_of(&self, workload: &Workload) -> DefaultPolicy {
         let namespace = &workload.name.namespace;
-        let own = workload
+        let workload_policy = workload
             .admission
             .default_policy
             .map(|default_policy| self.raise_mode(namespace, default_policy));
-        own.unwrap_or_else(|| self.mode_in(namespace))
+        workload_policy.unwrap_or_else(|| self.mode_in(namespace))
     }
 
-    /// The default policy of a namespace: its own, or else that of the mesh; never below the floor.
+    /// Returns the default policy of a namespace: its own, or else that of the mesh; never below the floor.
     #[must_use]
     pub fn mode_in(&self, namespace: &Name) -> DefaultPolicy {
-        let own = self.namespaces.get(namespace).and_then(|admission| admission.default_policy);
-        self.raise_mode(namespace, own.unwrap_or(self.default_policy))
+        let namespace_policy =
+            self.namespaces.get(namespace).and_then(|admission| admission.default_policy);
+        self.raise_mode(namespace, namespace_policy.unwrap_or(self.default_policy))
     }
 
-    /// The mutual TLS mode of a workload: its own, or else that of its namespace, or else that of the mesh;
-    /// strict if the floor requires it.
+    /// Returns the mutual TLS mode of a workload: its own, or else that of its namespace, or else that of the
+    /// mesh; strict if the floor requires it.
     #[must_use]
     pub fn plaintext_of(&self, workload: &Workload) -> MtlsMode {
         let namespace = &workload.name.namespace;
-        let in_namespace = || self.namespaces.get(namespace)?.mtls;
-        let wanted = workload.admission.mtls.or_else(in_namespace).unwrap_or(self.mtls);
+        let namespace_mode = || self.namespaces.get(namespace)?.mtls;
+        let mode = workload.admission.mtls.or_else(namespace_mode).unwrap_or(self.mtls);
         match self.floor_in(namespace) {
             Some(floor) if floor.mtls_strict => MtlsMode::Strict,
-            Some(_) | None => wanted,
+            Some(_) | None => mode,
         }
     }
 
-    /// The floor of a namespace; `None` for an exempt namespace.
+    /// Returns the floor of a namespace; `None` for an exempt namespace.
     #[must_use]
     pub fn floor_in(&self, namespace: &Name) -> Option<&Floor> {
         (!self.floor.except_namespaces.contains(namespace)).then_some(&*self.floor)
     }
 
-    /// The settings of a namespace, or of a workload in it, that the floor overrules.
+    /// Returns the settings of a namespace, or of a workload in it, that the floor overrides.
     #[must_use]
-    pub fn overruled_in(
+    pub fn overridden_in(
         &self,
         namespace: &Name,
-        wanted: AdmissionSettings,
+        requested: AdmissionSettings,
     ) -> Vec<OverriddenSetting> {
-        self.floor_in(namespace).map(|floor| floor.overruled_settings(wanted)).unwrap_or_default()
+        self.floor_in(namespace)
+            .map(|floor| floor.overridden_settings(requested))
+            .unwrap_or_default()
     }
 
-    /// The default policies of the mesh and of its namespaces.
-    pub fn default_policys(&self) -> impl Iterator<Item = DefaultPolicy> {
-        let own = self.namespaces.values().filter_map(|admission| admission.default_policy);
-        own.chain([self.default_policy]).chain(self.floor.default_policy)
+    /// Returns the default policies of the mesh and of its namespaces.
+    pub fn default_policies(&self) -> impl Iterator<Item = DefaultPolicy> {
+        let namespace_policies =
+            self.namespaces.values().filter_map(|admission| admission.default_policy);
+        namespace_policies.chain([self.default_policy]).chain(self.floor.default_policy)
     }
 
     fn raise_mode(&self, namespace: &Name, default_policy: DefaultPolicy) -> DefaultPolicy {
-        let least = self.floor_in(namespace).and_then(|floor| floor.default_policy);
-        least.map_or(default_policy, |least| default_policy.stricter(least))
+        let minimum = self.floor_in(namespace).and_then(|floor| floor.default_policy);
+        minimum.map_or(default_policy, |minimum| default_policy.stricter(minimum))
     }
 }
 
@@ -131,7 +135,7 @@ impl Default for MeshConfig {
     }
 }
 
-/// The decision about traffic between members of the mesh that no policy decides.
+/// The decision about traffic between members of the mesh to which no policy applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DefaultPolicy {
     /// Every verified member of the mesh may call every service.
@@ -146,7 +150,7 @@ impl DefaultPolicy {
     /// All values.
     pub const ALL: &'static [Self] = &[Self::Allow, Self::Deny, Self::DryRun];
 
-    /// The stricter of two default policies.
+    /// Returns the stricter of two default policies.
     #[must_use]
     pub fn stricter(self, other: Self) -> Self {
         if other.strictness() > self.strictness() { other } else { self }
@@ -160,7 +164,7 @@ impl DefaultPolicy {
         }
     }
 
-    /// The word used in manifests.
+    /// Returns the word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -171,14 +175,14 @@ impl DefaultPolicy {
     }
 }
 
-/// The treatment of connections from applications to external destinations. It applies to intercepted
+/// The handling of connections from applications to external destinations. It applies to intercepted
 /// connections; without interception there are no such connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Egress {
-    /// They are forwarded unchanged.
+    /// The connections are forwarded unchanged.
     #[default]
     Allow,
-    /// They are rejected.
+    /// The connections are rejected.
     Deny,
 }
 
@@ -186,7 +190,7 @@ impl Egress {
     /// All values.
     pub const ALL: &'static [Self] = &[Self::Allow, Self::Deny];
 
-    /// The word used in manifests.
+    /// Returns the word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -196,14 +200,14 @@ impl Egress {
     }
 }
 
-/// The treatment of inbound connections without mutual TLS of the mesh, as in Istio's `PeerAuthentication`.
+/// The handling of inbound connections without mutual TLS of the mesh, as in Istio's `PeerAuthentication`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum MtlsMode {
-    /// They are rejected.
+    /// The connections are rejected.
     #[default]
     Strict,
-    /// They are allowed as unauthenticated peers, if policies allow such peers: for the migration of clients
-    /// into the mesh.
+    /// The connections are allowed as those of unauthenticated peers, if policies allow such peers: for the
+    /// migration of clients into the mesh.
     Permissive,
 }
 
@@ -211,7 +215,7 @@ impl MtlsMode {
     /// All values.
     pub const ALL: &'static [Self] = &[Self::Strict, Self::Permissive];
 
-    /// The word used in manifests.
+    /// Returns the word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -16,13 +16,13 @@ impl Name {
     /// # Errors
     /// [`InvalidName`] if the text is not a DNS-1123 subdomain.
     pub fn new(text: &str) -> Result<Self, InvalidName> {
-        if text.is_empty() || text.len() > NAME_BYTES_MAX || !text.split('.').all(is_label) {
-            return Err(InvalidName { text: text.chars().take(NAME_BYTES_MAX).collect() });
+        if text.is_empty() || text.len() > MAX_NAME_BYTES || !text.split('.').all(is_label) {
+            return Err(InvalidName { text: text.chars().take(MAX_NAME_BYTES).collect() });
         }
         Ok(Self(text.into()))
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -183,32 +183,32 @@ object_name! {
 /// RFC 1123: a label is 1 to 63 bytes, alphanumeric at both ends.
 fn is_label(label: &str) -> bool {
     let bytes = label.as_bytes();
-    let alphanumeric = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     bytes.len() <= 63
-        && bytes.first().is_some_and(alphanumeric)
-        && bytes.last().is_some_and(alphanumeric)
-        && bytes.iter().all(|b| alphanumeric(b) || *b == b'-')
+        && bytes.first().is_some_and(is_alphanumeric)
+        && bytes.last().is_some_and(is_alphanumeric)
+        && bytes.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
 }
 
 /// The maximum length of a subdomain (RFC 1123, Kubernetes).
-const NAME_BYTES_MAX: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn accepts_dns_subdomains_and_nothing_else() {
-        for good in ["a", "ratings-1", "v1.2.ratings", &"a".repeat(63)] {
-            assert!(Name::new(good).is_ok(), "{good}");
+    fn only_dns_subdomains_are_names() {
+        for valid in ["a", "ratings-1", "v1.2.ratings", &"a".repeat(63)] {
+            assert!(Name::new(valid).is_ok(), "{valid}");
         }
-        for bad in ["", "A", "-a", "a-", "a..b", "a_b", "a/b", &"a".repeat(64), "é"] {
-            assert!(Name::new(bad).is_err(), "{bad}");
+        for invalid in ["", "A", "-a", "a-", "a..b", "a_b", "a/b", &"a".repeat(64), "é"] {
+            assert!(Name::new(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn reads_back_what_it_prints() {
+    fn names_round_trip() {
         let name: ServiceName = "bookinfo/ratings".parse().unwrap();
         assert_eq!(name.to_string().parse(), Ok(name));
         let error = "ratings".parse::<ServiceName>().unwrap_err().to_string();

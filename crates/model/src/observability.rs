@@ -43,9 +43,9 @@ impl MetricsPush {
     /// The default of OpenTelemetry's periodic exporting metric reader.
     pub const INTERVAL: Duration = Duration::from_secs(60);
     /// The minimum interval, to limit the load on sidecars.
-    pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
+    pub const MIN_INTERVAL: Duration = Duration::from_secs(1);
     /// The maximum interval; after longer silence collectors consider a source gone.
-    pub const INTERVAL_MAX: Duration = Duration::from_secs(3600);
+    pub const MAX_INTERVAL: Duration = Duration::from_secs(3600);
 }
 
 /// The logged requests, and their format.
@@ -71,7 +71,7 @@ pub enum LogFormat {
 }
 
 impl AccessLog {
-    /// Every request, as JSON.
+    /// Creates a log of all requests, as JSON.
     #[must_use]
     pub fn json() -> Self {
         Self { sampling: Sampling::ALL, errors: true, format: LogFormat::Json, collector: None }
@@ -83,7 +83,7 @@ impl AccessLog {
 pub struct Sampling(u32);
 
 impl Sampling {
-    /// All of them.
+    /// All requests.
     pub const ALL: Self = Self(MILLION);
     /// 1%.
     pub const DEFAULT: Self = Self(MILLION / 100);
@@ -94,7 +94,7 @@ impl Sampling {
         if millionths <= MILLION { Some(Self(millionths)) } else { None }
     }
 
-    /// The share in millionths.
+    /// Returns the share in millionths.
     #[must_use]
     pub const fn millionths(self) -> u32 {
         self.0
@@ -104,32 +104,32 @@ impl Sampling {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let number = text.strip_suffix('%')?;
-        let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
-        let digits = |text: &str, most| {
-            (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+        let (integer_text, decimals) = number.split_once('.').unwrap_or((number, "0"));
+        let is_number = |text: &str, digits_max| {
+            (1..=digits_max).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
         };
-        if !digits(whole, 3) || !digits(decimals, 4) {
+        if !is_number(integer_text, 3) || !is_number(decimals, 4) {
             return None;
         }
-        let whole: u32 = whole.parse().ok()?;
+        let integer_text: u32 = integer_text.parse().ok()?;
         let decimals: u32 = format!("{decimals:0<4}").parse().ok()?;
-        Self::of_millionths(whole.checked_mul(MILLION / 100)?.checked_add(decimals)?)
+        Self::of_millionths(integer_text.checked_mul(MILLION / 100)?.checked_add(decimals)?)
     }
 
     /// Samples a request by a random number.
     #[must_use]
-    pub fn is_sampled(self, draw: u64) -> bool {
-        (u128::from(draw) * u128::from(MILLION)) >> 64 < u128::from(self.0)
+    pub fn is_sampled(self, random: u64) -> bool {
+        (u128::from(random) * u128::from(MILLION)) >> 64 < u128::from(self.0)
     }
 }
 
 /// Formats the percentage so that it can be parsed again.
 impl fmt::Display for Sampling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, decimals) = (self.0 / (MILLION / 100), self.0 % (MILLION / 100));
+        let (integer, decimals) = (self.0 / (MILLION / 100), self.0 % (MILLION / 100));
         match decimals {
-            0 => write!(f, "{whole}%"),
-            _ => write!(f, "{whole}.{}%", format!("{decimals:04}").trim_end_matches('0')),
+            0 => write!(f, "{integer}%"),
+            _ => write!(f, "{integer}.{}%", format!("{decimals:04}").trim_end_matches('0')),
         }
     }
 }
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentages_are_read_exactly_and_written_as_they_are_read() {
+    fn percentages_round_trip_exactly() {
         for (text, millionths) in [
             ("0%", 0),
             ("1%", 10_000),
@@ -171,17 +171,20 @@ mod tests {
             assert_eq!(sampling.millionths(), millionths, "{text}");
             assert_eq!(sampling.to_string(), text);
         }
-        for bad in ["", "1", "%", "101%", "100.0001%", "-1%", "1 %", ".5%", "5.%", "0.00001%"] {
-            assert_eq!(Sampling::parse(bad), None, "{bad}");
+        for invalid in ["", "1", "%", "101%", "100.0001%", "-1%", "1 %", ".5%", "5.%", "0.00001%"] {
+            assert_eq!(Sampling::parse(invalid), None, "{invalid}");
         }
     }
 
     #[test]
-    fn a_share_takes_what_it_says() {
-        let one = Sampling::DEFAULT;
-        assert!(one.is_sampled(0) && !one.is_sampled(u64::MAX));
-        assert!(one.is_sampled(u64::MAX / 100 - 1) && !one.is_sampled(u64::MAX / 100 + 1));
-        let none = Sampling::of_millionths(0).unwrap();
-        assert!(!none.is_sampled(0) && Sampling::ALL.is_sampled(u64::MAX));
+    fn a_share_samples_its_proportion() {
+        let one_percent = Sampling::DEFAULT;
+        assert!(one_percent.is_sampled(0) && !one_percent.is_sampled(u64::MAX));
+        assert!(
+            one_percent.is_sampled(u64::MAX / 100 - 1)
+                && !one_percent.is_sampled(u64::MAX / 100 + 1)
+        );
+        let zero = Sampling::of_millionths(0).unwrap();
+        assert!(!zero.is_sampled(0) && Sampling::ALL.is_sampled(u64::MAX));
     }
 }

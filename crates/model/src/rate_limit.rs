@@ -43,7 +43,7 @@ impl RateLimits {
 /// A limit of concurrent requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Concurrency {
-    /// The maximum, at least 1 and at most [`Rate::COUNT_MAX`].
+    /// The maximum, at least 1 and at most [`Rate::MAX_COUNT`].
     pub requests: u32,
     /// Lowers the limit while the application responds slowly; disabled when absent.
     pub adaptive: Option<AdaptiveConcurrency>,
@@ -83,8 +83,8 @@ impl RateRule {
     /// True if the rule matches this caller; `None` is an unauthenticated caller.
     #[must_use]
     pub fn matches_caller(&self, caller: Option<&ServiceAccount>) -> bool {
-        let named = |account| self.peers.iter().any(|peer| peer.matches_account(account));
-        self.peers.is_empty() || caller.is_some_and(named)
+        let is_peer = |account| self.peers.iter().any(|peer| peer.matches_account(account));
+        self.peers.is_empty() || caller.is_some_and(is_peer)
     }
 }
 
@@ -121,13 +121,13 @@ pub struct Rate {
 
 impl Rate {
     /// The minimum period: tokens of a bucket are at least a microsecond apart.
-    pub const TIME_MIN: Duration = Duration::from_secs(1);
+    pub const MIN_TIME: Duration = Duration::from_secs(1);
     /// The maximum period.
-    pub const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
+    pub const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
     /// The maximum number of tokens per period.
-    pub const COUNT_MAX: u32 = 1_000_000;
+    pub const MAX_COUNT: u32 = 1_000_000;
     /// The maximum capacity.
-    pub const SIZE_MAX: u32 = 2_000_000;
+    pub const MAX_SIZE: u32 = 2_000_000;
     /// The maximum number of buckets of a rule.
-    pub const BUCKETS_MAX: u32 = 100_000;
+    pub const MAX_BUCKETS: u32 = 100_000;
 }

@@ -39,32 +39,32 @@ macro_rules! reasons {
             /// Every reason, in the order of the documents.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// Its permanent code: a new reason gets the next number of its side, and the code of a removed
-            /// reason is never reused. `E1…` is downstream, `E2…` upstream, `E3…` the mesh.
+            /// Returns its permanent code: a new reason gets the next number of its side, and the code of a
+            /// removed reason is never reused. `E1…` is downstream, `E2…` upstream, `E3…` the mesh.
             #[must_use]
             pub const fn code(self) -> &'static str {
                 match self { $(Self::$variant => $code,)+ }
             }
 
-            /// The word used in metrics, logs and the `leno-reason` response header.
+            /// Returns the word used in metrics, logs and the `leno-reason` response header.
             #[must_use]
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$variant => $label,)+ }
             }
 
-            /// The HTTP status of the sidecar's response; 0 if there is none.
+            /// Returns the HTTP status of the sidecar's response; 0 if there is none.
             #[must_use]
             pub const fn status(self) -> u16 {
                 match self { $(Self::$variant => $status,)+ }
             }
 
-            /// The party at fault.
+            /// Returns the party at fault.
             #[must_use]
             pub const fn side(self) -> FailureSide {
                 match self { $(Self::$variant => FailureSide::$side,)+ }
             }
 
-            /// The conditions under which another endpoint may be tried.
+            /// Returns the conditions under which another endpoint may be tried.
             #[must_use]
             pub const fn retry(self) -> RetryCondition {
                 match self { $(Self::$variant => RetryCondition::$retry,)+ }
@@ -89,30 +89,30 @@ macro_rules! reasons {
                 }
             }
 
-            /// A sentence for operators.
+            /// Returns the description for operators, in one sentence.
             #[must_use]
             pub const fn caption(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($caption),+).trim_ascii(),)+ }
             }
 
-            /// A hint for operators, in one sentence.
+            /// Returns a hint for operators, in one sentence.
             #[must_use]
             pub const fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $hint,)+ }
             }
 
-            /// The reason with this label.
+            /// Returns the reason with this label.
             #[must_use]
             pub fn from_label(label: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|reason| reason.label() == label)
             }
 
-            /// The reason with this label or code, case-insensitively.
+            /// Returns the reason with this label or code, case-insensitively.
             #[must_use]
-            pub fn named(word: &str) -> Option<Self> {
-                let is_it = |name: &str| name.eq_ignore_ascii_case(word);
-                let mut all = Self::ALL.iter().copied();
-                all.find(|reason| is_it(reason.code()) || is_it(reason.label()))
+            pub fn named(label_or_code: &str) -> Option<Self> {
+                let matches_word = |name: &str| name.eq_ignore_ascii_case(label_or_code);
+                let mut reasons = Self::ALL.iter().copied();
+                reasons.find(|reason| matches_word(reason.code()) || matches_word(reason.label()))
             }
         }
     };
@@ -294,8 +294,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_unique_and_read_back() {
-        let labels: HashSet<_> = Reason::ALL.iter().map(|r| r.label()).collect();
+    fn labels_are_unique_and_round_trip() {
+        let labels: HashSet<_> = Reason::ALL.iter().map(|reason| reason.label()).collect();
         assert_eq!(labels.len(), Reason::ALL.len());
         for reason in Reason::ALL {
             assert_eq!(Reason::from_label(reason.label()), Some(*reason));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_never_left_may_be_sent_again_unconditionally() {
+    fn only_upstream_reasons_are_always_retried() {
         for reason in Reason::ALL {
             if reason.retry() == RetryCondition::Always {
                 assert_eq!(reason.side(), FailureSide::Upstream, "{reason:?}");
@@ -314,7 +314,7 @@ mod tests {
 
     /// Operators search for codes for years: a line of this list never changes and is never removed, even if
     /// the reason is. A new reason adds a line.
-    const GIVEN: &[(&str, &str)] = &[
+    const ASSIGNED_CODES: &[(&str, &str)] = &[
         ("E1001", "bad-request"),
         ("E1002", "head-too-large"),
         ("E1003", "head-timeout"),
@@ -370,29 +370,32 @@ mod tests {
     ];
 
     #[test]
-    fn a_code_once_given_stays_with_its_reason() {
-        let codes: HashSet<_> = GIVEN.iter().map(|(code, _)| code).collect();
-        assert_eq!(codes.len(), GIVEN.len(), "no code is given twice");
+    fn a_code_never_changes_its_reason() {
+        let codes: HashSet<_> = ASSIGNED_CODES.iter().map(|(code, _)| code).collect();
+        assert_eq!(codes.len(), ASSIGNED_CODES.len(), "no code is given twice");
         for reason in Reason::ALL {
-            let found = (reason.code(), reason.label());
-            assert!(GIVEN.contains(&found), "add {found:?} to the list; change no line of it");
+            let assigned = (reason.code(), reason.label());
+            assert!(
+                ASSIGNED_CODES.contains(&assigned),
+                "add {assigned:?} to the list; change no line of it"
+            );
         }
-        for (code, label) in GIVEN {
-            let there = Reason::ALL.iter().find(|reason| reason.code() == *code);
-            assert!(there.is_none_or(|reason| reason.label() == *label), "{code} is of {label}");
+        for (code, label) in ASSIGNED_CODES {
+            let current = Reason::ALL.iter().find(|reason| reason.code() == *code);
+            assert!(current.is_none_or(|reason| reason.label() == *label), "{code} is of {label}");
         }
     }
 
     #[test]
-    fn a_code_says_whose_fault_it_is_and_is_read_in_any_case() {
+    fn a_code_identifies_the_side_and_is_case_insensitive() {
         for reason in Reason::ALL {
-            let of_side = match reason.side() {
+            let prefix = match reason.side() {
                 FailureSide::Downstream => "E1",
                 FailureSide::Upstream => "E2",
                 FailureSide::Mesh => "E3",
             };
             let code = reason.code();
-            assert!(code.len() == 5 && code.starts_with(of_side), "{reason:?}: {code}");
+            assert!(code.len() == 5 && code.starts_with(prefix), "{reason:?}: {code}");
             for word in [code, &code.to_lowercase(), reason.label(), &reason.label().to_uppercase()]
             {
                 assert_eq!(Reason::named(word), Some(*reason), "{word}");

@@ -39,14 +39,14 @@ impl RequestNeed {
 }
 
 impl ServiceRule {
-    /// The need of the policy. Every kind of service policy has its line here.
+    /// Returns the need of the policy, for every kind of service policy.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self {
             Self::RateLimit(limits) => limits.request_need(),
-            Self::UpstreamTrafficSetting(both) => both.1.request_need(),
+            Self::UpstreamTrafficSetting(setting) => setting.1.request_need(),
             Self::FaultInjection(_) => PortFaults::REQUEST_NEED,
-            Self::RequestCheck(guard) => guard.request_need(),
+            Self::RequestCheck(check) => check.request_need(),
             // These limit, balance and retry the client's own requests.
             Self::OutlierDetection(_)
             | Self::SermantRemoval(_)
@@ -65,13 +65,13 @@ impl ServiceRule {
             Self::OutlierDetection(rule) => rule.acts_on_connections(),
             Self::SermantRemoval(config) => config.common.failures.has_connections(),
             Self::CircuitBreaker(rule) => rule.acts_on_connections(),
-            Self::UpstreamTrafficSetting(both) => {
-                both.0.acts_on_connections() || both.1.connections.is_some()
+            Self::UpstreamTrafficSetting(setting) => {
+                setting.0.acts_on_connections() || setting.1.connections.is_some()
             }
             Self::RateLimit(limits) => limits.connections.is_some(),
             Self::LoadBalancing(rule) => rule.acts_on_connections(),
             Self::FaultInjection(_) | Self::Hedging(_) => false,
-            Self::RequestCheck(guard) => guard.request_need() == RequestNeed::Always,
+            Self::RequestCheck(check) => check.request_need() == RequestNeed::Always,
         }
     }
 }
@@ -111,7 +111,7 @@ impl CircuitBreaker {
             || self.trip.as_ref().is_some_and(opens)
     }
 
-    /// The part that has an effect on opaque connections.
+    /// Returns the part that has an effect on opaque connections.
     #[must_use]
     pub fn for_connections(&self) -> Self {
         let limits =
@@ -138,7 +138,7 @@ impl PortFaults {
 }
 
 impl RateLimits {
-    /// The need of limits: requests, except for a connection limit.
+    /// Returns the need of limits: requests, except for a connection limit.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         let Self { connections: _, rules, concurrency, global } = self;
@@ -150,8 +150,8 @@ impl RateLimits {
 }
 
 impl RequestCheck {
-    /// The need of an external authorization or token policy. Optional tokens are verified, and forged claim
-    /// headers removed, only in requests.
+    /// Returns the need of an external authorization or token policy. Optional tokens are verified, and forged
+    /// claim headers removed, only in requests.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self {
@@ -165,7 +165,7 @@ impl RequestCheck {
 }
 
 impl PolicyRule {
-    /// The need of a rule: an allow rule for requests never allows bytes anyway.
+    /// Returns the need of a rule: an allow rule for requests never allows bytes anyway.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self.action == PolicyAction::Deny && self.is_about_requests() {
@@ -176,14 +176,14 @@ impl PolicyRule {
 }
 
 impl WorkloadConfig {
-    /// The declared protocol of a port.
+    /// Returns the declared protocol of a port.
     #[must_use]
     pub fn declared_protocol(&self, port: u16) -> Protocol {
-        let known = self.ports.iter().find(|known| known.port == port);
-        known.map_or(Protocol::Detect, |known| known.protocol)
+        let listed = self.ports.iter().find(|listed| listed.port == port);
+        listed.map_or(Protocol::Detect, |listed| listed.protocol)
     }
 
-    /// The policy that makes a port reject opaque bytes of every peer. Access policy rules match single
+    /// Returns the policy that makes a port reject opaque bytes of every peer. Access policy rules match single
     /// peers, and are evaluated when a peer connects.
     #[must_use]
     pub fn rejects_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
@@ -192,20 +192,20 @@ impl WorkloadConfig {
             .find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
     }
 
-    /// The policy that makes a port reject opaque bytes that begin like HTTP, of every peer, regardless of the
-    /// declared protocol.
+    /// Returns the policy that makes a port reject opaque bytes that begin like HTTP, of every peer, regardless
+    /// of the declared protocol.
     #[must_use]
     pub fn rejects_hidden_requests(&self, port: u16) -> Option<&ServicePolicyName> {
         self.request_needs(port)
             .find_map(|(need, policy)| (need != RequestNeed::None).then_some(policy))
     }
 
-    /// The needs of all policies of a port.
+    /// Returns the needs of all policies of a port.
     fn request_needs(&self, port: u16) -> impl Iterator<Item = (RequestNeed, &ServicePolicyName)> {
-        let guards = self.request_checks.get(&port).into_iter().flatten();
-        let guards = guards.map(|guard| (guard.check.request_need(), &guard.policy));
+        let checks = self.request_checks.get(&port).into_iter().flatten();
+        let checks = checks.map(|check| (check.check.request_need(), &check.policy));
         let limits = self.limits.get(&port).into_iter().flatten();
         let limits = limits.map(|limit| (limit.limits.request_need(), &limit.policy));
-        guards.chain(limits)
+        checks.chain(limits)
     }
 }

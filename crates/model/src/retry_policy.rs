@@ -24,13 +24,13 @@ pub struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The precedence among policies for the same traffic: the oldest first, then the first by name.
+    /// Returns the precedence among policies for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &PolicyName) {
         (self.created, &self.name)
     }
 
-    /// The settings for requests to one of its services.
+    /// Returns the settings for requests to one of its services.
     #[must_use]
     pub fn of_service(&self) -> ServiceRetry {
         ServiceRetry {

@@ -17,12 +17,12 @@ pub struct RevokedWorkload {
 }
 
 impl RevokedWorkload {
-    /// True if it covers a certificate of this instance of the workload. A certificate without an instance is
+    /// True if the revocation covers a certificate of this instance. A certificate without an instance is
     /// older than the newest pod of its name.
     fn covers_instance(&self, instance: Option<&Instance>) -> bool {
         match (&self.uid, instance) {
             (None, _) | (_, None) => true,
-            (Some(uid), Some(Instance::Pod(held))) => uid == held,
+            (Some(uid), Some(Instance::Pod(certified))) => uid == certified,
             (Some(_), Some(Instance::Registration(_))) => false,
         }
     }
@@ -41,9 +41,10 @@ impl Revocations {
     /// True if this instance of a workload is revoked.
     #[must_use]
     pub fn covers_workload(&self, workload: &WorkloadName, instance: Option<&Instance>) -> bool {
-        let first = RevokedWorkload { workload: workload.clone(), uid: None };
-        let mut of_it = self.workloads.range(first..).take_while(|it| it.workload == *workload);
-        of_it.any(|it| it.covers_instance(instance))
+        let first_possible = RevokedWorkload { workload: workload.clone(), uid: None };
+        let mut entries =
+            self.workloads.range(first_possible..).take_while(|entry| entry.workload == *workload);
+        entries.any(|entry| entry.covers_instance(instance))
     }
 }
 
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uid_means_one_pod_and_certificates_that_do_not_say_theirs() {
+    fn a_revoked_uid_covers_its_pod_and_certificates_without_instance() {
         let name = |text: &str| text.parse::<WorkloadName>().unwrap();
         let uid = |text: &str| Uid::new(text).unwrap();
         let revoked = |workload, uid| RevokedWorkload { workload: name(workload), uid };
@@ -70,8 +71,8 @@ mod tests {
             ("shop/web-3", None, false),
             ("shop/web-0", None, false),
         ] {
-            let found = revocations.covers_workload(&name(workload), instance.as_ref());
-            assert_eq!(found, covered, "{workload} {instance:?}");
+            let is_covered = revocations.covers_workload(&name(workload), instance.as_ref());
+            assert_eq!(is_covered, covered, "{workload} {instance:?}");
         }
     }
 }

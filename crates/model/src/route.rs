@@ -41,7 +41,7 @@ pub enum RouteKind {
 }
 
 impl RouteKind {
-    /// The word used in manifests.
+    /// Returns the word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -53,7 +53,7 @@ impl RouteKind {
         }
     }
 
-    /// The identity of the route of this kind and name.
+    /// Returns the identity of the route of this kind and name.
     #[must_use]
     pub fn object_key(self, name: RouteName) -> ObjectKey {
         match self {
@@ -191,7 +191,7 @@ pub struct WeightedBackend {
 }
 
 impl WeightedBackend {
-    /// A backend without edits of its own.
+    /// Returns a backend without edits of its own.
     #[must_use]
     pub const fn new(service: ServiceName, port: u16, weight: u32) -> Self {
         Self { service, port, weight, edits: None }

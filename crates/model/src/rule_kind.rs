@@ -29,7 +29,7 @@ pub enum RuleKind {
 }
 
 impl RuleKind {
-    /// The word used in manifests.
+    /// Returns the word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl RuleKind {
         }
     }
 
-    /// The kind with this word.
+    /// Returns the kind with this word.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         let routes =
@@ -61,7 +61,7 @@ impl RuleKind {
             .find(|kind| kind.as_str() == word)
     }
 
-    /// The identity of the object of this kind and name.
+    /// Returns the identity of the object of this kind and name.
     #[must_use]
     pub fn object_key(self, namespace: &Name, name: &Name) -> ObjectKey {
         let (namespace, name) = (namespace.clone(), name.clone());
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_name_kinds_and_are_those_of_the_objects() {
+    fn words_map_to_kinds_and_objects() {
         let (namespace, name) = (Name::new("shop").unwrap(), Name::new("one").unwrap());
         for word in [
             "HTTPRoute",

@@ -24,10 +24,10 @@ pub enum InvalidEndpoint {
     /// No host, or an invalid one.
     #[error("an endpoint needs a host: an address, IPv6 in brackets, or a name")]
     Host,
-    /// It contains a user, and perhaps a password.
+    /// The authority contains a user, and perhaps a password.
     #[error("an endpoint must not contain a user or password: remove the part up to the `@`")]
     User,
-    /// Its host is an internationalized name that is not encoded for the DNS.
+    /// The host is an internationalized name that is not encoded for the DNS.
     #[error(
         "a host with non-ASCII characters is written in Punycode, such as `xn--mller-kva.example`"
     )]
@@ -52,28 +52,28 @@ impl Server {
         }
     }
 
-    /// Parses the same and returns the remaining text.
+    /// Parses `http://HOST:PORT`, or the same with `https`, and returns the server and the remaining text.
     pub(crate) fn parse_with_path(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
         Self::split_url(url, |_| None)
     }
 
-    /// Parses the same; the port may be omitted.
+    /// Parses a URL whose port may be omitted, and returns the server and the remaining text.
     pub(crate) fn parse_with_default_port(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
         Self::split_url(url, |scheme| Some(scheme.default_port()))
     }
 
-    /// Parses a URL; `unsaid` is the default port.
+    /// Parses a URL; `default_port` returns the port of a URL without one, if that is valid.
     fn split_url(
         url: &str,
-        unsaid: impl FnOnce(Scheme) -> Option<u16>,
+        default_port: impl FnOnce(Scheme) -> Option<u16>,
     ) -> Result<(Self, &str), InvalidEndpoint> {
         let (scheme, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
             (Some(rest), _) => (Scheme::Http, rest),
             (None, Some(rest)) => (Scheme::Https, rest),
             (None, None) => return Err(InvalidEndpoint::Scheme),
         };
-        let slash = rest.find('/').unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(slash);
+        let path_start = rest.find('/').unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(path_start);
         if authority.contains('@') {
             return Err(InvalidEndpoint::User);
         }
@@ -93,11 +93,11 @@ impl Server {
                 None => (authority.to_owned(), None),
             },
         };
-        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
+        let is_host_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
         if !host.is_ascii() {
             return Err(InvalidEndpoint::International);
         }
-        if host.is_empty() || host.len() > HOST_BYTES_MAX || !host.bytes().all(named) {
+        if host.is_empty() || host.len() > MAX_HOST_BYTES || !host.bytes().all(is_host_byte) {
             return Err(InvalidEndpoint::Host);
         }
         let number = |port: &str| {
@@ -106,13 +106,13 @@ impl Server {
         };
         let port = match port {
             Some(port) => number(port),
-            None => unsaid(scheme),
+            None => default_port(scheme),
         };
         let port: u16 = port.ok_or(InvalidEndpoint::Port)?;
         Ok((Self { scheme, host, port }, path))
     }
 
-    /// Host and port as in a URL.
+    /// Returns host and port as in a URL.
     #[must_use]
     pub fn authority(&self) -> String {
         match self.host.contains(':') {
@@ -130,7 +130,7 @@ impl fmt::Display for Server {
 }
 
 /// The maximum length of a DNS name (RFC 1035 §2.3.4).
-const HOST_BYTES_MAX: usize = 253;
+const MAX_HOST_BYTES: usize = 253;
 
 #[cfg(test)]
 mod tests {

@@ -99,7 +99,7 @@ pub enum TargetPort {
 }
 
 impl TargetPort {
-    /// The number of the target port at a workload; `None` if the workload has no port of this name.
+    /// Returns the number of the target port at a workload; `None` if the workload has no port of this name.
     #[must_use]
     pub fn number_at(&self, workload: &Workload) -> Option<u16> {
         match self {
@@ -119,18 +119,18 @@ impl TargetPort {
     }
 
     /// True if the application of a workload may receive requests at this port: the workload declares another
-    /// protocol than TCP there, or one of `clear`, the targets of ports that are not declared as TCP, resolves
-    /// to it too.
+    /// protocol than TCP there, or one of `http_targets`, the targets of ports that are not declared as TCP,
+    /// resolves to it too.
     pub fn sees_requests_at<'a>(
         &self,
         workload: &Workload,
-        clear: impl IntoIterator<Item = &'a Self>,
+        http_targets: impl IntoIterator<Item = &'a Self>,
     ) -> bool {
         let number = self.number_at(workload);
-        let is_clear = |it: Protocol| !matches!(it, Protocol::Tcp | Protocol::Detect);
-        let mut clear = clear.into_iter();
-        workload.ports.iter().any(|it| Some(it.port) == number && is_clear(it.protocol))
-            || clear.any(|it| it.is_same_at(self, workload))
+        let is_http = |protocol: Protocol| !matches!(protocol, Protocol::Tcp | Protocol::Detect);
+        let mut http_targets = http_targets.into_iter();
+        workload.ports.iter().any(|port| Some(port.port) == number && is_http(port.protocol))
+            || http_targets.any(|target| target.is_same_at(self, workload))
     }
 }
 
@@ -151,7 +151,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The word used in manifests and metrics.
+    /// Returns the word used in manifests and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -27,13 +27,13 @@ pub struct ServicePolicy {
 }
 
 impl ServicePolicy {
-    /// The precedence among equally specific policies: the oldest first, then the first by name.
+    /// Returns the precedence among equally specific policies: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &Name, ServicePolicyKind) {
         (self.created, &self.name.name, self.name.kind)
     }
 
-    /// Its specificity for a port; `None` if it is not attached.
+    /// Returns its specificity for a port; `None` if it is not attached.
     #[must_use]
     pub fn closeness(&self, service: &ServiceName, port: u16) -> Option<Specificity> {
         if self.name.namespace != service.namespace {
@@ -101,7 +101,8 @@ pub enum ServicePolicyKind {
     SermantRemoval,
     /// Concurrency limits and circuit breaking at clients.
     CircuitBreaker,
-    /// The same and rate limits at servers, as in OSM, osm-edge and FSM.
+    /// Concurrency limits and circuit breaking at clients, and rate limits at servers, as in OSM, osm-edge and
+    /// FSM.
     UpstreamTrafficSetting,
     /// Rate limits and concurrency limits at servers.
     RateLimit,
@@ -135,7 +136,7 @@ impl ServicePolicyKind {
         Self::JwtValidation,
     ];
 
-    /// The word used in manifests.
+    /// Returns the word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -153,7 +154,7 @@ impl ServicePolicyKind {
         }
     }
 
-    /// The kind with this word.
+    /// Returns the kind with this word.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.as_str() == word)
@@ -186,30 +187,30 @@ pub enum ServiceRule {
     LoadBalancing(LoadBalancing),
     /// Request hedging.
     Hedging(HedgeRule),
-    /// Both; at least one of them is set.
+    /// A circuit breaker and rate limits; at least one of the two is set.
     UpstreamTrafficSetting(Box<(CircuitBreaker, RateLimits)>),
     /// External authorization or JWT validation.
     RequestCheck(RequestCheck),
 }
 
 impl ServiceRule {
-    /// The circuit breaker for clients.
+    /// Returns the circuit breaker for clients.
     #[must_use]
     pub fn circuit_breaker(&self) -> Option<&CircuitBreaker> {
         let breaker = match self {
             Self::CircuitBreaker(rule) => Some(&**rule),
-            Self::UpstreamTrafficSetting(both) => Some(&both.0),
+            Self::UpstreamTrafficSetting(setting) => Some(&setting.0),
             _ => None,
         };
         breaker.filter(|rule| **rule != CircuitBreaker::default())
     }
 
-    /// The limits for servers.
+    /// Returns the limits for servers.
     #[must_use]
     pub fn rate_limits(&self) -> Option<&RateLimits> {
         let limits = match self {
             Self::RateLimit(limits) => Some(limits),
-            Self::UpstreamTrafficSetting(both) => Some(&both.1),
+            Self::UpstreamTrafficSetting(setting) => Some(&setting.1),
             _ => None,
         };
         limits.filter(|limits| !limits.is_empty())
@@ -275,7 +276,7 @@ impl TrafficPolicy {
         }
     }
 
-    /// The effective policies, one of each kind.
+    /// Returns the effective policies, one of each kind.
     pub fn policy_names(&self) -> impl Iterator<Item = &ServicePolicyName> {
         let outlier_detection =
             self.outlier_detection.iter().map(|outlier_detection| &outlier_detection.policy);
@@ -308,7 +309,7 @@ impl PortLimits {
     }
 }
 
-/// The policies attached to a port, the most specific first, then by age, then by name.
+/// Returns the policies attached to a port, the most specific first, then by age, then by name.
 pub(crate) fn attached_policies<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy>,
     service: &ServiceName,
@@ -319,8 +320,8 @@ pub(crate) fn attached_policies<'a>(
         Some((closeness, policy))
     });
     let mut attached: Vec<_> = attached.collect();
-    attached.sort_by(|(a, one), (b, other)| {
-        b.cmp(a).then_with(|| one.precedence().cmp(&other.precedence()))
+    attached.sort_by(|(a, first), (b, other)| {
+        b.cmp(a).then_with(|| first.precedence().cmp(&other.precedence()))
     });
     attached.into_iter().map(|(_, policy)| policy).collect()
 }
@@ -425,11 +426,11 @@ pub struct SermantConfig {
 }
 
 impl SermantConfig {
-    /// The configuration of a service; `None` if endpoints of it are never ejected.
+    /// Returns the configuration of a service; `None` if endpoints of it are never ejected.
     #[must_use]
     pub fn for_service(&self, service: &Name) -> Option<SermantRemoval> {
-        let own = self.rules.iter().find(|(name, _)| name == service).map(|(_, rule)| *rule);
-        let rule = own.or(self.default_rule)?;
+        let specific = self.rules.iter().find(|(name, _)| name == service).map(|(_, rule)| *rule);
+        let rule = specific.or(self.default_rule)?;
         Some(SermantRemoval { common: self.common.clone(), rule })
     }
 }
@@ -492,32 +493,33 @@ mod tests {
     }
 
     #[test]
-    fn the_closest_policy_decides_and_of_equals_the_first() {
+    fn the_most_specific_policy_applies_then_the_first() {
         let service = ServiceName::new("shop", "own").expect("names");
         let kind = ServicePolicyKind::SermantRemoval;
-        let to = |port| PolicyScope::Services(vec![RouteParent { service: service.clone(), port }]);
-        let all = [
+        let attached_to =
+            |port| PolicyScope::Services(vec![RouteParent { service: service.clone(), port }]);
+        let policies = [
             service_policy(kind, "a", PolicyScope::Namespace),
-            service_policy(kind, "c", to(None)),
-            service_policy(kind, "b", to(None)),
-            service_policy(kind, "z", to(Some(80))),
+            service_policy(kind, "c", attached_to(None)),
+            service_policy(kind, "b", attached_to(None)),
+            service_policy(kind, "z", attached_to(Some(80))),
         ];
-        let decides = |policies: &[ServicePolicy], port| {
+        let effective_name = |policies: &[ServicePolicy], port| {
             let traffic_policy = TrafficPolicy::for_port(policies, &service, port);
             traffic_policy
                 .outlier_detection
                 .map(|outlier_detection| outlier_detection.policy.name.to_string())
         };
-        assert_eq!(decides(&all, 80).as_deref(), Some("z"));
-        assert_eq!(decides(&all, 81).as_deref(), Some("b"));
-        assert_eq!(decides(&all[..1], 81).as_deref(), Some("a"));
-        assert_eq!(decides(&[], 81), None);
+        assert_eq!(effective_name(&policies, 80).as_deref(), Some("z"));
+        assert_eq!(effective_name(&policies, 81).as_deref(), Some("b"));
+        assert_eq!(effective_name(&policies[..1], 81).as_deref(), Some("a"));
+        assert_eq!(effective_name(&[], 81), None);
         let other = ServiceName::new("shop", "other").expect("names");
         assert!(
-            TrafficPolicy::for_port(&all, &other, 80).is_empty(),
+            TrafficPolicy::for_port(&policies, &other, 80).is_empty(),
             "the configuration has no rule for it"
         );
-        let foreign = ServiceName::new("elsewhere", "own").expect("names");
-        assert!(TrafficPolicy::for_port(&all, &foreign, 80).is_empty());
+        let of_other_namespace = ServiceName::new("elsewhere", "own").expect("names");
+        assert!(TrafficPolicy::for_port(&policies, &of_other_namespace, 80).is_empty());
     }
 }

@@ -33,20 +33,21 @@ pub enum PersistenceType {
 
 impl SessionPersistence {
     /// The maximum length of a name, as in the schema of the Gateway API.
-    pub const NAME_BYTES_MAX: usize = 256;
+    pub const MAX_NAME_BYTES: usize = 256;
     /// The maximum length of a path, as in the schema of the Gateway API.
-    pub const PATH_BYTES_MAX: usize = 1024;
+    pub const MAX_PATH_BYTES: usize = 1024;
 
     /// True for a valid name: a token (RFC 6265 §4.1.1, RFC 9110 §5.6.2); a header name is in lower case,
     /// editable by rules, and not one of the cookie headers.
     #[must_use]
-    pub fn is_name(name: &str, carrier: PersistenceType) -> bool {
-        let fits = HeaderEdits::is_name(&name.to_ascii_lowercase());
-        let fits = fits && name.len() <= Self::NAME_BYTES_MAX;
-        match carrier {
-            PersistenceType::Cookie | PersistenceType::LastingCookie => fits,
+    pub fn is_name(name: &str, kind: PersistenceType) -> bool {
+        let is_valid = HeaderEdits::is_name(&name.to_ascii_lowercase());
+        let is_valid = is_valid && name.len() <= Self::MAX_NAME_BYTES;
+        match kind {
+            PersistenceType::Cookie | PersistenceType::LastingCookie => is_valid,
             PersistenceType::Header => {
-                fits && HeaderEdits::is_name(name)
+                is_valid
+                    && HeaderEdits::is_name(name)
                     && HeaderEdits::may_edit(name)
                     && !["cookie", "set-cookie"].contains(&name)
             }
@@ -58,7 +59,7 @@ impl SessionPersistence {
     #[must_use]
     pub fn is_path(path: &str) -> bool {
         path.starts_with('/')
-            && path.len() <= Self::PATH_BYTES_MAX
+            && path.len() <= Self::MAX_PATH_BYTES
             && path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b';')
     }
 }
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_what_can_be_a_path() {
+    fn cookie_paths_are_validated() {
         for path in ["/", "/a/b", "/a?b=c"] {
             assert!(SessionPersistence::is_path(path), "{path}");
         }
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_what_can_be_a_name() {
+    fn persistence_names_are_validated() {
         let long = "a".repeat(257);
         for (name, cookie, header) in [
             ("cart", true, true),

@@ -9,7 +9,7 @@ use crate::name::WorkloadName;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SidecarFacts {
     /// Clients that the sidecars of this control plane rejected for lack of mutual TLS, ordered by workload; at
-    /// most [`REJECTED_CLIENTS_MAX`].
+    /// most [`MAX_REJECTED_CLIENTS`].
     pub rejected_clients: Vec<RejectedClient>,
     /// The connections of all sidecars; `None` while sidecars may still be reconnecting.
     pub connections: Option<SidecarConnections>,
@@ -21,7 +21,7 @@ pub struct SidecarConnections {
     /// The number of other control planes that report their sidecars to this one.
     pub peers: usize,
     /// The first ready workloads with a sidecar that no control plane is connected to, in order; at most
-    /// [`DISCONNECTED_MAX`].
+    /// [`MAX_DISCONNECTED`].
     pub disconnected: Vec<WorkloadName>,
     /// The total number of these workloads.
     pub count: usize,
@@ -52,7 +52,7 @@ pub enum PlaintextClient {
 }
 
 impl PlaintextClient {
-    /// The hint for clients of this kind.
+    /// Returns the hint for clients of this kind.
     #[must_use]
     pub const fn hint(self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ impl PlaintextClient {
     }
 }
 
-/// Enough for an operator to follow up; further clients are the same problem.
-pub const REJECTED_CLIENTS_MAX: usize = 1024;
-/// Bounded because the names are stored in an annotation.
-pub const DISCONNECTED_MAX: usize = 32;
+/// The maximum number of reported clients: enough for an operator to follow up.
+pub const MAX_REJECTED_CLIENTS: usize = 1024;
+/// The maximum number of listed workloads; bounded because the names are stored in an annotation.
+pub const MAX_DISCONNECTED: usize = 32;

@@ -76,9 +76,9 @@ pub struct WorkloadConfig {
     pub limits: BTreeMap<u16, Vec<PortLimits>>,
     /// The observability settings.
     pub observability: Observability,
-    /// The treatment of connections to external destinations.
+    /// The handling of connections to external destinations.
     pub egress: Egress,
-    /// The treatment of inbound connections without mutual TLS.
+    /// The handling of inbound connections without mutual TLS.
     pub mtls: MtlsMode,
     /// The gateway configuration, if the workload is a gateway proxy.
     pub gateway: Option<Arc<Gateway>>,
@@ -93,8 +93,8 @@ pub struct WorkloadConfig {
 }
 
 impl WorkloadConfig {
-    /// The configuration of a workload with only an identity, an application address and inbound authorization;
-    /// all else has defaults.
+    /// Returns the configuration of a workload with only an identity, an application address and inbound
+    /// authorization; all else has defaults.
     #[must_use]
     pub fn identity_only(
         workload: WorkloadName,
@@ -179,7 +179,7 @@ pub struct PortConfig {
 }
 
 impl PortConfig {
-    /// The backends of its rules: further services that a client needs.
+    /// Returns the backends of its rules: further services that a client needs.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         let rules = self.rules.iter().map(|rule| &rule.backends);
         let tls_rules = self.tls_rules.iter().map(|rule| &rule.backends);

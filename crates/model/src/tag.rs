@@ -9,7 +9,7 @@ use crate::route::PathMatch;
 
 /// The maximum number of distinct [`TagMatch::stem`]s in the rules of a port: each doubles the number of
 /// default sets.
-pub const STEMS_MAX: usize = 6;
+pub const MAX_STEMS: usize = 6;
 
 /// A `TagRoute`: tag rules for a service, a namespace or the whole mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct TagRoute {
 }
 
 impl TagRoute {
-    /// The precedence among objects for the same traffic: the oldest first, then the first by name.
+    /// Returns the precedence among objects for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &TagRouteName) {
         (self.created, &self.name)
@@ -44,7 +44,7 @@ pub struct SermantRouteRule {
 }
 
 impl SermantRouteRule {
-    /// The precedence among objects for the same traffic: the oldest first, then the first by name.
+    /// Returns the precedence among objects for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &TagRouteName) {
         (self.created, &self.name)
@@ -74,7 +74,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// The precedence among objects for the same traffic: the oldest first, then the first by name.
+    /// Returns the precedence among objects for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &TagRouteName) {
         (self.created, &self.name)
@@ -127,7 +127,7 @@ pub enum TagDialect {
 }
 
 impl TagDialect {
-    /// The identity of the object of this kind and name.
+    /// Returns the identity of the object of this kind and name.
     #[must_use]
     pub fn object_key(self, name: TagRouteName) -> ObjectKey {
         match self {
@@ -137,7 +137,7 @@ impl TagDialect {
         }
     }
 
-    /// The word used in manifests.
+    /// Returns the word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -149,7 +149,7 @@ impl TagDialect {
 }
 
 impl RuleOrigin {
-    /// The object that contains the rule.
+    /// Returns the object that contains the rule.
     #[must_use]
     pub fn object_key(&self) -> ObjectKey {
         self.dialect.object_key(self.name.clone())
@@ -418,37 +418,38 @@ impl TagRules {
     /// Selects the rules of a service port, given the most specific first. Rules by request and rules by caller
     /// are selected independently: each from the first entry that has some.
     #[must_use]
-    pub fn most_specific(all: impl IntoIterator<Item = Self>) -> Self {
-        let mut found = Self::default();
-        for rules in all {
-            if found.rules.is_empty() {
-                found.rules = rules.rules;
-                found.fallback_policy = rules.fallback_policy;
+    pub fn most_specific(candidates: impl IntoIterator<Item = Self>) -> Self {
+        let mut selected = Self::default();
+        for rules in candidates {
+            if selected.rules.is_empty() {
+                selected.rules = rules.rules;
+                selected.fallback_policy = rules.fallback_policy;
             }
-            if found.by_caller.is_empty() {
-                found.by_caller = rules.by_caller;
+            if selected.by_caller.is_empty() {
+                selected.by_caller = rules.by_caller;
             }
         }
-        found
+        selected
     }
 
     /// Combines the rules of all `TagRoute`s for the same traffic; rules of the same precedence are ordered by
     /// the age of their object, then by name. The strictest object decides about requests that match no rule.
     #[must_use]
     pub fn merge_routes<'a>(routes: impl IntoIterator<Item = &'a TagRoute>) -> Self {
-        let mut joined = Self::default();
+        let mut merged = Self::default();
         let mut strictest: Option<&Vec<FallbackPolicy>> = None;
         let mut routes: Vec<&TagRoute> = routes.into_iter().collect();
         routes.sort_by_key(|route| route.precedence());
         for route in routes {
-            joined.rules.extend(route.rules.rules.iter().cloned());
-            joined.by_caller.extend(route.rules.by_caller.iter().cloned());
-            let says = Some(&route.rules.fallback_policy).filter(|_| !route.rules.rules.is_empty());
-            strictest = strictest.into_iter().chain(says).min_by_key(|says| leniency(says));
+            merged.rules.extend(route.rules.rules.iter().cloned());
+            merged.by_caller.extend(route.rules.by_caller.iter().cloned());
+            let policy =
+                Some(&route.rules.fallback_policy).filter(|_| !route.rules.rules.is_empty());
+            strictest = strictest.into_iter().chain(policy).min_by_key(|policy| leniency(policy));
         }
-        joined.rules.sort_by_key(|rule| Reverse(rule.precedence));
-        joined.fallback_policy = strictest.cloned().unwrap_or_default();
-        joined
+        merged.rules.sort_by_key(|rule| Reverse(rule.precedence));
+        merged.fallback_policy = strictest.cloned().unwrap_or_default();
+        merged
     }
 
     /// True if there are no rules.
@@ -457,7 +458,7 @@ impl TagRules {
         self.rules.is_empty() && self.by_caller.is_empty()
     }
 
-    /// The instance labels that the rules use.
+    /// Returns the instance labels that the rules use.
     pub fn instance_tags(&self) -> impl Iterator<Item = &str> {
         let rules = self.rules.iter();
         let splits = rules.flat_map(|rule| [&rule.split, &rule.fallback]);
@@ -465,13 +466,14 @@ impl TagRules {
         splits.flat_map(|split| &split.targets).flat_map(|target| target.set.tag_names())
     }
 
-    /// The caller labels that the rules use, and whether they use any attribute of callers.
+    /// Returns the caller labels that the rules use. The second value is true if they use any attribute of
+    /// callers.
     #[must_use]
     pub fn caller_tags(&self) -> (BTreeSet<&str>, bool) {
         let mut tags = BTreeSet::new();
-        let mut asks = !self.by_caller.is_empty();
+        let mut uses_callers = !self.by_caller.is_empty();
         for from in self.rules.iter().map(|rule| &rule.from) {
-            asks |= from.service.is_some() || !from.tags.is_empty();
+            uses_callers |= from.service.is_some() || !from.tags.is_empty();
             tags.extend(from.tags.iter().map(|test| test.name.as_str()));
         }
         for rule in &self.by_caller {
@@ -480,12 +482,12 @@ impl TagRules {
                 tags.extend(target.set.tag_names());
             }
         }
-        (tags, asks)
+        (tags, uses_callers)
     }
 }
 
 impl TagSet {
-    /// The names of its tags.
+    /// Returns the names of its tags.
     pub fn tag_names(&self) -> impl Iterator<Item = &str> {
         let tags = match self {
             Self::All(tags) | Self::Any(tags) => Some(tags),
@@ -495,7 +497,8 @@ impl TagSet {
     }
 }
 
-/// Failing is the strictest, then the default set, then any instance.
+/// Returns the rank of a fallback policy: 0 is the strictest, which fails requests; then follow the default set
+/// and any instance.
 fn leniency(fallback_policy: &[FallbackPolicy]) -> u8 {
     match fallback_policy {
         [] => 0,

@@ -88,7 +88,7 @@ impl TapMatcher {
         }
     }
 
-    /// The tap.
+    /// Returns the tap.
     #[must_use]
     pub fn tap(&self) -> &Tap {
         &self.tap
@@ -98,12 +98,12 @@ impl TapMatcher {
     #[must_use]
     pub fn matches_request(&self, request: &TappedRequest<'_>) -> bool {
         let Tap { side, path, method, status, .. } = &self.tap;
-        let of_side = match side {
+        let is_reporting_side = match side {
             TapSide::Both => true,
             TapSide::Client => !request.is_inbound,
             TapSide::Server => request.is_inbound,
         };
-        of_side
+        is_reporting_side
             && request.service == self.service
             && status.is_none_or(|status| status.contains(request.status))
             && (method.is_empty() || request.method == method)
@@ -123,8 +123,8 @@ impl StatusRange {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let number = |text: &str| {
-            let known = text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_digit());
-            text.parse().ok().filter(|number| known && (100..=599).contains(number))
+            let is_three_digits = text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse().ok().filter(|number| is_three_digits && (100..=599).contains(number))
         };
         if let Some(class) = text.strip_suffix("xx") {
             let class = number(&format!("{class}00"))?;
@@ -150,9 +150,9 @@ impl fmt::Display for StatusRange {
 }
 
 /// The maximum length of a tap's path or method.
-pub const TAP_TEXT_BYTES_MAX: usize = 1024;
+pub const MAX_TAP_TEXT_BYTES: usize = 1024;
 /// The maximum number of requests that one data thread reports per second.
-pub const TAP_PER_SECOND_MAX: u32 = 1000;
+pub const MAX_TAP_PER_SECOND: u32 = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -183,8 +183,8 @@ mod tests {
     }
 
     #[test]
-    fn every_part_must_hold() {
-        let all = |tap: &mut Tap| {
+    fn all_conditions_must_hold() {
+        let set_all_conditions = |tap: &mut Tap| {
             tap.side = TapSide::Server;
             tap.path = "/orders".into();
             tap.method = "GET".into();
@@ -193,7 +193,7 @@ mod tests {
         };
         assert!(
             tap_matcher(|_| {}).matches_request(&REQUEST)
-                && tap_matcher(all).matches_request(&REQUEST)
+                && tap_matcher(set_all_conditions).matches_request(&REQUEST)
         );
         for other in [
             TappedRequest { is_inbound: false, ..REQUEST },
@@ -203,25 +203,27 @@ mod tests {
             TappedRequest { method: "get", ..REQUEST },
             TappedRequest { status: 499, ..REQUEST },
         ] {
-            assert!(!tap_matcher(all).matches_request(&other), "{other:?}");
+            assert!(!tap_matcher(set_all_conditions).matches_request(&other), "{other:?}");
         }
         assert!(!tap_matcher(|tap| tap.side = TapSide::Client).matches_request(&REQUEST));
     }
 
     #[test]
-    fn statuses_are_read_in_three_ways() {
-        for (text, from, to, shown) in [
+    fn status_ranges_have_three_forms() {
+        for (text, from, to, printed) in [
             ("503", 503, 503, "503"),
             ("5xx", 500, 599, "500-599"),
             ("400-404", 400, 404, "400-404"),
             ("000", 0, 0, "000"),
         ] {
             let range = StatusRange::parse(text).unwrap();
-            assert_eq!((range, range.to_string().as_str()), (StatusRange { from, to }, shown));
-            assert_eq!(StatusRange::parse(shown), Some(range));
+            assert_eq!((range, range.to_string().as_str()), (StatusRange { from, to }, printed));
+            assert_eq!(StatusRange::parse(printed), Some(range));
         }
-        for bad in ["", "5", "50", "600", "xx", "6xx", "55xx", "499-400", "-1", "+500", "5xx-6xx"] {
-            assert_eq!(StatusRange::parse(bad), None, "{bad}");
+        for invalid in
+            ["", "5", "50", "600", "xx", "6xx", "55xx", "499-400", "-1", "+500", "5xx-6xx"]
+        {
+            assert_eq!(StatusRange::parse(invalid), None, "{invalid}");
         }
     }
 }

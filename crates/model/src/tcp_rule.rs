@@ -30,7 +30,7 @@ pub struct TcpRule {
 }
 
 impl TcpRule {
-    /// The equivalent rule for requests, one random choice for each request.
+    /// Returns the equivalent rule for requests, one random choice for each request.
     #[must_use]
     pub fn for_requests(&self) -> RouteRule {
         RouteRule {

@@ -47,12 +47,12 @@ impl HostPattern {
             Self::Exact(name) => name.as_str() == host,
             Self::Below(name) => host
                 .strip_suffix(name.as_str())
-                .and_then(|rest| rest.strip_suffix('.'))
+                .and_then(|prefix| prefix.strip_suffix('.'))
                 .is_some_and(|labels| !labels.is_empty()),
         }
     }
 
-    /// The specificity: of two matching patterns the one with the greater value takes precedence.
+    /// Returns the specificity: of two matching patterns the one with the greater value takes precedence.
     #[must_use]
     pub fn specificity(&self) -> (bool, usize) {
         match self {
@@ -75,7 +75,7 @@ impl FromStr for HostPattern {
     type Err = InvalidHostPattern;
 
     fn from_str(text: &str) -> Result<Self, InvalidHostPattern> {
-        let invalid = |_| InvalidHostPattern { text: text.chars().take(TEXT_SHOWN_MAX).collect() };
+        let invalid = |_| InvalidHostPattern { text: text.chars().take(MAX_TEXT_SHOWN).collect() };
         match text.strip_prefix("*.") {
             Some(name) => Name::new(name).map(Self::Below).map_err(invalid),
             None => Name::new(text).map(Self::Exact).map_err(invalid),
@@ -92,25 +92,27 @@ pub struct InvalidHostPattern {
 }
 
 /// The maximum length of a name.
-const TEXT_SHOWN_MAX: usize = 253;
+const MAX_TEXT_SHOWN: usize = 253;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_fits_whole_labels() {
-        let fits =
+    fn a_host_pattern_matches_whole_labels() {
+        let matches =
             |pattern: &str, host: &str| pattern.parse::<HostPattern>().unwrap().matches_host(host);
-        assert!(fits("a.com", "a.com") && !fits("a.com", "b.a.com"));
-        assert!(fits("*.a.com", "b.a.com") && fits("*.a.com", "c.b.a.com"));
+        assert!(matches("a.com", "a.com") && !matches("a.com", "b.a.com"));
+        assert!(matches("*.a.com", "b.a.com") && matches("*.a.com", "c.b.a.com"));
         assert!(
-            !fits("*.a.com", "a.com") && !fits("*.a.com", "ba.com") && !fits("*.a.com", ".a.com")
+            !matches("*.a.com", "a.com")
+                && !matches("*.a.com", "ba.com")
+                && !matches("*.a.com", ".a.com")
         );
     }
 
     #[test]
-    fn patterns_are_read_as_they_are_written() {
+    fn host_patterns_round_trip() {
         for text in ["shop.example.com", "*.example.com", "shop", "*.com"] {
             let pattern: HostPattern = text.parse().expect(text);
             assert_eq!(pattern.to_string(), text);

@@ -20,13 +20,13 @@ pub struct TrafficSplit {
 }
 
 impl TrafficSplit {
-    /// The precedence among objects for the same traffic: the oldest first, then the first by name.
+    /// Returns the precedence among objects for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &RouteName) {
         (self.created, &self.name)
     }
 
-    /// The backends for one port of the root.
+    /// Returns the backends for one port of the root.
     #[must_use]
     pub fn backends_for(&self, port: u16) -> Vec<WeightedBackend> {
         let backend = |backend: &SplitBackend| {

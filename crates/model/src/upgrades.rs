@@ -13,7 +13,7 @@ pub enum Upgrades {
     WebSocket,
     /// WebSocket and these, in lower case.
     Listed(Vec<String>),
-    /// All except HTTP/2, which would carry requests past the proxy's policies.
+    /// All protocols except HTTP/2, whose requests would bypass the proxy's policies.
     Any,
 }
 
@@ -21,11 +21,13 @@ impl Upgrades {
     /// True if the protocol is forwarded.
     #[must_use]
     pub fn contains_protocol(&self, protocol: &str) -> bool {
-        let is = |known: &str| known.eq_ignore_ascii_case(protocol);
+        let is_protocol = |name: &str| name.eq_ignore_ascii_case(protocol);
         match self {
-            Self::WebSocket => is(WEBSOCKET),
-            Self::Listed(names) => is(WEBSOCKET) || names.iter().any(|known| is(known)),
-            Self::Any => !HTTP2.into_iter().any(is),
+            Self::WebSocket => is_protocol(WEBSOCKET),
+            Self::Listed(names) => {
+                is_protocol(WEBSOCKET) || names.iter().any(|name| is_protocol(name))
+            }
+            Self::Any => !HTTP2.into_iter().any(is_protocol),
         }
     }
 }
@@ -38,16 +40,17 @@ impl FromStr for Upgrades {
         if text == ANY {
             return Ok(Self::Any);
         }
-        let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#%&'*+-.^_`|~".contains(&byte);
+        let is_token_byte =
+            |byte: u8| byte.is_ascii_alphanumeric() || b"!#%&'*+-.^_`|~".contains(&byte);
         let mut names = Vec::new();
         for name in text.split(',').map(str::trim) {
             // RFC 9110 §7.8: a name, optionally with `/` and a version.
             let mut parts = name.splitn(2, '/');
-            let fits = name.len() <= NAME_BYTES_MAX
-                && parts.all(|part| !part.is_empty() && part.bytes().all(token));
-            if !fits || names.len() >= NAMES_MAX {
+            let is_valid = name.len() <= MAX_NAME_BYTES
+                && parts.all(|part| !part.is_empty() && part.bytes().all(is_token_byte));
+            if !is_valid || names.len() >= MAX_NAMES {
                 return Err(format!(
-                    "`{name}` is not a list of at most {NAMES_MAX} protocols: use for example \
+                    "`{name}` is not a list of at most {MAX_NAMES} protocols: use for example \
                      websocket,tcp, or `{ANY}`"
                 ));
             }
@@ -77,33 +80,34 @@ impl fmt::Display for Upgrades {
 const WEBSOCKET: &str = "websocket";
 const HTTP2: [&str; 2] = ["h2", "h2c"];
 const ANY: &str = "any";
-/// More than any application uses.
-const NAMES_MAX: usize = 16;
-const NAME_BYTES_MAX: usize = 64;
+/// The maximum number of names; more than any application uses.
+const MAX_NAMES: usize = 16;
+/// The maximum length of a name.
+const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_protocols_is_read_and_written() {
-        for (text, shown) in [
+    fn upgrade_lists_round_trip() {
+        for (text, printed) in [
             ("websocket", "websocket"),
             ("TCP, websocket", "websocket,tcp"),
             ("any", "any"),
             ("spdy/3.1", "websocket,spdy/3.1"),
         ] {
-            assert_eq!(text.parse::<Upgrades>().unwrap().to_string(), shown);
+            assert_eq!(text.parse::<Upgrades>().unwrap().to_string(), printed);
         }
-        for bad in
+        for invalid in
             ["", "a b", "tcp,", "h2c", "websocket,H2", "a\r\nb", "$(HOME)", "foo/", "/1", "a/b/c"]
         {
-            assert!(bad.parse::<Upgrades>().is_err(), "{bad}");
+            assert!(invalid.parse::<Upgrades>().is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn a_protocol_is_passed_on_where_it_is_listed() {
+    fn listed_protocols_are_forwarded() {
         for (protocol, websocket, listed, any) in [
             ("websocket", true, true, true),
             ("WebSocket", true, true, true),
@@ -114,9 +118,9 @@ mod tests {
             ("h2c", false, false, false),
             ("H2", false, false, false),
         ] {
-            let found = ["websocket", "tcp", "any"]
+            let forwarded = ["websocket", "tcp", "any"]
                 .map(|upgrades| upgrades.parse::<Upgrades>().unwrap().contains_protocol(protocol));
-            assert_eq!(found, [websocket, listed, any], "{protocol}");
+            assert_eq!(forwarded, [websocket, listed, any], "{protocol}");
         }
     }
 }

@@ -80,7 +80,7 @@ pub struct HttpGet {
 }
 
 impl Workload {
-    /// All of its addresses.
+    /// Returns all of its addresses.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         std::iter::once(self.address).chain(self.other_addresses.iter().copied())
     }

@@ -7,11 +7,11 @@ use std::path::Path;
 use leno_model::{FailureSide, Reason, RetryCondition};
 
 #[test]
-fn the_document_of_errors_is_the_list_of_reasons() {
+fn the_error_document_lists_every_reason() {
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors.md");
     let rendered = render_page();
-    let found = fs::read_to_string(&document).unwrap_or_default();
-    if found == rendered {
+    let current = fs::read_to_string(&document).unwrap_or_default();
+    if current == rendered {
         return;
     }
     let draft = Path::new(env!("CARGO_TARGET_TMPDIR")).join("errors.md");
@@ -25,7 +25,7 @@ fn the_document_of_errors_is_the_list_of_reasons() {
 }
 
 #[test]
-fn every_cell_of_the_table_is_one_line_and_its_prose_a_sentence() {
+fn every_table_cell_is_one_line() {
     for reason in Reason::ALL {
         for text in [reason.label(), reason.code(), reason.caption(), reason.remedy()] {
             assert!(!text.is_empty() && !text.contains(['|', '\n']), "{reason:?}: {text}");
@@ -38,7 +38,7 @@ fn every_cell_of_the_table_is_one_line_and_its_prose_a_sentence() {
 }
 
 fn render_page() -> String {
-    let mut text = BEFORE.to_owned();
+    let mut text = PAGE_START.to_owned();
     for reason in Reason::ALL {
         let status = match reason.status() {
             0 => "–".to_owned(),
@@ -56,7 +56,7 @@ fn render_page() -> String {
         )
         .expect("writing to a String never fails");
     }
-    text.push_str(AFTER);
+    text.push_str(PAGE_END);
     text
 }
 
@@ -76,7 +76,7 @@ fn describe_retry(retry: RetryCondition) -> &'static str {
     }
 }
 
-const BEFORE: &str = "\
+const PAGE_START: &str = "\
 # Reasons
 
 Every connection that a sidecar rejects and every request to which it responds itself has one reason,
@@ -105,7 +105,7 @@ the two, and prints the command that updates the page.
 |---|---|---|---|---|---|---|
 ";
 
-const AFTER: &str = "
+const PAGE_END: &str = "
 **status**: the HTTP status of the response; – when there is no response, and the connection is reset
 or was never opened. Opaque TCP has no statuses: every reason resets the client's connection.
 Policies may declare another status for `fault-injected`, `rate-limited`, `overloaded` and `circuit-open`, and external authorization services

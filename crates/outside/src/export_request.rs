@@ -42,7 +42,7 @@ pub struct RejectedItems {
     pub reason: String,
 }
 
-/// The reason that an export request failed.
+/// The reason why an export request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The collector is unreachable.
@@ -50,7 +50,7 @@ pub enum ExportError {
     Unreachable(String, std::io::Error),
     /// The collector did not respond in time.
     #[error("the collector did not respond in time")]
-    Late,
+    TimedOut,
     /// The collector cannot be verified, or does not support TLS.
     #[error("TLS with the collector failed: {0}")]
     Tls(#[from] TlsSessionError),
@@ -72,18 +72,18 @@ impl ExportError {
     /// Returns the retry delay that the collector requests.
     pub(crate) fn retry_delay(&self) -> Option<Duration> {
         match self {
-            Self::Status(_, _, after) | Self::Grpc(_, _, after) => *after,
+            Self::Status(_, _, retry_delay) | Self::Grpc(_, _, retry_delay) => *retry_delay,
             _ => None,
         }
     }
 
     /// Returns true if the error concerns this request only: the next one may succeed.
-    pub(crate) fn is_of_export_request(&self) -> bool {
+    pub(crate) fn concerns_only_request(&self) -> bool {
         match self {
             Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
-            Self::Grpc(status, _, after) => match status.as_str() {
+            Self::Grpc(status, _, retry_delay) => match status.as_str() {
                 "3" => true,
-                "8" => after.is_none(),
+                "8" => retry_delay.is_none(),
                 _ => false,
             },
             _ => false,
@@ -91,16 +91,16 @@ impl ExportError {
     }
 
     /// Returns true if a retry may succeed.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub(crate) fn is_retryable(&self) -> bool {
         match self {
-            Self::Unreachable(..) | Self::Late | Self::Broken(_) => true,
+            Self::Unreachable(..) | Self::TimedOut | Self::Broken(_) => true,
             // OTLP specification, "Retryable Response Codes".
             Self::Status(status, ..) => matches!(status, 429 | 502 | 503 | 504),
-            Self::Grpc(status, _, after) => match status.as_str() {
+            Self::Grpc(status, _, retry_delay) => match status.as_str() {
                 "1" | "4" | "10" | "11" | "14" | "15" => true,
                 // `RESOURCE_EXHAUSTED` is retryable only with a retry delay. Without one the request is too
                 // large.
-                "8" => after.is_some(),
+                "8" => retry_delay.is_some(),
                 _ => false,
             },
             Self::Tls(_) | Self::Protocol(_) => false,
@@ -112,12 +112,12 @@ impl ExportError {
 pub(crate) async fn send_export(
     collector: &Collector,
     export_request: &ExportRequest,
-    dial: &impl Connector,
+    connector: &impl Connector,
     sessions: &TlsSessions,
 ) -> Result<RejectedItems, ExportError> {
     let unreachable = |error| ExportError::Unreachable(collector.server.authority(), error);
     let Collector { server, protocol, .. } = collector;
-    let tcp = connect_server(server, dial).await.map_err(unreachable)?;
+    let tcp = connect_server(server, connector).await.map_err(unreachable)?;
     let protocol: &[u8] = match protocol {
         CollectorProtocol::OtlpGrpc => b"h2",
         CollectorProtocol::OtlpHttp | CollectorProtocol::Zipkin => b"http/1.1",
@@ -142,10 +142,10 @@ where
     match collector.protocol {
         CollectorProtocol::OtlpGrpc => send_grpc(collector, stream, &export_request.bytes)
             .await
-            .map(|answer| otlp::parse_rejected(&answer)),
+            .map(|response| otlp::parse_rejected(&response)),
         CollectorProtocol::OtlpHttp => send_http1(collector, stream, export_request)
             .await
-            .map(|answer| otlp::parse_rejected(&answer)),
+            .map(|response| otlp::parse_rejected(&response)),
         CollectorProtocol::Zipkin => {
             send_http1(collector, stream, export_request).await.map(|_| RejectedItems::default())
         }
@@ -171,19 +171,23 @@ where
     let exchange = async {
         let response = sender.send_request(request).await.map_err(classify_http1_error)?;
         let status = response.status();
-        let after = response.headers().get(RETRY_AFTER).and_then(parse_retry_after);
-        let body = Limited::new(response.into_body(), message::ANSWER_BYTES_MAX).collect().await;
+        let retry_delay = response.headers().get(RETRY_AFTER).and_then(parse_retry_after);
+        let body = Limited::new(response.into_body(), message::MAX_ANSWER_BYTES).collect().await;
         let body = body.map_err(protocol_error)?.to_bytes();
         match status.is_success() {
             true => Ok(body),
-            false => Err(ExportError::Status(status.as_u16(), sanitize_text(&body), after)),
+            false => Err(ExportError::Status(status.as_u16(), sanitize_text(&body), retry_delay)),
         }
     };
     drive_exchange(connection, exchange, classify_http1_error).await
 }
 
 /// Makes a unary call (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
-async fn send_grpc<S>(collector: &Collector, stream: S, sent: &[u8]) -> Result<Bytes, ExportError>
+async fn send_grpc<S>(
+    collector: &Collector,
+    stream: S,
+    message_content: &[u8],
+) -> Result<Bytes, ExportError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -195,31 +199,36 @@ where
         .body(())
         .map_err(protocol_error)?;
     let exchange = async {
-        let mut send = send.ready().await.map_err(broken_call)?;
-        let (response, mut stream) = send.send_request(request, false).map_err(broken_call)?;
-        stream.send_data(message::add_frame(sent), true).map_err(broken_call)?;
-        let (head, mut body) = response.await.map_err(broken_call)?.into_parts();
+        let mut send = send.ready().await.map_err(classify_http2_error)?;
+        let (response, mut stream) =
+            send.send_request(request, false).map_err(classify_http2_error)?;
+        stream
+            .send_data(message::add_frame(message_content), true)
+            .map_err(classify_http2_error)?;
+        let (head, mut body) = response.await.map_err(classify_http2_error)?.into_parts();
         if !head.status.is_success() {
-            let after = head.headers.get(RETRY_AFTER).and_then(parse_retry_after);
-            return Err(ExportError::Status(head.status.as_u16(), String::new(), after));
+            let retry_delay = head.headers.get(RETRY_AFTER).and_then(parse_retry_after);
+            return Err(ExportError::Status(head.status.as_u16(), String::new(), retry_delay));
         }
-        let mut answer = BytesMut::new();
+        let mut message_bytes = BytesMut::new();
         while let Some(chunk) = body.data().await {
-            let chunk = chunk.map_err(broken_call)?;
+            let chunk = chunk.map_err(classify_http2_error)?;
             body.flow_control().release_capacity(chunk.len()).map_err(protocol_error)?;
-            message::append_part(&mut answer, &chunk).map_err(protocol_error)?;
+            message::append_part(&mut message_bytes, &chunk).map_err(protocol_error)?;
         }
-        let trailers = body.trailers().await.map_err(broken_call)?.unwrap_or_default();
+        let trailers = body.trailers().await.map_err(classify_http2_error)?.unwrap_or_default();
         let field =
             |name: &str| header_text(&trailers, name).or_else(|| header_text(&head.headers, name));
         match field("grpc-status").as_deref() {
             // Status OK counts as success even if the message is invalid.
-            Some("0") => Ok(message::single_message(answer.freeze()).unwrap_or_default()),
+            Some("0") => Ok(message::single_message(message_bytes.freeze()).unwrap_or_default()),
             Some(status) => {
-                let details = trailers.get(DETAILS).or_else(|| head.headers.get(DETAILS));
-                let after = details.and_then(|value| retry_info::parse_delay(value.as_bytes()));
+                let details =
+                    trailers.get(STATUS_DETAILS).or_else(|| head.headers.get(STATUS_DETAILS));
+                let retry_delay =
+                    details.and_then(|value| retry_info::parse_delay(value.as_bytes()));
                 let reason = field("grpc-message").unwrap_or_default();
-                Err(ExportError::Grpc(status.to_owned(), reason, after))
+                Err(ExportError::Grpc(status.to_owned(), reason, retry_delay))
             }
             None => Err(ExportError::Protocol("its response has no grpc-status".to_owned())),
         }
@@ -227,7 +236,7 @@ where
     tokio::pin!(connection, exchange);
     tokio::select! {
         biased;
-        outcome = &mut exchange => outcome,
+        result = &mut exchange => result,
         // The response may have arrived but not been read yet. If it has not, the stream returns the error of
         // the connection.
         _ = &mut connection => exchange.await,
@@ -246,7 +255,7 @@ fn parse_retry_after(value: &HeaderValue) -> Option<Duration> {
 
 /// Sanitizes a collector's text for the log.
 pub(crate) fn sanitize_text(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes.get(..REPORTED_BYTES_MAX).unwrap_or(bytes));
+    let text = String::from_utf8_lossy(bytes.get(..MAX_LOGGED_BYTES).unwrap_or(bytes));
     text.trim().replace(char::is_control, " ")
 }
 
@@ -259,7 +268,7 @@ fn classify_http1_error(error: hyper::Error) -> ExportError {
 }
 
 /// Classifies an error of HTTP/2.
-fn broken_call(error: h2::Error) -> ExportError {
+fn classify_http2_error(error: h2::Error) -> ExportError {
     match error.is_io() || error.is_remote() {
         true => ExportError::Broken(error.to_string()),
         false => protocol_error(error),
@@ -271,6 +280,6 @@ fn protocol_error(error: impl std::fmt::Display) -> ExportError {
 }
 
 /// The trailer with details of a gRPC error.
-const DETAILS: &str = "grpc-status-details-bin";
+const STATUS_DETAILS: &str = "grpc-status-details-bin";
 /// The maximum length of a logged text.
-const REPORTED_BYTES_MAX: usize = 256;
+const MAX_LOGGED_BYTES: usize = 256;

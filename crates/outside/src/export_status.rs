@@ -23,7 +23,7 @@ pub struct ExportStatus<C> {
 }
 
 impl<C: ExportCounts> ExportStatus<C> {
-    /// Creates an empty result; `signal` names the exported items in log messages.
+    /// Creates the status before the first export; `signal` names the exported items in log messages.
     pub fn new(signal: &'static str, counts: C) -> Self {
         Self { signal, counts, is_healthy: true, collector: None }
     }
@@ -46,18 +46,18 @@ impl<C: ExportCounts> ExportStatus<C> {
     pub(crate) fn record_result(
         &mut self,
         count: u64,
-        reported: &Result<RejectedItems, ExportError>,
+        result: &Result<RejectedItems, ExportError>,
     ) {
         let signal = self.signal;
-        match reported {
-            Ok(RejectedItems { count: refused, reason }) => {
-                self.counts.add_exported(count.saturating_sub(*refused));
-                self.counts.add_rejected((*refused).min(count));
-                let is_healthy = *refused == 0;
+        match result {
+            Ok(RejectedItems { count: rejected, reason }) => {
+                self.counts.add_exported(count.saturating_sub(*rejected));
+                self.counts.add_rejected((*rejected).min(count));
+                let is_healthy = *rejected == 0;
                 match (std::mem::replace(&mut self.is_healthy, is_healthy), is_healthy) {
                     (false, true) => tracing::info!("the collector accepts {signal} again"),
                     (true, false) => tracing::warn!(
-                        rejected = refused,
+                        rejected = rejected,
                         reason = export_request::sanitize_text(reason.as_bytes()),
                         "the collector rejects a part of {signal}; the loss is counted"
                     ),

@@ -13,15 +13,15 @@ use crate::servers::{Connector, TlsSessions};
 /// Sends requests to collectors, with retries.
 #[derive(Debug)]
 pub struct Exporter<D> {
-    dial: D,
+    connector: D,
     sessions: TlsSessions,
 }
 
 impl<D: Connector> Exporter<D> {
-    /// Creates an exporter that connects with `dial`. `roots` is a PEM file with trust roots of collectors; the
-    /// default is the system's roots.
-    pub fn new(dial: D, roots: Option<PathBuf>) -> Self {
-        Self { dial, sessions: TlsSessions::new(roots) }
+    /// Creates an exporter that connects with `connector`. `roots` is a PEM file with trust roots of
+    /// collectors; the default is the system's roots.
+    pub fn new(connector: D, roots: Option<PathBuf>) -> Self {
+        Self { connector, sessions: TlsSessions::new(roots) }
     }
 
     /// Sends OTLP requests in sequence. If one fails, the rest is dropped, unless the error concerns only this
@@ -33,21 +33,21 @@ impl<D: Connector> Exporter<D> {
         export_status: &mut ExportStatus<impl ExportCounts>,
     ) -> Option<Duration> {
         export_status.set_collector(collector);
-        let mut is_taken = true;
-        let mut asked = None;
+        let mut collector_accepts = true;
+        let mut requested_delay = None;
         for export_request in requests.into_iter().map(ExportRequest::new_otlp) {
-            if is_taken {
-                let reported = self.try_patiently(collector, &export_request).await;
-                if let Err(error) = &reported {
-                    is_taken = error.is_of_export_request();
-                    asked = error.retry_delay();
+            if collector_accepts {
+                let result = self.send_with_retries(collector, &export_request).await;
+                if let Err(error) = &result {
+                    collector_accepts = error.concerns_only_request();
+                    requested_delay = error.retry_delay();
                 }
-                export_status.record_result(export_request.count, &reported);
+                export_status.record_result(export_request.count, &result);
             } else {
                 export_status.record_lost(export_request.count);
             }
         }
-        asked
+        requested_delay
     }
 
     /// Sends one request.
@@ -57,31 +57,36 @@ impl<D: Connector> Exporter<D> {
         export_request: &ExportRequest,
         export_status: &mut ExportStatus<impl ExportCounts>,
     ) {
-        let reported = self.try_patiently(collector, export_request).await;
+        let result = self.send_with_retries(collector, export_request).await;
         export_status.set_collector(collector);
-        export_status.record_result(export_request.count, &reported);
+        export_status.record_result(export_request.count, &result);
     }
 
     /// Sends a request, with retries; returns the part that the collector rejected.
-    async fn try_patiently(
+    async fn send_with_retries(
         &self,
         collector: &Collector,
         export_request: &ExportRequest,
     ) -> Result<RejectedItems, ExportError> {
-        let mut pause = PAUSE_FIRST;
-        let mut tries = TRIES_MAX;
+        let mut pause = FIRST_PAUSE;
+        let mut attempts_left = MAX_ATTEMPTS;
         loop {
-            let posted =
-                export_request::send_export(collector, export_request, &self.dial, &self.sessions);
-            let outcome = timeout(SEND_MAX, posted).await.unwrap_or(Err(ExportError::Late));
-            tries -= 1;
+            let attempt = export_request::send_export(
+                collector,
+                export_request,
+                &self.connector,
+                &self.sessions,
+            );
+            let outcome =
+                timeout(ATTEMPT_TIMEOUT, attempt).await.unwrap_or(Err(ExportError::TimedOut));
+            attempts_left -= 1;
             match outcome {
-                Err(error) if error.may_pass() && tries > 0 => {
-                    let asked = error.retry_delay().unwrap_or_default();
-                    if asked > PAUSE_MAX {
+                Err(error) if error.is_retryable() && attempts_left > 0 => {
+                    let requested_delay = error.retry_delay().unwrap_or_default();
+                    if requested_delay > MAX_RETRY_DELAY {
                         return Err(error);
                     }
-                    sleep(pause.max(asked)).await;
+                    sleep(pause.max(requested_delay)).await;
                 }
                 outcome => return outcome,
             }
@@ -91,10 +96,10 @@ impl<D: Connector> Exporter<D> {
 }
 
 /// The timeout of one attempt.
-const SEND_MAX: Duration = Duration::from_secs(10);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of attempts.
-const TRIES_MAX: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 /// The delay before the second attempt; it doubles for the third one.
-const PAUSE_FIRST: Duration = Duration::from_millis(500);
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest accepted retry delay; beyond it the request is dropped.
-const PAUSE_MAX: Duration = Duration::from_secs(10);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);

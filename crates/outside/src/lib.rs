@@ -1,8 +1,8 @@
 //! Clients of servers outside the mesh: connections, single exchanges, and telemetry export.
 //!
 //! A process has an [`Exporter`] that exports to collectors: a sidecar exports spans, access log records and
-//! metrics, a control plane exports metrics. [`push_metrics`] exports metrics from a [`MetricSource`]. All resources
-//! are bounded: the size of requests, timeouts, and the number of attempts.
+//! metrics, a control plane exports metrics. [`push_metrics`] exports metrics from a [`MetricSource`]. All
+//! resources are bounded: the size of requests, timeouts, and the number of attempts.
 
 mod exchange;
 mod export_request;

@@ -16,18 +16,18 @@ pub fn add_frame(message: &[u8]) -> Bytes {
 ///
 /// # Errors
 /// [`NotOneMessage`].
-pub fn single_message(mut answer: Bytes) -> Result<Bytes, NotOneMessage> {
-    let wrong = |what| Err(NotOneMessage(what));
-    let Some((&[flag, a, b, c, d], _)) = answer.split_first_chunk::<FRAME_BYTES>() else {
-        return wrong("it has no message");
+pub fn single_message(mut response: Bytes) -> Result<Bytes, NotOneMessage> {
+    let invalid = |problem| Err(NotOneMessage(problem));
+    let Some((&[flag, a, b, c, d], _)) = response.split_first_chunk::<FRAME_BYTES>() else {
+        return invalid("it has no message");
     };
     if flag != 0 {
-        return wrong("it is compressed, which was not requested");
+        return invalid("it is compressed, which was not requested");
     }
-    let message = answer.split_off(FRAME_BYTES);
+    let message = response.split_off(FRAME_BYTES);
     match usize::try_from(u32::from_be_bytes([a, b, c, d])) {
         Ok(length) if length == message.len() => Ok(message),
-        _ => wrong("it is not exactly one message"),
+        _ => invalid("it is not exactly one message"),
     }
 }
 
@@ -35,11 +35,11 @@ pub fn single_message(mut answer: Bytes) -> Result<Bytes, NotOneMessage> {
 ///
 /// # Errors
 /// [`NotOneMessage`] if the response is too long.
-pub fn append_part(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOneMessage> {
-    if answer.len() + more.len() > ANSWER_BYTES_MAX {
+pub fn append_part(response: &mut BytesMut, chunk: &[u8]) -> Result<(), NotOneMessage> {
+    if response.len() + chunk.len() > MAX_ANSWER_BYTES {
         return Err(NotOneMessage("it is too long"));
     }
-    answer.extend_from_slice(more);
+    response.extend_from_slice(chunk);
     Ok(())
 }
 
@@ -49,7 +49,7 @@ pub fn append_part(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOneMessa
 pub struct NotOneMessage(&'static str);
 
 /// The size limit of responses, larger than any expected one.
-pub const ANSWER_BYTES_MAX: usize = 64 << 10;
+pub const MAX_ANSWER_BYTES: usize = 64 << 10;
 /// The prefix: a flag and a length of four bytes.
 const FRAME_BYTES: usize = 5;
 
@@ -58,14 +58,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_message_is_taken_and_nothing_else() {
+    fn a_response_must_be_exactly_one_message() {
         assert_eq!(single_message(add_frame(b"hello")).unwrap(), "hello");
         assert_eq!(single_message(add_frame(b"")).unwrap(), "");
-        for wrong in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\x01a", b"\0\0\0\0\x02a", b"\0\0\0\0\0a"] {
-            assert!(single_message(Bytes::copy_from_slice(wrong)).is_err(), "{wrong:?}");
+        for invalid in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\x01a", b"\0\0\0\0\x02a", b"\0\0\0\0\0a"]
+        {
+            assert!(single_message(Bytes::copy_from_slice(invalid)).is_err(), "{invalid:?}");
         }
-        let mut answer = BytesMut::new();
-        assert!(append_part(&mut answer, &[0; ANSWER_BYTES_MAX]).is_ok());
-        assert!(append_part(&mut answer, b"a").is_err());
+        let mut response = BytesMut::new();
+        assert!(append_part(&mut response, &[0; MAX_ANSWER_BYTES]).is_ok());
+        assert!(append_part(&mut response, b"a").is_err());
     }
 }

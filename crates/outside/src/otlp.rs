@@ -10,20 +10,20 @@ use crate::export_request::RejectedItems;
 use crate::resource_identity::{AttributeValue, ResourceIdentity};
 
 /// Parses the partial success of a response. The responses of the three signals have the same form.
-pub(crate) fn parse_rejected(answer: &[u8]) -> RejectedItems {
-    let answer = ExportResponse::decode(answer).unwrap_or_default();
-    let partial = answer.partial_success.unwrap_or_default();
+pub(crate) fn parse_rejected(bytes: &[u8]) -> RejectedItems {
+    let response = ExportResponse::decode(bytes).unwrap_or_default();
+    let partial = response.partial_success.unwrap_or_default();
     RejectedItems { count: u64::try_from(partial.rejected).unwrap_or(0), reason: partial.message }
 }
 
 impl OtlpResource {
     /// Returns the resource of a telemetry source.
     #[must_use]
-    pub fn from_source(source: &ResourceIdentity) -> Self {
+    pub fn from_source(identity: &ResourceIdentity) -> Self {
         let attributes = [
-            ("service.name", &source.service),
-            ("service.namespace", &source.namespace),
-            ("service.instance.id", &source.instance),
+            ("service.name", &identity.service),
+            ("service.namespace", &identity.namespace),
+            ("service.instance.id", &identity.instance),
         ];
         let attributes =
             attributes.map(|(key, text)| key_value(key, AttributeValue::Text(text.clone())));
@@ -62,7 +62,7 @@ pub const ELEMENT_BYTES: usize = 8;
 
 /// The size limit of export requests. Proxies accept 1 MiB by default, more than this limit and the longest
 /// element together.
-pub const REQUEST_BYTES_MAX: usize = 512 << 10;
+pub const MAX_REQUEST_BYTES: usize = 512 << 10;
 
 /// The entity that produces telemetry.
 #[derive(Clone, PartialEq, Message)]

@@ -23,38 +23,38 @@ pub trait MetricSource {
     /// Writes all metrics. Returns `None` if their owner has terminated.
     fn write_metrics(
         &mut self,
-        pages: MetricRequests,
+        requests: MetricRequests,
     ) -> impl Future<Output = Option<MetricRequests>>;
 
-    /// The same on shutdown, including the last changes.
+    /// Writes all metrics on shutdown, including the last changes.
     fn write_last_metrics(
         self,
-        pages: MetricRequests,
+        requests: MetricRequests,
     ) -> impl Future<Output = Option<MetricRequests>>;
 }
 
-/// Exports metrics until `over` completes, and then a last time.
+/// Exports metrics until `stopped` completes, and then a last time.
 pub async fn push_metrics(
     exporter: &Exporter<impl Connector>,
     export_status: &mut ExportStatus<impl ExportCounts>,
     mut metrics: impl MetricSource,
-    mut wanted: watch::Receiver<Option<Box<MetricsPush>>>,
+    mut settings: watch::Receiver<Option<Box<MetricsPush>>>,
     started: SystemTime,
     seed: u64,
-    over: impl Future<Output = ()>,
+    stopped: impl Future<Output = ()>,
 ) {
-    let mut over = pin!(over);
+    let mut stopped = pin!(stopped);
     let mut source = None;
     'settings: loop {
-        let push = wanted.borrow_and_update().clone();
+        let push = settings.borrow_and_update().clone();
         let Some(push) = push else {
             export_status.reset_state();
             tokio::select! {
                 biased;
-                () = &mut over => return,
-                changed = wanted.changed() => match changed {
+                () = &mut stopped => return,
+                changed = settings.changed() => match changed {
                     Ok(()) => continue,
-                    // The sender of settings is gone.
+                    // The sender of settings was dropped.
                     Err(_) => return,
                 },
             }
@@ -64,45 +64,45 @@ pub async fn push_metrics(
             let next = async {
                 sleep_until(due).await;
                 let source = &*source.get_or_insert_with(|| metrics.source());
-                let pages = metrics
+                let requests = metrics
                     .write_metrics(MetricRequests::new(source, TimeRange::from_start(started)))
                     .await?;
-                exporter.deliver_all(&push.collector, pages.into_requests(), export_status).await
+                exporter.deliver_all(&push.collector, requests.into_requests(), export_status).await
             };
             tokio::select! {
                 biased;
                 // Abort an export in progress: the last one has newer values.
-                () = &mut over => break,
-                changed = wanted.changed() => match changed {
+                () = &mut stopped => break,
+                changed = settings.changed() => match changed {
                     Ok(()) => continue 'settings,
                     Err(_) => return,
                 },
-                asked = next => {
+                requested_delay = next => {
                     // Wait longer if the export is slow or the collector requests it.
-                    let pause = push.interval.max(asked.unwrap_or_default().min(PAUSE_MAX));
+                    let pause = push.interval.max(requested_delay.unwrap_or_default().min(MAX_RETRY_DELAY));
                     let now = Instant::now();
                     due += push.interval;
-                    if due <= now || asked.is_some() {
+                    if due <= now || requested_delay.is_some() {
                         due = now + pause;
                     }
                 }
             }
         }
         // The settings may have changed at the same time.
-        let last = wanted.borrow().clone();
-        if let Some(push) = last {
+        let final_settings = settings.borrow().clone();
+        if let Some(push) = final_settings {
             let source = source.unwrap_or_else(|| metrics.source());
-            let last = async {
-                let pages = metrics
+            let final_export = async {
+                let requests = metrics
                     .write_last_metrics(MetricRequests::new(
                         &source,
                         TimeRange::from_start(started),
                     ))
                     .await?;
-                exporter.deliver_all(&push.collector, pages.into_requests(), export_status).await
+                exporter.deliver_all(&push.collector, requests.into_requests(), export_status).await
             };
             // There is no retry after the last export.
-            timeout(LAST_MAX, last).await.ok();
+            timeout(FINAL_EXPORT_TIMEOUT, final_export).await.ok();
         }
         return;
     }
@@ -115,7 +115,7 @@ fn interval_fraction(interval: Duration, seed: u64) -> Duration {
 }
 
 /// The maximum retry delay, whatever the collector requests.
-const PAUSE_MAX: Duration = Duration::from_secs(3600);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(3600);
 /// The timeout of the last export, which delays the end of the process. Sidecars send their last report to the
 /// control plane concurrently.
-const LAST_MAX: Duration = Duration::from_secs(2);
+const FINAL_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);

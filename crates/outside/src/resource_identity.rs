@@ -1,4 +1,4 @@
-//! Telemetry source, and attribute values.
+//! The identity of a telemetry source, and attribute values.
 
 /// The entity that produces telemetry, as identified to collectors.
 #[derive(Debug, Clone, PartialEq, Eq)]

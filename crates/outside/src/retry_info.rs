@@ -1,4 +1,4 @@
-//! Retry delay of a failed gRPC call: `google.rpc.RetryInfo`, in the `google.rpc.Status` of the trailer
+//! The retry delay of a failed gRPC call: `google.rpc.RetryInfo`, in the `google.rpc.Status` of the trailer
 //! `grpc-status-details-bin`.
 
 use std::time::Duration;
@@ -10,19 +10,19 @@ use prost::Message;
 
 /// Returns the retry delay in a trailer's value; `None` if it is absent or invalid.
 pub(crate) fn parse_delay(value: &[u8]) -> Option<Duration> {
-    let status = RpcStatus::decode(BINARY.decode(value).ok()?.as_slice()).ok()?;
-    let info = status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO))?;
+    let status = RpcStatus::decode(BINARY_HEADER.decode(value).ok()?.as_slice()).ok()?;
+    let info = status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO_TYPE))?;
     let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
     let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
     (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
 }
 
 /// Binary values may have padding or not (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
-const BINARY: GeneralPurpose = GeneralPurpose::new(
+const BINARY_HEADER: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
-const RETRY_INFO: &str = "/google.rpc.RetryInfo";
+const RETRY_INFO_TYPE: &str = "/google.rpc.RetryInfo";
 
 /// `google/rpc/status.proto`, reduced to the relevant fields.
 #[derive(Clone, PartialEq, Message)]
@@ -64,20 +64,20 @@ mod tests {
         let other =
             Any { type_url: "type.googleapis.com/google.rpc.Help".to_owned(), value: vec![] };
         let details = vec![other, Any { type_url: type_url.to_owned(), value }];
-        BINARY.encode(RpcStatus { details }.encode_to_vec())
+        BINARY_HEADER.encode(RpcStatus { details }.encode_to_vec())
     }
 
     #[test]
-    fn the_pause_is_found_among_the_details() {
+    fn the_retry_delay_is_found_among_the_details() {
         const URL: &str = "type.googleapis.com/google.rpc.RetryInfo";
-        let reported = encode_status(URL, RetryDelay { seconds: 2, nanos: 500_000_000 });
+        let encoded = encode_status(URL, RetryDelay { seconds: 2, nanos: 500_000_000 });
         let expected = Some(Duration::from_millis(2500));
-        assert_eq!(parse_delay(reported.as_bytes()), expected);
-        assert_eq!(parse_delay(reported.trim_end_matches('=').as_bytes()), expected);
+        assert_eq!(parse_delay(encoded.as_bytes()), expected);
+        assert_eq!(parse_delay(encoded.trim_end_matches('=').as_bytes()), expected);
 
-        let now = encode_status(URL, RetryDelay::default());
-        assert_eq!(parse_delay(now.as_bytes()), Some(Duration::ZERO));
-        for wrong in [
+        let without_delay = encode_status(URL, RetryDelay::default());
+        assert_eq!(parse_delay(without_delay.as_bytes()), Some(Duration::ZERO));
+        for invalid in [
             encode_status(URL, RetryDelay { seconds: -1, nanos: 0 }),
             encode_status(URL, RetryDelay { seconds: 0, nanos: 1_000_000_000 }),
             encode_status(
@@ -87,7 +87,7 @@ mod tests {
             "%".to_owned(),
             String::new(),
         ] {
-            assert_eq!(parse_delay(wrong.as_bytes()), None, "{wrong}");
+            assert_eq!(parse_delay(invalid.as_bytes()), None, "{invalid}");
         }
     }
 }

@@ -17,12 +17,12 @@ pub trait Connector {
     /// Connects to an address.
     ///
     /// # Errors
-    /// When the connection fails or times out.
+    /// If the connection fails or times out.
     fn dial(&self, address: SocketAddr) -> impl Future<Output = io::Result<TcpStream>> + Send;
 }
 
-/// The trust roots of such servers, read at first use, and again after a failed handshake: the file may have
-/// been replaced.
+/// Opens TLS sessions to servers outside the mesh. It reads the trust roots at first use, and again after a
+/// failed handshake: the file may have been replaced.
 #[derive(Debug)]
 pub struct TlsSessions {
     /// A PEM file; the system's own roots when absent.
@@ -52,8 +52,8 @@ impl TlsSessions {
         let config = config.map_err(|error| TlsSessionError::Tls(error.to_string()))?;
         let name = ServerName::try_from(server.host.clone());
         let name = name.map_err(|error| TlsSessionError::Tls(error.to_string()))?;
-        let connected = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
-        connected.map_err(|error| {
+        let result = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
+        result.map_err(|error| {
             self.lock_roots().take();
             TlsSessionError::Tls(error.to_string())
         })
@@ -64,20 +64,20 @@ impl TlsSessions {
             return Ok(roots);
         }
         let file = self.file.clone();
-        let read = tokio::task::spawn_blocking(move || OutsideRoots::read(file.as_deref())).await;
-        let roots = read.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
+        let result = tokio::task::spawn_blocking(move || OutsideRoots::read(file.as_deref())).await;
+        let roots = result.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
         let roots = roots.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
         *self.lock_roots() = Some(roots.clone());
         Ok(roots)
     }
 
-    /// A thread that panicked while it held the lock left the state consistent.
+    /// Locks the roots. A thread that panicked while it held the lock left them consistent.
     fn lock_roots(&self) -> MutexGuard<'_, Option<OutsideRoots>> {
         self.roots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The reason that there is no session.
+/// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSessionError {
     /// The server cannot be verified, or does not support TLS.
@@ -91,31 +91,31 @@ pub enum TlsSessionError {
 /// Connects to the first of the server's addresses that accepts.
 ///
 /// # Errors
-/// When none does, or the name has no address: the last error.
-pub async fn connect_server(server: &Server, dial: &impl Connector) -> io::Result<TcpStream> {
-    connect_permitted(server, dial, |_| true).await
+/// The last error, if no address accepts; an error as well if the name has no address.
+pub async fn connect_server(server: &Server, connector: &impl Connector) -> io::Result<TcpStream> {
+    connect_permitted(server, connector, |_| true).await
 }
 
 /// Connects to a permitted address. `permits` checks each resolved address, and the connection uses the same
 /// one, so that a changed DNS record cannot bypass the check.
 ///
 /// # Errors
-/// As [`connect`], and of the kind [`io::ErrorKind::PermissionDenied`] when no address is permitted.
+/// As [`connect_server`], and of the kind [`io::ErrorKind::PermissionDenied`] when no address is permitted.
 pub async fn connect_permitted(
     server: &Server,
-    dial: &impl Connector,
+    connector: &impl Connector,
     permits: impl Fn(IpAddr) -> bool,
 ) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut last_error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in lookup_host((server.host.as_str(), server.port)).await? {
         if !permits(address.ip()) {
-            last = io::ErrorKind::PermissionDenied.into();
+            last_error = io::ErrorKind::PermissionDenied.into();
             continue;
         }
-        match dial.dial(address).await {
+        match connector.dial(address).await {
             Ok(tcp) => return Ok(tcp),
-            Err(error) => last = error,
+            Err(error) => last_error = error,
         }
     }
-    Err(last)
+    Err(last_error)
 }

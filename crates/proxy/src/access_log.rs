@@ -16,61 +16,61 @@ use crate::export::{self, TelemetryExporter};
 use crate::record::Hedge;
 use crate::request_trace::TraceEntry;
 
-/// Writes lines to standard output, or sends them to a collector, until all data threads have ended. If the
-/// reader is too slow, lines are dropped and counted; the data path never waits.
-pub(crate) async fn write(
+/// Writes entries to standard output, or sends them to a collector, until all data threads have ended. If the
+/// reader is too slow, entries are dropped and counted; data threads never wait.
+pub(crate) async fn write_entries(
     mut lines: mpsc::Receiver<Arc<TraceEntry>>,
     exporter: Rc<TelemetryExporter>,
 ) {
-    let mut out = None;
+    let mut line_queue = None;
     let mut batch = Vec::new();
     let mut text = String::new();
-    let mut export_status = exporter.fate_of_lines();
+    let mut export_status = exporter.line_export_status();
     let mut log = AccessLog::json();
-    while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
+    while lines.recv_many(&mut batch, MAX_BATCH).await > 0 {
         // Entries recorded before the log is turned off use the previous destination.
-        if let Some(wanted) = exporter
+        if let Some(current_log) = exporter
             .config_store()
             .observability
             .active_settings()
-            .and_then(|view| view.access_log().cloned())
+            .and_then(|settings| settings.access_log().cloned())
         {
-            log = wanted;
+            log = current_log;
         }
         if let Some(collector) = &log.collector {
-            export::collect_batch(&mut lines, &mut batch, export::GATHER).await;
+            export::collect_batch(&mut lines, &mut batch, export::BATCH_DELAY).await;
             exporter.deliver_lines(collector, &log.format, &batch, &mut export_status).await;
             batch.clear();
             continue;
         }
-        export::collect_batch(&mut lines, &mut batch, export::LOOK_EVERY).await;
+        export::collect_batch(&mut lines, &mut batch, export::POLL_INTERVAL).await;
         text.clear();
         for trace_entry in batch.drain(..) {
             append_line(&trace_entry, &log.format, &mut text);
         }
-        let queue = match &mut out {
+        let queue = match &mut line_queue {
             Some(queue) => queue,
             None => match LineQueue::start("access-log", std::io::stdout()) {
-                Ok(queue) => out.insert(queue),
+                Ok(queue) => line_queue.insert(queue),
                 Err(error) => return tracing::error!(%error, "cannot write the access log"),
             },
         };
         while queue.push(text.as_bytes()).is_err() {
-            tokio::time::sleep(FULL_EVERY).await;
+            tokio::time::sleep(FULL_QUEUE_PAUSE).await;
         }
         if queue.is_closed() {
             return tracing::error!("cannot write the access log: its reader has closed it");
         }
     }
     // The caller bounds the wait for a blocked reader.
-    while out.as_ref().is_some_and(|queue| !queue.is_empty()) {
-        tokio::time::sleep(FULL_EVERY).await;
+    while line_queue.as_ref().is_some_and(|queue| !queue.is_empty()) {
+        tokio::time::sleep(FULL_QUEUE_PAUSE).await;
     }
 }
 
 /// Appends one line.
-pub(crate) fn append_line(trace_entry: &TraceEntry, form: &LogFormat, out: &mut String) {
-    with_entry(trace_entry, |entry| match form {
+pub(crate) fn append_line(trace_entry: &TraceEntry, format: &LogFormat, out: &mut String) {
+    with_entry(trace_entry, |entry| match format {
         LogFormat::Json => write_json(entry, out),
         LogFormat::Template(template) => {
             let parts = template.parts().iter().map(|part| match part {
@@ -82,10 +82,10 @@ pub(crate) fn append_line(trace_entry: &TraceEntry, form: &LogFormat, out: &mut 
     });
 }
 
-/// Calls `reported` with the log entry of a request.
+/// Calls `use_entry` with the log entry of a request, which borrows from local texts.
 pub(crate) fn with_entry<T>(
     trace_entry: &TraceEntry,
-    reported: impl FnOnce(&AccessLogEntry<'_>) -> T,
+    use_entry: impl FnOnce(&AccessLogEntry<'_>) -> T,
 ) -> T {
     let TraceEntry { labels, outcome, .. } = trace_entry;
     let started =
@@ -93,7 +93,7 @@ pub(crate) fn with_entry<T>(
     let policy = trace_entry.policy.as_ref().map(ToString::to_string).unwrap_or_default();
     let trace_id = trace_entry.span.map(|span| span.trace.to_string()).unwrap_or_default();
     let span_id = trace_entry.span.map(|span| span.id.to_string()).unwrap_or_default();
-    reported(&AccessLogEntry {
+    use_entry(&AccessLogEntry {
         start_time: &started,
         direction: labels.direction,
         method: &trace_entry.method,
@@ -127,6 +127,6 @@ pub(crate) fn with_entry<T>(
 }
 
 /// The time between two attempts to add lines to a full queue.
-const FULL_EVERY: Duration = Duration::from_millis(5);
-/// Lines written at once.
-const BATCH_MAX: usize = 256;
+const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(5);
+/// The maximum number of entries written at once.
+const MAX_BATCH: usize = 256;

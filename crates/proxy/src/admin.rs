@@ -1,4 +1,4 @@
-//! The read-only admin page, served on loopback by the control thread.
+//! The read-only admin endpoint, served on loopback by the control thread.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{Query, QueryResponse};
-use leno_identity::{AcceptedHosts, CrossSiteRequest, check_origin, named_host, only_value};
+use leno_identity::{AcceptedHosts, CrossSiteRequest, check_origin, request_host, single_value};
 use leno_listen::{ConnectionAdmission, HalfOpenLimits};
 use leno_telemetry::{AliasNames, Count, ExpositionFormat, LogLimit, MetricsShard, Telemetry};
 use tokio::net::TcpListener;
@@ -32,7 +32,7 @@ use crate::pages::{self, Pages};
 mod connectivity;
 mod page;
 
-/// State that the admin page reads.
+/// State that the admin endpoint reads.
 pub(crate) struct Admin {
     pub(crate) config: Arc<Config>,
     /// The per-thread metrics of the control thread.
@@ -55,7 +55,7 @@ pub(crate) struct Admin {
 /// The state of scraping the application's metrics.
 pub(crate) struct ScrapeState {
     /// Limits concurrent scrapes.
-    turns: Semaphore,
+    permits: Semaphore,
     is_healthy: Cell<bool>,
     /// Limits the log lines of an endpoint that fails every other time.
     logs: RefCell<LogLimit>,
@@ -64,24 +64,24 @@ pub(crate) struct ScrapeState {
 impl Default for ScrapeState {
     fn default() -> Self {
         Self {
-            turns: Semaphore::new(SCRAPES_MAX),
+            permits: Semaphore::new(MAX_SCRAPES),
             is_healthy: Cell::new(true),
             logs: RefCell::default(),
         }
     }
 }
 
-/// Serves requests until the proxy is over, then completes the responses in progress.
+/// Serves requests until the proxy stops, then completes the responses in progress.
 pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     // All clients are on this machine and count as one source. A connection with a request counts as half-open
     // until its end, and must not evict others.
-    let bounds = HalfOpenLimits {
-        half_open: CONNECTIONS_MAX,
-        ..HalfOpenLimits::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX)
+    let limits = HalfOpenLimits {
+        half_open: MAX_CONNECTIONS,
+        ..HalfOpenLimits::new(MAX_CONNECTIONS / 2, MAX_CONNECTIONS)
     };
     let admission =
-        ConnectionAdmission::new(HalfOpenLimits { waiting_of_source: bounds.waiting, ..bounds });
+        ConnectionAdmission::new(HalfOpenLimits { waiting_per_source: limits.waiting, ..limits });
     let mut pages = Pages::new("admin", listener, admin.phase.clone());
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else {
@@ -93,10 +93,10 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
         let (admin, half_open) = (admin.clone(), admission.admit(peer));
         let phase = admin.phase.clone();
         tokio::task::spawn_local(async move {
-            let answer = service_fn(|request| {
+            let service = service_fn(|request| {
                 let (admin, half_open) = (admin.clone(), &half_open);
                 async move {
-                    let _answering = half_open.start_response();
+                    let _response_guard = half_open.start_response();
                     // Pages of other sites can read nothing here, not even the workload name.
                     let is_page = request.uri().path() == "/";
                     let response = match reject_foreign(&request, AcceptedHosts::Local, is_page) {
@@ -106,25 +106,25 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                     Ok::<_, Infallible>(response)
                 }
             });
-            let served = hyper::server::conn::http1::Builder::new()
+            let serving = hyper::server::conn::http1::Builder::new()
                 .timer(hyper_util::rt::TokioTimer::new())
                 // A client that half-closes after its request still expects the response (RFC 9112 §9.6).
                 .half_close(true)
                 .header_read_timeout(HEAD_TIMEOUT)
-                .serve_connection(TokioIo::new(tcp), answer);
-            if let Ok(Err(error)) = pages::serve_page(&half_open, served, phase).await {
+                .serve_connection(TokioIo::new(tcp), service);
+            if let Ok(Err(error)) = pages::serve_page(&half_open, serving, phase).await {
                 tracing::debug!(%error, "admin connection failed");
             }
             drop(slot);
         });
     }
-    pages::all_ended(&slots, CONNECTIONS_MAX).await;
+    pages::wait_for_connections(&slots, MAX_CONNECTIONS).await;
 }
 
-/// Answers queries of the control plane with admin pages, one query at a time: the control plane opens the next
+/// Answers queries of the control plane with admin endpoints, one query at a time: the control plane opens the next
 /// one after the deadline of the previous one.
-pub(crate) async fn answer_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<Admin>) {
-    while let Some(Query { path, deadline, mut answer, .. }) = queries.recv().await {
+pub(crate) async fn serve_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<Admin>) {
+    while let Some(Query { path, deadline, reply: mut response, .. }) = queries.recv().await {
         let page = async {
             let Ok(request) = Request::get(&path).body(()) else {
                 return QueryResponse { status: 400, body: b"invalid HTTP path\n".to_vec() };
@@ -137,10 +137,10 @@ pub(crate) async fn answer_queries(mut queries: mpsc::Receiver<Query>, admin: Rc
             page = timeout(deadline, page) => {
                 if let Ok(page) = page {
                     // The stream may have ended.
-                    answer.send(page).ok();
+                    response.send(page).ok();
                 }
             }
-            () = answer.closed() => {}
+            () = response.closed() => {}
         }
     }
 }
@@ -156,6 +156,7 @@ fn add_workload_header(
     response
 }
 
+/// Rejects methods that are not read-only, and returns the page of the request.
 async fn handle_request(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text_response(
@@ -195,17 +196,17 @@ pub(crate) fn reject_foreign(
 ) -> Option<Response<Full<Bytes>>> {
     let headers = request.headers();
     let field = |name: &'static str| {
-        only_value(headers.get_all(name).iter().map(|it| it.to_str().unwrap_or_default()))
+        single_value(headers.get_all(name).iter().map(|value| value.to_str().unwrap_or_default()))
     };
-    let hosts = headers.get_all(HOST).iter().map(|it| it.to_str().unwrap_or_default());
-    let host = named_host(request.uri().authority().map(|it| it.as_str()), hosts);
-    let found = host.and_then(|host| check_origin(host, field, names, is_page)).err()?;
-    let status = match found {
-        CrossSiteRequest::SeveralHosts => StatusCode::BAD_REQUEST,
+    let hosts = headers.get_all(HOST).iter().map(|value| value.to_str().unwrap_or_default());
+    let host = request_host(request.uri().authority().map(|authority| authority.as_str()), hosts);
+    let rejection = host.and_then(|host| check_origin(host, field, names, is_page)).err()?;
+    let status = match rejection {
+        CrossSiteRequest::MultipleHosts => StatusCode::BAD_REQUEST,
         CrossSiteRequest::Host => StatusCode::MISDIRECTED_REQUEST,
         CrossSiteRequest::Site => StatusCode::FORBIDDEN,
     };
-    Some(text_response(status, format!("{found}\n")))
+    Some(text_response(status, format!("{rejection}\n")))
 }
 
 /// Returns all metrics in the requested format.
@@ -213,7 +214,7 @@ pub(crate) async fn metrics_response<B>(
     admin: &Admin,
     request: &Request<B>,
 ) -> Response<Full<Bytes>> {
-    let mut out = String::new();
+    let mut text = String::new();
     let names = match AliasNames::from_query(request.uri().query().unwrap_or_default()) {
         Ok(names) => names,
         Err(problem) => return text_response(StatusCode::BAD_REQUEST, problem),
@@ -221,31 +222,31 @@ pub(crate) async fn metrics_response<B>(
     if let Some(names) = names {
         let workload = &admin.config.workload;
         let (namespace, name) = (workload.namespace.as_str(), workload.name.as_str());
-        admin.telemetry.expose_as(names, namespace, name, &mut out);
-        out.push_str(&of_application(admin).await);
-        return build_response(StatusCode::OK, ExpositionFormat::Prometheus.content_type(), out);
+        admin.telemetry.expose_as(names, namespace, name, &mut text);
+        text.push_str(&application_metrics(admin).await);
+        return build_response(StatusCode::OK, ExpositionFormat::Prometheus.content_type(), text);
     }
     let accept = request.headers().get(hyper::header::ACCEPT);
     let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let form = match admin.config.application_metrics {
+    let format = match admin.config.application_metrics {
         // OpenMetrics permits no text after its end marker.
         Some(_) => ExpositionFormat::Prometheus,
         None => ExpositionFormat::from_accept(accept),
     };
-    admin.telemetry.expose(form, &mut out);
-    out.push_str(&of_application(admin).await);
-    build_response(StatusCode::OK, form.content_type(), out)
+    admin.telemetry.expose(format, &mut text);
+    text.push_str(&application_metrics(admin).await);
+    build_response(StatusCode::OK, format.content_type(), text)
 }
 
 /// Returns the application's own metrics, if configured; an empty text if they cannot be read.
-async fn of_application(admin: &Admin) -> String {
+async fn application_metrics(admin: &Admin) -> String {
     let Some(metrics) = &admin.config.application_metrics else { return String::new() };
-    let read = match admin.scraping.turns.try_acquire() {
-        Ok(_turn) => metrics.read(&admin.config).await,
+    let page = match admin.scraping.permits.try_acquire() {
+        Ok(_permit) => metrics.read(&admin.config).await,
         Err(_) => Err(ScrapeError::Busy),
     };
-    let was_healthy = admin.scraping.is_healthy.replace(read.is_ok());
-    match read {
+    let was_healthy = admin.scraping.is_healthy.replace(page.is_ok());
+    match page {
         Ok(page) => {
             admin.shard.add(Count::ApplicationScraped, 1);
             page
@@ -280,22 +281,28 @@ pub(crate) fn text_response(status: StatusCode, body: String) -> Response<Full<B
     build_response(status, "text/plain; charset=utf-8", body)
 }
 
-fn build_response(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+fn build_response(
+    status: StatusCode,
+    content_type: &'static str,
+    body: String,
+) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    let kind = HeaderValue::from_static(kind);
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
+    let content_type = HeaderValue::from_static(content_type);
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, content_type);
     response
 }
 
 /// The header with the workload that the page describes.
 pub(crate) const WORKLOAD_FIELD: &str = "leno-workload";
 const INDEX: &str = "leno proxy: /metrics /ready /config /connections /requests /ejected /circuits /connectivity?service=NS/NAME\n";
-/// Queued queries of the control plane: a stream has one open, and those of ended streams are dropped.
-pub(crate) const QUERIES_MAX: usize = 4;
-/// Concurrent scrapes of the application: more than any installation has scrapers.
-const SCRAPES_MAX: usize = 4;
-/// Concurrent admin connections; further ones wait. At most half of them may be without a request.
-const CONNECTIONS_MAX: usize = 64;
+/// The maximum number of queued queries of the control plane: a stream has one open, and those of ended streams
+/// are dropped.
+pub(crate) const MAX_QUERIES: usize = 4;
+/// The maximum number of concurrent scrapes of the application: more than any installation has scrapers.
+const MAX_SCRAPES: usize = 4;
+/// The maximum number of concurrent admin connections; further ones wait. At most half of them may be without a
+/// request.
+const MAX_CONNECTIONS: usize = 64;
 /// The time from the first byte of a request head to its last.
 const HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);

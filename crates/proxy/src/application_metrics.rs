@@ -33,9 +33,9 @@ impl FromStr for ApplicationMetrics {
             None => (text, "/metrics".to_owned()),
         };
         let port = port.parse().ok().filter(|port| *port != 0);
-        let visible = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}".contains(&byte);
-        let fits = path.len() <= PATH_BYTES_MAX && path.bytes().all(visible);
-        match port.filter(|_| fits) {
+        let is_visible = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}".contains(&byte);
+        let is_valid_path = path.len() <= MAX_PATH_BYTES && path.bytes().all(is_visible);
+        match port.filter(|_| is_valid_path) {
             Some(port) => Ok(Self { port, path }),
             None => Err("use a port, or a port and a path, such as 9102/metrics"),
         }
@@ -46,11 +46,11 @@ impl ApplicationMetrics {
     /// Scrapes the application's metrics, in a form that can be appended to ours.
     ///
     /// # Errors
-    /// [`ScrapeError`], within [`READ_MAX`].
+    /// [`ScrapeError`], within [`SCRAPE_TIMEOUT`].
     pub(crate) async fn read(&self, config: &Config) -> Result<String, ScrapeError> {
         let address = SocketAddr::new(config.probed_at(), self.port);
-        let asked = self.fetch_metrics(address, config);
-        let page = timeout(READ_MAX, asked).await.unwrap_or(Err(ScrapeError::Timeout))?;
+        let fetch = self.fetch_metrics(address, config);
+        let page = timeout(SCRAPE_TIMEOUT, fetch).await.unwrap_or(Err(ScrapeError::Timeout))?;
         let page = std::str::from_utf8(&page).map_err(|_| ScrapeError::Text)?;
         Ok(leno_telemetry::adopt_page(page)?)
     }
@@ -75,7 +75,7 @@ impl ApplicationMetrics {
             if response.status() != hyper::StatusCode::OK {
                 return Err(ScrapeError::Status(response.status().as_u16()));
             }
-            let body = Limited::new(response.into_body(), PAGE_BYTES_MAX).collect().await;
+            let body = Limited::new(response.into_body(), MAX_PAGE_BYTES).collect().await;
             Ok(body.map_err(|error| ScrapeError::Broken(error.to_string()))?.to_bytes())
         };
         drive_exchange(connection, exchange, broken_response).await
@@ -89,7 +89,7 @@ pub(crate) enum ScrapeError {
     #[error("no response: {0}")]
     Unreachable(std::io::Error),
     /// The scrape timed out.
-    #[error("not received within {READ_MAX:?}")]
+    #[error("not received within {SCRAPE_TIMEOUT:?}")]
     Timeout,
     /// Too many scrapes are in progress.
     #[error("too many concurrent scrapes")]
@@ -105,18 +105,19 @@ pub(crate) enum ScrapeError {
     Text,
     /// The response is not in the exposition format.
     #[error(transparent)]
-    Unfit(#[from] InvalidExposition),
+    InvalidFormat(#[from] InvalidExposition),
 }
 
 fn broken_response(error: impl std::fmt::Display) -> ScrapeError {
     ScrapeError::Broken(error.to_string())
 }
 
-/// Less than Prometheus's default scrape timeout of 10 s.
-const READ_MAX: Duration = Duration::from_secs(5);
-/// The maximum size of a page: more than an application exposes that is scraped every few seconds.
-const PAGE_BYTES_MAX: usize = 8 << 20;
-const PATH_BYTES_MAX: usize = 1024;
+/// The time limit of a scrape: less than Prometheus's default scrape timeout of 10 s.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum size of a page in bytes: more than applications expose that are scraped every few seconds.
+const MAX_PAGE_BYTES: usize = 8 << 20;
+/// The maximum length of the path in bytes.
+const MAX_PATH_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -130,41 +131,41 @@ mod tests {
     }
 
     #[test]
-    fn a_port_and_a_path_are_read() {
-        let read = |text: &str| text.parse::<ApplicationMetrics>().ok();
+    fn an_address_is_a_port_with_an_optional_path() {
+        let parse = |text: &str| text.parse::<ApplicationMetrics>().ok();
         let expected = |port, path: &str| Some(ApplicationMetrics { port, path: path.to_owned() });
-        assert_eq!(read("9102"), expected(9102, "/metrics"));
-        assert_eq!(read("9102/"), expected(9102, "/"));
-        assert_eq!(read("9102/a/b?c=d"), expected(9102, "/a/b?c=d"));
-        for bad in ["", "0", "/metrics", "x/metrics", "70000", "1/a b", "1/a\r\nb", "1/#a"] {
-            assert_eq!(read(bad), None, "{bad}");
+        assert_eq!(parse("9102"), expected(9102, "/metrics"));
+        assert_eq!(parse("9102/"), expected(9102, "/"));
+        assert_eq!(parse("9102/a/b?c=d"), expected(9102, "/a/b?c=d"));
+        for invalid in ["", "0", "/metrics", "x/metrics", "70000", "1/a b", "1/a\r\nb", "1/#a"] {
+            assert_eq!(parse(invalid), None, "{invalid}");
         }
     }
 
     #[test]
-    fn what_is_read_is_looked_at_and_a_failure_says_why() {
+    fn a_scraped_page_is_validated_and_errors_give_the_cause() {
         run(async {
             let page = |status: &str, body: &str| {
                 format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
             };
-            for (answer, expected) in [
+            for (response, expected) in [
                 (page("200 OK", "a 1\nleno_connections 7\n"), "a 1\n"),
                 (page("200 OK", "a 1\nb\n"), "line 2 is invalid"),
                 (page("200 OK", "\u{e9}\n"), "line 1 is invalid"),
                 (page("404 No", ""), "status 404"),
                 ("nonsense\r\n\r\n".to_owned(), "cannot be read"),
             ] {
-                let app = Application::respond_with(move |_| answer.clone()).await;
-                let of_application = format!("{}/m", app.address.port());
-                let of_application: ApplicationMetrics = of_application.parse().unwrap();
-                match of_application.read(&test_config()).await {
+                let app = Application::respond_with(move |_| response.clone()).await;
+                let metrics = format!("{}/m", app.address.port());
+                let metrics: ApplicationMetrics = metrics.parse().unwrap();
+                match metrics.read(&test_config()).await {
                     Ok(page) => assert_eq!(page, expected),
-                    Err(unread) => assert!(unread.to_string().contains(expected), "{unread}"),
+                    Err(error) => assert!(error.to_string().contains(expected), "{error}"),
                 }
             }
-            let nobody: ApplicationMetrics = closed_port().port().to_string().parse().unwrap();
-            let unread = nobody.read(&test_config()).await.unwrap_err();
-            assert!(unread.to_string().contains("no response"), "{unread}");
+            let unreachable: ApplicationMetrics = closed_port().port().to_string().parse().unwrap();
+            let error = unreachable.read(&test_config()).await.unwrap_err();
+            assert!(error.to_string().contains("no response"), "{error}");
         });
     }
 }

@@ -106,8 +106,8 @@ impl ApplicationPorts {
     pub(crate) async fn wait_for_port(&self, port: u16, max_wait: Duration) -> Result<(), Reason> {
         let _waiting = WaitingGuard::new(&self.0.waiting);
         let mut states = self.0.states.subscribe();
-        let known = states.wait_for(|states| *states.for_port(port) != PortState::Starting);
-        let state = match timeout(max_wait, known).await {
+        let decided = states.wait_for(|states| *states.for_port(port) != PortState::Starting);
+        let state = match timeout(max_wait, decided).await {
             Err(_) => return Err(Reason::ConnectTimeout),
             // Unreachable: the sender lives as long as `self`.
             Ok(Err(_)) => return Ok(()),
@@ -148,8 +148,8 @@ impl PortStates {
     }
 }
 
-/// The maximum wait of a connection for an application that starts.
-pub(crate) const START_MAX_WAIT: Duration = Duration::from_secs(10);
+/// The maximum time for which a connection waits for an application that starts.
+pub(crate) const MAX_START_WAIT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -160,15 +160,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_waits_for_an_application_that_starts_and_for_no_other() {
+    async fn a_connection_waits_only_for_a_starting_application() {
         let ports = ApplicationPorts::new(PortState::Starting);
         assert!(ports.may_be_closed());
         assert_eq!(ports.wait_for_port(80, Duration::ZERO).await, Err(Reason::ConnectTimeout));
         // `join!` polls its first future first, so the wait begins before the change.
-        let (waited, ()) = tokio::join!(ports.wait_for_port(80, START_MAX_WAIT), async {
+        let (result, ()) = tokio::join!(ports.wait_for_port(80, MAX_START_WAIT), async {
             ports.set_states(states_with(PortState::Open));
         });
-        assert_eq!(waited, Ok(()));
+        assert_eq!(result, Ok(()));
         assert!(!ports.may_be_closed());
         let taken = PortState::Taken { by: "python3 (7)".to_owned() };
         for (state, expected) in
@@ -176,8 +176,8 @@ mod tests {
         {
             ports.set_states(states_with(state));
             assert!(ports.may_be_closed());
-            assert_eq!(ports.wait_for_port(80, START_MAX_WAIT).await, Err(expected));
-            assert_eq!(ports.wait_for_port(81, START_MAX_WAIT).await, Ok(()));
+            assert_eq!(ports.wait_for_port(80, MAX_START_WAIT).await, Err(expected));
+            assert_eq!(ports.wait_for_port(81, MAX_START_WAIT).await, Ok(()));
         }
     }
 

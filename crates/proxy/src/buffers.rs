@@ -26,8 +26,9 @@ impl BufferSize {
         }
     }
 
-    /// Returns the pools that may take back a buffer that had this size at first, in order of preference.
-    const fn candidate_shelves(self) -> &'static [Self] {
+    /// Returns the sizes of the queues that may take back a buffer that had this size at first, in order of
+    /// preference.
+    const fn candidate_sizes(self) -> &'static [Self] {
         match self {
             Self::Message | Self::Batch => &[Self::Batch, Self::Message],
             Self::Turn => &[Self::Turn],
@@ -39,10 +40,11 @@ impl BufferSize {
         buffer.try_reclaim(self.initial_capacity())
     }
 
-    /// Returns the capacity above which a buffer is not kept, and the number kept: the use of one turn of the
-    /// event loop, at most half a mebibyte of each size. Link buffers are never lent to readers: they are many
-    /// times larger than a reader needs, and a reader may hold a buffer as long as a slow peer takes.
-    const fn shelf_limits(self) -> (usize, usize) {
+    /// Returns the capacity above which a buffer is not kept, and the maximum number of buffers kept: the use
+    /// of one turn of the event loop, at most half a mebibyte of each size. Link buffers are never reused for
+    /// reads: they are many times larger than a read needs, and a read may hold its buffer until a slow peer
+    /// has sent all bytes.
+    const fn queue_limits(self) -> (usize, usize) {
         match self {
             Self::Message => (16 * 1024, 32),
             Self::Batch => (32 * 1024, 8),
@@ -54,7 +56,7 @@ impl BufferSize {
 /// Allocates capacity for `buffer` from the pool if it has none.
 pub(crate) fn ensure_capacity(buffer: &mut BytesMut, size: BufferSize) {
     if buffer.capacity() == 0 {
-        *buffer = SPARE.with_borrow_mut(|spare| spare.shelf_for(size).take(size));
+        *buffer = UNUSED_BUFFERS.with_borrow_mut(|unused| unused.queue_for(size).take(size));
     }
 }
 
@@ -63,19 +65,19 @@ pub(crate) fn ensure_capacity(buffer: &mut BytesMut, size: BufferSize) {
 pub(crate) fn return_buffer(buffer: &mut BytesMut, size: BufferSize) {
     if buffer.is_empty() && buffer.capacity() > 0 {
         let mut buffer = std::mem::take(buffer);
-        let fits = |wanted: &BufferSize| wanted.is_reusable(&mut buffer);
-        let size = match size.candidate_shelves().iter().copied().find(fits) {
+        let is_reusable = |size: &BufferSize| size.is_reusable(&mut buffer);
+        let size = match size.candidate_sizes().iter().copied().find(is_reusable) {
             Some(size) => size,
-            // Slices of it are still in use, or it never had that capacity.
+            // Slices of the buffer are still in use, or its capacity is smaller.
             None if buffer.capacity() >= size.initial_capacity() / 4 => size,
             None => return,
         };
-        SPARE.with_borrow_mut(|spare| spare.shelf_for(size).put_back(buffer, size));
+        UNUSED_BUFFERS.with_borrow_mut(|unused| unused.queue_for(size).put_back(buffer, size));
     }
 }
 
 thread_local! {
-    static SPARE: RefCell<UnusedBuffers> = const { RefCell::new(UnusedBuffers::new()) };
+    static UNUSED_BUFFERS: RefCell<UnusedBuffers> = const { RefCell::new(UnusedBuffers::new()) };
 }
 
 /// The unused buffers of one thread.
@@ -94,7 +96,7 @@ impl UnusedBuffers {
         }
     }
 
-    fn shelf_for(&mut self, size: BufferSize) -> &mut BufferQueue {
+    fn queue_for(&mut self, size: BufferSize) -> &mut BufferQueue {
         match size {
             BufferSize::Message => &mut self.messages,
             BufferSize::Batch => &mut self.batches,
@@ -108,7 +110,7 @@ struct BufferQueue(VecDeque<BytesMut>);
 
 impl BufferQueue {
     fn take(&mut self, size: BufferSize) -> BytesMut {
-        for _ in 0..self.0.len().min(LOOKS) {
+        for _ in 0..self.0.len().min(MAX_EXAMINED) {
             let Some(mut buffer) = self.0.pop_front() else { break };
             match size.is_reusable(&mut buffer) {
                 true => return buffer,
@@ -120,11 +122,11 @@ impl BufferQueue {
 
     /// Keeps a buffer, in place of the one unused for longest if the pool is full.
     fn put_back(&mut self, buffer: BytesMut, size: BufferSize) {
-        let (most, count) = size.shelf_limits();
-        if buffer.capacity() > most {
+        let (capacity_max, count_max) = size.queue_limits();
+        if buffer.capacity() > capacity_max {
             return;
         }
-        if self.0.len() >= count {
+        if self.0.len() >= count_max {
             self.0.pop_front();
         }
         self.0.push_back(buffer);
@@ -132,7 +134,7 @@ impl BufferQueue {
 }
 
 /// The maximum number of buffers examined before a new one is allocated.
-const LOOKS: usize = 4;
+const MAX_EXAMINED: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -145,11 +147,11 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_comes_back_whole_once_nobody_holds_a_piece_of_it() {
+    fn a_buffer_is_reused_once_no_slice_of_it_is_in_use() {
         let mut buffer = buffer_with_capacity(BufferSize::Message);
         let address = buffer.as_ptr();
         buffer.extend_from_slice(b"head and body");
-        let piece = buffer.split_to(4).freeze();
+        let slice = buffer.split_to(4).freeze();
         buffer.clear();
         return_buffer(&mut buffer, BufferSize::Message);
         assert_eq!(buffer.capacity(), 0);
@@ -157,27 +159,27 @@ mod tests {
         assert_ne!(
             buffer_with_capacity(BufferSize::Message).as_ptr(),
             address,
-            "a piece is in use"
+            "a slice is in use"
         );
-        drop(piece);
-        let again = buffer_with_capacity(BufferSize::Message);
-        assert_eq!(again.as_ptr(), address);
-        assert!(again.capacity() >= BufferSize::Message.initial_capacity());
+        drop(slice);
+        let reused = buffer_with_capacity(BufferSize::Message);
+        assert_eq!(reused.as_ptr(), address);
+        assert!(reused.capacity() >= BufferSize::Message.initial_capacity());
     }
 
     #[test]
-    fn content_is_never_taken_away() {
+    fn a_buffer_with_content_keeps_its_allocation() {
         let mut buffer = BytesMut::from(&b"rest"[..]);
         return_buffer(&mut buffer, BufferSize::Batch);
         ensure_capacity(&mut buffer, BufferSize::Batch);
         assert_eq!(buffer, b"rest"[..]);
     }
 
-    /// Small buffers would take the room of those with full capacity.
+    /// Small buffers would displace those with full capacity.
     #[test]
-    fn one_that_never_had_the_room_is_not_kept() {
-        let (_, count) = BufferSize::Batch.shelf_limits();
-        for _ in 0..2 * count {
+    fn a_buffer_with_little_capacity_is_not_kept() {
+        let (_, count_max) = BufferSize::Batch.queue_limits();
+        for _ in 0..2 * count_max {
             let mut small = BytesMut::from(&b"twelve bytes"[..]);
             small.clear();
             return_buffer(&mut small, BufferSize::Batch);
@@ -190,10 +192,10 @@ mod tests {
 
     /// A reader may hold its buffer for minutes if the application or the peer is slow.
     #[test]
-    fn what_a_link_gathered_is_not_lent_to_who_reads() {
-        let mut gathered = BytesMut::with_capacity(64 * 1024);
-        let address = gathered.as_ptr();
-        return_buffer(&mut gathered, BufferSize::Turn);
+    fn a_link_buffer_is_not_reused_for_reads() {
+        let mut link_buffer = BytesMut::with_capacity(64 * 1024);
+        let address = link_buffer.as_ptr();
+        return_buffer(&mut link_buffer, BufferSize::Turn);
         for size in [BufferSize::Message, BufferSize::Batch] {
             assert_eq!(buffer_with_capacity(size).capacity(), size.initial_capacity());
         }
@@ -201,15 +203,15 @@ mod tests {
     }
 
     #[test]
-    fn few_are_kept_and_none_that_grew_large() {
-        let kept = || SPARE.with_borrow(|spare| spare.messages.0.len());
-        let (most, _) = BufferSize::Batch.shelf_limits();
-        return_buffer(&mut BytesMut::with_capacity(most + 1), BufferSize::Message);
-        assert_eq!(kept(), 0);
-        let (_, count) = BufferSize::Message.shelf_limits();
-        let mut many: Vec<_> =
-            (0..2 * count).map(|_| buffer_with_capacity(BufferSize::Message)).collect();
-        many.iter_mut().for_each(|buffer| return_buffer(buffer, BufferSize::Message));
-        assert_eq!(kept(), count);
+    fn the_pool_keeps_few_buffers_and_no_large_one() {
+        let kept_count = || UNUSED_BUFFERS.with_borrow(|unused| unused.messages.0.len());
+        let (capacity_max, _) = BufferSize::Batch.queue_limits();
+        return_buffer(&mut BytesMut::with_capacity(capacity_max + 1), BufferSize::Message);
+        assert_eq!(kept_count(), 0);
+        let (_, count_max) = BufferSize::Message.queue_limits();
+        let mut buffers: Vec<_> =
+            (0..2 * count_max).map(|_| buffer_with_capacity(BufferSize::Message)).collect();
+        buffers.iter_mut().for_each(|buffer| return_buffer(buffer, BufferSize::Message));
+        assert_eq!(kept_count(), count_max);
     }
 }

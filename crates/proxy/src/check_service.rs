@@ -27,19 +27,19 @@ use crate::http::buffered_body::BufferMemory;
 use crate::http::grpc::message::{self, NotOneMessage};
 use crate::worker::Worker;
 
-/// The check services that one thread has called.
+/// The check services that one thread has called, with their connections.
 pub(crate) struct CheckServices {
-    known: RefCell<FxHashMap<CheckServiceAddress, Rc<ServiceState>>>,
+    states: RefCell<FxHashMap<CheckServiceAddress, Rc<ServiceState>>>,
     sessions: TlsSessions,
     /// Memory used by buffered body prefixes, on this thread.
-    pub(crate) ahead: Rc<BufferMemory>,
+    pub(crate) buffered_bodies: Rc<BufferMemory>,
 }
 
 /// One check service.
 struct ServiceState {
-    at: CheckServiceAddress,
+    address: CheckServiceAddress,
     /// Permits for check requests in flight.
-    places: Semaphore,
+    permits: Semaphore,
     /// The connections to a service outside the mesh.
     connections: Rc<CheckServiceConnections>,
     /// True if the last call succeeded; used to log a failure once.
@@ -82,26 +82,30 @@ impl From<NotOneMessage> for CheckError {
 
 impl CheckServices {
     pub(crate) fn new(roots: Option<PathBuf>) -> Self {
-        Self { known: RefCell::default(), sessions: TlsSessions::new(roots), ahead: Rc::default() }
+        Self {
+            states: RefCell::default(),
+            sessions: TlsSessions::new(roots),
+            buffered_bodies: Rc::default(),
+        }
     }
 
-    fn service_state(&self, at: &CheckServiceAddress) -> Rc<ServiceState> {
-        let mut known = self.known.borrow_mut();
-        if let Some(state) = known.get(at) {
+    fn service_state(&self, address: &CheckServiceAddress) -> Rc<ServiceState> {
+        let mut states = self.states.borrow_mut();
+        if let Some(state) = states.get(address) {
             return state.clone();
         }
         // Entries of removed rules are dropped; those still in use are created again on the next call.
-        if known.len() >= SERVICES_MAX {
-            known.clear();
+        if states.len() >= MAX_SERVICES {
+            states.clear();
         }
         let state = Rc::new(ServiceState {
-            at: at.clone(),
-            places: Semaphore::new(UNDER_WAY_MAX),
+            address: address.clone(),
+            permits: Semaphore::new(MAX_IN_FLIGHT),
             connections: Rc::default(),
             is_healthy: Cell::new(true),
             logs: RefCell::default(),
         });
-        known.insert(at.clone(), state.clone());
+        states.insert(address.clone(), state.clone());
         state
     }
 }
@@ -115,31 +119,31 @@ pub(crate) async fn send_check<T>(
     read: impl FnOnce(Bytes) -> Result<T, CheckError>,
 ) -> Result<T, CheckError> {
     let state = worker.check_services.service_state(&check_service.at);
-    let question =
+    let call =
         CheckCall { method, message: message::add_frame(&message), time: check_service.timeout };
     // The message may contain a body: do not keep two copies.
     drop(message);
-    let asked = async {
-        let place = state.places.acquire().await;
-        let _place = place.map_err(|_| CheckError::Timeout)?;
-        match &state.at {
+    let exchange = async {
+        let permit = state.permits.acquire().await;
+        let _permit = permit.map_err(|_| CheckError::Timeout)?;
+        match &state.address {
             CheckServiceAddress::Service { service, port } => {
-                inside::send_check(worker, service, *port, &question).await
+                inside::send_check(worker, service, *port, &call).await
             }
             CheckServiceAddress::External(server) => {
-                state.connections.send_check(worker, server, &question).await
+                state.connections.send_check(worker, server, &call).await
             }
         }
     };
-    let answer = match timeout(check_service.timeout, asked).await {
-        Ok(answer) => answer.and_then(read),
+    let response = match timeout(check_service.timeout, exchange).await {
+        Ok(response) => response.and_then(read),
         Err(_) => {
-            state.connections.was_late();
+            state.connections.record_timeout();
             Err(CheckError::Timeout)
         }
     };
-    state.record_response(&answer);
-    answer
+    state.record_response(&response);
+    response
 }
 
 /// A check request.
@@ -160,18 +164,18 @@ impl CheckCall {
 }
 
 impl ServiceState {
-    fn record_response<T>(&self, answer: &Result<T, CheckError>) {
-        if self.is_healthy.replace(answer.is_ok()) == answer.is_ok() {
+    fn record_response<T>(&self, response: &Result<T, CheckError>) {
+        if self.is_healthy.replace(response.is_ok()) == response.is_ok() {
             return;
         }
         let line = self.logs.borrow_mut().permit_line(Instant::now());
         let Some(suppressed) = line.map(|line| line.suppressed) else { return };
-        match answer {
+        match response {
             Err(error) => {
-                tracing::warn!(check_service = %self.at, %error, suppressed, "check service does not respond; failed checks are counted");
+                tracing::warn!(check_service = %self.address, %error, suppressed, "check service does not respond; failed checks are counted");
             }
             Ok(_) => {
-                tracing::info!(check_service = %self.at, suppressed, "check service responds again")
+                tracing::info!(check_service = %self.address, suppressed, "check service responds again")
             }
         }
     }
@@ -179,9 +183,9 @@ impl ServiceState {
 
 /// The maximum number of check requests in flight from one data thread to one service. Others wait, within
 /// their timeout.
-const UNDER_WAY_MAX: usize = 256;
-/// The maximum number of cached services; more than the rules of a workload name.
-const SERVICES_MAX: usize = 64;
+const MAX_IN_FLIGHT: usize = 256;
+/// The maximum number of cached services: more than the policies of a workload refer to.
+const MAX_SERVICES: usize = 64;
 
 #[cfg(test)]
 mod tests;

@@ -16,12 +16,13 @@ use tokio::sync::Notify;
 
 use crate::rejected_clients::RejectedClients;
 
-/// The current conditions. Requests never access it: only failures, recoveries and readers do.
+/// The current conditions. The locks are off the request path: failures and recoveries write, readers poll.
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
-    all: Mutex<BTreeMap<(&'static str, String), String>>,
+    reasons: Mutex<BTreeMap<(&'static str, String), String>>,
+    /// The circuits that threads have opened, by number.
     circuits: Mutex<BTreeMap<u64, OpenCircuit>>,
-    numbers: AtomicU64,
+    next_circuit_number: AtomicU64,
     rejected_clients: Mutex<RejectedClients>,
     changed: Notify,
 }
@@ -70,7 +71,7 @@ impl OpenCircuit {
     /// Returns the end of the condition: a circuit that stays half-open for longer has no requests that could
     /// close it, and rejects none.
     fn ends_at(&self) -> Instant {
-        self.since + self.open_for + self.open_for.clamp(HALF_OPEN_MIN, HALF_OPEN_MAX)
+        self.since + self.open_for + self.open_for.clamp(MIN_HALF_OPEN, MAX_HALF_OPEN)
     }
 
     fn condition(&self) -> ProxyCondition {
@@ -87,17 +88,17 @@ impl OpenCircuit {
 }
 
 impl Conditions {
-    /// Begins a condition, or changes its cause.
+    /// Begins a condition, or changes its reason.
     pub(crate) fn set_condition(&self, kind: &'static str, subject: &str, reason: String) {
-        let before = lock(&self.all).insert((kind, subject.to_owned()), reason.clone());
-        if before.as_ref() != Some(&reason) {
+        let previous = lock(&self.reasons).insert((kind, subject.to_owned()), reason.clone());
+        if previous.as_ref() != Some(&reason) {
             self.changed.notify_one();
         }
     }
 
     /// Ends a condition.
     pub(crate) fn clear(&self, kind: &'static str, subject: &str) {
-        if lock(&self.all).remove(&(kind, subject.to_owned())).is_some() {
+        if lock(&self.reasons).remove(&(kind, subject.to_owned())).is_some() {
             self.changed.notify_one();
         }
     }
@@ -113,23 +114,24 @@ impl Conditions {
     pub(crate) fn replace_kind(
         &self,
         kind: &'static str,
-        found: impl IntoIterator<Item = (String, String)>,
+        current: impl IntoIterator<Item = (String, String)>,
     ) {
-        let found: BTreeMap<_, _> =
-            found.into_iter().map(|(subject, reason)| ((kind, subject), reason)).collect();
-        let mut all = lock(&self.all);
-        let before: BTreeMap<_, _> = all.extract_if(.., |(of, _), _| *of == kind).collect();
-        let changed = before != found;
-        all.extend(found);
-        drop(all);
-        if changed {
+        let current: BTreeMap<_, _> =
+            current.into_iter().map(|(subject, reason)| ((kind, subject), reason)).collect();
+        let mut reasons = lock(&self.reasons);
+        let previous: BTreeMap<_, _> =
+            reasons.extract_if(.., |(candidate, _), _| *candidate == kind).collect();
+        let has_changed = previous != current;
+        reasons.extend(current);
+        drop(reasons);
+        if has_changed {
             self.changed.notify_one();
         }
     }
 
     /// Returns a number for a new circuit.
     pub(crate) fn next_number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed)
+        self.next_circuit_number.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Records an opened circuit.
@@ -148,22 +150,22 @@ impl Conditions {
     /// Returns the circuits that are not closed, one for each policy and port that it is attached to: each with
     /// the number of threads that opened it, and the newest of them.
     pub(crate) fn open_circuits(&self) -> Vec<(usize, OpenCircuit)> {
-        let mut found: BTreeMap<(ServicePortId, ServicePolicyName), (usize, OpenCircuit)> =
+        let mut circuits: BTreeMap<(ServicePortId, ServicePolicyName), (usize, OpenCircuit)> =
             BTreeMap::new();
         for circuit in lock(&self.circuits).values() {
             let key = (circuit.subject.clone(), circuit.policy.clone());
-            let entry = found.entry(key).or_insert_with(|| (0, circuit.clone()));
+            let entry = circuits.entry(key).or_insert_with(|| (0, circuit.clone()));
             entry.0 += 1;
             if circuit.since > entry.1.since {
                 entry.1 = circuit.clone();
             }
         }
-        found.into_values().collect()
+        circuits.into_values().collect()
     }
 
-    /// Returns all conditions in order.
+    /// Returns all conditions that are active at `now`.
     pub(crate) fn active_conditions(&self, now: Instant) -> Vec<ProxyCondition> {
-        let mut conditions: Vec<ProxyCondition> = lock(&self.all)
+        let mut conditions: Vec<ProxyCondition> = lock(&self.reasons)
             .iter()
             .map(|((kind, subject), reason)| {
                 ProxyCondition::new(kind, subject.clone(), reason.clone())
@@ -179,19 +181,19 @@ impl Conditions {
     /// Waits until the conditions may have changed. Cancel-safe.
     pub(crate) async fn wait_for_change(&self) {
         let now = Instant::now();
-        let ends =
-            lock(&self.circuits).values().map(OpenCircuit::ends_at).filter(|at| *at > now).min();
-        let ends = ends.into_iter().chain(lock(&self.rejected_clients).next_end(now)).min();
+        let next_end =
+            lock(&self.circuits).values().map(OpenCircuit::ends_at).filter(|end| *end > now).min();
+        let next_end = next_end.into_iter().chain(lock(&self.rejected_clients).next_end(now)).min();
         tokio::select! {
             () = self.changed.notified() => {}
-            () = sleep_until(ends) => {}
+            () = sleep_until(next_end) => {}
         }
     }
 }
 
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at.into()).await,
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => std::future::pending().await,
     }
 }
@@ -202,9 +204,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The minimum time for which a circuit counts as open after probes are permitted: the next probe may open it
 /// again at once.
-const HALF_OPEN_MIN: Duration = Duration::from_secs(10);
-/// The maximum such time.
-const HALF_OPEN_MAX: Duration = Duration::from_secs(60);
+const MIN_HALF_OPEN: Duration = Duration::from_secs(10);
+/// The maximum time for which a circuit counts as open after probes are permitted.
+const MAX_HALF_OPEN: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -225,32 +227,36 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_is_replaced_as_a_whole_and_others_stay() {
+    fn replacing_a_kind_leaves_the_other_conditions() {
         let conditions = Conditions::default();
         let now = Instant::now();
-        let closed = |name: &str| (name.to_owned(), "in use".to_owned());
+        let closed_listener = |name: &str| (name.to_owned(), "in use".to_owned());
         conditions.set_condition(kind::STATE_UNWRITABLE, "/state", "full".to_owned());
-        conditions.replace_kind(kind::LISTENER_CLOSED, [closed("a"), closed("b")]);
-        conditions.replace_kind(kind::LISTENER_CLOSED, [closed("b")]);
-        let found: Vec<String> =
-            conditions.active_conditions(now).into_iter().map(|it| it.subject).collect();
-        assert_eq!(found, ["b", "/state"]);
+        conditions
+            .replace_kind(kind::LISTENER_CLOSED, [closed_listener("a"), closed_listener("b")]);
+        conditions.replace_kind(kind::LISTENER_CLOSED, [closed_listener("b")]);
+        let subjects: Vec<String> = conditions
+            .active_conditions(now)
+            .into_iter()
+            .map(|condition| condition.subject)
+            .collect();
+        assert_eq!(subjects, ["b", "/state"]);
         conditions.clear(kind::STATE_UNWRITABLE, "/state");
         conditions.replace_kind(kind::LISTENER_CLOSED, []);
         assert_eq!(conditions.active_conditions(now), []);
     }
 
     #[test]
-    fn a_circuit_is_one_condition_for_all_threads_until_it_closes_or_has_no_requests() {
+    fn an_open_circuit_is_one_condition_until_it_closes_or_has_no_requests() {
         let conditions = Conditions::default();
         let since = Instant::now();
         for number in 0..2 {
             conditions.add_circuit(number, open_circuit(since));
         }
-        let found = conditions.active_conditions(since);
-        assert_eq!(found.len(), 1, "{found:?}");
+        let active = conditions.active_conditions(since);
+        assert_eq!(active.len(), 1, "{active:?}");
         assert_eq!(
-            (found[0].kind.as_str(), found[0].subject.as_str()),
+            (active[0].kind.as_str(), active[0].subject.as_str()),
             ("circuit-open", "shop/api:80")
         );
         assert_eq!(conditions.open_circuits()[0].0, 2);

@@ -31,7 +31,7 @@ pub struct Config {
     pub interception: Interception,
     /// The DNS server for the application, if its queries are redirected; `None` leaves them alone.
     pub dns_proxy: Option<DnsProxy>,
-    /// The loopback address of the admin page; with port 0 the kernel selects the port.
+    /// The loopback address of the admin endpoint; with port 0 the kernel selects the port.
     pub admin: SocketAddr,
     /// The address of health checks and of application probes for the kubelet; `None` disables it.
     pub health: Option<SocketAddr>,
@@ -122,7 +122,7 @@ impl Interception {
             inbound: SocketAddr::new(address, INBOUND_PORT),
             inbound_other: None,
             dns: Some(SocketAddr::new(loopback, DNS_PORT)),
-            mark: Some(MARK),
+            mark: Some(FIREWALL_MARK),
         }
     }
 
@@ -205,7 +205,7 @@ pub const INBOUND_PORT: u16 = 15_003;
 /// The port of redirected DNS queries.
 pub const DNS_PROXY_PORT: u16 = 15_053;
 /// The firewall mark of a proxy's own connections, which redirection exempts.
-pub const MARK: u32 = 0x1e90;
+pub const FIREWALL_MARK: u32 = 0x1e90;
 /// The port that resolvers send queries to (RFC 1035 §4.2).
 const DNS_PORT: u16 = 53;
 

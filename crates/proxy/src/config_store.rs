@@ -2,7 +2,6 @@
 
 mod known_answers;
 
-use known_answers::{by_use, idle_keys, known_answers};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,6 +21,7 @@ use leno_traffic::{
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, watch};
 
+use self::known_answers::{answers_with_usage, eviction_priority, idle_keys};
 use crate::application_ports::ApplicationPorts;
 use crate::conditions::Conditions;
 use crate::gateway_tls::{self, GatewayTlsConfigs};
@@ -33,7 +33,7 @@ use crate::virtual_addresses::VirtualAddresses;
 pub(crate) struct ConfigStore {
     config: ArcSwapOption<ConfigSnapshot>,
     credential: ArcSwapOption<Credential>,
-    /// The number of swaps; subscribers wait for changes of it.
+    /// The number of changes of the snapshot or the credential; subscribers wait for changes of it.
     version: watch::Sender<u64>,
     /// Revoked accounts and workloads; notified only when they change.
     revoked: watch::Sender<Revocations>,
@@ -56,9 +56,9 @@ pub(crate) struct ConfigStore {
 
 /// One configuration snapshot. A request holds one from its first stage to its last.
 pub(crate) struct ConfigSnapshot {
-    pub(crate) plans: CompiledSnapshot,
+    pub(crate) compiled: CompiledSnapshot,
     /// Requested services.
-    known: BTreeMap<ServiceName, KnownService>,
+    services: BTreeMap<ServiceName, KnownService>,
     /// Requested address entries.
     addresses: FxHashMap<IpAddr, KnownAnswer<AddressEntry>>,
     /// Requested DNS records.
@@ -79,9 +79,10 @@ pub(crate) struct EgressSettings {
 impl EgressSettings {
     /// True if the rules are the same objects.
     fn is_same(&self, other: &Self) -> bool {
-        let (own, theirs) = (self.egress_rules.as_ref(), other.egress_rules.as_ref());
-        let same = own.zip(theirs).is_some_and(|(one, two)| Arc::ptr_eq(one, two));
-        self.egress == other.egress && same
+        let (rules, other_rules) = (self.egress_rules.as_ref(), other.egress_rules.as_ref());
+        let same_rules =
+            rules.zip(other_rules).is_some_and(|(rules, other)| Arc::ptr_eq(rules, other));
+        self.egress == other.egress && same_rules
     }
 }
 
@@ -97,12 +98,12 @@ pub(crate) enum ResourceRequest {
 }
 
 /// A configuration snapshot, and a service in it.
-pub(crate) type FoundService = (Arc<ConfigSnapshot>, Arc<CompiledService>);
+pub(crate) type SnapshotService = (Arc<ConfigSnapshot>, Arc<CompiledService>);
 
 /// A requested service.
 struct KnownService {
     /// `None` if the service does not exist.
-    plan: Option<Arc<CompiledService>>,
+    service: Option<Arc<CompiledService>>,
     usage: Arc<ResourceUsage>,
 }
 
@@ -112,16 +113,20 @@ struct KnownAnswer<A> {
     usage: Arc<ResourceUsage>,
 }
 
-/// The last use of a service, address or name; survives swaps.
-#[derive(Default)]
+/// The last use of a service, address or name; carried over from snapshot to snapshot.
 struct ResourceUsage {
     /// True if a request used it since the last check.
     is_used: AtomicBool,
     /// The time of the last observed use, in seconds since the start.
-    seen: AtomicU64,
+    last_seen: AtomicU64,
 }
 
 impl ResourceUsage {
+    /// Creates the usage of a resource that is first used `now`, in seconds since the start.
+    fn new(now: u64) -> Arc<Self> {
+        Arc::new(Self { is_used: AtomicBool::new(false), last_seen: AtomicU64::new(now) })
+    }
+
     fn record_use(&self) {
         // Shared by threads: an unneeded write would invalidate the cache line.
         if !self.is_used.load(Ordering::Relaxed) {
@@ -132,9 +137,9 @@ impl ResourceUsage {
     /// Checks for a new use, and returns the time of the last observed one.
     fn last_use(&self, now: u64) -> u64 {
         if self.is_used.swap(false, Ordering::Relaxed) {
-            self.seen.store(now, Ordering::Relaxed);
+            self.last_seen.store(now, Ordering::Relaxed);
         }
-        self.seen.load(Ordering::Relaxed)
+        self.last_seen.load(Ordering::Relaxed)
     }
 }
 
@@ -154,7 +159,7 @@ impl ConfigStore {
         names: VirtualAddresses,
         now: Instant,
     ) -> (Arc<Self>, mpsc::Receiver<ResourceRequest>) {
-        let (resource_requests, wanted) = mpsc::channel(WANTS_MAX);
+        let (resource_requests, request_receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let config_store = Self {
             config: ArcSwapOption::empty(),
             credential: ArcSwapOption::empty(),
@@ -170,7 +175,7 @@ impl ConfigStore {
             conditions: Conditions::default(),
             application,
         };
-        (Arc::new(config_store), wanted)
+        (Arc::new(config_store), request_receiver)
     }
 
     /// Returns the current snapshot; `None` before the first.
@@ -201,70 +206,64 @@ impl ConfigStore {
     /// Makes an update the current snapshot. Requests in progress keep theirs.
     pub(crate) fn apply_update(&self, update: &ConfigUpdate) -> Result<(), InvalidPattern> {
         let previous = self.current_config();
-        let plans =
-            CompiledSnapshot::build(update.snapshot.clone(), previous.as_ref().map(|s| &s.plans))?;
+        let compiled = CompiledSnapshot::build(
+            update.snapshot.clone(),
+            previous.as_ref().map(|config| &config.compiled),
+        )?;
         let now = self.elapsed_seconds();
-        let known = |name: &ServiceName| {
-            let before = previous.as_ref().and_then(|config| config.known.get(name));
+        let known_service = |name: &ServiceName| {
+            let before = previous.as_ref().and_then(|config| config.services.get(name));
             let usage = before.map(|known| known.usage.clone());
-            let usage = usage.unwrap_or_else(|| {
-                Arc::new(ResourceUsage { seen: AtomicU64::new(now), ..ResourceUsage::default() })
-            });
-            (name.clone(), KnownService { plan: plans.service(name).cloned(), usage })
+            let usage = usage.unwrap_or_else(|| ResourceUsage::new(now));
+            (name.clone(), KnownService { service: compiled.service(name).cloned(), usage })
         };
-        let known = plans.snapshot.services.keys().chain(&update.absent).map(known).collect();
+        let services =
+            compiled.snapshot.services.keys().chain(&update.absent).map(known_service).collect();
         let before = previous.as_deref();
-        let addresses =
-            known_answers(&plans.snapshot.addresses, before.map(|config| &config.addresses), now);
-        let names = known_answers(&plans.snapshot.names, before.map(|config| &config.names), now);
+        let addresses = answers_with_usage(
+            &compiled.snapshot.addresses,
+            before.map(|config| &config.addresses),
+            now,
+        );
+        let names =
+            answers_with_usage(&compiled.snapshot.names, before.map(|config| &config.names), now);
         let gateway_tls = gateway_tls::build_configs(
-            &plans,
-            previous.as_ref().map(|config| (&config.plans, &config.gateway_tls)),
+            &compiled,
+            previous.as_ref().map(|config| (&config.compiled, &config.gateway_tls)),
         );
         let version = *self.version.borrow() + 1;
-        let plan = &update.snapshot.config;
-        let (accounts, workloads) = (&plan.revoked, &plan.revoked_workloads);
+        let workload_config = &update.snapshot.config;
+        let (accounts, workloads) = (&workload_config.revoked, &workload_config.revoked_workloads);
         let egress_settings = EgressSettings {
-            egress: Some(update.snapshot.config.egress),
-            egress_rules: Some(Arc::clone(&plans.egress_rules)),
+            egress: Some(workload_config.egress),
+            egress_rules: Some(Arc::clone(&compiled.egress_rules)),
         };
-        let same_access = previous.is_some_and(|before| {
-            let guards = (before.plans.request_checks.as_ref(), plans.request_checks.as_ref());
-            let same_guards = match guards {
-                (None, None) => true,
-                (Some(before), Some(now)) => Arc::ptr_eq(before, now),
-                _ => false,
-            };
-            // Limits and ports also affect the authorization of bytes without parsed requests.
-            same_guards
-                && Arc::ptr_eq(&before.plans.access, &plans.access)
-                && Arc::ptr_eq(&before.plans.limits, &plans.limits)
-                && before.plans.snapshot.config.ports == plans.snapshot.config.ports
-        });
+        let same_access =
+            previous.is_some_and(|previous| has_same_access(&previous.compiled, &compiled));
         self.config.store(Some(Arc::new(ConfigSnapshot {
-            plans,
-            known,
+            compiled,
+            services,
             addresses,
             names,
             gateway_tls,
             version,
         })));
-        self.observability.apply_settings(&update.snapshot.config.observability);
+        self.observability.apply_settings(&workload_config.observability);
         self.version.send_replace(version);
-        self.revoked.send_if_modified(|known| {
-            let has_changed = (&known.accounts, &known.workloads) != (accounts, workloads);
+        self.revoked.send_if_modified(|current| {
+            let has_changed = (&current.accounts, &current.workloads) != (accounts, workloads);
             if has_changed {
-                known.accounts.clone_from(accounts);
-                known.workloads.clone_from(workloads);
+                current.accounts.clone_from(accounts);
+                current.workloads.clone_from(workloads);
             }
             has_changed
         });
         if !same_access {
             self.access.send_replace(());
         }
-        self.egress_settings.send_if_modified(|known| {
-            let has_changed = !known.is_same(&egress_settings);
-            *known = egress_settings;
+        self.egress_settings.send_if_modified(|current| {
+            let has_changed = !current.is_same(&egress_settings);
+            *current = egress_settings;
             has_changed
         });
         Ok(())
@@ -290,11 +289,14 @@ impl ConfigStore {
         drop(revoked.wait_for(covers).await);
     }
 
-    /// Resolves when clients without an identity and with this origin are no longer allowed.
-    pub(crate) async fn kept_out(&self, port: u16, origin: ConnectionOrigin) {
+    /// Resolves when clients without an identity and with this origin are no longer allowed at the port.
+    pub(crate) async fn wait_until_plaintext_denied(&self, port: u16, origin: ConnectionOrigin) {
         let mut changes = self.access_changes();
         loop {
-            if self.current_config().is_some_and(|config| !config.lets_in_unproved(port, &origin)) {
+            if self
+                .current_config()
+                .is_some_and(|config| !config.allows_unauthenticated(port, &origin))
+            {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -323,23 +325,23 @@ impl ConfigStore {
         &self,
         service: &ServiceName,
         max_wait: Duration,
-    ) -> Result<FoundService, Reason> {
-        if let Some(found) = self.look_up(service) {
+    ) -> Result<SnapshotService, Reason> {
+        if let Some(found) = self.lookup_service(service) {
             return found;
         }
         let mut changes = self.subscribe();
-        let found = async {
+        let received = async {
             self.request_resource(ResourceRequest::Service(service.clone())).await;
             loop {
                 // Checked again before the first wait: the answer may have arrived between the check above and
                 // the subscription.
-                if let Some(found) = self.look_up(service) {
+                if let Some(found) = self.lookup_service(service) {
                     return found;
                 }
                 changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
             }
         };
-        tokio::time::timeout(max_wait, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+        tokio::time::timeout(max_wait, received).await.unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
     /// Returns the entry at an address; requests it if necessary and waits at most `max_wait`.
@@ -351,48 +353,50 @@ impl ConfigStore {
         address: IpAddr,
         max_wait: Duration,
     ) -> Result<Arc<AddressEntry>, Reason> {
-        if let Some(address_entry) = self.look_at(address) {
+        if let Some(address_entry) = self.lookup_address(address) {
             return Ok(address_entry);
         }
         let mut changes = self.subscribe();
-        let found = async {
+        let received = async {
             self.request_resource(ResourceRequest::Address(address)).await;
             loop {
                 // Checked again before the first wait, as for services.
-                if let Some(address_entry) = self.look_at(address) {
+                if let Some(address_entry) = self.lookup_address(address) {
                     return Ok(address_entry);
                 }
                 changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
             }
         };
-        tokio::time::timeout(max_wait, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+        tokio::time::timeout(max_wait, received).await.unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
     /// Returns the protocol of a service port, if the current snapshot has it.
     pub(crate) fn declared_protocol(&self, service: &ServiceName, port: u16) -> Option<Protocol> {
         let config = self.current_config()?;
-        config.plans.service(service)?.ports.get(&port).map(|port| port.protocol)
+        config.compiled.service(service)?.ports.get(&port).map(|port| port.protocol)
     }
 
     /// Returns the protocol at an address of a workload, if the current snapshot has it.
-    pub(crate) fn protocol_at(&self, at: SocketAddr) -> Option<Protocol> {
-        match &*self.look_at(at.ip())? {
-            AddressEntry::Workload { ports, .. } => ports.get(&at.port()).map(|port| port.protocol),
+    pub(crate) fn protocol_at(&self, address: SocketAddr) -> Option<Protocol> {
+        match &*self.lookup_address(address.ip())? {
+            AddressEntry::Workload { ports, .. } => {
+                ports.get(&address.port()).map(|port| port.protocol)
+            }
             AddressEntry::Service(_) | AddressEntry::External => None,
         }
     }
 
-    /// Returns the application port of a workload at `at`, if the workload still exists.
+    /// Returns the endpoint of the application port at `address`, if it still belongs to the workload of `id`.
     pub(crate) async fn pinned_endpoint(
         &self,
-        at: SocketAddr,
+        address: SocketAddr,
         id: &EndpointId,
         max_wait: Duration,
     ) -> Result<(Arc<ConfigSnapshot>, Arc<Endpoint>), Reason> {
-        let address_entry = self.address_entry(at.ip(), max_wait).await?;
+        let address_entry = self.address_entry(address.ip(), max_wait).await?;
         let endpoint = match &*address_entry {
             AddressEntry::Workload { workload, ports } if *workload == id.workload => {
-                ports.get(&at.port()).and_then(|port| port.endpoint.clone())
+                ports.get(&address.port()).and_then(|port| port.endpoint.clone())
             }
             AddressEntry::Workload { .. } | AddressEntry::Service(_) | AddressEntry::External => {
                 None
@@ -408,10 +412,10 @@ impl ConfigStore {
         let listeners = self.own_listeners.load();
         let listener = *listeners.as_ref()?.get(&endpoint.address.port())?;
         let config = self.current_config()?;
-        (config.plans.snapshot.config.workload == endpoint.id.workload).then_some(listener)
+        (config.compiled.snapshot.config.workload == endpoint.id.workload).then_some(listener)
     }
 
-    /// Sets those listeners.
+    /// Sets the listeners for [`Self::own_listener`].
     pub(crate) fn set_own_listeners(&self, listeners: BTreeMap<u16, SocketAddr>) {
         let listeners = Some(listeners).filter(|listeners| !listeners.is_empty());
         self.own_listeners.store(listeners.map(Arc::new));
@@ -422,46 +426,51 @@ impl ConfigStore {
         let Some(config) = self.current_config() else {
             return false;
         };
-        let service = config.plans.snapshot.services.get(&endpoint.id.service);
-        let port = service.and_then(|view| view.ports.get(&endpoint.id.port));
-        port.is_some_and(|port| port.endpoints.iter().any(|known| known.is_same_place(endpoint)))
-            || config.pinned_endpoints().any(|known| known.is_same_place(endpoint))
+        let service = config.compiled.snapshot.services.get(&endpoint.id.service);
+        let port = service.and_then(|service| service.ports.get(&endpoint.id.port));
+        port.is_some_and(|port| port.endpoints.iter().any(|known| known.has_same_address(endpoint)))
+            || config.pinned_endpoints().any(|known| known.has_same_address(endpoint))
     }
 
     /// Returns the eviction priority of each service, by its last use.
     pub(crate) fn services_by_use(&self) -> impl Fn(&ServiceName) -> EvictionPriority + use<> {
         let (config, now) = (self.current_config(), self.elapsed_seconds());
-        move |name| match config.as_ref().and_then(|config| config.known.get(name)) {
+        move |name| match config.as_ref().and_then(|config| config.services.get(name)) {
             None => EvictionPriority::Pending,
-            Some(known) if known.plan.is_none() => {
+            Some(known) if known.service.is_none() => {
                 EvictionPriority::Absent(known.usage.last_use(now))
             }
             Some(known) => EvictionPriority::Used(known.usage.last_use(now)),
         }
     }
 
-    /// The same for addresses.
+    /// Returns the eviction priority of each address, by its last use.
     pub(crate) fn addresses_by_use(&self) -> impl Fn(&IpAddr) -> EvictionPriority + use<> {
         let (config, now) = (self.current_config(), self.elapsed_seconds());
-        move |address| by_use(config.as_ref().and_then(|it| it.addresses.get(address)), now)
+        move |address| {
+            eviction_priority(config.as_ref().and_then(|config| config.addresses.get(address)), now)
+        }
     }
 
-    /// The same for names.
+    /// Returns the eviction priority of each DNS name, by its last use.
     pub(crate) fn names_by_use(&self) -> impl Fn(&ServiceName) -> EvictionPriority + use<> {
         let (config, now) = (self.current_config(), self.elapsed_seconds());
-        move |name| by_use(config.as_ref().and_then(|it| it.names.get(name)), now)
+        move |name| {
+            eviction_priority(config.as_ref().and_then(|config| config.names.get(name)), now)
+        }
     }
 
-    /// Returns the services that were not used for `idle`, if called more often than that.
+    /// Returns the services that were not used for `idle`. Uses are observed at each call, which must be more
+    /// frequent than `idle`.
     pub(crate) fn idle_services(&self, idle: Duration) -> Vec<ServiceName> {
         let Some(config) = self.current_config() else {
             return Vec::new();
         };
         let now = self.elapsed_seconds();
         let oldest = now.saturating_sub(idle.as_secs());
-        let known = config.known.iter();
-        let idle = known.filter(|(_, known)| known.usage.last_use(now) < oldest);
-        idle.map(|(name, _)| name.clone()).collect()
+        let is_idle = |known: &KnownService| known.usage.last_use(now) < oldest;
+        let idle_services = config.services.iter().filter(|(_, known)| is_idle(known));
+        idle_services.map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the addresses that were not used for `idle`.
@@ -495,29 +504,29 @@ impl ConfigStore {
 
     /// Requests a resource if the queue has room. The caller does not wait, and requests it again if it still
     /// needs it.
-    pub(crate) fn want_in_passing(&self, want: ResourceRequest) {
-        self.resource_requests.try_send(want).ok();
+    pub(crate) fn try_request_resource(&self, request: ResourceRequest) {
+        self.resource_requests.try_send(request).ok();
     }
 
     /// Requests a resource, and waits for room in the queue.
-    async fn request_resource(&self, want: ResourceRequest) {
+    async fn request_resource(&self, request: ResourceRequest) {
         // The queue is closed when the proxy ends.
-        drop(self.resource_requests.send(want).await);
+        drop(self.resource_requests.send(request).await);
     }
 
-    fn look_at(&self, address: IpAddr) -> Option<Arc<AddressEntry>> {
+    fn lookup_address(&self, address: IpAddr) -> Option<Arc<AddressEntry>> {
         let config = self.config.load();
         let known = config.as_ref()?.addresses.get(&address)?;
         known.usage.record_use();
         Some(Arc::clone(&known.answer))
     }
 
-    fn look_up(&self, service: &ServiceName) -> Option<Result<FoundService, Reason>> {
+    fn lookup_service(&self, name: &ServiceName) -> Option<Result<SnapshotService, Reason>> {
         let config = self.current_config()?;
-        let known = config.known.get(service)?;
+        let known = config.services.get(name)?;
         known.usage.record_use();
-        let plan = known.plan.clone();
-        Some(plan.map(|plan| (config, plan)).ok_or(Reason::UnknownService))
+        let service = known.service.clone();
+        Some(service.map(|service| (config, service)).ok_or(Reason::UnknownService))
     }
 
     fn elapsed_seconds(&self) -> u64 {
@@ -525,10 +534,25 @@ impl ConfigStore {
     }
 }
 
+/// True if both configurations authorize inbound connections in the same way.
+fn has_same_access(previous: &CompiledSnapshot, current: &CompiledSnapshot) -> bool {
+    let request_checks = (previous.request_checks.as_ref(), current.request_checks.as_ref());
+    let same_request_checks = match request_checks {
+        (None, None) => true,
+        (Some(previous), Some(current)) => Arc::ptr_eq(previous, current),
+        _ => false,
+    };
+    // Limits and ports also affect the authorization of bytes without parsed requests.
+    same_request_checks
+        && Arc::ptr_eq(&previous.access, &current.access)
+        && Arc::ptr_eq(&previous.limits, &current.limits)
+        && previous.snapshot.config.ports == current.snapshot.config.ports
+}
+
 /// True if the workload of a peer is revoked.
 fn covers_workload(revoked: &Revocations, peer: &VerifiedPeer) -> bool {
-    let workload = peer.workload.as_ref();
-    workload.is_some_and(|it| revoked.covers_workload(it, peer.instance.as_ref()))
+    let peer_workload = peer.workload.as_ref();
+    peer_workload.is_some_and(|workload| revoked.covers_workload(workload, peer.instance.as_ref()))
 }
 
 impl ConfigSnapshot {
@@ -543,29 +567,38 @@ impl ConfigSnapshot {
 
     /// Returns the protocol of the application at this port if clients without mutual TLS are allowed, in
     /// general or from this address.
-    pub(crate) fn in_clear(&self, port: u16, address: IpAddr) -> Option<Protocol> {
-        let plan = &self.plans.snapshot.config;
-        let known = plan.ports.iter().find(|known| known.port == port)?;
-        let opened = || self.plans.access.in_clear(port, known.protocol, address);
-        match (plan.mtls, known.protocol) {
+    pub(crate) fn plaintext_protocol(&self, port: u16, address: IpAddr) -> Option<Protocol> {
+        let workload_config = &self.compiled.snapshot.config;
+        let declared = workload_config.ports.iter().find(|declared| declared.port == port)?;
+        let ingress_protocol =
+            || self.compiled.access.plaintext_protocol(port, declared.protocol, address);
+        match (workload_config.mtls, declared.protocol) {
             // Without a declared protocol, the ingress rule for the port may set it.
-            (MtlsMode::Permissive, Protocol::Detect) => opened().or(Some(Protocol::Detect)),
-            (MtlsMode::Permissive, spoken) => Some(spoken),
-            (MtlsMode::Strict, _) => opened(),
+            (MtlsMode::Permissive, Protocol::Detect) => {
+                ingress_protocol().or(Some(Protocol::Detect))
+            }
+            (MtlsMode::Permissive, protocol) => Some(protocol),
+            (MtlsMode::Strict, _) => ingress_protocol(),
         }
     }
 
     /// True if a client without an identity and with this origin is allowed at a port.
-    fn lets_in_unproved(&self, port: u16, origin: &ConnectionOrigin) -> bool {
-        let is_known = self.plans.snapshot.config.ports.iter().any(|known| known.port == port);
-        is_known && self.plans.access.visit(None, port, Some(origin.clone())).is_ok()
+    fn allows_unauthenticated(&self, port: u16, origin: &ConnectionOrigin) -> bool {
+        let is_declared =
+            self.compiled.snapshot.config.ports.iter().any(|declared| declared.port == port);
+        is_declared
+            && self
+                .compiled
+                .access
+                .authorize_connection_from(None, port, Some(origin.clone()))
+                .is_ok()
     }
 
     /// Returns the requested services that do not exist.
     pub(crate) fn absent_services(&self) -> impl Iterator<Item = &ServiceName> {
-        self.known.iter().filter(|(_, known)| known.plan.is_none()).map(|(name, _)| name)
+        self.services.iter().filter(|(_, known)| known.service.is_none()).map(|(name, _)| name)
     }
 }
 
-/// Queued requests for resources; further ones wait.
-const WANTS_MAX: usize = 1024;
+/// The maximum number of queued requests for resources; further ones wait.
+const MAX_QUEUED_REQUESTS: usize = 1024;

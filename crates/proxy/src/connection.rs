@@ -1,28 +1,26 @@
-//! Classification of one accepted connection by peer and protocol, and its dispatch.
+//! One accepted connection: classified by listener kind, peer and protocol, and served until its end.
 
 mod protocol;
 
-use protocol::*;
 pub(crate) use protocol::{ConnectionProtocol, detect_protocol, list_session};
-use std::future::poll_fn;
+use protocol::{declared_protocol, is_detected_http2, protocol_at, protocol_now};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::BytesMut;
 use leno_listen::HalfOpen;
-use leno_model::{AddressEntry, EndpointId, Protocol, Reason, ServiceName};
+use leno_model::{AddressEntry, EndpointId, Protocol, Reason};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_traffic::{ConnectionOrigin, SessionTransport};
 use leno_wire::link::{Role, StreamKind};
-use leno_wire::sniff::DetectedProtocol;
 use tokio::net::TcpStream;
 use tokio::time::{sleep_until, timeout};
 
-use crate::connections::{ConnectionListing, OpenConnection, OpenCounter};
-use crate::drain::{Phase, last_call};
-use crate::first_bytes::{read_preface, sniff_connection};
+use crate::connections::{ConnectionListing, OpenCounter};
+use crate::drain::Phase;
+use crate::first_bytes::read_preface;
 use crate::gateway;
 use crate::handshake;
 use crate::http::message::{MessageReader, MessageWriter};
@@ -36,7 +34,7 @@ use crate::max_wait::finished_within;
 use crate::outside;
 use crate::plaintext;
 use crate::session::{ListenerKind, Session};
-use crate::silent_client::spoken_in;
+use crate::silent_client::detect_client_protocol;
 use crate::task_pool::TaskPool;
 use crate::tcp;
 use crate::tls::{self, ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, AcceptedClients, AcceptedConnection};
@@ -57,14 +55,17 @@ pub(crate) async fn serve_connection(
         ListenerKind::HttpProxy => {
             let session = Session::new(worker, ListenerKind::HttpProxy, None, peer);
             let _listed = list_session(&session, "http", "HTTP proxy".to_owned());
-            Box::pin(from_proxy_client(session, Io::new(ByteStream::Plain(tcp)))).await;
+            Box::pin(serve_proxy_client(session, Io::new(ByteStream::Plain(tcp)))).await;
         }
-        ListenerKind::Address(at) => Box::pin(to_address(&worker, at, tcp, peer)).await,
+        ListenerKind::Address(at) => {
+            Box::pin(serve_address_connection(&worker, at, tcp, peer)).await
+        }
         ListenerKind::Outbound { .. }
         | ListenerKind::Service { .. }
         | ListenerKind::Pinned { .. } => {
             let io = Io::new(ByteStream::Plain(tcp));
-            Box::pin(to_service(&worker, listener_kind, io, BytesMut::new(), peer)).await;
+            Box::pin(serve_service_connection(&worker, listener_kind, io, BytesMut::new(), peer))
+                .await;
         }
         ListenerKind::Gateway { port } => {
             Box::pin(gateway::serve_connection(&worker, port, tcp, peer)).await
@@ -77,24 +78,24 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
     let Some(config) = worker.config_store.current_config() else {
         return;
     };
-    let spoken = config.in_clear(port, peer.ip());
-    let access = &config.plans.access;
-    let clients = if access.skips_proof(port, peer.ip()) {
+    let declared = config.plaintext_protocol(port, peer.ip());
+    let access = &config.compiled.access;
+    let clients = if access.skips_client_certificate(port, peer.ip()) {
         AcceptedClients::Anyone
-    } else if access.takes_external_principals(port, peer.ip()) {
+    } else if access.accepts_external_principals(port, peer.ip()) {
         AcceptedClients::ExternalPrincipals
     } else {
         AcceptedClients::Members
     };
     drop(config);
     let half_open = worker.half_open.admit(peer.ip());
-    if let Some(spoken) = spoken {
-        let looked = plaintext::is_mutual_tls(worker, spoken, &tcp);
-        match handshake::await_start(worker, &half_open, looked).await {
+    if let Some(declared) = declared {
+        let detection = plaintext::is_mutual_tls(worker, declared, &tcp);
+        match handshake::await_start(worker, &half_open, detection).await {
             Some(true) => {}
             Some(false) => {
                 let io = Io::new(ByteStream::Plain(tcp));
-                return allowed_in_clear(worker, half_open, port, spoken, io, peer).await;
+                return serve_plaintext(worker, half_open, port, declared, io, peer).await;
             }
             None => return leno_listen::reset_on_drop(&tcp),
         }
@@ -102,29 +103,31 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
     let Some(credential) = worker.config_store.credential() else {
         return;
     };
-    let accepting = async {
-        let expected =
+    let handshake_steps = async {
+        let client_hello =
             handshake::await_start(worker, &half_open, tls::expect_handshake(&tcp)).await;
-        let expected = expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)));
-        expected.inspect_err(|reason| note_plaintext(worker, *reason, port, peer))?;
+        let client_hello =
+            client_hello.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)));
+        client_hello
+            .inspect_err(|reason| record_rejected_plaintext(worker, *reason, port, peer))?;
         tls::accept_tls(worker, &half_open, &credential, clients, tcp).await
     };
-    let Some(accepted) = handshake::finish_handshake(worker, peer, accepting).await else {
+    let Some(accepted) = handshake::finish_handshake(worker, peer, handshake_steps).await else {
         return;
     };
     drop(half_open);
-    Box::pin(inside_tls(worker, port, accepted, peer)).await;
+    Box::pin(serve_inside_tls(worker, port, accepted, peer)).await;
 }
 
 /// Serves a connection inside TLS for as long as its client is allowed.
-async fn inside_tls(
+async fn serve_inside_tls(
     worker: &Rc<Worker>,
     port: u16,
     accepted: AcceptedConnection,
     peer: SocketAddr,
 ) {
-    let proved = accepted.client.member().cloned();
-    if proved.as_ref().is_some_and(|proved| worker.config_store.revokes_workload(proved)) {
+    let member = accepted.client.member().cloned();
+    if member.as_ref().is_some_and(|member| worker.config_store.revokes_workload(member)) {
         let reason = Reason::RevokedPeer.label();
         if let Some(line) = worker.log_line(peer) {
             let suppressed = line.suppressed;
@@ -133,28 +136,28 @@ async fn inside_tls(
         worker.shard.count_rejected(reason);
         return;
     }
-    let (member, external_principal, expires) = accepted.client.into_parts();
-    let identity = member.map(Rc::new);
-    let state = accepted.tls.get_ref().1;
-    let alpn = state.alpn_protocol().map(<[u8]>::to_vec);
-    let carrier = SessionTransport::Tls {
-        server_name: state.server_name().map(Into::into),
+    let (identity, external_principal, expires) = accepted.client.into_parts();
+    let identity = identity.map(Rc::new);
+    let tls_state = accepted.tls.get_ref().1;
+    let alpn = tls_state.alpn_protocol().map(<[u8]>::to_vec);
+    let transport = SessionTransport::Tls {
+        server_name: tls_state.server_name().map(Into::into),
         external_principal,
     };
     let io = Io::new(ByteStream::Server(Box::new(accepted.tls)));
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, identity, peer);
-    (session.expires, session.carrier) = (expires, carrier);
+    (session.expires, session.transport) = (expires, transport);
     let origin = session.origin();
-    let served = pin!(serve_inbound(session, port, expires, io.clone(), alpn));
-    let forbidden = pin!(async {
-        match &proved {
-            Some(proved) => worker.config_store.wait_until_revoked(proved).await,
+    let serving = pin!(serve_tls_protocol(session, port, expires, io.clone(), alpn));
+    let revocation = pin!(async {
+        match &member {
+            Some(member) => worker.config_store.wait_until_revoked(member).await,
             // Only an ingress rule allows clients that are not mesh members.
-            None => worker.config_store.kept_out(port, origin).await,
+            None => worker.config_store.wait_until_plaintext_denied(port, origin).await,
         }
     });
-    if serve_until(served, forbidden, &io).await == ConnectionResult::Aborted {
-        let reason = match proved {
+    if serve_until(serving, revocation, &io).await == ConnectionResult::Aborted {
+        let reason = match member {
             Some(_) => Reason::RevokedPeer,
             None => Reason::PlaintextRejected,
         };
@@ -163,52 +166,53 @@ async fn inside_tls(
             tracing::info!(%peer, reason, suppressed, "connection closed: it is no longer permitted");
         }
         worker.shard.count_rejected(reason.label());
-        note_plaintext(worker, reason, port, peer);
+        record_rejected_plaintext(worker, reason, port, peer);
     }
 }
 
 /// Reports a client that is rejected because it has no mutual TLS.
-fn note_plaintext(worker: &Worker, reason: Reason, port: u16, peer: SocketAddr) {
+fn record_rejected_plaintext(worker: &Worker, reason: Reason, port: u16, peer: SocketAddr) {
     if reason == Reason::PlaintextRejected {
         worker.config_store.conditions.note_rejected_client(port, peer.ip());
     }
 }
 
 /// Serves a client without mutual TLS for as long as such clients are allowed.
-async fn allowed_in_clear(
+async fn serve_plaintext(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
     port: u16,
-    spoken: Protocol,
+    declared: Protocol,
     io: Io,
     peer: SocketAddr,
 ) {
-    let mut served = Box::pin(plain_inbound(worker, half_open, port, spoken, io.clone(), peer));
+    let mut serving =
+        Box::pin(serve_plaintext_protocol(worker, half_open, port, declared, io.clone(), peer));
     let origin = ConnectionOrigin { address: peer.ip(), transport: SessionTransport::Plaintext };
-    let refused = Box::pin(worker.config_store.kept_out(port, origin));
-    if serve_until(served.as_mut(), refused, &io).await == ConnectionResult::Aborted {
+    let revocation = Box::pin(worker.config_store.wait_until_plaintext_denied(port, origin));
+    if serve_until(serving.as_mut(), revocation, &io).await == ConnectionResult::Aborted {
         if let Some(line) = worker.log_line(peer) {
             let suppressed = line.suppressed;
             tracing::info!(%peer, suppressed, "connection without mutual TLS closed: plaintext is no longer permitted");
         }
         worker.shard.count_rejected(Reason::PlaintextRejected.label());
-        note_plaintext(worker, Reason::PlaintextRejected, port, peer);
+        record_rejected_plaintext(worker, Reason::PlaintextRejected, port, peer);
     }
 }
 
 /// Serves a connection until it ends, or until it is forbidden. Both futures are pinned by the caller: moving
 /// them in here would reserve the memory of a connection twice.
 pub(crate) async fn serve_until(
-    mut served: Pin<&mut impl Future<Output = ()>>,
-    forbidden: impl Future<Output = ()> + Unpin,
+    mut serving: Pin<&mut impl Future<Output = ()>>,
+    revocation: impl Future<Output = ()> + Unpin,
     io: &Io,
 ) -> ConnectionResult {
     tokio::select! {
-        () = &mut served => return ConnectionResult::Complete,
-        () = forbidden => {}
+        () = &mut serving => return ConnectionResult::Complete,
+        () = revocation => {}
     }
     io.cut();
-    served.await;
+    serving.await;
     ConnectionResult::Aborted
 }
 
@@ -221,7 +225,7 @@ pub(crate) enum ConnectionResult {
 
 /// Serves a client without mutual TLS in the protocol of the application. An HTTP client is half-open until it
 /// has sent the head of a request, or the HTTP/2 preface.
-async fn plain_inbound(
+async fn serve_plaintext_protocol(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
     port: u16,
@@ -234,16 +238,17 @@ async fn plain_inbound(
     let max_wait = worker.config.limits.idle_connection;
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, None, peer);
     let needs_requests = || tcp::needs_requests(&session, port);
-    let spoken = spoken_in(worker, declared, max_wait, &io, &mut early, needs_requests);
-    let Some(spoken) = handshake::await_start(worker, &half_open, spoken).await else {
+    let protocol =
+        detect_client_protocol(worker, declared, max_wait, &io, &mut early, needs_requests);
+    let Some(protocol) = handshake::await_start(worker, &half_open, protocol).await else {
         return io.reset_on_drop();
     };
-    let Some(spoken) = spoken else {
+    let Some(protocol) = protocol else {
         return;
     };
-    session.found_http2 = found_http2(declared, spoken);
-    let list = |protocol| list_session(&session, protocol, format!("application port {port}"));
-    match spoken {
+    session.detected_http2 = is_detected_http2(declared, protocol);
+    let list = |name| list_session(&session, name, format!("application port {port}"));
+    match protocol {
         ConnectionProtocol::Http1 => {
             let listed = list("http");
             Box::pin(half_open_http1(session, half_open, listed, &io, early)).await;
@@ -268,14 +273,14 @@ pub(crate) async fn half_open_http1(
     io: &Io,
     early: BytesMut,
 ) {
-    let first = Box::pin(first_request(&session, half_open, io, early)).await;
-    if let Some(early) = first {
-        from_http1(session, listed, io, early).await;
+    let received = Box::pin(read_first_head(&session, half_open, io, early)).await;
+    if let Some(early) = received {
+        serve_http1(session, listed, io, early).await;
     }
 }
 
 /// Reads the head of the first request and returns all bytes read. `None`: the connection is over.
-async fn first_request(
+async fn read_first_head(
     session: &Session,
     half_open: HalfOpen,
     io: &Io,
@@ -284,11 +289,12 @@ async fn first_request(
     let worker = &session.worker;
     let mut reader = MessageReader::new(io.clone());
     reader.buffer = early;
-    let mut head = worker.request_heads.lend();
-    let read = finished_within(worker.config.limits.head_timeout, reader.whole_request(&mut head));
-    let read = handshake::await_start(worker, &half_open, read).await;
+    let mut head = worker.request_heads.take_object();
+    let reading =
+        finished_within(worker.config.limits.head_timeout, reader.buffer_request(&mut head));
+    let outcome = handshake::await_start(worker, &half_open, reading).await;
     drop(half_open);
-    match read {
+    match outcome {
         Some(Some(())) => return Some(reader.buffer),
         // Empty lines do not begin a request: the connection is idle.
         Some(None) if matches!(&reader.buffer[..], b"" | b"\r") => return Some(reader.buffer),
@@ -307,10 +313,10 @@ pub(crate) async fn half_open_http2(
     mut early: BytesMut,
 ) {
     let worker = &session.worker;
-    let read = timeout(worker.config.limits.handshake_timeout, read_preface(io, &mut early));
-    let read = handshake::await_start(worker, &half_open, read).await;
+    let reading = timeout(worker.config.limits.handshake_timeout, read_preface(io, &mut early));
+    let outcome = handshake::await_start(worker, &half_open, reading).await;
     drop(half_open);
-    match read {
+    match outcome {
         // The HTTP/2 handshake reports the error to a client that is late or sends other bytes.
         Some(Ok(()) | Err(_)) => {
             Box::pin(http2::server::serve_connection(Rc::new(session), io, early)).await;
@@ -320,33 +326,33 @@ pub(crate) async fn half_open_http2(
 }
 
 /// Serves a connection that begins with HTTP/1.1 and may be upgraded to HTTP/2.
-pub(crate) async fn from_http1(
+pub(crate) async fn serve_http1(
     session: Session,
     listed: ConnectionListing,
     io: &Io,
     early: BytesMut,
 ) {
     if let ServeResult::Http2 { first, early } = serve_requests(&session, io, early).await {
-        listed.goes_on_in("http2");
+        listed.set_protocol("http2");
         session.is_exclusive.set(false);
-        Box::pin(http2::server::go_on(Rc::new(session), io, first, early)).await;
+        Box::pin(http2::server::continue_upgraded(Rc::new(session), io, first, early)).await;
     }
 }
 
 /// Serves the protocol inside mutual TLS: a link, HTTP/2 or HTTP/1.1.
-async fn serve_inbound(
+async fn serve_tls_protocol(
     mut session: Session,
     port: u16,
     expires: Option<Instant>,
     io: Io,
     alpn: Option<Vec<u8>>,
 ) {
-    session.is_private = alpn.as_deref() == Some(ALPN_ALONE) && session.identity.is_some();
+    session.is_dedicated = alpn.as_deref() == Some(ALPN_ALONE) && session.identity.is_some();
     let list = |protocol| list_session(&session, protocol, format!("application port {port}"));
     match (alpn.as_deref(), expires.filter(|_| session.identity.is_some())) {
         (Some(ALPN_LINK), Some(expires)) => {
             let _listed = list("link");
-            Box::pin(inbound_link(Rc::new(session), port, expires, io)).await;
+            Box::pin(serve_inbound_link(Rc::new(session), port, expires, io)).await;
         }
         // Links are for mesh members only.
         (Some(ALPN_LINK), None) => io.reset_on_drop(),
@@ -363,7 +369,7 @@ async fn serve_inbound(
 
 /// Drives a link that another sidecar opened; each stream is a task of its own. No new streams are accepted
 /// once the certificate of the peer has expired.
-async fn inbound_link(session: Rc<Session>, port: u16, expires: Instant, io: Io) {
+async fn serve_inbound_link(session: Rc<Session>, port: u16, expires: Instant, io: Io) {
     let worker = session.worker.clone();
     let _counted = OpenCounter::for_link(&worker.shard, ConnectionSide::Downstream);
     let (link, peer) = (LinkHandle::new(Role::Acceptor), session.peer);
@@ -373,32 +379,32 @@ async fn inbound_link(session: Rc<Session>, port: u16, expires: Instant, io: Io)
         match opened.kind {
             StreamKind::Http => TaskPool::serve_stream(session, opened),
             StreamKind::Tcp => {
-                let carry = async move { tcp::to_application(&session, port, opened).await };
-                tokio::task::spawn_local(carry);
+                let forward = async move { tcp::to_application(&session, port, opened).await };
+                tokio::task::spawn_local(forward);
             }
         }
     };
     let idle = worker.config.limits.idle_connection;
-    let mut driven = pin!(link.clone().drive(io, idle, on_open));
-    let ended = tokio::select! {
-        ended = &mut driven => Some(ended),
+    let mut driver = pin!(link.clone().drive(io, idle, on_open));
+    let outcome = tokio::select! {
+        outcome = &mut driver => Some(outcome),
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => None,
         () = sleep_until(expires.into()) => None,
     };
-    let ended = match ended {
-        Some(ended) => ended,
+    let outcome = match outcome {
+        Some(outcome) => outcome,
         None => {
             link.retire();
-            driven.await
+            driver.await
         }
     };
-    if let Err(error) = ended {
+    if let Err(error) = outcome {
         worker.log_misuse(peer, error);
     }
 }
 
 /// Serves the application as its HTTP proxy; a tunnel then becomes a connection to the service that it names.
-async fn from_proxy_client(session: Session, io: Io) {
+async fn serve_proxy_client(session: Session, io: Io) {
     let (authority, early) = match serve_requests(&session, &io, BytesMut::new()).await {
         ServeResult::Tunnel { authority, early } => (authority, early),
         ServeResult::PriorKnowledge { early } => {
@@ -406,8 +412,8 @@ async fn from_proxy_client(session: Session, io: Io) {
         }
         ServeResult::Done | ServeResult::Http2 { .. } => return,
     };
-    let named = match route::tunnel_destination(&session, &authority).await {
-        Ok(named) => named,
+    let destination = match route::tunnel_destination(&session, &authority).await {
+        Ok(destination) => destination,
         Err(reason) => {
             reject_unreadable(&session, &io, reason).await;
             return;
@@ -419,22 +425,38 @@ async fn from_proxy_client(session: Session, io: Io) {
     if writer.flush().await.is_err() {
         return;
     }
-    match named {
+    match destination {
         NamedDestination::Service(service, port) => {
             let listener_kind = ListenerKind::Service { service, port };
-            Box::pin(to_service(&session.worker, listener_kind, io, early, session.peer)).await;
+            Box::pin(serve_service_connection(
+                &session.worker,
+                listener_kind,
+                io,
+                early,
+                session.peer,
+            ))
+            .await;
         }
-        NamedDestination::Outside(at) => {
-            let inner =
-                Session::new(session.worker.clone(), ListenerKind::Address(at), None, session.peer);
-            let _listed = list_session(&inner, "tcp", format!("{at}, outside"));
-            Box::pin(outside::serve_connection(&inner, at, io, early)).await;
+        NamedDestination::Outside(address) => {
+            let tunnel_session = Session::new(
+                session.worker.clone(),
+                ListenerKind::Address(address),
+                None,
+                session.peer,
+            );
+            let _listed = list_session(&tunnel_session, "tcp", format!("{address}, outside"));
+            Box::pin(outside::serve_connection(&tunnel_session, address, io, early)).await;
         }
     }
 }
 
 /// Serves a connection from the application to an address, by the address entry.
-async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: SocketAddr) {
+async fn serve_address_connection(
+    worker: &Rc<Worker>,
+    at: SocketAddr,
+    tcp: TcpStream,
+    peer: SocketAddr,
+) {
     let io = Io::new(ByteStream::Plain(tcp));
     let max_wait = worker.config.limits.discovery_timeout;
     let address_entry = match worker.config_store.address_entry(at.ip(), max_wait).await {
@@ -457,7 +479,7 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
     };
     drop(address_entry);
     if let Some(listener_kind) = listener_kind {
-        return to_service(worker, listener_kind, io, BytesMut::new(), peer).await;
+        return serve_service_connection(worker, listener_kind, io, BytesMut::new(), peer).await;
     }
     let session = Session::new(worker.clone(), ListenerKind::Address(at), None, peer);
     let _listed = list_session(&session, "tcp", format!("{at}, outside"));
@@ -465,7 +487,7 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
 }
 
 /// Serves a connection from the application to one service or workload, in the protocol of the service.
-async fn to_service(
+async fn serve_service_connection(
     worker: &Rc<Worker>,
     listener_kind: ListenerKind,
     io: Io,
@@ -485,23 +507,24 @@ async fn to_service(
         | ListenerKind::Gateway { .. } => return,
     };
     let max_wait = worker.config.limits.idle_connection;
-    let spoken = loop {
+    let protocol = loop {
         let needs_requests = || tcp::injects_faults(worker, &service, port);
-        let spoken = spoken_in(worker, declared, max_wait, &io, &mut early, needs_requests);
-        let Some(spoken) = spoken.await else { return };
+        let protocol =
+            detect_client_protocol(worker, declared, max_wait, &io, &mut early, needs_requests);
+        let Some(protocol) = protocol.await else { return };
         // The configuration at the time of the first bytes decides: it may be newer than the connection.
         match protocol_now(worker, &listener_kind) {
-            Some(now) if now != declared => declared = now,
-            Some(_) | None => break spoken,
+            Some(current) if current != declared => declared = current,
+            Some(_) | None => break protocol,
         }
     };
     let mut session = Session::new(worker.clone(), listener_kind, None, peer);
-    session.found_http2 = found_http2(declared, spoken);
-    let list = |protocol| list_session(&session, protocol, format!("{service}:{port}"));
-    match spoken {
+    session.detected_http2 = is_detected_http2(declared, protocol);
+    let list = |name| list_session(&session, name, format!("{service}:{port}"));
+    match protocol {
         ConnectionProtocol::Http1 => {
             let listed = list("http");
-            Box::pin(from_http1(session, listed, &io, early)).await;
+            Box::pin(serve_http1(session, listed, &io, early)).await;
         }
         ConnectionProtocol::Http2 => {
             let _listed = list("http2");

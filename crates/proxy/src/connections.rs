@@ -1,4 +1,4 @@
-//! The open connections, for the admin page and the connection limit.
+//! The open connections, for the admin endpoint and the connection limit.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -15,13 +15,16 @@ pub(crate) struct Connections(Mutex<Slab<OpenConnection>>);
 /// One open connection.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenConnection {
+    /// `inbound` or `outbound`.
     pub(crate) direction: &'static str,
+    /// `http`, `http2`, `link` or `tcp`.
     pub(crate) protocol: &'static str,
     pub(crate) peer: SocketAddr,
     /// The verified identity of the peer; empty on plaintext connections.
     pub(crate) identity: String,
     /// The destination.
     pub(crate) target: String,
+    /// The time when the connection was opened.
     pub(crate) since: Instant,
 }
 
@@ -37,8 +40,11 @@ impl Connections {
 
     /// Returns at most `limit` of the open connections, and their total number.
     pub(crate) fn snapshot(&self, limit: usize) -> (usize, Vec<OpenConnection>) {
-        let all = self.lock();
-        (all.len(), all.iter().take(limit).map(|(_, connection)| connection.clone()).collect())
+        let connections = self.lock();
+        (
+            connections.len(),
+            connections.iter().take(limit).map(|(_, connection)| connection.clone()).collect(),
+        )
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Slab<OpenConnection>> {
@@ -54,7 +60,7 @@ pub(crate) struct ConnectionListing {
 
 impl ConnectionListing {
     /// Records that the connection continues in another protocol.
-    pub(crate) fn goes_on_in(&self, protocol: &'static str) {
+    pub(crate) fn set_protocol(&self, protocol: &'static str) {
         if let Some(connection) = self.connections.lock().get_mut(self.key) {
             connection.protocol = protocol;
         }
@@ -70,9 +76,10 @@ impl Drop for ConnectionListing {
 /// Counts a connection or link as open until it is dropped.
 pub(crate) struct OpenCounter {
     shard: Rc<MetricsShard>,
-    what: CountedResource,
+    resource: CountedResource,
 }
 
+/// The gauge that an [`OpenCounter`] lowers when it is dropped.
 enum CountedResource {
     Connection(ConnectionSide),
     Link(Gauge),
@@ -82,7 +89,7 @@ impl OpenCounter {
     /// Counts a connection opened on this side.
     pub(crate) fn for_connection(shard: &Rc<MetricsShard>, side: ConnectionSide) -> Self {
         shard.connection_opened(side);
-        Self { shard: shard.clone(), what: CountedResource::Connection(side) }
+        Self { shard: shard.clone(), resource: CountedResource::Connection(side) }
     }
 
     /// Counts a link opened on this side.
@@ -92,13 +99,13 @@ impl OpenCounter {
             ConnectionSide::Upstream => Gauge::LinksUpstream,
         };
         shard.raise(gauge, 1);
-        Self { shard: shard.clone(), what: CountedResource::Link(gauge) }
+        Self { shard: shard.clone(), resource: CountedResource::Link(gauge) }
     }
 }
 
 impl Drop for OpenCounter {
     fn drop(&mut self) {
-        match self.what {
+        match self.resource {
             CountedResource::Connection(side) => self.shard.connection_closed(side),
             CountedResource::Link(gauge) => self.shard.lower(gauge, 1),
         }

@@ -32,11 +32,11 @@ impl ControlAddress {
         match self {
             Self::Address(address) => Ok(vec![*address]),
             Self::Name { host, port } => {
-                let found = tokio::net::lookup_host((host.as_str(), *port)).await;
-                let at = |error: io::Error| {
+                let addresses = tokio::net::lookup_host((host.as_str(), *port)).await;
+                let with_host = |error: io::Error| {
                     io::Error::new(error.kind(), format!("cannot resolve `{host}`: {error}"))
                 };
-                Ok(found.map_err(at)?.take(ADDRESSES_MAX).collect())
+                Ok(addresses.map_err(with_host)?.take(MAX_ADDRESSES).collect())
             }
         }
     }
@@ -46,13 +46,13 @@ impl ControlAddress {
 #[derive(Debug)]
 pub(crate) struct ReachedAddresses {
     state: StateDir,
-    known: RefCell<BTreeMap<String, SocketAddr>>,
+    last_addresses: RefCell<BTreeMap<String, SocketAddr>>,
 }
 
 impl ReachedAddresses {
-    /// Begins with the addresses in the state directory.
+    /// Creates an empty table; addresses of previous runs are read from the state directory when needed.
     pub(crate) fn new(state: StateDir) -> Self {
-        Self { state, known: RefCell::default() }
+        Self { state, last_addresses: RefCell::default() }
     }
 
     /// Returns the addresses of a control plane: the current ones of its name, or the last known one if the
@@ -64,17 +64,17 @@ impl ReachedAddresses {
         &self,
         control: &ControlAddress,
     ) -> io::Result<Vec<SocketAddr>> {
-        let Some(last) = self.last_reached(control) else { return control.resolve().await };
-        match timeout(RESOLUTION_MAX, control.resolve()).await {
-            Ok(Ok(found)) if !found.is_empty() => Ok(found),
+        let Some(last_address) = self.last_reached(control) else { return control.resolve().await };
+        match timeout(MAX_RESOLUTION, control.resolve()).await {
+            Ok(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
             outcome => {
                 let error = match outcome {
                     Ok(Ok(_)) => "the name has no address".to_owned(),
                     Ok(Err(error)) => error.to_string(),
-                    Err(_) => format!("cannot resolve `{control}` within {RESOLUTION_MAX:?}"),
+                    Err(_) => format!("cannot resolve `{control}` within {MAX_RESOLUTION:?}"),
                 };
-                tracing::info!(%control, address = %last, "{error}; the last known address is used");
-                Ok(vec![last])
+                tracing::info!(%control, address = %last_address, "{error}; the last known address is used");
+                Ok(vec![last_address])
             }
         }
     }
@@ -83,15 +83,15 @@ impl ReachedAddresses {
     pub(crate) fn record_reached(&self, control: &ControlAddress, address: SocketAddr) {
         let ControlAddress::Name { .. } = control else { return };
         if self.last_reached(control) != Some(address) {
-            self.known.borrow_mut().insert(control.to_string(), address);
-            self.state.keep_address(&file_name(control), address);
+            self.last_addresses.borrow_mut().insert(control.to_string(), address);
+            self.state.store_address(&file_name(control), address);
         }
     }
 
     fn last_reached(&self, control: &ControlAddress) -> Option<SocketAddr> {
         let ControlAddress::Name { .. } = control else { return None };
-        let known = self.known.borrow().get(&control.to_string()).copied();
-        known.or_else(|| self.state.listener_address(&file_name(control)))
+        let address = self.last_addresses.borrow().get(&control.to_string()).copied();
+        address.or_else(|| self.state.listener_address(&file_name(control)))
     }
 }
 
@@ -122,22 +122,23 @@ impl FromStr for ControlAddress {
         if let Ok(address) = text.parse() {
             return Ok(Self::Address(address));
         }
-        let invalid = || InvalidAddress(text.chars().take(NAME_BYTES_MAX).collect());
+        let invalid = || InvalidAddress(text.chars().take(MAX_NAME_BYTES).collect());
         let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
         let port: u16 = port.parse().map_err(|_| invalid())?;
         let is_label = |label: &str| {
-            let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-            !label.is_empty() && label.len() <= LABEL_BYTES_MAX && label.bytes().all(good)
+            let is_valid_byte =
+                |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            !label.is_empty() && label.len() <= MAX_LABEL_BYTES && label.bytes().all(is_valid_byte)
         };
         // A trailing dot marks a fully qualified name.
         let labels = host.strip_suffix('.').unwrap_or(host);
         // A last label of digits only is a mistyped address, not a name (RFC 3696 §2).
         let is_number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
-        let good = host.len() <= NAME_BYTES_MAX
+        let is_valid = host.len() <= MAX_NAME_BYTES
             && port != 0
             && labels.split('.').all(is_label)
             && !labels.rsplit('.').next().is_some_and(is_number);
-        match good {
+        match is_valid {
             true => Ok(Self::Name { host: host.to_owned(), port }),
             false => Err(invalid()),
         }
@@ -150,20 +151,20 @@ impl FromStr for ControlAddress {
 pub struct InvalidAddress(String);
 
 /// The maximum time to resolve a name if an address is known.
-const RESOLUTION_MAX: Duration = Duration::from_secs(2);
-/// The maximum number of addresses tried: any control plane will do.
-const ADDRESSES_MAX: usize = 8;
+const MAX_RESOLUTION: Duration = Duration::from_secs(2);
+/// The maximum number of addresses tried.
+const MAX_ADDRESSES: usize = 8;
 /// The maximum length of a name (RFC 1035 §2.3.4).
-const NAME_BYTES_MAX: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 /// The maximum length of a label.
-const LABEL_BYTES_MAX: usize = 63;
+const MAX_LABEL_BYTES: usize = 63;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_names_are_read_back_as_they_are_shown() {
+    fn addresses_and_names_round_trip_through_text() {
         for text in [
             "127.0.0.1:15010",
             "[2001:db8::1]:15010",
@@ -177,43 +178,50 @@ mod tests {
             assert_eq!(is_address, text.starts_with(['1', '[']), "{text}");
         }
         let long = format!("{}:1", "a.".repeat(127));
-        let refused =
+        let invalid =
             ["", "x", ":1", "x:", "x:0", "x:65536", "a b:1", "1.2.3:4", "::1:2", "a..b:1"];
-        for text in refused.into_iter().chain([long.as_str(), "http://x:1", ".:1"]) {
+        for text in invalid.into_iter().chain([long.as_str(), "http://x:1", ".:1"]) {
             assert!(text.parse::<ControlAddress>().is_err(), "{text}");
         }
     }
 
     #[tokio::test]
-    async fn the_last_known_address_survives_a_failure_of_dns_and_a_restart() {
+    async fn the_last_known_address_survives_dns_failures_and_restarts() {
         let directory = tempfile::tempdir().unwrap();
         let control: ControlAddress = "control.invalid:15010".parse().unwrap();
         let address = SocketAddr::from(([192, 0, 2, 7], 15_010));
-        let found = {
+        let addresses = {
             let reached = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
             assert!(
                 reached.find_addresses(&control).await.is_err(),
-                "a name that never led anywhere"
+                "a name that was never reached"
             );
             reached.record_reached(&control, address);
             reached.find_addresses(&control).await.unwrap()
         };
-        assert_eq!(found, [address]);
+        assert_eq!(addresses, [address]);
         let reached = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
         assert_eq!(reached.find_addresses(&control).await.unwrap(), [address]);
         // A name that can be resolved uses its current addresses.
         let local: ControlAddress = "localhost:15010".parse().unwrap();
         reached.record_reached(&local, address);
         assert!(
-            reached.find_addresses(&local).await.unwrap().iter().all(|it| it.ip().is_loopback())
+            reached
+                .find_addresses(&local)
+                .await
+                .unwrap()
+                .iter()
+                .all(|address| address.ip().is_loopback())
         );
     }
 
     #[tokio::test]
-    async fn a_name_is_looked_up_when_it_is_asked_for() {
+    async fn a_name_resolves_to_its_current_addresses() {
         let name: ControlAddress = "localhost:15010".parse().unwrap();
-        let found = name.resolve().await.unwrap();
-        assert!(found.iter().all(|found| found.ip().is_loopback() && found.port() == 15_010));
-        assert!(!found.is_empty());
+        let addresses = name.resolve().await.unwrap();
+        assert!(
+            addresses.iter().all(|address| address.ip().is_loopback() && address.port() == 15_010)
+        );
+        assert!(!addresses.is_empty());
     }
 }

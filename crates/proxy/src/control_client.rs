@@ -49,15 +49,15 @@ pub(crate) struct ControlClient {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) shard: MetricsShard,
     /// The traffic counts reported to the control plane.
-    pub(crate) counted: RefCell<TrafficReporter>,
+    pub(crate) traffic_reporter: RefCell<TrafficReporter>,
     /// The subscribed services: requested and not idle.
-    pub(crate) subscribed: RefCell<Subscriptions<ServiceName>>,
+    pub(crate) subscribed_services: RefCell<Subscriptions<ServiceName>>,
     /// The same for addresses.
-    pub(crate) asked: RefCell<Subscriptions<IpAddr>>,
+    pub(crate) subscribed_addresses: RefCell<Subscriptions<IpAddr>>,
     /// The same for names in DNS queries.
     pub(crate) dns_names: RefCell<Subscriptions<ServiceName>>,
     /// The tables in which entries were evicted since the last sweep.
-    evicted: RefCell<BTreeSet<SubscriptionTable>>,
+    recently_evicted: RefCell<BTreeSet<SubscriptionTable>>,
     /// True while a control plane is connected, which receives subscriptions and sends changes.
     pub(crate) connected: Cell<bool>,
     /// The current inbound listeners, for each hello.
@@ -77,7 +77,7 @@ pub(crate) struct ControlClient {
 }
 
 impl ControlClient {
-    /// Creates the state before the first configuration; `admin` is the address of the admin page.
+    /// Creates the state before the first configuration; `admin` is the address of the admin endpoint.
     pub(crate) fn new(
         config: Arc<Config>,
         telemetry: Arc<Telemetry>,
@@ -94,12 +94,12 @@ impl ControlClient {
             state,
             snapshot_store: SnapshotStore::default(),
             shard: telemetry.new_shard(),
-            counted: RefCell::new(TrafficReporter::from_telemetry(telemetry.clone())),
+            traffic_reporter: RefCell::new(TrafficReporter::from_telemetry(telemetry.clone())),
             telemetry,
-            subscribed: RefCell::default(),
-            asked: RefCell::default(),
+            subscribed_services: RefCell::default(),
+            subscribed_addresses: RefCell::default(),
             dns_names: RefCell::default(),
-            evicted: RefCell::default(),
+            recently_evicted: RefCell::default(),
             connected: Cell::new(false),
             listening: RefCell::default(),
             addresses: RefCell::default(),
@@ -111,7 +111,7 @@ impl ControlClient {
         }
     }
 
-    /// The same, with a task that answers queries of operators.
+    /// Adds the queue of a task that answers queries of operators.
     pub(crate) fn with_queries(mut self, queries: mpsc::Sender<Query>) -> Self {
         self.queries = Some(queries);
         self
@@ -131,29 +131,30 @@ impl ControlClient {
         let config = self.config_store.current_config();
         let is_detected = |subject: &str| {
             let (service, port) = subject.rsplit_once(':')?;
-            let plan = config.as_ref()?.plans.service(&service.parse().ok()?)?;
-            Some(plan.ports.get(&port.parse().ok()?)?.protocol == Protocol::Detect)
+            let service = config.as_ref()?.compiled.service(&service.parse().ok()?)?;
+            Some(service.ports.get(&port.parse().ok()?)?.protocol == Protocol::Detect)
         };
-        conditions.retain(|it| {
-            it.kind != kind::DETECTION_DELAYED || is_detected(&it.subject) == Some(true)
+        conditions.retain(|condition| {
+            condition.kind != kind::DETECTION_DELAYED
+                || is_detected(&condition.subject) == Some(true)
         });
         conditions
     }
 
-    /// Stores the addresses of the listeners that neither are configured nor belong to an application port.
-    pub(crate) fn note_addresses(&self, open: &BTreeMap<String, SocketAddr>) {
-        let is_other = |name: &str| {
+    /// Stores the addresses of the listeners for tools and for the application as a whole, without those of
+    /// single services or ports.
+    pub(crate) fn set_reported_addresses(&self, open_listeners: &BTreeMap<String, SocketAddr>) {
+        let is_reported = |name: &str| {
             !["listener-", "inbound-", "own-", "gateway-"].iter().any(|kind| name.starts_with(kind))
         };
-        let others = open.iter().filter(|(name, _)| is_other(name));
-        let others = others.map(|(name, address)| (name.clone(), *address));
+        let addresses = open_listeners.iter().filter(|(name, _)| is_reported(name));
+        let addresses = addresses.map(|(name, address)| (name.clone(), *address));
         let health = self.config.health.map(|address| ("health".to_owned(), address));
-        self.addresses.replace(others.chain(health).collect());
+        self.addresses.replace(addresses.chain(health).collect());
     }
 
-    /// Counts evictions, and lists the table among the conditions until a whole interval between two sweeps
-    /// passes without one.
-    pub(crate) fn note_evicted(&self, table: SubscriptionTable, count: usize) {
+    /// Counts evictions, and reports the table as a condition until no entry was evicted between two sweeps.
+    pub(crate) fn record_evictions(&self, table: SubscriptionTable, count: usize) {
         if count == 0 {
             return;
         }
@@ -163,22 +164,22 @@ impl ControlClient {
             table.subject(),
             table.condition_reason(),
         );
-        if self.evicted.borrow_mut().insert(table) {
+        if self.recently_evicted.borrow_mut().insert(table) {
             let (table, reason) = (table.subject(), table.condition_reason());
             tracing::warn!(table, reason, "a table is full: its oldest entries are evicted");
         }
     }
 
-    /// Ends the conditions of tables without evictions since the last sweep.
-    pub(crate) fn forget_evictions(&self) {
-        let recent = self.evicted.take();
-        let recent =
-            recent.iter().map(|table| (table.subject().to_owned(), table.condition_reason()));
-        self.config_store.conditions.replace_kind(kind::TABLE_FULL, recent);
+    /// Clears the conditions of tables without evictions since the last sweep.
+    pub(crate) fn clear_eviction_conditions(&self) {
+        let evicted = self.recently_evicted.take();
+        let conditions =
+            evicted.iter().map(|table| (table.subject().to_owned(), table.condition_reason()));
+        self.config_store.conditions.replace_kind(kind::TABLE_FULL, conditions);
     }
 
-    /// Lists dropped log lines among the conditions.
-    pub(crate) fn note_dropped_lines(&self, lines: u64) {
+    /// Reports dropped log lines as a condition; 0 clears it.
+    pub(crate) fn report_dropped_lines(&self, lines: u64) {
         let (kind, subject) = (kind::LOG_LINES_DROPPED, "log");
         match lines {
             0 => self.config_store.conditions.clear(kind, subject),
@@ -189,9 +190,9 @@ impl ControlClient {
         }
     }
 
-    /// Lists a state directory that cannot be written among the conditions, and tries to write a certificate
-    /// that is not on disk.
-    pub(crate) fn note_state(&self, problem: Option<String>) {
+    /// Reports a state directory that cannot be written as a condition, which `None` clears. Also retries to
+    /// write a certificate that is not on disk.
+    pub(crate) fn report_state_problem(&self, problem: Option<String>) {
         if self.state.lacks_certificate()
             && let Some(credential) = self.config_store.credential()
         {
@@ -218,26 +219,28 @@ pub(crate) async fn follow_control(
     let first = usize::try_from(control_client.seed % control.len().max(1) as u64).unwrap_or(0);
     control.rotate_left(first);
     loop {
-        for (place, address) in control.iter().enumerate() {
-            let began = Instant::now();
-            let ended = follow_one(&control_client, address, &mut subscriber, &mut requests).await;
+        for (position, address) in control.iter().enumerate() {
+            let started = Instant::now();
+            let error = follow_one(&control_client, address, &mut subscriber, &mut requests).await;
             control_client.connected.set(false);
             control_client.telemetry.set_level(Level::ControlConnected, 0);
-            let lasted = matches!(ended, StreamError::Stream(_)) && began.elapsed() > STABLE;
-            if lasted {
-                control_client.outage.was_stable();
+            let was_stable =
+                matches!(error, StreamError::Stream(_)) && started.elapsed() > STABLE_AGE;
+            if was_stable {
+                control_client.outage.record_stable();
             }
             let serving = match control_client.config_store.current_config() {
                 Some(_) => Serving::Configuration,
                 None => Serving::Nothing,
             };
-            if control_client.outage.record_failure(place, address, &ended, serving) {
-                return control_client.fatal.report_cause(StartError::Rejected(ended.into()));
+            if control_client.outage.record_failure(position, address, &error, serving) {
+                return control_client.fatal.report_cause(StartError::Rejected(error.into()));
             }
-            failures = if lasted { 0 } else { failures.saturating_add(1) };
-            let lost = if lasted { FailureKind::Stream } else { FailureKind::Attempt };
-            let draw = control_client.seed.rotate_left(failures);
-            tokio::time::sleep(retry_delay(lost, failures, control.len(), draw)).await;
+            failures = if was_stable { 0 } else { failures.saturating_add(1) };
+            let lost_connection =
+                if was_stable { LostConnection::Stream } else { LostConnection::Attempt };
+            let random = control_client.seed.rotate_left(failures);
+            tokio::time::sleep(retry_delay(lost_connection, failures, control.len(), random)).await;
         }
         if control.is_empty() {
             return tracing::warn!(
@@ -259,11 +262,17 @@ fn stored_config(control_client: &ControlClient) -> Subscriber {
         tracing::warn!(%error, "the stored configuration is unusable; waiting for a new one");
         return Subscriber::new();
     }
-    control_client.snapshot_store.note_stored(update.clone());
+    control_client.snapshot_store.set_stored(update.clone());
     // Services that were used before are likely to be used again; the others become idle and are dropped. Names
     // without a service are dropped: most are mistyped, and a new request queries them again.
-    control_client.subscribed.borrow_mut().extend(update.snapshot.services.keys().cloned());
-    control_client.asked.borrow_mut().extend(update.snapshot.addresses.keys().copied());
+    control_client
+        .subscribed_services
+        .borrow_mut()
+        .extend(update.snapshot.services.keys().cloned());
+    control_client
+        .subscribed_addresses
+        .borrow_mut()
+        .extend(update.snapshot.addresses.keys().copied());
     control_client.dns_names.borrow_mut().extend(update.snapshot.names.keys().cloned());
     subscriber
 }
@@ -277,11 +286,11 @@ async fn follow_one(
 ) -> StreamError {
     let credential = match ensure_credential(control_client, control).await {
         Ok(credential) => credential,
-        Err(ended) => return ended,
+        Err(error) => return error,
     };
     let stream = match connect_control(control_client, control, &credential).await {
         Ok(stream) => stream,
-        Err(ended) => return ended,
+        Err(error) => return error,
     };
     control_client.connected.set(true);
     control_client.outage.record_connected(control);
@@ -293,8 +302,8 @@ async fn follow_one(
         admin: Some(control_client.admin),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        services: control_client.subscribed.borrow().keys().cloned().collect(),
-        addresses: control_client.asked.borrow().keys().copied().collect(),
+        services: control_client.subscribed_services.borrow().keys().cloned().collect(),
+        addresses: control_client.subscribed_addresses.borrow().keys().copied().collect(),
         dns_names: control_client.dns_names.borrow().keys().cloned().collect(),
         session: session_number(SystemTime::now()),
         ca_generation: credential.ca_generation(),
@@ -302,14 +311,14 @@ async fn follow_one(
         report: control_client.status_report(),
         answers_queries: control_client.queries.is_some(),
     };
-    let mut station = StreamHandler { control_client };
-    control_client.counted.borrow_mut().start_stream(Instant::now());
-    let followed =
-        leno_discovery::follow_control_plane(stream, hello, subscriber, requests, &mut station);
-    let ended = followed.await;
+    let mut handler = StreamHandler { control_client };
+    control_client.traffic_reporter.borrow_mut().start_stream(Instant::now());
+    let following =
+        leno_discovery::follow_control_plane(stream, hello, subscriber, requests, &mut handler);
+    let error = following.await;
     // Taps end with the stream; those still active are requested again.
     control_client.config_store.observability.replace_taps(&[]);
-    StreamError::Stream(ended)
+    StreamError::Stream(error)
 }
 
 /// The handler of one stream: receives configuration, sends traffic counts and tapped requests.
@@ -323,7 +332,7 @@ impl leno_discovery::UpdateHandler for StreamHandler<'_> {
     }
 
     fn take_traffic(&mut self) -> Option<TrafficReport> {
-        self.control_client.counted.borrow_mut().take_changes(Instant::now())
+        self.control_client.traffic_reporter.borrow_mut().take_changes(Instant::now())
     }
 
     fn set_taps(&mut self, taps: &[Tap]) {
@@ -332,8 +341,8 @@ impl leno_discovery::UpdateHandler for StreamHandler<'_> {
 
     fn handle_query(&mut self, query: Query) {
         let path = query.path.clone();
-        let sent = self.control_client.queries.as_ref().map(|queries| queries.try_send(query));
-        if !matches!(sent, Some(Ok(()))) {
+        let queued = self.control_client.queries.as_ref().map(|queries| queries.try_send(query));
+        if !matches!(queued, Some(Ok(()))) {
             tracing::debug!(path, "dropping a query of the control plane");
         }
     }
@@ -354,7 +363,7 @@ async fn connect_tls(
     control: &ControlAddress,
     config: Arc<ClientConfig>,
 ) -> Result<TlsStream<TcpStream>, StreamError> {
-    let connected = async {
+    let connect = async {
         let tcp = connect_tcp(control_client, control).await?;
         let address = tcp.peer_addr()?;
         let name = ServerName::IpAddress(address.ip().into());
@@ -364,7 +373,7 @@ async fn connect_tls(
         Ok::<_, std::io::Error>(tls)
     };
     let max_wait = control_client.config.limits.handshake_timeout;
-    Ok(tokio::time::timeout(max_wait, connected).await.map_err(|_| StreamError::Timeout)??)
+    Ok(tokio::time::timeout(max_wait, connect).await.map_err(|_| StreamError::Timeout)??)
 }
 
 /// Connects to a control plane, at the first of its addresses that accepts.
@@ -372,16 +381,17 @@ async fn connect_tcp(
     control_client: &ControlClient,
     control: &ControlAddress,
 ) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    let mut last_error =
+        std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     for address in control_client.reached.find_addresses(control).await? {
-        let dialled = dial_address(address, &control_client.config.interception);
-        match tokio::time::timeout(control_client.config.limits.connect_timeout, dialled).await {
+        let dialing = dial_address(address, &control_client.config.interception);
+        match tokio::time::timeout(control_client.config.limits.connect_timeout, dialing).await {
             Ok(Ok(tcp)) => return Ok(tcp),
-            Ok(Err(error)) => last = error,
-            Err(_) => last = std::io::ErrorKind::TimedOut.into(),
+            Ok(Err(error)) => last_error = error,
+            Err(_) => last_error = std::io::ErrorKind::TimedOut.into(),
         }
     }
-    Err(last)
+    Err(last_error)
 }
 
 /// Returns the current certificate, or requests a first one with a token.
@@ -391,23 +401,25 @@ pub(crate) async fn ensure_credential(
 ) -> Result<Arc<Credential>, StreamError> {
     let now = SystemTime::now();
     if let Some(credential) =
-        control_client.config_store.credential().filter(|held| !held.is_expired(now))
+        control_client.config_store.credential().filter(|credential| !credential.is_expired(now))
     {
         return Ok(credential);
     }
-    let proof = JoinCredential::read(&control_client.config)?;
-    let expected = control_id(&proof.trust_domain);
-    let config = join_client_config(&proof.roots, &expected, &[leno_discovery::JOIN_ALPN])?;
+    let join_credential = JoinCredential::read(&control_client.config)?;
+    let expected = control_id(&join_credential.trust_domain);
+    let config =
+        join_client_config(&join_credential.roots, &expected, &[leno_discovery::JOIN_ALPN])?;
     let key = PrivateKey::generate();
-    let is_once = control_client.config.account_token.is_none();
+    let is_one_time = control_client.config.account_token.is_none();
     let stream = connect_tls(control_client, control, config)
         .await
-        .map_err(|ended| ended.in_join(is_once))?;
+        .map_err(|error| error.in_join(is_one_time))?;
     let workload = &control_client.config.workload;
     let issued =
-        leno_discovery::join(stream, &proof.token, workload, &key.certificate_request()).await?;
+        leno_discovery::join(stream, &join_credential.token, workload, &key.certificate_request())
+            .await?;
     let credential = renew::accept_issued(control_client, key, issued)?;
-    proof.remove_token();
+    join_credential.remove_token();
     tracing::info!(id = %credential.id(), "joined the mesh");
     Ok(credential)
 }
@@ -436,43 +448,48 @@ fn rejected_resources(update: &ConfigUpdate, error: &InvalidPattern) -> Vec<Reso
         return vec![ResourceRejection::new(ResourceKey::Workload, error.to_string())];
     };
     let services = update.snapshot.services.values();
-    let has_route = |view: &&Arc<leno_model::ServiceConfig>| {
-        view.ports.values().any(|port| port.rules.iter().any(|rule| rule.route == *route))
+    let has_route = |service: &&Arc<leno_model::ServiceConfig>| {
+        service.ports.values().any(|port| port.rules.iter().any(|rule| rule.route == *route))
     };
     services
         .filter(has_route)
-        .map(|view| {
-            ResourceRejection::new(ResourceKey::Service(view.name.clone()), error.to_string())
+        .map(|service| {
+            ResourceRejection::new(ResourceKey::Service(service.name.clone()), error.to_string())
         })
         .collect()
 }
 
 /// Returns a number that increases with each stream, also over restarts, unless the clock is set back.
 fn session_number(now: SystemTime) -> u64 {
-    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    let elapsed = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Returns the pause before the next attempt. All configured control planes are tried soon, and each with
 /// increasing backoff. Proxies that lost their streams at the same time spread over [`STORM_SPREAD`]; they
 /// serve their current configuration meanwhile.
-fn retry_delay(lost: FailureKind, failures: u32, controls: usize, draw: u64) -> Duration {
-    match lost {
-        FailureKind::Stream => {
-            let chance_ns = (u128::from(draw) * STORM_SPREAD.as_nanos()) >> 64;
-            Duration::from_nanos(u64::try_from(chance_ns).unwrap_or(u64::MAX))
+fn retry_delay(
+    lost_connection: LostConnection,
+    failures: u32,
+    control_planes: usize,
+    random: u64,
+) -> Duration {
+    match lost_connection {
+        LostConnection::Stream => {
+            let delay_ns = (u128::from(random) * STORM_SPREAD.as_nanos()) >> 64;
+            Duration::from_nanos(u64::try_from(delay_ns).unwrap_or(u64::MAX))
         }
-        FailureKind::Attempt => {
-            let controls = u32::try_from(controls.max(1)).unwrap_or(u32::MAX);
-            let round = failures.saturating_sub(1) / controls;
-            backoff::backoff_delay(round + 1, draw).min(RECONNECT_MAX)
+        LostConnection::Attempt => {
+            let control_planes = u32::try_from(control_planes.max(1)).unwrap_or(u32::MAX);
+            let round = failures.saturating_sub(1) / control_planes;
+            backoff::backoff_delay(round + 1, random).min(MAX_RECONNECT)
         }
     }
 }
 
-/// The kind of failure.
+/// The connection that was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FailureKind {
+enum LostConnection {
     /// An established stream.
     Stream,
     /// A connection attempt.
@@ -506,33 +523,34 @@ pub(crate) enum StreamError {
     Stream(DiscoveryError),
 }
 
-/// The age after which a stream counts as stable: the next failure then is the first.
-const STABLE: Duration = Duration::from_secs(30);
+/// The age after which a stream counts as stable: its failure resets the backoff.
+const STABLE_AGE: Duration = Duration::from_secs(30);
 /// The time over which proxies reconnect that lost stable streams, perhaps all at once. Traffic continues
 /// meanwhile; a control plane completes 1600 handshakes in about this time.
 const STORM_SPREAD: Duration = Duration::from_secs(1);
 /// The maximum pause between attempts: outages end within seconds of the return of the control plane.
-const RECONNECT_MAX: Duration = Duration::from_secs(5);
+const MAX_RECONNECT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn all_control_planes_are_tried_soon_and_each_ever_later() {
-        let upper =
-            |failures, controls| retry_delay(FailureKind::Attempt, failures, controls, u64::MAX);
-        assert!([1, 2, 3].iter().all(|failures| upper(*failures, 3) <= backoff::DELAY_MIN));
-        assert!(upper(4, 3) > backoff::DELAY_MIN && upper(2, 1) > backoff::DELAY_MIN);
-        assert!(upper(30_000, 3) <= RECONNECT_MAX);
+    fn all_control_planes_are_tried_before_backoff_increases() {
+        let max_delay = |failures, control_planes| {
+            retry_delay(LostConnection::Attempt, failures, control_planes, u64::MAX)
+        };
+        assert!([1, 2, 3].iter().all(|failures| max_delay(*failures, 3) <= backoff::MIN_DELAY));
+        assert!(max_delay(4, 3) > backoff::MIN_DELAY && max_delay(2, 1) > backoff::MIN_DELAY);
+        assert!(max_delay(30_000, 3) <= MAX_RECONNECT);
     }
 
     #[test]
-    fn those_who_lost_a_good_stream_together_come_back_spread() {
-        let pauses =
-            [0, u64::MAX / 2, u64::MAX].map(|draw| retry_delay(FailureKind::Stream, 0, 3, draw));
-        assert_eq!(pauses[0], Duration::ZERO);
-        assert!(pauses[1] > STORM_SPREAD * 2 / 5 && pauses[1] < STORM_SPREAD * 3 / 5);
-        assert!(pauses[2] > STORM_SPREAD * 9 / 10 && pauses[2] <= STORM_SPREAD);
+    fn reconnects_after_lost_stable_streams_are_spread_over_time() {
+        let delays = [0, u64::MAX / 2, u64::MAX]
+            .map(|random| retry_delay(LostConnection::Stream, 0, 3, random));
+        assert_eq!(delays[0], Duration::ZERO);
+        assert!(delays[1] > STORM_SPREAD * 2 / 5 && delays[1] < STORM_SPREAD * 3 / 5);
+        assert!(delays[2] > STORM_SPREAD * 9 / 10 && delays[2] <= STORM_SPREAD);
     }
 }

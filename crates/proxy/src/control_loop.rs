@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use leno_discovery::condition::kind;
-use leno_discovery::{ADDRESSES_MAX, NAMES_MAX, ProxyReport, ProxyRequest, SUBSCRIPTIONS_MAX};
+use leno_discovery::{MAX_ADDRESSES, MAX_NAMES, MAX_SUBSCRIPTIONS, ProxyReport, ProxyRequest};
 use leno_model::ServiceName;
 use leno_traffic::backoff;
 use tokio::sync::mpsc;
@@ -19,9 +19,9 @@ use crate::open_listeners::OpenListeners;
 use crate::subscriptions::{EvictionPriority, SubscriptionTable, Subscriptions};
 
 /// Subscribes on first use, and unsubscribes entries that are idle.
-pub(crate) async fn keep_subscriptions(
+pub(crate) async fn run_subscriptions(
     control_client: Rc<ControlClient>,
-    mut wanted: mpsc::Receiver<ResourceRequest>,
+    mut resource_requests: mpsc::Receiver<ResourceRequest>,
     requests: mpsc::Sender<ProxyRequest>,
 ) {
     let idle = control_client.config.limits.idle_subscription;
@@ -30,20 +30,20 @@ pub(crate) async fn keep_subscriptions(
     let mut batch = Vec::new();
     loop {
         let changes = tokio::select! {
-            count = wanted.recv_many(&mut batch, BATCH_MAX) => {
+            count = resource_requests.recv_many(&mut batch, MAX_BATCH) => {
                 if count == 0 {
                     return;
                 }
                 subscribe_batch(&control_client, &mut batch)
             }
             _ = sweep.tick() => {
-                control_client.forget_evictions();
+                control_client.clear_eviction_conditions();
                 unsubscribe_idle(&control_client, idle)
             }
         };
         for request in changes.into_iter().flatten() {
-            if let Err(unsent) = requests.try_send(request) {
-                take_back(&control_client, unsent.into_inner());
+            if let Err(error) = requests.try_send(request) {
+                revert_request(&control_client, error.into_inner());
             }
         }
     }
@@ -52,22 +52,29 @@ pub(crate) async fn keep_subscriptions(
 /// At most two requests for each of services, addresses and names: new entries may evict others.
 type Requests = [Option<ProxyRequest>; 6];
 
+/// Subscribes to the requested resources, and evicts other entries if a table is full.
 fn subscribe_batch(control_client: &ControlClient, batch: &mut Vec<ResourceRequest>) -> Requests {
-    let crowded = control_client.asked.borrow().len() > ADDRESSES_MAX / 4 * 3;
-    let mut forgotten =
-        if crowded { idle_addresses(control_client, IDLE_IF_CROWDED) } else { Vec::new() };
-    let crowded = control_client.dns_names.borrow().len() > NAMES_MAX / 4 * 3;
-    let mut lost = if crowded { idle_names(control_client, IDLE_IF_CROWDED) } else { Vec::new() };
-    let mut subscribed = control_client.subscribed.borrow_mut();
-    let mut asked = control_client.asked.borrow_mut();
+    let is_crowded = control_client.subscribed_addresses.borrow().len() > MAX_ADDRESSES / 4 * 3;
+    let mut evicted_addresses = if is_crowded {
+        remove_idle_addresses(control_client, CROWDED_IDLE_TIME)
+    } else {
+        Vec::new()
+    };
+    let is_crowded = control_client.dns_names.borrow().len() > MAX_NAMES / 4 * 3;
+    let mut evicted_names =
+        if is_crowded { remove_idle_names(control_client, CROWDED_IDLE_TIME) } else { Vec::new() };
+    let mut subscribed_services = control_client.subscribed_services.borrow_mut();
+    let mut subscribed_addresses = control_client.subscribed_addresses.borrow_mut();
     let mut dns_names = control_client.dns_names.borrow_mut();
     let (mut services, mut addresses, mut names) = (Vec::new(), Vec::new(), Vec::new());
-    for want in batch.drain(..) {
-        match want {
-            ResourceRequest::Service(service) if subscribed.insert(service.clone()) => {
+    for request in batch.drain(..) {
+        match request {
+            ResourceRequest::Service(service) if subscribed_services.insert(service.clone()) => {
                 services.push(service)
             }
-            ResourceRequest::Address(address) if asked.insert(address) => addresses.push(address),
+            ResourceRequest::Address(address) if subscribed_addresses.insert(address) => {
+                addresses.push(address)
+            }
             ResourceRequest::Name(name) if dns_names.insert(name.clone()) => names.push(name),
             ResourceRequest::Service(_)
             | ResourceRequest::Address(_)
@@ -75,102 +82,107 @@ fn subscribe_batch(control_client: &ControlClient, batch: &mut Vec<ResourceReque
         }
     }
     // The batch is pending and newer than all other entries, so none of it is evicted.
-    let mut left = evict_unknown(control_client, &mut subscribed);
-    let by_use = control_client.config_store.services_by_use();
-    left.extend(evict_excess(
+    let mut evicted_services = evict_unknown(control_client, &mut subscribed_services);
+    let priority = control_client.config_store.services_by_use();
+    evicted_services.extend(evict_excess(
         control_client,
-        &mut subscribed,
-        SUBSCRIPTIONS_MAX,
+        &mut subscribed_services,
+        MAX_SUBSCRIPTIONS,
         SubscriptionTable::Services,
-        by_use,
+        priority,
     ));
-    let by_use = control_client.config_store.addresses_by_use();
-    forgotten.extend(evict_excess(
+    let priority = control_client.config_store.addresses_by_use();
+    evicted_addresses.extend(evict_excess(
         control_client,
-        &mut asked,
-        ADDRESSES_MAX,
+        &mut subscribed_addresses,
+        MAX_ADDRESSES,
         SubscriptionTable::Addresses,
-        by_use,
+        priority,
     ));
-    let by_use = control_client.config_store.names_by_use();
-    lost.extend(evict_excess(
+    let priority = control_client.config_store.names_by_use();
+    evicted_names.extend(evict_excess(
         control_client,
         &mut dns_names,
-        NAMES_MAX,
+        MAX_NAMES,
         SubscriptionTable::Names,
-        by_use,
+        priority,
     ));
     [
-        (!left.is_empty()).then_some(ProxyRequest::Unsubscribe(left)),
-        (!forgotten.is_empty()).then_some(ProxyRequest::UnsubscribeAddresses(forgotten)),
-        (!lost.is_empty()).then_some(ProxyRequest::UnsubscribeNames(lost)),
+        (!evicted_services.is_empty()).then_some(ProxyRequest::Unsubscribe(evicted_services)),
+        (!evicted_addresses.is_empty())
+            .then_some(ProxyRequest::UnsubscribeAddresses(evicted_addresses)),
+        (!evicted_names.is_empty()).then_some(ProxyRequest::UnsubscribeNames(evicted_names)),
         (!services.is_empty()).then_some(ProxyRequest::Subscribe(services)),
         (!addresses.is_empty()).then_some(ProxyRequest::SubscribeAddresses(addresses)),
         (!names.is_empty()).then_some(ProxyRequest::SubscribeNames(names)),
     ]
 }
 
-/// Evicts names of services that do not exist beyond [`UNKNOWN_MAX`], so that an application that invents names
+/// Evicts names of services that do not exist beyond [`MAX_UNKNOWN`], so that an application that invents names
 /// leaves the table to existing services.
 fn evict_unknown(
     control_client: &ControlClient,
-    subscribed: &mut Subscriptions<ServiceName>,
+    subscribed_services: &mut Subscriptions<ServiceName>,
 ) -> Vec<ServiceName> {
     let Some(config) = control_client.config_store.current_config() else {
         return Vec::new();
     };
-    let unknown = config.absent_services().filter(|name| subscribed.contains(name)).count();
-    if unknown <= UNKNOWN_MAX {
+    let unknown =
+        config.absent_services().filter(|name| subscribed_services.contains(name)).count();
+    if unknown <= MAX_UNKNOWN {
         return Vec::new();
     }
-    let by_use = control_client.config_store.services_by_use();
-    let absent = |name: &ServiceName| {
-        Some(by_use(name)).filter(|priority| matches!(priority, EvictionPriority::Absent(_)))
+    let priority_of = control_client.config_store.services_by_use();
+    let absent_priority = |name: &ServiceName| {
+        Some(priority_of(name)).filter(|priority| matches!(priority, EvictionPriority::Absent(_)))
     };
-    let evicted = subscribed.evict_smallest(unknown - UNKNOWN_KEPT, absent);
-    control_client.note_evicted(SubscriptionTable::UnknownServices, evicted.len());
+    let evicted = subscribed_services.evict_smallest(unknown - UNKNOWN_KEPT, absent_priority);
+    control_client.record_evictions(SubscriptionTable::UnknownServices, evicted.len());
     evicted
 }
 
-/// Evicts the entries beyond the bound of a table, and [`BATCH_MAX`] more as room for the next ones.
+/// Evicts the entries beyond the bound of a table, and [`MAX_BATCH`] more as room for the next ones.
 fn evict_excess<K: Ord + Clone>(
     control_client: &ControlClient,
     subscriptions: &mut Subscriptions<K>,
-    max: usize,
+    max_len: usize,
     table: SubscriptionTable,
-    by_use: impl Fn(&K) -> EvictionPriority,
+    priority_of: impl Fn(&K) -> EvictionPriority,
 ) -> Vec<K> {
-    if subscriptions.len() <= max {
+    if subscriptions.len() <= max_len {
         return Vec::new();
     }
     let evicted = subscriptions
-        .evict_smallest(subscriptions.len() - max + BATCH_MAX, |key| Some(by_use(key)));
-    control_client.note_evicted(table, evicted.len());
+        .evict_smallest(subscriptions.len() - max_len + MAX_BATCH, |key| Some(priority_of(key)));
+    control_client.record_evictions(table, evicted.len());
     evicted
 }
 
 /// Reverts a request that did not fit into the queue; later requests repeat it.
-fn take_back(control_client: &ControlClient, unsent: ProxyRequest) {
-    let mut subscribed = control_client.subscribed.borrow_mut();
-    let mut asked = control_client.asked.borrow_mut();
+fn revert_request(control_client: &ControlClient, request: ProxyRequest) {
+    let mut subscribed_services = control_client.subscribed_services.borrow_mut();
+    let mut subscribed_addresses = control_client.subscribed_addresses.borrow_mut();
     let mut dns_names = control_client.dns_names.borrow_mut();
-    match unsent {
-        ProxyRequest::SubscribeAddresses(addresses) => asked.remove_all(&addresses),
-        ProxyRequest::UnsubscribeAddresses(addresses) => asked.extend(addresses),
+    match request {
+        ProxyRequest::SubscribeAddresses(addresses) => subscribed_addresses.remove_all(&addresses),
+        ProxyRequest::UnsubscribeAddresses(addresses) => subscribed_addresses.extend(addresses),
         ProxyRequest::SubscribeNames(names) => dns_names.remove_all(&names),
         ProxyRequest::UnsubscribeNames(names) => dns_names.extend(names),
-        ProxyRequest::Subscribe(services) => subscribed.remove_all(&services),
-        ProxyRequest::Unsubscribe(services) => subscribed.extend(services),
+        ProxyRequest::Subscribe(services) => subscribed_services.remove_all(&services),
+        ProxyRequest::Unsubscribe(services) => subscribed_services.extend(services),
         ProxyRequest::Listeners(..) | ProxyRequest::Renew { .. } | ProxyRequest::Tapped { .. } => {}
     }
 }
 
-fn unsubscribe_idle(control_client: &ControlClient, after: Duration) -> Requests {
-    let mut subscribed = control_client.subscribed.borrow_mut();
-    let mut idle = control_client.config_store.idle_services(after);
-    idle.retain(|service| subscribed.remove(service));
-    let (addresses, names) =
-        (idle_addresses(control_client, after), idle_names(control_client, after));
+/// Unsubscribes entries without a use for this long.
+fn unsubscribe_idle(control_client: &ControlClient, idle_time: Duration) -> Requests {
+    let mut subscribed_services = control_client.subscribed_services.borrow_mut();
+    let mut idle = control_client.config_store.idle_services(idle_time);
+    idle.retain(|service| subscribed_services.remove(service));
+    let (addresses, names) = (
+        remove_idle_addresses(control_client, idle_time),
+        remove_idle_names(control_client, idle_time),
+    );
     [
         (!idle.is_empty()).then_some(ProxyRequest::Unsubscribe(idle)),
         (!addresses.is_empty()).then_some(ProxyRequest::UnsubscribeAddresses(addresses)),
@@ -181,18 +193,18 @@ fn unsubscribe_idle(control_client: &ControlClient, after: Duration) -> Requests
     ]
 }
 
-/// Removes the addresses without a connection for this long.
-fn idle_addresses(control_client: &ControlClient, after: Duration) -> Vec<IpAddr> {
-    let mut asked = control_client.asked.borrow_mut();
-    let mut idle = control_client.config_store.idle_addresses(after);
-    idle.retain(|address| asked.remove(address));
+/// Removes and returns the addresses without a connection for this long.
+fn remove_idle_addresses(control_client: &ControlClient, idle_time: Duration) -> Vec<IpAddr> {
+    let mut subscribed_addresses = control_client.subscribed_addresses.borrow_mut();
+    let mut idle = control_client.config_store.idle_addresses(idle_time);
+    idle.retain(|address| subscribed_addresses.remove(address));
     idle
 }
 
-/// Removes the names without a query for this long.
-fn idle_names(control_client: &ControlClient, after: Duration) -> Vec<ServiceName> {
+/// Removes and returns the names without a query for this long.
+fn remove_idle_names(control_client: &ControlClient, idle_time: Duration) -> Vec<ServiceName> {
     let mut dns_names = control_client.dns_names.borrow_mut();
-    let mut idle = control_client.config_store.idle_names(after);
+    let mut idle = control_client.config_store.idle_names(idle_time);
     idle.retain(|name| dns_names.remove(name));
     idle
 }
@@ -200,7 +212,7 @@ fn idle_names(control_client: &ControlClient, after: Duration) -> Vec<ServiceNam
 /// Reconciles the listeners with the configuration, and reports their addresses to the control plane. A
 /// listener that cannot bind its address, perhaps since a predecessor still holds it, is retried until it
 /// opens.
-pub(crate) async fn keep_listeners(
+pub(crate) async fn reconcile_listeners(
     control_client: Rc<ControlClient>,
     mut listeners: Listeners,
     requests: mpsc::Sender<ProxyRequest>,
@@ -208,81 +220,84 @@ pub(crate) async fn keep_listeners(
 ) {
     let mut changes = control_client.config_store.subscribe();
     let mut failures = 0_u32;
-    let mut untold = false;
-    let (mut reported, mut last) = (Instant::now(), ProxyReport::default());
+    let mut is_unreported = false;
+    let (mut reported_at, mut last_report) = (Instant::now(), ProxyReport::default());
     loop {
         if let Some(config) = control_client.config_store.current_config()
             && control_client.config_store.credential().is_some()
             && !control_client.withdrawn.get()
         {
-            let plan = &config.plans.snapshot.config;
-            let problems = listeners.reconcile(&control_client.config, plan).await;
+            let workload_config = &config.compiled.snapshot.config;
+            let problems = listeners.reconcile(&control_client.config, workload_config).await;
             failures = if problems.is_empty() { 0 } else { failures.saturating_add(1) };
             for problem in &problems {
                 tracing::error!(%problem, failures, "cannot open a listener; retrying");
             }
-            let closed: BTreeMap<String, String> = problems.iter().map(describe_closed).collect();
+            let closed: BTreeMap<String, String> = problems.iter().map(closed_listener).collect();
             control_client
                 .config_store
                 .conditions
                 .replace_kind(kind::LISTENER_CLOSED, closed.clone());
-            control_client.note_addresses(&listeners.addresses());
+            control_client.set_reported_addresses(&listeners.addresses());
             open_listeners.publish(listeners.addresses(), closed);
             control_client.config_store.set_own_listeners(listeners.application_listeners());
-            let inbound = listeners.inbound_listeners(&control_client.config, plan);
+            let inbound = listeners.inbound_listeners(&control_client.config, workload_config);
             if *control_client.listening.borrow() != inbound {
                 control_client.listening.replace(inbound);
-                untold = true;
+                is_unreported = true;
             }
         }
         // Before the first configuration there are no listeners to report, and an empty list would withdraw
         // them.
-        let has_changed =
-            open_listeners.current_states().is_some() && control_client.status_report() != last;
-        let again = backoff::backoff_delay(failures, control_client.seed.rotate_left(failures))
-            .min(LISTENER_MAX);
+        let has_changed = open_listeners.current_states().is_some()
+            && control_client.status_report() != last_report;
+        let retry_pause =
+            backoff::backoff_delay(failures, control_client.seed.rotate_left(failures))
+                .min(MAX_LISTENER_RETRY);
         tokio::select! {
             // Waits while there is no stream; the hello of the next stream contains the listeners as well.
-            place = requests.reserve(), if untold => {
-                untold = false;
-                reported = Instant::now();
-                last = control_client.status_report();
-                if let Ok(place) = place && !control_client.withdrawn.get() {
+            slot = requests.reserve(), if is_unreported => {
+                is_unreported = false;
+                reported_at = Instant::now();
+                last_report = control_client.status_report();
+                if let Ok(slot) = slot && !control_client.withdrawn.get() {
                     let listening = control_client.listening.borrow().clone();
-                    place.send(ProxyRequest::Listeners(listening, last.clone()));
+                    slot.send(ProxyRequest::Listeners(listening, last_report.clone()));
                 }
             }
             () = control_client.config_store.conditions.wait_for_change() => {}
-            () = sleep_until((reported + REPORT_PAUSE).into()), if has_changed => untold = true,
+            () = sleep_until((reported_at + REPORT_INTERVAL).into()), if has_changed => {
+                is_unreported = true;
+            }
             changed = changes.changed() => {
                 if changed.is_err() {
                     return;
                 }
             }
-            () = tokio::time::sleep(again), if failures > 0 => {}
+            () = tokio::time::sleep(retry_pause), if failures > 0 => {}
         }
     }
 }
 
 /// Returns a closed listener by name, with its address and the cause.
-fn describe_closed(problem: &ListenError) -> (String, String) {
+fn closed_listener(problem: &ListenError) -> (String, String) {
     (problem.name.clone(), format!("{}: {}", problem.address, problem.cause))
 }
 
 /// The idle time after which addresses are removed from a crowded table: an application with very many
 /// connections soon queries them again.
-const IDLE_IF_CROWDED: Duration = Duration::from_secs(20);
+const CROWDED_IDLE_TIME: Duration = Duration::from_secs(20);
 /// The pause between two reports of conditions: circuits may open and close many times in a second.
-const REPORT_PAUSE: Duration = Duration::from_secs(1);
-/// Subscribed names of services that do not exist, kept so that a service is found as soon as it is created: as
-/// many as an application with a long list of wrong names uses.
-const UNKNOWN_MAX: usize = 1024;
-/// The number kept after an eviction, so that not every new name causes one.
-const UNKNOWN_KEPT: usize = UNKNOWN_MAX / 4 * 3;
-/// Requests for services, addresses and names processed at once.
-const BATCH_MAX: usize = 64;
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum number of subscribed names of services that do not exist, so that a service is found as soon as
+/// it is created: as many as an application with a long list of wrong names uses.
+const MAX_UNKNOWN: usize = 1024;
+/// The number of unknown names kept after an eviction, so that not every new name causes one.
+const UNKNOWN_KEPT: usize = MAX_UNKNOWN / 4 * 3;
+/// The maximum number of requests for services, addresses and names that are processed at once.
+const MAX_BATCH: usize = 64;
 /// The maximum pause before a listener is retried.
-const LISTENER_MAX: Duration = Duration::from_secs(5);
+const MAX_LISTENER_RETRY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests;

@@ -16,49 +16,52 @@ use crate::control_client::StreamError;
 #[derive(Debug)]
 pub(crate) struct ControlOutage {
     /// The number of configured control planes.
-    controls: usize,
+    control_planes: usize,
     /// The last failure of each configured control plane, by its position in the configuration.
     failures: RefCell<BTreeMap<usize, ControlFailure>>,
-    /// True if a connection was logged since.
+    /// True if a connection was logged since the last failure.
     is_connected_logged: Cell<bool>,
 }
 
+/// The last failure of one control plane.
 #[derive(Debug, PartialEq, Eq)]
 struct ControlFailure {
+    /// The summary and the detail, as logged.
     line: String,
+    /// True if the same attempt cannot succeed later.
     is_final: bool,
 }
 
 impl ControlOutage {
     /// Creates the state without failures, for the given number of control planes.
-    pub(crate) fn new(controls: usize) -> Self {
+    pub(crate) fn new(control_planes: usize) -> Self {
         let is_connected_logged = Cell::new(false);
-        Self { controls, failures: RefCell::default(), is_connected_logged }
+        Self { control_planes, failures: RefCell::default(), is_connected_logged }
     }
 
-    /// Records a failure. Returns true if the proxy has nothing to serve and nothing left to try, and ends with
-    /// this reason. Otherwise the failure is logged, unless this control plane failed for the same reason
-    /// before.
+    /// Records a failure. Returns true if the proxy must end with it: there is no configuration to serve, and
+    /// no control plane left to try. Otherwise the failure is logged, at debug level if it repeats the previous
+    /// one of this control plane.
     #[must_use]
     pub(crate) fn record_failure(
         &self,
-        place: usize,
+        position: usize,
         control: &ControlAddress,
-        ended: &StreamError,
+        error: &StreamError,
         serving: Serving,
     ) -> bool {
-        let (problem, reason) = (ended.failure_summary(), ended.failure_detail());
+        let (problem, reason) = (error.failure_summary(), error.failure_detail());
         let failure =
-            ControlFailure { line: format!("{problem}: {reason}"), is_final: ended.is_final() };
+            ControlFailure { line: format!("{problem}: {reason}"), is_final: error.is_final() };
         let state = match serving {
             Serving::Configuration => "serving the last configuration",
             Serving::Nothing => "no configuration to serve yet",
         };
-        let before = self.failures.borrow_mut().insert(place, failure);
-        if serving == Serving::Nothing && self.is_hopeless() {
+        let previous = self.failures.borrow_mut().insert(position, failure);
+        if serving == Serving::Nothing && self.have_all_failed_finally() {
             return true;
         }
-        match before.is_some_and(|before| before.line == format!("{problem}: {reason}")) {
+        match previous.is_some_and(|previous| previous.line == format!("{problem}: {reason}")) {
             true => tracing::debug!(%control, %reason, "{problem}; {state}"),
             false => tracing::warn!(%control, %reason, "{problem}; {state}"),
         }
@@ -73,15 +76,15 @@ impl ControlOutage {
     }
 
     /// Records a stable connection: the next failure is logged, whatever its reason.
-    pub(crate) fn was_stable(&self) {
+    pub(crate) fn record_stable(&self) {
         self.failures.borrow_mut().clear();
         self.is_connected_logged.set(false);
     }
 
     /// True if the last failure of every control plane was final.
-    fn is_hopeless(&self) -> bool {
+    fn have_all_failed_finally(&self) -> bool {
         let failures = self.failures.borrow();
-        failures.len() == self.controls && failures.values().all(|failure| failure.is_final)
+        failures.len() == self.control_planes && failures.values().all(|failure| failure.is_final)
     }
 }
 
@@ -100,7 +103,7 @@ pub(crate) struct FatalFailure {
 }
 
 impl FatalFailure {
-    /// Ends the proxy. Of several causes the first is kept.
+    /// Ends the proxy with this cause, unless another one was reported before.
     pub(crate) fn report_cause(&self, cause: StartError) {
         self.cause.borrow_mut().get_or_insert(cause);
         self.notify.notify_one();
@@ -146,9 +149,11 @@ impl StreamError {
     }
 
     /// Converts a failure of a connection that was made to join.
-    pub(crate) fn in_join(self, is_once: bool) -> Self {
+    pub(crate) fn in_join(self, is_one_time: bool) -> Self {
         match self {
-            Self::Io(cause) if is_untrusted(&cause) => Self::Untrusted { cause, is_final: is_once },
+            Self::Io(cause) if is_untrusted(&cause) => {
+                Self::Untrusted { cause, is_final: is_one_time }
+            }
             other => other,
         }
     }
@@ -157,7 +162,7 @@ impl StreamError {
     fn is_final(&self) -> bool {
         match self {
             Self::Join(JoinError::Rejected { is_final, .. }) => *is_final,
-            Self::JoinCredential(unproved) => unproved.is_final(),
+            Self::JoinCredential(error) => error.is_final(),
             Self::Untrusted { is_final, .. } => *is_final,
             _ => false,
         }
@@ -179,17 +184,17 @@ mod tests {
     }
 
     #[test]
-    fn only_final_failures_of_all_control_planes_leave_no_hope() {
+    fn the_proxy_ends_after_final_failures_of_all_control_planes() {
         let control = ControlAddress::from(std::net::SocketAddr::from(([127, 0, 0, 1], 15010)));
         let outage = ControlOutage::new(2);
-        let failed = |place, ended: &StreamError| {
-            outage.record_failure(place, &control, ended, Serving::Nothing)
+        let ends_proxy = |position, error: &StreamError| {
+            outage.record_failure(position, &control, error, Serving::Nothing)
         };
-        assert!(!failed(0, &rejected_join(true)), "another control plane may accept it");
-        assert!(!failed(1, &StreamError::Timeout));
-        assert!(failed(1, &rejected_join(true)));
+        assert!(!ends_proxy(0, &rejected_join(true)), "another control plane may accept it");
+        assert!(!ends_proxy(1, &StreamError::Timeout));
+        assert!(ends_proxy(1, &rejected_join(true)));
         assert!(!outage.record_failure(1, &control, &rejected_join(true), Serving::Configuration));
-        assert!(!failed(0, &rejected_join(false)), "the rejection may pass");
+        assert!(!ends_proxy(0, &rejected_join(false)), "the rejection may be temporary");
         assert!(ControlOutage::new(1).record_failure(
             0,
             &control,
@@ -199,20 +204,20 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_named_by_what_failed_and_not_twice() {
+    fn a_failure_has_a_summary_and_a_detail_without_repetition() {
         let unreachable = StreamError::Io(std::io::ErrorKind::ConnectionRefused.into());
         let goodbye = StreamError::Stream(DiscoveryError::Goodbye("another proxy".to_owned()));
         let untrusted = TlsFailure::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
         let foreign = || StreamError::Io(std::io::Error::other(untrusted.clone()));
         assert!(foreign().in_join(true).is_final() && !foreign().in_join(false).is_final());
-        let named = [
+        let cases = [
             (unreachable, "the control plane is unreachable: connection refused"),
             (rejected_join(true), "the control plane rejected the join: used"),
             (goodbye, "the control plane closed the connection: another proxy"),
         ];
-        for (ended, expected) in named {
+        for (error, expected) in cases {
             assert_eq!(
-                format!("{}: {}", ended.failure_summary(), ended.failure_detail()),
+                format!("{}: {}", error.failure_summary(), error.failure_detail()),
                 expected
             );
         }

@@ -48,23 +48,23 @@ pub(crate) fn set_options(socket: SockRef<'_>) -> io::Result<()> {
     // Complete batches are written at once; delaying them for more data has no benefit.
     socket.set_tcp_nodelay(true)?;
     // Detects a peer that vanished without closing, even if neither side sends data.
-    let keepalive = TcpKeepalive::new().with_time(ALIVE_AFTER).with_interval(ALIVE_AGAIN);
-    socket.set_tcp_keepalive(&keepalive.with_retries(ALIVE_RETRIES))
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL);
+    socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_RETRIES))
 }
 
 /// The idle time before the kernel sends the first keepalive probe.
-const ALIVE_AFTER: Duration = Duration::from_secs(60);
+const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 /// The time between two keepalive probes.
-const ALIVE_AGAIN: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// The number of unanswered probes after which the connection is closed.
-const ALIVE_RETRIES: u32 = 3;
+const KEEPALIVE_RETRIES: u32 = 3;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_lack_of_descriptors_is_not_the_fault_of_the_endpoint() {
+    fn a_lack_of_descriptors_is_not_reported_as_a_failed_connection() {
         for (errno, expected) in [
             (Errno::MFILE, Reason::TooManyConnections),
             (Errno::NFILE, Reason::TooManyConnections),

@@ -18,7 +18,7 @@ use crate::dns_proxy::{DnsTransport, bind_when_free};
 use crate::subscriptions::SubscriptionTable;
 use crate::virtual_addresses::{IsNew, to_v6};
 
-/// Answers DNS queries over UDP for as long as the proxy lives.
+/// Answers DNS queries over UDP until the proxy ends.
 pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr) {
     let conditions = &control_client.config_store.conditions;
     let socket = bind_when_free(conditions, address, DnsTransport::Udp, async || {
@@ -26,8 +26,8 @@ pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr
     })
     .await;
     let socket = Rc::new(socket);
-    let slots = std::sync::Arc::new(Semaphore::new(QUERIES_MAX));
-    let mut packet = [0_u8; PACKET_BYTES_MAX];
+    let slots = std::sync::Arc::new(Semaphore::new(MAX_QUERIES));
+    let mut packet = [0_u8; MAX_PACKET_BYTES];
     loop {
         let Ok((length, client)) = socket.recv_from(&mut packet).await else { continue };
         let Ok(query) = Message::from_vec(&packet[..length]) else { continue };
@@ -42,7 +42,7 @@ pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr
         };
         let (control_client, socket) = (control_client.clone(), socket.clone());
         tokio::task::spawn_local(async move {
-            if let Err(error) = answer_query(&control_client, &socket, &query, client).await {
+            if let Err(error) = respond_to_query(&control_client, &socket, &query, client).await {
                 tracing::debug!(%error, "DNS response not sent");
             }
             drop(slot);
@@ -50,46 +50,51 @@ pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr
     }
 }
 
-async fn answer_query(
+/// Sends the response to one query.
+async fn respond_to_query(
     control_client: &ControlClient,
     socket: &UdpSocket,
     query: &Message,
     client: SocketAddr,
 ) -> io::Result<()> {
-    let asked = &query.metadata;
-    let mut reply = Message::response(asked.id, asked.op_code);
-    reply.metadata.authoritative = true;
-    reply.metadata.recursion_desired = asked.recursion_desired;
-    reply.metadata.recursion_available = true;
+    let metadata = &query.metadata;
+    let mut response = Message::response(metadata.id, metadata.op_code);
+    response.metadata.authoritative = true;
+    response.metadata.recursion_desired = metadata.recursion_desired;
+    response.metadata.recursion_available = true;
     match query.queries.as_slice() {
-        [question] if asked.op_code == OpCode::Query => {
-            reply.add_query(question.clone());
-            match look_up(control_client, question).await {
+        [question] if metadata.op_code == OpCode::Query => {
+            response.add_query(question.clone());
+            match resolve_service(control_client, question).await {
                 Ok(Some(address)) => {
                     let data = match question.query_type() {
                         RecordType::AAAA => RData::AAAA(AAAA(to_v6(address))),
                         _ => RData::A(A(address)),
                     };
                     let name = question.name().clone();
-                    reply.add_answer(Record::from_rdata(name, TTL_SECONDS, data));
+                    response.add_answer(Record::from_rdata(name, TTL_SECONDS, data));
                 }
                 Ok(None) => {}
                 Err(code) => {
-                    reply.metadata.response_code = code;
+                    response.metadata.response_code = code;
                 }
             }
         }
         _ => {
-            reply.metadata.response_code = ResponseCode::NotImp;
+            response.metadata.response_code = ResponseCode::NotImp;
         }
     }
-    let bytes = reply.to_vec().map_err(io::Error::other)?;
+    let bytes = response.to_vec().map_err(io::Error::other)?;
     socket.send_to(&bytes, client).await?;
     Ok(())
 }
 
-/// Returns the address of the service that a query names; `Ok(None)`: it has no record of this type.
-async fn look_up(
+/// Returns the virtual address of the service that a query names, or `Ok(None)` if it has no record of this
+/// type.
+///
+/// # Errors
+/// The response code.
+async fn resolve_service(
     control_client: &ControlClient,
     question: &Query,
 ) -> Result<Option<Ipv4Addr>, ResponseCode> {
@@ -118,17 +123,17 @@ async fn look_up(
     let names = control_client.config_store.names();
     let (address, is_new) = names.virtual_address(&service).ok_or(ResponseCode::ServFail)?;
     if is_new == IsNew::InPlaceOfAnother {
-        control_client.note_evicted(SubscriptionTable::ServiceAddresses, 1);
+        control_client.record_evictions(SubscriptionTable::ServiceAddresses, 1);
     }
     if is_new != IsNew::No {
-        control_client.state.keep_names(&names.to_text());
+        control_client.state.store_names(&names.to_text());
     }
     Ok(Some(address))
 }
 
-/// The TTL of addresses; they stay valid much longer.
+/// The TTL of address records. The addresses stay valid much longer.
 const TTL_SECONDS: u32 = 30;
-/// RFC 1035 §2.3.4 allows 512 bytes over UDP; EDNS clients send a little more.
-const PACKET_BYTES_MAX: usize = 1232;
-/// Concurrent DNS queries.
-const QUERIES_MAX: usize = 256;
+/// The maximum size of a query: RFC 1035 §2.3.4 allows 512 bytes over UDP, and EDNS clients send a little more.
+const MAX_PACKET_BYTES: usize = 1232;
+/// The maximum number of concurrent DNS queries.
+const MAX_QUERIES: usize = 256;

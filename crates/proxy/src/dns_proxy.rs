@@ -30,9 +30,9 @@ use crate::control_client::ControlClient;
 pub use question::{ClusterDomain, InvalidDomain};
 
 use query_budget::QueryBudget;
-use question::{ParsedQuery, ServiceQuery, read, server_failure};
+use question::{ParsedQuery, ServiceQuery, parse_query, server_failure};
 use resolvers::Resolvers;
-pub(crate) use resolvers::is_answer;
+pub(crate) use resolvers::is_response_to;
 
 /// The transport of a DNS query and its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(crate) enum DnsTransport {
     Tcp,
 }
 
-/// The replies to one packet, and the checks of it, without sockets.
+/// The replies to one packet, as computed without sockets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct DnsReplies {
     /// The service in the query for addresses; no other packet has replies.
@@ -54,18 +54,18 @@ pub struct DnsReplies {
     pub failure: Option<Vec<u8>>,
 }
 
-/// Returns the replies to a packet if each service has the addresses `found`.
+/// Returns the replies to a packet if each service has this record.
 pub(crate) fn build_replies(
     packet: &[u8],
     domain: &ClusterDomain,
-    found: &DnsRecord,
+    record: &DnsRecord,
 ) -> DnsReplies {
     let failure = server_failure(packet);
-    match read(packet, domain) {
-        ParsedQuery::Service(asked) => DnsReplies {
-            udp: asked.build_response(found, DnsTransport::Udp),
-            tcp: asked.build_response(found, DnsTransport::Tcp),
-            service: Some(asked.service),
+    match parse_query(packet, domain) {
+        ParsedQuery::Service(service_query) => DnsReplies {
+            udp: service_query.build_response(record, DnsTransport::Udp),
+            tcp: service_query.build_response(record, DnsTransport::Tcp),
+            service: Some(service_query.service),
             failure,
         },
         ParsedQuery::OutsideMesh | ParsedQuery::Invalid => {
@@ -74,45 +74,45 @@ pub(crate) fn build_replies(
     }
 }
 
-/// Serves DNS queries for the lifetime of the proxy.
+/// Serves DNS queries until the proxy ends.
 pub(crate) fn serve(tasks: &LocalSet, control_client: &Rc<ControlClient>, dns_proxy: &DnsProxy) {
-    let resolvers = Resolvers::new(dns_proxy.resolvers.clone(), RESOLVER_PORT, is_of_pod);
-    let answerer =
-        DnsQueryHandler::new(control_client.clone(), dns_proxy.domain.clone(), resolvers);
-    let answerer = Rc::new(answerer);
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let resolvers = Resolvers::new(dns_proxy.resolvers.clone(), RESOLVER_PORT, is_in_pod);
+    let handler = DnsQueryHandler::new(control_client.clone(), dns_proxy.domain.clone(), resolvers);
+    let handler = Rc::new(handler);
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     for address in &dns_proxy.at {
-        tasks.spawn_local(answerer.clone().serve_udp(*address));
-        tasks.spawn_local(answerer.clone().serve_tcp(*address, slots.clone()));
+        tasks.spawn_local(handler.clone().serve_udp(*address));
+        tasks.spawn_local(handler.clone().serve_tcp(*address, permits.clone()));
     }
 }
 
 impl DnsProxy {
     /// Returns true if a resolver outside the pod is configured, for names outside the mesh.
     #[must_use]
-    pub fn have_resolvers(&self) -> bool {
+    pub fn has_resolvers(&self) -> bool {
         let text = std::fs::read_to_string(&self.resolvers).unwrap_or_default();
-        !resolvers::name_servers(&text, is_of_pod).is_empty()
+        !resolvers::name_servers(&text, is_in_pod).is_empty()
     }
 }
 
 /// True if a name server runs in the pod itself, for example a local cache: its own queries are redirected to
 /// this proxy as well, which would create a loop.
-fn is_of_pod(server: IpAddr) -> bool {
+fn is_in_pod(server: IpAddr) -> bool {
     let server = server.to_canonical();
     server.is_loopback() || server.is_unspecified()
 }
 
+/// The state of the DNS proxy that its listeners share.
 struct DnsQueryHandler {
     control_client: Rc<ControlClient>,
     domain: ClusterDomain,
     resolvers: Resolvers,
     /// Set after the control plane left a query unanswered: until then queries do not wait for it.
-    silent_until: Cell<Option<Instant>>,
+    control_silent_until: Cell<Option<Instant>>,
     /// The budget of control plane queries for new names.
-    allowance: RefCell<QueryBudget>,
+    query_budget: RefCell<QueryBudget>,
     /// Permits for DNS queries that wait for the control plane or a resolver.
-    under_way: Arc<Semaphore>,
+    in_flight: Arc<Semaphore>,
 }
 
 /// The next step of a DNS query.
@@ -130,9 +130,9 @@ impl DnsQueryHandler {
             control_client,
             domain,
             resolvers,
-            silent_until: Cell::new(None),
-            allowance: RefCell::new(QueryBudget::new(Instant::now())),
-            under_way: Arc::new(Semaphore::new(UNDER_WAY_MAX)),
+            control_silent_until: Cell::new(None),
+            query_budget: RefCell::new(QueryBudget::new(Instant::now())),
+            in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
         }
     }
 
@@ -147,52 +147,53 @@ impl DnsQueryHandler {
         .await;
         let socket = Rc::new(socket);
         // One extra byte reveals packets that are too long.
-        let mut packet = vec![0_u8; QUERY_BYTES_MAX + 1];
+        let mut packet = vec![0_u8; MAX_QUERY_BYTES + 1];
         loop {
             let Ok((length, client)) = socket.recv_from(&mut packet).await else {
-                sleep(PAUSE).await;
+                sleep(ERROR_PAUSE).await;
                 continue;
             };
-            if length > QUERY_BYTES_MAX {
+            if length > MAX_QUERY_BYTES {
                 self.count(Count::DnsQueriesFailed);
                 continue;
             }
             let query = packet.get(..length).unwrap_or_default();
-            let (asked, slot) = match self.handle_immediately(query, DnsTransport::Udp) {
+            let (service_query, permit) = match self.handle_immediately(query, DnsTransport::Udp) {
                 QueryStep::Reply(None) => continue,
                 QueryStep::Reply(Some(reply)) => {
                     socket.send_to(&reply, client).await.ok();
                     continue;
                 }
-                QueryStep::Forward(asked, slot) => (asked, slot),
+                QueryStep::Forward(service_query, permit) => (service_query, permit),
             };
-            let (answerer, socket, query) = (self.clone(), socket.clone(), query.to_vec());
+            let (handler, socket, query) = (self.clone(), socket.clone(), query.to_vec());
             tokio::task::spawn_local(async move {
-                if let Some(reply) = answerer.resolve_query(asked, &query, DnsTransport::Udp).await
+                if let Some(reply) =
+                    handler.resolve_query(service_query, &query, DnsTransport::Udp).await
                 {
                     socket.send_to(&reply, client).await.ok();
                 }
-                drop(slot);
+                drop(permit);
             });
         }
     }
 
-    async fn serve_tcp(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
+    async fn serve_tcp(self: Rc<Self>, address: SocketAddr, permits: Arc<Semaphore>) {
         let listener = bind_when_free(self.conditions(), address, DnsTransport::Tcp, async || {
             TcpListener::bind(address).await
         })
         .await;
         let mut listener = Listener::new("DNS", listener);
         loop {
-            let Ok(slot) = slots.clone().acquire_owned().await else {
+            let Ok(permit) = permits.clone().acquire_owned().await else {
                 return;
             };
             let (tcp, _) = listener.accept().await;
-            let answerer = self.clone();
+            let handler = self.clone();
             tokio::task::spawn_local(async move {
-                let ended = timeout(LIFE_MAX, answerer.serve_connection(tcp)).await;
-                tracing::trace!(result = ?ended, "DNS connection ended");
-                drop(slot);
+                let outcome = timeout(MAX_LIFETIME, handler.serve_connection(tcp)).await;
+                tracing::trace!(result = ?outcome, "DNS connection ended");
+                drop(permit);
             });
         }
     }
@@ -200,52 +201,56 @@ impl DnsQueryHandler {
     /// Serves the queries of one connection in sequence (RFC 1035 §4.2.2).
     async fn serve_connection(&self, mut tcp: TcpStream) -> io::Result<()> {
         loop {
-            let read = async {
+            let read_query = async {
                 let length = usize::from(tcp.read_u16().await?);
-                if length > QUERY_BYTES_MAX {
+                if length > MAX_QUERY_BYTES {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
                 let mut query = vec![0; length];
                 tcp.read_exact(&mut query).await.map(|_| query)
             };
-            let query = timeout(IDLE_MAX, read).await.map_err(io::Error::from)??;
+            let query = timeout(MAX_IDLE, read_query).await.map_err(io::Error::from)??;
             let reply = self.reply_to(&query, DnsTransport::Tcp).await;
             let reply = reply.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-            let write = async {
+            let write_response = async {
                 tcp.write_all(&resolvers::frame_message(&reply)).await?;
                 tcp.flush().await
             };
-            timeout(IDLE_MAX, write).await.map_err(io::Error::from)??;
+            timeout(MAX_IDLE, write_response).await.map_err(io::Error::from)??;
         }
     }
 
     /// Returns the response to a query; `None` if it is malformed.
-    async fn reply_to(&self, query: &[u8], over: DnsTransport) -> Option<Vec<u8>> {
-        match self.handle_immediately(query, over) {
+    async fn reply_to(&self, query: &[u8], transport: DnsTransport) -> Option<Vec<u8>> {
+        match self.handle_immediately(query, transport) {
             QueryStep::Reply(reply) => reply,
-            QueryStep::Forward(asked, _slot) => self.resolve_query(asked, query, over).await,
+            QueryStep::Forward(service_query, _permit) => {
+                self.resolve_query(service_query, query, transport).await
+            }
         }
     }
 
     /// Handles a query as far as possible without waiting: known names are resolved regardless of the number of
     /// pending queries.
-    fn handle_immediately(&self, query: &[u8], over: DnsTransport) -> QueryStep {
-        let asked = match read(query, &self.domain) {
+    fn handle_immediately(&self, query: &[u8], transport: DnsTransport) -> QueryStep {
+        let service_query = match parse_query(query, &self.domain) {
             ParsedQuery::Invalid => {
                 self.count(Count::DnsQueriesFailed);
                 return QueryStep::Reply(None);
             }
             ParsedQuery::OutsideMesh => None,
-            ParsedQuery::Service(asked) => match self.known_record(&asked.service) {
-                None => Some(asked),
-                Some(found) => match self.mesh_response(&asked, &found, over) {
-                    Some(reply) => return QueryStep::Reply(Some(reply)),
-                    None => None,
-                },
-            },
+            ParsedQuery::Service(service_query) => {
+                match self.known_record(&service_query.service) {
+                    None => Some(service_query),
+                    Some(record) => match self.mesh_response(&service_query, &record, transport) {
+                        Some(reply) => return QueryStep::Reply(Some(reply)),
+                        None => None,
+                    },
+                }
+            }
         };
-        match self.under_way.clone().try_acquire_owned() {
-            Ok(slot) => QueryStep::Forward(asked, slot),
+        match self.in_flight.clone().try_acquire_owned() {
+            Ok(permit) => QueryStep::Forward(service_query, permit),
             Err(_) => QueryStep::Reply(self.server_failure(query)),
         }
     }
@@ -253,17 +258,17 @@ impl DnsQueryHandler {
     /// Queries the control plane about a service, and the resolvers if it has no record.
     async fn resolve_query(
         &self,
-        asked: Option<Box<ServiceQuery>>,
+        service_query: Option<Box<ServiceQuery>>,
         query: &[u8],
-        over: DnsTransport,
+        transport: DnsTransport,
     ) -> Option<Vec<u8>> {
-        if let Some(asked) = asked
-            && let Some(found) = self.request_record(&asked.service).await
-            && let Some(reply) = self.mesh_response(&asked, &found, over)
+        if let Some(service_query) = service_query
+            && let Some(record) = self.request_record(&service_query.service).await
+            && let Some(reply) = self.mesh_response(&service_query, &record, transport)
         {
             return Some(reply);
         }
-        if let Some(reply) = self.resolvers.pass_on(query, over).await {
+        if let Some(reply) = self.resolvers.forward_query(query, transport).await {
             self.count(Count::DnsQueriesForwarded);
             return Some(reply);
         }
@@ -273,12 +278,13 @@ impl DnsQueryHandler {
     /// Returns the response of the mesh; `None` if the query has to be forwarded.
     fn mesh_response(
         &self,
-        asked: &ServiceQuery,
-        found: &DnsRecord,
-        over: DnsTransport,
+        service_query: &ServiceQuery,
+        record: &DnsRecord,
+        transport: DnsTransport,
     ) -> Option<Vec<u8>> {
-        let reply = asked.build_response(found, over).filter(|_| !found.is_forwarded())?;
-        self.expect_connections(asked, found);
+        let reply =
+            service_query.build_response(record, transport).filter(|_| !record.is_forwarded())?;
+        self.request_address_entries(service_query, record);
         self.count(Count::DnsQueriesAnswered);
         Some(reply)
     }
@@ -304,39 +310,44 @@ impl DnsQueryHandler {
         }
         let now = Instant::now();
         let is_new = !dns_names.borrow().contains(name);
-        if is_new && !self.allowance.borrow_mut().try_withdraw(name, now) {
+        if is_new && !self.query_budget.borrow_mut().try_withdraw(name, now) {
             return None;
         }
         let mut changes = config_store.subscribe();
-        config_store.want_in_passing(ResourceRequest::Name(name.clone()));
-        if self.silent_until.get().is_some_and(|until| now < until) {
+        config_store.try_request_resource(ResourceRequest::Name(name.clone()));
+        if self.control_silent_until.get().is_some_and(|until| now < until) {
             return None;
         }
-        let found = async {
+        let received = async {
             loop {
-                // Checked again before the first wait: the record may have arrived since.
-                if let Some(found) = config_store.dns_record(name) {
-                    return Some(found);
+                // Checked again before the first wait: the record may have arrived meanwhile.
+                if let Some(record) = config_store.dns_record(name) {
+                    return Some(record);
                 }
                 changes.changed().await.ok()?;
             }
         };
-        if let Ok(found) = timeout(MAX_WAIT, found).await {
-            return found;
+        if let Ok(record) = timeout(MAX_CONTROL_WAIT, received).await {
+            return record;
         }
-        self.silent_until.set(Some(now + SILENCE));
+        self.control_silent_until.set(Some(now + CONTROL_SILENCE));
         None
     }
 
-    /// Requests the entries of the addresses in a response: the application is about to connect.
-    fn expect_connections(&self, asked: &ServiceQuery, found: &DnsRecord) {
-        let addresses = || found.addresses().iter().filter(|address| asked.is_requested(**address));
-        if addresses().count() > EXPECTED_MAX {
+    /// Requests the entries of the addresses in a response, since the application is about to connect.
+    fn request_address_entries(&self, service_query: &ServiceQuery, record: &DnsRecord) {
+        let addresses = || {
+            record
+                .addresses()
+                .iter()
+                .filter(|address| service_query.has_requested_version(**address))
+        };
+        if addresses().count() > MAX_REQUESTED_ADDRESSES {
             return;
         }
         let config_store = &self.control_client.config_store;
         for address in addresses().filter(|address| !config_store.knows_address(**address)) {
-            config_store.want_in_passing(ResourceRequest::Address(*address));
+            config_store.try_request_resource(ResourceRequest::Address(*address));
         }
     }
 
@@ -349,54 +360,54 @@ impl DnsQueryHandler {
 pub(crate) async fn bind_when_free<T>(
     conditions: &Conditions,
     address: SocketAddr,
-    over: DnsTransport,
+    transport: DnsTransport,
     bind: impl AsyncFn() -> io::Result<T>,
 ) -> T {
-    let mut failed = false;
-    let subject = format!("{address} {over:?}");
+    let mut has_failed = false;
+    let subject = format!("{address} {transport:?}");
     loop {
         match bind().await {
             Ok(bound) => {
-                if failed {
+                if has_failed {
                     conditions.clear(kind::DNS_CLOSED, &subject);
-                    tracing::info!(%address, transport = ?over, "the DNS listener is open");
+                    tracing::info!(%address, transport = ?transport, "the DNS listener is open");
                 }
                 return bound;
             }
-            Err(error) if !failed => {
-                tracing::error!(%address, transport = ?over, %error, "cannot open the DNS listener: free the port, or start without --dns");
+            Err(error) if !has_failed => {
+                tracing::error!(%address, transport = ?transport, %error, "cannot open the DNS listener: free the port, or start without --dns");
                 conditions.set_condition(kind::DNS_CLOSED, &subject, error.to_string());
-                failed = true;
+                has_failed = true;
             }
             Err(_) => {}
         }
-        sleep(BIND_AGAIN).await;
+        sleep(BIND_RETRY_INTERVAL).await;
     }
 }
 
 /// The port of resolvers (RFC 1035 §4.2).
 const RESOLVER_PORT: u16 = 53;
 /// The maximum size of a query: queries are short, whatever response size they announce.
-const QUERY_BYTES_MAX: usize = 4096;
+const MAX_QUERY_BYTES: usize = 4096;
 /// The maximum number of pending queries; further ones fail with SERVFAIL.
-const UNDER_WAY_MAX: usize = 256;
+const MAX_IN_FLIGHT: usize = 256;
 /// The maximum number of TCP connections; further ones wait.
-const CONNECTIONS_MAX: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// The idle and write timeout of a TCP connection.
-const IDLE_MAX: Duration = Duration::from_secs(10);
+const MAX_IDLE: Duration = Duration::from_secs(10);
 /// The maximum lifetime of a TCP connection.
-const LIFE_MAX: Duration = Duration::from_secs(120);
+const MAX_LIFETIME: Duration = Duration::from_secs(120);
 /// The time limit for the control plane's response.
-const MAX_WAIT: Duration = Duration::from_millis(250);
-/// The time after such a timeout in which queries do not wait for the control plane.
-const SILENCE: Duration = Duration::from_secs(10);
+const MAX_CONTROL_WAIT: Duration = Duration::from_millis(250);
+/// The time after [`MAX_CONTROL_WAIT`] has passed in which queries do not wait for the control plane.
+const CONTROL_SILENCE: Duration = Duration::from_secs(10);
 /// The maximum number of addresses for which entries are requested; with more, the client's choice is
 /// unpredictable.
-const EXPECTED_MAX: usize = 4;
+const MAX_REQUESTED_ADDRESSES: usize = 4;
 /// The pause after a socket error, to avoid a busy loop.
-const PAUSE: Duration = Duration::from_millis(50);
+const ERROR_PAUSE: Duration = Duration::from_millis(50);
 /// The interval of attempts to bind an address that is in use.
-const BIND_AGAIN: Duration = Duration::from_secs(1);
+const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests;

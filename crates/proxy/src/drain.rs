@@ -1,4 +1,4 @@
-//! Phases of a proxy: serving, leaving, draining, over.
+//! Phases of a proxy: serving, leaving, draining, stopped.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::config::Limits;
 pub(crate) enum Phase {
     /// Accepts connections and requests.
     Serving,
-    /// The same, but not ready, and each response asks its client to use another connection: load balancers
-    /// stop sending connections here, and HTTP/1.1 clients leave before idle connections are closed.
+    /// Serves as before, but is not ready and closes connections after the next response: load balancers stop
+    /// sending connections here, and HTTP/1.1 clients leave before idle connections are closed.
     Leaving,
     /// Accepts no new connections; requests in progress finish.
     Draining,

@@ -1,4 +1,4 @@
-//! The endpoints that outlier detection has ejected, over all threads, for the admin page.
+//! The endpoints that outlier detection has ejected, over all threads, for the admin endpoint.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,11 +9,11 @@ use leno_model::{Endpoint, ServicePolicyName};
 use leno_traffic::outlier::EjectionCause;
 
 /// The ejected endpoints, by the number of the detector's cluster state. Accessed only by ejections,
-/// unejections and the admin page.
+/// unejections and the admin endpoint.
 #[derive(Default)]
 pub(crate) struct EjectedEndpoints {
     clusters: Mutex<BTreeMap<u64, Vec<EjectionRecord>>>,
-    numbers: AtomicU64,
+    next_cluster_number: AtomicU64,
 }
 
 /// An endpoint ejected by one thread.
@@ -28,7 +28,7 @@ pub(crate) struct EjectionRecord {
 impl EjectedEndpoints {
     /// Returns a number for new cluster state.
     pub(crate) fn next_number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed)
+        self.next_cluster_number.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Replaces the ejected endpoints of one cluster state.
@@ -47,15 +47,18 @@ impl EjectedEndpoints {
     /// Returns each ejected endpoint with the number of threads that ejected it, and the entry of the first of
     /// them.
     pub(crate) fn snapshot(&self) -> Vec<(usize, EjectionRecord)> {
-        let mut found: Vec<(usize, EjectionRecord)> = Vec::new();
+        let mut endpoints: Vec<(usize, EjectionRecord)> = Vec::new();
         for entry in self.lock().values().flatten() {
-            match found.iter_mut().find(|(_, known)| known.endpoint.id == entry.endpoint.id) {
+            match endpoints
+                .iter_mut()
+                .find(|(_, existing)| existing.endpoint.id == entry.endpoint.id)
+            {
                 Some((threads, _)) => *threads += 1,
-                None => found.push((1, entry.clone())),
+                None => endpoints.push((1, entry.clone())),
             }
         }
-        found.sort_by(|(_, a), (_, b)| a.endpoint.id.cmp(&b.endpoint.id));
-        found
+        endpoints.sort_by(|(_, first), (_, second)| first.endpoint.id.cmp(&second.endpoint.id));
+        endpoints
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<EjectionRecord>>> {

@@ -12,7 +12,7 @@ use crate::drain::Phase;
 use crate::upstream::priorities::Priorities;
 use crate::worker::Worker;
 
-/// The configuration version with which a request failed that may be routed again.
+/// The configuration version with which a request failed. The request may be routed again with a newer one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outdated {
     version: u64,
@@ -47,20 +47,20 @@ impl Worker {
     ) -> bool {
         if is_behind {
             let mut versions = self.config_store.subscribe();
-            let left = LAG_MAX.saturating_sub(started.elapsed());
-            if timeout(left, versions.wait_for(|newer| *newer > version)).await.is_err() {
+            let remaining = MAX_CONFIG_LAG.saturating_sub(started.elapsed());
+            if timeout(remaining, versions.wait_for(|newer| *newer > version)).await.is_err() {
                 return false;
             }
         }
-        let left = AWAITED_MAX.saturating_sub(started.elapsed());
-        if left.is_zero() {
+        let remaining = MAX_ENDPOINT_WAIT.saturating_sub(started.elapsed());
+        if remaining.is_zero() {
             return false;
         }
         let mut phase = self.phase.clone();
         tokio::select! {
             biased;
             is_newer = wait_for_newer(&self.config_store, service, version) => is_newer,
-            () = sleep(left) => false,
+            () = sleep(remaining) => false,
             // The drain does not wait for requests that have no endpoint.
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
         }
@@ -71,12 +71,15 @@ impl ConfigStore {
     /// Returns the outlook of a request that found no endpoint of a service in a configuration version.
     fn endpoint_outlook(&self, service: &ServiceName, version: u64) -> EndpointOutlook {
         let Some(config) = self.current_config() else { return EndpointOutlook::None };
-        let plan = config.plans.service(service);
-        let awaited = plan.filter(|plan| plan.config.awaited);
-        let is_empty =
-            |plan: &Arc<CompiledService>| plan.ports.values().all(|port| port.endpoints.is_empty());
-        match awaited {
-            Some(plan) if is_empty(plan) || config.version == version => EndpointOutlook::Awaited,
+        let compiled_service = config.compiled.service(service);
+        let awaited_service = compiled_service.filter(|service| service.config.awaited);
+        let is_empty = |service: &Arc<CompiledService>| {
+            service.ports.values().all(|port| port.endpoints.is_empty())
+        };
+        match awaited_service {
+            Some(service) if is_empty(service) || config.version == version => {
+                EndpointOutlook::Awaited
+            }
             _ if config.version != version => EndpointOutlook::Newer,
             _ => EndpointOutlook::None,
         }
@@ -112,6 +115,6 @@ async fn wait_for_newer(config_store: &ConfigStore, service: &ServiceName, versi
 }
 
 /// The maximum wait of a request: the old sidecar drains, the application ends, and the new sidecar starts.
-const AWAITED_MAX: Duration = Duration::from_secs(20);
+const MAX_ENDPOINT_WAIT: Duration = Duration::from_secs(20);
 /// The time in which both sidecars of a request apply a change, unless the control plane is not reachable.
-const LAG_MAX: Duration = Duration::from_secs(1);
+const MAX_CONFIG_LAG: Duration = Duration::from_secs(1);

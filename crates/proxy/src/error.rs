@@ -31,21 +31,21 @@ pub(crate) struct Failure {
 impl Failure {
     /// Returns the status of the response; 0 if there is no response.
     pub(crate) fn status(&self) -> u16 {
-        let own = self.answer.as_ref().and_then(|answer| answer.status);
-        own.unwrap_or(self.reason.status())
+        let own_status = self.answer.as_ref().and_then(|answer| answer.status);
+        own_status.unwrap_or(self.reason.status())
     }
 
     /// Returns the gRPC status of the response to a call.
     pub(crate) fn grpc_status(&self) -> GrpcStatus {
-        let of_reset = || self.reset.and_then(grpc::status_of_reset);
-        self.grpc.or_else(of_reset).unwrap_or_else(|| grpc::status_for(self.reason))
+        let status_of_reset = || self.reset.and_then(grpc::status_of_reset);
+        self.grpc.or_else(status_of_reset).unwrap_or_else(|| grpc::status_for(self.reason))
     }
 
     /// Creates the failure for an injected fault.
     pub(crate) fn from_fault(policy: PolicyDecision, injected: InjectedResponse) -> Self {
-        let InjectedResponse { answer, grpc } = injected;
-        let of_http = answer.status.map(GrpcStatus::of_http);
-        let grpc = grpc.map(GrpcStatus::of_code).or(of_http);
+        let InjectedResponse { response: answer, grpc } = injected;
+        let status_of_http = answer.status.map(GrpcStatus::from_http_status);
+        let grpc = grpc.map(GrpcStatus::from_code).or(status_of_http);
         let (policy, answer) = (Some(policy), Some(answer));
         Self { policy, answer, grpc, ..Self::from(Reason::FaultInjected) }
     }
@@ -66,7 +66,7 @@ impl From<Denial> for Failure {
 impl From<RateLimitExceeded<'_>> for Failure {
     fn from(exceeded: RateLimitExceeded<'_>) -> Self {
         let retry_after = Some(exceeded.retry_after());
-        let RateLimitExceeded { policy, rule, answer, match_slot, .. } = exceeded;
+        let RateLimitExceeded { policy, rule, response: answer, match_slot, .. } = exceeded;
         let policy = Some(PolicyDecision::service_policy(policy, rule, match_slot));
         Self { policy, answer, retry_after, ..Self::from(Reason::RateLimited) }
     }
@@ -74,7 +74,7 @@ impl From<RateLimitExceeded<'_>> for Failure {
 
 impl From<ConcurrencyExceeded<'_>> for Failure {
     fn from(
-        ConcurrencyExceeded { policy, rule, answer, match_slot }: ConcurrencyExceeded<'_>,
+        ConcurrencyExceeded { policy, rule, response: answer, match_slot }: ConcurrencyExceeded<'_>,
     ) -> Self {
         let policy = Some(PolicyDecision::service_policy(policy, rule, match_slot));
         Self { policy, answer, ..Self::from(Reason::Overloaded) }
@@ -115,8 +115,8 @@ pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
 }
 
 /// Returns the reason, for the client's side, of a stream that ended early.
-pub(crate) fn lost_reason(lost: StreamLoss) -> Reason {
-    match lost {
+pub(crate) fn lost_reason(loss: StreamLoss) -> Reason {
+    match loss {
         StreamLoss::Refused => Reason::UpstreamRefused,
         StreamLoss::Unreachable => Reason::ConnectFailed,
         StreamLoss::Denied => Reason::Denied,

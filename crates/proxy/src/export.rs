@@ -1,6 +1,6 @@
 //! Export of spans, metrics and access log entries to collectors, by the control thread.
 //!
-//! All parts are bounded: queues ([`crate::request_trace::SPANS_MAX`], [`crate::request_trace::LINES_MAX`]),
+//! All parts are bounded: queues ([`crate::request_trace::MAX_SPANS`], [`crate::request_trace::MAX_LINES`]),
 //! batch sizes, and the duration and number of attempts. Entries beyond the bounds are dropped and counted; no
 //! data thread waits.
 
@@ -35,7 +35,7 @@ pub(crate) struct TelemetryExporter {
     config: Arc<Config>,
     config_store: Arc<ConfigStore>,
     shard: Rc<MetricsShard>,
-    post: Exporter<Interception>,
+    client: Exporter<Interception>,
 }
 
 impl TelemetryExporter {
@@ -44,8 +44,8 @@ impl TelemetryExporter {
         config_store: Arc<ConfigStore>,
         shard: MetricsShard,
     ) -> Self {
-        let post = Exporter::new(config.interception.clone(), config.collector_ca.clone());
-        Self { config, config_store, shard: Rc::new(shard), post }
+        let client = Exporter::new(config.interception.clone(), config.collector_ca.clone());
+        Self { config, config_store, shard: Rc::new(shard), client }
     }
 
     /// Returns the current configuration, with the observability settings.
@@ -57,40 +57,43 @@ impl TelemetryExporter {
     pub(crate) async fn deliver_lines(
         &self,
         collector: &Collector,
-        form: &LogFormat,
+        format: &LogFormat,
         batch: &[Arc<TraceEntry>],
         export_status: &mut ExportStatus<ExportCounter>,
     ) {
-        let export_requests = records::encode_requests(&self.source(), batch, form);
-        self.post.deliver_all(collector, export_requests, export_status).await;
+        let export_requests = records::encode_requests(&self.source(), batch, format);
+        self.client.deliver_all(collector, export_requests, export_status).await;
     }
 
-    /// Creates the export result of access log entries, with nothing sent yet.
-    pub(crate) fn fate_of_lines(&self) -> ExportStatus<ExportCounter> {
-        self.export_result(
+    /// Creates the export status of access log entries.
+    pub(crate) fn line_export_status(&self) -> ExportStatus<ExportCounter> {
+        self.export_status(
             "lines of the access log",
             Count::RecordsExported,
             Count::RecordsRejected,
         )
     }
 
-    fn fate_of_spans(&self) -> ExportStatus<ExportCounter> {
-        self.export_result("spans", Count::SpansExported, Count::SpansRejected)
+    /// Creates the export status of spans.
+    fn span_export_status(&self) -> ExportStatus<ExportCounter> {
+        self.export_status("spans", Count::SpansExported, Count::SpansRejected)
     }
 
-    fn fate_of_metrics(&self) -> ExportStatus<ExportCounter> {
-        self.export_result("metrics", Count::PointsExported, Count::PointsRejected)
+    /// Creates the export status of metrics.
+    fn metric_export_status(&self) -> ExportStatus<ExportCounter> {
+        self.export_status("metrics", Count::PointsExported, Count::PointsRejected)
     }
 
-    fn export_result(
+    fn export_status(
         &self,
-        what: &'static str,
+        kind: &'static str,
         exported: Count,
-        refused: Count,
+        rejected: Count,
     ) -> ExportStatus<ExportCounter> {
-        ExportStatus::new(what, ExportCounter { shard: self.shard.clone(), exported, refused })
+        ExportStatus::new(kind, ExportCounter { shard: self.shard.clone(), exported, rejected })
     }
 
+    /// Returns the resource that all exported telemetry is attributed to.
     fn source(&self) -> ResourceIdentity {
         source::source(&self.config.workload, self.config_store.current_config().as_deref())
     }
@@ -100,7 +103,7 @@ impl TelemetryExporter {
 pub(crate) struct ExportCounter {
     shard: Rc<MetricsShard>,
     exported: Count,
-    refused: Count,
+    rejected: Count,
 }
 
 impl ExportCounts for ExportCounter {
@@ -109,29 +112,29 @@ impl ExportCounts for ExportCounter {
     }
 
     fn add_rejected(&self, count: u64) {
-        self.shard.add(self.refused, count);
+        self.shard.add(self.rejected, count);
     }
 }
 
-/// Pushes metrics until `over` resolves because the data threads have ended, and then once more.
+/// Pushes metrics until `end` resolves after the data threads have ended, and then once more.
 pub(crate) async fn push_metrics(
     exporter: Rc<TelemetryExporter>,
     started: SystemTime,
     seed: u64,
-    over: oneshot::Receiver<()>,
+    end: oneshot::Receiver<()>,
 ) {
-    let (wanted, mut export_status) =
-        (exporter.config_store.observability.subscribe_metrics(), exporter.fate_of_metrics());
-    let over = async { drop(over.await) };
-    let reported = MetricsView(&exporter);
+    let (settings, mut export_status) =
+        (exporter.config_store.observability.subscribe_metrics(), exporter.metric_export_status());
+    let end = async { drop(end.await) };
+    let metrics = MetricsView(&exporter);
     leno_outside::push_metrics(
-        &exporter.post,
+        &exporter.client,
         &mut export_status,
-        reported,
-        wanted,
+        metrics,
+        settings,
         started,
         seed,
-        over,
+        end,
     )
     .await;
 }
@@ -154,36 +157,36 @@ impl MetricSource for MetricsView<'_> {
     }
 }
 
-/// Collects more entries into `batch` for at most `time`. It polls periodically: waking this thread for each
-/// entry cost this thread, and the threads that woke it, more time than the whole export.
+/// Collects more entries into `batch` for at most `max_delay`. It polls periodically: waking this thread for
+/// each entry cost this thread, and the threads that woke it, more time than the whole export.
 pub(crate) async fn collect_batch(
-    intake: &mut mpsc::Receiver<Arc<TraceEntry>>,
+    entries: &mut mpsc::Receiver<Arc<TraceEntry>>,
     batch: &mut Vec<Arc<TraceEntry>>,
-    time: Duration,
+    max_delay: Duration,
 ) {
-    let until = Instant::now() + time;
+    let deadline = Instant::now() + max_delay;
     loop {
-        while batch.len() < BATCH_MAX {
-            match intake.try_recv() {
+        while batch.len() < MAX_BATCH {
+            match entries.try_recv() {
                 Ok(trace_entry) => batch.push(trace_entry),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return,
             }
         }
         let now = Instant::now();
-        if batch.len() >= BATCH_MAX || now >= until {
+        if batch.len() >= MAX_BATCH || now >= deadline {
             return;
         }
-        sleep_until(until.min(now + LOOK_EVERY)).await;
+        sleep_until(deadline.min(now + POLL_INTERVAL)).await;
     }
 }
 
 /// The maximum number of spans or log entries per request: a few hundred KiB.
-const BATCH_MAX: usize = 512;
+const MAX_BATCH: usize = 512;
 /// The time for which a span or log entry waits to be batched.
-pub(crate) const GATHER: Duration = Duration::from_secs(1);
+pub(crate) const BATCH_DELAY: Duration = Duration::from_secs(1);
 /// The polling period of the queue: long enough to cost nothing, short enough that the queue does not fill.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests;

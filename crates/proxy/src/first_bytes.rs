@@ -11,11 +11,11 @@ use crate::io::Io;
 
 /// Reads until the first bytes identify the protocol; a connection that ends before is opaque.
 pub(crate) async fn sniff_connection(io: &Io, early: &mut BytesMut) -> DetectedProtocol {
-    let look = |cx: &mut Context<'_>| {
+    let poll_detect = |cx: &mut Context<'_>| {
         loop {
             match sniff_protocol(early) {
                 DetectedProtocol::Incomplete => {}
-                sniffed => return Poll::Ready(sniffed),
+                protocol => return Poll::Ready(protocol),
             }
             match io.poll_read(cx, early) {
                 Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(DetectedProtocol::Opaque),
@@ -24,12 +24,12 @@ pub(crate) async fn sniff_connection(io: &Io, early: &mut BytesMut) -> DetectedP
             }
         }
     };
-    poll_fn(look).await
+    poll_fn(poll_detect).await
 }
 
 /// Reads the first bytes. Returns false if the connection ends without any.
 pub(crate) async fn await_first(io: &Io, early: &mut BytesMut) -> bool {
-    let read = |cx: &mut Context<'_>| {
+    let poll_first = |cx: &mut Context<'_>| {
         while early.is_empty() {
             match io.poll_read(cx, early) {
                 Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(false),
@@ -39,12 +39,12 @@ pub(crate) async fn await_first(io: &Io, early: &mut BytesMut) -> bool {
         }
         Poll::Ready(true)
     };
-    poll_fn(read).await
+    poll_fn(poll_first).await
 }
 
 /// Reads until the HTTP/2 preface (RFC 9113 §3.4) is complete or ruled out.
 pub(crate) async fn read_preface(io: &Io, early: &mut BytesMut) {
-    let look = |cx: &mut Context<'_>| {
+    let poll_preface = |cx: &mut Context<'_>| {
         loop {
             if early.len() >= PREFACE.len() || !PREFACE.starts_with(early) {
                 return Poll::Ready(());
@@ -56,18 +56,18 @@ pub(crate) async fn read_preface(io: &Io, early: &mut BytesMut) {
             }
         }
     };
-    poll_fn(look).await;
+    poll_fn(poll_preface).await;
 }
 
 /// Returns the server name of a TLS client, once its ClientHello is complete.
 pub(crate) async fn server_name(io: &Io, early: &mut BytesMut) -> Option<String> {
     let mut reader = ClientHelloReader::default();
-    let look = |cx: &mut Context<'_>| {
+    let poll_name = |cx: &mut Context<'_>| {
         loop {
             match reader.read(early) {
-                ClientHello::More => {}
-                ClientHello::Named(name) => return Poll::Ready(Some(name)),
-                ClientHello::Unnamed => return Poll::Ready(None),
+                ClientHello::Incomplete => {}
+                ClientHello::ServerName(name) => return Poll::Ready(Some(name)),
+                ClientHello::NoServerName => return Poll::Ready(None),
             }
             match io.poll_read(cx, early) {
                 Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(None),
@@ -76,7 +76,8 @@ pub(crate) async fn server_name(io: &Io, early: &mut BytesMut) -> Option<String>
             }
         }
     };
-    poll_fn(look).await
+    poll_fn(poll_name).await
 }
 
+/// The client preface of HTTP/2 (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -31,24 +31,24 @@ pub(crate) async fn serve_connection(
 ) {
     // A dual-stack listener reports IPv4 addresses as IPv4-mapped IPv6 addresses.
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-    let Some(plan) = port_config(worker, port) else {
+    let Some(gateway_port) = port_config(worker, port) else {
         return worker.shard.count_rejected(Reason::NoRoute.label());
     };
     let gateway_connection = GatewayConnection { port, scheme: Scheme::Http, server_name: None };
     let half_open = worker.half_open.admit(peer.ip());
-    match &*plan {
+    match &*gateway_port {
         CompiledGatewayPort::Http(_) => {
-            let session = Session::at_the_edge(worker.clone(), gateway_connection, peer);
+            let session = Session::for_gateway(worker.clone(), gateway_connection, peer);
             Box::pin(serve_http(session, half_open, Io::new(ByteStream::Plain(tcp)))).await;
         }
         CompiledGatewayPort::Https(_) => {
             Box::pin(serve_https(worker, half_open, gateway_connection, tcp, peer)).await;
         }
         CompiledGatewayPort::Passthrough(_) | CompiledGatewayPort::Tcp(_) => {
-            let session = Session::at_the_edge(worker.clone(), gateway_connection, peer);
-            let _listed = list_session(&session, "tcp", describe_port(port));
+            let session = Session::for_gateway(worker.clone(), gateway_connection, peer);
+            let _list_entry = list_session(&session, "tcp", describe_port(port));
             let io = Io::new(ByteStream::Plain(tcp));
-            Box::pin(tcp::through_gateway(&session, half_open, port, &plan, io)).await;
+            Box::pin(tcp::through_gateway(&session, half_open, port, &gateway_port, io)).await;
         }
     }
 }
@@ -56,31 +56,32 @@ pub(crate) async fn serve_connection(
 /// Returns the current configuration of a port.
 pub(crate) fn port_config(worker: &Worker, port: u16) -> Option<Arc<CompiledGatewayPort>> {
     let config = worker.config_store.current_config()?;
-    config.plans.gateway.as_ref()?.ports.get(&port).cloned()
+    config.compiled.gateway.as_ref()?.ports.get(&port).cloned()
 }
 
 /// Serves HTTP/1.1, or HTTP/2 with prior knowledge.
 async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
     let mut early = BytesMut::new();
-    // External clients speak first, so a protocol of requests is assumed.
-    let spoken = detect_protocol(
+    // External clients send first, so a protocol of requests is assumed.
+    let detection = detect_protocol(
         &session.worker,
         Protocol::Http2,
         session.worker.config.limits.head_timeout,
         &io,
         &mut early,
     );
-    let Some(spoken) = handshake::await_start(&session.worker, &half_open, spoken).await else {
+    let Some(protocol) = handshake::await_start(&session.worker, &half_open, detection).await
+    else {
         return io.reset_on_drop();
     };
-    match spoken {
+    match protocol {
         None => {}
         Some(ConnectionProtocol::Http1) => {
-            let listed = list_session(&session, "http", known_of(&session));
-            Box::pin(half_open_http1(session, half_open, listed, &io, early)).await;
+            let list_entry = list_session(&session, "http", describe_session_port(&session));
+            Box::pin(half_open_http1(session, half_open, list_entry, &io, early)).await;
         }
         Some(ConnectionProtocol::Http2) => {
-            let _listed = list_session(&session, "http2", known_of(&session));
+            let _list_entry = list_session(&session, "http2", describe_session_port(&session));
             Box::pin(half_open_http2(session, half_open, &io, early)).await;
         }
         // TLS at a port without TLS.
@@ -91,6 +92,7 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
     }
 }
 
+/// Terminates TLS, and serves the HTTP version that the client has negotiated.
 async fn serve_https(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
@@ -105,13 +107,13 @@ async fn serve_https(
     let Some(config) = config else {
         return worker.shard.count_rejected(Reason::HandshakeFailed.label());
     };
-    let accepting = async {
-        let expected =
+    let accept = async {
+        let client_hello =
             handshake::await_start(worker, &half_open, tls::expect_handshake(&tcp)).await;
-        expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)))?;
+        client_hello.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)))?;
         tls::accept_external_client(worker, &half_open, config, tcp).await
     };
-    let Some(tls) = handshake::finish_handshake(worker, peer, accepting).await else {
+    let Some(tls) = handshake::finish_handshake(worker, peer, accept).await else {
         return;
     };
     drop(half_open);
@@ -120,21 +122,22 @@ async fn serve_https(
     let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);
     let gateway_connection =
         GatewayConnection { scheme: Scheme::Https, server_name, ..gateway_connection };
-    let session = Session::at_the_edge(worker.clone(), gateway_connection, peer);
+    let session = Session::for_gateway(worker.clone(), gateway_connection, peer);
     let io = Io::new(ByteStream::Server(Box::new(tls)));
     match is_http2 {
         true => {
-            let _listed = list_session(&session, "http2", known_of(&session));
+            let _list_entry = list_session(&session, "http2", describe_session_port(&session));
             Box::pin(http2::server::serve_connection(Rc::new(session), &io, BytesMut::new())).await;
         }
         false => {
-            let _listed = list_session(&session, "http", known_of(&session));
+            let _list_entry = list_session(&session, "http", describe_session_port(&session));
             serve_requests(&session, &io, BytesMut::new()).await;
         }
     }
 }
 
-fn known_of(session: &Session) -> String {
+/// Returns the target of a session for the list of open connections.
+fn describe_session_port(session: &Session) -> String {
     describe_port(
         session.gateway_connection.as_ref().map_or(0, |gateway_connection| gateway_connection.port),
     )

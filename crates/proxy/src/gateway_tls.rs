@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leno_identity::edge_config;
+use leno_identity::gateway_server_config;
 use leno_model::{Gateway, GatewayCertificate, GatewayListener, GatewayPortRules, HostPattern};
 use leno_traffic::CompiledSnapshot;
 use rustls::ServerConfig;
@@ -16,19 +16,19 @@ pub(crate) type GatewayTlsConfigs = BTreeMap<u16, Option<Arc<ServerConfig>>>;
 /// Builds the configurations of a snapshot. Those of the previous one are reused while their certificates are
 /// the same, so that sessions can be resumed. Unusable certificates are logged once.
 pub(crate) fn build_configs(
-    plans: &CompiledSnapshot,
-    before: Option<(&CompiledSnapshot, &GatewayTlsConfigs)>,
+    compiled: &CompiledSnapshot,
+    previous: Option<(&CompiledSnapshot, &GatewayTlsConfigs)>,
 ) -> GatewayTlsConfigs {
-    let Some(gateway) = plans.snapshot.config.gateway.as_deref() else {
+    let Some(gateway) = compiled.snapshot.config.gateway.as_deref() else {
         return BTreeMap::new();
     };
-    if let Some(plan) = &plans.gateway
-        && before
-            .and_then(|(plans, _)| plans.gateway.as_ref())
-            .is_none_or(|it| !Arc::ptr_eq(it, plan))
+    if let Some(compiled_gateway) = &compiled.gateway
+        && previous
+            .and_then(|(previous, _)| previous.gateway.as_ref())
+            .is_none_or(|previous_gateway| !Arc::ptr_eq(previous_gateway, compiled_gateway))
     {
-        for bad in &plan.bad {
-            tracing::warn!(gateway = %gateway.name, reason = %bad, "gateway rule ignored");
+        for invalid_rule in &compiled_gateway.invalid_patterns {
+            tracing::warn!(gateway = %gateway.name, reason = %invalid_rule, "gateway rule ignored");
         }
     }
     let ports = gateway.ports.iter().filter_map(|port| match &port.serves {
@@ -38,24 +38,24 @@ pub(crate) fn build_configs(
         }
     });
     let configs = ports.map(|(port, listeners)| {
-        let kept =
-            before.and_then(|(plans, configs)| reuse_config(plans, configs, port, listeners));
-        (port, kept.unwrap_or_else(|| build_config(gateway, port, listeners)))
+        let reused = previous
+            .and_then(|(previous, configs)| reuse_config(previous, configs, port, listeners));
+        (port, reused.unwrap_or_else(|| build_config(gateway, port, listeners)))
     });
     configs.collect()
 }
 
 fn reuse_config(
-    plans: &CompiledSnapshot,
+    previous: &CompiledSnapshot,
     configs: &GatewayTlsConfigs,
     port: u16,
     listeners: &[GatewayListener],
 ) -> Option<Option<Arc<ServerConfig>>> {
-    let gateway = plans.snapshot.config.gateway.as_deref()?;
-    let before = gateway.ports.iter().find(|known| known.port == port)?;
-    let GatewayPortRules::Https(before) = &before.serves else { return None };
+    let gateway = previous.snapshot.config.gateway.as_deref()?;
+    let previous_port = gateway.ports.iter().find(|candidate| candidate.port == port)?;
+    let GatewayPortRules::Https(previous_listeners) = &previous_port.serves else { return None };
     let config = configs.get(&port)?;
-    tls_fields(before).eq(tls_fields(listeners)).then(|| config.clone())
+    tls_fields(previous_listeners).eq(tls_fields(listeners)).then(|| config.clone())
 }
 
 /// Returns the listener fields that the TLS configuration depends on.
@@ -70,10 +70,10 @@ fn build_config(
     port: u16,
     listeners: &[GatewayListener],
 ) -> Option<Arc<ServerConfig>> {
-    match edge_config(listeners, &[ALPN_HTTP2, ALPN_HTTP1]) {
-        Ok((config, bad)) => {
-            for bad in bad {
-                tracing::error!(gateway = %gateway.name, port, reason = %bad, "gateway listener certificate is not \
+    match gateway_server_config(listeners, &[ALPN_HTTP2, ALPN_HTTP1]) {
+        Ok((config, unusable)) => {
+            for certificate in unusable {
+                tracing::error!(gateway = %gateway.name, port, reason = %certificate, "gateway listener certificate is not \
                     usable");
             }
             Some(config)

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use leno_identity::reason_of;
+use leno_identity::handshake_failure_reason;
 use leno_listen::{Evicted, HalfOpen};
 use leno_model::{FailureSide, Reason};
 use leno_telemetry::Count;
@@ -11,14 +11,14 @@ use tokio::time::timeout;
 
 use crate::worker::Worker;
 
-/// Returns the result of a handshake within its timeout; a failure is counted and logged here.
+/// Runs a handshake within its timeout. Returns `None` for a failure, which is counted and logged here.
 pub(crate) async fn finish_handshake<T>(
     worker: &Worker,
     peer: SocketAddr,
-    accepting: impl Future<Output = Result<T, Reason>>,
+    accept: impl Future<Output = Result<T, Reason>>,
 ) -> Option<T> {
-    let accepted = timeout(worker.config.limits.handshake_timeout, accepting).await;
-    match accepted.unwrap_or(Err(Reason::HandshakeFailed)) {
+    let result = timeout(worker.config.limits.handshake_timeout, accept).await;
+    match result.unwrap_or(Err(Reason::HandshakeFailed)) {
         Ok(accepted) => {
             worker.shard.add(Count::DownstreamHandshake, 1);
             Some(accepted)
@@ -37,10 +37,10 @@ pub(crate) async fn finish_handshake<T>(
 pub(crate) async fn await_start<F: Future>(
     worker: &Worker,
     half_open: &HalfOpen,
-    sent: F,
+    first_bytes: F,
 ) -> Option<F::Output> {
-    let sent = half_open.await_peer(sent).await;
-    sent.inspect_err(|_| worker.shard.add(Count::HalfOpenConnectionsEvicted, 1)).ok()
+    let result = half_open.await_peer(first_bytes).await;
+    result.inspect_err(|_| worker.shard.add(Count::HalfOpenConnectionsEvicted, 1)).ok()
 }
 
 /// Returns the reason for a failed handshake, and counts it if the connection was evicted in favor of others.
@@ -48,5 +48,5 @@ pub(crate) fn failure_reason(worker: &Worker, error: &io::Error) -> Reason {
     if error.get_ref().is_some_and(|inner| inner.is::<Evicted>()) {
         worker.shard.add(Count::HalfOpenConnectionsEvicted, 1);
     }
-    reason_of(error, FailureSide::Downstream)
+    handshake_failure_reason(error, FailureSide::Downstream)
 }

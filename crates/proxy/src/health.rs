@@ -22,30 +22,30 @@ use crate::config::Config;
 use crate::pages::{self, Pages};
 use crate::probes::ProbeFailure;
 
-/// The health server. It is open to all clients and reveals nothing that the admin page keeps to its machine;
-/// metrics are limited to the clients in an option.
+/// The health server. It is open to all clients, unlike the admin endpoint, and reveals only health; metrics are
+/// limited to the clients of `--metrics-from`.
 pub(crate) struct Health {
     config: Arc<Config>,
     admin: Rc<Admin>,
-    probing: Semaphore,
+    probe_permits: Semaphore,
 }
 
 impl Health {
     pub(crate) fn new(config: Arc<Config>, admin: Rc<Admin>) -> Self {
-        Self { config, admin, probing: Semaphore::new(PROBES_MAX) }
+        Self { config, admin, probe_permits: Semaphore::new(MAX_PROBES) }
     }
 
-    /// Serves requests until the proxy is over, then completes the responses in progress.
+    /// Serves requests until the proxy stops, then completes the responses in progress.
     pub(crate) async fn serve(self, listener: TcpListener) {
-        let (health, slots) = (Rc::new(self), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+        let (health, permits) = (Rc::new(self), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
         // A connection with a request counts as half-open until its end, and must not evict others.
-        let bounds = HalfOpenLimits::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX);
+        let limits = HalfOpenLimits::new(MAX_CONNECTIONS / 2, MAX_CONNECTIONS);
         let admission =
-            ConnectionAdmission::new(HalfOpenLimits { half_open: CONNECTIONS_MAX, ..bounds });
+            ConnectionAdmission::new(HalfOpenLimits { half_open: MAX_CONNECTIONS, ..limits });
         let phase = health.admin.phase.clone();
         let mut pages = Pages::new("health", listener, phase.clone());
         loop {
-            let Ok(slot) = slots.clone().acquire_owned().await else {
+            let Ok(permit) = permits.clone().acquire_owned().await else {
                 return;
             };
             let Some((tcp, client)) = pages.next().await else {
@@ -54,30 +54,32 @@ impl Health {
             let phase = phase.clone();
             let (health, half_open) = (health.clone(), admission.admit(client));
             tokio::task::spawn_local(async move {
-                let answer = service_fn(|request| {
+                let service = service_fn(|request| {
                     let (health, half_open) = (health.clone(), &half_open);
                     async move {
-                        let _answering = half_open.start_response();
+                        let _response_guard = half_open.start_response();
                         Ok::<_, Infallible>(health.handle_request(&request, client.ip()).await)
                     }
                 });
-                let served = hyper::server::conn::http1::Builder::new()
+                let serving = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
                     // A client that half-closes after its request still expects the response (RFC 9112 §9.6).
                     .half_close(true)
                     // The kubelet opens a new connection for each probe, so none is kept alive.
                     .keep_alive(false)
                     .header_read_timeout(HEAD_TIMEOUT)
-                    .serve_connection(TokioIo::new(tcp), answer);
+                    .serve_connection(TokioIo::new(tcp), service);
                 // A client that does not read its response must not occupy a connection forever.
-                let served = timeout(LIFE_MAX, pages::serve_page(&half_open, served, phase)).await;
-                if !matches!(served, Ok(Ok(Ok(())))) {
+                let result =
+                    timeout(MAX_CONNECTION_LIFETIME, pages::serve_page(&half_open, serving, phase))
+                        .await;
+                if !matches!(result, Ok(Ok(Ok(())))) {
                     tracing::debug!("a health check connection ended with an error");
                 }
-                drop(slot);
+                drop(permit);
             });
         }
-        pages::all_ended(&slots, CONNECTIONS_MAX).await;
+        pages::wait_for_connections(&permits, MAX_CONNECTIONS).await;
     }
 
     async fn handle_request(
@@ -128,38 +130,41 @@ impl Health {
         }
     }
 
+    /// Runs a probe of the application, and returns its result as a response.
     async fn run_probe(&self, path: &str) -> Response<Full<Bytes>> {
         let Some(probe) = self.config.probes.find_probe(path) else {
             return text_response(StatusCode::NOT_FOUND, "no such probe\n".into());
         };
-        let made = match timeout(TURN_WAIT, self.probing.acquire()).await {
-            Ok(Ok(_turn)) => {
+        let result = match timeout(PROBE_PERMIT_WAIT, self.probe_permits.acquire()).await {
+            Ok(Ok(_permit)) => {
                 probe.run_probe(self.config.probed_at(), &self.config.interception).await
             }
-            // A kubelet alone does not cause so many.
+            // More probes than a kubelet sends.
             _ => Err(ProbeFailure::Busy),
         };
-        match made {
+        match result {
             Ok(()) => text_response(StatusCode::OK, "ok\n".into()),
-            Err(unwell) => {
-                tracing::debug!(path, reason = %unwell, "application probe failed");
-                text_response(unwell.status_code(), format!("{unwell}\n"))
+            Err(failure) => {
+                tracing::debug!(path, reason = %failure, "application probe failed");
+                text_response(failure.status_code(), format!("{failure}\n"))
             }
         }
     }
 }
 
+/// The response to a client that may not read metrics.
 const NO_METRICS: &str = "metrics are not available to this address: see --metrics-from (in Kubernetes the \
                           annotation leno.dev/metrics: enabled, and leno install --metrics-from)\n";
+/// The list of paths.
 const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
-/// Concurrent connections; further ones wait. At most half of them may be without a request, and a quarter may
-/// be such connections of a single source.
-const CONNECTIONS_MAX: usize = 64;
-/// Concurrent probes: more than a pod has.
-const PROBES_MAX: usize = 32;
-/// The maximum time for which a probe waits for others.
-const TURN_WAIT: Duration = Duration::from_secs(1);
+/// The maximum number of concurrent connections; further ones wait. At most half of them may be without a
+/// request, and at most a quarter may be such connections of a single source.
+const MAX_CONNECTIONS: usize = 64;
+/// The maximum number of concurrent probes: more than a pod has.
+const MAX_PROBES: usize = 32;
+/// The maximum time for which a probe waits for a permit.
+const PROBE_PERMIT_WAIT: Duration = Duration::from_secs(1);
 /// The time from the first byte of a head to its last, and for the wait for the first one.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum life of a connection: Prometheus and the kubelet open another one.
-const LIFE_MAX: Duration = Duration::from_secs(120);
+const MAX_CONNECTION_LIFETIME: Duration = Duration::from_secs(120);

@@ -1,4 +1,5 @@
-//! HTTP/2 at the edges: its heads are converted to HTTP/1.1 and back, with one request pipeline for both.
+//! HTTP/2 client and server: heads are converted to HTTP/1.1 and back, so that both versions share one request
+//! pipeline.
 
 pub(crate) mod cancel;
 pub(crate) mod client;
@@ -18,8 +19,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 256 * WINDOW_BYTES;
 const SMALL_FRAME_COST: usize = 256;
 /// The maximum header list that the codec accepts and announces. The limit of a head applies to its HTTP/1.1
 /// form; a longer list is read so that the client gets a response with the reason and the request is counted.
-const HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;
-/// The same for clients of a gateway, which are not trusted.
-const EDGE_HEADER_LIST_BYTES_MAX: u32 = 128 * 1024;
+const MAX_HEADER_LIST_BYTES: u32 = 256 * 1024;
+/// The maximum header list of clients of a gateway, which are not trusted.
+const MAX_GATEWAY_HEADER_LIST_BYTES: u32 = 128 * 1024;
 /// The maximum size of pending output on one stream.
-const SEND_BUFFER_BYTES_MAX: usize = 64 * 1024;
+const MAX_SEND_BUFFER_BYTES: usize = 64 * 1024;

@@ -9,38 +9,40 @@ use tokio::sync::Notify;
 /// The connections of external clients to one thread that have no request in progress.
 #[derive(Default)]
 pub(crate) struct IdleClients {
-    waiting: RefCell<BTreeMap<u64, Rc<Notify>>>,
-    next: Cell<u64>,
+    /// The notification that closes each idle connection, by registration number.
+    idle: RefCell<BTreeMap<u64, Rc<Notify>>>,
+    next_number: Cell<u64>,
 }
 
 impl IdleClients {
-    /// Registers a connection as idle until dropped; resolves when it is to be closed.
+    /// Registers a connection as idle until the future is dropped. Resolves when the connection must be closed.
     pub(crate) async fn wait_for_eviction(&self) {
-        let place = IdleSlot { all: self, number: self.next.get() };
-        self.next.set(place.number + 1);
-        let shed = Rc::new(Notify::new());
-        self.waiting.borrow_mut().insert(place.number, shed.clone());
-        shed.notified().await;
+        let guard = IdleGuard { clients: self, number: self.next_number.get() };
+        self.next_number.set(guard.number + 1);
+        let eviction = Rc::new(Notify::new());
+        self.idle.borrow_mut().insert(guard.number, eviction.clone());
+        eviction.notified().await;
     }
 
     /// Evicts the connection that has waited longest. Returns false if there is none.
     pub(crate) fn evict_oldest(&self) -> bool {
-        let first = self.waiting.borrow_mut().pop_first();
-        first.is_some_and(|(_, shed)| {
-            shed.notify_one();
+        let oldest = self.idle.borrow_mut().pop_first();
+        oldest.is_some_and(|(_, eviction)| {
+            eviction.notify_one();
             true
         })
     }
 }
 
-struct IdleSlot<'a> {
-    all: &'a IdleClients,
+/// Removes a connection from the idle ones when dropped.
+struct IdleGuard<'a> {
+    clients: &'a IdleClients,
     number: u64,
 }
 
-impl Drop for IdleSlot<'_> {
+impl Drop for IdleGuard<'_> {
     fn drop(&mut self) {
-        self.all.waiting.borrow_mut().remove(&self.number);
+        self.clients.idle.borrow_mut().remove(&self.number);
     }
 }
 
@@ -52,21 +54,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_one_that_waited_longest_goes_first() {
-        let all = IdleClients::default();
+    fn the_connection_that_has_been_idle_longest_is_evicted_first() {
+        let clients = IdleClients::default();
         let mut cx = Context::from_waker(Waker::noop());
         let (mut first, mut second) =
-            (pin!(all.wait_for_eviction()), pin!(all.wait_for_eviction()));
+            (pin!(clients.wait_for_eviction()), pin!(clients.wait_for_eviction()));
         {
-            let mut gone = pin!(all.wait_for_eviction());
-            assert!(gone.as_mut().poll(&mut cx).is_pending());
+            let mut dropped = pin!(clients.wait_for_eviction());
+            assert!(dropped.as_mut().poll(&mut cx).is_pending());
         }
-        assert!(!all.evict_oldest(), "who has something to ask is not idle");
+        assert!(!clients.evict_oldest(), "a connection with a request is not idle");
         assert!(first.as_mut().poll(&mut cx).is_pending());
         assert!(second.as_mut().poll(&mut cx).is_pending());
-        assert!(all.evict_oldest());
+        assert!(clients.evict_oldest());
         assert_eq!(first.as_mut().poll(&mut cx), Poll::Ready(()));
         assert!(second.as_mut().poll(&mut cx).is_pending());
-        assert!(all.evict_oldest() && !all.evict_oldest());
+        assert!(clients.evict_oldest() && !clients.evict_oldest());
     }
 }

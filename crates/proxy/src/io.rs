@@ -20,12 +20,13 @@ use crate::buffers::{self, BufferSize};
 #[derive(Clone)]
 pub(crate) struct Io(Rc<SharedStream>);
 
+/// The stream and the state that its clones share.
 struct SharedStream {
     stream: RefCell<ByteStream>,
     /// True if accepted bytes may still wait inside the TLS session.
-    unflushed: Cell<bool>,
+    is_unflushed: Cell<bool>,
     /// True if the last read filled its buffer: more bytes are likely to be available.
-    filled: Cell<bool>,
+    read_filled_buffer: Cell<bool>,
     /// The timer of the next check of a peer that has half-closed.
     next_check: RefCell<Option<Pin<Box<Sleep>>>>,
 }
@@ -46,8 +47,8 @@ impl Io {
     pub(crate) fn new(stream: ByteStream) -> Self {
         Self(Rc::new(SharedStream {
             stream: RefCell::new(stream),
-            unflushed: Cell::new(false),
-            filled: Cell::new(false),
+            is_unflushed: Cell::new(false),
+            read_filled_buffer: Cell::new(false),
             next_check: RefCell::new(None),
         }))
     }
@@ -66,22 +67,26 @@ impl Io {
                     buffers::return_buffer(buffer, BufferSize::Message);
                     return Poll::Pending;
                 }
-                if self.0.filled.get() { BufferSize::Batch } else { BufferSize::Message }
+                if self.0.read_filled_buffer.get() {
+                    BufferSize::Batch
+                } else {
+                    BufferSize::Message
+                }
             }
             ByteStream::Server(_) | ByteStream::Client(_) | ByteStream::Memory(_) => {
                 BufferSize::Batch
             }
         };
         buffers::ensure_capacity(buffer, size);
-        if buffer.capacity() - buffer.len() < READ_BYTES_MIN {
+        if buffer.capacity() - buffer.len() < MIN_READ_BYTES {
             buffer.reserve(READ_BYTES);
         }
-        let polled = pin!(stream.read_buf(buffer)).poll(cx);
-        match polled {
-            Poll::Ready(_) => self.0.filled.set(buffer.len() == buffer.capacity()),
+        let result = pin!(stream.read_buf(buffer)).poll(cx);
+        match result {
+            Poll::Ready(_) => self.0.read_filled_buffer.set(buffer.len() == buffer.capacity()),
             Poll::Pending => buffers::return_buffer(buffer, size),
         }
-        polled
+        result
     }
 
     /// Writes from the front of `buffer` until it is empty, then flushes. Pending with an empty buffer means
@@ -97,19 +102,19 @@ impl Io {
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.0.unflushed.set(true);
+            self.0.is_unflushed.set(true);
             buffer.advance(written);
         }
-        if self.0.unflushed.get() {
+        if self.0.is_unflushed.get() {
             ready!(Pin::new(&mut *stream).poll_flush(cx))?;
-            self.0.unflushed.set(false);
+            self.0.is_unflushed.set(false);
         }
         Poll::Ready(Ok(()))
     }
 
     /// True if written bytes have yet to reach the kernel.
     pub(crate) fn is_unflushed(&self) -> bool {
-        self.0.unflushed.get()
+        self.0.is_unflushed.get()
     }
 
     /// Closes the write side: FIN, after `close_notify` on TLS.
@@ -117,31 +122,31 @@ impl Io {
         Pin::new(&mut *self.0.stream.borrow_mut()).poll_shutdown(cx)
     }
 
-    /// Closes a connection on which no more bytes are expected. Waits at most `SHUTDOWN` for a peer that does
-    /// not read.
+    /// Closes a connection on which no more bytes are expected. Waits at most `MAX_SHUTDOWN` for a peer that
+    /// does not read.
     pub(crate) async fn close(&self) {
         // An error means that the connection is already closed.
-        drop(timeout(SHUTDOWN, poll_fn(|cx| self.poll_shutdown(cx))).await);
+        drop(timeout(MAX_SHUTDOWN, poll_fn(|cx| self.poll_shutdown(cx))).await);
     }
 
     /// Closes a connection with a peer that may still be sending. Closing it with unread bytes would reset it,
     /// and the peer would lose the response: unread bytes are read and dropped for a short time.
     pub(crate) async fn close_lingering(&self) {
-        let read_out = async {
+        let drain = async {
             poll_fn(|cx| self.poll_shutdown(cx)).await?;
-            let mut left = LINGER_BYTES_MAX;
-            let mut dropped = BytesMut::new();
+            let mut remaining = MAX_LINGER_BYTES;
+            let mut discarded = BytesMut::new();
             loop {
-                let read = poll_fn(|cx| self.poll_read(cx, &mut dropped)).await?;
-                dropped.clear();
-                match left.checked_sub(read) {
-                    Some(rest) if read > 0 => left = rest,
+                let read = poll_fn(|cx| self.poll_read(cx, &mut discarded)).await?;
+                discarded.clear();
+                match remaining.checked_sub(read) {
+                    Some(new_remaining) if read > 0 => remaining = new_remaining,
                     _ => return Ok::<_, io::Error>(()),
                 }
             }
         };
         // An error means that the connection is already closed.
-        drop(timeout(SHUTDOWN, read_out).await);
+        drop(timeout(MAX_SHUTDOWN, drain).await);
     }
 
     /// True if the stream is plain TCP, without TLS.
@@ -175,26 +180,26 @@ impl Io {
 
     /// Resolves when a peer that has half-closed is gone: it resets the connection, or does not reply to
     /// keepalive probes. Neither event makes a half-closed stream readable, so the socket is checked once per
-    /// `LOOK_PERIOD`.
+    /// `CHECK_INTERVAL`.
     #[cold]
     pub(crate) fn poll_gone_after_end(&self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(tcp) = self.tcp_stream() else { return Poll::Pending };
         let mut next_check = self.0.next_check.borrow_mut();
-        let look = next_check.get_or_insert_with(|| {
-            let probes = TcpKeepalive::new()
-                .with_time(PROBE_PERIOD)
-                .with_interval(PROBE_PERIOD)
-                .with_retries(PROBES_MAX);
+        let check_timer = next_check.get_or_insert_with(|| {
+            let keepalive = TcpKeepalive::new()
+                .with_time(KEEPALIVE_INTERVAL)
+                .with_interval(KEEPALIVE_INTERVAL)
+                .with_retries(KEEPALIVE_RETRIES);
             // An error means that the socket is already closed, which the first check detects.
-            drop(SockRef::from(&*tcp).set_tcp_keepalive(&probes));
-            Box::pin(sleep(LOOK_PERIOD))
+            drop(SockRef::from(&*tcp).set_tcp_keepalive(&keepalive));
+            Box::pin(sleep(CHECK_INTERVAL))
         });
         loop {
             if !matches!(SockRef::from(&*tcp).take_error(), Ok(None)) {
                 return Poll::Ready(());
             }
-            ready!(look.as_mut().poll(cx));
-            look.as_mut().reset(Instant::now() + LOOK_PERIOD);
+            ready!(check_timer.as_mut().poll(cx));
+            check_timer.as_mut().reset(Instant::now() + CHECK_INTERVAL);
         }
     }
 
@@ -229,7 +234,7 @@ impl Io {
         poll(Pin::new(&mut *self.0.stream.borrow_mut()))
     }
 
-    /// Returns the TCP connection below, if there is one.
+    /// Returns the underlying TCP connection; `None` for memory.
     fn tcp_stream(&self) -> Option<Ref<'_, TcpStream>> {
         let tcp = Ref::filter_map(self.0.stream.borrow(), |stream| match stream {
             ByteStream::Plain(tcp) => Some(tcp),
@@ -292,16 +297,16 @@ impl AsyncWrite for ByteStream {
 /// The size of one read: a TLS record.
 const READ_BYTES: usize = 16 * 1024;
 /// A buffer with less free capacity grows before the next read.
-const READ_BYTES_MIN: usize = 1024;
+const MIN_READ_BYTES: usize = 1024;
 /// The maximum duration of closing a connection, including reads of remaining bytes.
-const SHUTDOWN: Duration = Duration::from_secs(2);
+const MAX_SHUTDOWN: Duration = Duration::from_secs(2);
 /// The maximum number of bytes dropped from a peer that continues to send after its response.
-const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
+const MAX_LINGER_BYTES: usize = 64 * 1024 * 1024;
 /// The time between two checks of a peer that has half-closed and waits for its response.
-const LOOK_PERIOD: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The time before the first keepalive probe to such a peer, and between two probes.
-const PROBE_PERIOD: Duration = Duration::from_secs(3);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 /// The number of unanswered probes after which the peer is gone: about twelve seconds after its machine
 /// vanished. For a process that closed its socket, the kernel continues to reply until it drops the connection,
 /// for about a minute.
-const PROBES_MAX: u32 = 3;
+const KEEPALIVE_RETRIES: u32 = 3;

@@ -15,60 +15,63 @@ pub(crate) struct JoinCredential {
     pub(crate) trust_domain: TrustDomain,
     pub(crate) roots: Roots,
     /// The file of a one-time token.
-    once: Option<PathBuf>,
+    one_time_file: Option<PathBuf>,
 }
 
 impl JoinCredential {
-    /// Reads the configured token: files change while the proxy runs.
+    /// Reads the configured token. It is read at each join, since files change while the proxy runs.
+    ///
+    /// # Errors
+    /// [`JoinCredentialError`], if there is no usable token.
     pub(crate) fn read(config: &Config) -> Result<Self, JoinCredentialError> {
-        if let Some(given) = &config.account_token {
-            return of_account(given, config.trust_domain.clone());
+        if let Some(account_token) = &config.account_token {
+            return from_account_token(account_token, config.trust_domain.clone());
         }
         let file = config.token_file.as_ref().ok_or(JoinCredentialError::Missing)?;
         let JoinBundle { token, trust_domain, roots, .. } = JoinBundle::load(file)?;
-        Ok(Self { token, trust_domain, roots, once: Some(file.clone()) })
+        Ok(Self { token, trust_domain, roots, one_time_file: Some(file.clone()) })
     }
 
     /// Removes a one-time token after its use.
     pub(crate) fn remove_token(self) {
-        if let Some(file) = self.once {
+        if let Some(file) = self.one_time_file {
             // A used token that remains would only confuse operators.
             drop(std::fs::remove_file(file));
         }
     }
 }
 
-fn of_account(
-    given: &AccountToken,
+fn from_account_token(
+    account_token: &AccountToken,
     trust_domain: TrustDomain,
 ) -> Result<JoinCredential, JoinCredentialError> {
-    let token = read(&given.file)?.trim().to_owned();
+    let token = read_file(&account_token.file)?.trim().to_owned();
     if token.is_empty() {
-        return Err(JoinCredentialError::Empty(given.file.clone()));
+        return Err(JoinCredentialError::Empty(account_token.file.clone()));
     }
-    let roots = match &given.roots {
+    let roots = match &account_token.roots {
         TrustedRoots::Known(roots) => roots.clone(),
         TrustedRoots::File(file) => {
-            let roots = Roots::from_pem(&read(file)?);
+            let roots = Roots::from_pem(&read_file(file)?);
             roots.map_err(|cause| JoinCredentialError::Roots { file: file.clone(), cause })?
         }
     };
-    Ok(JoinCredential { token, trust_domain, roots, once: None })
+    Ok(JoinCredential { token, trust_domain, roots, one_time_file: None })
 }
 
-fn read(file: &Path) -> Result<String, JoinCredentialError> {
+fn read_file(file: &Path) -> Result<String, JoinCredentialError> {
     let text = open_regular(file, FileOrigin::User).and_then(|opened| {
         let mut text = String::new();
-        opened.take(FILE_BYTES_MAX).read_to_string(&mut text).map(|_| text)
+        opened.take(MAX_FILE_BYTES).read_to_string(&mut text).map(|_| text)
     });
     text.map_err(|cause| JoinCredentialError::File { file: file.to_owned(), cause })
 }
 
-/// Room for hundreds of roots.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+/// The maximum size of a file: room for hundreds of roots.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 impl JoinCredentialError {
-    /// True if only the operator can resolve it: a one-time token does not appear by itself.
+    /// True if only an operator can resolve the error: a one-time token is not renewed by the platform.
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::Missing | Self::Bundle(_) => true,

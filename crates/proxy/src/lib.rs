@@ -85,8 +85,8 @@ use tokio::task::LocalSet;
 pub use application_metrics::ApplicationMetrics;
 pub use application_ports::{ApplicationPorts, PortState, PortStates};
 pub use config::{
-    AccessLogSource, AccountToken, Config, DNS_PROXY_PORT, DnsProxy, INBOUND_PORT, Interception,
-    IpVersions, Limits, MARK, OUTBOUND_PORT, OnExpiry, TrustedRoots,
+    AccessLogSource, AccountToken, Config, DNS_PROXY_PORT, DnsProxy, FIREWALL_MARK, INBOUND_PORT,
+    Interception, IpVersions, Limits, OUTBOUND_PORT, OnExpiry, TrustedRoots,
 };
 pub use control_address::{ControlAddress, InvalidAddress};
 pub use dns_proxy::{ClusterDomain, InvalidDomain};
@@ -125,7 +125,9 @@ pub struct Proxy {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The admin address cannot be bound.
-    #[error("cannot serve the admin page at {address}: {cause}; use --admin with a free address")]
+    #[error(
+        "cannot serve the admin endpoint at {address}: {cause}; use --admin with a free address"
+    )]
     Admin {
         /// The address.
         address: SocketAddr,
@@ -205,7 +207,7 @@ impl Proxy {
         }
     }
 
-    /// Returns the address of the admin page.
+    /// Returns the address of the admin endpoint.
     ///
     /// # Errors
     /// If the kernel does not return the socket's address.
@@ -243,20 +245,20 @@ impl Proxy {
         }
     }
 
-    /// Serves until `stop` resolves, then drains. It needs a current-thread runtime, which becomes the control
-    /// thread; requests run on threads of their own.
+    /// Serves until `stop` resolves, then drains. Must be called on a current-thread runtime, which becomes the
+    /// control thread; requests run on data threads.
     ///
     /// # Errors
     /// [`StartError`] if a data thread cannot be started, or if the certificate has expired and the proxy is
     /// configured to end then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
         let telemetry = Arc::clone(&self.telemetry);
-        let (config_store, wanted) = self.config_store();
+        let (config_store, resources) = self.config_store();
         let connections = Arc::new(Connections::default());
         let ejected = Arc::new(EjectedEndpoints::default());
         let phase = self.phase.clone();
-        let (trace_queues, intakes) = TraceQueues::new();
-        let (workers, threads) = spawn_all(self.config.cores.max(1), |core| WorkerParts {
+        let (trace_queues, trace_receivers) = TraceQueues::new();
+        let (workers, threads) = spawn_threads(self.config.cores.max(1), |core| WorkerParts {
             config: self.config.clone(),
             config_store: config_store.clone(),
             connections: connections.clone(),
@@ -285,48 +287,48 @@ impl Proxy {
         let exporter = TelemetryExporter::new(config, config_store.clone(), shard);
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
         let (config, state) = (self.config.clone(), self.state.clone());
-        let stored = state.clone();
+        let state_dir = state.clone();
         let control_client =
-            ControlClient::new(config, telemetry, config_store, stored, page, random_seed(0));
-        let (queries, queried) = mpsc::channel(admin::QUERIES_MAX);
+            ControlClient::new(config, telemetry, config_store, state_dir, page, random_seed(0));
+        let (queries, query_receiver) = mpsc::channel(admin::MAX_QUERIES);
         let control_client = control_client.with_queries(queries);
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
-        tasks.spawn_local(admin::answer_queries(queried, admin.clone()));
+        tasks.spawn_local(admin::serve_queries(query_receiver, admin.clone()));
         let pages = serve_pages(&tasks, self.admin, self.health, admin);
-        let TraceReceivers { log, spans, taps } = intakes;
-        let (over, telling) = start_telemetry(&tasks, exporter, log, spans);
+        let TraceReceivers { log, spans, taps } = trace_receivers;
+        let (end_metrics, exporters) = start_telemetry(&tasks, exporter, log, spans);
         let control_client = Rc::new(control_client);
-        let keeping = tasks.spawn_local(run_snapshot_store(control_client.clone()));
+        let snapshot_task = tasks.spawn_local(run_snapshot_store(control_client.clone()));
         tasks.spawn_local(watch_log(control_client.clone()));
-        let (listeners, stored) = (self.open_listeners, self.state);
+        let (listeners, dir) = (self.open_listeners, self.state);
         let requests =
-            start_control(&tasks, control_client.clone(), wanted, workers, listeners, stored);
+            start_control(&tasks, control_client.clone(), resources, workers, listeners, dir);
         tasks.spawn_local(live_requests::send_entries(taps, requests.clone()));
-        let failed = tasks.run_until(wait_for_stop(stop, &control_client.fatal)).await;
+        let failure = tasks.run_until(wait_for_stop(stop, &control_client.fatal)).await;
         tracing::info!("draining");
         // A successor may read the stored files as soon as it gets the directory.
         control_client.snapshot_store.finish();
-        match tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await {
+        match tasks.run_until(tokio::time::timeout(MAX_SNAPSHOT_WRITE, snapshot_task)).await {
             Ok(_) => state.release(),
             Err(_) => tracing::warn!("{SLOW_DISK}"),
         }
         tasks.run_until(withdraw_listeners(&control_client, &requests)).await;
         phase.send_replace(Phase::Draining);
-        tasks.run_until(join(threads)).await;
-        // No other sender is left: the queues end after the last entries are exported.
-        drop(over);
+        tasks.run_until(join_threads(threads)).await;
+        // The data threads have dropped their senders: the queues end after the last entries are exported.
+        drop(end_metrics);
         phase.send_replace(Phase::Stopped);
-        let reports = tokio::time::timeout(TELL_MAX, wait_for_tasks(telling));
-        drop(tasks.run_until(async { tokio::join!(reports, wait_for_tasks(pages)) }).await);
-        failed.map_or(Ok(()), Err)
+        let final_exports = tokio::time::timeout(MAX_FINAL_EXPORT, wait_for_tasks(exporters));
+        drop(tasks.run_until(async { tokio::join!(final_exports, wait_for_tasks(pages)) }).await);
+        failure.map_or(Ok(()), Err)
     }
 }
 
 impl Proxy {
     /// Creates an empty configuration store with the start options.
     fn config_store(&self) -> (Arc<ConfigStore>, mpsc::Receiver<ResourceRequest>) {
-        let (config_store, wanted) = ConfigStore::with_application(
+        let (config_store, resource_requests) = ConfigStore::with_application(
             self.application.clone(),
             self.state.stored_names(),
             Instant::now(),
@@ -334,26 +336,28 @@ impl Proxy {
         if let AccessLogSource::Own(log) = &self.config.access_log {
             config_store.observability.set_log(log.clone());
         }
-        (config_store, wanted)
+        (config_store, resource_requests)
     }
 }
 
-/// Binds the admin page. With port 0 the address of the previous run is tried first: scrapers know it.
+/// Binds the admin endpoint. With port 0 the address of the previous run is tried first: scrapers may be
+/// configured with it.
 async fn bind_admin(address: SocketAddr, state: &StateDir) -> std::io::Result<TcpListener> {
-    let before =
-        state.listener_address(ADMIN).filter(|it| address.port() == 0 && it.ip() == address.ip());
-    if let Some(before) = before {
-        match TcpListener::bind(before).await {
+    let previous = state
+        .listener_address(ADMIN_LISTENER)
+        .filter(|previous| address.port() == 0 && previous.ip() == address.ip());
+    if let Some(previous) = previous {
+        match TcpListener::bind(previous).await {
             Ok(listener) => return Ok(listener),
             Err(error) => tracing::warn!(
-                address = %before, %error,
-                "the admin page's address of the last run is not available: using another one"
+                address = %previous, %error,
+                "the admin endpoint's address of the last run is not available: using another one"
             ),
         }
     }
     let listener = TcpListener::bind(address).await?;
     if address.port() == 0 {
-        state.keep_address(ADMIN, listener.local_addr()?);
+        state.store_address(ADMIN_LISTENER, listener.local_addr()?);
     }
     Ok(listener)
 }
@@ -375,17 +379,17 @@ fn start_telemetry(
     spans: mpsc::Receiver<Arc<TraceEntry>>,
 ) -> (oneshot::Sender<()>, [tokio::task::JoinHandle<()>; 3]) {
     let exporter = Rc::new(exporter);
-    let (over, ended) = oneshot::channel();
+    let (end_metrics, metrics_end) = oneshot::channel();
     let (started, seed) = (SystemTime::now(), random_seed(0));
-    let telling = [
-        tasks.spawn_local(access_log::write(log, exporter.clone())),
+    let exporters = [
+        tasks.spawn_local(access_log::write_entries(log, exporter.clone())),
         tasks.spawn_local(export::export_spans(exporter.clone(), spans)),
-        tasks.spawn_local(export::push_metrics(exporter, started, seed, ended)),
+        tasks.spawn_local(export::push_metrics(exporter, started, seed, metrics_end)),
     ];
-    (over, telling)
+    (end_metrics, exporters)
 }
 
-/// Starts the admin page and the health page, if any. They end shortly after [`Phase::Stopped`].
+/// Starts the admin endpoint and the health page, if any. They end shortly after [`Phase::Stopped`].
 fn serve_pages(
     tasks: &LocalSet,
     page: TcpListener,
@@ -409,7 +413,7 @@ async fn wait_for_tasks(tasks: impl IntoIterator<Item = tokio::task::JoinHandle<
 }
 
 /// Waits for the data threads to end.
-async fn join(threads: Vec<JoinHandle<()>>) {
+async fn join_threads(threads: Vec<JoinHandle<()>>) {
     let joined = tokio::task::spawn_blocking(move || {
         threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count()
     });
@@ -422,7 +426,7 @@ async fn join(threads: Vec<JoinHandle<()>>) {
 fn start_control(
     tasks: &LocalSet,
     control_client: Rc<ControlClient>,
-    wanted: mpsc::Receiver<ResourceRequest>,
+    resource_requests: mpsc::Receiver<ResourceRequest>,
     workers: Vec<mpsc::Sender<ListenerCommand>>,
     open_listeners: OpenListeners,
     state: StateDir,
@@ -432,22 +436,24 @@ fn start_control(
     {
         renew::replace_credential(&control_client, credential);
     }
-    let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
+    let (requests, request_receiver) = mpsc::channel(MAX_REQUESTS);
     let listeners = Listeners::new(workers, state);
-    if let Interception::Redirect { dns: Some(dns), .. } = control_client.config.interception {
-        tasks.spawn_local(dns::serve(control_client.clone(), dns));
+    if let Interception::Redirect { dns: Some(dns_address), .. } =
+        control_client.config.interception
+    {
+        tasks.spawn_local(dns::serve(control_client.clone(), dns_address));
     }
     if let Some(dns_proxy) = &control_client.config.dns_proxy {
         dns_proxy::serve(tasks, &control_client, dns_proxy);
     }
-    tasks.spawn_local(control_client::follow_control(control_client.clone(), inbox));
-    tasks.spawn_local(control_loop::keep_subscriptions(
+    tasks.spawn_local(control_client::follow_control(control_client.clone(), request_receiver));
+    tasks.spawn_local(control_loop::run_subscriptions(
         control_client.clone(),
-        wanted,
+        resource_requests,
         requests.clone(),
     ));
-    tasks.spawn_local(renew::keep_fresh(control_client.clone(), requests.clone()));
-    tasks.spawn_local(control_loop::keep_listeners(
+    tasks.spawn_local(renew::run_renewal(control_client.clone(), requests.clone()));
+    tasks.spawn_local(control_loop::reconcile_listeners(
         control_client,
         listeners,
         requests.clone(),
@@ -456,20 +462,20 @@ fn start_control(
     requests
 }
 
-/// Polls the counters of dropped log lines for as long as the proxy lives.
+/// Polls the counters of dropped log lines until the proxy ends, and reports drops as a condition.
 async fn watch_log(control_client: Rc<ControlClient>) {
-    let mut lines = DroppedLines::default();
+    let mut dropped_lines = DroppedLines::default();
     loop {
-        tokio::time::sleep(LOG_LOOK_PERIOD).await;
-        let counter =
-            lines_dropped() + control_client.telemetry.count(Count::AccessLogLinesDropped);
-        control_client.note_dropped_lines(lines.read(counter, Instant::now()));
+        tokio::time::sleep(DROPPED_LINES_POLL_INTERVAL).await;
+        let total = lines_dropped() + control_client.telemetry.count(Count::AccessLogLinesDropped);
+        control_client.report_dropped_lines(dropped_lines.read(total, Instant::now()));
     }
 }
 
+/// Writes snapshots to the state directory, and reports write errors as a condition.
 async fn run_snapshot_store(control_client: Rc<ControlClient>) {
-    let note = |problem| control_client.note_state(problem);
-    control_client.snapshot_store.run(control_client.state.clone(), note).await;
+    let report_problem = |problem| control_client.report_state_problem(problem);
+    control_client.snapshot_store.run(control_client.state.clone(), report_problem).await;
 }
 
 /// Withdraws all listeners from the control plane, so that no new request is sent here; requests in progress
@@ -477,15 +483,15 @@ async fn run_snapshot_store(control_client: Rc<ControlClient>) {
 async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sender<ProxyRequest>) {
     control_client.withdrawn.set(true);
     control_client.listening.borrow_mut().clear();
-    let reports = async {
+    let send_report = async {
         let report = control_client.status_report();
         requests.send(ProxyRequest::Listeners(Vec::new(), report)).await.ok()?;
         // All slots are free again once every request has been taken for sending.
-        requests.reserve_many(REQUESTS_MAX).await.ok().map(drop)?;
+        requests.reserve_many(MAX_REQUESTS).await.ok().map(drop)?;
         tokio::task::yield_now().await;
         Some(())
     };
-    if !matches!(tokio::time::timeout(SHUTDOWN_MAX, reports).await, Ok(Some(()))) {
+    if !matches!(tokio::time::timeout(MAX_WITHDRAWAL, send_report).await, Ok(Some(()))) {
         tracing::debug!("the final report was not sent to the control plane");
     }
 }
@@ -494,15 +500,16 @@ async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sen
 type DataThreads = (Vec<mpsc::Sender<ListenerCommand>>, Vec<JoinHandle<()>>);
 
 /// Starts `count` data threads.
-fn spawn_all(
+fn spawn_threads(
     count: usize,
     parts: impl Fn(usize) -> WorkerParts,
 ) -> Result<DataThreads, StartError> {
     let (mut workers, mut threads) = (Vec::new(), Vec::new());
     for core in 0..count {
-        let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        let (commands, command_receiver) = mpsc::channel(MAX_COMMANDS);
         workers.push(commands);
-        threads.push(start_worker(core, parts(core), inbox).map_err(StartError::Thread)?);
+        threads
+            .push(start_worker(core, parts(core), command_receiver).map_err(StartError::Thread)?);
     }
     Ok((workers, threads))
 }
@@ -523,25 +530,25 @@ fn start_worker(
 /// Returns a seed for choices that must differ between threads and processes, but need not be secret.
 fn random_seed(core: usize) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let mixed = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
-    mixed.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    let entropy = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
+    entropy.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 /// The warning if the stored files are not complete in time.
 const SLOW_DISK: &str =
     "slow disk: the next process can use the state directory only after this one has exited";
 
-/// The name of the admin page among the listeners in the state directory.
-const ADMIN: &str = "admin";
-/// The time to write the last snapshot.
-const KEEP_MAX: std::time::Duration = std::time::Duration::from_secs(2);
-/// The time to export the last entries.
-const TELL_MAX: std::time::Duration = std::time::Duration::from_secs(2);
-/// The time to withdraw the listeners; an unreachable control plane must not delay the end.
-const SHUTDOWN_MAX: std::time::Duration = std::time::Duration::from_millis(250);
+/// The name of the admin endpoint among the listeners in the state directory.
+const ADMIN_LISTENER: &str = "admin";
+/// The maximum time to write the last snapshot at shutdown.
+const MAX_SNAPSHOT_WRITE: std::time::Duration = std::time::Duration::from_secs(2);
+/// The maximum time to export the last entries at shutdown.
+const MAX_FINAL_EXPORT: std::time::Duration = std::time::Duration::from_secs(2);
+/// The maximum time to withdraw the listeners: an unreachable control plane must not delay the shutdown.
+const MAX_WITHDRAWAL: std::time::Duration = std::time::Duration::from_millis(250);
 /// The polling period of the counters of dropped log lines.
-const LOG_LOOK_PERIOD: std::time::Duration = std::time::Duration::from_secs(2);
+const DROPPED_LINES_POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(2);
 /// The queue length of commands for a data thread.
-const COMMANDS_MAX: usize = 256;
+const MAX_COMMANDS: usize = 256;
 /// The queue length of requests for the control plane.
-const REQUESTS_MAX: usize = 64;
+const MAX_REQUESTS: usize = 64;

@@ -22,7 +22,7 @@ mod slot;
 pub(crate) mod stream;
 
 use crate::buffers::{self, BufferSize};
-pub(crate) use rejection::{REJECTED, ReceivedHead, rejection_over_http1};
+pub(crate) use rejection::{REJECTED_OPTION, ReceivedHead, rejection_over_http1};
 use slot::StreamSlot;
 pub(crate) use slot::{Incoming, StreamLoss};
 pub(crate) use stream::LinkStream;
@@ -48,23 +48,23 @@ struct LinkState {
     link: Link,
     slots: HashMap<StreamId, StreamSlot, BuildHasherDefault<StreamIdHasher>>,
     /// Queues of ended streams, for reuse.
-    spare: Vec<VecDeque<Incoming>>,
+    spare_queues: Vec<VecDeque<Incoming>>,
     /// Wakes the driver when output is pending.
     driver: Option<Waker>,
     /// Streams that wait for the output to drain.
     congested: Vec<StreamId>,
     /// True if the connection is gone.
-    broken: bool,
+    is_broken: bool,
     /// True if the peer accepts no new streams, or this side will open none.
-    retired: bool,
+    is_retired: bool,
     /// True if both ends know the last stream.
-    concluded: bool,
+    is_last_stream_known: bool,
     /// True if a stream was opened or written to since the driver's last check.
-    used: bool,
+    was_used: bool,
     /// True if the peer has left a ping unanswered for so long that new requests avoid it.
     is_silent: bool,
     /// True if the peer's limits are known; before that only few streams are permitted.
-    greeted: bool,
+    peer_limits_known: bool,
 }
 
 /// A stream opened by the peer.
@@ -82,15 +82,15 @@ impl LinkHandle {
             role,
             link: Link::new(role, LinkLimits::default()),
             slots: HashMap::default(),
-            spare: Vec::new(),
+            spare_queues: Vec::new(),
             driver: None,
             congested: Vec::new(),
-            broken: false,
-            retired: false,
-            concluded: false,
-            used: false,
+            is_broken: false,
+            is_retired: false,
+            is_last_stream_known: false,
+            was_used: false,
             is_silent: false,
-            greeted: false,
+            peer_limits_known: false,
         };
         let on_silence = RefCell::default();
         Self(Rc::new(SharedLink { state: RefCell::new(state), on_silence, changed: Notify::new() }))
@@ -104,12 +104,12 @@ impl LinkHandle {
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<LinkStream, OpenError> {
         let mut state = self.0.state.borrow_mut();
-        if state.broken || state.retired {
+        if state.is_broken || state.is_retired {
             return Err(OpenError::GoingAway);
         }
         let id = state.link_with_buffer().open_stream(kind, end, write_head)?;
-        state.add_slot(id).ours_ended = end;
-        state.used = true;
+        state.add_slot(id).local_ended = end;
+        state.was_used = true;
         state.wake_driver();
         Ok(LinkStream::new(self.0.clone(), id))
     }
@@ -117,7 +117,7 @@ impl LinkHandle {
     /// True if a new stream may be opened now.
     pub(crate) fn is_open(&self) -> bool {
         let state = self.0.state.borrow();
-        !state.broken && !state.retired && state.link.vacant_streams() > 0
+        !state.is_broken && !state.is_retired && state.link.vacant_streams() > 0
     }
 
     /// True if the peer supports the mark on requests of HTTP/2 clients.
@@ -127,28 +127,28 @@ impl LinkHandle {
 
     /// True if the connection is gone.
     pub(crate) fn is_broken(&self) -> bool {
-        self.0.state.borrow().broken
+        self.0.state.borrow().is_broken
     }
 
-    /// Calls `act` with true if the peer leaves a ping unanswered, long before the streams of the link are
+    /// Calls `observe` with true if the peer leaves a ping unanswered, long before the streams of the link are
     /// lost, and with false when it responds again.
-    pub(crate) fn on_silence(&self, act: impl Fn(&Self, bool) + 'static) {
-        *self.0.on_silence.borrow_mut() = Some(Box::new(act));
+    pub(crate) fn on_silence(&self, observe: impl Fn(&Self, bool) + 'static) {
+        *self.0.on_silence.borrow_mut() = Some(Box::new(observe));
     }
 
-    /// True for the same link.
+    /// True if both are handles to the same link.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
-    fn note_silence(&self, is_silent: bool) {
+    fn set_silent(&self, is_silent: bool) {
         self.0.state.borrow_mut().is_silent = is_silent;
-        if let Some(act) = &*self.0.on_silence.borrow() {
-            act(self, is_silent);
+        if let Some(observe) = &*self.0.on_silence.borrow() {
+            observe(self, is_silent);
         }
     }
 
-    /// The number of open streams.
+    /// Returns the number of open streams.
     pub(crate) fn stream_count(&self) -> usize {
         self.0.state.borrow().slots.len()
     }
@@ -156,13 +156,13 @@ impl LinkHandle {
     /// Opens no more streams; those in progress finish, then the driver closes the connection.
     pub(crate) fn retire(&self) {
         let mut state = self.0.state.borrow_mut();
-        if !state.retired {
-            state.retired = true;
+        if !state.is_retired {
+            state.is_retired = true;
             // The peer first learns that the link drains and, after its response, which stream is the last:
             // streams that it opened meanwhile are still served.
             state.link.drain();
             state.link.ping();
-            state.concluded = state.role == Role::Opener;
+            state.is_last_stream_known = state.role == Role::Opener;
             state.wake_driver();
         }
     }
@@ -175,7 +175,7 @@ impl LinkHandle {
 
     /// Resolves when the peer's limits are known, so that all permitted streams can be opened.
     pub(crate) async fn wait_ready(&self) -> Result<(), StreamLoss> {
-        self.wait_for_state(|state| state.greeted).await
+        self.wait_for_state(|state| state.peer_limits_known).await
     }
 
     /// Resolves when the output of the link is no longer congested; `None` if it still is after `max_wait`.
@@ -183,39 +183,39 @@ impl LinkHandle {
         &self,
         max_wait: Duration,
     ) -> Option<Result<(), StreamLoss>> {
-        let is_so = |state: &LinkState| !state.link.is_congested();
-        match self.check_state(is_so) {
-            Some(seen) => Some(seen),
+        let holds = |state: &LinkState| !state.link.is_congested();
+        match self.check_state(holds) {
+            Some(result) => Some(result),
             // Boxed: rarely needed, and it would enlarge the future of every request.
-            None => Box::pin(timeout(max_wait, self.wait_for_state(is_so))).await.ok(),
+            None => Box::pin(timeout(max_wait, self.wait_for_state(holds))).await.ok(),
         }
     }
 
-    async fn wait_for_state(&self, is_so: impl Fn(&LinkState) -> bool) -> Result<(), StreamLoss> {
+    async fn wait_for_state(&self, holds: impl Fn(&LinkState) -> bool) -> Result<(), StreamLoss> {
         loop {
-            let changed = self.0.changed.notified();
-            if let Some(seen) = self.check_state(&is_so) {
-                return seen;
+            let notified = self.0.changed.notified();
+            if let Some(result) = self.check_state(&holds) {
+                return result;
             }
-            changed.await;
+            notified.await;
         }
     }
 
-    /// Returns `Ok` if the condition holds, an error if it never will; `None`: not yet.
-    fn check_state(&self, is_so: impl Fn(&LinkState) -> bool) -> Option<Result<(), StreamLoss>> {
+    /// Returns `Ok` if the condition holds, an error if it never will, and `None` if it does not hold yet.
+    fn check_state(&self, holds: impl Fn(&LinkState) -> bool) -> Option<Result<(), StreamLoss>> {
         let state = self.0.state.borrow();
-        if state.broken {
+        if state.is_broken {
             return Some(Err(StreamLoss::Refused));
         }
-        is_so(&state).then_some(Ok(()))
+        holds(&state).then_some(Ok(()))
     }
 
     fn dispatch_event(&self, event: LinkEvent, on_open: &mut impl FnMut(OpenedStream)) {
         let mut state = self.0.state.borrow_mut();
         match event {
             LinkEvent::Opened { stream, kind, head, end } => {
-                state.add_slot(stream).theirs_ended = end;
-                state.used = true;
+                state.add_slot(stream).remote_ended = end;
+                state.was_used = true;
                 drop(state);
                 let stream = LinkStream::new(self.0.clone(), stream);
                 on_open(OpenedStream { stream, kind, head, end });
@@ -230,16 +230,16 @@ impl LinkHandle {
                 state.deliver_item(stream, Incoming::Trailers(trailers));
             }
             LinkEvent::Reset { stream, code, reason } => {
-                state.note_reason(stream, &reason);
+                state.record_reason(stream, &reason);
                 state.lose_stream(stream, StreamLoss::from(code));
             }
             LinkEvent::Credit { stream } => state.resume_writer(stream),
-            LinkEvent::GoAway { last, .. } => state.hear_go_away(last),
+            LinkEvent::GoAway { last, .. } => state.handle_go_away(last),
             LinkEvent::Ready => {
-                state.greeted = true;
+                state.peer_limits_known = true;
                 self.0.changed.notify_waiters();
             }
-            LinkEvent::Pong if state.retired => state.announce_last(),
+            LinkEvent::Pong if state.is_retired => state.announce_last(),
             LinkEvent::Pong => {}
         }
     }
@@ -247,7 +247,7 @@ impl LinkHandle {
     /// Marks the connection as gone, and fails all streams.
     fn break_off(&self) {
         let mut state = self.0.state.borrow_mut();
-        state.broken = true;
+        state.is_broken = true;
         state.congested.clear();
         for slot in state.slots.values_mut() {
             slot.end_early(StreamLoss::Broken);
@@ -270,27 +270,27 @@ impl LinkState {
     }
 
     fn add_slot(&mut self, id: StreamId) -> &mut StreamSlot {
-        let arrived = self.spare.pop().unwrap_or_default();
-        self.slots.entry(id).or_insert(StreamSlot { arrived, ..StreamSlot::default() })
+        let items = self.spare_queues.pop().unwrap_or_default();
+        self.slots.entry(id).or_insert(StreamSlot { items, ..StreamSlot::default() })
     }
 
-    /// Removes a stream.
+    /// Removes a stream, and keeps its queue for reuse.
     fn remove(&mut self, id: StreamId) -> RemovedStream {
         let Some(slot) = self.slots.remove(&id) else {
-            return RemovedStream { is_congested: false, is_whole: false };
+            return RemovedStream { is_congested: false, is_complete: false };
         };
-        let is_whole = slot.is_whole();
-        let StreamSlot { mut arrived, is_congested, .. } = slot;
-        arrived.clear();
-        if self.spare.len() < SPARE_MAX && arrived.capacity() <= QUEUE_MAX {
-            self.spare.push(arrived);
+        let is_complete = slot.is_complete();
+        let StreamSlot { mut items, is_congested, .. } = slot;
+        items.clear();
+        if self.spare_queues.len() < MAX_SPARE_QUEUES && items.capacity() <= MAX_QUEUE_CAPACITY {
+            self.spare_queues.push(items);
         }
-        RemovedStream { is_congested, is_whole }
+        RemovedStream { is_congested, is_complete }
     }
 
     /// True if the driver may be waiting for the last stream to end.
     fn is_ending(&self) -> bool {
-        self.retired || self.broken || self.link.is_going_away()
+        self.is_retired || self.is_broken || self.link.is_going_away()
     }
 
     fn deliver_item(&mut self, id: StreamId, incoming: Incoming) {
@@ -300,17 +300,17 @@ impl LinkState {
         }
     }
 
-    fn lose_stream(&mut self, id: StreamId, lost: StreamLoss) {
+    fn lose_stream(&mut self, id: StreamId, loss: StreamLoss) {
         if let Some(slot) = self.slots.get_mut(&id) {
-            slot.end_early(lost);
+            slot.end_early(loss);
         }
     }
 
     /// Records the reason of a reset, if this release knows it.
-    fn note_reason(&mut self, id: StreamId, reason: &[u8]) {
+    fn record_reason(&mut self, id: StreamId, reason: &[u8]) {
         let reason = std::str::from_utf8(reason).ok().and_then(Reason::from_label);
         if let (Some(reason), Some(slot)) = (reason, self.slots.get_mut(&id)) {
-            slot.reported = Some(reason);
+            slot.reported_reason = Some(reason);
         }
     }
 
@@ -330,10 +330,10 @@ impl LinkState {
         }
     }
 
-    /// Handles GOAWAY: no stream is opened afterwards, even if the peer sends another one.
-    fn hear_go_away(&mut self, last: StreamId) {
-        self.retired = true;
-        self.concluded = true;
+    /// Handles GOAWAY. No stream is opened afterwards, even if another GOAWAY arrives.
+    fn handle_go_away(&mut self, last: StreamId) {
+        self.is_retired = true;
+        self.is_last_stream_known = true;
         // An opener's GOAWAY does not refer to our streams: those that it opened continue.
         if self.role == Role::Opener {
             for (_, slot) in self.slots.iter_mut().filter(|(id, _)| **id > last) {
@@ -342,18 +342,19 @@ impl LinkState {
         }
     }
 
-    /// Announces the last stream.
+    /// Announces the last stream that is served, with GOAWAY.
     fn announce_last(&mut self) {
         self.link.go_away(GoAwayCode::Drain);
-        self.concluded = true;
+        self.is_last_stream_known = true;
         self.wake_driver();
     }
 
     /// True if no stream is open and none will be: both ends know the last one.
     fn is_finished(&self) -> bool {
         // An opener may have sent GOAWAY by itself, after using all streams or resets that one link permits.
-        let concluded = self.concluded || self.role == Role::Opener && self.link.is_going_away();
-        concluded && self.slots.is_empty()
+        let is_last_stream_known =
+            self.is_last_stream_known || self.role == Role::Opener && self.link.is_going_away();
+        is_last_stream_known && self.slots.is_empty()
     }
 }
 
@@ -362,7 +363,7 @@ struct RemovedStream {
     /// True if it waited for the output to drain.
     is_congested: bool,
     /// True if both directions had ended.
-    is_whole: bool,
+    is_complete: bool,
 }
 
 impl From<ResetCode> for StreamLoss {
@@ -378,6 +379,6 @@ impl From<ResetCode> for StreamLoss {
 }
 
 /// The maximum number of spare queues of one link: as many as streams that begin and end in one turn.
-const SPARE_MAX: usize = 32;
-/// The maximum capacity of a queue that is kept for reuse.
-const QUEUE_MAX: usize = 8;
+const MAX_SPARE_QUEUES: usize = 32;
+/// The maximum capacity of a queue that is kept for reuse, in items.
+const MAX_QUEUE_CAPACITY: usize = 8;

@@ -34,14 +34,17 @@ pub(crate) enum ListenerCommand {
 pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<ListenerCommand>) {
     let counts = Rc::new(ListenerCounts::default());
     // A listener closes when its sender is dropped, or sends a value to drop after the close.
-    let mut accepting: HashMap<ConnectionClassifier, oneshot::Sender<mpsc::Sender<Infallible>>> =
-        HashMap::new();
+    let mut open_listeners: HashMap<
+        ConnectionClassifier,
+        oneshot::Sender<mpsc::Sender<Infallible>>,
+    > = HashMap::new();
     let mut phase = worker.phase.clone();
     let tasks = LocalSet::new();
     tasks
         .run_until(async {
-            let ports = Rc::clone(&worker);
-            let following = tokio::task::spawn_local(async move { ports.follow_ports().await });
+            let port_worker = Rc::clone(&worker);
+            let port_updates =
+                tokio::task::spawn_local(async move { port_worker.follow_ports().await });
             loop {
                 let command = tokio::select! {
                     command = commands.recv() => command,
@@ -58,10 +61,10 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Listene
                             closing,
                         );
                         tokio::task::spawn_local(accept);
-                        accepting.insert(classifier, close);
+                        open_listeners.insert(classifier, close);
                     }
                     Some(ListenerCommand::Close { classifier, closed }) => {
-                        if let Some(close) = accepting.remove(&classifier) {
+                        if let Some(close) = open_listeners.remove(&classifier) {
                             // An error means that the listener has already failed.
                             drop(close.send(closed));
                         }
@@ -69,9 +72,9 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Listene
                     None => break,
                 }
             }
-            drop(accepting);
+            drop(open_listeners);
             wait_for_requests(&worker, &counts).await;
-            following.abort();
+            port_updates.abort();
         })
         .await;
 }
@@ -82,23 +85,24 @@ async fn wait_for_requests(
     ListenerCounts { listeners, open }: &ListenerCounts,
 ) {
     let limits = &worker.config.limits;
-    let finished = async {
-        until_none(listeners).await;
+    let drain_requests = async {
+        wait_until_zero(listeners).await;
         // Requests on connections that are idle now still need the upstreams.
-        drop(tokio::time::timeout(drain::last_call(limits), until_none(open)).await);
+        drop(tokio::time::timeout(drain::last_call(limits), wait_until_zero(open)).await);
         worker.wait_until_idle().await;
         worker.retire_upstreams();
-        until_none(open).await;
+        wait_until_zero(open).await;
     };
-    if tokio::time::timeout(limits.drain_timeout, finished).await.is_err() {
+    if tokio::time::timeout(limits.drain_timeout, drain_requests).await.is_err() {
         tracing::warn!(open = open.get(), "drain timeout: closing the remaining connections");
     }
 }
 
-async fn until_none(count: &Cell<usize>) {
+/// Polls until the count is 0.
+async fn wait_until_zero(count: &Cell<usize>) {
     while count.get() > 0 {
         tokio::task::yield_now().await;
-        tokio::time::sleep(DRAIN_LOOK).await;
+        tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
     }
 }
 
@@ -110,7 +114,7 @@ async fn accept_connections(
     counts: Rc<ListenerCounts>,
     mut closing: oneshot::Receiver<mpsc::Sender<Infallible>>,
 ) {
-    let _listening = CountGuard::new(&counts, |counts| &counts.listeners);
+    let _listener_guard = CountGuard::new(&counts, |counts| &counts.listeners);
     let mut listener = match TcpListener::from_std(listener) {
         Ok(listener) => Listener::new("proxy", listener),
         Err(error) => {
@@ -121,9 +125,9 @@ async fn accept_connections(
     loop {
         let next = tokio::select! {
             biased;
-            order = &mut closing, if closed.is_none() => {
+            closed_sender = &mut closing, if closed.is_none() => {
                 listener.close();
-                closed = Some(order);
+                closed = Some(closed_sender);
                 continue;
             }
             next = listener.next() => next,
@@ -136,10 +140,12 @@ async fn accept_connections(
             }
             AcceptEvent::Closed => break,
         };
-        let max = worker.config.limits.connections_max;
+        let connections_max = worker.config.limits.connections_max;
         // An evicted connection takes a moment to close.
-        let is_made_room = || counts.open.get() < max + max / 8 && worker.idle.evict_oldest();
-        if counts.open.get() >= max && !is_made_room() {
+        let makes_room = || {
+            counts.open.get() < connections_max + connections_max / 8 && worker.idle.evict_oldest()
+        };
+        if counts.open.get() >= connections_max && !makes_room() {
             worker.shard.count_rejected(Reason::TooManyConnections.label());
             continue;
         }
@@ -171,25 +177,25 @@ struct ListenerCounts {
     open: Cell<usize>,
 }
 
-/// Counts one of them while it lives.
+/// Counts a listener or a connection while it lives.
 struct CountGuard {
     counts: Rc<ListenerCounts>,
-    of: fn(&ListenerCounts) -> &Cell<usize>,
+    counter: fn(&ListenerCounts) -> &Cell<usize>,
 }
 
 impl CountGuard {
-    fn new(counts: &Rc<ListenerCounts>, of: fn(&ListenerCounts) -> &Cell<usize>) -> Self {
-        of(counts).set(of(counts).get() + 1);
-        Self { counts: counts.clone(), of }
+    fn new(counts: &Rc<ListenerCounts>, counter: fn(&ListenerCounts) -> &Cell<usize>) -> Self {
+        counter(counts).set(counter(counts).get() + 1);
+        Self { counts: counts.clone(), counter }
     }
 }
 
 impl Drop for CountGuard {
     fn drop(&mut self) {
-        let count = (self.of)(&self.counts);
+        let count = (self.counter)(&self.counts);
         count.set(count.get() - 1);
     }
 }
 
 /// The polling period of a draining thread for open connections.
-const DRAIN_LOOK: std::time::Duration = std::time::Duration::from_millis(10);
+const DRAIN_POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);

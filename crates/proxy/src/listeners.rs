@@ -26,9 +26,10 @@ pub(crate) struct Listeners {
     open: BTreeMap<String, OpenListener>,
 }
 
+/// An open listener: its configured address, which may have port 0, and its actual one.
 struct OpenListener {
     classifier: ConnectionClassifier,
-    wanted: SocketAddr,
+    configured_address: SocketAddr,
     address: SocketAddr,
 }
 
@@ -42,37 +43,37 @@ impl Listeners {
     pub(crate) async fn reconcile(
         &mut self,
         config: &Config,
-        plan: &WorkloadConfig,
+        workload_config: &WorkloadConfig,
     ) -> Vec<ListenError> {
-        let wanted = configured_listeners(config, plan);
+        let configured = configured_listeners(config, workload_config);
         let stale: Vec<String> = self
             .open
             .iter()
             .filter(|(name, open)| {
-                wanted.get(*name).is_none_or(|(classifier, address)| {
-                    *classifier != open.classifier || *address != open.wanted
+                configured.get(*name).is_none_or(|(classifier, address)| {
+                    *classifier != open.classifier || *address != open.configured_address
                 })
             })
             .map(|(name, _)| name.clone())
             .collect();
-        let (closed, mut open_still) = mpsc::channel(1);
-        let is_any_stale = !stale.is_empty();
+        let (closed, mut sockets_closed) = mpsc::channel(1);
+        let has_stale = !stale.is_empty();
         for name in stale {
             if let Some(open) = self.open.remove(&name) {
                 let close = || ListenerCommand::Close {
                     classifier: open.classifier.clone(),
                     closed: closed.clone(),
                 };
-                self.tell_all(close).await;
+                self.send_to_all(close).await;
             }
         }
         drop(closed);
-        if is_any_stale {
+        if has_stale {
             // New listeners may need the same address. A draining thread does not respond.
-            drop(timeout(CLOSE_TIMEOUT, open_still.recv()).await);
+            drop(timeout(CLOSE_TIMEOUT, sockets_closed.recv()).await);
         }
         let mut problems = Vec::new();
-        for (name, (classifier, address)) in wanted {
+        for (name, (classifier, address)) in configured {
             if !self.open.contains_key(&name)
                 && let Err(cause) = self.open_listener(&name, classifier, address).await
             {
@@ -86,7 +87,7 @@ impl Listeners {
     pub(crate) fn inbound_listeners(
         &self,
         config: &Config,
-        plan: &WorkloadConfig,
+        workload_config: &WorkloadConfig,
     ) -> Vec<InboundListener> {
         let inbound = |open: &OpenListener| match open.classifier {
             ConnectionClassifier::Fixed(ListenerKind::Inbound { port }) => {
@@ -111,23 +112,26 @@ impl Listeners {
             Interception::Gateway { .. } => Vec::new(),
             // The application's own ports; the kernel redirects them to the sidecar.
             Interception::Redirect { .. }
-                if !self.open.values().any(|o| o.classifier == ConnectionClassifier::Inbound) =>
+                if !self
+                    .open
+                    .values()
+                    .any(|listener| listener.classifier == ConnectionClassifier::Inbound) =>
             {
                 Vec::new()
             }
             Interception::Redirect { address, .. } => {
-                let at = |port: &WorkloadPort| InboundListener {
+                let to_listener = |port: &WorkloadPort| InboundListener {
                     port: port.port,
                     address: SocketAddr::new(*address, port.port),
                 };
-                plan.ports.iter().map(at).collect()
+                workload_config.ports.iter().map(to_listener).collect()
             }
         }
     }
 
     /// Returns the listeners for the sidecar's own requests to its application, by application port.
     pub(crate) fn application_listeners(&self) -> BTreeMap<u16, SocketAddr> {
-        let own = self.open.iter().filter(|(name, _)| name.starts_with(OWN));
+        let own = self.open.iter().filter(|(name, _)| name.starts_with(OWN_PREFIX));
         let own = own.filter_map(|(_, open)| match open.classifier {
             ConnectionClassifier::Fixed(ListenerKind::Inbound { port }) => {
                 Some((port, open.address))
@@ -150,50 +154,59 @@ impl Listeners {
         &mut self,
         name: &str,
         classifier: ConnectionClassifier,
-        wanted: SocketAddr,
+        configured_address: SocketAddr,
     ) -> io::Result<()> {
-        let first = match classifier {
+        let socket = match classifier {
             // All addresses of both versions are one listener on a gateway.
             ConnectionClassifier::Fixed(ListenerKind::Gateway { .. })
-                if wanted.ip().is_unspecified() =>
+                if configured_address.ip().is_unspecified() =>
             {
-                bind_for(wanted, wanted.is_ipv4())?
+                bind_with_versions(configured_address, configured_address.is_ipv4())?
             }
             ConnectionClassifier::Fixed(_)
             | ConnectionClassifier::Inbound
             | ConnectionClassifier::InboundOther
             | ConnectionClassifier::Outbound
-            | ConnectionClassifier::OutboundV6 => self.bind_listener(name, wanted)?,
+            | ConnectionClassifier::OutboundV6 => self.bind_listener(name, configured_address)?,
         };
-        let address = first.local_addr()?;
+        let address = socket.local_addr()?;
         // One socket for all threads: with one each (`SO_REUSEPORT`) the kernel would permit another sidecar of
         // the same user to share the address, and so receive connections of this one.
         let mut sockets = Vec::new();
         for _ in 1..self.workers.len() {
-            sockets.push(first.try_clone()?);
+            sockets.push(socket.try_clone()?);
         }
-        sockets.push(first);
+        sockets.push(socket);
         for (worker, listener) in self.workers.iter().zip(sockets) {
             let command = ListenerCommand::Open { classifier: classifier.clone(), listener };
             worker.send(command).await.map_err(io::Error::other)?;
         }
-        if wanted.port() == 0 {
-            self.state.keep_address(name, address);
+        if configured_address.port() == 0 {
+            self.state.store_address(name, address);
         }
-        self.open.insert(name.to_owned(), OpenListener { classifier, wanted, address });
+        self.open.insert(name.to_owned(), OpenListener { classifier, configured_address, address });
         Ok(())
     }
 
-    /// With port 0 the address of the previous run is tried first: peers without a control plane still know it.
-    fn bind_listener(&self, name: &str, wanted: SocketAddr) -> io::Result<std::net::TcpListener> {
-        let before = self.state.listener_address(name).filter(|before| before.ip() == wanted.ip());
-        match before.filter(|_| wanted.port() == 0).map(bind_address) {
+    /// Binds a listener. With port 0 the address of the previous run is tried first, since peers without a
+    /// control plane still use it.
+    fn bind_listener(
+        &self,
+        name: &str,
+        configured_address: SocketAddr,
+    ) -> io::Result<std::net::TcpListener> {
+        let previous = self
+            .state
+            .listener_address(name)
+            .filter(|previous| previous.ip() == configured_address.ip());
+        match previous.filter(|_| configured_address.port() == 0).map(bind_address) {
             Some(Ok(listener)) => Ok(listener),
-            Some(Err(_)) | None => bind_address(wanted),
+            Some(Err(_)) | None => bind_address(configured_address),
         }
     }
 
-    async fn tell_all(&self, command: impl Fn() -> ListenerCommand) {
+    /// Sends a command to all data threads.
+    async fn send_to_all(&self, command: impl Fn() -> ListenerCommand) {
         for worker in &self.workers {
             // A worker that has ended has no listeners left to close.
             drop(worker.send(command()).await);
@@ -213,72 +226,73 @@ pub(crate) struct ListenError {
 /// Returns the listeners of a configuration by name.
 fn configured_listeners(
     config: &Config,
-    plan: &WorkloadConfig,
+    workload_config: &WorkloadConfig,
 ) -> BTreeMap<String, (ConnectionClassifier, SocketAddr)> {
-    let mut wanted = BTreeMap::new();
+    let mut listeners = BTreeMap::new();
     let is_gateway = matches!(config.interception, Interception::Gateway { .. });
-    for listener in plan.outbound_listeners.iter().filter(|_| !is_gateway) {
+    for listener in workload_config.outbound_listeners.iter().filter(|_| !is_gateway) {
         let listener_kind =
             ListenerKind::Outbound { service: listener.service.clone(), port: listener.port };
-        wanted.insert(
+        listeners.insert(
             format!("listener-{}", listener.listen),
             (ConnectionClassifier::Fixed(listener_kind), listener.listen),
         );
     }
     match &config.interception {
         Interception::Listeners { inbound, http_proxy } => {
-            for port in &plan.ports {
+            for port in &workload_config.ports {
                 let classifier =
                     ConnectionClassifier::Fixed(ListenerKind::Inbound { port: port.port });
                 let address = SocketAddr::new(*inbound, 0);
-                wanted.insert(format!("inbound-{}", port.port), (classifier, address));
+                listeners.insert(format!("inbound-{}", port.port), (classifier, address));
             }
             if let Some(address) = http_proxy {
                 let classifier = ConnectionClassifier::Fixed(ListenerKind::HttpProxy);
-                wanted.insert("http-proxy".to_owned(), (classifier, *address));
+                listeners.insert("http-proxy".to_owned(), (classifier, *address));
             }
         }
         Interception::Gateway { bind } => {
-            let ports = plan.gateway.iter().flat_map(|gateway| &gateway.ports);
+            let ports = workload_config.gateway.iter().flat_map(|gateway| &gateway.ports);
             for GatewayPort { port, .. } in ports {
                 let classifier = ConnectionClassifier::Fixed(ListenerKind::Gateway { port: *port });
                 let address = SocketAddr::new(*bind, *port);
-                wanted.insert(format!("gateway-{port}"), (classifier, address));
+                listeners.insert(format!("gateway-{port}"), (classifier, address));
             }
         }
         Interception::Redirect { inbound, inbound_other, outbound, outbound_v6, .. } => {
-            wanted
+            listeners
                 .insert("redirected-inbound".to_owned(), (ConnectionClassifier::Inbound, *inbound));
             if let Some(inbound) = inbound_other {
                 let name = "redirected-inbound-other".to_owned();
-                wanted.insert(name, (ConnectionClassifier::InboundOther, *inbound));
+                listeners.insert(name, (ConnectionClassifier::InboundOther, *inbound));
             }
-            wanted.insert(
+            listeners.insert(
                 "redirected-outbound".to_owned(),
                 (ConnectionClassifier::Outbound, *outbound),
             );
             if let Some(outbound) = outbound_v6 {
                 let name = "redirected-outbound-v6".to_owned();
-                wanted.insert(name, (ConnectionClassifier::OutboundV6, *outbound));
+                listeners.insert(name, (ConnectionClassifier::OutboundV6, *outbound));
             }
             // The kernel does not redirect connections of the sidecar to its own address.
-            for port in &plan.ports {
+            for port in &workload_config.ports {
                 let classifier =
                     ConnectionClassifier::Fixed(ListenerKind::Inbound { port: port.port });
                 let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-                wanted.insert(format!("{OWN}{}", port.port), (classifier, address));
+                listeners.insert(format!("{OWN_PREFIX}{}", port.port), (classifier, address));
             }
         }
     }
-    wanted
+    listeners
 }
 
+/// Binds a listener for the IP version of the address.
 fn bind_address(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    bind_for(address, true)
+    bind_with_versions(address, true)
 }
 
-/// With `one_version`, an IPv6 address accepts IPv6 only.
-fn bind_for(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpListener> {
+/// Binds a listener. With `one_version`, an IPv6 address accepts IPv6 only.
+fn bind_with_versions(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     set_options(SockRef::from(&socket))?;
@@ -292,6 +306,6 @@ fn bind_for(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpL
 }
 
 /// The name prefix of listeners for the sidecar's own requests to its application.
-const OWN: &str = "own-";
+const OWN_PREFIX: &str = "own-";
 /// The time for the threads to close a socket.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);

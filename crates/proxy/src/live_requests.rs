@@ -31,11 +31,11 @@ pub(crate) struct MatchedRequest {
 
 /// The observability configuration cached by one data thread.
 pub(crate) struct ThreadObservability {
-    pub(crate) view: CurrentObservability,
+    pub(crate) settings: CurrentObservability,
     /// The account of the workload: the caller of outbound requests.
     pub(crate) caller: String,
     /// The remaining rate limit of each tap.
-    allowances: Box<[Cell<TapBudget>]>,
+    budgets: Box<[Cell<TapBudget>]>,
 }
 
 /// The taps that receive a request: one bit each.
@@ -43,26 +43,26 @@ pub(crate) struct ThreadObservability {
 pub(crate) struct TapSet(u32);
 
 impl ThreadObservability {
-    pub(crate) fn new(view: CurrentObservability, caller: String) -> Self {
+    pub(crate) fn new(settings: CurrentObservability, caller: String) -> Self {
         let now = Instant::now();
-        let allowances = view.taps().iter().map(|_| Cell::new(TapBudget::new(now))).collect();
-        Self { view, caller, allowances }
+        let budgets = settings.taps().iter().map(|_| Cell::new(TapBudget::new(now))).collect();
+        Self { settings, caller, budgets }
     }
 
     /// Returns the taps that receive a request; taps at their rate limit count it as dropped.
     pub(crate) fn select_taps(&self, request: &TappedRequest<'_>) -> TapSet {
         let mut bits = 0;
-        let taps = self.view.taps().iter().zip(&self.allowances);
-        for (index, (tap, allowance)) in taps.enumerate() {
+        let taps = self.settings.taps().iter().zip(&self.budgets);
+        for (index, (tap, budget_cell)) in taps.enumerate() {
             if !tap.matcher.matches_request(request) {
                 continue;
             }
-            let mut left = allowance.get();
-            match left.try_take(tap.matcher.tap().per_second, Instant::now()) {
+            let mut budget = budget_cell.get();
+            match budget.try_take(tap.matcher.tap().per_second, Instant::now()) {
                 true => bits |= 1 << index,
-                false => tap.drop_one(),
+                false => tap.count_dropped(),
             }
-            allowance.set(left);
+            budget_cell.set(budget);
         }
         TapSet(bits)
     }
@@ -70,17 +70,17 @@ impl ThreadObservability {
     /// Queues a request for the control thread.
     pub(crate) fn queue_entry(
         &self,
-        to: TapSet,
+        selected: TapSet,
         trace_entry: &Arc<TraceEntry>,
         queue: &mpsc::Sender<MatchedRequest>,
     ) {
-        for (index, tap) in self.view.taps().iter().enumerate() {
-            if to.0 & 1 << index != 0
+        for (index, tap) in self.settings.taps().iter().enumerate() {
+            if selected.0 & 1 << index != 0
                 && queue
                     .try_send(MatchedRequest { tap: tap.clone(), trace_entry: trace_entry.clone() })
                     .is_err()
             {
-                tap.drop_one();
+                tap.count_dropped();
             }
         }
     }
@@ -89,8 +89,8 @@ impl ThreadObservability {
 /// The remaining requests of one data thread for a tap in this second.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TapBudget {
-    until: Instant,
-    left: u32,
+    resets_at: Instant,
+    remaining: u32,
 }
 
 impl OpenTap {
@@ -101,12 +101,12 @@ impl OpenTap {
     /// True if the tap is for the service `namespace/name`.
     pub(crate) fn is_for(&self, service: &str) -> bool {
         let ServiceName { namespace, name } = &self.matcher.tap().service;
-        let rest = service.strip_prefix(namespace.as_str()).and_then(|it| it.strip_prefix('/'));
-        rest == Some(name.as_str())
+        let rest = service.strip_prefix(namespace.as_str());
+        rest.and_then(|rest| rest.strip_prefix('/')) == Some(name.as_str())
     }
 
     /// Counts a dropped request.
-    pub(crate) fn drop_one(&self) {
+    pub(crate) fn count_dropped(&self) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -117,17 +117,17 @@ impl OpenTap {
 
 impl TapBudget {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { until: now, left: 0 }
+        Self { resets_at: now, remaining: 0 }
     }
 
-    /// True if the rate limit permits one more request; it is then counted.
+    /// Returns true and counts a request if the rate limit permits one more.
     pub(crate) fn try_take(&mut self, per_second: u32, now: Instant) -> bool {
-        if self.until <= now {
-            *self = Self { until: now + SECOND, left: per_second };
+        if self.resets_at <= now {
+            *self = Self { resets_at: now + SECOND, remaining: per_second };
         }
-        let takes = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        takes
+        let is_permitted = self.remaining > 0;
+        self.remaining = self.remaining.saturating_sub(1);
+        is_permitted
     }
 }
 
@@ -138,15 +138,15 @@ pub(crate) async fn send_entries(
     requests: mpsc::Sender<ProxyRequest>,
 ) {
     while let Some(first) = matched_requests.recv().await {
-        let until = Instant::now() + GATHER;
-        let mut batches = vec![TapBatch::from_drawn(first)];
+        let deadline = Instant::now() + BATCH_DELAY;
+        let mut batches = vec![TapBatch::from_request(first)];
         let mut count = 1;
-        while count < RECORDS_MAX {
-            let Ok(Some(next)) = timeout_at(until, matched_requests.recv()).await else { break };
+        while count < MAX_BATCH_RECORDS {
+            let Ok(Some(next)) = timeout_at(deadline, matched_requests.recv()).await else { break };
             count += 1;
             match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.tap, &next.tap)) {
                 Some(batch) => batch.add(&next.trace_entry),
-                None => batches.push(TapBatch::from_drawn(next)),
+                None => batches.push(TapBatch::from_request(next)),
             }
         }
         for batch in batches {
@@ -163,7 +163,7 @@ struct TapBatch {
 }
 
 impl TapBatch {
-    fn from_drawn(MatchedRequest { tap, trace_entry }: MatchedRequest) -> Self {
+    fn from_request(MatchedRequest { tap, trace_entry }: MatchedRequest) -> Self {
         let mut batch = Self { tap, records: Vec::new(), bytes: 0 };
         batch.add(&trace_entry);
         batch
@@ -173,8 +173,8 @@ impl TapBatch {
         let mut line = String::new();
         access_log::append_line(trace_entry, &LogFormat::Json, &mut line);
         line.truncate(line.trim_end().len());
-        if self.bytes + line.len() > BYTES_MAX {
-            return self.tap.drop_one();
+        if self.bytes + line.len() > MAX_BATCH_BYTES {
+            return self.tap.count_dropped();
         }
         self.bytes += line.len();
         self.records.push(line);
@@ -193,11 +193,11 @@ impl TapBatch {
 }
 
 /// The time for which a request waits to be batched.
-const GATHER: Duration = Duration::from_millis(100);
+const BATCH_DELAY: Duration = Duration::from_millis(100);
 /// The maximum number of requests per message.
-const RECORDS_MAX: usize = 256;
-/// The maximum bytes of one tap per message: well below the message limit.
-const BYTES_MAX: usize = 512 << 10;
+const MAX_BATCH_RECORDS: usize = 256;
+/// The maximum number of bytes of one tap per message: well below the message limit.
+const MAX_BATCH_BYTES: usize = 512 << 10;
 const SECOND: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -205,12 +205,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_allowance_is_for_a_second() {
+    fn a_tap_budget_is_renewed_every_second() {
         let now = Instant::now();
-        let mut allowance = TapBudget::new(now);
-        let taken = (0..10).filter(|_| allowance.try_take(3, now)).count();
-        assert_eq!(taken, 3);
-        assert!(!allowance.try_take(3, now + SECOND / 2));
-        assert!(allowance.try_take(3, now + SECOND));
+        let mut budget = TapBudget::new(now);
+        let permitted = (0..10).filter(|_| budget.try_take(3, now)).count();
+        assert_eq!(permitted, 3);
+        assert!(!budget.try_take(3, now + SECOND / 2));
+        assert!(budget.try_take(3, now + SECOND));
     }
 }

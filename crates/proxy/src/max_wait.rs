@@ -14,7 +14,7 @@ pub(crate) async fn poll_within<T>(
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Option<T> {
     match poll_fn(|cx| Poll::Ready(poll(cx))).await {
-        Poll::Ready(resolved) => Some(resolved),
+        Poll::Ready(output) => Some(output),
         // Boxed: an inline timer would enlarge every future that may have to wait.
         Poll::Pending => Box::pin(timeout(limit, poll_fn(poll))).await.ok(),
     }
@@ -26,12 +26,12 @@ pub(crate) async fn finished_within<F: Future>(limit: Duration, future: F) -> Op
     poll_within(limit, |cx| future.as_mut().poll(cx)).await
 }
 
-/// Resolves after an idle time of `max_wait` in both directions, at the latest after almost twice that.
-pub(crate) async fn wait_for_silence(max_wait: Duration, forth: &Cell<u64>, back: &Cell<u64>) {
-    let mut before = None;
+/// Resolves when neither counter of bytes has changed for `max_wait`, at the latest after almost twice that.
+pub(crate) async fn wait_for_silence(max_wait: Duration, sent: &Cell<u64>, received: &Cell<u64>) {
+    let mut previous = None;
     loop {
-        let now = Some((forth.get(), back.get()));
-        if std::mem::replace(&mut before, now) == now {
+        let current = Some((sent.get(), received.get()));
+        if std::mem::replace(&mut previous, current) == current {
             return;
         }
         tokio::time::sleep(max_wait).await;

@@ -23,7 +23,7 @@ pub(crate) struct SharedObservability {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CurrentObservability {
     /// The settings of the control plane.
-    sight: Observability,
+    settings: Observability,
     /// The access log of the start options, which has precedence.
     own_log: Option<Option<AccessLog>>,
     /// The active taps.
@@ -33,12 +33,12 @@ pub(crate) struct CurrentObservability {
 impl CurrentObservability {
     /// Returns the tracing settings.
     pub(crate) fn tracing_settings(&self) -> Option<&Tracing> {
-        self.sight.tracing.as_ref()
+        self.settings.tracing.as_ref()
     }
 
     /// Returns the access log settings.
     pub(crate) fn access_log(&self) -> Option<&AccessLog> {
-        self.own_log.as_ref().unwrap_or(&self.sight.access_log).as_ref()
+        self.own_log.as_ref().unwrap_or(&self.settings.access_log).as_ref()
     }
 
     /// Returns the active taps.
@@ -46,7 +46,7 @@ impl CurrentObservability {
         &self.taps
     }
 
-    fn is_blind(&self) -> bool {
+    fn is_inactive(&self) -> bool {
         self.tracing_settings().is_none() && self.access_log().is_none() && self.taps.is_empty()
     }
 }
@@ -59,8 +59,8 @@ impl SharedObservability {
 
     /// Returns the current configuration; `None` if no observability is active.
     pub(crate) fn active_settings(&self) -> Option<CurrentObservability> {
-        let view = self.current.load();
-        (!view.is_blind()).then(|| CurrentObservability::clone(&view))
+        let current = self.current.load();
+        (!current.is_inactive()).then(|| CurrentObservability::clone(&current))
     }
 
     /// Subscribes to the push target of metrics.
@@ -69,48 +69,48 @@ impl SharedObservability {
     }
 
     /// Applies the settings of the control plane.
-    pub(crate) fn apply_settings(&self, sight: &Observability) {
+    pub(crate) fn apply_settings(&self, settings: &Observability) {
         self.metrics.send_if_modified(|metrics| {
-            let changes = *metrics != sight.metrics;
-            metrics.clone_from(&sight.metrics);
-            changes
+            let has_changed = *metrics != settings.metrics;
+            metrics.clone_from(&settings.metrics);
+            has_changed
         });
-        let known = self.current.load();
-        if known.sight != *sight {
-            self.update_settings(&known, |view| view.sight.clone_from(sight));
+        let current = self.current.load();
+        if current.settings != *settings {
+            self.update_settings(&current, |updated| updated.settings.clone_from(settings));
         }
     }
 
     /// Sets the access log of the start options.
     pub(crate) fn set_log(&self, log: Option<AccessLog>) {
-        let known = self.current.load();
-        self.update_settings(&known, |view| view.own_log = Some(log));
+        let current = self.current.load();
+        self.update_settings(&current, |updated| updated.own_log = Some(log));
     }
 
     /// Replaces the active taps.
     pub(crate) fn replace_taps(&self, taps: &[Tap]) {
-        let known = self.current.load();
-        if known.taps.is_empty() && taps.is_empty() {
+        let current = self.current.load();
+        if current.taps.is_empty() && taps.is_empty() {
             return;
         }
         // A tap that stays open keeps its state: its count of dropped requests is yet to be reported.
         let open = |tap: &Tap| {
-            let stays = known.taps.iter().find(|open| open.matcher.tap() == tap);
-            stays.cloned().unwrap_or_else(|| Arc::new(OpenTap::new(tap)))
+            let existing = current.taps.iter().find(|open_tap| open_tap.matcher.tap() == tap);
+            existing.cloned().unwrap_or_else(|| Arc::new(OpenTap::new(tap)))
         };
         let taps = taps.iter().map(open).collect();
-        self.update_settings(&known, |view| view.taps = taps);
+        self.update_settings(&current, |updated| updated.taps = taps);
     }
 
-    /// Only the control thread calls this.
+    /// Stores a changed configuration. Only the control thread calls this, so that no change is lost.
     fn update_settings(
         &self,
-        known: &CurrentObservability,
+        current: &CurrentObservability,
         change: impl FnOnce(&mut CurrentObservability),
     ) {
-        let mut view = known.clone();
-        change(&mut view);
-        self.current.store(view.into());
+        let mut updated = current.clone();
+        change(&mut updated);
+        self.current.store(updated.into());
         self.version.fetch_add(1, Ordering::Release);
     }
 }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_sidecar_was_started_with_stands_above_what_it_is_reported() {
+    fn the_access_log_of_the_start_options_has_precedence() {
         let observability = SharedObservability::default();
         assert!(observability.active_settings().is_none() && observability.version() == 0);
         observability.apply_settings(&Observability {
@@ -130,12 +130,12 @@ mod tests {
         assert_eq!(observability.active_settings().unwrap().access_log(), Some(&AccessLog::json()));
         observability.set_log(None);
         assert!(observability.active_settings().is_none());
-        let before = observability.version();
+        let version = observability.version();
         observability.apply_settings(&Observability {
             access_log: Some(AccessLog::json()),
             ..Observability::default()
         });
-        assert_eq!(observability.version(), before, "nothing changed");
+        assert_eq!(observability.version(), version, "nothing changed");
         observability.apply_settings(&Observability::default());
         observability.set_log(Some(AccessLog::json()));
         assert!(observability.active_settings().is_some());

@@ -24,16 +24,17 @@ impl OpenListeners {
         Self(watch::channel(None).0)
     }
 
+    /// Publishes the states, if they have changed.
     pub(crate) fn publish(
         &self,
         open: BTreeMap<String, SocketAddr>,
         closed: BTreeMap<String, String>,
     ) {
         let states = ListenerStates { open, closed };
-        self.0.send_if_modified(|published| {
-            let changed = published.as_deref() != Some(&states);
-            *published = Some(Arc::new(states));
-            changed
+        self.0.send_if_modified(|current| {
+            let has_changed = current.as_deref() != Some(&states);
+            *current = Some(Arc::new(states));
+            has_changed
         });
     }
 

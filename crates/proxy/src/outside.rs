@@ -24,39 +24,41 @@ use crate::session::Session;
 use crate::splice::copy_bytes;
 use crate::worker::Worker;
 
-/// Carries the application's connection to its original destination. The first bytes are awaited only if the
-/// address alone does not decide: in some protocols the server speaks first. `early`: bytes that were read
-/// already.
+/// Forwards the application's connection to its original destination. The first bytes are awaited only if the
+/// address alone does not decide: in some protocols the server sends first. `early`: the bytes already read.
 pub(crate) async fn serve_connection(
     session: &Session,
-    at: SocketAddr,
+    address: SocketAddr,
     io: Io,
     mut early: BytesMut,
 ) {
-    let reported = match detect_destination(session, at, &io, &mut early).await {
+    let destination = match detect_destination(session, address, &io, &mut early).await {
         Ok(DestinationIdentifier::Requests) => {
             // Each request is allowed or rejected individually.
-            let mut served = Box::pin(async { drop(serve_requests(session, &io, early).await) });
+            let mut serving = Box::pin(async { drop(serve_requests(session, &io, early).await) });
             let config_store = &session.worker.config_store;
-            let forbidden =
-                Box::pin(wait_until_forbidden(config_store, at, &DestinationIdentifier::Requests));
-            if serve_until(served.as_mut(), forbidden, &io).await == ConnectionResult::Aborted {
+            let denial = Box::pin(wait_until_denied(
+                config_store,
+                address,
+                &DestinationIdentifier::Requests,
+            ));
+            if serve_until(serving.as_mut(), denial, &io).await == ConnectionResult::Aborted {
                 session.worker.shard.count_rejected(Reason::EgressDenied.label());
             }
             return;
         }
-        Ok(reported) => Ok(reported),
+        Ok(destination) => Ok(destination),
         Err(reason) => Err(reason),
     };
     let mut record = ExchangeRecord::open(session, PROTOCOL);
-    let passed = match reported {
-        Ok(reported) => forward_bytes(session, at, &reported, &io, early, &record).await,
+    let outcome = match destination {
+        Ok(destination) => forward_bytes(session, address, &destination, &io, early, &record).await,
         Err(reason) => {
             record.count_opened();
             Err(reason)
         }
     };
-    match passed {
+    match outcome {
         Ok(()) => record.mark_succeeded(),
         Err(reason) => {
             record.reason = Some(reason);
@@ -78,19 +80,21 @@ enum DestinationIdentifier {
 
 impl DestinationIdentifier {
     /// True if egress to this address is allowed.
-    fn is_let_out(&self, config: &ConfigSnapshot, at: SocketAddr) -> bool {
-        let plans = &config.plans;
-        if plans.snapshot.config.egress == Egress::Allow {
+    fn is_allowed(&self, config: &ConfigSnapshot, address: SocketAddr) -> bool {
+        let compiled = &config.compiled;
+        if compiled.snapshot.config.egress == Egress::Allow {
             return true;
         }
         match self {
-            Self::Address => plans.egress_rules.permission_for(at) == EgressDecision::Allowed,
+            Self::Address => {
+                compiled.egress_rules.permission_for(address) == EgressDecision::Allowed
+            }
             Self::ServerName(name) => {
-                plans.egress_rules.permission_for(at) == EgressDecision::Allowed
-                    || plans.egress_rules.by_server_name(at, name).is_some()
+                compiled.egress_rules.permission_for(address) == EgressDecision::Allowed
+                    || compiled.egress_rules.by_server_name(address, name).is_some()
             }
             // Allowed if some requests may be; each is checked individually.
-            Self::Requests => match plans.egress_rules.permission_for(at) {
+            Self::Requests => match compiled.egress_rules.permission_for(address) {
                 EgressDecision::Allowed => true,
                 EgressDecision::Inspected { by_request, .. } => by_request,
                 EgressDecision::Denied => false,
@@ -102,26 +106,26 @@ impl DestinationIdentifier {
 /// Determines the destination of a connection as far as egress rules need it.
 async fn detect_destination(
     session: &Session,
-    at: SocketAddr,
+    address: SocketAddr,
     io: &Io,
     early: &mut BytesMut,
 ) -> Result<DestinationIdentifier, Reason> {
     let worker = &session.worker;
     let config = worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
-    let plans = &config.plans;
-    if plans.snapshot.config.egress == Egress::Allow {
+    let compiled = &config.compiled;
+    if compiled.snapshot.config.egress == Egress::Allow {
         return Ok(DestinationIdentifier::Address);
     }
-    let (by_request, by_server_name) = match plans.egress_rules.permission_for(at) {
+    let (by_request, by_server_name) = match compiled.egress_rules.permission_for(address) {
         EgressDecision::Denied => return Err(Reason::EgressDenied),
         EgressDecision::Allowed => return Ok(DestinationIdentifier::Address),
         EgressDecision::Inspected { by_request, by_server_name } => (by_request, by_server_name),
     };
     drop(config);
     let max_wait = worker.config.limits.head_timeout;
-    let sniffed =
+    let protocol =
         timeout(max_wait, sniff_connection(io, early)).await.map_err(|_| Reason::HeadTimeout)?;
-    match sniffed {
+    match protocol {
         DetectedProtocol::Http1 if by_request => Ok(DestinationIdentifier::Requests),
         DetectedProtocol::Tls if by_server_name => {
             let name = timeout(max_wait, server_name(io, early)).await;
@@ -138,25 +142,26 @@ async fn detect_destination(
 
 async fn forward_bytes(
     session: &Session,
-    at: SocketAddr,
-    reported: &DestinationIdentifier,
+    address: SocketAddr,
+    destination: &DestinationIdentifier,
     io: &Io,
     early: BytesMut,
     record: &ExchangeRecord<'_>,
 ) -> Result<(), Reason> {
     let worker = &session.worker;
-    let connected = connect_outside(worker, at, reported).await;
+    let connection = connect_outside(worker, address, destination).await;
     record.count_opened();
-    let tcp = connected?;
-    let _counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let tcp = connection?;
+    let _open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.idle_connection;
-    let ends = |io: &Io| (MessageReader::new(io.clone()), MessageWriter::new(io.clone(), max_wait));
+    let halves =
+        |io: &Io| (MessageReader::new(io.clone()), MessageWriter::new(io.clone(), max_wait));
     let server = Io::new(ByteStream::Plain(tcp));
-    let mut client = ends(io);
+    let mut client = halves(io);
     client.0.buffer = early;
     tokio::select! {
-        spliced = copy_bytes(client, ends(&server), max_wait, record, None) => spliced,
-        () = wait_until_forbidden(&worker.config_store, at, reported) => {
+        result = copy_bytes(client, halves(&server), max_wait, record, None) => result,
+        () = wait_until_denied(&worker.config_store, address, destination) => {
             server.reset_on_drop();
             Err(Reason::EgressDenied)
         }
@@ -166,28 +171,31 @@ async fn forward_bytes(
 /// Connects to an address outside the mesh, if egress to it is allowed.
 async fn connect_outside(
     worker: &Worker,
-    at: SocketAddr,
-    reported: &DestinationIdentifier,
+    address: SocketAddr,
+    destination: &DestinationIdentifier,
 ) -> Result<TcpStream, Reason> {
     let config = worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
-    if !reported.is_let_out(&config, at) {
+    if !destination.is_allowed(&config, address) {
         return Err(Reason::EgressDenied);
     }
     drop(config);
-    let dialled = dial_address(at, &worker.config.interception);
-    let dialled = timeout(worker.config.limits.connect_timeout, dialled).await;
-    dialled.map_err(|_| Reason::ConnectTimeout)?.map_err(|error| dial_reason(&error))
+    let dialing = dial_address(address, &worker.config.interception);
+    let dialing = timeout(worker.config.limits.connect_timeout, dialing).await;
+    dialing.map_err(|_| Reason::ConnectTimeout)?.map_err(|error| dial_reason(&error))
 }
 
 /// Resolves when egress of a connection is no longer allowed.
-async fn wait_until_forbidden(
+async fn wait_until_denied(
     config_store: &ConfigStore,
-    at: SocketAddr,
-    reported: &DestinationIdentifier,
+    address: SocketAddr,
+    destination: &DestinationIdentifier,
 ) {
     let mut changes = config_store.egress_changes();
     loop {
-        if config_store.current_config().is_some_and(|config| !reported.is_let_out(&config, at)) {
+        if config_store
+            .current_config()
+            .is_some_and(|config| !destination.is_allowed(&config, address))
+        {
             return;
         }
         if changes.changed().await.is_err() {

@@ -32,15 +32,15 @@ impl Pages {
         Self { listener: Listener::new(server, listener), phase }
     }
 
-    /// Returns the next connection; `None` if the proxy is over and the queue is empty.
+    /// Returns the next connection; `None` if the proxy has stopped and the queue is empty.
     pub(crate) async fn next(&mut self) -> Option<(TcpStream, SocketAddr)> {
-        let over = async { drop(self.phase.wait_for(|phase| *phase == Phase::Stopped).await) };
-        self.listener.next_until(over).await
+        let stopped = async { drop(self.phase.wait_for(|phase| *phase == Phase::Stopped).await) };
+        self.listener.next_until(stopped).await
     }
 }
 
-/// Serves a connection of a page. Once the proxy is over, the connection ends after the request in progress;
-/// the codec closes a connection without a request at once.
+/// Serves a connection of a page. Once the proxy has stopped, the connection ends after the request in
+/// progress; a connection without a request is closed at once.
 pub(crate) async fn serve_page<S>(
     half_open: &HalfOpen,
     connection: Connection<TokioIo<TcpStream>, S>,
@@ -53,34 +53,35 @@ where
     let mut connection = pin!(connection);
     tokio::select! {
         biased;
-        served = half_open.serve_connection(connection.as_mut()) => return served,
+        result = half_open.serve_connection(connection.as_mut()) => return result,
         _ = phase.wait_for(|phase| *phase == Phase::Stopped) => {}
     }
     connection.as_mut().graceful_shutdown();
     Ok(connection.await)
 }
 
-/// Runs `serving`, which ends after the last response, but at most `LAST_MAX` after the proxy is over.
+/// Runs `serving`, which ends after the last response, but at most `MAX_FINAL_RESPONSES` after the proxy has
+/// stopped.
 pub(crate) async fn run_bounded(
     mut phase: watch::Receiver<Phase>,
     serving: impl Future<Output = ()>,
 ) {
-    let late = async {
+    let deadline = async {
         // The sender outlives the pages.
         drop(phase.wait_for(|phase| *phase == Phase::Stopped).await);
-        sleep(LAST_MAX).await;
+        sleep(MAX_FINAL_RESPONSES).await;
     };
     tokio::select! {
         () = serving => {}
-        () = late => {}
+        () = deadline => {}
     }
 }
 
-/// Waits until every connection has released its slot.
-pub(crate) async fn all_ended(slots: &Semaphore, count: usize) {
+/// Waits until every connection has released its permit.
+pub(crate) async fn wait_for_connections(permits: &Semaphore, count: usize) {
     // The semaphore is never closed.
-    drop(slots.acquire_many(count.try_into().unwrap_or(u32::MAX)).await);
+    drop(permits.acquire_many(count.try_into().unwrap_or(u32::MAX)).await);
 }
 
-/// The time for the last responses of a page.
-const LAST_MAX: Duration = Duration::from_secs(1);
+/// The maximum time for the last responses of a page.
+const MAX_FINAL_RESPONSES: Duration = Duration::from_secs(1);

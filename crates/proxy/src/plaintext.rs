@@ -15,17 +15,17 @@ use crate::worker::Worker;
 /// True if a client begins mutual TLS of the mesh; its bytes are peeked, not consumed.
 ///
 /// If the application itself may use TLS, only clients that offer the link protocol count as mesh members. If
-/// the port may have a protocol in which the server speaks first, a silent client counts as one of that
+/// the port may have a protocol in which the server sends first, a silent client counts as one of that
 /// protocol.
-pub(crate) async fn is_mutual_tls(worker: &Worker, spoken: Protocol, tcp: &TcpStream) -> bool {
+pub(crate) async fn is_mutual_tls(worker: &Worker, declared: Protocol, tcp: &TcpStream) -> bool {
     let limits = &worker.config.limits;
-    let (may_be_opaque, max_wait) = match spoken {
+    let (may_be_opaque, max_wait) = match declared {
         Protocol::Http | Protocol::Http2 | Protocol::Grpc => (false, limits.handshake_timeout),
         Protocol::Tcp | Protocol::Detect => (true, limits.detect_timeout),
     };
-    let mut first = [0; 1];
-    match timeout(max_wait, tcp.peek(&mut first)).await {
-        Ok(Ok(1)) if first == [TLS_HANDSHAKE] => {}
+    let mut first_byte = [0; 1];
+    match timeout(max_wait, tcp.peek(&mut first_byte)).await {
+        Ok(Ok(1)) if first_byte == [TLS_HANDSHAKE] => {}
         Ok(Ok(_)) | Err(_) => return false,
         // The TLS reader reports the error.
         Ok(Err(_)) => return true,
@@ -36,26 +36,26 @@ pub(crate) async fn is_mutual_tls(worker: &Worker, spoken: Protocol, tcp: &TcpSt
 /// True if the ClientHello offers the link protocol. An incomplete ClientHello counts as mutual TLS: its reader
 /// reports the error.
 async fn offers_link(tcp: &TcpStream) -> bool {
-    let mut hello = vec![0; CLIENT_HELLO_BYTES_MAX];
-    let mut seen = 0;
+    let mut hello = vec![0; MAX_CLIENT_HELLO_BYTES];
+    let mut peeked_len = 0;
     loop {
         let Ok(ready) = tcp.ready(Interest::READABLE).await else { return true };
-        let looked = tcp.try_io(Interest::READABLE, || {
+        let result = tcp.try_io(Interest::READABLE, || {
             match recv(tcp, hello.as_mut_slice(), RecvFlags::PEEK)? {
                 // No new bytes: `WouldBlock` clears the readiness, so that the next event is awaited.
-                (_, length) if length == seen => Err(io::ErrorKind::WouldBlock.into()),
+                (_, length) if length == peeked_len => Err(io::ErrorKind::WouldBlock.into()),
                 (_, length) => Ok(length),
             }
         });
-        match looked {
-            Ok(length) => seen = length,
+        match result {
+            Ok(length) => peeked_len = length,
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return true,
             Err(_) if ready.is_read_closed() => return true,
             Err(_) => continue,
         }
-        match offers_protocol(hello.get(..seen).unwrap_or_default(), ALPN_LINK) {
-            Some(offered) => return offered,
-            None if seen == hello.len() => return false,
+        match offers_protocol(hello.get(..peeked_len).unwrap_or_default(), ALPN_LINK) {
+            Some(is_offered) => return is_offered,
+            None if peeked_len == hello.len() => return false,
             None => {}
         }
     }
@@ -63,8 +63,8 @@ async fn offers_link(tcp: &TcpStream) -> bool {
 
 /// RFC 8446 §5.1: the type of the first record of a TLS connection.
 const TLS_HANDSHAKE: u8 = 22;
-/// The longest ClientHello: one record.
-const CLIENT_HELLO_BYTES_MAX: usize = 16 * 1024;
+/// The maximum length of a ClientHello: one record.
+const MAX_CLIENT_HELLO_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -84,18 +84,18 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         client.set_nodelay(true).unwrap();
         let (server, _) = listener.accept().await.unwrap();
-        let mut judging = std::pin::pin!(offers_link(&server));
-        let (last, before) = pieces.split_last().unwrap();
-        for piece in before {
+        let mut classification = std::pin::pin!(offers_link(&server));
+        let (last_piece, first_pieces) = pieces.split_last().unwrap();
+        for piece in first_pieces {
             client.write_all(piece).await.unwrap();
-            let early = timeout(Duration::from_millis(10), &mut judging).await;
-            assert!(early.is_err(), "judged before all was there");
+            let early_result = timeout(Duration::from_millis(10), &mut classification).await;
+            assert!(early_result.is_err(), "classified before the ClientHello was complete");
         }
-        client.write_all(last).await.unwrap();
+        client.write_all(last_piece).await.unwrap();
         if ends {
             client.shutdown().await.unwrap();
         }
-        timeout(Duration::from_millis(500), judging).await.ok()
+        timeout(Duration::from_millis(500), classification).await.ok()
     }
 
     fn client_hello(protocol: &[u8]) -> Vec<u8> {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_is_judged_when_it_is_whole_however_it_comes() {
+    fn a_client_hello_is_classified_once_it_is_complete() {
         run(async {
             for (protocol, expected) in [(ALPN_LINK, true), (b"h2".as_slice(), false)] {
                 let bytes = client_hello(protocol);
@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn what_never_comes_whole_is_left_to_who_reads_it() {
+    fn an_incomplete_client_hello_is_left_to_the_tls_reader() {
         run(async {
             let bytes = client_hello(ALPN_LINK);
             assert_eq!(classify_pieces(&[&bytes[..40]], true).await, Some(true));
             assert_eq!(
                 classify_pieces(&[&bytes[..40]], false).await,
                 None,
-                "there may be more to come"
+                "more bytes may arrive"
             );
         });
     }

@@ -55,16 +55,16 @@ impl Probes {
         let raw: BTreeMap<String, BTreeMap<ProbeKind, RawProbe>> = serde_json::from_str(text)?;
         let mut probes = BTreeMap::new();
         for (container, kinds) in raw {
-            let mut parsed = BTreeMap::new();
+            let mut probes_by_kind = BTreeMap::new();
             for (kind, raw) in kinds {
                 let probe = Probe::from_raw(raw);
                 let probe = probe.ok_or_else(|| {
                     let (container, kind) = (container.clone(), format!("{kind:?}").to_lowercase());
                     ProbesError::Action { container, kind }
                 })?;
-                parsed.insert(kind, probe);
+                probes_by_kind.insert(kind, probe);
             }
-            probes.insert(container, parsed);
+            probes.insert(container, probes_by_kind);
         }
         Ok(Self(probes))
     }
@@ -117,7 +117,7 @@ impl Probe {
             _ => return None,
         };
         let seconds = raw.timeout_seconds.map_or(1, NonZeroU32::get);
-        let timeout = Duration::from_secs(seconds.into()).min(TIMEOUT_MAX);
+        let timeout = Duration::from_secs(seconds.into()).min(MAX_TIMEOUT);
         Some(Self { action, timeout })
     }
 
@@ -127,15 +127,19 @@ impl Probe {
         address: IpAddr,
         interception: &Interception,
     ) -> Result<(), ProbeFailure> {
-        let at = |port: NonZeroU16| SocketAddr::new(address, port.get());
-        let made = async {
+        let address_of = |port: NonZeroU16| SocketAddr::new(address, port.get());
+        let check = async {
             match &self.action {
-                ProbeAction::Http(get) => get.run_check(at(get.port), interception).await,
-                ProbeAction::Tcp(port) => dial_application(at(*port), interception).await.map(drop),
-                ProbeAction::Grpc(check) => check.run_check(at(check.port), interception).await,
+                ProbeAction::Http(get) => get.run_check(address_of(get.port), interception).await,
+                ProbeAction::Tcp(port) => {
+                    dial_application(address_of(*port), interception).await.map(drop)
+                }
+                ProbeAction::Grpc(check) => {
+                    check.run_check(address_of(check.port), interception).await
+                }
             }
         };
-        tokio::time::timeout(self.timeout, made).await.unwrap_or(Err(ProbeFailure::Timeout))
+        tokio::time::timeout(self.timeout, check).await.unwrap_or(Err(ProbeFailure::Timeout))
     }
 }
 
@@ -173,7 +177,7 @@ impl ProbeFailure {
     /// status, if there is one.
     pub(crate) fn status_code(self) -> StatusCode {
         match self {
-            // The kubelet does not treat lower ones as failures.
+            // The kubelet does not treat lower statuses as failures.
             Self::Status(status) if status >= 400 => {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)
             }
@@ -202,6 +206,7 @@ impl fmt::Display for ProbeFailure {
     }
 }
 
+/// A probe as Kubernetes describes it, before validation.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawProbe {
@@ -211,13 +216,14 @@ struct RawProbe {
     timeout_seconds: Option<NonZeroU32>,
 }
 
+/// The `tcpSocket` action.
 #[derive(Deserialize)]
 struct TcpSocket {
     port: NonZeroU16,
 }
 
 /// The maximum timeout of a probe, independent of its configuration.
-const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests;

@@ -16,17 +16,21 @@ use crate::worker::ExchangeGuard;
 /// The record of one exchange. Dropping it counts the exchange, even if its client has vanished.
 pub(crate) struct ExchangeRecord<'a> {
     session: &'a Session,
-    _underway: ExchangeGuard,
+    _exchange_guard: ExchangeGuard,
     pub(crate) started: Instant,
     /// The subject of the exchange in metrics.
     pub(crate) subject: MetricsSubject,
     /// The final head of the response.
     pub(crate) head: FinalHead,
+    /// The reason of a failure; `None` after success.
     pub(crate) reason: Option<Reason>,
     /// The gRPC status of the response to a call.
     pub(crate) grpc: Cell<Option<GrpcStatus>>,
+    /// The size of the request's body, in bytes.
     pub(crate) bytes_in: Cell<u64>,
+    /// The size of the response's body, in bytes.
     pub(crate) bytes_out: Cell<u64>,
+    /// The number of retries, including a second attempt of a hedge.
     pub(crate) retries: u32,
     /// The result of a hedge.
     pub(crate) hedge: Option<Hedge>,
@@ -89,7 +93,7 @@ impl<'a> ExchangeRecord<'a> {
         let worker = &session.worker;
         Self {
             session,
-            _underway: worker.start_exchange(),
+            _exchange_guard: worker.start_exchange(),
             started: Instant::now(),
             subject: MetricsSubject { protocol, service: None, port: 0, route: None },
             head: FinalHead::default(),
@@ -111,7 +115,7 @@ impl<'a> ExchangeRecord<'a> {
         let mut record = Self::open(session, "http");
         record.reason = Some(reason);
         record.head.status.set(reason.status());
-        record.name_called();
+        record.record_listener_target();
         if let Some(trace) = &mut record.trace {
             trace.record_unreadable(&session.worker);
         }
@@ -139,7 +143,7 @@ impl<'a> ExchangeRecord<'a> {
     /// Sets the service and port that the connection was opened for, if the exchange ended before its route was
     /// selected.
     #[cold]
-    fn name_called(&mut self) {
+    fn record_listener_target(&mut self) {
         let (service, port) = match &self.session.listener_kind {
             ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
                 (service, *port)
@@ -158,7 +162,7 @@ impl<'a> ExchangeRecord<'a> {
     pub(crate) fn record_failure(&mut self, failure: &Failure) {
         self.reason = Some(failure.reason);
         if self.subject.port == 0 {
-            self.name_called();
+            self.record_listener_target();
         }
         if let Some(decision) = &failure.policy
             && matches!(
@@ -208,7 +212,7 @@ impl<'a> ExchangeRecord<'a> {
         }
         if let Some(reason) = permit.would_deny() {
             self.dry_run_reason = Some(reason);
-            self.session.tell_audited(reason, access.decision(permit));
+            self.session.log_dry_run_denial(reason, access.decision(permit));
         }
         if let Some(trace) = &mut self.trace {
             trace.policy = access.decision(permit).cloned();
@@ -237,7 +241,7 @@ impl Drop for ExchangeRecord<'_> {
             worker.shard.count_stream_ended(series.id);
         }
         if let Some(reason) = self.dry_run_reason {
-            worker.shard.count_audited(series.id, reason.label());
+            worker.shard.count_dry_run_denial(series.id, reason.label());
         }
         if let Some(trace) = &self.trace {
             if let Some(span) = trace.span.filter(|span| span.is_sampled) {

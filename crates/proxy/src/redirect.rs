@@ -21,7 +21,7 @@ pub(crate) enum ConnectionClassifier {
     OutboundV6,
     /// Connections of other workloads to the application's ports, redirected in its network namespace.
     Inbound,
-    /// The same over the other IP version.
+    /// The same over the other IP version than the one of the workload's address.
     InboundOther,
 }
 
@@ -38,26 +38,27 @@ impl ConnectionClassifier {
         match self {
             Self::Fixed(listener_kind) => Ok(listener_kind.clone()),
             Self::Outbound | Self::OutboundV6 => {
-                let wanted = original_destination(tcp).ok_or(Reason::UnknownService)?;
+                let destination = original_destination(tcp).ok_or(Reason::UnknownService)?;
                 if worker.config.interception.is_by_address() {
-                    let wanted = SocketAddr::new(wanted.ip().to_canonical(), wanted.port());
-                    let is_own = is_own_listener(&worker.config.interception, wanted);
-                    let listener_kind = (!is_own).then_some(ListenerKind::Address(wanted));
+                    let destination =
+                        SocketAddr::new(destination.ip().to_canonical(), destination.port());
+                    let is_own = is_own_listener(&worker.config.interception, destination);
+                    let listener_kind = (!is_own).then_some(ListenerKind::Address(destination));
                     return listener_kind.ok_or(Reason::UnknownService);
                 }
-                let service = worker.config_store.names().service_at(wanted.ip());
+                let service = worker.config_store.names().service_at(destination.ip());
                 let service = service.ok_or(Reason::UnknownService)?;
-                Ok(ListenerKind::Service { service, port: wanted.port() })
+                Ok(ListenerKind::Service { service, port: destination.port() })
             }
             Self::Inbound | Self::InboundOther => {
                 let port = original_destination(tcp).ok_or(Reason::UnknownService)?.port();
                 let config =
                     worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
-                let ports = &config.plans.snapshot.config.ports;
+                let ports = &config.compiled.snapshot.config.ports;
                 // A service may declare any port; the sidecar's own ports would loop.
                 let is_own = is_sidecar_port(&worker.config, port);
-                let known = !is_own && ports.iter().any(|known| known.port == port);
-                known.then_some(ListenerKind::Inbound { port }).ok_or(Reason::UnknownService)
+                let is_known = !is_own && ports.iter().any(|declared| declared.port == port);
+                is_known.then_some(ListenerKind::Inbound { port }).ok_or(Reason::UnknownService)
             }
         }
     }
@@ -68,17 +69,18 @@ fn is_sidecar_port(config: &Config, port: u16) -> bool {
     let Interception::Redirect { outbound, inbound, .. } = &config.interception else {
         return false;
     };
-    let own = [Some(outbound.port()), Some(inbound.port()), config.health.map(|it| it.port())];
-    own.contains(&Some(port))
+    let own_ports =
+        [Some(outbound.port()), Some(inbound.port()), config.health.map(|health| health.port())];
+    own_ports.contains(&Some(port))
 }
 
 /// True if a connection came to a listener of the sidecar directly, without redirection: it would loop.
-fn is_own_listener(interception: &Interception, wanted: SocketAddr) -> bool {
+fn is_own_listener(interception: &Interception, destination: SocketAddr) -> bool {
     let Interception::Redirect { address, outbound, inbound, .. } = interception else {
         return false;
     };
-    let is_here = wanted.ip().is_loopback() || wanted.ip() == *address;
-    is_here && [outbound.port(), inbound.port()].contains(&wanted.port())
+    let is_local = destination.ip().is_loopback() || destination.ip() == *address;
+    is_local && [outbound.port(), inbound.port()].contains(&destination.port())
 }
 
 /// Returns the original destination of a redirected connection, from `SO_ORIGINAL_DST` (netfilter).

@@ -6,87 +6,88 @@ use std::time::{Duration, Instant};
 use leno_discovery::ProxyCondition;
 use leno_telemetry::RecentTable;
 
-/// The clients of the last [`REMEMBERED`], by the application port that they connected to.
+/// The clients of the last [`REPORTED_FOR`], by the application port that they connected to.
 #[derive(Debug, Default)]
 pub(crate) struct RejectedClients {
-    ports: RecentTable<u16, PortClients, PORTS_MAX>,
+    ports: RecentTable<u16, PortClients, MAX_PORTS>,
     /// The time at which an eviction last changed the conditions.
-    evicted: Option<Instant>,
+    conditions_changed_at: Option<Instant>,
 }
 
+/// The rejected clients at one port.
 #[derive(Debug, Default)]
 struct PortClients {
     /// The time of the last rejected connection of each client.
-    known: RecentTable<IpAddr, Instant, CLIENTS_MAX>,
+    clients: RecentTable<IpAddr, Instant, MAX_CLIENTS>,
     /// The time of the last eviction of a client.
-    others: Option<Instant>,
+    evicted_at: Option<Instant>,
 }
 
 impl RejectedClients {
     /// Records a rejected connection. Returns true if the conditions change.
     pub(crate) fn record(&mut self, port: u16, client: IpAddr, now: Instant) -> bool {
-        self.ports.retain(|_, clients| clients.keep_recent(now));
-        let (clients, evicted_port) = self.ports.entry(port, PortClients::default);
+        self.ports.retain(|_, port_clients| port_clients.retain_recent(now));
+        let (port_clients, evicted_port) = self.ports.entry(port, PortClients::default);
         let client = client.to_canonical();
-        let is_new = !clients.known.contains_key(&client);
-        let evicted_client = clients.known.insert(client, now);
+        let is_new = !port_clients.clients.contains_key(&client);
+        let evicted_client = port_clients.clients.insert(client, now);
         if evicted_client.is_some() {
-            clients.others = Some(now);
+            port_clients.evicted_at = Some(now);
         }
         if evicted_port.is_none() && evicted_client.is_none() {
             return is_new;
         }
-        let is_due = self.evicted.is_none_or(|last| now >= last + REPORT_EVERY);
+        let is_due = self.conditions_changed_at.is_none_or(|last| now >= last + CHANGE_INTERVAL);
         if is_due {
-            self.evicted = Some(now);
+            self.conditions_changed_at = Some(now);
         }
         is_due
     }
 
     /// Returns a condition for each port.
     pub(crate) fn conditions(&self, now: Instant) -> Vec<ProxyCondition> {
-        let conditions = self.ports.iter().filter_map(|(port, clients)| {
-            let recent = clients.known.iter().filter(|(_, last)| is_recent(**last, now));
-            let names: Vec<IpAddr> = recent.map(|(client, _)| *client).collect();
-            let has_others = clients.others.is_some_and(|last| is_recent(last, now));
-            let is_any = !names.is_empty() || has_others;
-            is_any.then(|| ProxyCondition::plaintext_rejected(*port, &names, has_others))
+        let conditions = self.ports.iter().filter_map(|(port, port_clients)| {
+            let recent = port_clients.clients.iter().filter(|(_, last)| is_recent(**last, now));
+            let addresses: Vec<IpAddr> = recent.map(|(client, _)| *client).collect();
+            let has_evicted = port_clients.evicted_at.is_some_and(|last| is_recent(last, now));
+            let has_clients = !addresses.is_empty() || has_evicted;
+            has_clients.then(|| ProxyCondition::plaintext_rejected(*port, &addresses, has_evicted))
         });
         conditions.collect()
     }
 
     /// Returns the next time at which the conditions change without a connection.
     pub(crate) fn next_end(&self, now: Instant) -> Option<Instant> {
-        let all = self
-            .ports
-            .iter()
-            .flat_map(|(_, it)| it.known.iter().map(|(_, last)| *last).chain(it.others));
-        all.map(|last| last + REMEMBERED).filter(|end| *end > now).min()
+        let times = self.ports.iter().flat_map(|(_, port)| {
+            port.clients.iter().map(|(_, last)| *last).chain(port.evicted_at)
+        });
+        times.map(|last| last + REPORTED_FOR).filter(|end| *end > now).min()
     }
 }
 
 impl PortClients {
     /// Removes expired clients. Returns false if none is left.
-    fn keep_recent(&mut self, now: Instant) -> bool {
-        self.known.retain(|_, last| is_recent(*last, now));
-        self.others = self.others.filter(|last| is_recent(*last, now));
-        !self.known.is_empty() || self.others.is_some()
+    fn retain_recent(&mut self, now: Instant) -> bool {
+        self.clients.retain(|_, last| is_recent(*last, now));
+        self.evicted_at = self.evicted_at.filter(|last| is_recent(*last, now));
+        !self.clients.is_empty() || self.evicted_at.is_some()
     }
 }
 
+/// True if a client is still reported.
 fn is_recent(last: Instant, now: Instant) -> bool {
-    now.saturating_duration_since(last) < REMEMBERED
+    now.saturating_duration_since(last) < REPORTED_FOR
 }
 
 /// The time for which a client is reported after its last connection: longer than the interval of slow retries
 /// and scrapes.
-const REMEMBERED: Duration = Duration::from_secs(600);
+const REPORTED_FOR: Duration = Duration::from_secs(600);
 /// The minimum time between changes of the conditions by clients that evict each other.
-const REPORT_EVERY: Duration = Duration::from_secs(10);
+const CHANGE_INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum number of ports.
-const PORTS_MAX: usize = 16;
+const MAX_PORTS: usize = 16;
 /// The maximum number of clients per port: their addresses fit into the longest reason of a condition.
-const CLIENTS_MAX: usize = 8;
+const MAX_CLIENTS: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -97,48 +98,58 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_reported_by_port_until_they_stay_away() {
+    fn clients_are_reported_by_port_until_they_expire() {
         let mut table = RejectedClients::default();
         let start = Instant::now();
-        let found = |table: &RejectedClients, now| -> Vec<(String, String)> {
-            table.conditions(now).into_iter().map(|it| (it.subject, it.reason)).collect()
+        let reported = |table: &RejectedClients, now| -> Vec<(String, String)> {
+            table
+                .conditions(now)
+                .into_iter()
+                .map(|condition| (condition.subject, condition.reason))
+                .collect()
         };
         assert!(table.record(80, client_address(1), start));
-        assert!(!table.record(80, client_address(1), start), "the same client is no news");
-        let later = start + REMEMBERED / 2;
+        assert!(
+            !table.record(80, client_address(1), start),
+            "a known client does not change the conditions"
+        );
+        let later = start + REPORTED_FOR / 2;
         assert!(table.record(80, client_address(2), later));
-        let both = [("port 80".to_owned(), "10.0.0.1, 10.0.0.2".to_owned())];
-        assert_eq!(found(&table, later), both);
-        assert_eq!(table.next_end(later), Some(start + REMEMBERED));
-        let one = [("port 80".to_owned(), "10.0.0.2".to_owned())];
-        assert_eq!(found(&table, start + REMEMBERED), one);
-        assert_eq!(found(&table, later + REMEMBERED), []);
-        assert_eq!(table.next_end(later + REMEMBERED), None);
+        let expected_both = [("port 80".to_owned(), "10.0.0.1, 10.0.0.2".to_owned())];
+        assert_eq!(reported(&table, later), expected_both);
+        assert_eq!(table.next_end(later), Some(start + REPORTED_FOR));
+        let expected = [("port 80".to_owned(), "10.0.0.2".to_owned())];
+        assert_eq!(reported(&table, start + REPORTED_FOR), expected);
+        assert_eq!(reported(&table, later + REPORTED_FOR), []);
+        assert_eq!(table.next_end(later + REPORTED_FOR), None);
     }
 
     #[test]
-    fn the_table_is_bounded_and_has_room_again() {
+    fn the_table_is_bounded_and_expired_entries_make_room() {
         let mut table = RejectedClients::default();
         let now = Instant::now();
-        let most = u16::try_from(CLIENTS_MAX).unwrap();
-        for number in 0..most {
+        let count_max = u16::try_from(MAX_CLIENTS).unwrap();
+        for number in 0..count_max {
             assert!(table.record(80, client_address(number), now));
         }
-        assert!(table.record(80, client_address(most), now), "others are news once");
-        assert!(!table.record(80, client_address(most + 1), now));
+        assert!(
+            table.record(80, client_address(count_max), now),
+            "the first eviction changes the conditions"
+        );
+        assert!(!table.record(80, client_address(count_max + 1), now));
         let reason = table.conditions(now)[0].reason.clone();
         assert!(reason.ends_with("10.0.0.7, 10.0.0.8, 10.0.0.9, others"), "the newest: {reason}");
         assert!(!reason.contains("10.0.0.1,"), "{reason}");
         assert!(
-            table.record(80, client_address(most + 2), now + REPORT_EVERY),
-            "and once in a while"
+            table.record(80, client_address(count_max + 2), now + CHANGE_INTERVAL),
+            "evictions change them at most once per interval"
         );
-        let ports = u16::try_from(PORTS_MAX).unwrap();
+        let ports = u16::try_from(MAX_PORTS).unwrap();
         for port in 100..100 + ports {
             table.record(port, client_address(1), now);
         }
-        assert_eq!(table.conditions(now).len(), PORTS_MAX);
-        assert!(table.record(99, client_address(1), now + REMEMBERED));
-        assert_eq!(table.conditions(now + REMEMBERED).len(), 1);
+        assert_eq!(table.conditions(now).len(), MAX_PORTS);
+        assert!(table.record(99, client_address(1), now + REPORTED_FOR));
+        assert_eq!(table.conditions(now + REPORTED_FOR).len(), 1);
     }
 }

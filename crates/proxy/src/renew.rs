@@ -27,9 +27,9 @@ pub(crate) fn accept_issued(
     if credential.workload() != Some(&control_client.config.workload) {
         return Err(RenewalError::OtherWorkload);
     }
-    let saved = credential.save(control_client.state.path());
-    control_client.state.note_certificate(&saved);
-    if let Err(error) = saved {
+    let result = credential.save(control_client.state.path());
+    control_client.state.note_certificate(&result);
+    if let Err(error) = result {
         // The proxy continues; the certificate is only missing after a restart without a control plane.
         tracing::warn!(%error, "cannot write the certificate to disk");
     }
@@ -41,23 +41,23 @@ pub(crate) fn replace_credential(
     control_client: &ControlClient,
     credential: Credential,
 ) -> Arc<Credential> {
-    for (level, at) in [
+    for (level, time) in [
         (Level::CertificateIssued, credential.issue_time()),
         (Level::CertificateExpiry, credential.not_after()),
     ] {
-        let since_epoch = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         control_client.telemetry.set_level(level, since_epoch.as_secs());
     }
     control_client.config_store.replace_credential(credential)
 }
 
-/// Renews at half-life, and soon after a failure, for as long as the proxy lives.
-pub(crate) async fn keep_fresh(
+/// Renews at half-life, and soon after a failure, until the proxy ends.
+pub(crate) async fn run_renewal(
     control_client: Rc<ControlClient>,
     requests: mpsc::Sender<ProxyRequest>,
 ) {
     let mut changes = control_client.config_store.subscribe();
-    let mut answered = 0;
+    let mut attempted_generation = 0;
     loop {
         let Some(credential) = control_client.config_store.credential() else {
             if changes.changed().await.is_err() {
@@ -65,39 +65,42 @@ pub(crate) async fn keep_fresh(
             }
             continue;
         };
-        let wanted = current_generation(&control_client);
-        if wanted == credential.ca_generation() {
-            answered = 0;
+        let configured_generation = current_generation(&control_client);
+        if configured_generation == credential.ca_generation() {
+            attempted_generation = 0;
         }
-        let reissue = ![0, credential.ca_generation(), answered].contains(&wanted);
-        if !wait_until_due(&control_client, &credential, reissue, &mut changes).await {
+        let needs_reissue =
+            ![0, credential.ca_generation(), attempted_generation].contains(&configured_generation);
+        if !wait_until_due(&control_client, &credential, needs_reissue, &mut changes).await {
             continue;
         }
         // A response after the expiry would be too late.
-        let left = credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
-        let max_wait = left.clamp(RETRY_MIN, ANSWER_MAX);
-        let renewed = renew_certificate(&control_client, &requests, max_wait).await;
-        let count = if renewed.is_ok() {
+        let remaining =
+            credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
+        let max_wait = remaining.clamp(MIN_RETRY, MAX_RESPONSE_WAIT);
+        let result = renew_certificate(&control_client, &requests, max_wait).await;
+        let count = if result.is_ok() {
             Count::CertificateRenewed
         } else {
             Count::CertificateRenewalFailed
         };
         control_client.shard.add(count, 1);
-        if renewed.is_ok() {
+        if result.is_ok() {
             // A control plane that issues another CA generation than the configured one is not queried
             // repeatedly.
-            answered = wanted;
+            attempted_generation = configured_generation;
         }
-        if let Err(reason) = renewed {
+        if let Err(reason) = result {
             if credential.is_expired(SystemTime::now()) {
                 handle_expiry(&control_client);
                 // No control plane accepts an expired certificate for a renewal.
-                tokio::time::sleep(RETRY_MAX).await;
+                tokio::time::sleep(MAX_RETRY).await;
                 continue;
             }
             tracing::warn!(%reason, "certificate not renewed; retrying");
-            let left = credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
-            tokio::time::sleep((left / 20).clamp(RETRY_MIN, RETRY_MAX)).await;
+            let remaining =
+                credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
+            tokio::time::sleep((remaining / 20).clamp(MIN_RETRY, MAX_RETRY)).await;
         }
     }
 }
@@ -126,28 +129,30 @@ fn current_generation(control_client: &ControlClient) -> u64 {
     control_client
         .config_store
         .current_config()
-        .map_or(0, |config| config.plans.snapshot.config.ca_generation)
+        .map_or(0, |config| config.compiled.snapshot.config.ca_generation)
 }
 
 /// Waits until the next check; returns true if this certificate is due for renewal.
 async fn wait_until_due(
     control_client: &ControlClient,
     credential: &Credential,
-    reissue: bool,
+    needs_reissue: bool,
     changes: &mut watch::Receiver<u64>,
 ) -> bool {
-    if reissue {
+    if needs_reissue {
         // All sidecars learn of a new CA at once; renewals are spread since none is urgent.
-        let life = credential.not_after().duration_since(credential.not_before());
-        let spread = (life.unwrap_or_default() / 20).min(REISSUE_SPREAD_MAX);
+        let lifetime = credential.not_after().duration_since(credential.not_before());
+        let spread = (lifetime.unwrap_or_default() / 20).min(MAX_REISSUE_SPREAD);
         tokio::time::sleep(spread.mul_f64(control_client.seed as f64 / u64::MAX as f64)).await;
         return true;
     }
-    let left = credential.renew_at(control_client.seed).duration_since(SystemTime::now());
-    let left = left.unwrap_or_default();
+    let remaining = credential.renew_at(control_client.seed).duration_since(SystemTime::now());
+    let remaining = remaining.unwrap_or_default();
     // The clock may jump, or the machine may sleep: the clock is checked periodically.
     tokio::select! {
-        () = tokio::time::sleep(left.min(LOOK_EVERY)) => left <= LOOK_EVERY,
+        () = tokio::time::sleep(remaining.min(CLOCK_CHECK_INTERVAL)) => {
+            remaining <= CLOCK_CHECK_INTERVAL
+        }
         // The sender lives as long as this task.
         _ = changes.changed() => false,
     }
@@ -159,15 +164,15 @@ async fn renew_certificate(
     max_wait: Duration,
 ) -> Result<(), RenewalError> {
     let key = PrivateKey::generate();
-    let (answer, issued) = oneshot::channel();
-    let request = ProxyRequest::Renew { csr: key.certificate_request(), answer };
-    let asked = async {
+    let (response_sender, response_receiver) = oneshot::channel();
+    let request = ProxyRequest::Renew { csr: key.certificate_request(), reply: response_sender };
+    let exchange = async {
         requests.send(request).await.ok()?;
-        issued.await.ok()
+        response_receiver.await.ok()
     };
-    let answered = tokio::time::timeout(max_wait, asked).await;
-    let issued = answered.ok().flatten().ok_or(RenewalError::Unanswered)?;
-    let issued = issued.map_err(|not| RenewalError::Refused(not.reason))?;
+    let response = tokio::time::timeout(max_wait, exchange).await;
+    let issued = response.ok().flatten().ok_or(RenewalError::NoResponse)?;
+    let issued = issued.map_err(|rejection| RenewalError::Rejected(rejection.reason))?;
     accept_issued(control_client, key, issued)?;
     Ok(())
 }
@@ -182,18 +187,18 @@ pub(crate) enum RenewalError {
     #[error("it is for another workload")]
     OtherWorkload,
     #[error("the control plane did not respond")]
-    Unanswered,
+    NoResponse,
     #[error("the control plane rejected the request: {0}")]
-    Refused(String),
+    Rejected(String),
 }
 
 /// The maximum wait for a response; the control plane signs within milliseconds.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
+const MAX_RESPONSE_WAIT: Duration = Duration::from_secs(30);
 /// The maximum sleep between checks of the clock.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The maximum time over which renewals spread when the CA changes.
-const REISSUE_SPREAD_MAX: Duration = Duration::from_secs(10);
+const MAX_REISSUE_SPREAD: Duration = Duration::from_secs(10);
 /// The minimum pause between attempts, for certificates with a very short lifetime.
-const RETRY_MIN: Duration = Duration::from_millis(200);
+const MIN_RETRY: Duration = Duration::from_millis(200);
 /// The maximum pause between attempts, for certificates with a very long lifetime.
-const RETRY_MAX: Duration = Duration::from_secs(60);
+const MAX_RETRY: Duration = Duration::from_secs(60);

@@ -19,7 +19,7 @@ use crate::worker::Worker;
 
 /// The data collected during a request, without heap allocations.
 pub(crate) struct RequestTrace<'a> {
-    view: Rc<ThreadObservability>,
+    observability: Rc<ThreadObservability>,
     /// The parsed request; `None` for a byte stream or an unreadable request.
     request: Option<&'a Request<'a>>,
     /// The span of the request.
@@ -83,64 +83,72 @@ pub(crate) struct TraceReceivers {
 impl TraceQueues {
     /// Creates the queues of all data threads.
     pub(crate) fn new() -> (Self, TraceReceivers) {
-        let (log, lines) = mpsc::channel(LINES_MAX);
-        let (spans, exported) = mpsc::channel(SPANS_MAX);
-        let (taps, tapped) = mpsc::channel(TAPPED_MAX);
-        (Self { log, spans, taps }, TraceReceivers { log: lines, spans: exported, taps: tapped })
+        let (log, log_receiver) = mpsc::channel(MAX_LINES);
+        let (spans, spans_receiver) = mpsc::channel(MAX_SPANS);
+        let (taps, taps_receiver) = mpsc::channel(MAX_TAPPED);
+        (
+            Self { log, spans, taps },
+            TraceReceivers { log: log_receiver, spans: spans_receiver, taps: taps_receiver },
+        )
     }
 }
 
 impl<'a> RequestTrace<'a> {
-    pub(crate) fn new(view: Rc<ThreadObservability>) -> Self {
-        Self { view, request: None, span: None, upstream: None, policy: None }
+    pub(crate) fn new(observability: Rc<ThreadObservability>) -> Self {
+        Self { observability, request: None, span: None, upstream: None, policy: None }
     }
 
     /// Records a parsed request and creates its span.
     pub(crate) fn record_request(&mut self, request: &'a Request<'a>, worker: &Worker) {
         self.request = Some(request);
-        let Some(tracing) = self.view.view.tracing_settings() else { return };
-        let mut carrier = TraceHeaders::default();
+        let Some(tracing) = self.observability.settings.tracing_settings() else { return };
+        let mut headers = TraceHeaders::default();
         for field in &request.head.fields {
             // Fields named by `Connection` must not be read (RFC 9110 §7.6.1).
             if !field.hop_by_hop {
-                carrier.record_header(
+                headers.record_header(
                     field.name.slice_in(&request.bytes),
                     field.value.slice_in(&request.bytes),
                 );
             }
         }
-        let forms = header_forms(tracing.propagation);
-        let samples = |draw| tracing.sampling.is_sampled(draw);
-        self.span =
-            Some(TraceSpan::from_carrier(&carrier, forms, &mut || worker.random_number(), samples));
+        let formats = propagation_formats(tracing.propagation);
+        let is_sampled = |random| tracing.sampling.is_sampled(random);
+        self.span = Some(TraceSpan::from_headers(
+            &headers,
+            formats,
+            &mut || worker.random_number(),
+            is_sampled,
+        ));
     }
 
     /// Records an unreadable request, which begins a new trace.
     #[cold]
     pub(crate) fn record_unreadable(&mut self, worker: &Worker) {
-        let Some(tracing) = self.view.view.tracing_settings() else { return };
-        let samples = |draw| tracing.sampling.is_sampled(draw);
-        let forms = header_forms(tracing.propagation);
-        self.span = Some(TraceSpan::from_carrier(
+        let Some(tracing) = self.observability.settings.tracing_settings() else { return };
+        let is_sampled = |random| tracing.sampling.is_sampled(random);
+        let formats = propagation_formats(tracing.propagation);
+        self.span = Some(TraceSpan::from_headers(
             &TraceHeaders::default(),
-            forms,
+            formats,
             &mut || worker.random_number(),
-            samples,
+            is_sampled,
         ));
     }
 
     /// Queues the entry for the access log, the span exporter and taps, and copies data only if one of them
     /// needs it.
     pub(crate) fn publish(&self, worker: &Worker, ended: &RequestEnd<'_>) {
-        let thread = &self.view;
-        let view = &thread.view;
-        let failed = ended.outcome.is_failure();
-        let is_logged = view.access_log().is_some_and(|log| {
-            (failed && log.errors) || log.sampling.is_sampled(worker.random_number())
+        let thread = &self.observability;
+        let config = &thread.settings;
+        let is_failure = ended.outcome.is_failure();
+        let is_logged = config.access_log().is_some_and(|log| {
+            (is_failure && log.errors) || log.sampling.is_sampled(worker.random_number())
         });
-        let errors = view.tracing_settings().is_some_and(|tracing| tracing.errors);
-        let is_traced = self.span.is_some_and(|span| span.is_sampled || (failed && errors));
-        let matching = match view.taps() {
+        let traces_errors = config.tracing_settings().is_some_and(|tracing| tracing.errors);
+        let is_traced =
+            self.span.is_some_and(|span| span.is_sampled || (is_failure && traces_errors));
+        let matching = match config.taps() {
             [] => TapSet::default(),
             _ => self.matching_taps(thread, ended),
         };
@@ -161,11 +169,12 @@ impl<'a> RequestTrace<'a> {
     /// Returns the taps that match and have not reached their rate limit.
     fn matching_taps(&self, thread: &ThreadObservability, ended: &RequestEnd<'_>) -> TapSet {
         // Most requests are for another service: they need no parsing here.
-        if !thread.view.taps().iter().any(|tap| tap.is_for(&ended.labels.service)) {
+        if !thread.settings.taps().iter().any(|tap| tap.is_for(&ended.labels.service)) {
             return TapSet::default();
         }
         let is_inbound = ended.labels.direction == "inbound";
-        let request_target = self.request.and_then(|request| request.aim_of_any_scheme().ok());
+        let request_target =
+            self.request.and_then(|request| request.parse_target_any_scheme().ok());
         thread.select_taps(&TappedRequest {
             is_inbound,
             service: &ended.labels.service,
@@ -178,11 +187,11 @@ impl<'a> RequestTrace<'a> {
 
     fn to_entry(&self, ended: &RequestEnd<'_>) -> TraceEntry {
         let request = self.request;
-        let field = |name: &str| {
-            let value = request.and_then(|it| it.head.find(&it.bytes, name).next());
+        let header = |name: &str| {
+            let value = request.and_then(|request| request.head.find(&request.bytes, name).next());
             String::from_utf8_lossy(truncate_text(value.unwrap_or_default())).into_owned()
         };
-        let request_target = request.and_then(|request| request.aim_of_any_scheme().ok());
+        let request_target = request.and_then(|request| request.parse_target_any_scheme().ok());
         let text = |text: Option<&str>| {
             String::from_utf8_lossy(truncate_text(text.unwrap_or_default().as_bytes())).into_owned()
         };
@@ -200,9 +209,9 @@ impl<'a> RequestTrace<'a> {
                     .as_ref()
                     .map(|request_target| without_user(request_target.authority)),
             ),
-            user_agent: field("user-agent"),
-            request_id: field("x-request-id"),
-            forwarded_for: field("x-forwarded-for"),
+            user_agent: header("user-agent"),
+            request_id: header("x-request-id"),
+            forwarded_for: header("x-forwarded-for"),
             downstream: ended.downstream,
             upstream: self.upstream,
             policy: self.policy.clone(),
@@ -219,9 +228,9 @@ impl TraceEntry {
     }
 }
 
-fn header_forms(form: PropagationFormat) -> PropagationFormats {
+fn propagation_formats(format: PropagationFormat) -> PropagationFormats {
     let none = PropagationFormats::default();
-    match form {
+    match format {
         PropagationFormat::W3c => PropagationFormats { w3c: true, ..none },
         PropagationFormat::B3 => PropagationFormats { b3: true, ..none },
         PropagationFormat::B3Multi => PropagationFormats { b3_multi: true, ..none },
@@ -230,12 +239,12 @@ fn header_forms(form: PropagationFormat) -> PropagationFormats {
 
 /// Truncates text that clients choose: queue entries must stay small.
 fn truncate_text(text: &[u8]) -> &[u8] {
-    text.get(..leno_telemetry::access_log::TEXT_BYTES_MAX).unwrap_or(text)
+    text.get(..leno_telemetry::access_log::MAX_TEXT_BYTES).unwrap_or(text)
 }
 
-/// Queued access log entries.
-pub(crate) const LINES_MAX: usize = 4096;
-/// Queued requests for taps.
-pub(crate) const TAPPED_MAX: usize = 1024;
-/// Queued spans for the exporter.
-pub(crate) const SPANS_MAX: usize = 2048;
+/// The maximum number of queued access log entries.
+pub(crate) const MAX_LINES: usize = 4096;
+/// The maximum number of queued requests for taps.
+pub(crate) const MAX_TAPPED: usize = 1024;
+/// The maximum number of queued spans for the exporter.
+pub(crate) const MAX_SPANS: usize = 2048;

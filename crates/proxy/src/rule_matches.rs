@@ -6,23 +6,25 @@ use leno_traffic::{CompiledRouteRule, MatchSlot, PolicyDecision};
 
 /// Counts a match of a route rule.
 pub(crate) fn count_route(shard: &MetricsShard, rule: &CompiledRouteRule) {
-    count_hit(shard, &rule.match_slot, || of_route(rule.kind.as_str(), &rule.route, rule.number));
+    count_match(shard, &rule.match_slot, || {
+        route_labels(rule.kind.as_str(), &rule.route, rule.number)
+    });
 }
 
 /// Counts a match of a rule for connections without parsed requests. These rules have no slot that caches their
 /// series: a connection looks it up anyway.
 pub(crate) fn count_connection_rule(shard: &MetricsShard, kind: &'static str, route: &RouteName) {
-    shard.count_match(shard.rule_number(&of_route(kind, route, 0)));
+    shard.count_match(shard.rule_number(&route_labels(kind, route, 0)));
 }
 
-/// The same, for a kind of route.
+/// Counts a match of a rule of this kind of route, for connections without parsed requests.
 pub(crate) fn count_route_kind(shard: &MetricsShard, kind: RouteKind, route: &RouteName) {
     count_connection_rule(shard, kind.as_str(), route);
 }
 
 /// Counts a match of an authorization rule.
 pub(crate) fn count_policy(shard: &MetricsShard, decision: &PolicyDecision) {
-    count_hit(shard, decision.hit_slot(), || RuleLabels {
+    count_match(shard, decision.match_slot(), || RuleLabels {
         kind: decision.policy_kind(),
         namespace: decision.policy.namespace.to_string(),
         name: decision.policy.name.to_string(),
@@ -32,7 +34,7 @@ pub(crate) fn count_policy(shard: &MetricsShard, decision: &PolicyDecision) {
 
 /// Counts a match of a tag or lane rule.
 pub(crate) fn count_tags(shard: &MetricsShard, origin: &RuleOrigin, slot: &MatchSlot) {
-    count_hit(shard, slot, || RuleLabels {
+    count_match(shard, slot, || RuleLabels {
         kind: origin.dialect.as_str(),
         namespace: origin.name.namespace.to_string(),
         name: origin.name.name.to_string(),
@@ -46,7 +48,7 @@ pub(crate) fn count_whole_policy(
     policy: &ServicePolicyName,
     slot: &MatchSlot,
 ) {
-    count_hit(shard, slot, || RuleLabels {
+    count_match(shard, slot, || RuleLabels {
         kind: policy.kind.as_str(),
         namespace: policy.namespace.to_string(),
         name: policy.name.to_string(),
@@ -56,7 +58,7 @@ pub(crate) fn count_whole_policy(
 
 /// Counts a retry by a retry policy.
 pub(crate) fn count_retry(shard: &MetricsShard, policy: &PolicyName, slot: &MatchSlot) {
-    count_hit(shard, slot, || RuleLabels {
+    count_match(shard, slot, || RuleLabels {
         kind: RuleKind::Retry.as_str(),
         namespace: policy.namespace.to_string(),
         name: policy.name.to_string(),
@@ -64,7 +66,7 @@ pub(crate) fn count_retry(shard: &MetricsShard, policy: &PolicyName, slot: &Matc
     });
 }
 
-fn of_route(kind: &'static str, route: &RouteName, number: usize) -> RuleLabels {
+fn route_labels(kind: &'static str, route: &RouteName, number: usize) -> RuleLabels {
     RuleLabels {
         kind,
         namespace: route.namespace.to_string(),
@@ -73,7 +75,7 @@ fn of_route(kind: &'static str, route: &RouteName, number: usize) -> RuleLabels 
     }
 }
 
-fn count_hit(shard: &MetricsShard, slot: &MatchSlot, labels: impl FnOnce() -> RuleLabels) {
+fn count_match(shard: &MetricsShard, slot: &MatchSlot, labels: impl FnOnce() -> RuleLabels) {
     let number = slot.index_or_find(|| shard.rule_number(&labels()).get());
     if let Some(rule) = RuleNumber::new(number) {
         shard.count_match(rule);

@@ -38,8 +38,8 @@ pub(crate) enum ListenerKind {
 pub(crate) struct GatewayConnection {
     /// The port of the gateway.
     pub(crate) port: u16,
-    /// The scheme, and the server name of the client's TLS session, if any.
     pub(crate) scheme: Scheme,
+    /// The server name of the client's TLS session, if any.
     pub(crate) server_name: Option<String>,
 }
 
@@ -51,11 +51,12 @@ pub(crate) struct Session {
     pub(crate) identity: Option<Rc<SpiffeId>>,
     /// The expiry of that identity: no new requests are accepted from the peer after it.
     pub(crate) expires: Option<Instant>,
+    /// The address of the peer.
     pub(crate) peer: SocketAddr,
     /// The transport of inbound connections.
-    pub(crate) carrier: SessionTransport,
+    pub(crate) transport: SessionTransport,
     /// True if HTTP/2 was detected at a port without a declared protocol: the application gets HTTP/2.
-    pub(crate) found_http2: bool,
+    pub(crate) detected_http2: bool,
     /// The `Host` of the service behind an outbound listener: the client knows only the listener's address.
     pub(crate) host: Option<Rc<str>>,
     /// The gateway connection of an external client.
@@ -65,7 +66,7 @@ pub(crate) struct Session {
     /// True if one client uses this connection alone: its requests come one after another over HTTP/1.1.
     pub(crate) is_exclusive: Cell<bool>,
     /// True if another sidecar opened the connection for the requests of one client.
-    pub(crate) is_private: bool,
+    pub(crate) is_dedicated: bool,
     /// True if the connection was read as HTTP but its port now carries TCP: no further request is accepted.
     pub(crate) is_outdated: Cell<bool>,
     /// Connections that serve this client alone, since their servers authenticate them.
@@ -75,7 +76,7 @@ pub(crate) struct Session {
     /// The allow decision by the access rules of one configuration; evaluated again when they change.
     permit: RefCell<Option<ConnectionPermit>>,
     /// The logged denials that were not enforced.
-    reported: RefCell<Vec<Reason>>,
+    logged_denials: RefCell<Vec<Reason>>,
 }
 
 impl Session {
@@ -97,8 +98,8 @@ impl Session {
             | ListenerKind::Pinned { .. } => None,
         };
         let (series, permit) = (RefCell::default(), RefCell::default());
-        let reported = RefCell::default();
-        let (expires, gateway_connection, carrier) = (None, None, SessionTransport::Plaintext);
+        let logged_denials = RefCell::default();
+        let (expires, gateway_connection, transport) = (None, None, SessionTransport::Plaintext);
         let outside = RefCell::default();
         Self {
             outside,
@@ -107,22 +108,22 @@ impl Session {
             identity,
             expires,
             peer,
-            carrier,
-            found_http2: false,
+            transport,
+            detected_http2: false,
             host,
             gateway_connection,
             is_exclusive: Cell::new(false),
-            is_private: false,
+            is_dedicated: false,
             is_outdated: Cell::new(false),
             pinned: PinnedConnections::default(),
             series,
             permit,
-            reported,
+            logged_denials,
         }
     }
 
     /// Creates the session of an external client's connection to a gateway.
-    pub(crate) fn at_the_edge(
+    pub(crate) fn for_gateway(
         worker: Rc<Worker>,
         gateway_connection: GatewayConnection,
         peer: SocketAddr,
@@ -138,9 +139,9 @@ impl Session {
     /// the version is HTTP/2.
     pub(crate) fn for_detected_http(&self, http2: bool) -> Self {
         let (worker, listener_kind) = (self.worker.clone(), self.listener_kind.clone());
-        let (expires, carrier) = (self.expires, self.carrier.clone());
+        let (expires, transport) = (self.expires, self.transport.clone());
         let session = Self::new(worker, listener_kind, self.identity.clone(), self.peer);
-        Self { expires, carrier, found_http2: http2, ..session }
+        Self { expires, transport, detected_http2: http2, ..session }
     }
 
     /// Returns the idle timeout before the next request.
@@ -151,7 +152,8 @@ impl Session {
         } else {
             limits.idle_connection
         };
-        self.expires.map_or(idle, |at| idle.min(at.saturating_duration_since(Instant::now())))
+        self.expires
+            .map_or(idle, |expiry| idle.min(expiry.saturating_duration_since(Instant::now())))
     }
 
     /// Resolves when this idle connection is evicted for another one. Only external clients are evicted, at a
@@ -166,7 +168,7 @@ impl Session {
 
     /// True if the certificate of the peer has expired.
     pub(crate) fn is_expired(&self) -> bool {
-        self.expires.is_some_and(|at| at <= Instant::now())
+        self.expires.is_some_and(|expiry| expiry <= Instant::now())
     }
 
     pub(crate) fn is_inbound(&self) -> bool {
@@ -188,40 +190,43 @@ impl Session {
 
     /// Returns the address and transport of the client.
     pub(crate) fn origin(&self) -> ConnectionOrigin {
-        ConnectionOrigin { address: self.peer.ip(), transport: self.carrier.clone() }
+        ConnectionOrigin { address: self.peer.ip(), transport: self.transport.clone() }
     }
 
-    /// Returns the authorization decision of `config` for the peer, cached per connection and configuration, for
-    /// a request that began `at`.
+    /// Returns the authorization decision of `config` for the peer, cached per connection and configuration,
+    /// for a request that began at `started`.
     pub(crate) fn authorize_peer(
         &self,
         config: &ConfigSnapshot,
-        at: Instant,
+        started: Instant,
     ) -> Result<ConnectionPermit, Denial> {
-        let access = &config.plans.access;
-        // Well-behaved peers have stopped long before.
-        if self.expires.is_some_and(|expires| expires + EXPIRY_SLACK <= at) {
+        let access = &config.compiled.access;
+        // Correct peers stop before the expiry.
+        if self.expires.is_some_and(|expires| expires + EXPIRY_GRACE <= started) {
             return Err(Denial::without_policy(Reason::ExpiredPeer));
         }
-        let mut held = self.permit.borrow_mut();
-        if let Some(permit) = held.as_ref().filter(|permit| access.is_current(permit)) {
+        let mut cached = self.permit.borrow_mut();
+        if let Some(permit) = cached.as_ref().filter(|permit| access.is_current(permit)) {
             return Ok(permit.clone());
         }
-        let permit =
-            access.visit(self.identity.as_deref(), self.inbound_port(), Some(self.origin()))?;
-        *held = Some(permit.clone());
+        let permit = access.authorize_connection_from(
+            self.identity.as_deref(),
+            self.inbound_port(),
+            Some(self.origin()),
+        )?;
+        *cached = Some(permit.clone());
         Ok(permit)
     }
 
     /// Logs a denial that is not enforced: once per connection and reason.
-    pub(crate) fn tell_audited(&self, reason: Reason, others: Option<&PolicyDecision>) {
-        let mut reported = self.reported.borrow_mut();
-        if reported.contains(&reason) {
+    pub(crate) fn log_dry_run_denial(&self, reason: Reason, decision: Option<&PolicyDecision>) {
+        let mut logged_denials = self.logged_denials.borrow_mut();
+        if logged_denials.contains(&reason) {
             return;
         }
-        reported.push(reason);
+        logged_denials.push(reason);
         let identity = self.identity.as_deref().map(ToString::to_string).unwrap_or_default();
-        let policy = others.map(ToString::to_string).unwrap_or_default();
+        let policy = decision.map(ToString::to_string).unwrap_or_default();
         let source = match identity.is_empty() {
             true => self.peer.ip().to_string(),
             false => identity.clone(),
@@ -236,15 +241,15 @@ impl Session {
     /// Returns the series of `subject`, from the cache if possible.
     #[inline]
     pub(crate) fn series_for(&self, subject: &MetricsSubject) -> Rc<ExchangeSeries> {
-        let mut known = self.series.borrow_mut();
-        if let Some(series) = known.iter().find(|series| series.subject == *subject) {
+        let mut cached = self.series.borrow_mut();
+        if let Some(series) = cached.iter().find(|series| series.subject == *subject) {
             return series.clone();
         }
         let series = Rc::new(self.new_series(subject));
-        if known.len() >= SERIES_MAX {
-            known.clear();
+        if cached.len() >= MAX_SERIES {
+            cached.clear();
         }
-        known.push(series.clone());
+        cached.push(series.clone());
         series
     }
 
@@ -270,6 +275,6 @@ impl Session {
 }
 
 /// The time after the expiry of its certificate for which a peer may still send requests in flight.
-const EXPIRY_SLACK: Duration = Duration::from_secs(20);
+const EXPIRY_GRACE: Duration = Duration::from_secs(20);
 /// Series cached by one session: more than a route usually has backends.
-const SERIES_MAX: usize = 8;
+const MAX_SERIES: usize = 8;

@@ -1,6 +1,6 @@
 //! Silent clients at ports with policies that decide by request.
 //!
-//! The protocol of a silent client is unknown: the server may speak first. If a policy has to see requests,
+//! The protocol of a silent client is unknown: the server may send first. If a policy has to see requests,
 //! opaque bytes are rejected, so no such client waits for its server; it may be a health check or a
 //! preconnected client.
 
@@ -18,7 +18,7 @@ use crate::worker::Worker;
 
 /// Determines the protocol of a client. A silent client is opaque, unless a policy needs to see requests: then
 /// its first bytes are awaited like those of a request. `None`: the connection ends without any.
-pub(crate) async fn spoken_in(
+pub(crate) async fn detect_client_protocol(
     worker: &Worker,
     declared: Protocol,
     max_wait: Duration,
@@ -27,10 +27,10 @@ pub(crate) async fn spoken_in(
     needs_requests: impl Fn() -> bool,
 ) -> Option<ConnectionProtocol> {
     loop {
-        let spoken = detect_protocol(worker, declared, max_wait, io, early).await?;
-        let is_silent = spoken == ConnectionProtocol::Opaque && early.is_empty();
+        let protocol = detect_protocol(worker, declared, max_wait, io, early).await?;
+        let is_silent = protocol == ConnectionProtocol::Opaque && early.is_empty();
         if !is_silent || declared != Protocol::Detect || !needs_requests() {
-            return Some(spoken);
+            return Some(protocol);
         }
         // Boxed, so that other connections need no memory for it.
         if !Box::pin(wait_for_bytes(worker, max_wait, io, early)).await {
@@ -50,7 +50,7 @@ pub(crate) async fn wait_for_bytes(
     let mut phase = worker.phase.clone();
     tokio::select! {
         biased;
-        begins = timeout(max_wait, await_first(io, early)) => return begins.unwrap_or(false),
+        has_bytes = timeout(max_wait, await_first(io, early)) => return has_bytes.unwrap_or(false),
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}
     }
     // The first request may be in flight.

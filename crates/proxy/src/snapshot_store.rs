@@ -16,60 +16,64 @@ pub(crate) struct SnapshotStore {
     latest: RefCell<Option<ConfigUpdate>>,
     /// The snapshot on disk, in case its file is removed.
     stored: RefCell<Option<ConfigUpdate>>,
-    reported: Notify,
-    ending: Cell<bool>,
-    ended: Notify,
+    /// Notified when a snapshot is queued, or when the store ends.
+    has_work: Notify,
+    is_ending: Cell<bool>,
+    /// Notified when the store ends, to shorten the pause after a write.
+    finished: Notify,
 }
 
 impl SnapshotStore {
     /// Queues a snapshot to be written.
     pub(crate) fn queue_snapshot(&self, update: ConfigUpdate) {
         self.latest.replace(Some(update));
-        self.reported.notify_one();
+        self.has_work.notify_one();
     }
 
     /// Records a snapshot that was read from disk.
-    pub(crate) fn note_stored(&self, update: ConfigUpdate) {
+    pub(crate) fn set_stored(&self, update: ConfigUpdate) {
         self.stored.replace(Some(update));
     }
 
     /// Ends [`Self::run`] after it has written the last snapshot.
     pub(crate) fn finish(&self) {
-        self.ending.set(true);
-        self.reported.notify_one();
-        self.ended.notify_one();
+        self.is_ending.set(true);
+        self.has_work.notify_one();
+        self.finished.notify_one();
     }
 
-    /// Writes snapshots, the first at once and then at most one per `PAUSE`, until [`Self::finish`]. Failed writes
-    /// and removed files are retried every `AGAIN`. `note` runs after each attempt, with the problem if there
-    /// is one.
-    pub(crate) async fn run(&self, state: StateDir, note: impl Fn(Option<String>)) {
+    /// Writes snapshots, the first at once and then at most one per `MIN_WRITE_INTERVAL`, until
+    /// [`Self::finish`]. Failed writes and removed files are retried every `RETRY_INTERVAL`. `report_attempt`
+    /// runs after each attempt, with the problem if there is one.
+    pub(crate) async fn run(&self, state: StateDir, report_attempt: impl Fn(Option<String>)) {
         loop {
-            note(state.write_problem());
+            report_attempt(state.write_problem());
             let Some(update) = self.latest.take() else {
-                if self.ending.get() {
+                if self.is_ending.get() {
                     return;
                 }
-                let fails = state.write_problem().is_some();
+                let has_failed = state.write_problem().is_some();
                 tokio::select! {
-                    () = self.reported.notified() => {}
-                    () = state.wait_for_failure(), if !fails => {}
-                    () = tokio::time::sleep(AGAIN) => self.rewrite_missing(&state, fails).await,
+                    () = self.has_work.notified() => {}
+                    () = state.wait_for_failure(), if !has_failed => {}
+                    () = tokio::time::sleep(RETRY_INTERVAL) => {
+                        self.rewrite_missing(&state, has_failed).await;
+                    }
                 }
                 continue;
             };
             self.stored.replace(Some(update.clone()));
             let state = state.clone();
-            let written = tokio::task::spawn_blocking(move || {
+            let write = tokio::task::spawn_blocking(move || {
                 state.store_config(&update.to_bytes());
             });
-            if written.await.is_err() {
+            if write.await.is_err() {
                 tracing::error!("writing the configuration to disk panicked");
             }
-            if !self.ending.get() {
+            if !self.is_ending.get() {
                 tokio::select! {
-                    () = tokio::time::sleep(PAUSE) => {}
-                    () = self.ended.notified() => {}
+                    () = tokio::time::sleep(MIN_WRITE_INTERVAL) => {}
+                    () = self.finished.notified() => {}
                 }
             }
         }
@@ -78,10 +82,10 @@ impl SnapshotStore {
 
 impl SnapshotStore {
     /// Writes files that could not be written before, and files that were removed.
-    async fn rewrite_missing(&self, state: &StateDir, fails: bool) {
+    async fn rewrite_missing(&self, state: &StateDir, has_failed: bool) {
         let stored = self.stored.borrow().clone();
         let is_damaged = state.is_damaged(stored.is_some());
-        if !fails && !is_damaged {
+        if !has_failed && !is_damaged {
             return;
         }
         let state = state.clone();
@@ -89,7 +93,7 @@ impl SnapshotStore {
             if is_damaged {
                 state.restore_files(stored.map(|update| update.to_bytes()).as_deref());
             }
-            state.write_again();
+            state.retry_writes();
         });
         if written.await.is_err() {
             tracing::error!("restoring the state directory panicked");
@@ -97,7 +101,7 @@ impl SnapshotStore {
     }
 }
 
-/// The pause before a full or read-only disk is retried, and between two checks for removed files.
-const AGAIN: Duration = Duration::from_secs(5);
+/// The interval of retries on a full or read-only disk, and of checks for removed files.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The pause between two writes: each flushes the disk, which on small machines is a flash card.
-const PAUSE: Duration = Duration::from_millis(500);
+const MIN_WRITE_INTERVAL: Duration = Duration::from_millis(500);

@@ -89,24 +89,26 @@ impl StateDir {
     }
 
     /// True if the directory, the snapshot or another file of this proxy is absent although it was written
-    /// before.
-    pub(crate) fn is_damaged(&self, config_store: bool) -> bool {
+    /// before. `has_config`: a snapshot was written.
+    pub(crate) fn is_damaged(&self, has_config: bool) -> bool {
         let lock_is_gone = match &*self.lock() {
-            DirectoryLock::Held(file) => file.metadata().map_or(true, |found| found.nlink() == 0),
+            DirectoryLock::Held(file) => {
+                file.metadata().map_or(true, |metadata| metadata.nlink() == 0)
+            }
             DirectoryLock::Absent => true,
             DirectoryLock::Released => return false,
         };
         let written = lock_mutex(&self.written);
-        let lacks = |name: &str| is_absent(&self.path.join(name));
+        let is_missing = |name: &str| is_absent(&self.path.join(name));
         lock_is_gone
-            || written.keys().any(|name| lacks(name))
-            || (config_store && lacks(CONFIG_FILE))
+            || written.keys().any(|name| is_missing(name))
+            || (has_config && is_missing(CONFIG_FILE))
     }
 
     /// Recreates a directory that was removed, and writes the absent files. The certificate is written by its
     /// owner.
-    pub(crate) fn restore_files(&self, config_store: Option<&[u8]>) {
-        if let Err(error) = self.lock_again() {
+    pub(crate) fn restore_files(&self, config: Option<&[u8]>) {
+        if let Err(error) = self.restore_lock() {
             if self.unwritten_files().record_failed(LOCK_FILE, b"", &error) {
                 tracing::warn!(%error, "the state directory was removed, and creating it again fails");
             }
@@ -115,15 +117,18 @@ impl StateDir {
         self.unwritten_files().record_written(LOCK_FILE);
         let files = lock_mutex(&self.written).clone();
         let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
-        for (name, bytes) in files.chain(config_store.map(|bytes| (CONFIG_FILE, bytes))) {
+        for (name, bytes) in files.chain(config.map(|bytes| (CONFIG_FILE, bytes))) {
             if is_absent(&self.path.join(name)) {
                 self.write_file(name, bytes);
             }
         }
     }
 
-    /// Another proxy may have recreated the directory, and hold the lock.
-    fn lock_again(&self) -> io::Result<()> {
+    /// Recreates and locks the directory if its lock file is gone.
+    ///
+    /// # Errors
+    /// Another proxy has recreated the directory and holds the lock, or the directory cannot be created.
+    fn restore_lock(&self) -> io::Result<()> {
         let mut lock = self.lock();
         match &*lock {
             DirectoryLock::Held(file) if file.metadata()?.nlink() > 0 => return Ok(()),
@@ -147,14 +152,14 @@ impl StateDir {
         now: SystemTime,
     ) -> Option<Credential> {
         let credential = match Credential::load(&self.path) {
-            Ok(found) => found?,
+            Ok(stored) => stored?,
             Err(error) => {
                 tracing::warn!(%error, "the stored certificate cannot be used; joining again");
                 return None;
             }
         };
-        let fits = credential.workload() == Some(workload) && !credential.is_expired(now);
-        fits.then_some(credential)
+        let is_valid = credential.workload() == Some(workload) && !credential.is_expired(now);
+        is_valid.then_some(credential)
     }
 
     /// Returns the stored snapshot, if there is one.
@@ -178,8 +183,8 @@ impl StateDir {
         text.trim().parse().ok()
     }
 
-    pub(crate) fn keep_address(&self, listener: &str, address: SocketAddr) {
-        self.keep_small(&address_file(listener), address.to_string().as_bytes());
+    pub(crate) fn store_address(&self, listener: &str, address: SocketAddr) {
+        self.store_small_file(&address_file(listener), address.to_string().as_bytes());
     }
 
     /// Returns the stored virtual addresses of services.
@@ -188,18 +193,18 @@ impl StateDir {
         VirtualAddresses::from_text(&String::from_utf8_lossy(&text))
     }
 
-    pub(crate) fn keep_names(&self, names: &str) {
-        self.keep_small(NAMES_FILE, names.as_bytes());
+    pub(crate) fn store_names(&self, names: &str) {
+        self.store_small_file(NAMES_FILE, names.as_bytes());
     }
 
-    fn keep_small(&self, name: &str, bytes: &[u8]) {
+    fn store_small_file(&self, name: &str, bytes: &[u8]) {
         lock_mutex(&self.written).insert(name.to_owned(), bytes.to_vec());
         self.write_file(name, bytes);
     }
 
     fn read(&self, name: &str) -> Option<Vec<u8>> {
-        match read_regular(&self.path.join(name), FileOrigin::Leno, FILE_BYTES_MAX) {
-            Ok(found) => found,
+        match read_regular(&self.path.join(name), FileOrigin::Leno, MAX_FILE_BYTES) {
+            Ok(bytes) => bytes,
             Err(error) => {
                 tracing::warn!(name, %error, "cannot read a file of the state directory");
                 None
@@ -223,8 +228,8 @@ impl StateDir {
     }
 
     /// Records the result of a write of the certificate, which its owner retries.
-    pub(crate) fn note_certificate(&self, written: &io::Result<()>) {
-        match written {
+    pub(crate) fn note_certificate(&self, result: &io::Result<()>) {
+        match result {
             Ok(()) => self.unwritten_files().record_written(CERTIFICATE),
             Err(error) => {
                 self.unwritten_files().record_failed(CERTIFICATE, b"", error);
@@ -234,7 +239,7 @@ impl StateDir {
     }
 
     /// Retries all failed writes.
-    pub(crate) fn write_again(&self) {
+    pub(crate) fn retry_writes(&self) {
         let files = self.unwritten_files().files.clone();
         let is_content = |name: &str| ![CERTIFICATE, LOCK_FILE].contains(&name);
         for (name, bytes) in files.into_iter().filter(|(name, _)| is_content(name)) {
@@ -278,8 +283,8 @@ fn lock_directory(directory: &Path) -> io::Result<File> {
 }
 
 fn is_absent(path: &Path) -> bool {
-    let found = std::fs::symlink_metadata(path);
-    found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    let metadata = std::fs::symlink_metadata(path);
+    metadata.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -305,13 +310,13 @@ fn address_file(listener: &str) -> String {
     format!("{listener}.address")
 }
 
-/// The name of the certificate and its key in the list of unwritten files.
+/// The name for the certificate and its key in the list of unwritten files.
 const CERTIFICATE: &str = "certificate";
 const LOCK_FILE: &str = "lock";
 const NAMES_FILE: &str = "names.txt";
 const CONFIG_FILE: &str = "config.bin";
-/// More than the snapshot of the largest mesh.
-const FILE_BYTES_MAX: u64 = 512 << 20;
+/// The maximum size of a file that is read: larger than the snapshot of the largest mesh.
+const MAX_FILE_BYTES: u64 = 512 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -320,19 +325,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_for_one_proxy_until_that_only_finishes() {
+    fn a_directory_belongs_to_one_proxy_until_it_is_released() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
         let first = StateDir::open(&path).unwrap();
-        let refused = StateDir::open(&path).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy);
-        assert!(refused.to_string().contains("another proxy"), "{refused}");
+        let error = StateDir::open(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        assert!(error.to_string().contains("another proxy"), "{error}");
         first.release();
         StateDir::open(&path).unwrap();
     }
 
     #[test]
-    fn files_that_could_not_be_written_are_written_when_the_disk_takes_them() {
+    fn failed_writes_are_retried_with_the_latest_content() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
@@ -342,22 +347,22 @@ mod tests {
         state.store_config(b"two");
         let problem = state.write_problem().unwrap();
         assert!(problem.starts_with(CONFIG_FILE), "{problem}");
-        state.write_again();
+        state.retry_writes();
         assert!(state.write_problem().is_some());
         std::fs::remove_dir_all(path.join(CONFIG_FILE)).unwrap();
-        state.write_again();
+        state.retry_writes();
         assert_eq!(state.write_problem(), None);
         assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"two");
     }
 
     #[test]
-    fn a_directory_that_is_removed_is_made_again_with_all_files_unless_another_proxy_has_it() {
+    fn a_removed_directory_is_restored_unless_another_proxy_holds_it() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("of/web-1");
         let state = StateDir::open(&path).unwrap();
         state.store_config(b"world");
-        state.keep_address("admin", "127.0.0.1:7".parse().unwrap());
-        state.keep_names("names");
+        state.store_address("admin", "127.0.0.1:7".parse().unwrap());
+        state.store_names("names");
         assert!(!state.is_damaged(true));
         for removed in [scratch.path().join("of"), path.join(NAMES_FILE), path.join(LOCK_FILE)] {
             match removed.is_dir() {
@@ -367,9 +372,9 @@ mod tests {
             assert!(state.is_damaged(true), "{removed:?}");
             state.restore_files(Some(b"world"));
             assert!(!state.is_damaged(true) && state.write_problem().is_none(), "{removed:?}");
-            let found = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
+            let content = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
             assert_eq!(
-                (found(CONFIG_FILE).as_str(), found(NAMES_FILE).as_str()),
+                (content(CONFIG_FILE).as_str(), content(NAMES_FILE).as_str()),
                 ("world", "names")
             );
             assert_eq!(state.listener_address("admin"), Some("127.0.0.1:7".parse().unwrap()));
@@ -394,7 +399,7 @@ mod tests {
         state.restore_files(Some(b"world"));
         assert_eq!(state.write_problem(), None);
         std::fs::remove_dir_all(&path).unwrap();
-        let other = StateDir::open(&path).unwrap();
+        let other_proxy = StateDir::open(&path).unwrap();
         state.restore_files(Some(b"world"));
         assert!(
             state.write_problem().unwrap().contains("another proxy"),
@@ -402,7 +407,7 @@ mod tests {
             state.write_problem()
         );
         assert!(is_absent(&path.join(CONFIG_FILE)));
-        drop(other);
+        drop(other_proxy);
         state.restore_files(Some(b"world"));
         assert_eq!(state.write_problem(), None);
         state.release();
@@ -411,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_pipe_in_the_place_of_a_file_is_not_waited_for() {
+    fn a_named_pipe_in_place_of_a_file_does_not_block_reads() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
@@ -425,30 +430,31 @@ mod tests {
             reader.stored_subscriber();
             reader.stored_names();
             let workload = "shop/web-1".parse().unwrap();
-            let found = reader.stored_credential(&workload, SystemTime::UNIX_EPOCH).is_some();
-            done.send((reader.listener_address("admin"), found))
+            let has_credential =
+                reader.stored_credential(&workload, SystemTime::UNIX_EPOCH).is_some();
+            done.send((reader.listener_address("admin"), has_credential))
         });
-        let read = result.recv_timeout(std::time::Duration::from_secs(20));
-        assert_eq!(read.expect("the reads wait for nothing"), (None, false));
+        let outcome = result.recv_timeout(std::time::Duration::from_secs(20));
+        assert_eq!(outcome.expect("the reads wait for nothing"), (None, false));
         state.store_config(b"world");
         assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"world");
     }
 
     #[test]
-    fn what_is_kept_is_for_its_owner_only() {
+    fn stored_files_are_readable_by_their_owner_only() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
         // A symbolic link in place of the draft or of the file is not followed.
-        let other = scratch.path().join("other");
-        std::fs::write(&other, "untouched").unwrap();
+        let other_file = scratch.path().join("other");
+        std::fs::write(&other_file, "untouched").unwrap();
         for name in ["config.bin.new", CONFIG_FILE] {
-            std::os::unix::fs::symlink(&other, path.join(name)).unwrap();
+            std::os::unix::fs::symlink(&other_file, path.join(name)).unwrap();
         }
         state.store_config(b"a key");
-        assert_eq!(std::fs::read(&other).unwrap(), b"untouched");
+        assert_eq!(std::fs::read(&other_file).unwrap(), b"untouched");
         assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"a key");
-        let kept = std::fs::metadata(path.join(CONFIG_FILE)).unwrap();
-        assert_eq!(kept.permissions().mode() & 0o777, 0o600);
+        let metadata = std::fs::metadata(path.join(CONFIG_FILE)).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     }
 }

@@ -7,8 +7,9 @@ use leno_telemetry::Count;
 /// The subscribed keys, in the order of their subscription.
 #[derive(Debug)]
 pub(crate) struct Subscriptions<K> {
+    /// The number of each subscription.
     numbers: BTreeMap<K, u64>,
-    next: u64,
+    next_number: u64,
 }
 
 /// The eviction priority of an entry: smaller ones are evicted first.
@@ -81,7 +82,7 @@ impl SubscriptionTable {
 
 impl<K> Default for Subscriptions<K> {
     fn default() -> Self {
-        Self { numbers: BTreeMap::new(), next: 0 }
+        Self { numbers: BTreeMap::new(), next_number: 0 }
     }
 }
 
@@ -90,8 +91,8 @@ impl<K: Ord + Clone> Subscriptions<K> {
     pub(crate) fn insert(&mut self, key: K) -> bool {
         let is_new = !self.numbers.contains_key(&key);
         if is_new {
-            self.next += 1;
-            self.numbers.insert(key, self.next);
+            self.next_number += 1;
+            self.numbers.insert(key, self.next_number);
         }
         is_new
     }
@@ -126,7 +127,8 @@ impl<K: Ord + Clone> Subscriptions<K> {
         }
     }
 
-    /// Evicts up to `count` of the entries with a priority: smallest first, and the oldest among equal ones.
+    /// Evicts up to `count` of the entries with a priority: the smallest priority first, and the oldest entry
+    /// among equal ones.
     pub(crate) fn evict_smallest(
         &mut self,
         count: usize,
@@ -147,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_entry_that_was_not_used_for_the_longest_time_is_evicted() {
+    fn the_least_recently_used_entry_is_evicted() {
         let mut table = Subscriptions::default();
         assert!((0..6).all(|key| table.insert(key)));
         assert!(!table.insert(3));

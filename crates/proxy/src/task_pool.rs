@@ -46,14 +46,15 @@ impl TaskPool {
     /// Adds a task to the idle ones. Returns false if the pool is full.
     fn add_idle(&self, idle_task: &Rc<IdleTask>) -> bool {
         let mut idle = self.0.borrow_mut();
-        let is_wanted = idle.len() < IDLE_MAX;
-        if is_wanted {
+        let has_room = idle.len() < MAX_IDLE;
+        if has_room {
             idle.push(idle_task.clone());
         }
-        is_wanted
+        has_room
     }
 }
 
+/// Runs jobs until the pool is full when one has ended.
 async fn run_jobs(first: StreamJob) {
     let worker = first.session.worker.clone();
     let idle_task = Rc::new(IdleTask::default());
@@ -82,4 +83,4 @@ impl IdleTask {
 }
 
 /// The maximum number of idle tasks: as many as one turn of the event loop can use.
-const IDLE_MAX: usize = 64;
+const MAX_IDLE: usize = 64;

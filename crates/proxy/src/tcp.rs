@@ -7,10 +7,8 @@ mod server_first;
 
 use pump::{PumpDirection, forward_counted, forward_streams};
 use std::cell::Cell;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::Duration;
 
 use bytes::BytesMut;
 use leno_listen::HalfOpen;
@@ -22,35 +20,32 @@ use leno_traffic::forwarded::EffectivePolicies;
 use leno_traffic::outlier::EndpointResult;
 use leno_traffic::retry::{self, FailedAttempt, SentPart};
 use leno_traffic::{CompiledGatewayPort, CompiledPort, TlsChoice, tcp_backend};
-use leno_wire::http1::BodyLength;
 use leno_wire::link::StreamKind;
 use leno_wire::sniff::{DetectedProtocol, sniff_protocol};
 use tokio::time::timeout;
 
-use crate::application_ports::START_MAX_WAIT;
+use crate::application_ports::MAX_START_WAIT;
 use crate::config_store::ConfigSnapshot;
 use crate::endpoint_wait::Outdated;
-use crate::error::{downstream_reason, lost_reason, upstream_reason};
+use crate::error::lost_reason;
 use crate::first_bytes::{server_name, sniff_connection};
 use crate::handshake;
-use crate::http::body::{BodyRecorder, BodySink, BodySource, PauseLimit, PumpError, forward_body};
 use crate::http::gateway_request;
 use crate::http::message::{MessageReader, MessageWriter};
 use crate::http::route;
 use crate::http2::client::{Http2Checkout, Http2Pool, connect_http2};
 use crate::io::{ByteStream, Io};
 use crate::link::{LinkHandle, LinkStream};
-use crate::max_wait::wait_for_silence;
 use crate::record::ExchangeRecord;
 use crate::rule_matches;
 use crate::session::{ListenerKind, Session};
 use crate::splice::copy_bytes;
 use crate::upstream::circuit_breaker::LimitPermit;
-use crate::upstream::connect::plain_bytes;
+use crate::upstream::connect::connect_opaque;
 use crate::upstream::priorities::Priorities;
 use crate::upstream::{
-    AttemptTarget, Checkout, ConnectWait, Http1Upstream, InFlight, Upstream, pick::pick_endpoint,
-    wait_for,
+    AttemptTarget, Checkout, ConnectWait, Http1Upstream, InFlight, Upstream, connect_wait_for,
+    pick::pick_endpoint,
 };
 use crate::worker::Worker;
 
@@ -69,20 +64,24 @@ pub(crate) async fn to_service(
     let mut record = ExchangeRecord::open(session, "tcp");
     record.subject.service = Some(service.clone());
     record.subject.port = port;
-    let mut opened = open_upstream(session, service, port, &io, &mut early, &mut record).await;
-    while let Err(unopened) = &opened
-        && let Some(outdated) = unopened.outdated
-        && Box::pin(may_be_opened(session, outdated, &record)).await
+    let mut upstream = open_upstream(session, service, port, &io, &mut early, &mut record).await;
+    while let Err(error) = &upstream
+        && let Some(outdated) = error.outdated
+        && Box::pin(wait_for_endpoint(session, outdated, &record)).await
     {
-        opened = open_upstream(session, service, port, &io, &mut early, &mut record).await;
+        upstream = open_upstream(session, service, port, &io, &mut early, &mut record).await;
     }
     record.count_opened();
-    forward_connection(session, opened, &io, early, record).await;
+    forward_connection(session, upstream, &io, early, record).await;
 }
 
-/// Waits until another attempt to open the connection is possible.
+/// Waits for a newer configuration with other endpoints. Returns false if another attempt is not possible.
 #[cold]
-async fn may_be_opened(session: &Session, outdated: Outdated, record: &ExchangeRecord<'_>) -> bool {
+async fn wait_for_endpoint(
+    session: &Session,
+    outdated: Outdated,
+    record: &ExchangeRecord<'_>,
+) -> bool {
     match &record.subject.service {
         Some(service) => session.worker.endpoint_expected(service, outdated, record.started).await,
         None => false,
@@ -94,68 +93,72 @@ pub(crate) async fn through_gateway(
     session: &Session,
     half_open: HalfOpen,
     port: u16,
-    plan: &CompiledGatewayPort,
+    gateway_port: &CompiledGatewayPort,
     io: Io,
 ) {
     let mut record = ExchangeRecord::open(session, "tcp");
     record.subject.port = port;
     let mut early = BytesMut::new();
-    let opened = open_from_edge(session, half_open, plan, &io, &mut early, &mut record).await;
+    let upstream =
+        open_gateway_upstream(session, half_open, gateway_port, &io, &mut early, &mut record).await;
     record.count_opened();
-    forward_connection(session, opened, &io, early, record).await;
+    forward_connection(session, upstream, &io, early, record).await;
 }
 
 /// Forwards bytes in both directions, once the upstream is open.
 async fn forward_connection(
     session: &Session,
-    opened: Result<OpenedUpstream, TcpOpenError>,
+    upstream: Result<OpenedUpstream, TcpOpenError>,
     io: &Io,
     early: BytesMut,
     mut record: ExchangeRecord<'_>,
 ) {
     let max_wait = session.worker.config.limits.idle_connection;
-    let ends = |early| {
+    let client = |early| {
         let mut reader = MessageReader::new(io.clone());
         reader.buffer = early;
         (reader, MessageWriter::new(io.clone(), max_wait))
     };
-    let carried = match opened {
-        Ok((upstream_stream, _under_way))
+    let outcome = match upstream {
+        Ok((upstream_stream, _guards))
             if early.is_empty() && server_first::is_detected(session, &record) =>
         {
-            Box::pin(server_first::forward_bytes(session, upstream_stream, ends(early), &record))
+            Box::pin(server_first::forward_bytes(session, upstream_stream, client(early), &record))
                 .await
         }
-        Ok((UpstreamStream::Link(stream), _under_way)) => {
-            let carried = forward_streams(
-                &mut ends(early),
+        Ok((UpstreamStream::Link(stream), _guards)) => {
+            let outcome = forward_streams(
+                &mut client(early),
                 &stream,
                 PumpDirection::Link,
                 max_wait,
                 &mut record,
             )
             .await;
-            carried.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
+            outcome.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
         }
-        Ok((UpstreamStream::Plain(connection), _under_way)) => {
+        Ok((UpstreamStream::Plain(connection), _guards)) => {
             let server = MessageWriter::new(connection.writer.io.clone(), max_wait);
             let server = (connection.reader, server);
-            Box::pin(copy_bytes(ends(early), server, max_wait, &record, None)).await
+            Box::pin(copy_bytes(client(early), server, max_wait, &record, None)).await
         }
-        Err(unopened) => Err(unopened.counted_reason()),
+        Err(error) => Err(error.counted_reason()),
     };
-    match carried {
+    match outcome {
         Ok(()) => record.mark_succeeded(),
         Err(reason) => {
             record.reason = Some(reason);
-            // A clean end stays one; anything else reaches the client as a reset.
+            // The client receives a reset, which it can tell from a complete transfer.
             io.reset_on_drop();
         }
     }
 }
 
 /// An opened upstream, and its load guards.
-type OpenedUpstream = (UpstreamStream, (InFlight, Option<LimitPermit>));
+type OpenedUpstream = (UpstreamStream, LoadGuards);
+
+/// Counts a connection in the load of its endpoint, and holds its permit of the circuit breaker, if any.
+type LoadGuards = (InFlight, Option<LimitPermit>);
 
 /// The reason why no upstream was opened.
 #[derive(Debug, Clone, Copy)]
@@ -175,7 +178,7 @@ impl From<Reason> for TcpOpenError {
 }
 
 impl TcpOpenError {
-    /// Returns the reason under which the connection is counted.
+    /// Returns the reason that the connection is counted with.
     fn counted_reason(self) -> Reason {
         self.rejection.unwrap_or(self.reason)
     }
@@ -203,15 +206,17 @@ enum UpstreamStream {
     Plain(Box<Http1Upstream>),
 }
 
-/// The payload of OPEN for a client that starts with HTTP/2. A sidecar that needs to see requests serves them.
-const FACT_HTTP2: &[u8] = b"h2";
+/// The payload of OPEN for a client that starts with HTTP/2. A sidecar with policies that decide by request
+/// then serves the requests.
+const OPEN_PAYLOAD_HTTP2: &[u8] = b"h2";
 
 /// The buffer size between a stream and its codec.
-const MEMORY_BYTES: usize = 16 * 1024;
+const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
 
 /// The kind of routes for TLS sessions that applications terminate.
 const TLS_ROUTE: &str = "TLSRoute";
 
+/// Opens the upstream of a connection to a service or to a pinned endpoint.
 async fn open_upstream(
     session: &Session,
     service: &ServiceName,
@@ -222,47 +227,47 @@ async fn open_upstream(
 ) -> Result<OpenedUpstream, TcpOpenError> {
     let worker = &session.worker;
     if let ListenerKind::Pinned { at, id } = &session.listener_kind {
-        let begins = sniff_protocol(early);
-        let (stream, under_way) = open_pinned(session, *at, id, begins, record).await?;
-        return Ok((UpstreamStream::Link(stream), under_way));
+        let protocol = sniff_protocol(early);
+        let (stream, guards) = open_pinned(session, *at, id, protocol, record).await?;
+        return Ok((UpstreamStream::Link(stream), guards));
     }
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, plan) = worker.config_store.with_service(service, max_wait).await?;
+    let (config, compiled_service) = worker.config_store.with_service(service, max_wait).await?;
     worker.retire_removed(&config);
-    if plan.config.client_authorization == ClientAuthorization::Denied {
+    if compiled_service.config.client_authorization == ClientAuthorization::Denied {
         return Err(Reason::DeniedOutbound.into());
     }
-    let called = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
+    let called = compiled_service.ports.get(&port).ok_or(Reason::UnknownService)?;
     let chosen = match called.tls_routes.is_trivial() {
-        true => by_share(worker, &config, called, record)?,
-        false => by_server_name(worker, &config, called, io, early, record).await?,
+        true => port_by_weight(worker, &config, called, record)?,
+        false => port_by_server_name(worker, &config, called, io, early, record).await?,
     };
-    open_among(worker, &config, chosen, sniff_protocol(early), record).await
+    open_at_any_endpoint(worker, &config, chosen, sniff_protocol(early), record).await
 }
 
-/// Opens the destination of a gateway port without HTTP.
-async fn open_from_edge(
+/// Opens the upstream of a connection to a gateway port without HTTP.
+async fn open_gateway_upstream(
     session: &Session,
     half_open: HalfOpen,
-    plan: &CompiledGatewayPort,
+    gateway_port: &CompiledGatewayPort,
     io: &Io,
     early: &mut BytesMut,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<OpenedUpstream, TcpOpenError> {
     let worker = &session.worker;
     let limits = &worker.config.limits;
-    let backend = match plan {
+    let backend = match gateway_port {
         CompiledGatewayPort::Passthrough(routes) => {
             // TLS routes apply to no other protocol.
-            let named = async {
+            let read_name = async {
                 match sniff_connection(io, early).await {
                     DetectedProtocol::Tls => Ok(server_name(io, early).await),
                     _ => Err(Reason::NoRoute),
                 }
             };
-            let named = timeout(limits.handshake_timeout, named);
-            let named = handshake::await_start(worker, &half_open, named).await;
-            let name = named.ok_or(Reason::HandshakeFailed)?.map_err(|_| Reason::HeadTimeout)??;
+            let read_name = timeout(limits.handshake_timeout, read_name);
+            let name = handshake::await_start(worker, &half_open, read_name).await;
+            let name = name.ok_or(Reason::HandshakeFailed)?.map_err(|_| Reason::HeadTimeout)??;
             let (route, backend) =
                 match routes.choose_backend(name.as_deref(), worker.random_number()) {
                     TlsChoice::To { rule, backend } => (&rule.route, Some(backend)),
@@ -284,11 +289,18 @@ async fn open_from_edge(
     };
     drop(half_open);
     let backend = backend.ok_or(Reason::InvalidBackend)?;
-    let (config, plan) = gateway_request::service_of(session, backend).await?;
-    let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
+    let (config, compiled_service) = gateway_request::backend_service(session, backend).await?;
+    let port = compiled_service.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    open_among(worker, &config, ChosenPort::from_called(port), sniff_protocol(early), record).await
+    open_at_any_endpoint(
+        worker,
+        &config,
+        ChosenPort::from_called(port),
+        sniff_protocol(early),
+        record,
+    )
+    .await
 }
 
 /// The destination port of a connection, and the policies that apply to it.
@@ -309,19 +321,20 @@ impl<'a> ChosenPort<'a> {
     /// True if fault injection rejects the connection: it needs requests, which are not visible here. Ports
     /// with a declared TCP protocol are exempt.
     fn has_faults(&self) -> bool {
-        let of_called = self.called.traffic_policy.as_ref().is_some_and(|it| it.faults.is_some());
-        let decides = if of_called { self.called } else { self.port };
-        let has_faults = self.policies.0.is_some_and(|it| it.faults.is_some());
-        has_faults && PortFaults::REQUEST_NEED.rejects_bytes(decides.protocol)
+        let called_has_faults =
+            self.called.traffic_policy.as_ref().is_some_and(|policy| policy.faults.is_some());
+        let faulty_port = if called_has_faults { self.called } else { self.port };
+        let has_faults = self.policies.0.is_some_and(|policy| policy.faults.is_some());
+        has_faults && PortFaults::REQUEST_NEED.rejects_bytes(faulty_port.protocol)
     }
 }
 
-/// Connects to one of the endpoints of a port.
-async fn open_among(
+/// Connects to one of the endpoints of a port, with retries at other endpoints.
+async fn open_at_any_endpoint(
     worker: &Rc<Worker>,
     config: &ConfigSnapshot,
     chosen: ChosenPort<'_>,
-    begins: DetectedProtocol,
+    protocol: DetectedProtocol,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<OpenedUpstream, TcpOpenError> {
     if chosen.has_faults() {
@@ -330,9 +343,9 @@ async fn open_among(
     let ChosenPort { port, policies, .. } = chosen;
     let cluster = worker.cluster_for(policies.0, port, config.version);
     let priorities = route::permitted_endpoints(worker, port, None)?;
-    let mut held = match &cluster {
+    let mut limit_permit = match &cluster {
         None => None,
-        Some(cluster) => cluster.acquire_slot(|under_way| &under_way.connections)?,
+        Some(cluster) => cluster.acquire_slot(|in_progress| &in_progress.connections)?,
     };
     let hash_selection = route::request_hash(config, port, policies, None);
     let mut tried = None;
@@ -354,61 +367,62 @@ async fn open_among(
             Some(cluster) => Some(cluster.start_attempt(&upstream, None)?),
         };
         let wait = ConnectWait::for_cluster(cluster.as_deref(), || {
-            wait_for(record.retries, priorities.len())
+            connect_wait_for(record.retries, priorities.len())
         });
-        let opened = open_at(&upstream, worker, begins, wait).await;
+        let result = open_at_endpoint(&upstream, worker, protocol, wait).await;
         if let Some(outcome_guard) = outcome_guard {
-            let broken =
-                opened.as_ref().err().map(|unopened| EndpointResult::Failed(unopened.reason));
-            outcome_guard.finish(worker, broken.unwrap_or(EndpointResult::ConnectionOpened));
+            let failure = result.as_ref().err().map(|error| EndpointResult::Failed(error.reason));
+            outcome_guard.finish(worker, failure.unwrap_or(EndpointResult::ConnectionOpened));
         }
         AttemptTarget::Upstream(upstream)
-            .record_outcome(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
-        let opened = opened.map(|stream| (stream, (in_flight, held.take())));
+            .record_outcome(worker, result.as_ref().map(|_| ()).map_err(|error| error.reason));
+        let result = result.map(|stream| (stream, (in_flight, limit_permit.take())));
         let attempt = FailedAttempt {
             sent: SentPart::Nothing,
             idempotent: false,
             body_replayable: true,
             response_started: false,
             number: u8::try_from(record.retries).unwrap_or(u8::MAX),
-            others: priorities.len().saturating_sub(1),
+            alternatives: priorities.len().saturating_sub(1),
             waited: record.started.elapsed(),
         };
-        match opened {
-            Err(unopened) if retry::may_retry(unopened.reason, &attempt) => record.retries += 1,
-            opened => return opened.map_err(|it| it.with_outdated(worker, config, &priorities)),
+        match result {
+            Err(error) if retry::may_retry(error.reason, &attempt) => record.retries += 1,
+            result => {
+                return result.map_err(|error| error.with_outdated(worker, config, &priorities));
+            }
         }
     }
 }
 
-/// Connects to one specific workload: there is no other to try.
+/// Connects to one specific workload, without retries at other endpoints.
 async fn open_pinned(
     session: &Session,
-    at: SocketAddr,
+    address: SocketAddr,
     id: &EndpointId,
-    begins: DetectedProtocol,
+    protocol: DetectedProtocol,
     record: &mut ExchangeRecord<'_>,
-) -> Result<(LinkStream, (InFlight, Option<LimitPermit>)), TcpOpenError> {
+) -> Result<(LinkStream, LoadGuards), TcpOpenError> {
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, endpoint) = worker.config_store.pinned_endpoint(at, id, max_wait).await?;
+    let (config, endpoint) = worker.config_store.pinned_endpoint(address, id, max_wait).await?;
     worker.retire_removed(&config);
     let upstream = worker.upstream_for(&endpoint);
     let in_flight = upstream.start_request();
-    let mut opened = open_stream(&upstream, worker, begins, ConnectWait::Whole).await;
+    let mut result = open_stream(&upstream, worker, protocol, ConnectWait::Whole).await;
     // A link may have ended at the moment of its selection.
-    if opened.as_ref().is_err_and(|it| it.reason == Reason::UpstreamRefused) {
+    if result.as_ref().is_err_and(|error| error.reason == Reason::UpstreamRefused) {
         record.retries += 1;
-        opened = open_stream(&upstream, worker, begins, ConnectWait::Whole).await;
+        result = open_stream(&upstream, worker, protocol, ConnectWait::Whole).await;
     }
     AttemptTarget::Upstream(upstream)
-        .record_outcome(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
-    opened.map(|stream| (stream, (in_flight, None)))
+        .record_outcome(worker, result.as_ref().map(|_| ()).map_err(|error| error.reason));
+    result.map(|stream| (stream, (in_flight, None)))
 }
 
 /// Routes a TLS session by its server name. TLS routes do not apply to other protocols, which go to the
 /// service's own endpoints.
-async fn by_server_name<'a>(
+async fn port_by_server_name<'a>(
     worker: &Worker,
     config: &'a ConfigSnapshot,
     port: &'a CompiledPort,
@@ -420,7 +434,7 @@ async fn by_server_name<'a>(
     // Silence indicates a protocol in which the server sends first.
     match timeout(limits.detect_timeout, sniff_connection(io, early)).await {
         Ok(DetectedProtocol::Tls) => {}
-        Ok(_) | Err(_) => return by_share(worker, config, port, record),
+        Ok(_) | Err(_) => return port_by_weight(worker, config, port, record),
     }
     let name = timeout(limits.head_timeout, server_name(io, early)).await;
     let name = name.map_err(|_| Reason::HeadTimeout)?;
@@ -441,7 +455,7 @@ async fn by_server_name<'a>(
 }
 
 /// Routes a connection without visible requests: to the service's own endpoints, or to a backend by weight.
-fn by_share<'a>(
+fn port_by_weight<'a>(
     worker: &Worker,
     config: &'a ConfigSnapshot,
     port: &'a CompiledPort,
@@ -463,8 +477,8 @@ fn backend_port<'a>(
     backend: &WeightedBackend,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
-    let service = config.plans.service(&backend.service);
-    let port = service.and_then(|plan| plan.ports.get(&backend.port));
+    let service = config.compiled.service(&backend.service);
+    let port = service.and_then(|service| service.ports.get(&backend.port));
     let port = port.ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     let policies = called.policies_to(&backend.service, backend.port, port);
@@ -473,23 +487,24 @@ fn backend_port<'a>(
 
 /// Connects to the application at one endpoint. It has accepted the connection when this returns: before that
 /// no bytes of the client are sent, and another endpoint may be tried.
-async fn open_at(
+async fn open_at_endpoint(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    begins: DetectedProtocol,
+    protocol: DetectedProtocol,
     wait: ConnectWait,
 ) -> Result<UpstreamStream, TcpOpenError> {
     if upstream.is_plain() {
-        let connected = Box::pin(plain_bytes(upstream, worker, wait)).await?;
-        return Ok(UpstreamStream::Plain(Box::new(connected)));
+        let connection = Box::pin(connect_opaque(upstream, worker, wait)).await?;
+        return Ok(UpstreamStream::Plain(Box::new(connection)));
     }
-    open_stream(upstream, worker, begins, wait).await.map(UpstreamStream::Link)
+    open_stream(upstream, worker, protocol, wait).await.map(UpstreamStream::Link)
 }
 
+/// Opens a stream of opaque bytes over a link to the endpoint.
 async fn open_stream(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    begins: DetectedProtocol,
+    protocol: DetectedProtocol,
     wait: ConnectWait,
 ) -> Result<LinkStream, TcpOpenError> {
     let link = match upstream.acquire(worker, None, wait).await? {
@@ -497,27 +512,28 @@ async fn open_stream(
         // A foreign peer has no framing for opaque streams.
         Checkout::Http1(_) | Checkout::Http2(_) => return Err(Reason::Unsupported.into()),
     };
-    opened_stream(&link, worker, begins).await
+    open_stream_on(&link, worker, protocol).await
 }
 
-/// Opens a stream of opaque bytes, and waits until the peer's application has accepted it.
-async fn opened_stream(
+/// Opens a stream of opaque bytes on this link, and waits until the peer's application has accepted it.
+async fn open_stream_on(
     link: &LinkHandle,
     worker: &Rc<Worker>,
-    begins: DetectedProtocol,
+    protocol: DetectedProtocol,
 ) -> Result<LinkStream, TcpOpenError> {
-    let facts = |out: &mut BytesMut| {
-        if begins == DetectedProtocol::Http2 {
-            out.extend_from_slice(FACT_HTTP2);
+    let write_payload = |payload: &mut BytesMut| {
+        if protocol == DetectedProtocol::Http2 {
+            payload.extend_from_slice(OPEN_PAYLOAD_HTTP2);
         }
     };
-    let stream =
-        link.open_stream(StreamKind::Tcp, false, facts).map_err(|_| Reason::UpstreamRefused)?;
+    let stream = link
+        .open_stream(StreamKind::Tcp, false, write_payload)
+        .map_err(|_| Reason::UpstreamRefused)?;
     // The sidecar of a starting application waits for it, as for requests.
-    let max_wait = worker.config.limits.connect_timeout + START_MAX_WAIT;
-    let answered = timeout(max_wait, stream.wait_for_item()).await;
-    let answered = answered.map_err(|_| Reason::ConnectTimeout)?;
-    answered.map_err(|lost| TcpOpenError {
+    let max_wait = worker.config.limits.connect_timeout + MAX_START_WAIT;
+    let accepted = timeout(max_wait, stream.wait_for_item()).await;
+    let accepted = accepted.map_err(|_| Reason::ConnectTimeout)?;
+    accepted.map_err(|lost| TcpOpenError {
         rejection: stream.rejection_reason(),
         ..TcpOpenError::from(lost_reason(lost))
     })?;
@@ -530,22 +546,25 @@ pub(crate) async fn http2_tunnel(
     link: &LinkHandle,
     worker: &Rc<Worker>,
 ) -> Result<Http2Checkout, Reason> {
-    let opened = opened_stream(link, worker, DetectedProtocol::Http2).await;
-    let stream = opened.map_err(TcpOpenError::counted_reason)?;
-    let (near, far) = tokio::io::duplex(MEMORY_BYTES);
-    let (near, far) = (Io::new(ByteStream::Memory(near)), Io::new(ByteStream::Memory(far)));
+    let stream = open_stream_on(link, worker, DetectedProtocol::Http2).await;
+    let stream = stream.map_err(TcpOpenError::counted_reason)?;
+    let (tunnel_end, client_end) = tokio::io::duplex(TUNNEL_BUFFER_BYTES);
+    let (tunnel_end, client_end) =
+        (Io::new(ByteStream::Memory(tunnel_end)), Io::new(ByteStream::Memory(client_end)));
     let max_wait = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
-        let mut plain = (MessageReader::new(near.clone()), MessageWriter::new(near, max_wait));
+        let mut client =
+            (MessageReader::new(tunnel_end.clone()), MessageWriter::new(tunnel_end, max_wait));
         let (sent, received) = (Cell::new(0), Cell::new(0));
-        let carried =
-            forward_counted(&mut plain, &stream, PumpDirection::Link, max_wait, &sent, &received)
+        let outcome =
+            forward_counted(&mut client, &stream, PumpDirection::Link, max_wait, &sent, &received)
                 .await;
-        if let Err(reason) = carried {
+        if let Err(reason) = outcome {
             tracing::debug!(reason = reason.label(), "HTTP/2 tunnel failed");
         }
     });
-    let greeted = timeout(worker.config.limits.connect_timeout, connect_http2(far, ())).await;
-    let send = greeted.map_err(|_| Reason::ConnectTimeout)??;
-    Ok(Http2Pool::default().add_and_acquire(send, None))
+    let connected =
+        timeout(worker.config.limits.connect_timeout, connect_http2(client_end, ())).await;
+    let sender = connected.map_err(|_| Reason::ConnectTimeout)??;
+    Ok(Http2Pool::default().add_and_acquire(sender, None))
 }

@@ -8,10 +8,10 @@ use std::time::{Instant, SystemTime};
 
 use leno_identity::{
     Credential, ExternalPrincipal, Roots, VerifiedPeer, VerifyError, client_config,
-    external_principal, external_principal_server_config, is_member_chain, open_server_config,
-    server_config, session_peer,
+    external_principal, external_principal_server_config, is_member_chain,
+    permissive_server_config, server_config, session_peer,
 };
-use leno_listen::{HalfOpen, read_hello, reset_on_drop, shake_hands};
+use leno_listen::{HalfOpen, complete_handshake, read_hello, reset_on_drop};
 use leno_model::{Name, Reason, SpiffeId};
 use rustls::{ClientConfig, ServerConfig};
 use socket2::SockRef;
@@ -34,6 +34,7 @@ pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
 #[derive(Default)]
 pub(crate) struct TlsConfigs(RefCell<CachedTlsConfigs>);
 
+/// The configurations built for one certificate.
 #[derive(Default)]
 struct CachedTlsConfigs {
     credential: Option<Arc<Credential>>,
@@ -41,7 +42,7 @@ struct CachedTlsConfigs {
     /// For ports that also accept external principals.
     external_principals: Option<Arc<ServerConfig>>,
     /// For ports that also accept clients without a certificate.
-    open: Option<Arc<ServerConfig>>,
+    any_client: Option<Arc<ServerConfig>>,
     clients: HashMap<(SpiffeId, AlpnOffer), Arc<ClientConfig>>,
 }
 
@@ -93,7 +94,7 @@ impl TlsConfigs {
         }
         let config = client_config(credential, &key.0, offer.alpn())
             .map_err(|_| Reason::UpstreamHandshakeFailed)?;
-        if cached.clients.len() >= CLIENT_CONFIGS_MAX {
+        if cached.clients.len() >= MAX_CLIENT_CONFIGS {
             cached.clients.clear();
         }
         cached.clients.insert(key, config.clone());
@@ -108,12 +109,12 @@ impl TlsConfigs {
     ) -> Result<Arc<ServerConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
-        let held = match clients {
+        let slot = match clients {
             AcceptedClients::Members => &mut cached.server,
             AcceptedClients::ExternalPrincipals => &mut cached.external_principals,
-            AcceptedClients::Anyone => &mut cached.open,
+            AcceptedClients::Anyone => &mut cached.any_client,
         };
-        if let Some(config) = held {
+        if let Some(config) = slot {
             return Ok(config.clone());
         }
         let alpn = [ALPN_ALONE, ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
@@ -122,18 +123,20 @@ impl TlsConfigs {
             AcceptedClients::ExternalPrincipals => {
                 external_principal_server_config(credential, &alpn)
             }
-            AcceptedClients::Anyone => open_server_config(credential, &alpn),
+            AcceptedClients::Anyone => permissive_server_config(credential, &alpn),
         };
         let config = config.map_err(|_| Reason::HandshakeFailed)?;
-        *held = Some(config.clone());
+        *slot = Some(config.clone());
         Ok(config)
     }
 }
 
 impl CachedTlsConfigs {
+    /// Drops all configurations if the certificate has changed.
     fn refresh(&mut self, credential: &Arc<Credential>) {
-        let current = self.credential.as_ref().is_some_and(|held| Arc::ptr_eq(held, credential));
-        if !current {
+        let is_current =
+            self.credential.as_ref().is_some_and(|cached| Arc::ptr_eq(cached, credential));
+        if !is_current {
             *self = Self { credential: Some(credential.clone()), ..Self::default() };
         }
     }
@@ -196,9 +199,9 @@ pub(crate) fn expiry_instant(not_after: SystemTime) -> Instant {
 /// Waits for the first byte of a handshake. Plaintext gets no response, not even a TLS alert that its sender
 /// could mistake for one.
 pub(crate) async fn expect_handshake(tcp: &TcpStream) -> Result<(), Reason> {
-    let mut first = [0_u8; 1];
-    let reason = match tcp.peek(&mut first).await {
-        Ok(1) if first == [TLS_HANDSHAKE] => return Ok(()),
+    let mut first_byte = [0_u8; 1];
+    let reason = match tcp.peek(&mut first_byte).await {
+        Ok(1) if first_byte == [TLS_HANDSHAKE] => return Ok(()),
         Ok(1) => Reason::PlaintextRejected,
         Ok(_) | Err(_) => Reason::HandshakeFailed,
     };
@@ -223,7 +226,7 @@ pub(crate) async fn accept_tls(
     };
     // Set before the handshake, since a failed one does not return the socket.
     reset_on_drop(&hello.io);
-    let tls = shake_hands(half_open, hello, config).await;
+    let tls = complete_handshake(half_open, hello, config).await;
     let tls = tls.map_err(|error| handshake::failure_reason(worker, &error))?;
     match identify_client(&tls, credential.roots(), clients, SystemTime::now()) {
         Ok(client) => {
@@ -242,15 +245,15 @@ fn identify_client(
     clients: AcceptedClients,
     now: SystemTime,
 ) -> Result<TlsClient, Reason> {
-    let shown = tls.get_ref().1.peer_certificates();
-    let of = |error: &VerifyError| match error {
+    let certificates = tls.get_ref().1.peer_certificates();
+    let reason_for = |error: &VerifyError| match error {
         VerifyError::Expired => Reason::ExpiredPeer,
         _ => Reason::UntrustedPeer,
     };
-    match (session_peer(shown, now), shown.and_then(<[_]>::first)) {
+    match (session_peer(certificates, now), certificates.and_then(<[_]>::first)) {
         (Ok(Some(peer)), _)
             if clients != AcceptedClients::Members
-                && !shown.is_some_and(|chain| is_member_chain(roots, chain, now)) =>
+                && !certificates.is_some_and(|chain| is_member_chain(roots, chain, now)) =>
         {
             Ok(TlsClient::External(peer))
         }
@@ -263,9 +266,9 @@ fn identify_client(
         (Err(VerifyError::Uri(_)), Some(certificate)) if clients != AcceptedClients::Members => {
             external_principal(certificate, now)
                 .map(TlsClient::ExternalPrincipal)
-                .map_err(|error| of(&error))
+                .map_err(|error| reason_for(&error))
         }
-        (Err(error), _) => Err(of(&error)),
+        (Err(error), _) => Err(reason_for(&error)),
     }
 }
 
@@ -276,14 +279,15 @@ pub(crate) async fn accept_external_client(
     config: Arc<ServerConfig>,
     tcp: TcpStream,
 ) -> Result<TlsStream<TcpStream>, Reason> {
-    let failed = |error: &io::Error| {
+    let log_failure = |error: &io::Error| {
         tracing::debug!(%error, "TLS session with an external client failed");
         handshake::failure_reason(worker, error)
     };
-    let hello = read_hello(half_open, tcp).await.map_err(|(error, _)| failed(&error))?;
-    shake_hands(half_open, hello, config).await.map_err(|error| failed(&error))
+    let hello = read_hello(half_open, tcp).await.map_err(|(error, _)| log_failure(&error))?;
+    complete_handshake(half_open, hello, config).await.map_err(|error| log_failure(&error))
 }
 
+/// Resets the connection when it is dropped, and returns the reason.
 pub(crate) fn cut_off(tcp: &TcpStream, reason: Reason) -> Reason {
     reset_on_drop(tcp);
     reason
@@ -291,5 +295,5 @@ pub(crate) fn cut_off(tcp: &TcpStream, reason: Reason) -> Reason {
 
 /// RFC 8446 §5.1: the type of the first record of a TLS connection.
 const TLS_HANDSHAKE: u8 = 22;
-/// The maximum number of cached identities per thread; beyond it the cache is cleared.
-const CLIENT_CONFIGS_MAX: usize = 4096;
+/// The maximum number of cached client configurations per thread; beyond it the cache is cleared.
+const MAX_CLIENT_CONFIGS: usize = 4096;

@@ -3,61 +3,62 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_discovery::traffic::{RULES_MAX, SERIES_MAX};
+use leno_discovery::traffic::{MAX_RULES, MAX_SERIES};
 use leno_discovery::{Direction, RuleMatches, TrafficReport, TrafficSeries};
 use leno_model::{Name, Reason, RuleKind, ServiceAccount};
-use leno_telemetry::{ChangeTracker, RuleChange, SeriesChange, Telemetry, read_spent};
+use leno_telemetry::{ChangeTracker, RuleChange, SeriesChange, Telemetry, read_stat_usage};
 
 /// The state of the last report to the control plane. Counts in a report that was lost with its stream are not
 /// sent again; the sidecar's own metrics are complete.
 pub(crate) struct TrafficReporter {
     changes: ChangeTracker,
-    reported: Instant,
+    reported_at: Instant,
     /// CPU time at the last report.
-    cpu: Duration,
+    reported_cpu: Duration,
 }
 
 impl TrafficReporter {
     pub(crate) fn from_telemetry(telemetry: Arc<Telemetry>) -> Self {
         Self {
             changes: ChangeTracker::from_telemetry(telemetry),
-            reported: Instant::now(),
-            cpu: Duration::ZERO,
+            reported_at: Instant::now(),
+            reported_cpu: Duration::ZERO,
         }
     }
 
     /// Begins a stream. Counts from the time without a stream are skipped: the control plane could not assign
     /// them to a time.
     pub(crate) fn start_stream(&mut self, now: Instant) {
-        self.changes.take_changes(SERIES_MAX, usize::MAX);
-        self.reported = now;
-        self.cpu = read_spent(std::process::id()).map_or(self.cpu, |spent| spent.cpu);
+        self.changes.take_changes(MAX_SERIES, usize::MAX);
+        self.reported_at = now;
+        self.reported_cpu =
+            read_stat_usage(std::process::id()).map_or(self.reported_cpu, |usage| usage.cpu);
     }
 
     /// Returns the differences since the last report, if any request has ended since.
     pub(crate) fn take_changes(&mut self, now: Instant) -> Option<TrafficReport> {
-        let taken = self.changes.take_changes(SERIES_MAX, RULES_MAX);
-        let spent = read_spent(std::process::id()).ok();
-        let cpu = spent.map_or(self.cpu, |spent| spent.cpu);
-        if taken.series.is_empty() {
+        let changes = self.changes.take_changes(MAX_SERIES, MAX_RULES);
+        let usage = read_stat_usage(std::process::id()).ok();
+        let cpu = usage.map_or(self.reported_cpu, |usage| usage.cpu);
+        if changes.series.is_empty() {
             // Rates cover only intervals with traffic.
-            (self.reported, self.cpu) = (now, cpu);
+            (self.reported_at, self.reported_cpu) = (now, cpu);
             return None;
         }
-        let traffic = TrafficReport {
-            span: now.duration_since(self.reported),
-            series: taken.series.iter().map(traffic_series).collect(),
-            overflowed: u32::try_from(taken.overflowed).unwrap_or(u32::MAX),
-            cpu: cpu.saturating_sub(self.cpu),
-            memory_kib: spent.map_or(0, |spent| spent.own_kib),
-            rules: taken.rules.iter().filter_map(rule_hits).collect(),
+        let report = TrafficReport {
+            span: now.duration_since(self.reported_at),
+            series: changes.series.iter().map(traffic_series).collect(),
+            overflowed: u32::try_from(changes.overflowed).unwrap_or(u32::MAX),
+            cpu: cpu.saturating_sub(self.reported_cpu),
+            memory_kib: usage.map_or(0, |usage| usage.own_kib),
+            rules: changes.rules.iter().filter_map(rule_matches).collect(),
         };
-        (self.reported, self.cpu) = (now, cpu);
-        Some(traffic)
+        (self.reported_at, self.reported_cpu) = (now, cpu);
+        Some(report)
     }
 }
 
-/// Labels come from rules, services and identities; other values are left empty.
+/// Converts the changes of a series. Labels that do not parse as names are left empty.
 fn traffic_series(change: &SeriesChange) -> TrafficSeries {
     let labels = &change.labels;
     let reasons = change.reasons.iter();
@@ -88,8 +89,8 @@ fn traffic_series(change: &SeriesChange) -> TrafficSeries {
     }
 }
 
-/// Overflow series have no rule name and are not reported.
-fn rule_hits(change: &RuleChange) -> Option<RuleMatches> {
+/// Converts the matches of a rule; `None` for overflow series, which have no rule name.
+fn rule_matches(change: &RuleChange) -> Option<RuleMatches> {
     let labels = &change.labels;
     Some(RuleMatches {
         kind: RuleKind::from_word(labels.kind)?,
@@ -114,9 +115,9 @@ mod tests {
     fn connections_are_reported_when_they_are_opened() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
-        let mut counted = TrafficReporter::from_telemetry(Arc::clone(&telemetry));
-        let began = Instant::now();
-        counted.start_stream(began);
+        let mut reporter = TrafficReporter::from_telemetry(Arc::clone(&telemetry));
+        let started = Instant::now();
+        reporter.start_stream(started);
         let labels = |protocol| RequestLabels {
             direction: "outbound",
             service: "bookinfo/cache".to_owned(),
@@ -127,19 +128,19 @@ mod tests {
         };
         shard.count_opened(shard.series_id(&labels("tcp")));
         shard.count_opened(shard.series_id(&labels("outside")));
-        let reported = counted.take_changes(began + Duration::from_secs(5)).unwrap();
-        let opened: Vec<_> = reported.series.iter().map(|series| series.opened).collect();
+        let report = reporter.take_changes(started + Duration::from_secs(5)).unwrap();
+        let opened: Vec<_> = report.series.iter().map(|series| series.opened).collect();
         assert_eq!(opened, [Some(1), Some(1)]);
     }
 
     #[test]
-    fn only_what_is_new_is_reported_and_nothing_when_nothing_is() {
+    fn a_report_contains_only_changes_and_is_omitted_without_any() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
-        let mut counted = TrafficReporter::from_telemetry(Arc::clone(&telemetry));
-        let began = Instant::now();
-        counted.start_stream(began);
-        assert_eq!(counted.take_changes(began), None);
+        let mut reporter = TrafficReporter::from_telemetry(Arc::clone(&telemetry));
+        let started = Instant::now();
+        reporter.start_stream(started);
+        assert_eq!(reporter.take_changes(started), None);
         let labels = RequestLabels {
             direction: "inbound",
             service: "bookinfo/ratings".to_owned(),
@@ -157,21 +158,21 @@ mod tests {
             bytes_out: 2,
         };
         shard.record_request(shard.series_id(&labels), &outcome);
-        let reported = counted.take_changes(began + Duration::from_secs(5)).unwrap();
-        assert_eq!(reported.span, Duration::from_secs(5));
-        assert!(reported.memory_kib > 0);
-        let [series] = &reported.series[..] else { panic!("{reported:?}") };
+        let report = reporter.take_changes(started + Duration::from_secs(5)).unwrap();
+        assert_eq!(report.span, Duration::from_secs(5));
+        assert!(report.memory_kib > 0);
+        let [series] = &report.series[..] else { panic!("{report:?}") };
         assert_eq!(series.direction, Direction::Inbound);
         assert_eq!(series.peer, ServiceAccount::new("bookinfo", "reviews").ok());
         assert_eq!((series.request_count(), series.failed, series.durations.len()), (1, 1, 1));
         assert_eq!(series.opened, None, "requests are not opened");
         assert_eq!(series.reasons, [(Some(Reason::Denied), 1)]);
-        assert_eq!(counted.take_changes(began + Duration::from_secs(10)), None);
+        assert_eq!(reporter.take_changes(started + Duration::from_secs(10)), None);
         shard.record_request(shard.series_id(&labels), &outcome);
-        let reported = counted.take_changes(began + Duration::from_secs(15)).unwrap();
-        assert_eq!(reported.span, Duration::from_secs(5), "idle time is not told");
+        let report = reporter.take_changes(started + Duration::from_secs(15)).unwrap();
+        assert_eq!(report.span, Duration::from_secs(5), "idle time is not reported");
         shard.record_request(shard.series_id(&labels), &outcome);
-        counted.start_stream(began + Duration::from_secs(3600));
-        assert_eq!(counted.take_changes(began + Duration::from_secs(3605)), None);
+        reporter.start_stream(started + Duration::from_secs(3600));
+        assert_eq!(reporter.take_changes(started + Duration::from_secs(3605)), None);
     }
 }

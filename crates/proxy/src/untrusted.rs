@@ -47,12 +47,12 @@ pub fn to_http2_response(bytes: &[u8], head: &ResponseHead) -> Option<Response<(
 
 /// Returns the replies of the sidecar's DNS server to one packet if each service has the addresses `found`.
 #[must_use]
-pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, found: &DnsRecord) -> DnsReplies {
-    dns_proxy::build_replies(packet, domain, found)
+pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, record: &DnsRecord) -> DnsReplies {
+    dns_proxy::build_replies(packet, domain, record)
 }
 
 /// True if the sidecar accepts `reply` of a resolver as the reply to `query`.
 #[must_use]
 pub fn is_dns_reply(query: &[u8], reply: &[u8]) -> bool {
-    dns_proxy::is_answer(query, reply)
+    dns_proxy::is_response_to(query, reply)
 }

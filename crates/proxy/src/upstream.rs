@@ -7,11 +7,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, EndpointId, FailureSide, Protocol, Reason, Weight};
+use leno_model::{Endpoint, FailureSide, Protocol, Reason, Weight};
 use leno_telemetry::Count;
 use leno_traffic::balance::{EndpointLatency, Load};
 
-use crate::application_ports::{PortStates, START_MAX_WAIT};
+use crate::application_ports::{MAX_START_WAIT, PortStates};
 use crate::http2::client::{Http2Checkout, Http2Pool};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
@@ -27,26 +27,29 @@ pub(crate) mod pool;
 pub(crate) mod priorities;
 mod unresponsive;
 
-use cluster::{OutcomeGuard, UpstreamCluster};
-pub(crate) use connect::{ConnectWait, wait_for};
+pub(crate) use connect::{ConnectWait, connect_wait_for};
 pub(crate) use pool::{Http1Upstream, Pool};
 
 /// One endpoint, with the state of one thread: links, pooled connections, load.
 pub(crate) struct Upstream {
     pub(crate) endpoint: Arc<Endpoint>,
+    /// The number of requests in flight.
     in_flight: Cell<u32>,
     latency: Cell<EndpointLatency>,
     /// The time to which latency samples are relative.
     created: Instant,
     /// The time when it was last picked from several endpoints.
     picked: Cell<Option<Instant>>,
+    /// The number of consecutive failures, which determines the backoff.
     failures: Cell<u32>,
+    /// The end of the backoff.
     avoided_until: Cell<Option<Instant>>,
-    /// True in backoff if it did not answer a connection or a ping in time: requests avoid it until a probe connects.
+    /// True in backoff if it did not respond to a connection attempt or a ping in time: requests avoid it
+    /// until a probe connects.
     is_unresponsive: Cell<bool>,
     /// The longest connect timeout of any policy. Shared connection attempts take at least this long.
     pub(crate) connect_timeout: Cell<Option<Duration>>,
-    /// Its index in the outlier detector.
+    /// Its index in the outlier detector; [`outlier_monitor::NO_SLOT`] without one.
     pub(crate) slot: Cell<usize>,
     links: RefCell<Vec<LinkHandle>>,
     /// Links with a peer that does not respond: new requests avoid them until the peer responds again.
@@ -54,7 +57,7 @@ pub(crate) struct Upstream {
     /// The connection attempt shared by requests.
     attempt: RefCell<Option<Rc<connect::ConnectAttempt>>>,
     /// Connections to a peer that does not support links.
-    foreign: Pool,
+    http1: Pool,
     /// True if such a peer selected `http/1.1` in ALPN, or no protocol.
     is_foreign: Cell<bool>,
     /// Connections to a peer that selected `h2`.
@@ -74,7 +77,7 @@ pub(crate) enum Checkout {
 /// The local application, at one of its addresses.
 pub(crate) struct Application {
     address: SocketAddr,
-    speaks: ApplicationProtocol,
+    protocol: ApplicationProtocol,
     /// True for a server outside the mesh, without port states.
     is_outside: bool,
     pool: Pool,
@@ -110,11 +113,11 @@ impl Upstream {
             avoided_until: Cell::new(None),
             is_unresponsive: Cell::new(false),
             connect_timeout: Cell::new(None),
-            slot: Cell::new(outlier_monitor::NOWHERE),
+            slot: Cell::new(outlier_monitor::NO_SLOT),
             links: RefCell::default(),
             suspended: RefCell::default(),
             attempt: RefCell::default(),
-            foreign: Pool::default(),
+            http1: Pool::default(),
             is_foreign: Cell::new(false),
             http2: Http2Pool::default(),
         }
@@ -133,7 +136,7 @@ impl Upstream {
             return Ok(Checkout::Link(link));
         }
         if self.is_foreign.get()
-            && let Some(connection) = self.foreign.take_recent()
+            && let Some(connection) = self.http1.take_recent()
         {
             worker.shard.add(Count::CheckoutReused, 1);
             return Ok(Checkout::Http1(connection));
@@ -143,9 +146,9 @@ impl Upstream {
             return Ok(Checkout::Http2(checkout));
         }
         let wait = wait.into();
-        let checked_out = if self.is_plain() {
-            let spoken = connect::declared_protocol(self, worker);
-            Box::pin(connect::acquire_plaintext(self, worker, spoken, wait)).await
+        let result = if self.is_plain() {
+            let protocol = connect::declared_protocol(self, worker);
+            Box::pin(connect::acquire_plaintext(self, worker, protocol, wait)).await
         } else {
             worker.shard.add(Count::CheckoutOpened, 1);
             connect::acquire_connection(self, worker, wait).await
@@ -153,11 +156,10 @@ impl Upstream {
         if let Some(timed_attempt) = timed_attempt {
             timed_attempt.mark_connected();
         }
-        checked_out
+        result
     }
 
-    /// The same for a request of an HTTP/2 client, at an endpoint without a sidecar: the application receives
-    /// HTTP/2 too.
+    /// Returns an HTTP/2 connection to an endpoint without a sidecar, for a request of an HTTP/2 client.
     async fn checkout_http2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -190,16 +192,16 @@ impl Upstream {
         InFlight(self.clone())
     }
 
-    /// The same, and measures the response latency since it was picked, if there was a choice.
+    /// Counts a request as in flight, and measures its latency since the pick if there were several endpoints.
     pub(crate) fn start_timed(self: &Rc<Self>) -> TimedAttempt {
         let stage = Cell::new(AttemptStage::Sending);
-        TimedAttempt { in_flight: self.start_request(), began: self.picked.clone(), stage }
+        TimedAttempt { in_flight: self.start_request(), start: self.picked.clone(), stage }
     }
 
-    /// Returns its load, as this thread sees it. `times`: the current time, if latency is considered.
-    pub(crate) fn load(&self, weight: Option<Weight>, times: Option<Instant>) -> Load {
+    /// Returns its load, as this thread sees it. `latency_time`: the current time, if latency is considered.
+    pub(crate) fn load(&self, weight: Option<Weight>, latency_time: Option<Instant>) -> Load {
         let in_flight = self.in_flight.get();
-        match times {
+        match latency_time {
             None => Load { in_progress: in_flight, step: None, weight },
             Some(now) => {
                 let (latency, now) = (self.latency.get(), self.age(now));
@@ -209,14 +211,14 @@ impl Upstream {
         }
     }
 
-    /// Records when it was picked from several endpoints; `None` without a choice, when there is nothing to
-    /// measure.
-    pub(crate) fn record_pick(&self, at: Option<Instant>) {
-        self.picked.set(at);
+    /// Records when it was picked from several endpoints; `None` if it was the only one, which disables the
+    /// latency measurement.
+    pub(crate) fn record_pick(&self, time: Option<Instant>) {
+        self.picked.set(time);
     }
 
     /// Resets its latency statistics when it returns to service.
-    pub(crate) fn forget_times(&self) {
+    pub(crate) fn reset_latency(&self) {
         self.latency.set(EndpointLatency::default());
     }
 
@@ -254,7 +256,7 @@ impl Upstream {
         }
     }
 
-    /// Clears its failures after a success.
+    /// Ends the backoff after a success.
     fn clear_failures(&self) {
         self.failures.set(0);
         self.avoided_until.set(None);
@@ -266,14 +268,14 @@ impl Upstream {
         for link in self.links.borrow().iter().chain(self.suspended.borrow().iter()) {
             link.retire();
         }
-        self.foreign.clear();
+        self.http1.clear();
         self.http2.clear();
     }
 
     /// Returns the time limit of a shared connection attempt; each request has its own limit.
     fn max_wait(&self, worker: &Worker) -> Duration {
-        let of_all = worker.config.limits.connect_timeout;
-        self.connect_timeout.get().map_or(of_all, |longest| longest.max(of_all))
+        let default_limit = worker.config.limits.connect_timeout;
+        self.connect_timeout.get().map_or(default_limit, |longest| longest.max(default_limit))
     }
 
     /// Extends the limit of connection attempts to that of a request.
@@ -285,10 +287,10 @@ impl Upstream {
 
     /// Returns the time limit of a request's wait for a connection.
     fn connect_timeout_for(&self, worker: &Worker, wait: ConnectWait) -> Duration {
-        let of_all = worker.config.limits.connect_timeout;
+        let default_limit = worker.config.limits.connect_timeout;
         match wait {
-            ConnectWait::Whole => of_all,
-            ConnectWait::Short => of_all.min(SHORT_WAIT),
+            ConnectWait::Whole => default_limit,
+            ConnectWait::Short => default_limit.min(SHORT_WAIT),
             ConnectWait::Limited(limit) => limit,
         }
     }
@@ -312,9 +314,9 @@ impl Drop for Upstream {
 }
 
 impl Application {
-    pub(crate) fn new(address: SocketAddr, speaks: ApplicationProtocol) -> Self {
+    pub(crate) fn new(address: SocketAddr, protocol: ApplicationProtocol) -> Self {
         let (pool, http2) = (Pool::default(), Http2Pool::default());
-        Self { address, speaks, is_outside: false, pool, http2 }
+        Self { address, protocol, is_outside: false, pool, http2 }
     }
 
     /// Returns a server outside the mesh, for HTTP/1.1.
@@ -335,22 +337,22 @@ impl Application {
 
     /// True for the same server with the same protocol.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        (self.address, self.speaks) == (other.address, other.speaks)
+        (self.address, self.protocol) == (other.address, other.protocol)
             && self.is_outside == other.is_outside
     }
 
     /// Returns a connection to the application, idle or new.
     pub(crate) async fn acquire(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
-        if self.speaks == ApplicationProtocol::Http2 {
+        if self.protocol == ApplicationProtocol::Http2 {
             self.check_port(worker).await?;
             let max_wait = worker.config.limits.connect_timeout;
-            let checked_out = self.http2.acquire_within(self.address, worker, max_wait).await;
+            let result = self.http2.acquire_within(self.address, worker, max_wait).await;
             // A wait for room at the only application is not retried.
-            let checked_out = checked_out.map_err(|reason| match reason {
+            let result = result.map_err(|reason| match reason {
                 Reason::UpstreamRefused => Reason::ConnectTimeout,
                 reason => reason,
             });
-            return checked_out.map(Checkout::Http2);
+            return result.map(Checkout::Http2);
         }
         if let Some(connection) = self.pool.take_recent() {
             worker.shard.add(Count::CheckoutReused, 1);
@@ -361,8 +363,8 @@ impl Application {
     }
 
     /// Returns a connection that no other client uses; not available with HTTP/2.
-    async fn checkout_alone(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
-        if self.speaks == ApplicationProtocol::Http2 {
+    async fn checkout_exclusive(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
+        if self.protocol == ApplicationProtocol::Http2 {
             return self.acquire(worker).await;
         }
         worker.shard.add(Count::CheckoutOpened, 1);
@@ -375,7 +377,7 @@ impl Application {
         if self.is_outside || !application.may_be_closed() {
             return Ok(());
         }
-        Box::pin(application.wait_for_port(self.address.port(), START_MAX_WAIT)).await
+        Box::pin(application.wait_for_port(self.address.port(), MAX_START_WAIT)).await
     }
 
     /// Returns an exclusive connection, never shared with other requests.
@@ -404,7 +406,7 @@ impl Drop for InFlight {
 pub(crate) struct TimedAttempt {
     in_flight: InFlight,
     /// The start of the measurement; `None` without other endpoints.
-    began: Cell<Option<Instant>>,
+    start: Cell<Option<Instant>>,
     stage: Cell<AttemptStage>,
 }
 
@@ -423,7 +425,7 @@ impl TimedAttempt {
     /// Restarts the measurement when the connection is ready. The time for connecting does not count, or rarely
     /// used endpoints would seem slow.
     pub(crate) fn mark_connected(&self) {
-        self.began.set(self.began.get().map(|_| Instant::now()));
+        self.start.set(self.start.get().map(|_| Instant::now()));
     }
 
     /// Records that the whole request was sent at once.
@@ -462,17 +464,17 @@ impl TimedAttempt {
     /// load away.
     fn count_failure(&self) {
         match self.in_flight.0.slot.get() {
-            outlier_monitor::NOWHERE => self.update_latency(EndpointLatency::record_failure),
+            outlier_monitor::NO_SLOT => self.update_latency(EndpointLatency::record_failure),
             _ => self.update_latency(EndpointLatency::record_pending),
         }
     }
 
-    fn update_latency(&self, learn: impl FnOnce(&mut EndpointLatency, Duration, Duration)) {
-        let Some(began) = self.began.get() else { return };
+    fn update_latency(&self, record: impl FnOnce(&mut EndpointLatency, Duration, Duration)) {
+        let Some(start) = self.start.get() else { return };
         let (upstream, now) = (&*self.in_flight.0, Instant::now());
-        let took = now.saturating_duration_since(began);
+        let elapsed = now.saturating_duration_since(start);
         let mut latency = upstream.latency.get();
-        learn(&mut latency, took, upstream.age(now));
+        record(&mut latency, elapsed, upstream.age(now));
         upstream.latency.set(latency);
     }
 }

@@ -11,21 +11,22 @@ use leno_telemetry::RecentTable;
 #[derive(Debug, Default)]
 pub(crate) struct VirtualAddresses(Mutex<AddressTable>);
 
+/// The assigned addresses in both directions.
 #[derive(Debug, Default)]
 struct AddressTable {
     services: BTreeMap<ServiceName, Ipv4Addr>,
-    addresses: RecentTable<Ipv4Addr, ServiceName, NAMES_MAX>,
+    addresses: RecentTable<Ipv4Addr, ServiceName, MAX_NAMES>,
     /// Evicted entries: the application may have cached their addresses, so they are not reassigned to other
     /// services yet.
-    evicted: RecentTable<ServiceName, Ipv4Addr, NAMES_MAX>,
+    evicted: RecentTable<ServiceName, Ipv4Addr, MAX_NAMES>,
 }
 
 impl VirtualAddresses {
     /// Parses the output of [`Self::to_text`]; invalid lines are skipped.
     pub(crate) fn from_text(text: &str) -> Self {
-        let mut given = AddressTable::default();
-        for line in text.lines().take(2 * NAMES_MAX) {
-            let (line, is_evicted) = match line.strip_prefix(EVICTED) {
+        let mut table = AddressTable::default();
+        for line in text.lines().take(2 * MAX_NAMES) {
+            let (line, is_evicted) = match line.strip_prefix(EVICTED_PREFIX) {
                 Some(line) => (line, true),
                 None => (line, false),
             };
@@ -33,24 +34,26 @@ impl VirtualAddresses {
                 && let (Ok(address), Ok(service)) = (address.parse(), service.parse())
             {
                 match is_evicted {
-                    true => drop(given.evicted.insert(service, address)),
-                    false => given.assign(service, address),
+                    true => drop(table.evicted.insert(service, address)),
+                    false => table.assign(service, address),
                 }
             }
         }
-        Self(Mutex::new(given))
+        Self(Mutex::new(table))
     }
 
     /// Formats one line per service for the state directory: applications cache addresses longer than a proxy
     /// lives. The least recently used service comes first; evicted ones have a prefix that makes earlier
     /// releases skip the line.
     pub(crate) fn to_text(&self) -> String {
-        let given = self.lock();
-        let evicted = given.evicted.least_recent();
-        let evicted = evicted.filter_map(|service| Some((service, given.evicted.get(service)?)));
-        let evicted = evicted.map(|(service, address)| format!("{EVICTED}{address} {service}\n"));
-        let addresses = given.addresses.least_recent();
-        let addresses = addresses.filter_map(|it| Some((it, given.addresses.get(it)?)));
+        let table = self.lock();
+        let evicted = table.evicted.least_recent();
+        let evicted = evicted.filter_map(|service| Some((service, table.evicted.get(service)?)));
+        let evicted =
+            evicted.map(|(service, address)| format!("{EVICTED_PREFIX}{address} {service}\n"));
+        let addresses = table.addresses.least_recent();
+        let addresses =
+            addresses.filter_map(|address| Some((address, table.addresses.get(address)?)));
         let addresses = addresses.map(|(address, service)| format!("{address} {service}\n"));
         evicted.chain(addresses).collect()
     }
@@ -58,14 +61,14 @@ impl VirtualAddresses {
     /// Returns the virtual address of a service, and whether it is new. A full table evicts the least recently
     /// used service.
     pub(crate) fn virtual_address(&self, service: &ServiceName) -> Option<(Ipv4Addr, IsNew)> {
-        let mut given = self.lock();
-        if let Some(address) = given.services.get(service).copied() {
-            given.record_use(address);
+        let mut table = self.lock();
+        if let Some(address) = table.services.get(service).copied() {
+            table.record_use(address);
             return Some((address, IsNew::No));
         }
-        let is_full = given.addresses.len() >= NAMES_MAX;
-        let address = given.free_address(service)?;
-        given.assign(service.clone(), address);
+        let is_full = table.addresses.len() >= MAX_NAMES;
+        let address = table.free_address(service)?;
+        table.assign(service.clone(), address);
         Some((address, if is_full { IsNew::InPlaceOfAnother } else { IsNew::Yes }))
     }
 
@@ -119,19 +122,20 @@ pub(crate) enum IsNew {
     No,
 }
 
-/// A service gets the same address on every machine unless two collide (FNV-1a).
+/// Returns the hash (FNV-1a) of a service, by which it gets the same address on every machine unless two
+/// collide.
 fn hash(service: &ServiceName) -> u32 {
     let text = service.to_string();
     text.bytes()
         .fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The `n`-th host of 240.240.0.0/16: class E, which no network uses or routes.
+/// Returns the `n`-th host of 240.240.0.0/16: class E, which no network uses or routes.
 fn nth_address(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(240, 240, 0, 1)) + n)
 }
 
-/// The same address in IPv6: the last four bytes of a unique local network (RFC 4193).
+/// Converts an address to IPv6: it becomes the last four bytes of a unique local network (RFC 4193).
 pub(crate) fn to_v6(address: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::from(PREFIX_V6 | u128::from(u32::from(address)))
 }
@@ -144,12 +148,12 @@ fn from_v6(address: Ipv6Addr) -> Option<Ipv4Addr> {
 
 /// fd6c:656e:6f00:f0::/96.
 const PREFIX_V6: u128 = 0xfd6c_656e_6f00_00f0 << 64;
-/// Hosts of a /16 without its network and broadcast address.
+/// The number of hosts of a /16 without its network and broadcast address.
 const HOSTS: u32 = 65_534;
 /// The maximum number of services that one application may resolve.
-const NAMES_MAX: usize = 4096;
+const MAX_NAMES: usize = 4096;
 /// The prefix of evicted entries in the state directory.
-const EVICTED: &str = "evicted ";
+const EVICTED_PREFIX: &str = "evicted ";
 
 #[cfg(test)]
 mod tests {
@@ -160,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_kept_apart_and_survive_a_restart() {
+    fn services_have_different_addresses_that_survive_a_restart() {
         let names = VirtualAddresses::default();
-        let mut seen = HashSet::new();
+        let mut assigned = HashSet::new();
         for index in 0..1000 {
             let (address, is_new) =
                 names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
             assert_eq!(is_new, IsNew::Yes);
-            assert!(seen.insert(address), "{address} was given twice");
+            assert!(assigned.insert(address), "{address} was assigned twice");
         }
         let restored = VirtualAddresses::from_text(&names.to_text());
         for index in 0..1000 {
@@ -181,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn other_networks_stand_for_nothing() {
+    fn addresses_of_other_networks_have_no_service() {
         let names = VirtualAddresses::default();
         let (address, _) = names.virtual_address(&service_name("one")).unwrap();
         let [.., a, b] = to_v6(address).segments();
@@ -193,11 +197,11 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_evicts_the_service_that_was_not_used_for_the_longest_time() {
+    fn a_full_table_evicts_the_least_recently_used_service() {
         let names = VirtualAddresses::default();
         let first = names.virtual_address(&service_name("s0")).unwrap().0;
         let second = names.virtual_address(&service_name("s1")).unwrap().0;
-        for index in 2..NAMES_MAX {
+        for index in 2..MAX_NAMES {
             assert_eq!(
                 names.virtual_address(&service_name(&format!("s{index}"))).unwrap().1,
                 IsNew::Yes
@@ -211,25 +215,25 @@ mod tests {
         assert_eq!(names.service_at(first.into()), Some(service_name("s0")));
         assert_eq!(names.service_at(second.into()), None);
         // Many more names stay within the bound, and never get an address that was evicted just before.
-        for index in 0..NAMES_MAX {
+        for index in 0..MAX_NAMES {
             assert_ne!(
                 names.virtual_address(&service_name(&format!("t{index}"))).unwrap().0,
                 second
             );
         }
-        assert_eq!(names.lock().services.len(), NAMES_MAX);
-        assert_eq!(names.lock().addresses.len(), NAMES_MAX);
-        let again = names.virtual_address(&service_name("t0")).unwrap();
-        assert_eq!(again.1, IsNew::No);
+        assert_eq!(names.lock().services.len(), MAX_NAMES);
+        assert_eq!(names.lock().addresses.len(), MAX_NAMES);
+        let existing = names.virtual_address(&service_name("t0")).unwrap();
+        assert_eq!(existing.1, IsNew::No);
         names.virtual_address(&service_name("one-more"));
-        assert!(names.lock().evicted.len() <= NAMES_MAX);
+        assert!(names.lock().evicted.len() <= MAX_NAMES);
     }
 
     #[test]
     fn an_evicted_service_gets_its_address_again() {
         let names = VirtualAddresses::default();
         let first = names.virtual_address(&service_name("s0")).unwrap().0;
-        for index in 1..=NAMES_MAX {
+        for index in 1..=MAX_NAMES {
             names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
         }
         assert_eq!(names.service_at(first.into()), None);
@@ -242,14 +246,14 @@ mod tests {
     fn evicted_addresses_and_the_order_of_uses_survive_a_restart() {
         let names = VirtualAddresses::default();
         let first = names.virtual_address(&service_name("s0")).unwrap().0;
-        for index in 1..=NAMES_MAX {
+        for index in 1..=MAX_NAMES {
             names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
         }
         names.virtual_address(&service_name("s1")).unwrap();
         let second = names.virtual_address(&service_name("s2")).unwrap().0;
         let third = names.virtual_address(&service_name("s3")).unwrap().0;
         names.service_at(second.into());
-        let used: Vec<String> = (4..=NAMES_MAX).map(|index| format!("s{index}")).collect();
+        let used: Vec<String> = (4..=MAX_NAMES).map(|index| format!("s{index}")).collect();
         for name in &used {
             names.virtual_address(&service_name(name)).unwrap();
         }
@@ -260,7 +264,7 @@ mod tests {
             let (address, is_new) =
                 restored.virtual_address(&service_name(&format!("t{index}"))).unwrap();
             assert_eq!(is_new, IsNew::InPlaceOfAnother);
-            assert_ne!(address, first, "its own service may come back");
+            assert_ne!(address, first, "the address is reserved for its own service");
         }
         assert_eq!(restored.service_at(third.into()), None);
         assert_eq!(restored.service_at(second.into()), Some(service_name("s2")));

@@ -41,14 +41,14 @@ pub(crate) struct Worker {
     pub(crate) phase: watch::Receiver<Phase>,
     /// The queues for traces, log entries and taps.
     pub(crate) trace_queues: TraceQueues,
-    /// The observability configuration, as of `view_version`.
-    view: RefCell<Option<Rc<ThreadObservability>>>,
-    view_version: Cell<u64>,
+    /// The observability configuration, as of `observability_version`.
+    observability: RefCell<Option<Rc<ThreadObservability>>>,
+    observability_version: Cell<u64>,
     pub(crate) tls: TlsConfigs,
     /// The half-open connections of this thread.
     pub(crate) half_open: Arc<ConnectionAdmission>,
     /// Permits for connections to the application: many streams of a link may need one each.
-    pub(crate) places: Arc<Semaphore>,
+    pub(crate) application_permits: Arc<Semaphore>,
     /// Permits for queries of names outside the mesh that wait for the system resolver.
     pub(crate) name_queries: Semaphore,
     /// The log lines that each peer may cause, by its identity or address.
@@ -80,10 +80,12 @@ pub(crate) struct Worker {
     /// Mirrored requests in progress.
     pub(crate) mirrors: Rc<Cell<usize>>,
     /// The configuration version of the last sweep of `upstreams`.
-    swept: Cell<u64>,
-    exchanges: Cell<usize>,
-    quiet: Notify,
-    draws: Cell<u64>,
+    swept_version: Cell<u64>,
+    exchanges_in_progress: Cell<usize>,
+    /// Notified when no exchange is in progress.
+    exchanges_ended: Notify,
+    /// The state of the pseudo-random numbers.
+    random_state: Cell<u64>,
 }
 
 /// The keys parsed from a text; `None` if none of them can verify.
@@ -101,7 +103,7 @@ pub(crate) struct WorkerParts {
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) trace_queues: TraceQueues,
     pub(crate) shard: MetricsShard,
-    /// The seed of this thread's random draws.
+    /// The seed of this thread's pseudo-random numbers.
     pub(crate) seed: u64,
 }
 
@@ -124,15 +126,15 @@ impl Worker {
             )),
             jwt_keys: RefCell::default(),
             check_services: CheckServices::new(config.collector_ca.clone()),
-            places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
-            name_queries: Semaphore::new(NAME_QUERIES_MAX),
+            application_permits: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
+            name_queries: Semaphore::new(MAX_NAME_QUERIES),
             config,
             config_store,
             connections,
             phase,
             trace_queues,
-            view: RefCell::default(),
-            view_version: Cell::new(0),
+            observability: RefCell::default(),
+            observability_version: Cell::new(0),
             tls: TlsConfigs::default(),
             logs: LogLimits::default(),
             shard: Rc::new(shard),
@@ -147,10 +149,10 @@ impl Worker {
             budgets: RefCell::default(),
             idle: IdleClients::default(),
             mirrors: Rc::default(),
-            swept: Cell::new(0),
-            exchanges: Cell::new(0),
-            quiet: Notify::new(),
-            draws: Cell::new(seed | 1),
+            swept_version: Cell::new(0),
+            exchanges_in_progress: Cell::new(0),
+            exchanges_ended: Notify::new(),
+            random_state: Cell::new(seed | 1),
         })
     }
 
@@ -169,62 +171,65 @@ impl Worker {
 
     /// Returns a pseudo-random number (xorshift64*): fast and seeded, for choices but not for secrets.
     pub(crate) fn random_number(&self) -> u64 {
-        let mut x = self.draws.get();
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        self.draws.set(x);
-        x.wrapping_mul(0x2545_F491_4F6C_DD1D)
+        let mut state = self.random_state.get();
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        self.random_state.set(state);
+        state.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
     /// Returns the observability configuration; `None` if none is active.
     pub(crate) fn observability_config(&self) -> Option<Rc<ThreadObservability>> {
         let version = self.config_store.observability.version();
-        if self.view_version.replace(version) != version {
-            let view = self.config_store.observability.active_settings();
-            self.view.replace(
-                view.map(|view| Rc::new(ThreadObservability::new(view, self.account_name()))),
+        if self.observability_version.replace(version) != version {
+            let settings = self.config_store.observability.active_settings();
+            self.observability.replace(
+                settings.map(|settings| {
+                    Rc::new(ThreadObservability::new(settings, self.account_name()))
+                }),
             );
         }
-        self.view.borrow().clone()
+        self.observability.borrow().clone()
     }
 
     /// Returns the keys parsed from a text, which is parsed once; `None` if none of them can verify.
     pub(crate) fn jwt_keys(&self, text: &Arc<str>) -> Option<Rc<JwtKeys>> {
-        let mut known = self.jwt_keys.borrow_mut();
-        if let Some(known) = known.iter().find(|known| Arc::ptr_eq(&known.text, text)) {
-            return known.keys.clone();
+        let mut cache = self.jwt_keys.borrow_mut();
+        if let Some(cached) = cache.iter().find(|cached| Arc::ptr_eq(&cached.text, text)) {
+            return cached.keys.clone();
         }
         let keys = JwtKeys::parse(text).map(Rc::new);
         if let Err(error) = &keys {
             tracing::warn!(%error, "invalid keys of an issuer; its tokens are rejected");
         }
-        if known.len() >= JWT_KEYS_MAX {
-            known.clear();
+        if cache.len() >= MAX_JWT_KEYS {
+            cache.clear();
         }
         let keys = keys.ok();
-        known.push(ParsedKeys { text: text.clone(), keys: keys.clone() });
+        cache.push(ParsedKeys { text: text.clone(), keys: keys.clone() });
         keys
     }
 
     /// Returns the account of the workload; empty before the first configuration.
     fn account_name(&self) -> String {
         let config = self.config_store.current_config();
-        config.map(|config| config.plans.snapshot.config.account.to_string()).unwrap_or_default()
+        config.map(|config| config.compiled.snapshot.config.account.to_string()).unwrap_or_default()
     }
 
     /// Returns this thread's state of an endpoint: its connections and its load.
     pub(crate) fn upstream_for(self: &Rc<Self>, endpoint: &Arc<Endpoint>) -> Rc<Upstream> {
-        let known = self.upstreams.borrow().get(&endpoint.id).cloned();
-        let same = |known: &&Rc<Upstream>| {
-            Arc::ptr_eq(&known.endpoint, endpoint) || known.endpoint.is_same_place(endpoint)
+        let existing = self.upstreams.borrow().get(&endpoint.id).cloned();
+        let is_same = |existing: &&Rc<Upstream>| {
+            Arc::ptr_eq(&existing.endpoint, endpoint)
+                || existing.endpoint.has_same_address(endpoint)
         };
-        if let Some(upstream) = known.as_ref().filter(same) {
+        if let Some(upstream) = existing.as_ref().filter(is_same) {
             return upstream.clone();
         }
         let upstream = Rc::new(Upstream::new(endpoint.clone()));
         // A request that holds an older configuration gets a separate upstream, which closes after it.
-        if known.is_some_and(|known| self.config_store.is_current(&known.endpoint)) {
+        if existing.is_some_and(|existing| self.config_store.is_current(&existing.endpoint)) {
             return upstream;
         }
         let replaced = self.upstreams.borrow_mut().insert(endpoint.id.clone(), upstream.clone());
@@ -239,34 +244,34 @@ impl Worker {
     pub(crate) fn cluster_for(
         self: &Rc<Self>,
         traffic_policy: Option<&Arc<PortTrafficPolicy>>,
-        plan: &CompiledPort,
+        port: &CompiledPort,
         version: u64,
     ) -> Option<Rc<UpstreamCluster>> {
-        let traffic_policy = traffic_policy.filter(|it| it.is_watchful())?;
+        let traffic_policy = traffic_policy.filter(|policy| policy.is_watchful())?;
         let key = UpstreamCluster::policy_key(traffic_policy);
-        let known = self
+        let existing = self
             .clusters
             .borrow()
             .get(&key)
             .filter(|cluster| cluster.is_for(traffic_policy))
             .cloned();
-        let cluster = match known {
+        let cluster = match existing {
             Some(cluster) => cluster,
             None => {
-                let slow_start_endpoints = self.slow_start_endpoints_of(traffic_policy, plan);
-                let known = self.clusters.borrow();
+                let slow_start_endpoints = self.slow_start_endpoints_of(traffic_policy, port);
+                let clusters = self.clusters.borrow();
                 let cluster = UpstreamCluster::new(
                     self,
                     traffic_policy,
                     slow_start_endpoints,
-                    known.values(),
+                    clusters.values(),
                 );
-                drop(known);
+                drop(clusters);
                 self.clusters.borrow_mut().insert(key, cluster.clone());
                 cluster
             }
         };
-        cluster.update_endpoints(self, &plan.endpoints, version);
+        cluster.update_endpoints(self, &port.endpoints, version);
         Some(cluster)
     }
 
@@ -274,38 +279,40 @@ impl Worker {
     fn slow_start_endpoints_of(
         &self,
         traffic_policy: &PortTrafficPolicy,
-        plan: &CompiledPort,
+        compiled_port: &CompiledPort,
     ) -> PortSlowStart {
-        let Some(first) = plan.endpoints.first().filter(|_| warms_up(traffic_policy)) else {
+        let Some(first) =
+            compiled_port.endpoints.first().filter(|_| has_slow_start(traffic_policy))
+        else {
             return Rc::default();
         };
-        let port = (first.id.service.clone(), first.id.port);
-        self.slow_start_endpoints.borrow_mut().entry(port).or_default().clone()
+        let key = (first.id.service.clone(), first.id.port);
+        self.slow_start_endpoints.borrow_mut().entry(key).or_default().clone()
     }
 
     /// Returns the application behind this sidecar at one of its addresses.
     pub(crate) fn application_at(
         &self,
         address: SocketAddr,
-        speaks: ApplicationProtocol,
+        protocol: ApplicationProtocol,
     ) -> Rc<Application> {
         let mut applications = self.applications.borrow_mut();
-        let application = applications.entry((address, speaks));
-        let new = || {
-            let application = Application::new(address, speaks);
+        let application = applications.entry((address, protocol));
+        let create = || {
+            let application = Application::new(address, protocol);
             application.apply_states(&self.config_store.application.states());
             Rc::new(application)
         };
-        application.or_insert_with(new).clone()
+        application.or_insert_with(create).clone()
     }
 
-    /// Updates the application's connection pools with its port states; never ends.
+    /// Updates the application's connection pools with its port states; never returns.
     pub(crate) async fn follow_ports(&self) {
         let mut states = self.config_store.application.subscribe();
         loop {
-            let now = Arc::clone(&states.borrow_and_update());
+            let current = Arc::clone(&states.borrow_and_update());
             for application in self.applications.borrow().values() {
-                application.apply_states(&now);
+                application.apply_states(&current);
             }
             if states.changed().await.is_err() {
                 return std::future::pending().await;
@@ -313,24 +320,26 @@ impl Worker {
         }
     }
 
-    /// Retires endpoints that the configuration no longer contains: their requests finish, then they close.
+    /// Retires endpoints that the configuration no longer contains: their requests finish, then their
+    /// connections close.
     pub(crate) fn retire_removed(&self, config: &ConfigSnapshot) {
-        if self.swept.replace(config.version) == config.version {
+        if self.swept_version.replace(config.version) == config.version {
             return;
         }
-        self.sweep_clusters(config);
+        self.drop_obsolete_policies(config);
         let mut upstreams = self.upstreams.borrow_mut();
-        let services = &config.plans.snapshot.services;
+        let services = &config.compiled.snapshot.services;
         let pinned: FxHashSet<&EndpointId> =
             config.pinned_endpoints().map(|endpoint| &endpoint.id).collect();
         upstreams.retain(|id, upstream| {
-            let known = services.get(&id.service).and_then(|view| view.ports.get(&id.port));
-            let kept = known.is_some_and(|port| port.endpoints.iter().any(|e| e.id == *id))
+            let port = services.get(&id.service).and_then(|service| service.ports.get(&id.port));
+            let is_kept = port
+                .is_some_and(|port| port.endpoints.iter().any(|endpoint| endpoint.id == *id))
                 || pinned.contains(id);
-            if !kept {
+            if !is_kept {
                 upstream.retire();
             }
-            kept
+            is_kept
         });
         self.budgets.borrow_mut().retain(|service, _| services.contains_key(service));
     }
@@ -350,27 +359,30 @@ impl Worker {
     }
 
     /// Drops the state of policies that no longer exist.
-    fn sweep_clusters(&self, config: &ConfigSnapshot) {
+    fn drop_obsolete_policies(&self, config: &ConfigSnapshot) {
         self.slow_start_endpoints.borrow_mut().retain(|(service, port), _| {
-            let plan = config.plans.services.get(service).and_then(|plan| plan.ports.get(port));
-            let own = plan.and_then(|plan| plan.traffic_policy.as_deref());
-            let mut forwarded = config.plans.forwarded_ports();
-            own.is_some_and(warms_up)
-                || forwarded.any(|it| {
-                    it.port == *port && it.service == *service && warms_up(&it.traffic_policy)
+            let called = config.compiled.services.get(service);
+            let called = called.and_then(|service| service.ports.get(port));
+            let own_policy = called.and_then(|port| port.traffic_policy.as_deref());
+            let mut forwarded = config.compiled.forwarded_ports();
+            own_policy.is_some_and(has_slow_start)
+                || forwarded.any(|policies| {
+                    policies.port == *port
+                        && policies.service == *service
+                        && has_slow_start(&policies.traffic_policy)
                 })
         });
         let mut clusters = self.clusters.borrow_mut();
         if clusters.is_empty() {
             return;
         }
-        let traffic_policies: Vec<_> = config.plans.traffic_policies().collect();
+        let traffic_policies: Vec<_> = config.compiled.traffic_policies().collect();
         let before = clusters.len();
         clusters.retain(|_, cluster| {
             traffic_policies.iter().any(|traffic_policy| cluster.is_for(traffic_policy))
         });
         if clusters.len() < before {
-            // The next request sets it again, if a policy still does.
+            // The next request sets the timeout again if a policy still has one.
             let upstreams = self.upstreams.borrow();
             upstreams.values().for_each(|upstream| upstream.connect_timeout.set(None));
         }
@@ -395,15 +407,15 @@ impl Worker {
 
     /// Counts an exchange in progress until the guard is dropped.
     pub(crate) fn start_exchange(self: &Rc<Self>) -> ExchangeGuard {
-        self.exchanges.set(self.exchanges.get() + 1);
+        self.exchanges_in_progress.set(self.exchanges_in_progress.get() + 1);
         self.shard.raise(Gauge::RequestsInFlight, 1);
         ExchangeGuard(self.clone())
     }
 
     /// Resolves when no exchange is in progress.
     pub(crate) async fn wait_until_idle(&self) {
-        while self.exchanges.get() > 0 {
-            self.quiet.notified().await;
+        while self.exchanges_in_progress.get() > 0 {
+            self.exchanges_ended.notified().await;
         }
     }
 }
@@ -413,22 +425,22 @@ pub(crate) struct ExchangeGuard(Rc<Worker>);
 
 impl Drop for ExchangeGuard {
     fn drop(&mut self) {
-        let left = self.0.exchanges.get() - 1;
-        self.0.exchanges.set(left);
+        let remaining = self.0.exchanges_in_progress.get() - 1;
+        self.0.exchanges_in_progress.set(remaining);
         self.0.shard.lower(Gauge::RequestsInFlight, 1);
-        if left == 0 {
-            self.0.quiet.notify_one();
+        if remaining == 0 {
+            self.0.exchanges_ended.notify_one();
         }
     }
 }
 
-/// More key sets than the policies of a workload use.
-const JWT_KEYS_MAX: usize = 32;
+/// The maximum number of cached key sets: more than the policies of a workload use.
+const MAX_JWT_KEYS: usize = 32;
 
 /// True if a policy of the port has slow start.
-fn warms_up(traffic_policy: &PortTrafficPolicy) -> bool {
+fn has_slow_start(traffic_policy: &PortTrafficPolicy) -> bool {
     traffic_policy.balancing.as_ref().is_some_and(|balancing| balancing.rule.slow_start.is_some())
 }
 
-/// Concurrent queries to the system resolver; each takes a thread.
-const NAME_QUERIES_MAX: usize = 16;
+/// The maximum number of concurrent queries to the system resolver; each takes a thread.
+const MAX_NAME_QUERIES: usize = 16;

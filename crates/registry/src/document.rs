@@ -1,4 +1,4 @@
-//! YAML documents as trees of nodes with line and column, parsed within bounds.
+//! Parser of YAML and JSON texts: documents become trees of nodes with line and column, within bounds.
 
 mod json;
 mod list;
@@ -17,36 +17,36 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 /// [`SyntaxError`] if the text is not YAML or exceeds a bound. No document is returned then.
 pub(crate) fn parse_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
     let documents: Vec<DocumentNode> =
-        documents_as_written(text)?.into_iter().flat_map(list::expand_list).collect();
-    match documents.get(DOCUMENTS_MAX) {
+        parse_unexpanded(text)?.into_iter().flat_map(list::expand_list).collect();
+    match documents.get(MAX_DOCUMENTS) {
         Some(beyond) => Err(too_many_documents(beyond.position)),
         None => Ok(documents),
     }
 }
 
-/// Parses the documents of a text; empty documents are omitted.
+/// Parses the documents of a text, without the expansion of lists; empty documents are omitted.
 ///
 /// # Errors
 /// See [`parse_documents`].
-pub(crate) fn documents_as_written(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
+pub(crate) fn parse_unexpanded(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
     let text = &*without_byte_order_marks(text);
     // The parser looks ahead to the end of a flow list or map, because it may be a key.
     let brackets = text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
-    if brackets > BRACKETS_MAX {
-        let problem = format!("has more than {BRACKETS_MAX} commas and brackets");
+    if brackets > MAX_BRACKETS {
+        let problem = format!("has more than {MAX_BRACKETS} commas and brackets");
         return Err(SyntaxError::limit_exceeded(TextPosition::START, problem, "split the file"));
     }
-    let not_json = match read_json(text) {
+    let json_error = match read_json(text) {
         Some(Ok(documents)) => return Ok(documents),
         Some(Err(json::JsonError::Bound(error))) => return Err(error),
         Some(Err(json::JsonError::Syntax(error))) => Some(error),
         None => None,
     };
-    let mut text = match &not_json {
+    let mut text = match &json_error {
         Some(_) => without_surrogates(text),
         None => Cow::Borrowed(text),
     };
-    let mut bytes_left = REREAD_BYTES_MAX;
+    let mut bytes_left = MAX_REREAD_BYTES;
     loop {
         let mut builder = TreeBuilder::default();
         let Some(error) = read_into(&mut builder, &text)? else {
@@ -56,13 +56,13 @@ pub(crate) fn documents_as_written(text: &str) -> Result<Vec<DocumentNode>, Synt
         let corrected = with_spaces(&text, &error);
         match (corrected, bytes_left.checked_sub(text.len())) {
             (Some(corrected), Some(left)) => (text, bytes_left) = (corrected.into(), left),
-            _ => return Err(furthest_error(not_json, SyntaxError::from_scan_error(&error))),
+            _ => return Err(furthest_error(json_error, SyntaxError::from_scan_error(&error))),
         }
     }
 }
 
 fn too_many_documents(position: TextPosition) -> SyntaxError {
-    let problem = format!("has more than {DOCUMENTS_MAX} documents");
+    let problem = format!("has more than {MAX_DOCUMENTS} documents");
     SyntaxError::limit_exceeded(position, problem, "split the file")
 }
 
@@ -101,11 +101,11 @@ fn read_json(text: &str) -> Option<Result<Vec<DocumentNode>, json::JsonError>> {
     Some(read.map(|()| builder.documents))
 }
 
-/// Returns the error of the parser that got further.
+/// Returns the error of the parser that failed at the later position.
 fn furthest_error(json: Option<SyntaxError>, yaml: SyntaxError) -> SyntaxError {
-    let place = |error: &SyntaxError| (error.position.line, error.position.column);
+    let line_and_column = |error: &SyntaxError| (error.position.line, error.position.column);
     match json {
-        Some(json) if place(&json) >= place(&yaml) => json,
+        Some(json) if line_and_column(&json) >= line_and_column(&yaml) => json,
         _ => yaml,
     }
 }
@@ -150,7 +150,7 @@ fn without_surrogates(text: &str) -> Cow<'_, str> {
     out.into()
 }
 
-/// Parses a text up to its first syntax error.
+/// Parses a text into the builder up to the first syntax error, which is returned.
 fn read_into(builder: &mut TreeBuilder, text: &str) -> Result<Option<ScanError>, SyntaxError> {
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
@@ -167,8 +167,8 @@ fn with_spaces(text: &str, error: &ScanError) -> Option<String> {
     if !error.info().starts_with(TAB_AFTER_COLON) {
         return None;
     }
-    let (at, _) = text.char_indices().nth(error.marker().index())?;
-    let (before, after) = text.split_at_checked(at)?;
+    let (byte_index, _) = text.char_indices().nth(error.marker().index())?;
+    let (before, after) = text.split_at_checked(byte_index)?;
     let key = before.trim_end_matches(['\t', ' ']);
     let blanks = before.len().checked_sub(key.len())?;
     before.ends_with('\t').then(|| [key, &" ".repeat(blanks), after].concat())
@@ -212,7 +212,7 @@ pub(crate) enum NodeValue {
     Number(String),
     Text(String),
     List(Vec<DocumentNode>),
-    /// Keys and values in order; keys may repeat.
+    /// Keys and values in order. Keys may occur more than once.
     Map(Vec<(DocumentNode, DocumentNode)>),
     /// The key `<<` of a merge until its map ends; distinct from every text and tag.
     MergeKey,
@@ -262,10 +262,11 @@ impl SyntaxError {
 #[derive(Default)]
 struct TreeBuilder {
     documents: Vec<DocumentNode>,
+    /// The lists and maps around the next node, outermost first.
     open: Vec<OpenCollection>,
     anchors: HashMap<usize, DocumentNode>,
-    nodes: usize,
-    copied: usize,
+    node_count: usize,
+    copied_bytes: usize,
 }
 
 /// A list or map that is not closed yet.
@@ -273,11 +274,12 @@ struct OpenCollection {
     position: TextPosition,
     anchor: usize,
     tag: Option<String>,
-    filling: CollectionContent,
+    content: CollectionContent,
 }
 
 enum CollectionContent {
     List(Vec<DocumentNode>),
+    /// The entries, and the key of the next value.
     Map(Vec<(DocumentNode, DocumentNode)>, Option<DocumentNode>),
 }
 
@@ -294,11 +296,11 @@ impl TreeBuilder {
                 Ok(())
             }
             Event::Scalar(text, style, anchor, tag) => {
-                let value = match self.expects_key() && merge::is_key(&text, style, tag.as_deref())
-                {
-                    true => NodeValue::MergeKey,
-                    false => parse_scalar(&text, style, tag.as_deref()),
-                };
+                let value =
+                    match self.expects_key() && merge::is_merge_key(&text, style, tag.as_deref()) {
+                        true => NodeValue::MergeKey,
+                        false => parse_scalar(&text, style, tag.as_deref()),
+                    };
                 self.add_to_parent(DocumentNode { position, value }, anchor)
             }
             Event::SequenceStart(anchor, tag) => self.begin_node(
@@ -308,8 +310,8 @@ impl TreeBuilder {
                 CollectionContent::List(Vec::new()),
             ),
             Event::MappingStart(anchor, tag) => {
-                let filling = CollectionContent::Map(Vec::new(), None);
-                self.begin_node(position, anchor, tag.as_deref(), filling)
+                let content = CollectionContent::Map(Vec::new(), None);
+                self.begin_node(position, anchor, tag.as_deref(), content)
             }
             Event::SequenceEnd | Event::MappingEnd => self.end_node(),
             Event::Alias(anchor) => self.copy_alias(position, anchor),
@@ -320,7 +322,7 @@ impl TreeBuilder {
     fn expects_key(&self) -> bool {
         matches!(
             self.open.last(),
-            Some(OpenCollection { filling: CollectionContent::Map(_, None), .. })
+            Some(OpenCollection { content: CollectionContent::Map(_, None), .. })
         )
     }
 
@@ -329,16 +331,16 @@ impl TreeBuilder {
         position: TextPosition,
         anchor: usize,
         tag: Option<&Tag>,
-        filling: CollectionContent,
+        content: CollectionContent,
     ) -> Result<(), SyntaxError> {
-        if self.open.len() >= DEPTH_MAX {
-            let problem = format!("is nested deeper than {DEPTH_MAX} levels");
+        if self.open.len() >= MAX_DEPTH {
+            let problem = format!("is nested deeper than {MAX_DEPTH} levels");
             return Err(SyntaxError::limit_exceeded(position, problem, "nest less"));
         }
         let tag = tag
             .filter(|tag| !(tag.is_yaml_core_schema() && matches!(&*tag.suffix, "map" | "seq")))
             .map(tag_name);
-        self.open.push(OpenCollection { position, anchor, tag, filling });
+        self.open.push(OpenCollection { position, anchor, tag, content });
         Ok(())
     }
 
@@ -346,7 +348,7 @@ impl TreeBuilder {
         let Some(open) = self.open.pop() else {
             return Ok(());
         };
-        let value = match (open.tag, open.filling) {
+        let value = match (open.tag, open.content) {
             (Some(tag), _) => NodeValue::Tagged(tag),
             (None, CollectionContent::List(list)) => NodeValue::List(list),
             (None, CollectionContent::Map(map, _)) => NodeValue::Map(merge::merge_entries(map)?),
@@ -360,14 +362,14 @@ impl TreeBuilder {
             let problem = "refers to an anchor of another document or one around itself".to_owned();
             return Err(SyntaxError::limit_exceeded(position, problem, "write the value out"));
         };
-        self.copied = self.copied.saturating_add(copy_size(node));
-        if self.copied > COPIED_BYTES_MAX {
-            let problem = format!("aliases copy more than {COPIED_BYTES_MAX} bytes");
+        self.copied_bytes = self.copied_bytes.saturating_add(copy_size(node));
+        if self.copied_bytes > MAX_COPIED_BYTES {
+            let problem = format!("aliases copy more than {MAX_COPIED_BYTES} bytes");
             return Err(SyntaxError::limit_exceeded(position, problem, "use fewer aliases"));
         }
         let value = match &node.value {
             // An alias of a merge key is a text, as in kubectl.
-            NodeValue::MergeKey => NodeValue::Text(merge::KEY.to_owned()),
+            NodeValue::MergeKey => NodeValue::Text(merge::MERGE_KEY.to_owned()),
             value => value.clone(),
         };
         self.add_to_parent(DocumentNode { position, value }, 0)
@@ -375,16 +377,16 @@ impl TreeBuilder {
 
     /// Adds a finished node to its parent.
     fn add_to_parent(&mut self, node: DocumentNode, anchor: usize) -> Result<(), SyntaxError> {
-        self.nodes += 1;
-        if self.nodes > NODES_MAX {
-            let problem = format!("has more than {NODES_MAX} values");
+        self.node_count += 1;
+        if self.node_count > MAX_NODES {
+            let problem = format!("has more than {MAX_NODES} values");
             return Err(SyntaxError::limit_exceeded(node.position, problem, "split the file"));
         }
         if anchor != 0 {
-            self.copied = self.copied.saturating_add(copy_size(&node));
+            self.copied_bytes = self.copied_bytes.saturating_add(copy_size(&node));
             self.anchors.insert(anchor, node.clone());
         }
-        match self.open.last_mut().map(|open| &mut open.filling) {
+        match self.open.last_mut().map(|open| &mut open.content) {
             Some(CollectionContent::List(list)) => list.push(node),
             Some(CollectionContent::Map(map, key)) => match key.take() {
                 Some(key) => map.push((key, node)),
@@ -399,7 +401,7 @@ impl TreeBuilder {
         if matches!(node.value, NodeValue::Null) {
             return Ok(());
         }
-        if self.documents.len() >= DOCUMENTS_MAX {
+        if self.documents.len() >= MAX_DOCUMENTS {
             return Err(too_many_documents(node.position));
         }
         self.documents.push(node);
@@ -407,19 +409,19 @@ impl TreeBuilder {
     }
 }
 
-/// Returns the approximate size of a copy of the node in bytes. `DEPTH_MAX` bounds the depth of written nodes,
-/// `COPIED_BYTES_MAX` that of copied ones.
+/// Returns the approximate size of a copy of the node in bytes. The recursion is bounded by `MAX_DEPTH` for written
+/// nodes, and by `MAX_COPIED_BYTES` for copied ones.
 fn copy_size(node: &DocumentNode) -> usize {
-    let own = size_of::<DocumentNode>();
+    let node_size = size_of::<DocumentNode>();
     match &node.value {
-        NodeValue::Null | NodeValue::Boolean(_) | NodeValue::MergeKey => own,
+        NodeValue::Null | NodeValue::Boolean(_) | NodeValue::MergeKey => node_size,
         NodeValue::Number(text) | NodeValue::Text(text) | NodeValue::Tagged(text) => {
-            own + text.len()
+            node_size + text.len()
         }
-        NodeValue::List(list) => own + list.iter().map(copy_size).sum::<usize>(),
+        NodeValue::List(list) => node_size + list.iter().map(copy_size).sum::<usize>(),
         NodeValue::Map(map) => {
             let entries = map.iter().map(|(key, value)| copy_size(key) + copy_size(value));
-            own + entries.sum::<usize>()
+            node_size + entries.sum::<usize>()
         }
     }
 }
@@ -477,27 +479,28 @@ fn is_number(text: &str) -> bool {
     if matches!(unsigned, ".inf" | ".Inf" | ".INF") || matches!(text, ".nan" | ".NaN" | ".NAN") {
         return true;
     }
-    let starts = unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.');
-    starts && unsigned.parse::<f64>().is_ok()
+    let is_numeric_start = unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    is_numeric_start && unsigned.parse::<f64>().is_ok()
 }
 
 /// Limit of documents per file.
-const DOCUMENTS_MAX: usize = 10_000;
+const MAX_DOCUMENTS: usize = 10_000;
 /// Limit of values per file; each takes about 100 bytes while parsing.
-const NODES_MAX: usize = 500_000;
+const MAX_NODES: usize = 500_000;
 /// Limit of commas and brackets per file; each takes up to 400 bytes while parsing.
-const BRACKETS_MAX: usize = 500_000;
+const MAX_BRACKETS: usize = 500_000;
 /// Limit of the nesting depth; no kind needs more than a dozen levels.
-const DEPTH_MAX: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// Limit of the bytes that aliases copy in one file; it stops "billion laughs" attacks.
-const COPIED_BYTES_MAX: usize = 1 << 20;
+const MAX_COPIED_BYTES: usize = 1 << 20;
 
 /// The parser's error for a tab after a colon.
 const TAB_AFTER_COLON: &str = "':' must be followed by a valid YAML whitespace";
 /// Limit of the bytes of one file that are parsed again because of tabs.
-const REREAD_BYTES_MAX: usize = 64 << 20;
+const MAX_REREAD_BYTES: usize = 64 << 20;
+/// U+FEFF, with which some editors begin UTF-8 files.
 const BYTE_ORDER_MARK: char = '\u{feff}';
-/// The length of `\uXXXX`.
+/// The length of `\uXXXX` in bytes.
 const UNIT_BYTES: usize = 6;
 /// The hint for a syntax error.
 const CORRECT_SYNTAX: &str =
@@ -508,11 +511,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tabs_behind_a_colon_are_white_space() {
+    fn tabs_after_a_colon_are_white_space() {
         let text = "kind:\tService\nmetadata:\t{name: \ta}\ntext:\t|\n  a:\tb\nlast:\t\tz # end\n";
-        let shown = format!("{:?}", parse_documents(text).unwrap()[0].value);
+        let value_text = format!("{:?}", parse_documents(text).unwrap()[0].value);
         for value in ["Service", "a:\\tb\\n", "\"z\""] {
-            assert!(shown.contains(value), "{value}: {shown}");
+            assert!(value_text.contains(value), "{value}: {value_text}");
         }
     }
 
@@ -523,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_lines_and_columns_from_one() {
+    fn lines_and_columns_count_from_one() {
         let node = parse_single("# caption\na:\n  b: [1, x]\n");
         assert_eq!(node.position, TextPosition { line: 2, column: 1 });
         let NodeValue::Map(map) = node.value else { panic!() };
@@ -534,7 +537,7 @@ mod tests {
 
     #[test]
     fn plain_scalars_follow_the_core_schema() {
-        let shown = |text: &str| match parse_single(&format!("[{text}]")).value {
+        let format_scalar = |text: &str| match parse_single(&format!("[{text}]")).value {
             NodeValue::List(list) => format!("{:?}", list[0].value),
             other => format!("{other:?}"),
         };
@@ -563,12 +566,12 @@ mod tests {
             ("true", "Boolean(true)"),
             ("~", "Null"),
         ] {
-            assert_eq!(shown(text), expected, "{text}");
+            assert_eq!(format_scalar(text), expected, "{text}");
         }
     }
 
     #[test]
-    fn leaves_out_empty_documents() {
+    fn empty_documents_are_omitted() {
         for (text, count) in [
             ("", 0),
             ("# nothing\n", 0),
@@ -594,14 +597,14 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_exceeds_a_bound() {
+    fn texts_that_exceed_a_bound_are_rejected() {
         let bomb = (1..30).fold("a0: &a0 [x, x]\n".to_owned(), |text, level| {
-            let below = level - 1;
-            format!("{text}a{level}: &a{level} [*a{below}, *a{below}, *a{below}]\n")
+            let previous = level - 1;
+            format!("{text}a{level}: &a{level} [*a{previous}, *a{previous}, *a{previous}]\n")
         });
-        let documents_many = "--- x\n".repeat(DOCUMENTS_MAX + 1);
-        let nodes_many = "- 1\n".repeat(NODES_MAX + 1);
-        let brackets_many = format!("[{}]", "1,".repeat(BRACKETS_MAX));
+        let documents_many = "--- x\n".repeat(MAX_DOCUMENTS + 1);
+        let nodes_many = "- 1\n".repeat(MAX_NODES + 1);
+        let brackets_many = format!("[{}]", "1,".repeat(MAX_BRACKETS));
         for (text, reason) in [
             (bomb, "aliases copy more"),
             ("[".repeat(100) + &"]".repeat(100), "nested deeper"),

@@ -1,4 +1,4 @@
-//! A field of a document, and the diagnostics collected while the document is read.
+//! Typed access to the fields of a document: each read checks the value and records a diagnostic with its position.
 
 mod map_fields;
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use leno_model::Name;
 
 use crate::document::{DocumentNode, NodeValue, TextPosition};
-use crate::hint::{GIVEN_TWICE, MapEntries, Replacement};
+use crate::hint::{DUPLICATE_KEY, MapEntries, Replacement};
 use crate::pattern;
 use crate::suggest::{all_of, closest_word, one_of};
 
@@ -25,14 +25,14 @@ pub(crate) struct Field<'a> {
 
 /// The fields of a map with a known set of keys.
 pub(crate) struct MapFields<'a> {
-    here: Field<'a>,
+    map: Field<'a>,
     entries: Vec<(&'a str, Field<'a>)>,
 }
 
 /// The problems and warnings of one document.
 pub(crate) struct DiagnosticCollector {
-    /// The base folder of relative paths, if the document is in a file.
-    folder: Option<PathBuf>,
+    /// The directory that relative paths start from, if the document is in a file.
+    directory: Option<PathBuf>,
     problems: RefCell<Vec<FieldDiagnostic>>,
     warnings: RefCell<Vec<FieldDiagnostic>>,
 }
@@ -50,8 +50,9 @@ pub(crate) struct FieldDiagnostic {
 impl DiagnosticCollector {
     /// Creates an empty collector for a document of this file, or of no file.
     pub(crate) fn for_file(file: Option<&str>) -> Self {
-        let folder = file.map(|file| Path::new(file).parent().unwrap_or(Path::new("")).to_owned());
-        Self { folder, problems: RefCell::default(), warnings: RefCell::default() }
+        let directory =
+            file.map(|file| Path::new(file).parent().unwrap_or(Path::new("")).to_owned());
+        Self { directory, problems: RefCell::default(), warnings: RefCell::default() }
     }
 
     /// True if the document is rejected.
@@ -84,7 +85,7 @@ impl<'a> Field<'a> {
 
     /// Records a problem with this field.
     pub(crate) fn reject(&self, problem: impl Into<String>, hint: impl Into<String>) {
-        self.push(self.new_note(problem.into(), hint.into()));
+        self.push(self.new_diagnostic(problem.into(), hint.into()));
     }
 
     /// Records a problem with a hint that contains a replacement.
@@ -94,7 +95,7 @@ impl<'a> Field<'a> {
         hint: impl Into<String>,
         replacement: Replacement,
     ) {
-        let diagnostic = self.new_note(problem.into(), hint.into());
+        let diagnostic = self.new_diagnostic(problem.into(), hint.into());
         self.push(FieldDiagnostic { replacement: Some(replacement), ..diagnostic });
     }
 
@@ -106,18 +107,18 @@ impl<'a> Field<'a> {
 
     fn push(&self, diagnostic: FieldDiagnostic) {
         let mut problems = self.diagnostics.problems.borrow_mut();
-        if problems.len() < PROBLEMS_MAX {
+        if problems.len() < MAX_PROBLEMS {
             problems.push(diagnostic);
         }
     }
 
     /// Records a warning.
     pub(crate) fn warn(&self, problem: impl Into<String>, hint: impl Into<String>) {
-        let diagnostic = self.new_note(problem.into(), hint.into());
+        let diagnostic = self.new_diagnostic(problem.into(), hint.into());
         self.diagnostics.warnings.borrow_mut().push(diagnostic);
     }
 
-    fn new_note(&self, problem: String, hint: String) -> FieldDiagnostic {
+    fn new_diagnostic(&self, problem: String, hint: String) -> FieldDiagnostic {
         let field = self.path.clone();
         FieldDiagnostic { position: self.node.position, field, problem, hint, replacement: None }
     }
@@ -136,38 +137,38 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// As [`Self::shown`], for a URL: without user and password, because messages are logged.
-    pub(crate) fn shown_url(&self) -> String {
-        let shown = self.quoted_value();
-        let Some((scheme, rest)) = shown.split_once("://") else { return shown };
+    /// As [`Self::quoted_value`], for a URL: without user and password, because messages are logged.
+    pub(crate) fn quoted_url(&self) -> String {
+        let quoted = self.quoted_value();
+        let Some((scheme, rest)) = quoted.split_once("://") else { return quoted };
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         match authority.rsplit_once('@') {
             Some((_, host)) => format!("{scheme}://...@{host}{path}"),
-            None => shown,
+            None => quoted,
         }
     }
 
     /// Reads a text.
     pub(crate) fn read_text(&self) -> Option<&'a str> {
-        let shown = self.quoted_value();
+        let quoted = self.quoted_value();
         match &self.node.value {
             NodeValue::Text(text) => return Some(text),
             NodeValue::Number(_) => self.reject_with_replacement(
-                format!("{shown} is a number, not text"),
-                format!("write \"{shown}\" in quotes"),
+                format!("{quoted} is a number, not text"),
+                format!("write \"{quoted}\" in quotes"),
                 Replacement::Quoted,
             ),
             NodeValue::Boolean(_) => self.reject_with_replacement(
-                format!("{shown} is a boolean, not text"),
-                format!("write \"{shown}\" in quotes"),
+                format!("{quoted} is a boolean, not text"),
+                format!("write \"{quoted}\" in quotes"),
                 Replacement::Quoted,
             ),
-            _ => self.reject(format!("is {shown}"), "use a text"),
+            _ => self.reject(format!("is {quoted}"), "use a text"),
         }
         None
     }
 
-    /// Reads a boolean.
+    /// Reads a boolean. The problem reads "is not a boolean"; see [`Self::read_boolean`].
     pub(crate) fn read_flag(&self) -> Option<bool> {
         if let NodeValue::Boolean(value) = &self.node.value {
             return Some(*value);
@@ -220,23 +221,23 @@ impl<'a> Field<'a> {
     }
 
     /// Reads an integer within bounds.
-    pub(crate) fn read_number(&self, least: u32, most: u32) -> Option<u32> {
-        let shown = self.quoted_value();
-        let bounds = format!("use a number from {least} to {most}");
+    pub(crate) fn read_number(&self, min: u32, max: u32) -> Option<u32> {
+        let quoted = self.quoted_value();
+        let bounds = format!("use a number from {min} to {max}");
         match &self.node.value {
             NodeValue::Number(text) => match parse_integer(text) {
-                Some(number) if (i64::from(least)..=i64::from(most)).contains(&number) => {
+                Some(number) if (i64::from(min)..=i64::from(max)).contains(&number) => {
                     return u32::try_from(number).ok();
                 }
-                Some(_) => self.reject(format!("{shown} is out of range"), bounds),
-                None => self.reject(format!("{shown} is not a whole number"), bounds),
+                Some(_) => self.reject(format!("{quoted} is out of range"), bounds),
+                None => self.reject(format!("{quoted} is not a whole number"), bounds),
             },
             NodeValue::Text(text) if parse_integer(text).is_some() => {
-                let problem = format!("{shown} is text, not a number");
+                let problem = format!("{quoted} is text, not a number");
                 let hint = format!("write {text}, without quotes or a tag");
                 self.reject_with_replacement(problem, hint, Replacement::Unquoted);
             }
-            _ => self.reject(format!("{shown} is not a number"), bounds),
+            _ => self.reject(format!("{quoted} is not a number"), bounds),
         }
         None
     }
@@ -248,8 +249,8 @@ impl<'a> Field<'a> {
             _ => None,
         };
         if number.is_none() {
-            let shown = self.quoted_value();
-            self.reject(format!("{shown} is not a whole number"), "use one, without quotes");
+            let quoted = self.quoted_value();
+            self.reject(format!("{quoted} is not a whole number"), "use one, without quotes");
         }
         number
     }
@@ -266,8 +267,8 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// Returns a field for a tree parsed from this field's text, with the same path and diagnostics.
-    pub(crate) fn standing_for<'b>(&self, node: &'b DocumentNode) -> Field<'b>
+    /// Returns a field for a document parsed from this field's text, with the same path and diagnostics.
+    pub(crate) fn embedded_field<'b>(&self, node: &'b DocumentNode) -> Field<'b>
     where
         'a: 'b,
     {
@@ -313,15 +314,15 @@ impl<'a> Field<'a> {
         Some(name)
     }
 
-    /// Reads a file path; relative paths are resolved against the document's folder.
+    /// Reads a file path; relative paths are resolved against the document's directory.
     pub(crate) fn read_path(&self) -> Option<PathBuf> {
         let text = self.read_text()?;
         let path = Path::new(text);
-        let (problem, hint) = match &self.diagnostics.folder {
+        let (problem, hint) = match &self.diagnostics.directory {
             _ if path.file_name().is_none() || text.contains(char::is_control) => {
                 (format!("{} is not the path of a file", self.quoted_value()), "name one")
             }
-            Some(folder) => return Some(folder.join(path)),
+            Some(directory) => return Some(directory.join(path)),
             None if path.is_absolute() => return Some(path.to_owned()),
             None => (
                 format!("{} is relative, but this document has no directory", self.quoted_value()),
@@ -332,17 +333,17 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// Reads one word of a closed list.
-    pub(crate) fn read_choice<T: Clone>(&self, words: &[(&'static str, T)]) -> Option<T> {
+    /// Reads one of the listed words and returns its value.
+    pub(crate) fn read_choice<T: Clone>(&self, choices: &[(&'static str, T)]) -> Option<T> {
         let text = self.read_text()?;
-        if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text) {
-            return Some(meaning.clone());
+        if let Some((_, value)) = choices.iter().find(|(word, _)| *word == text) {
+            return Some(value.clone());
         }
-        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let names: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
         let problem = format!("{} is not a supported value", self.quoted_value());
-        match closest_word(text, &known) {
+        match closest_word(text, &names) {
             Some(word) => self.propose_word(problem, word),
-            None => self.reject(problem, format!("use {}", one_of(&known))),
+            None => self.reject(problem, format!("use {}", one_of(&names))),
         }
         None
     }
@@ -361,7 +362,7 @@ impl<'a> Field<'a> {
     }
 
     /// Reads the elements of a list.
-    pub(crate) fn read_list(&self, most: usize) -> Option<Vec<Self>> {
+    pub(crate) fn read_list(&self, max: usize) -> Option<Vec<Self>> {
         let NodeValue::List(list) = &self.node.value else {
             self.reject(
                 format!("is {}, not a list", self.quoted_value()),
@@ -369,8 +370,8 @@ impl<'a> Field<'a> {
             );
             return None;
         };
-        if list.len() > most {
-            self.reject(format!("has {} elements", list.len()), format!("use at most {most}"));
+        if list.len() > max {
+            self.reject(format!("has {} elements", list.len()), format!("use at most {max}"));
             return None;
         }
         let element = |(index, node)| Field {
@@ -382,30 +383,30 @@ impl<'a> Field<'a> {
     }
 
     /// Reads each element of a list with `read`; elements with a problem are omitted.
-    pub(crate) fn read_each<T>(&self, most: usize, read: impl Fn(&Self) -> Option<T>) -> Vec<T> {
-        let elements = self.read_list(most).unwrap_or_default();
+    pub(crate) fn read_each<T>(&self, max: usize, read: impl Fn(&Self) -> Option<T>) -> Vec<T> {
+        let elements = self.read_list(max).unwrap_or_default();
         elements.iter().filter_map(read).collect()
     }
 
     /// Reads the entries of a map with arbitrary keys.
     pub(crate) fn read_entries(&self) -> Option<Vec<(&'a str, Self)>> {
-        self.entries_or("write a map of names and values")
+        self.entries_or_reject("write a map of names and values")
     }
 
-    /// As [`Self::entries`], with a hint for values that are not maps.
-    fn entries_or(&self, hint: &str) -> Option<Vec<(&'a str, Self)>> {
+    /// As [`Self::read_entries`], with a hint for values that are not maps.
+    fn entries_or_reject(&self, hint: &str) -> Option<Vec<(&'a str, Self)>> {
         let NodeValue::Map(map) = &self.node.value else {
             self.reject(self.not_a_map(), hint);
             return None;
         };
         let mut entries: Vec<(&str, Self)> = Vec::with_capacity(map.len());
-        let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
+        let mut first_lines: BTreeMap<&str, u32> = BTreeMap::new();
         for (key, node) in map {
             let Some(text) = self.entry_key(key) else { continue };
             let entry = Field { node, path: self.child_path(text), diagnostics: self.diagnostics };
-            match seen.insert(text, key.position.line) {
+            match first_lines.insert(text, key.position.line) {
                 Some(line) => Field { node: key, ..entry }.reject(
-                    format!("{GIVEN_TWICE}, first in line {line}"),
+                    format!("{DUPLICATE_KEY}, first in line {line}"),
                     "remove one of the two",
                 ),
                 None => entries.push((text, entry)),
@@ -433,7 +434,8 @@ impl<'a> Field<'a> {
 
     /// Reads a map from texts to texts, such as labels.
     pub(crate) fn read_text_map(&self) -> BTreeMap<String, String> {
-        let entries = self.entries_or("write a map, such as {key: value}").unwrap_or_default();
+        let entries =
+            self.entries_or_reject("write a map, such as {key: value}").unwrap_or_default();
         let pair =
             |(key, field): (&str, Self)| Some((key.to_owned(), field.read_text()?.to_owned()));
         entries.into_iter().filter_map(pair).collect()
@@ -441,32 +443,32 @@ impl<'a> Field<'a> {
 
     /// Reads the fields of a map; an unknown key is a problem.
     pub(crate) fn read_fields(&self, known: &[&'static str]) -> Option<MapFields<'a>> {
-        self.fields_such_as(known, &[])
+        self.read_fields_with_examples(known, &[])
     }
 
     /// As [`Self::read_fields`], with example maps to propose in place of a scalar.
-    pub(crate) fn fields_such_as(
+    pub(crate) fn read_fields_with_examples(
         &self,
         known: &[&'static str],
         examples: &[MapEntries],
     ) -> Option<MapFields<'a>> {
         if !matches!(self.node.value, NodeValue::Map(_)) {
-            self.refuse_scalar(known, examples);
+            self.reject_scalar(known, examples);
             return None;
         }
         let fields = self.any_fields()?;
-        fields.refuse_unknown(known);
+        fields.reject_unknown(known);
         Some(fields)
     }
 
     /// Records a problem: a scalar in place of a map with these fields.
-    fn refuse_scalar(&self, known: &[&'static str], examples: &[MapEntries]) {
-        let (problem, shown) = (self.not_a_map(), self.quoted_value());
+    fn reject_scalar(&self, known: &[&'static str], examples: &[MapEntries]) {
+        let (problem, quoted) = (self.not_a_map(), self.quoted_value());
         let hint = format!("write a map; its fields are {}", all_of(known));
         let is_plain = match &self.node.value {
             NodeValue::Text(text) => {
                 let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\');
-                shown == format!("{text:?}") && text.chars().all(is_plain)
+                quoted == format!("{text:?}") && text.chars().all(is_plain)
             }
             NodeValue::Number(_) | NodeValue::Boolean(_) => true,
             NodeValue::Null
@@ -478,9 +480,9 @@ impl<'a> Field<'a> {
         if !is_plain {
             return self.reject(problem, hint);
         }
-        let around = known.iter().map(|key| vec![(*key, None)]);
-        let candidates = examples.iter().cloned().chain(around).collect();
-        self.reject_with_replacement(problem, hint, Replacement::Map { shown, candidates });
+        let wrapped = known.iter().map(|key| vec![(*key, None)]);
+        let candidates = examples.iter().cloned().chain(wrapped).collect();
+        self.reject_with_replacement(problem, hint, Replacement::Map { quoted, candidates });
     }
 
     fn not_a_map(&self) -> String {
@@ -489,12 +491,8 @@ impl<'a> Field<'a> {
 
     /// Reads the fields of a map with any keys.
     pub(crate) fn any_fields(&self) -> Option<MapFields<'a>> {
-        Some(MapFields { entries: self.entries_or("write a map of fields")?, here: self.clone() })
-    }
-
-    /// Returns a field for a document embedded in this field as text.
-    pub(crate) fn embedded_field<'b>(&'b self, node: &'b DocumentNode) -> Field<'b> {
-        Field { node, path: self.path.clone(), diagnostics: self.diagnostics }
+        let entries = self.entries_or_reject("write a map of fields")?;
+        Some(MapFields { entries, map: self.clone() })
     }
 
     fn child_path(&self, key: &str) -> String {
@@ -505,8 +503,8 @@ impl<'a> Field<'a> {
 /// Returns the path of the entry `key` of the map at `path`.
 pub(crate) fn append_key(path: &str, key: &str) -> String {
     let key = truncate_text(key);
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    match (path.is_empty(), key.chars().all(plain)) {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    match (path.is_empty(), key.chars().all(is_plain)) {
         (true, _) => key,
         (false, true) => format!("{path}.{key}"),
         (false, false) => format!("{path}[{key:?}]"),
@@ -516,7 +514,7 @@ pub(crate) fn append_key(path: &str, key: &str) -> String {
 /// The problem with an unknown field.
 pub const UNKNOWN_FIELD: &str = "is an unknown field";
 
-/// Parses an integer of the core schema.
+/// Parses an integer of YAML's core schema.
 fn parse_integer(text: &str) -> Option<i64> {
     if let Some(digits) = text.strip_prefix("0x") {
         return i64::from_str_radix(digits, 16).ok();
@@ -529,13 +527,13 @@ fn parse_integer(text: &str) -> Option<i64> {
 
 /// Truncates a text for messages.
 fn truncate_text(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_CHARACTERS_MAX) {
+    match text.char_indices().nth(MAX_QUOTED_CHARACTERS) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),
     }
 }
 
 /// Limit of the characters of a value quoted in a message.
-const SHOWN_CHARACTERS_MAX: usize = 80;
+const MAX_QUOTED_CHARACTERS: usize = 80;
 /// Limit of the problems reported per document; the rest appears once these are corrected.
-const PROBLEMS_MAX: usize = 20;
+const MAX_PROBLEMS: usize = 20;

@@ -10,19 +10,19 @@ use leno_model::{Change, Object, ObjectKey};
 use crate::document::{DocumentNode, TextPosition, parse_documents};
 use crate::kinds::{self, DeclaredIdentity};
 use crate::lint::lint_objects;
-use crate::outline::dns_record;
+use crate::outline::field_position;
 use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
 use crate::scan::{
-    self, ContentMode, DirectoryIdentity, FILE_BYTES_MAX, FileContent, Scan, scan_paths,
+    self, ContentMode, DirectoryIdentity, FileContent, MAX_FILE_BYTES, Scan, scan_paths,
 };
 
 /// Objects from YAML files and directories.
 ///
-/// The last good state stays in force, per object: if a document is rejected, the last good version of its
-/// object from the same file stays. A file that cannot be read or parsed keeps all its objects. Absence is not
-/// deletion: a missing path, a dangling link, and an empty directory in place of another one (an unmounted
-/// share) keep their objects. A file counts as deleted if its directory exists and no longer contains it. An
-/// object defined in two files belongs to the first file that defined it.
+/// The last valid state stays in force, per object: if a document is rejected, the last valid version of its
+/// object from the same file stays in force. A file that cannot be read or parsed keeps all its objects. Absence
+/// is not deletion: a missing path, a dangling link, and an empty directory in place of another one (an
+/// unmounted share) keep their objects. A file counts as deleted if its directory exists and no longer contains
+/// it. An object defined in two files belongs to the first file that defined it.
 #[derive(Debug)]
 pub struct FileSource {
     paths: Vec<PathBuf>,
@@ -31,8 +31,8 @@ pub struct FileSource {
     uncertain_files: BTreeMap<PathBuf, UncertainFile>,
     /// The identities of directories that have had entries.
     directories: BTreeMap<PathBuf, DirectoryIdentity>,
-    /// The time of the next reading while a path is missing: a mount causes no event.
-    missing_again_at: Option<Instant>,
+    /// The time of the next reading while a path is missing. The reading is timed because a mount causes no event.
+    missing_retry_at: Option<Instant>,
     /// The reported objects and their files.
     reported: BTreeMap<ObjectKey, (Object, PathBuf)>,
 }
@@ -50,19 +50,20 @@ pub struct RegistryUpdate {
     pub objects: usize,
     /// The file locations of the objects in force.
     pub locations: Vec<ObjectLocation>,
-    /// The time of the first file system event that caused this reading, if any.
-    pub noticed: Option<Instant>,
+    /// The time of the first file system event that caused this reading; `None` if no event did.
+    pub first_event_at: Option<Instant>,
 }
 
 impl RegistryUpdate {
     /// Returns the rejections that may hide the mesh's `MeshConfig` on a first reading: there is no previous
     /// state then, and the default policy is `allow`.
-    pub fn mesh_config_in_doubt(&self) -> impl Iterator<Item = &RejectedDocument> {
-        let known = self.changes.iter().any(|c| matches!(c, Change::Upsert(Object::MeshConfig(_))));
+    pub fn possible_mesh_config_rejections(&self) -> impl Iterator<Item = &RejectedDocument> {
+        let has_mesh_config =
+            self.changes.iter().any(|c| matches!(c, Change::Upsert(Object::MeshConfig(_))));
         self.rejected.iter().filter(move |rejected| match rejected.at.kind.as_deref() {
-            Some(kind) => kinds::means_mesh_config(kind),
+            Some(kind) => kinds::may_be_mesh_config(kind),
             // A whole file, or a document without a kind.
-            None => !known,
+            None => !has_mesh_config,
         })
     }
 }
@@ -74,7 +75,7 @@ pub struct ObjectLocation {
     pub key: ObjectKey,
     /// The file.
     pub file: PathBuf,
-    /// The first line of its document, in the last good reading.
+    /// The first line of its document in the last valid reading, counted from 1.
     pub line: u32,
 }
 
@@ -90,26 +91,28 @@ struct ValidDocument {
 /// A file that lost objects and is possibly being written.
 #[derive(Debug)]
 struct UncertainFile {
-    /// The text as read.
+    /// Its latest content.
     text: String,
-    /// The time at which this text was first read.
-    since: Instant,
+    /// The time of the first reading with this content.
+    unchanged_since: Instant,
     /// The time at which the file became uncertain.
-    began: Instant,
+    uncertain_since: Instant,
 }
 
 impl UncertainFile {
-    fn from_reading(text: String, earlier: Option<Self>, now: Instant) -> Self {
-        match earlier {
-            Some(earlier) if earlier.text == text => earlier,
-            Some(earlier) => Self { text, since: now, began: earlier.began },
-            None => Self { text, since: now, began: now },
+    fn from_reading(text: String, previous: Option<Self>, now: Instant) -> Self {
+        match previous {
+            Some(previous) if previous.text == text => previous,
+            Some(previous) => {
+                Self { text, unchanged_since: now, uncertain_since: previous.uncertain_since }
+            }
+            None => Self { text, unchanged_since: now, uncertain_since: now },
         }
     }
 
     /// Returns the time at which the content is accepted as it is.
     fn accepted_at(&self) -> Instant {
-        (self.since + DOUBT_STEADY).min(self.began + DOUBT_MAX)
+        (self.unchanged_since + UNCHANGED_TIME).min(self.uncertain_since + MAX_UNCERTAIN_TIME)
     }
 }
 
@@ -118,8 +121,11 @@ impl UncertainFile {
 #[must_use]
 pub fn read_str(name: &str, text: &str) -> (Vec<(Object, u32)>, Vec<RejectedDocument>) {
     let reading = FileReading::from_text(name, text, &[]);
-    let objects = reading.held.into_iter();
-    (objects.map(|held| (held.object, held.position.line)).collect(), reading.rejected)
+    let documents = reading.documents.into_iter();
+    (
+        documents.map(|document| (document.object, document.position.line)).collect(),
+        reading.rejected,
+    )
 }
 
 impl FileSource {
@@ -131,7 +137,7 @@ impl FileSource {
             files: BTreeMap::new(),
             uncertain_files: BTreeMap::new(),
             directories: BTreeMap::new(),
-            missing_again_at: None,
+            missing_retry_at: None,
             reported: BTreeMap::new(),
         }
     }
@@ -148,19 +154,19 @@ impl FileSource {
         self.apply_scan(scan, None)
     }
 
-    /// As [`FileSource::reload`], but a file that is empty or truncated, and so possibly being written, keeps
-    /// its objects until another reading finds it unchanged.
-    pub(crate) fn reload_warily(&mut self, now: Instant) -> RegistryUpdate {
+    /// As [`FileSource::reload`], but a file that lost objects and looks partially written keeps its objects until
+    /// a later reading finds it unchanged, at most for [`MAX_UNCERTAIN_TIME`].
+    pub(crate) fn reload_with_grace(&mut self, now: Instant) -> RegistryUpdate {
         let scan = scan_paths(&self.paths, ContentMode::Read);
         self.apply_scan(scan, Some(now))
     }
 
     /// Returns the time of the next reading that is due regardless of events.
-    pub(crate) fn again_at(&self) -> Option<Instant> {
+    pub(crate) fn next_reload_at(&self) -> Option<Instant> {
         self.uncertain_files
             .values()
             .map(UncertainFile::accepted_at)
-            .chain(self.missing_again_at)
+            .chain(self.missing_retry_at)
             .min()
     }
 
@@ -172,14 +178,14 @@ impl FileSource {
     /// Returns the locations of the objects in force.
     #[must_use]
     pub fn object_locations(&self) -> Vec<ObjectLocation> {
-        let located = |(key, (_, file)): (&ObjectKey, &(Object, PathBuf))| {
+        let to_location = |(key, (_, file)): (&ObjectKey, &(Object, PathBuf))| {
             Some(ObjectLocation {
                 key: key.clone(),
                 file: file.clone(),
-                line: self.find_held(file, key)?.position.line,
+                line: self.find_document(file, key)?.position.line,
             })
         };
-        self.reported.iter().filter_map(located).collect()
+        self.reported.iter().filter_map(to_location).collect()
     }
 
     /// Returns the warnings about the objects in force as a whole, with locations.
@@ -187,19 +193,21 @@ impl FileSource {
     pub fn lint_warnings(&self) -> Vec<Warning> {
         let objects: Vec<Object> = self.objects().cloned().collect();
         let mut warnings = lint_objects(&objects);
-        warnings.extend(objects.iter().filter_map(only_in_clusters));
-        let places: BTreeMap<String, ObjectLocation> = self
+        warnings.extend(objects.iter().filter_map(cluster_only_warning));
+        let locations: BTreeMap<String, ObjectLocation> = self
             .object_locations()
             .into_iter()
-            .map(|located| (object_text(&DocumentLocation::for_object(&located.key, "")), located))
+            .map(|location| {
+                (object_text(&DocumentLocation::for_object(&location.key, "")), location)
+            })
             .collect();
         let mut lines = FieldLines::default();
         for warning in &mut warnings {
-            let Some(located) = places.get(&object_text(&warning.at)) else { continue };
+            let Some(location) = locations.get(&object_text(&warning.at)) else { continue };
             let field = warning.at.field.as_deref().unwrap_or_default();
-            let line = lines.line_of(&located.file, located.line, field);
-            warning.at.file = Some(located.file.display().to_string());
-            warning.at.line = Some(line.unwrap_or(located.line));
+            let line = lines.line_of(&location.file, location.line, field);
+            warning.at.file = Some(location.file.display().to_string());
+            warning.at.line = Some(line.unwrap_or(location.line));
         }
         warnings
     }
@@ -209,43 +217,44 @@ impl FileSource {
         &self.paths
     }
 
-    fn find_held(&self, file: &Path, key: &ObjectKey) -> Option<&ValidDocument> {
-        let held = self.files.get(file)?;
-        held.iter().find(|held| held.key == *key)
+    fn find_document(&self, file: &Path, key: &ObjectKey) -> Option<&ValidDocument> {
+        let documents = self.files.get(file)?;
+        documents.iter().find(|document| document.key == *key)
     }
 
-    /// Applies a scan; `wary` is the time of the reading if incomplete files are kept back.
-    fn apply_scan(&mut self, mut scan: Scan, wary: Option<Instant>) -> RegistryUpdate {
-        self.keep_replaced(&mut scan);
+    /// Applies a scan. With `grace_start`, the time of the reading, files that look partially written keep their
+    /// objects for a grace period.
+    fn apply_scan(&mut self, mut scan: Scan, grace_start: Option<Instant>) -> RegistryUpdate {
+        self.retain_replaced_directories(&mut scan);
         for link in std::mem::take(&mut scan.dangling) {
-            if self.holds_below(&link) {
+            if self.has_files_below(&link) {
                 scan.reject_dangling(&link);
             }
         }
-        let (mut rejected, odd_names) = (scan.rejected, scan.warnings);
-        let mut before = std::mem::take(&mut self.files);
+        let (mut rejected, name_warnings) = (scan.rejected, scan.warnings);
+        let mut previous_files = std::mem::take(&mut self.files);
         let mut uncertain_files = std::mem::take(&mut self.uncertain_files);
         for (path, content) in scan.files {
-            let previous = before.remove(&path).unwrap_or_default();
-            let held = match content {
+            let previous = previous_files.remove(&path).unwrap_or_default();
+            let documents = match content {
                 FileContent::Text(text) => {
                     let reading =
                         FileReading::from_text(&path.display().to_string(), &text, &previous);
                     rejected.extend(reading.rejected);
-                    let mut held = reading.held;
-                    let lost = lost_objects(&previous, &held);
-                    if let Some(now) = wary
+                    let mut documents = reading.documents;
+                    let lost = lost_objects(&previous, &documents);
+                    if let Some(now) = grace_start
                         && !lost.is_empty()
                         && looks_unfinished(&text)
                     {
-                        let doubt =
+                        let uncertain =
                             UncertainFile::from_reading(text, uncertain_files.remove(&path), now);
-                        if now < doubt.accepted_at() {
-                            held.extend(lost);
-                            self.uncertain_files.insert(path.clone(), doubt);
+                        if now < uncertain.accepted_at() {
+                            documents.extend(lost);
+                            self.uncertain_files.insert(path.clone(), uncertain);
                         }
                     }
-                    held
+                    documents
                 }
                 FileContent::Unreadable(rejection) => {
                     rejected.push(rejection);
@@ -253,53 +262,55 @@ impl FileSource {
                 }
                 // It was listed a moment ago; the next reading decides.
                 FileContent::Absent => {
-                    scan.missing = true;
+                    scan.needs_retry = true;
                     previous
                 }
             };
-            self.files.insert(path, held);
+            self.files.insert(path, documents);
         }
-        // Files in a directory that cannot be listed at the moment are kept.
-        let unknown = |path: &PathBuf| scan.unknown.iter().any(|place| path.starts_with(place));
-        let kept = before.into_iter().filter(|(path, _)| unknown(path));
-        self.files.extend(kept);
-        self.missing_again_at = wary.filter(|_| scan.missing).map(|now| now + MISSING_EVERY);
+        // The documents of files in directories that currently cannot be listed stay.
+        let is_unknown =
+            |path: &PathBuf| scan.unknown.iter().any(|unknown| path.starts_with(unknown));
+        let retained = previous_files.into_iter().filter(|(path, _)| is_unknown(path));
+        self.files.extend(retained);
+        self.missing_retry_at =
+            grace_start.filter(|_| scan.needs_retry).map(|now| now + MISSING_RETRY_INTERVAL);
         let (current, mut warnings) = self.resolve_duplicates(&mut rejected);
-        warnings.extend(odd_names);
+        warnings.extend(name_warnings);
         let changes = compare_objects(&self.reported, &current);
         self.reported = current;
         rejected.sort();
         let (objects, locations) = (self.reported.len(), self.object_locations());
-        RegistryUpdate { changes, rejected, warnings, objects, locations, noticed: None }
+        RegistryUpdate { changes, rejected, warnings, objects, locations, first_event_at: None }
     }
 
-    /// Keeps the objects of a directory that was replaced by an empty one: an unmounted share, or a checkout in
+    /// Retains the objects of a directory that was replaced by an empty one: an unmounted share, or a checkout in
     /// progress.
-    fn keep_replaced(&mut self, scan: &mut Scan) {
+    fn retain_replaced_directories(&mut self, scan: &mut Scan) {
         let mut replaced = Vec::new();
         for (path, listed) in &scan.directories {
-            let known = self.directories.get(path);
-            if listed.is_empty && known != Some(&listed.identity) {
+            let previous = self.directories.get(path);
+            if listed.is_empty && previous != Some(&listed.identity) {
                 replaced.push(path.clone());
             } else {
                 self.directories.insert(path.clone(), listed.identity);
             }
         }
         for path in replaced {
-            if self.holds_below(&path) {
-                scan.missing = true;
+            if self.has_files_below(&path) {
+                scan.needs_retry = true;
                 let problem = "is empty, and is not the directory that was read before";
-                scan.rejected.push(scan::path_rejection(&path, problem, REMEDY_REPLACED));
+                scan.rejected.push(scan::path_rejection(&path, problem, HINT_REPLACED));
                 scan.unknown.push(path);
             }
         }
         let (listed, unknown) = (&scan.directories, &scan.unknown);
         self.directories.retain(|path, _| {
-            listed.contains_key(path) || unknown.iter().any(|place| path.starts_with(place))
+            listed.contains_key(path) || unknown.iter().any(|unknown| path.starts_with(unknown))
         });
     }
 
-    fn holds_below(&self, directory: &Path) -> bool {
+    fn has_files_below(&self, directory: &Path) -> bool {
         self.files.keys().any(|file| file.starts_with(directory))
     }
 
@@ -308,37 +319,39 @@ impl FileSource {
         &self,
         rejected: &mut Vec<RejectedDocument>,
     ) -> (BTreeMap<ObjectKey, (Object, PathBuf)>, Vec<Warning>) {
-        let mut chosen: BTreeMap<&ObjectKey, (&PathBuf, &ValidDocument)> = BTreeMap::new();
-        let mut refused = Vec::new();
-        for (path, held) in
-            self.files.iter().flat_map(|(path, all)| all.iter().map(move |held| (path, held)))
-        {
-            match chosen.entry(&held.key) {
+        let mut selected: BTreeMap<&ObjectKey, (&PathBuf, &ValidDocument)> = BTreeMap::new();
+        let mut duplicates = Vec::new();
+        let documents = self
+            .files
+            .iter()
+            .flat_map(|(path, documents)| documents.iter().map(move |document| (path, document)));
+        for (path, document) in documents {
+            match selected.entry(&document.key) {
                 Entry::Vacant(entry) => {
-                    entry.insert((path, held));
+                    entry.insert((path, document));
                 }
                 Entry::Occupied(mut entry) => {
-                    let owner = self.reported.get(&held.key).map(|(_, file)| file);
-                    let loser = match owner == Some(path) {
-                        true => entry.insert((path, held)),
-                        false => (path, held),
+                    let owner = self.reported.get(&document.key).map(|(_, file)| file);
+                    let duplicate = match owner == Some(path) {
+                        true => entry.insert((path, document)),
+                        false => (path, document),
                     };
-                    refused.push(loser);
+                    duplicates.push(duplicate);
                 }
             }
         }
-        for (path, held) in refused {
-            if let Some((file, first)) = chosen.get(&held.key) {
+        for (path, document) in duplicates {
+            if let Some((file, first)) = selected.get(&document.key) {
                 let first = format!("{}:{}", file.display(), first.position.line);
-                rejected.push(duplicate_rejection(&path.display().to_string(), held, &first));
+                rejected.push(duplicate_rejection(&path.display().to_string(), document, &first));
             }
         }
-        let warnings = chosen.values().flat_map(|(_, held)| &held.warnings);
+        let warnings = selected.values().flat_map(|(_, document)| &document.warnings);
         let mut warnings: Vec<Warning> = warnings.cloned().collect();
         warnings.sort();
-        let current = chosen.into_values().map(|(path, held)| {
-            let object = (held.object.clone(), path.clone());
-            (held.key.clone(), object)
+        let current = selected.into_values().map(|(path, document)| {
+            let object = (document.object.clone(), path.clone());
+            (document.key.clone(), object)
         });
         (current.collect(), warnings)
     }
@@ -346,7 +359,7 @@ impl FileSource {
 
 /// Returns the documents currently in a file; none if it cannot be read.
 fn read_documents(file: &Path) -> Vec<DocumentNode> {
-    match scan::read(file, &mut FILE_BYTES_MAX.clone()) {
+    match scan::read(file, &mut MAX_FILE_BYTES.clone()) {
         FileContent::Text(text) => parse_documents(&text).unwrap_or_default(),
         FileContent::Unreadable(_) | FileContent::Absent => Vec::new(),
     }
@@ -354,7 +367,7 @@ fn read_documents(file: &Path) -> Vec<DocumentNode> {
 
 /// The result of reading one file.
 struct FileReading {
-    held: Vec<ValidDocument>,
+    documents: Vec<ValidDocument>,
     rejected: Vec<RejectedDocument>,
 }
 
@@ -370,7 +383,7 @@ impl FileReading {
                     ..DocumentLocation::default()
                 };
                 return Self {
-                    held: previous.to_vec(),
+                    documents: previous.to_vec(),
                     rejected: vec![RejectedDocument {
                         at,
                         problem: error.problem,
@@ -379,61 +392,72 @@ impl FileReading {
                 };
             }
         };
-        let mut reading = Self { held: Vec::new(), rejected: Vec::new() };
+        let mut reading = Self { documents: Vec::new(), rejected: Vec::new() };
         let mut lines: BTreeMap<ObjectKey, u32> = BTreeMap::new();
-        let mut bad: Vec<DeclaredIdentity> = Vec::new();
+        let mut rejected_identities: Vec<DeclaredIdentity> = Vec::new();
         for node in &nodes {
-            let document = kinds::read(Some(file), node);
-            match document.outcome {
-                Ok(good) => {
-                    let held = ValidDocument {
-                        key: good.object.object_key(),
-                        object: good.object,
-                        position: document.position,
-                        warnings: good.warnings,
+            let document_reading = kinds::read(Some(file), node);
+            match document_reading.outcome {
+                Ok(accepted) => {
+                    let document = ValidDocument {
+                        key: accepted.object.object_key(),
+                        object: accepted.object,
+                        position: document_reading.position,
+                        warnings: accepted.warnings,
                     };
-                    reading.add_held(file, held, &mut lines);
+                    reading.add_document(file, document, &mut lines);
                 }
                 Err(rejected) => {
                     reading.rejected.extend(rejected);
-                    bad.push(document.identity);
+                    rejected_identities.push(document_reading.identity);
                 }
             }
         }
-        reading.retain_previous(previous, &bad);
+        reading.retain_previous(previous, &rejected_identities);
         reading
     }
 
-    fn add_held(&mut self, file: &str, held: ValidDocument, lines: &mut BTreeMap<ObjectKey, u32>) {
-        match lines.get(&held.key) {
+    fn add_document(
+        &mut self,
+        file: &str,
+        document: ValidDocument,
+        lines: &mut BTreeMap<ObjectKey, u32>,
+    ) {
+        match lines.get(&document.key) {
             Some(line) => {
                 let first = format!("{file}:{line}");
-                self.rejected.push(duplicate_rejection(file, &held, &first));
+                self.rejected.push(duplicate_rejection(file, &document, &first));
             }
             None => {
-                lines.insert(held.key.clone(), held.position.line);
-                self.held.push(held);
+                lines.insert(document.key.clone(), document.position.line);
+                self.documents.push(document);
             }
         }
     }
 
-    /// Keeps the last good version of the objects that rejected documents may define.
-    fn retain_previous(&mut self, previous: &[ValidDocument], bad: &[DeclaredIdentity]) {
-        if bad.is_empty() {
+    /// Retains the last valid version of the objects that rejected documents may define.
+    fn retain_previous(
+        &mut self,
+        previous: &[ValidDocument],
+        rejected_identities: &[DeclaredIdentity],
+    ) {
+        if rejected_identities.is_empty() {
             return;
         }
-        let read: BTreeSet<ObjectKey> = self.held.iter().map(|held| held.key.clone()).collect();
-        let kept = previous.iter().filter(|held| {
-            !read.contains(&held.key) && bad.iter().any(|identity| identity.may_be(&held.key))
+        let current_keys: BTreeSet<ObjectKey> =
+            self.documents.iter().map(|document| document.key.clone()).collect();
+        let retained = previous.iter().filter(|document| {
+            !current_keys.contains(&document.key)
+                && rejected_identities.iter().any(|identity| identity.may_define(&document.key))
         });
-        self.held.extend(kept.cloned());
+        self.documents.extend(retained.cloned());
     }
 }
 
-/// Returns the objects that were held before and no longer are.
-fn lost_objects(previous: &[ValidDocument], held: &[ValidDocument]) -> Vec<ValidDocument> {
-    let keys: BTreeSet<&ObjectKey> = held.iter().map(|held| &held.key).collect();
-    previous.iter().filter(|held| !keys.contains(&held.key)).cloned().collect()
+/// Returns the previous documents with objects that the current ones no longer define.
+fn lost_objects(previous: &[ValidDocument], current: &[ValidDocument]) -> Vec<ValidDocument> {
+    let keys: BTreeSet<&ObjectKey> = current.iter().map(|document| &document.key).collect();
+    previous.iter().filter(|document| !keys.contains(&document.key)).cloned().collect()
 }
 
 /// True if the text may be the beginning of a longer text that is being written.
@@ -441,12 +465,12 @@ fn looks_unfinished(text: &str) -> bool {
     text.trim().is_empty() || !text.ends_with('\n')
 }
 
-fn duplicate_rejection(file: &str, held: &ValidDocument, first: &str) -> RejectedDocument {
-    let mut at = DocumentLocation::for_object(&held.key, "metadata.name");
+fn duplicate_rejection(file: &str, document: &ValidDocument, first: &str) -> RejectedDocument {
+    let mut at = DocumentLocation::for_object(&document.key, "metadata.name");
     at.file = Some(file.to_owned());
-    at.line = Some(held.position.line);
-    at.column = Some(held.position.column);
-    let (problem, hint) = match held.key {
+    at.line = Some(document.position.line);
+    at.column = Some(document.position.column);
+    let (problem, hint) = match document.key {
         ObjectKey::MeshConfig => {
             let problem = format!("a mesh has one MeshConfig, and {first} is in force");
             (problem, "remove one of the two: its name makes no difference")
@@ -457,62 +481,68 @@ fn duplicate_rejection(file: &str, held: &ValidDocument, first: &str) -> Rejecte
 }
 
 fn compare_objects(
-    before: &BTreeMap<ObjectKey, (Object, PathBuf)>,
-    now: &BTreeMap<ObjectKey, (Object, PathBuf)>,
+    previous: &BTreeMap<ObjectKey, (Object, PathBuf)>,
+    current: &BTreeMap<ObjectKey, (Object, PathBuf)>,
 ) -> Vec<Change> {
-    let gone = before.keys().filter(|key| !now.contains_key(*key));
-    let removals = gone.cloned().map(Change::Remove);
-    let upserts = now.iter().filter_map(|(key, (object, _))| {
-        let same = before.get(key).is_some_and(|(known, _)| known == object);
-        (!same).then(|| Change::Upsert(object.clone()))
+    let removed = previous.keys().filter(|key| !current.contains_key(*key));
+    let removals = removed.cloned().map(Change::Remove);
+    let upserts = current.iter().filter_map(|(key, (object, _))| {
+        let is_unchanged = previous.get(key).is_some_and(|(previous, _)| previous == object);
+        (!is_unchanged).then(|| Change::Upsert(object.clone()))
     });
     removals.chain(upserts).collect()
 }
 
-/// The lines of fields. Files are read again for it, because field lines are not kept.
+/// A lookup of the lines of fields. It reads the files again, each once, because sources do not store field lines.
 #[derive(Debug, Default)]
 pub struct FieldLines(BTreeMap<PathBuf, Vec<DocumentNode>>);
 
 impl FieldLines {
     /// Returns the line of a field in the document that begins at this line of a file; for an absent field, the
     /// line of its parent. Reads the file.
-    pub fn line_of(&mut self, file: &Path, document: u32, field: &str) -> Option<u32> {
+    pub fn line_of(&mut self, file: &Path, first_line: u32, field: &str) -> Option<u32> {
         let documents = self.0.entry(file.to_owned()).or_insert_with(|| read_documents(file));
-        let document = documents.iter().find(|found| found.position.line == document)?;
-        Some(dns_record(document, field).line)
+        let document = documents.iter().find(|document| document.position.line == first_line)?;
+        Some(field_position(document, field).line)
     }
 }
 
 /// Adds file and line to warnings without them: those of the document that defines the object.
 pub fn locate_warnings(warnings: &mut [Warning], locations: &[ObjectLocation]) {
-    let places: BTreeMap<String, &ObjectLocation> = locations
+    let locations: BTreeMap<String, &ObjectLocation> = locations
         .iter()
-        .map(|located| (object_text(&DocumentLocation::for_object(&located.key, "")), located))
+        .map(|location| (object_text(&DocumentLocation::for_object(&location.key, "")), location))
         .collect();
     for warning in warnings.iter_mut().filter(|warning| warning.at.file.is_none()) {
-        let Some(located) = places.get(&object_text(&warning.at)) else { continue };
-        warning.at.file = Some(located.file.display().to_string());
-        warning.at.line = Some(located.line);
+        let Some(location) = locations.get(&object_text(&warning.at)) else { continue };
+        warning.at.file = Some(location.file.display().to_string());
+        warning.at.line = Some(location.line);
     }
 }
 
-/// Returns the object of a location as text.
-fn object_text(place: &DocumentLocation) -> String {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!("{} {}/{}", part(&place.kind), part(&place.namespace), part(&place.name))
+/// Returns kind, namespace and name of the object at a location as one text.
+fn object_text(location: &DocumentLocation) -> String {
+    let text_or_empty = |text: &Option<String>| text.clone().unwrap_or_default();
+    format!(
+        "{} {}/{}",
+        text_or_empty(&location.kind),
+        text_or_empty(&location.namespace),
+        text_or_empty(&location.name)
+    )
 }
 
-/// A writer that truncates a file completes it within this time; unchanged content is accepted after it.
-const DOUBT_STEADY: Duration = Duration::from_millis(250);
-/// A file that keeps changing is accepted as it is after this time.
-const DOUBT_MAX: Duration = Duration::from_millis(600);
+/// The time for which an uncertain file must be unchanged before its content is accepted. A writer that truncates
+/// a file completes it sooner.
+const UNCHANGED_TIME: Duration = Duration::from_millis(250);
+/// The time after which an uncertain file that keeps changing is accepted as it is.
+const MAX_UNCERTAIN_TIME: Duration = Duration::from_millis(600);
 /// The interval between checks for a missing path.
-const MISSING_EVERY: Duration = Duration::from_millis(500);
-const REMEDY_REPLACED: &str = "mount or fill it; until then its last content stays in force (to \
+const MISSING_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+const HINT_REPLACED: &str = "mount or fill it; until then its last content stays in force (to \
                                delete those objects, add a file `none.yaml` with a comment)";
 
-/// Warns about objects that have no effect in a mesh configured by files.
-fn only_in_clusters(object: &Object) -> Option<Warning> {
+/// Returns a warning for an object that has no effect in a mesh configured by files.
+fn cluster_only_warning(object: &Object) -> Option<Warning> {
     matches!(object, Object::AccessCert(_)).then(|| Warning {
         at: DocumentLocation::for_object(&object.object_key(), "spec.secret"),
         problem:
@@ -543,32 +573,37 @@ mod tests {
         fs::write(&file, service_document("a") + &service_document("b")).unwrap();
         let mut source = FileSource::new(vec![dir.path().to_owned()]);
         let start = Instant::now();
-        assert_eq!(source.reload_warily(start).objects, 2);
-        for (at, text, objects) in readings {
+        assert_eq!(source.reload_with_grace(start).objects, 2);
+        for (time, text, objects) in readings {
             match text {
                 Some(text) => fs::write(&file, text).unwrap(),
                 None => fs::remove_file(&file).unwrap(),
             }
-            let update = source.reload_warily(start + Duration::from_millis(*at));
-            assert_eq!(update.objects, *objects, "{at} ms: {readings:?}");
-            assert_eq!(update.rejected, [], "{at} ms: {readings:?}");
+            let update = source.reload_with_grace(start + Duration::from_millis(*time));
+            assert_eq!(update.objects, *objects, "{time} ms: {readings:?}");
+            assert_eq!(update.rejected, [], "{time} ms: {readings:?}");
         }
-        let settled = source.again_at().is_none();
-        assert!(settled, "no reading is to come after {readings:?}");
+        let is_settled = source.next_reload_at().is_none();
+        assert!(is_settled, "no reading is due after {readings:?}");
     }
 
     #[test]
-    fn what_a_rewritten_file_has_not_got_yet_stays_in_force() {
-        let (a, both) = (service_document("a"), service_document("a") + &service_document("b"));
-        let cut = format!("{a}---\n# b comes");
-        check_readings(&[(100, Some(""), 2), (200, Some(&both), 2)]);
-        check_readings(&[(100, Some(" \n"), 2), (300, Some(&cut), 2), (400, Some(&both), 2)]);
+    fn objects_missing_from_a_partially_written_file_stay_in_force() {
+        let (a, both_documents) =
+            (service_document("a"), service_document("a") + &service_document("b"));
+        let truncated = format!("{a}---\n# b comes");
+        check_readings(&[(100, Some(""), 2), (200, Some(&both_documents), 2)]);
+        check_readings(&[
+            (100, Some(" \n"), 2),
+            (300, Some(&truncated), 2),
+            (400, Some(&both_documents), 2),
+        ]);
         check_readings(&[(100, Some(""), 2), (349, Some(""), 2), (350, Some(""), 0)]);
-        check_readings(&[(100, Some(&cut), 2), (350, Some(&cut), 1)]);
+        check_readings(&[(100, Some(&truncated), 2), (350, Some(&truncated), 1)]);
     }
 
     #[test]
-    fn what_was_taken_out_of_a_whole_file_goes_at_once() {
+    fn objects_removed_from_a_complete_file_are_removed_at_once() {
         check_readings(&[(100, Some(&service_document("a")), 1)]);
         check_readings(&[(100, Some("# nothing left\n"), 0)]);
         check_readings(&[(100, None, 0)]);
@@ -576,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_written_all_the_time_is_taken_at_its_word_in_the_end() {
+    fn a_file_that_keeps_changing_is_accepted_after_the_limit() {
         check_readings(&[
             (0, Some("#"), 2),
             (200, Some("#1"), 2),
@@ -586,16 +621,16 @@ mod tests {
     }
 
     #[test]
-    fn what_may_hide_the_mesh_config_is_reported() {
+    fn rejections_that_may_hide_the_mesh_config_are_reported() {
         let config = |kind: &str, spec: &str| {
             format!(
                 "apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n"
             )
         };
-        let good = config("MeshConfig", "{defaultPolicy: deny}");
+        let valid = config("MeshConfig", "{defaultPolicy: deny}");
         for (text, expected) in [
             (service_document("a"), false),
-            (good.clone(), false),
+            (valid.clone(), false),
             (config("MeshConfig", "{defaultPolicy: Deny}"), true),
             (config("meshconfg", "{defaultPolicy: deny}"), true),
             (config("MeshConfiguration", "{defaultPolicy: deny}"), true),
@@ -607,14 +642,14 @@ mod tests {
             (config("ProxyConfig", "{concurrency: 2}"), false),
             (config("MeshTLSAuthentication", "{}"), false),
             (config("MeshRateLimit", "{}"), false),
-            (format!("{good}---\nspec: {{}}\n"), false),
-            (format!("{good}---\n{}", config("MeshConfig", "{defaultPolicy: allow}")), true),
+            (format!("{valid}---\nspec: {{}}\n"), false),
+            (format!("{valid}---\n{}", config("MeshConfig", "{defaultPolicy: allow}")), true),
         ] {
             let dir = tempfile::tempdir().unwrap();
             fs::write(dir.path().join("a.yaml"), &text).unwrap();
             let update = FileSource::new(vec![dir.path().to_owned()]).reload();
-            let found: Vec<_> = update.mesh_config_in_doubt().collect();
-            assert_eq!(!found.is_empty(), expected, "{text}: {found:?}");
+            let rejections: Vec<_> = update.possible_mesh_config_rejections().collect();
+            assert_eq!(!rejections.is_empty(), expected, "{text}: {rejections:?}");
         }
     }
 }

@@ -2,18 +2,18 @@
 
 /// Returns the hint for a document of a known but unsupported kind.
 pub(crate) fn replacement_hint(kind: &str) -> Option<&'static str> {
-    let (_, hint) = FOREIGN_KINDS.iter().find(|(kinds, _)| kinds.contains(&kind))?;
+    let (_, hint) = UNSUPPORTED_KINDS.iter().find(|(kinds, _)| kinds.contains(&kind))?;
     Some(hint)
 }
 
-/// Returns our kind for another system's term.
-pub(crate) fn our_kind(kind: &str) -> Option<&'static str> {
-    let is_meant = |words: &&[&str]| words.iter().any(|word| word.eq_ignore_ascii_case(kind));
-    let (_, known) = SYNONYMS.iter().find(|(words, _)| is_meant(words))?;
-    Some(known)
+/// Returns Leno's kind for another system's term.
+pub(crate) fn kind_for_synonym(kind: &str) -> Option<&'static str> {
+    let is_synonym = |words: &&[&str]| words.iter().any(|word| word.eq_ignore_ascii_case(kind));
+    let (_, kind_name) = SYNONYMS.iter().find(|(words, _)| is_synonym(words))?;
+    Some(kind_name)
 }
 
-/// Terms of Envoy, Istio, Linkerd, Kuma, Envoy Gateway and the Gateway API, with our kinds.
+/// Terms of Envoy, Istio, Linkerd, Kuma, Envoy Gateway and the Gateway API, with Leno's kinds.
 const SYNONYMS: &[(&[&str], &str)] = &[
     (&["PassiveHealthCheck", "MeshOutlierDetection"], "OutlierDetection"),
     (
@@ -47,8 +47,8 @@ const SYNONYMS: &[(&[&str], &str)] = &[
     (&["WorkloadEntry", "WorkloadGroup", "ExternalWorkload", "Dataplane"], "Workload"),
 ];
 
-/// Kinds with their hints.
-const FOREIGN_KINDS: &[(&[&str], &str)] = &[
+/// The unsupported kinds, with hints.
+const UNSUPPORTED_KINDS: &[(&[&str], &str)] = &[
     (
         &["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod", "Job", "CronJob"],
         "remove the document: on this machine a `Workload` describes an application; in a cluster \
@@ -77,33 +77,33 @@ mod tests {
     use crate::kinds::served_kinds;
 
     #[test]
-    fn every_synonym_leads_to_a_kind_that_is_read() {
-        let mut read: Vec<_> = served_kinds().iter().map(|served| served.kind).collect();
-        read.push("Workload");
-        for (words, known) in SYNONYMS {
-            assert!(read.contains(known), "{known}");
+    fn each_synonym_names_a_supported_kind() {
+        let mut supported: Vec<_> = served_kinds().iter().map(|served| served.kind).collect();
+        supported.push("Workload");
+        for (words, kind) in SYNONYMS {
+            assert!(supported.contains(kind), "{kind}");
             for word in *words {
-                assert!(!read.contains(word) && replacement_hint(word).is_none(), "{word}");
-                assert_eq!(our_kind(word), Some(*known));
+                assert!(!supported.contains(word) && replacement_hint(word).is_none(), "{word}");
+                assert_eq!(kind_for_synonym(word), Some(*kind));
             }
         }
-        assert_eq!(our_kind("passivehealthcheck"), Some("OutlierDetection"));
+        assert_eq!(kind_for_synonym("passivehealthcheck"), Some("OutlierDetection"));
     }
 
     #[test]
-    fn every_kind_that_takes_the_place_of_another_is_read() {
-        let mut read: Vec<_> = served_kinds().iter().map(|served| served.kind).collect();
-        read.push("Workload");
-        for (kinds, hint) in FOREIGN_KINDS {
+    fn each_proposed_kind_is_supported() {
+        let mut supported: Vec<_> = served_kinds().iter().map(|served| served.kind).collect();
+        supported.push("Workload");
+        for (kinds, hint) in UNSUPPORTED_KINDS {
             for kind in *kinds {
-                assert!(!read.contains(kind), "{kind} is read");
+                assert!(!supported.contains(kind), "{kind} is read");
                 assert_eq!(replacement_hint(kind), Some(*hint));
             }
-            let named = hint.split('`').skip(1).step_by(2);
-            let named =
-                named.filter(|word| word.starts_with(char::is_uppercase) && *word != "Gateway");
-            for word in named {
-                assert!(read.contains(&word), "{word} in: {hint}");
+            let proposed = hint.split('`').skip(1).step_by(2);
+            let proposed =
+                proposed.filter(|word| word.starts_with(char::is_uppercase) && *word != "Gateway");
+            for word in proposed {
+                assert!(supported.contains(&word), "{word} in: {hint}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! API server objects (JSON) as the same trees as YAML, for the same readers.
+//! Reader of API server objects (JSON): they become the same trees as YAML and pass the same readers.
 
 use leno_model::Object;
 use serde_json::Value as Json;
@@ -13,8 +13,8 @@ use crate::rejected::{RejectedDocument, Warning};
 /// # Errors
 /// All problems of the object; at least one rejection.
 pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<RejectedDocument>> {
-    let good = kinds::read(None, &to_node(object)).outcome?;
-    Ok((good.object, good.warnings))
+    let accepted = kinds::read(None, &to_node(object)).outcome?;
+    Ok((accepted.object, accepted.warnings))
 }
 
 /// Reads a complete Gateway API route of a gateway: its parents are ignored, and backends may be in any
@@ -26,7 +26,7 @@ pub fn read_gateway_route(object: &Json) -> Result<GatewayRoute, Vec<RejectedDoc
     kinds::read_gateway_route(&to_node(object))
 }
 
-/// The parser of the value has bounded its depth.
+/// Converts a JSON value to a document node without position. The JSON parser has bounded the depth.
 fn to_node(json: &Json) -> DocumentNode {
     let value = match json {
         Json::Null => NodeValue::Null,
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_a_file_would_say() {
+    fn an_api_object_is_read_like_a_document() {
         let (object, warnings) = read_json(&route_with_weight(json!(3))).unwrap();
         let Object::HttpRoute(HttpRoute { name, rules, .. }) = object else { panic!() };
         assert_eq!(name.to_string(), "bookinfo/reviews");
@@ -89,9 +89,9 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_object_and_no_file() {
-        let refused = read_json(&route_with_weight(json!("3"))).unwrap_err();
-        let lines: Vec<String> = refused.iter().map(ToString::to_string).collect();
+    fn rejections_name_the_object_but_no_file() {
+        let rejections = read_json(&route_with_weight(json!("3"))).unwrap_err();
+        let lines: Vec<String> = rejections.iter().map(ToString::to_string).collect();
         assert_eq!(
             lines,
             [
@@ -99,13 +99,13 @@ mod tests {
               a number; write 3, without quotes or a tag"
             ]
         );
-        for odd in [json!(null), json!([]), json!({"kind": "HTTPRoute"})] {
-            assert!(!read_json(&odd).unwrap_err().is_empty(), "{odd}");
+        for invalid in [json!(null), json!([]), json!({"kind": "HTTPRoute"})] {
+            assert!(!read_json(&invalid).unwrap_err().is_empty(), "{invalid}");
         }
     }
 
     #[test]
-    fn gateways_have_host_names_and_backends_of_other_namespaces() {
+    fn gateway_routes_have_host_names_and_backends_of_other_namespaces() {
         let route = |kind: &str, spec: Json| {
             read_gateway_route(&json!({
                 "apiVersion": "gateway.networking.k8s.io/v1", "kind": kind,
@@ -129,8 +129,9 @@ mod tests {
             ("HTTPRoute", json!(["A_B"]), None),
             ("Service", json!([]), None),
         ] {
-            let found = read(kind, hostnames.clone()).ok().map(|it| it.hostnames.len());
-            assert_eq!(found, count, "{kind} {hostnames}");
+            let hostname_count =
+                read(kind, hostnames.clone()).ok().map(|route| route.hostnames.len());
+            assert_eq!(hostname_count, count, "{kind} {hostnames}");
         }
         let rules = json!([{"backendRefs": backends}]);
         let tcp = route("TCPRoute", json!({"parentRefs": parents, "rules": rules})).unwrap();

@@ -1,4 +1,4 @@
-//! The supported kinds of documents, and the fields that all kinds share.
+//! The supported kinds of documents: one reader per kind, and the fields that all kinds share.
 
 mod access_cert;
 mod access_policy;
@@ -23,19 +23,19 @@ mod literal_path;
 mod load_balancing;
 mod mesh_config;
 mod mirror;
+mod observability;
 mod other_kinds;
 mod outlier_detection;
 mod persistence;
 mod rate_limit;
 mod reference_grant;
-mod request_test;
+mod request_condition;
 mod response;
 mod retry;
 mod sermant;
 mod sermant_removal;
 pub(crate) mod service;
 mod service_policy;
-mod sight;
 mod smi;
 mod tag_route;
 mod tls_route;
@@ -46,15 +46,15 @@ mod upstream_rate_limit;
 mod upstream_traffic_setting;
 mod workload;
 
-use self::other_kinds::refuse_other_kinds;
 use std::collections::BTreeMap;
 
 use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
 
 use self::gateway_route::GatewayRoute;
+use self::other_kinds::reject_other_kinds;
 use crate::document::{DocumentNode, LIST_FIELDS, NodeValue, TextPosition};
 use crate::field::{DiagnosticCollector, Field, FieldDiagnostic, MapFields};
-use crate::foreign::{our_kind, replacement_hint};
+use crate::foreign::{kind_for_synonym, replacement_hint};
 use crate::hint;
 use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
 use crate::suggest::{closest_word, one_of};
@@ -63,18 +63,18 @@ use crate::suggest::{closest_word, one_of};
 pub(crate) fn read(file: Option<&str>, node: &DocumentNode) -> DocumentReading {
     let diagnostics = DiagnosticCollector::for_file(file);
     let object = read_object(&Field::root(node, &diagnostics), &diagnostics);
-    let refused = diagnostics.is_rejected();
+    let is_rejected = diagnostics.is_rejected();
     let (problems, warnings) = diagnostics.into_parts();
     let problems = hint::apply_hints(node, problems, |node| find_problems(file, node));
     let identity = DeclaredIdentity::from_node(node);
-    let place = |diagnostic: &FieldDiagnostic| identity.diagnostic_place(file, diagnostic);
+    let location = |diagnostic: &FieldDiagnostic| identity.diagnostic_location(file, diagnostic);
     let outcome = match object {
-        Some(object) if !refused => Ok(AcceptedDocument {
+        Some(object) if !is_rejected => Ok(AcceptedDocument {
             object,
             warnings: warnings
                 .into_iter()
                 .map(|diagnostic| Warning {
-                    at: place(&diagnostic),
+                    at: location(&diagnostic),
                     problem: diagnostic.problem,
                     hint: diagnostic.hint,
                 })
@@ -83,7 +83,7 @@ pub(crate) fn read(file: Option<&str>, node: &DocumentNode) -> DocumentReading {
         _ => Err(problems
             .into_iter()
             .map(|diagnostic| RejectedDocument {
-                at: place(&diagnostic),
+                at: location(&diagnostic),
                 problem: diagnostic.problem,
                 hint: diagnostic.hint,
             })
@@ -104,17 +104,17 @@ pub(crate) fn read_gateway_route(
     node: &DocumentNode,
 ) -> Result<GatewayRoute, Vec<RejectedDocument>> {
     let (route, problems) = gateway_route_and_problems(node);
-    let refused = !problems.is_empty();
+    let is_rejected = !problems.is_empty();
     let problems = hint::apply_hints(node, problems, |node| gateway_route_and_problems(node).1);
     let identity = DeclaredIdentity::from_node(node);
-    let rejected = |diagnostic: FieldDiagnostic| RejectedDocument {
-        at: identity.diagnostic_place(None, &diagnostic),
+    let to_rejection = |diagnostic: FieldDiagnostic| RejectedDocument {
+        at: identity.diagnostic_location(None, &diagnostic),
         problem: diagnostic.problem,
         hint: diagnostic.hint,
     };
     match route {
-        Some(route) if !refused => Ok(route),
-        _ => Err(problems.into_iter().map(rejected).collect()),
+        Some(route) if !is_rejected => Ok(route),
+        _ => Err(problems.into_iter().map(to_rejection).collect()),
     }
 }
 
@@ -123,8 +123,9 @@ fn gateway_route_and_problems(node: &DocumentNode) -> (Option<GatewayRoute>, Vec
     let root = Field::root(node, &diagnostics);
     let route = root.any_fields().and_then(|fields| {
         let kind = read_kind(&fields)?;
-        let head = fields.require("metadata").and_then(|metadata| read_head(kind, metadata))?;
-        gateway_route::read(kind, head, fields.require("spec")?)
+        let metadata =
+            fields.require("metadata").and_then(|metadata| read_metadata(kind, metadata))?;
+        gateway_route::read(kind, metadata, fields.require("spec")?)
     });
     (route, diagnostics.into_parts().0)
 }
@@ -154,44 +155,45 @@ impl DeclaredIdentity {
     fn from_node(node: &DocumentNode) -> Self {
         let text = |node: Option<&DocumentNode>| match node.map(|n| &n.value) {
             Some(NodeValue::Text(text)) => {
-                Some(text.chars().take(IDENTITY_CHARACTERS_MAX).collect())
+                Some(text.chars().take(MAX_IDENTITY_CHARACTERS).collect())
             }
             _ => None,
         };
         let kind: Option<String> = text(find_entry(node, "kind"));
         let metadata = find_entry(node, "metadata");
-        let written = metadata.and_then(|m| find_entry(m, "namespace"));
-        let namespace = match written {
+        let namespace_entry = metadata.and_then(|m| find_entry(m, "namespace"));
+        let namespace = match namespace_entry {
             None if kind.as_deref() == Some(DocumentKind::MeshConfig.kind_name()) => None,
             None => Some(NAMESPACE_DEFAULT.to_owned()),
-            Some(_) => text(written),
+            Some(_) => text(namespace_entry),
         };
         Self { namespace, name: text(metadata.and_then(|m| find_entry(m, "name"))), kind }
     }
 
-    /// True if a rejected document may define this object, so that the object's last good version stays.
-    pub(crate) fn may_be(&self, key: &ObjectKey) -> bool {
-        let place = DocumentLocation::for_object(key, "");
-        let actual = place.kind.as_deref().unwrap_or_default();
-        let kind_fits = match self.kind.as_deref() {
-            // The list may contain the object.
+    /// True if the rejected document may define this object. The last valid version of such an object stays in
+    /// force.
+    pub(crate) fn may_define(&self, key: &ObjectKey) -> bool {
+        let location = DocumentLocation::for_object(key, "");
+        let actual = location.kind.as_deref().unwrap_or_default();
+        let kind_matches = match self.kind.as_deref() {
+            // The document may be a list that contains the object.
             None => return true,
-            Some(written) if written.ends_with(LIST) => return true,
-            Some(written) => {
-                DocumentKind::closest_to(written).is_some_and(|kind| kind.kind_name() == actual)
+            Some(declared) if declared.ends_with(LIST) => return true,
+            Some(declared) => {
+                DocumentKind::closest_to(declared).is_some_and(|kind| kind.kind_name() == actual)
             }
         };
-        let fits = |written: &Option<String>, actual: Option<&str>| match (written, actual) {
-            (Some(written), Some(actual)) => written == actual,
+        let matches = |declared: &Option<String>, actual: Option<&str>| match (declared, actual) {
+            (Some(declared), Some(actual)) => declared == actual,
             _ => true,
         };
-        kind_fits
-            && fits(&self.namespace, place.namespace.as_deref())
-            && fits(&self.name, place.name.as_deref())
+        kind_matches
+            && matches(&self.namespace, location.namespace.as_deref())
+            && matches(&self.name, location.name.as_deref())
     }
 
     /// Returns the location of a diagnostic.
-    fn diagnostic_place(
+    fn diagnostic_location(
         &self,
         file: Option<&str>,
         diagnostic: &FieldDiagnostic,
@@ -201,12 +203,12 @@ impl DeclaredIdentity {
             line: file.map(|_| diagnostic.position.line),
             column: file.map(|_| diagnostic.position.column),
             field: (!diagnostic.field.is_empty()).then(|| diagnostic.field.clone()),
-            ..self.document_place()
+            ..self.document_location()
         }
     }
 
     /// Returns the location of the document without file and line.
-    pub(crate) fn document_place(&self) -> DocumentLocation {
+    pub(crate) fn document_location(&self) -> DocumentLocation {
         DocumentLocation {
             kind: self.kind.clone(),
             namespace: self.kind.as_ref().and(self.namespace.clone()),
@@ -231,27 +233,31 @@ pub struct ServedKind {
 /// and Service, which the cluster completes.
 #[must_use]
 pub fn served_kinds() -> Vec<ServedKind> {
-    let read = DocumentKind::ALL
+    let kinds = DocumentKind::ALL
         .iter()
         .filter(|kind| !matches!(kind, DocumentKind::Workload | DocumentKind::Service));
     let groups = |kind: &DocumentKind| {
-        let (word, versions) = (kind.kind_name(), kind.api_versions());
+        let (name, versions) = (kind.kind_name(), kind.api_versions());
         let group = |version: &'static str| version.split_once('/').map_or("", |(group, _)| group);
         versions
-            .chunk_by(move |one, two| group(one) == group(two))
-            .filter_map(move |same| {
-                Some(ServedKind { group: group(same.first()?), kind: word, api_versions: same })
+            .chunk_by(move |left, right| group(left) == group(right))
+            .filter_map(move |group_versions| {
+                Some(ServedKind {
+                    group: group(group_versions.first()?),
+                    kind: name,
+                    api_versions: group_versions,
+                })
             })
             .collect::<Vec<_>>()
     };
-    read.flat_map(groups).collect()
+    kinds.flat_map(groups).collect()
 }
 
-/// True for the kind `MeshConfig`, including misspelled, and for a list that may contain one; false for a known
-/// kind of another mesh.
-pub(crate) fn means_mesh_config(word: &str) -> bool {
-    let means = || DocumentKind::closest_to(word) == Some(DocumentKind::MeshConfig);
-    word == LIST || (replacement_hint(word).is_none() && means())
+/// True if a document of this kind may be a `MeshConfig`: the kind itself, also misspelled, or a list that may
+/// contain one. False for a known kind of another mesh.
+pub(crate) fn may_be_mesh_config(kind_name: &str) -> bool {
+    let is_similar = || DocumentKind::closest_to(kind_name) == Some(DocumentKind::MeshConfig);
+    kind_name == LIST || (replacement_hint(kind_name).is_none() && is_similar())
 }
 
 /// A supported kind of document.
@@ -382,34 +388,34 @@ impl DocumentKind {
     }
 
     fn kind_names() -> Vec<&'static str> {
-        let mut words: Vec<&str> = Vec::new();
-        for word in Self::ALL.iter().map(|kind| kind.kind_name()) {
-            if !words.contains(&word) {
-                words.push(word);
+        let mut names: Vec<&str> = Vec::new();
+        for name in Self::ALL.iter().map(|kind| kind.kind_name()) {
+            if !names.contains(&name) {
+                names.push(name);
             }
         }
-        words
+        names
     }
 
-    /// Returns the kinds with this name; each has its own versions.
-    fn kinds_named(word: &str) -> impl Iterator<Item = Self> {
-        Self::ALL.iter().copied().filter(move |kind| kind.kind_name() == word)
+    /// Returns the kinds with this name. Kinds of different API groups may share a name.
+    fn kinds_named(name: &str) -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(move |kind| kind.kind_name() == name)
     }
 
-    fn from_name(word: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.kind_name() == word)
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.kind_name() == name)
     }
 
     /// Returns the kind, or the closest one if misspelled.
-    fn closest_to(word: &str) -> Option<Self> {
-        if OTHER_ROUTES.contains(&word) {
+    fn closest_to(name: &str) -> Option<Self> {
+        if UNRELATED_KINDS.contains(&name) {
             return None;
         }
-        let found = Self::from_name(word).or_else(|| Self::from_name(our_kind(word)?));
-        let found = found.or_else(|| Self::from_name(closest_word(word, &Self::kind_names())?));
+        let closest = Self::from_name(name).or_else(|| Self::from_name(kind_for_synonym(name)?));
+        let closest = closest.or_else(|| Self::from_name(closest_word(name, &Self::kind_names())?));
         // A lenient guess, because the mesh's authorization depends on it.
-        let mesh = word.to_lowercase().starts_with("mesh");
-        found.or_else(|| mesh.then_some(Self::MeshConfig))
+        let is_mesh_prefixed = name.to_lowercase().starts_with("mesh");
+        closest.or_else(|| is_mesh_prefixed.then_some(Self::MeshConfig))
     }
 }
 
@@ -430,48 +436,52 @@ fn read_object(root: &Field<'_>, diagnostics: &DiagnosticCollector) -> Option<Ob
     };
     let fields = root.any_fields()?;
     if is_list(&fields) {
-        refuse_list(&fields);
+        reject_list(&fields);
         return None;
     }
     let kind = read_kind(&fields)?;
-    fields.refuse_unknown(&["apiVersion", "kind", "metadata", "spec", "status"]);
-    let head = fields.require("metadata").and_then(|metadata| read_head(kind, metadata));
+    fields.reject_unknown(&["apiVersion", "kind", "metadata", "spec", "status"]);
+    let metadata = fields.require("metadata").and_then(|metadata| read_metadata(kind, metadata));
     let spec = fields.require("spec")?;
-    let head = head?;
+    let metadata = metadata?;
     let object = match kind {
-        DocumentKind::Workload => workload::read(head, spec).map(Object::Workload),
+        DocumentKind::Workload => workload::read(metadata, spec).map(Object::Workload),
         DocumentKind::MeshConfig => mesh_config::read(spec).map(Object::MeshConfig),
-        DocumentKind::Service => service::read(head, spec).map(Object::Service),
-        DocumentKind::HttpRoute => http_route::read(head, spec).map(Object::HttpRoute),
-        DocumentKind::TlsRoute => tls_route::read(head, spec).map(Object::TlsRoute),
-        DocumentKind::TrafficTarget => smi::traffic_target(head, spec).map(Object::TrafficTarget),
-        DocumentKind::HttpRouteGroup => {
-            smi::http_route_group(head, spec).map(Object::HttpRouteGroup)
+        DocumentKind::Service => service::read(metadata, spec).map(Object::Service),
+        DocumentKind::HttpRoute => http_route::read(metadata, spec).map(Object::HttpRoute),
+        DocumentKind::TlsRoute => tls_route::read(metadata, spec).map(Object::TlsRoute),
+        DocumentKind::TrafficTarget => {
+            smi::read_traffic_target(metadata, spec).map(Object::TrafficTarget)
         }
-        DocumentKind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
-        DocumentKind::GrpcRoute => grpc_route::read(head, spec).map(Object::GrpcRoute),
+        DocumentKind::HttpRouteGroup => {
+            smi::read_http_route_group(metadata, spec).map(Object::HttpRouteGroup)
+        }
+        DocumentKind::TcpRoute => smi::read_tcp_route(metadata, spec).map(Object::TcpRoute),
+        DocumentKind::GrpcRoute => grpc_route::read(metadata, spec).map(Object::GrpcRoute),
         DocumentKind::ServicePolicy(kind) => {
             let version = fields.find("apiVersion").and_then(Field::read_text).unwrap_or_default();
-            service_policy::read(kind, version, head, spec).map(Object::ServicePolicy)
+            service_policy::read(kind, version, metadata, spec).map(Object::ServicePolicy)
         }
-        DocumentKind::TagRoute => tag_route::read(head, spec).map(Object::TagRoute),
-        DocumentKind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),
-        DocumentKind::Lane => lane::read(head, spec).map(Object::Lane),
+        DocumentKind::TagRoute => tag_route::read(metadata, spec).map(Object::TagRoute),
+        DocumentKind::SermantRouteRule => {
+            sermant::read(metadata, spec).map(Object::SermantRouteRule)
+        }
+        DocumentKind::Lane => lane::read(metadata, spec).map(Object::Lane),
         DocumentKind::ReferenceGrant => {
-            reference_grant::read(head, spec).map(Object::ReferenceGrant)
+            reference_grant::read(metadata, spec).map(Object::ReferenceGrant)
         }
-        DocumentKind::AccessPolicy => access_policy::read(head, spec).map(Object::AccessPolicy),
+        DocumentKind::AccessPolicy => access_policy::read(metadata, spec).map(Object::AccessPolicy),
         DocumentKind::GatewayTcpRoute => {
-            gateway_tcp_route::read(head, spec).map(Object::GatewayTcpRoute)
+            gateway_tcp_route::read(metadata, spec).map(Object::GatewayTcpRoute)
         }
         DocumentKind::TrafficSplit => {
             let version = fields.find("apiVersion").and_then(Field::read_text).unwrap_or_default();
-            traffic_split::read(head, spec, version).map(Object::TrafficSplit)
+            traffic_split::read(metadata, spec, version).map(Object::TrafficSplit)
         }
-        DocumentKind::Ingress(kind) => ingress::read(kind, head, spec).map(Object::Ingress),
-        DocumentKind::Egress => egress::read(head, spec).map(Object::Egress),
-        DocumentKind::Retry => retry::read(head, spec).map(Object::Retry),
-        DocumentKind::AccessCert => access_cert::read(head, spec).map(Object::AccessCert),
+        DocumentKind::Ingress(kind) => ingress::read(kind, metadata, spec).map(Object::Ingress),
+        DocumentKind::Egress => egress::read(metadata, spec).map(Object::Egress),
+        DocumentKind::Retry => retry::read(metadata, spec).map(Object::Retry),
+        DocumentKind::AccessCert => access_cert::read(metadata, spec).map(Object::AccessCert),
     };
     debug_assert!(object.is_some() || diagnostics.is_rejected(), "rejections have a diagnostic");
     object
@@ -482,9 +492,9 @@ fn is_list(fields: &MapFields<'_>) -> bool {
     matches!(kind, Some(NodeValue::Text(kind)) if kind == LIST)
 }
 
-/// Records the problems of a list without documents as items; the items of other lists are read in their place.
-fn refuse_list(fields: &MapFields<'_>) {
-    fields.refuse_unknown(LIST_FIELDS);
+/// Records the problems of a list that `parse_documents` did not expand into its items.
+fn reject_list(fields: &MapFields<'_>) {
+    fields.reject_unknown(LIST_FIELDS);
     if let Some(version) = fields.require("apiVersion") {
         version.read_choice(&[("v1", ())]);
     }
@@ -494,18 +504,18 @@ fn refuse_list(fields: &MapFields<'_>) {
     }
 }
 
-/// Reads kind and version; a document of another system gets one diagnostic about them and no others.
+/// Reads kind and version. A document of another system gets one diagnostic, about its kind or version.
 fn read_kind(fields: &MapFields<'_>) -> Option<DocumentKind> {
     let kind_field = fields.require("kind");
     let version_field = fields.require("apiVersion");
     let (kind_field, version_field) = (kind_field?, version_field?);
-    let word = kind_field.read_text()?;
+    let kind_name = kind_field.read_text()?;
     let version = version_field.read_text()?;
-    let Some(kind) = DocumentKind::from_name(word) else {
+    let Some(kind) = DocumentKind::from_name(kind_name) else {
         let problem = format!("{} is not a supported kind", kind_field.quoted_value());
-        match (replacement_hint(word), DocumentKind::closest_to(word)) {
+        match (replacement_hint(kind_name), DocumentKind::closest_to(kind_name)) {
             (Some(hint), _) => kind_field.reject(problem, hint),
-            (None, Some(meant)) => kind_field.propose_word(problem, meant.kind_name()),
+            (None, Some(closest)) => kind_field.propose_word(problem, closest.kind_name()),
             (None, None) => {
                 let hint =
                     format!("remove the document, or use {}", one_of(&DocumentKind::kind_names()));
@@ -514,22 +524,22 @@ fn read_kind(fields: &MapFields<'_>) -> Option<DocumentKind> {
         }
         return None;
     };
-    let found = DocumentKind::kinds_named(kind.kind_name())
+    let supported_kind = DocumentKind::kinds_named(kind.kind_name())
         .find(|kind| kind.api_versions().contains(&version));
-    if found.is_none() {
-        let read: Vec<&str> = DocumentKind::kinds_named(kind.kind_name())
+    if supported_kind.is_none() {
+        let supported_versions: Vec<&str> = DocumentKind::kinds_named(kind.kind_name())
             .flat_map(DocumentKind::api_versions)
             .copied()
             .collect();
         version_field.reject(
-            format!("{} is not a supported version of {word}", version_field.quoted_value()),
-            format!("use {}", one_of(&read)),
+            format!("{} is not a supported version of {kind_name}", version_field.quoted_value()),
+            format!("use {}", one_of(&supported_versions)),
         );
     }
-    found
+    supported_kind
 }
 
-fn read_head(kind: DocumentKind, metadata: &Field<'_>) -> Option<ObjectMetadata> {
+fn read_metadata(kind: DocumentKind, metadata: &Field<'_>) -> Option<ObjectMetadata> {
     let fields = metadata.read_fields(METADATA_FIELDS)?;
     let name = fields.require("name").and_then(|field| match kind {
         DocumentKind::Service => field.read_label(),
@@ -551,9 +561,9 @@ fn find_entry<'a>(node: &'a DocumentNode, key: &str) -> Option<&'a DocumentNode>
     let NodeValue::Map(map) = &node.value else {
         return None;
     };
-    let found =
+    let entry =
         map.iter().find(|(name, _)| matches!(&name.value, NodeValue::Text(text) if text == key));
-    let (_, value) = found?;
+    let (_, value) = entry?;
     (!matches!(value.value, NodeValue::Null)).then_some(value)
 }
 
@@ -561,10 +571,10 @@ fn find_entry<'a>(node: &'a DocumentNode, key: &str) -> Option<&'a DocumentNode>
 const LIST: &str = "List";
 /// The namespace of objects without one.
 const NAMESPACE_DEFAULT: &str = "default";
-/// Kinds of the same families that resemble a misspelled kind of ours.
-const OTHER_ROUTES: &[&str] = &["UDPRoute"];
+/// Unsupported kinds that resemble a supported kind, but are not a misspelling of it.
+const UNRELATED_KINDS: &[&str] = &["UDPRoute"];
 /// Limit of the characters of a name or kind kept to identify a rejected document.
-const IDENTITY_CHARACTERS_MAX: usize = 253;
+const MAX_IDENTITY_CHARACTERS: usize = 253;
 /// The Kubernetes fields of `metadata`; all but the first three are ignored.
 const METADATA_FIELDS: &[&str] = &[
     "name",

@@ -1,10 +1,9 @@
-//! Configuration sources: files, and readers of foreign rule formats.
-//!
-//! [`read_json`] reads objects of an API server with the same readers.
+//! Configuration sources: YAML and JSON files, and the readers of all kinds of objects.
 //!
 //! A document passes `scan` → `document` → `kinds` → `file` and becomes a [`leno_model::Change`]. Unsupported
-//! content is [`RejectedDocument`] with location, reason and hint; no field is ignored silently. [`watch`] repeats this
-//! whenever a file changes.
+//! content becomes a [`RejectedDocument`] with location, problem and hint; no field is ignored silently.
+//! [`watch_source`] repeats this whenever a file changes. [`read_json`] reads objects of an API server by the
+//! same readers.
 
 mod document;
 mod field;

@@ -1,14 +1,17 @@
-//! Warnings about all objects as a whole: a reference to a missing object is probably a mistake.
+//! Warnings about all objects as a whole: references to missing objects, and rules without effect.
 
 mod access;
 mod anchoring;
 mod boundary;
 mod exact;
-mod guard;
+mod external_authorization;
+mod gateway_tcp_route;
 mod repeated;
 mod retry;
+mod service_policy;
 mod suggestion;
 mod tags;
+mod traffic_split;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -21,67 +24,62 @@ use leno_model::{
     WeightedBackend, Workload, leads_back,
 };
 
-use self::suggestion::{known, suggest_name};
+use self::suggestion::{existing_names, suggest_name};
 use crate::rejected::{DocumentLocation, Warning};
 use crate::suggest::{closest_word, one_of};
 
-mod gateway_tcp_route;
-mod service_policy;
-mod traffic_split;
-
-/// Returns warnings about these objects as a whole. They are not rejections: the missing object may come from
-/// another source, or later.
+/// Returns warnings about these objects as a whole. They are not rejections: a missing object may come from another
+/// source, or later.
 #[must_use]
 pub fn lint_objects(objects: &[Object]) -> Vec<Warning> {
-    let world = ObjectIndex::from_objects(objects);
+    let index = ObjectIndex::from_objects(objects);
     let mut warnings = Vec::new();
     for object in objects {
-        let mut diagnostics =
-            WarningCollector { key: object.object_key(), warnings: &mut warnings };
+        let mut collector = WarningCollector { key: object.object_key(), warnings: &mut warnings };
         match object {
-            Object::Workload(workload) => world.lint_workload(workload, &mut diagnostics),
-            Object::Service(service) => world.lint_service(service, &mut diagnostics),
+            Object::Workload(workload) => index.lint_workload(workload, &mut collector),
+            Object::Service(service) => index.lint_service(service, &mut collector),
             Object::HttpRoute(route) => {
-                world.lint_route(route, &mut diagnostics);
-                world.lint_conflicts(route, &mut diagnostics);
-                world.lint_repeated(route, &mut diagnostics);
-                anchoring::lint_route(route, &mut diagnostics);
+                index.lint_route(route, &mut collector);
+                index.lint_conflicts(route, &mut collector);
+                index.lint_repeated(route, &mut collector);
+                anchoring::lint_route(route, &mut collector);
             }
             Object::GrpcRoute(route) => {
-                world.lint_route(route, &mut diagnostics);
-                world.lint_repeated(route, &mut diagnostics);
+                index.lint_route(route, &mut collector);
+                index.lint_repeated(route, &mut collector);
             }
-            Object::TlsRoute(route) => world.lint_tls_route(route, &mut diagnostics),
-            Object::TrafficTarget(target) => world.lint_target(target, &mut diagnostics),
+            Object::TlsRoute(route) => index.lint_tls_route(route, &mut collector),
+            Object::TrafficTarget(target) => index.lint_target(target, &mut collector),
             Object::ServicePolicy(policy) => {
-                world.lint_service_policy(policy, &mut diagnostics);
-                repeated::lint_policy(policy, &mut diagnostics);
-                anchoring::lint_policy(policy, &mut diagnostics);
-                exact::lint_policy(policy, &mut diagnostics);
+                index.lint_service_policy(policy, &mut collector);
+                repeated::lint_policy(policy, &mut collector);
+                anchoring::lint_policy(policy, &mut collector);
+                exact::lint_policy(policy, &mut collector);
             }
-            Object::TagRoute(route) => world.lint_tag_route(route, &mut diagnostics),
-            Object::SermantRouteRule(rule) => world.lint_sermant(rule, &mut diagnostics),
+            Object::TagRoute(route) => index.lint_tag_route(route, &mut collector),
+            Object::SermantRouteRule(rule) => index.lint_sermant(rule, &mut collector),
             Object::Lane(lane) => {
-                world.lint_lane(lane, &mut diagnostics);
-                repeated::lint_lane(lane, &mut diagnostics);
+                index.lint_lane(lane, &mut collector);
+                repeated::lint_lane(lane, &mut collector);
             }
-            Object::MeshConfig(config) => world.lint_mesh_config(config, &mut diagnostics),
+            Object::MeshConfig(config) => index.lint_mesh_config(config, &mut collector),
             Object::AccessPolicy(policy) => {
-                world.lint_access_policy(policy, &mut diagnostics);
-                anchoring::lint_access(policy, &mut diagnostics);
-                exact::lint_access(policy, &mut diagnostics);
+                index.lint_access_policy(policy, &mut collector);
+                anchoring::lint_access(policy, &mut collector);
+                exact::lint_access(policy, &mut collector);
             }
-            Object::TrafficSplit(split) => world.lint_split(split, &mut diagnostics),
-            Object::GatewayTcpRoute(route) => world.lint_gateway_tcp_route(route, &mut diagnostics),
-            Object::HttpRouteGroup(group) => anchoring::lint_group(group, &mut diagnostics),
-            Object::AccessCert(cert) => world.lint_access_cert(cert, &mut diagnostics),
+            Object::TrafficSplit(split) => index.lint_split(split, &mut collector),
+            Object::GatewayTcpRoute(route) => index.lint_gateway_tcp_route(route, &mut collector),
+            Object::HttpRouteGroup(group) => anchoring::lint_group(group, &mut collector),
+            Object::AccessCert(cert) => index.lint_access_cert(cert, &mut collector),
             Object::TcpRoute(_) | Object::ReferenceGrant(_) | Object::Gateway(_) => {}
-            Object::Ingress(policy) => world.lint_ingress(policy, &mut diagnostics),
-            Object::Egress(policy) => world.lint_egress(policy, &mut diagnostics),
-            Object::Retry(policy) => world.lint_retry(policy, &mut diagnostics),
+            Object::Ingress(policy) => index.lint_ingress(policy, &mut collector),
+            Object::Egress(policy) => index.lint_egress(policy, &mut collector),
+            Object::Retry(policy) => index.lint_retry(policy, &mut collector),
         }
     }
-    world.lint_listeners(&mut warnings);
+    index.lint_listeners(&mut warnings);
     warnings
 }
 
@@ -96,10 +94,10 @@ struct ObjectIndex<'a> {
     /// All `HTTPRoute`s and `GRPCRoute`s.
     routes: Vec<&'a HttpRoute>,
     tls_routes: Vec<&'a TlsRoute>,
-    /// The matches of both kinds of request routes.
+    /// The matches of all routes in `routes`.
     matches: repeated::RepeatedMatches<'a>,
-    /// Gateway API routes with their parents.
-    attached: Vec<(ObjectKey, &'a Name, &'a [RouteParent])>,
+    /// The Gateway API routes: key, namespace and parents.
+    attached_routes: Vec<(ObjectKey, &'a Name, &'a [RouteParent])>,
     splits: Vec<&'a TrafficSplit>,
     gateway_tcp_routes: Vec<&'a GatewayTcpRoute>,
     policies: Vec<&'a ServicePolicy>,
@@ -109,14 +107,14 @@ struct ObjectIndex<'a> {
     /// The names of the external principals.
     external_principals: BTreeSet<&'a Name>,
     /// The accounts used as source or destination of a `TrafficTarget`.
-    mentioned: BTreeSet<&'a ServiceAccount>,
+    target_accounts: BTreeSet<&'a ServiceAccount>,
     /// The scopes of the `TagRoute`s, with one `TagRoute` for each.
     tag_scopes: BTreeMap<&'a TagScope, &'a TagRouteName>,
     /// The scopes of the `SermantRouteRule`s, with the first one by name.
-    published: BTreeMap<&'a TagScope, &'a TagRouteName>,
+    sermant_scopes: BTreeMap<&'a TagScope, &'a TagRouteName>,
     config: MeshConfig,
     access_policies: Vec<&'a AccessPolicy>,
-    openings: Vec<&'a IngressPolicy>,
+    ingress_policies: Vec<&'a IngressPolicy>,
     retries: Vec<&'a RetryPolicy>,
 }
 
@@ -146,8 +144,9 @@ impl WarningCollector<'_> {
 }
 
 impl<'a> ObjectIndex<'a> {
+    /// Indexes the objects. Of several `MeshConfig`s, the last one is used.
     fn from_objects(objects: &'a [Object]) -> Self {
-        let mut world = Self::default();
+        let mut index = Self::default();
         for object in objects {
             if let Object::HttpRoute(HttpRoute { name, parents, .. })
             | Object::GrpcRoute(HttpRoute { name, parents, .. })
@@ -160,61 +159,61 @@ impl<'a> ObjectIndex<'a> {
                 ..
             }) = object
             {
-                world.attached.push((object.object_key(), &name.namespace, parents));
+                index.attached_routes.push((object.object_key(), &name.namespace, parents));
             }
             match object {
                 Object::Workload(workload) => {
-                    world.workloads.push(workload);
-                    world.accounts.insert(&workload.account);
+                    index.workloads.push(workload);
+                    index.accounts.insert(&workload.account);
                 }
                 Object::Service(service) => {
-                    world.services.insert(&service.name, service);
+                    index.services.insert(&service.name, service);
                 }
-                Object::MeshConfig(config) => world.config = config.clone(),
+                Object::MeshConfig(config) => index.config = config.clone(),
                 Object::HttpRouteGroup(group) => {
-                    world.groups.insert(&group.name, group);
+                    index.groups.insert(&group.name, group);
                 }
                 Object::TcpRoute(route) => {
-                    world.tcp_routes.insert(&route.name);
+                    index.tcp_routes.insert(&route.name);
                 }
                 Object::TrafficTarget(target) => {
-                    world.mentioned.insert(&target.destination);
-                    world.mentioned.extend(&target.sources);
+                    index.target_accounts.insert(&target.destination);
+                    index.target_accounts.extend(&target.sources);
                 }
                 Object::TagRoute(route) => {
-                    world.tag_scopes.insert(&route.scope, &route.name);
+                    index.tag_scopes.insert(&route.scope, &route.name);
                 }
                 Object::SermantRouteRule(rule) => {
                     for (scope, _) in &rule.entries {
-                        world.published.entry(scope).or_insert(&rule.name);
+                        index.sermant_scopes.entry(scope).or_insert(&rule.name);
                     }
                 }
                 Object::HttpRoute(route) => {
-                    world.matches.add_route(route);
-                    world.routes.push(route);
+                    index.matches.add_route(route);
+                    index.routes.push(route);
                 }
-                Object::TlsRoute(route) => world.tls_routes.push(route),
-                Object::Gateway(gateway) => world.gateways.push(gateway),
+                Object::TlsRoute(route) => index.tls_routes.push(route),
+                Object::Gateway(gateway) => index.gateways.push(gateway),
                 Object::Lane(_) | Object::Egress(_) => {}
-                Object::Ingress(policy) => world.openings.push(policy),
-                Object::AccessCert(cert) => world.external_principals.extend(&cert.subjects),
-                Object::Retry(policy) => world.retries.push(policy),
-                Object::ServicePolicy(policy) => world.policies.push(policy),
+                Object::Ingress(policy) => index.ingress_policies.push(policy),
+                Object::AccessCert(cert) => index.external_principals.extend(&cert.subjects),
+                Object::Retry(policy) => index.retries.push(policy),
+                Object::ServicePolicy(policy) => index.policies.push(policy),
                 Object::GrpcRoute(route) => {
-                    world.grpc_routes.push(route);
-                    world.routes.push(route);
-                    world.matches.add_route(route);
+                    index.grpc_routes.push(route);
+                    index.routes.push(route);
+                    index.matches.add_route(route);
                 }
-                Object::ReferenceGrant(grant) => world.grants.push(grant),
-                Object::AccessPolicy(policy) => world.access_policies.push(policy),
-                Object::TrafficSplit(split) => world.splits.push(split),
-                Object::GatewayTcpRoute(route) => world.gateway_tcp_routes.push(route),
+                Object::ReferenceGrant(grant) => index.grants.push(grant),
+                Object::AccessPolicy(policy) => index.access_policies.push(policy),
+                Object::TrafficSplit(split) => index.splits.push(split),
+                Object::GatewayTcpRoute(route) => index.gateway_tcp_routes.push(route),
             }
         }
-        world
+        index
     }
 
-    fn lint_workload(&self, workload: &Workload, lint: &mut WarningCollector<'_>) {
+    fn lint_workload(&self, workload: &Workload, collector: &mut WarningCollector<'_>) {
         for (index, listener) in workload.outbound_listeners.iter().enumerate() {
             let reference = ServiceReference {
                 service: &listener.service,
@@ -222,30 +221,30 @@ impl<'a> ObjectIndex<'a> {
                 field: format!("spec.outbound[{index}]"),
                 name_field: "service",
             };
-            self.lint_reference(&reference, lint);
+            self.lint_reference(&reference, collector);
         }
-        self.lint_floor(workload, lint);
-        self.lint_unmentioned(workload, lint);
+        self.lint_floor(workload, collector);
+        self.lint_missing_policy(workload, collector);
     }
 
-    fn lint_service(&self, service: &Service, lint: &mut WarningCollector<'_>) {
-        let selected: Vec<&Workload> = self
+    fn lint_service(&self, service: &Service, collector: &mut WarningCollector<'_>) {
+        let selected_workloads: Vec<&Workload> = self
             .workloads
             .iter()
             .copied()
             .filter(|workload| is_selected(service, workload))
             .collect();
-        if selected.is_empty() {
+        if selected_workloads.is_empty() {
             let problem = match service.selector.is_empty() {
                 true => "is empty, so the service has no endpoints",
                 false => "selects no workload of the namespace",
             };
             let hint = "use labels that a Workload of the same namespace has";
-            lint.add_warning("spec.selector".to_owned(), problem.to_owned(), hint);
+            collector.add_warning("spec.selector".to_owned(), problem.to_owned(), hint);
             return;
         }
         for (index, port) in service.ports.iter().enumerate() {
-            let serves = |workload: &&Workload| match &port.target {
+            let has_target_port = |workload: &&Workload| match &port.target {
                 // A workload without declared ports may listen on any port.
                 TargetPort::Number(number) => {
                     workload.ports.is_empty() || workload.ports.iter().any(|p| p.port == *number)
@@ -254,12 +253,12 @@ impl<'a> ObjectIndex<'a> {
                     workload.ports.iter().any(|p| p.name.as_ref() == Some(name))
                 }
             };
-            if !selected.iter().any(serves) {
+            if !selected_workloads.iter().any(has_target_port) {
                 let target = match &port.target {
                     TargetPort::Number(number) => number.to_string(),
                     TargetPort::Name(name) => format!("{:?}", name.as_str()),
                 };
-                lint.add_warning(
+                collector.add_warning(
                     format!("spec.ports[{index}].targetPort"),
                     format!("no selected workload has a port {target}"),
                     "use a port that the workloads list",
@@ -268,52 +267,55 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
-    fn lint_route(&self, route: &HttpRoute, lint: &mut WarningCollector<'_>) {
-        self.lint_parents(&route.parents, lint);
+    fn lint_route(&self, route: &HttpRoute, collector: &mut WarningCollector<'_>) {
+        self.lint_parents(&route.parents, collector);
         for (index, rule) in route.rules.iter().enumerate() {
-            self.lint_backends(index, &rule.backends, lint);
-            let (kind, own, parents) = (route.kind, &route.name.namespace, &route.parents[..]);
-            self.lint_grants(kind, own, parents, index, &rule.backends, lint);
-            self.lint_mirrors(kind, own, parents, rule, lint);
+            self.lint_backends(index, &rule.backends, collector);
+            let (kind, route_namespace, parents) =
+                (route.kind, &route.name.namespace, &route.parents[..]);
+            self.lint_grants(kind, route_namespace, parents, index, &rule.backends, collector);
+            self.lint_mirrors(kind, route_namespace, parents, rule, collector);
         }
     }
 
-    fn lint_tls_route(&self, route: &TlsRoute, lint: &mut WarningCollector<'_>) {
-        self.lint_parents(&route.parents, lint);
-        self.lint_backends(0, &route.rule.backends, lint);
+    fn lint_tls_route(&self, route: &TlsRoute, collector: &mut WarningCollector<'_>) {
+        self.lint_parents(&route.parents, collector);
+        self.lint_backends(0, &route.rule.backends, collector);
     }
 
     /// Warns about backends in other namespaces without a grant.
     fn lint_grants(
         &self,
         kind: RouteKind,
-        own: &Name,
+        route_namespace: &Name,
         parents: &[RouteParent],
         rule: usize,
         backends: &[WeightedBackend],
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         for (index, backend) in backends.iter().enumerate() {
-            let theirs = &backend.service.namespace;
-            let permits = |it: &&ReferenceGrant| it.permits_route(kind, own, &backend.service);
-            if own != theirs
+            let service_namespace = &backend.service.namespace;
+            let is_permitted_by = |grant: &&ReferenceGrant| {
+                grant.permits_route(kind, route_namespace, &backend.service)
+            };
+            if route_namespace != service_namespace
                 && !leads_back(parents, &backend.service)
-                && !self.grants.iter().any(permits)
+                && !self.grants.iter().any(is_permitted_by)
             {
                 let kind = kind.as_str();
-                lint.add_warning(
+                collector.add_warning(
                     format!("spec.rules[{rule}].backendRefs[{index}].namespace"),
                     format!(
-                        "no ReferenceGrant in {theirs} permits it, so its share of requests gets \
+                        "no ReferenceGrant in {service_namespace} permits it, so its share of requests gets \
                          the status 500"
                     ),
-                    format!("add one there, from {kind}s in {own} to the Service"),
+                    format!("add one there, from {kind}s in {route_namespace} to the Service"),
                 );
             }
         }
     }
 
-    fn lint_parents(&self, parents: &[RouteParent], lint: &mut WarningCollector<'_>) {
+    fn lint_parents(&self, parents: &[RouteParent], collector: &mut WarningCollector<'_>) {
         for (index, parent) in parents.iter().enumerate() {
             let reference = ServiceReference {
                 service: &parent.service,
@@ -321,7 +323,7 @@ impl<'a> ObjectIndex<'a> {
                 field: format!("spec.parentRefs[{index}]"),
                 name_field: "name",
             };
-            self.lint_reference(&reference, lint);
+            self.lint_reference(&reference, collector);
         }
     }
 
@@ -329,30 +331,34 @@ impl<'a> ObjectIndex<'a> {
     fn lint_mirrors(
         &self,
         kind: RouteKind,
-        own: &Name,
+        route_namespace: &Name,
         parents: &[RouteParent],
         rule: &RouteRule,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         for mirror in &rule.actions.mirrors {
             let field = || "spec.rules[].filters[].requestMirror.backendRef".to_owned();
             let (service, port) = (&mirror.service, Some(mirror.port));
             self.lint_reference(
                 &ServiceReference { service, port, field: field(), name_field: "name" },
-                lint,
+                collector,
             );
-            let permits = |it: &&ReferenceGrant| it.permits_route(kind, own, service);
-            if *own != service.namespace
+            let is_permitted_by =
+                |grant: &&ReferenceGrant| grant.permits_route(kind, route_namespace, service);
+            if *route_namespace != service.namespace
                 && !leads_back(parents, service)
-                && !self.grants.iter().any(permits)
+                && !self.grants.iter().any(is_permitted_by)
             {
-                lint.add_warning(
+                collector.add_warning(
                     field(),
                     format!(
                         "no ReferenceGrant in {} permits it, so no request is copied",
                         service.namespace
                     ),
-                    format!("add one there, from {}s in {own} to the Service", kind.as_str()),
+                    format!(
+                        "add one there, from {}s in {route_namespace} to the Service",
+                        kind.as_str()
+                    ),
                 );
             }
         }
@@ -362,7 +368,7 @@ impl<'a> ObjectIndex<'a> {
         &self,
         rule: usize,
         backends: &[WeightedBackend],
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         for (index, backend) in backends.iter().enumerate() {
             let reference = ServiceReference {
@@ -371,23 +377,24 @@ impl<'a> ObjectIndex<'a> {
                 field: format!("spec.rules[{rule}].backendRefs[{index}]"),
                 name_field: "name",
             };
-            self.lint_reference(&reference, lint);
+            self.lint_reference(&reference, collector);
         }
     }
 
-    /// An `HTTPRoute` has no effect on a port with a `GRPCRoute`.
-    fn lint_conflicts(&self, route: &HttpRoute, lint: &mut WarningCollector<'_>) {
+    /// Warns about an `HTTPRoute` on a port with a `GRPCRoute`, where it has no effect.
+    fn lint_conflicts(&self, route: &HttpRoute, collector: &mut WarningCollector<'_>) {
         for (index, parent) in route.parents.iter().enumerate() {
-            let meets = |other: &&&HttpRoute| {
+            let shares_port = |other: &&&HttpRoute| {
                 // Routes of another namespace apply to other clients.
                 other.name.namespace == route.name.namespace
                     && other.parents.iter().any(|other| {
                         let ports = other.port.zip(parent.port);
-                        other.service == parent.service && ports.is_none_or(|(one, two)| one == two)
+                        other.service == parent.service
+                            && ports.is_none_or(|(left, right)| left == right)
                     })
             };
-            if let Some(other) = self.grpc_routes.iter().find(meets) {
-                lint.add_warning(
+            if let Some(other) = self.grpc_routes.iter().find(shares_port) {
+                collector.add_warning(
                     format!("spec.parentRefs[{index}]"),
                     format!(
                         "the GRPCRoute {} is attached to the same port and takes precedence over \
@@ -400,49 +407,53 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
-    fn lint_reference(&self, reference: &ServiceReference<'_>, lint: &mut WarningCollector<'_>) {
+    fn lint_reference(
+        &self,
+        reference: &ServiceReference<'_>,
+        collector: &mut WarningCollector<'_>,
+    ) {
         let ServiceReference { service: name, field, .. } = reference;
         let Some(service) = self.services.get(name) else {
-            lint.add_warning(
+            collector.add_warning(
                 format!("{field}.{}", reference.name_field),
                 format!("there is no Service {name}"),
                 suggest_name(
                     &name.namespace,
                     &name.name,
-                    known!(self.services.keys()),
+                    existing_names!(self.services.keys()),
                     "add the Service",
                 ),
             );
             return;
         };
         let Some(port) = reference.port else { return };
-        if !service.ports.iter().any(|known| known.port == port) {
-            let known = service.ports.iter().map(|known| known.port.to_string());
-            let known: Vec<String> = known.collect();
-            let known: Vec<&str> = known.iter().map(String::as_str).collect();
-            lint.add_warning(
+        if !service.ports.iter().any(|existing| existing.port == port) {
+            let existing = service.ports.iter().map(|existing| existing.port.to_string());
+            let existing: Vec<String> = existing.collect();
+            let existing: Vec<&str> = existing.iter().map(String::as_str).collect();
+            collector.add_warning(
                 format!("{field}.port"),
                 format!("the Service {name} has no port {port}"),
-                format!("use {}", one_of(&known)),
+                format!("use {}", one_of(&existing)),
             );
         }
     }
 
-    fn lint_target(&self, target: &TrafficTarget, lint: &mut WarningCollector<'_>) {
+    fn lint_target(&self, target: &TrafficTarget, collector: &mut WarningCollector<'_>) {
         for (index, rule) in target.rules.iter().enumerate() {
             let field = format!("spec.rules[{index}]");
             match rule {
                 TargetRule::Http { group, matches } => {
-                    self.lint_group(group, matches, &field, lint);
+                    self.lint_group(group, matches, &field, collector);
                 }
                 TargetRule::Tcp { route } if !self.tcp_routes.contains(route) => {
-                    lint.add_warning(
+                    collector.add_warning(
                         format!("{field}.name"),
                         format!("there is no TCPRoute {route}, so the rule allows no request"),
                         suggest_name(
                             &route.namespace,
                             &route.name,
-                            known!(self.tcp_routes.iter()),
+                            existing_names!(self.tcp_routes.iter()),
                             "add the TCPRoute",
                         ),
                     );
@@ -455,13 +466,13 @@ impl<'a> ObjectIndex<'a> {
         let destination = ("spec.destination".to_owned(), &target.destination);
         for (field, account) in accounts.chain([destination]) {
             if !self.accounts.contains(account) {
-                lint.add_warning(
+                collector.add_warning(
                     field,
                     format!("no workload runs under the account {account}"),
                     suggest_name(
                         &account.namespace,
                         &account.name,
-                        known!(self.accounts.iter()),
+                        existing_names!(self.accounts.iter()),
                         "add a Workload with it",
                     ),
                 );
@@ -474,29 +485,29 @@ impl<'a> ObjectIndex<'a> {
         name: &RouteGroupName,
         matches: &[String],
         field: &str,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         let Some(group) = self.groups.get(name) else {
-            lint.add_warning(
+            collector.add_warning(
                 format!("{field}.name"),
                 format!("there is no HTTPRouteGroup {name}, so the rule allows no request"),
                 suggest_name(
                     &name.namespace,
                     &name.name,
-                    known!(self.groups.keys()),
+                    existing_names!(self.groups.keys()),
                     "add the HTTPRouteGroup",
                 ),
             );
             return;
         };
-        let known: Vec<&str> = group.matches.iter().map(|m| m.name.as_str()).collect();
-        for (index, wanted) in matches.iter().enumerate() {
-            if !known.contains(&wanted.as_str()) {
-                lint.add_warning(
+        let match_names: Vec<&str> = group.matches.iter().map(|m| m.name.as_str()).collect();
+        for (index, match_name) in matches.iter().enumerate() {
+            if !match_names.contains(&match_name.as_str()) {
+                collector.add_warning(
                     format!("{field}.matches[{index}]"),
-                    format!("the HTTPRouteGroup {name} has no match {wanted:?}"),
-                    match closest_word(wanted, &known) {
-                        Some(meant) => format!("did you mean `{meant}`?"),
+                    format!("the HTTPRouteGroup {name} has no match {match_name:?}"),
+                    match closest_word(match_name, &match_names) {
+                        Some(closest) => format!("did you mean `{closest}`?"),
                         None => "add it there".to_owned(),
                     },
                 );
@@ -504,33 +515,36 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
-    /// Two workloads cannot listen on one address unless each has its own network.
+    /// Warns about workloads that listen on the same address. They can only if each has its own network.
     fn lint_listeners(&self, warnings: &mut Vec<Warning>) {
-        let mut taken: BTreeMap<SocketAddr, &Workload> = BTreeMap::new();
+        let mut listen_addresses: BTreeMap<SocketAddr, &Workload> = BTreeMap::new();
         for workload in &self.workloads {
             let ports = workload.ports.iter().enumerate().map(|(index, port)| {
-                let listen = SocketAddr::new(workload.address, port.port);
-                (format!("spec.ports[{index}]"), listen)
+                let listen_address = SocketAddr::new(workload.address, port.port);
+                (format!("spec.ports[{index}]"), listen_address)
             });
             let outbound_listeners = workload.outbound_listeners.iter().enumerate();
             let outbound_listeners = outbound_listeners.map(|(index, listener)| {
                 (format!("spec.outbound[{index}].listen"), listener.listen)
             });
-            for (field, listen) in ports.chain(outbound_listeners) {
-                match taken.get(&listen) {
-                    Some(other) if other.name != workload.name => {
-                        let mut lint = WarningCollector {
+            for (field, listen_address) in ports.chain(outbound_listeners) {
+                match listen_addresses.get(&listen_address) {
+                    Some(other_workload) if other_workload.name != workload.name => {
+                        let mut collector = WarningCollector {
                             key: ObjectKey::Workload(workload.name.clone()),
                             warnings,
                         };
-                        lint.add_warning(
+                        collector.add_warning(
                             field,
-                            format!("{listen} is also taken by the Workload {}", other.name),
+                            format!(
+                                "{listen_address} is also taken by the Workload {}",
+                                other_workload.name
+                            ),
                             "use another port, unless each has a network namespace of its own",
                         );
                     }
                     _ => {
-                        taken.insert(listen, workload);
+                        listen_addresses.insert(listen_address, workload);
                     }
                 }
             }
@@ -538,10 +552,11 @@ impl<'a> ObjectIndex<'a> {
     }
 }
 
+/// True if the service selects the workload.
 fn is_selected(service: &Service, workload: &Workload) -> bool {
-    let has = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
+    let has_label = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
     let namespace: &Name = &workload.name.namespace;
     *namespace == service.name.namespace
         && !service.selector.is_empty()
-        && service.selector.iter().all(has)
+        && service.selector.iter().all(has_label)
 }

@@ -1,18 +1,18 @@
 //! The outline of a document of any kind: its scalar values with their paths, and the positions of paths.
 
-use crate::document::{DocumentNode, NodeValue, TextPosition, documents_as_written};
+use crate::document::{DocumentNode, NodeValue, TextPosition, parse_unexpanded};
 
 /// Returns the scalar values of the first document of a text with their paths, such as `spec.a[0].b`; `None` if
 /// the text is not YAML or is empty.
 #[must_use]
 pub fn outline_document(text: &str) -> Option<Vec<(String, String)>> {
-    let documents = documents_as_written(text).ok()?;
+    let documents = parse_unexpanded(text).ok()?;
     let mut values = Vec::new();
     collect_scalars(documents.first()?, String::new(), &mut values);
     (!values.is_empty()).then_some(values)
 }
 
-/// The parser has bounded the size and the depth.
+/// Collects the scalar values of a node with their paths. The parser has bounded size and depth.
 fn collect_scalars(node: &DocumentNode, path: String, values: &mut Vec<(String, String)>) {
     match &node.value {
         NodeValue::Null => {}
@@ -26,8 +26,9 @@ fn collect_scalars(node: &DocumentNode, path: String, values: &mut Vec<(String, 
         NodeValue::Map(map) => {
             for (key, value) in map {
                 let (NodeValue::Text(key) | NodeValue::Number(key)) = &key.value else { continue };
-                let below = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                collect_scalars(value, below, values);
+                let child_path =
+                    if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                collect_scalars(value, child_path, values);
             }
         }
         NodeValue::MergeKey | NodeValue::Tagged(_) => values.push((path, String::new())),
@@ -36,8 +37,8 @@ fn collect_scalars(node: &DocumentNode, path: String, values: &mut Vec<(String, 
 
 /// Returns the position of a field by its path, such as `spec.a[0].b`; for an absent field, the position of its
 /// parent.
-pub(crate) fn dns_record(document: &DocumentNode, path: &str) -> TextPosition {
-    let (mut at, mut node) = (document.position, document);
+pub(crate) fn field_position(document: &DocumentNode, path: &str) -> TextPosition {
+    let (mut position, mut node) = (document.position, document);
     let steps = path.split('.').flat_map(|step| step.split_inclusive(']'));
     for step in steps {
         let (key, index) = match step.split_once('[') {
@@ -46,39 +47,39 @@ pub(crate) fn dns_record(document: &DocumentNode, path: &str) -> TextPosition {
         };
         if !key.is_empty() {
             let NodeValue::Map(map) = &node.value else { break };
-            let found = map
+            let entry = map
                 .iter()
-                .find(|(name, _)| matches!(&name.value, NodeValue::Text(it) if it == key));
-            let Some((name, value)) = found else { break };
-            (at, node) = (name.position, value);
+                .find(|(name, _)| matches!(&name.value, NodeValue::Text(text) if text == key));
+            let Some((name, value)) = entry else { break };
+            (position, node) = (name.position, value);
         }
         let Some(index) = index else { continue };
         let NodeValue::List(list) = &node.value else { break };
         let element = index.parse().ok().and_then(|index: usize| list.get(index));
         let Some(element) = element else { break };
-        (at, node) = (element.position, element);
+        (position, node) = (element.position, element);
     }
-    at
+    position
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{dns_record, outline_document};
+    use super::{field_position, outline_document};
     use crate::document::parse_documents;
 
     #[test]
-    fn every_single_value_has_its_path() {
+    fn each_scalar_value_has_its_path() {
         let text = "a: 1\nb: {c: [x, {d: true}], e: null}\n---\nf: 2\n";
-        let found = outline_document(text).unwrap();
-        let found: Vec<(&str, &str)> =
-            found.iter().map(|(p, v)| (p.as_str(), v.as_str())).collect();
-        assert_eq!(found, [("a", "1"), ("b.c[0]", "x"), ("b.c[1].d", "true")]);
+        let outline = outline_document(text).unwrap();
+        let outline: Vec<(&str, &str)> =
+            outline.iter().map(|(path, value)| (path.as_str(), value.as_str())).collect();
+        assert_eq!(outline, [("a", "1"), ("b.c[0]", "x"), ("b.c[1].d", "true")]);
         assert_eq!(outline_document("# nothing\n"), None);
         assert_eq!(outline_document("a: [\n"), None);
     }
 
     #[test]
-    fn a_field_is_found_where_it_is_written_or_would_be() {
+    fn the_position_of_an_absent_field_is_that_of_its_parent() {
         let text = "kind: A\nspec:\n  rules:\n  - a: 1\n  - matches:\n    - {x: 1}\n    - path:\n        value: y\n";
         let documents = parse_documents(text).unwrap();
         for (path, line) in [
@@ -94,7 +95,7 @@ mod tests {
             ("spec.none.at.all", 2),
             ("", 1),
         ] {
-            assert_eq!(dns_record(&documents[0], path).line, line, "{path}");
+            assert_eq!(field_position(&documents[0], path).line, line, "{path}");
         }
     }
 }

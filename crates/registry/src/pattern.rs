@@ -2,25 +2,25 @@
 
 use regex::RegexBuilder;
 
-/// Compiles an expression in both forms in use: alone, and anchored to the full value.
+/// Compiles an expression in the two forms in use: as written, and anchored to the full value.
 ///
 /// # Errors
 /// A short description of the problem.
 pub(crate) fn check_pattern(text: &str) -> Result<(), String> {
-    if text.len() > PATTERN_BYTES_MAX {
-        return Err(format!("longer than {PATTERN_BYTES_MAX} bytes"));
+    if text.len() > MAX_PATTERN_BYTES {
+        return Err(format!("longer than {MAX_PATTERN_BYTES} bytes"));
     }
-    // Alone first: `a)(b` is valid only inside the parentheses of the anchored form.
+    // As written first: `a)(b` is valid only inside the parentheses of the anchored form.
     for form in [text.to_owned(), format!("^(?:{text})$")] {
         RegexBuilder::new(&form)
-            .size_limit(COMPILED_BYTES_MAX)
+            .size_limit(MAX_COMPILED_BYTES)
             .build()
             .map_err(|error| short_description(&error))?;
     }
     Ok(())
 }
 
-/// Returns the last line of the error, without the marker drawing.
+/// Returns the last line of the error, without the lines that point at the position.
 fn short_description(error: &regex::Error) -> String {
     match error {
         regex::Error::CompiledTooBig(bytes) => {
@@ -28,27 +28,27 @@ fn short_description(error: &regex::Error) -> String {
         }
         other => {
             let text = other.to_string();
-            let last = text.lines().last().unwrap_or("invalid").trim();
-            last.trim_start_matches("error: ").to_owned()
+            let last_line = text.lines().last().unwrap_or("invalid").trim();
+            last_line.trim_start_matches("error: ").to_owned()
         }
     }
 }
 
-/// Length limit of an expression; a longer one is a mistake or an attack.
-const PATTERN_BYTES_MAX: usize = 4096;
-/// Size limit of a compiled expression; the same as in sidecars.
-const COMPILED_BYTES_MAX: usize = 1 << 20;
+/// Length limit of an expression. A longer one is a mistake or an attack.
+const MAX_PATTERN_BYTES: usize = 4096;
+/// Size limit of a compiled expression, the same as in sidecars.
+const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn refuses_what_a_sidecar_could_not_compile() {
-        for good in ["", "/ratings/[0-9]+", ".*", "(?i)chrome", "a|b"] {
-            assert_eq!(check_pattern(good), Ok(()), "{good}");
+    fn expressions_that_sidecars_cannot_compile_are_rejected() {
+        for valid in ["", "/ratings/[0-9]+", ".*", "(?i)chrome", "a|b"] {
+            assert_eq!(check_pattern(valid), Ok(()), "{valid}");
         }
-        for (bad, reason) in [
+        for (invalid, reason) in [
             ("(", "unclosed group"),
             ("a)(b", "unopened group"),
             ("(?=x)", "look-around"),
@@ -56,8 +56,8 @@ mod tests {
             ("(\\w{100}){100}", "larger than"),
             (&"a".repeat(5000), "longer than"),
         ] {
-            let error = check_pattern(bad).unwrap_err();
-            assert!(error.contains(reason), "{bad}: {error}");
+            let error = check_pattern(invalid).unwrap_err();
+            assert!(error.contains(reason), "{invalid}: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Rejections and warnings: location, problem and hint.
+//! Rejections and warnings about documents: location, problem and hint.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,24 +10,24 @@ use serde::Serialize;
 /// PROBLEM; HINT`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct RejectedDocument {
-    /// The location.
+    /// The location of the problem.
     #[serde(flatten)]
     pub at: DocumentLocation,
-    /// The problem.
+    /// The problem, such as `is missing`, which completes the displayed location to a sentence.
     pub problem: String,
-    /// The hint.
+    /// The hint: an instruction that solves the problem.
     pub hint: String,
 }
 
 /// An accepted document that probably does not have the intended effect.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Warning {
-    /// The location.
+    /// The location of the problem.
     #[serde(flatten)]
     pub at: DocumentLocation,
-    /// The problem.
+    /// The problem, such as `is missing`, which completes the displayed location to a sentence.
     pub problem: String,
-    /// The hint.
+    /// The hint: an instruction that solves the problem.
     pub hint: String,
 }
 
@@ -93,13 +93,13 @@ impl fmt::Display for Warning {
 #[must_use]
 pub fn rejected_documents(rejected: &[RejectedDocument]) -> usize {
     // A document without kind and name is identified by its position.
-    let document = |rejected: &RejectedDocument| {
+    let identity = |rejected: &RejectedDocument| {
         let DocumentLocation { file, line, column, kind, namespace, name, .. } =
             rejected.at.clone();
-        let unnamed = name.is_none() && kind.is_none();
-        (file, kind, namespace, name, unnamed.then_some((line, column)))
+        let is_unnamed = name.is_none() && kind.is_none();
+        (file, kind, namespace, name, is_unnamed.then_some((line, column)))
     };
-    rejected.iter().map(document).collect::<BTreeSet<_>>().len()
+    rejected.iter().map(identity).collect::<BTreeSet<_>>().len()
 }
 
 /// Displays the known parts, each followed by a colon, as a prefix of the problem.
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_place_object_field_problem_and_remedy() {
+    fn display_contains_location_object_field_problem_and_hint() {
         let mut rejected = test_rejection();
         assert_eq!(
             rejected.to_string(),
@@ -164,20 +164,21 @@ mod tests {
     }
 
     #[test]
-    fn several_problems_of_a_document_are_one_document() {
-        let named = |name: &str, field: &str| {
+    fn several_problems_of_a_document_count_once() {
+        let rejection_of = |name: &str, field: &str| {
             let mut rejected = test_rejection();
             rejected.at.name = Some(name.to_owned());
             rejected.at.field = Some(field.to_owned());
             rejected
         };
-        let two = [named("a", "spec.x"), named("a", "spec.y"), named("b", "spec.x")];
-        assert_eq!(rejected_documents(&two), 2);
+        let problems =
+            [rejection_of("a", "spec.x"), rejection_of("a", "spec.y"), rejection_of("b", "spec.x")];
+        assert_eq!(rejected_documents(&problems), 2);
         assert_eq!(rejected_documents(&[]), 0);
     }
 
     #[test]
-    fn is_one_flat_object_in_json() {
+    fn json_is_one_flat_object() {
         let json = serde_json::to_value(test_rejection()).unwrap();
         assert_eq!(json["line"], 12);
         assert_eq!(json["namespace"], "bookinfo");

@@ -15,10 +15,10 @@ use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
 pub(crate) fn scan_paths(paths: &[PathBuf], contents: ContentMode) -> Scan {
     let mut scan = Scan::default();
     for path in paths {
-        scan.add_given(path);
+        scan.add_source_path(path);
     }
     if contents == ContentMode::Read {
-        let mut bytes_left = LOAD_BYTES_MAX;
+        let mut bytes_left = MAX_TOTAL_BYTES;
         for (path, content) in &mut scan.files {
             *content = read(path, &mut bytes_left);
         }
@@ -36,16 +36,16 @@ pub(crate) enum ContentMode {
 /// The result of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
-    /// The files, each once even if several paths lead to it.
+    /// The files, each once even if several paths resolve to it.
     pub(crate) files: BTreeMap<PathBuf, FileContent>,
     /// The listed directories.
     pub(crate) directories: BTreeMap<PathBuf, ListedDirectory>,
     /// The symbolic links in them, including dangling ones.
     pub(crate) links: BTreeSet<PathBuf>,
-    /// Dangling links with other names.
+    /// Dangling links without the name of a YAML file; they may have linked to directories.
     pub(crate) dangling: Vec<PathBuf>,
-    /// True if an unknown path may appear without an event, as a mount does.
-    pub(crate) missing: bool,
+    /// True if an unknown path may reappear without an event, as a mount does.
+    pub(crate) needs_retry: bool,
     /// Paths with unknown content; their previous objects stay.
     pub(crate) unknown: Vec<PathBuf>,
     /// The paths that do not exist or cannot be listed.
@@ -60,7 +60,7 @@ pub(crate) struct Scan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ListedDirectory {
     pub(crate) identity: DirectoryIdentity,
-    /// True without entries other than hidden ones: an unmounted mount point, or a checkout in progress.
+    /// True if it has no entries but hidden ones: an unmounted mount point, or a checkout in progress.
     pub(crate) is_empty: bool,
 }
 
@@ -90,7 +90,7 @@ pub(crate) enum FileContent {
 }
 
 impl Scan {
-    fn add_given(&mut self, path: &Path) {
+    fn add_source_path(&mut self, path: &Path) {
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => self.add_directory(path, 0),
             Ok(metadata) if metadata.is_file() => self.add_file(path),
@@ -100,9 +100,9 @@ impl Scan {
             }
             // A missing path is not a deletion: a share may be unmounted, or a checkout replaced.
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.reject_missing(path, "does not exist", REMEDY_MISSING);
+                self.reject_missing(path, "does not exist", HINT_MISSING);
             }
-            Err(error) => self.reject_unknown(path, &error),
+            Err(error) => self.reject_unreadable(path, &error),
         }
     }
 
@@ -113,9 +113,9 @@ impl Scan {
         if !self.visited.insert(canonical.clone()) {
             return;
         }
-        if self.files.len() >= FILES_MAX {
+        if self.files.len() >= MAX_FILES {
             self.unknown.push(path.to_owned());
-            let problem = format!("is one file too many: only {FILES_MAX} are read");
+            let problem = format!("is one file too many: only {MAX_FILES} are read");
             self.reject_path(path, &problem, "join files, or name fewer");
             return;
         }
@@ -130,16 +130,16 @@ impl Scan {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return self.add_vanished(directory);
             }
-            Err(error) => return self.reject_unknown(directory, &error),
+            Err(error) => return self.reject_unreadable(directory, &error),
         };
         if !self.visited.insert(canonical) {
             return;
         }
-        if depth > DEPTH_MAX || self.directories.len() >= DIRECTORIES_MAX {
+        if depth > MAX_DEPTH || self.directories.len() >= MAX_DIRECTORIES {
             self.unknown.push(directory.to_owned());
             let problem = format!(
-                "is too deep, or one directory too many: {DEPTH_MAX} levels and \
-                 {DIRECTORIES_MAX} directories are read"
+                "is too deep, or one directory too many: {MAX_DEPTH} levels and \
+                 {MAX_DIRECTORIES} directories are read"
             );
             return self.reject_path(directory, &problem, "name fewer directories");
         }
@@ -150,7 +150,7 @@ impl Scan {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return self.add_vanished(directory);
             }
-            Err(error) => return self.reject_unknown(directory, &error),
+            Err(error) => return self.reject_unreadable(directory, &error),
         };
         let is_empty = entries.is_empty();
         self.directories.insert(directory.to_owned(), ListedDirectory { identity, is_empty });
@@ -162,25 +162,25 @@ impl Scan {
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => self.add_directory(&path, depth + 1),
                 Ok(metadata) if metadata.is_file() && is_yaml(&path) => self.add_file(&path),
-                Ok(metadata) if metadata.is_file() => self.warn_of_name(&path),
+                Ok(metadata) if metadata.is_file() => self.warn_about_name(&path),
                 // The event of its replacement by a file triggers another reading.
                 Ok(_) if is_yaml(&path) => {
                     self.unknown.push(path.clone());
-                    self.reject_path(&path, "is not a regular file", REMEDY_SPECIAL);
+                    self.reject_path(&path, "is not a regular file", HINT_SPECIAL);
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => match is_link {
                     true => self.add_dangling(&path),
                     false => self.add_vanished(&path),
                 },
-                // It may be a directory.
-                Err(error) => self.reject_unknown(&path, &error),
+                // The entry may be a directory.
+                Err(error) => self.reject_unreadable(&path, &error),
             }
         }
     }
 
     /// Warns about a file name that would be read in lower case, as by `kubectl`.
-    fn warn_of_name(&mut self, path: &Path) {
+    fn warn_about_name(&mut self, path: &Path) {
         let lower = path.with_extension(path.extension().unwrap_or_default().to_ascii_lowercase());
         if is_yaml(&lower) {
             let RejectedDocument { at, problem, hint } = path_rejection(
@@ -192,7 +192,7 @@ impl Scan {
         }
     }
 
-    /// The link exists, but its target is missing: a deletion would remove the link.
+    /// Adds a link to a missing target. It is not a deletion, which would remove the link.
     fn add_dangling(&mut self, path: &Path) {
         match is_yaml(path) {
             true => self.reject_dangling(path),
@@ -202,13 +202,13 @@ impl Scan {
     }
 
     pub(crate) fn reject_dangling(&mut self, path: &Path) {
-        self.reject_missing(path, "is a link to a missing target", REMEDY_DANGLING);
+        self.reject_missing(path, "is a link to a missing target", HINT_DANGLING);
     }
 
-    /// The entry existed a moment ago: its deletion event triggers another reading.
+    /// Adds an entry that disappeared after it was listed. Its deletion event triggers another reading.
     fn add_vanished(&mut self, path: &Path) {
         self.unknown.push(path.to_owned());
-        self.missing = true;
+        self.needs_retry = true;
     }
 
     fn reject_missing(&mut self, path: &Path, problem: &str, hint: &str) {
@@ -220,10 +220,10 @@ impl Scan {
         self.rejected.push(path_rejection(path, problem, hint));
     }
 
-    fn reject_unknown(&mut self, path: &Path, error: &io::Error) {
+    fn reject_unreadable(&mut self, path: &Path, error: &io::Error) {
         self.add_vanished(path);
         let problem = format!("cannot be read ({error})");
-        self.reject_path(path, &problem, REMEDY_UNREADABLE);
+        self.reject_path(path, &problem, HINT_UNREADABLE);
     }
 }
 
@@ -252,21 +252,21 @@ pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> FileContent {
         |problem: &str, hint: &str| FileContent::Unreadable(path_rejection(path, problem, hint));
     let mut bytes = Vec::new();
     let result = open_regular(path).and_then(|file| {
-        let limit = FILE_BYTES_MAX + 1;
+        let limit = MAX_FILE_BYTES + 1;
         file.take(limit).read_to_end(&mut bytes)
     });
     match result {
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => return FileContent::Absent,
-        Err(error) => return unreadable(&format!("cannot be read ({error})"), REMEDY_UNREADABLE),
+        Err(error) => return unreadable(&format!("cannot be read ({error})"), HINT_UNREADABLE),
     }
     let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-    if length > FILE_BYTES_MAX {
-        let problem = format!("is larger than {FILE_BYTES_MAX} bytes");
+    if length > MAX_FILE_BYTES {
+        let problem = format!("is larger than {MAX_FILE_BYTES} bytes");
         return unreadable(&problem, "split it");
     }
     let Some(left) = bytes_left.checked_sub(length) else {
-        let problem = format!("is beyond the {LOAD_BYTES_MAX} bytes that all files may have");
+        let problem = format!("is beyond the {MAX_TOTAL_BYTES} bytes that all files may have");
         return unreadable(&problem, "name fewer files");
     };
     *bytes_left = left;
@@ -306,23 +306,23 @@ pub(crate) fn path_rejection(path: &Path, problem: &str, hint: &str) -> Rejected
     }
 }
 
-const REMEDY_UNREADABLE: &str = "make it readable; until then its last content stays in force";
-const REMEDY_MISSING: &str =
+const HINT_UNREADABLE: &str = "make it readable; until then its last content stays in force";
+const HINT_MISSING: &str =
     "create or mount it, or name another path; its last content stays in force";
-const REMEDY_DANGLING: &str =
+const HINT_DANGLING: &str =
     "create the target or delete the link; until then its last content stays in force";
-const REMEDY_SPECIAL: &str =
+const HINT_SPECIAL: &str =
     "replace it by a file, or delete it; until then its last content stays in force";
 /// Size limit of a file.
-pub(crate) const FILE_BYTES_MAX: u64 = 4 << 20;
+pub(crate) const MAX_FILE_BYTES: u64 = 4 << 20;
 /// Limit of the bytes of all files together.
-const LOAD_BYTES_MAX: u64 = 64 << 20;
+const MAX_TOTAL_BYTES: u64 = 64 << 20;
 /// Limit of files.
-const FILES_MAX: usize = 4096;
+const MAX_FILES: usize = 4096;
 /// Limit of directories; each is watched.
-const DIRECTORIES_MAX: usize = 1024;
-/// Limit of the directory depth below a given path.
-const DEPTH_MAX: usize = 16;
+const MAX_DIRECTORIES: usize = 1024;
+/// Limit of the directory depth below a path of the source.
+const MAX_DEPTH: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -334,10 +334,10 @@ mod tests {
     }
 
     #[test]
-    fn finds_yaml_files_once_and_passes_hidden_ones_over() {
+    fn yaml_files_are_found_once_and_hidden_files_are_skipped() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        fs::create_dir_all(at("below/..2024")).unwrap();
+        let path_of = |name: &str| dir.path().join(name);
+        fs::create_dir_all(path_of("below/..2024")).unwrap();
         for name in [
             "a.yaml",
             "b.yml",
@@ -348,55 +348,62 @@ mod tests {
             "below/d.yaml",
             "below/..2024/e.yaml",
         ] {
-            fs::write(at(name), "").unwrap();
+            fs::write(path_of(name), "").unwrap();
         }
-        std::os::unix::fs::symlink(dir.path(), at("below/circle")).unwrap();
-        std::os::unix::fs::symlink(at("a.yaml"), at("z.yaml")).unwrap();
-        std::os::unix::fs::symlink(at("nowhere"), at("dangling.yaml")).unwrap();
-        let scan =
-            scan_paths(&[dir.path().to_owned(), at("a.yaml"), at("below")], ContentMode::Read);
+        std::os::unix::fs::symlink(dir.path(), path_of("below/circle")).unwrap();
+        std::os::unix::fs::symlink(path_of("a.yaml"), path_of("z.yaml")).unwrap();
+        std::os::unix::fs::symlink(path_of("nowhere"), path_of("dangling.yaml")).unwrap();
+        let scan = scan_paths(
+            &[dir.path().to_owned(), path_of("a.yaml"), path_of("below")],
+            ContentMode::Read,
+        );
         assert_eq!(file_names(&scan), ["a.yaml", "b.yml", "d.yaml", "c.json"]);
-        let problems: Vec<&str> = scan.rejected.iter().map(|r| r.problem.as_str()).collect();
+        let problems: Vec<&str> =
+            scan.rejected.iter().map(|rejected| rejected.problem.as_str()).collect();
         assert_eq!(problems, ["is a link to a missing target"]);
         assert_eq!(scan.directories.len(), 2);
     }
 
     #[test]
-    fn names_in_capitals_are_warnings_and_special_files_rejections() {
+    fn upper_case_extensions_cause_warnings_and_special_files_rejections() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
+        let path_of = |name: &str| dir.path().join(name);
         for name in ["a.YAML", "b.Yml", "c.JSON", "README.MD", ".d.YAML"] {
-            fs::write(at(name), "").unwrap();
+            fs::write(path_of(name), "").unwrap();
         }
-        let socket = |name| std::os::unix::net::UnixListener::bind(at(name)).unwrap();
+        let socket = |name| std::os::unix::net::UnixListener::bind(path_of(name)).unwrap();
         let _sockets = ["special.yaml", "special.txt"].map(socket);
-        std::os::unix::fs::symlink("/dev/zero", at("zero.json")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", path_of("zero.json")).unwrap();
         let scan = scan_paths(&[dir.path().to_owned()], ContentMode::Read);
         assert_eq!(file_names(&scan), [""; 0]);
-        let file = |at: &DocumentLocation| {
-            at.file.as_deref().unwrap().rsplit('/').next().unwrap().to_owned()
+        let file_name = |location: &DocumentLocation| {
+            location.file.as_deref().unwrap().rsplit('/').next().unwrap().to_owned()
         };
-        let warned: Vec<_> =
-            scan.warnings.iter().map(|it| (file(&it.at), it.hint.as_str())).collect();
+        let warnings: Vec<_> = scan
+            .warnings
+            .iter()
+            .map(|warning| (file_name(&warning.at), warning.hint.as_str()))
+            .collect();
         let expected = [
             ("a.YAML".to_owned(), "rename it to a.yaml"),
             ("b.Yml".to_owned(), "rename it to b.yml"),
             ("c.JSON".to_owned(), "rename it to c.json"),
         ];
-        assert_eq!(warned, expected);
-        let rejected: Vec<_> = scan.rejected.iter().map(|it| file(&it.at)).collect();
+        assert_eq!(warnings, expected);
+        let rejected: Vec<_> =
+            scan.rejected.iter().map(|rejected| file_name(&rejected.at)).collect();
         assert_eq!(rejected, ["special.yaml", "zero.json"]);
-        assert_eq!(scan.unknown, [at("special.yaml"), at("zero.json")]);
+        assert_eq!(scan.unknown, [path_of("special.yaml"), path_of("zero.json")]);
     }
 
     #[test]
-    fn a_special_file_in_the_place_of_a_listed_one_is_not_read() {
+    fn a_special_file_that_replaced_a_listed_file_is_not_read() {
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("pipe.yaml");
         let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
         for path in [Path::new("/dev/zero"), &pipe] {
-            let content = read(path, &mut FILE_BYTES_MAX.clone());
+            let content = read(path, &mut MAX_FILE_BYTES.clone());
             let FileContent::Unreadable(rejected) = content else { panic!("{content:?}") };
             assert_eq!(rejected.problem, "cannot be read (not a regular file)");
             assert_eq!(crate::FieldLines::default().line_of(path, 1, "spec"), None);
@@ -404,13 +411,13 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_missing_too_large_or_not_text() {
+    fn missing_large_and_non_utf8_files_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        let large = usize::try_from(FILE_BYTES_MAX).unwrap() + 1;
-        fs::write(at("large.yaml"), "#".repeat(large)).unwrap();
-        fs::write(at("latin.yaml"), b"name: caf\xe9").unwrap();
-        let scan = scan_paths(&[dir.path().to_owned(), at("none")], ContentMode::Read);
+        let path_of = |name: &str| dir.path().join(name);
+        let large = usize::try_from(MAX_FILE_BYTES).unwrap() + 1;
+        fs::write(path_of("large.yaml"), "#".repeat(large)).unwrap();
+        fs::write(path_of("latin.yaml"), b"name: caf\xe9").unwrap();
+        let scan = scan_paths(&[dir.path().to_owned(), path_of("none")], ContentMode::Read);
         assert!(scan.rejected[0].problem.contains("does not exist"));
         let problems: Vec<_> = scan
             .files

@@ -1,23 +1,23 @@
-//! The closest known word to a misspelled one.
+//! Suggestions of known words in place of misspelled ones, and lists of words in messages.
 
-/// Returns the known word within a typo's distance of `word`.
+/// Returns the known word that is closest to `word`, within one to three edits, or begins with it.
 #[must_use]
 pub fn closest_word<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    if word.is_empty() || word.len() > WORD_BYTES_MAX {
+    if word.is_empty() || word.len() > MAX_WORD_BYTES {
         return None;
     }
     let word = word.to_lowercase();
-    let given: Vec<char> = word.chars().collect();
+    let characters: Vec<char> = word.chars().collect();
     known
         .iter()
         .map(|candidate| {
             let candidate_lower = candidate.to_lowercase();
-            if given.len() >= BEGINNING_CHARACTERS_MIN && candidate_lower.starts_with(&word) {
+            if characters.len() >= MIN_BEGINNING_CHARACTERS && candidate_lower.starts_with(&word) {
                 // A truncated word is a better guess than a typo.
                 return (0, *candidate);
             }
             let target: Vec<char> = candidate_lower.chars().collect();
-            (edit_distance(&given, &target), *candidate)
+            (edit_distance(&characters, &target), *candidate)
         })
         .filter(|(distance, candidate)| *distance <= (candidate.len() / 3).clamp(1, 3))
         .min()
@@ -45,11 +45,11 @@ pub(crate) fn all_of(known: &[&str]) -> String {
 fn edit_distance(a: &[char], b: &[char]) -> usize {
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
     for (i, from) in a.iter().enumerate() {
-        let above = &rows[i];
+        let previous_row = &rows[i];
         let mut row = vec![i + 1];
         for (j, to) in b.iter().enumerate() {
-            let replaced = above[j] + usize::from(from != to);
-            let mut best = replaced.min(above[j + 1] + 1).min(row[j] + 1);
+            let replaced = previous_row[j] + usize::from(from != to);
+            let mut best = replaced.min(previous_row[j + 1] + 1).min(row[j] + 1);
             if i > 0 && j > 0 && *from == b[j - 1] && a[i - 1] == *to {
                 best = best.min(rows[i - 1][j - 1] + 1);
             }
@@ -60,18 +60,18 @@ fn edit_distance(a: &[char], b: &[char]) -> usize {
     rows[a.len()][b.len()]
 }
 
-/// The minimum length at which a prefix matches.
-const BEGINNING_CHARACTERS_MIN: usize = 3;
-/// Longer words are not misspelled field names.
-const WORD_BYTES_MAX: usize = 64;
+/// Minimum length of a word that matches as a prefix.
+const MIN_BEGINNING_CHARACTERS: usize = 3;
+/// Length limit of a word; a longer one is not a misspelled field name.
+const MAX_WORD_BYTES: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn suggests_slips_and_nothing_far_fetched() {
-        let known = ["account", "ports", "port", "Service", "TCPRoute"];
+    fn typos_are_corrected_and_distant_words_are_not() {
+        let words = ["account", "ports", "port", "Service", "TCPRoute"];
         for (word, expected) in [
             ("Account", Some("account")),
             ("acount", Some("account")),
@@ -85,11 +85,11 @@ mod tests {
             ("", None),
             ("é", None),
         ] {
-            let found = closest_word(word, &known);
+            let suggestion = closest_word(word, &words);
             if expected == Some("port") {
-                assert!(matches!(found, Some("port" | "ports")), "{word}: {found:?}");
+                assert!(matches!(suggestion, Some("port" | "ports")), "{word}: {suggestion:?}");
             } else {
-                assert_eq!(found, expected, "{word}");
+                assert_eq!(suggestion, expected, "{word}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! File watching: reads files again when they change.
+//! The task that watches the files of a source, reads them again after changes, and sends the updates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -20,57 +20,57 @@ use crate::scan::{ContentMode, DirectoryIdentity, is_yaml, scan_paths};
 
 /// Reads the source now and after every change, and sends the updates.
 ///
-/// The first update is always sent; later ones if objects or rejections change, and always on `demand`. Changes
-/// within a short quiet period are combined. Ends when the receiver of the updates is dropped. If the system
-/// cannot watch, files are read at short intervals instead.
+/// The first update is always sent; later ones if objects or rejections change, and always after a notification
+/// of `reload_requests`. Changes that follow each other within 50 ms are combined, for at most 250 ms. Ends when
+/// the receiver of the updates is dropped. If the system cannot watch, files are read every 500 ms instead.
 ///
 /// # Errors
 /// [`WatchError`] if the reader failed; the state of the mesh is unchanged.
 pub async fn watch_source(
     source: FileSource,
     updates: Sender<RegistryUpdate>,
-    demand: Arc<Notify>,
+    reload_requests: Arc<Notify>,
 ) -> Result<(), WatchError> {
     let wake = Arc::new(Notify::new());
-    let mut turn =
+    let mut watched =
         WatchedSource { watches: DirectoryWatches::new(&source, Arc::clone(&wake)), source };
     let mut last: Option<RegistryUpdate> = None;
-    let mut asked = false;
-    let mut noticed = None;
+    let mut is_requested = false;
+    let mut first_event_at = None;
     loop {
         let mut update;
         let now = Instant::now();
-        (turn, update) =
-            spawn_blocking(move || turn.arm_and_read(now)).await.map_err(WatchError)?;
-        update.noticed = noticed;
-        if turn.watches.found_new {
+        (watched, update) =
+            spawn_blocking(move || watched.watch_and_read(now)).await.map_err(WatchError)?;
+        update.first_event_at = first_event_at;
+        if watched.watches.has_new_directories {
             // A file may have changed between the reading and the watching.
             wake.notify_one();
         }
-        let has_changed = !update.changes.is_empty()
+        let is_changed = !update.changes.is_empty()
             || last.as_ref().is_none_or(|last| {
                 last.rejected != update.rejected || last.warnings != update.warnings
             });
-        if has_changed || asked {
+        if is_changed || is_requested {
             last = Some(RegistryUpdate { changes: Vec::new(), ..update.clone() });
             if updates.send(update).await.is_err() {
                 return Ok(());
             }
         }
-        let poll = turn.watches.blind.then(|| Instant::now() + POLL_EVERY);
-        let again = turn.source.again_at().map(Instant::from_std);
-        let max_wait = poll.into_iter().chain(again).min();
-        (asked, noticed) = tokio::select! {
+        let next_poll = watched.watches.needs_polling.then(|| Instant::now() + POLL_INTERVAL);
+        let next_reload = watched.source.next_reload_at().map(Instant::from_std);
+        let max_wait = next_poll.into_iter().chain(next_reload).min();
+        (is_requested, first_event_at) = tokio::select! {
             () = updates.closed() => return Ok(()),
-            () = demand.notified() => (true, None),
-            // The noticed time of an uncertain file is the time at which it became uncertain.
-            first = wait_until_quiet(&wake, max_wait) => (false, first.map(Instant::into_std).or(noticed)),
-            () = until_replaced(Arc::clone(&turn.watches.identities)) => (false, None),
+            () = reload_requests.notified() => (true, None),
+            // For an uncertain file, the time of the event that made it uncertain stays.
+            first = wait_until_quiet(&wake, max_wait) => (false, first.map(Instant::into_std).or(first_event_at)),
+            () = wait_until_replaced(Arc::clone(&watched.watches.identities)) => (false, None),
         };
     }
 }
 
-/// The reader failed: a defect of this program.
+/// The reader task panicked or was cancelled: a defect of this program.
 #[derive(Debug, thiserror::Error)]
 #[error("the file reader failed; the last valid state stays in use, restart to watch again")]
 pub struct WatchError(#[source] tokio::task::JoinError);
@@ -79,31 +79,31 @@ pub struct WatchError(#[source] tokio::task::JoinError);
 /// `max_wait`.
 async fn wait_until_quiet(wake: &Notify, max_wait: Option<Instant>) -> Option<Instant> {
     match max_wait {
-        Some(until) if timeout_at(until, wake.notified()).await.is_err() => return None,
+        Some(deadline) if timeout_at(deadline, wake.notified()).await.is_err() => return None,
         Some(_) => {}
         None => wake.notified().await,
     }
     let first = Instant::now();
-    let latest = first + QUIET_TIME_MAX;
+    let latest_deadline = first + MAX_QUIET_TIME;
     loop {
-        let until = latest.min(Instant::now() + QUIET_TIME);
-        if timeout_at(until, wake.notified()).await.is_err() {
+        let deadline = latest_deadline.min(Instant::now() + QUIET_TIME);
+        if timeout_at(deadline, wake.notified()).await.is_err() {
             return Some(first);
         }
     }
 }
 
 /// Returns when a watched directory is replaced. Mounting and unmounting cause no events.
-async fn until_replaced(identities: Identities) {
+async fn wait_until_replaced(identities: DirectoryIdentities) {
     loop {
-        tokio::time::sleep(IDENTITIES_EVERY).await;
-        let known = Arc::clone(&identities);
-        let look = spawn_blocking(move || {
-            known
+        tokio::time::sleep(IDENTITY_CHECK_INTERVAL).await;
+        let current = Arc::clone(&identities);
+        let check = spawn_blocking(move || {
+            current
                 .iter()
                 .any(|(path, identity)| DirectoryIdentity::from_path(path).ok() != *identity)
         });
-        if look.await.unwrap_or(true) {
+        if check.await.unwrap_or(true) {
             return;
         }
     }
@@ -117,10 +117,10 @@ struct WatchedSource {
 
 impl WatchedSource {
     /// Watches first, then reads, so that changes in between are noticed.
-    fn arm_and_read(mut self, now: Instant) -> (Self, RegistryUpdate) {
+    fn watch_and_read(mut self, now: Instant) -> (Self, RegistryUpdate) {
         self.watches.update_watches(self.source.paths());
-        let update = self.source.reload_warily(now.into_std());
-        self.watches.found_new = self.watches.update_watches(self.source.paths());
+        let update = self.source.reload_with_grace(now.into_std());
+        self.watches.has_new_directories = self.watches.update_watches(self.source.paths());
         (self, update)
     }
 }
@@ -128,20 +128,20 @@ impl WatchedSource {
 /// The watched directories. Files are not watched: saving by rename replaces them.
 struct DirectoryWatches {
     watcher: Option<RecommendedWatcher>,
-    interest: Arc<Mutex<RelevantPaths>>,
-    armed: BTreeSet<PathBuf>,
-    /// True if the last arming found new or replaced directories.
-    found_new: bool,
+    relevant_paths: Arc<Mutex<RelevantPaths>>,
+    watched: BTreeSet<PathBuf>,
+    /// True if the last update of the watches found new or replaced directories.
+    has_new_directories: bool,
     /// True if a directory cannot be watched.
-    blind: bool,
+    needs_polling: bool,
     /// The directory identities at the time of the reading.
-    identities: Identities,
+    identities: DirectoryIdentities,
 }
 
-/// Watched directories, and their identities.
-type Identities = Arc<BTreeMap<PathBuf, Option<DirectoryIdentity>>>;
+/// The watched directories and their identities; `None` for a directory that does not exist.
+type DirectoryIdentities = Arc<BTreeMap<PathBuf, Option<DirectoryIdentity>>>;
 
-/// The relevant events.
+/// The paths with events that cause a reading.
 #[derive(Debug, Default)]
 struct RelevantPaths {
     /// Directories in which every event is relevant.
@@ -152,12 +152,12 @@ struct RelevantPaths {
 
 impl DirectoryWatches {
     fn new(source: &FileSource, wake: Arc<Notify>) -> Self {
-        let interest = Arc::new(Mutex::new(RelevantPaths::default()));
-        let known = Arc::clone(&interest);
+        let relevant_paths = Arc::new(Mutex::new(RelevantPaths::default()));
+        let shared_paths = Arc::clone(&relevant_paths);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            let interest = known.lock().unwrap_or_else(PoisonError::into_inner);
+            let relevant_paths = shared_paths.lock().unwrap_or_else(PoisonError::into_inner);
             // An error means that events were lost.
-            if event.map_or(true, |event| interest.is_relevant(&event)) {
+            if event.map_or(true, |event| relevant_paths.is_relevant(&event)) {
                 wake.notify_one();
             }
         });
@@ -165,89 +165,90 @@ impl DirectoryWatches {
             tracing::warn!(%error, paths = ?source.paths(), "cannot watch files, reading them at intervals");
         }
         Self {
-            blind: watcher.is_err(),
+            needs_polling: watcher.is_err(),
             watcher: watcher.ok(),
-            interest,
-            armed: BTreeSet::new(),
-            found_new: false,
-            identities: Identities::default(),
+            relevant_paths,
+            watched: BTreeSet::new(),
+            has_new_directories: false,
+            identities: DirectoryIdentities::default(),
         }
     }
 
-    /// Updates the watches; returns true if some are new.
+    /// Updates the watches; returns true if directories are new or were replaced.
     fn update_watches(&mut self, paths: &[PathBuf]) -> bool {
-        let (interest, places) = RelevantPaths::from_paths(paths);
-        *self.interest.lock().unwrap_or_else(PoisonError::into_inner) = interest;
-        let identity = |place: &PathBuf| (place.clone(), DirectoryIdentity::from_path(place).ok());
-        let identities = Arc::new(places.iter().map(identity).collect());
-        let replaced = self.identities != identities;
+        let (relevant_paths, directories) = RelevantPaths::from_paths(paths);
+        *self.relevant_paths.lock().unwrap_or_else(PoisonError::into_inner) = relevant_paths;
+        let with_identity =
+            |directory: &PathBuf| (directory.clone(), DirectoryIdentity::from_path(directory).ok());
+        let identities = Arc::new(directories.iter().map(with_identity).collect());
+        let is_replaced = self.identities != identities;
         self.identities = identities;
         let Some(watcher) = &mut self.watcher else {
             return false;
         };
-        for place in self.armed.difference(&places) {
+        for directory in self.watched.difference(&directories) {
             // It is usually gone, together with its watch.
-            watcher.unwatch(place).ok();
+            watcher.unwatch(directory).ok();
         }
-        let mut blind = false;
-        for place in &places {
+        let mut needs_polling = false;
+        for directory in &directories {
             // Repeated each time: a directory may have been replaced by another of the same name.
-            match watcher.watch(place, RecursiveMode::NonRecursive) {
+            match watcher.watch(directory, RecursiveMode::NonRecursive) {
                 Ok(()) => {}
                 Err(error) if is_absence(&error) => {}
                 Err(error) => {
-                    if !self.blind {
-                        tracing::warn!(%error, path = ?place, "cannot watch, reading at intervals");
+                    if !self.needs_polling {
+                        tracing::warn!(%error, path = ?directory, "cannot watch, reading at intervals");
                     }
-                    blind = true;
+                    needs_polling = true;
                 }
             }
         }
-        self.blind = blind;
-        self.armed = places;
-        replaced
+        self.needs_polling = needs_polling;
+        self.watched = directories;
+        is_replaced
     }
 }
 
 impl RelevantPaths {
-    /// Returns the relevant events for these paths, and the directories to watch.
+    /// Returns the relevant paths of these sources, and the directories to watch.
     fn from_paths(paths: &[PathBuf]) -> (Self, BTreeSet<PathBuf>) {
-        let mut way = ResolvedPath::default();
+        let mut resolved = ResolvedPath::default();
         for path in paths {
-            way.follow_path(path);
+            resolved.follow_path(path);
         }
-        let found = scan_paths(paths, ContentMode::Skip);
-        for link in &found.links {
-            way.follow_path(link);
+        let scan = scan_paths(paths, ContentMode::Skip);
+        for link in &scan.links {
+            resolved.follow_path(link);
         }
         // One path per directory: the system reports events under the one added last.
-        let directories = found.directories.keys().filter_map(|path| fs::canonicalize(path).ok());
-        let interest = Self { directories: directories.collect(), paths: way.steps };
-        let mut places = way.places;
-        places.extend(interest.directories.iter().cloned());
-        (interest, places)
+        let directories = scan.directories.keys().filter_map(|path| fs::canonicalize(path).ok());
+        let relevant_paths = Self { directories: directories.collect(), paths: resolved.entries };
+        let mut watched_directories = resolved.directories;
+        watched_directories.extend(relevant_paths.directories.iter().cloned());
+        (relevant_paths, watched_directories)
     }
 
     fn is_relevant(&self, event: &notify::Event) -> bool {
         match event.kind {
-            // Read events are ignored, since we read ourselves.
+            // Read events are ignored, because our own readings cause them.
             EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
             EventKind::Access(_) => return false,
             _ => {}
         }
-        let content = matches!(
+        let is_data_event = matches!(
             event.kind,
             EventKind::Access(_) | EventKind::Modify(notify::event::ModifyKind::Data(_))
         );
-        let inside = |path: &PathBuf| {
-            let listed = path.parent().is_some_and(|dir| self.directories.contains(dir));
+        let is_relevant_child = |path: &PathBuf| {
+            let is_listed = path.parent().is_some_and(|dir| self.directories.contains(dir));
             // Writes to other files, such as logs, are irrelevant.
-            listed && (!content || is_yaml(path))
+            is_listed && (!is_data_event || is_yaml(path))
         };
-        let matters = |path: &PathBuf| {
-            self.paths.contains(path) || self.directories.contains(path) || inside(path)
+        let is_relevant_path = |path: &PathBuf| {
+            self.paths.contains(path) || self.directories.contains(path) || is_relevant_child(path)
         };
-        event.paths.is_empty() || event.paths.iter().any(matters)
+        event.paths.is_empty() || event.paths.iter().any(is_relevant_path)
     }
 }
 
@@ -255,9 +256,9 @@ impl RelevantPaths {
 #[derive(Debug, Default)]
 struct ResolvedPath {
     /// Each entry on the path, and the first missing one.
-    steps: BTreeSet<PathBuf>,
+    entries: BTreeSet<PathBuf>,
     /// The directories that contain these entries.
-    places: BTreeSet<PathBuf>,
+    directories: BTreeSet<PathBuf>,
 }
 
 impl ResolvedPath {
@@ -265,34 +266,34 @@ impl ResolvedPath {
         let Ok(path) = std::path::absolute(path) else {
             return;
         };
-        let mut at = PathBuf::from("/");
-        let mut rest: Vec<OsString> = reversed_components(&path);
-        let mut links = 0;
-        while let Some(name) = rest.pop() {
+        let mut directory = PathBuf::from("/");
+        let mut remaining: Vec<OsString> = reversed_components(&path);
+        let mut link_count = 0;
+        while let Some(name) = remaining.pop() {
             if name == ".." {
-                at.pop();
+                directory.pop();
                 continue;
             }
-            let step = at.join(&name);
-            self.places.insert(at.clone());
-            self.steps.insert(step.clone());
-            let target = match fs::symlink_metadata(&step) {
-                Ok(metadata) if metadata.is_symlink() => fs::read_link(&step),
+            let entry = directory.join(&name);
+            self.directories.insert(directory.clone());
+            self.entries.insert(entry.clone());
+            let target = match fs::symlink_metadata(&entry) {
+                Ok(metadata) if metadata.is_symlink() => fs::read_link(&entry),
                 Ok(_) => {
-                    at = step;
+                    directory = entry;
                     continue;
                 }
                 // The nearest directory reports the creation of the rest.
                 Err(_) => return,
             };
-            links += 1;
-            let (Ok(target), true) = (target, links <= LINKS_MAX) else {
+            link_count += 1;
+            let (Ok(target), true) = (target, link_count <= MAX_LINKS) else {
                 return;
             };
             if target.is_absolute() {
-                at = PathBuf::from("/");
+                directory = PathBuf::from("/");
             }
-            rest.extend(reversed_components(&target));
+            remaining.extend(reversed_components(&target));
         }
     }
 }
@@ -313,16 +314,17 @@ fn is_absence(error: &notify::Error) -> bool {
     }
 }
 
-/// Editors rarely write and rename at a longer interval.
+/// The quiet period after the last event before files are read. Editors rarely take longer between a write and the
+/// rename that follows it.
 const QUIET_TIME: Duration = Duration::from_millis(50);
 /// The limit of the wait for a process that writes continuously.
-const QUIET_TIME_MAX: Duration = Duration::from_millis(250);
+const MAX_QUIET_TIME: Duration = Duration::from_millis(250);
 /// The polling interval for files that cannot be watched.
-const POLL_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The interval between checks of the identities of watched directories.
-const IDENTITIES_EVERY: Duration = Duration::from_secs(2);
+const IDENTITY_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Limit of links on a path, as in the kernel.
-const LINKS_MAX: usize = 40;
+const MAX_LINKS: usize = 40;
 
 #[cfg(test)]
 mod tests {
@@ -331,35 +333,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_may_change_the_facts_matters() {
-        let interest = RelevantPaths {
+    fn only_events_that_may_change_objects_are_relevant() {
+        let relevant_paths = RelevantPaths {
             directories: BTreeSet::from(["/etc/mesh".into()]),
             paths: BTreeSet::from(["/tmp/one.yaml".into(), "/tmp".into()]),
         };
-        let wrote = EventKind::Modify(ModifyKind::Data(DataChange::Any));
-        let closed = EventKind::Access(AccessKind::Close(AccessMode::Write));
+        let written = EventKind::Modify(ModifyKind::Data(DataChange::Any));
+        let closed_after_write = EventKind::Access(AccessKind::Close(AccessMode::Write));
         let created = EventKind::Create(CreateKind::Any);
-        let changed_mode = EventKind::Modify(ModifyKind::Metadata(MetadataKind::Any));
+        let mode_changed = EventKind::Modify(ModifyKind::Metadata(MetadataKind::Any));
         let opened = EventKind::Access(AccessKind::Open(AccessMode::Any));
-        let was_read = EventKind::Access(AccessKind::Close(AccessMode::Read));
+        let closed_after_read = EventKind::Access(AccessKind::Close(AccessMode::Read));
         for (kind, path, expected) in [
-            (wrote, "/etc/mesh/a.yaml", true),
-            (closed, "/etc/mesh/a.yaml", true),
-            (changed_mode, "/etc/mesh/a.yaml", true),
+            (written, "/etc/mesh/a.yaml", true),
+            (closed_after_write, "/etc/mesh/a.yaml", true),
+            (mode_changed, "/etc/mesh/a.yaml", true),
             (created, "/etc/mesh/..data", true),
             (created, "/etc/mesh/below", true),
             (created, "/etc/mesh", true),
-            (wrote, "/tmp/one.yaml", true),
+            (written, "/tmp/one.yaml", true),
             // Our own reads, and unrelated events next to our files.
             (opened, "/etc/mesh/a.yaml", false),
-            (was_read, "/etc/mesh/a.yaml", false),
-            (wrote, "/etc/mesh/app.log", false),
-            (wrote, "/tmp/two.yaml", false),
+            (closed_after_read, "/etc/mesh/a.yaml", false),
+            (written, "/etc/mesh/app.log", false),
+            (written, "/tmp/two.yaml", false),
             (created, "/tmp/two.yaml", false),
         ] {
             let event = notify::Event::new(kind).add_path(path.into());
-            assert_eq!(interest.is_relevant(&event), expected, "{kind:?} {path}");
+            assert_eq!(relevant_paths.is_relevant(&event), expected, "{kind:?} {path}");
         }
-        assert!(interest.is_relevant(&notify::Event::new(EventKind::Other)));
+        assert!(relevant_paths.is_relevant(&notify::Event::new(EventKind::Other)));
     }
 }

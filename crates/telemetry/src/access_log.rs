@@ -1,10 +1,10 @@
 //! The access log: one line for each request or byte stream, as JSON or by a template.
 
 use std::fmt::Write;
-
-use crate::terminal::is_terminal_control;
 use std::net::SocketAddr;
 use std::time::Duration;
+
+use crate::terminal::is_terminal_control;
 
 /// The fields of an access log line. There is no field for bodies, nor for headers with secrets. Empty texts
 /// and absent values are written as `null`.
@@ -32,7 +32,7 @@ pub struct AccessLogEntry<'a> {
     pub service: &'a str,
     /// The matching route, `namespace/name`.
     pub route: &'a str,
-    /// The policy that allowed it, or that would allow it to other clients.
+    /// The policy that allowed the request, or that would allow it for other clients.
     pub policy: &'a str,
     /// The reason that `defaultPolicy: deny` would have denied traffic allowed with `defaultPolicy: dry-run`;
     /// empty otherwise.
@@ -74,7 +74,7 @@ pub struct AccessLogEntry<'a> {
 /// The value of a present field, for exporters of structured records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LogValue<'a> {
-    /// A text, truncated to [`TEXT_BYTES_MAX`], without escapes.
+    /// A text, truncated to [`MAX_TEXT_BYTES`], without escapes.
     Text(&'a str),
     /// A count, or a status.
     Number(u64),
@@ -93,7 +93,7 @@ enum FieldValue<'a> {
 }
 
 impl<'a> AccessLogEntry<'a> {
-    /// The present fields, in order.
+    /// Returns the present fields, in order.
     pub fn present_fields(&self) -> impl Iterator<Item = (&'static str, LogValue<'a>)> {
         self.all_fields().into_iter().filter_map(|(name, value)| {
             let value = match value {
@@ -111,7 +111,7 @@ impl<'a> AccessLogEntry<'a> {
         })
     }
 
-    /// The fields of a line in order, with the names of OSM's access log.
+    /// Returns the fields of a line in order, with the names of OSM's access log.
     fn all_fields(&self) -> [(&'static str, FieldValue<'a>); 29] {
         use FieldValue::{Address, Duration, Number, Text};
         [
@@ -149,7 +149,7 @@ impl<'a> AccessLogEntry<'a> {
 }
 
 /// Appends an entry as one line of JSON. Durations are in milliseconds. Every text is truncated to
-/// [`TEXT_BYTES_MAX`].
+/// [`MAX_TEXT_BYTES`].
 pub fn write_json(entry: &AccessLogEntry<'_>, out: &mut String) {
     let mut line = LineWriter { out };
     for (index, (name, value)) in entry.all_fields().into_iter().enumerate() {
@@ -188,7 +188,7 @@ pub fn write_fields<'n>(
             }
             TemplatePart::Field(name) => name,
         };
-        let value = fields.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
+        let value = fields.iter().find(|(candidate, _)| *candidate == name).map(|(_, value)| value);
         match value {
             None
             | Some(FieldValue::Text("") | FieldValue::Duration(None) | FieldValue::Address(None)) =>
@@ -215,6 +215,7 @@ pub enum TemplatePart<'a> {
     Field(&'a str),
 }
 
+/// Appends values to a line.
 struct LineWriter<'a> {
     out: &'a mut String,
 }
@@ -231,7 +232,7 @@ impl LineWriter<'_> {
         self.out.push('"');
     }
 
-    /// RFC 8259, section 7: quotes, backslashes and controls are escaped.
+    /// Appends a text in which quotes, backslashes and controls are escaped (RFC 8259 §7).
     fn write_escaped(&mut self, text: &str) {
         for character in truncate_text(text).chars() {
             match character {
@@ -244,7 +245,7 @@ impl LineWriter<'_> {
                 control if is_terminal_control(control) => {
                     self.write_formatted(format_args!("\\u{:04x}", u32::from(control)));
                 }
-                other => self.out.push(other),
+                character => self.out.push(character),
             }
         }
     }
@@ -255,10 +256,12 @@ impl LineWriter<'_> {
     }
 }
 
+/// Truncates a text to [`MAX_TEXT_BYTES`], at the end of a character.
 fn truncate_text(text: &str) -> &str {
-    &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
+    &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
 }
 
+/// Removes the query and the fragment from a path.
 fn without_query(path: &str) -> &str {
     path.split(['?', '#']).next().unwrap_or(path)
 }
@@ -269,8 +272,9 @@ pub fn without_user(authority: &str) -> &str {
     authority.rsplit('@').next().unwrap_or(authority)
 }
 
-/// The maximum length of a text in a line: clients choose paths and headers, and lines must stay readable.
-pub const TEXT_BYTES_MAX: usize = 1024;
+/// The maximum length of a text in a line, in bytes: clients choose paths and headers, and lines must stay
+/// readable.
+pub const MAX_TEXT_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests;

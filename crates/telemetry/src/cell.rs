@@ -23,6 +23,7 @@ impl Cell {
         self.0.store(value, Ordering::Relaxed);
     }
 
+    /// Returns the number.
     pub(crate) fn read(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

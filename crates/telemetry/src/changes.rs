@@ -10,13 +10,13 @@ use crate::series::{RequestLabels, SeriesTotals};
 use crate::status::CLASSES;
 use crate::telemetry::Telemetry;
 
-/// Computes the changes of all series since the last reading. It stores the last values: about half a KiB for
+/// Computes the changes of all series since the last reading. It stores the last values, about 512 bytes for
 /// each series.
 #[derive(Debug)]
 pub struct ChangeTracker {
     telemetry: Arc<Telemetry>,
-    seen: BTreeMap<RequestLabels, LastValues>,
-    rules_seen: BTreeMap<RuleLabels, u64>,
+    last_values: BTreeMap<RequestLabels, LastValues>,
+    last_rule_matches: BTreeMap<RuleLabels, u64>,
 }
 
 /// The changes of one reading.
@@ -33,7 +33,7 @@ pub struct TelemetryChanges {
 /// The matches of a rule between two readings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleChange {
-    /// Its labels.
+    /// The labels of the rule.
     pub labels: RuleLabels,
     /// The number of matches.
     pub matches: u64,
@@ -42,11 +42,11 @@ pub struct RuleChange {
 /// The changes of one series between two readings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeriesChange {
-    /// Its labels.
+    /// The labels of the series.
     pub labels: RequestLabels,
     /// The number of TCP connections opened or rejected.
     pub opened: u64,
-    /// The number of streams that began. Their requests are recorded at their end.
+    /// The number of streams that were opened. Their requests are recorded at their end.
     pub streams_opened: u64,
     /// The number of completed requests with streams, a subset of all completed ones.
     pub streams_ended: u64,
@@ -68,7 +68,7 @@ impl ChangeTracker {
     /// Starts without stored values: the first reading covers everything since the start.
     #[must_use]
     pub fn from_telemetry(telemetry: Arc<Telemetry>) -> Self {
-        Self { telemetry, seen: BTreeMap::new(), rules_seen: BTreeMap::new() }
+        Self { telemetry, last_values: BTreeMap::new(), last_rule_matches: BTreeMap::new() }
     }
 
     /// Takes the changes since the last reading: at most `series_max` series (the busiest ones, and one for
@@ -77,48 +77,50 @@ impl ChangeTracker {
     pub fn take_changes(&mut self, series_max: usize, rules_max: usize) -> TelemetryChanges {
         let mut series = Vec::new();
         for (labels, cells) in self.telemetry.series_cells() {
-            let now = LastValues::from_totals(&SeriesTotals::sum_shards(labels.clone(), &cells));
-            let before = self.seen.get(&labels);
-            if let Some(change) = now.changes_since(before, &labels) {
-                self.seen.insert(labels, now);
+            let current =
+                LastValues::from_totals(&SeriesTotals::sum_shards(labels.clone(), &cells));
+            let previous = self.last_values.get(&labels);
+            if let Some(change) = current.changes_since(previous, &labels) {
+                self.last_values.insert(labels, current);
                 series.push(change);
             }
         }
-        let overflowed = merge_rest(&mut series, series_max);
+        let overflowed = merge_smallest(&mut series, series_max);
         let rules = if series.is_empty() { Vec::new() } else { self.take_rules(rules_max) };
         TelemetryChanges { series, overflowed, rules }
     }
 
+    /// Takes the matches of at most `rules_max` rules since their last reading, the busiest first.
     fn take_rules(&mut self, rules_max: usize) -> Vec<RuleChange> {
-        let new = |(labels, now): (RuleLabels, u64)| {
-            let before = self.rules_seen.get(&labels).copied().unwrap_or_default();
-            let matches = now.saturating_sub(before);
+        let rule_change = |(labels, current): (RuleLabels, u64)| {
+            let previous = self.last_rule_matches.get(&labels).copied().unwrap_or_default();
+            let matches = current.saturating_sub(previous);
             (matches > 0).then_some(RuleChange { labels, matches })
         };
         let mut rules: Vec<_> =
-            self.telemetry.matched_rules().into_iter().filter_map(new).collect();
+            self.telemetry.matched_rules().into_iter().filter_map(rule_change).collect();
         rules.sort_by_key(|change| std::cmp::Reverse(change.matches));
         rules.truncate(rules_max);
         for RuleChange { labels, matches } in &rules {
-            *self.rules_seen.entry(labels.clone()).or_default() += matches;
+            *self.last_rule_matches.entry(labels.clone()).or_default() += matches;
         }
-        rules.sort_by(|one, other| one.labels.cmp(&other.labels));
+        rules.sort_by(|first, second| first.labels.cmp(&second.labels));
         rules
     }
 }
 
 /// Keeps the busiest series and sums up the others; returns the number of those.
-fn merge_rest(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
+fn merge_smallest(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
     if series.len() <= series_max {
         return 0;
     }
     series.sort_by_key(|change| {
         std::cmp::Reverse(change.request_count().max(change.opened).max(change.streams_opened))
     });
-    let mut rest = series.split_off(series_max.saturating_sub(DIRECTIONS));
-    let overflowed = rest.len();
+    let mut smallest = series.split_off(series_max.saturating_sub(DIRECTIONS));
+    let overflowed = smallest.len();
     let mut sums: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
-    for mut change in rest.drain(..) {
+    for mut change in smallest.drain(..) {
         let labels = RequestLabels { service: String::new(), ..change.labels.overflow_labels() };
         change.labels = labels.clone();
         match sums.get_mut(&labels) {
@@ -127,30 +129,31 @@ fn merge_rest(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
         }
     }
     series.extend(sums.into_values());
-    series.sort_by(|one, other| one.labels.cmp(&other.labels));
+    series.sort_by(|first, second| first.labels.cmp(&second.labels));
     overflowed
 }
 
 impl SeriesChange {
-    /// The number of requests, counting each once: with its stream, or at its end.
+    /// Returns the number of requests. Each counts once: when its stream opens, or else at its end.
     #[must_use]
     pub fn counted_once(&self) -> u64 {
         self.request_count().saturating_add(self.streams_opened).saturating_sub(self.streams_ended)
     }
 
-    /// The number of completed requests.
+    /// Returns the number of completed requests.
     #[must_use]
     pub fn request_count(&self) -> u64 {
         self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
+    /// Adds the counts of another series.
     fn merge(&mut self, other: &Self) {
-        for (sum, more) in self.classes.iter_mut().zip(other.classes) {
-            *sum = sum.saturating_add(more);
+        for (sum, added) in self.classes.iter_mut().zip(other.classes) {
+            *sum = sum.saturating_add(added);
         }
-        for (reason, more) in &other.reasons {
+        for (reason, added) in &other.reasons {
             let sum = self.reasons.entry(reason).or_default();
-            *sum = sum.saturating_add(*more);
+            *sum = sum.saturating_add(*added);
         }
         self.opened = self.opened.saturating_add(other.opened);
         self.streams_opened = self.streams_opened.saturating_add(other.streams_opened);
@@ -180,62 +183,68 @@ impl LastValues {
             opened: totals.opened,
             streams_opened: totals.streams_opened,
             streams_ended: totals.streams_ended,
-            requests: totals.requests.iter().map(|(ending, count)| (*ending, *count)).collect(),
+            requests: totals.requests.iter().map(|(outcome, count)| (*outcome, *count)).collect(),
             bytes_in: totals.bytes_in,
             bytes_out: totals.bytes_out,
             buckets: totals.durations.buckets().collect(),
         }
     }
 
-    /// The changes since `before`; `None` if no request completed, and no TCP connection or stream was opened.
-    /// Of a thread that counts concurrently, some numbers may be part of this reading and others of the next.
-    fn changes_since(&self, before: Option<&Self>, labels: &RequestLabels) -> Option<SeriesChange> {
-        let nothing = Self::default();
-        let before = before.unwrap_or(&nothing);
+    /// Returns the changes since `previous`; `None` if no request completed, and no TCP connection or stream
+    /// was opened. If a thread counts concurrently, some of its numbers may be part of this reading and others
+    /// of the next one.
+    fn changes_since(
+        &self,
+        previous: Option<&Self>,
+        labels: &RequestLabels,
+    ) -> Option<SeriesChange> {
+        let zero = Self::default();
+        let previous = previous.unwrap_or(&zero);
         let mut change = SeriesChange {
             labels: labels.clone(),
-            opened: self.opened.saturating_sub(before.opened),
-            streams_opened: self.streams_opened.saturating_sub(before.streams_opened),
-            streams_ended: self.streams_ended.saturating_sub(before.streams_ended),
+            opened: self.opened.saturating_sub(previous.opened),
+            streams_opened: self.streams_opened.saturating_sub(previous.streams_opened),
+            streams_ended: self.streams_ended.saturating_sub(previous.streams_ended),
             classes: [0; CLASSES],
             failed: 0,
             reasons: BTreeMap::new(),
-            bytes_in: self.bytes_in.saturating_sub(before.bytes_in),
-            bytes_out: self.bytes_out.saturating_sub(before.bytes_out),
-            durations: new(&self.buckets, &before.buckets).collect(),
+            bytes_in: self.bytes_in.saturating_sub(previous.bytes_in),
+            bytes_out: self.bytes_out.saturating_sub(previous.bytes_out),
+            durations: increases(&self.buckets, &previous.buckets).collect(),
         };
-        for (ending, count) in new(&self.requests, &before.requests) {
-            if let Some(sum) = change.classes.get_mut(ending.class as usize) {
+        for (outcome, count) in increases(&self.requests, &previous.requests) {
+            if let Some(sum) = change.classes.get_mut(outcome.class as usize) {
                 *sum = sum.saturating_add(count);
             }
-            if !ending.is_success() {
+            if !outcome.is_success() {
                 change.failed = change.failed.saturating_add(count);
             }
-            if !ending.reason.is_empty() {
-                *change.reasons.entry(ending.reason).or_default() += count;
+            if !outcome.reason.is_empty() {
+                *change.reasons.entry(outcome.reason).or_default() += count;
             }
         }
-        let is_new = change.request_count() > 0 || change.opened > 0 || change.streams_opened > 0;
-        is_new.then_some(change)
+        let has_changed =
+            change.request_count() > 0 || change.opened > 0 || change.streams_opened > 0;
+        has_changed.then_some(change)
     }
 }
 
-/// The increase of each key; both lists are ordered by key.
-fn new<'a, K: Ord + Copy>(
-    now: &'a [(K, u64)],
-    before: &'a [(K, u64)],
+/// Returns the increase of each key that has increased. Both lists are ordered by key.
+fn increases<'a, K: Ord + Copy>(
+    current: &'a [(K, u64)],
+    previous: &'a [(K, u64)],
 ) -> impl Iterator<Item = (K, u64)> + 'a {
-    let before = |key: &K| {
-        let found = before.binary_search_by(|(other, _)| other.cmp(key)).ok();
-        found.and_then(|index| before.get(index)).map_or(0, |(_, count)| *count)
+    let previous = |key: &K| {
+        let index = previous.binary_search_by(|(candidate, _)| candidate.cmp(key)).ok();
+        index.and_then(|index| previous.get(index)).map_or(0, |(_, count)| *count)
     };
-    now.iter().filter_map(move |(key, count)| {
-        let more = count.saturating_sub(before(key));
-        (more > 0).then_some((*key, more))
+    current.iter().filter_map(move |(key, count)| {
+        let increase = count.saturating_sub(previous(key));
+        (increase > 0).then_some((*key, increase))
     })
 }
 
-/// Inbound and outbound.
+/// The number of directions: inbound and outbound.
 const DIRECTIONS: usize = 2;
 
 #[cfg(test)]
@@ -278,12 +287,12 @@ mod tests {
     #[test]
     fn each_reading_returns_changes_only() {
         let telemetry = Telemetry::new();
-        let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
+        let (first_shard, second_shard) = (telemetry.new_shard(), telemetry.new_shard());
         let mut changes = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
         assert_eq!(changes.take_changes(9, 9), TelemetryChanges::default());
         let ratings = request_labels("outbound", "a/ratings");
-        count_request(&one, &ratings, 200, None);
-        count_request(&two, &ratings, 503, Some("no-endpoint"));
+        count_request(&first_shard, &ratings, 200, None);
+        count_request(&second_shard, &ratings, 503, Some("no-endpoint"));
         let first = changes.take_changes(9, 9).series;
         assert_eq!((first.len(), first[0].request_count(), first[0].failed), (1, 2, 1));
         assert_eq!(first[0].classes, [0, 0, 1, 0, 0, 1]);
@@ -291,14 +300,14 @@ mod tests {
         assert_eq!((first[0].bytes_in, first[0].bytes_out), (6, 10));
         assert_eq!(first[0].durations.count(), 2);
         assert_eq!(changes.take_changes(9, 9), TelemetryChanges::default());
-        count_request(&one, &ratings, 200, None);
+        count_request(&first_shard, &ratings, 200, None);
         let second = changes.take_changes(9, 9).series;
         assert_eq!((second[0].request_count(), second[0].failed, second[0].bytes_in), (1, 0, 3));
         assert_eq!((second[0].durations.count(), second[0].reasons.len()), (1, 0));
     }
 
     #[test]
-    fn an_open_connection_is_reported_before_it_ends_and_its_end_afterwards() {
+    fn an_open_connection_is_reported_before_its_end() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
         let mut changes = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
@@ -330,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_are_those_with_the_most_open_connections_as_well() {
+    fn opened_connections_count_for_the_busiest_series() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
         let cache = RequestLabels { protocol: "tcp", ..request_labels("outbound", "a/cache") };
@@ -340,12 +349,12 @@ mod tests {
         }
         let TelemetryChanges { series, overflowed, .. } =
             ChangeTracker::from_telemetry(telemetry).take_changes(3, 3);
-        let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
-        assert_eq!((named, overflowed), (vec!["", "a/cache"], 3));
+        let services: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
+        assert_eq!((services, overflowed), (vec!["", "a/cache"], 3));
     }
 
     #[test]
-    fn a_call_that_failed_by_its_status_alone_is_a_failure() {
+    fn a_grpc_status_alone_makes_a_call_a_failure() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
         let grpc = Some(GrpcStatus::Unavailable);
@@ -358,12 +367,12 @@ mod tests {
             bytes_out: 0,
         };
         shard.record_request(shard.series_id(&request_labels("inbound", "a/x")), &outcome);
-        let taken = ChangeTracker::from_telemetry(telemetry).take_changes(9, 9);
-        assert_eq!((taken.series[0].request_count(), taken.series[0].failed), (1, 1));
+        let changes = ChangeTracker::from_telemetry(telemetry).take_changes(9, 9);
+        assert_eq!((changes.series[0].request_count(), changes.series[0].failed), (1, 1));
     }
 
     #[test]
-    fn the_busiest_keep_their_names_and_nothing_is_lost() {
+    fn series_beyond_the_limit_are_merged_without_loss() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
         for service in 0..10_u32 {
@@ -380,15 +389,16 @@ mod tests {
         let TelemetryChanges { series, overflowed, .. } =
             ChangeTracker::from_telemetry(telemetry).take_changes(5, 5);
         assert_eq!((series.len(), overflowed), (5, 17));
-        let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
-        assert_eq!(named, ["", "", "a/s7", "a/s8", "a/s9"]);
-        let sum = |all: &[SeriesChange]| all.iter().map(SeriesChange::request_count).sum::<u64>();
+        let services: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
+        assert_eq!(services, ["", "", "a/s7", "a/s8", "a/s9"]);
+        let sum =
+            |series: &[SeriesChange]| series.iter().map(SeriesChange::request_count).sum::<u64>();
         assert_eq!(sum(&series), 55 + 10);
         assert_eq!(series[0].failed, 10);
     }
 
     #[test]
-    fn rule_matches_are_reported_with_the_requests_busiest_first() {
+    fn rule_matches_are_reported_with_requests_and_the_busiest_rules_first() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
         let mut changes = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
@@ -397,15 +407,21 @@ mod tests {
             (0..matches).for_each(|_| shard.count_match(shard.rule_number(&rule(name))));
         }
         assert_eq!(changes.take_changes(9, 2), TelemetryChanges::default(), "no request has ended");
-        let reported = |taken: TelemetryChanges| -> Vec<(String, u64)> {
-            taken.rules.into_iter().map(|change| (change.labels.name, change.matches)).collect()
+        let reported = |changes: TelemetryChanges| -> Vec<(String, u64)> {
+            changes.rules.into_iter().map(|change| (change.labels.name, change.matches)).collect()
         };
-        let named = |name: &str, matches| (name.to_owned(), matches);
+        let rule_matches = |name: &str, matches| (name.to_owned(), matches);
         count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
-        assert_eq!(reported(changes.take_changes(9, 2)), [named("b", 3), named("c", 2)]);
+        assert_eq!(
+            reported(changes.take_changes(9, 2)),
+            [rule_matches("b", 3), rule_matches("c", 2)]
+        );
         shard.count_match(shard.rule_number(&rule("b")));
         count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
-        assert_eq!(reported(changes.take_changes(9, 2)), [named("a", 1), named("b", 1)]);
+        assert_eq!(
+            reported(changes.take_changes(9, 2)),
+            [rule_matches("a", 1), rule_matches("b", 1)]
+        );
         count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
         assert_eq!(reported(changes.take_changes(9, 2)), []);
     }

@@ -7,38 +7,42 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default, Clone, Copy)]
 pub struct DroppedLines {
     /// The counter at the last reading.
-    counter: u64,
+    last_counter: u64,
     /// The counter before the first line of the condition.
-    before: u64,
-    last: Option<Instant>,
+    counter_before: u64,
+    /// The time of the last reading with a dropped line; `None` without a condition.
+    last_dropped: Option<Instant>,
 }
 
 impl DroppedLines {
     /// Takes a reading, and returns the number of lines dropped since the condition began; 0 without one.
     pub fn read(&mut self, counter: u64, now: Instant) -> u64 {
-        if self.last.is_some_and(|last| now.saturating_duration_since(last) >= DROPPED_FOR) {
-            self.last = None;
+        if self
+            .last_dropped
+            .is_some_and(|last| now.saturating_duration_since(last) >= CONDITION_DURATION)
+        {
+            self.last_dropped = None;
         }
-        if counter > self.counter {
-            if self.last.is_none() {
-                self.before = self.counter;
+        if counter > self.last_counter {
+            if self.last_dropped.is_none() {
+                self.counter_before = self.last_counter;
             }
-            self.last = Some(now);
+            self.last_dropped = Some(now);
         }
-        self.counter = counter;
-        if self.last.is_some() { counter.saturating_sub(self.before) } else { 0 }
+        self.last_counter = counter;
+        if self.last_dropped.is_some() { counter.saturating_sub(self.counter_before) } else { 0 }
     }
 }
 
 /// The duration of the condition after the last dropped line: long enough to notice it in `leno status`.
-const DROPPED_FOR: Duration = Duration::from_secs(60);
+const CONDITION_DURATION: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_condition_lasts_for_a_minute_after_its_last_line() {
+    fn the_condition_lasts_for_a_minute_after_the_last_dropped_line() {
         let start = Instant::now();
         let mut lines = DroppedLines::default();
         for (seconds, counter, expected) in [
@@ -51,8 +55,8 @@ mod tests {
             (200, 7, 0),
             (202, 8, 1),
         ] {
-            let found = lines.read(counter, start + Duration::from_secs(seconds));
-            assert_eq!(found, expected, "after {seconds} s");
+            let count = lines.read(counter, start + Duration::from_secs(seconds));
+            assert_eq!(count, expected, "after {seconds} s");
         }
     }
 }

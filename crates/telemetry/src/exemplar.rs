@@ -8,13 +8,13 @@ use crate::trace::{SpanId, TraceId};
 /// A request that represents others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exemplar {
-    /// Its trace ID.
+    /// The trace ID of the request.
     pub trace: TraceId,
-    /// Its span ID.
+    /// The span ID of the request.
     pub span: SpanId,
-    /// Its duration.
+    /// The duration of the request.
     pub duration: Duration,
-    /// The time at which it completed.
+    /// The time at which the request completed.
     pub ended: SystemTime,
 }
 
@@ -41,28 +41,29 @@ impl ExemplarCell {
         self.trace[1].store(trace as u64, Ordering::Relaxed);
         self.span.store(exemplar.span.0.get(), Ordering::Relaxed);
         self.duration_us.store(to_micros(exemplar.duration), Ordering::Relaxed);
-        let since = exemplar.ended.duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.ended_us.store(to_micros(since), Ordering::Relaxed);
+        let ended = exemplar.ended.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.ended_us.store(to_micros(ended), Ordering::Relaxed);
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// The last exemplar; `None` if there is none or a write is in progress.
+    /// Returns the last exemplar; `None` if there is none or a write is in progress.
     pub(crate) fn read(&self) -> Option<Exemplar> {
-        let before = self.version.load(Ordering::Acquire);
+        let version_before = self.version.load(Ordering::Acquire);
         let [high, low] = [0, 1].map(|half: usize| self.trace[half].load(Ordering::Relaxed));
         let span = self.span.load(Ordering::Relaxed);
         let duration = Duration::from_micros(self.duration_us.load(Ordering::Relaxed));
         let ended = Duration::from_micros(self.ended_us.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        let after = self.version.load(Ordering::Relaxed);
+        let version_after = self.version.load(Ordering::Relaxed);
         let trace = std::num::NonZeroU128::new(u128::from(high) << 64 | u128::from(low))?;
         let span = SpanId(std::num::NonZeroU64::new(span)?);
-        let is_whole = before == after && before.is_multiple_of(2);
+        let is_consistent = version_before == version_after && version_before.is_multiple_of(2);
         let ended = UNIX_EPOCH + ended;
-        is_whole.then_some(Exemplar { trace: TraceId(trace), span, duration, ended })
+        is_consistent.then_some(Exemplar { trace: TraceId(trace), span, duration, ended })
     }
 }
 
+/// Returns the microseconds of a duration; saturates.
 fn to_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_one_is_read() {
+    fn the_last_written_exemplar_is_read() {
         let cell = ExemplarCell::default();
         assert_eq!(cell.read(), None);
         for number in [1, 7] {
@@ -95,21 +96,21 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_never_sees_halves_of_two() {
+    fn a_reader_never_sees_parts_of_two_exemplars() {
         let cell = Arc::<ExemplarCell>::default();
-        let written = cell.clone();
+        let writer_cell = cell.clone();
         let writer = std::thread::spawn(move || {
-            (1..200_000).for_each(|number| written.write(&test_exemplar(number)));
+            (1..200_000).for_each(|number| writer_cell.write(&test_exemplar(number)));
         });
-        let mut seen = 0;
+        let mut last_number = 0;
         while !writer.is_finished() {
-            if let Some(found) = cell.read() {
-                let number = u64::try_from(found.duration.as_micros()).unwrap();
-                assert_eq!(found, test_exemplar(number));
-                seen = number;
+            if let Some(exemplar) = cell.read() {
+                let number = u64::try_from(exemplar.duration.as_micros()).unwrap();
+                assert_eq!(exemplar, test_exemplar(number));
+                last_number = number;
             }
         }
         writer.join().unwrap();
-        assert!(seen <= 199_999 && cell.read() == Some(test_exemplar(199_999)));
+        assert!(last_number <= 199_999 && cell.read() == Some(test_exemplar(199_999)));
     }
 }

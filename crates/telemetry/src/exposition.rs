@@ -20,8 +20,8 @@ pub use format::ExpositionFormat;
 
 impl Telemetry {
     /// Appends all metrics, and the resource usage of this process if the system reports it.
-    pub fn expose(&self, form: ExpositionFormat, out: &mut String) {
-        write(self, read_usage(std::process::id()).ok().as_ref(), form, out);
+    pub fn expose(&self, format: ExpositionFormat, out: &mut String) {
+        write(self, read_usage(std::process::id()).ok().as_ref(), format, out);
     }
 
     /// Appends all metrics, and the aliases that dashboards of another product query, in the text format 0.0.4.
@@ -36,10 +36,10 @@ impl Telemetry {
 fn write(
     telemetry: &Telemetry,
     usage: Option<&ProcessUsage>,
-    form: ExpositionFormat,
+    format: ExpositionFormat,
     out: &mut String,
 ) {
-    let mut page = ExpositionWriter::new(form, out);
+    let mut page = ExpositionWriter::new(format, out);
     telemetry.read_with(usage, &mut page);
     page.finish();
 }
@@ -47,16 +47,16 @@ fn write(
 /// A writer of metrics in one of the formats.
 #[derive(Debug)]
 pub struct ExpositionWriter<'a> {
-    form: ExpositionFormat,
+    format: ExpositionFormat,
     /// The name of the current metric.
     name: Cow<'static, str>,
     out: &'a mut String,
 }
 
 impl<'a> ExpositionWriter<'a> {
-    /// Creates a page that appends to `out`.
-    pub fn new(form: ExpositionFormat, out: &'a mut String) -> Self {
-        Self { form, name: Cow::Borrowed(""), out }
+    /// Creates a writer that appends to `out`.
+    pub fn new(format: ExpositionFormat, out: &'a mut String) -> Self {
+        Self { format, name: Cow::Borrowed(""), out }
     }
 
     /// Starts an alias: the numbers that follow get another product's name.
@@ -67,14 +67,14 @@ impl<'a> ExpositionWriter<'a> {
 
     /// Finishes the page.
     pub fn finish(self) {
-        self.out.push_str(self.form.end_line());
+        self.out.push_str(self.format.end_line());
     }
 }
 
 impl MetricVisitor for ExpositionWriter<'_> {
     fn begin_metric(&mut self, metric: &'static MetricFamily) {
         self.name = Cow::Borrowed(metric.name);
-        self.out.push_str(&self.form.metric_header(metric));
+        self.out.push_str(&self.format.metric_header(metric));
     }
 
     fn record_number(&mut self, labels: &[(&'static str, &str)], number: MetricValue) {
@@ -90,33 +90,37 @@ impl MetricVisitor for ExpositionWriter<'_> {
         labels: &[(&'static str, &str)],
         durations: &DurationBuckets<'_>,
     ) {
-        let Self { form, name, out } = self;
-        let (mut of_bucket, mut of_all) = (label_text(labels), String::new());
-        if !of_bucket.is_empty() {
-            of_all = format!("{{{of_bucket}}}");
-            of_bucket.push(',');
+        let Self { format, name, out } = self;
+        let (mut bucket_labels, mut series_labels) = (label_text(labels), String::new());
+        if !bucket_labels.is_empty() {
+            series_labels = format!("{{{bucket_labels}}}");
+            bucket_labels.push(',');
         }
-        let mut below = 0;
+        let mut cumulative_count = 0;
         for (limit, count, exemplar) in durations.buckets() {
-            below += count;
+            cumulative_count += count;
             let limit = limit.map_or("+Inf".to_owned(), |limit| limit.as_secs_f64().to_string());
             let exemplar =
-                exemplar.map(|exemplar| exemplar_suffix(exemplar, *form)).unwrap_or_default();
-            let bucket =
-                format_args!("{name}_bucket{{{of_bucket}le=\"{limit}\"}} {below}{exemplar}");
+                exemplar.map(|exemplar| exemplar_suffix(exemplar, *format)).unwrap_or_default();
+            let bucket = format_args!(
+                "{name}_bucket{{{bucket_labels}le=\"{limit}\"}} {cumulative_count}{exemplar}"
+            );
             write_line(out, bucket);
         }
-        write_line(out, format_args!("{name}_sum{of_all} {}", durations.sum().as_secs_f64()));
-        write_line(out, format_args!("{name}_count{of_all} {below}"));
+        write_line(
+            out,
+            format_args!("{name}_sum{series_labels} {}", durations.sum().as_secs_f64()),
+        );
+        write_line(out, format_args!("{name}_count{series_labels} {cumulative_count}"));
     }
 }
 
-/// The exemplar after the count of a bucket; only OpenMetrics supports it.
+/// Returns the exemplar after the count of a bucket; empty except in OpenMetrics.
 fn exemplar_suffix(
     Exemplar { trace, duration, ended, .. }: &Exemplar,
-    form: ExpositionFormat,
+    format: ExpositionFormat,
 ) -> String {
-    if form == ExpositionFormat::Prometheus {
+    if format == ExpositionFormat::Prometheus {
         return String::new();
     }
     let ended = ended.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -130,7 +134,7 @@ fn write_line(out: &mut String, line: std::fmt::Arguments<'_>) {
     out.push('\n');
 }
 
-/// Labels in exposition format, without the braces.
+/// Returns the labels in exposition format, without the braces.
 fn label_text(labels: &[(&'static str, &str)]) -> String {
     let mut out = String::new();
     for (label, value) in labels {
@@ -157,7 +161,7 @@ fn escape_label(value: &str) -> String {
             '\\' => out.push_str("\\\\"),
             '"' => out.push_str("\\\""),
             '\n' => out.push_str("\\n"),
-            other => out.push(other),
+            character => out.push(character),
         }
     }
     out

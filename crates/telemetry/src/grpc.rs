@@ -1,4 +1,4 @@
-//! The status of a gRPC call: a closed list of seventeen, regardless of the server's value.
+//! The status of a gRPC call: one of the seventeen that gRPC defines, whatever the server sends.
 
 macro_rules! statuses {
     ($($(#[doc = $caption:literal])+ $variant:ident $label:literal;)+) => {
@@ -9,9 +9,9 @@ macro_rules! statuses {
 
         impl GrpcStatus {
             /// All statuses, in order of their numbers.
-            pub const ALL: [Self; CODES] = [$(Self::$variant,)+];
+            pub const ALL: [Self; STATUS_COUNT] = [$(Self::$variant,)+];
 
-            /// Its name in gRPC's documents.
+            /// Returns the name in gRPC's documents.
             #[must_use]
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$variant => $label,)+ }
@@ -58,22 +58,22 @@ statuses! {
 }
 
 impl GrpcStatus {
-    /// Parses the value of `grpc-status`. Clients also treat anything but a number of gRPC as unknown.
+    /// Parses the value of `grpc-status`. As in clients, any other text than a number of gRPC is `Unknown`.
     #[must_use]
     pub fn from_value(value: &[u8]) -> Self {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<usize>().ok());
         number.and_then(|number| Self::ALL.get(number).copied()).unwrap_or(Self::Unknown)
     }
 
-    /// The status with this number; `Unknown` for any other number.
+    /// Returns the status with this number; `Unknown` for any other number.
     #[must_use]
-    pub fn of_code(code: u8) -> Self {
+    pub fn from_code(code: u8) -> Self {
         Self::ALL.get(usize::from(code)).copied().unwrap_or(Self::Unknown)
     }
 
-    /// The status that clients derive from the HTTP status of a response without `grpc-status`.
+    /// Returns the status that clients derive from the HTTP status of a response without `grpc-status`.
     #[must_use]
-    pub const fn of_http(status: u16) -> Self {
+    pub const fn from_http_status(status: u16) -> Self {
         match status {
             400 => Self::Internal,
             401 => Self::Unauthenticated,
@@ -84,7 +84,7 @@ impl GrpcStatus {
         }
     }
 
-    /// Its number.
+    /// Returns the number.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
@@ -107,14 +107,14 @@ impl GrpcStatus {
 }
 
 /// The number of statuses.
-pub(crate) const CODES: usize = 17;
+pub(crate) const STATUS_COUNT: usize = 17;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn each_number_has_its_name() {
+    fn each_number_has_the_status_name_of_grpc() {
         for (number, status) in GrpcStatus::ALL.into_iter().enumerate() {
             assert_eq!(usize::from(status.code()), number);
             assert_eq!(GrpcStatus::from_value(number.to_string().as_bytes()), status);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn six_are_the_servers_fault() {
+    fn six_statuses_are_failures_of_the_server() {
         let failures = GrpcStatus::ALL.into_iter().filter(|status| status.is_failure());
         let codes: Vec<_> = failures.map(GrpcStatus::code).collect();
         assert_eq!(codes, [2, 4, 12, 13, 14, 15]);

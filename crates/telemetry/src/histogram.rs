@@ -33,58 +33,61 @@ impl Histogram {
 
     /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
-        for (count, more) in self.counts.iter_mut().zip(other.counts.iter()) {
-            *count += more;
+        for (count, added) in self.counts.iter_mut().zip(other.counts.iter()) {
+            *count += added;
         }
         self.sum_us = self.sum_us.saturating_add(other.sum_us);
     }
 
-    /// The number of durations.
+    /// Returns the number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The sum of the durations.
+    /// Returns the sum of the durations.
     #[must_use]
     pub fn sum(&self) -> Duration {
         Duration::from_micros(self.sum_us)
     }
 
-    /// The duration that a share of all durations, from 0 to 1, does not exceed; zero when empty.
+    /// Returns the duration that a share of all durations, from 0 to 1, does not exceed; zero if there are
+    /// none.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Duration {
         let count = self.count();
         // Conversion from float to integer saturates, and NaN becomes the lowest rank.
         let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
-        let mut seen = 0;
-        for (index, in_bucket) in self.counts.iter().enumerate() {
-            seen += in_bucket;
-            if seen >= rank {
+        let mut cumulative_count = 0;
+        for (index, count_in_bucket) in self.counts.iter().enumerate() {
+            cumulative_count += count_in_bucket;
+            if cumulative_count >= rank {
                 return bucket_middle(index);
             }
         }
         Duration::ZERO
     }
 
-    /// The non-empty buckets, in order of their numbers.
+    /// Returns the non-empty buckets, in order of their numbers.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = (u8, u64)> + '_ {
-        let numbered = (0..).zip(self.counts.iter());
-        numbered.filter(|(_, count)| **count > 0).map(|(bucket, count)| (bucket, *count))
+        let numbered_counts = (0..).zip(self.counts.iter());
+        numbered_counts.filter(|(_, count)| **count > 0).map(|(bucket, count)| (bucket, *count))
     }
 
-    /// The number of durations up to each of these limits, which must be in ascending order.
+    /// Returns the number of durations up to each of these limits, which must be in ascending order.
     pub fn cumulative_counts<'a>(
         &'a self,
         limits: &'a [Duration],
     ) -> impl Iterator<Item = (Duration, u64)> + 'a {
         let mut buckets = self.counts.iter().enumerate().peekable();
-        let mut seen = 0;
+        let mut cumulative_count = 0;
         limits.iter().map(move |limit| {
-            while let Some((_, count)) = buckets.next_if(|(i, _)| bucket_middle(*i) <= *limit) {
-                seen += count;
+            while let Some((_, count)) =
+                buckets.next_if(|(index, _)| bucket_middle(*index) <= *limit)
+            {
+                cumulative_count += count;
             }
-            (*limit, seen)
+            (*limit, cumulative_count)
         })
     }
 }
@@ -124,6 +127,7 @@ impl HistogramCells {
         self.sum_us.add(us);
     }
 
+    /// Adds the counts to `total`.
     pub(crate) fn add_to(&self, total: &mut Histogram) {
         for (count, cell) in total.counts.iter_mut().zip(&self.counts) {
             *count += cell.read();
@@ -132,21 +136,22 @@ impl HistogramCells {
     }
 }
 
+/// Returns the microseconds of a duration; saturates.
 fn to_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The bucket of a number of microseconds: the number itself below 8, otherwise by the three bits after the
-/// first.
+/// Returns the bucket of a number of microseconds: the number itself below 8, otherwise by the position of the
+/// first bit and the three bits after it.
 fn bucket_index(us: u64) -> usize {
-    let us = us.min(US_MAX);
+    let us = us.min(MAX_US);
     let shift = us.max(STEPS).ilog2() - STEP_BITS;
     let step = us >> shift;
     // Below 16 the step is the number itself; every further power of two adds eight buckets.
     usize::try_from(u64::from(shift) * STEPS + step).unwrap_or(BUCKETS - 1)
 }
 
-/// The first number of microseconds in a bucket, and the first after it.
+/// Returns the first number of microseconds in a bucket, and the first one after it.
 fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let bucket = bucket as u64;
     let shift = (bucket / STEPS).saturating_sub(1);
@@ -154,7 +159,7 @@ fn bucket_bounds(bucket: usize) -> (u64, u64) {
     (step << shift, (step + 1) << shift)
 }
 
-/// The duration with the same relative distance to both ends of a bucket.
+/// Returns the duration with the same relative distance to both ends of a bucket.
 fn bucket_middle(bucket: usize) -> Duration {
     let (from, to) = bucket_bounds(bucket);
     // The product of the last bounds has 64 bits, so the factor needs 128.
@@ -164,10 +169,12 @@ fn bucket_middle(bucket: usize) -> Duration {
 
 /// Eight steps per power of two: the middle of a step is at most 1/17 away from its ends.
 const STEP_BITS: u32 = 3;
+/// The number of steps per power of two.
 const STEPS: u64 = 1 << STEP_BITS;
 
 /// The longest distinguishable duration: 71 minutes.
-const US_MAX: u64 = (1 << US_BITS) - 1;
+const MAX_US: u64 = (1 << US_BITS) - 1;
+/// The number of bits of [`MAX_US`].
 const US_BITS: u32 = 32;
 
 /// The number of buckets; their numbers fit in a byte.
@@ -191,23 +198,23 @@ mod tests {
             assert!(middle >= Duration::from_micros(from) && middle < Duration::from_micros(to));
             next = to;
         }
-        assert_eq!(next, US_MAX + 1);
+        assert_eq!(next, MAX_US + 1);
         assert_eq!(bucket_index(u64::MAX), BUCKETS - 1);
     }
 
     #[test]
-    fn an_empty_one_has_no_quantiles_and_ends_are_clamped() {
+    fn an_empty_histogram_has_no_quantile_and_shares_are_clamped() {
         let mut histogram = Histogram::new();
         assert_eq!(histogram.quantile(0.5), Duration::ZERO);
         histogram.record(Duration::from_millis(1));
         for share in [-1.0, 0.0, 1.0, 7.0, f64::NAN, f64::INFINITY] {
-            let found = histogram.quantile(share).as_secs_f64();
-            assert!((found - 0.001).abs() < 0.000_06, "{share} {found}");
+            let quantile = histogram.quantile(share).as_secs_f64();
+            assert!((quantile - 0.001).abs() < 0.000_06, "{share} {quantile}");
         }
     }
 
     #[test]
-    fn counts_below_limits_never_fall() {
+    fn cumulative_counts_include_all_smaller_durations() {
         let mut histogram = Histogram::new();
         for ms in [1_u64, 2, 3, 50, 5_000] {
             histogram.record(Duration::from_millis(ms));
@@ -228,7 +235,7 @@ mod tests {
         fn quantiles_are_within_six_percent_or_a_microsecond(
             // Evenly over all orders of magnitude, up to the longest distinguishable duration.
             mut ns in prop::collection::vec((0_u32..=42, any::<u64>())
-                .prop_map(|(bits, n)| (n & ((1 << bits) - 1)).min(US_MAX * 1_000)), 1..200),
+                .prop_map(|(bits, n)| (n & ((1 << bits) - 1)).min(MAX_US * 1_000)), 1..200),
             share in 0.0..=1.0,
         ) {
             let mut histogram = Histogram::new();
@@ -241,18 +248,18 @@ mod tests {
         }
 
         #[test]
-        fn merging_is_recording_both(
+        fn a_merged_histogram_equals_a_recording_of_both(
             left in prop::collection::vec(0..u64::from(u32::MAX), 0..50),
             right in prop::collection::vec(0..u64::from(u32::MAX), 0..50),
         ) {
-            let of = |us: &mut dyn Iterator<Item = &u64>| {
+            let histogram_of = |us: &mut dyn Iterator<Item = &u64>| {
                 let mut histogram = Histogram::new();
                 us.for_each(|us| histogram.record(Duration::from_micros(*us)));
                 histogram
             };
-            let mut merged = of(&mut left.iter());
-            merged.merge(&of(&mut right.iter()));
-            prop_assert_eq!(merged, of(&mut left.iter().chain(&right)));
+            let mut merged = histogram_of(&mut left.iter());
+            merged.merge(&histogram_of(&mut right.iter()));
+            prop_assert_eq!(merged, histogram_of(&mut left.iter().chain(&right)));
         }
     }
 }

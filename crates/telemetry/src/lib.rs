@@ -1,7 +1,7 @@
 //! Telemetry: counters, histograms, access log, exposition.
 //!
-//! Every data core writes into a [`MetricsShard`] of its own, with plain loads and stores; [`Telemetry`] computes the
-//! sums on demand.
+//! Every data core writes into a [`MetricsShard`] of its own, with plain loads and stores; [`Telemetry`]
+//! computes the sums on demand.
 
 pub mod access_log;
 pub mod changes;
@@ -41,9 +41,9 @@ pub use log_limit::{LogLimit, LogLimits, PermittedLine};
 pub use metric_visitor::{DurationBuckets, MetricValue, MetricVisitor};
 pub use names::{ConnectionSide, Count, Gauge, Level};
 pub use recent_table::RecentTable;
-pub use rule::{RULES_MAX, RuleLabels, RuleNumber};
-pub use series::{FailureCount, RequestLabels, RequestRecord, SERIES_MAX, SeriesId, SeriesSummary};
+pub use rule::{MAX_RULES, RuleLabels, RuleNumber};
+pub use series::{FailureCount, MAX_SERIES, RequestLabels, RequestRecord, SeriesId, SeriesSummary};
 pub use shard::MetricsShard;
 pub use telemetry::Telemetry;
 pub use terminal::{EscapingWriter, escape_controls, is_terminal_control, with_causes};
-pub use usage::{ProcessUsage, StatUsage, read_spent, read_usage};
+pub use usage::{ProcessUsage, StatUsage, read_stat_usage, read_usage};

@@ -1,5 +1,5 @@
-//! A queue of lines for a pipe, a terminal or a file, written by a dedicated thread: a blocked reader only
-//! costs lines.
+//! A queue of lines for a pipe, a terminal or a file, written by a dedicated thread: if the reader blocks,
+//! lines are dropped and callers do not wait.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone)]
 pub struct LineQueue(Arc<QueueShared>);
 
-/// The lines do not fit.
+/// The error of lines that do not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueFull;
 
+/// The state that callers and the thread share.
 #[derive(Debug)]
 struct QueueShared {
     state: Mutex<QueueState>,
@@ -26,14 +27,14 @@ struct QueueShared {
 
 #[derive(Debug)]
 struct QueueState {
-    waiting: Vec<u8>,
+    queued: Vec<u8>,
     is_writing: bool,
     /// True if the reader has closed the output: lines are then discarded.
     is_closed: bool,
     /// The number of lines dropped since the last note.
     dropped: u64,
     /// The time of the last completed write.
-    progress: Instant,
+    last_write: Instant,
 }
 
 impl LineQueue {
@@ -51,17 +52,17 @@ impl LineQueue {
         counter: &'static AtomicU64,
     ) -> io::Result<Self> {
         let state = QueueState {
-            waiting: Vec::new(),
+            queued: Vec::new(),
             is_writing: false,
             is_closed: false,
             dropped: 0,
-            progress: Instant::now(),
+            last_write: Instant::now(),
         };
         let shared =
             Arc::new(QueueShared { state: Mutex::new(state), changed: Condvar::new(), counter });
         let thread = std::thread::Builder::new().name(name.to_owned());
-        let writing = Arc::clone(&shared);
-        thread.stack_size(STACK_BYTES).spawn(move || write_all(&writing, output))?;
+        let writer_state = Arc::clone(&shared);
+        thread.stack_size(STACK_BYTES).spawn(move || write_all(&writer_state, output))?;
         Ok(Self(shared))
     }
 
@@ -74,12 +75,12 @@ impl LineQueue {
         if state.is_closed {
             return Ok(());
         }
-        let is_full = state.waiting.len().saturating_add(lines.len()) > WAITING_BYTES_MAX;
+        let is_full = state.queued.len().saturating_add(lines.len()) > MAX_QUEUED_BYTES;
         // Lines beyond the limit are accepted if the queue is empty: they would never fit otherwise.
-        if is_full && !state.waiting.is_empty() {
+        if is_full && !state.queued.is_empty() {
             return Err(QueueFull);
         }
-        state.waiting.extend_from_slice(lines);
+        state.queued.extend_from_slice(lines);
         drop(state);
         self.0.changed.notify_all();
         Ok(())
@@ -103,7 +104,7 @@ impl LineQueue {
     #[must_use]
     pub fn is_blocked(&self, max_wait: Duration) -> bool {
         let state = self.0.lock();
-        state.is_writing && state.progress.elapsed() >= max_wait
+        state.is_writing && state.last_write.elapsed() >= max_wait
     }
 
     /// True if everything is written, or can no longer be written.
@@ -121,8 +122,8 @@ impl LineQueue {
     /// Waits until everything is written, at most this long.
     pub fn flush(&self, max_wait: Duration) {
         let state = self.0.lock();
-        let waiting = |state: &mut QueueState| !state.is_empty();
-        drop(self.0.changed.wait_timeout_while(state, max_wait, waiting));
+        let has_queued = |state: &mut QueueState| !state.is_empty();
+        drop(self.0.changed.wait_timeout_while(state, max_wait, has_queued));
     }
 }
 
@@ -151,29 +152,30 @@ impl QueueShared {
 
 impl QueueState {
     fn is_empty(&self) -> bool {
-        self.is_closed || (self.waiting.is_empty() && !self.is_writing)
+        self.is_closed || (self.queued.is_empty() && !self.is_writing)
     }
 }
 
+/// Writes queued lines for as long as the process lives.
 fn write_all(shared: &QueueShared, mut output: impl Write) {
     let mut lines = Vec::new();
-    // An error has truncated the last written line.
-    let mut is_torn = false;
+    // True if an error has truncated the last written line.
+    let mut is_line_truncated = false;
     loop {
         let mut state = shared.lock();
-        while state.waiting.is_empty() {
+        while state.queued.is_empty() {
             state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        std::mem::swap(&mut lines, &mut state.waiting);
+        std::mem::swap(&mut lines, &mut state.queued);
         state.is_writing = true;
-        state.progress = Instant::now();
+        state.last_write = Instant::now();
         drop(state);
-        let (written, lost) = write(shared, &mut output, &lines, &mut is_torn);
+        let (result, lost) = write(shared, &mut output, &lines, &mut is_line_truncated);
         lines.clear();
-        lines.shrink_to(KEPT_BYTES_MAX);
+        lines.shrink_to(MAX_KEPT_BYTES);
         let mut state = shared.lock();
         state.is_writing = false;
-        state.is_closed |= is_closed(&written);
+        state.is_closed |= is_closed(&result);
         if !state.is_closed {
             shared.counter.fetch_add(lost, Ordering::Relaxed);
             state.dropped = state.dropped.saturating_add(lost);
@@ -181,11 +183,11 @@ fn write_all(shared: &QueueShared, mut output: impl Write) {
         // The note precedes the next lines that can be written.
         let dropped = if lost > 0 { 0 } else { std::mem::take(&mut state.dropped) };
         if dropped > 0 && !state.is_closed {
-            let note = format!("({dropped} lines were dropped: the output was blocked)\n");
-            state.waiting.extend_from_slice(note.as_bytes());
+            let notice = format!("({dropped} lines were dropped: the output was blocked)\n");
+            state.queued.extend_from_slice(notice.as_bytes());
         }
         if state.is_closed {
-            state.waiting = Vec::new();
+            state.queued = Vec::new();
         }
         drop(state);
         shared.changed.notify_all();
@@ -198,20 +200,20 @@ fn write(
     shared: &QueueShared,
     output: &mut impl Write,
     lines: &[u8],
-    is_torn: &mut bool,
+    is_line_truncated: &mut bool,
 ) -> (io::Result<()>, u64) {
-    let end: &[u8] = if *is_torn { b"\n" } else { b"" };
-    let (mut result, count) = write_bytes(shared, output, end);
-    *is_torn &= count == 0;
-    let mut rest = lines;
+    let line_end: &[u8] = if *is_line_truncated { b"\n" } else { b"" };
+    let (mut result, count) = write_bytes(shared, output, line_end);
+    *is_line_truncated &= count == 0;
+    let mut unwritten = lines;
     if result.is_ok() {
         let count;
         (result, count) = write_bytes(shared, output, lines);
-        let (written, unwritten) = lines.split_at(count.min(lines.len()));
-        rest = unwritten;
-        *is_torn = result.is_err() && written.last().is_some_and(|last| *last != b'\n');
+        let (written, tail) = lines.split_at(count.min(lines.len()));
+        unwritten = tail;
+        *is_line_truncated = result.is_err() && written.last().is_some_and(|last| *last != b'\n');
     }
-    let lost = rest.iter().filter(|byte| **byte == b'\n').count() as u64;
+    let lost = unwritten.iter().filter(|byte| **byte == b'\n').count() as u64;
     (result.and_then(|()| output.flush()), lost)
 }
 
@@ -227,7 +229,7 @@ fn write_bytes(
             Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), written),
             Ok(count) => {
                 written = written.saturating_add(count);
-                shared.lock().progress = Instant::now();
+                shared.lock().last_write = Instant::now();
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // Another process has made the file description non-blocking; its reader is busy.
@@ -240,20 +242,21 @@ fn write_bytes(
     (Ok(()), written)
 }
 
-/// A full disk may have room later; a pipe without a reader never has one again.
-fn is_closed(written: &io::Result<()>) -> bool {
-    matches!(written, Err(error) if error.kind() == io::ErrorKind::BrokenPipe)
+/// True if the output accepts no more lines: a pipe without a reader, unlike a full disk.
+fn is_closed(result: &io::Result<()>) -> bool {
+    matches!(result, Err(error) if error.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// The number of lines dropped by all queues of this process.
 static LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// The delay before another write to a busy output.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// The maximum number of queued bytes: some thousand lines. The thread may hold as many again.
-const WAITING_BYTES_MAX: usize = 256 << 10;
+const MAX_QUEUED_BYTES: usize = 256 << 10;
 /// The buffer capacity that the thread keeps while the queue is empty.
-const KEPT_BYTES_MAX: usize = 4 << 10;
-/// The thread only writes.
+const MAX_KEPT_BYTES: usize = 4 << 10;
+/// The stack size of the thread, which only writes.
 const STACK_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_reader_costs_lines_and_no_time_and_is_sent_their_number() {
+    fn a_blocked_reader_does_not_block_callers_and_receives_the_number_of_dropped_lines() {
         let (reader, writer) = pipe().unwrap();
         static DROPPED: AtomicU64 = AtomicU64::new(0);
         let mut queue = LineQueue::start_counting("lines", writer, &DROPPED).unwrap();
@@ -302,13 +305,13 @@ mod tests {
     /// An output that accepts a few bytes, then fails temporarily, then accepts all.
     struct ErraticOutput {
         results: Vec<io::Result<usize>>,
-        taken: Arc<Mutex<Vec<u8>>>,
+        output_bytes: Arc<Mutex<Vec<u8>>>,
     }
 
     impl Write for ErraticOutput {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let room = self.results.pop().unwrap_or(Ok(bytes.len()))?.min(bytes.len());
-            self.taken.lock().unwrap().extend_from_slice(&bytes[..room]);
+            self.output_bytes.lock().unwrap().extend_from_slice(&bytes[..room]);
             Ok(room)
         }
 
@@ -318,42 +321,42 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_output_is_tried_again_and_a_full_disk_costs_lines_that_are_counted() {
+    fn a_busy_output_is_retried_and_lines_lost_to_a_full_disk_are_counted() {
         static DROPPED: AtomicU64 = AtomicU64::new(0);
         let busy = || Err(io::ErrorKind::WouldBlock.into());
         let full = || Err(io::ErrorKind::StorageFull.into());
         let results = vec![full(), Ok(2), busy(), busy(), Ok(2)];
-        let taken = Arc::new(Mutex::new(Vec::new()));
-        let output = ErraticOutput { results, taken: taken.clone() };
+        let output_bytes = Arc::new(Mutex::new(Vec::new()));
+        let output = ErraticOutput { results, output_bytes: output_bytes.clone() };
         let queue = LineQueue::start_counting("moody", output, &DROPPED).unwrap();
         queue.push(b"one\ntwo\nthree\n").unwrap();
         queue.flush(MAX_WAIT);
-        assert_eq!(*taken.lock().unwrap(), b"one\n");
+        assert_eq!(*output_bytes.lock().unwrap(), b"one\n");
         assert_eq!(DROPPED.load(Ordering::Relaxed), 2);
         queue.push(b"four\n").unwrap();
         queue.flush(MAX_WAIT);
-        let text = String::from_utf8(taken.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(output_bytes.lock().unwrap().clone()).unwrap();
         assert!(text.starts_with("one\nfour\n(2 lines were dropped"), "{text}");
     }
 
     #[test]
-    fn a_line_that_a_full_disk_cut_off_ends_before_the_next_one() {
+    fn a_line_truncated_by_a_full_disk_is_terminated_before_the_next_one() {
         static DROPPED: AtomicU64 = AtomicU64::new(0);
         let full = || Err(io::ErrorKind::StorageFull.into());
         let results = vec![full(), full(), Ok(6)];
-        let taken = Arc::new(Mutex::new(Vec::new()));
-        let output = ErraticOutput { results, taken: taken.clone() };
+        let output_bytes = Arc::new(Mutex::new(Vec::new()));
+        let output = ErraticOutput { results, output_bytes: output_bytes.clone() };
         let queue = LineQueue::start_counting("torn", output, &DROPPED).unwrap();
         for lines in [&b"one\ntwo\nthree\n"[..], b"four\n", b"five\n"] {
             queue.push(lines).unwrap();
             queue.flush(MAX_WAIT);
         }
-        let text = String::from_utf8(taken.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(output_bytes.lock().unwrap().clone()).unwrap();
         assert!(text.starts_with("one\ntw\nfive\n(3 lines were dropped"), "{text}");
     }
 
     #[test]
-    fn a_closed_reader_costs_nothing() {
+    fn lines_for_a_closed_reader_are_discarded() {
         let (reader, writer) = pipe().unwrap();
         drop(reader);
         let queue = LineQueue::start("lines", writer).unwrap();

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct LogLimits<K>(Mutex<PeerLimits<K>>);
 
+/// The limits of the peers in the table, and of all others.
 #[derive(Debug)]
 struct PeerLimits<K> {
-    known: BTreeMap<K, LogLimit>,
+    limits: BTreeMap<K, LogLimit>,
     /// The shared limit of all peers without room in the table.
     overflow: LogLimit,
 }
@@ -19,7 +20,8 @@ struct PeerLimits<K> {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogLimit {
     /// The time from which the next line is permitted.
-    from: Option<Instant>,
+    permitted_from: Option<Instant>,
+    /// The number of lines suppressed since the last permitted one.
     suppressed: u64,
 }
 
@@ -34,32 +36,33 @@ impl LogLimit {
     /// Creates the limit of a peer without lines.
     #[must_use]
     pub const fn new() -> Self {
-        Self { from: None, suppressed: 0 }
+        Self { permitted_from: None, suppressed: 0 }
     }
 
     /// Permits a line, or counts it as suppressed.
     pub fn permit_line(&mut self, now: Instant) -> Option<PermittedLine> {
-        let saved_up = now.checked_sub(LINE_EVERY * (LINES_AT_ONCE - 1)).unwrap_or(now);
-        let from = self.from.unwrap_or(saved_up);
-        if from > now {
+        let burst_start = now.checked_sub(LINE_INTERVAL * (BURST_LINES - 1)).unwrap_or(now);
+        let permitted_from = self.permitted_from.unwrap_or(burst_start);
+        if permitted_from > now {
             self.suppressed = self.suppressed.saturating_add(1);
             return None;
         }
-        self.from = Some(from.max(saved_up) + LINE_EVERY);
+        self.permitted_from = Some(permitted_from.max(burst_start) + LINE_INTERVAL);
         let suppressed = std::mem::take(&mut self.suppressed);
         Some(PermittedLine { suppressed: (suppressed > 0).then_some(suppressed) })
     }
 
-    /// True if it permits as much as a new one.
+    /// True if this limit permits as many lines as a new one.
     fn is_idle(&self, now: Instant) -> bool {
-        self.from
-            .is_none_or(|from| now.saturating_duration_since(from) >= LINE_EVERY * LINES_AT_ONCE)
+        self.permitted_from.is_none_or(|permitted_from| {
+            now.saturating_duration_since(permitted_from) >= LINE_INTERVAL * BURST_LINES
+        })
     }
 }
 
 impl<K> Default for LogLimits<K> {
     fn default() -> Self {
-        Self(Mutex::new(PeerLimits { known: BTreeMap::new(), overflow: LogLimit::default() }))
+        Self(Mutex::new(PeerLimits { limits: BTreeMap::new(), overflow: LogLimit::default() }))
     }
 }
 
@@ -68,38 +71,38 @@ impl<K: Ord> LogLimits<K> {
     pub fn permit_line(&self, peer: K, now: Instant) -> Option<PermittedLine> {
         // A thread that panicked while it held the lock left no half-written state.
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let PeerLimits { known, overflow } = &mut *peers;
-        if !known.contains_key(&peer) && known.len() >= PEERS_MAX {
-            let mut forgotten = 0_u64;
-            known.retain(|_, limit| {
+        let PeerLimits { limits, overflow } = &mut *peers;
+        if !limits.contains_key(&peer) && limits.len() >= MAX_PEERS {
+            let mut suppressed = 0_u64;
+            limits.retain(|_, limit| {
                 let is_idle = limit.is_idle(now);
-                forgotten = forgotten.saturating_add(if is_idle { limit.suppressed } else { 0 });
+                suppressed = suppressed.saturating_add(if is_idle { limit.suppressed } else { 0 });
                 !is_idle
             });
-            overflow.suppressed = overflow.suppressed.saturating_add(forgotten);
-            if known.len() >= PEERS_MAX {
+            overflow.suppressed = overflow.suppressed.saturating_add(suppressed);
+            if limits.len() >= MAX_PEERS {
                 return overflow.permit_line(now);
             }
         }
-        known.entry(peer).or_default().permit_line(now)
+        limits.entry(peer).or_default().permit_line(now)
     }
 }
 
 /// The burst of a peer: enough lines to identify the fault.
-const LINES_AT_ONCE: u32 = 16;
+const BURST_LINES: u32 = 16;
 
 /// The average interval between lines of one peer.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The maximum number of peers with their own limit.
-const PEERS_MAX: usize = 1024;
+const MAX_PEERS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_writes_some_lines_at_once_and_then_few_that_say_how_many_are_missing() {
+    fn a_peer_is_limited_to_a_burst_and_then_few_lines_with_the_suppressed_count() {
         let start = Instant::now();
         let limits = LogLimits::default();
         let mut lines = Vec::new();
@@ -112,20 +115,20 @@ mod tests {
         let suppressed: u64 = lines.iter().filter_map(|line| line.suppressed).sum();
         assert!(suppressed > 500, "{suppressed}");
         // Another peer is not affected.
-        assert_eq!(limits.permit_line("honest", start), Some(PermittedLine { suppressed: None }));
+        assert_eq!(limits.permit_line("other", start), Some(PermittedLine { suppressed: None }));
     }
 
     #[test]
-    fn peers_without_number_share_one_limit_and_no_more_memory() {
+    fn peers_beyond_the_table_share_one_limit() {
         let start = Instant::now();
         let limits = LogLimits::default();
         let permitted =
             (0..100_000).filter(|peer| limits.permit_line(*peer, start).is_some()).count();
-        assert_eq!(permitted, PEERS_MAX + 16);
-        assert_eq!(limits.0.lock().unwrap().known.len(), PEERS_MAX);
+        assert_eq!(permitted, MAX_PEERS + 16);
+        assert_eq!(limits.0.lock().unwrap().limits.len(), MAX_PEERS);
         // Idle peers are evicted.
         let later = start + Duration::from_secs(600);
         assert!((100_000..100_016).all(|peer| limits.permit_line(peer, later).is_some()));
-        assert!(limits.0.lock().unwrap().known.len() <= 16);
+        assert!(limits.0.lock().unwrap().limits.len() <= 16);
     }
 }

@@ -53,7 +53,7 @@ impl fmt::Display for MetricValue {
 pub struct DurationBuckets<'a> {
     histogram: &'a Histogram,
     limits: &'a [Duration],
-    /// One per bucket, if any.
+    /// The exemplar of each bucket; empty without exemplars.
     exemplars: &'a [Option<Exemplar>],
 }
 
@@ -64,23 +64,24 @@ impl<'a> DurationBuckets<'a> {
         Self { histogram, limits, exemplars: &[] }
     }
 
-    /// The sum of the durations.
+    /// Returns the sum of the durations.
     #[must_use]
     pub fn sum(&self) -> Duration {
         self.histogram.sum()
     }
 
-    /// The count of each bucket, with its limit and its exemplar. The last bucket has no limit.
+    /// Returns the count of each bucket, with its limit and its exemplar. The last bucket has no limit.
     pub fn buckets(
         &self,
     ) -> impl Iterator<Item = (Option<Duration>, u64, Option<&'a Exemplar>)> + 'a {
-        let last = std::iter::once((None, self.histogram.count()));
+        let unlimited = std::iter::once((None, self.histogram.count()));
         let limited = self.histogram.cumulative_counts(self.limits);
-        let limited = limited.map(|(limit, below)| (Some(limit), below));
+        let limited = limited.map(|(limit, cumulative_count)| (Some(limit), cumulative_count));
         let exemplars = self.exemplars.iter().map(Option::as_ref).chain(std::iter::repeat(None));
-        let mut seen = 0;
-        limited.chain(last).zip(exemplars).map(move |((limit, below), exemplar)| {
-            let count = below.saturating_sub(std::mem::replace(&mut seen, below));
+        let mut previous_count = 0;
+        limited.chain(unlimited).zip(exemplars).map(move |((limit, cumulative_count), exemplar)| {
+            let count = cumulative_count
+                .saturating_sub(std::mem::replace(&mut previous_count, cumulative_count));
             (limit, count, exemplar)
         })
     }
@@ -88,136 +89,138 @@ impl<'a> DurationBuckets<'a> {
 
 impl Telemetry {
     /// Reads all metrics, and the resource usage of this process if the system reports it.
-    pub fn read(&self, reader: &mut impl MetricVisitor) {
-        self.read_with(read_usage(std::process::id()).ok().as_ref(), reader);
+    pub fn read(&self, visitor: &mut impl MetricVisitor) {
+        self.read_with(read_usage(std::process::id()).ok().as_ref(), visitor);
     }
 
-    pub(crate) fn read_with(&self, usage: Option<&ProcessUsage>, reader: &mut impl MetricVisitor) {
-        self.read_series(reader);
-        reader.begin_metric(&RULE_MATCHES);
+    /// Reads all metrics, with this resource usage of the process.
+    pub(crate) fn read_with(&self, usage: Option<&ProcessUsage>, visitor: &mut impl MetricVisitor) {
+        self.read_series(visitor);
+        visitor.begin_metric(&RULE_MATCHES);
         for (rule, matches) in self.matched_rules() {
             let values = [rule.kind, &rule.namespace, &rule.name, &rule.rule];
-            report_labelled(reader, &RULE_MATCHES, &values, matches);
+            record_labelled(visitor, &RULE_MATCHES, &values, matches);
         }
-        reader.begin_metric(&CONNECTIONS_REJECTED);
+        visitor.begin_metric(&CONNECTIONS_REJECTED);
         for (reason, count) in self.rejected_connections() {
-            report_labelled(reader, &CONNECTIONS_REJECTED, &[reason], count);
+            record_labelled(visitor, &CONNECTIONS_REJECTED, &[reason], count);
         }
         for metric in Count::METRICS {
-            reader.begin_metric(metric);
-            for count in Count::ALL.iter().filter(|c| c.metric() == metric.name) {
-                report_labelled(reader, metric, count.label_values(), self.count(*count));
+            visitor.begin_metric(metric);
+            for count in Count::ALL.iter().filter(|count| count.metric() == metric.name) {
+                record_labelled(visitor, metric, count.label_values(), self.count(*count));
             }
         }
         for metric in Gauge::METRICS {
-            reader.begin_metric(metric);
-            for gauge in Gauge::ALL.iter().filter(|g| g.metric() == metric.name) {
-                report_labelled(reader, metric, gauge.label_values(), self.gauge(*gauge));
+            visitor.begin_metric(metric);
+            for gauge in Gauge::ALL.iter().filter(|gauge| gauge.metric() == metric.name) {
+                record_labelled(visitor, metric, gauge.label_values(), self.gauge(*gauge));
             }
         }
         for metric in Level::METRICS {
-            reader.begin_metric(metric);
-            for level in Level::ALL.iter().filter(|l| l.metric() == metric.name) {
+            visitor.begin_metric(metric);
+            for level in Level::ALL.iter().filter(|level| level.metric() == metric.name) {
                 if let Some(value) = self.level(*level) {
-                    report_labelled(reader, metric, level.label_values(), value);
+                    record_labelled(visitor, metric, level.label_values(), value);
                 }
             }
         }
-        reader.begin_metric(&BUILD);
-        report_labelled(reader, &BUILD, &[env!("CARGO_PKG_VERSION")], 1);
-        reader.begin_metric(&LOG_LINES_DROPPED);
-        reader.record_number(&[], MetricValue::Whole(lines_dropped()));
+        visitor.begin_metric(&BUILD);
+        record_labelled(visitor, &BUILD, &[env!("CARGO_PKG_VERSION")], 1);
+        visitor.begin_metric(&LOG_LINES_DROPPED);
+        visitor.record_number(&[], MetricValue::Whole(lines_dropped()));
         if let Some(usage) = usage {
-            reader.begin_metric(&PROCESS_CPU);
-            reader.record_number(&[], MetricValue::Seconds(usage.cpu.as_secs_f64()));
-            reader.begin_metric(&PROCESS_MEMORY);
-            reader.record_number(&[], MetricValue::Whole(usage.rss_kib * 1024));
+            visitor.begin_metric(&PROCESS_CPU);
+            visitor.record_number(&[], MetricValue::Seconds(usage.cpu.as_secs_f64()));
+            visitor.begin_metric(&PROCESS_MEMORY);
+            visitor.record_number(&[], MetricValue::Whole(usage.rss_kib * 1024));
         }
     }
 
     /// Reads the request metrics, one after the other, as formats require.
-    fn read_series(&self, reader: &mut impl MetricVisitor) {
+    fn read_series(&self, visitor: &mut impl MetricVisitor) {
         let totals: Vec<SeriesTotals> = self
             .series_cells()
             .into_iter()
             .map(|(labels, cells)| SeriesTotals::sum_shards(labels, &cells))
             .collect();
-        reader.begin_metric(&REQUESTS);
+        visitor.begin_metric(&REQUESTS);
         for series in &totals {
             for (OutcomeKey { class, reason, grpc }, count) in &series.requests {
                 let code = [("code", class.label()), ("reason", reason)];
                 let grpc = grpc.map(|status| ("grpc_status", status.label()));
-                let more: Vec<_> = code.into_iter().chain(grpc).collect();
-                with_labels(&series.labels, &more, |labels| {
-                    reader.record_number(labels, MetricValue::Whole(*count));
+                let additional_labels: Vec<_> = code.into_iter().chain(grpc).collect();
+                with_labels(&series.labels, &additional_labels, |labels| {
+                    visitor.record_number(labels, MetricValue::Whole(*count));
                 });
             }
         }
-        reader.begin_metric(&REQUEST_DURATION);
+        visitor.begin_metric(&REQUEST_DURATION);
         for SeriesTotals { labels, durations, exemplars, .. } in &totals {
             let durations = DurationBuckets { histogram: durations, limits: &LIMITS, exemplars };
-            with_labels(labels, &[], |labels| reader.record_durations(labels, &durations));
+            with_labels(labels, &[], |labels| visitor.record_durations(labels, &durations));
         }
         for (metric, bytes) in [
-            (&REQUEST_BYTES, (|s| s.bytes_in) as fn(&SeriesTotals) -> u64),
-            (&RESPONSE_BYTES, |s| s.bytes_out),
+            (&REQUEST_BYTES, (|series| series.bytes_in) as fn(&SeriesTotals) -> u64),
+            (&RESPONSE_BYTES, |series| series.bytes_out),
         ] {
-            reader.begin_metric(metric);
+            visitor.begin_metric(metric);
             for series in &totals {
                 let bytes = MetricValue::Whole(bytes(series));
-                with_labels(&series.labels, &[], |labels| reader.record_number(labels, bytes));
+                with_labels(&series.labels, &[], |labels| visitor.record_number(labels, bytes));
             }
         }
-        reader.begin_metric(&TCP_OPENED);
+        visitor.begin_metric(&TCP_OPENED);
         for series in totals.iter().filter(|series| series.opened > 0) {
             let opened = MetricValue::Whole(series.opened);
-            with_labels(&series.labels, &[], |labels| reader.record_number(labels, opened));
+            with_labels(&series.labels, &[], |labels| visitor.record_number(labels, opened));
         }
         for (metric, number) in [
-            (&STREAMS_OPENED, (|s| s.streams_opened) as fn(&SeriesTotals) -> u64),
-            (&STREAMS, |s| s.streams_opened.saturating_sub(s.streams_ended)),
+            (&STREAMS_OPENED, (|series| series.streams_opened) as fn(&SeriesTotals) -> u64),
+            (&STREAMS, |series| series.streams_opened.saturating_sub(series.streams_ended)),
         ] {
-            reader.begin_metric(metric);
+            visitor.begin_metric(metric);
             for series in totals.iter().filter(|series| series.streams_opened > 0) {
                 let number = MetricValue::Whole(number(series));
-                with_labels(&series.labels, &[], |labels| reader.record_number(labels, number));
+                with_labels(&series.labels, &[], |labels| visitor.record_number(labels, number));
             }
         }
-        reader.begin_metric(&DRY_RUN_DENIALS);
+        visitor.begin_metric(&DRY_RUN_DENIALS);
         for series in &totals {
             for (reason, count) in &series.dry_run_denials {
                 with_labels(&series.labels, &[("reason", reason)], |labels| {
-                    reader.record_number(labels, MetricValue::Whole(*count));
+                    visitor.record_number(labels, MetricValue::Whole(*count));
                 });
             }
         }
     }
 }
 
-/// The labels of a series, and additional ones of one of its numbers.
+/// Calls `use_labels` with the labels of a series, and the additional ones of one of its numbers.
 fn with_labels(
     labels: &RequestLabels,
-    more: &[(&'static str, &str)],
-    reported: impl FnOnce(&[(&'static str, &str)]),
+    additional: &[(&'static str, &str)],
+    use_labels: impl FnOnce(&[(&'static str, &str)]),
 ) {
     let RequestLabels { direction, service, port, route, peer, protocol } = labels;
     let port = port.to_string();
     let values = [*direction, service, &port, route, peer, *protocol];
-    let own = REQUEST_BYTES.labels.iter().copied().zip(values);
-    reported(&own.chain(more.iter().copied()).collect::<Vec<_>>());
+    let series_labels = REQUEST_BYTES.labels.iter().copied().zip(values);
+    use_labels(&series_labels.chain(additional.iter().copied()).collect::<Vec<_>>());
 }
 
-fn report_labelled(
-    reader: &mut impl MetricVisitor,
+/// Records a number with the labels of its metric.
+fn record_labelled(
+    visitor: &mut impl MetricVisitor,
     metric: &MetricFamily,
     values: &[&str],
     number: u64,
 ) {
     let labels: Vec<_> = metric.labels.iter().copied().zip(values.iter().copied()).collect();
-    reader.record_number(&labels, MetricValue::Whole(number));
+    visitor.record_number(&labels, MetricValue::Whole(number));
 }
 
-/// The exposed bucket of a duration; the last has no limit.
+/// Returns the exposed bucket of a duration; the last one has no limit.
 pub(crate) fn exposed_bucket(duration: Duration) -> usize {
     LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(LIMITS.len())
 }

@@ -10,13 +10,13 @@ pub use self::page::render_page;
 /// A metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MetricFamily {
-    /// Its name.
+    /// The name of the metric.
     pub name: &'static str,
-    /// Its kind.
+    /// The kind of the metric.
     pub kind: MetricKind,
-    /// The names of its labels.
+    /// The names of the labels.
     pub labels: &'static [&'static str],
-    /// Its description, one sentence.
+    /// The description: one sentence.
     pub help: &'static str,
 }
 
@@ -34,7 +34,7 @@ pub enum MetricKind {
 }
 
 impl MetricKind {
-    /// The kind in the exposition format.
+    /// Returns the name of the kind in the exposition format.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ impl MetricKind {
     }
 }
 
-/// Every metric of a sidecar, in the order of the exposition and of the documents.
+/// Returns every metric of a sidecar, in the order of the exposition and of the documents.
 pub fn all_metrics() -> impl Iterator<Item = &'static MetricFamily> {
     [
         &REQUESTS,
@@ -90,13 +90,13 @@ macro_rules! closed_list {
                 help: $help,
             },)+];
 
-            /// The name of its metric.
+            /// Returns the name of the metric.
             #[must_use]
             pub const fn metric(self) -> &'static str {
                 match self { $($(Self::$variant => $metric,)+)+ }
             }
 
-            /// The values of the metric's labels, in order.
+            /// Returns the values of the metric's labels, in order.
             #[must_use]
             pub const fn label_values(self) -> &'static [&'static str] {
                 match self { $($(Self::$variant => &$values,)+)+ }
@@ -390,7 +390,7 @@ closed_list! {
     }
     "leno_config_services" []
     "Services in the sidecar's configuration." {
-        /// The number of known services.
+        /// The number of services in the configuration.
         ConfigServices [];
     }
 }
@@ -541,29 +541,33 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_follow_the_conventions() {
-        let mut seen = HashSet::new();
+        let mut names = HashSet::new();
         for metric in all_metrics().chain(control::METRICS) {
-            assert!(seen.insert(metric.name), "{}", metric.name);
-            let counts = metric.kind == MetricKind::Counter;
-            assert_eq!(metric.name.ends_with("_total"), counts, "{}", metric.name);
+            assert!(names.insert(metric.name), "{}", metric.name);
+            let is_counter = metric.kind == MetricKind::Counter;
+            assert_eq!(metric.name.ends_with("_total"), is_counter, "{}", metric.name);
             assert!(metric.help.ends_with('.'), "{}", metric.name);
             assert!(!metric.help.contains(['\\', '\n', '|']), "{}", metric.name);
             // Prometheus adds labels of these names to a target, and would rename ours to `exported_…`.
-            let of_targets = ["namespace", "service", "pod", "name", "job", "instance"];
-            assert!(!metric.labels.iter().any(|it| of_targets.contains(it)), "{}", metric.name);
+            let target_labels = ["namespace", "service", "pod", "name", "job", "instance"];
+            assert!(
+                !metric.labels.iter().any(|label| target_labels.contains(label)),
+                "{}",
+                metric.name
+            );
         }
     }
 
     #[test]
-    fn every_number_of_a_list_has_the_labels_of_its_metric() {
-        let counts = Count::ALL.iter().map(|c| (c.metric(), c.label_values()));
-        let gauges = Gauge::ALL.iter().map(|g| (g.metric(), g.label_values()));
-        let levels = Level::ALL.iter().map(|l| (l.metric(), l.label_values()));
-        let mut seen = HashSet::new();
+    fn every_value_has_the_labels_of_its_metric() {
+        let counts = Count::ALL.iter().map(|count| (count.metric(), count.label_values()));
+        let gauges = Gauge::ALL.iter().map(|gauge| (gauge.metric(), gauge.label_values()));
+        let levels = Level::ALL.iter().map(|level| (level.metric(), level.label_values()));
+        let mut label_sets = HashSet::new();
         for (name, values) in counts.chain(gauges).chain(levels) {
-            let metric = all_metrics().find(|m| m.name == name).unwrap();
+            let metric = all_metrics().find(|metric| metric.name == name).unwrap();
             assert_eq!(metric.labels.len(), values.len(), "{name}");
-            assert!(seen.insert((name, values)), "{name} {values:?}");
+            assert!(label_sets.insert((name, values)), "{name} {values:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Counts of outcomes that are not known in advance.
+//! Counts of requests by outcome, for outcomes that are not known in advance.
 
 use std::sync::OnceLock;
 
@@ -20,7 +20,7 @@ impl OutcomeKey {
     /// True if neither the mesh, nor the application, nor the call failed.
     pub(crate) fn is_success(self) -> bool {
         self.reason.is_empty()
-            && self.class != StatusClass::Failed
+            && self.class != StatusClass::ServerError
             && !self.grpc.is_some_and(GrpcStatus::is_failure)
     }
 }
@@ -40,68 +40,77 @@ impl OutcomeTable {
         Self { rows: OnceLock::new(), overflow: cell_array() }
     }
 
-    pub(crate) fn add(&self, ending: OutcomeKey) {
-        let empty = || (0..ROWS_MAX).map(|_| OnceLock::new()).collect();
-        for place in self.rows.get_or_init(empty) {
-            let row = place.get_or_init(|| OutcomeRow { ending, count: Cell::default() });
-            if row.ending == ending {
+    /// Counts an outcome; only the thread that owns the shard may call this.
+    pub(crate) fn add(&self, outcome: OutcomeKey) {
+        let empty = || (0..MAX_ROWS).map(|_| OnceLock::new()).collect();
+        for slot in self.rows.get_or_init(empty) {
+            let row = slot.get_or_init(|| OutcomeRow { outcome, count: Cell::default() });
+            if row.outcome == outcome {
                 row.count.add(1);
                 return;
             }
         }
-        self.overflow[ending.class as usize].add(1);
+        self.overflow[outcome.class as usize].add(1);
     }
 
-    /// All outcomes that occurred, with their counts.
+    /// Returns all outcomes that occurred, with their counts.
     pub(crate) fn read(&self) -> impl Iterator<Item = (OutcomeKey, u64)> + '_ {
         let rows = self.rows.get().into_iter().flatten();
-        let taken = rows.map_while(|place| place.get()).map(|row| (row.ending, row.count.read()));
-        let ending = |class| OutcomeKey { class, reason: SPILLED, grpc: None };
+        let assigned = rows.map_while(|slot| slot.get()).map(|row| (row.outcome, row.count.read()));
+        let overflow_outcome = |class| OutcomeKey { class, reason: OVERFLOW_REASON, grpc: None };
         let overflow = StatusClass::ALL.iter().zip(&self.overflow);
-        let overflow = overflow.map(move |(class, cell)| (ending(*class), cell.read()));
-        taken.chain(overflow).filter(|(_, count)| *count > 0)
+        let overflow = overflow.map(move |(class, cell)| (overflow_outcome(*class), cell.read()));
+        assigned.chain(overflow).filter(|(_, count)| *count > 0)
     }
 }
 
+/// The count of one outcome.
 #[derive(Debug)]
 struct OutcomeRow {
-    ending: OutcomeKey,
+    outcome: OutcomeKey,
     count: Cell,
 }
 
-/// More than the number of reasons; `other` in the metrics would show that this is too small.
-const ROWS_MAX: usize = 48;
+/// The maximum number of rows: more than the number of reasons. `other` in the metrics would show that it is
+/// too small.
+const MAX_ROWS: usize = 48;
 
 /// The reason of outcomes without a row.
-const SPILLED: &str = "other";
+const OVERFLOW_REASON: &str = "other";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn test_ending(class: StatusClass, reason: &'static str) -> OutcomeKey {
+    fn test_outcome(class: StatusClass, reason: &'static str) -> OutcomeKey {
         OutcomeKey { class, reason, grpc: None }
     }
 
     #[test]
-    fn counts_each_class_and_reason_apart() {
-        let tally = OutcomeTable::new();
-        assert_eq!(tally.read().count(), 0);
+    fn each_class_and_reason_is_counted_separately() {
+        let table = OutcomeTable::new();
+        assert_eq!(table.read().count(), 0);
         let unavailable = Some(GrpcStatus::Unavailable);
-        tally.add(test_ending(StatusClass::Refused, "denied"));
-        tally.add(test_ending(StatusClass::Failed, "denied"));
-        tally.add(test_ending(StatusClass::Refused, "denied"));
-        tally.add(test_ending(StatusClass::Refused, "no-route"));
-        tally.add(OutcomeKey { grpc: unavailable, ..test_ending(StatusClass::Refused, "denied") });
-        let found: Vec<_> = tally.read().collect();
+        table.add(test_outcome(StatusClass::ClientError, "denied"));
+        table.add(test_outcome(StatusClass::ServerError, "denied"));
+        table.add(test_outcome(StatusClass::ClientError, "denied"));
+        table.add(test_outcome(StatusClass::ClientError, "no-route"));
+        table.add(OutcomeKey {
+            grpc: unavailable,
+            ..test_outcome(StatusClass::ClientError, "denied")
+        });
+        let counts: Vec<_> = table.read().collect();
         assert_eq!(
-            found,
+            counts,
             [
-                (test_ending(StatusClass::Refused, "denied"), 2),
-                (test_ending(StatusClass::Failed, "denied"), 1),
-                (test_ending(StatusClass::Refused, "no-route"), 1),
+                (test_outcome(StatusClass::ClientError, "denied"), 2),
+                (test_outcome(StatusClass::ServerError, "denied"), 1),
+                (test_outcome(StatusClass::ClientError, "no-route"), 1),
                 (
-                    OutcomeKey { grpc: unavailable, ..test_ending(StatusClass::Refused, "denied") },
+                    OutcomeKey {
+                        grpc: unavailable,
+                        ..test_outcome(StatusClass::ClientError, "denied")
+                    },
                     1
                 ),
             ]
@@ -110,11 +119,11 @@ mod tests {
 
     #[test]
     fn outcomes_beyond_the_table_are_counted_as_overflow() {
-        let tally = OutcomeTable::new();
-        for n in 0..ROWS_MAX + 5 {
-            tally.add(test_ending(StatusClass::None, format!("reason-{n}").leak()));
+        let table = OutcomeTable::new();
+        for number in 0..MAX_ROWS + 5 {
+            table.add(test_outcome(StatusClass::None, format!("reason-{number}").leak()));
         }
-        assert_eq!(tally.read().count(), ROWS_MAX + 1);
-        assert_eq!(tally.read().last(), Some((test_ending(StatusClass::None, "other"), 5)));
+        assert_eq!(table.read().count(), MAX_ROWS + 1);
+        assert_eq!(table.read().last(), Some((test_outcome(StatusClass::None, "other"), 5)));
     }
 }

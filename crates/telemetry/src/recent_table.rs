@@ -10,19 +10,21 @@ pub struct RecentTable<K, V, const MAX: usize> {
     entries: BTreeMap<K, TableEntry<V>>,
     /// The keys by the number of their last use: the first is the least recently used.
     order: BTreeMap<u64, K>,
-    uses: u64,
+    /// The number of uses so far.
+    use_count: u64,
 }
 
+/// A value, and its last use.
 #[derive(Debug)]
 struct TableEntry<V> {
     value: V,
-    /// The number of its last use.
-    number: u64,
+    /// The number of the last use.
+    last_use: u64,
 }
 
 impl<K, V, const MAX: usize> Default for RecentTable<K, V, MAX> {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), order: BTreeMap::new(), uses: 0 }
+        Self { entries: BTreeMap::new(), order: BTreeMap::new(), use_count: 0 }
     }
 }
 
@@ -33,43 +35,43 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
             true => None,
             false => self.make_room(),
         };
-        self.uses += 1;
-        let number = self.uses;
+        self.use_count += 1;
+        let number = self.use_count;
         self.order.insert(number, key.clone());
         let order = &mut self.order;
-        let used = self.entries.entry(key);
-        let used = used.and_modify(|used| {
-            order.remove(&used.number);
-            used.number = number;
+        let entry = self.entries.entry(key);
+        let entry = entry.and_modify(|entry| {
+            order.remove(&entry.last_use);
+            entry.last_use = number;
         });
-        (&mut used.or_insert_with(|| TableEntry { value: new(), number }).value, evicted)
+        (&mut entry.or_insert_with(|| TableEntry { value: new(), last_use: number }).value, evicted)
     }
 
     /// Inserts or replaces a value; returns the entry evicted for it.
     pub fn insert(&mut self, key: K, value: V) -> Option<(K, V)> {
         let mut value = Some(value);
-        let (place, evicted) = self.entry(key, || value.take().expect("this is called once"));
+        let (slot, evicted) = self.entry(key, || value.take().expect("this is called once"));
         if let Some(value) = value {
-            *place = value;
+            *slot = value;
         }
         evicted
     }
 
     /// Uses the entry of a key, if there is one.
     pub fn use_value(&mut self, key: &K) -> Option<&mut V> {
-        let used = self.entries.get_mut(key)?;
-        self.uses += 1;
-        if let Some(key) = self.order.remove(&used.number) {
-            self.order.insert(self.uses, key);
+        let entry = self.entries.get_mut(key)?;
+        self.use_count += 1;
+        if let Some(key) = self.order.remove(&entry.last_use) {
+            self.order.insert(self.use_count, key);
         }
-        used.number = self.uses;
-        Some(&mut used.value)
+        entry.last_use = self.use_count;
+        Some(&mut entry.value)
     }
 
-    /// The value of a key. This does not count as a use.
+    /// Returns the value of a key. This does not count as a use.
     #[must_use]
     pub fn get(&self, key: &K) -> Option<&V> {
-        self.entries.get(key).map(|used| &used.value)
+        self.entries.get(key).map(|entry| &entry.value)
     }
 
     /// True if the key has an entry.
@@ -80,39 +82,39 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
 
     /// Removes an entry.
     pub fn remove(&mut self, key: &K) -> Option<V> {
-        let used = self.entries.remove(key)?;
-        self.order.remove(&used.number);
-        Some(used.value)
+        let entry = self.entries.remove(key)?;
+        self.order.remove(&entry.last_use);
+        Some(entry.value)
     }
 
-    /// Keeps the entries for which `keep` is true.
-    pub fn retain(&mut self, mut keep: impl FnMut(&K, &mut V) -> bool) {
+    /// Retains the entries for which `predicate` is true.
+    pub fn retain(&mut self, mut predicate: impl FnMut(&K, &mut V) -> bool) {
         let order = &mut self.order;
-        self.entries.retain(|key, used| {
-            let is_kept = keep(key, &mut used.value);
+        self.entries.retain(|key, entry| {
+            let is_kept = predicate(key, &mut entry.value);
             if !is_kept {
-                order.remove(&used.number);
+                order.remove(&entry.last_use);
             }
             is_kept
         });
     }
 
-    /// All entries, by key.
+    /// Returns all entries, by key.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.entries.iter().map(|(key, used)| (key, &used.value))
+        self.entries.iter().map(|(key, entry)| (key, &entry.value))
     }
 
-    /// The keys in a range.
+    /// Returns the keys in a range.
     pub fn keys_in(&self, range: impl RangeBounds<K>) -> impl Iterator<Item = &K> {
         self.entries.range(range).map(|(key, _)| key)
     }
 
-    /// All keys by their last use, the least recently used first.
+    /// Returns all keys by their last use, the least recently used first.
     pub fn least_recent(&self) -> impl DoubleEndedIterator<Item = &K> {
         self.order.values()
     }
 
-    /// The number of entries.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -130,8 +132,8 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
             return None;
         }
         let (_, key) = self.order.pop_first()?;
-        let used = self.entries.remove(&key)?;
-        Some((key, used.value))
+        let entry = self.entries.remove(&key)?;
+        Some((key, entry.value))
     }
 }
 
@@ -147,20 +149,20 @@ mod tests {
         /// Checks that the table contains the most recently used entries, each with the number of its uses
         /// since its insertion.
         #[test]
-        fn the_newest_by_use_are_kept_and_their_counts_go_on(
+        fn the_most_recently_used_entries_are_retained_with_their_values(
             uses in prop::collection::vec((0..24_u8, any::<bool>()), 0..400)
         ) {
             let mut table = RecentTable::<u8, u64, MAX>::default();
             // The newest last.
             let mut model: Vec<(u8, u64)> = Vec::new();
             for (key, is_removal) in uses {
-                let known = model.iter().position(|(known, _)| *known == key);
-                let before = known.map(|at| model.remove(at));
+                let position = model.iter().position(|(candidate, _)| *candidate == key);
+                let previous = position.map(|index| model.remove(index));
                 if is_removal && key % 4 == 0 {
-                    prop_assert_eq!(table.remove(&key), before.map(|(_, count)| count));
+                    prop_assert_eq!(table.remove(&key), previous.map(|(_, count)| count));
                     continue;
                 }
-                let count = before.map_or(0, |(_, count)| count) + 1;
+                let count = previous.map_or(0, |(_, count)| count) + 1;
                 let expected = (model.len() == MAX).then(|| model.remove(0));
                 model.push((key, count));
                 let (value, evicted) = table.entry(key, || 0);
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_is_no_use_and_using_is() {
+    fn a_read_does_not_count_as_a_use() {
         let mut table = RecentTable::<u8, &str, 2>::default();
         assert_eq!(table.insert(1, "one"), None);
         assert_eq!(table.insert(2, "two"), None);

@@ -8,11 +8,11 @@ use crate::cell::{Cell, cell_array};
 /// The identity of a rule. Every part comes from the mesh configuration, never from clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleLabels {
-    /// The kind of the object that contains it, as in manifests.
+    /// The kind of the object that contains the rule, as in manifests.
     pub kind: &'static str,
     /// The namespace of that object.
     pub namespace: String,
-    /// Its name.
+    /// The name of that object.
     pub name: String,
     /// The rule in the object: its name, or its index from 0; empty if the object is one rule.
     pub rule: String,
@@ -23,7 +23,7 @@ pub struct RuleLabels {
 pub struct RuleNumber(u32);
 
 impl RuleNumber {
-    /// The number; never 0.
+    /// Returns the number; never 0.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
@@ -47,7 +47,7 @@ pub(crate) struct RuleNumbers {
 }
 
 impl RuleNumbers {
-    /// The number of a rule; assigns one to a new rule if there is room.
+    /// Returns the number of a rule; assigns one to a new rule if there is room.
     pub(crate) fn number_for(&mut self, labels: &RuleLabels) -> RuleNumber {
         if let Some(number) = self.numbers.get(labels) {
             return *number;
@@ -56,7 +56,7 @@ impl RuleNumbers {
             let name = OVERFLOW_NAME.to_owned();
             self.labels.push(RuleLabels { name, ..RuleLabels::default() });
         }
-        if self.labels.len() >= RULES_MAX {
+        if self.labels.len() >= MAX_RULES {
             return RuleNumber::OVERFLOW;
         }
         self.labels.push(labels.clone());
@@ -65,7 +65,7 @@ impl RuleNumbers {
         number
     }
 
-    /// The labels, in order of their numbers.
+    /// Returns the labels, in order of their numbers.
     pub(crate) fn labels(&self) -> &[RuleLabels] {
         &self.labels
     }
@@ -74,7 +74,7 @@ impl RuleNumbers {
 /// The match counts of one shard: rows are allocated at the first match of one of their rules.
 #[derive(Debug)]
 pub(crate) struct RuleCells {
-    rows: [OnceLock<Box<[Cell; ROW]>>; ROWS],
+    rows: [OnceLock<Box<[Cell; ROW_CELLS]>>; ROW_COUNT],
 }
 
 impl RuleCells {
@@ -84,25 +84,27 @@ impl RuleCells {
 
     /// Counts a match; only the thread that owns the shard may call this.
     pub(crate) fn add(&self, number: RuleNumber) {
-        let place = (number.0 as usize).wrapping_sub(1);
-        if let Some(row) = self.rows.get(place / ROW) {
-            row.get_or_init(|| Box::new(cell_array()))[place % ROW].add(1);
+        let index = (number.0 as usize).wrapping_sub(1);
+        if let Some(row) = self.rows.get(index / ROW_CELLS) {
+            row.get_or_init(|| Box::new(cell_array()))[index % ROW_CELLS].add(1);
         }
     }
 
-    /// The number of matches of the rule at this index.
-    pub(crate) fn read(&self, place: usize) -> u64 {
-        let row = self.rows.get(place / ROW).and_then(OnceLock::get);
-        row.map_or(0, |row| row[place % ROW].read())
+    /// Returns the number of matches of the rule at this index.
+    pub(crate) fn read(&self, index: usize) -> u64 {
+        let row = self.rows.get(index / ROW_CELLS).and_then(OnceLock::get);
+        row.map_or(0, |row| row[index % ROW_CELLS].read())
     }
 }
 
 /// The maximum number of rules counted separately in a process, including one for all rules over the limit: at
 /// most 8 KiB in each thread.
-pub const RULES_MAX: usize = ROW * ROWS;
+pub const MAX_RULES: usize = ROW_CELLS * ROW_COUNT;
 
-const ROW: usize = 64;
-const ROWS: usize = 16;
+/// The number of rules in a row.
+const ROW_CELLS: usize = 64;
+/// The number of rows.
+const ROW_COUNT: usize = 16;
 
 /// The name of the rules over the limit.
 const OVERFLOW_NAME: &str = "other";
@@ -122,23 +124,23 @@ mod tests {
     }
 
     #[test]
-    fn shards_count_a_rule_under_one_number_and_a_sum_is_reported() {
+    fn all_shards_count_a_rule_under_one_number() {
         let telemetry = Telemetry::new();
-        let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
-        let (a, b) = (one.rule_number(&rule_labels("a")), two.rule_number(&rule_labels("b")));
+        let (first, second) = (telemetry.new_shard(), telemetry.new_shard());
+        let (a, b) = (first.rule_number(&rule_labels("a")), second.rule_number(&rule_labels("b")));
         assert_eq!(
-            (two.rule_number(&rule_labels("a")), one.rule_number(&rule_labels("b"))),
+            (second.rule_number(&rule_labels("a")), first.rule_number(&rule_labels("b"))),
             (a, b)
         );
         assert_ne!(a, b);
-        one.count_match(a);
-        two.count_match(a);
-        two.count_match(b);
+        first.count_match(a);
+        second.count_match(a);
+        second.count_match(b);
         assert_eq!(telemetry.matched_rules(), [(rule_labels("a"), 2), (rule_labels("b"), 1)]);
     }
 
     #[test]
-    fn a_rule_that_never_decided_is_not_reported() {
+    fn a_rule_without_matches_is_not_reported() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
         let number = shard.rule_number(&rule_labels("a"));
@@ -148,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn rules_beyond_the_bound_are_counted_together() {
+    fn rules_beyond_the_limit_are_counted_together() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
-        for name in 0..RULES_MAX + 2 {
+        for name in 0..MAX_RULES + 2 {
             shard.count_match(shard.rule_number(&rule_labels(&name.to_string())));
         }
         let rules = telemetry.matched_rules();
-        assert_eq!(rules.len(), RULES_MAX);
+        assert_eq!(rules.len(), MAX_RULES);
         let other = RuleLabels { name: "other".to_owned(), ..RuleLabels::default() };
         assert_eq!(rules[0], (other, 3));
         assert!(rules[1..].iter().all(|(_, matches)| *matches == 1));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::cell::{Cell, cell_array};
 use crate::exemplar::{Exemplar, ExemplarCell};
-use crate::grpc::{CODES, GrpcStatus};
+use crate::grpc::{GrpcStatus, STATUS_COUNT};
 use crate::histogram::{Histogram, HistogramCells};
 use crate::metric_visitor::{BUCKETS, exposed_bucket};
 use crate::outcome_table::{OutcomeKey, OutcomeTable};
@@ -20,7 +20,7 @@ pub struct RequestLabels {
     pub direction: &'static str,
     /// The destination service, `namespace/name`.
     pub service: String,
-    /// Its port.
+    /// The port of the destination service.
     pub port: u16,
     /// The matching route, `namespace/name`; empty without one.
     pub route: String,
@@ -31,14 +31,14 @@ pub struct RequestLabels {
 }
 
 impl RequestLabels {
-    /// The labels of the overflow series of this direction.
+    /// Returns the labels of the overflow series of this direction.
     pub(crate) fn overflow_labels(&self) -> Self {
         Self {
             direction: match self.direction {
                 "inbound" => "inbound",
                 _ => "outbound",
             },
-            service: OVERFLOW.to_owned(),
+            service: OVERFLOW_SERVICE.to_owned(),
             port: 0,
             route: String::new(),
             peer: String::new(),
@@ -77,7 +77,7 @@ impl RequestRecord {
     #[must_use]
     pub fn is_failure(&self) -> bool {
         self.reason.is_some()
-            || StatusClass::from_status(self.status) == StatusClass::Failed
+            || StatusClass::from_status(self.status) == StatusClass::ServerError
             || self.grpc.is_some_and(GrpcStatus::is_failure)
     }
 }
@@ -85,12 +85,12 @@ impl RequestRecord {
 /// The totals of a series over all shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeriesSummary {
-    /// Its labels.
+    /// The labels of the series.
     pub labels: RequestLabels,
     /// The number of completed requests.
     pub requests: u64,
-    /// The number of those without a failure of the mesh, without a status of 500 or more, and without a gRPC
-    /// status that is [the server's fault](GrpcStatus::is_failure).
+    /// The number of completed requests without a failure of the mesh, without a status of 500 or more, and
+    /// without a gRPC status that is [the server's fault](GrpcStatus::is_failure).
     pub success: u64,
     /// The failures with a reason.
     pub failures: Vec<FailureCount>,
@@ -109,7 +109,8 @@ pub struct SeriesSummary {
 }
 
 impl SeriesSummary {
-    /// Failures are ordered by code and reason; those of gRPC calls are merged into the others.
+    /// Adds failures, which must come in order of code and reason; those of gRPC calls are merged into the
+    /// others.
     fn add_failure(&mut self, failure: FailureCount) {
         match self.failures.last_mut() {
             Some(last) if (last.code, last.reason) == (failure.code, failure.reason) => {
@@ -135,18 +136,18 @@ pub struct FailureCount {
 #[derive(Debug)]
 pub(crate) struct SeriesCells {
     /// Requests without a reason, by class.
-    answered: [Cell; CLASSES],
+    responses: [Cell; CLASSES],
     /// The same for gRPC calls, also by status; absent until the first call.
-    called: OnceLock<Box<[[Cell; CLASSES]; CODES]>>,
+    grpc_responses: OnceLock<Box<[[Cell; CLASSES]; STATUS_COUNT]>>,
     bytes_in: Cell,
     bytes_out: Cell,
-    /// TCP connections that began.
+    /// Opened TCP connections.
     opened: Cell,
-    /// Streams of requests that began.
+    /// Opened streams of requests.
     streams_opened: Cell,
-    /// Completed ones of them.
+    /// Completed streams of requests.
     streams_ended: Cell,
-    failed: OutcomeTable,
+    failures_by_outcome: OutcomeTable,
     durations: HistogramCells,
     /// Traffic allowed although policies deny it, by reason; absent until the first.
     dry_run_denials: OnceLock<Box<OutcomeTable>>,
@@ -157,14 +158,14 @@ pub(crate) struct SeriesCells {
 impl SeriesCells {
     pub(crate) fn new() -> Self {
         Self {
-            answered: cell_array(),
-            called: OnceLock::new(),
+            responses: cell_array(),
+            grpc_responses: OnceLock::new(),
             bytes_in: Cell::default(),
             bytes_out: Cell::default(),
             opened: Cell::default(),
             streams_opened: Cell::default(),
             streams_ended: Cell::default(),
-            failed: OutcomeTable::new(),
+            failures_by_outcome: OutcomeTable::new(),
             durations: HistogramCells::new(),
             dry_run_denials: OnceLock::new(),
             exemplars: OnceLock::new(),
@@ -176,9 +177,9 @@ impl SeriesCells {
         cells[exposed_bucket(exemplar.duration)].write(exemplar);
     }
 
-    pub(crate) fn count_audited(&self, reason: &'static str) {
-        let tally = self.dry_run_denials.get_or_init(|| Box::new(OutcomeTable::new()));
-        tally.add(OutcomeKey { class: StatusClass::None, reason, grpc: None });
+    pub(crate) fn count_dry_run_denial(&self, reason: &'static str) {
+        let denials = self.dry_run_denials.get_or_init(|| Box::new(OutcomeTable::new()));
+        denials.add(OutcomeKey { class: StatusClass::None, reason, grpc: None });
     }
 
     pub(crate) fn count_opened(&self) {
@@ -196,13 +197,16 @@ impl SeriesCells {
     pub(crate) fn record_outcome(&self, outcome: &RequestRecord) {
         let class = StatusClass::from_status(outcome.status);
         match (outcome.reason, outcome.grpc) {
-            (None, None) => self.answered[class as usize].add(1),
+            (None, None) => self.responses[class as usize].add(1),
             (None, Some(status)) => {
-                let called =
-                    self.called.get_or_init(|| Box::new([(); CODES].map(|()| cell_array())));
-                called[usize::from(status.code())][class as usize].add(1);
+                let grpc_responses = self
+                    .grpc_responses
+                    .get_or_init(|| Box::new([(); STATUS_COUNT].map(|()| cell_array())));
+                grpc_responses[usize::from(status.code())][class as usize].add(1);
             }
-            (Some(reason), grpc) => self.failed.add(OutcomeKey { class, reason, grpc }),
+            (Some(reason), grpc) => {
+                self.failures_by_outcome.add(OutcomeKey { class, reason, grpc })
+            }
         }
         self.bytes_in.add(outcome.bytes_in);
         self.bytes_out.add(outcome.bytes_out);
@@ -217,11 +221,11 @@ pub(crate) struct SeriesTotals {
     pub(crate) requests: BTreeMap<OutcomeKey, u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// TCP connections that began.
+    /// Opened TCP connections.
     pub(crate) opened: u64,
-    /// Streams of requests that began.
+    /// Opened streams of requests.
     pub(crate) streams_opened: u64,
-    /// Completed ones of them.
+    /// Completed streams of requests.
     pub(crate) streams_ended: u64,
     pub(crate) durations: Histogram,
     pub(crate) dry_run_denials: BTreeMap<&'static str, u64>,
@@ -250,13 +254,14 @@ impl SeriesTotals {
     }
 
     fn add_cells(&mut self, cells: &SeriesCells) {
-        self.add_answered(&cells.answered, None);
-        let called = cells.called.get().into_iter().flat_map(|called| called.iter());
-        for (status, answered) in GrpcStatus::ALL.iter().zip(called) {
-            self.add_answered(answered, Some(*status));
+        self.add_responses(&cells.responses, None);
+        let grpc_responses =
+            cells.grpc_responses.get().into_iter().flat_map(|statuses| statuses.iter());
+        for (status, responses) in GrpcStatus::ALL.iter().zip(grpc_responses) {
+            self.add_responses(responses, Some(*status));
         }
-        for (ending, count) in cells.failed.read() {
-            *self.requests.entry(ending).or_default() += count;
+        for (outcome, count) in cells.failures_by_outcome.read() {
+            *self.requests.entry(outcome).or_default() += count;
         }
         self.bytes_in = self.bytes_in.saturating_add(cells.bytes_in.read());
         self.bytes_out = self.bytes_out.saturating_add(cells.bytes_out.read());
@@ -264,20 +269,20 @@ impl SeriesTotals {
         self.streams_opened = self.streams_opened.saturating_add(cells.streams_opened.read());
         self.streams_ended = self.streams_ended.saturating_add(cells.streams_ended.read());
         cells.durations.add_to(&mut self.durations);
-        for (ending, count) in
-            cells.dry_run_denials.get().into_iter().flat_map(|tally| tally.read())
+        for (outcome, count) in
+            cells.dry_run_denials.get().into_iter().flat_map(|table| table.read())
         {
-            *self.dry_run_denials.entry(ending.reason).or_default() += count;
+            *self.dry_run_denials.entry(outcome.reason).or_default() += count;
         }
-        let found = cells.exemplars.get().into_iter().flat_map(|found| found.iter());
-        for (newest, cell) in self.exemplars.iter_mut().zip(found) {
+        let exemplar_cells = cells.exemplars.get().into_iter().flat_map(|cells| cells.iter());
+        for (newest, cell) in self.exemplars.iter_mut().zip(exemplar_cells) {
             let ended = newest.map(|exemplar| exemplar.ended);
-            *newest = cell.read().filter(|it| Some(it.ended) > ended).or(*newest);
+            *newest = cell.read().filter(|exemplar| Some(exemplar.ended) > ended).or(*newest);
         }
     }
 
-    fn add_answered(&mut self, answered: &[Cell; CLASSES], grpc: Option<GrpcStatus>) {
-        for (class, cell) in StatusClass::ALL.into_iter().zip(answered) {
+    fn add_responses(&mut self, responses: &[Cell; CLASSES], grpc: Option<GrpcStatus>) {
+        for (class, cell) in StatusClass::ALL.into_iter().zip(responses) {
             let count = cell.read();
             if count > 0 {
                 *self.requests.entry(OutcomeKey { class, reason: "", grpc }).or_default() += count;
@@ -298,10 +303,10 @@ impl SeriesTotals {
             bytes_out: self.bytes_out,
             durations: self.durations,
         };
-        for (ending, requests) in self.requests {
-            let OutcomeKey { class, reason, .. } = ending;
+        for (outcome, requests) in self.requests {
+            let OutcomeKey { class, reason, .. } = outcome;
             summary.requests += requests;
-            if ending.is_success() {
+            if outcome.is_success() {
                 summary.success += requests;
             }
             if !reason.is_empty() {
@@ -314,6 +319,7 @@ impl SeriesTotals {
 
 /// The maximum number of series of a process: with all of them in use on one core about 4 MiB. Further requests
 /// are counted under the service `other`.
-pub const SERIES_MAX: usize = 2048;
+pub const MAX_SERIES: usize = 2048;
 
-const OVERFLOW: &str = "other";
+/// The destination service of overflow series.
+const OVERFLOW_SERVICE: &str = "other";

@@ -26,9 +26,9 @@ pub struct MetricsShard {
 
 impl MetricsShard {
     /// Finds or creates the series of these labels. This compares text and may take a lock: call it once, and
-    /// store the result with the plan, connection or link.
+    /// store the result with the configuration, connection or link.
     ///
-    /// If the process has [`SERIES_MAX`](crate::SERIES_MAX) series, new ones are merged into one overflow
+    /// If the process has [`MAX_SERIES`](crate::MAX_SERIES) series, new ones are merged into one overflow
     /// series for each direction.
     pub fn series_id(&self, labels: &RequestLabels) -> SeriesId {
         let mut series = self.series.borrow_mut();
@@ -52,28 +52,28 @@ impl MetricsShard {
     /// Counts a completed request. The series must come from this shard; those of another are not counted.
     pub fn record_request(&self, series: SeriesId, outcome: &RequestRecord) {
         debug_assert_eq!(series.shard, self.number, "a series belongs to its shard");
-        let mine = self.series.borrow();
-        let cells = mine.cells.get(series.index as usize);
+        let own_series = self.series.borrow();
+        let cells = own_series.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
             cells.record_outcome(outcome);
         }
     }
 
-    /// Counts an opened or rejected TCP connection, which is recorded at its end; the series as in
+    /// Counts an opened or rejected TCP connection, which is recorded at its end. For the series see
     /// [`record_request`](Self::record_request).
     pub fn count_opened(&self, series: SeriesId) {
-        let mine = self.series.borrow();
-        let cells = mine.cells.get(series.index as usize);
+        let own_series = self.series.borrow();
+        let cells = own_series.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
             cells.count_opened();
         }
     }
 
-    /// Counts the beginning of a stream; its request is recorded at its end. The series as in
+    /// Counts the beginning of a stream; its request is recorded at its end. For the series see
     /// [`record_request`](Self::record_request).
     pub fn count_stream_opened(&self, series: SeriesId) {
-        let mine = self.series.borrow();
-        let cells = mine.cells.get(series.index as usize);
+        let own_series = self.series.borrow();
+        let cells = own_series.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
             cells.count_stream_opened();
         }
@@ -81,24 +81,24 @@ impl MetricsShard {
 
     /// Counts the end of a stream, together with the record of its request.
     pub fn count_stream_ended(&self, series: SeriesId) {
-        let mine = self.series.borrow();
-        let cells = mine.cells.get(series.index as usize);
+        let own_series = self.series.borrow();
+        let cells = own_series.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
             cells.count_stream_ended();
         }
     }
 
-    /// Counts a request that was allowed although policies deny it; the series as in
+    /// Counts a request that was allowed although policies deny it. For the series see
     /// [`record_request`](Self::record_request).
-    pub fn count_audited(&self, series: SeriesId, reason: &'static str) {
-        let mine = self.series.borrow();
-        let cells = mine.cells.get(series.index as usize);
+    pub fn count_dry_run_denial(&self, series: SeriesId, reason: &'static str) {
+        let own_series = self.series.borrow();
+        let cells = own_series.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
-            cells.count_audited(reason);
+            cells.count_dry_run_denial(reason);
         }
     }
 
-    /// Stores a traced request as an exemplar of its duration; the series as in
+    /// Stores a traced request as an exemplar of its duration. For the series see
     /// [`record_request`](Self::record_request).
     pub fn store_exemplar(
         &self,
@@ -108,24 +108,24 @@ impl MetricsShard {
         duration: Duration,
         ended: SystemTime,
     ) {
-        let mine = self.series.borrow();
-        let cells = mine.cells.get(series.index as usize);
+        let own_series = self.series.borrow();
+        let cells = own_series.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
             cells.store_exemplar(&Exemplar { trace, span, duration, ended });
         }
     }
 
-    /// The number of a rule. This compares text and may take a lock: call it once, and store the result with
-    /// the rule.
+    /// Returns the number of a rule. This compares text and may take a lock: call it once, and store the result
+    /// with the rule.
     ///
-    /// If the process has [`RULES_MAX`](crate::RULES_MAX) rules, new ones share a number.
+    /// If the process has [`MAX_RULES`](crate::MAX_RULES) rules, new ones share a number.
     pub fn rule_number(&self, labels: &RuleLabels) -> RuleNumber {
         let mut rules = self.rules.borrow_mut();
         if let Some(number) = rules.get(labels) {
             return *number;
         }
         let number = self.telemetry.rule_number(labels);
-        if rules.len() < crate::RULES_MAX {
+        if rules.len() < crate::MAX_RULES {
             rules.insert(labels.clone(), number);
         }
         number
@@ -167,7 +167,7 @@ impl MetricsShard {
         self.cells.gauges[gauge as usize].subtract(amount);
     }
 
-    /// The telemetry that the shard belongs to.
+    /// Returns the telemetry that the shard belongs to.
     #[must_use]
     pub fn telemetry(&self) -> &Arc<Telemetry> {
         &self.telemetry
@@ -190,6 +190,7 @@ impl Telemetry {
     }
 }
 
+/// The series that this shard has counted, by their labels and by index.
 #[derive(Default)]
 struct ShardSeries {
     cells: Vec<Arc<SeriesCells>>,

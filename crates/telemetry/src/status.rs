@@ -5,41 +5,53 @@
 pub(crate) enum StatusClass {
     /// No response, or a status that HTTP does not define.
     None,
+    /// 1xx.
     Interim,
+    /// 2xx.
     Success,
+    /// 3xx.
     Redirect,
-    Refused,
-    Failed,
+    /// 4xx.
+    ClientError,
+    /// 5xx.
+    ServerError,
 }
 
 impl StatusClass {
-    pub(crate) const ALL: [Self; CLASSES] =
-        [Self::None, Self::Interim, Self::Success, Self::Redirect, Self::Refused, Self::Failed];
+    pub(crate) const ALL: [Self; CLASSES] = [
+        Self::None,
+        Self::Interim,
+        Self::Success,
+        Self::Redirect,
+        Self::ClientError,
+        Self::ServerError,
+    ];
 
     pub(crate) fn from_status(status: u16) -> Self {
         match status / 100 {
             1 => Self::Interim,
             2 => Self::Success,
             3 => Self::Redirect,
-            4 => Self::Refused,
-            5 => Self::Failed,
+            4 => Self::ClientError,
+            5 => Self::ServerError,
             _ => Self::None,
         }
     }
 
+    /// Returns the value of the label `code`.
     pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::None => "000",
             Self::Interim => "1xx",
             Self::Success => "2xx",
             Self::Redirect => "3xx",
-            Self::Refused => "4xx",
-            Self::Failed => "5xx",
+            Self::ClientError => "4xx",
+            Self::ServerError => "5xx",
         }
     }
 }
 
-/// No response, and five classes of status.
+/// The number of classes: no response, and five classes of status.
 pub(crate) const CLASSES: usize = 6;
 
 #[cfg(test)]
@@ -47,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_digit_decides() {
+    fn the_first_digit_determines_the_class() {
         for (status, label) in [
             (0, "000"),
             (99, "000"),
@@ -64,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn each_class_stands_at_its_own_index() {
+    fn each_class_is_at_its_own_index() {
         for (index, class) in StatusClass::ALL.iter().enumerate() {
             assert_eq!(*class as usize, index);
         }

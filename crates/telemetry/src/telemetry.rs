@@ -7,13 +7,13 @@ use crate::cell::{Cell, cell_array};
 use crate::names::{Count, Gauge, Level};
 use crate::outcome_table::OutcomeTable;
 use crate::rule::{RuleCells, RuleLabels, RuleNumber, RuleNumbers};
-use crate::series::{RequestLabels, SERIES_MAX, SeriesCells, SeriesSummary, SeriesTotals};
+use crate::series::{MAX_SERIES, RequestLabels, SeriesCells, SeriesSummary, SeriesTotals};
 
-/// All metrics of a process. Readers never block the threads that count; creating a series takes a lock for the
-/// time of the search.
+/// All metrics of a process. Readers never block the threads that count; only the creation of a series takes a
+/// lock.
 #[derive(Debug)]
 pub struct Telemetry {
-    registered: Mutex<MetricRegistry>,
+    registry: Mutex<MetricRegistry>,
     levels: [Cell; Level::ALL.len()],
 }
 
@@ -21,7 +21,7 @@ impl Telemetry {
     /// Creates an empty telemetry.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        let telemetry = Self { registered: Mutex::default(), levels: cell_array() };
+        let telemetry = Self { registry: Mutex::default(), levels: cell_array() };
         telemetry.levels.iter().for_each(|level| level.set(UNSET));
         Arc::new(telemetry)
     }
@@ -31,43 +31,43 @@ impl Telemetry {
         self.levels[level as usize].set(value);
     }
 
-    /// The last value of a process-wide gauge, if it was set.
+    /// Returns the last value of a process-wide gauge, if it was set.
     #[must_use]
     pub fn level(&self, level: Level) -> Option<u64> {
         Some(self.levels[level as usize].read()).filter(|value| *value != UNSET)
     }
 
-    /// The sum of a counter over all shards.
+    /// Returns the sum of a counter over all shards.
     #[must_use]
     pub fn count(&self, count: Count) -> u64 {
         let shards = &self.lock().shards;
-        let of_shard = |shard: &Arc<ShardCells>| shard.counts[count as usize].read();
-        shards.iter().map(of_shard).fold(0, u64::wrapping_add)
+        let count_of = |shard: &Arc<ShardCells>| shard.counts[count as usize].read();
+        shards.iter().map(count_of).fold(0, u64::wrapping_add)
     }
 
-    /// The sum of a gauge over all shards. One shard may lower a gauge that another raised; a concurrent reader
-    /// sees no less than zero.
+    /// Returns the sum of a gauge over all shards. One shard may lower a gauge that another raised; a
+    /// concurrent reader sees no less than zero.
     #[must_use]
     pub fn gauge(&self, gauge: Gauge) -> u64 {
         let shards = &self.lock().shards;
-        let of_shard = |shard: &Arc<ShardCells>| shard.gauges[gauge as usize].read();
-        let sum = shards.iter().map(of_shard).fold(0, u64::wrapping_add);
+        let count_of = |shard: &Arc<ShardCells>| shard.gauges[gauge as usize].read();
+        let sum = shards.iter().map(count_of).fold(0, u64::wrapping_add);
         u64::try_from(sum.cast_signed()).unwrap_or(0)
     }
 
-    /// The number of rejected connections, by reason.
+    /// Returns the number of rejected connections, by reason.
     #[must_use]
     pub fn rejected_connections(&self) -> BTreeMap<&'static str, u64> {
         let mut sums = BTreeMap::new();
         for shard in &self.lock().shards {
-            for (ending, count) in shard.rejected.read() {
-                *sums.entry(ending.reason).or_default() += count;
+            for (outcome, count) in shard.rejected.read() {
+                *sums.entry(outcome.reason).or_default() += count;
             }
         }
         sums
     }
 
-    /// The totals of all series, ordered by labels.
+    /// Returns the totals of all series, ordered by labels.
     #[must_use]
     pub fn series_summaries(&self) -> Vec<SeriesSummary> {
         let summary =
@@ -75,68 +75,70 @@ impl Telemetry {
         self.series_cells().into_iter().map(summary).collect()
     }
 
-    /// The rules that matched, with their number of matches, ordered by rule number.
+    /// Returns the rules that matched, with their number of matches, ordered by rule number.
     #[must_use]
     pub fn matched_rules(&self) -> Vec<(RuleLabels, u64)> {
-        let registered = self.lock();
-        let matches = |place: usize| {
-            let shards = registered.shards.iter();
-            shards.map(|shard| shard.rules.read(place)).fold(0, u64::wrapping_add)
+        let registry = self.lock();
+        let matches = |index: usize| {
+            let shards = registry.shards.iter();
+            shards.map(|shard| shard.rules.read(index)).fold(0, u64::wrapping_add)
         };
-        let all = registered.rules.labels().iter().enumerate();
-        let all = all.map(|(place, labels)| (labels, matches(place)));
-        all.filter(|(_, matches)| *matches > 0)
+        let rules = registry.rules.labels().iter().enumerate();
+        let rules = rules.map(|(index, labels)| (labels, matches(index)));
+        rules
+            .filter(|(_, matches)| *matches > 0)
             .map(|(labels, matches)| (labels.clone(), matches))
             .collect()
     }
 
-    /// The number of a rule.
+    /// Returns the number of a rule.
     pub(crate) fn rule_number(&self, labels: &RuleLabels) -> RuleNumber {
         self.lock().rules.number_for(labels)
     }
 
-    /// Creates the cells of another shard, and its number.
+    /// Creates the cells of another shard, and returns them with its number.
     pub(crate) fn register_shard(&self) -> (u32, Arc<ShardCells>) {
         let cells = Arc::new(ShardCells::new());
-        let mut registered = self.lock();
-        let number = u32::try_from(registered.shards.len()).unwrap_or(u32::MAX);
-        registered.shards.push(Arc::clone(&cells));
+        let mut registry = self.lock();
+        let number = u32::try_from(registry.shards.len()).unwrap_or(u32::MAX);
+        registry.shards.push(Arc::clone(&cells));
         (number, cells)
     }
 
-    /// The labels that these requests are counted under: their own while there is room, then those of the
-    /// overflow series.
+    /// Returns the labels under which these requests are counted: their own while there is room, then those of
+    /// the overflow series.
     pub(crate) fn admit_labels(&self, labels: &RequestLabels) -> RequestLabels {
-        let mut registered = self.lock();
-        let known = registered.series.contains_key(labels);
-        let admitted = match known || registered.series.len() < SERIES_MAX {
+        let mut registry = self.lock();
+        let is_known = registry.series.contains_key(labels);
+        let admitted = match is_known || registry.series.len() < MAX_SERIES {
             true => labels.clone(),
             false => labels.overflow_labels(),
         };
-        registered.series.entry(admitted.clone()).or_default();
+        registry.series.entry(admitted.clone()).or_default();
         admitted
     }
 
     /// Creates cells for a series, written by the calling shard.
     pub(crate) fn attach_series(&self, labels: &RequestLabels) -> Arc<SeriesCells> {
         let cells = Arc::new(SeriesCells::new());
-        let mut registered = self.lock();
-        let of_series = registered.series.entry(labels.clone()).or_default();
-        of_series.push(Arc::clone(&cells));
+        let mut registry = self.lock();
+        let series_cells = registry.series.entry(labels.clone()).or_default();
+        series_cells.push(Arc::clone(&cells));
         cells
     }
 
-    /// All series and their cells, to be read without the lock.
+    /// Returns all series and their cells, to be read without the lock.
     pub(crate) fn series_cells(&self) -> BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>> {
         self.lock().series.clone()
     }
 
-    /// A thread that panicked while it held the lock left no half-written state.
+    /// Takes the lock. A thread that panicked while it held the lock left no half-written state.
     fn lock(&self) -> MutexGuard<'_, MetricRegistry> {
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// The series, shards and rules of a process.
 #[derive(Debug, Default)]
 struct MetricRegistry {
     series: BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>>,

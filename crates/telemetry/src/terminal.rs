@@ -23,7 +23,7 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// One character, or its escape.
+/// Returns one character, or its escape.
 pub fn escape_char(character: char) -> impl Iterator<Item = char> {
     let escaped = is_terminal_control(character).then(|| character.escape_default());
     let plain = (!is_terminal_control(character)).then_some(character);
@@ -40,7 +40,7 @@ impl<W: fmt::Write> fmt::Write for EscapingWriter<W> {
     }
 }
 
-/// An error with its causes in one line. A cause that the preceding text already contains is skipped.
+/// Returns an error with its causes in one line. A cause that the preceding text already contains is skipped.
 #[must_use]
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -69,8 +69,8 @@ mod tests {
 
     impl ErrorChain {
         fn from_texts(texts: &[String]) -> Option<Box<Self>> {
-            let (_, rest) = texts.split_first()?;
-            Some(Box::new(Self(texts.to_vec(), Self::from_texts(rest))))
+            let (_, causes) = texts.split_first()?;
+            Some(Box::new(Self(texts.to_vec(), Self::from_texts(causes))))
         }
     }
 
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_that_was_named_is_not_named_again() {
+    fn a_cause_that_the_text_contains_is_not_repeated() {
         let full = io::Error::from_raw_os_error(28);
         let text = format!("cannot write: {full}");
         let chain =
@@ -101,25 +101,25 @@ mod tests {
     proptest! {
         #[test]
         fn texts_are_escaped_without_loss(text in any::<String>()) {
-            let shown = escape_controls(&text);
-            prop_assert!(!shown.contains(is_terminal_control), "{shown:?}");
+            let escaped = escape_controls(&text);
+            prop_assert!(!escaped.contains(is_terminal_control), "{escaped:?}");
             let mut written = String::new();
             EscapingWriter(&mut written).write_str(&text).unwrap();
-            prop_assert_eq!(&written, &shown);
-            prop_assert_eq!(text.contains(is_terminal_control), matches!(shown, Cow::Owned(_)));
+            prop_assert_eq!(&written, &escaped);
+            prop_assert_eq!(text.contains(is_terminal_control), matches!(escaped, Cow::Owned(_)));
         }
 
         #[test]
-        fn every_part_of_a_chain_is_named_once(
+        fn every_error_of_a_chain_appears_once(
             texts in proptest::collection::vec("[a-c]{1,3}( [a-c]{1,3})?", 1..6)
         ) {
             let chain = ErrorChain::from_texts(&texts).unwrap();
-            let shown = with_causes(&*chain);
-            for text in &texts {
-                prop_assert!(shown.contains(text.as_str()));
+            let text = with_causes(&*chain);
+            for part in &texts {
+                prop_assert!(text.contains(part.as_str()));
             }
-            let (before, last) = shown.rsplit_once(": ").unwrap_or(("", &shown));
-            prop_assert!(!before.contains(last), "{shown}");
+            let (preceding, last) = text.rsplit_once(": ").unwrap_or(("", &text));
+            prop_assert!(!preceding.contains(last), "{text}");
         }
     }
 }

@@ -11,7 +11,7 @@ mod received_headers;
 use std::fmt;
 use std::num::{NonZeroU64, NonZeroU128};
 
-pub use propagated_headers::{FIELDS_MAX, PropagatedHeaders};
+pub use propagated_headers::{MAX_FIELDS, PropagatedHeaders};
 pub use received_headers::TraceHeaders;
 
 /// A trace ID; never zero.
@@ -72,20 +72,20 @@ pub struct TraceSpan {
     pub is_sampled: bool,
     is_debug: bool,
     is_narrow: bool,
-    forms: PropagationFormats,
+    formats: PropagationFormats,
     /// The received headers that are replaced or removed.
     replaced: &'static [&'static str],
 }
 
 impl TraceSpan {
-    /// Continues the trace of a request, or starts one. `forms`: the propagation format of a new trace.
-    /// `random` returns random numbers; `samples` makes the sampling decision from one if the sender has made
+    /// Continues the trace of a request, or starts one. `formats`: the propagation format of a new trace.
+    /// `random` returns random numbers; `decide` makes the sampling decision from one if the sender has made
     /// none.
-    pub fn from_carrier(
+    pub fn from_headers(
         headers: &TraceHeaders<'_>,
-        forms: PropagationFormats,
+        formats: PropagationFormats,
         random: &mut impl FnMut() -> u64,
-        samples: impl FnOnce(u64) -> bool,
+        decide: impl FnOnce(u64) -> bool,
     ) -> Self {
         let context = headers.parse_context();
         let (trace, parent) = match context.and_then(|context| context.ids) {
@@ -93,7 +93,7 @@ impl TraceSpan {
             None => (TraceId::from_random(random), None),
         };
         let decision = context.map_or(SamplingDecision::Deferred, |context| context.decision);
-        let received = headers.received_forms();
+        let received = headers.received_formats();
         Self {
             trace,
             id: SpanId::from_random(random),
@@ -101,17 +101,18 @@ impl TraceSpan {
             is_sampled: match decision {
                 SamplingDecision::Sampled | SamplingDecision::Debug => true,
                 SamplingDecision::NotSampled => false,
-                SamplingDecision::Deferred => samples(random()),
+                SamplingDecision::Deferred => decide(random()),
             },
             is_debug: decision == SamplingDecision::Debug,
             is_narrow: parent.is_some() && context.is_some_and(|context| context.is_narrow),
-            forms: if received == PropagationFormats::default() { forms } else { received },
-            // W3C §3.3: a `tracestate` is invalid without the `traceparent` that it came with.
+            formats: if received == PropagationFormats::default() { formats } else { received },
+            // W3C Trace Context §3.3: a `tracestate` is invalid without the `traceparent` that it came with.
             replaced: headers.header_names(context.is_some_and(|context| context.is_w3c)),
         }
     }
 
-    /// The names of the headers that [`PropagatedHeaders`] replaces; at least of those that are present.
+    /// Returns the names of the headers that [`PropagatedHeaders`] replaces: at least of those that are
+    /// present.
     #[must_use]
     pub fn replaced_headers(&self) -> &'static [&'static str] {
         self.replaced
@@ -120,7 +121,7 @@ impl TraceSpan {
 
 impl TraceId {
     fn from_random(random: &mut impl FnMut() -> u64) -> Self {
-        // W3C level 2, §random-trace-id: at least the right half is random.
+        // W3C Trace Context level 2, §random-trace-id: at least the right half is random.
         let id = u128::from(random()) << 64 | u128::from(random());
         Self(NonZeroU128::new(id).unwrap_or(NonZeroU128::MIN))
     }

@@ -9,11 +9,11 @@ use std::time::Duration;
 pub struct ProcessUsage {
     /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
     pub cpu: Duration,
-    /// Resident memory.
+    /// Resident memory in KiB.
     pub rss_kib: u64,
-    /// Resident memory, with shared pages divided among the processes that share them.
+    /// Resident memory in KiB, with shared pages divided among the processes that share them.
     pub pss_kib: u64,
-    /// Resident memory that is not shared: the amount that would be freed at the end of the process.
+    /// Resident memory in KiB that is not shared: the amount that would be freed at the end of the process.
     pub private_kib: u64,
     /// The number of threads.
     pub threads: u32,
@@ -27,12 +27,12 @@ pub fn read_usage(pid: u32) -> io::Result<ProcessUsage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let (ticks, threads) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;
-    let private = ["Private_Clean:", "Private_Dirty:", "Private_Hugetlb:"];
+    let private_fields = ["Private_Clean:", "Private_Dirty:", "Private_Hugetlb:"];
     Ok(ProcessUsage {
         cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
         rss_kib: parse_kib(&memory, "Rss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
         pss_kib: parse_kib(&memory, "Pss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
-        private_kib: private.iter().filter_map(|name| parse_kib(&memory, name)).sum(),
+        private_kib: private_fields.iter().filter_map(|name| parse_kib(&memory, name)).sum(),
         threads,
     })
 }
@@ -42,7 +42,7 @@ pub fn read_usage(pid: u32) -> io::Result<ProcessUsage> {
 pub struct StatUsage {
     /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
     pub cpu: Duration,
-    /// Resident memory without file-backed pages: memory of this process only, without its program.
+    /// Resident memory in KiB without file-backed pages: memory of this process only, without its program.
     pub own_kib: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct StatUsage {
 ///
 /// # Errors
 /// As [`read_usage`].
-pub fn read_spent(pid: u32) -> io::Result<StatUsage> {
+pub fn read_stat_usage(pid: u32) -> io::Result<StatUsage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (ticks, _) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;
     let memory = fs::read_to_string(format!("/proc/{pid}/statm"))?;
@@ -62,16 +62,16 @@ pub fn read_spent(pid: u32) -> io::Result<StatUsage> {
     })
 }
 
-/// proc_pid_statm(5): total, resident, resident and file-backed, and more.
+/// Returns the number of resident pages that are not file-backed, from `statm` (proc_pid_statm(5)).
 fn own_pages(memory: &str) -> Option<u64> {
     let mut fields = memory.split_ascii_whitespace().skip(1);
-    let (resident, of_files): (u64, u64) =
+    let (resident, file_backed): (u64, u64) =
         (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    Some(resident.saturating_sub(of_files))
+    Some(resident.saturating_sub(file_backed))
 }
 
-/// CPU time in ticks and number of threads. The second field is the command, in parentheses, and may contain
-/// any character, including parentheses: counting starts after the last of them.
+/// Returns the CPU time in ticks and the number of threads, from `stat`. The second field is the command, in
+/// parentheses, and may contain any character, including parentheses: counting starts after the last of them.
 fn parse_stat(stat: &str) -> Option<(u64, u32)> {
     let (_, after_command) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = after_command.split_ascii_whitespace().collect();
@@ -82,18 +82,20 @@ fn parse_stat(stat: &str) -> Option<(u64, u32)> {
     Some((user.saturating_add(system), field(20)?.parse().ok()?))
 }
 
+/// Converts ticks to a duration.
 fn cpu_time(ticks: u64, ticks_per_second: u64) -> Duration {
     let ticks_per_second = ticks_per_second.max(1);
     let ns = u128::from(ticks) * 1_000_000_000 / u128::from(ticks_per_second);
     Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
 }
 
-/// The value of a line such as `Rss:   1234 kB`.
+/// Returns the value of a line such as `Rss:   1234 kB`.
 fn parse_kib(memory: &str, name: &str) -> Option<u64> {
     let rest = memory.lines().find_map(|line| line.strip_prefix(name))?;
     rest.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
+/// Returns the error of a file of `/proc` with an unknown format.
 fn malformed_file(file: &str) -> io::Error {
     let message = format!("`{file}` of the process is not as proc(5) describes it");
     io::Error::new(io::ErrorKind::InvalidData, message)
@@ -104,34 +106,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_ticks_and_threads_behind_any_command() {
+    fn ticks_and_threads_are_parsed_after_any_command() {
         let numbers = "S 1 2 3 4 5 6 7 8 9 10 250 17 18 19 20 21 5 23 24";
         for command in ["leno", "a b", "x) R 1 (y", "((", "))"] {
             let stat = format!("42 ({command}) {numbers}\n");
             assert_eq!(parse_stat(&stat), Some((267, 5)), "{command}");
         }
-        for bad in
+        for invalid in
             ["", "42 (leno", "42 (leno) S 1 2", "42 (leno) S x x x x x x x x x x x x x x x x x"]
         {
-            assert_eq!(parse_stat(bad), None, "{bad:?}");
+            assert_eq!(parse_stat(invalid), None, "{invalid:?}");
         }
     }
 
     #[test]
-    fn statm_has_the_resident_memory() {
+    fn own_memory_is_parsed_from_statm() {
         assert_eq!(own_pages("9000 700 600 1 0 5 0\n"), Some(100));
         assert_eq!(own_pages("9000 600 700 1 0 5 0\n"), Some(0));
-        for bad in ["", "1 2", "1 x 3"] {
-            assert_eq!(own_pages(bad), None, "{bad}");
+        for invalid in ["", "1 2", "1 x 3"] {
+            assert_eq!(own_pages(invalid), None, "{invalid}");
         }
-        let (short, long) =
-            (read_spent(std::process::id()).unwrap(), read_usage(std::process::id()).unwrap());
-        assert!(short.own_kib > 0 && short.own_kib <= long.rss_kib, "{short:?} {long:?}");
-        assert!(read_spent(u32::MAX).is_err());
+        let (stat_usage, usage) =
+            (read_stat_usage(std::process::id()).unwrap(), read_usage(std::process::id()).unwrap());
+        assert!(
+            stat_usage.own_kib > 0 && stat_usage.own_kib <= usage.rss_kib,
+            "{stat_usage:?} {usage:?}"
+        );
+        assert!(read_stat_usage(u32::MAX).is_err());
     }
 
     #[test]
-    fn reads_memory_lines() {
+    fn memory_is_parsed_from_lines_in_kib() {
         let memory = "55d0-7ffe ---p 00000000 00:00 0  [rollup]\nRss:  4321 kB\nPss:  21 kB\nPss_Dirty: 5 kB\n";
         assert_eq!(parse_kib(memory, "Rss:"), Some(4321));
         assert_eq!(parse_kib(memory, "Pss:"), Some(21));
@@ -140,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn ticks_become_time() {
+    fn ticks_are_converted_to_time() {
         assert_eq!(cpu_time(267, 100), Duration::from_millis(2_670));
         assert_eq!(cpu_time(5, 0), Duration::from_secs(5));
     }
 
     #[test]
-    fn usage_is_read_for_this_process_and_not_for_a_missing_one() {
+    fn usage_is_read_for_this_process_but_not_for_a_missing_one() {
         let own = read_usage(std::process::id()).unwrap();
         assert!(own.rss_kib >= own.private_kib, "{own:?}");
         assert!(own.private_kib > 0 && own.pss_kib > 0 && own.threads > 0, "{own:?}");

@@ -4,9 +4,9 @@ use leno_traffic::Candidates;
 use leno_traffic::balance::Load;
 
 /// The requests in flight of each, and true if it may be chosen.
-pub(crate) struct Ten([(u32, bool); 10]);
+pub(crate) struct TenCandidates([(u32, bool); 10]);
 
-impl Candidates for Ten {
+impl Candidates for TenCandidates {
     fn len(&self) -> usize {
         self.0.len()
     }
@@ -22,7 +22,7 @@ impl Candidates for Ten {
     }
 }
 
-pub(crate) fn ten_candidates() -> Ten {
+pub(crate) fn ten_candidates() -> TenCandidates {
     let loads = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3];
-    Ten(loads.map(|load| (load, load != 9)))
+    TenCandidates(loads.map(|load| (load, load != 9)))
 }

@@ -16,8 +16,8 @@ use leno_traffic::hedge::HedgeConditions;
 use leno_traffic::request_checks::CompiledChecks;
 use leno_traffic::{FailedAttempt, SentPart};
 
-use crate::asked::{Asked, sample_request};
 use crate::member::proxy_config;
+use crate::sample::{SampleRequest, sample_request};
 
 /// Two retries of responses with any of three statuses.
 pub(crate) fn retry_rule() -> (RetryRule, RetryBudget) {
@@ -33,7 +33,7 @@ pub(crate) const ATTEMPT: FailedAttempt = FailedAttempt {
     body_replayable: true,
     response_started: false,
     number: 0,
-    others: 0,
+    alternatives: 0,
     waited: Duration::ZERO,
 };
 
@@ -41,8 +41,8 @@ pub(crate) fn hedge_rule() -> HedgeRule {
     HedgeRule { after: Duration::from_millis(20), methods: Vec::new() }
 }
 
-pub(crate) const HEDGED: HedgeConditions<'_> =
-    HedgeConditions { method: "GET", waits: false, keeps: false, retries: 0 };
+pub(crate) const HEDGE_CONDITIONS: HedgeConditions<'_> =
+    HedgeConditions { method: "GET", is_unrepeatable: false, has_affinity: false, retries: 0 };
 
 /// CORS for one origin, with two methods.
 pub(crate) fn cors_rule() -> Cors {
@@ -57,14 +57,14 @@ pub(crate) fn cors_rule() -> Cors {
 }
 
 /// A request from a page of that origin.
-pub(crate) fn from_page() -> Asked {
-    let mut asked = sample_request("/shop/7");
-    asked.fields.push(("origin".to_owned(), "https://shop.example".to_owned()));
-    asked
+pub(crate) fn cross_origin_request() -> SampleRequest {
+    let mut sample = sample_request("/shop/7");
+    sample.fields.push(("origin".to_owned(), "https://shop.example".to_owned()));
+    sample
 }
 
 /// Requests for one path require a token, external authorization and a global rate limit by client.
-pub(crate) fn port_guards() -> CompiledChecks {
+pub(crate) fn compile_checks() -> CompiledChecks {
     let requests = || {
         vec![RequestMatch {
             path: PathMatch::Exact("/shop/7".to_owned()),
@@ -80,14 +80,14 @@ pub(crate) fn port_guards() -> CompiledChecks {
     };
     let tokens =
         JwtValidation { issuers: Vec::new(), required: TokenRequirement::Matching(requests()) };
-    let guards = [
+    let checks = [
         (
             ServicePolicyKind::ExternalAuthorization,
             RequestCheck::Authorization(Box::new(authorization)),
         ),
         (ServicePolicyKind::JwtValidation, RequestCheck::Tokens(Box::new(tokens))),
     ];
-    let guards = guards.map(|(kind, guard)| PortCheck { policy: policy_name(kind), check: guard });
+    let checks = checks.map(|(kind, check)| PortCheck { policy: policy_name(kind), check: check });
     let entry = DescriptorEntry { key: "method".to_owned(), value: DescriptorValue::Method };
     let global = GlobalLimit {
         check_service: check_service(),
@@ -102,12 +102,12 @@ pub(crate) fn port_guards() -> CompiledChecks {
     };
     let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
     let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
-    let plan = WorkloadConfig {
-        request_checks: BTreeMap::from([(PORT, guards.to_vec())]),
+    let config = WorkloadConfig {
+        request_checks: BTreeMap::from([(PORT, checks.to_vec())]),
         limits: BTreeMap::from([(PORT, vec![limits])]),
         ..proxy_config(Access::AllowAll)
     };
-    CompiledChecks::build(&plan).expect("guards").expect("there are some")
+    CompiledChecks::build(&config).expect("checks").expect("there are some")
 }
 
 fn check_service() -> CheckService {

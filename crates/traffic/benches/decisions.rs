@@ -8,18 +8,18 @@ use leno_model::{
 use leno_traffic::route::PortRoutes;
 use leno_traffic::{ConnectionPermit, InboundAccess};
 
-use crate::asked::sample_request;
+use crate::sample::sample_request;
 
-pub(crate) type Judged = (InboundAccess, ConnectionPermit);
+pub(crate) type AccessAndPermit = (InboundAccess, ConnectionPermit);
 
 /// Twelve prefixes, four of them also for a canary, three exact paths, and a default.
 pub(crate) fn twenty_routes() -> PortRoutes {
-    const PLACES: [&str; 12] = [
+    const NAMES: [&str; 12] = [
         "products", "reviews", "ratings", "details", "carts", "orders", "users", "stock", "prices",
         "offers", "images", "search",
     ];
-    let mut matches: Vec<_> = PLACES.iter().map(|place| path_match(path_prefix(place))).collect();
-    matches.extend(PLACES.iter().skip(3).take(4).map(|place| canary_match(path_prefix(place))));
+    let mut matches: Vec<_> = NAMES.iter().map(|name| path_match(path_prefix(name))).collect();
+    matches.extend(NAMES.iter().skip(3).take(4).map(|name| canary_match(path_prefix(name))));
     let paths = ["/health", "/ready", "/metrics"];
     matches.extend(paths.map(|path| path_match(PathMatch::Exact(path.to_owned()))));
     matches.push(path_match(PathMatch::Prefix("/".to_owned())));
@@ -33,12 +33,12 @@ pub(crate) fn many_routes(rules: usize, path: fn(&str) -> PathMatch) -> PortRout
     compile_routes(matches.collect())
 }
 
-pub(crate) fn exact_path(place: &str) -> PathMatch {
-    PathMatch::Exact(format!("/shop/{place}"))
+pub(crate) fn exact_path(name: &str) -> PathMatch {
+    PathMatch::Exact(format!("/shop/{name}"))
 }
 
-pub(crate) fn path_prefix(place: &str) -> PathMatch {
-    PathMatch::Prefix(format!("/shop/{place}"))
+pub(crate) fn path_prefix(name: &str) -> PathMatch {
+    PathMatch::Prefix(format!("/shop/{name}"))
 }
 
 pub(crate) fn compile_routes(matches: Vec<RequestMatch>) -> PortRoutes {
@@ -84,18 +84,18 @@ pub(crate) fn split_rule(request: RequestMatch) -> RouteRule {
 
 /// Each policy allows one path to two accounts. The peer has sent a request before: the lazy state of regular
 /// expressions for this path is initialized.
-pub(crate) fn compile_access(path: &str) -> Judged {
-    const PLACES: [&str; 10] = [
+pub(crate) fn compile_access(path: &str) -> AccessAndPermit {
+    const NAMES: [&str; 10] = [
         "products", "ratings", "details", "carts", "orders", "users", "stock", "reviews", "prices",
         "offers",
     ];
-    let named = ["products", "carts", "reviews"];
-    let rules = PLACES.iter().map(|place| {
-        let asking = if named.contains(place) { "productpage" } else { "backoffice" };
+    let allowed = ["products", "carts", "reviews"];
+    let rules = NAMES.iter().map(|name| {
+        let client = if allowed.contains(name) { "productpage" } else { "backoffice" };
         AccessRule {
-            policy: PolicyName::new("bookinfo", place).expect("a name"),
-            sources: vec![service_account("operations"), service_account(asking)],
-            http: [format!("/{place}"), format!("/{place}/[0-9]+")]
+            policy: PolicyName::new("bookinfo", name).expect("a name"),
+            sources: vec![service_account("operations"), service_account(client)],
+            http: [format!("/{name}"), format!("/{name}/[0-9]+")]
                 .map(|path| path_match(PathMatch::Regex(path)))
                 .to_vec(),
             tcp: PortSet::Only(Vec::new()),
@@ -106,9 +106,9 @@ pub(crate) fn compile_access(path: &str) -> Judged {
     let access = access.expect("the rules are valid");
     let peer = SpiffeId { trust_domain, account: service_account("productpage") };
     let permit = access.authorize_connection(Some(&peer), 9080).expect("a member of the mesh");
-    let asked = sample_request(path);
+    let sample = sample_request(path);
     for _ in 0..4 {
-        let before = access.authorize_request(&permit, &asked.request_view());
+        let before = access.authorize_request(&permit, &sample.request_view());
         assert_eq!(before.is_ok(), path == "/reviews/42");
     }
     (access, permit)

@@ -21,19 +21,19 @@ use leno_traffic::fault::CompiledFaults;
 use leno_traffic::outlier::OutlierDetector;
 use leno_traffic::{CompiledLimits, CompiledTagRules, Lanes};
 
-use crate::asked::{Asked, sample_request};
+use crate::sample::{SampleRequest, sample_request};
 
 /// A request and its caller.
-pub(crate) type Asking = (Asked, ServiceAccount);
+pub(crate) type RequestAndCaller = (SampleRequest, ServiceAccount);
 
-pub(crate) fn request_and_caller() -> Asking {
+pub(crate) fn request_and_caller() -> RequestAndCaller {
     (sample_request("/shop/7"), service_account())
 }
 
-pub(crate) fn request_with_version(value: &str) -> Asked {
-    let mut asked = sample_request("/shop/carts/42");
-    asked.fields.push(("x-version".to_owned(), value.to_owned()));
-    asked
+pub(crate) fn request_with_version(value: &str) -> SampleRequest {
+    let mut sample = sample_request("/shop/carts/42");
+    sample.fields.push(("x-version".to_owned(), value.to_owned()));
+    sample
 }
 
 pub(crate) fn with_version(value: &str) -> TagMatch {
@@ -165,7 +165,7 @@ fn limits_of(limits: RateLimits) -> CompiledLimits {
     CompiledLimits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
 }
 
-pub(crate) fn fault_plan() -> CompiledFaults {
+pub(crate) fn compile_faults() -> CompiledFaults {
     let abort = FaultAbort { share_ppm: 10_000, response: FixedResponse::default(), grpc: None };
     let rule = FaultRule {
         name: "rule".to_owned(),
@@ -178,16 +178,16 @@ pub(crate) fn fault_plan() -> CompiledFaults {
     CompiledFaults::compile(&PortFaults { policy, rules: vec![rule] }).expect("faults")
 }
 
-pub(crate) fn hash_places(algorithm: fn(HashKey) -> BalanceAlgorithm) -> EndpointHashTable {
+pub(crate) fn hash_table(algorithm: fn(HashKey) -> BalanceAlgorithm) -> EndpointHashTable {
     EndpointHashTable::for_endpoints(&algorithm(HashKey::Source), &ten_endpoints())
         .expect("it hashes")
 }
 
 /// Slow start from 10 % to 100 % within a minute.
 pub(crate) fn slow_start_balancer() -> Balancer {
-    let warm_up = Some(SlowStart { time: Duration::from_secs(60), percent_min: 10 });
+    let slow_start = Some(SlowStart { time: Duration::from_secs(60), percent_min: 10 });
     let algorithm = BalanceAlgorithm::PeakEwma { choices: 2 };
-    Balancer::new(LoadBalancing { algorithm, slow_start: warm_up })
+    Balancer::new(LoadBalancing { algorithm, slow_start })
 }
 
 /// 90 % of connections to one backend, the rest to another.

@@ -11,10 +11,10 @@
     reason = "what the macros of gungraun write keeps to none of these"
 )]
 
-mod asked;
 mod many;
 mod measure;
 mod member;
+mod sample;
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -25,89 +25,98 @@ use leno_traffic::fault::CompiledFaults;
 use leno_traffic::route::{PortRoutes, RouteChoice};
 use leno_traffic::{CompiledLimits, EgressRules, Lanes, RequestView, TlsChoice, TlsRoutes};
 
-use self::asked::{Asked, DRAW};
 use self::many::{
-    Coming, Judged, OUTSIDE, PORT, Sent, Visited, access_policies, at_a_place, caller_of_rule,
-    egress_rules, header_lanes, header_routes, host_of_rule, in_the_shop, ingress_rules,
-    limits_below, limits_of_callers, openings_by_address, path_faults, path_limits,
-    policies_of_peers, regex_routes, request_for_rule, service_account, shared_policies,
-    tls_routes, to_host, traffic_targets,
+    AccessAndOrigin, AccessAndPeer, AccessAndPermit, OUTSIDE, PORT, RequestAndHost,
+    access_policies, caller_of_rule, egress_rules, header_lanes, header_routes, host_of_rule,
+    ingress_rules, ingress_rules_by_address, limits_below, limits_of_callers, path_faults,
+    path_limits, policies_of_peers, regex_routes, request_below_path, request_below_shop,
+    request_for_rule, service_account, shared_policies, tls_routes, to_host, traffic_targets,
 };
 use self::measure::limited_to;
+use self::sample::{RANDOM_NUMBER, SampleRequest};
 
 /// A request and its caller.
-type Asking = (Asked, ServiceAccount);
+type RequestAndCaller = (SampleRequest, ServiceAccount);
 
 // Routes with one path, which differ in the exact value of a header.
 #[library_benchmark]
 #[bench::of_10(args = (header_routes(10), request_for_rule(10)), config = limited_to(2_821))]
 #[bench::of_10000(args = (header_routes(10_000), request_for_rule(10_000)), config = limited_to(1_042))]
-fn route_by_header(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
-    let choice = routes.choose_backend(&asked.request_view(), black_box(DRAW));
+fn route_by_header(routes: PortRoutes, sample: SampleRequest) -> (PortRoutes, SampleRequest) {
+    let choice = routes.choose_backend(&sample.request_view(), black_box(RANDOM_NUMBER));
     assert!(matches!(black_box(choice), RouteChoice::To { .. }));
-    (routes, asked)
+    (routes, sample)
 }
 
 // Routes with a regular expression each; the matching one has not run before, so its lazy initialization is
 // counted.
 #[library_benchmark]
-#[bench::of_10(args = (regex_routes(10), at_a_place(10)), config = limited_to(49_404))]
-#[bench::of_10000(args = (regex_routes(10_000), at_a_place(10_000)), config = limited_to(58_983))]
-fn route_by_regex(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
-    let choice = routes.choose_backend(&asked.request_view(), black_box(DRAW));
+#[bench::of_10(args = (regex_routes(10), request_below_path(10)), config = limited_to(49_404))]
+#[bench::of_10000(args = (regex_routes(10_000), request_below_path(10_000)), config = limited_to(58_983))]
+fn route_by_regex(routes: PortRoutes, sample: SampleRequest) -> (PortRoutes, SampleRequest) {
+    let choice = routes.choose_backend(&sample.request_view(), black_box(RANDOM_NUMBER));
     assert!(matches!(black_box(choice), RouteChoice::To { .. }));
-    (routes, asked)
+    (routes, sample)
 }
 
 // Access policies that allow one exact path each to the peer.
 #[library_benchmark]
-#[bench::of_10(args = (access_policies(10, PolicyAction::Allow), at_a_place(10)), config = limited_to(934))]
-#[bench::of_10000(args = (access_policies(10_000, PolicyAction::Allow), at_a_place(10_000)), config = limited_to(676))]
-fn access_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
-    let (access, permit) = &judged;
-    let decision = access.authorize_request(permit, &asked.request_view());
+#[bench::of_10(args = (access_policies(10, PolicyAction::Allow), request_below_path(10)), config = limited_to(934))]
+#[bench::of_10000(args = (access_policies(10_000, PolicyAction::Allow), request_below_path(10_000)), config = limited_to(676))]
+fn access_policy(
+    input: AccessAndPermit,
+    sample: SampleRequest,
+) -> (AccessAndPermit, SampleRequest) {
+    let (access, permit) = &input;
+    let decision = access.authorize_request(permit, &sample.request_view());
     assert!(black_box(decision).is_ok());
-    (judged, asked)
+    (input, sample)
 }
 
 // Access policies that allow one exact path each, half of them to the peer.
 #[library_benchmark]
-#[bench::of_10(args = (shared_policies(10), at_a_place(10)), config = limited_to(614))]
-#[bench::of_10000(args = (shared_policies(10_000), at_a_place(10_000)), config = limited_to(834))]
-fn shared_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
-    let (access, permit) = &judged;
-    let decision = access.authorize_request(permit, &asked.request_view());
+#[bench::of_10(args = (shared_policies(10), request_below_path(10)), config = limited_to(614))]
+#[bench::of_10000(args = (shared_policies(10_000), request_below_path(10_000)), config = limited_to(834))]
+fn shared_policy(
+    input: AccessAndPermit,
+    sample: SampleRequest,
+) -> (AccessAndPermit, SampleRequest) {
+    let (access, permit) = &input;
+    let decision = access.authorize_request(permit, &sample.request_view());
     assert!(black_box(decision).is_ok());
-    (judged, asked)
+    (input, sample)
 }
 
 // Access policies that deny one exact path each to the peer.
 #[library_benchmark]
-#[bench::of_10(args = (access_policies(10, PolicyAction::Deny), at_a_place(10)), config = limited_to(1_538))]
-#[bench::of_10000(args = (access_policies(10_000, PolicyAction::Deny), at_a_place(10_000)), config = limited_to(1_121))]
-fn denying_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
-    let (access, permit) = &judged;
-    let decision = access.authorize_request(permit, &asked.request_view());
+#[bench::of_10(args = (access_policies(10, PolicyAction::Deny), request_below_path(10)), config = limited_to(1_538))]
+#[bench::of_10000(args = (access_policies(10_000, PolicyAction::Deny), request_below_path(10_000)), config = limited_to(1_121))]
+fn denying_policy(
+    input: AccessAndPermit,
+    sample: SampleRequest,
+) -> (AccessAndPermit, SampleRequest) {
+    let (access, permit) = &input;
+    let decision = access.authorize_request(permit, &sample.request_view());
     assert!(black_box(decision).is_err());
-    (judged, asked)
+    (input, sample)
 }
 
 // Ingress backends that open one exact path each.
 #[library_benchmark]
-#[bench::of_10(args = (ingress_rules(10), at_a_place(10)), config = limited_to(900))]
-#[bench::of_10000(args = (ingress_rules(10_000), at_a_place(10_000)), config = limited_to(614))]
-fn opening(judged: Judged, asked: Asked) -> (Judged, Asked) {
-    let (access, permit) = &judged;
-    let decision = access.authorize_request(permit, &asked.request_view());
+#[bench::of_10(args = (ingress_rules(10), request_below_path(10)), config = limited_to(900))]
+#[bench::of_10000(args = (ingress_rules(10_000), request_below_path(10_000)), config = limited_to(614))]
+fn opening(input: AccessAndPermit, sample: SampleRequest) -> (AccessAndPermit, SampleRequest) {
+    let (access, permit) = &input;
+    let decision = access.authorize_request(permit, &sample.request_view());
     assert!(black_box(decision).is_ok());
-    (judged, asked)
+    (input, sample)
 }
 
 // Access policies that allow everything to one peer each: once per connection.
 #[library_benchmark]
 #[bench::of_10(args = (policies_of_peers(10)), config = limited_to(5_623))]
 #[bench::of_10000(args = (policies_of_peers(10_000)), config = limited_to(1_632))]
-fn peer((access, peer): Coming) -> Coming {
+fn peer((access, peer): AccessAndPeer) -> AccessAndPeer {
     let permit = access.authorize_connection(Some(black_box(&peer)), PORT);
     assert!(black_box(permit).is_ok());
     (access, peer)
@@ -115,87 +124,103 @@ fn peer((access, peer): Coming) -> Coming {
 
 // Ingress backends that allow one address each: once per connection.
 #[library_benchmark]
-#[bench::of_10(args = (openings_by_address(10)), config = limited_to(2_014))]
-#[bench::of_10000(args = (openings_by_address(10_000)), config = limited_to(2_553))]
-fn pending_connection((access, origin): Visited) -> Visited {
-    let permit = access.visit(None, PORT, Some(black_box(origin.clone())));
+#[bench::of_10(args = (ingress_rules_by_address(10)), config = limited_to(2_014))]
+#[bench::of_10000(args = (ingress_rules_by_address(10_000)), config = limited_to(2_553))]
+fn pending_connection((access, origin): AccessAndOrigin) -> AccessAndOrigin {
+    let permit = access.authorize_connection_from(None, PORT, Some(black_box(origin.clone())));
     assert!(black_box(permit).is_ok());
     (access, origin)
 }
 
 // Traffic targets that allow paths below one prefix each to the peer, by a regular expression.
 #[library_benchmark]
-#[bench::of_10(args = (traffic_targets(10), at_a_place(10)), config = limited_to(1_115))]
-#[bench::of_10000(args = (traffic_targets(10_000), at_a_place(10_000)), config = limited_to(671))]
-fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
-    let (access, permit) = &judged;
-    let decision = access.authorize_request(permit, &asked.request_view());
+#[bench::of_10(args = (traffic_targets(10), request_below_path(10)), config = limited_to(1_115))]
+#[bench::of_10000(args = (traffic_targets(10_000), request_below_path(10_000)), config = limited_to(671))]
+fn traffic_target(
+    input: AccessAndPermit,
+    sample: SampleRequest,
+) -> (AccessAndPermit, SampleRequest) {
+    let (access, permit) = &input;
+    let decision = access.authorize_request(permit, &sample.request_view());
     assert!(black_box(decision).is_ok());
-    (judged, asked)
+    (input, sample)
 }
 
 // A RateLimit with rules for one exact path each.
 #[library_benchmark]
-#[bench::of_10(args = (path_limits(10), at_a_place(10)), config = limited_to(1_561))]
-#[bench::of_10000(args = (path_limits(10_000), at_a_place(10_000)), config = limited_to(1_150))]
-fn rate_limit(limits: CompiledLimits, asked: Asked) -> (CompiledLimits, Asked) {
+#[bench::of_10(args = (path_limits(10), request_below_path(10)), config = limited_to(1_561))]
+#[bench::of_10000(args = (path_limits(10_000), request_below_path(10_000)), config = limited_to(1_150))]
+fn rate_limit(limits: CompiledLimits, sample: SampleRequest) -> (CompiledLimits, SampleRequest) {
     let now = black_box(Duration::from_secs(7));
-    assert!(limits.admit_request(PORT, &asked.request_view(), None, now).is_ok());
-    (limits, asked)
+    assert!(limits.admit_request(PORT, &sample.request_view(), None, now).is_ok());
+    (limits, sample)
 }
 
 // The same, each for paths below one prefix in a shop.
 #[library_benchmark]
-#[bench::of_10(args = (limits_below(10), in_the_shop(10)), config = limited_to(1_625))]
-#[bench::of_10000(args = (limits_below(10_000), in_the_shop(10_000)), config = limited_to(1_250))]
-fn rate_limit_by_prefix(limits: CompiledLimits, asked: Asked) -> (CompiledLimits, Asked) {
+#[bench::of_10(args = (limits_below(10), request_below_shop(10)), config = limited_to(1_625))]
+#[bench::of_10000(args = (limits_below(10_000), request_below_shop(10_000)), config = limited_to(1_250))]
+fn rate_limit_by_prefix(
+    limits: CompiledLimits,
+    sample: SampleRequest,
+) -> (CompiledLimits, SampleRequest) {
     let now = black_box(Duration::from_secs(7));
-    assert!(limits.admit_request(PORT, &asked.request_view(), None, now).is_ok());
-    (limits, asked)
+    assert!(limits.admit_request(PORT, &sample.request_view(), None, now).is_ok());
+    (limits, sample)
 }
 
 // The same, each for one account.
 #[library_benchmark]
-#[bench::of_10(args = (limits_of_callers(10), (at_a_place(10), caller_of_rule(10))), config = limited_to(4_369))]
-#[bench::of_10000(args = (limits_of_callers(10_000), (at_a_place(10_000), caller_of_rule(10_000))), config = limited_to(1_526))]
-fn rate_limit_by_caller(limits: CompiledLimits, asking: Asking) -> (CompiledLimits, Asking) {
-    let (asked, caller) = &asking;
+#[bench::of_10(args = (limits_of_callers(10), (request_below_path(10), caller_of_rule(10))), config = limited_to(4_369))]
+#[bench::of_10000(args = (limits_of_callers(10_000), (request_below_path(10_000), caller_of_rule(10_000))), config = limited_to(1_526))]
+fn rate_limit_by_caller(
+    limits: CompiledLimits,
+    input: RequestAndCaller,
+) -> (CompiledLimits, RequestAndCaller) {
+    let (sample, caller) = &input;
     let now = black_box(Duration::from_secs(7));
-    assert!(limits.admit_request(PORT, &asked.request_view(), Some(caller), now).is_ok());
-    (limits, asking)
+    assert!(limits.admit_request(PORT, &sample.request_view(), Some(caller), now).is_ok());
+    (limits, input)
 }
 
 // A FaultInjection with rules for one exact path each; no fault is drawn.
 #[library_benchmark]
-#[bench::of_10(args = (path_faults(10), (at_a_place(10), service_account())), config = limited_to(714))]
-#[bench::of_10000(args = (path_faults(10_000), (at_a_place(10_000), service_account())), config = limited_to(457))]
-fn fault_injection(faults: CompiledFaults, asking: Asking) -> (CompiledFaults, Asking) {
-    let (asked, caller) = &asking;
-    let injected = faults.draw_faults(&asked.request_view(), caller, &mut || black_box(u64::MAX));
+#[bench::of_10(args = (path_faults(10), (request_below_path(10), service_account())), config = limited_to(714))]
+#[bench::of_10000(args = (path_faults(10_000), (request_below_path(10_000), service_account())), config = limited_to(457))]
+fn fault_injection(
+    faults: CompiledFaults,
+    input: RequestAndCaller,
+) -> (CompiledFaults, RequestAndCaller) {
+    let (sample, caller) = &input;
+    let injected =
+        faults.select_faults(&sample.request_view(), caller, &mut || black_box(u64::MAX));
     assert!(black_box(injected).is_none());
-    (faults, asking)
+    (faults, input)
 }
 
 // Lanes, each for the exact value of a header.
 #[library_benchmark]
 #[bench::of_10(args = (header_lanes(10), request_for_rule(10)), config = limited_to(3_160))]
 #[bench::of_10000(args = (header_lanes(10_000), request_for_rule(10_000)), config = limited_to(907))]
-fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
-    let marks = lanes.marks_for(PORT, &asked.request_view(), &mut || black_box(DRAW));
+fn lane(lanes: Lanes, sample: SampleRequest) -> (Lanes, SampleRequest) {
+    let marks = lanes.marks_for(PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER));
     assert!(black_box(marks).rule.is_some());
-    (lanes, asked)
+    (lanes, sample)
 }
 
 // Egress policies for one host each, by request host.
 #[library_benchmark]
 #[bench::of_10(args = (egress_rules(10, MatchedBy::Http), to_host(10)), config = limited_to(1_064))]
 #[bench::of_10000(args = (egress_rules(10_000, MatchedBy::Http), to_host(10_000)), config = limited_to(1_032))]
-fn egress_rule_by_host(egress_rules: EgressRules, sent: Sent) -> (EgressRules, Sent) {
-    let (asked, authority) = &sent;
-    let request = RequestView { authority, ..asked.request_view() };
+fn egress_rule_by_host(
+    egress_rules: EgressRules,
+    input: RequestAndHost,
+) -> (EgressRules, RequestAndHost) {
+    let (sample, authority) = &input;
+    let request = RequestView { authority, ..sample.request_view() };
     let policy = egress_rules.by_request(black_box(OUTSIDE), &request);
     assert!(black_box(policy).is_some());
-    (egress_rules, sent)
+    (egress_rules, input)
 }
 
 // The same by TLS server name.
@@ -213,7 +238,7 @@ fn egress_rule_by_server_name(egress_rules: EgressRules, name: &'static str) -> 
 #[bench::of_10(args = (tls_routes(10), host_of_rule(10)), config = limited_to(604))]
 #[bench::of_10000(args = (tls_routes(10_000), host_of_rule(10_000)), config = limited_to(626))]
 fn tls_route(routes: TlsRoutes, name: &'static str) -> TlsRoutes {
-    let choice = routes.choose_backend(Some(name), black_box(DRAW));
+    let choice = routes.choose_backend(Some(name), black_box(RANDOM_NUMBER));
     assert!(matches!(black_box(choice), TlsChoice::To { .. }));
     routes
 }

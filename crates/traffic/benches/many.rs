@@ -20,18 +20,18 @@ use leno_traffic::{
     SessionTransport, TlsRoutes,
 };
 
-use crate::asked::{Asked, on_a_page, sample_request};
 use crate::member::proxy_config;
+use crate::sample::{SampleRequest, on_a_page, sample_request};
 
 /// Inbound authorization, and the permit of a peer.
-pub(crate) type Judged = (InboundAccess, ConnectionPermit);
+pub(crate) type AccessAndPermit = (InboundAccess, ConnectionPermit);
 
 /// Inbound authorization, with a peer or a client of known origin.
-pub(crate) type Coming = (InboundAccess, SpiffeId);
-pub(crate) type Visited = (InboundAccess, ConnectionOrigin);
+pub(crate) type AccessAndPeer = (InboundAccess, SpiffeId);
+pub(crate) type AccessAndOrigin = (InboundAccess, ConnectionOrigin);
 
 /// A request to an external host, and that host.
-pub(crate) type Sent = (Asked, &'static str);
+pub(crate) type RequestAndHost = (SampleRequest, &'static str);
 
 /// The number of the deciding rule.
 const fn deciding_rule(rules: usize) -> usize {
@@ -39,19 +39,19 @@ const fn deciding_rule(rules: usize) -> usize {
 }
 
 /// A request with the header of the deciding rule.
-pub(crate) fn request_for_rule(rules: usize) -> Asked {
-    let mut asked = sample_request("/shop/carts");
-    asked.fields.push(("x-user".to_owned(), numbered_user(deciding_rule(rules))));
-    asked
+pub(crate) fn request_for_rule(rules: usize) -> SampleRequest {
+    let mut sample = sample_request("/shop/carts");
+    sample.fields.push(("x-user".to_owned(), numbered_user(deciding_rule(rules))));
+    sample
 }
 
 /// A request below the path of the deciding rule.
-pub(crate) fn at_a_place(rules: usize) -> Asked {
+pub(crate) fn request_below_path(rules: usize) -> SampleRequest {
     sample_request(&format!("/place-{}/7", deciding_rule(rules)))
 }
 
 /// A request below the shop path of the deciding rule.
-pub(crate) fn in_the_shop(rules: usize) -> Asked {
+pub(crate) fn request_below_shop(rules: usize) -> SampleRequest {
     sample_request(&format!("/shop/place-{}/7", deciding_rule(rules)))
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn host_of_rule(rules: usize) -> &'static str {
 }
 
 /// A request for that host.
-pub(crate) fn to_host(rules: usize) -> Sent {
+pub(crate) fn to_host(rules: usize) -> RequestAndHost {
     (sample_request("/shop"), host_of_rule(rules))
 }
 
@@ -168,17 +168,17 @@ pub(crate) fn tls_routes(rules: usize) -> TlsRoutes {
 }
 
 /// Rules of an access policy that allow or deny one path each to one account.
-pub(crate) fn access_policies(rules: usize, action: PolicyAction) -> Judged {
+pub(crate) fn access_policies(rules: usize, action: PolicyAction) -> AccessAndPermit {
     let rule = |number| PolicyRule {
         action,
         requests: vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))],
         ..allow_rule(&service_account(), number)
     };
-    compile_access(guarded_config((0..rules).map(rule).collect()))
+    compile_access(config_with_rules((0..rules).map(rule).collect()))
 }
 
 /// Rules of an access policy that allow one path each, every other one to the peer.
-pub(crate) fn shared_policies(rules: usize) -> Judged {
+pub(crate) fn shared_policies(rules: usize) -> AccessAndPermit {
     let rule = |number| {
         let peer = if number % 2 == deciding_rule(rules) % 2 {
             service_account()
@@ -188,15 +188,15 @@ pub(crate) fn shared_policies(rules: usize) -> Judged {
         let requests = vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))];
         PolicyRule { requests, ..allow_rule(&peer, number) }
     };
-    compile_access(guarded_config((0..rules).map(rule).collect()))
+    compile_access(config_with_rules((0..rules).map(rule).collect()))
 }
 
 /// Rules of an access policy that allow everything to one account each.
-pub(crate) fn policies_of_peers(rules: usize) -> Coming {
+pub(crate) fn policies_of_peers(rules: usize) -> AccessAndPeer {
     let rule = |number| allow_rule(&numbered_account(number), number);
-    let plan = guarded_config((0..rules).map(rule).collect());
-    let access = InboundAccess::from_config(&plan).expect("the rules are valid");
-    (access, SpiffeId { trust_domain: plan.trust_domain, account: caller_of_rule(rules) })
+    let config = config_with_rules((0..rules).map(rule).collect());
+    let access = InboundAccess::from_config(&config).expect("the rules are valid");
+    (access, SpiffeId { trust_domain: config.trust_domain, account: caller_of_rule(rules) })
 }
 
 fn allow_rule(account: &ServiceAccount, number: usize) -> PolicyRule {
@@ -211,7 +211,7 @@ fn allow_rule(account: &ServiceAccount, number: usize) -> PolicyRule {
     }
 }
 
-fn guarded_config(rules: Vec<PolicyRule>) -> WorkloadConfig {
+fn config_with_rules(rules: Vec<PolicyRule>) -> WorkloadConfig {
     let inbound = InboundPolicy { is_dry_run: false, rules };
     WorkloadConfig { inbound, ..proxy_config(Access::AllowListed(Vec::new())) }
 }
@@ -222,7 +222,7 @@ fn only_caller(account: &ServiceAccount) -> PeerMatch {
 }
 
 /// Policies that allow paths below one prefix each to one account.
-pub(crate) fn traffic_targets(rules: usize) -> Judged {
+pub(crate) fn traffic_targets(rules: usize) -> AccessAndPermit {
     let rule = |number| AccessRule {
         policy: PolicyName::new("shop", &format!("place-{number}")).expect("a name"),
         sources: vec![service_account()],
@@ -233,16 +233,16 @@ pub(crate) fn traffic_targets(rules: usize) -> Judged {
 }
 
 /// Ingress rules for plaintext clients, each for one path.
-pub(crate) fn ingress_rules(rules: usize) -> Judged {
+pub(crate) fn ingress_rules(rules: usize) -> AccessAndPermit {
     let requests = |number| vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))];
     let access = compile_ingress(rules, |number| (None, Some(requests(number))));
     let origin = ConnectionOrigin { address: OUTSIDE.ip(), transport: SessionTransport::Plaintext };
-    let permit = access.visit(None, PORT, Some(origin)).expect("it is open");
+    let permit = access.authorize_connection_from(None, PORT, Some(origin)).expect("it is open");
     (access, permit)
 }
 
 /// Ingress rules for plaintext clients, each for one address.
-pub(crate) fn openings_by_address(rules: usize) -> Visited {
+pub(crate) fn ingress_rules_by_address(rules: usize) -> AccessAndOrigin {
     let access = compile_ingress(rules, |number| {
         (Some(vec![IpRange::from(numbered_address(number))]), None)
     });
@@ -268,9 +268,9 @@ fn compile_ingress(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess 
         requests,
     };
     let openings = (0..rules).map(|number| opening(number, to(number))).collect();
-    let plan =
+    let config =
         WorkloadConfig { ingress_rules: openings, ..proxy_config(Access::AllowListed(Vec::new())) };
-    InboundAccess::from_config(&plan).expect("the rules are valid")
+    InboundAccess::from_config(&config).expect("the rules are valid")
 }
 
 /// Lanes, each for one value of a header.
@@ -308,9 +308,9 @@ pub(crate) fn egress_rules(rules: usize, matched_by: MatchedBy) -> EgressRules {
     EgressRules::compile(&(0..rules).map(egress_rule).collect::<Vec<_>>()).expect("outlets")
 }
 
-fn compile_access(plan: WorkloadConfig) -> Judged {
-    let access = InboundAccess::from_config(&plan).expect("the rules are valid");
-    let peer = SpiffeId { trust_domain: plan.trust_domain, account: service_account() };
+fn compile_access(config: WorkloadConfig) -> AccessAndPermit {
+    let access = InboundAccess::from_config(&config).expect("the rules are valid");
+    let peer = SpiffeId { trust_domain: config.trust_domain, account: service_account() };
     let permit = access.authorize_connection(Some(&peer), PORT).expect("a member of the mesh");
     (access, permit)
 }

@@ -9,12 +9,12 @@
     reason = "what the macros of gungraun write keeps to none of these"
 )]
 
-mod asked;
 mod candidates;
 mod conditions;
 mod kinds;
 mod measure;
 mod member;
+mod sample;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -35,35 +35,40 @@ use leno_traffic::{
     AttemptFailure, CompiledLimits, CompiledTagRules, FieldEdits, Lanes, retry_by_rule, tcp_backend,
 };
 
-use self::asked::{Asked, DRAW};
-use self::candidates::{Ten, ten_candidates};
+use self::candidates::{TenCandidates, ten_candidates};
 use self::conditions::{
-    ADDRESS, ATTEMPT, HEDGED, cors_rule, from_page, hedge_rule, now, port_guards, retry_rule,
+    ADDRESS, ATTEMPT, HEDGE_CONDITIONS, compile_checks, cors_rule, cross_origin_request,
+    hedge_rule, now, retry_rule,
 };
 use self::kinds::{
-    Asking, PORT, at_once, compile_lanes, compile_limits, fault_plan, hash_places,
+    PORT, RequestAndCaller, at_once, compile_faults, compile_lanes, compile_limits, hash_table,
     outlier_detector, request_and_caller, request_with_version, sermant_removal,
     slow_start_balancer, tag_rules, tcp_rule, test_circuit,
 };
 use self::measure::limited_to;
+use self::sample::{RANDOM_NUMBER, SampleRequest};
 
 // A TagRoute with this number of rules, each for one value of a header; the third from the end decides.
 #[library_benchmark]
 #[bench::of_10(args = (tag_rules(10), request_with_version("v-7")), config = limited_to(1_000))]
 #[bench::of_10000(args = (tag_rules(10_000), request_with_version("v-9997")), config = limited_to(996))]
-fn tag_route(plan: CompiledTagRules, asked: Asked) -> (CompiledTagRules, Asked) {
-    let decision = plan.choose_instances(&asked.request_view(), &mut || black_box(DRAW));
+fn tag_route(
+    compiled: CompiledTagRules,
+    sample: SampleRequest,
+) -> (CompiledTagRules, SampleRequest) {
+    let decision =
+        compiled.choose_instances(&sample.request_view(), &mut || black_box(RANDOM_NUMBER));
     assert!(black_box(decision).endpoints.is_some());
-    (plan, asked)
+    (compiled, sample)
 }
 
 // A lane that marks 60 % of the requests.
 #[library_benchmark]
 #[bench::marks(args = (compile_lanes(), request_with_version("v-0")), config = limited_to(551))]
-fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
-    let marks = lanes.marks_for(PORT, &asked.request_view(), &mut || black_box(DRAW));
+fn lane(lanes: Lanes, sample: SampleRequest) -> (Lanes, SampleRequest) {
+    let marks = lanes.marks_for(PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER));
     assert!(black_box(marks).rule.is_some());
-    (lanes, asked)
+    (lanes, sample)
 }
 
 // An OutlierDetection, or a SermantRemoval, records a successful request to one of ten endpoints.
@@ -73,11 +78,11 @@ fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
 fn outlier_detection(mut detector: OutlierDetector) -> OutlierDetector {
     let now = Duration::from_millis(1);
     let mut events = Vec::new();
-    detector.advance_time(now, DRAW, &mut events);
+    detector.advance_time(now, RANDOM_NUMBER, &mut events);
     black_box(detector.endpoint_state(black_box(3)));
     let probe = detector.start_request(black_box(3));
-    let seen = RequestResult { failed: false, probe, now, draw: DRAW };
-    detector.record_outcome(black_box(3), seen, &mut events);
+    let result = RequestResult { failed: false, probe, now, random: RANDOM_NUMBER };
+    detector.record_outcome(black_box(3), result, &mut events);
     assert!(events.is_empty());
     detector
 }
@@ -97,51 +102,58 @@ fn circuit_breaker(mut circuit: Circuit) -> Circuit {
 #[library_benchmark]
 #[bench::for_all(args = (compile_limits(RateLimitKey::Nothing), request_and_caller()), config = limited_to(213))]
 #[bench::for_each_client(args = (compile_limits(RateLimitKey::Client { buckets: 1024 }), request_and_caller()), config = limited_to(1_515))]
-fn rate_limit(limits: CompiledLimits, asking: Asking) -> (CompiledLimits, Asking) {
-    let (asked, caller) = &asking;
+fn rate_limit(
+    limits: CompiledLimits,
+    input: RequestAndCaller,
+) -> (CompiledLimits, RequestAndCaller) {
+    let (sample, caller) = &input;
     let now = black_box(Duration::from_secs(7));
-    assert!(limits.admit_request(PORT, &asked.request_view(), Some(caller), now).is_ok());
-    (limits, asking)
+    assert!(limits.admit_request(PORT, &sample.request_view(), Some(caller), now).is_ok());
+    (limits, input)
 }
 
-// A RateLimit with a concurrency limit: one request acquires a permit, is answered and releases it.
+// A RateLimit with a concurrency limit: one request acquires a slot, receives a response and releases it.
 #[library_benchmark]
 #[bench::fixed(args = (at_once(false)), config = limited_to(230))]
 #[bench::adaptive(args = (at_once(true)), config = limited_to(511))]
 fn concurrency(limits: CompiledLimits) -> CompiledLimits {
     let now = |ms| black_box(Duration::from_millis(ms));
-    let place =
-        limits.acquire_permit(PORT, true, now(7)).expect("there is room").expect("it is bounded");
-    place.record_response(now(8));
-    drop(place);
+    let slot =
+        limits.acquire_slot(PORT, true, now(7)).expect("there is room").expect("it is bounded");
+    slot.record_response(now(8));
+    drop(slot);
     limits
 }
 
 // A FaultInjection that matches the request without a fault being drawn.
 #[library_benchmark]
-#[bench::spared(args = (fault_plan(), request_and_caller()), config = limited_to(111))]
-fn fault_injection(faults: CompiledFaults, asking: Asking) -> (CompiledFaults, Asking) {
-    let (asked, caller) = &asking;
-    let injected = faults.draw_faults(&asked.request_view(), caller, &mut || black_box(u64::MAX));
+#[bench::spared(args = (compile_faults(), request_and_caller()), config = limited_to(111))]
+fn fault_injection(
+    faults: CompiledFaults,
+    input: RequestAndCaller,
+) -> (CompiledFaults, RequestAndCaller) {
+    let (sample, caller) = &input;
+    let injected =
+        faults.select_faults(&sample.request_view(), caller, &mut || black_box(u64::MAX));
     assert!(black_box(injected).is_none());
-    (faults, asking)
+    (faults, input)
 }
 
 // A LoadBalancing by hash selects the endpoint of a key, among ten.
 #[library_benchmark]
-#[bench::ring(args = (hash_places(BalanceAlgorithm::RingHash)), config = limited_to(212))]
-#[bench::maglev(args = (hash_places(BalanceAlgorithm::Maglev)), config = limited_to(77))]
-fn load_balancing(places: EndpointHashTable) -> EndpointHashTable {
-    assert!(places.find_endpoint(hash_key(black_box("user-42")), |_| true).is_some());
-    places
+#[bench::ring(args = (hash_table(BalanceAlgorithm::RingHash)), config = limited_to(212))]
+#[bench::maglev(args = (hash_table(BalanceAlgorithm::Maglev)), config = limited_to(77))]
+fn load_balancing(hash_table: EndpointHashTable) -> EndpointHashTable {
+    assert!(hash_table.find_endpoint(hash_key(black_box("user-42")), |_| true).is_some());
+    hash_table
 }
 
 // A LoadBalancing with slow start selects among ten endpoints, one of them halfway through it.
 #[library_benchmark]
 #[bench::half(args = (slow_start_balancer(), ten_candidates()), config = limited_to(179))]
-fn warm_up(balancer: Balancer, endpoints: Ten) -> (Balancer, Ten) {
+fn warm_up(balancer: Balancer, endpoints: TenCandidates) -> (Balancer, TenCandidates) {
     let age = |index| (index == 3).then_some(black_box(Duration::from_secs(30)));
-    assert!(balancer.choose_candidate(&endpoints, None, age, black_box(DRAW)).is_some());
+    assert!(balancer.choose_candidate(&endpoints, None, age, black_box(RANDOM_NUMBER)).is_some());
     (balancer, endpoints)
 }
 
@@ -149,7 +161,7 @@ fn warm_up(balancer: Balancer, endpoints: Ten) -> (Balancer, Ten) {
 #[library_benchmark]
 #[bench::between_two(args = (tcp_rule()), config = limited_to(72))]
 fn tcp_route(rule: TcpRule) -> TcpRule {
-    assert!(tcp_backend(&rule, black_box(DRAW)).is_some());
+    assert!(tcp_backend(&rule, black_box(RANDOM_NUMBER)).is_some());
     rule
 }
 
@@ -160,7 +172,7 @@ fn retry((rule, mut budget): (RetryRule, RetryBudget), now: Instant) -> (RetryRu
     budget.deposit();
     assert!(retry_by_rule(&rule, black_box(AttemptFailure::Response(503)), &ATTEMPT));
     assert!(budget.withdraw(black_box(now)));
-    black_box(retry_pause(&rule, 0, black_box(DRAW)));
+    black_box(retry_pause(&rule, 0, black_box(RANDOM_NUMBER)));
     (rule, budget)
 }
 
@@ -168,46 +180,57 @@ fn retry((rule, mut budget): (RetryRule, RetryBudget), now: Instant) -> (RetryRu
 #[library_benchmark]
 #[bench::idempotent(args = (hedge_rule()), config = limited_to(57))]
 fn hedge(rule: HedgeRule) -> HedgeRule {
-    assert!(may_hedge(&rule, None, &black_box(HEDGED)));
+    assert!(may_hedge(&rule, None, &black_box(HEDGE_CONDITIONS)));
     rule
 }
 
 // An HTTPRoute rule with CORS handles a cross-origin request.
 #[library_benchmark]
-#[bench::may(args = (cors_rule(), from_page()), config = limited_to(3_799))]
-fn cross_origin(cors: Cors, asked: Asked) -> (Cors, Asked, Option<CrossOrigin>) {
-    let said = apply_cors(&cors, &asked.request_view(), &FieldEdits::default());
-    assert!(said.is_some());
-    (cors, asked, said)
+#[bench::may(args = (cors_rule(), cross_origin_request()), config = limited_to(3_799))]
+fn cross_origin(cors: Cors, sample: SampleRequest) -> (Cors, SampleRequest, Option<CrossOrigin>) {
+    let result = apply_cors(&cors, &sample.request_view(), &FieldEdits::default());
+    assert!(result.is_some());
+    (cors, sample, result)
 }
 
 // A JwtValidation requires a token; its verification is measured elsewhere.
 #[library_benchmark]
-#[bench::required(args = (port_guards(), request_and_caller()), config = limited_to(395))]
-fn token(guards: CompiledChecks, asking: Asking) -> (CompiledChecks, Asking) {
-    let at = guards.for_port(PORT).expect("guards");
-    assert!(at.token_validations().iter().any(|it| it.is_required(&asking.0.request_view())));
-    (guards, asking)
+#[bench::required(args = (compile_checks(), request_and_caller()), config = limited_to(395))]
+fn token(checks: CompiledChecks, input: RequestAndCaller) -> (CompiledChecks, RequestAndCaller) {
+    let port_checks = checks.for_port(PORT).expect("checks");
+    assert!(
+        port_checks
+            .token_validations()
+            .iter()
+            .any(|validation| validation.is_required(&input.0.request_view()))
+    );
+    (checks, input)
 }
 
 // An ExternalAuthorization matches a request.
 #[library_benchmark]
-#[bench::asked(args = (port_guards(), request_and_caller()), config = limited_to(382))]
-fn external_authorization(guards: CompiledChecks, asking: Asking) -> (CompiledChecks, Asking) {
-    let at = guards.for_port(PORT).expect("guards");
-    assert!(at.required_authorizations(&asking.0.request_view()).next().is_some());
-    (guards, asking)
+#[bench::asked(args = (compile_checks(), request_and_caller()), config = limited_to(382))]
+fn external_authorization(
+    checks: CompiledChecks,
+    input: RequestAndCaller,
+) -> (CompiledChecks, RequestAndCaller) {
+    let port_checks = checks.for_port(PORT).expect("checks");
+    assert!(port_checks.required_authorizations(&input.0.request_view()).next().is_some());
+    (checks, input)
 }
 
 // The global part of a RateLimit creates the descriptor of a request.
 #[library_benchmark]
-#[bench::described(args = (port_guards(), request_and_caller()), config = limited_to(1_434))]
-fn global_rate_limit(guards: CompiledChecks, asking: Asking) -> (CompiledChecks, Asking) {
-    let (asked, account) = &asking;
-    let at = guards.for_port(PORT).expect("guards");
+#[bench::described(args = (compile_checks(), request_and_caller()), config = limited_to(1_434))]
+fn global_rate_limit(
+    checks: CompiledChecks,
+    input: RequestAndCaller,
+) -> (CompiledChecks, RequestAndCaller) {
+    let (sample, account) = &input;
+    let port_checks = checks.for_port(PORT).expect("checks");
     let named = Named { account: Some(account), address: ADDRESS };
-    assert!(black_box(at.required_limits(&asked.request_view(), named).next()).is_some());
-    (guards, asking)
+    assert!(black_box(port_checks.required_limits(&sample.request_view(), named).next()).is_some());
+    (checks, input)
 }
 
 library_benchmark_group!(

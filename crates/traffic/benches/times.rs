@@ -1,13 +1,13 @@
 //! Durations of the benchmarks in `instructions.rs`, `rules.rs` and `lookup.rs`. Informational, since load on
 //! the machine changes them; only instruction counts are bounded.
 
-mod asked;
 mod candidates;
 mod conditions;
 mod decisions;
 mod kinds;
 mod many;
 mod member;
+mod sample;
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use leno_traffic::{
     AttemptFailure, FieldEdits, RequestView, pick_candidate, retry_by_rule, tcp_backend,
 };
 
-use self::asked::{DRAW, sample_request};
+use self::sample::{RANDOM_NUMBER, sample_request};
 
 fn main() {
     divan::main();
@@ -32,63 +32,70 @@ fn main() {
 
 #[divan::bench(sample_size = 1000, args = ["/shop/carts/42", "/favicon.ico"])]
 fn route(bencher: Bencher<'_, '_>, path: &str) {
-    let (routes, asked) = (decisions::twenty_routes(), sample_request(path));
-    bencher
-        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
+    let (routes, sample) = (decisions::twenty_routes(), sample_request(path));
+    bencher.bench_local(|| {
+        black_box(routes.choose_backend(&sample.request_view(), black_box(RANDOM_NUMBER)))
+    });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn route_by_exact_path(bencher: Bencher<'_, '_>, rules: usize) {
     let routes = decisions::many_routes(rules, decisions::exact_path);
-    let asked = sample_request(&format!("/shop/{}", rules - 3));
-    bencher
-        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
+    let sample = sample_request(&format!("/shop/{}", rules - 3));
+    bencher.bench_local(|| {
+        black_box(routes.choose_backend(&sample.request_view(), black_box(RANDOM_NUMBER)))
+    });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn route_by_prefix(bencher: Bencher<'_, '_>, rules: usize) {
     let routes = decisions::many_routes(rules, decisions::path_prefix);
-    let asked = sample_request(&format!("/shop/{}/42", rules - 3));
-    bencher
-        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
+    let sample = sample_request(&format!("/shop/{}/42", rules - 3));
+    bencher.bench_local(|| {
+        black_box(routes.choose_backend(&sample.request_view(), black_box(RANDOM_NUMBER)))
+    });
 }
 
 #[divan::bench(sample_size = 1000, args = ["/reviews/42", "/reports/42"])]
 fn authorize(bencher: Bencher<'_, '_>, path: &str) {
-    let ((access, permit), asked) = (decisions::compile_access(path), sample_request(path));
+    let ((access, permit), sample) = (decisions::compile_access(path), sample_request(path));
     bencher.bench_local(|| {
-        black_box(access.authorize_request(&permit, &asked.request_view())).is_ok()
+        black_box(access.authorize_request(&permit, &sample.request_view())).is_ok()
     });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn pick_endpoint(bencher: Bencher<'_, '_>) {
     let endpoints = candidates::ten_candidates();
-    let mut draw = DRAW;
+    let mut random = RANDOM_NUMBER;
     bencher.bench_local(|| {
-        draw = draw.wrapping_add(DRAW);
-        pick_candidate(black_box(&endpoints), draw)
+        random = random.wrapping_add(RANDOM_NUMBER);
+        pick_candidate(black_box(&endpoints), random)
     });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn tag_route(bencher: Bencher<'_, '_>, rules: usize) {
-    let plan = kinds::tag_rules(rules);
-    let asked = kinds::request_with_version(&format!("v-{}", rules - 3));
+    let compiled = kinds::tag_rules(rules);
+    let sample = kinds::request_with_version(&format!("v-{}", rules - 3));
     bencher.bench_local(|| {
-        black_box(plan.choose_instances(&asked.request_view(), &mut || black_box(DRAW)))
-            .endpoints
-            .is_some()
+        black_box(
+            compiled.choose_instances(&sample.request_view(), &mut || black_box(RANDOM_NUMBER)),
+        )
+        .endpoints
+        .is_some()
     });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn lane(bencher: Bencher<'_, '_>) {
-    let (lanes, asked) = (kinds::compile_lanes(), kinds::request_with_version("v-0"));
+    let (lanes, sample) = (kinds::compile_lanes(), kinds::request_with_version("v-0"));
     bencher.bench_local(|| {
-        black_box(lanes.marks_for(kinds::PORT, &asked.request_view(), &mut || black_box(DRAW)))
-            .rule
-            .is_some()
+        black_box(
+            lanes.marks_for(kinds::PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER)),
+        )
+        .rule
+        .is_some()
     });
 }
 
@@ -101,12 +108,12 @@ fn outlier_detection(bencher: Bencher<'_, '_>, kind: &str) {
     let now = Duration::from_millis(1);
     let mut events = Vec::new();
     bencher.bench_local(|| {
-        detector.advance_time(now, DRAW, &mut events);
+        detector.advance_time(now, RANDOM_NUMBER, &mut events);
         black_box(detector.endpoint_state(black_box(3)));
         let probe = detector.start_request(black_box(3));
         detector.record_outcome(
             black_box(3),
-            RequestResult { failed: false, probe, now, draw: DRAW },
+            RequestResult { failed: false, probe, now, random: RANDOM_NUMBER },
             &mut events,
         );
     });
@@ -130,12 +137,12 @@ fn rate_limit(bencher: Bencher<'_, '_>, bucket_for: &str) {
         "all" => RateLimitKey::Nothing,
         _ => RateLimitKey::Client { buckets: 1024 },
     };
-    let (limits, (asked, caller)) = (kinds::compile_limits(each), kinds::request_and_caller());
+    let (limits, (sample, caller)) = (kinds::compile_limits(each), kinds::request_and_caller());
     // Advances far enough that a token is always available.
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        limits.admit_request(kinds::PORT, &asked.request_view(), Some(&caller), now).is_ok()
+        limits.admit_request(kinds::PORT, &sample.request_view(), Some(&caller), now).is_ok()
     });
 }
 
@@ -145,43 +152,43 @@ fn concurrency(bencher: Bencher<'_, '_>, kind: &str) {
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        let place = limits.acquire_permit(kinds::PORT, true, now).ok().flatten();
-        place.map(|place| place.record_response(now + Duration::from_millis(1)))
+        let slot = limits.acquire_slot(kinds::PORT, true, now).ok().flatten();
+        slot.map(|slot| slot.record_response(now + Duration::from_millis(1)))
     });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn fault_injection(bencher: Bencher<'_, '_>) {
-    let (faults, (asked, caller)) = (kinds::fault_plan(), kinds::request_and_caller());
+    let (faults, (sample, caller)) = (kinds::compile_faults(), kinds::request_and_caller());
     bencher.bench_local(|| {
-        faults.draw_faults(&asked.request_view(), &caller, &mut || black_box(u64::MAX)).is_some()
+        faults.select_faults(&sample.request_view(), &caller, &mut || black_box(u64::MAX)).is_some()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = ["RingHash", "Maglev"])]
 fn load_balancing(bencher: Bencher<'_, '_>, algorithm: &str) {
-    let places = match algorithm {
-        "RingHash" => kinds::hash_places(BalanceAlgorithm::RingHash),
-        _ => kinds::hash_places(BalanceAlgorithm::Maglev),
+    let hash_table = match algorithm {
+        "RingHash" => kinds::hash_table(BalanceAlgorithm::RingHash),
+        _ => kinds::hash_table(BalanceAlgorithm::Maglev),
     };
-    bencher.bench_local(|| places.find_endpoint(hash_key(black_box("user-42")), |_| true));
+    bencher.bench_local(|| hash_table.find_endpoint(hash_key(black_box("user-42")), |_| true));
 }
 
 #[divan::bench(sample_size = 1000)]
 fn warm_up(bencher: Bencher<'_, '_>) {
     let (balancer, endpoints) = (kinds::slow_start_balancer(), candidates::ten_candidates());
     let age = |index| (index == 3).then_some(black_box(Duration::from_secs(30)));
-    let mut draw = DRAW;
+    let mut random = RANDOM_NUMBER;
     bencher.bench_local(|| {
-        draw = draw.wrapping_add(DRAW);
-        balancer.choose_candidate(black_box(&endpoints), None, age, draw)
+        random = random.wrapping_add(RANDOM_NUMBER);
+        balancer.choose_candidate(black_box(&endpoints), None, age, random)
     });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn tcp_route(bencher: Bencher<'_, '_>) {
     let rule = kinds::tcp_rule();
-    bencher.bench_local(|| tcp_backend(black_box(&rule), black_box(DRAW)).is_some());
+    bencher.bench_local(|| tcp_backend(black_box(&rule), black_box(RANDOM_NUMBER)).is_some());
 }
 
 #[divan::bench(sample_size = 1000)]
@@ -194,84 +201,93 @@ fn retry(bencher: Bencher<'_, '_>) {
         budget.deposit();
         let again =
             retry_by_rule(&rule, black_box(AttemptFailure::Response(503)), &conditions::ATTEMPT);
-        (again && budget.withdraw(now)).then(|| retry_pause(&rule, 0, black_box(DRAW)))
+        (again && budget.withdraw(now)).then(|| retry_pause(&rule, 0, black_box(RANDOM_NUMBER)))
     });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn hedge(bencher: Bencher<'_, '_>) {
     let rule = conditions::hedge_rule();
-    bencher.bench_local(|| may_hedge(black_box(&rule), None, &black_box(conditions::HEDGED)));
+    bencher.bench_local(|| {
+        may_hedge(black_box(&rule), None, &black_box(conditions::HEDGE_CONDITIONS))
+    });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn cross_origin(bencher: Bencher<'_, '_>) {
-    let (cors, asked) = (conditions::cors_rule(), conditions::from_page());
+    let (cors, sample) = (conditions::cors_rule(), conditions::cross_origin_request());
     bencher.bench_local(|| {
-        leno_traffic::cors::apply_cors(&cors, &asked.request_view(), &FieldEdits::default())
+        leno_traffic::cors::apply_cors(&cors, &sample.request_view(), &FieldEdits::default())
     });
 }
 
 #[divan::bench(sample_size = 1000, args = ["token", "authorization", "limit"])]
 fn guard(bencher: Bencher<'_, '_>, kind: &str) {
-    let (guards, (asked, account)) = (conditions::port_guards(), kinds::request_and_caller());
-    let at = guards.for_port(kinds::PORT).expect("guards");
+    let (checks, (sample, account)) = (conditions::compile_checks(), kinds::request_and_caller());
+    let port_checks = checks.for_port(kinds::PORT).expect("checks");
     let named = CheckedClient { account: Some(&account), address: conditions::ADDRESS };
     match kind {
         "token" => bencher.bench_local(|| {
-            at.token_validations().iter().any(|it| it.is_required(&asked.request_view()))
+            port_checks
+                .token_validations()
+                .iter()
+                .any(|validation| validation.is_required(&sample.request_view()))
         }),
         "authorization" => {
-            bencher
-                .bench_local(|| at.required_authorizations(&asked.request_view()).next().is_some());
+            bencher.bench_local(|| {
+                port_checks.required_authorizations(&sample.request_view()).next().is_some()
+            });
         }
-        _ => bencher
-            .bench_local(|| at.required_limits(&asked.request_view(), named).next().is_some()),
+        _ => bencher.bench_local(|| {
+            port_checks.required_limits(&sample.request_view(), named).next().is_some()
+        }),
     }
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn route_by_header(bencher: Bencher<'_, '_>, rules: usize) {
-    let (routes, asked) = (many::header_routes(rules), many::request_for_rule(rules));
-    bencher
-        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
+    let (routes, sample) = (many::header_routes(rules), many::request_for_rule(rules));
+    bencher.bench_local(|| {
+        black_box(routes.choose_backend(&sample.request_view(), black_box(RANDOM_NUMBER)))
+    });
 }
 
 #[divan::bench(sample_size = 10, args = [10, 10_000])]
 fn route_by_regex(bencher: Bencher<'_, '_>, rules: usize) {
-    let (routes, asked) = (many::regex_routes(rules), many::at_a_place(rules));
-    bencher
-        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
+    let (routes, sample) = (many::regex_routes(rules), many::request_below_path(rules));
+    bencher.bench_local(|| {
+        black_box(routes.choose_backend(&sample.request_view(), black_box(RANDOM_NUMBER)))
+    });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn rate_limit_by_path(bencher: Bencher<'_, '_>, rules: usize) {
-    let (limits, asked) = (many::path_limits(rules), many::at_a_place(rules));
+    let (limits, sample) = (many::path_limits(rules), many::request_below_path(rules));
     // Advances far enough that a token is always available.
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        limits.admit_request(many::PORT, &asked.request_view(), None, now).is_ok()
+        limits.admit_request(many::PORT, &sample.request_view(), None, now).is_ok()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn rate_limit_by_prefix(bencher: Bencher<'_, '_>, rules: usize) {
-    let (limits, asked) = (many::limits_below(rules), many::in_the_shop(rules));
+    let (limits, sample) = (many::limits_below(rules), many::request_below_shop(rules));
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        limits.admit_request(many::PORT, &asked.request_view(), None, now).is_ok()
+        limits.admit_request(many::PORT, &sample.request_view(), None, now).is_ok()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn rate_limit_by_caller(bencher: Bencher<'_, '_>, rules: usize) {
-    let (limits, asked) = (many::limits_of_callers(rules), many::at_a_place(rules));
+    let (limits, sample) = (many::limits_of_callers(rules), many::request_below_path(rules));
     let (caller, mut now) = (many::caller_of_rule(rules), Duration::from_secs(7));
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        limits.admit_request(many::PORT, &asked.request_view(), Some(&caller), now).is_ok()
+        limits.admit_request(many::PORT, &sample.request_view(), Some(&caller), now).is_ok()
     });
 }
 
@@ -283,16 +299,18 @@ fn peer(bencher: Bencher<'_, '_>, rules: usize) {
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn pending_connection(bencher: Bencher<'_, '_>, rules: usize) {
-    let (access, origin) = many::openings_by_address(rules);
-    bencher.bench_local(|| access.visit(None, many::PORT, Some(black_box(origin.clone()))).is_ok());
+    let (access, origin) = many::ingress_rules_by_address(rules);
+    bencher.bench_local(|| {
+        access.authorize_connection_from(None, many::PORT, Some(black_box(origin.clone()))).is_ok()
+    });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn fault_injection_by_path(bencher: Bencher<'_, '_>, rules: usize) {
-    let (faults, asked) = (many::path_faults(rules), many::at_a_place(rules));
+    let (faults, sample) = (many::path_faults(rules), many::request_below_path(rules));
     let caller = many::service_account();
     bencher.bench_local(|| {
-        faults.draw_faults(&asked.request_view(), &caller, &mut || black_box(u64::MAX)).is_some()
+        faults.select_faults(&sample.request_view(), &caller, &mut || black_box(u64::MAX)).is_some()
     });
 }
 
@@ -323,20 +341,22 @@ fn traffic_target(bencher: Bencher<'_, '_>, rules: usize) {
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn lane_by_header(bencher: Bencher<'_, '_>, rules: usize) {
-    let (lanes, asked) = (many::header_lanes(rules), many::request_for_rule(rules));
+    let (lanes, sample) = (many::header_lanes(rules), many::request_for_rule(rules));
     bencher.bench_local(|| {
-        black_box(lanes.marks_for(many::PORT, &asked.request_view(), &mut || black_box(DRAW)))
-            .rule
-            .is_some()
+        black_box(
+            lanes.marks_for(many::PORT, &sample.request_view(), &mut || black_box(RANDOM_NUMBER)),
+        )
+        .rule
+        .is_some()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn egress_rule_by_host(bencher: Bencher<'_, '_>, rules: usize) {
-    let (egress_rules, (asked, authority)) =
+    let (egress_rules, (sample, authority)) =
         (many::egress_rules(rules, MatchedBy::Http), many::to_host(rules));
     bencher.bench_local(|| {
-        let request = RequestView { authority: black_box(authority), ..asked.request_view() };
+        let request = RequestView { authority: black_box(authority), ..sample.request_view() };
         egress_rules.by_request(black_box(many::OUTSIDE), &request).is_some()
     });
 }
@@ -351,13 +371,14 @@ fn egress_rule_by_server_name(bencher: Bencher<'_, '_>, rules: usize) {
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn tls_route(bencher: Bencher<'_, '_>, rules: usize) {
     let (routes, name) = (many::tls_routes(rules), many::host_of_rule(rules));
-    bencher
-        .bench_local(|| black_box(routes.choose_backend(Some(black_box(name)), black_box(DRAW))));
+    bencher.bench_local(|| {
+        black_box(routes.choose_backend(Some(black_box(name)), black_box(RANDOM_NUMBER)))
+    });
 }
 
-fn judge(bencher: Bencher<'_, '_>, (access, permit): many::Judged, rules: usize) {
-    let asked = many::at_a_place(rules);
+fn judge(bencher: Bencher<'_, '_>, (access, permit): many::AccessAndPermit, rules: usize) {
+    let sample = many::request_below_path(rules);
     bencher.bench_local(|| {
-        black_box(access.authorize_request(&permit, &asked.request_view())).is_ok()
+        black_box(access.authorize_request(&permit, &sample.request_view())).is_ok()
     });
 }

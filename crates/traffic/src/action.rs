@@ -21,21 +21,21 @@ pub struct CompiledActions {
     pub request: FieldEdits,
     /// Edits of response heads.
     pub response: FieldEdits,
-    /// The same without the edits of the backend; absent if the backend has none.
+    /// The actions without the edits of the backend; absent if the backend has none.
     without_backend: Option<Arc<Self>>,
     /// The time limit of one attempt; no separate limit when absent.
     pub attempt_limit: Option<AttemptLimit>,
     /// The retry rule.
     pub retry: Option<RetryRule>,
-    /// The retry policy, if the retry rule comes from one and not from a route; and its match counter.
-    pub retried_by: Option<(PolicyName, MatchSlot)>,
+    /// The retry policy and its match counter, if the retry rule comes from a policy and not from a route.
+    pub retry_policy: Option<(PolicyName, MatchSlot)>,
     /// Services that receive mirrored requests, each with its share in millionths.
     pub mirrors: Box<[WeightedBackend]>,
     /// The CORS rule.
     pub cors: Option<Cors>,
     redirect: Option<Redirect>,
     rewrite: Option<UrlRewrite>,
-    /// The length in bytes of the prefix in the rule's only match.
+    /// The length in bytes of the path prefix that a rewrite replaces; 0 if the rule has several matches.
     prefix_bytes: usize,
 }
 
@@ -77,7 +77,7 @@ impl CompiledActions {
             without_backend: None,
             attempt_limit: actions.attempt_timeout.map(AttemptLimit::Whole),
             retry: actions.retry.clone(),
-            retried_by: None,
+            retry_policy: None,
             mirrors: actions.mirrors.as_slice().into(),
             cors: actions.cors.clone(),
             redirect: actions.redirect.clone(),
@@ -86,33 +86,33 @@ impl CompiledActions {
         })
     }
 
-    /// Returns the actions for one backend of a rule with these matches: `rule`, if any, combined with the
-    /// backend's edits. Backend edits apply to requests after those of the rule and to responses before them;
-    /// the backend's host and path replace those of the rule.
+    /// Returns the actions for one backend of a rule with these matches: the actions of the rule, if any,
+    /// combined with the edits of the backend. Backend edits apply to requests after those of the rule and to
+    /// responses before them; the backend's host and path replace those of the rule.
     #[must_use]
     pub fn for_backend(
         rule: Option<&Arc<Self>>,
         edits: &BackendEdits,
         matches: &[RequestMatch],
     ) -> Self {
-        let without = rule.cloned().unwrap_or_default();
+        let rule_actions = rule.cloned().unwrap_or_default();
         let request = FieldEdits::compile(&edits.request_headers);
         let response = FieldEdits::compile(&edits.response_headers);
-        let of_rule = without.rewrite.clone();
-        let rewrite = match (edits.rewrite.clone(), of_rule) {
-            (Some(own), Some(rule)) => Some(UrlRewrite {
-                hostname: own.hostname.or(rule.hostname),
-                path: own.path.or(rule.path),
+        let rule_rewrite = rule_actions.rewrite.clone();
+        let rewrite = match (edits.rewrite.clone(), rule_rewrite) {
+            (Some(backend), Some(rule)) => Some(UrlRewrite {
+                hostname: backend.hostname.or(rule.hostname),
+                path: backend.path.or(rule.path),
             }),
-            (own, rule) => own.or(rule),
+            (backend, rule) => backend.or(rule),
         };
         Self {
-            request: without.request.then(&request),
-            response: response.then(&without.response),
+            request: rule_actions.request.followed_by(&request),
+            response: response.followed_by(&rule_actions.response),
             rewrite,
             prefix_bytes: prefix_bytes(matches),
-            without_backend: Some(without.clone()),
-            ..Self::clone(&without)
+            without_backend: Some(rule_actions.clone()),
+            ..Self::clone(&rule_actions)
         }
     }
 
@@ -122,7 +122,7 @@ impl CompiledActions {
         let mut actions = self.clone();
         if actions.retry.is_none() {
             actions.retry = Some(policy.rule.clone());
-            actions.retried_by = Some((policy.policy.clone(), MatchSlot::default()));
+            actions.retry_policy = Some((policy.policy.clone(), MatchSlot::default()));
             let limit = policy.response_timeout.map(AttemptLimit::Head);
             actions.attempt_limit = actions.attempt_limit.or(limit);
         }
@@ -132,12 +132,12 @@ impl CompiledActions {
     /// Removes this field from responses of the application.
     pub(crate) fn hide_field(&mut self, name: &str) {
         let hidden = FieldEdits { remove: Box::new([name.into()]), lines: Box::default() };
-        self.response = hidden.then(&self.response);
+        self.response = hidden.followed_by(&self.response);
     }
 
-    /// Returns the actions for mirrored copies, which are sent to none of the backends.
+    /// Returns the actions for mirrored copies, which have no backend edits.
     #[must_use]
-    pub fn of_copies(&self) -> &Self {
+    pub fn for_mirrors(&self) -> &Self {
         self.without_backend.as_deref().unwrap_or(self)
     }
 
@@ -147,7 +147,7 @@ impl CompiledActions {
         Self { request, response, ..Self::default() }
     }
 
-    /// True if requests are answered with a redirect.
+    /// True if the response to a request is a redirect.
     #[must_use]
     pub fn is_redirect(&self) -> bool {
         self.redirect.is_some()
@@ -161,12 +161,12 @@ impl CompiledActions {
     #[must_use]
     pub fn redirection(&self, request: &RequestView<'_>, port: u16) -> Option<Redirection> {
         let redirect = self.redirect.as_ref()?;
-        let (_, own_port) = split_authority(request.authority);
-        let implied = if redirect.hostname.is_some() { Some(port) } else { own_port };
-        self.apply_redirect(redirect, request, Scheme::Http, implied)
+        let (_, authority_port) = split_authority(request.authority);
+        let default_port = if redirect.hostname.is_some() { Some(port) } else { authority_port };
+        self.apply_redirect(redirect, request, Scheme::Http, default_port)
     }
 
-    /// Returns the redirect at a gateway port: its scheme and number are the defaults.
+    /// Returns the redirect for a request at a gateway port, whose scheme and number are the defaults.
     #[must_use]
     pub fn redirection_at(
         &self,
@@ -177,19 +177,19 @@ impl CompiledActions {
         self.apply_redirect(self.redirect.as_ref()?, request, scheme, Some(port))
     }
 
-    /// `implied`: the port for rules with neither port nor scheme.
+    /// Returns the redirect. `default_port` is the port for rules with neither port nor scheme.
     fn apply_redirect(
         &self,
         redirect: &Redirect,
         request: &RequestView<'_>,
         scheme: Scheme,
-        implied: Option<u16>,
+        default_port: Option<u16>,
     ) -> Option<Redirection> {
         let (host, _) = split_authority(request.authority);
         let port = match (redirect.port, redirect.scheme) {
             (Some(port), _) => Some(port),
             (None, Some(_)) => None,
-            (None, None) => implied,
+            (None, None) => default_port,
         };
         let scheme = redirect.scheme.unwrap_or(scheme);
         let host = redirect.hostname.as_ref().map_or(host, |name| name.as_str());
@@ -234,14 +234,14 @@ impl CompiledActions {
                 let rest = path.get(self.prefix_bytes..).unwrap_or_default();
                 match (prefix_elements(replacement), rest) {
                     ("", "") => Cow::Owned("/".to_owned()),
-                    (begin, rest) => Cow::Owned(format!("{begin}{rest}")),
+                    (prefix, rest) => Cow::Owned(format!("{prefix}{rest}")),
                 }
             }
         }
     }
 }
 
-/// Returns the length in bytes of the prefix in the only match.
+/// Returns the length in bytes of the path prefix, if there is a single match with one; otherwise 0.
 fn prefix_bytes(matches: &[RequestMatch]) -> usize {
     match matches {
         [RequestMatch { path: PathMatch::Prefix(prefix), .. }] => prefix_elements(prefix).len(),
@@ -258,7 +258,7 @@ pub struct Redirection {
     pub location: String,
 }
 
-/// Edits of a head, ready to be spliced in.
+/// Edits of a request or response head, in the form in which they are applied.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FieldEdits {
     /// Lowercase names of received fields to remove.
@@ -284,7 +284,7 @@ impl FieldEdits {
     }
 
     /// Returns these edits followed by `other`.
-    fn then(&self, other: &Self) -> Self {
+    fn followed_by(&self, other: &Self) -> Self {
         let removed = |name: &str| other.remove.iter().any(|removed| **removed == *name);
         let mut lines = String::new();
         for (name, value) in self.appended().filter(|(name, _)| !removed(name)) {
@@ -315,9 +315,9 @@ impl FieldEdits {
             let is_similar = |removed: &str| is_similar_name(removed.as_bytes(), name.as_bytes());
             self.remove.iter().any(|removed| is_similar(removed))
         };
-        let kept = fields.iter().filter(|(name, _)| !removed(name)).cloned();
+        let retained = fields.iter().filter(|(name, _)| !removed(name)).cloned();
         let appended = self.appended().map(|(name, value)| (name.to_owned(), value.to_owned()));
-        kept.chain(appended).collect()
+        retained.chain(appended).collect()
     }
 }
 

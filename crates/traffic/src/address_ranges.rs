@@ -10,39 +10,42 @@ use crate::rule_index::RulePositions;
 
 /// Positions of rules, by their address ranges.
 #[derive(Debug, Default)]
-pub(crate) struct Ranges {
-    held: FxHashMap<IpRange, Vec<usize>>,
+pub(crate) struct AddressRangeIndex {
+    /// The rules of each range.
+    by_range: FxHashMap<IpRange, Vec<usize>>,
     /// The distinct prefix lengths of the ranges.
-    prefixes: BTreeSet<u8>,
+    prefix_lengths: BTreeSet<u8>,
     /// Rules for any address.
-    anywhere: Vec<usize>,
+    unrestricted: Vec<usize>,
 }
 
-impl Ranges {
+impl AddressRangeIndex {
     /// Adds a rule after those added before; without ranges it applies to any address.
-    pub(crate) fn add_rule(&mut self, place: usize, ranges: Option<&[IpRange]>) {
+    pub(crate) fn add_rule(&mut self, position: usize, ranges: Option<&[IpRange]>) {
         let Some(ranges) = ranges else {
-            self.anywhere.push(place);
+            self.unrestricted.push(position);
             return;
         };
         for range in ranges {
-            self.prefixes.insert(range.prefix_length());
-            let places = self.held.entry(*range).or_default();
+            self.prefix_lengths.insert(range.prefix_length());
+            let positions = self.by_range.entry(*range).or_default();
             // A repeated range is stored once.
-            if places.last() != Some(&place) {
-                places.push(place);
+            if positions.last() != Some(&position) {
+                positions.push(position);
             }
         }
     }
 
     /// Returns the positions of all rules for an address, in order.
     pub(crate) fn containing(&self, address: IpAddr) -> RulePositions<'_> {
-        let around = |prefix: &u8| IpRange::from_address(address, *prefix);
-        let ranges = self.prefixes.iter().filter_map(around);
-        let mut places = RulePositions::empty();
-        ranges.filter_map(|range| self.held.get(&range)).for_each(|held| places.add_list(held));
-        places.add_list(&self.anywhere);
-        places
+        let range_of = |prefix: &u8| IpRange::from_address(address, *prefix);
+        let ranges = self.prefix_lengths.iter().filter_map(range_of);
+        let mut positions = RulePositions::empty();
+        ranges
+            .filter_map(|range| self.by_range.get(&range))
+            .for_each(|rules| positions.add_list(rules));
+        positions.add_list(&self.unrestricted);
+        positions
     }
 }
 
@@ -70,7 +73,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_looked_up_is_what_asking_in_order_finds(
+        fn indexed_lookup_agrees_with_sequential_evaluation(
             rules in proptest::collection::vec(
                 prop::option::of(proptest::collection::vec(any_range(), 0..4)),
                 0..8,
@@ -78,16 +81,16 @@ mod tests {
             address in select(vec!["10.1.0.1", "10.2.0.1", "::ffff:10.1.0.1", "fd00::1", "::1"]),
         ) {
             let address: IpAddr = address.parse().unwrap();
-            let mut looked_up = Ranges::default();
-            for (place, ranges) in rules.iter().enumerate() {
-                looked_up.add_rule(place, ranges.as_deref());
+            let mut index = AddressRangeIndex::default();
+            for (position, ranges) in rules.iter().enumerate() {
+                index.add_rule(position, ranges.as_deref());
             }
-            let is_about = |ranges: &Option<Vec<IpRange>>| {
-                ranges.as_ref().is_none_or(|ranges| ranges.iter().any(|it| it.contains(address)))
+            let applies = |ranges: &Option<Vec<IpRange>>| {
+                ranges.as_ref().is_none_or(|ranges| ranges.iter().any(|range| range.contains(address)))
             };
-            let in_order = rules.iter().enumerate().filter(|(_, ranges)| is_about(ranges));
-            let in_order: Vec<usize> = in_order.map(|(place, _)| place).collect();
-            prop_assert_eq!(looked_up.containing(address).collect::<Vec<_>>(), in_order);
+            let expected = rules.iter().enumerate().filter(|(_, ranges)| applies(ranges));
+            let expected: Vec<usize> = expected.map(|(position, _)| position).collect();
+            prop_assert_eq!(index.containing(address).collect::<Vec<_>>(), expected);
         }
     }
 }

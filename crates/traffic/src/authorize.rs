@@ -19,7 +19,7 @@ use crate::matcher::RequestMatcher;
 use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
 use crate::rule_index::LookupKeys;
-use crate::variant::{PathKind, fits_each_reading};
+use crate::variant::{PathKind, matches_each_reading};
 use ingress_rules::IngressRules;
 use policy::{PeerRules, PolicyRules};
 
@@ -44,12 +44,12 @@ pub struct InboundAccess {
     revoked: BTreeSet<ServiceAccount>,
     /// `defaultPolicy: dry-run`: requests denied by policies are allowed.
     is_dry_run: bool,
-    /// Rules are evaluated for peers without an identity too, but never allow them anything.
+    /// With [`MtlsMode::Strict`], a peer without an identity is allowed by ingress rules only.
     mtls: MtlsMode,
     /// Ingress rules, for clients outside the mesh.
     ingress_rules: IngressRules,
-    /// Distinguishes permits of this compilation from those of another.
-    seal: Arc<Seal>,
+    /// Identifies this compilation in its permits.
+    compilation: Arc<CompilationId>,
 }
 
 impl InboundAccess {
@@ -57,14 +57,14 @@ impl InboundAccess {
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression, with its policy.
-    pub fn from_config(plan: &WorkloadConfig) -> Result<Self, InvalidPattern> {
-        let access = Self::compile(&plan.access, &plan.trust_domain)?;
+    pub fn from_config(config: &WorkloadConfig) -> Result<Self, InvalidPattern> {
+        let access = Self::compile(&config.access, &config.trust_domain)?;
         Ok(Self {
-            revoked: plan.revoked.clone(),
-            is_dry_run: plan.inbound.is_dry_run,
-            mtls: plan.mtls,
-            policies: PolicyRules::compile(&plan.inbound.rules, &plan.ports)?,
-            ingress_rules: IngressRules::compile(&plan.ingress_rules)?,
+            revoked: config.revoked.clone(),
+            is_dry_run: config.inbound.is_dry_run,
+            mtls: config.mtls,
+            policies: PolicyRules::compile(&config.inbound.rules, &config.ports)?,
+            ingress_rules: IngressRules::compile(&config.ingress_rules)?,
             ..access
         })
     }
@@ -86,7 +86,7 @@ impl InboundAccess {
             mtls: MtlsMode::Strict,
             policies: None,
             ingress_rules: IngressRules::default(),
-            seal: Arc::new(Seal),
+            compilation: Arc::new(CompilationId),
         })
     }
 
@@ -104,49 +104,55 @@ impl InboundAccess {
         peer: Option<&SpiffeId>,
         port: u16,
     ) -> Result<ConnectionPermit, Denial> {
-        self.visit(peer, port, None)
+        self.authorize_connection_from(peer, port, None)
     }
 
-    /// Authorizes a connection with a known origin; ingress rules may allow clients that no other rule allows.
+    /// Authorizes a connection like [`Self::authorize_connection`], and also by the ingress rules if its origin
+    /// is known.
     ///
     /// # Errors
     /// As for [`Self::authorize_connection`].
-    pub fn visit(
+    pub fn authorize_connection_from(
         &self,
         peer: Option<&SpiffeId>,
         port: u16,
         origin: Option<ConnectionOrigin>,
     ) -> Result<ConnectionPermit, Denial> {
         Ok(ConnectionPermit(Arc::new(ConnectionAuthorization {
-            applicable_rules: self.rights_of(peer, port, origin.as_ref())?,
+            applicable_rules: self.rules_for(peer, port, origin.as_ref())?,
             peer: peer.cloned(),
             port,
             origin,
-            seal: Arc::clone(&self.seal),
+            compilation: Arc::clone(&self.compilation),
         })))
     }
 
-    /// Returns the protocol that plaintext clients at this address may use at a port with an ingress rule;
-    /// `at` is the port and the protocol of the application.
+    /// Returns the protocol that plaintext clients at this address may use at a port of an application with
+    /// this protocol; `None` if no ingress rule allows plaintext there.
     #[must_use]
-    pub fn in_clear(&self, port: u16, spoken: Protocol, address: IpAddr) -> Option<Protocol> {
-        self.ingress_rules.in_clear(port, spoken, address)
+    pub fn plaintext_protocol(
+        &self,
+        port: u16,
+        protocol: Protocol,
+        address: IpAddr,
+    ) -> Option<Protocol> {
+        self.ingress_rules.plaintext_protocol(port, protocol, address)
     }
 
     /// True if clients at this address need no certificate at a port.
     #[must_use]
-    pub fn skips_proof(&self, port: u16, address: IpAddr) -> bool {
-        self.ingress_rules.skips_proof(port, address)
+    pub fn skips_client_certificate(&self, port: u16, address: IpAddr) -> bool {
+        self.ingress_rules.skips_client_certificate(port, address)
     }
 
     /// True if a client at this address may present the certificate of an external principal at a port.
     #[must_use]
-    pub fn takes_external_principals(&self, port: u16, address: IpAddr) -> bool {
-        self.ingress_rules.takes_external_principals(port, address)
+    pub fn accepts_external_principals(&self, port: u16, address: IpAddr) -> bool {
+        self.ingress_rules.accepts_external_principals(port, address)
     }
 
-    /// Authorizes a request. A permit of another compilation contributes only its identity, and the rules for
-    /// it are searched again.
+    /// Authorizes a request. Of a permit of another compilation only the identity, port and origin are used;
+    /// the rules for them are searched again.
     ///
     /// # Errors
     /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that allows it to
@@ -157,147 +163,160 @@ impl InboundAccess {
         permit: &ConnectionPermit,
         request: &RequestView<'_>,
     ) -> Result<RequestPermit, Denial> {
-        let rights = self.current_rights(permit)?;
-        self.apply_mode(&rights, self.judge_request(&rights, request))
+        let applicable = self.current_rules(permit)?;
+        self.apply_mode(&applicable, self.evaluate_request(&applicable, request))
     }
 
-    /// Authorizes opaque bytes to a port of the application. HTTP rules open no port to bytes.
+    /// Authorizes opaque bytes to a port of the application. Rules with HTTP matches never allow bytes.
     ///
     /// # Errors
-    /// As for requests, except `no-policy-route`.
+    /// The errors of [`Self::authorize_request`], except `no-policy-route`.
     pub fn authorize_tcp(&self, permit: &ConnectionPermit) -> Result<RequestPermit, Denial> {
-        let rights = self.current_rights(permit)?;
-        self.apply_mode(&rights, self.judge_bytes(&rights, permit.0.port))
+        let applicable = self.current_rules(permit)?;
+        self.apply_mode(&applicable, self.evaluate_bytes(&applicable, permit.0.port))
     }
 
-    /// Authorizes opaque bytes that begin with an HTTP request, whatever protocol the port declares.
+    /// Checks deny rules for opaque bytes that begin with an HTTP request, on a port of any protocol. Call
+    /// [`Self::authorize_tcp`] as well.
     ///
     /// # Errors
     /// `denied-by-policy` if a rule denies some requests of the peer; also the errors of
     /// [`Self::authorize_connection`].
-    pub fn hidden_request(&self, permit: &ConnectionPermit) -> Result<(), Denial> {
-        let rights = self.current_rights(permit)?;
-        let rules = self.policies.as_ref().zip(rights.policies.as_ref());
-        let judgement = rules.and_then(|(policies, rules)| policies.judge_hidden_request(rules));
-        self.apply_mode(&rights, judgement.unwrap_or(Ok(DecidedBy::NoRule))).map(drop)
+    pub fn authorize_hidden_request(&self, permit: &ConnectionPermit) -> Result<(), Denial> {
+        let applicable = self.current_rules(permit)?;
+        let policies = self.policies.as_ref().zip(applicable.policies.as_ref());
+        let result = policies.and_then(|(policies, rules)| policies.evaluate_hidden_request(rules));
+        self.apply_mode(&applicable, result.unwrap_or(Ok(DecidedBy::NoRule))).map(drop)
     }
 
-    /// True if the rules allow at least one request of this peer. The rules for opaque bytes may still reject
-    /// bytes that contain such a request.
+    /// True if the rules may allow a request of this peer. The rules for opaque bytes may still reject bytes
+    /// that contain such a request.
     #[must_use]
-    pub fn may_let_requests_in(&self, permit: &ConnectionPermit) -> bool {
-        let Ok(rights) = self.current_rights(permit) else { return false };
-        let rules = rights.policies.as_deref();
-        if rules.is_some_and(PeerRules::denies_all) {
-            return self.is_dry_run && !rights.opened_only;
+    pub fn may_allow_requests(&self, permit: &ConnectionPermit) -> bool {
+        let Ok(applicable) = self.current_rules(permit) else { return false };
+        let policies = applicable.policies.as_deref();
+        if policies.is_some_and(PeerRules::denies_all) {
+            return self.is_dry_run && !applicable.ingress_only;
         }
-        if rules.is_some_and(PeerRules::may_allow) || !rights.ingress_rules.is_empty() {
+        if policies.is_some_and(PeerRules::may_allow) || !applicable.ingress_rules.is_empty() {
             return true;
         }
-        !rights.opened_only && (self.is_dry_run || self.rules.is_none() || rights.targets.is_some())
+        !applicable.ingress_only
+            && (self.is_dry_run || self.rules.is_none() || applicable.targets.is_some())
     }
 
-    fn judge_request(&self, rights: &ApplicableRules, request: &RequestView<'_>) -> PolicyResult {
-        if self.policies.is_none() && self.rules.is_none() && !rights.opened_only {
+    fn evaluate_request(
+        &self,
+        applicable: &ApplicableRules,
+        request: &RequestView<'_>,
+    ) -> PolicyResult {
+        if self.policies.is_none() && self.rules.is_none() && !applicable.ingress_only {
             return Ok(DecidedBy::NoRule);
         }
         let path = PathKind::from_path(request.path);
-        if let (Some(policies), Some(rules)) = (&self.policies, &rights.policies)
-            && let Some(judgement) = policies.judge_request(rules, request, path)
+        if let (Some(policies), Some(rules)) = (&self.policies, &applicable.policies)
+            && let Some(result) = policies.evaluate_request(rules, request, path)
         {
-            return judgement;
+            return result;
         }
-        if let Some(index) = self.ingress_rules.for_request(&rights.ingress_rules, request, path) {
+        if let Some(index) =
+            self.ingress_rules.for_request(&applicable.ingress_rules, request, path)
+        {
             return Ok(DecidedBy::IngressRule(index));
         }
-        if rights.opened_only {
+        if applicable.ingress_only {
             return Err((Reason::NoPolicyRoute, DecidedBy::NoRule));
         }
-        let Some(strict) = &self.rules else {
+        let Some(allow_rules) = &self.rules else {
             return Ok(DecidedBy::NoRule);
         };
-        let peers_rules = rights.targets.as_ref().ok_or((Reason::Denied, DecidedBy::NoRule))?;
+        let targets = applicable.targets.as_ref().ok_or((Reason::Denied, DecidedBy::NoRule))?;
         let allows =
             |rule: &CompiledAccess| rule.http.iter().any(|m| allows_path(m, request, path));
-        let allows_at = |rule: usize, place: usize| {
-            let matcher = strict.rules.get(rule).and_then(|rule| rule.http.get(place));
+        let allows_at = |rule: usize, match_position: usize| {
+            let matcher =
+                allow_rules.rules.get(rule).and_then(|rule| rule.http.get(match_position));
             matcher.is_some_and(|matcher| allows_path(matcher, request, path))
         };
-        let own = match &peers_rules.many {
-            None => strict.first_allowing(&peers_rules.rules, allows),
-            Some(many) => many.first_fitting(LookupKeys::as_sent(request), allows_at),
+        let own_rule = match &targets.index {
+            None => allow_rules.first_allowing(&targets.rules, allows),
+            Some(index) => index.first_match(LookupKeys::as_sent(request), allows_at),
         };
-        if let Some(index) = own {
+        if let Some(index) = own_rule {
             return Ok(DecidedBy::Target(index));
         }
-        // The peer's own rules do not match, so any matching rule belongs to other peers. The lookup is
+        // The peer's own rules do not match, so a matching rule belongs to other peers. The lookup is
         // indexed, so that a denied request does not evaluate the rules of all peers.
-        let others = match &strict.many {
-            None => strict.rules.iter().position(allows),
-            Some(many) => many.first_fitting(LookupKeys::as_sent(request), allows_at),
+        let other_rule = match &allow_rules.index {
+            None => allow_rules.rules.iter().position(allows),
+            Some(index) => index.first_match(LookupKeys::as_sent(request), allows_at),
         };
-        match others {
+        match other_rule {
             Some(index) => Err((Reason::Denied, DecidedBy::Target(index))),
             None => Err((Reason::NoPolicyRoute, DecidedBy::NoRule)),
         }
     }
 
-    fn judge_bytes(&self, rights: &ApplicableRules, port: u16) -> PolicyResult {
-        if let (Some(policies), Some(rules)) = (&self.policies, &rights.policies)
-            && let Some(judgement) = policies.judge_bytes(rules)
+    fn evaluate_bytes(&self, applicable: &ApplicableRules, port: u16) -> PolicyResult {
+        if let (Some(policies), Some(rules)) = (&self.policies, &applicable.policies)
+            && let Some(result) = policies.evaluate_bytes(rules)
         {
-            return judgement;
+            return result;
         }
-        if let Some(index) = self.ingress_rules.for_bytes(&rights.ingress_rules) {
+        if let Some(index) = self.ingress_rules.for_bytes(&applicable.ingress_rules) {
             return Ok(DecidedBy::IngressRule(index));
         }
-        if rights.opened_only {
+        if applicable.ingress_only {
             return Err((Reason::Denied, DecidedBy::NoRule));
         }
-        let Some(strict) = &self.rules else {
+        let Some(allow_rules) = &self.rules else {
             return Ok(DecidedBy::NoRule);
         };
         let allows = |rule: &CompiledAccess| rule.opens_port(port);
-        let own = rights.targets.as_ref();
-        if let Some(index) = own.and_then(|own| strict.first_allowing(&own.rules, allows)) {
+        let targets = applicable.targets.as_ref();
+        if let Some(index) =
+            targets.and_then(|targets| allow_rules.first_allowing(&targets.rules, allows))
+        {
             return Ok(DecidedBy::Target(index));
         }
-        let others = strict.rules.iter().position(allows);
-        Err((Reason::Denied, others.map_or(DecidedBy::NoRule, DecidedBy::Target)))
+        let other_rule = allow_rules.rules.iter().position(allows);
+        Err((Reason::Denied, other_rule.map_or(DecidedBy::NoRule, DecidedBy::Target)))
     }
 
     /// With `defaultPolicy: dry-run` policy denials are allowed and recorded in the permit, except for clients
     /// with no access other than through ingress rules.
     fn apply_mode(
         &self,
-        rights: &ApplicableRules,
-        judgement: PolicyResult,
+        applicable: &ApplicableRules,
+        result: PolicyResult,
     ) -> Result<RequestPermit, Denial> {
-        match judgement {
-            Ok(by) => Ok(RequestPermit { decided_by: by, would_deny: None }),
-            Err((reason, by)) if self.is_dry_run && !rights.opened_only => {
-                Ok(RequestPermit { decided_by: by, would_deny: Some(reason) })
+        match result {
+            Ok(decided_by) => Ok(RequestPermit { decided_by, would_deny: None }),
+            Err((reason, decided_by)) if self.is_dry_run && !applicable.ingress_only => {
+                Ok(RequestPermit { decided_by, would_deny: Some(reason) })
             }
-            Err((reason, by)) => Err(Denial { reason, policy: self.decision_by(by).cloned() }),
+            Err((reason, decided_by)) => {
+                Err(Denial { reason, policy: self.decision_for(decided_by).cloned() })
+            }
         }
     }
 
-    /// True if the permit comes from this compilation. Other permits work, but each decision costs a rule
+    /// True if the permit comes from this compilation. Other permits are valid, but each decision costs a rule
     /// lookup: replace them by calling [`Self::authorize_connection`] again.
     #[must_use]
     pub fn is_current(&self, permit: &ConnectionPermit) -> bool {
-        Arc::ptr_eq(&self.seal, &permit.0.seal)
+        Arc::ptr_eq(&self.compilation, &permit.0.compilation)
     }
 
     /// Returns the policy behind a permit; `None` with `defaultPolicy: allow`. For a would-be denial, it is the
     /// policy that allows the request to other peers, if any.
     #[must_use]
     pub fn decision(&self, permit: RequestPermit) -> Option<&PolicyDecision> {
-        self.decision_by(permit.decided_by)
+        self.decision_for(permit.decided_by)
     }
 
-    fn decision_by(&self, by: DecidedBy) -> Option<&PolicyDecision> {
-        match by {
+    fn decision_for(&self, decided_by: DecidedBy) -> Option<&PolicyDecision> {
+        match decided_by {
             DecidedBy::NoRule => None,
             DecidedBy::Policy(index) => self.policies.as_ref()?.decision(index),
             DecidedBy::IngressRule(index) => self.ingress_rules.decision(index),
@@ -307,31 +326,31 @@ impl InboundAccess {
         }
     }
 
-    fn current_rights<'a>(
+    fn current_rules<'a>(
         &self,
         permit: &'a ConnectionPermit,
     ) -> Result<Cow<'a, ApplicableRules>, Denial> {
-        let ConnectionAuthorization { peer, port, origin, applicable_rules: rights, .. } =
+        let ConnectionAuthorization { peer, port, origin, applicable_rules: rules, .. } =
             &*permit.0;
         match self.is_current(permit) {
-            true => Ok(Cow::Borrowed(rights)),
-            false => self.rights_of(peer.as_ref(), *port, origin.as_ref()).map(Cow::Owned),
+            true => Ok(Cow::Borrowed(rules)),
+            false => self.rules_for(peer.as_ref(), *port, origin.as_ref()).map(Cow::Owned),
         }
     }
 
-    /// Returns the rules for the peer.
-    fn rights_of(
+    /// Returns the rules for a peer at a port.
+    fn rules_for(
         &self,
         peer: Option<&SpiffeId>,
         port: u16,
         origin: Option<&ConnectionOrigin>,
     ) -> Result<ApplicableRules, Denial> {
-        let openings = || match origin {
+        let ingress_rules = || match origin {
             Some(origin) => self.ingress_rules.for_client(peer, port, origin),
             None => RuleSubset::default(),
         };
         let Some(peer) = peer else {
-            return self.rights_of_nobody(port, openings());
+            return self.rules_without_identity(port, ingress_rules());
         };
         if peer.trust_domain != self.trust_domain {
             return Err(Denial::without_policy(Reason::ForeignTrustDomain));
@@ -339,28 +358,34 @@ impl InboundAccess {
         if self.revoked.contains(&peer.account) {
             return Err(Denial::without_policy(Reason::RevokedPeer));
         }
-        let strict = self.rules.as_ref();
+        let allow_rules = self.rules.as_ref();
         let account = &peer.account;
         Ok(ApplicableRules {
-            targets: strict.and_then(|strict| strict.by_source.get(account)).cloned(),
+            targets: allow_rules
+                .and_then(|allow_rules| allow_rules.by_source.get(account))
+                .cloned(),
             policies: self.peer_rules(Some(account), port),
-            ingress_rules: openings(),
-            opened_only: false,
+            ingress_rules: ingress_rules(),
+            ingress_only: false,
         })
     }
 
     /// No allow rule names a peer without an identity; rules that deny all peers still apply to it.
-    fn rights_of_nobody(&self, port: u16, openings: RuleSubset) -> Result<ApplicableRules, Denial> {
-        let opened_only = self.mtls == MtlsMode::Strict;
-        if opened_only && openings.is_empty() {
+    fn rules_without_identity(
+        &self,
+        port: u16,
+        ingress_rules: RuleSubset,
+    ) -> Result<ApplicableRules, Denial> {
+        let ingress_only = self.mtls == MtlsMode::Strict;
+        if ingress_only && ingress_rules.is_empty() {
             return Err(Denial::without_policy(Reason::PlaintextRejected));
         }
         let policies = self.peer_rules(None, port);
-        Ok(ApplicableRules { targets: None, policies, ingress_rules: openings, opened_only })
+        Ok(ApplicableRules { targets: None, policies, ingress_rules, ingress_only })
     }
 
     fn peer_rules(&self, peer: Option<&ServiceAccount>, port: u16) -> Option<Box<PeerRules>> {
-        self.policies.as_ref().map(|rules| Box::new(rules.of_peer(peer, port)))
+        self.policies.as_ref().map(|rules| Box::new(rules.for_peer(peer, port)))
     }
 }
 
@@ -384,7 +409,7 @@ struct ConnectionAuthorization {
     /// The origin of the connection, if known.
     origin: Option<ConnectionOrigin>,
     applicable_rules: ApplicableRules,
-    seal: Arc<Seal>,
+    compilation: Arc<CompilationId>,
 }
 
 /// The rules that apply to a peer.
@@ -392,12 +417,12 @@ struct ConnectionAuthorization {
 struct ApplicableRules {
     /// The `TrafficTarget` rules with the peer as a source, if any.
     targets: Option<Arc<SourceRules>>,
-    /// The access policy rules, if any; boxed, because rights are moved.
+    /// The access policy rules, if any; boxed, because this struct is moved often.
     policies: Option<Box<PeerRules>>,
-    /// The ingress rules that allow it.
+    /// The ingress rules that allow the client.
     ingress_rules: RuleSubset,
-    /// Indicates that only ingress rules allow it.
-    opened_only: bool,
+    /// True if only ingress rules can allow requests of this peer.
+    ingress_only: bool,
 }
 
 /// Proof that a request or byte stream is allowed. [`InboundAccess::decision`] returns its policy.
@@ -409,7 +434,7 @@ pub struct RequestPermit {
 }
 
 impl RequestPermit {
-    /// Returns the reason for which `defaultPolicy: deny` would reject it.
+    /// Returns the reason for which `defaultPolicy: deny` would reject the request; `None` if it would not.
     #[must_use]
     pub fn would_deny(self) -> Option<Reason> {
         self.would_deny
@@ -431,25 +456,27 @@ enum DecidedBy {
     IngressRule(usize),
 }
 
-/// Only the address of its `Arc` matters.
+/// Identifies a compilation by the address of its `Arc`.
 #[derive(Debug)]
-struct Seal;
+struct CompilationId;
 
+/// The `TrafficTarget` rules of a workload, with the sources that each allows.
 #[derive(Debug)]
 struct AllowRules {
     rules: Box<[CompiledAccess]>,
     /// The rules of each source, so that requests compare no identities.
     by_source: BTreeMap<ServiceAccount, Arc<SourceRules>>,
-    /// An index of everything they allow, if there are many.
-    many: Option<MatchIndex>,
+    /// An index of the requests they allow, if there are many.
+    index: Option<MatchIndex>,
 }
 
 /// The rules of one or more sources.
 #[derive(Debug)]
 struct SourceRules {
+    /// Positions in [`AllowRules::rules`].
     rules: Box<[usize]>,
-    /// An index of everything they allow, if there are many.
-    many: Option<MatchIndex>,
+    /// An index of the requests they allow, if there are many.
+    index: Option<MatchIndex>,
 }
 
 impl AllowRules {
@@ -466,33 +493,36 @@ impl AllowRules {
         let rules: Box<[CompiledAccess]> =
             rules.iter().map(CompiledAccess::compile).collect::<Result<_, _>>()?;
         let http = |index: usize| (index, rules.get(index).map_or(&[][..], |rule| &rule.http));
-        // Many sources share the same rules.
+        // Sources with the same rules share one list.
         let mut lists = BTreeMap::<Vec<usize>, Arc<SourceRules>>::new();
-        let mut named = |indices: Vec<usize>| {
-            let named = lists.entry(indices).or_insert_with_key(|indices| {
-                let many = MatchIndex::from_matches(indices.iter().map(|index| http(*index)));
-                Arc::new(SourceRules { rules: indices.as_slice().into(), many })
+        let mut shared_list = |indices: Vec<usize>| {
+            let list = lists.entry(indices).or_insert_with_key(|indices| {
+                let index = MatchIndex::from_matches(indices.iter().map(|index| http(*index)));
+                Arc::new(SourceRules { rules: indices.as_slice().into(), index })
             });
-            Arc::clone(named)
+            Arc::clone(list)
         };
-        let by_source = by_source.into_iter().map(|(source, indices)| (source, named(indices)));
+        let by_source =
+            by_source.into_iter().map(|(source, indices)| (source, shared_list(indices)));
         Ok(Self {
             by_source: by_source.collect(),
-            many: MatchIndex::from_matches((0..rules.len()).map(http)),
+            index: MatchIndex::from_matches((0..rules.len()).map(http)),
             rules,
         })
     }
 
+    /// Returns the position of the first of these rules that allows the request or bytes.
     fn first_allowing(
         &self,
-        among: &[usize],
+        candidates: &[usize],
         allows: impl Fn(&CompiledAccess) -> bool,
     ) -> Option<usize> {
         let allowing = |index: &&usize| self.rules.get(**index).is_some_and(&allows);
-        among.iter().find(allowing).copied()
+        candidates.iter().find(allowing).copied()
     }
 }
 
+/// One compiled `TrafficTarget` rule.
 #[derive(Debug)]
 struct CompiledAccess {
     decision: PolicyDecision,
@@ -525,16 +555,21 @@ pub(crate) fn allows_path(
     request: &RequestView<'_>,
     path: PathKind,
 ) -> bool {
-    (path == PathKind::Plain || fits_unusual(matcher, request, path)) && matcher.matches(request)
+    (path == PathKind::Plain || matches_unusual_path(matcher, request, path))
+        && matcher.matches(request)
 }
 
 /// Separate, so that the usual path needs no stack space for it.
 #[inline(never)]
-fn fits_unusual(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
+fn matches_unusual_path(
+    matcher: &RequestMatcher,
+    request: &RequestView<'_>,
+    path: PathKind,
+) -> bool {
     !matcher.constrains_path()
         || path == PathKind::NetworkPath
             && matcher.matches_path(request.path)
-            && fits_each_reading(matcher, request.path)
+            && matches_each_reading(matcher, request.path)
 }
 
 #[cfg(test)]

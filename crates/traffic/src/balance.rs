@@ -45,59 +45,62 @@ pub trait Candidates {
     }
 }
 
-/// Draws two different usable candidates and returns the one with less load. If weights differ, candidates are
-/// drawn by weight, and both draws may return the same one.
+/// Picks two different usable candidates at random and returns the one with less load (power of two choices).
+/// If weights differ, candidates are picked by weight, and both picks may be the same one. `random` is a
+/// uniform random number.
 ///
-/// If none is usable, all eligible candidates take part: their failures are old evidence, and an attempt is
-/// better than a certain failure. `None` only if none is eligible.
+/// If no candidate is usable, all eligible ones take part: their failures are old evidence, and an attempt is
+/// better than a certain failure. The result is `None` only if none is eligible.
 #[must_use]
-pub fn pick_candidate<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+pub fn pick_candidate<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Option<usize> {
     let count = candidates.len();
     if count <= 1 {
-        return count.checked_sub(1).filter(|only| candidates.is_eligible(*only));
+        return count
+            .checked_sub(1)
+            .filter(|only_candidate| candidates.is_eligible(*only_candidate));
     }
     if weighted::has_weights(candidates) {
-        return weighted::pick_weighted(candidates, draw);
+        return weighted::pick_weighted(candidates, random);
     }
-    let (first, second) = draw_pair(count, draw);
+    let (first, second) = random_pair(count, random);
     match (candidates.is_usable(first), candidates.is_usable(second)) {
         (true, true) => Some(less_loaded(candidates, first, second)),
-        _ => pick_usable(candidates, draw, first, second),
+        _ => pick_usable(candidates, random, first, second),
     }
 }
 
-/// The slow path, after the first draw returned an unusable candidate.
+/// Picks two candidates among the usable ones, after the first pick returned an unusable one.
 fn pick_usable<C: Candidates + ?Sized>(
     candidates: &C,
-    draw: u64,
+    random: u64,
     first: usize,
     second: usize,
 ) -> Option<usize> {
     let usable = || (0..candidates.len()).filter(|index| candidates.is_usable(*index));
     match usable().count() {
-        0 => pick_eligible(candidates, draw, first, second),
+        0 => pick_eligible(candidates, random, first, second),
         1 => usable().next(),
         count => {
-            // A new number: the old one is known to select an unusable candidate.
-            let (first, second) = draw_pair(count, remix_draw(draw));
+            // The old number is known to select an unusable candidate, so a new one is derived.
+            let (first, second) = random_pair(count, mix_random(random));
             Some(less_loaded(candidates, usable().nth(first)?, usable().nth(second)?))
         }
     }
 }
 
-/// The last resort if no candidate is usable.
+/// Picks two candidates among the eligible ones, if none is usable.
 fn pick_eligible<C: Candidates + ?Sized>(
     candidates: &C,
-    draw: u64,
+    random: u64,
     first: usize,
     second: usize,
 ) -> Option<usize> {
     let eligible = || (0..candidates.len()).filter(|index| candidates.is_eligible(*index));
     match eligible().count() {
-        all if all == candidates.len() => Some(less_loaded(candidates, first, second)),
+        count if count == candidates.len() => Some(less_loaded(candidates, first, second)),
         0 | 1 => eligible().next(),
         count => {
-            let (first, second) = draw_pair(count, remix_draw(draw));
+            let (first, second) = random_pair(count, mix_random(random));
             Some(less_loaded(candidates, eligible().nth(first)?, eligible().nth(second)?))
         }
     }
@@ -110,28 +113,30 @@ fn less_loaded<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usi
     }
 }
 
-/// Returns two different numbers below `count` (at least 2) from the two halves of the draw.
-fn draw_pair(count: usize, draw: u64) -> (usize, usize) {
-    let first = draw_below(count, draw >> 32);
-    let second = draw_below(count - 1, draw & HALF);
+/// Returns two different numbers below `count` (at least 2) from the two halves of the random number.
+fn random_pair(count: usize, random: u64) -> (usize, usize) {
+    let first = random_below(count, random >> 32);
+    let second = random_below(count - 1, random & LOW_BITS);
     (first, second + usize::from(second >= first))
 }
 
 /// Returns a number below `count` from 32 random bits, by multiplication instead of division.
-fn draw_below(count: usize, random: u64) -> usize {
-    let count = (count as u64).min(HALF);
+fn random_below(count: usize, random: u64) -> usize {
+    let count = (count as u64).min(LOW_BITS);
     usize::try_from((random * count) >> 32).unwrap_or(usize::MAX)
 }
 
-/// The finalizer of SplitMix64: every bit of the result depends on every bit of the draw.
-fn remix_draw(draw: u64) -> u64 {
-    let mut z = draw.wrapping_add(0x9E37_79B9_7F4A_7C15);
+/// Derives another random number by the finalizer of SplitMix64: every bit of the result depends on every bit
+/// of the input.
+fn mix_random(random: u64) -> u64 {
+    let mut z = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
 }
 
-const HALF: u64 = 0xFFFF_FFFF;
+/// The lower 32 bits.
+const LOW_BITS: u64 = 0xFFFF_FFFF;
 
 #[cfg(test)]
 mod tests {
@@ -151,17 +156,17 @@ mod tests {
         }
     }
 
-    /// The number of picks of each candidate in `DRAWS` seeded draws.
+    /// Returns the number of picks of each candidate in `DRAWS` seeded draws.
     fn pick_counts(table: &Table) -> Vec<u32> {
         let mut counts = vec![0; table.len()];
-        for draw in seeded_draws() {
-            counts[pick_candidate(table, draw).unwrap()] += 1;
+        for random in seeded_draws() {
+            counts[pick_candidate(table, random).unwrap()] += 1;
         }
         counts
     }
 
     fn seeded_draws() -> impl Iterator<Item = u64> {
-        (0..DRAWS).map(|n| remix_draw(u64::from(n) ^ 0xA5A5_5A5A))
+        (0..DRAWS).map(|n| mix_random(u64::from(n) ^ 0xA5A5_5A5A))
     }
 
     const DRAWS: u32 = 60_000;
@@ -172,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn none_of_none_and_the_only_one() {
+    fn zero_or_one_candidates_need_no_choice() {
         assert_eq!(pick_candidate(&Table(vec![]), 7), None);
         assert_eq!(pick_candidate(&Table(vec![(9, true)]), 7), Some(0));
         assert_eq!(pick_candidate(&Table(vec![(9, false)]), 7), Some(0), "panic mode");
@@ -187,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn two_candidates_always_yield_the_lighter() {
+    fn the_less_loaded_of_two_candidates_is_always_chosen() {
         assert_eq!(pick_counts(&Table(vec![(3, true), (2, true)])), [0, DRAWS]);
     }
 
     #[test]
-    fn the_heaviest_of_many_is_never_chosen_and_the_lightest_most() {
+    fn the_most_loaded_candidate_is_never_chosen_and_the_least_loaded_most_often() {
         let counts = pick_counts(&Table(vec![(0, true), (5, true), (9, true)]));
         assert!(is_near(counts[0], 2.0 / 3.0), "{counts:?}");
         assert!(is_near(counts[1], 1.0 / 3.0), "{counts:?}");
@@ -200,14 +205,15 @@ mod tests {
     }
 
     #[test]
-    fn unusable_candidates_are_passed_over_without_favouring_a_neighbour() {
-        let table = |usable: &[bool]| Table(usable.iter().map(|u| (1, *u)).collect());
+    fn unusable_candidates_are_skipped_without_favoring_a_neighbor() {
+        let table =
+            |usable: &[bool]| Table(usable.iter().map(|is_usable| (1, *is_usable)).collect());
         for usable in [
             &[false, true, false, true, true][..],
             &[true, false, false, false, true],
             &[false, false, true],
         ] {
-            let share = 1.0 / usable.iter().filter(|u| **u).count() as f64;
+            let share = 1.0 / usable.iter().filter(|is_usable| **is_usable).count() as f64;
             let counts = pick_counts(&table(usable));
             for (count, usable) in counts.iter().zip(usable) {
                 assert!(if *usable { is_near(*count, share) } else { *count == 0 }, "{counts:?}");
@@ -216,15 +222,15 @@ mod tests {
     }
 
     #[test]
-    fn all_are_tried_when_none_is_usable() {
+    fn all_candidates_are_tried_if_none_is_usable() {
         let counts = pick_counts(&Table(vec![(1, false); 4]));
         assert!(counts.iter().all(|c| is_near(*c, 0.25)), "{counts:?}");
     }
 
     /// No candidate is usable; only these are eligible.
-    struct Removed(Vec<bool>);
+    struct EjectedCandidates(Vec<bool>);
 
-    impl Candidates for Removed {
+    impl Candidates for EjectedCandidates {
         fn len(&self) -> usize {
             self.0.len()
         }
@@ -240,22 +246,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_eligible_is_not_tried_either() {
+    fn ineligible_candidates_are_never_chosen() {
         for (eligible, expected) in [
             (&[false][..], &[][..]),
             (&[false, false], &[]),
             (&[false, true, false], &[1]),
             (&[true, false, true, false, true], &[0, 2, 4]),
         ] {
-            let removed = Removed(eligible.to_vec());
-            let mut seen = [false; 5];
-            for draw in seeded_draws().take(1_000) {
-                if let Some(index) = pick_candidate(&removed, draw) {
-                    seen[index] = true;
+            let candidates = EjectedCandidates(eligible.to_vec());
+            let mut chosen = [false; 5];
+            for random in seeded_draws().take(1_000) {
+                if let Some(index) = pick_candidate(&candidates, random) {
+                    chosen[index] = true;
                 }
             }
-            let seen: Vec<usize> = (0..5).filter(|index| seen[*index]).collect();
-            assert_eq!(seen, expected, "{eligible:?}");
+            let chosen: Vec<usize> = (0..5).filter(|index| chosen[*index]).collect();
+            assert_eq!(chosen, expected, "{eligible:?}");
         }
     }
 
@@ -264,8 +270,8 @@ mod tests {
         // 1,000 balls into 10 bins: with two choices the counts stay within a few of the mean; with one they do
         // not.
         let mut table = Table(vec![(0, true); 10]);
-        for draw in seeded_draws().take(1_000) {
-            let index = pick_candidate(&table, draw).unwrap();
+        for random in seeded_draws().take(1_000) {
+            let index = pick_candidate(&table, random).unwrap();
             table.0[index].0 += 1;
         }
         assert!(table.0.iter().all(|(load, _)| (95..=105).contains(load)), "{:?}", table.0);

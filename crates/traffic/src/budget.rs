@@ -11,23 +11,23 @@ use leno_model::RetryRule;
 /// and a failing service is not overloaded by retries.
 #[derive(Debug, Clone)]
 pub struct RetryBudget {
-    /// In hundredths of a retry.
+    /// The available retries, in hundredths.
     balance: u32,
     /// The time up to which the balance was refilled.
-    paid_until: Instant,
+    refilled_at: Instant,
 }
 
 impl RetryBudget {
     /// Creates a budget at the floor.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        Self { balance: FLOOR_RETRIES * RETRY, paid_until: now }
+        Self { balance: FLOOR_RETRIES * RETRY, refilled_at: now }
     }
 
     /// Records a request.
     pub fn deposit(&mut self) {
-        let most = BALANCE_RETRIES_MAX * RETRY;
-        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(most);
+        let maximum = MAX_BALANCE_RETRIES * RETRY;
+        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(maximum);
     }
 
     /// Takes one retry, if available.
@@ -35,8 +35,8 @@ impl RetryBudget {
     pub fn withdraw(&mut self, now: Instant) -> bool {
         self.refill(now);
         match self.balance.checked_sub(RETRY) {
-            Some(left) => {
-                self.balance = left;
+            Some(remaining) => {
+                self.balance = remaining;
                 true
             }
             None => false,
@@ -45,28 +45,28 @@ impl RetryBudget {
 
     /// Refills the budget for the elapsed time, up to the floor.
     fn refill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.paid_until);
-        let periods = passed.as_nanos() / FLOOR_PERIOD.as_nanos();
+        let elapsed = now.saturating_duration_since(self.refilled_at);
+        let periods = elapsed.as_nanos() / FLOOR_PERIOD.as_nanos();
         let Ok(periods @ 1..) = u32::try_from(periods) else {
             return;
         };
-        self.paid_until = now;
+        self.refilled_at = now;
         let floor = FLOOR_RETRIES * RETRY;
         if self.balance < floor {
-            let paid = self.balance.saturating_add(periods.saturating_mul(RETRY));
-            self.balance = paid.min(floor);
+            let refilled = self.balance.saturating_add(periods.saturating_mul(RETRY));
+            self.balance = refilled.min(floor);
         }
     }
 }
 
-/// Retries per hundred requests.
+/// The retries that a hundred requests add.
 pub const SHARE_PERCENT: u32 = 20;
-/// The floor that time restores, for services with few requests: all retries of one request.
-pub const FLOOR_RETRIES: u32 = RetryRule::ATTEMPTS_MAX as u32;
+/// The balance that time restores, in retries, for services with few requests: all retries of one request.
+pub const FLOOR_RETRIES: u32 = RetryRule::MAX_ATTEMPTS as u32;
 /// The time to restore one retry below the floor.
 pub const FLOOR_PERIOD: Duration = Duration::from_secs(1);
-/// The maximum balance: an hour without failures does not pay for a retry storm.
-pub const BALANCE_RETRIES_MAX: u32 = 100;
+/// The maximum balance, in retries: an hour without failures must not permit a retry storm.
+pub const MAX_BALANCE_RETRIES: u32 = 100;
 /// One retry, in the unit of the balance.
 const RETRY: u32 = 100;
 
@@ -75,13 +75,13 @@ const RETRY: u32 = 100;
 mod tests {
     use super::*;
 
-    /// The number of allowed retries.
+    /// Returns the number of allowed retries.
     fn withdraw_times(budget: &mut RetryBudget, retries: usize, now: Instant) -> usize {
         (0..retries).filter(|_| budget.withdraw(now)).count()
     }
 
     #[test]
-    fn retries_are_a_fifth_of_the_requests_beside_the_floor() {
+    fn retries_are_a_fifth_of_the_requests_above_the_floor() {
         let now = Instant::now();
         let mut budget = RetryBudget::new(now);
         assert_eq!(withdraw_times(&mut budget, 20, now), 10);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_comes_back_with_time_and_savings_are_bounded() {
+    fn the_floor_is_restored_over_time_and_the_balance_is_bounded() {
         let mut now = Instant::now();
         let mut budget = RetryBudget::new(now);
         assert_eq!(withdraw_times(&mut budget, 10, now), 10);

@@ -4,22 +4,24 @@ use std::time::Duration;
 
 use leno_model::{FailureThreshold, TripConditions};
 
-/// A circuit. The owner provides the time, since any fixed moment.
+/// The circuit breaker of one upstream port. The owner provides the time, relative to any fixed moment.
 #[derive(Debug)]
 pub struct Circuit {
     rule: TripConditions,
-    bucket: Duration,
-    bucket_ends: Duration,
-    /// The current bucket of the window.
-    current: usize,
+    bucket_length: Duration,
+    /// The end of the current bucket.
+    bucket_end: Duration,
+    /// The index of the current bucket.
+    current_bucket: usize,
     buckets: Box<[Bucket]>,
     total: Bucket,
     consecutive_failures: u32,
-    state: State,
+    state: CircuitState,
     /// The number of transitions. Requests that started in an earlier epoch are not counted.
     epoch: u32,
 }
 
+/// The outcomes of requests in one part of the window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Bucket {
     requests: u32,
@@ -28,21 +30,24 @@ struct Bucket {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CircuitState {
     Closed,
     Open {
         until: Duration,
     },
     /// Probes are allowed.
     HalfOpen {
-        succeeded: u32,
-        under_way: u32,
+        /// The number of successful probes.
+        successes: u32,
+        /// The number of probes in progress.
+        in_progress: u32,
         /// The deadline for probes, which may be long-lived streams.
         until: Duration,
     },
 }
 
-/// An admitted request. Returned when the request ends.
+/// Identifies an admitted request. It is passed to [`Circuit::record_result`] or [`Circuit::release_ticket`]
+/// when the request ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CircuitTicket {
     epoch: u32,
@@ -66,7 +71,7 @@ pub enum Transition {
     Closed,
 }
 
-/// The reason for which a circuit opened.
+/// The reason why a circuit opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trigger {
     /// Too many failed requests in the window.
@@ -97,15 +102,15 @@ impl Circuit {
     #[must_use]
     pub fn new(rule: TripConditions) -> Self {
         let buckets = rule.buckets.max(1);
-        let bucket = rule.window / u32::from(buckets);
+        let bucket_length = rule.window / u32::from(buckets);
         Self {
-            bucket,
-            bucket_ends: bucket,
-            current: 0,
+            bucket_length,
+            bucket_end: bucket_length,
+            current_bucket: 0,
             buckets: vec![Bucket::default(); usize::from(buckets)].into(),
             total: Bucket::default(),
             consecutive_failures: 0,
-            state: State::Closed,
+            state: CircuitState::Closed,
             epoch: 0,
             rule,
         }
@@ -113,68 +118,70 @@ impl Circuit {
 
     /// Admits a request; `None` if the circuit rejects it.
     pub fn admit_request(&mut self, now: Duration) -> Option<CircuitTicket> {
-        if let State::Open { until } | State::HalfOpen { until, .. } = self.state
+        if let CircuitState::Open { until } | CircuitState::HalfOpen { until, .. } = self.state
             && until <= now
         {
             let until = now.saturating_add(self.rule.open_duration);
-            self.change_state(State::HalfOpen { succeeded: 0, under_way: 0, until });
+            self.change_state(CircuitState::HalfOpen { successes: 0, in_progress: 0, until });
         }
         let probes = self.rule.half_open_requests.max(1);
         match &mut self.state {
-            State::Closed => {}
-            State::Open { .. } => return None,
-            State::HalfOpen { succeeded, under_way, .. } if *succeeded + *under_way < probes => {
-                *under_way += 1;
+            CircuitState::Closed => {}
+            CircuitState::Open { .. } => return None,
+            CircuitState::HalfOpen { successes, in_progress, .. }
+                if *successes + *in_progress < probes =>
+            {
+                *in_progress += 1;
             }
-            State::HalfOpen { .. } => return None,
+            CircuitState::HalfOpen { .. } => return None,
         }
         Some(CircuitTicket { epoch: self.epoch })
     }
 
-    /// Records the end of an admitted request.
+    /// Records the outcome of an admitted request. Returns the transition that it caused, if any.
     pub fn record_result(
         &mut self,
         ticket: CircuitTicket,
-        shown: RequestOutcome,
+        outcome: RequestOutcome,
         now: Duration,
     ) -> Option<Transition> {
         if ticket.epoch != self.epoch {
             return None;
         }
-        let slow = self.rule.slow.is_some_and(|slow| shown.duration >= slow.threshold);
+        let is_slow = self.rule.slow.is_some_and(|slow| outcome.duration >= slow.threshold);
         match &mut self.state {
-            State::Closed => {
+            CircuitState::Closed => {
                 self.advance_window(now);
-                self.count_request(shown.failed, slow);
+                self.count_request(outcome.failed, is_slow);
                 let trigger = self.open_trigger()?;
                 Some(self.open_circuit(trigger, now))
             }
-            State::HalfOpen { .. } if shown.failed || slow => {
+            CircuitState::HalfOpen { .. } if outcome.failed || is_slow => {
                 Some(self.open_circuit(Trigger::Probe, now))
             }
-            State::HalfOpen { succeeded, under_way, .. } => {
-                *under_way -= 1;
-                *succeeded += 1;
-                if *succeeded < self.rule.half_open_requests.max(1) {
+            CircuitState::HalfOpen { successes, in_progress, .. } => {
+                *in_progress -= 1;
+                *successes += 1;
+                if *successes < self.rule.half_open_requests.max(1) {
                     return None;
                 }
-                self.change_state(State::Closed);
+                self.change_state(CircuitState::Closed);
                 self.buckets.fill(Bucket::default());
                 self.total = Bucket::default();
                 self.consecutive_failures = 0;
                 Some(Transition::Closed)
             }
             // An epoch in which the circuit is open has no tickets.
-            State::Open { .. } => None,
+            CircuitState::Open { .. } => None,
         }
     }
 
     /// Returns a ticket without an outcome.
     pub fn release_ticket(&mut self, ticket: CircuitTicket) {
         if ticket.epoch == self.epoch
-            && let State::HalfOpen { under_way, .. } = &mut self.state
+            && let CircuitState::HalfOpen { in_progress, .. } = &mut self.state
         {
-            *under_way -= 1;
+            *in_progress -= 1;
         }
     }
 
@@ -183,10 +190,10 @@ impl Circuit {
     pub fn is_open(&self, now: Duration) -> bool {
         let probes = self.rule.half_open_requests.max(1);
         match self.state {
-            State::Closed => false,
-            State::Open { until } => now < until,
-            State::HalfOpen { succeeded, under_way, until } => {
-                now < until && succeeded + under_way >= probes
+            CircuitState::Closed => false,
+            CircuitState::Open { until } => now < until,
+            CircuitState::HalfOpen { successes, in_progress, until } => {
+                now < until && successes + in_progress >= probes
             }
         }
     }
@@ -198,25 +205,27 @@ impl Circuit {
     }
 
     fn open_circuit(&mut self, trigger: Trigger, now: Duration) -> Transition {
-        self.change_state(State::Open { until: now.saturating_add(self.rule.open_duration) });
+        self.change_state(CircuitState::Open {
+            until: now.saturating_add(self.rule.open_duration),
+        });
         Transition::Opened(trigger)
     }
 
-    fn change_state(&mut self, state: State) {
+    fn change_state(&mut self, state: CircuitState) {
         self.state = state;
         self.epoch = self.epoch.wrapping_add(1);
     }
 
     /// Removes expired buckets from the window.
     fn advance_window(&mut self, now: Duration) {
-        if now < self.bucket_ends {
+        if now < self.bucket_end {
             return;
         }
-        let ended = 1 + (now - self.bucket_ends).as_nanos() / self.bucket.as_nanos().max(1);
-        let turns = usize::try_from(ended).unwrap_or(usize::MAX).min(self.buckets.len());
-        for _ in 0..turns {
-            self.current = (self.current + 1) % self.buckets.len();
-            if let Some(bucket) = self.buckets.get_mut(self.current) {
+        let ended = 1 + (now - self.bucket_end).as_nanos() / self.bucket_length.as_nanos().max(1);
+        let buckets_ended = usize::try_from(ended).unwrap_or(usize::MAX).min(self.buckets.len());
+        for _ in 0..buckets_ended {
+            self.current_bucket = (self.current_bucket + 1) % self.buckets.len();
+            if let Some(bucket) = self.buckets.get_mut(self.current_bucket) {
                 let Bucket { requests, failed, slow } = std::mem::take(bucket);
                 self.total.requests = self.total.requests.saturating_sub(requests);
                 self.total.failed = self.total.failed.saturating_sub(failed);
@@ -224,33 +233,33 @@ impl Circuit {
             }
         }
         let ended = u32::try_from(ended).unwrap_or(u32::MAX);
-        self.bucket_ends = self.bucket_ends.saturating_add(self.bucket.saturating_mul(ended));
+        self.bucket_end = self.bucket_end.saturating_add(self.bucket_length.saturating_mul(ended));
     }
 
-    fn count_request(&mut self, failed: bool, slow: bool) {
+    fn count_request(&mut self, failed: bool, is_slow: bool) {
         self.consecutive_failures =
             if failed { self.consecutive_failures.saturating_add(1) } else { 0 };
-        let Some(bucket) = self.buckets.get_mut(self.current) else { return };
-        for counted in [bucket, &mut self.total] {
-            counted.requests = counted.requests.saturating_add(1);
-            counted.failed = counted.failed.saturating_add(u32::from(failed));
-            counted.slow = counted.slow.saturating_add(u32::from(slow));
+        let Some(bucket) = self.buckets.get_mut(self.current_bucket) else { return };
+        for counts in [bucket, &mut self.total] {
+            counts.requests = counts.requests.saturating_add(1);
+            counts.failed = counts.failed.saturating_add(u32::from(failed));
+            counts.slow = counts.slow.saturating_add(u32::from(is_slow));
         }
     }
 
     /// Returns the reason to open now, if any.
     fn open_trigger(&self) -> Option<Trigger> {
         let Bucket { requests, failed, slow } = self.total;
-        let row =
-            self.rule.consecutive_failures.is_some_and(|many| self.consecutive_failures >= many);
-        let enough = requests >= self.rule.requests_min;
-        let too_slow =
-            self.rule.slow.is_some_and(|rule| exceeds_limit(rule.too_many, slow, requests));
-        if row {
+        let has_consecutive_failures =
+            self.rule.consecutive_failures.is_some_and(|limit| self.consecutive_failures >= limit);
+        let has_enough_requests = requests >= self.rule.requests_min;
+        let has_too_many_slow =
+            self.rule.slow.is_some_and(|rule| reaches_limit(rule.too_many, slow, requests));
+        if has_consecutive_failures {
             Some(Trigger::Consecutive)
-        } else if enough && exceeds_limit(self.rule.failed, failed, requests) {
+        } else if has_enough_requests && reaches_limit(self.rule.failed, failed, requests) {
             Some(Trigger::Failed)
-        } else if enough && too_slow {
+        } else if has_enough_requests && has_too_many_slow {
             Some(Trigger::Slow)
         } else {
             None
@@ -258,12 +267,12 @@ impl Circuit {
     }
 }
 
-/// True if the counted requests exceed the limit.
-fn exceeds_limit(limit: FailureThreshold, counted: u32, requests: u32) -> bool {
-    let share = limit
+/// True if this many of the requests reach the limit.
+fn reaches_limit(limit: FailureThreshold, count: u32, requests: u32) -> bool {
+    let reaches_share = limit
         .share_ppm
-        .is_some_and(|ppm| u64::from(counted) * 1_000_000 >= u64::from(requests) * u64::from(ppm));
-    counted > 0 && (share || limit.number.is_some_and(|number| counted >= number))
+        .is_some_and(|ppm| u64::from(count) * 1_000_000 >= u64::from(requests) * u64::from(ppm));
+    count > 0 && (reaches_share || limit.number.is_some_and(|number| count >= number))
 }
 
 #[cfg(test)]

@@ -52,15 +52,16 @@ impl CompiledSnapshot {
         let mut services = BTreeMap::new();
         let caller = &snapshot.config.caller;
         let retries = &snapshot.config.retries;
-        for (name, view) in &snapshot.services {
-            let old = previous.and_then(|plans| {
+        for (name, config) in &snapshot.services {
+            let previous_service = previous.and_then(|previous| {
                 Some(PreviousService {
-                    service: plans.services.get(name)?,
-                    same_caller: plans.snapshot.config.caller == *caller,
+                    service: previous.services.get(name)?,
+                    is_same_caller: previous.snapshot.config.caller == *caller,
                 })
             });
             let client = (caller, retries.get(name));
-            services.insert(name.clone(), CompiledService::build(view, client, old)?);
+            services
+                .insert(name.clone(), CompiledService::build(config, client, previous_service)?);
         }
         compile_forwarded(&mut services, &snapshot, previous)?;
         Ok(Self {
@@ -69,7 +70,7 @@ impl CompiledSnapshot {
             limits: build_limits(&snapshot, previous)?,
             gateway: build_gateway(&snapshot, previous),
             egress_rules: build_egress_rules(&snapshot, previous)?,
-            request_checks: build_guards(&snapshot, previous)?,
+            request_checks: build_request_checks(&snapshot, previous)?,
             snapshot,
             services,
         })
@@ -84,33 +85,36 @@ impl CompiledSnapshot {
     /// Returns the policies of every path to a port: those of direct calls, and those that routes of called
     /// services add.
     pub fn traffic_policies(&self) -> impl Iterator<Item = &Arc<PortTrafficPolicy>> {
-        let ports = || self.services.values().flat_map(|plan| plan.ports.values());
+        let ports = || self.services.values().flat_map(|service| service.ports.values());
         let own = ports().filter_map(|port| port.traffic_policy.as_ref());
         let forwarded = ports().filter_map(|port| port.forwarded.as_ref());
-        let forwarded = forwarded.flat_map(|it| it.ports()).map(|port| &port.traffic_policy);
-        own.chain(forwarded)
+        let forwarded = forwarded.flat_map(|forwarded| forwarded.ports());
+        own.chain(forwarded.map(|port| &port.traffic_policy))
     }
 
     /// Returns the ports that routes of services with policies forward to.
     pub fn forwarded_ports(&self) -> impl Iterator<Item = &ForwardedPort> {
-        let ports = self.services.values().flat_map(|plan| plan.ports.values());
-        ports.filter_map(|port| port.forwarded.as_ref()).flat_map(|it| it.ports())
+        let ports = self.services.values().flat_map(|service| service.ports.values());
+        ports.filter_map(|port| port.forwarded.as_ref()).flat_map(|forwarded| forwarded.ports())
     }
 
-    /// Returns the port that an outlier detector belongs to.
+    /// Returns the port with this outlier detection: the port of the policy itself, or one that routes of a
+    /// service with the policy forward to.
     #[must_use]
-    pub fn watched_by(
+    pub fn port_of_detector(
         &self,
         outlier_detection: &Arc<PortOutlierDetection>,
     ) -> Option<&CompiledPort> {
-        let is_it = |it: &PortTrafficPolicy| {
-            it.outlier_detection.as_ref().is_some_and(|other| Arc::ptr_eq(other, outlier_detection))
+        let is_watched = |policy: &PortTrafficPolicy| {
+            let detection = policy.outlier_detection.as_ref();
+            detection.is_some_and(|detection| Arc::ptr_eq(detection, outlier_detection))
         };
-        let mut ports = self.services.values().flat_map(|plan| plan.ports.values());
-        let own = ports.find(|port| port.traffic_policy.as_deref().is_some_and(is_it));
+        let mut ports = self.services.values().flat_map(|service| service.ports.values());
+        let own = ports.find(|port| port.traffic_policy.as_deref().is_some_and(is_watched));
         own.or_else(|| {
-            let found = self.forwarded_ports().find(|port| is_it(&port.traffic_policy))?;
-            self.services.get(&found.service)?.ports.get(&found.port)
+            let forwarded_port =
+                self.forwarded_ports().find(|port| is_watched(&port.traffic_policy))?;
+            self.services.get(&forwarded_port.service)?.ports.get(&forwarded_port.port)
         })
     }
 }
@@ -123,17 +127,18 @@ fn compile_forwarded(
     previous: Option<&CompiledSnapshot>,
 ) -> Result<(), InvalidPattern> {
     let mut changed = Vec::new();
-    for (name, plan) in services.iter() {
-        let before = previous.and_then(|plans| plans.services.get(name));
-        for (number, port) in &plan.ports {
+    for (name, service) in services.iter() {
+        let previous_service = previous.and_then(|previous| previous.services.get(name));
+        for (number, port) in &service.ports {
             if port.traffic_policy.is_none() && port.forwarded.is_none() {
                 continue;
             }
-            let before = before.and_then(|plan| plan.ports.get(number)?.forwarded.as_deref());
-            let forwarded = Forwarded::for_port(name, *number, port, services, before);
+            let previous_forwarded = previous_service
+                .and_then(|service| service.ports.get(number)?.forwarded.as_deref());
+            let forwarded = Forwarded::for_port(name, *number, port, services, previous_forwarded);
             let is_same = match (&forwarded, &port.forwarded) {
                 (None, None) => true,
-                (Some(new), Some(known)) => new.is_same(known),
+                (Some(new), Some(current)) => new.is_same(current),
                 _ => false,
             };
             if !is_same {
@@ -142,13 +147,13 @@ fn compile_forwarded(
         }
     }
     for (name, number, forwarded) in changed {
-        let Some(plan) = services.get_mut(&name) else { continue };
-        if Arc::get_mut(plan).is_none() {
+        let Some(service) = services.get_mut(&name) else { continue };
+        if Arc::get_mut(service).is_none() {
             let client = (&snapshot.config.caller, snapshot.config.retries.get(&name));
-            *plan = CompiledService::recompile(plan, client)?;
+            *service = CompiledService::recompile(service, client)?;
         }
-        let plan = Arc::get_mut(plan);
-        if let Some(port) = plan.and_then(|plan| plan.ports.get_mut(&number)) {
+        let service = Arc::get_mut(service);
+        if let Some(port) = service.and_then(|service| service.ports.get_mut(&number)) {
             port.forwarded = forwarded;
         }
     }
@@ -167,57 +172,59 @@ pub struct CompiledService {
 /// The previous compilation of a service.
 struct PreviousService<'a> {
     service: &'a Arc<CompiledService>,
-    /// True if the caller is unchanged; only tag rules depend on it.
-    same_caller: bool,
+    /// True if the attributes of the caller are unchanged; only tag rules depend on them.
+    is_same_caller: bool,
 }
 
-/// The caller, for tag rules, and its default retry policy.
-type Client<'a> = (&'a CallerAttributes, Option<&'a ServiceRetry>);
+/// The caller, for tag rules, and its default retry policy for the service.
+type CallerInputs<'a> = (&'a CallerAttributes, Option<&'a ServiceRetry>);
 
 impl CompiledService {
     /// Compiles a service; an unchanged one is reused.
     fn build(
-        view: &Arc<ServiceConfig>,
-        (caller, retry): Client<'_>,
-        old: Option<PreviousService<'_>>,
+        config: &Arc<ServiceConfig>,
+        (caller, retry): CallerInputs<'_>,
+        previous: Option<PreviousService<'_>>,
     ) -> Result<Arc<Self>, InvalidPattern> {
-        if let Some(PreviousService { service: plan, same_caller }) = &old
-            && (*same_caller || view.ports.values().all(|port| port.tags.is_none()))
-            && plan.ports.values().all(|port| port.routes.retry_policy() == retry)
-            && (Arc::ptr_eq(view, &plan.config) || *view == plan.config)
+        if let Some(PreviousService { service, is_same_caller }) = &previous
+            && (*is_same_caller || config.ports.values().all(|port| port.tags.is_none()))
+            && service.ports.values().all(|port| port.routes.retry_policy() == retry)
+            && (Arc::ptr_eq(config, &service.config) || *config == service.config)
         {
-            return Ok(Arc::clone(plan));
+            return Ok(Arc::clone(service));
         }
-        Self::compile(view, (caller, retry), old.map(|old| &**old.service))
+        Self::compile(config, (caller, retry), previous.map(|previous| &**previous.service))
     }
 
     /// Recompiles a service from the same configuration.
-    fn recompile(old: &Arc<Self>, client: Client<'_>) -> Result<Arc<Self>, InvalidPattern> {
-        let mut renewed = Self::compile(&old.config, client, Some(old))?;
-        if let Some(plan) = Arc::get_mut(&mut renewed) {
-            for (number, port) in &mut plan.ports {
-                let before = old.ports.get(number).and_then(|old| old.forwarded.clone());
-                port.forwarded = before;
+    fn recompile(
+        previous: &Arc<Self>,
+        client: CallerInputs<'_>,
+    ) -> Result<Arc<Self>, InvalidPattern> {
+        let mut recompiled = Self::compile(&previous.config, client, Some(previous))?;
+        if let Some(service) = Arc::get_mut(&mut recompiled) {
+            for (number, port) in &mut service.ports {
+                let previous_port = previous.ports.get(number);
+                port.forwarded = previous_port.and_then(|previous| previous.forwarded.clone());
             }
         }
-        Ok(renewed)
+        Ok(recompiled)
     }
 
     fn compile(
-        view: &Arc<ServiceConfig>,
-        client: Client<'_>,
-        old: Option<&Self>,
+        config: &Arc<ServiceConfig>,
+        client: CallerInputs<'_>,
+        previous: Option<&Self>,
     ) -> Result<Arc<Self>, InvalidPattern> {
         let mut ports = BTreeMap::new();
-        for (number, port) in &view.ports {
-            let old_view = old.and_then(|old| old.config.ports.get(number));
-            let old_plan = old.and_then(|old| old.ports.get(number));
-            let old = old_view.zip(old_plan);
-            let subject = ServicePortId { service: view.name.clone(), port: *number };
-            ports.insert(*number, CompiledPort::build(&subject, port, client, old)?);
+        for (number, port) in &config.ports {
+            let previous_config = previous.and_then(|previous| previous.config.ports.get(number));
+            let previous_port = previous.and_then(|previous| previous.ports.get(number));
+            let previous = previous_config.zip(previous_port);
+            let port_id = ServicePortId { service: config.name.clone(), port: *number };
+            ports.insert(*number, CompiledPort::build(&port_id, port, client, previous)?);
         }
-        let view = Arc::clone(view);
-        Ok(Arc::new(Self { config: view, ports }))
+        Ok(Arc::new(Self { config: Arc::clone(config), ports }))
     }
 }
 
@@ -250,39 +257,46 @@ pub struct CompiledPort {
 impl CompiledPort {
     /// Endpoints change more often than rules, so rules are compiled only if they changed.
     fn build(
-        subject: &ServicePortId,
-        view: &PortConfig,
-        (caller, retry): Client<'_>,
-        old: Option<(&PortConfig, &Self)>,
+        port_id: &ServicePortId,
+        config: &PortConfig,
+        (caller, retry): CallerInputs<'_>,
+        previous: Option<(&PortConfig, &Self)>,
     ) -> Result<Self, InvalidPattern> {
-        let same_rules = |before: &PortConfig, plan: &Self| {
-            before.routed == view.routed
-                && before.rules == view.rules
-                && plan.routes.retry_policy() == retry
+        let same_rules = |previous_config: &PortConfig, previous_port: &Self| {
+            previous_config.routed == config.routed
+                && previous_config.rules == config.rules
+                && previous_port.routes.retry_policy() == retry
         };
-        let routes = match old {
-            Some((before, plan)) if same_rules(before, plan) => Arc::clone(&plan.routes),
-            _ => Arc::new(PortRoutes::compile(view)?.with_retry(retry)),
-        };
-        let endpoints: Arc<[Arc<Endpoint>]> = view.endpoints.as_slice().into();
-        let traffic_policy = match old {
-            _ if view.traffic_policy.is_empty() => None,
-            Some((before, plan)) if before.traffic_policy == view.traffic_policy => {
-                plan.traffic_policy.clone()
+        let routes = match previous {
+            Some((previous_config, previous_port))
+                if same_rules(previous_config, previous_port) =>
+            {
+                Arc::clone(&previous_port.routes)
             }
-            _ => Some(Arc::new(PortTrafficPolicy::new(view.traffic_policy.clone(), subject)?)),
+            _ => Arc::new(PortRoutes::compile(config)?.with_retry(retry)),
         };
-        let places = hash_places(view, old, &endpoints);
-        let tls_routes = TlsRoutes::compile(view);
-        let tags = match &view.tags {
+        let endpoints: Arc<[Arc<Endpoint>]> = config.endpoints.as_slice().into();
+        let traffic_policy = match previous {
+            _ if config.traffic_policy.is_empty() => None,
+            Some((previous_config, previous_port))
+                if previous_config.traffic_policy == config.traffic_policy =>
+            {
+                previous_port.traffic_policy.clone()
+            }
+            _ => Some(Arc::new(PortTrafficPolicy::new(config.traffic_policy.clone(), port_id)?)),
+        };
+        let hash_table = build_hash_table(config, previous, &endpoints);
+        let tls_routes = TlsRoutes::compile(config);
+        let tags = match &config.tags {
             None => None,
             Some(rules) => {
-                let old = old.and_then(|(_, plan)| plan.tags.as_deref());
-                Some(Box::new(CompiledTagRules::build(rules, caller, &endpoints, old)?))
+                let previous =
+                    previous.and_then(|(_, previous_port)| previous_port.tags.as_deref());
+                Some(Box::new(CompiledTagRules::build(rules, caller, &endpoints, previous)?))
             }
         };
-        let protocol = view.protocol;
-        let tcp_rule = view.tcp_rule.clone().map(Box::new);
+        let protocol = config.protocol;
+        let tcp_rule = config.tcp_rule.clone().map(Box::new);
         let names = EndpointNames::default();
         Ok(Self {
             routes,
@@ -290,7 +304,7 @@ impl CompiledPort {
             protocol,
             endpoints,
             traffic_policy,
-            hash_table: places,
+            hash_table,
             tags,
             tcp_rule,
             names,
@@ -301,24 +315,24 @@ impl CompiledPort {
 
 /// Returns the hash table of the endpoints, if a policy uses consistent hashing; reused while endpoints and
 /// weights are unchanged.
-fn hash_places(
-    view: &PortConfig,
-    old: Option<(&PortConfig, &CompiledPort)>,
+fn build_hash_table(
+    config: &PortConfig,
+    previous: Option<(&PortConfig, &CompiledPort)>,
     endpoints: &[Arc<Endpoint>],
 ) -> Option<Arc<EndpointHashTable>> {
-    let algorithm = |view: &PortConfig| {
-        let balancing = view.traffic_policy.balancing.as_ref();
+    let algorithm_of = |config: &PortConfig| {
+        let balancing = config.traffic_policy.balancing.as_ref();
         balancing.map(|balancing| balancing.rule.algorithm.clone())
     };
-    let wanted = algorithm(view)?;
-    match old {
-        Some((before, plan))
-            if algorithm(before).as_ref() == Some(&wanted)
-                && hash_inputs(&plan.endpoints).eq(hash_inputs(endpoints)) =>
+    let algorithm = algorithm_of(config)?;
+    match previous {
+        Some((previous_config, previous_port))
+            if algorithm_of(previous_config).as_ref() == Some(&algorithm)
+                && hash_inputs(&previous_port.endpoints).eq(hash_inputs(endpoints)) =>
         {
-            plan.hash_table.clone()
+            previous_port.hash_table.clone()
         }
-        _ => EndpointHashTable::for_endpoints(&wanted, endpoints).map(Arc::new),
+        _ => EndpointHashTable::for_endpoints(&algorithm, endpoints).map(Arc::new),
     }
 }
 
@@ -329,25 +343,25 @@ pub(crate) fn hash_inputs(
     endpoints.iter().map(|endpoint| (&endpoint.id, endpoint.weight))
 }
 
-/// Permits stay valid while the access rules are unchanged.
+/// Reuses unchanged access rules, so that permits stay current.
 fn build_access(
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,
 ) -> Result<Arc<InboundAccess>, InvalidPattern> {
-    let plan = &snapshot.config;
+    let config = &snapshot.config;
     match previous {
-        Some(CompiledSnapshot { snapshot: old, access, .. })
-            if old.config.access == plan.access
-                && old.config.trust_domain == plan.trust_domain
-                && old.config.revoked == plan.revoked
-                && old.config.inbound == plan.inbound
-                && old.config.mtls == plan.mtls
-                && old.config.ingress_rules == plan.ingress_rules
-                && (plan.inbound.rules.is_empty() || old.config.ports == plan.ports) =>
+        Some(CompiledSnapshot { snapshot: previous, access, .. })
+            if previous.config.access == config.access
+                && previous.config.trust_domain == config.trust_domain
+                && previous.config.revoked == config.revoked
+                && previous.config.inbound == config.inbound
+                && previous.config.mtls == config.mtls
+                && previous.config.ingress_rules == config.ingress_rules
+                && (config.inbound.rules.is_empty() || previous.config.ports == config.ports) =>
         {
             Ok(Arc::clone(access))
         }
-        _ => InboundAccess::from_config(plan).map(Arc::new),
+        _ => InboundAccess::from_config(config).map(Arc::new),
     }
 }
 
@@ -356,8 +370,8 @@ fn build_egress_rules(
     previous: Option<&CompiledSnapshot>,
 ) -> Result<Arc<EgressRules>, InvalidPattern> {
     match previous {
-        Some(CompiledSnapshot { snapshot: old, egress_rules, .. })
-            if old.config.egress_rules == snapshot.config.egress_rules =>
+        Some(CompiledSnapshot { snapshot: previous, egress_rules, .. })
+            if previous.config.egress_rules == snapshot.config.egress_rules =>
         {
             Ok(Arc::clone(egress_rules))
         }
@@ -370,8 +384,8 @@ fn build_lanes(
     previous: Option<&CompiledSnapshot>,
 ) -> Result<Arc<Lanes>, InvalidPattern> {
     match previous {
-        Some(CompiledSnapshot { snapshot: old, lanes, .. })
-            if old.config.lanes == snapshot.config.lanes =>
+        Some(CompiledSnapshot { snapshot: previous, lanes, .. })
+            if previous.config.lanes == snapshot.config.lanes =>
         {
             Ok(Arc::clone(lanes))
         }
@@ -384,31 +398,31 @@ fn build_limits(
     previous: Option<&CompiledSnapshot>,
 ) -> Result<Arc<CompiledLimits>, InvalidPattern> {
     match previous {
-        Some(CompiledSnapshot { snapshot: old, limits, .. })
-            if old.config.limits == snapshot.config.limits =>
+        Some(CompiledSnapshot { snapshot: previous, limits, .. })
+            if previous.config.limits == snapshot.config.limits =>
         {
             Ok(Arc::clone(limits))
         }
         _ => {
-            let before = previous.map(|plans| &*plans.limits);
-            CompiledLimits::build(&snapshot.config.limits, before).map(Arc::new)
+            let previous_limits = previous.map(|previous| &*previous.limits);
+            CompiledLimits::build(&snapshot.config.limits, previous_limits).map(Arc::new)
         }
     }
 }
 
-fn build_guards(
+fn build_request_checks(
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,
 ) -> Result<Option<Arc<CompiledChecks>>, InvalidPattern> {
-    let plan = &snapshot.config;
+    let config = &snapshot.config;
     match previous {
-        Some(CompiledSnapshot { snapshot: old, request_checks: guards, .. })
-            if old.config.request_checks == plan.request_checks
-                && old.config.limits == plan.limits =>
+        Some(CompiledSnapshot { snapshot: previous, request_checks, .. })
+            if previous.config.request_checks == config.request_checks
+                && previous.config.limits == config.limits =>
         {
-            Ok(guards.clone())
+            Ok(request_checks.clone())
         }
-        _ => Ok(CompiledChecks::build(plan)?.map(Arc::new)),
+        _ => Ok(CompiledChecks::build(config)?.map(Arc::new)),
     }
 }
 
@@ -417,10 +431,15 @@ fn build_gateway(
     previous: Option<&CompiledSnapshot>,
 ) -> Option<Arc<CompiledGateway>> {
     let gateway = snapshot.config.gateway.as_ref()?;
-    let before = previous.and_then(|plans| plans.gateway.as_ref());
-    match before {
-        Some(before) if before.gateway == *gateway => Some(Arc::clone(before)),
-        before => Some(Arc::new(CompiledGateway::build(gateway, before.map(|it| &**it)))),
+    let previous_gateway = previous.and_then(|previous| previous.gateway.as_ref());
+    match previous_gateway {
+        Some(previous_gateway) if previous_gateway.gateway == *gateway => {
+            Some(Arc::clone(previous_gateway))
+        }
+        previous_gateway => {
+            let previous_gateway = previous_gateway.map(Arc::as_ref);
+            Some(Arc::new(CompiledGateway::build(gateway, previous_gateway)))
+        }
     }
 }
 

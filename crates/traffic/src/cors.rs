@@ -1,5 +1,7 @@
 //! CORS: preflight responses and response headers for cross-origin requests.
 
+use std::borrow::Cow;
+
 use leno_model::{AllowedWords, Cors, HeaderEdits};
 
 use crate::action::FieldEdits;
@@ -16,7 +18,7 @@ pub enum CrossOrigin {
 
 /// Returns the method of the announced request if this is a preflight request (Fetch standard, §3.2.2).
 #[must_use]
-pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<std::borrow::Cow<'a, str>> {
+pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<Cow<'a, str>> {
     if request.method != "OPTIONS" {
         return None;
     }
@@ -25,7 +27,7 @@ pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<std::borrow::Cow<'
 }
 
 /// Applies a CORS rule; `None` if the request is not cross-origin and its response does not depend on the
-/// origin. `edits`: the other response edits of the rule.
+/// origin. `edits` are the other response edits of the rule.
 #[must_use]
 pub fn apply_cors(
     cors: &Cors,
@@ -33,55 +35,58 @@ pub fn apply_cors(
     edits: &FieldEdits,
 ) -> Option<CrossOrigin> {
     let mut fields = Vec::new();
-    // Also added without an origin, or with a disallowed one: otherwise a shared cache would serve such a
-    // response to an allowed page (Fetch standard, §3.2.5).
-    if !is_for_everybody(cors) {
+    // `vary` is also added without an origin, or with a disallowed one. Otherwise a shared cache would serve
+    // such a response to an allowed page (Fetch standard, §3.2.5).
+    if !allows_any_origin(cors) {
         fields.push(("vary", "origin".to_owned()));
     }
     let Some(origin) = request.fields.first_value("origin") else {
         return (!fields.is_empty())
             .then(|| CrossOrigin::Actual(combine_edits(edits, &[], fields)));
     };
-    let preflight = preflight_for(request).is_some();
-    let allowed =
-        HeaderEdits::is_value(&origin) && cors.origins.iter().any(|it| it.matches_origin(&origin));
-    if allowed {
-        fields.extend(about_origin(cors, &origin));
+    let is_preflight = preflight_for(request).is_some();
+    let is_allowed = HeaderEdits::is_value(&origin)
+        && cors.origins.iter().any(|pattern| pattern.matches_origin(&origin));
+    if is_allowed {
+        fields.extend(origin_fields(cors, &origin));
     }
-    if preflight && allowed {
-        fields.extend(about_request(cors, request));
+    if is_preflight && is_allowed {
+        fields.extend(preflight_fields(cors, request));
     }
-    // Browsers read it in responses to actual requests only; the Gateway API requires it in preflight responses
-    // too.
-    if allowed && let Some(exposed) = format_list(&cors.exposed, cors.credentials, None) {
+    // Browsers read this field in responses to actual requests only; the Gateway API requires it in preflight
+    // responses too.
+    if is_allowed && let Some(exposed) = format_list(&cors.exposed, cors.credentials, None) {
         fields.push(("access-control-expose-headers", exposed));
     }
-    if preflight {
+    if is_preflight {
         return Some(CrossOrigin::Preflight(fields));
     }
     // CORS headers of the application are removed, not merged with those of the rule.
-    Some(CrossOrigin::Actual(combine_edits(edits, &ANSWERS, fields)))
+    Some(CrossOrigin::Actual(combine_edits(edits, &RESPONSE_FIELDS, fields)))
 }
 
-/// Combines the rule's other edits with these fields, which replace `own`.
-fn combine_edits(edits: &FieldEdits, own: &[&str], fields: Vec<(&str, String)>) -> FieldEdits {
+/// Combines the rule's other edits with these fields. The `replaced` fields of the application are removed.
+fn combine_edits(edits: &FieldEdits, replaced: &[&str], fields: Vec<(&str, String)>) -> FieldEdits {
     let mut lines = String::from(&*edits.lines);
     for (name, value) in fields {
         lines.extend([name, ": ", &value, "\r\n"]);
     }
-    let own = own.iter().map(|name| (*name).into());
-    FieldEdits { remove: edits.remove.iter().cloned().chain(own).collect(), lines: lines.into() }
+    let replaced = replaced.iter().map(|name| (*name).into());
+    FieldEdits {
+        remove: edits.remove.iter().cloned().chain(replaced).collect(),
+        lines: lines.into(),
+    }
 }
 
 /// True if the response is the same for all origins.
-fn is_for_everybody(cors: &Cors) -> bool {
+fn allows_any_origin(cors: &Cors) -> bool {
     !cors.credentials && cors.origins.iter().any(|origin| origin.is_any())
 }
 
 /// Returns the fields that allow an origin.
-fn about_origin(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
-    let reported = if is_for_everybody(cors) { "*" } else { origin };
-    let mut fields = vec![(ALLOW_ORIGIN, reported.to_owned())];
+fn origin_fields(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
+    let allowed_origin = if allows_any_origin(cors) { "*" } else { origin };
+    let mut fields = vec![(ALLOW_ORIGIN, allowed_origin.to_owned())];
     if cors.credentials {
         fields.push(("access-control-allow-credentials", "true".to_owned()));
     }
@@ -89,14 +94,14 @@ fn about_origin(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
 }
 
 /// Returns the fields that describe the allowed requests.
-fn about_request(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str, String)> {
-    let asked = |name: &str| {
-        let found = request.fields.joined_values(name);
-        found.filter(|value| HeaderEdits::is_value(value)).map(|value| value.into_owned())
+fn preflight_fields(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str, String)> {
+    let requested = |name: &str| {
+        let values = request.fields.joined_values(name);
+        values.filter(|value| HeaderEdits::is_value(value)).map(|value| value.into_owned())
     };
-    let methods = format_list(&cors.methods, cors.credentials, asked(REQUEST_METHOD));
+    let methods = format_list(&cors.methods, cors.credentials, requested(REQUEST_METHOD));
     let headers =
-        format_list(&cors.headers, cors.credentials, asked("access-control-request-headers"));
+        format_list(&cors.headers, cors.credentials, requested("access-control-request-headers"));
     let methods = methods.map(|methods| ("access-control-allow-methods", methods));
     let headers = headers.map(|headers| ("access-control-allow-headers", headers));
     let max_age = ("access-control-max-age", cors.max_age_seconds.to_string());
@@ -105,19 +110,23 @@ fn about_request(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str, S
 
 /// Formats a list for browsers. With credentials `*` is not a wildcard (§3.2.4), so the requested values are
 /// returned instead.
-fn format_list(words: &AllowedWords, credentials: bool, asked: Option<String>) -> Option<String> {
-    match words {
-        AllowedWords::Any if credentials => asked,
+fn format_list(
+    values: &AllowedWords,
+    credentials: bool,
+    requested: Option<String>,
+) -> Option<String> {
+    match values {
+        AllowedWords::Any if credentials => requested,
         AllowedWords::Any => Some("*".to_owned()),
-        AllowedWords::Only(words) if words.is_empty() => None,
-        AllowedWords::Only(words) => Some(words.join(", ")),
+        AllowedWords::Only(values) if values.is_empty() => None,
+        AllowedWords::Only(values) => Some(values.join(", ")),
     }
 }
 
 const ALLOW_ORIGIN: &str = "access-control-allow-origin";
 const REQUEST_METHOD: &str = "access-control-request-method";
 /// The CORS response fields.
-const ANSWERS: [&str; 6] = [
+const RESPONSE_FIELDS: [&str; 6] = [
     ALLOW_ORIGIN,
     "access-control-allow-credentials",
     "access-control-allow-methods",
@@ -138,7 +147,7 @@ mod tests {
             false => AllowedWords::Only(words.iter().map(|word| (*word).to_owned()).collect()),
         };
         Cors {
-            origins: origins.iter().map(|it| OriginPattern::new(it).unwrap()).collect(),
+            origins: origins.iter().map(|origin| OriginPattern::new(origin).unwrap()).collect(),
             credentials,
             methods: words(&["PUT", "DELETE"]),
             headers: words(&["x-a", "x-b"]),
@@ -155,8 +164,8 @@ mod tests {
         apply_cors(cors, &request, &FieldEdits::default())
     }
 
-    fn describe_response(answer: Option<CrossOrigin>) -> String {
-        match answer {
+    fn describe_response(effect: Option<CrossOrigin>) -> String {
+        match effect {
             None => "same origin".to_owned(),
             Some(CrossOrigin::Preflight(fields)) => {
                 let lines = fields.iter().map(|(name, value)| format!("{name}: {value}"));
@@ -164,7 +173,7 @@ mod tests {
             }
             Some(CrossOrigin::Actual(edits)) => {
                 // Responses to requests without an origin keep the application's CORS fields.
-                assert!([0, ANSWERS.len()].contains(&edits.remove.len()));
+                assert!([0, RESPONSE_FIELDS.len()].contains(&edits.remove.len()));
                 let lines = edits.lines.trim_end().replace("\r\n", "; ");
                 format!("goes on; {lines}").replace("access-control-", "")
             }
@@ -172,60 +181,60 @@ mod tests {
     }
 
     #[test]
-    fn browsers_are_reported_what_the_rule_says() {
+    fn responses_contain_the_fields_of_the_rule() {
         let page = ("origin", "https://a.example");
-        let question = [
+        let preflight = [
             page,
             ("access-control-request-method", "PUT"),
             ("access-control-request-headers", "x-a"),
         ];
-        let only = cors_rule(&["https://a.example"], false, false);
-        let any = cors_rule(&["*"], false, true);
-        let trusted = cors_rule(&["*"], true, true);
+        let listed = cors_rule(&["https://a.example"], false, false);
+        let wildcard = cors_rule(&["*"], false, true);
+        let with_credentials = cors_rule(&["*"], true, true);
         for (cors, method, fields, expected) in [
             // A cache must serve neither this response to a page, nor a page's response to another client.
-            (&only, "GET", &[][..], "goes on; vary: origin"),
-            (&any, "GET", &[], "same origin"),
-            (&trusted, "GET", &[], "goes on; vary: origin"),
+            (&listed, "GET", &[][..], "goes on; vary: origin"),
+            (&wildcard, "GET", &[], "same origin"),
+            (&with_credentials, "GET", &[], "goes on; vary: origin"),
             (
-                &only,
+                &listed,
                 "GET",
                 &[page],
                 "goes on; vary: origin; allow-origin: https://a.example; expose-headers: x-c",
             ),
-            (&only, "GET", &[("origin", "https://b.example")], "goes on; vary: origin"),
-            (&only, "GET", &[("origin", "null")], "goes on; vary: origin"),
+            (&listed, "GET", &[("origin", "https://b.example")], "goes on; vary: origin"),
+            (&listed, "GET", &[("origin", "null")], "goes on; vary: origin"),
             // An `OPTIONS` request that is not a preflight is forwarded: the application may answer it.
             (
-                &only,
+                &listed,
                 "OPTIONS",
                 &[page],
                 "goes on; vary: origin; allow-origin: https://a.example; expose-headers: x-c",
             ),
             (
-                &only,
+                &listed,
                 "OPTIONS",
-                &question,
+                &preflight,
                 "vary: origin; allow-origin: https://a.example; allow-methods: PUT, DELETE; allow-headers: x-a, x-b; max-age: 5; expose-headers: x-c",
             ),
-            (&only, "OPTIONS", &[("origin", "https://b.example"), question[1]], "vary: origin"),
-            (&any, "GET", &[page], "goes on; allow-origin: *; expose-headers: *"),
+            (&listed, "OPTIONS", &[("origin", "https://b.example"), preflight[1]], "vary: origin"),
+            (&wildcard, "GET", &[page], "goes on; allow-origin: *; expose-headers: *"),
             (
-                &any,
+                &wildcard,
                 "OPTIONS",
-                &question,
+                &preflight,
                 "allow-origin: *; allow-methods: *; allow-headers: *; max-age: 5; expose-headers: *",
             ),
             (
-                &trusted,
+                &with_credentials,
                 "GET",
                 &[page],
                 "goes on; vary: origin; allow-origin: https://a.example; allow-credentials: true",
             ),
             (
-                &trusted,
+                &with_credentials,
                 "OPTIONS",
-                &question,
+                &preflight,
                 "vary: origin; allow-origin: https://a.example; allow-credentials: true; allow-methods: PUT; allow-headers: x-a; max-age: 5",
             ),
         ] {

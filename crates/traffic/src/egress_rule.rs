@@ -8,8 +8,8 @@ use leno_model::{EgressRule, MatchedBy, ObjectKey, PolicyName};
 use rustc_hash::FxHashMap;
 
 use self::hosts::EgressHosts;
-use crate::address_ranges::Ranges;
-use crate::authorize::allows_path as allows;
+use crate::address_ranges::AddressRangeIndex;
+use crate::authorize::allows_path;
 use crate::matcher::RequestMatcher;
 use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
@@ -23,34 +23,36 @@ pub struct EgressRules(FxHashMap<u16, PortEgressRules>);
 #[derive(Debug, Default)]
 struct PortEgressRules {
     egress_rules: Vec<CompiledEgressRule>,
-    /// The attributes that rules for any address check.
-    anywhere: Vec<MatchedBy>,
+    /// The attributes that the rules for any address check.
+    unrestricted: Vec<MatchedBy>,
     /// The rules for specific addresses.
-    ranged: Ranges,
+    by_range: AddressRangeIndex,
     /// The rules by TLS server name.
-    names: EgressHosts,
+    by_server_name: EgressHosts,
     /// The rules by request host.
-    requests: EgressHosts,
+    by_request_host: EgressHosts,
 }
 
+/// A compiled [`EgressRule`].
 #[derive(Debug)]
 struct CompiledEgressRule {
     egress_rule: EgressRule,
+    /// The allowed requests; `None` for all requests.
     requests: Option<Box<[RequestMatcher]>>,
 }
 
 /// The egress permission of a connection to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EgressDecision {
-    /// Denied.
+    /// The connection is denied.
     Denied,
-    /// Allowed without inspection.
+    /// The connection is allowed without inspection.
     Allowed,
-    /// Determined by its first bytes.
+    /// The first bytes of the connection decide.
     Inspected {
-        /// True if a rule by request host may allow it.
+        /// True if a rule by request host may allow the connection.
         by_request: bool,
-        /// True if a rule by TLS server name may allow it.
+        /// True if a rule by TLS server name may allow the connection.
         by_server_name: bool,
     },
 }
@@ -73,16 +75,20 @@ impl EgressRules {
 
     /// True if a rule allows connections to this port.
     #[must_use]
-    pub fn may_lead_to(&self, port: u16) -> bool {
+    pub fn may_allow_port(&self, port: u16) -> bool {
         self.0.contains_key(&port)
     }
 
     /// Returns the egress permission of connections to this address.
     #[must_use]
-    pub fn permission_for(&self, at: SocketAddr) -> EgressDecision {
-        let Some(port) = self.0.get(&at.port()) else { return EgressDecision::Denied };
-        let leads = |matched_by| port.leads_to(at.ip(), matched_by);
-        match (leads(MatchedBy::Address), leads(MatchedBy::Http), leads(MatchedBy::ServerName)) {
+    pub fn permission_for(&self, address: SocketAddr) -> EgressDecision {
+        let Some(port) = self.0.get(&address.port()) else { return EgressDecision::Denied };
+        let may_allow = |matched_by| port.allows_address(address.ip(), matched_by);
+        match (
+            may_allow(MatchedBy::Address),
+            may_allow(MatchedBy::Http),
+            may_allow(MatchedBy::ServerName),
+        ) {
             (true, _, _) => EgressDecision::Allowed,
             (false, false, false) => EgressDecision::Denied,
             (false, by_request, by_server_name) => {
@@ -93,46 +99,54 @@ impl EgressRules {
 
     /// Returns the policy that allows a TLS session with this server name.
     #[must_use]
-    pub fn by_server_name(&self, at: SocketAddr, name: &str) -> Option<&PolicyName> {
-        let port = self.0.get(&at.port())?;
-        let named = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-        port.first_policy(&port.names, &named, |it| it.leads_to(at.ip()))
+    pub fn by_server_name(&self, address: SocketAddr, name: &str) -> Option<&PolicyName> {
+        let port = self.0.get(&address.port())?;
+        let host = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+        port.first_policy(&port.by_server_name, &host, |rule| rule.allows_address(address.ip()))
     }
 
     /// Returns the policy that allows a request.
     #[must_use]
-    pub fn by_request(&self, at: SocketAddr, request: &RequestView<'_>) -> Option<&PolicyName> {
-        let port = self.0.get(&at.port())?;
+    pub fn by_request(
+        &self,
+        address: SocketAddr,
+        request: &RequestView<'_>,
+    ) -> Option<&PolicyName> {
+        let port = self.0.get(&address.port())?;
         let path = PathKind::from_path(request.path);
-        let host = host_of(request.authority, at.port())?.to_ascii_lowercase();
-        port.first_policy(&port.requests, &host, |it| {
-            it.leads_to(at.ip()) && it.allows_request(request, path)
+        let host = host_of(request.authority, address.port())?.to_ascii_lowercase();
+        port.first_policy(&port.by_request_host, &host, |rule| {
+            rule.allows_address(address.ip()) && rule.allows_request(request, path)
         })
     }
 }
 
 impl PortEgressRules {
     fn add_rule(&mut self, compiled: CompiledEgressRule) {
-        let place = self.egress_rules.len();
+        let position = self.egress_rules.len();
         let matched_by = compiled.matched_by();
         match matched_by {
             MatchedBy::Address => {}
-            MatchedBy::ServerName => self.names.add_rule(place, &compiled.egress_rule.hosts),
-            MatchedBy::Http => self.requests.add_rule(place, &compiled.egress_rule.hosts),
+            MatchedBy::ServerName => {
+                self.by_server_name.add_rule(position, &compiled.egress_rule.hosts)
+            }
+            MatchedBy::Http => self.by_request_host.add_rule(position, &compiled.egress_rule.hosts),
         }
         match compiled.egress_rule.ranges.is_empty() {
-            true if self.anywhere.contains(&matched_by) => {}
-            true => self.anywhere.push(matched_by),
-            false => self.ranged.add_rule(place, Some(&compiled.egress_rule.ranges)),
+            true if self.unrestricted.contains(&matched_by) => {}
+            true => self.unrestricted.push(matched_by),
+            false => self.by_range.add_rule(position, Some(&compiled.egress_rule.ranges)),
         }
         self.egress_rules.push(compiled);
     }
 
     /// True if a rule with this attribute allows the address.
-    fn leads_to(&self, address: IpAddr, matched_by: MatchedBy) -> bool {
-        let ranged =
-            || self.ranged.containing(address).filter_map(|place| self.egress_rules.get(place));
-        self.anywhere.contains(&matched_by) || ranged().any(|it| it.matched_by() == matched_by)
+    fn allows_address(&self, address: IpAddr, matched_by: MatchedBy) -> bool {
+        let rules = || {
+            self.by_range.containing(address).filter_map(|position| self.egress_rules.get(position))
+        };
+        self.unrestricted.contains(&matched_by)
+            || rules().any(|rule| rule.matched_by() == matched_by)
     }
 
     /// Returns the policy of the first rule for a host that meets the other conditions.
@@ -140,26 +154,27 @@ impl PortEgressRules {
         &self,
         hosts: &EgressHosts,
         host: &str,
-        fits: impl Fn(&CompiledEgressRule) -> bool,
+        is_match: impl Fn(&CompiledEgressRule) -> bool,
     ) -> Option<&PolicyName> {
-        let place =
-            hosts.first_rule(host, |place| self.egress_rules.get(place).is_some_and(&fits))?;
-        self.egress_rules.get(place).map(|it| &it.egress_rule.policy)
+        let position = hosts
+            .first_rule(host, |position| self.egress_rules.get(position).is_some_and(&is_match))?;
+        self.egress_rules.get(position).map(|rule| &rule.egress_rule.policy)
     }
 }
 
 impl CompiledEgressRule {
     fn compile(egress_rule: &EgressRule) -> Result<Self, InvalidPattern> {
-        let of_policy =
+        let with_policy =
             |bad: InvalidPattern| bad.with_object(ObjectKey::Egress(egress_rule.policy.clone()));
         let requests = egress_rule.requests.as_ref().map(|requests| {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
-        let requests = requests.transpose().map_err(of_policy)?;
+        let requests = requests.transpose().map_err(with_policy)?;
         Ok(Self { egress_rule: egress_rule.clone(), requests })
     }
 
-    /// Returns the checked attribute: a rule by server name without hosts checks the address alone.
+    /// Returns the attribute that the rule checks. A rule by server name without hosts checks the address
+    /// alone.
     fn matched_by(&self) -> MatchedBy {
         match self.egress_rule.matched_by {
             MatchedBy::ServerName if self.egress_rule.hosts.is_empty() => MatchedBy::Address,
@@ -167,25 +182,27 @@ impl CompiledEgressRule {
         }
     }
 
-    fn leads_to(&self, address: IpAddr) -> bool {
+    fn allows_address(&self, address: IpAddr) -> bool {
         let ranges = &self.egress_rule.ranges;
         ranges.is_empty() || ranges.iter().any(|range| range.contains(address))
     }
 
     fn allows_request(&self, request: &RequestView<'_>, path: PathKind) -> bool {
         let requests = self.requests.as_ref();
-        requests.is_none_or(|requests| requests.iter().any(|it| allows(it, request, path)))
+        requests.is_none_or(|requests| {
+            requests.iter().any(|matcher| allows_path(matcher, request, path))
+        })
     }
 }
 
 /// Returns the host of an authority, if its port is that of the connection.
 fn host_of(authority: &str, port: u16) -> Option<&str> {
-    let (host, named) = match authority.rsplit_once(':') {
-        Some((host, named)) if !named.ends_with(']') => (host, Some(named)),
+    let (host, port_text) = match authority.rsplit_once(':') {
+        Some((host, port_text)) if !port_text.ends_with(']') => (host, Some(port_text)),
         _ => (authority, None),
     };
-    let is_right = named.is_none_or(|named| named.parse() == Ok(port));
-    is_right.then(|| host.strip_suffix('.').unwrap_or(host))
+    let is_same_port = port_text.is_none_or(|port_text| port_text.parse() == Ok(port));
+    is_same_port.then(|| host.strip_suffix('.').unwrap_or(host))
 }
 
 #[cfg(test)]
@@ -211,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_is_open_as_far_as_a_policy_says() {
+    fn destinations_are_allowed_by_address_or_after_inspection() {
         let egress_rules = EgressRules::compile(&[
             egress_rule(MatchedBy::Address, 5432, &[], &["10.1.0.0/16"]),
             egress_rule(MatchedBy::Http, 80, &["api.example"], &[]),
@@ -219,24 +236,24 @@ mod tests {
             egress_rule(MatchedBy::ServerName, 8443, &[], &["10.2.0.0/16"]),
         ])
         .unwrap();
-        let reported =
+        let inspected =
             |by_request, by_server_name| EgressDecision::Inspected { by_request, by_server_name };
-        for (at, way) in [
+        for (at, expected) in [
             ("10.1.2.3:5432", EgressDecision::Allowed),
             ("10.2.2.3:5432", EgressDecision::Denied),
             ("10.1.2.3:5433", EgressDecision::Denied),
-            ("192.0.2.1:80", reported(true, false)),
-            ("10.2.0.1:443", reported(false, true)),
+            ("192.0.2.1:80", inspected(true, false)),
+            ("10.2.0.1:443", inspected(false, true)),
             ("10.3.0.1:443", EgressDecision::Denied),
             // A server name is not required.
             ("10.2.0.1:8443", EgressDecision::Allowed),
         ] {
-            assert_eq!(egress_rules.permission_for(at.parse().unwrap()), way, "{at}");
+            assert_eq!(egress_rules.permission_for(at.parse().unwrap()), expected, "{at}");
         }
     }
 
     #[test]
-    fn hosts_and_names_are_compared_whole() {
+    fn hosts_and_server_names_match_as_a_whole() {
         let only = RequestMatch {
             path: PathMatch::Regex("/pay/.*".to_owned()),
             methods: Vec::new(),

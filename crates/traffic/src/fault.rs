@@ -18,17 +18,18 @@ use crate::rule_index::LookupKeys;
 #[derive(Debug)]
 pub struct CompiledFaults {
     policy: ServicePolicyName,
-    /// Rules that are tried one by one.
-    few: Box<[CompiledFaultRule]>,
-    /// Rules with an index.
-    many: Option<(MatchIndex, Box<[CompiledFaultRule]>)>,
+    /// The rules, if they are evaluated one by one.
+    unindexed: Box<[CompiledFaultRule]>,
+    /// The rules with their index, if there are many.
+    indexed: Option<(MatchIndex, Box<[CompiledFaultRule]>)>,
 }
 
+/// A compiled [`FaultRule`].
 #[derive(Debug)]
 struct CompiledFaultRule {
     rule: FaultRule,
     requests: Box<[RequestMatcher]>,
-    answer: Option<Arc<FixedResponse>>,
+    response: Option<Arc<FixedResponse>>,
     match_slot: Arc<MatchSlot>,
 }
 
@@ -51,7 +52,7 @@ pub struct InjectedFaults<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedResponse {
     /// The response.
-    pub answer: Arc<FixedResponse>,
+    pub response: Arc<FixedResponse>,
     /// The status of gRPC calls, if the policy sets it.
     pub grpc: Option<u8>,
 }
@@ -64,17 +65,19 @@ impl CompiledFaults {
     pub fn compile(faults: &PortFaults) -> Result<Self, InvalidPattern> {
         let rules = faults.rules.iter().map(CompiledFaultRule::compile).collect::<Result<_, _>>();
         let policy = faults.policy.clone();
-        let within =
+        let with_policy =
             |bad: InvalidPattern| bad.with_object(ObjectKey::ServicePolicy(policy.clone()));
-        let rules: Box<[CompiledFaultRule]> = rules.map_err(within)?;
-        let about = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
-        Ok(match MatchIndex::with_callers(about) {
-            None => Self { policy, few: rules, many: None },
-            Some(many) => Self { policy, few: Box::default(), many: Some((many, rules)) },
+        let rules: Box<[CompiledFaultRule]> = rules.map_err(with_policy)?;
+        let conditions = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
+        Ok(match MatchIndex::with_callers(conditions) {
+            None => Self { policy, unindexed: rules, indexed: None },
+            Some(index) => {
+                Self { policy, unindexed: Box::default(), indexed: Some((index, rules)) }
+            }
         })
     }
 
-    /// The policy.
+    /// Returns the policy.
     #[must_use]
     pub const fn policy(&self) -> &ServicePolicyName {
         &self.policy
@@ -87,27 +90,28 @@ impl CompiledFaults {
         request: &RequestView<'_>,
         caller: &ServiceAccount,
     ) -> Option<&FaultRule> {
-        self.find_rule(request, caller).map(|found| &found.rule)
+        self.find_rule(request, caller).map(|compiled| &compiled.rule)
     }
 
-    /// Returns the faults of a request of this caller. Each fault of the matching rule draws once.
-    pub fn draw_faults(
+    /// Returns the faults of a request of this caller. Each fault of the matching rule is selected
+    /// independently; `random` returns a uniform random number.
+    pub fn select_faults(
         &self,
         request: &RequestView<'_>,
         caller: &ServiceAccount,
-        chance: &mut impl FnMut() -> u64,
+        random: &mut impl FnMut() -> u64,
     ) -> Option<InjectedFaults<'_>> {
-        let found = self.find_rule(request, caller)?;
-        let mut falls_on = |share_ppm: u32| is_drawn(share_ppm, chance());
-        let delay = found.rule.delay.filter(|delay| falls_on(delay.share_ppm));
-        let abort = found.rule.abort.as_ref().filter(|abort| falls_on(abort.share_ppm));
+        let rule = self.find_rule(request, caller)?;
+        let mut is_selected = |share_ppm: u32| is_in_share(share_ppm, random());
+        let delay = rule.rule.delay.filter(|delay| is_selected(delay.share_ppm));
+        let abort = rule.rule.abort.as_ref().filter(|abort| is_selected(abort.share_ppm));
         let abort = abort.and_then(|abort| {
-            Some(InjectedResponse { answer: found.answer.clone()?, grpc: abort.grpc })
+            Some(InjectedResponse { response: rule.response.clone()?, grpc: abort.grpc })
         });
         let injected = InjectedFaults {
             policy: &self.policy,
-            rule: &found.rule.name,
-            match_slot: &found.match_slot,
+            rule: &rule.rule.name,
+            match_slot: &rule.match_slot,
             delay: delay.map(|delay| delay.time),
             abort,
         };
@@ -119,29 +123,34 @@ impl CompiledFaults {
         request: &RequestView<'_>,
         caller: &ServiceAccount,
     ) -> Option<&CompiledFaultRule> {
-        let fits = |rule: &&CompiledFaultRule| {
-            let asked =
-                rule.requests.is_empty() || rule.requests.iter().any(|m| m.matches(request));
-            asked && rule.rule.matches_caller(caller)
+        let is_match = |rule: &&CompiledFaultRule| {
+            let matches_request = rule.requests.is_empty()
+                || rule.requests.iter().any(|matcher| matcher.matches(request));
+            matches_request && rule.rule.matches_caller(caller)
         };
-        self.few.iter().find(fits).or_else(|| self.looked_up(request, caller))
+        self.unindexed.iter().find(is_match).or_else(|| self.find_by_index(request, caller))
     }
 
     /// Separate, so that a small number of rules does not pay for it.
     #[inline(never)]
-    fn looked_up(
+    fn find_by_index(
         &self,
         request: &RequestView<'_>,
         caller: &ServiceAccount,
     ) -> Option<&CompiledFaultRule> {
-        let (many, rules) = self.many.as_ref()?;
-        let fits = |rule: usize, place: usize| {
+        let (index, rules) = self.indexed.as_ref()?;
+        let is_match = |rule: usize, match_position: usize| {
             rules.get(rule).is_some_and(|rule| {
-                let asked = rule.requests.get(place).is_none_or(|m| m.matches(request));
-                asked && rule.rule.matches_caller(caller)
+                let matches_request = rule
+                    .requests
+                    .get(match_position)
+                    .is_none_or(|matcher| matcher.matches(request));
+                matches_request && rule.rule.matches_caller(caller)
             })
         };
-        rules.get(many.first_fitting(LookupKeys::as_sent(request).with_caller(Some(caller)), fits)?)
+        rules.get(
+            index.first_match(LookupKeys::as_sent(request).with_caller(Some(caller)), is_match)?,
+        )
     }
 }
 
@@ -150,21 +159,22 @@ impl CompiledFaultRule {
         let requests = rule.requests.iter().map(RequestMatcher::compile);
         Ok(Self {
             requests: requests.collect::<Result<_, _>>()?,
-            answer: rule.abort.as_ref().map(|abort| Arc::new(abort.response.clone())),
+            response: rule.abort.as_ref().map(|abort| Arc::new(abort.response.clone())),
             match_slot: Arc::default(),
             rule: rule.clone(),
         })
     }
 }
 
-/// True if a draw, uniform over 64 bits, falls within a share in millionths.
+/// True if a random number, uniform over 64 bits, falls within a share in millionths.
 #[must_use]
-pub fn is_drawn(share_ppm: u32, draw: u64) -> bool {
-    let point = (u128::from(draw) * u128::from(WHOLE_PPM)) >> 64;
+pub fn is_in_share(share_ppm: u32, random: u64) -> bool {
+    let point = (u128::from(random) * u128::from(ALL_PPM)) >> 64;
     point < u128::from(share_ppm)
 }
 
-const WHOLE_PPM: u32 = 1_000_000;
+/// The share of all requests, in millionths.
+const ALL_PPM: u32 = 1_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -177,7 +187,7 @@ mod tests {
     use super::*;
     use crate::match_index::tests::{any_match, any_request};
 
-    fn fault_plan(rules: Vec<FaultRule>) -> CompiledFaults {
+    fn compile_faults(rules: Vec<FaultRule>) -> CompiledFaults {
         let policy = ServicePolicyName::new(ServicePolicyKind::FaultInjection, "shop", "f");
         CompiledFaults::compile(&PortFaults { policy: policy.unwrap(), rules }).unwrap()
     }
@@ -190,7 +200,7 @@ mod tests {
             peers: Vec::new(),
             delay: None,
             abort: Some(FaultAbort {
-                share_ppm: WHOLE_PPM,
+                share_ppm: ALL_PPM,
                 response: FixedResponse::default(),
                 grpc: None,
             }),
@@ -198,31 +208,32 @@ mod tests {
     }
 
     fn inject_faults(
-        plan: &CompiledFaults,
+        faults: &CompiledFaults,
         path: &str,
         from: &str,
-        draws: [u64; 2],
+        random_numbers: [u64; 2],
     ) -> Option<(String, bool, bool)> {
         let fields = Vec::new();
         let request =
             RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
-        let mut draws = draws.into_iter();
+        let mut random_numbers = random_numbers.into_iter();
         let caller = ServiceAccount::new("shop", from).unwrap();
-        let injected = plan.draw_faults(&request, &caller, &mut || draws.next().unwrap())?;
+        let injected =
+            faults.select_faults(&request, &caller, &mut || random_numbers.next().unwrap())?;
         let InjectedFaults { rule, delay, abort, .. } = injected;
         Some((rule.to_owned(), delay.is_some(), abort.is_some()))
     }
 
     #[test]
-    fn the_first_rule_that_fits_decides_alone() {
+    fn only_the_first_matching_rule_applies() {
         let pattern = |text| NamePattern::new(text).unwrap();
         let peers = vec![PeerMatch { namespace: pattern("shop"), account: pattern("web") }];
-        let plan = fault_plan(vec![
+        let faults = compile_faults(vec![
             FaultRule { peers, ..fault_rule("a", "/x") },
             fault_rule("b", "/x"),
             fault_rule("c", "/y"),
         ]);
-        let fault = |path, from| inject_faults(&plan, path, from, [0, 0]).map(|(rule, ..)| rule);
+        let fault = |path, from| inject_faults(&faults, path, from, [0, 0]).map(|(rule, ..)| rule);
         assert_eq!(fault("/x/1", "web").as_deref(), Some("a"));
         assert_eq!(fault("/x/1", "app").as_deref(), Some("b"));
         assert_eq!(fault("/y", "web").as_deref(), Some("c"));
@@ -230,37 +241,39 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_draws_for_itself() {
+    fn faults_are_selected_independently() {
         let delay = Some(FaultDelay { share_ppm: 500_000, time: Duration::from_secs(1) });
         let mut both = fault_rule("a", "/");
         both.abort.as_mut().unwrap().share_ppm = 500_000;
-        let plan = fault_plan(vec![FaultRule { delay, ..both }]);
+        let faults = compile_faults(vec![FaultRule { delay, ..both }]);
         let (low, high) = (u64::MAX / 2 - 1, u64::MAX / 2 + 100);
-        let faults =
-            |draws| inject_faults(&plan, "/", "web", draws).map(|(_, delay, abort)| (delay, abort));
-        assert_eq!(faults([low, low]), Some((true, true)));
-        assert_eq!(faults([low, high]), Some((true, false)));
-        assert_eq!(faults([high, low]), Some((false, true)));
-        assert_eq!(faults([high, high]), None);
+        let injected = |random_numbers| {
+            inject_faults(&faults, "/", "web", random_numbers)
+                .map(|(_, delay, abort)| (delay, abort))
+        };
+        assert_eq!(injected([low, low]), Some((true, true)));
+        assert_eq!(injected([low, high]), Some((true, false)));
+        assert_eq!(injected([high, low]), Some((false, true)));
+        assert_eq!(injected([high, high]), None);
     }
 
     #[test]
-    fn a_share_is_exact_at_its_ends() {
-        for (share_ppm, draw, expected) in [
+    fn a_share_is_exact_at_its_bounds() {
+        for (share_ppm, random, expected) in [
             (0, 0, false),
             (1, 0, true),
-            (WHOLE_PPM, u64::MAX, true),
-            (WHOLE_PPM - 1, u64::MAX, false),
+            (ALL_PPM, u64::MAX, true),
+            (ALL_PPM - 1, u64::MAX, false),
             (500_000, 1 << 63, false),
             (500_000, (1 << 63) - 1, true),
         ] {
-            assert_eq!(is_drawn(share_ppm, draw), expected, "{share_ppm} {draw}");
+            assert_eq!(is_in_share(share_ppm, random), expected, "{share_ppm} {random}");
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_looked_up_is_what_asking_in_order_finds(
+        fn indexed_lookup_agrees_with_sequential_evaluation(
             rules in prop::collection::vec(
                 (
                     prop::collection::vec(any_match(), 0..3),
@@ -279,15 +292,15 @@ mod tests {
             });
             let rules: Vec<FaultRule> = rules.collect();
             let request = made.request_view();
-            let plan = fault_plan(rules.clone());
+            let faults = compile_faults(rules.clone());
             for caller in ["web", "app"] {
                 let caller = ServiceAccount::new("shop", caller).unwrap();
-                let matches = |it| RequestMatcher::compile(it).unwrap().matches(&request);
-                let in_order = rules.iter().find(|rule| {
+                let matches = |request_match| RequestMatcher::compile(request_match).unwrap().matches(&request);
+                let expected = rules.iter().find(|rule| {
                     let fits = rule.requests.is_empty() || rule.requests.iter().any(matches);
                     fits && rule.matches_caller(&caller)
                 });
-                prop_assert_eq!(plan.rule_for(&request, &caller), in_order);
+                prop_assert_eq!(faults.rule_for(&request, &caller), expected);
             }
         }
     }

@@ -29,9 +29,11 @@ pub struct ForwardedPort {
     pub traffic_policy: Arc<PortTrafficPolicy>,
     /// The hash table of the port's endpoints, if the called service uses consistent hashing.
     pub hash_table: Option<Arc<EndpointHashTable>>,
-    /// The inputs of the above.
-    called: Arc<PortTrafficPolicy>,
-    own: Option<Arc<PortTrafficPolicy>>,
+    /// The policies of the called service, from which the fields above are compiled.
+    called_policy: Arc<PortTrafficPolicy>,
+    /// The policies of the backend itself.
+    own_policy: Option<Arc<PortTrafficPolicy>>,
+    /// The endpoints of the backend.
     endpoints: Arc<[Arc<Endpoint>]>,
 }
 
@@ -46,34 +48,36 @@ impl CompiledPort {
         (self.traffic_policy.as_ref(), self.hash_table.as_ref())
     }
 
-    /// Returns the policies of a request that a rule of this port forwards to a backend, by both indices;
-    /// `behind` is the backend's port.
+    /// Returns the policies of a request that a rule of this port forwards to a backend, by the index of each.
+    /// `backend_port` is the port of the backend.
     #[must_use]
     pub fn policies_of_rule<'a>(
         &'a self,
         rule: usize,
         backend: usize,
-        behind: &'a Self,
+        backend_port: &'a Self,
     ) -> EffectivePolicies<'a> {
         match &self.forwarded {
-            None => behind.own_policies(),
-            Some(forwarded) => match forwarded.of_rule(rule, backend) {
-                None => behind.own_policies(),
+            None => backend_port.own_policies(),
+            Some(forwarded) => match forwarded.find_by_rule(rule, backend) {
+                None => backend_port.own_policies(),
                 Some(port) => port.effective_policies(),
             },
         }
     }
 
-    /// Does the same by the name of the backend.
+    /// Returns the policies of a request or connection that this port forwards to a backend, by the name of the
+    /// backend.
     #[must_use]
     pub fn policies_to<'a>(
         &'a self,
         service: &ServiceName,
         port: u16,
-        behind: &'a Self,
+        backend_port: &'a Self,
     ) -> EffectivePolicies<'a> {
-        let forwarded = self.forwarded.as_ref().and_then(|it| it.find_port(service, port));
-        forwarded.map_or_else(|| behind.own_policies(), ForwardedPort::effective_policies)
+        let forwarded =
+            self.forwarded.as_ref().and_then(|forwarded| forwarded.find_port(service, port));
+        forwarded.map_or_else(|| backend_port.own_policies(), ForwardedPort::effective_policies)
     }
 }
 
@@ -83,12 +87,12 @@ impl ForwardedPort {
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        let are_placed = match (&self.hash_table, &other.hash_table) {
+        let has_same_hash_table = match (&self.hash_table, &other.hash_table) {
             (None, None) => true,
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
             _ => false,
         };
-        are_placed
+        has_same_hash_table
             && Arc::ptr_eq(&self.traffic_policy, &other.traffic_policy)
             && (&self.service, self.port) == (&other.service, other.port)
     }
@@ -99,36 +103,43 @@ impl Forwarded {
     /// forwards elsewhere.
     pub(crate) fn for_port(
         name: &ServiceName,
-        number: u16,
+        port_number: u16,
         port: &CompiledPort,
         services: &BTreeMap<ServiceName, Arc<CompiledService>>,
-        before: Option<&Self>,
+        previous: Option<&Self>,
     ) -> Option<Arc<Self>> {
-        let called = port.traffic_policy.as_ref()?;
+        let called_policy = port.traffic_policy.as_ref()?;
         let mut ports: Vec<ForwardedPort> = Vec::new();
-        let mut place_of = |backend: &WeightedBackend| {
-            let (service, to) = (&backend.service, backend.port);
-            if (service, to) == (name, number) {
+        let mut index_of = |backend: &WeightedBackend| {
+            let (service, number) = (&backend.service, backend.port);
+            if (service, number) == (name, port_number) {
                 return None;
             }
-            let known = ports.iter().position(|it| (&it.service, it.port) == (service, to));
-            let place = known.or_else(|| {
-                let behind = services.get(service)?.ports.get(&to)?;
-                let before = before.and_then(|it| it.find_port(service, to));
-                ports.push(ForwardedPort::for_backend(service, to, called, behind, before));
+            let existing =
+                ports.iter().position(|known| (&known.service, known.port) == (service, number));
+            let index = existing.or_else(|| {
+                let backend_port = services.get(service)?.ports.get(&number)?;
+                let previous = previous.and_then(|known| known.find_port(service, number));
+                ports.push(ForwardedPort::for_backend(
+                    service,
+                    number,
+                    called_policy,
+                    backend_port,
+                    previous,
+                ));
                 Some(ports.len() - 1)
             })?;
-            u32::try_from(place).ok()
+            u32::try_from(index).ok()
         };
         let by_rule: Box<[Box<[Option<u32>]>]> = port
             .routes
             .rules()
             .iter()
-            .map(|rule| rule.backends.iter().map(&mut place_of).collect())
+            .map(|rule| rule.backends.iter().map(&mut index_of).collect())
             .collect();
-        let of_bytes = port.tcp_rule.iter().flat_map(|rule| &rule.backends);
-        for backend in of_bytes.chain(port.tls_routes.backends()) {
-            place_of(backend);
+        let tcp_backends = port.tcp_rule.iter().flat_map(|rule| &rule.backends);
+        for backend in tcp_backends.chain(port.tls_routes.backends()) {
+            index_of(backend);
         }
         (!ports.is_empty()).then(|| Arc::new(Self { ports: ports.into(), by_rule }))
     }
@@ -139,20 +150,20 @@ impl Forwarded {
         &self.ports
     }
 
-    fn of_rule(&self, rule: usize, backend: usize) -> Option<&ForwardedPort> {
-        let place = (*self.by_rule.get(rule)?.get(backend)?)?;
-        self.ports.get(usize::try_from(place).ok()?)
+    fn find_by_rule(&self, rule: usize, backend: usize) -> Option<&ForwardedPort> {
+        let index = (*self.by_rule.get(rule)?.get(backend)?)?;
+        self.ports.get(usize::try_from(index).ok()?)
     }
 
     fn find_port(&self, service: &ServiceName, port: u16) -> Option<&ForwardedPort> {
-        self.ports.iter().find(|it| it.port == port && it.service == *service)
+        self.ports.iter().find(|known| known.port == port && known.service == *service)
     }
 
     /// True if all policies are identical to those of `other`.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.by_rule == other.by_rule
             && self.ports.len() == other.ports.len()
-            && self.ports.iter().zip(&other.ports).all(|(one, other)| one.is_same(other))
+            && self.ports.iter().zip(&other.ports).all(|(own, other)| own.is_same(other))
     }
 }
 
@@ -160,30 +171,30 @@ impl ForwardedPort {
     fn for_backend(
         service: &ServiceName,
         port: u16,
-        called: &Arc<PortTrafficPolicy>,
-        behind: &CompiledPort,
-        before: Option<&Self>,
+        called_policy: &Arc<PortTrafficPolicy>,
+        backend_port: &CompiledPort,
+        previous: Option<&Self>,
     ) -> Self {
-        let own = behind.traffic_policy.as_ref();
-        let before = before.filter(|it| {
-            Arc::ptr_eq(&it.called, called)
-                && it.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
+        let own_policy = backend_port.traffic_policy.as_ref();
+        let previous = previous.filter(|previous| {
+            Arc::ptr_eq(&previous.called_policy, called_policy)
+                && previous.own_policy.as_ref().map(Arc::as_ptr) == own_policy.map(Arc::as_ptr)
         });
-        let traffic_policy = match before {
-            Some(before) => Arc::clone(&before.traffic_policy),
-            None => PortTrafficPolicy::for_forwarded(called, own),
+        let traffic_policy = match previous {
+            Some(previous) => Arc::clone(&previous.traffic_policy),
+            None => PortTrafficPolicy::for_forwarded(called_policy, own_policy),
         };
-        let is_own = own.is_some_and(|own| own.balancing.is_some());
-        let places = match (&traffic_policy.balancing, before) {
+        let has_own_balancing = own_policy.is_some_and(|own_policy| own_policy.balancing.is_some());
+        let hash_table = match (&traffic_policy.balancing, previous) {
             (None, _) => None,
-            (Some(_), _) if is_own => behind.hash_table.clone(),
-            (Some(_), Some(before))
-                if hash_inputs(&before.endpoints).eq(hash_inputs(&behind.endpoints)) =>
+            (Some(_), _) if has_own_balancing => backend_port.hash_table.clone(),
+            (Some(_), Some(previous))
+                if hash_inputs(&previous.endpoints).eq(hash_inputs(&backend_port.endpoints)) =>
             {
-                before.hash_table.clone()
+                previous.hash_table.clone()
             }
             (Some(balancing), _) => {
-                EndpointHashTable::for_endpoints(&balancing.rule.algorithm, &behind.endpoints)
+                EndpointHashTable::for_endpoints(&balancing.rule.algorithm, &backend_port.endpoints)
                     .map(Arc::new)
             }
         };
@@ -191,10 +202,10 @@ impl ForwardedPort {
             service: service.clone(),
             port,
             traffic_policy,
-            hash_table: places,
-            called: Arc::clone(called),
-            own: own.cloned(),
-            endpoints: Arc::clone(&behind.endpoints),
+            hash_table,
+            called_policy: Arc::clone(called_policy),
+            own_policy: own_policy.cloned(),
+            endpoints: Arc::clone(&backend_port.endpoints),
         }
     }
 }

@@ -22,36 +22,42 @@ pub struct CompiledGateway {
     pub gateway: Arc<Gateway>,
     /// The ports, by number. Unchanged ports are reused.
     pub ports: BTreeMap<u16, Arc<CompiledGatewayPort>>,
-    /// Rules that were omitted because of invalid patterns; the others are served.
-    pub bad: Vec<InvalidPattern>,
+    /// The rules that were omitted because of invalid patterns; the others are in effect.
+    pub invalid_patterns: Vec<InvalidPattern>,
     /// The service ports that rules forward gRPC calls to.
-    calls: BTreeMap<ServiceName, BTreeSet<u16>>,
+    grpc_ports: BTreeMap<ServiceName, BTreeSet<u16>>,
 }
 
 impl CompiledGateway {
     /// Compiles a gateway. A rule with an invalid pattern is omitted; the others are unaffected.
     #[must_use]
     pub fn build(gateway: &Arc<Gateway>, previous: Option<&Self>) -> Self {
-        let mut bad = Vec::new();
+        let mut invalid_patterns = Vec::new();
         let ports = gateway.ports.iter().map(|port| {
-            let before = previous.and_then(|plan| plan.unchanged_port(port));
-            let built =
-                before.unwrap_or_else(|| Arc::new(CompiledGatewayPort::build(port, &mut bad)));
-            (port.port, built)
+            let unchanged = previous.and_then(|previous| previous.unchanged_port(port));
+            let compiled = unchanged.unwrap_or_else(|| {
+                Arc::new(CompiledGatewayPort::build(port, &mut invalid_patterns))
+            });
+            (port.port, compiled)
         });
         let ports = ports.collect();
-        Self { gateway: Arc::clone(gateway), ports, bad, calls: grpc_backends(gateway) }
+        Self {
+            gateway: Arc::clone(gateway),
+            ports,
+            invalid_patterns,
+            grpc_ports: grpc_backends(gateway),
+        }
     }
 
     /// True if a rule forwards gRPC calls to this port of a service.
     #[must_use]
-    pub fn takes_calls(&self, service: &ServiceName, port: u16) -> bool {
-        self.calls.get(service).is_some_and(|ports| ports.contains(&port))
+    pub fn forwards_grpc_to(&self, service: &ServiceName, port: u16) -> bool {
+        self.grpc_ports.get(service).is_some_and(|ports| ports.contains(&port))
     }
 
     fn unchanged_port(&self, port: &GatewayPort) -> Option<Arc<CompiledGatewayPort>> {
-        let same = self.gateway.ports.contains(port);
-        self.ports.get(&port.port).filter(|_| same).cloned()
+        let is_unchanged = self.gateway.ports.contains(port);
+        self.ports.get(&port.port).filter(|_| is_unchanged).cloned()
     }
 }
 
@@ -62,11 +68,11 @@ fn grpc_backends(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
     });
     let rules = listeners.flat_map(|listener| &listener.hosts).flat_map(|host| &host.rules);
     let rules = rules.filter(|rule| rule.kind == RouteKind::Grpc);
-    let mut calls: BTreeMap<ServiceName, BTreeSet<u16>> = BTreeMap::new();
+    let mut grpc_ports: BTreeMap<ServiceName, BTreeSet<u16>> = BTreeMap::new();
     for backend in rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors)) {
-        calls.entry(backend.service.clone()).or_default().insert(backend.port);
+        grpc_ports.entry(backend.service.clone()).or_default().insert(backend.port);
     }
-    calls
+    grpc_ports
 }
 
 /// The configuration of one gateway port.
@@ -83,11 +89,13 @@ pub enum CompiledGatewayPort {
 }
 
 impl CompiledGatewayPort {
-    fn build(port: &GatewayPort, bad: &mut Vec<InvalidPattern>) -> Self {
+    fn build(port: &GatewayPort, invalid_patterns: &mut Vec<InvalidPattern>) -> Self {
         match &port.serves {
-            GatewayPortRules::Http(listeners) => Self::Http(HttpListeners::compile(listeners, bad)),
+            GatewayPortRules::Http(listeners) => {
+                Self::Http(HttpListeners::compile(listeners, invalid_patterns))
+            }
             GatewayPortRules::Https(listeners) => {
-                Self::Https(HttpListeners::compile(listeners, bad))
+                Self::Https(HttpListeners::compile(listeners, invalid_patterns))
             }
             GatewayPortRules::Passthrough(rules) => Self::Passthrough(TlsRoutes::from_rules(rules)),
             GatewayPortRules::Tcp(rule) => Self::Tcp(rule.clone()),
@@ -102,23 +110,28 @@ pub struct HttpListeners {
     by_host: HostIndex,
 }
 
+/// A compiled [`GatewayListener`].
 #[derive(Debug)]
 struct CompiledListener {
     name: Name,
+    /// The rules of each host name.
     hosts: Box<[PortRoutes]>,
+    /// The index in `hosts` of each host name.
     by_host: HostIndex,
 }
 
 impl HttpListeners {
-    fn compile(listeners: &[GatewayListener], bad: &mut Vec<InvalidPattern>) -> Self {
+    fn compile(listeners: &[GatewayListener], invalid_patterns: &mut Vec<InvalidPattern>) -> Self {
         let by_host =
             HostIndex::from_patterns(listeners.iter().map(|listener| listener.hostname.as_ref()));
-        let listeners = listeners.iter().map(|listener| CompiledListener::compile(listener, bad));
+        let listeners =
+            listeners.iter().map(|listener| CompiledListener::compile(listener, invalid_patterns));
         Self { listeners: listeners.collect(), by_host }
     }
 
-    /// Selects the backend of a request. `server_name`: on a TLS port, the server name of the session. `draw`:
-    /// a random number for the choice among weighted backends.
+    /// Selects the backend of a request. `server_name` is the server name of the session on a TLS port
+    /// (`Some(None)` for a session without one), and `None` on other ports. `random` is a uniform random
+    /// number, for the choice among weighted backends.
     ///
     /// The listener with the most specific host name takes the request, exclusively; within it, the rules for
     /// the most specific host name are tried first, then the next ones. A request for another listener than
@@ -128,24 +141,24 @@ impl HttpListeners {
         &self,
         request: &RequestView<'_>,
         server_name: Option<Option<&str>>,
-        draw: u64,
+        random: u64,
     ) -> GatewayChoice<'_> {
         let host = host_of(request.authority);
-        let Some(found) = self.by_host.first_match(&host) else {
+        let Some(listener_index) = self.by_host.first_match(&host) else {
             return GatewayChoice::NoRoute { listener: None };
         };
         if let Some(name) = server_name
-            && self.by_host.first_match(&host_of(name.unwrap_or_default())) != Some(found)
+            && self.by_host.first_match(&host_of(name.unwrap_or_default())) != Some(listener_index)
         {
             return GatewayChoice::Misdirected;
         }
-        let Some(listener) = self.listeners.get(found) else {
+        let Some(listener) = self.listeners.get(listener_index) else {
             return GatewayChoice::NoRoute { listener: None };
         };
         let rules =
             listener.by_host.all_matches(&host).filter_map(|index| listener.hosts.get(index));
         for rules in rules {
-            match rules.choose_backend(request, draw) {
+            match rules.choose_backend(request, random) {
                 RouteChoice::NoRoute | RouteChoice::Direct => {}
                 choice => return GatewayChoice::Route(choice),
             }
@@ -155,17 +168,19 @@ impl HttpListeners {
 }
 
 impl CompiledListener {
-    fn compile(listener: &GatewayListener, bad: &mut Vec<InvalidPattern>) -> Self {
+    fn compile(listener: &GatewayListener, invalid_patterns: &mut Vec<InvalidPattern>) -> Self {
         // Rules of several routes for one host name are merged.
-        let mut together: BTreeMap<Option<&HostPattern>, Vec<RouteRule>> = BTreeMap::new();
+        let mut rules_by_host: BTreeMap<Option<&HostPattern>, Vec<RouteRule>> = BTreeMap::new();
         for HostRules { hostname, rules } in &listener.hosts {
-            let rules =
-                rules.iter().filter(|rule| is_usable(rule, bad)).map(without_internal_headers);
-            together.entry(hostname.as_ref()).or_default().extend(rules);
+            let rules = rules
+                .iter()
+                .filter(|rule| is_usable(rule, invalid_patterns))
+                .map(without_internal_headers);
+            rules_by_host.entry(hostname.as_ref()).or_default().extend(rules);
         }
-        let by_host = HostIndex::from_patterns(together.keys().copied());
-        let routes = together.values().map(|rules| PortRoutes::from_rules(rules, true));
-        // The remaining rules all compile.
+        let by_host = HostIndex::from_patterns(rules_by_host.keys().copied());
+        let routes = rules_by_host.values().map(|rules| PortRoutes::from_rules(rules, true));
+        // Rules with invalid patterns were removed above, so that all rules compile.
         let hosts = routes.filter_map(Result::ok).collect();
         Self { name: listener.name.clone(), hosts, by_host }
     }
@@ -180,10 +195,11 @@ fn without_internal_headers(rule: &RouteRule) -> RouteRule {
 }
 
 /// True if all patterns of a rule are valid.
-fn is_usable(rule: &RouteRule, bad: &mut Vec<InvalidPattern>) -> bool {
-    let wrong = rule.matches.iter().find_map(|request| RequestMatcher::compile(request).err());
-    let is_usable = wrong.is_none();
-    bad.extend(wrong.map(|wrong| wrong.with_object(rule.kind.object_key(rule.route.clone()))));
+fn is_usable(rule: &RouteRule, invalid_patterns: &mut Vec<InvalidPattern>) -> bool {
+    let error = rule.matches.iter().find_map(|request| RequestMatcher::compile(request).err());
+    let is_usable = error.is_none();
+    invalid_patterns
+        .extend(error.map(|error| error.with_object(rule.kind.object_key(rule.route.clone()))));
     is_usable
 }
 
@@ -194,7 +210,7 @@ pub enum GatewayChoice<'a> {
     Route(RouteChoice<'a>),
     /// No listener matches the host, or no rule matches the request.
     NoRoute {
-        /// The matching listener.
+        /// The matching listener, if any.
         listener: Option<&'a Name>,
     },
     /// The request is for another listener than its session.
@@ -205,22 +221,25 @@ pub enum GatewayChoice<'a> {
 #[derive(Debug)]
 struct HostIndex {
     exact: BTreeMap<String, usize>,
-    below: BTreeMap<String, usize>,
-    any: Option<usize>,
+    /// The patterns `*.NAME`, by name.
+    wildcards: BTreeMap<String, usize>,
+    /// The pattern for any host.
+    fallback: Option<usize>,
 }
 
 impl HostIndex {
-    /// Of two equal patterns the first wins.
+    /// Creates an index of these patterns; `None` matches any host. Of equal patterns, the first takes
+    /// precedence.
     fn from_patterns<'a>(patterns: impl Iterator<Item = Option<&'a HostPattern>>) -> Self {
-        let mut hosts = Self { exact: BTreeMap::new(), below: BTreeMap::new(), any: None };
+        let mut hosts = Self { exact: BTreeMap::new(), wildcards: BTreeMap::new(), fallback: None };
         for (index, pattern) in patterns.enumerate() {
             match pattern {
-                None => drop(hosts.any.get_or_insert(index)),
+                None => drop(hosts.fallback.get_or_insert(index)),
                 Some(HostPattern::Exact(name)) => {
                     hosts.exact.entry(name.to_string()).or_insert(index);
                 }
                 Some(HostPattern::Below(name)) => {
-                    hosts.below.entry(name.to_string()).or_insert(index);
+                    hosts.wildcards.entry(name.to_string()).or_insert(index);
                 }
             }
         }
@@ -233,8 +252,8 @@ impl HostIndex {
 
     fn all_matches(&self, host: &str) -> impl Iterator<Item = usize> {
         let parents = std::iter::successors(parent_domain(host), |host| parent_domain(host));
-        let below = parents.filter_map(|name| self.below.get(name));
-        self.exact.get(host).into_iter().chain(below).chain(&self.any).copied()
+        let wildcards = parents.filter_map(|name| self.wildcards.get(name));
+        self.exact.get(host).into_iter().chain(wildcards).chain(&self.fallback).copied()
     }
 }
 

@@ -9,7 +9,9 @@ pub(crate) fn hash(salt: u64, value: &str) -> u64 {
     hash ^ (hash >> 29)
 }
 
+/// The offset basis of 64-bit FNV.
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+/// The prime of 64-bit FNV.
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 /// An odd number with well-distributed bits (from SplitMix64).
 const MIX: u64 = 0xbf58_476d_1ce4_e5b9;

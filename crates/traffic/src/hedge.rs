@@ -2,34 +2,35 @@
 
 use leno_model::{HedgeRule, RetryRule};
 
-use crate::retry::{RETRIES_MAX, is_idempotent};
+use crate::retry::{MAX_RETRIES, is_idempotent};
 
 /// The properties of a request that determine hedging, known before the first attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HedgeConditions<'a> {
-    /// Its method.
+    /// The method.
     pub method: &'a str,
     /// True for an upgrade or `Expect: 100-continue`: the following bytes must not be sent twice, or at all.
-    pub waits: bool,
-    /// Its client has session affinity.
-    pub keeps: bool,
+    pub is_unrepeatable: bool,
+    /// True if the request has session affinity.
+    pub has_affinity: bool,
     /// The number of earlier attempts.
     pub retries: u8,
 }
 
-/// True if a request may have a second, parallel attempt. `retry`: the retry rule, since a hedge is a retry.
+/// True if a request may have a second, parallel attempt. `retry` is the retry rule of the request, since a
+/// hedge counts as a retry.
 #[must_use]
 pub fn may_hedge(
     rule: &HedgeRule,
     retry: Option<&RetryRule>,
     request: &HedgeConditions<'_>,
 ) -> bool {
-    let covers = match rule.methods.is_empty() {
+    let is_covered = match rule.methods.is_empty() {
         true => is_idempotent(request.method),
         false => rule.methods.iter().any(|method| method == request.method),
     };
-    let most = retry.map_or(RETRIES_MAX, |retry| retry.attempts);
-    covers && !request.waits && !request.keeps && request.retries < most
+    let retries_max = retry.map_or(MAX_RETRIES, |retry| retry.attempts);
+    is_covered && !request.is_unrepeatable && !request.has_affinity && request.retries < retries_max
 }
 
 #[cfg(test)]
@@ -44,25 +45,25 @@ mod tests {
     }
 
     const GET: HedgeConditions<'_> =
-        HedgeConditions { method: "GET", waits: false, keeps: false, retries: 0 };
+        HedgeConditions { method: "GET", is_unrepeatable: false, has_affinity: false, retries: 0 };
 
     #[test]
-    fn only_what_may_be_done_twice_is_sent_twice() {
+    fn only_repeatable_requests_are_hedged() {
         for (methods, request, expected) in [
             (&[][..], GET, true),
             (&[], HedgeConditions { method: "PUT", ..GET }, true),
             (&[], HedgeConditions { method: "POST", ..GET }, false),
             (&["POST"], HedgeConditions { method: "POST", ..GET }, true),
             (&["POST"], GET, false),
-            (&[], HedgeConditions { waits: true, ..GET }, false),
-            (&[], HedgeConditions { keeps: true, ..GET }, false),
+            (&[], HedgeConditions { is_unrepeatable: true, ..GET }, false),
+            (&[], HedgeConditions { has_affinity: true, ..GET }, false),
         ] {
             assert_eq!(may_hedge(&hedge_rule(methods), None, &request), expected, "{request:?}");
         }
     }
 
     #[test]
-    fn it_is_one_of_the_retries_that_a_request_has() {
+    fn a_hedge_counts_as_a_retry() {
         let retry = |attempts| RetryRule { codes: vec![503], attempts, backoff: Duration::ZERO };
         for (attempts, retries, expected) in [
             (None, 0, true),

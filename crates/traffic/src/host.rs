@@ -4,12 +4,12 @@ use leno_model::{Name, Reason, ServiceName};
 
 /// Returns the service for a host name without a port, as seen from this namespace.
 ///
-/// `S` (in the client's own namespace), `S.N`, `S.N.svc`, `S.N.svc.cluster` and `S.N.svc.cluster.local`, in any
-/// case, with or without one trailing dot. The last two labels are fixed, whatever the trust domain. `None` for
-/// every other name.
+/// The accepted forms are `S` (in the client's own namespace), `S.N`, `S.N.svc`, `S.N.svc.cluster` and
+/// `S.N.svc.cluster.local`, in any case, with or without one trailing dot. The last two labels do not depend on
+/// the trust domain. The result is `None` for every other name.
 #[must_use]
 pub fn service_of(host: &str, own_namespace: &Name) -> Option<ServiceName> {
-    if host.len() > HOST_BYTES_MAX {
+    if host.len() > MAX_HOST_BYTES {
         return None;
     }
     let lower = host.to_ascii_lowercase();
@@ -24,8 +24,8 @@ pub fn service_of(host: &str, own_namespace: &Name) -> Option<ServiceName> {
 }
 
 /// Returns the rejection reason for a request to a host that is no service of the mesh; `None` if the host is
-/// external and the request may leave. `service`: the service name in the host's form. `knows_namespace`: true
-/// if the mesh has services in a namespace.
+/// external and the request may leave the mesh. `service` is the service that the host name has the form of.
+/// `knows_namespace` returns true if the mesh has services in a namespace.
 #[must_use]
 pub fn outside_rejection(
     host: &str,
@@ -34,34 +34,36 @@ pub fn outside_rejection(
     knows_namespace: impl FnOnce(&Name) -> bool,
 ) -> Option<Reason> {
     match (service, may_leave) {
-        // The service would be in the mesh, or its fully qualified name is unknown to every other resolver.
-        (Some(service), false) if is_of_cluster(host) || knows_namespace(&service.namespace) => {
+        // Such a service can only be in the mesh.
+        (Some(service), false)
+            if is_fully_qualified(host) || knows_namespace(&service.namespace) =>
+        {
             Some(Reason::UnknownService)
         }
-        (Some(_), true) if is_of_cluster(host) => Some(Reason::UnknownService),
+        (Some(_), true) if is_fully_qualified(host) => Some(Reason::UnknownService),
         (_, false) => Some(Reason::EgressDenied),
         (_, true) => None,
     }
 }
 
-/// True for fully qualified service names, which no other resolver knows.
-fn is_of_cluster(host: &str) -> bool {
+/// True for fully qualified service names, which no resolver outside the mesh knows.
+fn is_fully_qualified(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
-    host.split('.').nth(2).is_some_and(|word| word.eq_ignore_ascii_case("svc"))
+    host.split('.').nth(2).is_some_and(|label| label.eq_ignore_ascii_case("svc"))
 }
 
 /// The labels after the namespace, all optional.
 const SUFFIX: [&str; 3] = ["svc", "cluster", "local"];
 
-/// RFC 1035: 253 characters, and a trailing dot.
-const HOST_BYTES_MAX: usize = 254;
+/// The maximum length of a host name: 253 characters (RFC 1035), and a trailing dot.
+const MAX_HOST_BYTES: usize = 254;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn accepts_the_forms_of_a_service_name_and_nothing_else() {
+    fn only_service_names_are_resolved() {
         let long = "a".repeat(64);
         let longer = "a.".repeat(1_000);
         for (host, expected) in [
@@ -91,8 +93,8 @@ mod tests {
             (&long, None),
             (&longer, None),
         ] {
-            let found = service_of(host, &Name::new("own").unwrap());
-            assert_eq!(found.map(|s| s.to_string()).as_deref(), expected, "{host}");
+            let service = service_of(host, &Name::new("own").unwrap());
+            assert_eq!(service.map(|name| name.to_string()).as_deref(), expected, "{host}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Traffic decisions for one request: pure functions of snapshot, request, time and random numbers.
 //!
-//! No code here waits, reads a clock or draws a number: `leno explain` on a laptop and a sidecar under load
-//! call the same functions with the same arguments.
+//! This crate does not wait, read a clock or generate random numbers: `leno explain` on a laptop and a sidecar
+//! under load call the same functions with the same arguments.
 
 pub mod action;
 pub mod authorize;
@@ -61,10 +61,12 @@ pub use rate_limit::{CompiledLimits, ConcurrencyExceeded, ConcurrencySlot, RateL
 pub use request::{HeaderLookup, RequestView, is_similar_name};
 pub use request_checks::CompiledChecks;
 pub use retry::{AttemptFailure, FailedAttempt, SentPart, is_idempotent, may_retry, retry_by_rule};
-pub use route::{CompiledRouteRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};
+pub use route::{
+    CompiledRouteRule, PortRoutes, Precedence, RouteChoice, precedence, takes_precedence,
+};
 pub use session_affinity::SessionAffinity;
 pub use tag::{
-    CompiledTagRules, DrawPurpose, Endpoints, LaneHeaders, Lanes, RandomChoice, TagDecision,
+    ChoicePurpose, CompiledTagRules, Endpoints, LaneHeaders, Lanes, RandomChoice, TagDecision,
     TagOutcome, WeightedTargets,
 };
 pub use tcp_rule::tcp_backend;

@@ -3,22 +3,22 @@
 use leno_model::{NamePattern, PeerMatch};
 
 use crate::rule_index::{
-    IndexCondition, IndexedAttribute, LookupKeys, RuleIndex, RulePositions, are_many,
+    IndexCondition, IndexedAttribute, LookupKeys, RuleIndex, RulePositions, needs_index,
 };
 
 /// A compiled match with its necessary conditions.
 pub(crate) trait IndexedMatch {
-    /// Returns the texts, one of which every matching request has. Those of a
-    /// [`DenialMatcher`](crate::matcher::DenialMatcher) are normalized.
-    fn demands(&self) -> Vec<IndexCondition>;
+    /// Returns the necessary conditions. Their texts are normalized for a
+    /// [`DenialMatcher`](crate::matcher::DenialMatcher).
+    fn index_conditions(&self) -> Vec<IndexCondition>;
 }
 
 /// The matches of rules, in the order of the rules.
 #[derive(Debug)]
 pub(crate) struct MatchIndex {
-    /// For each match, its rule, and its index in the rule.
+    /// The rule of each match, and the index of the match in the rule.
     matches: Box<[(usize, usize)]>,
-    lookup: Box<RuleIndex>,
+    index: Box<RuleIndex>,
 }
 
 /// Some of the rules, in order.
@@ -26,7 +26,7 @@ pub(crate) struct MatchIndex {
 pub(crate) enum RuleSubset {
     /// Rules that are evaluated one by one.
     Few(Box<[usize]>),
-    /// Rules with an index: the positions of their matches among those of all rules; absent for all of them.
+    /// The positions of the rules' matches in the index; absent for all of them.
     Many(Option<Box<[usize]>>),
 }
 
@@ -37,29 +37,29 @@ impl Default for RuleSubset {
 }
 
 impl RuleSubset {
-    /// Selects these rules, with the index of `many`, if they are many.
-    pub(crate) fn from_rules(many: Option<&MatchIndex>, rules: Box<[usize]>) -> Self {
-        many.and_then(|many| many.select_rules(&rules)).unwrap_or(Self::Few(rules))
+    /// Selects these rules, by their positions in the index if they are many.
+    pub(crate) fn from_rules(index: Option<&MatchIndex>, rules: Box<[usize]>) -> Self {
+        index.and_then(|index| index.select_rules(&rules)).unwrap_or(Self::Few(rules))
     }
 
-    /// True if it has no rule.
+    /// True if there are no rules.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self, Self::Few(rules) if rules.is_empty())
     }
 
-    /// Returns its rules, once per match.
+    /// Returns the rules, once per match. `index` is the index that the subset was created with.
     pub(crate) fn matching_rules<'a>(
         &'a self,
-        many: Option<&'a MatchIndex>,
+        index: Option<&'a MatchIndex>,
     ) -> impl Iterator<Item = usize> + 'a {
-        let matches = many.map_or(&[][..], |many| &many.matches);
-        let (few, places, all) = match self {
+        let matches = index.map_or(&[][..], |index| &index.matches);
+        let (few, positions, all) = match self {
             Self::Few(rules) => (&**rules, &[][..], &[][..]),
-            Self::Many(Some(places)) => (&[][..], &**places, &[][..]),
+            Self::Many(Some(positions)) => (&[][..], &**positions, &[][..]),
             Self::Many(None) => (&[][..], &[][..], matches),
         };
-        let looked_up = places.iter().filter_map(|place| matches.get(*place)).chain(all);
-        few.iter().copied().chain(looked_up.map(|(rule, _)| *rule))
+        let selected = positions.iter().filter_map(|position| matches.get(*position)).chain(all);
+        few.iter().copied().chain(selected.map(|(rule, _)| *rule))
     }
 }
 
@@ -67,7 +67,7 @@ impl RuleSubset {
 #[derive(Debug)]
 pub(crate) struct MatchingRules<'a> {
     matches: &'a [(usize, usize)],
-    places: RulePositions<'a>,
+    positions: RulePositions<'a>,
     last: Option<usize>,
 }
 
@@ -75,8 +75,9 @@ impl Iterator for MatchingRules<'_> {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        let Self { matches, places, last } = self;
-        let mut rules = places.filter_map(|at| matches.get(at).map(|(rule, _)| *rule));
+        let Self { matches, positions, last } = self;
+        let mut rules =
+            positions.filter_map(|position| matches.get(position).map(|(rule, _)| *rule));
         rules.find(|rule| last.replace(*rule) != Some(*rule))
     }
 }
@@ -90,7 +91,7 @@ impl MatchIndex {
         Self::compile(rules.map(|(rule, matchers)| (rule, matchers, &[][..])))
     }
 
-    /// Does the same for all rules of a policy that have callers: the matches and callers of each.
+    /// Indexes all rules of a policy by their matches and callers, in order; `None` if they are few.
     pub(crate) fn with_callers<'a, M: IndexedMatch + 'a>(
         rules: impl Iterator<Item = (&'a [M], &'a [PeerMatch])> + Clone,
     ) -> Option<Self> {
@@ -102,81 +103,95 @@ impl MatchIndex {
     fn compile<'a, M: IndexedMatch + 'a>(
         rules: impl Iterator<Item = (usize, &'a [M], &'a [PeerMatch])> + Clone,
     ) -> Option<Self> {
-        let all = || {
+        let all_matches = || {
             rules.clone().flat_map(|(rule, matchers, callers)| {
-                let places = 0..matchers.len().max(1);
-                places.map(move |place| (rule, place, matchers.get(place), callers))
+                let positions = 0..matchers.len().max(1);
+                positions.map(move |position| (rule, position, matchers.get(position), callers))
             })
         };
-        let demands = |matcher: Option<&M>, callers: &[PeerMatch]| {
-            let mut demands = matcher.map(M::demands).unwrap_or_default();
-            demands.extend(demands_of_callers(callers));
-            demands
+        let conditions_of = |matcher: Option<&M>, callers: &[PeerMatch]| {
+            let mut conditions = matcher.map(M::index_conditions).unwrap_or_default();
+            conditions.extend(caller_conditions(callers));
+            conditions
         };
-        let lookup = RuleIndex::of_many(all().count(), || {
-            all().map(|(_, _, matcher, callers)| demands(matcher, callers)).collect()
+        let index = RuleIndex::build_if_many(all_matches().count(), || {
+            all_matches().map(|(_, _, matcher, callers)| conditions_of(matcher, callers)).collect()
         })?;
-        Some(Self { matches: all().map(|(rule, place, ..)| (rule, place)).collect(), lookup })
+        Some(Self {
+            matches: all_matches()
+                .map(|(rule, match_position, ..)| (rule, match_position))
+                .collect(),
+            index,
+        })
     }
 
-    /// Selects some of the rules, in order; `None` if they are few.
+    /// Returns the subset of these rules, in order; `None` if their matches are few.
     fn select_rules(&self, rules: &[usize]) -> Option<RuleSubset> {
         let matches = |rule: &usize| {
-            let first = self.matches.partition_point(|(it, _)| it < rule);
-            let after = self.matches.get(first..).unwrap_or_default();
-            let count = after.iter().take_while(|(it, _)| it == rule).count();
+            let first = self.matches.partition_point(|(other, _)| other < rule);
+            let following = self.matches.get(first..).unwrap_or_default();
+            let count = following.iter().take_while(|(other, _)| other == rule).count();
             first..first.saturating_add(count)
         };
-        let part: Box<[usize]> = rules.iter().flat_map(matches).collect();
-        are_many(part.len())
-            .then(|| RuleSubset::Many((part.len() < self.matches.len()).then_some(part)))
+        let selected: Box<[usize]> = rules.iter().flat_map(matches).collect();
+        needs_index(selected.len())
+            .then(|| RuleSubset::Many((selected.len() < self.matches.len()).then_some(selected)))
     }
 
-    /// Returns the first rule with a match that `fits`, which gets the rule and the index of the match.
-    /// Separate, so that a small number of rules does not pay for it; so is the next function.
+    /// Returns the first rule with a match for which `is_match` is true, given the rule and the index of the
+    /// match in it. Not inlined, so that a small number of rules does not pay for it; nor are the next
+    /// functions.
     #[inline(never)]
-    pub(crate) fn first_fitting(
+    pub(crate) fn first_match(
         &self,
-        sought: LookupKeys<'_>,
-        fits: impl Fn(usize, usize) -> bool,
+        keys: LookupKeys<'_>,
+        is_match: impl Fn(usize, usize) -> bool,
     ) -> Option<usize> {
-        let fits =
-            |at: usize| self.matches.get(at).is_some_and(|(rule, place)| fits(*rule, *place));
-        self.matches.get(self.lookup.first_sought(sought, fits)?).map(|(rule, _)| *rule)
+        let is_match = |position: usize| {
+            self.matches
+                .get(position)
+                .is_some_and(|(rule, match_position)| is_match(*rule, *match_position))
+        };
+        self.matches.get(self.index.first_match_by_keys(keys, is_match)?).map(|(rule, _)| *rule)
     }
 
     /// Returns the candidate rules in order, each once, a superset of the matching ones.
     #[inline(never)]
-    pub(crate) fn candidates(&self, sought: LookupKeys<'_>) -> MatchingRules<'_> {
-        MatchingRules { matches: &self.matches, places: self.lookup.candidates(sought), last: None }
+    pub(crate) fn candidates(&self, keys: LookupKeys<'_>) -> MatchingRules<'_> {
+        MatchingRules { matches: &self.matches, positions: self.index.candidates(keys), last: None }
     }
 
-    /// Returns the first rule with a match that fits, in a part or among all.
+    /// Returns the first of the candidate rules with a match for which `is_match` is true. `candidates` are
+    /// positions of matches; `None` for all rules.
     #[inline(never)]
     pub(crate) fn first_of(
         &self,
-        part: Option<&[usize]>,
-        sought: LookupKeys<'_>,
-        fits: impl Fn(usize, usize) -> bool,
+        candidates: Option<&[usize]>,
+        keys: LookupKeys<'_>,
+        is_match: impl Fn(usize, usize) -> bool,
     ) -> Option<usize> {
-        let fits =
-            |at: usize| self.matches.get(at).is_some_and(|(rule, place)| fits(*rule, *place));
-        let first = match part {
-            None => self.lookup.first_sought(sought, fits),
-            Some(part) => self.lookup.first_of(part, sought, fits),
+        let is_match = |position: usize| {
+            self.matches
+                .get(position)
+                .is_some_and(|(rule, match_position)| is_match(*rule, *match_position))
+        };
+        let first = match candidates {
+            None => self.index.first_match_by_keys(keys, is_match),
+            Some(candidates) => self.index.first_of(candidates, keys, is_match),
         };
         self.matches.get(first?).map(|(rule, _)| *rule)
     }
 }
 
-/// Returns the conditions for callers that match any of these; none for an empty list.
-pub(crate) fn demands_of_callers(callers: &[PeerMatch]) -> Vec<IndexCondition> {
+/// Returns the exact conditions of a caller that matches any of these; none for an empty list.
+pub(crate) fn caller_conditions(callers: &[PeerMatch]) -> Vec<IndexCondition> {
     let names = |name: fn(&PeerMatch) -> &NamePattern| {
-        let are_exact = !callers.is_empty() && callers.iter().all(|it| name(it).is_exact());
-        are_exact.then(|| callers.iter().map(|it| name(it).as_str().into()).collect())
+        let is_exact = !callers.is_empty() && callers.iter().all(|caller| name(caller).is_exact());
+        is_exact.then(|| callers.iter().map(|caller| name(caller).as_str().into()).collect())
     };
-    let namespaces = names(|it| &it.namespace).map(|names| (IndexedAttribute::Namespace, names));
-    let accounts = names(|it| &it.account).map(|names| (IndexedAttribute::Account, names));
+    let namespaces =
+        names(|caller| &caller.namespace).map(|names| (IndexedAttribute::Namespace, names));
+    let accounts = names(|caller| &caller.account).map(|names| (IndexedAttribute::Account, names));
     accounts.into_iter().chain(namespaces).collect()
 }
 

@@ -2,23 +2,23 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The counter index of one rule's decisions. Threads share it; the first decision fills it in, so that later
-/// ones need no lookup.
+/// The index of the match counter of one rule. Threads share it; the first match stores the index, so that
+/// later matches need no lookup by name.
 ///
-/// It is not part of the rule: all slots are equal.
+/// Two rules are equal whatever their counters are, so all slots compare equal.
 #[derive(Debug, Default)]
 pub struct MatchSlot(AtomicU32);
 
 impl MatchSlot {
-    /// Returns the index; calls `find` while it is unknown (0).
+    /// Returns the index, and stores the result of `find` first if it is unknown (0).
     pub fn index_or_find(&self, find: impl FnOnce() -> u32) -> u32 {
         match self.0.load(Ordering::Relaxed) {
             0 => {
-                let number = find();
-                self.0.store(number, Ordering::Relaxed);
-                number
+                let index = find();
+                self.0.store(index, Ordering::Relaxed);
+                index
             }
-            number => number,
+            index => index,
         }
     }
 }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_looked_up_once() {
+    fn an_index_is_looked_up_once() {
         let slot = MatchSlot::default();
         assert_eq!(slot.index_or_find(|| 0), 0);
         assert_eq!(slot.index_or_find(|| 7), 7);

@@ -21,8 +21,8 @@ pub(crate) use denial::{DenialMatcher, may_override_method};
 ///   header are joined by `", "`.
 /// * Of a repeated query parameter the first value counts. Names and values are percent-decoded before
 ///   comparison; `+` is a space, and an invalid escape is literal.
-/// * For an allow rule the name of a header or parameter must be alone: no header or parameter with a similar name
-///   that an application may read in its place. A parameter must not be repeated.
+/// * For an allow rule the name of a header or parameter must be unique in the request: no other header or
+///   parameter has a similar name that an application may read in its place. A parameter must not be repeated.
 #[derive(Debug, Clone)]
 pub struct RequestMatcher {
     path: PathMatcher,
@@ -40,7 +40,7 @@ impl RequestMatcher {
         Self::compile_for(request, FieldScope::AsSent)
     }
 
-    /// Compiles a match that accepts only these headers and parameters.
+    /// Compiles a match that accepts only headers and parameters of this scope.
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression.
@@ -50,9 +50,11 @@ impl RequestMatcher {
     ) -> Result<Self, InvalidPattern> {
         Ok(Self {
             path: PathMatcher::compile(&request.path)?,
-            methods: request.methods.iter().map(|m| m.as_str().into()).collect(),
-            headers: compile_fields(&request.headers, |it| HeaderMatcher::compile(it, scope))?,
-            query: compile_fields(&request.query, |it| QueryMatcher::compile(it, scope))?,
+            methods: request.methods.iter().map(|method| method.as_str().into()).collect(),
+            headers: compile_fields(&request.headers, |field| {
+                HeaderMatcher::compile(field, scope)
+            })?,
+            query: compile_fields(&request.query, |field| QueryMatcher::compile(field, scope))?,
         })
     }
 
@@ -61,14 +63,15 @@ impl RequestMatcher {
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression.
     pub(crate) fn compile_allowing(request: &RequestMatch) -> Result<Self, InvalidPattern> {
-        Self::compile_for(request, FieldScope::OneName)
+        Self::compile_for(request, FieldScope::UniqueName)
     }
 
     /// True if all conditions hold.
     #[must_use]
     #[inline(never)]
     pub fn matches(&self, request: &RequestView<'_>) -> bool {
-        self.path.matches(request.path) && (self.is_about_path() || self.matches_rest(request))
+        self.path.matches(request.path)
+            && (self.is_about_path() || self.matches_except_path_outlined(request))
     }
 
     /// True if only the path matters. Most matches are of this kind, and must not cost a function call.
@@ -79,15 +82,15 @@ impl RequestMatcher {
 
     /// Separate, so that matches of the path alone need no stack space for it.
     #[inline(never)]
-    fn matches_rest(&self, request: &RequestView<'_>) -> bool {
-        self.matches_beside_path(request)
+    fn matches_except_path_outlined(&self, request: &RequestView<'_>) -> bool {
+        self.matches_except_path(request)
     }
 
     /// True if all conditions hold, except that of the path.
     #[inline]
-    pub(crate) fn matches_beside_path(&self, request: &RequestView<'_>) -> bool {
-        let has_no_fields = self.headers.is_empty() && self.query.is_empty();
-        self.matches_method(request) && (has_no_fields || self.matches_fields(request))
+    pub(crate) fn matches_except_path(&self, request: &RequestView<'_>) -> bool {
+        let has_fields = !self.headers.is_empty() || !self.query.is_empty();
+        self.matches_method(request) && (!has_fields || self.matches_fields(request))
     }
 
     #[inline]
@@ -135,11 +138,11 @@ impl RequestMatcher {
 }
 
 impl IndexedMatch for RequestMatcher {
-    /// Returns exact texts of a matching request.
-    fn demands(&self) -> Vec<IndexCondition> {
-        let path = self.path.demand();
-        let headers = self.headers.iter().filter_map(HeaderMatcher::demand);
-        let query = self.query.iter().filter_map(QueryMatcher::demand);
+    /// Returns the exact texts that a matching request contains.
+    fn index_conditions(&self) -> Vec<IndexCondition> {
+        let path = self.path.index_condition();
+        let headers = self.headers.iter().filter_map(HeaderMatcher::index_condition);
+        let query = self.query.iter().filter_map(QueryMatcher::index_condition);
         let methods =
             (!self.methods.is_empty()).then(|| (IndexedAttribute::Method, self.methods.to_vec()));
         path.into_iter().chain(headers).chain(query).chain(methods).collect()
@@ -151,16 +154,16 @@ impl IndexedMatch for RequestMatcher {
 pub(crate) enum FieldScope {
     /// All.
     AsSent,
-    /// Those without another header or parameter that an application may read under the name.
-    OneName,
-    /// The same, and a pattern matches no list of values.
-    OneValue,
+    /// Those without another header or parameter that an application may read under the same name.
+    UniqueName,
+    /// Like `UniqueName`, and a pattern does not match a list of values.
+    SingleValue,
 }
 
 impl FieldScope {
     /// True if a value is accepted for a pattern.
     fn accepts_value(self, value: &str, pattern: &Pattern) -> bool {
-        self != Self::OneValue
+        self != Self::SingleValue
             || matches!(pattern, Pattern::Literal(_))
             || !value.contains([',', ';'])
     }
@@ -179,7 +182,7 @@ pub enum Mismatch {
     Query(String),
 }
 
-/// Returns the prefix for comparison: without a trailing `/`, which is ignored.
+/// Returns a path prefix without its trailing `/`, which is ignored in comparisons.
 pub(crate) fn prefix_elements(prefix: &str) -> &str {
     prefix.strip_suffix('/').unwrap_or(prefix)
 }
@@ -208,8 +211,8 @@ impl PathMatcher {
         })
     }
 
-    /// Returns its exact condition: the path, or the leading elements of it.
-    pub(crate) fn demand(&self) -> Option<IndexCondition> {
+    /// Returns the exact condition that an index can look up: the path, or its leading elements.
+    pub(crate) fn index_condition(&self) -> Option<IndexCondition> {
         Some(match self {
             Self::Any => return None,
             Self::Exact(path) | Self::Pattern(Pattern::Literal(path)) => {
@@ -253,11 +256,14 @@ impl HeaderMatcher {
         Ok(Self { name, value, scope })
     }
 
-    fn demand(&self) -> Option<IndexCondition> {
+    fn index_condition(&self) -> Option<IndexCondition> {
         let Pattern::Literal(text) = &self.value else { return None };
         let name = self.name.clone().unwrap_or_else(|| ":authority".into());
-        let key =
-            IndexedAttribute::Header { name, repeated: RepeatedHeader::Joined, folded: false };
+        let key = IndexedAttribute::Header {
+            name,
+            repeated: RepeatedHeader::Joined,
+            ignores_case: false,
+        };
         Some((key, vec![text.clone()]))
     }
 
@@ -290,13 +296,13 @@ impl QueryMatcher {
         })
     }
 
-    fn demand(&self) -> Option<IndexCondition> {
+    fn index_condition(&self) -> Option<IndexCondition> {
         let Pattern::Literal(text) = &self.value else { return None };
         Some((IndexedAttribute::Query(self.name.clone()), vec![text.clone()]))
     }
 
     fn matches(&self, request: &RequestView<'_>) -> bool {
-        let Some(value) = request.query.and_then(|q| find_parameter(q, &self.name)) else {
+        let Some(value) = request.query.and_then(|query| find_parameter(query, &self.name)) else {
             return false;
         };
         let is_equal = match &self.value {
@@ -308,7 +314,7 @@ impl QueryMatcher {
         is_equal && (self.scope == FieldScope::AsSent || self.is_alone(request))
     }
 
-    /// True if applications may read one parameter of the request under the name.
+    /// True if applications may read only one parameter of the request under the name.
     fn is_alone(&self, request: &RequestView<'_>) -> bool {
         similar_parameters(request.query.unwrap_or_default(), &self.name).count() == 1
     }

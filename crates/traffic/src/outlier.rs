@@ -25,18 +25,18 @@ pub enum OutlierDetector {
 /// The ejection state of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EjectionState {
-    /// It receives requests.
+    /// The endpoint receives requests.
     InService,
-    /// It is ejected.
+    /// The endpoint is ejected.
     Ejected,
-    /// It was ejected, and the next request is a probe.
+    /// The endpoint was ejected, and its next request is a probe.
     Probe,
 }
 
 /// A state change of an endpoint, for logs and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EjectionEvent {
-    /// It was ejected.
+    /// The endpoint was ejected.
     Ejected {
         /// The index of the endpoint.
         slot: usize,
@@ -45,7 +45,7 @@ pub enum EjectionEvent {
         /// The duration; absent if it ends with successful health checks.
         pause: Option<Duration>,
     },
-    /// It was returned to service.
+    /// The endpoint was returned to service.
     Unejected {
         /// The index of the endpoint.
         slot: usize,
@@ -92,20 +92,21 @@ impl OutlierDetector {
         }
     }
 
-    /// Updates the set of endpoints: each new index has its old one, if any.
-    pub fn update_endpoints(&mut self, places: &[Option<usize>]) {
+    /// Updates the set of endpoints. Each element is the previous index of the endpoint at that position;
+    /// `None` for a new endpoint.
+    pub fn update_endpoints(&mut self, old_indices: &[Option<usize>]) {
         match self {
-            Self::Native(outliers) => outliers.update_endpoints(places),
-            Self::Sermant(outliers) => outliers.update_endpoints(places),
+            Self::Native(detector) => detector.update_endpoints(old_indices),
+            Self::Sermant(detector) => detector.update_endpoints(old_indices),
         }
     }
 
-    /// Advances the time: windows end, and ejections may expire. `draw`: a random number. Cheap if nothing is
-    /// due.
-    pub fn advance_time(&mut self, now: Duration, draw: u64, events: &mut Vec<EjectionEvent>) {
+    /// Advances the time: windows end, and ejections may expire. `random` is a uniform random number, for the
+    /// jitter of ejection times. Cheap if nothing is due.
+    pub fn advance_time(&mut self, now: Duration, random: u64, events: &mut Vec<EjectionEvent>) {
         match self {
-            Self::Native(outliers) => outliers.advance_time(now, draw, events),
-            Self::Sermant(outliers) => outliers.advance_time(now, events),
+            Self::Native(detector) => detector.advance_time(now, random, events),
+            Self::Sermant(detector) => detector.advance_time(now, events),
         }
     }
 
@@ -113,8 +114,8 @@ impl OutlierDetector {
     #[must_use]
     pub fn endpoint_state(&self, slot: usize) -> EjectionState {
         match self {
-            Self::Native(outliers) => outliers.endpoint_state(slot),
-            Self::Sermant(outliers) => outliers.endpoint_state(slot),
+            Self::Native(detector) => detector.endpoint_state(slot),
+            Self::Sermant(detector) => detector.endpoint_state(slot),
         }
     }
 
@@ -122,7 +123,7 @@ impl OutlierDetector {
     #[must_use]
     pub fn is_spared(&self, slot: usize) -> bool {
         match self {
-            Self::Native(outliers) => outliers.is_spared(slot),
+            Self::Native(detector) => detector.is_spared(slot),
             Self::Sermant(_) => false,
         }
     }
@@ -132,7 +133,7 @@ impl OutlierDetector {
     #[must_use]
     pub fn start_request(&mut self, slot: usize) -> bool {
         match self {
-            Self::Native(outliers) => outliers.start_request(slot),
+            Self::Native(detector) => detector.start_request(slot),
             Self::Sermant(_) => false,
         }
     }
@@ -140,7 +141,7 @@ impl OutlierDetector {
     /// Records the end of a request without evidence.
     pub fn release_request(&mut self, slot: usize, probe: bool) {
         match self {
-            Self::Native(outliers) if probe => outliers.release_request(slot),
+            Self::Native(detector) if probe => detector.release_request(slot),
             Self::Native(_) | Self::Sermant(_) => {}
         }
     }
@@ -149,12 +150,12 @@ impl OutlierDetector {
     pub fn record_outcome(
         &mut self,
         slot: usize,
-        seen: RequestResult,
+        result: RequestResult,
         events: &mut Vec<EjectionEvent>,
     ) {
         match self {
-            Self::Native(outliers) => outliers.record_outcome(slot, seen, events),
-            Self::Sermant(outliers) => outliers.record_outcome(slot, seen, events),
+            Self::Native(detector) => detector.record_outcome(slot, result, events),
+            Self::Sermant(detector) => detector.record_outcome(slot, result, events),
         }
     }
 
@@ -162,12 +163,12 @@ impl OutlierDetector {
     pub fn record_check(
         &mut self,
         slot: usize,
-        heard: FailureEvidence,
+        evidence: FailureEvidence,
         now: Duration,
         events: &mut Vec<EjectionEvent>,
     ) {
         match self {
-            Self::Native(outliers) => outliers.record_check(slot, heard, now, events),
+            Self::Native(detector) => detector.record_check(slot, evidence, now, events),
             Self::Sermant(_) => {}
         }
     }
@@ -176,8 +177,8 @@ impl OutlierDetector {
     #[must_use]
     pub fn failure_classes(&self) -> &FailureClasses {
         match self {
-            Self::Native(outliers) => outliers.failure_classes(),
-            Self::Sermant(outliers) => outliers.failure_classes(),
+            Self::Native(detector) => detector.failure_classes(),
+            Self::Sermant(detector) => detector.failure_classes(),
         }
     }
 }
@@ -185,14 +186,14 @@ impl OutlierDetector {
 /// The result of a request, with its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestResult {
-    /// True if it failed in a class that counts.
+    /// True if the request failed in a class that counts.
     pub failed: bool,
-    /// True if it was a probe.
+    /// True if the request was a probe.
     pub probe: bool,
     /// The time of the end.
     pub now: Duration,
-    /// A random number.
-    pub draw: u64,
+    /// A uniform random number, for the jitter of an ejection time.
+    pub random: u64,
 }
 
 #[cfg(test)]

@@ -19,17 +19,18 @@ pub(crate) enum Pattern {
 impl Pattern {
     /// Compiles a regular expression that must match the whole value.
     pub(crate) fn compile(pattern: &str) -> Result<Self, regex::Error> {
-        let (literal, open) = match pattern.strip_suffix(".*") {
-            Some(beginning) => (beginning, true),
+        let (literal, has_wildcard_end) = match pattern.strip_suffix(".*") {
+            Some(literal) => (literal, true),
             None => (pattern, false),
         };
         if !literal.contains(METACHARACTERS) {
-            return Ok(match open {
+            return Ok(match has_wildcard_end {
                 true => Self::Prefix(literal.into()),
                 false => Self::Literal(literal.into()),
             });
         }
-        // Compiled alone first: `a)|(b` is invalid, but would be valid inside the anchoring group.
+        // The pattern is compiled alone first: `a)|(b` is invalid, but would be valid inside the anchoring
+        // group.
         build(pattern)?;
         let regex = build(&format!("^(?:{pattern})$"))?;
         Ok(Self::Regex(literal_prefix(pattern).unwrap_or_default(), regex))
@@ -43,9 +44,7 @@ impl Pattern {
             Self::Prefix(literal) => {
                 value.strip_prefix(&**literal).is_some_and(|rest| !rest.contains('\n'))
             }
-            Self::Regex(beginning, regex) => {
-                value.starts_with(&**beginning) && regex.is_match(value)
-            }
+            Self::Regex(prefix, regex) => value.starts_with(&**prefix) && regex.is_match(value),
         }
     }
 }
@@ -65,15 +64,15 @@ fn literal_prefix(pattern: &str) -> Option<Box<str>> {
 
 /// Compiles a case-insensitive, anchored regular expression. It is larger than the case-sensitive one, which is
 /// returned if the size exceeds the limit.
-pub(crate) fn regardless_of_case(pattern: &str) -> Result<Regex, regex::Error> {
+pub(crate) fn compile_case_insensitive(pattern: &str) -> Result<Regex, regex::Error> {
     let anchored = format!("^(?:{pattern})$");
     let mut builder = RegexBuilder::new(&anchored);
-    let builder = builder.case_insensitive(true).dfa_size_limit(REGEX_CACHE_BYTES_MAX);
-    builder.size_limit(REGEX_FOLDED_BYTES_MAX).build().or_else(|_| build(&anchored))
+    let builder = builder.case_insensitive(true).dfa_size_limit(MAX_REGEX_CACHE_BYTES);
+    builder.size_limit(MAX_CASE_INSENSITIVE_BYTES).build().or_else(|_| build(&anchored))
 }
 
-/// True if a pattern excludes letters: without case it may then match less.
-pub(crate) fn may_exclude(pattern: &str) -> bool {
+/// True if a pattern may exclude letters: its case-insensitive form may then match fewer texts.
+pub(crate) fn may_exclude_letters(pattern: &str) -> bool {
     ["[^", ":^", "!=", "--", "&&", "~~", r"\P", "(?-"].iter().any(|part| pattern.contains(part))
 }
 
@@ -89,7 +88,7 @@ fn ends_in_slash(part: &Hir) -> bool {
             class.iter().any(|range| (range.start()..=range.end()).contains(&'/'))
         }
         HirKind::Capture(capture) => ends_in_slash(&capture.sub),
-        HirKind::Repetition(repeated) => repeated.min == 0 || ends_in_slash(&repeated.sub),
+        HirKind::Repetition(repetition) => repetition.min == 0 || ends_in_slash(&repetition.sub),
         HirKind::Alternation(parts) => parts.iter().any(ends_in_slash),
         HirKind::Concat(parts) => parts.last().is_none_or(ends_in_slash),
         // The preceding part decides.
@@ -97,7 +96,8 @@ fn ends_in_slash(part: &Hir) -> bool {
     }
 }
 
-/// Checks a regular expression as a rule would use it, so that readers can reject it with its position.
+/// Checks a regular expression in the same way as a rule that contains it, so that configuration readers can
+/// report its position.
 ///
 /// # Errors
 /// [`InvalidPattern`] if it is invalid, or too large when compiled.
@@ -121,7 +121,7 @@ pub struct InvalidPattern {
     pub field: PatternField,
     /// The object that contains it, if known.
     pub object: Option<Box<ObjectKey>>,
-    /// The compiler's error.
+    /// The error of the compilation.
     #[source]
     cause: regex::Error,
 }
@@ -129,7 +129,7 @@ pub struct InvalidPattern {
 impl InvalidPattern {
     pub(crate) fn new(pattern: &str, field: PatternField, cause: regex::Error) -> Self {
         Self {
-            pattern: pattern.chars().take(PATTERN_SHOWN_MAX).collect(),
+            pattern: pattern.chars().take(MAX_PATTERN_SHOWN).collect(),
             field,
             object: None,
             cause,
@@ -176,30 +176,31 @@ fn object_prefix(object: &Option<Box<ObjectKey>>) -> String {
     object.as_ref().map(|key| format!("{key}: ")).unwrap_or_default()
 }
 
+/// Compiles a regular expression within the size limits.
 fn build(pattern: &str) -> Result<Regex, regex::Error> {
     RegexBuilder::new(pattern)
-        .size_limit(REGEX_BYTES_MAX)
-        .dfa_size_limit(REGEX_CACHE_BYTES_MAX)
+        .size_limit(MAX_REGEX_BYTES)
+        .dfa_size_limit(MAX_REGEX_CACHE_BYTES)
         .build()
 }
 
-/// A pattern without these characters matches exactly itself.
+/// The characters with a special meaning: a pattern without them matches only its own text.
 const METACHARACTERS: &[char] =
     &['\\', '.', '+', '*', '?', '(', ')', '|', '[', ']', '{', '}', '^', '$'];
 
 /// The maximum compiled size of one expression: far above practical patterns, and harmless for a sidecar's
 /// memory.
-const REGEX_BYTES_MAX: usize = 1024 * 1024;
+const MAX_REGEX_BYTES: usize = 1024 * 1024;
 
 /// The maximum size of the case-insensitive form, in which letters become sets: every pattern within the limit
 /// above must fit.
-const REGEX_FOLDED_BYTES_MAX: usize = 8 * REGEX_BYTES_MAX;
+const MAX_CASE_INSENSITIVE_BYTES: usize = 8 * MAX_REGEX_BYTES;
 
 /// The maximum match cache of one expression, for each thread.
-const REGEX_CACHE_BYTES_MAX: usize = 256 * 1024;
+const MAX_REGEX_CACHE_BYTES: usize = 256 * 1024;
 
 /// The maximum length of a pattern in an error.
-const PATTERN_SHOWN_MAX: usize = 200;
+const MAX_PATTERN_SHOWN: usize = 200;
 
 #[cfg(test)]
 mod tests {
@@ -210,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matches_in_full() {
+    fn a_pattern_matches_the_whole_value() {
         for (pattern, value, expected) in [
             ("/buy", "/buy", true),
             ("/buy", "/xbuyer", false),
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_cannot_be_read_or_is_too_large() {
+    fn invalid_or_too_large_patterns_are_rejected() {
         for bad in ["(", "a)|(b", "[z-a]", "(?=a)", r"(a)\1", r"\w{1000}", "((a{100}){100}){100}"] {
             let error = check_pattern(bad).unwrap_err();
             assert!(error.to_string().contains(bad), "{error}");
@@ -246,14 +247,14 @@ mod tests {
     }
 
     #[test]
-    fn an_error_repeats_only_the_beginning_of_a_long_pattern() {
+    fn an_error_truncates_a_long_pattern() {
         let error = check_pattern(&"(".repeat(10_000)).unwrap_err();
-        assert_eq!(error.pattern.len(), PATTERN_SHOWN_MAX);
+        assert_eq!(error.pattern.len(), MAX_PATTERN_SHOWN);
     }
 
     proptest! {
         #[test]
-        fn what_begins_otherwise_would_not_have_fitted(
+        fn values_without_the_literal_prefix_never_match(
             pieces in prop::collection::vec(
                 prop::sample::select(vec![
                     "/a", "b", "a?", "b*", "ab+", "(a|/)", "|", "(?i)", "(?i:ab)", "[ab]", r"\.", ".",
@@ -273,7 +274,7 @@ mod tests {
         }
 
         #[test]
-        fn short_cuts_agree_with_the_regular_expression(
+        fn literal_forms_agree_with_the_regular_expression(
             literal in "[a-b/ -]{0,3}",
             open in any::<bool>(),
             value in "[a-b/\n -]{0,5}",

@@ -14,40 +14,41 @@ pub(crate) fn find_parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> 
 
 /// Returns all parameters that an application may read in a query, encoded: some accept `;` as a separator.
 pub(crate) fn all_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
-    let others = query.contains(';').then(|| query.split(['&', ';']));
-    let pairs = query.split('&').chain(others.into_iter().flatten());
+    let with_semicolons = query.contains(';').then(|| query.split(['&', ';']));
+    let pairs = query.split('&').chain(with_semicolons.into_iter().flatten());
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
 /// Returns the parameters of a query that an application may read under this name, as sent, with either
 /// separator.
 pub fn similar_parameters<'q>(query: &'q str, name: &str) -> impl Iterator<Item = &'q str> {
-    let folded = folded_rule_name(name);
+    let normalized = normalize_rule_parameter(name);
     query.split(['&', ';']).filter(move |pair| {
-        may_be_named(pair.split_once('=').map_or(pair, |(name, _)| name), &folded)
+        may_be_named(pair.split_once('=').map_or(pair, |(name, _)| name), &normalized)
     })
 }
 
-/// True if applications may read the encoded parameter name as this [normalized](folded_name) one: without
-/// case, as a list (`role[]`, `role[0]`) or map (`role[x]`), in or after brackets, after blanks or `!`, and with
-/// `.`, a blank or an unclosed `[` for `_`. If the rule names a map element, it may have any of these forms.
-pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
-    let has_place = folded.contains('[') && folded.ends_with(']');
-    if encoded.len() < folded.len() && !has_place {
+/// True if applications may read the encoded parameter name as this [normalized](normalize_parameter_name) one:
+/// without case, as a list (`role[]`, `role[0]`) or map (`role[x]`), in or after brackets, after blanks or `!`,
+/// and with `.`, a blank or an unclosed `[` for `_`. If the rule names a map element, it may have any of these
+/// forms.
+pub(crate) fn may_be_named(encoded: &str, normalized: &str) -> bool {
+    let is_map_element = normalized.contains('[') && normalized.ends_with(']');
+    if encoded.len() < normalized.len() && !is_map_element {
         return false;
     }
-    if encoded == folded {
+    if encoded == normalized {
         return true;
     }
-    let name = folded_name(encoded);
-    if has_place {
-        return may_be_place(&name, folded);
+    let name = normalize_parameter_name(encoded);
+    if is_map_element {
+        return may_be_map_element(&name, normalized);
     }
-    name == folded
+    name == normalized
         // Rack ends the first word of a name at any bracket.
-        || name.split(['[', ']']).next() == Some(folded)
-        || name.split_once('[').is_some_and(|(list, place)| {
-            list == folded || !place.contains(']') && flatten_name(&name).eq(flatten_name(folded))
+        || name.split(['[', ']']).next() == Some(normalized)
+        || name.split_once('[').is_some_and(|(list, key)| {
+            list == normalized || !key.contains(']') && flatten_name(&name).eq(flatten_name(normalized))
         })
 }
 
@@ -58,21 +59,23 @@ fn flatten_name(name: &str) -> impl Iterator<Item = u8> + '_ {
 
 /// True if applications may read a normalized name as this map element. The text after a `]` is a further key in
 /// Rack, and no part of the name in qs; PHP ends the name there. Spring drops quotes around a key.
-fn may_be_place(name: &str, folded: &str) -> bool {
-    let of_rack = split_name(name);
-    let of_php: Vec<_> = of_rack.iter().copied().take_while(|(_, is_loose)| !is_loose).collect();
-    let of_qs: Vec<_> = of_rack.iter().copied().filter(|(_, is_loose)| !is_loose).collect();
-    let expected = join_words(&split_name(folded));
-    [of_rack, of_php, of_qs].iter().any(|words| join_words(words) == expected)
+fn may_be_map_element(name: &str, normalized: &str) -> bool {
+    let rack_words = split_name(name);
+    let php_words: Vec<_> =
+        rack_words.iter().copied().take_while(|(_, is_after_bracket)| !is_after_bracket).collect();
+    let qs_words: Vec<_> =
+        rack_words.iter().copied().filter(|(_, is_after_bracket)| !is_after_bracket).collect();
+    let expected = join_words(&split_name(normalized));
+    [rack_words, php_words, qs_words].iter().any(|words| join_words(words) == expected)
 }
 
 /// Returns the words of a name between brackets, each with true if it follows a `]`.
 fn split_name(name: &str) -> Vec<(&str, bool)> {
-    let mut follows = false;
+    let mut follows_bracket = false;
     let words = name.split_inclusive(['[', ']']).map(|part| {
         let word = part.trim_end_matches(['[', ']']);
-        let is_loose = std::mem::replace(&mut follows, part.ends_with(']'));
-        (word.trim_matches(['\'', '"']), is_loose)
+        let is_after_bracket = std::mem::replace(&mut follows_bracket, part.ends_with(']'));
+        (word.trim_matches(['\'', '"']), is_after_bracket)
     });
     words.filter(|(word, _)| !word.is_empty()).collect()
 }
@@ -86,27 +89,27 @@ fn join_words(words: &[(&str, bool)]) -> String {
 }
 
 /// Normalizes a parameter name of a rule; dots denote a map element (`a.b` is `a[b]`).
-pub(crate) fn folded_rule_name(name: &str) -> String {
+pub(crate) fn normalize_rule_parameter(name: &str) -> String {
     match name.split_once('.') {
-        Some((map, places)) if !name.contains('[') => {
-            folded_name(&format!("{map}[{}]", places.replace('.', "][")))
+        Some((map, keys)) if !name.contains('[') => {
+            normalize_parameter_name(&format!("{map}[{}]", keys.replace('.', "][")))
         }
-        _ => folded_name(name),
+        _ => normalize_parameter_name(name),
     }
 }
 
 /// Normalizes a parameter name as the most lenient application reads it.
-pub(crate) fn folded_name(encoded: &str) -> String {
+pub(crate) fn normalize_parameter_name(encoded: &str) -> String {
     let decoded = decode_fully(encoded, Plus::Space);
     let name = decoded.split('\0').next().unwrap_or_default();
     // Spring's binder reads `!role` as the default of `role`. Rack and qs drop brackets before a name.
     let name = name.trim_start_matches(|c| is_blank(c) || matches!(c, '!' | '[' | ']'));
     let mut name = folded_case(name).replace([' ', '.'], "_");
     // A list element has the name of the list.
-    while let Some((list, place)) = name.strip_suffix(']').and_then(|name| name.rsplit_once('[')) {
+    while let Some((list, index)) = name.strip_suffix(']').and_then(|name| name.rsplit_once('[')) {
         // PHP takes a blank for no index.
         let is_index = |c: char| c.is_ascii_digit() || c == '_' || is_blank(c);
-        if list.is_empty() || !place.chars().all(is_index) {
+        if list.is_empty() || !index.chars().all(is_index) {
             break;
         }
         let length = list.len();
@@ -119,12 +122,14 @@ pub(crate) fn folded_name(encoded: &str) -> String {
     name
 }
 
-/// Returns all values that an application may read in an encoded parameter.
+/// Returns all values that an application may read in an encoded parameter: as sent, and decoded in several
+/// ways.
 pub(crate) fn may_be_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let is_encoded = encoded.contains(['%', '+']);
     let readings = is_encoded.then(|| {
-        let once = String::from_utf8_lossy(&percent_decoded(encoded).collect::<Vec<u8>>()).into();
-        [once, decode_fully(encoded, Plus::Literal), decode_fully(encoded, Plus::Space)]
+        let decoded_once =
+            String::from_utf8_lossy(&percent_decoded(encoded).collect::<Vec<u8>>()).into();
+        [decoded_once, decode_fully(encoded, Plus::Literal), decode_fully(encoded, Plus::Space)]
             .map(Cow::Owned)
     });
     std::iter::once(Cow::Borrowed(encoded)).chain(readings.into_iter().flatten())
@@ -137,7 +142,7 @@ enum Plus {
     Space,
 }
 
-/// Decodes until no escape remains, or as many layers as applications decode.
+/// Decodes layers of escapes until none remains, but not more layers than applications decode.
 fn decode_fully(encoded: &str, plus: Plus) -> String {
     let encoded = match plus {
         Plus::Space if encoded.contains('+') => Cow::Owned(encoded.replace('+', " ")),
@@ -156,30 +161,30 @@ pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
 
 /// Decodes `%` and two hexadecimal digits as one byte (RFC 3986, section 2.1).
 pub(crate) fn percent_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
-    bytes_of::<b'+'>(encoded)
+    decode_bytes::<b'+'>(encoded)
 }
 
 /// Decodes a query, in which forms encode a space as `+` (WHATWG URL, *application/x-www-form-urlencoded
 /// parsing*).
 pub(crate) fn form_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
-    bytes_of::<b' '>(encoded)
+    decode_bytes::<b' '>(encoded)
 }
 
-fn bytes_of<const PLUS: u8>(encoded: &str) -> impl Iterator<Item = u8> + '_ {
-    let mut rest = encoded.as_bytes();
-    std::iter::from_fn(move || match *rest {
-        [b'%', high, low, ref after @ ..]
+fn decode_bytes<const PLUS: u8>(encoded: &str) -> impl Iterator<Item = u8> + '_ {
+    let mut remaining = encoded.as_bytes();
+    std::iter::from_fn(move || match *remaining {
+        [b'%', high, low, ref tail @ ..]
             if hex_value(high).is_some() && hex_value(low).is_some() =>
         {
-            rest = after;
+            remaining = tail;
             Some(hex_value(high)? << 4 | hex_value(low)?)
         }
-        [b'+', ref after @ ..] => {
-            rest = after;
+        [b'+', ref tail @ ..] => {
+            remaining = tail;
             Some(PLUS)
         }
-        [byte, ref after @ ..] => {
-            rest = after;
+        [byte, ref tail @ ..] => {
+            remaining = tail;
             Some(byte)
         }
         [] => None,
@@ -187,5 +192,5 @@ fn bytes_of<const PLUS: u8>(encoded: &str) -> impl Iterator<Item = u8> + '_ {
 }
 
 fn hex_value(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).and_then(|d| u8::try_from(d).ok())
+    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }

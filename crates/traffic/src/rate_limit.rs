@@ -34,22 +34,22 @@ pub struct CompiledLimits {
 #[derive(Debug)]
 struct PolicyLimits {
     /// The source of the compilation.
-    said: PortLimits,
+    config: PortLimits,
     connections: Option<(BucketRate, Bucket)>,
     /// The counter of rejected connections.
     match_slot: Arc<MatchSlot>,
-    /// Rules that are tried one by one.
-    few: Box<[CompiledRateRule]>,
-    /// Rules with an index.
-    many: Option<(MatchIndex, Box<[CompiledRateRule]>)>,
-    concurrency: Option<PolicyConcurrency>,
+    /// The rules, if they are evaluated one by one.
+    unindexed: Box<[CompiledRateRule]>,
+    /// The rules with their index, if there are many.
+    indexed: Option<(MatchIndex, Box<[CompiledRateRule]>)>,
+    concurrency: Option<ConcurrencyLimit>,
 }
 
-/// The limit of concurrent requests.
+/// The concurrency limit of one policy, with its slots.
 #[derive(Debug)]
-struct PolicyConcurrency {
-    places: ConcurrencySlots,
-    answer: Option<Arc<FixedResponse>>,
+struct ConcurrencyLimit {
+    slots: ConcurrencySlots,
+    response: Option<Arc<FixedResponse>>,
     match_slot: Arc<MatchSlot>,
 }
 
@@ -57,11 +57,12 @@ struct PolicyConcurrency {
 struct CompiledRateRule {
     rule: RateRule,
     requests: Box<[DenialMatcher]>,
-    /// The same requests, matched as sent and in one meaning: a match stops the evaluation of later rules.
-    plain: Box<[RequestMatcher]>,
-    pace: BucketRate,
+    /// The same requests, matched as sent and in only one interpretation. A match ends the evaluation of later
+    /// rules.
+    as_sent: Box<[RequestMatcher]>,
+    rate: BucketRate,
     tokens: Tokens,
-    answer: Option<Arc<FixedResponse>>,
+    response: Option<Arc<FixedResponse>>,
     match_slot: Arc<MatchSlot>,
 }
 
@@ -79,8 +80,8 @@ pub struct RateLimitExceeded<'a> {
     /// The rule in it.
     pub rule: &'a str,
     /// The response, if the policy sets one.
-    pub answer: Option<Arc<FixedResponse>>,
-    /// The time until a token is available.
+    pub response: Option<Arc<FixedResponse>>,
+    /// The time until a token is available; for `retry-after`.
     pub wait: Duration,
     /// The counter of the rule's rejections.
     pub match_slot: &'a Arc<MatchSlot>,
@@ -91,44 +92,44 @@ pub struct RateLimitExceeded<'a> {
 pub struct ConcurrencyExceeded<'a> {
     /// The policy.
     pub policy: &'a ServicePolicyName,
-    /// The part of the policy.
+    /// The part of the policy, in place of a rule's name.
     pub rule: &'static str,
     /// The response, if the policy sets one.
-    pub answer: Option<Arc<FixedResponse>>,
+    pub response: Option<Arc<FixedResponse>>,
     /// The match counter.
     pub match_slot: &'a Arc<MatchSlot>,
 }
 
-/// A concurrency permit; returned on drop.
+/// A slot of the concurrency limits of a port, held by one request and released on drop.
 #[derive(Debug)]
 pub struct ConcurrencySlot {
     policies: Arc<[Arc<PolicyLimits>]>,
-    waits: Cell<RequestPhase>,
+    phase: Cell<RequestPhase>,
 }
 
-/// The phase of a request with a permit.
+/// The phase of a request with a slot.
 #[derive(Debug, Clone, Copy)]
 enum RequestPhase {
-    /// Its client has not sent all of it.
-    Client,
-    /// It was sent at this time, and the application has not responded.
-    Application { sent: Duration },
-    /// Its response has started.
-    Nothing,
+    /// The client has not sent the whole request.
+    Sending,
+    /// The request was complete at this time, and the application has not responded.
+    Waiting { since: Duration },
+    /// The response has started, or there will be none.
+    Finished,
 }
 
 impl ConcurrencySlot {
     /// Records that the request was sent completely: from now on it waits for the application.
     pub fn mark_sent(&self, now: Duration) {
-        if matches!(self.waits.get(), RequestPhase::Client) {
-            self.waits.set(RequestPhase::Application { sent: now });
-            self.bounded_policies().for_each(|it| it.places.mark_waiting());
+        if matches!(self.phase.get(), RequestPhase::Sending) {
+            self.phase.set(RequestPhase::Waiting { since: now });
+            self.concurrency_limits().for_each(|limit| limit.slots.mark_waiting());
         }
     }
 
     /// Records that a successful response started; its latency is a sample.
     pub fn record_response(&self, now: Duration) {
-        self.record_outcome(ResponseOutcome::Answer, now);
+        self.record_outcome(ResponseOutcome::Success, now);
     }
 
     /// Records that the response is an error; its latency is a sample if it is high.
@@ -137,28 +138,28 @@ impl ConcurrencySlot {
     }
 
     /// Records that there will be no response; the elapsed time is a sample if it is high.
-    pub fn given_up(&self, now: Duration) {
-        self.record_outcome(ResponseOutcome::GivenUp, now);
+    pub fn record_abandoned(&self, now: Duration) {
+        self.record_outcome(ResponseOutcome::Abandoned, now);
     }
 
-    fn record_outcome(&self, heard: ResponseOutcome, now: Duration) {
-        if let RequestPhase::Application { sent } = self.waits.replace(RequestPhase::Nothing) {
-            for bounded in self.bounded_policies() {
-                bounded.places.record_outcome(sent, heard, now);
-                bounded.places.is_heard();
+    fn record_outcome(&self, outcome: ResponseOutcome, now: Duration) {
+        if let RequestPhase::Waiting { since } = self.phase.replace(RequestPhase::Finished) {
+            for limit in self.concurrency_limits() {
+                limit.slots.record_outcome(since, outcome, now);
+                limit.slots.finish_waiting();
             }
         }
     }
 
-    fn bounded_policies(&self) -> impl Iterator<Item = &PolicyConcurrency> {
+    fn concurrency_limits(&self) -> impl Iterator<Item = &ConcurrencyLimit> {
         self.policies.iter().filter_map(|policy| policy.concurrency.as_ref())
     }
 }
 
 impl Drop for ConcurrencySlot {
     fn drop(&mut self) {
-        let waits = matches!(self.waits.get(), RequestPhase::Application { .. });
-        self.bounded_policies().for_each(|it| it.places.release(waits));
+        let is_waiting = matches!(self.phase.get(), RequestPhase::Waiting { .. });
+        self.concurrency_limits().for_each(|limit| limit.slots.release(is_waiting));
     }
 }
 
@@ -166,11 +167,11 @@ impl<'a> RateLimitExceeded<'a> {
     /// Out of line, since most requests find a token.
     #[cold]
     fn from_rule(policy: &'a PolicyLimits, rule: &'a CompiledRateRule, wait: Duration) -> Self {
-        let answer = rule.answer.clone();
+        let response = rule.response.clone();
         Self {
-            policy: &policy.said.policy,
+            policy: &policy.config.policy,
             rule: &rule.rule.name,
-            answer,
+            response,
             wait,
             match_slot: &rule.match_slot,
         }
@@ -196,11 +197,13 @@ impl CompiledLimits {
     ) -> Result<Self, InvalidPattern> {
         let mut ports = BTreeMap::new();
         for (port, policies) in limits {
-            let known = previous.and_then(|limits| limits.ports.get(port));
-            let known = known.map_or(&[][..], |known| &**known);
-            let compiled = policies.iter().map(|said| {
-                let same = known.iter().find(|known| known.said == *said);
-                same.map_or_else(|| PolicyLimits::compile(said).map(Arc::new), |it| Ok(it.clone()))
+            let previous_policies = previous.and_then(|limits| limits.ports.get(port));
+            let previous_policies = previous_policies.map_or(&[][..], |policies| &**policies);
+            let compiled = policies.iter().map(|config| {
+                match previous_policies.iter().find(|policy| policy.config == *config) {
+                    Some(unchanged) => Ok(Arc::clone(unchanged)),
+                    None => PolicyLimits::compile(config).map(Arc::new),
+                }
             });
             ports.insert(*port, compiled.collect::<Result<_, _>>()?);
         }
@@ -213,8 +216,8 @@ impl CompiledLimits {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
-    /// Admits a request if each rule for it has a token, and takes one token from each. The time is relative to
-    /// any fixed moment.
+    /// Admits a request if each rule that counts it has a token, and takes one token from each. `now` is
+    /// relative to any fixed moment.
     ///
     /// # Errors
     /// [`RateLimitExceeded`] for the first rule without a token; no token is then taken.
@@ -226,17 +229,17 @@ impl CompiledLimits {
         now: Duration,
     ) -> Result<(), RateLimitExceeded<'_>> {
         let now = to_nanos(now);
-        let mut taken = 0_usize;
-        let exceeded = self.visit(port, request, caller, |policy, rule| {
+        let mut tokens_taken = 0_usize;
+        let exceeded = self.find_counting_rule(port, request, caller, |policy, rule| {
             match rule.take_token(rule.bucket_key(request, caller), now) {
-                Ok(()) => taken += 1,
+                Ok(()) => tokens_taken += 1,
                 Err(wait) => return Some(RateLimitExceeded::from_rule(policy, rule, wait)),
             }
             None
         });
         let Some(exceeded) = exceeded else { return Ok(()) };
-        self.visit(port, request, caller, |_, rule| {
-            taken = taken.checked_sub(1)?;
+        self.find_counting_rule(port, request, caller, |_, rule| {
+            tokens_taken = tokens_taken.checked_sub(1)?;
             rule.give_back(rule.bucket_key(request, caller));
             None::<()>
         });
@@ -245,43 +248,41 @@ impl CompiledLimits {
 
     /// Returns the tokens of a request that was [admitted](Self::admit_request) but not forwarded.
     pub fn give_back(&self, port: u16, request: &RequestView<'_>, caller: Option<&ServiceAccount>) {
-        self.visit(port, request, caller, |_, rule| {
+        self.find_counting_rule(port, request, caller, |_, rule| {
             rule.give_back(rule.bucket_key(request, caller));
             None::<()>
         });
     }
 
-    /// Acquires a concurrency permit for a request at a port; `None` if the port has no limit. The time is
-    /// relative to any fixed moment. `is_whole`: the request has no further bytes.
+    /// Acquires a concurrency slot for a request at a port; `None` if the port has no limit. `is_whole` is true
+    /// if the request has no further bytes. `now` is relative to any fixed moment.
     ///
     /// # Errors
-    /// [`ConcurrencyExceeded`] for the first policy without a free permit.
-    pub fn acquire_permit(
+    /// [`ConcurrencyExceeded`] for the first policy without a free slot.
+    pub fn acquire_slot(
         &self,
         port: u16,
         is_whole: bool,
         now: Duration,
     ) -> Result<Option<ConcurrencySlot>, ConcurrencyExceeded<'_>> {
         let Some(policies) = self.ports.get(&port) else { return Ok(None) };
-        let all = || policies.iter().filter_map(|it| Some((it, it.concurrency.as_ref()?)));
-        let Some((taken, (policy, bounded))) =
-            all().enumerate().find(|(_, (_, bounded))| !bounded.places.try_acquire(is_whole, now))
+        let limits =
+            || policies.iter().filter_map(|policy| Some((policy, policy.concurrency.as_ref()?)));
+        let Some((full_position, (policy, full))) =
+            limits().enumerate().find(|(_, (_, limit))| !limit.slots.try_acquire(is_whole, now))
         else {
-            let waits = if is_whole {
-                RequestPhase::Application { sent: now }
-            } else {
-                RequestPhase::Client
-            };
-            let place = || ConcurrencySlot { policies: policies.clone(), waits: Cell::new(waits) };
-            return Ok(all().next().map(|_| place()));
+            let phase =
+                if is_whole { RequestPhase::Waiting { since: now } } else { RequestPhase::Sending };
+            let slot = || ConcurrencySlot { policies: policies.clone(), phase: Cell::new(phase) };
+            return Ok(limits().next().map(|_| slot()));
         };
-        all().take(taken).for_each(|(_, taken)| taken.places.release(is_whole));
-        let (policy, answer) = (&policy.said.policy, bounded.answer.clone());
+        limits().take(full_position).for_each(|(_, acquired)| acquired.slots.release(is_whole));
+        let (policy, response) = (&policy.config.policy, full.response.clone());
         Err(ConcurrencyExceeded {
             policy,
             rule: CONCURRENCY,
-            answer,
-            match_slot: &bounded.match_slot,
+            response,
+            match_slot: &full.match_slot,
         })
     }
 
@@ -291,17 +292,18 @@ impl CompiledLimits {
     /// [`RateLimitExceeded`] for the first policy without a token.
     pub fn admit_connection(&self, port: u16, now: Duration) -> Result<(), RateLimitExceeded<'_>> {
         let now = to_nanos(now);
-        let all = || {
-            self.port_policies(port).iter().filter_map(|it| Some((it, it.connections.as_ref()?)))
-        };
-        let exceeded = all().enumerate().find_map(|(index, (policy, (pace, bucket)))| {
-            let wait = bucket.take_token(*pace, now).err()?;
-            let (match_slot, policy, rule) = (&policy.match_slot, &policy.said.policy, CONNECTIONS);
-            Some((index, RateLimitExceeded { policy, rule, answer: None, wait, match_slot }))
+        let policies = self.port_policies(port);
+        let limits =
+            || policies.iter().filter_map(|policy| Some((policy, policy.connections.as_ref()?)));
+        let exceeded = limits().enumerate().find_map(|(position, (policy, (rate, bucket)))| {
+            let wait = bucket.take_token(*rate, now).err()?;
+            let (match_slot, policy, rule) =
+                (&policy.match_slot, &policy.config.policy, CONNECTIONS);
+            Some((position, RateLimitExceeded { policy, rule, response: None, wait, match_slot }))
         });
-        let Some((taken, exceeded)) = exceeded else { return Ok(()) };
-        for (_, (pace, bucket)) in all().take(taken) {
-            bucket.give_back(*pace);
+        let Some((exceeded_position, exceeded)) = exceeded else { return Ok(()) };
+        for (_, (rate, bucket)) in limits().take(exceeded_position) {
+            bucket.give_back(*rate);
         }
         Err(exceeded)
     }
@@ -315,8 +317,8 @@ impl CompiledLimits {
         caller: Option<&ServiceAccount>,
     ) -> Vec<(&ServicePolicyName, &RateRule)> {
         let mut counting = Vec::new();
-        self.visit(port, request, caller, |policy, rule| {
-            counting.push((&policy.said.policy, &rule.rule));
+        self.find_counting_rule(port, request, caller, |policy, rule| {
+            counting.push((&policy.config.policy, &rule.rule));
             None::<()>
         });
         counting
@@ -324,41 +326,45 @@ impl CompiledLimits {
 
     /// Returns the limits of all policies for a port.
     pub fn policy_limits(&self, port: u16) -> impl Iterator<Item = &PortLimits> {
-        self.port_policies(port).iter().map(|policy| &policy.said)
+        self.port_policies(port).iter().map(|policy| &policy.config)
     }
 
     fn port_policies(&self, port: u16) -> &[Arc<PolicyLimits>] {
         self.ports.get(&port).map_or(&[], |policies| &**policies)
     }
 
-    /// Returns the first result of `found` over the rules that count a request. Every meaning of the request
-    /// counts, so that alternative encodings cannot bypass a limit; only a match of a request with one meaning
-    /// stops the evaluation of later rules.
-    fn visit<'a, T>(
+    /// Returns the first result of `select` over the rules that count a request. Every interpretation of the
+    /// request counts, so that alternative encodings cannot bypass a limit. A rule with `stop` ends the
+    /// evaluation only for a request with a single interpretation.
+    fn find_counting_rule<'a, T>(
         &'a self,
         port: u16,
         request: &RequestView<'_>,
         caller: Option<&ServiceAccount>,
-        mut found: impl FnMut(&'a PolicyLimits, &'a CompiledRateRule) -> Option<T>,
+        mut select: impl FnMut(&'a PolicyLimits, &'a CompiledRateRule) -> Option<T>,
     ) -> Option<T> {
         // Parsed for the first rule with request matches: a limit for all requests does not pay for it.
-        let meaning = LazyCell::new(|| {
+        let parsed_path = LazyCell::new(|| {
             let path = PathKind::from_path(request.path);
             (path, PathVariants::from_path(request.path, path))
         });
         for policy in self.port_policies(port) {
-            let mut candidates = policy
-                .candidate_rules(|| LookupKeys::as_meant(request, &meaning.1).with_caller(caller));
+            let mut candidates = policy.candidate_rules(|| {
+                LookupKeys::as_interpreted(request, &parsed_path.1).with_caller(caller)
+            });
             // Borrowed, because candidates are large to move.
-            let named = candidates.by_ref().filter(|rule| rule.rule.matches_caller(caller));
-            for rule in named {
-                if !rule.is_for_all() && !rule.may_count(request, &meaning.1) {
+            let rules = candidates.by_ref().filter(|rule| rule.rule.matches_caller(caller));
+            for rule in rules {
+                if !rule.counts_all_requests() && !rule.may_count(request, &parsed_path.1) {
                     continue;
                 }
-                if let Some(found) = found(policy, rule) {
-                    return Some(found);
+                if let Some(selected) = select(policy, rule) {
+                    return Some(selected);
                 }
-                if rule.rule.stop && meaning.0 == PathKind::Plain && rule.counts_request(request) {
+                if rule.rule.stop
+                    && parsed_path.0 == PathKind::Plain
+                    && rule.counts_request(request)
+                {
                     break;
                 }
             }
@@ -369,8 +375,8 @@ impl CompiledLimits {
 
 /// The candidate rules of a policy for a request, a superset of the matching ones.
 struct CandidateRules<'a> {
-    few: std::slice::Iter<'a, CompiledRateRule>,
-    many: Option<(MatchingRules<'a>, &'a [CompiledRateRule])>,
+    unindexed: std::slice::Iter<'a, CompiledRateRule>,
+    indexed: Option<(MatchingRules<'a>, &'a [CompiledRateRule])>,
 }
 
 impl<'a> Iterator for CandidateRules<'a> {
@@ -378,54 +384,54 @@ impl<'a> Iterator for CandidateRules<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<&'a CompiledRateRule> {
-        self.few.next().or_else(|| self.looked_up())
+        self.unindexed.next().or_else(|| self.next_indexed())
     }
 }
 
 impl<'a> CandidateRules<'a> {
     /// Separate, so that a small number of rules does not pay for it.
     #[inline(never)]
-    fn looked_up(&mut self) -> Option<&'a CompiledRateRule> {
-        let (places, rules) = self.many.as_mut()?;
-        rules.get(places.next()?)
+    fn next_indexed(&mut self) -> Option<&'a CompiledRateRule> {
+        let (positions, rules) = self.indexed.as_mut()?;
+        rules.get(positions.next()?)
     }
 }
 
 impl PolicyLimits {
-    fn compile(said: &PortLimits) -> Result<Self, InvalidPattern> {
-        let rules = said.limits.rules.iter().map(CompiledRateRule::compile);
+    fn compile(config: &PortLimits) -> Result<Self, InvalidPattern> {
+        let rules = config.limits.rules.iter().map(CompiledRateRule::compile);
         let rules: Box<[CompiledRateRule]> = rules
             .collect::<Result<_, _>>()
-            .map_err(|bad| bad.with_object(ObjectKey::ServicePolicy(said.policy.clone())))?;
-        let about = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
-        let (few, many) = match MatchIndex::with_callers(about) {
+            .map_err(|bad| bad.with_object(ObjectKey::ServicePolicy(config.policy.clone())))?;
+        let conditions = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
+        let (unindexed, indexed) = match MatchIndex::with_callers(conditions) {
             None => (rules, None),
-            Some(many) => (Box::default(), Some((many, rules))),
+            Some(index) => (Box::default(), Some((index, rules))),
         };
-        let connections = said.limits.connections;
-        let concurrency = said.limits.concurrency.as_ref().map(|rule| PolicyConcurrency {
-            places: ConcurrencySlots::new(rule),
-            answer: (rule.response != FixedResponse::default())
+        let connections = config.limits.connections;
+        let concurrency = config.limits.concurrency.as_ref().map(|rule| ConcurrencyLimit {
+            slots: ConcurrencySlots::new(rule),
+            response: (rule.response != FixedResponse::default())
                 .then(|| Arc::new(rule.response.clone())),
             match_slot: Arc::default(),
         });
         Ok(Self {
             concurrency,
             connections: connections.map(|rate| (BucketRate::from_rate(rate), Bucket::default())),
-            few,
-            many,
+            unindexed,
+            indexed,
             match_slot: Arc::default(),
-            said: said.clone(),
+            config: config.clone(),
         })
     }
 
     /// Returns the candidate rules for a request in order, a superset of the matching ones.
     #[inline]
-    fn candidate_rules<'a>(&self, sought: impl FnOnce() -> LookupKeys<'a>) -> CandidateRules<'_> {
-        let mut candidates = CandidateRules { few: self.few.iter(), many: None };
-        // Written in place: a policy with few rules has no lookup to copy.
-        if let Some((many, rules)) = &self.many {
-            candidates.many = Some((many.candidates(sought()), rules));
+    fn candidate_rules<'a>(&self, keys: impl FnOnce() -> LookupKeys<'a>) -> CandidateRules<'_> {
+        let mut candidates = CandidateRules { unindexed: self.unindexed.iter(), indexed: None };
+        // Assigned in place, so that a policy with few rules copies no lookup.
+        if let Some((index, rules)) = &self.indexed {
+            candidates.indexed = Some((index.candidates(keys()), rules));
         }
         candidates
     }
@@ -434,40 +440,42 @@ impl PolicyLimits {
 impl CompiledRateRule {
     fn compile(rule: &RateRule) -> Result<Self, InvalidPattern> {
         let requests = rule.requests.iter().map(DenialMatcher::compile);
-        let plain = rule.requests.iter().filter(|_| rule.stop);
-        let plain = plain.map(|it| RequestMatcher::compile_for(it, FieldScope::OneValue));
+        let as_sent = rule.requests.iter().filter(|_| rule.stop);
+        let as_sent =
+            as_sent.map(|request| RequestMatcher::compile_for(request, FieldScope::SingleValue));
         let tokens = match &rule.key {
             RateLimitKey::Nothing => Tokens::Shared(Bucket::default()),
             RateLimitKey::Client { buckets } | RateLimitKey::Header { buckets, .. } => {
                 Tokens::PerKey(Buckets::new(*buckets))
             }
         };
-        let answer = (rule.response != FixedResponse::default()).then(|| rule.response.clone());
+        let response = (rule.response != FixedResponse::default()).then(|| rule.response.clone());
         Ok(Self {
             requests: requests.collect::<Result<_, _>>()?,
-            plain: plain.collect::<Result<_, _>>()?,
-            pace: BucketRate::from_rate(rule.rate),
+            as_sent: as_sent.collect::<Result<_, _>>()?,
+            rate: BucketRate::from_rate(rule.rate),
             tokens,
-            answer: answer.map(Arc::new),
+            response: response.map(Arc::new),
             match_slot: Arc::default(),
             rule: rule.clone(),
         })
     }
 
-    /// True if every request matches, whatever its path.
-    fn is_for_all(&self) -> bool {
+    /// True if the rule counts all requests.
+    fn counts_all_requests(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// True if the request, which has a plain path, matches in its only meaning. For rules with `stop`.
+    /// True if the request, which has a plain path, matches in its only interpretation. For rules with `stop`.
     fn counts_request(&self, request: &RequestView<'_>) -> bool {
-        self.is_for_all()
-            || self.plain.iter().any(|it| it.matches(request)) && !may_override_method(request)
+        self.counts_all_requests()
+            || self.as_sent.iter().any(|matcher| matcher.matches(request))
+                && !may_override_method(request)
     }
 
     /// True if an application may interpret the request as a matching one.
     fn may_count(&self, request: &RequestView<'_>, variant: &PathVariants) -> bool {
-        self.requests.iter().any(|it| it.may_mean(request, variant))
+        self.requests.iter().any(|matcher| matcher.may_match(request, variant))
     }
 
     /// Returns the key of the request's bucket.
@@ -487,15 +495,15 @@ impl CompiledRateRule {
 
     fn take_token(&self, key: u128, now: u64) -> Result<(), Duration> {
         match &self.tokens {
-            Tokens::Shared(bucket) => bucket.take_token(self.pace, now),
-            Tokens::PerKey(buckets) => buckets.take_token(key, self.pace, now),
+            Tokens::Shared(bucket) => bucket.take_token(self.rate, now),
+            Tokens::PerKey(buckets) => buckets.take_token(key, self.rate, now),
         }
     }
 
     fn give_back(&self, key: u128) {
         match &self.tokens {
-            Tokens::Shared(bucket) => bucket.give_back(self.pace),
-            Tokens::PerKey(buckets) => buckets.give_back(key, self.pace),
+            Tokens::Shared(bucket) => bucket.give_back(self.rate),
+            Tokens::PerKey(buckets) => buckets.give_back(key, self.rate),
         }
     }
 }
@@ -515,9 +523,9 @@ fn to_nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The connection limit of a policy, in place of a rule's name.
+/// Names the connection limit of a policy, in place of a rule.
 const CONNECTIONS: &str = "connections";
-/// The concurrency limit of a policy, in place of a rule's name.
+/// Names the concurrency limit of a policy, in place of a rule.
 const CONCURRENCY: &str = "concurrency";
 
 #[cfg(test)]

@@ -24,16 +24,16 @@ pub trait HeaderLookup {
     /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent.
     fn joined_values(&self, name: &str) -> Option<Cow<'_, str>>;
 
-    /// Does the same for all headers with [similar names](is_similar_name).
+    /// Returns the values of all headers with [similar names](is_similar_name), joined by `", "`.
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>>;
 
-    /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent, and if a
-    /// [similar name](is_similar_name) in other bytes is present.
+    /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent, or if a
+    /// different [similar name](is_similar_name) is present.
     fn find_alone(&self, name: &str) -> Option<Cow<'_, str>> {
-        let found = self.joined_values(name)?;
-        // A further value is longer by its separator.
-        let is_alone = self.find_similar(name).is_some_and(|all| all.len() == found.len());
-        is_alone.then_some(found)
+        let values = self.joined_values(name)?;
+        // A header with a similar name adds at least a separator.
+        let is_unique = self.find_similar(name).is_some_and(|joined| joined.len() == values.len());
+        is_unique.then_some(values)
     }
 
     /// Returns the first value of this lowercase header name; `None` if it is absent.
@@ -61,30 +61,30 @@ pub(crate) fn header_value<'a>(
 /// True if two header names differ only in case and separators: `X_Role` and `x-role` are one variable to
 /// CGI-like applications (RFC 3875 §4.1.18), and PHP also maps `.` to `_`.
 #[must_use]
-pub fn is_similar_name(one: &[u8], other: &[u8]) -> bool {
-    let is_similar = |(one, other): (&u8, &u8)| {
-        one.eq_ignore_ascii_case(other)
-            || !one.is_ascii_alphanumeric() && !other.is_ascii_alphanumeric()
+pub fn is_similar_name(left: &[u8], right: &[u8]) -> bool {
+    let is_similar = |(left, right): (&u8, &u8)| {
+        left.eq_ignore_ascii_case(right)
+            || !left.is_ascii_alphanumeric() && !right.is_ascii_alphanumeric()
     };
-    one.len() == other.len() && one.iter().zip(other).all(is_similar)
+    left.len() == right.len() && left.iter().zip(right).all(is_similar)
 }
 
 /// Headers as a list, for tools and tests.
 impl HeaderLookup for Vec<(String, String)> {
     fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
-        let named = self.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));
-        join_values(named.map(|(_, value)| value.as_str()))
+        let matching = self.iter().filter(|(listed, _)| listed.eq_ignore_ascii_case(name));
+        join_values(matching.map(|(_, value)| value.as_str()))
     }
 
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
-        let is_similar = |known: &str| is_similar_name(known.as_bytes(), name.as_bytes());
-        let named = self.iter().filter(|(known, _)| is_similar(known));
-        join_values(named.map(|(_, value)| value.as_str()))
+        let is_similar = |listed: &str| is_similar_name(listed.as_bytes(), name.as_bytes());
+        let matching = self.iter().filter(|(listed, _)| is_similar(listed));
+        join_values(matching.map(|(_, value)| value.as_str()))
     }
 
     fn first_value(&self, name: &str) -> Option<Cow<'_, str>> {
-        let named = self.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
-        named.map(|(_, value)| Cow::Borrowed(value.as_str()))
+        let header = self.iter().find(|(listed, _)| listed.eq_ignore_ascii_case(name));
+        header.map(|(_, value)| Cow::Borrowed(value.as_str()))
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn joins_repeated_headers_and_ignores_case() {
+    fn repeated_headers_are_joined_regardless_of_case() {
         let fields = vec![
             ("Accept".to_owned(), "a".to_owned()),
             ("x".to_owned(), "1".to_owned()),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_similar_that_are_one_variable() {
+    fn names_that_map_to_one_variable_are_similar() {
         for (name, is_similar) in [
             ("x-role", true),
             ("X_Role", true),

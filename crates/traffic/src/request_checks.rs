@@ -20,9 +20,12 @@ use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
 use crate::variant::{PathKind, PathVariants};
 
-pub use header_change::{HeaderAction, HeaderChange, InvalidHeaderChange, edits_of, request_edits};
+pub use header_change::{
+    HeaderAction, HeaderChange, InvalidHeaderChange, request_edits, response_edits,
+};
 
-/// The compiled external checks of a workload's ports. At least one port has checks.
+/// The compiled external checks of a workload's ports. At least one port has checks: otherwise there is no
+/// value of this type.
 #[derive(Debug)]
 pub struct CompiledChecks {
     ports: BTreeMap<u16, CompiledPortChecks>,
@@ -54,6 +57,7 @@ pub struct CompiledJwtValidation {
     pub policy: ServicePolicyName,
     /// The rule.
     pub rule: JwtValidation,
+    /// The requests that must carry a token; `None` if no request must.
     required: Option<CheckedRequests>,
     match_slot: Arc<MatchSlot>,
 }
@@ -66,7 +70,7 @@ pub struct CompiledGlobalLimit {
     /// The rule.
     pub rule: GlobalLimit,
     /// The response when the limit is exceeded, if the policy sets one.
-    pub answer: Option<Arc<FixedResponse>>,
+    pub response: Option<Arc<FixedResponse>>,
     descriptors: Vec<CheckedRequests>,
     match_slot: Arc<MatchSlot>,
 }
@@ -76,7 +80,7 @@ pub struct CompiledGlobalLimit {
 pub struct RequestDescriptor {
     /// Its keys and values.
     pub entries: Vec<(String, String)>,
-    /// The number of hits that the request counts for.
+    /// The number of tokens that the request takes from the limit.
     pub hits_addend: u32,
 }
 
@@ -94,27 +98,29 @@ impl CompiledChecks {
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression, with its policy.
-    pub fn build(plan: &WorkloadConfig) -> Result<Option<Self>, InvalidPattern> {
+    pub fn build(config: &WorkloadConfig) -> Result<Option<Self>, InvalidPattern> {
         let mut ports: BTreeMap<u16, CompiledPortChecks> = BTreeMap::new();
-        for (port, guards) in &plan.request_checks {
-            for guard in guards {
-                let at = ports.entry(*port).or_default();
-                match &guard.check {
+        for (port, checks) in &config.request_checks {
+            for check in checks {
+                let port_checks = ports.entry(*port).or_default();
+                match &check.check {
                     RequestCheck::Authorization(rule) => {
-                        at.authorizations.push(CompiledAuthorization {
-                            policy: guard.policy.clone(),
-                            requests: CheckedRequests::compile(&rule.requests, &guard.policy)?,
+                        port_checks.authorizations.push(CompiledAuthorization {
+                            policy: check.policy.clone(),
+                            requests: CheckedRequests::compile(&rule.requests, &check.policy)?,
                             rule: (**rule).clone(),
                             match_slot: Arc::default(),
                         })
                     }
                     RequestCheck::Tokens(rule) => {
-                        at.tokens.push(CompiledJwtValidation::compile(&guard.policy, rule)?);
+                        port_checks
+                            .tokens
+                            .push(CompiledJwtValidation::compile(&check.policy, rule)?);
                     }
                 }
             }
         }
-        for (port, limits) in &plan.limits {
+        for (port, limits) in &config.limits {
             for limit in limits {
                 let Some(rule) = &limit.limits.global else { continue };
                 let compiled = CompiledGlobalLimit::compile(&limit.policy, rule)?;
@@ -138,28 +144,28 @@ impl CompiledPortChecks {
         &self.tokens
     }
 
-    /// Returns the authorization services that must check a request. Every meaning of the request counts, so
-    /// that alternative encodings cannot bypass a check.
+    /// Returns the authorization services that must check a request. Every interpretation of the request
+    /// counts, so that alternative encodings cannot bypass a check.
     pub fn required_authorizations<'a>(
         &'a self,
         request: &RequestView<'a>,
     ) -> impl Iterator<Item = &'a CompiledAuthorization> {
         let request = *request;
-        self.authorizations.iter().filter(move |it| it.requests.may_be(&request))
+        self.authorizations.iter().filter(move |check| check.requests.may_match(&request))
     }
 
     /// Returns the rate limit services that must check a request, with its descriptors.
     pub fn required_limits<'a>(
         &'a self,
         request: &RequestView<'a>,
-        asking: CheckedClient<'a>,
+        client: CheckedClient<'a>,
     ) -> impl Iterator<Item = (&'a CompiledGlobalLimit, Vec<RequestDescriptor>)> {
         let request = *request;
-        let described = move |limit: &'a CompiledGlobalLimit| {
-            let described = limit.describe_request(&request, asking);
-            (!described.is_empty()).then_some((limit, described))
+        let with_descriptors = move |limit: &'a CompiledGlobalLimit| {
+            let descriptors = limit.describe_request(&request, client);
+            (!descriptors.is_empty()).then_some((limit, descriptors))
         };
-        self.limits.iter().filter_map(described)
+        self.limits.iter().filter_map(with_descriptors)
     }
 }
 
@@ -184,10 +190,10 @@ impl CompiledJwtValidation {
         Ok(Self { policy, rule, required, match_slot: Arc::default() })
     }
 
-    /// True if a request must carry a token. Every meaning of the request counts.
+    /// True if a request must carry a token. Every interpretation of the request counts.
     #[must_use]
     pub fn is_required(&self, request: &RequestView<'_>) -> bool {
-        self.required.as_ref().is_some_and(|requests| requests.may_be(request))
+        self.required.as_ref().is_some_and(|requests| requests.may_match(request))
     }
 
     /// Returns the decision, for metrics and logs.
@@ -200,11 +206,11 @@ impl CompiledJwtValidation {
 impl CompiledGlobalLimit {
     fn compile(policy: &ServicePolicyName, rule: &GlobalLimit) -> Result<Self, InvalidPattern> {
         let descriptors =
-            rule.descriptors.iter().map(|it| CheckedRequests::compile(&it.requests, policy));
+            rule.descriptors.iter().map(|rule| CheckedRequests::compile(&rule.requests, policy));
         Ok(Self {
             policy: policy.clone(),
             descriptors: descriptors.collect::<Result<_, _>>()?,
-            answer: (rule.response != FixedResponse::default())
+            response: (rule.response != FixedResponse::default())
                 .then(|| Arc::new(rule.response.clone())),
             rule: rule.clone(),
             match_slot: Arc::default(),
@@ -214,11 +220,13 @@ impl CompiledGlobalLimit {
     fn describe_request(
         &self,
         request: &RequestView<'_>,
-        asking: CheckedClient<'_>,
+        client: CheckedClient<'_>,
     ) -> Vec<RequestDescriptor> {
         let rules = self.rule.descriptors.iter().zip(&self.descriptors);
-        let about = rules.filter(|(_, requests)| requests.may_be(request));
-        about.filter_map(|(descriptor, _)| build_descriptor(descriptor, request, asking)).collect()
+        let matching = rules.filter(|(_, requests)| requests.may_match(request));
+        matching
+            .filter_map(|(descriptor, _)| build_descriptor(descriptor, request, client))
+            .collect()
     }
 
     /// Returns the decision, for metrics and logs.
@@ -232,7 +240,7 @@ impl CompiledGlobalLimit {
 fn build_descriptor(
     descriptor: &Descriptor,
     request: &RequestView<'_>,
-    asking: CheckedClient<'_>,
+    client: CheckedClient<'_>,
 ) -> Option<RequestDescriptor> {
     let value = |value: &DescriptorValue| match value {
         DescriptorValue::Text(text) => Some(text.clone()),
@@ -240,8 +248,8 @@ fn build_descriptor(
         DescriptorValue::Header(name) => request.fields.joined_values(name).map(Cow::into_owned),
         DescriptorValue::Path => Some(request.path.to_owned()),
         DescriptorValue::Method => Some(request.method.to_owned()),
-        DescriptorValue::Client => asking.account.map(ToString::to_string),
-        DescriptorValue::Address => Some(asking.address.to_canonical().to_string()),
+        DescriptorValue::Client => client.account.map(ToString::to_string),
+        DescriptorValue::Address => Some(client.address.to_canonical().to_string()),
     };
     let mut entries = Vec::with_capacity(descriptor.entries.len());
     for entry in &descriptor.entries {
@@ -263,17 +271,17 @@ impl CheckedRequests {
         compiled.map(Self).map_err(|bad| bad.with_object(ObjectKey::ServicePolicy(policy.clone())))
     }
 
-    /// True if an application may interpret the request as one of them.
-    fn may_be(&self, request: &RequestView<'_>) -> bool {
+    /// True if an application may interpret the request as one of these.
+    fn may_match(&self, request: &RequestView<'_>) -> bool {
         if self.0.is_empty() {
             return true;
         }
         let variant = PathVariants::from_path(request.path, PathKind::from_path(request.path));
-        self.0.iter().any(|it| it.may_mean(request, &variant))
+        self.0.iter().any(|matcher| matcher.may_match(request, &variant))
     }
 }
 
-/// The part of a `RateLimit` that a service decides, in place of a rule's name.
+/// Names the part of a `RateLimit` that a service decides, in place of a rule.
 const GLOBAL: &str = "global";
 
 #[cfg(test)]

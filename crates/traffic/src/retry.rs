@@ -18,16 +18,16 @@ pub struct FailedAttempt {
     /// The number of earlier attempts: 0 for the first.
     pub number: u8,
     /// The number of alternative endpoints.
-    pub others: usize,
+    pub alternatives: usize,
     /// The time since the request began.
     pub waited: Duration,
 }
 
 impl FailedAttempt {
     /// True if the request has waited the maximum time for an application that does not listen.
-    fn has_waited_out(&self, reason: Reason) -> bool {
-        let most = if self.others == 0 { UNREACHABLE_MAX_ALONE } else { UNREACHABLE_MAX };
-        reason == Reason::ConnectFailed && self.waited >= most
+    fn has_waited_maximum(&self, reason: Reason) -> bool {
+        let wait_max = if self.alternatives == 0 { MAX_UNREACHABLE_ALONE } else { MAX_UNREACHABLE };
+        reason == Reason::ConnectFailed && self.waited >= wait_max
     }
 }
 
@@ -42,15 +42,16 @@ pub enum SentPart {
 
 /// True if the request may be retried.
 ///
-/// At most [`RETRIES_MAX`] times, or [`unsent_max`] if nothing was sent; never after the client received part
-/// of a response, and never if bytes to repeat are no longer available. Otherwise the reason decides.
+/// A request is retried at most [`MAX_RETRIES`] times, or [`unsent_max`] times while nothing was sent. It is
+/// never retried after the client received part of a response, or if sent bytes are no longer available.
+/// Otherwise the reason decides.
 #[must_use]
 pub fn may_retry(reason: Reason, attempt: &FailedAttempt) -> bool {
     let unsent = attempt.sent == SentPart::Nothing;
-    let most = if unsent { unsent_max(attempt.others) } else { RETRIES_MAX.into() };
-    if usize::from(attempt.number) >= most
+    let retries_max = if unsent { unsent_max(attempt.alternatives) } else { MAX_RETRIES.into() };
+    if usize::from(attempt.number) >= retries_max
         || attempt.response_started
-        || attempt.has_waited_out(reason)
+        || attempt.has_waited_maximum(reason)
         || !(unsent || attempt.body_replayable)
     {
         return false;
@@ -78,47 +79,47 @@ pub enum AttemptFailure {
 /// rule lists the resulting status. A rule with zero attempts permits no retries; any other rule permits an
 /// unsent request to try further endpoints, as without a rule.
 #[must_use]
-pub fn retry_by_rule(rule: &RetryRule, setback: AttemptFailure, attempt: &FailedAttempt) -> bool {
+pub fn retry_by_rule(rule: &RetryRule, failure: AttemptFailure, attempt: &FailedAttempt) -> bool {
     let unsent = attempt.sent == SentPart::Nothing;
-    let most = match rule.attempts {
+    let retries_max = match rule.attempts {
         0 => 0,
-        attempts if unsent => unsent_max(attempt.others).max(attempts.into()),
+        attempts if unsent => unsent_max(attempt.alternatives).max(attempts.into()),
         attempts => attempts.into(),
     };
-    if usize::from(attempt.number) >= most
+    if usize::from(attempt.number) >= retries_max
         || attempt.response_started
         || !(unsent || attempt.body_replayable)
     {
         return false;
     }
-    let names = |status: u16| rule.codes.contains(&status);
-    match setback {
-        AttemptFailure::Response(status) => names(status),
+    let lists = |status: u16| rule.codes.contains(&status);
+    match failure {
+        AttemptFailure::Response(status) => lists(status),
         AttemptFailure::Failed(Reason::AttemptTimeout) => {
-            unsent || attempt.idempotent || names(Reason::AttemptTimeout.status())
+            unsent || attempt.idempotent || lists(Reason::AttemptTimeout.status())
         }
         // Later attempts follow pauses, which are not waits for an application.
         AttemptFailure::Failed(Reason::ConnectFailed)
-            if attempt.number == 0 && attempt.waited >= UNREACHABLE_MAX =>
+            if attempt.number == 0 && attempt.waited >= MAX_UNREACHABLE =>
         {
             false
         }
         AttemptFailure::Failed(reason) => match reason.retry() {
             RetryCondition::Never => false,
-            RetryCondition::IfUnsent => unsent || attempt.idempotent || names(reason.status()),
+            RetryCondition::IfUnsent => unsent || attempt.idempotent || lists(reason.status()),
             RetryCondition::Always => true,
         },
     }
 }
 
-/// Returns the pause before a retry after this number of retries: doubling each time, up to [`GROWTH_MAX`]
-/// times the base, plus up to 50 % jitter.
+/// Returns the pause before the next retry, after this number of retries. It doubles with each retry, up to
+/// [`MAX_GROWTH`] times the base, plus up to 50 % jitter. `random` is a uniform random number.
 #[must_use]
-pub fn retry_pause(rule: &RetryRule, number: u8, draw: u64) -> Duration {
-    let factor = 1_u32.checked_shl(number.into()).unwrap_or(GROWTH_MAX).min(GROWTH_MAX);
-    let whole = rule.backoff.saturating_mul(factor);
-    let chance_ns = (u128::from(draw) * (whole / 2).as_nanos()) >> 64;
-    whole.saturating_add(Duration::from_nanos(u64::try_from(chance_ns).unwrap_or(u64::MAX)))
+pub fn retry_pause(rule: &RetryRule, number: u8, random: u64) -> Duration {
+    let factor = 1_u32.checked_shl(number.into()).unwrap_or(MAX_GROWTH).min(MAX_GROWTH);
+    let pause = rule.backoff.saturating_mul(factor);
+    let jitter_ns = (u128::from(random) * (pause / 2).as_nanos()) >> 64;
+    pause.saturating_add(Duration::from_nanos(u64::try_from(jitter_ns).unwrap_or(u64::MAX)))
 }
 
 /// True if the method is idempotent (RFC 9110, section 9.2.2).
@@ -127,30 +128,31 @@ pub fn is_idempotent(method: &str) -> bool {
     matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
 }
 
-/// One: a second failure is more likely caused by the service than by the endpoint, and each further attempt
-/// adds load to a service in trouble.
-pub const RETRIES_MAX: u8 = 1;
+/// The maximum number of retries of a request of which some bytes were sent. It is one, because a second
+/// failure is more likely caused by the service than by the endpoint, and each further attempt adds load to the
+/// service.
+pub const MAX_RETRIES: u8 = 1;
 
-/// Returns the maximum number of retries of an unsent request for this number of alternative endpoints: several
-/// may fail at once, with their node, and an attempt to connect costs them no work.
+/// Returns the maximum number of retries of an unsent request for this number of alternative endpoints. Several
+/// endpoints may fail at once, with their node, and an attempt to connect costs them no work.
 #[must_use]
-pub fn unsent_max(others: usize) -> usize {
-    others.clamp(RETRIES_MAX.into(), UNSENT_RETRIES_MAX)
+pub fn unsent_max(alternatives: usize) -> usize {
+    alternatives.clamp(MAX_RETRIES.into(), MAX_UNSENT_RETRIES)
 }
 
 /// The maximum number of retries of an unsent request: each waits up to a second for a connection.
-pub const UNSENT_RETRIES_MAX: usize = 4;
+pub const MAX_UNSENT_RETRIES: usize = 4;
 
 /// The elapsed time after which an unreachable application is not retried at another endpoint. A sidecar waits
 /// ten seconds for a starting application, so a request that waited for one does not wait for another.
-pub const UNREACHABLE_MAX: Duration = Duration::from_secs(9);
+pub const MAX_UNREACHABLE: Duration = Duration::from_secs(9);
 
-/// The same without an alternative endpoint: the retry is for an application that restarts at this moment, or
-/// for a closed connection, and both fail at once.
-pub const UNREACHABLE_MAX_ALONE: Duration = Duration::from_secs(1);
+/// The elapsed time after which an unreachable application without an alternative endpoint is not retried. Such
+/// a retry helps if the application is restarting, or if the connection was closed; both fail at once.
+pub const MAX_UNREACHABLE_ALONE: Duration = Duration::from_secs(1);
 
 /// The maximum pause as a multiple of the base.
-pub const GROWTH_MAX: u32 = 10;
+pub const MAX_GROWTH: u32 = 10;
 
 #[cfg(test)]
 mod tests {
@@ -162,12 +164,12 @@ mod tests {
         body_replayable: false,
         response_started: false,
         number: 0,
-        others: 0,
+        alternatives: 0,
         waited: Duration::ZERO,
     };
 
     #[test]
-    fn what_was_never_sent_is_sent_once_more() {
+    fn an_unsent_request_is_retried_once() {
         for reason in Reason::ALL {
             let expected = reason.retry() != RetryCondition::Never;
             assert_eq!(may_retry(*reason, &FIRST), expected, "{reason:?}");
@@ -177,15 +179,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_sent_goes_to_one_endpoint_after_another() {
-        for (others, retries) in [(0, 1), (1, 1), (2, 2), (3, 3), (9, 4)] {
+    fn an_unsent_request_tries_one_endpoint_after_another() {
+        for (alternatives, retries) in [(0, 1), (1, 1), (2, 2), (3, 3), (9, 4)] {
             for number in 0..6 {
-                let unsent = FailedAttempt { number, others, ..FIRST };
+                let unsent = FailedAttempt { number, alternatives, ..FIRST };
                 let expected = usize::from(number) < retries;
                 assert_eq!(
                     may_retry(Reason::ConnectTimeout, &unsent),
                     expected,
-                    "{number} of {others}"
+                    "{number} of {alternatives}"
                 );
                 assert!(!may_retry(Reason::Denied, &unsent));
                 let sent =
@@ -193,7 +195,7 @@ mod tests {
                 assert_eq!(
                     may_retry(Reason::ConnectFailed, &sent),
                     number == 0,
-                    "{number} of {others}"
+                    "{number} of {alternatives}"
                 );
                 let failed = AttemptFailure::Failed(Reason::ConnectFailed);
                 assert_eq!(retry_by_rule(&retry_rule(&[], 1), failed, &unsent), expected);
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_is_repeated_only_when_that_is_safe() {
+    fn a_sent_request_is_retried_only_if_that_is_safe() {
         for (reason, idempotent, body_replayable, expected) in [
             (Reason::UpstreamReset, true, true, true),
             (Reason::UpstreamReset, false, true, false),
@@ -227,44 +229,40 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_says_which_answers_and_failures_are_tried_again() {
+    fn a_rule_selects_the_responses_and_failures_that_are_retried() {
         let sent = FailedAttempt { sent: SentPart::HeadOrMore, body_replayable: true, ..FIRST };
         let safe = FailedAttempt { idempotent: true, ..sent };
-        let gone = FailedAttempt { body_replayable: false, ..safe };
-        let failed = AttemptFailure::Failed;
-        for (setback, attempt, codes, expected) in [
+        let unreplayable = FailedAttempt { body_replayable: false, ..safe };
+        let failed_with = AttemptFailure::Failed;
+        for (failure, attempt, codes, expected) in [
             (AttemptFailure::Response(503), sent, &[503][..], true),
             (AttemptFailure::Response(502), sent, &[503], false),
-            (AttemptFailure::Response(503), gone, &[503], false),
-            (failed(Reason::ConnectFailed), sent, &[], true),
-            (failed(Reason::UpstreamReset), safe, &[], true),
-            (failed(Reason::UpstreamReset), sent, &[503], false),
-            (failed(Reason::UpstreamReset), sent, &[502], true),
-            (failed(Reason::UpstreamReset), gone, &[502], false),
-            (failed(Reason::AttemptTimeout), safe, &[], true),
-            (failed(Reason::AttemptTimeout), sent, &[], false),
-            (failed(Reason::AttemptTimeout), sent, &[504], true),
-            (failed(Reason::Denied), safe, &[403], false),
-            (failed(Reason::RequestTimeout), safe, &[504], false),
+            (AttemptFailure::Response(503), unreplayable, &[503], false),
+            (failed_with(Reason::ConnectFailed), sent, &[], true),
+            (failed_with(Reason::UpstreamReset), safe, &[], true),
+            (failed_with(Reason::UpstreamReset), sent, &[503], false),
+            (failed_with(Reason::UpstreamReset), sent, &[502], true),
+            (failed_with(Reason::UpstreamReset), unreplayable, &[502], false),
+            (failed_with(Reason::AttemptTimeout), safe, &[], true),
+            (failed_with(Reason::AttemptTimeout), sent, &[], false),
+            (failed_with(Reason::AttemptTimeout), sent, &[504], true),
+            (failed_with(Reason::Denied), safe, &[403], false),
+            (failed_with(Reason::RequestTimeout), safe, &[504], false),
         ] {
-            let reported = format!("{setback:?} {attempt:?} {codes:?}");
-            assert_eq!(
-                retry_by_rule(&retry_rule(codes, 2), setback, &attempt),
-                expected,
-                "{reported}"
-            );
+            let case = format!("{failure:?} {attempt:?} {codes:?}");
+            assert_eq!(retry_by_rule(&retry_rule(codes, 2), failure, &attempt), expected, "{case}");
             let third = FailedAttempt { number: 2, ..attempt };
-            assert!(!retry_by_rule(&retry_rule(codes, 2), setback, &third), "{reported}");
-            assert!(!retry_by_rule(&retry_rule(codes, 0), setback, &attempt), "{reported}");
+            assert!(!retry_by_rule(&retry_rule(codes, 2), failure, &third), "{case}");
+            assert!(!retry_by_rule(&retry_rule(codes, 0), failure, &attempt), "{case}");
             let started = FailedAttempt { response_started: true, ..attempt };
-            assert!(!retry_by_rule(&retry_rule(codes, 2), setback, &started), "{reported}");
+            assert!(!retry_by_rule(&retry_rule(codes, 2), failure, &started), "{case}");
         }
     }
 
     #[test]
-    fn a_request_waits_for_one_application_that_does_not_listen_and_for_no_other() {
+    fn a_request_waits_for_only_one_application_that_does_not_listen() {
         use Reason::{ConnectFailed, ConnectTimeout, UpstreamRefused};
-        for (reason, others, waited_ms, expected) in [
+        for (reason, alternatives, waited_ms, expected) in [
             (ConnectFailed, 0, 999, true),
             (ConnectFailed, 0, 1_000, false),
             // The sidecar was not reached: the time was spent on connections.
@@ -278,7 +276,8 @@ mod tests {
             for (sent, body_replayable) in
                 [(SentPart::Nothing, false), (SentPart::HeadOrMore, true)]
             {
-                let attempt = FailedAttempt { sent, body_replayable, others, waited, ..FIRST };
+                let attempt =
+                    FailedAttempt { sent, body_replayable, alternatives, waited, ..FIRST };
                 assert_eq!(may_retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
             }
         }
@@ -290,24 +289,24 @@ mod tests {
         ] {
             let attempt =
                 FailedAttempt { number, waited: Duration::from_millis(waited_ms), ..FIRST };
-            let again =
+            let may_retry_by_rule =
                 retry_by_rule(&retry_rule(&[503], 3), AttemptFailure::Failed(reason), &attempt);
-            assert_eq!(again, expected, "{reason:?} {attempt:?}");
+            assert_eq!(may_retry_by_rule, expected, "{reason:?} {attempt:?}");
         }
     }
 
     #[test]
-    fn pauses_grow_to_a_bound_and_vary() {
-        for (number, least_ms) in [(0, 100), (1, 200), (3, 800), (4, 1_000), (200, 1_000)] {
-            let least = Duration::from_millis(least_ms);
-            assert_eq!(retry_pause(&retry_rule(&[], 1), number, 0), least, "{number}");
-            let most = retry_pause(&retry_rule(&[], 1), number, u64::MAX);
-            assert!(most > least && most <= least * 3 / 2, "{number} {most:?}");
+    fn pauses_grow_up_to_a_maximum_and_have_jitter() {
+        for (number, minimum_ms) in [(0, 100), (1, 200), (3, 800), (4, 1_000), (200, 1_000)] {
+            let minimum = Duration::from_millis(minimum_ms);
+            assert_eq!(retry_pause(&retry_rule(&[], 1), number, 0), minimum, "{number}");
+            let maximum = retry_pause(&retry_rule(&[], 1), number, u64::MAX);
+            assert!(maximum > minimum && maximum <= minimum * 3 / 2, "{number} {maximum:?}");
         }
     }
 
     #[test]
-    fn knows_the_idempotent_methods() {
+    fn methods_of_rfc_9110_are_idempotent() {
         for method in ["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"] {
             assert!(is_idempotent(method), "{method}");
         }

@@ -33,22 +33,24 @@ use self::index::RouteIndex;
 /// without such conditions are tried one by one.
 #[derive(Debug, Clone)]
 pub struct PortRoutes {
-    attached: bool,
+    /// True if requests that match no rule are rejected.
+    has_attached_routes: bool,
     /// True if there are neither rules nor attached routes.
-    trivial: bool,
+    is_trivial: bool,
     /// True if a rule has CORS.
     has_cors: bool,
     index: RouteIndex,
     rules: Box<[CompiledRouteRule]>,
-    retried: Option<Box<DefaultRetry>>,
+    /// The client's retry policy, for rules without retries of their own.
+    default_retry: Option<Box<DefaultRetry>>,
 }
 
-/// A default retry policy.
+/// A client's default retry policy, compiled.
 #[derive(Debug, Clone)]
 struct DefaultRetry {
     policy: ServiceRetry,
-    /// The actions for requests without a rule.
-    direct: Arc<CompiledActions>,
+    /// The actions for requests that match no rule.
+    unmatched_actions: Arc<CompiledActions>,
 }
 
 impl PortRoutes {
@@ -56,33 +58,37 @@ impl PortRoutes {
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression, with its route.
-    pub fn compile(view: &PortConfig) -> Result<Self, InvalidPattern> {
-        Self::from_rules(&view.rules, view.routed)
+    pub fn compile(port: &PortConfig) -> Result<Self, InvalidPattern> {
+        Self::from_rules(&port.rules, port.routed)
     }
 
     /// Adds a client's retry policy, for rules without retries of their own.
     #[must_use]
     pub fn with_retry(mut self, policy: Option<&ServiceRetry>) -> Self {
         let Some(policy) = policy else { return self };
-        let direct = Arc::new(CompiledActions::default().with_retry(policy));
-        let under = |actions: Option<&Arc<CompiledActions>>| {
-            Some(
-                actions
-                    .map_or_else(|| direct.clone(), |actions| Arc::new(actions.with_retry(policy))),
-            )
+        let unmatched_actions = Arc::new(CompiledActions::default().with_retry(policy));
+        let with_default = |actions: Option<&Arc<CompiledActions>>| {
+            Some(actions.map_or_else(
+                || unmatched_actions.clone(),
+                |actions| Arc::new(actions.with_retry(policy)),
+            ))
         };
         for rule in &mut self.rules {
-            rule.actions = under(rule.actions.as_ref());
-            for own in &mut rule.own {
-                *own = under(own.as_ref());
+            rule.actions = with_default(rule.actions.as_ref());
+            for actions in &mut rule.backend_actions {
+                *actions = with_default(actions.as_ref());
             }
         }
-        self.retried = Some(Box::new(DefaultRetry { policy: policy.clone(), direct }));
+        self.default_retry =
+            Some(Box::new(DefaultRetry { policy: policy.clone(), unmatched_actions }));
         self
     }
 
-    /// Compiles rules; `attached`: requests that match no rule are rejected.
-    pub(crate) fn from_rules(rules: &[RouteRule], attached: bool) -> Result<Self, InvalidPattern> {
+    /// Compiles rules. With `has_attached_routes`, requests that match no rule are rejected.
+    pub(crate) fn from_rules(
+        rules: &[RouteRule],
+        has_attached_routes: bool,
+    ) -> Result<Self, InvalidPattern> {
         let mut matches = Vec::new();
         for (index, rule) in rules.iter().enumerate() {
             for request in &rule.matches {
@@ -92,38 +98,44 @@ impl PortRoutes {
             }
         }
         Ok(Self {
-            attached,
-            trivial: !attached && rules.is_empty(),
+            has_attached_routes,
+            is_trivial: !has_attached_routes && rules.is_empty(),
             has_cors: rules.iter().any(|rule| rule.actions.cors.is_some()),
             index: RouteIndex::build(matches),
             rules: compile_rules(rules),
-            retried: None,
+            default_retry: None,
         })
     }
 
-    /// Selects the backend of a request; `draw`: a random number for the choice among weighted backends.
+    /// Selects the backend of a request. `random` is a uniform random number, for the choice among weighted
+    /// backends.
     #[must_use]
-    pub fn choose_backend(&self, request: &RequestView<'_>, draw: u64) -> RouteChoice<'_> {
-        if self.trivial {
+    pub fn choose_backend(&self, request: &RequestView<'_>, random: u64) -> RouteChoice<'_> {
+        if self.is_trivial {
             return RouteChoice::Direct;
         }
-        let asked_about = if self.has_cors { self.asked_about(request) } else { None };
-        let decisive = || self.rules.get(self.index.find_match(request)?.rule);
-        let Some(rule) = asked_about.or_else(decisive) else {
-            return if self.attached { RouteChoice::NoRoute } else { RouteChoice::Direct };
+        let preflight_rule = if self.has_cors { self.preflight_rule(request) } else { None };
+        let matching_rule = || self.rules.get(self.index.find_match(request)?.rule);
+        let Some(rule) = preflight_rule.or_else(matching_rule) else {
+            return if self.has_attached_routes {
+                RouteChoice::NoRoute
+            } else {
+                RouteChoice::Direct
+            };
         };
         if rule.actions.as_ref().is_some_and(|actions| actions.is_redirect()) {
             return RouteChoice::Redirect { rule };
         }
-        match rule.draw_backend(draw) {
+        match rule.select_backend(random) {
             Some((index, backend)) => RouteChoice::To { rule, backend, index },
             None => RouteChoice::InvalidBackend { rule },
         }
     }
 
-    /// Returns the rule for the request that a preflight announces, if it has CORS.
+    /// Returns the rule for the request that a CORS preflight announces; `None` if the request is no preflight,
+    /// or the rule has no CORS.
     #[inline(never)]
-    fn asked_about(&self, request: &RequestView<'_>) -> Option<&CompiledRouteRule> {
+    fn preflight_rule(&self, request: &RequestView<'_>) -> Option<&CompiledRouteRule> {
         let method = preflight_for(request)?;
         let request = RequestView { method: &method, ..*request };
         let rule = self.rules.get(self.index.find_match(&request)?.rule)?;
@@ -133,19 +145,19 @@ impl PortRoutes {
     /// True if there are no rules and no attached routes: every request goes to the service's own endpoints.
     #[must_use]
     pub fn is_trivial(&self) -> bool {
-        self.trivial
+        self.is_trivial
     }
 
-    /// Returns the actions for requests without a rule, if any.
+    /// Returns the actions for requests that match no rule, if any.
     #[must_use]
     pub fn direct_actions(&self) -> Option<&Arc<CompiledActions>> {
-        self.retried.as_ref().map(|retried| &retried.direct)
+        self.default_retry.as_ref().map(|default_retry| &default_retry.unmatched_actions)
     }
 
     /// Returns the default retry policy.
     #[must_use]
     pub fn retry_policy(&self) -> Option<&ServiceRetry> {
-        self.retried.as_ref().map(|retried| &retried.policy)
+        self.default_retry.as_ref().map(|default_retry| &default_retry.policy)
     }
 
     /// Returns the rules, in the order of the port's configuration.
@@ -160,8 +172,8 @@ impl PortRoutes {
 pub enum RouteChoice<'a> {
     /// No route is attached, and no split rule matches: the service's own endpoints.
     Direct,
-    /// A rule matched. Its backend may still be unknown to the mesh; the response is then `invalid-backend` as
-    /// well.
+    /// A rule matched, and its backend was selected. The caller responds `invalid-backend` if the mesh does not
+    /// contain the backend.
     To {
         /// The rule.
         rule: &'a CompiledRouteRule,
@@ -199,22 +211,23 @@ pub struct CompiledRouteRule {
     pub backends: Box<[WeightedBackend]>,
     /// The other actions of the rule, if any.
     pub actions: Option<Arc<CompiledActions>>,
-    /// The actions for each backend, if one has edits of its own; otherwise empty.
-    own: Box<[Option<Arc<CompiledActions>>]>,
+    /// The actions for each backend, if one has header edits of its own; otherwise empty.
+    backend_actions: Box<[Option<Arc<CompiledActions>>]>,
     /// The session persistence of the rule, if any.
     pub persistence: Option<Arc<CompiledPersistence>>,
     /// The index of the rule in its route.
     pub number: usize,
     /// The match counter.
     pub match_slot: MatchSlot,
+    /// The sum of the weights, with those of backends that no grant permits.
     weight_total: u64,
 }
 
 /// Compiles the rules, each with its index in its route.
 fn compile_rules(rules: &[RouteRule]) -> Box<[CompiledRouteRule]> {
-    let mut so_far: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
+    let mut rules_of_route: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
     let rules = rules.iter().enumerate().map(|(index, rule)| {
-        let number = so_far.entry((rule.kind, &rule.route)).or_default();
+        let number = rules_of_route.entry((rule.kind, &rule.route)).or_default();
         let compiled = CompiledRouteRule::new(index, rule, *number);
         *number += 1;
         compiled
@@ -222,7 +235,7 @@ fn compile_rules(rules: &[RouteRule]) -> Box<[CompiledRouteRule]> {
     rules.collect()
 }
 
-/// Returns the actions for each backend, if one of them has edits of its own.
+/// Returns the actions for each backend, if one of them has header edits of its own; otherwise an empty list.
 fn backend_actions(
     rule: &RouteRule,
     actions: Option<&Arc<CompiledActions>>,
@@ -231,11 +244,11 @@ fn backend_actions(
     if backends.iter().all(|backend| backend.edits.is_none()) {
         return Box::default();
     }
-    let own = backends.iter().map(|backend| match &backend.edits {
+    let actions = backends.iter().map(|backend| match &backend.edits {
         None => actions.cloned(),
         Some(edits) => Some(Arc::new(CompiledActions::for_backend(actions, edits, &rule.matches))),
     });
-    own.collect()
+    actions.collect()
 }
 
 impl CompiledRouteRule {
@@ -243,7 +256,7 @@ impl CompiledRouteRule {
         let persistence = CompiledPersistence::from_rule(rule, number).map(Arc::new);
         let mut actions = CompiledActions::compile(&rule.actions, &rule.matches);
         if let (Some(name), Some(actions)) =
-            (persistence.as_ref().and_then(|it| it.header_name()), &mut actions)
+            (persistence.as_ref().and_then(|persistence| persistence.header_name()), &mut actions)
         {
             actions.hide_field(name);
         }
@@ -254,7 +267,7 @@ impl CompiledRouteRule {
             kind: rule.kind,
             request_timeout: rule.request_timeout,
             backends: rule.backends.as_slice().into(),
-            own: backend_actions(rule, actions.as_ref()),
+            backend_actions: backend_actions(rule, actions.as_ref()),
             actions,
             persistence,
             number,
@@ -267,42 +280,44 @@ impl CompiledRouteRule {
     /// Returns the actions for a request to this backend, if any.
     #[must_use]
     pub fn actions_at(&self, index: usize) -> Option<&Arc<CompiledActions>> {
-        match self.own.get(index) {
+        match self.backend_actions.get(index) {
             None => self.actions.as_ref(),
-            Some(own) => own.as_ref(),
+            Some(actions) => actions.as_ref(),
         }
     }
 
-    /// Returns the choice of the backend at this index; `None` if there is none.
+    /// Returns the routing result for the backend at this index; `None` if there is none.
     pub(crate) fn choice_at(&self, index: usize) -> Option<RouteChoice<'_>> {
         Some(RouteChoice::To { rule: self, backend: self.backends.get(index)?, index })
     }
 
-    /// Returns the backend that the draw selects by weight.
-    fn draw_backend(&self, draw: u64) -> Option<(usize, &WeightedBackend)> {
-        by_weight(&self.backends, self.weight_total, draw)
+    /// Returns the backend that the random number selects by weight, with its index.
+    fn select_backend(&self, random: u64) -> Option<(usize, &WeightedBackend)> {
+        by_weight(&self.backends, self.weight_total, random)
     }
 }
 
-/// Returns the backend that the draw selects by weight, with its index; `total` is the sum of weights.
+/// Returns the backend that the random number selects by weight, with its index; `total` is the sum of weights.
 pub(crate) fn by_weight(
     backends: &[WeightedBackend],
     total: u64,
-    draw: u64,
+    random: u64,
 ) -> Option<(usize, &WeightedBackend)> {
-    // Weights are 32 bits: the bias of the remainder is below one in four billion.
-    let mut point = draw.checked_rem(total)?;
+    // Weights have 32 bits and random numbers 64: the bias of the remainder is below one in four billion.
+    let mut remainder = random.checked_rem(total)?;
     backends.iter().enumerate().find(|(_, backend)| {
         let weight = u64::from(backend.weight);
-        let taken = point < weight;
-        point = point.saturating_sub(weight);
-        taken
+        let selected = remainder < weight;
+        remainder = remainder.saturating_sub(weight);
+        selected
     })
 }
 
+/// A match of a rule.
 #[derive(Debug, Clone)]
 struct CompiledMatch {
     matcher: RequestMatcher,
+    /// The index of the rule.
     rule: usize,
 }
 
@@ -315,15 +330,17 @@ struct Rank {
     parameters: usize,
 }
 
+/// The specificity of a path condition, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum PathRank {
     Any,
     Regex,
+    /// The length of the prefix.
     Prefix(usize),
     Exact,
 }
 
-/// The reason for which one match takes precedence over another.
+/// The reason why one match takes precedence over another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precedence {
     /// A more specific path.
@@ -340,11 +357,11 @@ pub enum Precedence {
 
 /// True if `first` is more specific than `second`, and takes precedence if both match.
 #[must_use]
-pub fn goes_before(first: &RequestMatch, second: &RequestMatch) -> bool {
+pub fn takes_precedence(first: &RequestMatch, second: &RequestMatch) -> bool {
     match_rank(first) > match_rank(second)
 }
 
-/// Returns the reason for which `first` takes precedence over `second`, given that it does.
+/// Returns the reason why `first` takes precedence over `second`, given that it does.
 #[must_use]
 pub fn precedence(first: &RequestMatch, second: &RequestMatch) -> Precedence {
     let (first, second) = (match_rank(first), match_rank(second));

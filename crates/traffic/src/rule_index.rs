@@ -15,24 +15,24 @@ use crate::variant::{PathVariants, any_listed_value, any_value, folded_case, hos
 pub(crate) use prefix_index::{PrefixIndex, whole_elements};
 pub(crate) use rule_positions::RulePositions;
 
-/// An index of rules: finds the candidates for the first match, by their position.
+/// An index of rules. It finds the positions of the rules that may match a request.
 #[derive(Debug, Clone)]
 pub(crate) struct RuleIndex {
     columns: Box<[Column]>,
     /// The rules with a path prefix, in order, if any.
-    beginnings: Option<Box<PrefixIndex<Vec<usize>>>>,
+    prefixes: Option<Box<PrefixIndex<Vec<usize>>>>,
     /// The rules without an indexed condition, in order.
-    rest: Box<[usize]>,
+    unconditional: Box<[usize]>,
     /// The number of rules.
     rules: usize,
 }
 
-/// The subject of a lookup.
+/// The values of a request that are looked up in an index.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupKeys<'a> {
     pub(crate) request: &'a RequestView<'a>,
-    /// The normalized path, if every meaning of the request counts, and not only the request as sent.
-    meaning: Option<&'a PathVariants>,
+    /// The normalized path, if every interpretation of the request counts, and not only the request as sent.
+    path_variants: Option<&'a PathVariants>,
     /// The caller, if rules have callers.
     caller: Option<&'a ServiceAccount>,
 }
@@ -41,13 +41,13 @@ impl<'a> LookupKeys<'a> {
     /// Searches for rules that match the request as sent.
     #[inline]
     pub(crate) fn as_sent(request: &'a RequestView<'a>) -> Self {
-        Self { request, meaning: None, caller: None }
+        Self { request, path_variants: None, caller: None }
     }
 
-    /// Searches for rules that match any meaning of the request.
+    /// Searches for rules that match any interpretation of the request.
     #[inline]
-    pub(crate) fn as_meant(request: &'a RequestView<'a>, variant: &'a PathVariants) -> Self {
-        Self { request, meaning: Some(variant), caller: None }
+    pub(crate) fn as_interpreted(request: &'a RequestView<'a>, variant: &'a PathVariants) -> Self {
+        Self { request, path_variants: Some(variant), caller: None }
     }
 
     /// Adds the verified caller, for rules that have callers.
@@ -58,11 +58,11 @@ impl<'a> LookupKeys<'a> {
 
     /// True if the request matches every rule about paths.
     fn matches_any_path(self) -> bool {
-        self.meaning.is_some_and(PathVariants::is_any_path)
+        self.path_variants.is_some_and(PathVariants::is_any_path)
     }
 }
 
-/// One attribute of a request that rules compare with texts.
+/// The rules by the text that they compare one attribute with.
 #[derive(Debug, Clone)]
 struct Column {
     key: IndexedAttribute,
@@ -73,13 +73,13 @@ struct Column {
 /// collisions.
 type Texts = FxHashMap<Box<str>, Vec<usize>>;
 
-/// The indexed attribute.
+/// An attribute of a request that rules compare with exact texts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum IndexedAttribute {
     Header {
         name: Box<str>,
         repeated: RepeatedHeader,
-        folded: bool,
+        ignores_case: bool,
     },
     Path,
     /// Leading path elements.
@@ -100,53 +100,58 @@ impl RuleIndex {
     /// Indexes rules in order, with the conditions of each. Each rule is stored under the most selective of its
     /// attributes.
     pub(crate) fn from_rules(rules: &[Vec<IndexCondition>]) -> Self {
-        let chosen = selective_keys(rules);
-        let mut columns: Vec<Texts> = chosen.iter().map(|_| Texts::default()).collect();
-        let mut rest = Vec::new();
-        for (index, demands) in rules.iter().enumerate() {
-            let held_by =
-                |key: &IndexedAttribute| demands.iter().find(|(demanded, _)| demanded == key);
-            let mut held = columns.iter_mut().zip(&chosen);
-            let held = held.find_map(|(column, key)| Some((column, held_by(key)?)));
-            let Some((column, (_, texts))) = held else {
-                rest.push(index);
+        let keys = selective_keys(rules);
+        let mut rules_by_key: Vec<Texts> = keys.iter().map(|_| Texts::default()).collect();
+        let mut unconditional = Vec::new();
+        for (index, conditions) in rules.iter().enumerate() {
+            let condition_on =
+                |key: &IndexedAttribute| conditions.iter().find(|(attribute, _)| attribute == key);
+            let mut pairs = rules_by_key.iter_mut().zip(&keys);
+            let selected = pairs.find_map(|(by_text, key)| Some((by_text, condition_on(key)?)));
+            let Some((by_text, (_, texts))) = selected else {
+                unconditional.push(index);
                 continue;
             };
             for text in texts {
-                let held = column.entry(text.clone()).or_default();
+                let positions = by_text.entry(text.clone()).or_default();
                 // A repeated text is stored once.
-                if held.last() != Some(&index) {
-                    held.push(index);
+                if positions.last() != Some(&index) {
+                    positions.push(index);
                 }
             }
         }
-        let mut beginnings = None;
-        let mut others = Vec::new();
-        for (key, rules) in chosen.into_iter().zip(columns) {
+        let mut prefixes = None;
+        let mut columns = Vec::new();
+        for (key, rules) in keys.into_iter().zip(rules_by_key) {
             match key {
                 IndexedAttribute::PathPrefix => {
-                    beginnings = Some(Box::new(PrefixIndex::from_prefixes(rules.into_iter())));
+                    prefixes = Some(Box::new(PrefixIndex::from_prefixes(rules.into_iter())));
                 }
-                key => others.push(Column { key: key.clone(), rules }),
+                key => columns.push(Column { key: key.clone(), rules }),
             }
         }
-        Self { columns: others.into(), beginnings, rest: rest.into(), rules: rules.len() }
+        Self {
+            columns: columns.into(),
+            prefixes,
+            unconditional: unconditional.into(),
+            rules: rules.len(),
+        }
     }
 
-    /// Does the same if an index is worth it: a small number of rules is faster to evaluate one by one.
-    pub(crate) fn of_many(
+    /// Builds the index if it is worth it: a small number of rules is faster to evaluate one by one.
+    pub(crate) fn build_if_many(
         rules: usize,
-        demands: impl FnOnce() -> Vec<Vec<IndexCondition>>,
+        index_conditions: impl FnOnce() -> Vec<Vec<IndexCondition>>,
     ) -> Option<Box<Self>> {
-        are_many(rules).then(|| Box::new(Self::from_rules(&demands())))
+        needs_index(rules).then(|| Box::new(Self::from_rules(&index_conditions())))
     }
 
-    /// Returns the first rule in order that `fits` a request as sent, regardless of the caller. Equivalent to
-    /// `first_sought`, inlined for the hot path.
-    pub(crate) fn first_fitting(
+    /// Returns the first rule in order that matches a request as sent, regardless of the caller. Equivalent to
+    /// `first_match_by_keys` without a caller; a separate function for the hot path.
+    pub(crate) fn first_match(
         &self,
         request: &RequestView<'_>,
-        fits: impl Fn(usize) -> bool,
+        is_match: impl Fn(usize) -> bool,
     ) -> Option<usize> {
         let mut best = usize::MAX;
         for column in &self.columns {
@@ -159,63 +164,66 @@ impl RuleIndex {
                 ),
                 "other conditions have their own index"
             );
-            best = first_before(best, column.rules_for(request), &fits);
+            best = first_before(best, column.rules_for(request), &is_match);
         }
-        if let Some(beginnings) = &self.beginnings {
-            best = first_begun(beginnings, request.path, best, &fits);
+        if let Some(prefixes) = &self.prefixes {
+            best = first_by_prefix(prefixes, request.path, best, &is_match);
         }
-        best = first_before(best, &self.rest, &fits);
+        best = first_before(best, &self.unconditional, &is_match);
         (best != usize::MAX).then_some(best)
     }
 
-    /// Returns the first rule in order that `fits`.
-    pub(crate) fn first_sought(
+    /// Returns the first rule in order that matches.
+    pub(crate) fn first_match_by_keys(
         &self,
-        sought: LookupKeys<'_>,
-        fits: impl Fn(usize) -> bool,
+        keys: LookupKeys<'_>,
+        is_match: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        if sought.matches_any_path() {
-            return (0..self.rules).find(|place| fits(*place));
+        if keys.matches_any_path() {
+            return (0..self.rules).find(|position| is_match(*position));
         }
-        self.search_lists(sought, |best, places| first_before(best, places, &fits))
+        self.search_lists(keys, |best, positions| first_before(best, positions, &is_match))
     }
 
     /// Returns all candidate rules in order, a superset of the matching ones.
-    pub(crate) fn candidates(&self, sought: LookupKeys<'_>) -> RulePositions<'_> {
-        if sought.matches_any_path() {
+    pub(crate) fn candidates(&self, keys: LookupKeys<'_>) -> RulePositions<'_> {
+        if keys.matches_any_path() {
             return RulePositions::all_rules(self.rules);
         }
-        let mut places = RulePositions::empty();
-        self.for_each_list(sought, |held| places.add_list(held));
-        places
+        let mut positions = RulePositions::empty();
+        self.for_each_list(keys, |list| positions.add_list(list));
+        positions
     }
 
-    /// Does the same for a caller, with rules that have no other conditions.
-    pub(crate) fn all_naming(&self, caller: Option<&ServiceAccount>) -> RulePositions<'_> {
-        let mut places = RulePositions::empty();
-        self.columns.iter().for_each(|column| places.add_list(column.held_by_caller(caller)));
-        places.add_list(&self.rest);
-        places
+    /// Returns all candidate rules for a caller, of an index whose rules have conditions on the caller only.
+    pub(crate) fn rules_for_caller(&self, caller: Option<&ServiceAccount>) -> RulePositions<'_> {
+        let mut positions = RulePositions::empty();
+        self.columns.iter().for_each(|column| positions.add_list(column.rules_for_caller(caller)));
+        positions.add_list(&self.unconditional);
+        positions
     }
 
-    /// Returns the first that `fits` of some of the rules: `part`, in order.
+    /// Returns the first of these candidates that matches. `candidates` are positions in ascending order.
     pub(crate) fn first_of(
         &self,
-        part: &[usize],
-        sought: LookupKeys<'_>,
-        fits: impl Fn(usize) -> bool,
+        candidates: &[usize],
+        keys: LookupKeys<'_>,
+        is_match: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        if sought.matches_any_path() {
-            return part.iter().copied().find(|place| fits(*place));
+        if keys.matches_any_path() {
+            return candidates.iter().copied().find(|position| is_match(*position));
         }
-        self.search_lists(sought, |best, places| {
+        self.search_lists(keys, |best, positions| {
             // Iterates over the shorter list and searches the longer one: many rules may have the same
             // condition on requests of other callers, and a part may be most of them.
-            let (few, many) =
-                if places.len() < part.len() { (places, part) } else { (part, places) };
-            let open = few.iter().copied().take_while(|place| *place < best);
-            let mut both = open.filter(|place| many.binary_search(place).is_ok());
-            both.find(|place| fits(*place)).unwrap_or(best)
+            let (shorter, longer) = if positions.len() < candidates.len() {
+                (positions, candidates)
+            } else {
+                (candidates, positions)
+            };
+            let earlier = shorter.iter().copied().take_while(|position| *position < best);
+            let mut common = earlier.filter(|position| longer.binary_search(position).is_ok());
+            common.find(|position| is_match(*position)).unwrap_or(best)
         })
     }
 
@@ -224,101 +232,111 @@ impl RuleIndex {
     #[inline]
     fn search_lists(
         &self,
-        sought: LookupKeys<'_>,
+        keys: LookupKeys<'_>,
         first_before: impl Fn(usize, &[usize]) -> usize,
     ) -> Option<usize> {
         let mut best = usize::MAX;
-        self.for_each_list(sought, |places| best = first_before(best, places));
+        self.for_each_list(keys, |positions| best = first_before(best, positions));
         (best != usize::MAX).then_some(best)
     }
 
-    /// Calls `take` with each list of candidate rules, in order. The path has no dot segments if every meaning
-    /// counts.
+    /// Calls `on_list` with each list of candidate rules, in order. If every interpretation counts, the path
+    /// must have no dot segments.
     #[inline]
-    fn for_each_list<'a>(&'a self, sought: LookupKeys<'_>, mut take: impl FnMut(&'a [usize])) {
-        match sought.meaning {
+    fn for_each_list<'a>(&'a self, keys: LookupKeys<'_>, mut on_list: impl FnMut(&'a [usize])) {
+        match keys.path_variants {
             None => {
                 for column in &self.columns {
                     match &column.key {
                         IndexedAttribute::Namespace | IndexedAttribute::Account => {
-                            take(column.held_by_caller(sought.caller))
+                            on_list(column.rules_for_caller(keys.caller))
                         }
-                        _ => take(column.rules_for(sought.request)),
+                        _ => on_list(column.rules_for(keys.request)),
                     }
                 }
-                if let Some(beginnings) = &self.beginnings {
-                    beginnings.for_each_prefix(sought.request.path, |held| take(held));
+                if let Some(prefixes) = &self.prefixes {
+                    prefixes.for_each_prefix(keys.request.path, |list| on_list(list));
                 }
             }
             Some(variant) => {
                 for column in &self.columns {
-                    column.each_meant(sought, variant, &mut take);
+                    column.for_each_interpreted(keys, variant, &mut on_list);
                 }
-                if let Some(beginnings) = &self.beginnings {
-                    let path = variant.normalized_path(sought.request.path);
-                    beginnings.each_meant(path, |held| take(held));
+                if let Some(prefixes) = &self.prefixes {
+                    let path = variant.normalized_path(keys.request.path);
+                    prefixes.for_each_interpreted(path, |list| on_list(list));
                 }
                 if variant.is_ambiguous() {
-                    self.each_of_others(variant, &mut take);
+                    self.for_each_alternative(variant, &mut on_list);
                 }
             }
         }
-        take(&self.rest);
+        on_list(&self.unconditional);
     }
 
-    /// Calls `take` with each list for the alternative readings of the path. Separate, so that the usual path
-    /// needs no stack space for it.
+    /// Calls `on_list` with each list for the alternative readings of the path. Separate, so that the usual
+    /// path needs no stack space for it.
     #[inline(never)]
-    fn each_of_others<'a>(&'a self, variant: &PathVariants, take: &mut dyn FnMut(&'a [usize])) {
+    fn for_each_alternative<'a>(
+        &'a self,
+        variant: &PathVariants,
+        on_list: &mut dyn FnMut(&'a [usize]),
+    ) {
         let paths =
             self.columns.iter().filter(|column| matches!(column.key, IndexedAttribute::Path));
-        for (other, variant) in variant.other_readings() {
-            paths.clone().for_each(|column| column.each_of_path(other, variant, take));
-            if let Some(beginnings) = &self.beginnings {
-                beginnings.each_meant(variant.normalized_path(other), |held| take(held));
+        for (path, variant) in variant.alternative_readings() {
+            paths.clone().for_each(|column| column.for_each_path_form(path, variant, on_list));
+            if let Some(prefixes) = &self.prefixes {
+                prefixes.for_each_interpreted(variant.normalized_path(path), |list| on_list(list));
             }
         }
     }
 }
 
-/// Returns the first of these positions, in order, that precedes the best so far and `fits`; otherwise the best
-/// so far (initially `usize::MAX`).
+/// Returns the first of these positions, in order, that precedes the best so far and matches; otherwise the
+/// best so far (initially `usize::MAX`).
 #[inline]
-pub(crate) fn first_before(best: usize, places: &[usize], fits: impl Fn(usize) -> bool) -> usize {
-    let mut open = places.iter().copied().take_while(|place| *place < best);
-    open.find(|place| fits(*place)).unwrap_or(best)
+pub(crate) fn first_before(
+    best: usize,
+    positions: &[usize],
+    is_match: impl Fn(usize) -> bool,
+) -> usize {
+    let mut earlier = positions.iter().copied().take_while(|position| *position < best);
+    earlier.find(|position| is_match(*position)).unwrap_or(best)
 }
 
 /// Does the same for all rules with a prefix of this path.
 #[inline]
-fn first_begun(
-    beginnings: &PrefixIndex<Vec<usize>>,
+fn first_by_prefix(
+    prefixes: &PrefixIndex<Vec<usize>>,
     path: &str,
     best: usize,
-    fits: &impl Fn(usize) -> bool,
+    is_match: &impl Fn(usize) -> bool,
 ) -> usize {
     let mut best = best;
-    beginnings.for_each_prefix(path, |held| best = first_before(best, held, fits));
+    prefixes.for_each_prefix(path, |positions| best = first_before(best, positions, is_match));
     best
 }
 
 /// True if this number of rules is faster to look up than to evaluate one by one.
-pub(crate) fn are_many(rules: usize) -> bool {
-    rules > ASKED_MAX
+pub(crate) fn needs_index(rules: usize) -> bool {
+    rules > MAX_UNINDEXED_RULES
 }
 
 /// Returns the most selective attributes, in descending order; ties keep the original order.
 fn selective_keys(rules: &[Vec<IndexCondition>]) -> Vec<&IndexedAttribute> {
-    let mut found: FxHashMap<&IndexedAttribute, (usize, FxHashSet<&str>)> = FxHashMap::default();
+    let mut texts_by_key: FxHashMap<&IndexedAttribute, (usize, FxHashSet<&str>)> =
+        FxHashMap::default();
     for (key, texts) in rules.iter().flatten() {
-        let count = found.len();
-        let (_, known) = found.entry(key).or_insert_with(|| (count, FxHashSet::default()));
-        known.extend(texts.iter().map(|text| &**text));
+        let count = texts_by_key.len();
+        let (_, distinct) =
+            texts_by_key.entry(key).or_insert_with(|| (count, FxHashSet::default()));
+        distinct.extend(texts.iter().map(|text| &**text));
     }
     let mut keys: Vec<(usize, usize, &IndexedAttribute)> =
-        found.into_iter().map(|(key, (first, texts))| (texts.len(), first, key)).collect();
+        texts_by_key.into_iter().map(|(key, (first, texts))| (texts.len(), first, key)).collect();
     keys.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
-    keys.into_iter().map(|(_, _, key)| key).take(COLUMNS_MAX).collect()
+    keys.into_iter().map(|(_, _, key)| key).take(MAX_COLUMNS).collect()
 }
 
 impl Column {
@@ -326,39 +344,39 @@ impl Column {
     #[inline(always)]
     fn rules_for(&self, request: &RequestView<'_>) -> &[usize] {
         let rules = match &self.key {
-            IndexedAttribute::Header { name, repeated, folded } => {
-                header_value(request, name, *repeated).and_then(|value| match folded {
-                    true => self.rules.get(&*folded_text(&value)),
+            IndexedAttribute::Header { name, repeated, ignores_case } => {
+                header_value(request, name, *repeated).and_then(|value| match ignores_case {
+                    true => self.rules.get(&*lowercase_text(&value)),
                     false => self.rules.get(&*value),
                 })
             }
-            _ => self.held_beside_headers(request),
+            _ => self.rules_except_headers(request),
         };
         rules.map_or(&[], Vec::as_slice)
     }
 
-    /// Calls `take` with each list for any meaning of the request; the texts of rules are normalized.
+    /// Calls `on_list` with each list for any interpretation of the request; the texts of rules are normalized.
     #[inline(never)]
-    fn each_meant<'a>(
+    fn for_each_interpreted<'a>(
         &'a self,
-        sought: LookupKeys<'_>,
+        keys: LookupKeys<'_>,
         variant: &PathVariants,
-        take: &mut dyn FnMut(&'a [usize]),
+        on_list: &mut dyn FnMut(&'a [usize]),
     ) {
-        let request = sought.request;
+        let request = keys.request;
         match &self.key {
-            IndexedAttribute::Path => self.each_of_path(request.path, variant, take),
+            IndexedAttribute::Path => self.for_each_path_form(request.path, variant, on_list),
             IndexedAttribute::Header { name, .. } if **name == *":authority" => {
                 host_readings(request.authority)
-                    .for_each(|host| take(self.rules_for_text(&folded_case(&host))));
+                    .for_each(|host| on_list(self.rules_for_text(&folded_case(&host))));
             }
-            IndexedAttribute::Header { name, repeated, folded } => {
+            IndexedAttribute::Header { name, repeated, ignores_case } => {
                 debug_assert!(
-                    *repeated == RepeatedHeader::Joined && *folded,
+                    *repeated == RepeatedHeader::Joined && *ignores_case,
                     "{name} is compared so"
                 );
                 if let Some(joined) = request.fields.find_similar(name) {
-                    self.take_each(|compare| any_value(&joined, compare), take);
+                    self.for_each_value(|compare| any_value(&joined, compare), on_list);
                 }
             }
             IndexedAttribute::Query(name) => {
@@ -366,58 +384,58 @@ impl Column {
                     .filter(|(encoded, _)| may_be_named(encoded, name));
                 for (_, value) in named {
                     for value in may_be_values(value) {
-                        self.take_each(|compare| any_listed_value(&value, compare), take);
+                        self.for_each_value(|compare| any_listed_value(&value, compare), on_list);
                     }
                 }
             }
             // The method may be overridden.
             IndexedAttribute::PathPrefix | IndexedAttribute::Method => {
-                debug_assert!(false, "these are no columns here")
+                debug_assert!(false, "an index for all interpretations has no such column")
             }
             IndexedAttribute::Namespace | IndexedAttribute::Account => {
-                take(self.held_by_caller(sought.caller))
+                on_list(self.rules_for_caller(keys.caller))
             }
         }
     }
 
-    /// Calls `take` with each list for a path as applications read it.
-    fn each_of_path<'a>(
+    /// Calls `on_list` with each list for a path as applications read it.
+    fn for_each_path_form<'a>(
         &'a self,
         sent: &str,
         variant: &PathVariants,
-        take: &mut dyn FnMut(&'a [usize]),
+        on_list: &mut dyn FnMut(&'a [usize]),
     ) {
-        take(self.rules_for_text(variant.normalized_path(sent)));
+        on_list(self.rules_for_text(variant.normalized_path(sent)));
         for stem in variant.path_stems(sent) {
-            take(self.rules_for_text(stem));
+            on_list(self.rules_for_text(stem));
         }
     }
 
-    /// Calls `take` once with each list for the values that `any` compares: a client may repeat a value
-    /// thousands of times. Takes all lists if there are too many values.
-    fn take_each<'a>(
+    /// Calls `on_list` with each list for the values that `any` compares, once per list: a client may repeat a
+    /// value thousands of times. Reports all lists if there are too many values.
+    fn for_each_value<'a>(
         &'a self,
         any: impl FnOnce(&mut dyn FnMut(&str) -> bool) -> bool,
-        take: &mut dyn FnMut(&'a [usize]),
+        on_list: &mut dyn FnMut(&'a [usize]),
     ) {
-        let mut taken = FxHashSet::default();
+        let mut reported = FxHashSet::default();
         let are_too_many = any(&mut |value| {
-            let held = self.rules_for_text(&folded_case(value));
-            if !held.is_empty() && taken.insert(held.as_ptr()) {
-                take(held);
+            let rules = self.rules_for_text(&folded_case(value));
+            if !rules.is_empty() && reported.insert(rules.as_ptr()) {
+                on_list(rules);
             }
             false
         });
         if are_too_many {
-            self.rules.values().for_each(|held| take(held));
+            self.rules.values().for_each(|rules| on_list(rules));
         }
     }
 
     /// Separate, so that the most frequent lookup is inlined.
     #[inline(never)]
-    fn held_beside_headers(&self, request: &RequestView<'_>) -> Option<&Vec<usize>> {
+    fn rules_except_headers(&self, request: &RequestView<'_>) -> Option<&Vec<usize>> {
         match &self.key {
-            // The latter are stored elsewhere, or checked by the caller.
+            // Other functions look these up.
             IndexedAttribute::Header { .. }
             | IndexedAttribute::PathPrefix
             | IndexedAttribute::Namespace
@@ -438,7 +456,7 @@ impl Column {
     }
 
     /// Returns the rules for the caller.
-    fn held_by_caller(&self, caller: Option<&ServiceAccount>) -> &[usize] {
+    fn rules_for_caller(&self, caller: Option<&ServiceAccount>) -> &[usize] {
         let rules = caller.map(|caller| match self.key {
             IndexedAttribute::Namespace => self.rules_for_text(caller.namespace.as_str()),
             _ => self.rules_for_text(caller.name.as_str()),
@@ -448,7 +466,7 @@ impl Column {
 }
 
 /// Returns the value in lower case; allocates only if it changes.
-pub(crate) fn folded_text(value: &str) -> Cow<'_, str> {
+pub(crate) fn lowercase_text(value: &str) -> Cow<'_, str> {
     let is_lower = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
     match value.bytes().all(is_lower) {
         true => Cow::Borrowed(value),
@@ -456,10 +474,10 @@ pub(crate) fn folded_text(value: &str) -> Cow<'_, str> {
     }
 }
 
-/// Each one costs a lookup per request.
-const COLUMNS_MAX: usize = 8;
+/// The maximum number of indexed attributes: each costs a lookup per request.
+const MAX_COLUMNS: usize = 8;
 /// Up to this number, rules are evaluated one by one.
-const ASKED_MAX: usize = if cfg!(test) { 2 } else { 16 };
+const MAX_UNINDEXED_RULES: usize = if cfg!(test) { 2 } else { 16 };
 
 #[cfg(test)]
 mod tests {
@@ -471,12 +489,13 @@ mod tests {
         let key = IndexedAttribute::Header {
             name: name.into(),
             repeated: RepeatedHeader::Joined,
-            folded: false,
+            ignores_case: false,
         };
         (key, vec![text.into()])
     }
 
-    /// The first of the evaluated rules, given that all of them match, and the number of evaluated rules.
+    /// Returns the first of the evaluated rules, given that all of them match, and the number of evaluated
+    /// rules.
     fn look_up(lookup: &RuleIndex, path: &str, fields: &[(&str, &str)]) -> (Option<usize>, usize) {
         let fields: Vec<(String, String)> =
             fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -488,7 +507,7 @@ mod tests {
             fields: &fields,
         };
         let count = Cell::new(0);
-        let found = lookup.first_fitting(&request, |_| {
+        let found = lookup.first_match(&request, |_| {
             count.set(count.get() + 1);
             true
         });
@@ -496,11 +515,11 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_rules_are_asked_no_more_than_ten() {
+    fn ten_thousand_rules_cost_no_more_evaluations_than_ten() {
         for rules in [10, 10_000] {
             let texts = |n: usize| format!("u-{n}");
             for kind in 0..4 {
-                let demand = |n: usize| match kind {
+                let index_condition = |n: usize| match kind {
                     // All of them share another condition.
                     0 => vec![header_is("x-all", "1"), header_is("x-user", &texts(n))],
                     1 => vec![(IndexedAttribute::Query("user".into()), vec![texts(n).into()])],
@@ -509,20 +528,21 @@ mod tests {
                         vec![(IndexedAttribute::PathPrefix, vec![format!("/{}", texts(n)).into()])]
                     }
                 };
-                let lookup = RuleIndex::from_rules(&(0..rules).map(demand).collect::<Vec<_>>());
+                let lookup =
+                    RuleIndex::from_rules(&(0..rules).map(index_condition).collect::<Vec<_>>());
                 let fields = [("x-all", "1"), ("x-user", "u-7")];
                 assert_eq!(look_up(&lookup, "/u-7", &fields), (Some(7), 1), "{kind}");
                 // A request without a match evaluates no rule.
-                let strange = [("x-all", "1"), ("x-user", "u-")];
+                let unmatched = [("x-all", "1"), ("x-user", "u-")];
                 if kind != 1 {
-                    assert_eq!(look_up(&lookup, "/u-", &strange), (None, 0), "{kind}");
+                    assert_eq!(look_up(&lookup, "/u-", &unmatched), (None, 0), "{kind}");
                 }
             }
         }
     }
 
     #[test]
-    fn what_demands_nothing_is_asked_in_its_turn() {
+    fn a_rule_without_conditions_is_evaluated_in_order() {
         let lookup = RuleIndex::from_rules(&[vec![], vec![header_is("x", "1")], vec![]]);
         assert_eq!(look_up(&lookup, "/", &[("x", "1")]).0, Some(0));
         let lookup = RuleIndex::from_rules(&[vec![header_is("x", "1")], vec![]]);

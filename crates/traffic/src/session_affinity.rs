@@ -16,7 +16,8 @@ use crate::session_persistence::{CompiledPersistence, EndpointNames};
 pub struct SessionAffinity {
     persistence: Arc<CompiledPersistence>,
     /// The endpoint of the session, and the start of the session.
-    kept: Option<(Arc<Endpoint>, Duration)>,
+    session: Option<(Arc<Endpoint>, Duration)>,
+    /// The path of a cookie.
     path: Box<str>,
 }
 
@@ -24,13 +25,13 @@ impl SessionAffinity {
     /// Applies session persistence to a request: replaces `choice` if the request has a valid value, and
     /// returns the session; `None` if the rule has no session persistence.
     ///
-    /// The backend with the session's endpoint is kept regardless of weights, including 0 (GEP-1619), while
-    /// `is_well` accepts the endpoint. `now`: since the Unix epoch.
+    /// While the endpoint of the session is healthy, its backend is selected regardless of weights, including 0
+    /// (GEP-1619). `now` returns the time since the Unix epoch.
     #[inline]
     pub fn for_request(
         choice: &mut RouteChoice<'_>,
-        plans: &CompiledSnapshot,
-        is_well: impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool,
+        snapshot: &CompiledSnapshot,
+        is_healthy: impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool,
         request: &RequestView<'_>,
         now: impl FnOnce() -> Duration,
     ) -> Option<Box<Self>> {
@@ -38,73 +39,84 @@ impl SessionAffinity {
             return None;
         };
         let persistence = rule.persistence.as_ref()?;
-        Some(Self::from_persistence(persistence, choice, rule, plans, is_well, request, now()))
+        Some(Self::from_persistence(
+            persistence,
+            choice,
+            rule,
+            snapshot,
+            is_healthy,
+            request,
+            now(),
+        ))
     }
 
     fn from_persistence<'a>(
         persistence: &Arc<CompiledPersistence>,
         choice: &mut RouteChoice<'a>,
         rule: &'a CompiledRouteRule,
-        plans: &CompiledSnapshot,
-        is_well: impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool,
+        snapshot: &CompiledSnapshot,
+        is_healthy: impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool,
         request: &RequestView<'_>,
         now: Duration,
     ) -> Box<Self> {
-        let shown = persistence.session_value(request, now);
-        let found = shown.and_then(|shown| {
-            let found = |names, endpoints| persistence.find_endpoint(names, endpoints, shown);
-            let (index, endpoint) = endpoint_of(rule, plans, is_well, found)?;
-            Some((index, (endpoint, shown.began)))
+        let value = persistence.session_value(request, now);
+        let selected = value.and_then(|value| {
+            let find = |names, endpoints| persistence.find_endpoint(names, endpoints, value);
+            let (index, endpoint) = endpoint_of(rule, snapshot, is_healthy, find)?;
+            Some((index, (endpoint, value.started)))
         });
-        if let Some(kept) = found.as_ref().and_then(|(index, _)| rule.choice_at(*index)) {
-            *choice = kept;
+        if let Some(session_choice) =
+            selected.as_ref().and_then(|(index, _)| rule.choice_at(*index))
+        {
+            *choice = session_choice;
         }
-        let kept = found.map(|(_, kept)| kept);
+        let session = selected.map(|(_, session)| session);
         let (persistence, path) = (persistence.clone(), persistence.cookie_path(request).into());
-        Box::new(Self { persistence, kept, path })
+        Box::new(Self { persistence, session, path })
     }
 
     /// Returns the endpoint of the session, if it is among these.
     #[must_use]
-    pub fn find_endpoint<'a>(&self, among: &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
-        let (kept, _) = self.kept.as_ref()?;
-        // Usually they are from the same snapshot.
-        let same = among.iter().find(|endpoint| Arc::ptr_eq(endpoint, kept));
-        same.or_else(|| among.iter().find(|endpoint| endpoint.id == kept.id))
+    pub fn find_endpoint<'a>(&self, endpoints: &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
+        let (selected, _) = self.session.as_ref()?;
+        // Usually the endpoints are from the same snapshot.
+        let same_object = endpoints.iter().find(|endpoint| Arc::ptr_eq(endpoint, selected));
+        same_object.or_else(|| endpoints.iter().find(|endpoint| endpoint.id == selected.id))
     }
 
     /// Returns the endpoint of the session, regardless of its availability.
     #[must_use]
     pub fn session_endpoint(&self) -> Option<&EndpointId> {
-        self.kept.as_ref().map(|(endpoint, _)| &endpoint.id)
+        self.session.as_ref().map(|(endpoint, _)| &endpoint.id)
     }
 
     /// Returns the response field that identifies the endpoint to the client; `None` if the client already has
-    /// it. `now`: since the Unix epoch. `is_safe`: the client connection uses TLS.
+    /// it. `now` is the time since the Unix epoch. `is_tls` is true if the client connection uses TLS.
     #[must_use]
     pub fn response_field(
         &self,
-        answered: &EndpointId,
+        responding_endpoint: &EndpointId,
         now: Duration,
-        is_safe: bool,
+        is_tls: bool,
     ) -> Option<(Cow<'static, str>, String)> {
-        let kept = self.kept.as_ref().filter(|(endpoint, _)| endpoint.id == *answered);
-        let since = kept.map(|(_, since)| *since);
-        self.persistence.response_field(answered, since, now, &self.path, is_safe)
+        let session =
+            self.session.as_ref().filter(|(endpoint, _)| endpoint.id == *responding_endpoint);
+        let since = session.map(|(_, since)| *since);
+        self.persistence.response_field(responding_endpoint, since, now, &self.path, is_tls)
     }
 }
 
 /// Returns the first backend of a rule with a matching endpoint, and the endpoint.
 fn endpoint_of<'a>(
     rule: &CompiledRouteRule,
-    plans: &'a CompiledSnapshot,
-    is_well: impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool,
+    snapshot: &'a CompiledSnapshot,
+    is_healthy: impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool,
     find: impl Fn(&'a EndpointNames, &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>>,
 ) -> Option<(usize, Arc<Endpoint>)> {
     rule.backends.iter().enumerate().find_map(|(index, backend)| {
-        let port = plans.service(&backend.service)?.ports.get(&backend.port)?;
+        let port = snapshot.service(&backend.service)?.ports.get(&backend.port)?;
         let endpoint = find(&port.names, &port.endpoints)?;
-        is_well(port, endpoint).then(|| (index, endpoint.clone()))
+        is_healthy(port, endpoint).then(|| (index, endpoint.clone()))
     })
 }
 

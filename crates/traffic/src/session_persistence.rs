@@ -20,7 +20,7 @@ use crate::tag::{cookie_value, header_value};
 /// A value is an endpoint number, plus two timestamps if the rule has limits. It reveals no address or name,
 /// and is the same from every sidecar and after every restart. It is not secret: a client that knows the
 /// workloads behind a rule can forge one, and reaches an endpoint of the rule, as it would with a valid value
-/// or after enough requests. Access restrictions require policies, not weights.
+/// or after enough requests. To restrict access, use policies, not weights.
 #[derive(Debug, Clone)]
 pub struct CompiledPersistence {
     rule: SessionPersistence,
@@ -32,7 +32,7 @@ pub struct CompiledPersistence {
 }
 
 impl CompiledPersistence {
-    /// Compiles the persistence of a rule, if any. `number`: the index of the rule in its route.
+    /// Compiles the persistence of a rule, if any. `number` is the index of the rule in its route.
     pub(crate) fn from_rule(rule: &RouteRule, number: usize) -> Option<Self> {
         let persistence = rule.actions.persistence.as_ref()?;
         let route = format!("{} {}", rule.kind.as_str(), rule.route);
@@ -42,7 +42,7 @@ impl CompiledPersistence {
         };
         let mut paths: Vec<Box<str>> = match &persistence.path {
             Some(_) => Vec::new(),
-            None => rule.matches.iter().map(|it| cookie_path(it).into()).collect(),
+            None => rule.matches.iter().map(|request| cookie_path(request).into()).collect(),
         };
         paths.sort_unstable_by_key(|path| std::cmp::Reverse(path.len()));
         Some(Self {
@@ -58,7 +58,7 @@ impl CompiledPersistence {
         (self.rule.kind == PersistenceType::Header).then_some(&self.name)
     }
 
-    /// Returns the valid value of a request. `now`: since the Unix epoch.
+    /// Returns the value of a request, if it is valid and not expired. `now` is the time since the Unix epoch.
     pub(crate) fn session_value(
         &self,
         request: &RequestView<'_>,
@@ -74,13 +74,14 @@ impl CompiledPersistence {
         let age = |since: Option<u64>| {
             let since = Duration::from_millis(since?);
             // Clocks differ slightly; a value from the far future is forged, and would never expire.
-            (since <= now + SKEW_MAX).then(|| now.saturating_sub(since))
+            (since <= now + MAX_SKEW).then(|| now.saturating_sub(since))
         };
-        let (whole, idle) = (age(value.began), age(value.reported));
-        let is_over = self.rule.absolute.is_some_and(|most| whole.is_none_or(|age| age >= most))
-            || self.rule.idle.is_some_and(|most| idle.is_none_or(|age| age > most));
-        let began = value.began.map_or(now, Duration::from_millis);
-        (!is_over).then_some(PresentedValue { number: value.number, began })
+        let (session_age, idle_time) = (age(value.started), age(value.last_sent));
+        let is_expired =
+            self.rule.absolute.is_some_and(|limit| session_age.is_none_or(|age| age >= limit))
+                || self.rule.idle.is_some_and(|limit| idle_time.is_none_or(|age| age > limit));
+        let started = value.started.map_or(now, Duration::from_millis);
+        (!is_expired).then_some(PresentedValue { number: value.number, started })
     }
 
     /// Returns the endpoint of a port that a value identifies.
@@ -88,29 +89,29 @@ impl CompiledPersistence {
         &self,
         names: &EndpointNames,
         endpoints: &'a [Arc<Endpoint>],
-        shown: PresentedValue,
+        value: PresentedValue,
     ) -> Option<&'a Arc<Endpoint>> {
-        names.find_endpoint(endpoints, shown.number ^ self.salt)
+        names.find_endpoint(endpoints, value.number ^ self.salt)
     }
 
     /// Returns the response field that identifies the endpoint to the client; `None` if the client already has
-    /// it. `since`: the start of the session, if there is one.
+    /// it. `since` is the start of the session, if there is one.
     pub(crate) fn response_field(
         &self,
-        answered: &EndpointId,
+        responding_endpoint: &EndpointId,
         since: Option<Duration>,
         now: Duration,
         path: &str,
-        is_safe: bool,
+        is_tls: bool,
     ) -> Option<(Cow<'static, str>, String)> {
         let Self { rule, name, .. } = self;
-        let began = since.unwrap_or(now);
+        let started = since.unwrap_or(now);
         let is_limited = rule.absolute.is_some() || rule.idle.is_some();
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let value = PersistenceValue {
-            number: number_of(answered) ^ self.salt,
-            began: is_limited.then(|| milliseconds(began)),
-            reported: is_limited.then(|| milliseconds(now)),
+            number: number_of(responding_endpoint) ^ self.salt,
+            started: is_limited.then(|| milliseconds(started)),
+            last_sent: is_limited.then(|| milliseconds(now)),
         };
         let max_age = match rule.kind {
             // A client of header persistence does not store the last value.
@@ -120,28 +121,28 @@ impl CompiledPersistence {
             PersistenceType::LastingCookie => rule.absolute,
         };
         let mut text = format!("{name}={}; Path={path}", value.encode());
-        if let Some(most) = max_age {
-            let left = most.saturating_sub(now.saturating_sub(began));
-            let left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-            text.push_str(&format!("; Max-Age={left}"));
+        if let Some(max_age_limit) = max_age {
+            let remaining = max_age_limit.saturating_sub(now.saturating_sub(started));
+            let remaining = remaining.as_secs() + u64::from(remaining.subsec_nanos() > 0);
+            text.push_str(&format!("; Max-Age={remaining}"));
         }
         text.push_str("; HttpOnly");
-        text.push_str(if is_safe { "; Secure" } else { "" });
+        text.push_str(if is_tls { "; Secure" } else { "" });
         text.push_str("; SameSite=Strict");
         Some((Cow::Borrowed("set-cookie"), text))
     }
 
-    /// Returns the path of a cookie: that of the rule, or the longest path of its matches that contains the
-    /// request's.
+    /// Returns the path of a cookie: that of the rule, or the longest path of its matches that is a prefix of
+    /// the request's path.
     pub(crate) fn cookie_path(&self, request: &RequestView<'_>) -> &str {
         if let Some(path) = &self.rule.path {
             return path;
         }
-        let leads = |path: &str| {
+        let is_prefix = |path: &str| {
             let rest = request.path.strip_prefix(path.trim_end_matches('/'));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        self.paths.iter().find(|path| leads(path)).map_or("/", |path| path)
+        self.paths.iter().find(|path| is_prefix(path)).map_or("/", |path| path)
     }
 }
 
@@ -157,50 +158,54 @@ impl EndpointNames {
         number: u64,
     ) -> Option<&'a Arc<Endpoint>> {
         let names = self.0.get_or_init(|| {
-            let numbered = endpoints.iter().enumerate();
-            numbered.map(|(index, endpoint)| (number_of(&endpoint.id), index)).collect()
+            let indexed = endpoints.iter().enumerate();
+            indexed.map(|(index, endpoint)| (number_of(&endpoint.id), index)).collect()
         });
         endpoints.get(*names.get(&number)?)
     }
 }
 
-/// The valid value of a request.
+/// A valid value of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PresentedValue {
     number: u64,
     /// The start of the session.
-    pub(crate) began: Duration,
+    pub(crate) started: Duration,
 }
 
-/// The value of a cookie or header: `number`, or `number.began.reported`, in hexadecimal; times are in
-/// milliseconds.
+/// The value of a cookie or header: `number`, or `number.started.last_sent`, in hexadecimal. The times are in
+/// milliseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PersistenceValue {
     number: u64,
     /// The time of the first response with this endpoint.
-    began: Option<u64>,
+    started: Option<u64>,
     /// The time of the last response with this endpoint.
-    reported: Option<u64>,
+    last_sent: Option<u64>,
 }
 
 impl PersistenceValue {
     fn read(text: &str) -> Option<Self> {
         let mut parts = text.split('.');
         let hexadecimal = |part: &str| {
-            let is_plain = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-            is_plain.then(|| u64::from_str_radix(part, 16).ok()).flatten()
+            let is_valid = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+            is_valid.then(|| u64::from_str_radix(part, 16).ok()).flatten()
         };
         let number = parts.next().filter(|part| part.len() == 16).and_then(hexadecimal)?;
-        let (began, reported) = match (parts.next(), parts.next()) {
+        let (started, last_sent) = match (parts.next(), parts.next()) {
             (None, _) => (None, None),
-            (Some(began), reported) => (Some(hexadecimal(began)?), Some(hexadecimal(reported?)?)),
+            (Some(started), last_sent) => {
+                (Some(hexadecimal(started)?), Some(hexadecimal(last_sent?)?))
+            }
         };
-        parts.next().is_none().then_some(Self { number, began, reported })
+        parts.next().is_none().then_some(Self { number, started, last_sent })
     }
 
     fn encode(self) -> String {
-        match (self.began, self.reported) {
-            (Some(began), Some(reported)) => format!("{:016x}.{began:x}.{reported:x}", self.number),
+        match (self.started, self.last_sent) {
+            (Some(started), Some(last_sent)) => {
+                format!("{:016x}.{started:x}.{last_sent:x}", self.number)
+            }
             _ => format!("{:016x}", self.number),
         }
     }
@@ -232,7 +237,7 @@ fn cookie_path(request: &RequestMatch) -> &str {
 fn literal_elements(pattern: &str) -> &str {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-_~".contains(c);
     match pattern.find(|c| !is_plain(c)) {
-        Some(at) => whole_elements(pattern.get(..at).unwrap_or_default()),
+        Some(end) => whole_elements(pattern.get(..end).unwrap_or_default()),
         None => pattern,
     }
 }
@@ -240,14 +245,14 @@ fn literal_elements(pattern: &str) -> &str {
 /// Drops the last element, which may be partial.
 fn whole_elements(path: &str) -> &str {
     match path.rfind('/') {
-        Some(at @ 1..) => path.get(..at).unwrap_or("/"),
+        Some(end @ 1..) => path.get(..end).unwrap_or("/"),
         _ => "/",
     }
 }
 
 /// The maximum clock difference between two sidecars.
-const SKEW_MAX: Duration = Duration::from_secs(60);
-/// The first bytes of the fraction of pi, which make these numbers useless elsewhere.
+const MAX_SKEW: Duration = Duration::from_secs(60);
+/// The salts are the first bytes of the fraction of pi. Each kind of number has its own.
 const ENDPOINT_SALT: u64 = 0x243f_6a88_85a3_08d3;
 const RULE_SALT: u64 = 0x1319_8a2e_0370_7344;
 const NAME_SALT: u64 = 0xa409_3822_299f_31d0;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use leno_model::{CallerAttributes, Endpoint, RuleOrigin, TagRules};
 
 use self::instance_sets::InstanceSet;
-use self::rules::{CompiledCallerRule, CompiledTagRule, EVERY, RulesForCaller, SetId};
+use self::rules::{ALL_INSTANCES, CompiledCallerRule, CompiledTagRule, RulesForCaller, SetId};
 use crate::match_slot::MatchSlot;
 use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
@@ -25,20 +25,20 @@ pub(crate) use matcher::cookie_value;
 pub use instance_sets::Endpoints;
 pub use lane::{LaneHeaders, Lanes};
 pub use trace::TagOutcome;
-pub use weighted_targets::{DrawPurpose, RandomChoice, WeightedTargets};
+pub use weighted_targets::{ChoicePurpose, RandomChoice, WeightedTargets};
 
 /// The tag rules of one service port, compiled for one caller, with the current instances of each set.
 ///
-/// Sets are computed when rules or instances change. A request only finds its rule, draws if there are several
-/// shares, and uses an existing list.
+/// Sets are computed when rules or instances change. A request only finds its rule, selects a share at random
+/// if there are several, and uses an existing list.
 #[derive(Debug)]
 pub struct CompiledTagRules {
     source: Arc<TagRules>,
     caller: CallerAttributes,
     compiled: Arc<RulesForCaller>,
-    /// By set index.
-    narrowed: Box<[CallerInstances]>,
-    /// The match counters: of the rules, then of those by caller.
+    /// The instances of each set, by set index.
+    instances_by_set: Box<[CallerInstances]>,
+    /// The match counters of the rules, then those of the caller rules.
     match_slots: Arc<[MatchSlot]>,
 }
 
@@ -51,9 +51,9 @@ pub struct TagDecision<'a> {
     pub by_caller: Option<usize>,
     /// The selected instances, if any.
     pub endpoints: Option<&'a Endpoints>,
-    /// The fallbacks of a preference that yields, for when none of the selected instances is healthy: the next
-    /// lists, and finally all instances.
-    pub others: Option<&'a Arc<[Endpoints]>>,
+    /// The fallbacks of a preference that yields, for the case that none of the selected instances is healthy:
+    /// the next lists, and finally all instances.
+    pub fallbacks: Option<&'a Arc<[Endpoints]>>,
     set: SetId,
 }
 
@@ -61,18 +61,19 @@ pub struct TagDecision<'a> {
 #[derive(Debug)]
 struct CallerInstances {
     /// True if the set has instances.
-    inhabited: bool,
+    has_instances: bool,
     /// The shares, if there is more than one list.
     shares: Option<WeightedTargets>,
-    /// The caller rule of the lists.
+    /// The index of the caller rule that the lists come from, if any.
     by_caller: Option<usize>,
+    /// One list for each share.
     lists: Box<[Endpoints]>,
     /// The fallbacks, if the rule yields.
-    others: Option<Arc<[Endpoints]>>,
+    fallbacks: Option<Arc<[Endpoints]>>,
 }
 
 impl CompiledTagRules {
-    /// Compiles the rules for a caller; unchanged parts of `old` are reused.
+    /// Compiles the rules for a caller. Unchanged parts of `previous` are reused.
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression.
@@ -80,53 +81,54 @@ impl CompiledTagRules {
         rules: &Arc<TagRules>,
         caller: &CallerAttributes,
         endpoints: &Arc<[Arc<Endpoint>]>,
-        old: Option<&Self>,
+        previous: Option<&Self>,
     ) -> Result<Self, InvalidPattern> {
-        let same = old.filter(|old| old.source == *rules && old.caller == *caller);
-        let compiled = match same {
-            Some(old) => Arc::clone(&old.compiled),
+        let unchanged =
+            previous.filter(|previous| previous.source == *rules && previous.caller == *caller);
+        let compiled = match unchanged {
+            Some(previous) => Arc::clone(&previous.compiled),
             None => Arc::new(RulesForCaller::from_rules(rules, caller)?),
         };
-        let narrowed = compiled.sets.iter().map(|set| {
-            let inside = set.members_of(endpoints);
-            CallerInstances::from_preferences(inside, &compiled.by_caller)
+        let instances_by_set = compiled.sets.iter().map(|set| {
+            let members = set.members_of(endpoints);
+            CallerInstances::from_preferences(members, &compiled.by_caller)
         });
-        let narrowed = narrowed.collect();
+        let instances_by_set = instances_by_set.collect();
         let count = rules.rules.len() + rules.by_caller.len();
-        let match_slots = same.map_or_else(
+        let match_slots = unchanged.map_or_else(
             || (0..count).map(|_| MatchSlot::default()).collect(),
-            |same| Arc::clone(&same.match_slots),
+            |unchanged| Arc::clone(&unchanged.match_slots),
         );
         Ok(Self {
             source: Arc::clone(rules),
             caller: caller.clone(),
             compiled,
-            narrowed,
+            instances_by_set,
             match_slots,
         })
     }
 
-    /// Selects instances for a request; `chance` is used only if there are several shares.
+    /// Selects instances for a request. `random` is used only if there are several shares.
     pub fn choose_instances(
         &self,
         request: &RequestView<'_>,
-        chance: &mut impl RandomChoice,
+        random: &mut impl RandomChoice,
     ) -> TagDecision<'_> {
         match self.compiled.rule_for(request) {
             Some(rule) => {
-                let set = self.by_rule(rule, request, chance);
-                self.build_decision(Some(rule.index), set, chance)
+                let set = self.set_for_rule(rule, request, random);
+                self.build_decision(Some(rule.index), set, random)
             }
             None => {
-                let set = self.first_inhabited(self.compiled.unmatched_sets(request));
-                self.build_decision(None, set, chance)
+                let set = self.first_with_instances(self.compiled.unmatched_sets(request));
+                self.build_decision(None, set, random)
             }
         }
     }
 
-    /// Selects instances for an opaque connection: rules by request do not apply.
-    pub fn without_request(&self, chance: &mut impl RandomChoice) -> TagDecision<'_> {
-        self.build_decision(None, Some(EVERY), chance)
+    /// Selects instances for an opaque connection, to which rules by request do not apply.
+    pub fn without_request(&self, random: &mut impl RandomChoice) -> TagDecision<'_> {
+        self.build_decision(None, Some(ALL_INSTANCES), random)
     }
 
     /// Returns the rules behind a decision, with their origins and match counters.
@@ -137,132 +139,140 @@ impl CompiledTagRules {
         let TagRules { rules, by_caller, .. } = &*self.source;
         let rule = decision
             .rule
-            .and_then(|place| Some((&rules.get(place)?.origin, self.match_slots.get(place)?)));
-        let caller = decision.by_caller.and_then(|place| {
-            Some((&by_caller.get(place)?.origin, self.match_slots.get(rules.len() + place)?))
+            .and_then(|index| Some((&rules.get(index)?.origin, self.match_slots.get(index)?)));
+        let caller_rule = decision.by_caller.and_then(|index| {
+            Some((&by_caller.get(index)?.origin, self.match_slots.get(rules.len() + index)?))
         });
-        rule.into_iter().chain(caller)
+        rule.into_iter().chain(caller_rule)
     }
 
-    /// The rules.
+    /// Returns the rules.
     #[must_use]
     pub fn rules(&self) -> &TagRules {
         &self.source
     }
 
     /// Returns the set that a rule selects; `None` if no instance remains.
-    fn by_rule(
+    fn set_for_rule(
         &self,
         rule: &CompiledTagRule,
         request: &RequestView<'_>,
-        chance: &mut impl RandomChoice,
+        random: &mut impl RandomChoice,
     ) -> Option<SetId> {
         let sticky = rule.sticky_point(request);
-        let drawn = rule.split.draw_target(DrawPurpose::Route, sticky, chance);
-        let inhabited = drawn.filter(|(_, set)| self.is_inhabited(*set));
-        let spills = drawn.is_some_and(|(place, _)| rule.split.spilling == Some(place));
-        if let (Some((_, set)), true) = (inhabited, !spills || rule.fallback.is_none()) {
+        let target = rule.split.choose_target(ChoicePurpose::Route, sticky, random);
+        let available = target.filter(|(_, set)| self.has_instances(*set));
+        let is_spill = target.is_some_and(|(index, _)| rule.split.spill_target == Some(index));
+        if let (Some((_, set)), true) = (available, !is_spill || rule.fallback.is_none()) {
             return Some(set);
         }
         let fallback = rule
             .fallback
             .as_ref()
-            .and_then(|fallback| fallback.draw_target(DrawPurpose::Fallback, sticky, chance));
-        let fallback = fallback.map(|(_, set)| set).filter(|set| self.is_inhabited(*set));
-        let left = fallback.or(inhabited.map(|(_, set)| set));
-        left.or_else(|| self.first_inhabited(&rule.fallback_policy))
+            .and_then(|fallback| fallback.choose_target(ChoicePurpose::Fallback, sticky, random));
+        let fallback = fallback.map(|(_, set)| set).filter(|set| self.has_instances(*set));
+        let selected = fallback.or(available.map(|(_, set)| set));
+        selected.or_else(|| self.first_with_instances(&rule.fallback_policy))
     }
 
-    fn first_inhabited(&self, sets: &[SetId]) -> Option<SetId> {
-        sets.iter().copied().find(|set| self.is_inhabited(*set))
+    fn first_with_instances(&self, sets: &[SetId]) -> Option<SetId> {
+        sets.iter().copied().find(|set| self.has_instances(*set))
     }
 
-    fn is_inhabited(&self, set: SetId) -> bool {
-        self.narrowed.get(set).is_some_and(|narrowed| narrowed.inhabited)
+    fn has_instances(&self, set: SetId) -> bool {
+        self.instances_by_set.get(set).is_some_and(|instances| instances.has_instances)
     }
 
     fn build_decision(
         &self,
         rule: Option<usize>,
         set: Option<SetId>,
-        chance: &mut impl RandomChoice,
+        random: &mut impl RandomChoice,
     ) -> TagDecision<'_> {
-        // Without any instance, tags are not the cause.
-        let nobody = !self.is_inhabited(EVERY);
-        let found = set.or(nobody.then_some(EVERY)).and_then(|set| {
-            let narrowed = self.narrowed.get(set)?;
-            Some((set, narrowed, narrowed.draw_list(chance)?))
+        // If the port has no instance at all, the decision is the set of all: tags are not the cause.
+        let is_port_empty = !self.has_instances(ALL_INSTANCES);
+        let selected = set.or(is_port_empty.then_some(ALL_INSTANCES)).and_then(|set| {
+            let instances = self.instances_by_set.get(set)?;
+            Some((set, instances, instances.choose_list(random)?))
         });
-        match found {
-            Some((set, narrowed, endpoints)) => {
-                let CallerInstances { by_caller, others, .. } = narrowed;
-                let (by_caller, others) = (*by_caller, others.as_ref());
-                TagDecision { rule, by_caller, endpoints: Some(endpoints), others, set }
+        match selected {
+            Some((set, instances, endpoints)) => {
+                let CallerInstances { by_caller, fallbacks, .. } = instances;
+                let (by_caller, fallbacks) = (*by_caller, fallbacks.as_ref());
+                TagDecision { rule, by_caller, endpoints: Some(endpoints), fallbacks, set }
             }
-            None => {
-                TagDecision { rule, by_caller: None, endpoints: None, others: None, set: EVERY }
-            }
+            None => TagDecision {
+                rule,
+                by_caller: None,
+                endpoints: None,
+                fallbacks: None,
+                set: ALL_INSTANCES,
+            },
         }
     }
 
-    fn find_set(&self, place: SetId) -> Option<&InstanceSet> {
-        self.compiled.sets.get(place)
+    fn find_set(&self, id: SetId) -> Option<&InstanceSet> {
+        self.compiled.sets.get(id)
     }
 }
 
 impl CallerInstances {
-    fn from_preferences(inside: Endpoints, preferences: &[CompiledCallerRule]) -> Self {
-        let inhabited = !inside.is_empty();
-        for (place, preference) in preferences.iter().enumerate() {
+    /// Narrows the members of a set by the first preference that selects some of them.
+    fn from_preferences(members: Endpoints, preferences: &[CompiledCallerRule]) -> Self {
+        let has_instances = !members.is_empty();
+        for (index, preference) in preferences.iter().enumerate() {
             let lists =
-                preference.sets.iter().map(|set| preference.accepted_endpoints(set, &inside));
+                preference.sets.iter().map(|set| preference.accepted_endpoints(set, &members));
             let lists: Box<[Endpoints]> = lists.collect();
-            let changes = lists.iter().any(|list| !Arc::ptr_eq(list, &inside));
-            if changes {
+            let is_narrowed = lists.iter().any(|list| !Arc::ptr_eq(list, &members));
+            if is_narrowed {
                 let shares = (lists.len() > 1).then(|| preference.shares.clone());
                 let by_caller = Some(preference.index);
-                let others =
-                    preferences.get(place..).and_then(|less| fallback_lists(less, &inside));
-                return Self { inhabited, shares, by_caller, lists, others };
+                let fallbacks = preferences
+                    .get(index..)
+                    .and_then(|preferences| fallback_lists(preferences, &members));
+                return Self { has_instances, shares, by_caller, lists, fallbacks };
             }
-            if !preference.goes_on {
+            if !preference.continues {
                 break;
             }
         }
-        let lists = Box::new([inside]);
-        Self { inhabited, shares: None, by_caller: None, lists, others: None }
+        let lists = Box::new([members]);
+        Self { has_instances, shares: None, by_caller: None, lists, fallbacks: None }
     }
 
-    fn draw_list(&self, chance: &mut impl RandomChoice) -> Option<&Endpoints> {
-        let place = self
+    fn choose_list(&self, random: &mut impl RandomChoice) -> Option<&Endpoints> {
+        let index = self
             .shares
             .as_ref()
-            .map_or(0, |shares| shares.draw_target(DrawPurpose::Caller, chance));
-        self.lists.get(place)
+            .map_or(0, |shares| shares.choose_target(ChoicePurpose::Caller, random));
+        self.lists.get(index)
     }
 }
 
-/// Returns the fallbacks for when no instance of the first preference is healthy: the instances of the
+/// Returns the fallbacks for the case that no instance of the first preference is healthy: the instances of the
 /// following preferences that yield, and finally all instances; `None` if the first does not yield.
 fn fallback_lists(preferences: &[CompiledCallerRule], all: &Endpoints) -> Option<Arc<[Endpoints]>> {
     preferences.first().filter(|first| first.yields)?;
-    let asked =
-        |(before, next): (&CompiledCallerRule, &CompiledCallerRule)| before.goes_on && next.yields;
+    let applies = |(previous, next): (&CompiledCallerRule, &CompiledCallerRule)| {
+        previous.continues && next.yields
+    };
     let pairs = preferences.iter().zip(preferences.iter().skip(1));
-    let next = pairs.take_while(|pair| asked(*pair)).map(|(_, next)| next);
-    let lists = next.flat_map(|next| next.sets.iter().map(|set| next.accepted_endpoints(set, all)));
-    let smaller = lists.filter(|list| !Arc::ptr_eq(list, all));
-    Some(smaller.chain([Arc::clone(all)]).collect())
+    let following = pairs.take_while(|pair| applies(*pair)).map(|(_, next)| next);
+    let lists =
+        following.flat_map(|rule| rule.sets.iter().map(|set| rule.accepted_endpoints(set, all)));
+    let narrowed = lists.filter(|list| !Arc::ptr_eq(list, all));
+    Some(narrowed.chain([Arc::clone(all)]).collect())
 }
 
 impl CompiledCallerRule {
-    /// Returns the preferred instances, or all of them.
+    /// Returns the preferred instances, or all instances if the preferred ones are too few.
     fn accepted_endpoints(&self, set: &InstanceSet, all: &Endpoints) -> Endpoints {
         let preferred = set.members_of(all);
         let (count, total) = (preferred.len() as u64, all.len() as u64);
-        let enough =
+        let is_enough =
             total < u64::from(self.min_total) || count * 100 >= total * u64::from(self.min_percent);
-        match enough && count > 0 {
+        match is_enough && count > 0 {
             true => preferred,
             false => Arc::clone(all),
         }

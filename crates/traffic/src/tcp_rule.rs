@@ -4,12 +4,12 @@ use leno_model::{TcpRule, WeightedBackend};
 
 use crate::route::by_weight;
 
-/// Returns the backend of a connection; `draw`: a random number. `None` if no backend has a weight, or no grant
-/// permits the selected one.
+/// Returns the backend of a connection; `None` if no backend has a weight, or no grant permits the selected
+/// one. `random` is a uniform random number.
 #[must_use]
-pub fn tcp_backend(rule: &TcpRule, draw: u64) -> Option<&WeightedBackend> {
+pub fn tcp_backend(rule: &TcpRule, random: u64) -> Option<&WeightedBackend> {
     let total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();
-    let (_, backend) = by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), draw)?;
+    let (_, backend) = by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), random)?;
     Some(backend)
 }
 
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_are_shared_out_by_weight() {
+    fn connections_are_distributed_by_weight() {
         let backend = |(name, weight): (&str, u32)| {
             WeightedBackend::new(ServiceName::new("shop", name).unwrap(), 5432, weight)
         };
@@ -35,10 +35,10 @@ mod tests {
             (rule(&[("none", 0)], 0), "nobody nobody nobody nobody nobody"),
             (rule(&[], 0), "nobody nobody nobody nobody nobody"),
         ] {
-            let taken = (0..5).map(|draw| {
-                tcp_backend(&rule, draw).map_or("nobody", |backend| backend.service.name.as_str())
+            let selected = (0..5).map(|random| {
+                tcp_backend(&rule, random).map_or("nobody", |backend| backend.service.name.as_str())
             });
-            assert_eq!(taken.collect::<Vec<_>>().join(" "), expected);
+            assert_eq!(selected.collect::<Vec<_>>().join(" "), expected);
         }
     }
 }

@@ -13,7 +13,8 @@ use crate::route::by_weight;
 pub struct TlsRoutes {
     rules: Box<[TlsRule]>,
     exact: ServerNameIndex,
-    below: ServerNameIndex,
+    /// The wildcards `*.NAME`, by name.
+    wildcards: ServerNameIndex,
 }
 
 /// The first rule for each name. The names come from an operator, so clients cannot cause hash collisions.
@@ -22,23 +23,23 @@ type ServerNameIndex = FxHashMap<Box<str>, usize>;
 impl TlsRoutes {
     /// Compiles the rules of a port.
     #[must_use]
-    pub fn compile(view: &PortConfig) -> Self {
-        Self::from_rules(&view.tls_rules)
+    pub fn compile(port: &PortConfig) -> Self {
+        Self::from_rules(&port.tls_rules)
     }
 
     /// Compiles rules.
     pub(crate) fn from_rules(rules: &[TlsRule]) -> Self {
-        let (mut exact, mut below) = (ServerNameIndex::default(), ServerNameIndex::default());
+        let (mut exact, mut wildcards) = (ServerNameIndex::default(), ServerNameIndex::default());
         for (index, rule) in rules.iter().enumerate() {
             for pattern in &rule.hostnames {
                 let (names, name) = match pattern {
                     HostPattern::Exact(name) => (&mut exact, name),
-                    HostPattern::Below(name) => (&mut below, name),
+                    HostPattern::Below(name) => (&mut wildcards, name),
                 };
                 names.entry(name.as_str().into()).or_insert(index);
             }
         }
-        Self { rules: rules.into(), exact, below }
+        Self { rules: rules.into(), exact, wildcards }
     }
 
     /// True if no route is attached: every session goes to the service's own endpoints.
@@ -52,10 +53,10 @@ impl TlsRoutes {
         self.rules.iter().flat_map(|rule| &rule.backends)
     }
 
-    /// Selects the backend of a session with this server name, if it has one; `draw`: a random number for the
-    /// choice among weighted backends.
+    /// Selects the backend of a session with this server name, if it has one. `random` is a uniform random
+    /// number, for the choice among weighted backends.
     #[must_use]
-    pub fn choose_backend(&self, server_name: Option<&str>, draw: u64) -> TlsChoice<'_> {
+    pub fn choose_backend(&self, server_name: Option<&str>, random: u64) -> TlsChoice<'_> {
         if self.is_trivial() {
             return TlsChoice::Direct;
         }
@@ -63,20 +64,21 @@ impl TlsRoutes {
             return TlsChoice::NoRoute;
         };
         let total: u64 = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
-        match by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), draw) {
+        match by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), random) {
             Some((_, backend)) => TlsChoice::To { rule, backend },
             None => TlsChoice::InvalidBackend { rule },
         }
     }
 
-    /// Names are compared without case (RFC 6066 §3); clients send them without a final dot.
+    /// Returns the rule for a server name. Names are compared case-insensitively (RFC 6066 §3); clients send
+    /// them without a final dot.
     fn rule_for(&self, server_name: &str) -> Option<&TlsRule> {
         let name = server_name.to_ascii_lowercase();
         let mut index = self.exact.get(name.as_str());
-        let mut rest = name.as_str();
-        while let (None, Some((_, parent))) = (index, rest.split_once('.')) {
-            index = self.below.get(parent);
-            rest = parent;
+        let mut remaining = name.as_str();
+        while let (None, Some((_, parent))) = (index, remaining.split_once('.')) {
+            index = self.wildcards.get(parent);
+            remaining = parent;
         }
         self.rules.get(*index?)
     }
@@ -87,7 +89,8 @@ impl TlsRoutes {
 pub enum TlsChoice<'a> {
     /// No route is attached: the service's own endpoints.
     Direct,
-    /// A rule matched. Its backend may still be unknown to the mesh; the session then fails.
+    /// A rule matched, and its backend was selected. The session fails if the mesh does not contain the
+    /// backend.
     To {
         /// The rule.
         rule: &'a TlsRule,
@@ -147,16 +150,16 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_backends_that_are_not_there_is_cut_off() {
+    fn the_share_of_ungranted_backends_is_rejected() {
         let rule = TlsRule { ungranted_weight: 3, ..tls_rule("a", &["a.b"], &[("web", 1)]) };
         let routes = compile_routes(vec![rule]);
         let reached =
-            |draw| matches!(routes.choose_backend(Some("a.b"), draw), TlsChoice::To { .. });
-        assert_eq!((0..8).filter(|draw| reached(*draw)).count(), 2);
+            |random| matches!(routes.choose_backend(Some("a.b"), random), TlsChoice::To { .. });
+        assert_eq!((0..8).filter(|random| reached(*random)).count(), 2);
     }
 
     #[test]
-    fn the_name_itself_decides_then_the_longest_one_above_it() {
+    fn an_exact_name_precedes_the_longest_wildcard() {
         let routes = compile_routes(vec![
             tls_rule("a", &["*.com"], &[("com", 1)]),
             tls_rule("b", &["*.example.com", "example.com"], &[("example", 1)]),
@@ -183,19 +186,19 @@ mod tests {
     }
 
     #[test]
-    fn without_routes_every_session_passes() {
+    fn without_routes_sessions_go_to_the_service() {
         let routes = compile_routes(Vec::new());
         assert_eq!(chosen_backend(&routes, Some("a.example.com")), "direct");
         assert_eq!(chosen_backend(&routes, None), "direct");
     }
 
     #[test]
-    fn sessions_are_shared_out_by_weight() {
+    fn sessions_are_distributed_by_weight() {
         let routes = compile_routes(vec![tls_rule("a", &["a.com"], &[("one", 1), ("three", 3)])]);
-        let of = |draw| match routes.choose_backend(Some("a.com"), draw) {
+        let backend_for = |random| match routes.choose_backend(Some("a.com"), random) {
             TlsChoice::To { backend, .. } => backend.service.name.to_string(),
             other => panic!("{other:?}"),
         };
-        assert_eq!([0, 1, 2, 3, 4].map(of), ["one", "three", "three", "three", "one"]);
+        assert_eq!([0, 1, 2, 3, 4].map(backend_for), ["one", "three", "three", "three", "one"]);
     }
 }

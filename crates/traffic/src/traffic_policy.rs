@@ -39,7 +39,7 @@ pub struct CompiledCircuitBreaker {
     /// The port of the service that the policy is attached to.
     pub subject: ServicePortId,
     /// The response while the circuit is open, if the policy sets one.
-    pub answer: Option<Arc<FixedResponse>>,
+    pub response: Option<Arc<FixedResponse>>,
     /// The requests, connections and retries that the limits count.
     pub in_progress: InProgressCounts,
     /// The counter of rejections.
@@ -64,10 +64,10 @@ impl std::fmt::Display for ServicePortId {
 impl CompiledCircuitBreaker {
     /// Creates a breaker without requests in progress.
     fn new(breaker: PortCircuitBreaker, subject: ServicePortId) -> Self {
-        let answer = &breaker.rule.response;
-        let answer = (*answer != FixedResponse::default()).then(|| Arc::new(answer.clone()));
-        let under_way = InProgressCounts::new(breaker.rule.limits);
-        Self { breaker, subject, answer, in_progress: under_way, match_slot: MatchSlot::default() }
+        let response = &breaker.rule.response;
+        let response = (*response != FixedResponse::default()).then(|| Arc::new(response.clone()));
+        let in_progress = InProgressCounts::new(breaker.rule.limits);
+        Self { breaker, subject, response, in_progress, match_slot: MatchSlot::default() }
     }
 }
 
@@ -90,8 +90,8 @@ impl PortTrafficPolicy {
         })
     }
 
-    /// Combines the policies of a called service (`called`) with those of a port that its route forwards to
-    /// (`own`).
+    /// Combines the policies of a called service (`called`) with the policies of the port that its route
+    /// forwards to (`own`).
     ///
     /// Faults and hedging of the called service take precedence over the port's own. Both circuit breakers
     /// apply. Outlier detection and load balancing belong to the endpoints: those of the called service are
@@ -126,11 +126,15 @@ impl PortTrafficPolicy {
             && is_same(self.hedging.as_ref(), other.hedging.as_ref())
     }
 
-    /// Returns the policies involved.
+    /// Returns the names of all policies.
     pub fn policy_names(&self) -> impl Iterator<Item = &ServicePolicyName> {
         let outlier_detection =
             self.outlier_detection.iter().map(|outlier_detection| &outlier_detection.policy);
-        let breakers = self.breaker.iter().chain(&self.called).map(|it| &it.breaker.policy);
+        let breakers = self
+            .breaker
+            .iter()
+            .chain(&self.called)
+            .map(|circuit_breaker| &circuit_breaker.breaker.policy);
         let faults = self.faults.iter().map(|faults| faults.policy());
         let balancing = self.balancing.iter().map(|balancing| &balancing.policy);
         let hedging = self.hedging.iter().map(|hedging| &hedging.policy);
@@ -141,10 +145,10 @@ impl PortTrafficPolicy {
     #[must_use]
     pub fn connect_timeout(&self) -> Option<Duration> {
         let mut breakers = self.breaker.iter().chain(&self.called);
-        breakers.find_map(|it| it.breaker.rule.connect_timeout)
+        breakers.find_map(|circuit_breaker| circuit_breaker.breaker.rule.connect_timeout)
     }
 
-    /// True if a policy depends on attempts: on their results, or on their endpoints.
+    /// True if a policy depends on the results or the endpoints of attempts.
     #[must_use]
     pub const fn is_watchful(&self) -> bool {
         let Self { outlier_detection, breaker, called, balancing, .. } = self;
@@ -157,10 +161,11 @@ fn copy_counters<T: Clone>(shared: Option<&Arc<T>>) -> Option<Arc<T>> {
     shared.map(|shared| Arc::new(T::clone(shared)))
 }
 
-fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
-    match (one, other) {
+/// True if both are the same object, or both are absent.
+fn is_same<T>(left: Option<&Arc<T>>, right: Option<&Arc<T>>) -> bool {
+    match (left, right) {
         (None, None) => true,
-        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (Some(left), Some(right)) => Arc::ptr_eq(left, right),
         _ => false,
     }
 }
@@ -180,12 +185,12 @@ pub struct InProgressCounts {
 
 impl InProgressCounts {
     fn new(limits: CircuitLimits) -> Self {
-        let bounded = |most| LimitedCount { most, now: AtomicU32::new(0) };
+        let limited = |limit| LimitedCount { limit, count: AtomicU32::new(0) };
         Self {
-            connections: bounded(limits.connections),
-            requests: bounded(limits.requests),
-            pending: bounded(limits.pending),
-            retries: bounded(limits.retries),
+            connections: limited(limits.connections),
+            requests: limited(limits.requests),
+            pending: limited(limits.pending),
+            retries: limited(limits.retries),
         }
     }
 }
@@ -193,11 +198,11 @@ impl InProgressCounts {
 /// A counter with a limit. Without a limit it does not count.
 #[derive(Debug)]
 pub struct LimitedCount {
-    most: Option<u32>,
-    now: AtomicU32,
+    limit: Option<u32>,
+    count: AtomicU32,
 }
 
-/// The result of entering a limit.
+/// The result of [`LimitedCount::try_enter`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CountResult {
     /// Admitted without being counted: there is no limit.
@@ -209,21 +214,21 @@ pub enum CountResult {
 }
 
 impl LimitedCount {
-    /// Enters one more, if the limit permits it.
+    /// Increments the count, if the limit permits it.
     pub fn try_enter(&self) -> CountResult {
-        let Some(most) = self.most else {
+        let Some(limit) = self.limit else {
             return CountResult::Unlimited;
         };
-        let more = |now: u32| (now < most).then(|| now + 1);
-        match self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+        let incremented = |count: u32| (count < limit).then(|| count + 1);
+        match self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, incremented) {
             Ok(_) => CountResult::Counted,
             Err(_) => CountResult::Full,
         }
     }
 
-    /// Removes a counted one.
+    /// Decrements the count.
     pub fn leave(&self) {
-        self.now.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -232,37 +237,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lets_in_as_many_as_the_bound_and_no_more() {
+    fn no_more_are_admitted_than_the_limit() {
         let limits = CircuitLimits { requests: Some(2), retries: Some(0), ..Default::default() };
-        let under_way = InProgressCounts::new(limits);
-        assert_eq!(under_way.requests.try_enter(), CountResult::Counted);
-        assert_eq!(under_way.requests.try_enter(), CountResult::Counted);
-        assert_eq!(under_way.requests.try_enter(), CountResult::Full);
-        under_way.requests.leave();
-        assert_eq!(under_way.requests.try_enter(), CountResult::Counted);
-        assert_eq!(under_way.retries.try_enter(), CountResult::Full);
-        assert_eq!(under_way.pending.try_enter(), CountResult::Unlimited);
+        let counts = InProgressCounts::new(limits);
+        assert_eq!(counts.requests.try_enter(), CountResult::Counted);
+        assert_eq!(counts.requests.try_enter(), CountResult::Counted);
+        assert_eq!(counts.requests.try_enter(), CountResult::Full);
+        counts.requests.leave();
+        assert_eq!(counts.requests.try_enter(), CountResult::Counted);
+        assert_eq!(counts.retries.try_enter(), CountResult::Full);
+        assert_eq!(counts.pending.try_enter(), CountResult::Unlimited);
     }
 
     #[test]
-    fn threads_together_never_pass_the_bound() {
-        let bounded = LimitedCount { most: Some(3), now: AtomicU32::new(0) };
-        let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
+    fn concurrent_threads_never_exceed_the_limit() {
+        let limited = LimitedCount { limit: Some(3), count: AtomicU32::new(0) };
+        let (inside, maximum) = (AtomicU32::new(0), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2_000 {
-                        if bounded.try_enter() == CountResult::Counted {
-                            let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
-                            most.fetch_max(now, Ordering::SeqCst);
+                        if limited.try_enter() == CountResult::Counted {
+                            let count = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                            maximum.fetch_max(count, Ordering::SeqCst);
                             inside.fetch_sub(1, Ordering::SeqCst);
-                            bounded.leave();
+                            limited.leave();
                         }
                     }
                 });
             }
         });
-        assert!((1..=3).contains(&most.load(Ordering::SeqCst)));
-        assert_eq!(bounded.now.load(Ordering::SeqCst), 0);
+        assert!((1..=3).contains(&maximum.load(Ordering::SeqCst)));
+        assert_eq!(limited.count.load(Ordering::SeqCst), 0);
     }
 }

@@ -10,19 +10,20 @@ use crate::matcher::RequestMatcher;
 use crate::query::percent_decoded;
 
 pub(crate) use normalized::{
-    Parameters, decoded_layers, decoded_throughout, folded_case, folded_path, folded_rule,
-    is_blank, is_equal_folded,
+    Parameters, decoded_layers, decoded_throughout, folded_case, is_blank, is_equal_folded,
+    normalize_path, normalize_rule_path,
 };
-use url_readings::{names_authority, other_readings};
+use url_readings::{alternative_readings, names_authority};
 pub(crate) use values::{any_listed_value, any_value, bare_value};
 
 /// The kinds of paths that allow rules distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PathKind {
+    /// A path that applications read as sent, apart from escapes.
     Plain,
-    /// It has a `.` or `..` element, plain or encoded. The application may resolve it to another path than the
-    /// rule allowed, so rules about paths do not match.
-    Climbing,
+    /// A path with a `.` or `..` element, plain or encoded. The application may resolve it to another path than
+    /// the rule allowed, so rules about paths do not match.
+    DotSegments,
     /// A network-path reference, in which an application may drop the first element. Allow rules must match
     /// each of these paths.
     NetworkPath,
@@ -33,26 +34,28 @@ impl PathKind {
         // The usual path has one leading slash and no potential dot segments, and needs no second check.
         let is_usual = match path.as_bytes() {
             [b'/', b'/', ..] => false,
-            [b'/', rest @ ..] => !rest.iter().any(|byte| IN_CLIMBS[usize::from(*byte)]),
+            [b'/', tail @ ..] => !tail.iter().any(|byte| DOT_SEGMENT_BYTES[usize::from(*byte)]),
             _ => false,
         };
         if is_usual {
             return Self::Plain;
         }
-        Self::of_unusual(path)
+        Self::from_unusual_path(path)
     }
 
     /// Separate, so that the usual path needs no stack space for it.
     #[inline(never)]
-    fn of_unusual(path: &str) -> Self {
-        let mut before = b'/';
-        let could_climb = path.bytes().any(|byte| {
-            let starts_with_dot = byte == b'.' && before == b'/';
-            before = byte;
+    fn from_unusual_path(path: &str) -> Self {
+        let mut previous = b'/';
+        let may_have_dot_segments = path.bytes().any(|byte| {
+            let starts_with_dot = byte == b'.' && previous == b'/';
+            previous = byte;
             starts_with_dot || byte == b'%' || byte == b'\\'
         });
-        if could_climb && (has_dot_segments(percent_decoded(path)) || climbs_deeper(path)) {
-            return Self::Climbing;
+        if may_have_dot_segments
+            && (has_dot_segments(percent_decoded(path)) || has_lenient_dot_segments(path))
+        {
+            return Self::DotSegments;
         }
         match matches!(path.as_bytes(), [_, b'/' | b'\\' | b'%', ..]) && names_authority(path) {
             true => Self::NetworkPath,
@@ -65,44 +68,48 @@ impl PathKind {
 fn has_dot_segments(decoded: impl Iterator<Item = u8>) -> bool {
     let mut element = Element::default();
     for byte in decoded {
-        if element.ends_with(byte) {
+        if element.consume(byte) {
             return true;
         }
     }
     element.is_dot_segment()
 }
 
-/// Does the same for the most lenient application: fully decoded, with overlong encodings, blanks and control
-/// characters around an element, NTFS streams, and an encoded query or fragment. A plain ASCII path has one
-/// reading.
-fn climbs_deeper(path: &str) -> bool {
-    let is_odd = |byte: u8| matches!(byte, b'%' | b':' | b'?' | b'#') || !byte.is_ascii_graphic();
-    let read = |path: &str| {
+/// True if the most lenient application may read dot segments in a path: fully decoded, with overlong
+/// encodings, blanks and control characters around an element, NTFS streams, and an encoded query or fragment.
+fn has_lenient_dot_segments(path: &str) -> bool {
+    let is_unusual =
+        |byte: u8| matches!(byte, b'%' | b':' | b'?' | b'#') || !byte.is_ascii_graphic();
+    let normalizes_to_dot_segments = |path: &str| {
         decoded_throughout(path).is_none_or(|decoded| {
             has_dot_segments(decoded.iter().copied())
-                || folded_path(&lossy_text(&decoded), Parameters::Dropped).climbs
+                || normalize_path(&lossy_text(&decoded), Parameters::Dropped).has_dot_segments
         })
     };
-    percent_decoded(path).any(is_odd)
-        && (read(path) || other_readings(path).is_none_or(|it| it.iter().any(|other| read(other))))
+    percent_decoded(path).any(is_unusual)
+        && (normalizes_to_dot_segments(path)
+            || alternative_readings(path).is_none_or(|readings| {
+                readings.iter().any(|reading| normalizes_to_dot_segments(reading))
+            }))
 }
 
 /// True if an allow rule matches each path that an application may read in a network-path reference.
 #[inline(never)]
-pub(crate) fn fits_each_reading(matcher: &RequestMatcher, path: &str) -> bool {
-    other_readings(path).is_some_and(|it| it.iter().all(|other| matcher.matches_path(other)))
+pub(crate) fn matches_each_reading(matcher: &RequestMatcher, path: &str) -> bool {
+    alternative_readings(path)
+        .is_some_and(|readings| readings.iter().all(|reading| matcher.matches_path(reading)))
 }
 
-/// True for the bytes that every path with dot segments contains.
-const IN_CLIMBS: [bool; 256] = {
-    let mut are = [false; 256];
-    are[b'.' as usize] = true;
-    are[b'%' as usize] = true;
-    are[b'\\' as usize] = true;
-    are
+/// True for the bytes of which every path with dot segments contains one.
+const DOT_SEGMENT_BYTES: [bool; 256] = {
+    let mut may_occur = [false; 256];
+    may_occur[b'.' as usize] = true;
+    may_occur[b'%' as usize] = true;
+    may_occur[b'\\' as usize] = true;
+    may_occur
 };
 
-/// A path as sent, with its normalized forms.
+/// The normalized forms of a path, and the alternative readings of it.
 pub(crate) struct PathVariants {
     paths: Paths,
     /// True if it has a dot: applications may ignore the following text.
@@ -111,9 +118,10 @@ pub(crate) struct PathVariants {
     unusual: Option<Box<UnusualPath>>,
 }
 
-/// The paths that an application may read.
+/// The number of paths that applications may read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Paths {
+    /// Only the normalized path.
     One,
     /// Listed alternatives.
     Several,
@@ -125,40 +133,42 @@ enum Paths {
 struct UnusualPath {
     /// Absent for a path without escapes.
     decoded: Option<String>,
-    folded: String,
-    /// Normalized with parameters, if that differs.
+    normalized: String,
+    /// The normalized path with element parameters, if that differs.
     with_parameters: Option<String>,
     /// Alternative readings of the path, each with its normalized forms.
-    others: Box<[(String, PathVariants)]>,
+    alternatives: Box<[(String, PathVariants)]>,
 }
 
 impl PathVariants {
     pub(crate) fn from_path(path: &str, kind: PathKind) -> Self {
-        let (mut found, mut before) = (0, 0);
+        let (mut kinds, mut previous) = (0, 0);
         for byte in path.bytes() {
-            found |= IN_VARIANTS[usize::from(byte)];
-            found |= u8::from(byte == b'/' && before == b'/');
-            before = byte;
+            kinds |= BYTE_KINDS[usize::from(byte)];
+            kinds |= u8::from(byte == b'/' && previous == b'/');
+            previous = byte;
         }
-        let is_dotted = found & DOTTED != 0;
-        let ends_oddly = path.len() > 1 && matches!(before, b'/' | b'.');
-        let is_odd = found & ODD != 0 || ends_oddly || (is_dotted && path.contains("./"));
-        let paths = if kind == PathKind::Climbing { Paths::Any } else { Paths::One };
+        let is_dotted = kinds & DOT != 0;
+        let has_unusual_end = path.len() > 1 && matches!(previous, b'/' | b'.');
+        let is_unusual =
+            kinds & CHANGED != 0 || has_unusual_end || (is_dotted && path.contains("./"));
+        let paths = if kind == PathKind::DotSegments { Paths::Any } else { Paths::One };
         let mut variant = Self { paths, is_dotted, unusual: None };
-        if is_odd && !variant.is_any_path() {
-            variant.read(path);
-            variant.read_others(path);
+        if is_unusual && !variant.is_any_path() {
+            variant.normalize(path);
+            variant.add_alternatives(path);
         }
         variant.limit_stems(path)
     }
 
     /// Normalizes an alternative reading of a path.
-    fn of_reading(path: &str) -> Self {
+    fn from_reading(path: &str) -> Self {
         let mut variant = Self { paths: Paths::One, is_dotted: false, unusual: None };
-        variant.read(path);
+        variant.normalize(path);
         variant.limit_stems(path)
     }
 
+    /// Treats a path with too many stems as any path.
     #[inline]
     fn limit_stems(mut self, path: &str) -> Self {
         if self.is_dotted && has_many_stems(self.normalized_path(path)) {
@@ -167,47 +177,56 @@ impl PathVariants {
         self
     }
 
-    fn read(&mut self, path: &str) {
+    /// Sets the normalized forms of a path.
+    fn normalize(&mut self, path: &str) {
         let is_escaped = path.contains('%');
-        let read: Option<Cow<'_, str>> = match is_escaped {
+        let decoded_path: Option<Cow<'_, str>> = match is_escaped {
             true => decoded_throughout(path).map(|bytes| Cow::Owned(lossy_text(&bytes))),
             false => Some(Cow::Borrowed(path)),
         };
-        let Some(read) = read else {
+        let Some(decoded_path) = decoded_path else {
             self.paths = Paths::Any;
             return;
         };
-        let folded = folded_path(&read, Parameters::Dropped);
-        if folded.climbs {
+        let normalized = normalize_path(&decoded_path, Parameters::Dropped);
+        if normalized.has_dot_segments {
             self.paths = Paths::Any;
         }
-        self.is_dotted = folded.text.contains('.');
-        let with_parameters = read.contains(';').then(|| folded_path(&read, Parameters::Kept).text);
+        self.is_dotted = normalized.text.contains('.');
+        let with_parameters = decoded_path
+            .contains(';')
+            .then(|| normalize_path(&decoded_path, Parameters::Kept).text);
         let decoded = is_escaped.then(|| lossy_text(&percent_decoded(path).collect::<Vec<u8>>()));
-        let (folded, others) = (folded.text, Box::default());
-        self.unusual = Some(Box::new(UnusualPath { decoded, folded, with_parameters, others }));
+        self.unusual = Some(Box::new(UnusualPath {
+            decoded,
+            normalized: normalized.text,
+            with_parameters,
+            alternatives: Box::default(),
+        }));
     }
 
     /// Adds the alternative readings of the path.
-    fn read_others(&mut self, path: &str) {
-        let Some(odd) = self.unusual.as_mut().filter(|_| self.paths == Paths::One) else { return };
-        let Some(others) = other_readings(path) else {
+    fn add_alternatives(&mut self, path: &str) {
+        let Some(unusual) = self.unusual.as_mut().filter(|_| self.paths == Paths::One) else {
+            return;
+        };
+        let Some(readings) = alternative_readings(path) else {
             self.paths = Paths::Any;
             return;
         };
-        let others = others.into_iter().map(|other| {
-            let variant = Self::of_reading(&other);
-            (other, variant)
+        let readings = readings.into_iter().map(|reading| {
+            let variant = Self::from_reading(&reading);
+            (reading, variant)
         });
-        odd.others = others.collect();
-        if odd.others.iter().any(|(_, variant)| variant.is_any_path()) {
+        unusual.alternatives = readings.collect();
+        if unusual.alternatives.iter().any(|(_, variant)| variant.is_any_path()) {
             self.paths = Paths::Any;
-        } else if !odd.others.is_empty() {
+        } else if !unusual.alternatives.is_empty() {
             self.paths = Paths::Several;
         }
     }
 
-    /// True if it may be any path.
+    /// True if applications may read any path.
     pub(crate) fn is_any_path(&self) -> bool {
         self.paths == Paths::Any
     }
@@ -219,51 +238,47 @@ impl PathVariants {
     }
 
     /// Returns the alternative readings, each with its normalized forms.
-    pub(crate) fn other_readings(&self) -> impl Iterator<Item = (&str, &Self)> {
-        let others = self.unusual.iter().flat_map(|odd| &odd.others);
-        others.map(|(path, variant)| (path.as_str(), variant))
+    pub(crate) fn alternative_readings(&self) -> impl Iterator<Item = (&str, &Self)> {
+        let alternatives = self.unusual.iter().flat_map(|unusual| &unusual.alternatives);
+        alternatives.map(|(path, variant)| (path.as_str(), variant))
     }
 
     /// True if the normalized path differs from the path as sent.
-    pub(crate) fn is_odd(&self) -> bool {
+    pub(crate) fn is_unusual(&self) -> bool {
         self.unusual.is_some()
     }
 
     /// Returns the normalized path.
     #[inline]
     pub(crate) fn normalized_path<'a>(&'a self, sent: &'a str) -> &'a str {
-        self.unusual.as_ref().map_or(sent, |odd| &odd.folded)
+        self.unusual.as_ref().map_or(sent, |unusual| &unusual.normalized)
     }
 
     /// Returns the normalized path with element parameters.
     pub(crate) fn with_parameters<'a>(&'a self, sent: &'a str) -> &'a str {
-        let kept = self.unusual.as_ref().and_then(|odd| odd.with_parameters.as_deref());
+        let kept = self.unusual.as_ref().and_then(|unusual| unusual.with_parameters.as_deref());
         kept.unwrap_or_else(|| self.normalized_path(sent))
     }
 
-    /// Returns the normalized path without a response format or a script's path info: each prefix that ends
-    /// before a dot of the last element, or after an element with a dot.
+    /// Returns the prefixes of the normalized path that applications may read as the whole path, without a
+    /// response format or the path info of a script: each ends before a dot of the last element, or after an
+    /// element with a dot.
     #[inline]
     pub(crate) fn path_stems<'a>(&'a self, sent: &'a str) -> impl Iterator<Item = &'a str> {
-        let (folded, last) = match self.is_dotted {
-            true => {
-                (self.normalized_path(sent), self.normalized_path(sent).rfind('/').unwrap_or(0))
-            }
-            false => ("", 0),
-        };
-        Stems { folded, at: 0, is_dotted: false, last }
+        let path = if self.is_dotted { self.normalized_path(sent) } else { "" };
+        Stems { path, position: 0, is_dotted: false, last_slash: path.rfind('/').unwrap_or(0) }
     }
 
     /// True if one of the other forms matches. Only regular expressions can distinguish these from the
     /// normalized path.
-    pub(crate) fn any_other(&self, sent: &str, fits: impl Fn(&str) -> bool) -> bool {
-        let odd = self.unusual.as_ref();
-        let others = odd.into_iter().flat_map(|odd| {
-            [Some(sent), odd.decoded.as_deref(), odd.with_parameters.as_deref()]
+    pub(crate) fn any_other(&self, sent: &str, is_match: impl Fn(&str) -> bool) -> bool {
+        let unusual = self.unusual.as_ref();
+        let forms = unusual.into_iter().flat_map(|unusual| {
+            [Some(sent), unusual.decoded.as_deref(), unusual.with_parameters.as_deref()]
                 .into_iter()
                 .flatten()
         });
-        others.chain(self.path_stems(sent)).any(fits)
+        forms.chain(self.path_stems(sent)).any(is_match)
     }
 }
 
@@ -273,30 +288,33 @@ fn lossy_text(bytes: &[u8]) -> String {
 
 /// Iterates over the prefixes that applications may read as the whole path.
 struct Stems<'a> {
-    folded: &'a str,
-    at: usize,
+    /// The normalized path; empty if it has no dot.
+    path: &'a str,
+    /// The position of the next byte.
+    position: usize,
+    /// True if the current element has a dot.
     is_dotted: bool,
     /// The position of the last slash.
-    last: usize,
+    last_slash: usize,
 }
 
 impl<'a> Iterator for Stems<'a> {
     type Item = &'a str;
 
     fn next(&mut self) -> Option<&'a str> {
-        while let Some(byte) = self.folded.as_bytes().get(self.at) {
-            let at = self.at;
-            self.at += 1;
+        while let Some(byte) = self.path.as_bytes().get(self.position) {
+            let position = self.position;
+            self.position += 1;
             let ends = match byte {
                 b'/' => std::mem::take(&mut self.is_dotted),
                 b'.' => {
                     self.is_dotted = true;
-                    at > self.last
+                    position > self.last_slash
                 }
                 _ => false,
             };
             if ends {
-                return self.folded.get(..at);
+                return self.path.get(..position);
             }
         }
         None
@@ -308,7 +326,7 @@ impl<'a> Iterator for Stems<'a> {
 pub(crate) fn host_readings(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let sent = std::iter::once(Cow::Borrowed(authority));
     let decoded = authority.contains('%').then(|| lossy_text(&decoded_layers(authority).0));
-    let decoded = decoded.map(|it| Cow::Owned(normalize_host(&it)));
+    let decoded = decoded.map(|host| Cow::Owned(normalize_host(&host)));
     sent.chain(std::iter::once_with(|| Cow::Owned(normalize_host(authority)))).chain(decoded)
 }
 
@@ -326,18 +344,19 @@ fn normalize_host(authority: &str) -> String {
 #[derive(Debug, Default)]
 struct Element {
     dots: usize,
+    /// The number of other bytes.
     others: usize,
     in_parameters: bool,
 }
 
 impl Element {
     /// Consumes a byte; true if it ends a dot segment.
-    fn ends_with(&mut self, byte: u8) -> bool {
+    fn consume(&mut self, byte: u8) -> bool {
         match byte {
             b'/' | b'\\' => {
-                let climbs = self.is_dot_segment();
+                let is_dot_segment = self.is_dot_segment();
                 *self = Self::default();
-                return climbs;
+                return is_dot_segment;
             }
             b';' => self.in_parameters = true,
             _ if self.in_parameters => {}
@@ -352,13 +371,14 @@ impl Element {
     }
 }
 
-/// A byte that normalization changes.
-const ODD: u8 = 1;
+/// A byte that normalization may change.
+const CHANGED: u8 = 1;
 /// A dot.
-const DOTTED: u8 = 2;
+const DOT: u8 = 2;
 
-const IN_VARIANTS: [u8; 256] = {
-    let mut found = [0; 256];
+/// The kind of each byte; 0 for bytes that stay as they are.
+const BYTE_KINDS: [u8; 256] = {
+    let mut kinds = [0; 256];
     let mut byte: usize = 0;
     while byte < 256 {
         let c = byte as u8;
@@ -366,36 +386,36 @@ const IN_VARIANTS: [u8; 256] = {
             || c.is_ascii_uppercase()
             || matches!(c, b'%' | b'\\' | b';' | b'$')
         {
-            found[byte] = ODD;
+            kinds[byte] = CHANGED;
         }
         byte += 1;
     }
-    found[b'.' as usize] = DOTTED;
-    found
+    kinds[b'.' as usize] = DOT;
+    kinds
 };
 
-/// True if a path has more prefixes, or longer ones, than rules are compared with.
-fn has_many_stems(folded: &str) -> bool {
-    if folded.len() <= STEMS_MAX {
+/// True if a path has more stems, or longer ones, than rules are compared with.
+fn has_many_stems(path: &str) -> bool {
+    if path.len() <= MAX_STEMS {
         return false;
     }
-    let dots = folded.bytes().filter(|byte| *byte == b'.').count();
-    dots > STEMS_MAX || dots.saturating_mul(folded.len()) > STEM_BYTES_MAX
+    let dots = path.bytes().filter(|byte| *byte == b'.').count();
+    dots > MAX_STEMS || dots.saturating_mul(path.len()) > MAX_STEM_BYTES
 }
 
-/// The maximum number of prefixes that are compared with a rule; a path with more dots may be any path.
-const STEMS_MAX: usize = 64;
+/// The maximum number of stems that are compared with a rule; a path with more dots may be any path.
+const MAX_STEMS: usize = 64;
 
-/// The maximum total length of these prefixes; beyond it a path may be any path. Each regular expression reads
-/// all of them, and a path may be as long as the request head.
-const STEM_BYTES_MAX: usize = 16 * 1024;
+/// The maximum total length of the stems in bytes; beyond it a path may be any path. Each regular expression
+/// reads all of them, and a path may be as long as the request head.
+const MAX_STEM_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_the_same_in_every_variant() {
+    fn host_variants_normalize_to_one_host() {
         for variant in
             ["admin.shop", "ADMIN.shop", "admin.shop:80", "admin.shop.", "Admin.Shop.:8080"]
         {
@@ -408,8 +428,8 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_path_is_not_read_again() {
-        for (path, is_odd) in [
+    fn a_plain_path_needs_no_normalization() {
+        for (path, is_unusual) in [
             ("/", false),
             ("/a/b", false),
             ("/a.b/c.d", false),
@@ -425,15 +445,15 @@ mod tests {
             ("/a./b", true),
         ] {
             assert_eq!(
-                PathVariants::from_path(path, PathKind::from_path(path)).is_odd(),
-                is_odd,
+                PathVariants::from_path(path, PathKind::from_path(path)).is_unusual(),
+                is_unusual,
                 "{path}"
             );
         }
     }
 
     #[test]
-    fn stems_are_what_is_before_formats_and_below_scripts() {
+    fn stems_exclude_formats_and_the_path_info_of_scripts() {
         let stems = |path: &str| {
             let variant = PathVariants::from_path(path, PathKind::from_path(path));
             variant.path_stems(path).map(str::to_owned).collect::<Vec<_>>()
@@ -445,19 +465,19 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_very_many_dots_may_be_any() {
-        let dotted = "/".to_owned() + &"a.".repeat(STEMS_MAX + 1) + "b";
+    fn a_path_with_too_many_dots_may_be_any_path() {
+        let dotted = "/".to_owned() + &"a.".repeat(MAX_STEMS + 1) + "b";
         assert!(PathVariants::from_path(&dotted, PathKind::from_path(&dotted)).is_any_path());
     }
 
     #[test]
-    fn a_long_path_with_dots_may_be_any() {
+    fn a_long_path_with_dots_may_be_any_path() {
         let path = |letters: usize| format!("/{}/a.b.c", "x".repeat(letters));
         for (path, may_be_any) in [
-            (path(STEM_BYTES_MAX / 4), false),
-            (path(STEM_BYTES_MAX / 2), true),
-            (path(STEM_BYTES_MAX).replace('.', "%2E"), true),
-            (path(STEM_BYTES_MAX * 4).replace('.', ""), false),
+            (path(MAX_STEM_BYTES / 4), false),
+            (path(MAX_STEM_BYTES / 2), true),
+            (path(MAX_STEM_BYTES).replace('.', "%2E"), true),
+            (path(MAX_STEM_BYTES * 4).replace('.', ""), false),
         ] {
             let variant = PathVariants::from_path(&path, PathKind::from_path(&path));
             assert_eq!(variant.is_any_path(), may_be_any, "{} bytes", path.len());
@@ -465,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn escaped_escapes_climb_too() {
+    fn dot_segments_are_detected_under_every_encoding() {
         for path in [
             "/a/%252e%252e/b",
             "/a/%25252e/b",
@@ -490,7 +510,7 @@ mod tests {
             "/a/..::$DATA/b",
             "/a/%2e%2e:$i30:$INDEX_ALLOCATION/b",
         ] {
-            assert_eq!(PathKind::from_path(path), PathKind::Climbing, "{path}");
+            assert_eq!(PathKind::from_path(path), PathKind::DotSegments, "{path}");
         }
         for path in [
             "/.a:b/c",

@@ -42,7 +42,7 @@ fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, B
 #[library_benchmark(config = measured(662))]
 #[bench::of_a_service(parsed_request())]
 fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
-    let edits = RequestEdits { framing: Framing::Outside, ..RequestEdits::default() };
+    let edits = RequestEdits { framing: Framing::OutOfBand, ..RequestEdits::default() };
     write_request(black_box(REQUEST), &head, &edits, &mut out);
     (head, out)
 }

@@ -18,12 +18,12 @@ mod target;
 mod write;
 
 pub use body::{
-    BodyDecoder, CHUNK_END, CHUNK_EXTENSION_BYTES_MAX, DecodedPiece, LAST_CHUNK, TRAILERS_FOLLOW,
+    BodyDecoder, CHUNK_END, DecodedPiece, LAST_CHUNK, MAX_CHUNK_EXTENSION_BYTES, TRAILERS_FOLLOW,
     write_chunk_size,
 };
 pub use field::{FieldName, HeaderField};
 pub use malformed::Malformed;
-pub use repair::{RepairedHead, mend_response};
+pub use repair::{RepairedHead, repair_response};
 pub use request::RequestHead;
 pub use response::{RequestKind, ResponseHead};
 pub use span::ByteSpan;
@@ -67,7 +67,7 @@ pub enum Parsed {
 
 /// The maximum size of a request head, a response head or a trailer section: generous for applications, and a
 /// bound for the memory that a slow client can occupy.
-pub const HEAD_BYTES_MAX: usize = 64 * 1024;
+pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 
 /// The maximum number of fields in one head or trailer section.
-pub const FIELDS_MAX: usize = 256;
+pub const MAX_FIELDS: usize = 256;

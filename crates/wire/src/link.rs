@@ -20,7 +20,7 @@ use bytes::{Bytes, BytesMut};
 use self::budget::MisuseBudget;
 pub use self::codes::{GoAwayCode, LinkError, OpenError, ResetCode, StreamClosed};
 pub use self::limits::*;
-use self::stream::Stream;
+use self::stream::StreamState;
 pub use self::stream::{StreamId, StreamIdHasher};
 
 /// One end of a link: the state of its streams, and its pending output.
@@ -31,28 +31,28 @@ pub use self::stream::{StreamId, StreamIdHasher};
 #[derive(Debug)]
 pub struct Link {
     role: Role,
-    ours: LinkLimits,
-    /// The peer's limits: those of its HELLO, before that the minimum.
-    theirs: LinkLimits,
-    /// The peer's HELLO announces support for rejection reasons.
+    own_limits: LinkLimits,
+    /// The peer's limits: those of its HELLO, and the minimum before it arrives.
+    peer_limits: LinkLimits,
+    /// True if the peer's HELLO announces support for rejection reasons.
     peer_reads_reasons: bool,
-    greeted: bool,
-    streams: HashMap<StreamId, Stream, BuildHasherDefault<StreamIdHasher>>,
+    hello_received: bool,
+    streams: HashMap<StreamId, StreamState, BuildHasherDefault<StreamIdHasher>>,
     /// The last stream that the opener opened, as far as this end knows.
-    last: StreamId,
+    last_stream: StreamId,
     /// The last stream in the GOAWAY that this end sent.
-    said_last: Option<StreamId>,
+    go_away_sent: Option<StreamId>,
     /// The last stream in the GOAWAY that the peer sent.
-    heard_last: Option<StreamId>,
+    go_away_received: Option<StreamId>,
     output: BytesMut,
-    pong_owed: bool,
-    ping_unanswered: bool,
-    /// Another ping was requested before the answer to the last one.
-    ping_again: bool,
+    pong_pending: bool,
+    ping_in_flight: bool,
+    /// True if another ping was requested before the PONG of the last one.
+    ping_requested: bool,
     budget: MisuseBudget,
     /// Streams with new credit from the peer's HELLO, to be reported one event at a time.
-    awakened: Vec<StreamId>,
-    broken: Option<LinkError>,
+    credited: Vec<StreamId>,
+    failure: Option<LinkError>,
 }
 
 /// The role of an end.
@@ -145,7 +145,7 @@ pub enum LinkEvent {
         /// The reason code.
         code: GoAwayCode,
     },
-    /// The peer answered [`Link::ping`].
+    /// The PONG to a [`Link::ping`] arrived.
     Pong,
 }
 
@@ -153,48 +153,48 @@ impl Link {
     /// Creates an end of a link, with its HELLO in the output.
     #[must_use]
     pub fn new(role: Role, limits: LinkLimits) -> Self {
-        let ours = limits.within_range();
+        let own_limits = limits.within_range();
         let mut output = BytesMut::new();
-        frame::write_hello(&mut output, role, &ours);
+        frame::write_hello(&mut output, role, &own_limits);
         Self {
             role,
-            ours,
-            theirs: LinkLimits::minimum(),
+            own_limits,
+            peer_limits: LinkLimits::minimum(),
             peer_reads_reasons: false,
-            greeted: false,
+            hello_received: false,
             streams: HashMap::default(),
-            last: StreamId::NONE,
-            said_last: None,
-            heard_last: None,
+            last_stream: StreamId::NONE,
+            go_away_sent: None,
+            go_away_received: None,
             output,
-            pong_owed: false,
-            ping_unanswered: false,
-            ping_again: false,
-            budget: MisuseBudget::new(&ours),
-            awakened: Vec::new(),
-            broken: None,
+            pong_pending: false,
+            ping_in_flight: false,
+            ping_requested: false,
+            budget: MisuseBudget::new(&own_limits),
+            credited: Vec::new(),
+            failure: None,
         }
     }
 
     /// Returns the pending output, whole frames in order: split off the written part.
     pub fn output(&mut self) -> &mut BytesMut {
-        if std::mem::take(&mut self.pong_owed) {
+        if std::mem::take(&mut self.pong_pending) {
             frame::write_empty(&mut self.output, frame::FrameKind::Pong);
         }
         &mut self.output
     }
 
     /// Requests a [`LinkEvent::Pong`]: a sign of life, or a proof that all earlier frames of the peer have arrived.
-    /// While an earlier ping is unanswered a new one is delayed, and one event answers both: the answer to the
+    /// While an earlier ping is in flight, a new one is delayed, and one event reports both: the PONG of the
     /// earlier ping proves nothing about later frames.
     pub fn ping(&mut self) {
-        if self.broken.is_some() {
+        if self.failure.is_some() {
             return;
         }
-        if self.ping_unanswered {
-            self.ping_again = true;
+        if self.ping_in_flight {
+            self.ping_requested = true;
         } else {
-            self.ping_unanswered = true;
+            self.ping_in_flight = true;
             frame::write_empty(&mut self.output, frame::FrameKind::Ping);
         }
     }
@@ -203,7 +203,7 @@ impl Link {
     /// [`Link::ping`] next, and [`Link::go_away`] at the [`LinkEvent::Pong`].
     pub fn drain(&mut self) {
         if self.role == Role::Acceptor {
-            self.say_go_away(StreamId::ALL, GoAwayCode::Drain);
+            self.send_go_away(StreamId::ALL, GoAwayCode::Drain);
         } else {
             self.go_away(GoAwayCode::Drain);
         }
@@ -214,13 +214,13 @@ impl Link {
     pub fn go_away(&mut self, code: GoAwayCode) {
         let last = match self.role {
             Role::Opener => StreamId::NONE,
-            Role::Acceptor => self.last,
+            Role::Acceptor => self.last_stream,
         };
-        self.say_go_away(last, code);
+        self.send_go_away(last, code);
     }
 
     /// Restores the peer's allowances for useless frames. Call it from a timer, about every ten seconds, so
-    /// that old offenses do not add up on a long-lived link.
+    /// that single useless frames do not add up on a long-lived link.
     pub fn renew_allowances(&mut self) {
         self.budget.renew_allowances(self.role);
     }
@@ -228,7 +228,7 @@ impl Link {
     /// True if senders should pause until output is written.
     #[must_use]
     pub fn is_congested(&self) -> bool {
-        self.output.len() >= self.ours.output_max
+        self.output.len() >= self.own_limits.output_max
     }
 
     /// Returns the number of open streams.
@@ -243,26 +243,26 @@ impl Link {
         if self.role == Role::Acceptor || self.is_going_away() {
             return 0;
         }
-        let max = self.theirs.streams_max.min(self.ours.streams_max);
+        let max = self.peer_limits.streams_max.min(self.own_limits.streams_max);
         usize::try_from(max).unwrap_or(usize::MAX).saturating_sub(self.streams.len())
     }
 
     /// True if no stream is open and no output is pending.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.streams.is_empty() && self.output.is_empty() && !self.pong_owed
+        self.streams.is_empty() && self.output.is_empty() && !self.pong_pending
     }
 
     /// True if either side stopped new streams, or the link failed.
     #[must_use]
     pub fn is_going_away(&self) -> bool {
-        self.said_last.is_some() || self.heard_last.is_some() || self.broken.is_some()
+        self.go_away_sent.is_some() || self.go_away_received.is_some() || self.failure.is_some()
     }
 
     /// True if the peer supports the mark of requests from HTTP/2 clients.
     #[must_use]
     pub fn peer_reads_http2_mark(&self) -> bool {
-        self.theirs.reads_http2_mark
+        self.peer_limits.reads_http2_mark
     }
 
     /// Returns the number of bytes that [`Link::send_data`] would accept now; zero for a closed stream.
@@ -277,14 +277,14 @@ impl Link {
     /// Returns the limits of this side.
     #[must_use]
     pub fn own_limits(&self) -> &LinkLimits {
-        &self.ours
+        &self.own_limits
     }
 
-    fn say_go_away(&mut self, last: StreamId, code: GoAwayCode) {
-        if self.broken.is_some() || self.said_last.is_some_and(|said| said <= last) {
+    fn send_go_away(&mut self, last: StreamId, code: GoAwayCode) {
+        if self.failure.is_some() || self.go_away_sent.is_some_and(|sent| sent <= last) {
             return;
         }
-        self.said_last = Some(last);
+        self.go_away_sent = Some(last);
         frame::write_go_away(&mut self.output, last.number(), code as u8);
     }
 
@@ -292,21 +292,21 @@ impl Link {
     fn fail_link(&mut self, error: LinkError) -> LinkError {
         let last = match self.role {
             Role::Opener => StreamId::NONE,
-            Role::Acceptor => self.said_last.unwrap_or(StreamId::ALL).min(self.last),
+            Role::Acceptor => self.go_away_sent.unwrap_or(StreamId::ALL).min(self.last_stream),
         };
         frame::write_go_away(&mut self.output, last.number(), error.go_away_code() as u8);
         self.streams.clear();
-        self.awakened.clear();
-        self.pong_owed = false;
-        self.broken = Some(error);
+        self.credited.clear();
+        self.pong_pending = false;
+        self.failure = Some(error);
         error
     }
 
     /// Removes the stream if both of its directions have ended.
     fn remove_if_ended(&mut self, stream: StreamId) {
-        if self.streams.get(&stream).is_some_and(Stream::is_finished) {
+        if self.streams.get(&stream).is_some_and(StreamState::is_finished) {
             self.streams.remove(&stream);
-            self.budget.stream_over();
+            self.budget.record_stream_end();
         }
     }
 }

@@ -7,7 +7,7 @@ pub use first_line::{FirstLine, FirstLineReader};
 /// The detected protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetectedProtocol {
-    /// Undecided: call again with more bytes. Never returned for [`SNIFF_BYTES_MAX`] bytes.
+    /// Undecided: call again with more bytes. Never returned for [`MAX_SNIFF_BYTES`] bytes.
     Incomplete,
     /// An HTTP/1 request line, perhaps malformed.
     Http1,
@@ -24,23 +24,24 @@ pub enum DetectedProtocol {
 /// (RFC 9112 §2.2); some also skip a bare CR or LF.
 #[must_use]
 pub fn sniff_protocol(first_bytes: &[u8]) -> DetectedProtocol {
-    let first_bytes = first_bytes.get(..SNIFF_BYTES_MAX).unwrap_or(first_bytes);
+    let first_bytes = first_bytes.get(..MAX_SNIFF_BYTES).unwrap_or(first_bytes);
     match first_bytes {
         [] => DetectedProtocol::Incomplete,
         [TLS_HANDSHAKE, ..] => sniff_tls(first_bytes),
         _ if first_bytes.starts_with(HTTP2_PREFACE) => DetectedProtocol::Http2,
         _ if HTTP2_PREFACE.starts_with(first_bytes) => DetectedProtocol::Incomplete,
         _ => {
-            let blank = first_bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-            let request = first_bytes.get(blank..).unwrap_or_default();
-            sniff_http1(request, first_bytes.len() < SNIFF_BYTES_MAX)
+            let blank_count =
+                first_bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+            let request = first_bytes.get(blank_count..).unwrap_or_default();
+            sniff_http1(request, first_bytes.len() < MAX_SNIFF_BYTES)
         }
     }
 }
 
 /// The number of bytes that always suffice: a request with an unregistered method is recognized only by the
 /// version after its target.
-pub const SNIFF_BYTES_MAX: usize = 1024;
+pub const MAX_SNIFF_BYTES: usize = 1024;
 
 /// Detects a handshake record of any version 3.x, of a valid length, that begins with a ClientHello.
 fn sniff_tls(bytes: &[u8]) -> DetectedProtocol {
@@ -53,7 +54,7 @@ fn sniff_tls(bytes: &[u8]) -> DetectedProtocol {
         |_| true,
         |message| message == TLS_CLIENT_HELLO,
     ];
-    if !bytes.iter().zip(expected).all(|(byte, fits)| fits(*byte)) {
+    if !bytes.iter().zip(expected).all(|(byte, matches)| matches(*byte)) {
         DetectedProtocol::Opaque
     } else if bytes.len() < expected.len() {
         DetectedProtocol::Incomplete
@@ -66,9 +67,9 @@ fn sniff_tls(bytes: &[u8]) -> DetectedProtocol {
 /// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`). `may_wait`: more bytes may
 /// come.
 fn sniff_http1(bytes: &[u8], may_wait: bool) -> DetectedProtocol {
-    let length = bytes.iter().take_while(|byte| is_method(**byte)).count();
+    let length = bytes.iter().take_while(|byte| is_method_byte(**byte)).count();
     let (method, rest) = bytes.split_at_checked(length).unwrap_or((bytes, b""));
-    if method.len() > METHOD_BYTES_MAX {
+    if method.len() > MAX_METHOD_BYTES {
         return DetectedProtocol::Opaque;
     }
     let target = match rest {
@@ -76,7 +77,8 @@ fn sniff_http1(bytes: &[u8], may_wait: bool) -> DetectedProtocol {
         [b' ', target @ ..] if !method.is_empty() => target,
         _ => return DetectedProtocol::Opaque,
     };
-    if METHODS.contains(&method) && STARTS.iter().any(|start| target.starts_with(start)) {
+    if METHODS.contains(&method) && TARGET_PREFIXES.iter().any(|prefix| target.starts_with(prefix))
+    {
         return DetectedProtocol::Http1;
     }
     let length = target.iter().take_while(|byte| byte.is_ascii_graphic()).count();
@@ -90,7 +92,7 @@ fn sniff_http1(bytes: &[u8], may_wait: bool) -> DetectedProtocol {
     }
 }
 
-fn is_method(byte: u8) -> bool {
+fn is_method_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-_.!#$%&'*+^`|~".contains(&byte)
 }
 
@@ -103,10 +105,10 @@ const VERSION: &[u8] = b" HTTP/1.";
 const METHODS: [&[u8]; 8] =
     [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"];
 
-const STARTS: [&[u8]; 3] = [b"/", b"http://", b"https://"];
+const TARGET_PREFIXES: [&[u8]; 3] = [b"/", b"http://", b"https://"];
 
-/// Longer than any registered method (`UPDATEREDIRECTREF` has 17 letters).
-const METHOD_BYTES_MAX: usize = 32;
+/// The maximum length of a method, longer than any registered one (`UPDATEREDIRECTREF` has 17 letters).
+const MAX_METHOD_BYTES: usize = 32;
 
 #[cfg(test)]
 mod tests;

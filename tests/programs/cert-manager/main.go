@@ -44,11 +44,11 @@ func run(ctx context.Context, kubeconfig string) error {
 	}
 	// Imported controllers register themselves.
 	for name, build := range controller.Known() {
-		one, err := build(factory)
+		runner, err := build(factory)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		group.Go(func() error { return one.Run(1, ctx) })
+		group.Go(func() error { return runner.Run(1, ctx) })
 	}
 	shared, err := factory.Build()
 	if err != nil {

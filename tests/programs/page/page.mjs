@@ -1,11 +1,11 @@
-// Tests the page of a control plane in a browser: `node page.mjs SCENE URL [PICTURES]`; screenshots
+// Tests the page of a control plane in a browser: `node page.mjs SCENARIO URL [PICTURES]`; screenshots
 // are written to PICTURES. A failure ends the program with an error.
 
 import assert from "node:assert/strict";
 import { join } from "node:path";
-import { accessible, browse, press, redPoints, silenced, PATIENCE_MS } from "./browser.mjs";
+import { assertAccessible, browse, pressUntil, redPoints, silenced, TIMEOUT_MS } from "./browser.mjs";
 
-const [scene, url, folder] = process.argv.slice(2);
+const [scenario, url, folder] = process.argv.slice(2);
 const home = new URL("/", url).href;
 
 const open = (page, hash) => page.evaluate((hash) => { location.hash = hash; }, hash);
@@ -35,37 +35,37 @@ async function tour(page) {
     const edge = edges.find((text) => text.startsWith(`bookinfo/${from}\tbookinfo/${to}\t`));
     assert.match(edge ?? "", /mutual TLS$/, `${from} → ${to} in ${edges}`);
   }
-  const shown = (selector) => page.evaluate((selector) => [...document.querySelectorAll(selector)].map((path) => getComputedStyle(path).display !== "none"), selector);
-  assert.deepEqual(new Set(await shown(".edge.service.good path.flow")), new Set([true]), "calls flow");
-  assert.deepEqual(new Set(await shown(".edge.route path.flow")), new Set([false]), "calls routed by a route do not");
+  const areVisible = (selector) => page.evaluate((selector) => [...document.querySelectorAll(selector)].map((path) => getComputedStyle(path).display !== "none"), selector);
+  assert.deepEqual(new Set(await areVisible(".edge.service.good path.flow")), new Set([true]), "calls flow");
+  assert.deepEqual(new Set(await areVisible(".edge.route path.flow")), new Set([false]), "calls routed by a route do not");
   // The text for screen readers has no figures, as they change constantly.
   assert.equal(await page.locator("#verdict").textContent(), "requests succeed, all sidecars are up to date");
   assert.equal(await page.locator("[role=status], [aria-live]").count(), 1);
-  await accessible(page, "topology");
+  await assertAccessible(page, "topology");
   await picture(page, "topology");
   await picture(page, "dark", "dark");
-  await views(page);
+  await checkViews(page);
   // From a service in the graph to its page.
-  await press(page, "Shift+Tab", (title) => document.activeElement.textContent === title, "Topology");
+  await pressUntil(page, "Shift+Tab", (title) => document.activeElement.textContent === title, "Topology");
   await page.keyboard.press("Enter");
   await page.locator(node("ratings")).waitFor();
-  await press(page, "Tab", (name) => document.activeElement.dataset.node === name, "bookinfo/ratings");
+  await pressUntil(page, "Tab", (name) => document.activeElement.dataset.node === name, "bookinfo/ratings");
   await page.keyboard.press("Enter");
   await page.locator("h1", { hasText: "bookinfo/ratings" }).waitFor();
   await page.locator(".chip.good", { hasText: "healthy" }).waitFor();
-  await press(page, "Tab", (title) => document.activeElement.textContent === title, "1 hour");
+  await pressUntil(page, "Tab", (title) => document.activeElement.textContent === title, "1 hour");
   await page.keyboard.press("Enter");
   await page.locator("svg text", { hasText: /^5[89] min ago$/ }).first().waitFor();
   assert.equal(await page.locator("button[aria-pressed=true]").innerText(), "1 hour");
-  await accessible(page, "a service");
+  await assertAccessible(page, "a service");
 }
 
 // Every tab and its content.
-async function views(page) {
+async function checkViews(page) {
   await page.reload();
   await page.keyboard.press("Tab");
   assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to content");
-  const seen = {
+  const tabs = {
     Services: row("bookinfo/ratings", "/s", "100 %"),
     Routes: row("bookinfo/reviews", "HTTPRoute", "in force"),
     Policies: row("TrafficTarget", "bookinfo/ratings", "in force"),
@@ -74,34 +74,34 @@ async function views(page) {
     Findings: ".finding.warn:has-text('warning')",
     Live: ".live-ask input",
     // No policy permits the requests of the demo client `outsider`.
-    Documents: ".finding.warn:has-text('outsider-1')",
-    Playground: ".ask input",
+    Rejected: ".finding.warn:has-text('outsider-1')",
+    Explain: ".ask input",
   };
   let key = "Tab";
-  for (const [title, expected] of Object.entries(seen)) {
+  for (const [title, expected] of Object.entries(tabs)) {
     // After a navigation the focus is on the content, after the tabs.
-    await press(page, key, isTab, title);
+    await pressUntil(page, key, isTab, title);
     await page.keyboard.press("Enter");
     key = "Shift+Tab";
     await page.locator(`#tabs a[aria-current=page]`, { hasText: title }).waitFor();
     await page.locator(expected).first().waitFor();
-    await accessible(page, title);
+    await assertAccessible(page, title);
   }
-  await explain(page);
+  await checkExplain(page);
 }
 
 const isTab = (title) => document.activeElement.closest("#tabs") !== null && document.activeElement.textContent.startsWith(title);
 
-async function explain(page) {
+async function checkExplain(page) {
   for (const text of ["bookinfo/productpage-1", "http://ratings.bookinfo:9080/ratings/1"]) {
     await page.keyboard.press("Tab");
     await page.keyboard.type(text);
   }
   await page.keyboard.press("Enter");
-  const answer = page.locator("pre.answer");
-  await answer.filter({ hasText: "bookinfo/ratings" }).waitFor();
-  assert.match(await answer.innerText(), /verdict/);
-  assert.equal(await answer.evaluate((element) => element.classList.contains("bad-ink")), false);
+  const output = page.locator("pre.answer");
+  await output.filter({ hasText: "bookinfo/ratings" }).waitFor();
+  assert.match(await output.innerText(), /verdict/);
+  assert.equal(await output.evaluate((element) => element.classList.contains("bad-ink")), false);
 }
 
 // Live requests, without and with the token.
@@ -109,7 +109,7 @@ async function live(page) {
   const token = new URL(url).hash;
   const note = page.locator("p.note[role=status]");
   const fields = page.locator(".live-ask input");
-  const ask = async (status) => {
+  const applyFilters = async (status) => {
     await fields.first().waitFor();
     await fields.first().focus();
     for (const text of ["bookinfo/reviews", "/", status]) {
@@ -120,13 +120,13 @@ async function live(page) {
     await page.keyboard.press("Enter");
   };
   await open(page, "#/live");
-  await ask("2xx");
+  await applyFilters("2xx");
   await note.filter({ hasText: "leno tap --page" }).waitFor();
   await open(page, token);
   await page.waitForFunction(() => location.hash === "#/live", null);
-  await ask("2xx");
+  await applyFilters("2xx");
   const rows = page.locator(".live tbody tr");
-  await page.waitForFunction((least) => document.querySelectorAll(".live tbody tr").length >= least, folder ? 16 : 3);
+  await page.waitForFunction((minimum) => document.querySelectorAll(".live tbody tr").length >= minimum, folder ? 16 : 3);
   for (const cells of await rows.evaluateAll((all) => all.map((row) => [...row.cells].map((cell) => cell.textContent)))) {
     assert.deepEqual([cells[3], cells[4][0], cells[5]], ["GET", "/", "200"], cells.join(" "));
   }
@@ -134,7 +134,7 @@ async function live(page) {
   await note.filter({ hasText: "Stopped." }).waitFor();
   await picture(page, "live");
   // An invalid filter is reported next to its input.
-  await ask("9xx");
+  await applyFilters("9xx");
   await note.filter({ hasText: "use 503, 5xx or 400-499" }).waitFor();
 }
 
@@ -153,7 +153,7 @@ async function failing(page) {
   const [red, green, blue] = fill.match(/\d+/g).map(Number);
   assert.ok(red > 2 * green && red > 2 * blue, `${fill} is not red`);
   console.log(`red points: ${await redPoints(page)}`);
-  await accessible(page, "something fails");
+  await assertAccessible(page, "something fails");
   await picture(page, "failing");
   await page.locator(node("details")).click();
   await page.locator(".chip.bad", { hasText: "failing" }).waitFor();
@@ -163,26 +163,26 @@ async function failing(page) {
   }
   await page.locator("path.area.bad").waitFor();
   await page.locator("td.mono, td .mono", { hasText: "denied" }).first().waitFor();
-  await accessible(page, "a service that fails");
+  await assertAccessible(page, "a service that fails");
   await picture(page, "service");
 }
 
 // Very many services: the list appears and can be filtered immediately, and the graph stays readable.
 async function crowd(page) {
   await page.addInitScript(() => {
-    const look = new MutationObserver(() => {
+    const observer = new MutationObserver(() => {
       const search = document.querySelector("input[type=search]");
       if (!search || document.querySelectorAll(".list .body .row").length < 2) return;
-      look.disconnect();
+      observer.disconnect();
       search.value = "-0777";
       search.dispatchEvent(new Event("input"));
       performance.mark("usable");
     });
-    look.observe(document, { childList: true, subtree: true });
+    observer.observe(document, { childList: true, subtree: true });
   });
   let best = Infinity;
   // Other processes on this machine can only slow this down.
-  for (let times = 0; times < CROWD_LOOKS && best >= CROWD_MS_MAX; times += 1) {
+  for (let attempts = 0; attempts < CROWD_ATTEMPTS && best >= CROWD_MS_MAX; attempts += 1) {
     await page.goto("about:blank");
     await page.goto(`${home}#/services`);
     await page.waitForFunction(() => performance.getEntriesByName("usable").length > 0);
@@ -197,21 +197,21 @@ async function crowd(page) {
   assert.ok(rows > 10 && rows < 80, `${rows} rows of 1000 are in the document`);
   await page.locator(".list .scroll").evaluate((scroll) => { scroll.scrollTop = scroll.scrollHeight; });
   await page.locator(row("crowd/service-0999")).waitFor();
-  await busy(page);
+  await checkLargeGraph(page);
 }
 
 // The machine cannot run so many sidecars: their reports are simulated.
-async function busy(page) {
+async function checkLargeGraph(page) {
   const name = (number) => `crowd/service-${String(number).padStart(4, "0")}`;
   const rates = (number) => ({ per_second: number, success: number % 97 === 0 ? 0.5 : 1, p50_ms: 1, p99_ms: 2, requests: number, failed: 0, recent: [number, number] });
-  const services = Array.from({ length: 1000 }, (_, at) => ({ name: name(at), ...rates(at + 1) }));
-  const edges = Array.from({ length: 2000 }, (_, at) => ({ from: name((at * 7) % 1000), to: name((at * 13 + 5) % 1000), kind: "service", mtls: true, ...rates(at + 1) }));
+  const services = Array.from({ length: 1000 }, (_, index) => ({ name: name(index), ...rates(index + 1) }));
+  const edges = Array.from({ length: 2000 }, (_, index) => ({ from: name((index * 7) % 1000), to: name((index * 13 + 5) % 1000), kind: "service", mtls: true, ...rates(index + 1) }));
   await page.route("**/api/traffic", (route) => route.fulfill({ json: { services, routes: [], edges, sidecars: [], rules: [] } }));
   await page.goto("about:blank");
-  const began = Date.now();
+  const started = Date.now();
   await page.goto(home);
   await page.locator("[data-node]").first().waitFor();
-  console.log(`1000 services and 2000 edges are drawn after ${Date.now() - began} ms`);
+  console.log(`1000 services and 2000 edges are drawn after ${Date.now() - started} ms`);
   assert.equal(await page.locator("[data-node]").count(), 80);
   assert.match(await page.locator(".head .note").innerText(), /920 more under Services/);
   await page.locator("[data-node].bad").first().focus();
@@ -219,7 +219,7 @@ async function busy(page) {
   await page.locator("h1", { hasText: "crowd/service-" }).waitFor();
 }
 
-const CROWD_LOOKS = 5;
+const CROWD_ATTEMPTS = 5;
 const CROWD_MS_MAX = 1000;
 
 // Texts, dots, chips and lines in a green color.
@@ -240,9 +240,9 @@ async function silent(page) {
   const api = "**/api/**";
   silenced.add(page);
   // No data yet: neither an empty nor a healthy mesh is shown.
-  const held = [];
-  await page.route(api, (route) => { held.push(route); });
-  for (const hash of ["", "#/services", "#/routes", "#/policies", "#/rules", "#/sidecars", "#/findings", "#/documents", "#/service/bookinfo/ratings"]) {
+  const pending = [];
+  await page.route(api, (route) => { pending.push(route); });
+  for (const hash of ["", "#/services", "#/routes", "#/policies", "#/rules", "#/sidecars", "#/findings", "#/rejected", "#/service/bookinfo/ratings"]) {
     await page.goto("about:blank");
     await page.goto(`${home}${hash}`);
     await page.locator("main .loading").waitFor();
@@ -250,18 +250,18 @@ async function silent(page) {
     assert.doesNotMatch(text, /No service has received requests|No entries yet|No document is rejected|There are no problems|No calls yet|100 %|healthy|ago/, hash);
     assert.deepEqual(await page.evaluate(greenParts), [], `${hash} before an answer`);
   }
-  for (const route of held) await route.abort().catch(() => {});
+  for (const route of pending) await route.abort().catch(() => {});
   await page.unroute(api);
   await page.goto("about:blank");
   await page.goto(home);
   await page.locator(`${node("ratings")}.good`).waitFor();
   assert.notDeepEqual(await page.evaluate(greenParts), [], "it is healthy now");
   // A control plane that has exited, and one that is stopped but accepts connections.
-  for (const fall of [(route) => route.abort(), () => {}]) {
+  for (const failure of [(route) => route.abort(), () => {}]) {
     for (const hash of ["#/", "#/services", "#/sidecars", "#/policies", "#/service/bookinfo/ratings"]) {
       await open(page, hash);
       await page.locator("main .loading").waitFor({ state: "detached" });
-      await page.route(api, fall);
+      await page.route(api, failure);
       await page.locator("#stale:visible").waitFor();
       assert.deepEqual(await page.evaluate(greenParts), [], `${hash} without a control plane`);
       assert.deepEqual(await page.locator(".flow").evaluateAll((all) => all.filter((flow) => getComputedStyle(flow).display !== "none").length), 0);
@@ -272,12 +272,12 @@ async function silent(page) {
       await page.locator("#stale").waitFor({ state: "hidden" });
     }
   }
-  await accessible(page, "after an outage");
-  await missing(page);
+  await assertAccessible(page, "after an outage");
+  await checkMissing(page);
 }
 
 // An unknown service, a reason, rules as text, and the hint of the live requests view.
-async function missing(page) {
+async function checkMissing(page) {
   await open(page, "#/service/bookinfo/nosuch");
   await page.locator("main .empty", { hasText: "There is no such service." }).waitFor();
   const text = await page.locator("main").innerText();
@@ -303,9 +303,9 @@ async function conditions(page) {
     await page.locator(".finding:not(.warn)", { hasText: text }).locator("p", { hasText: /.{10,}/ }).waitFor();
   }
   await page.locator("#tabs a[aria-current=page]", { hasText: "Findings" }).waitFor();
-  await accessible(page, "findings");
+  await assertAccessible(page, "findings");
 }
 
-const scenes = { tour, live, calm, failing, crowd, silent, conditions };
-setTimeout(() => { console.error(`${scene} takes too long`); process.exit(1); }, 3 * PATIENCE_MS).unref();
-await browse(home, scenes[scene]);
+const scenarios = { tour, live, calm, failing, crowd, silent, conditions };
+setTimeout(() => { console.error(`${scenario} takes too long`); process.exit(1); }, 3 * TIMEOUT_MS).unref();
+await browse(home, scenarios[scenario]);

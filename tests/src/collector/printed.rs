@@ -49,8 +49,8 @@ pub(super) fn parse_points(printed: &str) -> Vec<CollectedPoint> {
     for resource in resource_blocks(printed, "ResourceMetrics #") {
         let workload = workload_name(resource);
         for metric in resource.split("\nMetric #").skip(1) {
-            let of = |key: &str| text_after(metric, &format!("-> {key}: ")).unwrap_or_default();
-            let (name, unit, kind) = (of("Name"), of("Unit"), of("DataType"));
+            let field = |key: &str| text_after(metric, &format!("-> {key}: ")).unwrap_or_default();
+            let (name, unit, kind) = (field("Name"), field("Unit"), field("DataType"));
             for block in metric.split("DataPoints #").skip(1) {
                 let value = text_after(block, "Value: ").or_else(|| text_after(block, "Count: "));
                 points.push(CollectedPoint {
@@ -73,13 +73,13 @@ pub(super) fn parse_records(printed: &str) -> Vec<CollectedRecord> {
     for resource in resource_blocks(printed, "ResourceLog #") {
         let workload = workload_name(resource);
         for block in resource.split("\nLogRecord #").skip(1) {
-            let of = |key: &str| text_after(block, key).unwrap_or_default();
+            let field = |key: &str| text_after(block, key).unwrap_or_default();
             records.push(CollectedRecord {
                 workload: workload.clone(),
-                severity: of("SeverityText: "),
-                body: of("Body: Str(").trim_end_matches(')').to_owned(),
-                trace: of("Trace ID: "),
-                span: of("Span ID: "),
+                severity: field("SeverityText: "),
+                body: field("Body: Str(").trim_end_matches(')').to_owned(),
+                trace: field("Trace ID: "),
+                span: field("Span ID: "),
                 text: block.to_owned(),
             });
         }
@@ -94,8 +94,8 @@ pub(super) fn resource_blocks<'a>(
     printed: &'a str,
     start: &'a str,
 ) -> impl Iterator<Item = &'a str> {
-    let whole = printed.rsplit_once(END).map_or("", |(whole, _)| whole);
-    whole.split(start).skip(1).map(|resource| {
+    let complete = printed.rsplit_once(END).map_or("", |(complete, _)| complete);
+    complete.split(start).skip(1).map(|resource| {
         let starts = ["ResourceSpans #", "ResourceMetrics #", "ResourceLog #"];
         let end = starts.iter().filter_map(|start| resource.find(start)).min();
         end.and_then(|end| resource.get(..end)).unwrap_or(resource)
@@ -106,8 +106,8 @@ pub(super) fn resource_blocks<'a>(
 const END: &str = "\n\t{\"otelcol.";
 
 fn workload_name(resource: &str) -> String {
-    let found = text_after(resource, "-> service.instance.id: Str(").unwrap_or_default();
-    found.trim_end_matches(')').to_owned()
+    let value = text_after(resource, "-> service.instance.id: Str(").unwrap_or_default();
+    value.trim_end_matches(')').to_owned()
 }
 
 /// Returns the rest of the first line with this prefix.
@@ -137,13 +137,16 @@ mod tests {
                       LogRecord #0\nSeverityText: INFO\nBody: Str(all)\nTrace ID: 07\n\
                       Attributes:\n     -> path: Str(/)\n\t{\"otelcol.component.id\": \"debug\"}\n";
         let printed = [record, record].concat();
-        let mut seen = Vec::new();
+        let mut counts = Vec::new();
         for end in 0..=printed.len() {
             let records = parse_records(&printed[..end]);
-            assert!(records.iter().all(|it| it.attribute("path") == Some("Str(/)")), "{records:?}");
-            seen.push(records.len());
+            assert!(
+                records.iter().all(|record| record.attribute("path") == Some("Str(/)")),
+                "{records:?}"
+            );
+            counts.push(records.len());
         }
-        seen.dedup();
-        assert_eq!(seen, [0, 1, 2]);
+        counts.dedup();
+        assert_eq!(counts, [0, 1, 2]);
     }
 }

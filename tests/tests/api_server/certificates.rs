@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::NamespaceName;
-use leno_kubernetes::external_principals::{SecretPermissions, keep_external_principals};
+use leno_kubernetes::external_principals::{SecretPermissions, reconcile_external_principals};
 use leno_kubernetes::install::{
-    InstallOptions as Installing, apply_manifests, installation_manifests, withdraw_permissions,
+    InstallOptions, apply_manifests, installation_manifests, withdraw_permissions,
 };
 use leno_kubernetes::source::{KubernetesSource, SourceOptions};
-use leno_kubernetes::status::{ElectionIdentity, hold_lease, keep_statuses};
+use leno_kubernetes::status::{ElectionIdentity, hold_lease, reconcile_statuses};
 use leno_model::{Name, TrustDomain};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -31,35 +31,36 @@ struct CertificateController {
 impl CertificateController {
     async fn start(server: &ApiServerProcess) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (authority, current) = watch::channel(Arc::new(create_authority(&directory, "first")));
+        let (authority, authority_receiver) =
+            watch::channel(Arc::new(create_authority(&directory, "first")));
         let client = server.client_as(ACCOUNT).await;
-        let (outcomes, became) = watch::channel(Arc::default());
+        let (outcomes, outcomes_receiver) = watch::channel(Arc::default());
         let name = |text| Name::new(text).unwrap();
-        let grants =
+        let permissions =
             SecretPermissions { namespaces: [name("shop")].into(), own: Some(name("leno-system")) };
         let source = KubernetesSource::new(client.clone(), SourceOptions::default())
-            .with_grants(grants, became);
-        let (leads, leading) = watch::channel(false);
-        let writer = ElectionIdentity {
+            .with_secret_permissions(permissions, outcomes_receiver);
+        let (leader_sender, is_leader) = watch::channel(false);
+        let identity = ElectionIdentity {
             namespace: NamespaceName::from_literal("leno-system"),
             name: "leno-control-a".to_owned(),
             facts: watch::Sender::default().subscribe(),
         };
         let mut tasks = JoinSet::new();
-        tasks.spawn(hold_lease(client.clone(), writer, leads, watch::channel(false).1));
-        tasks.spawn(keep_statuses(
+        tasks.spawn(hold_lease(client.clone(), identity, leader_sender, watch::channel(false).1));
+        tasks.spawn(reconcile_statuses(
             client.clone(),
             "leno-control-a".to_owned(),
-            source.subscribe_statements(),
-            leading.clone(),
+            source.subscribe_statuses(),
+            is_leader.clone(),
             watch::Sender::default(),
         ));
-        tasks.spawn(keep_external_principals(
+        tasks.spawn(reconcile_external_principals(
             client,
             DAY,
-            current,
+            authority_receiver,
             source.external_principals(),
-            leading,
+            is_leader,
             outcomes,
         ));
         let (output, mut queue) = mpsc::channel(4);
@@ -104,30 +105,32 @@ fn external_clients_get_certificates_in_secrets() {
         }
         let access_certs = [Name::new("shop").unwrap()].into();
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let installed = Installing::new("leno:test".to_owned(), domain);
-        let installed = Installing { access_certs, with_smi: true, ..installed };
-        apply_manifests(&server.admin_client().await, &installation_manifests(&installed), |_| ())
+        let options = InstallOptions::new("leno:test".to_owned(), domain);
+        let options = InstallOptions { access_certs, with_smi: true, ..options };
+        apply_manifests(&server.admin_client().await, &installation_manifests(&options), |_| ())
             .await
             .unwrap();
         let control = CertificateController::start(&server).await;
 
         apply_cert(&server, "shop", "batch", "batch-tls").await;
-        let said = server
-            .wait_until(CERTS, Some("shop"), "batch", |it| current_status(it) == "committed")
+        let access_cert = server
+            .wait_until(CERTS, Some("shop"), "batch", |request| {
+                current_status(request) == "committed"
+            })
             .await;
         let secret = server.read(SECRETS, "shop", "batch-tls").await;
         assert_eq!(secret["type"], "kubernetes.io/tls");
-        assert_eq!(secret["metadata"]["ownerReferences"][0]["uid"], said["metadata"]["uid"]);
+        assert_eq!(secret["metadata"]["ownerReferences"][0]["uid"], access_cert["metadata"]["uid"]);
         for key in ["tls.crt", "tls.key", "ca.crt"] {
             assert!(secret["data"][key].as_str().is_some_and(|text| !text.is_empty()), "{key}");
         }
 
         // Another authority signs: the certificate is replaced immediately.
         control.authority.send_replace(Arc::new(create_authority(&control.directory, "second")));
-        let again = server.wait_until(SECRETS, Some("shop"), "batch-tls", |it| {
-            it["data"]["ca.crt"] != secret["data"]["ca.crt"]
+        let replaced = server.wait_until(SECRETS, Some("shop"), "batch-tls", |current| {
+            current["data"]["ca.crt"] != secret["data"]["ca.crt"]
         });
-        assert_ne!(again.await["data"]["tls.key"], secret["data"]["tls.key"]);
+        assert_ne!(replaced.await["data"]["tls.key"], secret["data"]["tls.key"]);
 
         // Missing permission is reported, and a Secret of another owner is not changed.
         apply_cert(&server, "other", "a", "a").await;
@@ -145,7 +148,9 @@ fn external_clients_get_certificates_in_secrets() {
         apply_cert(&server, "shop", "batch", "new-tls").await;
         server.wait_until(SECRETS, Some("shop"), "batch-tls", Value::is_null).await;
         server
-            .wait_until(SECRETS, Some("shop"), "new-tls", |it| it["data"]["tls.key"].is_string())
+            .wait_until(SECRETS, Some("shop"), "new-tls", |secret| {
+                secret["data"]["tls.key"].is_string()
+            })
             .await;
         server.delete_object(CERTS, Some("shop"), "batch").await;
         server.wait_until(SECRETS, Some("shop"), "new-tls", Value::is_null).await;
@@ -156,7 +161,7 @@ fn external_clients_get_certificates_in_secrets() {
         let secrets: Api<Secret> = Api::namespaced(server.client_as(ACCOUNT).await, "shop");
         let deadline = Instant::now() + MAX_WAIT;
         while secrets.get_opt("theirs").await.is_ok() {
-            assert!(Instant::now() < deadline, "the right is still there");
+            assert!(Instant::now() < deadline, "the permission was not revoked");
             tokio::time::sleep(LOOK_EVERY).await;
         }
         apply_cert(&server, "shop", "late", "late-tls").await;

@@ -13,19 +13,19 @@ use crate::server::{ApiServerProcess, run};
 
 /// Returns verdict and text of the finding about a subject.
 async fn finding_about(server: &ApiServerProcess, subject: &str) -> (&'static str, String) {
-    let all = examine_all(&server.admin_client().await, None).await.unwrap();
-    let finding = all.into_iter().find(|it| it.subject == subject).unwrap().finding;
-    let word = match finding {
+    let findings = examine_all(&server.admin_client().await, None).await.unwrap();
+    let finding = findings.into_iter().find(|finding| finding.subject == subject).unwrap().finding;
+    let verdict = match finding {
         ExamineResult::Passed(_) => "ok",
         ExamineResult::Warning(_) => "warning",
         ExamineResult::Failed(_) => "error",
     };
-    (word, finding.to_string())
+    (verdict, finding.to_string())
 }
 
-async fn assert_found(server: &ApiServerProcess, subject: &str, expected: (&str, &str)) {
-    let (word, text) = finding_about(server, subject).await;
-    assert_eq!(word, expected.0, "{subject}: {text}");
+async fn assert_finding(server: &ApiServerProcess, subject: &str, expected: (&str, &str)) {
+    let (verdict, text) = finding_about(server, subject).await;
+    assert_eq!(verdict, expected.0, "{subject}: {text}");
     assert!(text.contains(expected.1), "{subject}: {text}");
 }
 
@@ -41,30 +41,36 @@ fn certificate_pem(days: u64) -> String {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn the_control_plane_is_found_wherever_it_is() {
+fn the_control_plane_is_found_in_any_namespace() {
     run(async {
         let server = ApiServerProcess::start().await;
-        assert_found(&server, "permissions to install", ("ok", "granted")).await;
+        assert_finding(&server, "permissions to install", ("ok", "granted")).await;
         let none = ("warning", "there is none; `leno install --apply` installs it");
-        assert_found(&server, "control plane", none).await;
+        assert_finding(&server, "control plane", none).await;
         install_objects(&server, &test_options()).await;
         let absent = "see `kubectl -n mesh describe pods`";
-        assert_found(&server, "control plane", ("error", absent)).await;
+        assert_finding(&server, "control plane", ("error", absent)).await;
         let status = json!({
             "observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
             "readyReplicas": 2,
         });
         server.patch_status(DEPLOYMENTS, "mesh", "leno-control", status).await;
-        assert_found(&server, "control plane", ("ok", "all pods are ready, in mesh")).await;
+        assert_finding(&server, "control plane", ("ok", "all pods are ready, in mesh")).await;
 
         let (output, _) = run_program(&server, &["check", "--kubernetes", "-o", "json"]);
         let output: Value = serde_json::from_str(&output).unwrap();
-        let of = |subject: &str| {
-            output.as_array().unwrap().iter().find(|it| it["subject"] == subject).unwrap().clone()
+        let finding = |subject: &str| {
+            output
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|finding| finding["subject"] == subject)
+                .unwrap()
+                .clone()
         };
-        assert_eq!(of("control plane")["verdict"], "ok");
-        assert_eq!(of("authority")["verdict"], "error");
-        assert_eq!(of("authority")["hint"], "see the log of the control plane");
+        assert_eq!(finding("control plane")["verdict"], "ok");
+        assert_eq!(finding("authority")["verdict"], "error");
+        assert_eq!(finding("authority")["hint"], "see the log of the control plane");
         let (output, _) = run_program(&server, &["check", "--kubernetes", "-n", "another"]);
         assert!(output.contains("warning: control plane: there is none in another"), "{output}");
 
@@ -73,34 +79,38 @@ fn the_control_plane_is_found_wherever_it_is() {
             &InstallOptions { namespace: "other".to_owned(), ..test_options() },
         )
         .await;
-        assert_found(&server, "control plane", ("error", "in each of the namespaces mesh, other"))
-            .await;
+        assert_finding(
+            &server,
+            "control plane",
+            ("error", "in each of the namespaces mesh, other"),
+        )
+        .await;
     });
 }
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn node_agents_are_installed_as_the_control_plane_expects() {
+fn missing_and_unused_node_agents_are_reported() {
     run(async {
         let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
-        assert_found(&server, NETWORK, ("ok", "init containers")).await;
+        assert_finding(&server, NETWORK, ("ok", "init containers")).await;
         let with_cni = InstallOptions { cni: Some(NodeNetwork::default()), ..test_options() };
         install_objects(&server, &with_cni).await;
         server.patch_status(DAEMON_SETS, "leno-cni", "leno-cni", agent_status(2)).await;
-        assert_found(&server, NETWORK, ("ok", "2 agents of 2 are ready")).await;
+        assert_finding(&server, NETWORK, ("ok", "2 agents of 2 are ready")).await;
         let node = json!({"metadata": {}});
         server.apply_object("v1/Node", None, "n1", node).await;
         server.patch_status(DAEMON_SETS, "leno-cni", "leno-cni", agent_status(1)).await;
-        let lacks = "1 agents of 2 are ready; there is none on n1";
-        assert_found(&server, NETWORK, ("error", lacks)).await;
+        let too_few = "1 agents of 2 are ready; there is none on n1";
+        assert_finding(&server, NETWORK, ("error", too_few)).await;
         server.delete_object(DAEMON_SETS, Some("leno-cni"), "leno-cni").await;
-        let gone = "run `leno install -n mesh --cni --apply`";
-        assert_found(&server, NETWORK, ("error", gone)).await;
+        let missing = "run `leno install -n mesh --cni --apply`";
+        assert_finding(&server, NETWORK, ("error", missing)).await;
         install_objects(&server, &with_cni).await;
         install_objects(&server, &test_options()).await;
         let unused = "`leno install -n mesh --cni --apply` uses them";
-        assert_found(&server, NETWORK, ("warning", unused)).await;
+        assert_finding(&server, NETWORK, ("warning", unused)).await;
     });
 }
 
@@ -113,7 +123,7 @@ fn agent_status(ready: u32) -> Value {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn pods_outside_the_mesh_and_of_another_release_are_reported() {
+fn namespaces_that_reject_sidecars_and_outdated_sidecars_are_reported() {
     run(async {
         let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
@@ -123,18 +133,18 @@ fn pods_outside_the_mesh_and_of_another_release_are_reported() {
             }}})
         };
         server.apply_object("v1/Namespace", None, "shop", namespace("privileged")).await;
-        assert_found(&server, "namespaces", ("ok", "1 with sidecar injection")).await;
+        assert_finding(&server, "namespaces", ("ok", "1 with sidecar injection")).await;
         server.apply_object("v1/Namespace", None, "closed", namespace("restricted")).await;
-        let refused = "closed (restricted) reject; run `leno install -n mesh --cni --apply`";
-        assert_found(&server, "namespaces", ("error", refused)).await;
+        let rejecting = "closed (restricted) reject; run `leno install -n mesh --cni --apply`";
+        assert_finding(&server, "namespaces", ("error", rejecting)).await;
         install_objects(
             &server,
             &InstallOptions { cni: Some(NodeNetwork::default()), ..test_options() },
         )
         .await;
-        assert_found(&server, "namespaces", ("ok", "2 with sidecar injection")).await;
+        assert_finding(&server, "namespaces", ("ok", "2 with sidecar injection")).await;
 
-        assert_found(&server, "sidecars", ("ok", "0, none of another image")).await;
+        assert_finding(&server, "sidecars", ("ok", "0, none of another image")).await;
         let pod = |image: &str| {
             json!({
                 "metadata": {"labels": {"leno.dev/meshed": "sidecar"}},
@@ -146,10 +156,11 @@ fn pods_outside_the_mesh_and_of_another_release_are_reported() {
         };
         server.create_namespace("apart").await;
         server.apply_object("v1/Pod", Some("apart"), "new", pod(&test_options().image)).await;
-        assert_found(&server, "sidecars", ("ok", "1, none of another image")).await;
+        assert_finding(&server, "sidecars", ("ok", "1, none of another image")).await;
         server.apply_object("v1/Pod", Some("apart"), "old", pod("leno:before")).await;
-        let old = format!("1 of 2 have another image than {}: apart/old", test_options().image);
-        assert_found(&server, "sidecars", ("warning", &old)).await;
+        let outdated =
+            format!("1 of 2 have another image than {}: apart/old", test_options().image);
+        assert_finding(&server, "sidecars", ("warning", &outdated)).await;
     });
 }
 
@@ -159,9 +170,9 @@ fn certificates_that_expire_soon_are_reported() {
     run(async {
         let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
-        let log = ("error", "see the log of the control plane");
-        assert_found(&server, "authority", log).await;
-        assert_found(&server, ROOTS, log).await;
+        let missing = ("error", "see the log of the control plane");
+        assert_finding(&server, "authority", missing).await;
+        assert_finding(&server, ROOTS, missing).await;
         for (days, authority, roots) in [
             (400, ("ok", "valid for 400 days"), ("ok", "1, valid for 400 days")),
             (
@@ -175,14 +186,14 @@ fn certificates_that_expire_soon_are_reported() {
             server.apply_object("v1/Secret", Some("mesh"), "leno-authority", secret).await;
             let map = json!({"data": {"roots.pem": pem}});
             server.apply_object("v1/ConfigMap", Some("mesh"), "leno-roots", map).await;
-            assert_found(&server, "authority", authority).await;
-            assert_found(&server, ROOTS, roots).await;
+            assert_finding(&server, "authority", authority).await;
+            assert_finding(&server, ROOTS, roots).await;
         }
         // An external intermediate is short-lived and renewed.
         let encoded = STANDARD.encode(certificate_pem(20));
         let secret = json!({"data": {"tls.crt": encoded, "ca.pem": null}});
         server.apply_object("v1/Secret", Some("mesh"), "leno-authority", secret).await;
-        assert_found(&server, "authority", ("ok", "valid for 20 days")).await;
+        assert_finding(&server, "authority", ("ok", "valid for 20 days")).await;
     });
 }
 
@@ -193,12 +204,12 @@ fn an_unreachable_webhook_is_reported() {
         let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
         let untrusted = "the webhook configuration has no CA bundle";
-        assert_found(&server, "webhook", ("error", untrusted)).await;
+        assert_finding(&server, "webhook", ("error", untrusted)).await;
         server.delete_object(WEBHOOKS, None, INJECTOR).await;
-        assert_found(&server, "webhook", ("error", "run `leno install --apply` again")).await;
+        assert_finding(&server, "webhook", ("error", "run `leno install --apply` again")).await;
         let kind = "apiextensions.k8s.io/v1/CustomResourceDefinition";
         server.delete_object(kind, None, "lanes.leno.dev").await;
-        assert_found(&server, "kinds", ("error", "lanes.leno.dev are not installed")).await;
+        assert_finding(&server, "kinds", ("error", "lanes.leno.dev are not installed")).await;
     });
 }
 
@@ -210,16 +221,16 @@ fn objects_that_differ_from_the_installation_are_reported() {
         let server = ApiServerProcess::start().await;
         let options = InstallOptions { cni: Some(NodeNetwork::default()), ..test_options() };
         install_objects(&server, &options).await;
-        assert_found(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
+        assert_finding(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
         server
             .delete_object("rbac.authorization.k8s.io/v1/ClusterRoleBinding", None, "leno-control")
             .await;
         let absent = "ClusterRoleBinding leno-control is absent";
-        assert_found(&server, OBJECTS, ("error", absent)).await;
+        assert_finding(&server, OBJECTS, ("error", absent)).await;
         install_objects(&server, &options).await;
-        assert_found(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
+        assert_finding(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
         server.delete_object("v1/Service", Some("mesh"), "leno-control").await;
-        assert_found(&server, OBJECTS, ("error", "Service mesh/leno-control is absent")).await;
+        assert_finding(&server, OBJECTS, ("error", "Service mesh/leno-control is absent")).await;
         install_objects(&server, &options).await;
 
         // A webhook with half of its entries, each with a `caBundle`.
@@ -228,13 +239,13 @@ fn objects_that_differ_from_the_installation_are_reported() {
         for entry in entries.iter_mut() {
             entry["clientConfig"]["caBundle"] = STANDARD.encode(certificate_pem(400)).into();
         }
-        let namespace = entries.remove(0);
-        assert_eq!(namespace["name"], format!("namespace.{INJECTOR}"));
+        let removed = entries.remove(0);
+        assert_eq!(removed["name"], format!("namespace.{INJECTOR}"));
         server.delete_object(WEBHOOKS, None, INJECTOR).await;
-        let half = json!({"webhooks": webhook["webhooks"]});
-        server.apply_object(WEBHOOKS, None, INJECTOR, half).await;
+        let remaining = json!({"webhooks": webhook["webhooks"]});
+        server.apply_object(WEBHOOKS, None, INJECTOR, remaining).await;
         let absent = format!("webhooks[namespace.{INJECTOR}] is absent");
-        assert_found(&server, "webhook", ("error", &absent)).await;
+        assert_finding(&server, "webhook", ("error", &absent)).await;
     });
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leno_kubernetes::source::{KubernetesSource, SourceOptions};
-use leno_kubernetes::status::keep_statuses;
+use leno_kubernetes::status::reconcile_statuses;
 use leno_model::{DefaultPolicy, Egress, MeshConfig, Name, Object, ObjectKey, TagRouteName};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -12,8 +12,8 @@ use tokio::task::JoinSet;
 use crate::server::{ApiServerProcess, run};
 use crate::source_updates::SourceUpdates;
 
-fn mesh_settings(world: &SourceUpdates) -> Option<&MeshConfig> {
-    match world.objects.get(&ObjectKey::MeshConfig) {
+fn mesh_settings(updates: &SourceUpdates) -> Option<&MeshConfig> {
+    match updates.objects.get(&ObjectKey::MeshConfig) {
         Some(Object::MeshConfig(config)) => Some(config),
         _ => None,
     }
@@ -25,40 +25,42 @@ fn the_settings_of_osm_are_followed() {
     run(async {
         let server = ApiServerProcess::start().await;
         server.create_namespace("osm-system").await;
-        let named = [Name::new("osm-system").unwrap()].into();
+        let namespaces = [Name::new("osm-system").unwrap()].into();
         let source = KubernetesSource::new(server.admin_client().await, SourceOptions::default());
-        let mut world = SourceUpdates::from_source(source.with_settings_of(named));
-        world.wait_until("a first picture", |world| world.updates == 1).await;
-        assert_eq!(mesh_settings(&world), None);
+        let mut updates = SourceUpdates::from_source(source.with_settings_namespaces(namespaces));
+        updates.wait_until("a first picture", |updates| updates.updates == 1).await;
+        assert_eq!(mesh_settings(&updates), None);
         server.define_kind(OSM).await;
         // An older object in another namespace.
         server.create_namespace("shop").await;
-        let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
-        let open = json!({"spec": {"traffic": open}});
-        server.apply_object(OSM, Some("shop"), "osm-mesh-config", open).await;
-        world
-            .wait_until("a warning", |world| {
-                world
+        let permissive = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
+        let permissive = json!({"spec": {"traffic": permissive}});
+        server.apply_object(OSM, Some("shop"), "osm-mesh-config", permissive).await;
+        updates
+            .wait_until("a warning", |updates| {
+                updates
                     .warnings
                     .iter()
-                    .any(|it| it.to_string().contains("--settings-namespaces shop"))
+                    .any(|warning| warning.to_string().contains("--settings-namespaces shop"))
             })
             .await;
-        assert_eq!(mesh_settings(&world), None);
+        assert_eq!(mesh_settings(&updates), None);
         let traffic = json!({"enableEgress": true});
         let spec = json!({"spec": {"traffic": traffic}});
         server.apply_object(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
-        world
-            .wait_until("a mesh that denies by default", |world| {
-                let found = mesh_settings(world).map(|it| (it.default_policy, it.egress));
-                found == Some((DefaultPolicy::Deny, Egress::Allow))
+        updates
+            .wait_until("a mesh that denies by default", |updates| {
+                let mode =
+                    mesh_settings(updates).map(|config| (config.default_policy, config.egress));
+                mode == Some((DefaultPolicy::Deny, Egress::Allow))
             })
             .await;
         let spec = json!({"spec": {"traffic": {"enablePermissiveTrafficPolicyMode": true}}});
         server.apply_object(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
-        world
-            .wait_until("a mesh that allows by default", |world| {
-                mesh_settings(world).is_some_and(|it| it.default_policy == DefaultPolicy::Allow)
+        updates
+            .wait_until("a mesh that allows by default", |updates| {
+                mesh_settings(updates)
+                    .is_some_and(|config| config.default_policy == DefaultPolicy::Allow)
             })
             .await;
     });
@@ -79,14 +81,14 @@ fn node_zones_and_service_settings_are_followed() {
         });
         server.apply_object("v1/Pod", Some("shop"), "web-1", pod).await;
         let ports = json!([{"port": 80, "protocol": "TCP"}]);
-        let near = json!({
+        let service = json!({
             "selector": {"app": "web"}, "ports": ports, "trafficDistribution": "PreferClose",
         });
-        server.apply_object("v1/Service", Some("shop"), "web", json!({"spec": near})).await;
-        let mut world = SourceUpdates::from_client(server.admin_client().await);
-        world
-            .wait_until("a workload in its zone", |world| {
-                world.objects.values().any(|object| match object {
+        server.apply_object("v1/Service", Some("shop"), "web", json!({"spec": service})).await;
+        let mut updates = SourceUpdates::from_client(server.admin_client().await);
+        updates
+            .wait_until("a workload in its zone", |updates| {
+                updates.objects.values().any(|object| match object {
                     Object::Workload(workload) => workload
                         .labels
                         .get("topology.kubernetes.io/zone")
@@ -96,9 +98,9 @@ fn node_zones_and_service_settings_are_followed() {
             })
             .await;
         let name: TagRouteName = "shop/web.traffic-distribution".parse().unwrap();
-        world
-            .wait_until("a preference", |world| {
-                world.objects.contains_key(&ObjectKey::TagRoute(name.clone()))
+        updates
+            .wait_until("a preference", |updates| {
+                updates.objects.contains_key(&ObjectKey::TagRoute(name.clone()))
             })
             .await;
     });
@@ -110,8 +112,8 @@ fn rejected_or_unsupported_settings_have_events() {
     run(async {
         let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
-        let wrong = json!({"metadata": {"annotations": {"leno.dev/default-policy": "dney"}}});
-        server.apply_object("v1/Namespace", None, "shop", wrong.clone()).await;
+        let invalid = json!({"metadata": {"annotations": {"leno.dev/default-policy": "dney"}}});
+        server.apply_object("v1/Namespace", None, "shop", invalid.clone()).await;
         let pod = json!({
             "metadata": {
                 "labels": {"a": "b", "leno.dev/meshed": "sidecar"},
@@ -122,19 +124,20 @@ fn rejected_or_unsupported_settings_have_events() {
         });
         server.apply_object("v1/Pod", Some("shop"), "web-1", pod).await;
         let ports = json!([{"port": 80, "protocol": "TCP"}]);
-        let sticky = json!({"selector": {"a": "b"}, "ports": ports, "sessionAffinity": "ClientIP"});
-        server.apply_object("v1/Service", Some("shop"), "web", json!({"spec": sticky})).await;
+        let service =
+            json!({"selector": {"a": "b"}, "ports": ports, "sessionAffinity": "ClientIP"});
+        server.apply_object("v1/Service", Some("shop"), "web", json!({"spec": service})).await;
 
         let source = KubernetesSource::new(server.admin_client().await, SourceOptions::default());
-        let statements = source.subscribe_statements();
+        let statuses = source.subscribe_statuses();
         let mut tasks = JoinSet::new();
-        let (_leads, leading) = watch::channel(true);
+        let (_leader_sender, is_leader) = watch::channel(true);
         let name = "leno-control-a".to_owned();
-        tasks.spawn(keep_statuses(
+        tasks.spawn(reconcile_statuses(
             server.admin_client().await,
             name,
-            statements,
-            leading,
+            statuses,
+            is_leader,
             watch::Sender::default(),
         ));
         let (output, mut queue) = mpsc::channel(4);
@@ -142,19 +145,19 @@ fn rejected_or_unsupported_settings_have_events() {
         tasks.spawn(async move { while queue.recv().await.is_some() {} });
 
         let deadline = Instant::now() + MAX_WAIT;
-        for (namespace, kind, reason, part) in [
+        for (namespace, kind, reason, text) in [
             ("default", "Namespace", "Rejected", "leno.dev/default-policy"),
             ("shop", "Pod", "Rejected", "leno.dev/mtls"),
             ("shop", "Service", "UnsupportedField", "spec.sessionAffinity"),
         ] {
             loop {
                 let events = server.list_events(namespace).await;
-                let is_it = |event: &Value| {
+                let matches = |event: &Value| {
                     event["regarding"]["kind"] == kind
                         && event["reason"] == reason
-                        && event["note"].as_str().is_some_and(|note| note.contains(part))
+                        && event["note"].as_str().is_some_and(|note| note.contains(text))
                 };
-                if events.iter().any(is_it) {
+                if events.iter().any(matches) {
                     break;
                 }
                 assert!(Instant::now() < deadline, "no event of {kind}: {events:?}");

@@ -8,7 +8,7 @@ use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::gateway::provision_gateways;
 use leno_kubernetes::inject::InjectionSettings;
 use leno_kubernetes::source::{KubernetesSource, SourceOptions};
-use leno_kubernetes::status::{ElectionIdentity, hold_lease, keep_statuses};
+use leno_kubernetes::status::{ElectionIdentity, hold_lease, reconcile_statuses};
 use leno_model::{Change, Gateway, GatewayPortRules, Object, ObjectKey, TrustDomain};
 use leno_registry::RegistryUpdate;
 use serde_json::{Value, json};
@@ -21,7 +21,9 @@ use crate::server::{ApiServerProcess, run};
 /// True if every HTTPS listener serves a host.
 fn has_https_hosts(serves: &GatewayPortRules) -> bool {
     match serves {
-        GatewayPortRules::Https(listeners) => listeners.iter().all(|it| !it.hosts.is_empty()),
+        GatewayPortRules::Https(listeners) => {
+            listeners.iter().all(|listener| !listener.hosts.is_empty())
+        }
         _ => false,
     }
 }
@@ -37,8 +39,8 @@ fn a_gateway_gets_its_configuration_status_and_resources() {
         server.install_kinds("gateway-api.sh");
         let class = json!({"spec": {"controllerName": "leno.dev/gateway-controller"}});
         server.apply_object(CLASS, None, "leno", class).await;
-        let mut cluster = GatewayUpdates::start(&server).await;
-        create_listed(&server).await;
+        let mut updates = GatewayUpdates::start(&server).await;
+        create_service_with_endpoints(&server).await;
         let (chain, key) = generate_pair();
         let data = json!({"tls.crt": chain, "tls.key": key});
         let secret = json!({"type": "kubernetes.io/tls", "stringData": data});
@@ -47,62 +49,70 @@ fn a_gateway_gets_its_configuration_status_and_resources() {
         server.apply_object(GATEWAY, Some("shop"), "edge", spec).await;
         server.apply_object(ROUTE, Some("shop"), "web", route_spec()).await;
 
-        let output = cluster.wait_for_gateway("two ports and a route", |gateway| {
+        let config = updates.wait_for_gateway("a gateway with two ports and a route", |gateway| {
             gateway.ports.len() == 2 && has_https_hosts(&gateway.ports[1].serves)
         });
-        let output = output.await;
-        let GatewayPortRules::Https(listeners) = &output.ports[1].serves else {
-            panic!("{output:?}")
+        let config = config.await;
+        let GatewayPortRules::Https(listeners) = &config.ports[1].serves else {
+            panic!("{config:?}")
         };
         assert_eq!(listeners[0].certificates[0].chain, chain);
         assert_eq!(listeners[0].hosts[0].rules[0].backends[0].service.to_string(), "shop/listed");
         // A route references the Service only now.
-        cluster.wait_until("the endpoint", |all| all.iter().any(is_endpoint)).await;
+        updates.wait_until("the endpoint", |objects| objects.iter().any(is_endpoint)).await;
 
-        let said = server.wait_until(GATEWAY, Some("shop"), "edge", |it| {
-            is_said(it, "Programmed", "Pending")
-                && it["status"]["listeners"][0]["attachedRoutes"] == 1
+        let gateway = server.wait_until(GATEWAY, Some("shop"), "edge", |gateway| {
+            has_condition(gateway, "Programmed", "Pending")
+                && gateway["status"]["listeners"][0]["attachedRoutes"] == 1
         });
-        let said = said.await;
-        let listener = &said["status"]["listeners"][0];
+        let gateway = gateway.await;
+        let listener = &gateway["status"]["listeners"][0];
         assert_eq!(listener["supportedKinds"][0]["kind"], "HTTPRoute");
-        let owner = &said["metadata"]["uid"];
+        let owner = &gateway["metadata"]["uid"];
         let budget = "policy/v1/PodDisruptionBudget";
         for kind in ["v1/ServiceAccount", "v1/Service", "apps/v1/Deployment", budget] {
-            let made = server.wait_until(kind, Some("shop"), MADE, |it| !it.is_null()).await;
-            assert_eq!(&made["metadata"]["ownerReferences"][0]["uid"], owner, "{kind}");
+            let created =
+                server.wait_until(kind, Some("shop"), RESOURCE, |object| !object.is_null()).await;
+            assert_eq!(&created["metadata"]["ownerReferences"][0]["uid"], owner, "{kind}");
         }
         let status = json!({"availableReplicas": 1, "readyReplicas": 1, "replicas": 1});
-        server.patch_status("apps/v1/Deployment", "shop", MADE, status).await;
+        server.patch_status("apps/v1/Deployment", "shop", RESOURCE, status).await;
         let ingress = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}});
-        server.patch_status("v1/Service", "shop", MADE, ingress).await;
-        let is_served = |it: &Value| is_said(it, "Programmed", "Programmed");
-        let said = server.wait_until(GATEWAY, Some("shop"), "edge", is_served).await;
-        assert_eq!(said["status"]["addresses"][0]["value"], "192.0.2.7");
-        let generation = &said["metadata"]["generation"];
-        assert_eq!(&said["status"]["conditions"][0]["observedGeneration"], generation);
+        server.patch_status("v1/Service", "shop", RESOURCE, ingress).await;
+        let is_served = |gateway: &Value| has_condition(gateway, "Programmed", "Programmed");
+        let gateway = server.wait_until(GATEWAY, Some("shop"), "edge", is_served).await;
+        assert_eq!(gateway["status"]["addresses"][0]["value"], "192.0.2.7");
+        let generation = &gateway["metadata"]["generation"];
+        assert_eq!(&gateway["status"]["conditions"][0]["observedGeneration"], generation);
 
-        let route = server.wait_until(ROUTE, Some("shop"), "web", |it| {
-            it["status"]["parents"][0]["conditions"][1]["reason"] == "ResolvedRefs"
+        let route = server.wait_until(ROUTE, Some("shop"), "web", |route| {
+            route["status"]["parents"][0]["conditions"][1]["reason"] == "ResolvedRefs"
         });
         let route = route.await;
         let parent = &route["status"]["parents"][0];
         assert_eq!(parent["controllerName"], "leno.dev/gateway-controller");
-        let class = server.wait_until(CLASS, None, "leno", |it| {
-            it["status"]["conditions"][0]["reason"] == "Accepted"
+        let class = server.wait_until(CLASS, None, "leno", |class| {
+            class["status"]["conditions"][0]["reason"] == "Accepted"
         });
         let features = class.await["status"]["supportedFeatures"].clone();
         assert!(features.as_array().unwrap().contains(&json!({"name": "HTTPRoute"})));
-
-        // Removing a listener removes its port, from the Service too; a listener without its key is not served.
-        server.delete_object("v1/Secret", Some("shop"), "cert").await;
-        cluster.wait_for_gateway("one port", |gateway| gateway.ports.len() == 1).await;
-        let one = |it: &Value| it["spec"]["ports"].as_array().is_some_and(|all| all.len() == 1);
-        server.wait_until("v1/Service", Some("shop"), MADE, one).await;
-        server.delete_object(GATEWAY, Some("shop"), "edge").await;
-        let is_part = |it: &&Object| is_gateway(it) || is_endpoint(it);
-        cluster.wait_until("nothing of it", |all| !all.iter().any(is_part)).await;
+        assert_removal(&server, &mut updates).await;
     });
+}
+
+/// Checks that a listener without its key and a deleted gateway are no longer served.
+async fn assert_removal(server: &ApiServerProcess, updates: &mut GatewayUpdates) {
+    // Removing a listener removes its port, from the Service too; a listener without its key is not served.
+    server.delete_object("v1/Secret", Some("shop"), "cert").await;
+    updates.wait_for_gateway("a gateway with one port", |gateway| gateway.ports.len() == 1).await;
+    let has_one_port =
+        |service: &Value| service["spec"]["ports"].as_array().is_some_and(|ports| ports.len() == 1);
+    server.wait_until("v1/Service", Some("shop"), RESOURCE, has_one_port).await;
+    server.delete_object(GATEWAY, Some("shop"), "edge").await;
+    let belongs_to_gateway = |object: &&Object| is_gateway(object) || is_endpoint(object);
+    updates
+        .wait_until("no gateway and no endpoint", |objects| !objects.iter().any(belongs_to_gateway))
+        .await;
 }
 
 /// The gateway part of a control plane, and the updates that it received.
@@ -117,25 +127,25 @@ impl GatewayUpdates {
         let mut tasks = JoinSet::new();
         let options = SourceOptions { gateways: true, ..SourceOptions::default() };
         let source = KubernetesSource::new(server.admin_client().await, options);
-        let (leads, leading) = watch::channel(false);
+        let (leader_sender, is_leader) = watch::channel(false);
         let name = "leno-control-a".to_owned();
-        let writer = ElectionIdentity {
+        let identity = ElectionIdentity {
             namespace: NamespaceName::from_literal("leno-system"),
             name: name.clone(),
             facts: watch::Sender::default().subscribe(),
         };
         tasks.spawn(hold_lease(
             server.admin_client().await,
-            writer,
-            leads,
+            identity,
+            leader_sender,
             watch::channel(false).1,
         ));
-        let statements = source.subscribe_statements();
-        tasks.spawn(keep_statuses(
+        let statuses = source.subscribe_statuses();
+        tasks.spawn(reconcile_statuses(
             server.admin_client().await,
             name,
-            statements,
-            leading.clone(),
+            statuses,
+            is_leader.clone(),
             watch::Sender::default(),
         ));
         let domain = TrustDomain::new("cluster.local").unwrap();
@@ -150,15 +160,15 @@ impl GatewayUpdates {
             server.admin_client().await,
             settings,
             source.subscribe_gateways(),
-            leading,
+            is_leader,
         ));
         let (output, queue) = mpsc::channel(4);
         tasks.spawn(source.send_updates(output));
         Self { objects: BTreeMap::new(), queue, _tasks: tasks }
     }
 
-    async fn wait_until(&mut self, what: &str, is_so: impl Fn(&[&Object]) -> bool) {
-        while !is_so(&self.objects.values().collect::<Vec<_>>()) {
+    async fn wait_until(&mut self, what: &str, is_satisfied: impl Fn(&[&Object]) -> bool) {
+        while !is_satisfied(&self.objects.values().collect::<Vec<_>>()) {
             let update = timeout(MAX_WAIT, self.queue.recv()).await;
             let Ok(Some(update)) = update else {
                 panic!("{what} never came: {:?}", self.objects.keys().collect::<Vec<_>>())
@@ -174,14 +184,18 @@ impl GatewayUpdates {
         }
     }
 
-    async fn wait_for_gateway(&mut self, what: &str, is_so: impl Fn(&Gateway) -> bool) -> Gateway {
-        let find = |all: &[&Object]| {
-            all.iter().find_map(|it| match it {
-                Object::Gateway(gateway) if is_so(gateway) => Some(gateway.clone()),
+    async fn wait_for_gateway(
+        &mut self,
+        what: &str,
+        is_satisfied: impl Fn(&Gateway) -> bool,
+    ) -> Gateway {
+        let find = |objects: &[&Object]| {
+            objects.iter().find_map(|object| match object {
+                Object::Gateway(gateway) if is_satisfied(gateway) => Some(gateway.clone()),
                 _ => None,
             })
         };
-        self.wait_until(what, |all| find(all).is_some()).await;
+        self.wait_until(what, |objects| find(objects).is_some()).await;
         find(&self.objects.values().collect::<Vec<_>>()).unwrap()
     }
 }
@@ -191,11 +205,11 @@ fn is_gateway(object: &&Object) -> bool {
 }
 
 fn is_endpoint(object: &&Object) -> bool {
-    matches!(object, Object::Workload(it) if !it.sidecar && it.address.to_string() == "10.9.0.7")
+    matches!(object, Object::Workload(workload) if !workload.sidecar && workload.address.to_string() == "10.9.0.7")
 }
 
 /// Creates a service with manually listed endpoints.
-async fn create_listed(server: &ApiServerProcess) {
+async fn create_service_with_endpoints(server: &ApiServerProcess) {
     let service = json!({"spec": {"ports": [{"port": 80, "protocol": "TCP"}]}});
     server.apply_object("v1/Service", Some("shop"), "listed", service).await;
     let slice = json!({
@@ -231,24 +245,25 @@ fn route_spec() -> Value {
 fn generate_pair() -> (String, String) {
     let directory = tempfile::tempdir().unwrap();
     let (chain, key) = (directory.path().join("tls.crt"), directory.path().join("tls.key"));
-    let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=a.b";
+    let arguments =
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=a.b";
     let mut openssl = Command::new("openssl");
-    openssl.args(words.split(' ')).arg("-out").arg(&chain).arg("-keyout").arg(&key);
-    let done = openssl.output().unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    openssl.args(arguments.split(' ')).arg("-out").arg(&chain).arg("-keyout").arg(&key);
+    let output = openssl.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let read = |path| std::fs::read_to_string(path).unwrap();
     (read(chain), read(key))
 }
 
 /// True if a condition of an object has this reason.
-fn is_said(object: &Value, condition: &str, reason: &str) -> bool {
+fn has_condition(object: &Value, condition: &str, reason: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
-    let is_it = |it: &Value| it["type"] == condition && it["reason"] == reason;
-    conditions.is_some_and(|all| all.iter().any(is_it))
+    let matches = |entry: &Value| entry["type"] == condition && entry["reason"] == reason;
+    conditions.is_some_and(|conditions| conditions.iter().any(matches))
 }
 
 const CLASS: &str = "gateway.networking.k8s.io/v1/GatewayClass";
 const GATEWAY: &str = "gateway.networking.k8s.io/v1/Gateway";
 const ROUTE: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
-const MADE: &str = "leno-gateway-edge";
+const RESOURCE: &str = "leno-gateway-edge";
 const MAX_WAIT: Duration = Duration::from_secs(120);

@@ -30,19 +30,19 @@ fn inject_reads_the_settings_of_the_cluster() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("web.yaml");
         std::fs::write(&file, POD).unwrap();
-        let words = ["inject", "-n", "mesh", "-f", file.to_str().unwrap()];
+        let arguments = ["inject", "-n", "mesh", "-f", file.to_str().unwrap()];
 
-        let (_, said) = run_program(&server, &words);
+        let (_, stderr) = run_program(&server, &arguments);
         let unknown = "the namespace shop does not exist: its annotations are unknown\n";
-        assert_eq!(said, format!("{unknown}Pod web: sidecar added\n"));
+        assert_eq!(stderr, format!("{unknown}Pod web: sidecar added\n"));
         let annotations = json!({"flomesh.io/outbound-port-exclusion-list": "25"});
         let namespace = json!({"metadata": {"annotations": annotations}});
         server.apply_object("v1/Namespace", None, "shop", namespace).await;
-        let (written, said) = run_program(&server, &words);
-        assert_eq!(said, "Pod web: sidecar added\n");
-        assert!(written.contains("--exclude-outbound-ports=25,26"), "{written}");
-        assert!(written.contains("leno.dev/redirect"), "{written}");
-        assert!(!written.contains("NET_ADMIN"), "{written}");
+        let (stdout, stderr) = run_program(&server, &arguments);
+        assert_eq!(stderr, "Pod web: sidecar added\n");
+        assert!(stdout.contains("--exclude-outbound-ports=25,26"), "{stdout}");
+        assert!(stdout.contains("leno.dev/redirect"), "{stdout}");
+        assert!(!stdout.contains("NET_ADMIN"), "{stdout}");
 
         // A user that may read the mesh but not the namespace gets an error about the namespace.
         let role = "rbac.authorization.k8s.io/v1/ClusterRole";
@@ -54,17 +54,17 @@ fn inject_reads_the_settings_of_the_cluster() {
         server.allow_reading("deployer", &["configmaps"]).await;
         server.apply_object(role, None, "deployer", rules).await;
         let mut kubeconfig = Kubeconfig::read_from(server.kubeconfig()).unwrap();
-        for named in &mut kubeconfig.auth_infos {
-            named.auth_info.as_mut().unwrap().impersonate = Some("deployer".to_owned());
+        for user_entry in &mut kubeconfig.auth_infos {
+            user_entry.auth_info.as_mut().unwrap().impersonate = Some("deployer".to_owned());
         }
-        let other = directory.path().join("kubeconfig");
-        std::fs::write(&other, serde_json::to_string(&kubeconfig).unwrap()).unwrap();
-        let done = leno_command().args(words).env("KUBECONFIG", other).output().unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(!done.status.success());
+        let restricted = directory.path().join("kubeconfig");
+        std::fs::write(&restricted, serde_json::to_string(&kubeconfig).unwrap()).unwrap();
+        let output = leno_command().args(arguments).env("KUBECONFIG", restricted).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success());
         let expected = "cannot read the namespace shop and its annotations: request permission to read it, or pass \
                         --roots FILE";
-        assert!(said.contains(expected), "{said}");
+        assert!(stderr.contains(expected), "{stderr}");
     });
 }
 

@@ -32,21 +32,22 @@ pub(crate) async fn install_objects(
 }
 
 /// Runs the program against the server; returns its standard output and standard error.
-pub(crate) fn run_program(server: &ApiServerProcess, words: &[&str]) -> (String, String) {
-    let done = leno_command().args(words).env("KUBECONFIG", server.kubeconfig()).output().unwrap();
+pub(crate) fn run_program(server: &ApiServerProcess, arguments: &[&str]) -> (String, String) {
+    let output =
+        leno_command().args(arguments).env("KUBECONFIG", server.kubeconfig()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(&done.stdout), text(&done.stderr))
+    (text(&output.stdout), text(&output.stderr))
 }
 
 /// Returns the arguments of the control plane.
 async fn control_arguments(server: &ApiServerProcess) -> Value {
-    let found = server.read("apps/v1/Deployment", "mesh", "leno-control").await;
-    found["spec"]["template"]["spec"]["containers"][0]["args"].clone()
+    let deployment = server.read("apps/v1/Deployment", "mesh", "leno-control").await;
+    deployment["spec"]["template"]["spec"]["containers"][0]["args"].clone()
 }
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn kinds_of_another_mesh_stay_as_they_are() {
+fn kinds_of_another_mesh_are_unchanged() {
     run(async {
         let server = ApiServerProcess::start().await;
         server.define_kind(TARGETS).await;
@@ -55,10 +56,11 @@ fn kinds_of_another_mesh_stay_as_they_are() {
         let before = server.find_object(DEFINITIONS, None, name).await.unwrap();
         for _ in 0..2 {
             let steps = install_objects(&server, &with_smi).await;
-            let done = |name: &str| steps.iter().find(|(it, _)| it.ends_with(name)).unwrap().1;
-            assert_eq!(done(name), "exists already");
+            let action =
+                |name: &str| steps.iter().find(|(object, _)| object.ends_with(name)).unwrap().1;
+            assert_eq!(action(name), "exists already");
             // Definitions installed with the mesh are upgraded with it.
-            assert_eq!(done("httproutegroups.specs.smi-spec.io"), "applied");
+            assert_eq!(action("httproutegroups.specs.smi-spec.io"), "applied");
         }
         let after = server.find_object(DEFINITIONS, None, name).await.unwrap();
         assert_eq!(after["metadata"]["generation"], before["metadata"]["generation"]);
@@ -68,31 +70,32 @@ fn kinds_of_another_mesh_stay_as_they_are() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn installing_again_keeps_the_options_of_before() {
+fn repeated_installs_keep_earlier_options() {
     run(async {
         let server = ApiServerProcess::start().await;
-        let again = |more: &[&str]| {
-            let words = ["install", "-n", "mesh", "--apply", "--timeout", "1s"];
+        let install = |options: &[&str]| {
+            let arguments = ["install", "-n", "mesh", "--apply", "--timeout", "1s"];
             // No kubelet starts its Pods here, so it times out after a second.
-            run_program(&server, &[&words[..], more].concat()).1
+            run_program(&server, &[&arguments[..], options].concat()).1
         };
-        let first = again(&["--gateways", "--replicas", "3"]);
+        let first = install(&["--gateways", "--replicas", "3"]);
         assert!(!first.contains("as installed before"), "{first}");
         assert!(first.contains("the rollout of the control plane did not complete"), "{first}");
-        let second = again(&[]);
+        let second = install(&[]);
         let kept = "as installed before: --replicas 3 --trust-domain cluster.local --gateways\n";
         assert!(second.contains(kept), "{second}");
-        let has = |arguments: &Value| arguments.as_array().unwrap().contains(&json!("--gateways"));
-        assert!(has(&control_arguments(&server).await));
+        let has_gateways =
+            |arguments: &Value| arguments.as_array().unwrap().contains(&json!("--gateways"));
+        assert!(has_gateways(&control_arguments(&server).await));
         for kind in [CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS] {
             assert!(server.find_object(kind, None, "leno-gateways").await.is_some(), "{kind}");
         }
-        again(&["--gateways=false"]);
-        assert!(!has(&control_arguments(&server).await));
+        install(&["--gateways=false"]);
+        assert!(!has_gateways(&control_arguments(&server).await));
         for kind in [CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS] {
             assert_eq!(server.find_object(kind, None, "leno-gateways").await, None, "{kind}");
         }
-        let third = again(&[]);
+        let third = install(&[]);
         assert!(third.contains("--trust-domain cluster.local\n"), "{third}");
     });
 }

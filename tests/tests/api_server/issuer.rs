@@ -12,7 +12,8 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::PostParams;
 use leno_tests::{
-    TestAnswer, TestApplication, TestProgram, cert_manager, eventually, free_port, leno_command,
+    ApplicationReply, TestApplication, TestProgram, cert_manager, eventually, free_port,
+    leno_command,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -28,14 +29,16 @@ fn an_authority_of_cert_manager_signs_and_is_renewed_while_all_runs() {
         create_certificate(&server, documented_certificate()).await;
         let mesh = IssuedMesh::start(&server).await;
         let before = mesh.signed_chain(&server).await;
-        let root = secret_text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
+        let old_root =
+            secret_text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
         for (namespace, name) in [("cert-manager", "company"), ("leno-system", "leno-authority")] {
             renew_certificate(&server, namespace, name).await;
         }
         let after = mesh.signed_chain(&server).await;
-        let next = secret_text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
+        let new_root =
+            secret_text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
         // Members with the old and the new roots.
-        for roots in [root, next] {
+        for roots in [old_root, new_root] {
             for chain in [&before, &after] {
                 mesh.assert_verified(&roots, chain);
             }
@@ -51,14 +54,14 @@ fn an_ingress_controller_is_admitted_with_a_certificate_of_the_issuer() {
         let _controllers = start_issuer(&server).await;
         create_certificate(&server, documented_certificate()).await;
         let client = create_certificate(&server, client_certificate()).await;
-        let application = TestApplication::start(|_| TestAnswer::ok("here"));
+        let application = TestApplication::start(|_| ApplicationReply::ok("here"));
         server.create_service("web", application.port()).await;
         server.define_kind(BACKEND).await;
         server.apply_object(BACKEND, Some("shop"), "web", ingress_policy(application.port())).await;
         let mesh = IssuedMesh::start(&server).await;
         mesh.assert_verified(&published_roots(&server).await, &secret_text(&client, "tls.crt"));
         let listener = mesh.inbound_port();
-        eventually("the controller comes in", MAX_WAIT, || {
+        eventually("the controller gets a response", MAX_WAIT, || {
             (mesh.curl_application(listener, &client) == "here 200").then_some(())
         });
     });
@@ -70,7 +73,7 @@ fn invalid_ca_certificates_are_rejected_with_a_hint() {
     run(async {
         let server = ApiServerProcess::start().await;
         let _controllers = start_issuer(&server).await;
-        for (lacking, expected) in [
+        for (missing_field, expected) in [
             ("privateKey", "`tls.key` contains no P-256 private key: issue the authority with one"),
             (
                 "isCA",
@@ -78,8 +81,8 @@ fn invalid_ca_certificates_are_rejected_with_a_hint() {
             ),
         ] {
             let mut certificate = documented_certificate();
-            certificate["spec"].as_object_mut().unwrap().remove(lacking).unwrap();
-            let namespace = lacking.to_lowercase();
+            certificate["spec"].as_object_mut().unwrap().remove(missing_field).unwrap();
+            let namespace = missing_field.to_lowercase();
             certificate["metadata"]["namespace"] = json!(namespace);
             server.create_namespace(&namespace).await;
             create_certificate(&server, certificate).await;
@@ -151,10 +154,10 @@ async fn create_certificate(server: &ApiServerProcess, certificate: Value) -> Va
     let (namespace, name) = (text(&metadata["namespace"]), text(&metadata["name"]));
     let secret = text(&spec["secretName"]);
     server.apply_object(CERTIFICATE, Some(&namespace), &name, certificate).await;
-    let is_ready = |it: &Value| {
-        let conditions = it["status"]["conditions"].as_array();
-        let is_ready = |it: &Value| it["type"] == "Ready" && it["status"] == "True";
-        conditions.is_some_and(|all| all.iter().any(is_ready))
+    let is_ready = |certificate: &Value| {
+        let conditions = certificate["status"]["conditions"].as_array();
+        let is_ready = |entry: &Value| entry["type"] == "Ready" && entry["status"] == "True";
+        conditions.is_some_and(|conditions| conditions.iter().any(is_ready))
     };
     server.wait_until(CERTIFICATE, Some(&namespace), &name, is_ready).await;
     server.read(SECRET, &namespace, &secret).await
@@ -165,21 +168,21 @@ async fn renew_certificate(server: &ApiServerProcess, namespace: &str, name: &st
     let before = server.read(SECRET, namespace, name).await;
     let certificate = server.read(CERTIFICATE, namespace, name).await;
     let mut status = json!({"conditions": certificate["status"]["conditions"]});
-    let asked = json!({"type": "Issuing", "status": "True", "reason": "ManuallyTriggered"});
-    status["conditions"].as_array_mut().unwrap().push(asked);
+    let issuing = json!({"type": "Issuing", "status": "True", "reason": "ManuallyTriggered"});
+    status["conditions"].as_array_mut().unwrap().push(issuing);
     server.patch_status(CERTIFICATE, namespace, name, status).await;
-    let is_another = |it: &Value| it["data"]["tls.crt"] != before["data"]["tls.crt"];
-    server.wait_until(SECRET, Some(namespace), name, is_another).await;
+    let is_renewed = |secret: &Value| secret["data"]["tls.crt"] != before["data"]["tls.crt"];
+    server.wait_until(SECRET, Some(namespace), name, is_renewed).await;
 }
 
 /// Returns the roots that members trust, as published in the cluster.
 async fn published_roots(server: &ApiServerProcess) -> String {
-    let output = server
-        .wait_until("v1/ConfigMap", Some("leno-system"), "leno-roots", |it| {
-            it["data"]["roots.pem"].is_string()
+    let roots = server
+        .wait_until("v1/ConfigMap", Some("leno-system"), "leno-roots", |map| {
+            map["data"]["roots.pem"].is_string()
         })
         .await;
-    output["data"]["roots.pem"].as_str().unwrap().to_owned()
+    roots["data"]["roots.pem"].as_str().unwrap().to_owned()
 }
 
 /// Returns a value of a Secret.
@@ -211,8 +214,8 @@ struct IssuedMesh {
 
 impl IssuedMesh {
     async fn start(server: &ApiServerProcess) -> Self {
-        let strict = json!({"metadata": {"annotations": {"leno.dev/default-policy": "deny"}}});
-        server.apply_object("v1/Namespace", None, "shop", strict).await;
+        let namespace = json!({"metadata": {"annotations": {"leno.dev/default-policy": "deny"}}});
+        server.apply_object("v1/Namespace", None, "shop", namespace).await;
         server
             .apply_object("v1/ServiceAccount", Some("shop"), "web", json!({"metadata": {}}))
             .await;
@@ -221,14 +224,14 @@ impl IssuedMesh {
         let control = start_control(server, "leno-system", port, &directory.path().join("control"));
         control.wait_for_line("control plane ready", MAX_WAIT);
 
-        let shown = directory.path().join("token");
-        fs::write(&shown, pod_token(server).await).unwrap();
+        let token_file = directory.path().join("token");
+        fs::write(&token_file, pod_token(server).await).unwrap();
         let mut command = leno_command();
         command.args(["proxy", "--workload", "shop/web-1", "--trust-domain", "cluster.local"]);
         command.arg("--control").arg(format!("127.0.0.1:{port}"));
         command
             .arg("--service-account-token")
-            .arg(shown)
+            .arg(token_file)
             .env("LENO_ROOTS", published_roots(server).await);
         command.arg("--state").arg(directory.path().join("sidecar"));
         let sidecar = TestProgram::start("leno proxy", &mut command);
@@ -237,13 +240,13 @@ impl IssuedMesh {
 
     /// Returns the certificate chain of the sidecar once the authority in the Secret has signed it.
     async fn signed_chain(&self, server: &ApiServerProcess) -> String {
-        let held = self.directory.path().join("sidecar/credential.pem");
-        let by_it = |secret: &Value| {
+        let chain_file = self.directory.path().join("sidecar/credential.pem");
+        let is_signed_by = |secret: &Value| {
             let signer = secret_text(secret, "tls.crt");
-            fs::read_to_string(&held).is_ok_and(|chain| chain.contains(signer.trim()))
+            fs::read_to_string(&chain_file).is_ok_and(|chain| chain.contains(signer.trim()))
         };
-        server.wait_until(SECRET, Some("leno-system"), "leno-authority", by_it).await;
-        fs::read_to_string(&held).unwrap()
+        server.wait_until(SECRET, Some("leno-system"), "leno-authority", is_signed_by).await;
+        fs::read_to_string(&chain_file).unwrap()
     }
 
     fn write_file(&self, name: &str, text: &str) -> PathBuf {
@@ -258,21 +261,21 @@ impl IssuedMesh {
             (self.write_file("roots.pem", roots), self.write_file("chain.pem", chain));
         let mut openssl = Command::new("openssl");
         openssl.args(["verify", "-no-CApath", "-no-CAstore", "-purpose", "sslclient", "-CAfile"]);
-        let done = openssl.arg(roots).arg("-untrusted").arg(&chain).arg(&chain).output().unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let output = openssl.arg(roots).arg("-untrusted").arg(&chain).arg(&chain).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Returns the sidecar's inbound port for the application.
+    /// Returns the port of the sidecar's inbound listener.
     fn inbound_port(&self) -> u16 {
         let data = self.directory.path().join("control");
-        let look = || {
+        let find_port = || {
             let mut command = leno_command();
             command.args(["get", "workloads", "-o", "json", "--data"]).arg(&data);
             let output: Value = serde_json::from_slice(&command.output().ok()?.stdout).ok()?;
             let listeners = output[0]["listeners"].as_object()?.values().next()?.as_str()?;
             listeners.rsplit(':').next()?.parse().ok()
         };
-        eventually("the sidecar has a listener", MAX_WAIT, look).0
+        eventually("the sidecar has a listener", MAX_WAIT, find_port).0
     }
 
     /// Returns the application's response to an external client with such a certificate.
@@ -290,14 +293,15 @@ impl IssuedMesh {
 /// Returns a token of the Pod's own account, as issued for the kubelet.
 async fn pod_token(server: &ApiServerProcess) -> String {
     let pod = server.read("v1/Pod", "shop", "web-1").await;
-    let bound = json!({
+    let bound_object = json!({
         "apiVersion": "v1", "kind": "Pod", "name": "web-1", "uid": pod["metadata"]["uid"],
     });
-    let request = json!({"metadata": {}, "spec": {"audiences": ["leno"], "boundObjectRef": bound}});
+    let request =
+        json!({"metadata": {}, "spec": {"audiences": ["leno"], "boundObjectRef": bound_object}});
     let request: TokenRequest = serde_json::from_value(request).unwrap();
     let accounts: Api<ServiceAccount> = Api::namespaced(server.admin_client().await, "shop");
-    let made = accounts.create_token_request("web", &PostParams::default(), &request).await;
-    made.unwrap().status.unwrap().token
+    let response = accounts.create_token_request("web", &PostParams::default(), &request).await;
+    response.unwrap().status.unwrap().token
 }
 
 const CERTIFICATE: &str = "cert-manager.io/v1/Certificate";

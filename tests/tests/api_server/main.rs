@@ -11,6 +11,7 @@
     reason = "tests write and read objects by any name"
 )]
 
+mod admission;
 mod certificates;
 mod examined;
 mod foreign;
@@ -19,8 +20,7 @@ mod inject;
 mod installed;
 mod issuer;
 mod migration;
-mod refusals;
-mod rights;
+mod permissions;
 mod rules;
 mod server;
 mod source_updates;
@@ -45,8 +45,8 @@ fn group_key(name: &str) -> ObjectKey {
     ObjectKey::HttpRouteGroup(format!("shop/{name}").parse().unwrap())
 }
 
-fn workload_ports(world: &SourceUpdates, name: &str) -> Vec<u16> {
-    match world.objects.get(&workload_key(name)) {
+fn workload_ports(source: &SourceUpdates, name: &str) -> Vec<u16> {
+    match source.objects.get(&workload_key(name)) {
         Some(Object::Workload(workload)) => workload.ports.iter().map(|port| port.port).collect(),
         _ => Vec::new(),
     }
@@ -54,23 +54,25 @@ fn workload_ports(world: &SourceUpdates, name: &str) -> Vec<u16> {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn objects_come_change_and_go() {
+fn created_changed_and_deleted_objects_are_followed() {
     run(async {
         let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         server.create_pod("web-1", "10.9.0.1").await;
-        let mut world = SourceUpdates::from_client(server.admin_client().await);
-        world.wait_until("a first picture", |world| world.updates == 1).await;
-        assert!(world.progress.borrow().is_synced());
-        assert!(world.objects.contains_key(&workload_key("web-1")));
+        let mut source = SourceUpdates::from_client(server.admin_client().await);
+        source.wait_until("a first picture", |source| source.updates == 1).await;
+        assert!(source.progress.borrow().is_synced());
+        assert!(source.objects.contains_key(&workload_key("web-1")));
 
         server.create_service("web", 8080).await;
-        world
-            .wait_until("the port of the service", |world| workload_ports(world, "web-1") == [8080])
+        source
+            .wait_until("the port of the service", |source| {
+                workload_ports(source, "web-1") == [8080]
+            })
             .await;
-        assert!(world.objects.contains_key(&service_key("web")));
+        assert!(source.objects.contains_key(&service_key("web")));
         server.create_service("web", 8081).await;
-        world.wait_until("its new port", |world| workload_ports(world, "web-1") == [8081]).await;
+        source.wait_until("its new port", |source| workload_ports(source, "web-1") == [8081]).await;
 
         server
             .apply_object(
@@ -82,62 +84,64 @@ fn objects_come_change_and_go() {
                 }}),
             )
             .await;
-        world
-            .wait_until("a mode", |world| world.objects.contains_key(&ObjectKey::MeshConfig))
+        source
+            .wait_until("a mode", |source| source.objects.contains_key(&ObjectKey::MeshConfig))
             .await;
 
         server.create_pod("web-2", "10.9.0.2").await;
         server.delete_object("v1/Pod", Some("shop"), "web-1").await;
-        world
-            .wait_until("another pod", |world| {
-                !world.objects.contains_key(&workload_key("web-1"))
-                    && workload_ports(world, "web-2") == [8081]
+        source
+            .wait_until("another pod", |source| {
+                !source.objects.contains_key(&workload_key("web-1"))
+                    && workload_ports(source, "web-2") == [8081]
             })
             .await;
         server.delete_object("v1/Service", Some("shop"), "web").await;
-        world.wait_until("no port", |world| workload_ports(world, "web-2").is_empty()).await;
-        assert!(!world.objects.contains_key(&service_key("web")));
+        source.wait_until("no port", |source| workload_ports(source, "web-2").is_empty()).await;
+        assert!(!source.objects.contains_key(&service_key("web")));
     });
 }
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn kinds_come_later_and_their_last_good_objects_stay() {
+fn later_kinds_are_read_and_their_last_valid_objects_stay() {
     run(async {
         let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
-        let mut world = SourceUpdates::from_client(server.admin_client().await);
-        world.wait_until("a first picture", |world| world.updates == 1).await;
+        let mut source = SourceUpdates::from_client(server.admin_client().await);
+        source.wait_until("a first picture", |source| source.updates == 1).await;
 
         server.define_kind(GROUPS).await;
         let spec = |path: &str| json!({"spec": {"matches": [{"name": "m", "pathRegex": path}]}});
         server.apply_object(GROUPS, Some("shop"), "g", spec("/a")).await;
-        world
-            .wait_until("a kind that came later", |world| {
-                world.objects.contains_key(&group_key("g"))
+        source
+            .wait_until("a kind defined later", |source| {
+                source.objects.contains_key(&group_key("g"))
             })
             .await;
 
         server.apply_object(GROUPS, Some("shop"), "g", spec("(")).await;
-        world.wait_until("a refusal", |world| world.rejected.len() == 1).await;
-        let refused = world.rejected[0].to_string();
+        source.wait_until("a rejection", |source| source.rejected.len() == 1).await;
+        let rejection = source.rejected[0].to_string();
         assert!(
-            refused.starts_with("HTTPRouteGroup shop/g: spec.matches[0].pathRegex"),
-            "{refused}"
+            rejection.starts_with("HTTPRouteGroup shop/g: spec.matches[0].pathRegex"),
+            "{rejection}"
         );
-        assert!(world.objects.contains_key(&group_key("g")), "the last good version stays");
+        assert!(source.objects.contains_key(&group_key("g")), "the last valid version stays");
 
         server.apply_object(GROUPS, Some("shop"), "g", spec("/b")).await;
-        world.wait_until("no refusal", |world| world.rejected.is_empty()).await;
+        source.wait_until("no rejection", |source| source.rejected.is_empty()).await;
         server.delete_object(DEFINITIONS, None, "httproutegroups.specs.smi-spec.io").await;
-        world
-            .wait_until("nothing of it", |world| !world.objects.contains_key(&group_key("g")))
+        source
+            .wait_until("the removal of its objects", |source| {
+                !source.objects.contains_key(&group_key("g"))
+            })
             .await;
-        // And once more: the kind is discovered again.
+        // A kind that is defined again is discovered again.
         server.define_kind(GROUPS).await;
         server.apply_object(GROUPS, Some("shop"), "h", spec("/c")).await;
-        world
-            .wait_until("the kind again", |world| world.objects.contains_key(&group_key("h")))
+        source
+            .wait_until("the kind again", |source| source.objects.contains_key(&group_key("h")))
             .await;
     });
 }
@@ -151,10 +155,10 @@ fn unreadable_kinds_are_reported_and_others_are_read() {
         server.define_kind(GROUPS).await;
         server.allow_reading("reader", &["pods", "services", "namespaces"]).await;
         server.create_pod("web-1", "10.9.0.1").await;
-        let mut world = SourceUpdates::from_client(server.client_as("reader").await);
-        world.wait_until("a first picture", |world| world.updates == 1).await;
-        assert!(world.objects.contains_key(&workload_key("web-1")));
-        let warnings: Vec<String> = world.warnings.iter().map(ToString::to_string).collect();
+        let mut source = SourceUpdates::from_client(server.client_as("reader").await);
+        source.wait_until("a first picture", |source| source.updates == 1).await;
+        assert!(source.objects.contains_key(&workload_key("web-1")));
+        let warnings: Vec<String> = source.warnings.iter().map(ToString::to_string).collect();
         let kinds = ["EndpointSlice", "EndpointSlice of the API server", "HTTPRouteGroup", "Node"];
         assert_eq!(warnings.len(), kinds.len(), "{warnings:?}");
         for (warning, kind) in warnings.iter().zip(kinds) {
@@ -162,8 +166,10 @@ fn unreadable_kinds_are_reported_and_others_are_read() {
             assert!(warning.starts_with(&expected), "{warnings:?}");
         }
         server.create_pod("web-2", "10.9.0.2").await;
-        world
-            .wait_until("what may be read", |it| it.objects.contains_key(&workload_key("web-2")))
+        source
+            .wait_until("a change of a readable kind", |source| {
+                source.objects.contains_key(&workload_key("web-2"))
+            })
             .await;
     });
 }
@@ -177,19 +183,19 @@ fn watches_resume_after_a_restart_of_the_api_server() {
         for (name, address) in [("web-1", "10.9.0.1"), ("web-2", "10.9.0.2")] {
             server.create_pod(name, address).await;
         }
-        let mut world = SourceUpdates::from_client(server.admin_client().await);
-        world.wait_until("a first picture", |world| world.updates == 1).await;
+        let mut source = SourceUpdates::from_client(server.admin_client().await);
+        source.wait_until("a first picture", |source| source.updates == 1).await;
         server.restart_server().await;
         server.delete_object("v1/Pod", Some("shop"), "web-1").await;
         server.create_pod("web-3", "10.9.0.3").await;
-        world
-            .wait_until("what happened since", |world| {
-                !world.objects.contains_key(&workload_key("web-1"))
-                    && world.objects.contains_key(&workload_key("web-3"))
+        source
+            .wait_until("the changes since the restart", |source| {
+                !source.objects.contains_key(&workload_key("web-1"))
+                    && source.objects.contains_key(&workload_key("web-3"))
             })
             .await;
-        assert!(world.objects.contains_key(&workload_key("web-2")));
-        assert_eq!(world.gone, [workload_key("web-1")], "nothing went that was there");
+        assert!(source.objects.contains_key(&workload_key("web-2")));
+        assert_eq!(source.removed, [workload_key("web-1")], "only the deleted object was removed");
     });
 }
 

@@ -10,10 +10,10 @@ use crate::server::{ApiServerProcess, run};
 fn migration_of_a_cluster_reports_kept_objects_of_another_mesh() {
     run(async {
         let server = ApiServerProcess::start().await;
-        let marks = json!({"annotations": {
+        let metadata = json!({"annotations": {
             "flomesh.io/sidecar-injection": "enabled", "flomesh.io/proxy-mode": "podlevel",
         }});
-        server.apply_object("v1/Namespace", None, "shop", json!({"metadata": marks})).await;
+        server.apply_object("v1/Namespace", None, "shop", json!({"metadata": metadata})).await;
         server.create_service("web", 8080).await;
         for kind in [EGRESS, RETRY, CHAIN] {
             server.define_kind(kind).await;
@@ -30,13 +30,13 @@ fn migration_of_a_cluster_reports_kept_objects_of_another_mesh() {
         server.apply_object(RETRY, Some("shop"), "again", retry).await;
         server.apply_object(CHAIN, Some("shop"), "mail", json!({"spec": {"chains": []}})).await;
 
-        let checked = leno_command()
+        let output = leno_command()
             .args(["migrate", "check", "-o", "json"])
             .env("KUBECONFIG", server.kubeconfig())
             .output()
             .unwrap();
-        assert_eq!(checked.status.code(), Some(3), "{checked:?}");
-        let entries: Vec<Value> = serde_json::from_slice(&checked.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let entries: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
         for (object, outcome, widens) in [
             ("Service shop/web", "native", false),
             ("Egress shop/out", "unchanged", false),

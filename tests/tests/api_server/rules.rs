@@ -19,18 +19,18 @@ struct SchemaRule {
 }
 
 /// Collects all rules of a schema and its nested schemas.
-fn collect_rules(kind: &str, path: &str, schema: &Value, found: &mut BTreeSet<SchemaRule>) {
+fn collect_rules(kind: &str, path: &str, schema: &Value, rules: &mut BTreeSet<SchemaRule>) {
     for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
         let message = rule["message"].as_str().unwrap().to_owned();
         let rule = SchemaRule { kind: kind.to_owned(), path: path.to_owned(), message };
-        assert!(found.insert(rule.clone()), "two rules with the same words: {rule:?}");
+        assert!(rules.insert(rule.clone()), "a repeated rule: {rule:?}");
     }
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
-        collect_rules(kind, &format!("{path}.{name}"), field, found);
+        collect_rules(kind, &format!("{path}.{name}"), field, rules);
     }
-    for (inner, mark) in [("items", "[]"), ("additionalProperties", ".*")] {
+    for (inner, suffix) in [("items", "[]"), ("additionalProperties", ".*")] {
         if schema[inner].is_object() {
-            collect_rules(kind, &format!("{path}{mark}"), &schema[inner], found);
+            collect_rules(kind, &format!("{path}{suffix}"), &schema[inner], rules);
         }
     }
 }
@@ -47,9 +47,9 @@ fn all_rules() -> (BTreeSet<SchemaRule>, BTreeMap<String, bool>) {
         let schema = &spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
         // No example here could cover a rule outside `spec`.
         assert!(spec["versions"][0]["schema"]["openAPIV3Schema"].get(VALIDATIONS).is_none());
-        let mut in_status = BTreeSet::new();
-        collect_rules(kind, "", &schema["status"], &mut in_status);
-        assert!(in_status.is_empty(), "{in_status:?}");
+        let mut status_rules = BTreeSet::new();
+        collect_rules(kind, "", &schema["status"], &mut status_rules);
+        assert!(status_rules.is_empty(), "{status_rules:?}");
         collect_rules(kind, "", &schema["spec"], &mut rules);
         scopes.insert(kind.to_owned(), spec["scope"] == "Namespaced");
     }
@@ -58,17 +58,17 @@ fn all_rules() -> (BTreeSet<SchemaRule>, BTreeMap<String, bool>) {
 
 /// True if the path has a value, with `[]` for any list element.
 fn has_path(value: &Value, path: &str) -> bool {
-    let Some(rest) = path.strip_prefix('.') else {
-        let Some(rest) = path.strip_prefix("[]") else { return !value.is_null() };
-        return value.as_array().into_iter().flatten().any(|element| has_path(element, rest));
+    let Some(remaining) = path.strip_prefix('.') else {
+        let Some(remaining) = path.strip_prefix("[]") else { return !value.is_null() };
+        return value.as_array().into_iter().flatten().any(|element| has_path(element, remaining));
     };
-    let end = rest.find(['.', '[']).unwrap_or(rest.len());
-    has_path(&value[&rest[..end]], &rest[end..])
+    let end = remaining.find(['.', '[']).unwrap_or(remaining.len());
+    has_path(&value[&remaining[..end]], &remaining[end..])
 }
 
 fn read_examples() -> BTreeMap<String, Value> {
-    let read: Value = serde_saphyr::from_str(include_str!("rules.yaml")).unwrap();
-    read.as_object().unwrap().clone().into_iter().collect()
+    let examples: Value = serde_saphyr::from_str(include_str!("rules.yaml")).unwrap();
+    examples.as_object().unwrap().clone().into_iter().collect()
 }
 
 fn example_text<'a>(example: &'a Value, key: &str) -> &'a str {
@@ -77,21 +77,22 @@ fn example_text<'a>(example: &'a Value, key: &str) -> &'a str {
 
 /// Returns the rules that reject an example, with an accepted example for the same path.
 fn covered_rules(examples: &BTreeMap<String, Value>) -> BTreeSet<SchemaRule> {
-    let mut shown = BTreeSet::new();
-    for (kind, all) in examples {
-        for refused in all["refused"].as_array().unwrap() {
-            let path = example_text(refused, "at").replace(|it: char| it.is_ascii_digit(), "");
-            let is_taken =
-                all["taken"].as_array().unwrap().iter().any(|spec| has_path(spec, &path));
-            assert!(is_taken, "{kind}: no spec that is taken has{path}");
-            shown.insert(SchemaRule {
+    let mut covered = BTreeSet::new();
+    for (kind, specs) in examples {
+        for rejected in specs["rejected"].as_array().unwrap() {
+            let path = example_text(rejected, "path")
+                .replace(|character: char| character.is_ascii_digit(), "");
+            let is_accepted =
+                specs["accepted"].as_array().unwrap().iter().any(|spec| has_path(spec, &path));
+            assert!(is_accepted, "{kind}: no accepted spec has {path}");
+            covered.insert(SchemaRule {
                 kind: kind.clone(),
                 path,
-                message: example_text(refused, "says").to_owned(),
+                message: example_text(rejected, "message").to_owned(),
             });
         }
     }
-    shown
+    covered
 }
 
 #[test]
@@ -104,28 +105,32 @@ fn each_schema_rule_rejects_its_violation_alone() {
         let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
-        for (kind, all) in &examples {
+        for (kind, specs) in &examples {
             let namespace = scopes[kind].then_some("shop");
-            let named = format!("leno.dev/v1alpha1/{kind}");
-            for (index, spec) in all["taken"].as_array().unwrap().iter().enumerate() {
-                let offered = json!({"spec": spec});
-                let name = format!("taken-{index}");
-                let said = server.try_apply(&named, namespace, &name, offered).await;
-                assert_eq!(said, Ok(()), "{kind}: {spec}");
+            let api_kind = format!("leno.dev/v1alpha1/{kind}");
+            for (index, spec) in specs["accepted"].as_array().unwrap().iter().enumerate() {
+                let object = json!({"spec": spec});
+                let name = format!("accepted-{index}");
+                let result = server.try_apply(&api_kind, namespace, &name, object).await;
+                assert_eq!(result, Ok(()), "{kind}: {spec}");
             }
-            for refused in all["refused"].as_array().unwrap() {
-                let offered = json!({"spec": refused["spec"]});
-                let said = server.try_apply(&named, namespace, "refused", offered).await;
-                let said = said.expect_err(example_text(refused, "says"));
-                let expected = format!("spec{}: Invalid value", example_text(refused, "at"));
-                assert!(said.contains(&expected), "{kind}: {said}");
+            for rejected in specs["rejected"].as_array().unwrap() {
+                let object = json!({"spec": rejected["spec"]});
+                let result = server.try_apply(&api_kind, namespace, "rejected", object).await;
+                let result = result.expect_err(example_text(rejected, "message"));
+                let expected = format!("spec{}: Invalid value", example_text(rejected, "path"));
+                assert!(result.contains(&expected), "{kind}: {result}");
                 let messages = rules.iter().filter(|rule| rule.kind == *kind);
-                let heard: BTreeSet<&str> = messages
+                let reported: BTreeSet<&str> = messages
                     .map(|rule| rule.message.as_str())
-                    .filter(|message| said.contains(message))
+                    .filter(|message| result.contains(message))
                     .collect();
-                assert_eq!(heard, [example_text(refused, "says")].into(), "{kind}: {said}");
-                assert_eq!(said.matches("StatusCause {").count(), 1, "{kind}: {said}");
+                assert_eq!(
+                    reported,
+                    [example_text(rejected, "message")].into(),
+                    "{kind}: {result}"
+                );
+                assert_eq!(result.matches("StatusCause {").count(), 1, "{kind}: {result}");
             }
         }
     });

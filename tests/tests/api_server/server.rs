@@ -33,9 +33,9 @@ pub(crate) struct ApiServerProcess {
 impl ApiServerProcess {
     pub(crate) async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let started = Command::new(script_path()).arg("up").arg(directory.path()).output().unwrap();
-        let said = String::from_utf8_lossy(&started.stderr);
-        assert!(started.status.success(), "no API server: {said}");
+        let output = Command::new(script_path()).arg("up").arg(directory.path()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "no API server: {stderr}");
         let admin = client_for(&directory.path().join("kubeconfig"), None).await;
         Self { directory, admin, restarted: None }
     }
@@ -56,34 +56,37 @@ impl ApiServerProcess {
 
     /// Kills the API server and restarts it on the same port with the same etcd.
     pub(crate) async fn restart_server(&mut self) {
-        let at = |name: &str| self.directory.path().join(name);
-        let id: u32 = fs::read_to_string(at("apiserver.pid")).unwrap().trim().parse().unwrap();
-        let line = fs::read(format!("/proc/{id}/cmdline")).unwrap();
+        let file = |name: &str| self.directory.path().join(name);
+        let id: u32 = fs::read_to_string(file("apiserver.pid")).unwrap().trim().parse().unwrap();
+        let command_line = fs::read(format!("/proc/{id}/cmdline")).unwrap();
         let program = fs::read_link(format!("/proc/{id}/exe")).unwrap();
-        let words: Vec<String> = line
+        let arguments: Vec<String> = command_line
             .split(|byte| *byte == 0)
-            .map(|it| String::from_utf8(it.to_vec()).unwrap())
+            .map(|variable| String::from_utf8(variable.to_vec()).unwrap())
             .collect();
-        let words: Vec<&String> = words.iter().filter(|word| !word.is_empty()).collect();
+        let arguments: Vec<&String> =
+            arguments.iter().filter(|argument| !argument.is_empty()).collect();
         assert!(Command::new("kill").args(["-9", &id.to_string()]).status().unwrap().success());
-        let running = PathBuf::from(format!("/proc/{id}/cwd"));
-        eventually("the API server has ended", MAX_WAIT, || (!running.exists()).then_some(()));
-        let log = fs::File::create(at("apiserver-2.log")).unwrap();
+        let process_directory = PathBuf::from(format!("/proc/{id}/cwd"));
+        eventually("the API server has ended", MAX_WAIT, || {
+            (!process_directory.exists()).then_some(())
+        });
+        let log = fs::File::create(file("apiserver-2.log")).unwrap();
         let child = Command::new(program)
-            .arg0(words[0])
-            .args(&words[1..])
+            .arg0(arguments[0])
+            .args(&arguments[1..])
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .spawn()
             .unwrap();
-        fs::write(at("apiserver.pid"), child.id().to_string()).unwrap();
+        fs::write(file("apiserver.pid"), child.id().to_string()).unwrap();
         self.restarted = Some(child);
         let admin = self.admin_client().await;
         let deadline = Instant::now() + MAX_WAIT;
         let ready = || http::Request::get("/readyz").body(Vec::new()).unwrap();
         while admin.request_text(ready()).await.is_err() {
-            let log = || fs::read_to_string(at("apiserver-2.log")).unwrap_or_default();
+            let log = || fs::read_to_string(file("apiserver-2.log")).unwrap_or_default();
             assert!(Instant::now() < deadline, "the API server does not come back: {}", log());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -126,12 +129,12 @@ impl ApiServerProcess {
         object["kind"] = json!(resource.kind);
         object["metadata"]["name"] = json!(name);
         let parameters = PatchParams::apply("test").force();
-        let applied = api.patch(name, &parameters, &Patch::Apply(&object)).await;
-        applied.map(drop).map_err(|error| error.to_string())
+        let result = api.patch(name, &parameters, &Patch::Apply(&object)).await;
+        result.map(drop).map_err(|error| error.to_string())
     }
 
     /// Creates an object as most controllers do, without validation of unknown fields.
-    pub(crate) async fn create_ignoring(
+    pub(crate) async fn create_unvalidated(
         &self,
         kind: &str,
         namespace: &str,
@@ -139,22 +142,23 @@ impl ApiServerProcess {
         mut object: Value,
     ) {
         let (_, resource) = self.dynamic_api(kind, None);
-        let (version, many) = (&resource.api_version, &resource.plural);
+        let (version, plural) = (&resource.api_version, &resource.plural);
         object["apiVersion"] = json!(version);
         object["kind"] = json!(resource.kind);
         object["metadata"]["name"] = json!(name);
-        let path = format!("/apis/{version}/namespaces/{namespace}/{many}?fieldValidation=Ignore");
+        let path =
+            format!("/apis/{version}/namespaces/{namespace}/{plural}?fieldValidation=Ignore");
         let deadline = Instant::now() + MAX_WAIT;
         loop {
             let request = http::Request::post(&path)
                 .header("content-type", "application/json")
                 .body(kube::client::Body::from(object.to_string().into_bytes()))
                 .unwrap();
-            let answer = self.admin.send(request).await.unwrap();
-            if answer.status().is_success() {
+            let response = self.admin.send(request).await.unwrap();
+            if response.status().is_success() {
                 return;
             }
-            assert!(Instant::now() < deadline, "{kind} {name}: {}", answer.status());
+            assert!(Instant::now() < deadline, "{kind} {name}: {}", response.status());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -167,24 +171,24 @@ impl ApiServerProcess {
         name: &str,
     ) -> String {
         let (_, resource) = self.dynamic_api(kind, None);
-        let (version, many) = (&resource.api_version, &resource.plural);
+        let (version, plural) = (&resource.api_version, &resource.plural);
         let object = json!({
             "apiVersion": version, "kind": resource.kind, "metadata": {"name": name}, "spec": {},
         });
-        let path = format!("/apis/{version}/namespaces/{namespace}/{many}?dryRun=All");
+        let path = format!("/apis/{version}/namespaces/{namespace}/{plural}?dryRun=All");
         let request = http::Request::post(path)
             .header("content-type", "application/json")
             .body(kube::client::Body::from(object.to_string().into_bytes()))
             .unwrap();
         let answer = self.admin.send(request).await.unwrap();
         let warnings = answer.headers().get_all("warning");
-        warnings.iter().filter_map(|it| it.to_str().ok()).collect::<Vec<_>>().join("\n")
+        warnings.iter().filter_map(|value| value.to_str().ok()).collect::<Vec<_>>().join("\n")
     }
 
     /// Deletes an object and waits until it is gone: definitions delete their objects first.
     pub(crate) async fn delete_object(&self, kind: &str, namespace: Option<&str>, name: &str) {
-        let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        self.dynamic_api(kind, namespace).0.delete(name, &at_once).await.unwrap();
+        let immediately = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        self.dynamic_api(kind, namespace).0.delete(name, &immediately).await.unwrap();
         let deadline = Instant::now() + MAX_WAIT;
         while self.find_object(kind, namespace, name).await.is_some() {
             assert!(Instant::now() < deadline, "{kind} {name} stays");
@@ -230,7 +234,7 @@ impl ApiServerProcess {
             "name": version, "served": true, "storage": true, "schema": schema,
             "subresources": {"status": {}},
         });
-        let one = kind.to_lowercase();
+        let singular = kind.to_lowercase();
         let list = format!("{kind}List");
         let definition = json!({
             // Kubernetes protects its own API groups without this annotation.
@@ -238,7 +242,7 @@ impl ApiServerProcess {
             "spec": {
                 "group": group,
                 "scope": "Namespaced",
-                "names": {"kind": kind, "plural": many, "singular": one, "listKind": list},
+                "names": {"kind": kind, "plural": many, "singular": singular, "listKind": list},
                 "versions": [version],
             },
         });
@@ -251,11 +255,11 @@ impl ApiServerProcess {
         )
         .await;
         let deadline = Instant::now() + MAX_WAIT;
-        let has = |all: kube::Result<_>| {
-            let all: APIResourceList = all.ok()?;
-            all.resources.iter().any(|it| it.name == many).then_some(())
+        let is_listed = |resources: kube::Result<_>| {
+            let resources: APIResourceList = resources.ok()?;
+            resources.resources.iter().any(|resource| resource.name == many).then_some(())
         };
-        while has(self.admin.list_api_group_resources(&served).await).is_none() {
+        while is_listed(self.admin.list_api_group_resources(&served).await).is_none() {
             assert!(Instant::now() < deadline, "{name} is not served");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -283,15 +287,18 @@ impl ApiServerProcess {
         kind: &str,
         namespace: Option<&str>,
         name: &str,
-        is_so: impl Fn(&Value) -> bool,
+        is_satisfied: impl Fn(&Value) -> bool,
     ) -> Value {
         let deadline = Instant::now() + MAX_WAIT;
         loop {
             let object = self.find_object(kind, namespace, name).await.unwrap_or_default();
-            if is_so(&object) {
+            if is_satisfied(&object) {
                 return object;
             }
-            assert!(Instant::now() < deadline, "{kind} {name} never is so: {object}");
+            assert!(
+                Instant::now() < deadline,
+                "{kind} {name} does not meet the condition: {object}"
+            );
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
@@ -306,8 +313,8 @@ impl ApiServerProcess {
     pub(crate) fn install_kinds(&self, script: &str) {
         let script = script_path().with_file_name(script);
         let kubeconfig = self.directory.path().join("kubeconfig");
-        let done = Command::new(script).arg(kubeconfig).output().unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let output = Command::new(script).arg(kubeconfig).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// Patches the status of an object.
@@ -342,9 +349,9 @@ impl ApiServerProcess {
         kind: &str,
         namespace: Option<&str>,
     ) -> (Api<DynamicObject>, ApiResource) {
-        let mut words = kind.rsplit('/');
-        let (kind, version) = (words.next().unwrap(), words.next().unwrap());
-        let group = words.next().unwrap_or_default();
+        let mut parts = kind.rsplit('/');
+        let (kind, version) = (parts.next().unwrap(), parts.next().unwrap());
+        let group = parts.next().unwrap_or_default();
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         let api = match namespace {
             Some(namespace) => Api::namespaced_with(self.admin.clone(), namespace, &resource),
@@ -356,18 +363,21 @@ impl ApiServerProcess {
 
 impl Drop for ApiServerProcess {
     fn drop(&mut self) {
-        let ended = Command::new(script_path()).arg("down").arg(self.directory.path()).output();
+        let output = Command::new(script_path()).arg("down").arg(self.directory.path()).output();
         if let Some(child) = &mut self.restarted {
             child.wait().ok();
         }
-        assert!(ended.is_ok_and(|ended| ended.status.success()), "the API server stays");
+        assert!(
+            output.is_ok_and(|output| output.status.success()),
+            "the API server was not stopped"
+        );
     }
 }
 
 async fn client_for(kubeconfig: &Path, user: Option<&str>) -> Client {
     let mut kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
-    for named in &mut kubeconfig.auth_infos {
-        if let Some(auth_info) = &mut named.auth_info {
+    for user_entry in &mut kubeconfig.auth_infos {
+        if let Some(auth_info) = &mut user_entry.auth_info {
             auth_info.impersonate = user.map(str::to_owned);
         }
     }

@@ -17,7 +17,7 @@ pub(crate) struct SourceUpdates {
     pub(crate) rejected: Vec<RejectedDocument>,
     pub(crate) warnings: Vec<Warning>,
     /// The removed objects in order.
-    pub(crate) gone: Vec<ObjectKey>,
+    pub(crate) removed: Vec<ObjectKey>,
     /// The number of updates.
     pub(crate) updates: usize,
     pub(crate) progress: watch::Receiver<ListProgress>,
@@ -40,7 +40,7 @@ impl SourceUpdates {
             objects: BTreeMap::new(),
             rejected: Vec::new(),
             warnings: Vec::new(),
-            gone: Vec::new(),
+            removed: Vec::new(),
             updates: 0,
             progress,
             queue,
@@ -49,8 +49,8 @@ impl SourceUpdates {
     }
 
     /// Applies updates until a condition is true.
-    pub(crate) async fn wait_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        while !is_so(self) {
+    pub(crate) async fn wait_until(&mut self, what: &str, is_satisfied: impl Fn(&Self) -> bool) {
+        while !is_satisfied(self) {
             let update = timeout(MAX_WAIT, self.queue.recv()).await;
             match update {
                 Ok(Some(update)) => self.apply_update(update),
@@ -64,12 +64,15 @@ impl SourceUpdates {
         for change in update.changes {
             match change {
                 Change::Upsert(object) => {
-                    let before = self.objects.insert(object.object_key(), object.clone());
-                    assert_ne!(before, Some(object), "only differences are told");
+                    let previous = self.objects.insert(object.object_key(), object.clone());
+                    assert_ne!(previous, Some(object), "an unchanged object was sent");
                 }
                 Change::Remove(key) => {
-                    assert!(self.objects.remove(&key).is_some(), "{key} was never told");
-                    self.gone.push(key);
+                    assert!(
+                        self.objects.remove(&key).is_some(),
+                        "{key} was removed before it was sent"
+                    );
+                    self.removed.push(key);
                 }
             }
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::install::installation_manifests;
 use leno_kubernetes::source::{KubernetesSource, SourceOptions};
-use leno_kubernetes::status::{ElectionIdentity, hold_lease, keep_statuses};
+use leno_kubernetes::status::{ElectionIdentity, hold_lease, reconcile_statuses};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -23,41 +23,44 @@ fn one_control_plane_writes_the_statuses() {
         install_objects(&server, &test_options()).await;
         server.define_kind(ROUTES).await;
         server.define_kind(GROUPS).await;
-        let _tasks = control_planes(&server, &["leno-control-a", "leno-control-b"]).await;
+        let _tasks = start_control_planes(&server, &["leno-control-a", "leno-control-b"]).await;
         let parent = json!({"group": "", "kind": "Service", "name": "web"});
         let rules = json!([{"backendRefs": [{"name": "web", "port": 80}]}]);
-        let theirs = json!({
+        let other_parent = json!({
             "parentRef": {"name": "edge"}, "controllerName": "example.com/edge", "conditions": [],
         });
         let route = json!({
             "spec": {"parentRefs": [{"name": "edge"}, parent], "rules": rules},
-            "status": {"parents": [theirs]},
+            "status": {"parents": [other_parent]},
         });
         server.apply_object(ROUTES, Some("shop"), "r", route).await;
-        let said = said_of_route(&server, "NoMatchingParent").await;
-        assert!(said["status"]["parents"].as_array().unwrap().contains(&theirs));
+        let route = wait_for_route_reason(&server, "NoMatchingParent").await;
+        assert!(route["status"]["parents"].as_array().unwrap().contains(&other_parent));
         server.create_service("web", 8080).await;
-        let said = said_of_route(&server, "Accepted").await;
-        let ours = our_parent(&said).unwrap();
-        assert_eq!(ours["parentRef"], parent);
-        assert_eq!(ours["conditions"][0]["observedGeneration"], said["metadata"]["generation"]);
-        assert_eq!(ours["conditions"][1]["type"], "ResolvedRefs");
-        assert_eq!(ours["conditions"][1]["status"], "True");
-        assert_eq!(ours["conditions"][2]["type"], "Programmed");
-        assert_eq!(ours["conditions"][2]["status"], "True");
+        let route = wait_for_route_reason(&server, "Accepted").await;
+        let our_entry = our_parent(&route).unwrap();
+        assert_eq!(our_entry["parentRef"], parent);
+        assert_eq!(
+            our_entry["conditions"][0]["observedGeneration"],
+            route["metadata"]["generation"]
+        );
+        assert_eq!(our_entry["conditions"][1]["type"], "ResolvedRefs");
+        assert_eq!(our_entry["conditions"][1]["status"], "True");
+        assert_eq!(our_entry["conditions"][2]["type"], "Programmed");
+        assert_eq!(our_entry["conditions"][2]["status"], "True");
 
-        let bad = json!({"spec": {"matches": [{"name": "m", "pathRegex": "("}]}});
-        server.apply_object(GROUPS, Some("shop"), "g", bad).await;
+        let invalid = json!({"spec": {"matches": [{"name": "m", "pathRegex": "("}]}});
+        server.apply_object(GROUPS, Some("shop"), "g", invalid).await;
         let event = wait_for_event(&server).await;
         assert_eq!(event["reason"], "Rejected");
         assert_eq!(event["regarding"]["name"], "g");
-        let lease = "coordination.k8s.io/v1/Lease";
-        let lease = server.read(lease, "mesh", "leno-control").await;
+        let kind = "coordination.k8s.io/v1/Lease";
+        let lease = server.read(kind, "mesh", "leno-control").await;
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
         assert!(holder.starts_with("leno-control-"), "{holder}");
         // An unchanged status is not written again.
-        let again = server.read(ROUTES, "shop", "r").await;
-        assert_eq!(again["metadata"]["resourceVersion"], said["metadata"]["resourceVersion"]);
+        let unchanged = server.read(ROUTES, "shop", "r").await;
+        assert_eq!(unchanged["metadata"]["resourceVersion"], route["metadata"]["resourceVersion"]);
     });
 }
 
@@ -71,41 +74,39 @@ fn overridden_objects_name_the_deciding_one_until_its_deletion() {
         for kind in [ROUTES, GRPC_ROUTES, SPLITS] {
             server.define_kind(kind).await;
         }
-        let _tasks = control_planes(&server, &["leno-control-a"]).await;
+        let _tasks = start_control_planes(&server, &["leno-control-a"]).await;
         server.create_service("web", 8080).await;
         let spec = json!({
             "parentRefs": [{"group": "", "kind": "Service", "name": "web"}],
             "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
         });
         server.apply_object(ROUTES, Some("shop"), "r", json!({"spec": spec})).await;
-        said_of_route(&server, "Accepted").await;
+        wait_for_route_reason(&server, "Accepted").await;
         server.apply_object(GRPC_ROUTES, Some("shop"), "g", json!({"spec": spec})).await;
-        let said = said_of_route(&server, "Conflicted").await;
-        let conditions = &our_parent(&said).unwrap()["conditions"];
+        let route = wait_for_route_reason(&server, "Conflicted").await;
+        let conditions = &our_parent(&route).unwrap()["conditions"];
         assert_eq!(conditions[0]["status"], "False");
-        assert_eq!(conditions[0]["observedGeneration"], said["metadata"]["generation"]);
-        let why = "GRPCRoute shop/g is attached to the same port and takes precedence";
-        assert_eq!(conditions[0]["message"], why);
+        assert_eq!(conditions[0]["observedGeneration"], route["metadata"]["generation"]);
+        let expected = "GRPCRoute shop/g is attached to the same port and takes precedence";
+        assert_eq!(conditions[0]["message"], expected);
         assert_eq!(
             (&conditions[2]["type"], &conditions[2]["status"]),
             (&"Programmed".into(), &"False".into())
         );
         server.delete_object(GRPC_ROUTES, Some("shop"), "g").await;
-        let said = said_of_route(&server, "Accepted").await;
-        assert_eq!(our_parent(&said).unwrap()["conditions"][2]["status"], "True");
+        let route = wait_for_route_reason(&server, "Accepted").await;
+        assert_eq!(our_parent(&route).unwrap()["conditions"][2]["status"], "True");
 
         let split = json!({"service": "web", "backends": [{"service": "web", "weight": 1}]});
         server.apply_object(SPLITS, Some("shop"), "s", json!({"spec": split})).await;
         let event = wait_for_event(&server).await;
         assert_eq!(event["reason"], "Conflicted");
         assert_eq!(event["regarding"]["name"], "s");
-        let why = "HTTPRoute shop/r is attached to shop/web and takes precedence";
-        assert_eq!(event["note"], why);
+        let expected = "HTTPRoute shop/r is attached to shop/web and takes precedence";
+        assert_eq!(event["note"], expected);
     });
 }
 
-/// Runs control planes with the installed permissions that read objects and write statuses, until they are
-/// dropped.
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
 fn each_kind_gets_its_status() {
@@ -114,13 +115,16 @@ fn each_kind_gets_its_status() {
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
         server.create_service("web", 8080).await;
-        let _tasks = control_planes(&server, &["leno-control"]).await;
+        let _tasks = start_control_planes(&server, &["leno-control"]).await;
         let specs = kind_specs();
-        let own = installation_manifests(&test_options());
-        let own = own.iter().filter(|it| it["kind"] == "CustomResourceDefinition");
-        let own: BTreeSet<&str> =
-            own.map(|it| it["spec"]["names"]["kind"].as_str().unwrap()).collect();
-        assert_eq!(specs.keys().map(String::as_str).collect::<BTreeSet<_>>(), own);
+        let installed_kinds = installation_manifests(&test_options());
+        let installed_kinds = installed_kinds
+            .iter()
+            .filter(|manifest| manifest["kind"] == "CustomResourceDefinition");
+        let installed_kinds: BTreeSet<&str> = installed_kinds
+            .map(|manifest| manifest["spec"]["names"]["kind"].as_str().unwrap())
+            .collect();
+        assert_eq!(specs.keys().map(String::as_str).collect::<BTreeSet<_>>(), installed_kinds);
         for (kind, spec) in &specs {
             let name = format!("leno.dev/v1alpha1/{kind}");
             let namespace = (kind != "MeshConfig").then_some("shop");
@@ -129,7 +133,7 @@ fn each_kind_gets_its_status() {
         for kind in specs.keys() {
             let name = format!("leno.dev/v1alpha1/{kind}");
             let namespace = (kind != "MeshConfig").then_some("shop");
-            let has_conditions = |it: &Value| it["status"]["conditions"].is_array();
+            let has_conditions = |object: &Value| object["status"]["conditions"].is_array();
             let object = server.wait_until(&name, namespace, "leno", has_conditions).await;
             let status = &object["status"];
             let accepted = &status["conditions"][0];
@@ -165,21 +169,29 @@ fn kind_specs() -> BTreeMap<String, Value> {
     specs.as_object().unwrap().clone().into_iter().collect()
 }
 
-async fn control_planes(server: &ApiServerProcess, names: &[&str]) -> JoinSet<()> {
+/// Runs control planes with the installed permissions that read objects and write statuses, until the
+/// returned tasks are dropped.
+async fn start_control_planes(server: &ApiServerProcess, names: &[&str]) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for name in names {
         let client = server.client_as(ACCOUNT).await;
         let source = KubernetesSource::new(client.clone(), SourceOptions::default());
-        let statements = source.subscribe_statements();
-        let writer = ElectionIdentity {
+        let statuses = source.subscribe_statuses();
+        let identity = ElectionIdentity {
             namespace: NamespaceName::from_literal("mesh"),
             name: (*name).to_owned(),
             facts: watch::Sender::default().subscribe(),
         };
-        let (leads, leading) = watch::channel(false);
-        tasks.spawn(hold_lease(client.clone(), writer, leads, watch::channel(false).1));
-        let unwritten = watch::Sender::default();
-        tasks.spawn(keep_statuses(client, (*name).to_owned(), statements, leading, unwritten));
+        let (leader_sender, is_leader) = watch::channel(false);
+        tasks.spawn(hold_lease(client.clone(), identity, leader_sender, watch::channel(false).1));
+        let unwritten_statuses = watch::Sender::default();
+        tasks.spawn(reconcile_statuses(
+            client,
+            (*name).to_owned(),
+            statuses,
+            is_leader,
+            unwritten_statuses,
+        ));
         let (output, mut queue) = mpsc::channel(4);
         tasks.spawn(source.send_updates(output));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });
@@ -200,10 +212,11 @@ async fn wait_for_event(server: &ApiServerProcess) -> Value {
 }
 
 /// Waits until the route has a condition with this reason, and returns it.
-async fn said_of_route(server: &ApiServerProcess, reason: &str) -> Value {
-    let is_so =
-        |it: &Value| our_parent(it).is_some_and(|it| it["conditions"][0]["reason"] == reason);
-    server.wait_until(ROUTES, Some("shop"), "r", is_so).await
+async fn wait_for_route_reason(server: &ApiServerProcess, reason: &str) -> Value {
+    let has_reason = |object: &Value| {
+        our_parent(object).is_some_and(|parent| parent["conditions"][0]["reason"] == reason)
+    };
+    server.wait_until(ROUTES, Some("shop"), "r", has_reason).await
 }
 
 fn our_parent(route: &Value) -> Option<&Value> {

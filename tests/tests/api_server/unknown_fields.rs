@@ -16,45 +16,46 @@ fn access_policy(method_field: &str) -> Value {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn a_rule_with_a_misspelled_field_is_rejected_however_it_is_written() {
+fn a_rule_with_an_unknown_field_is_rejected_for_every_kind_of_write() {
     run(async {
         let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
-        let mut world = SourceUpdates::from_client(server.admin_client().await);
-        world.wait_until("a first picture", |world| world.updates == 1).await;
+        let mut source = SourceUpdates::from_client(server.admin_client().await);
+        source.wait_until("a first picture", |source| source.updates == 1).await;
         // By a controller or Helm, by client-side apply, and by server-side apply.
-        server.create_ignoring(POLICIES, "shop", "created", access_policy("metods")).await;
+        server.create_unvalidated(POLICIES, "shop", "created", access_policy("metods")).await;
         let mut applied = access_policy("metods");
         applied["metadata"]["annotations"] =
             json!({"kubectl.kubernetes.io/last-applied-configuration": "{}"});
-        server.create_ignoring(POLICIES, "shop", "applied", applied).await;
+        server.create_unvalidated(POLICIES, "shop", "applied", applied).await;
         server.apply_object(POLICIES, Some("shop"), "server-side", access_policy("metods")).await;
-        let mut beside = access_policy("methods");
-        beside["ports"] = json!([80]);
-        server.create_ignoring(POLICIES, "shop", "beside", beside).await;
+        let mut valid_and_unknown = access_policy("methods");
+        valid_and_unknown["ports"] = json!([80]);
+        server.create_unvalidated(POLICIES, "shop", "beside", valid_and_unknown).await;
         for name in ["created", "applied", "server-side", "beside"] {
-            world
-                .wait_until("a rejection", |world| {
-                    let is_it =
-                        |it: &&leno_registry::RejectedDocument| it.at.name.as_deref() == Some(name);
-                    world
+            source
+                .wait_until("a rejection", |source| {
+                    let has_name = |document: &&leno_registry::RejectedDocument| {
+                        document.at.name.as_deref() == Some(name)
+                    };
+                    source
                         .rejected
                         .iter()
-                        .find(is_it)
-                        .is_some_and(|it| it.problem.contains("is an unknown field"))
+                        .find(has_name)
+                        .is_some_and(|document| document.problem.contains("is an unknown field"))
                 })
                 .await;
         }
-        assert!(policy_keys(&world).is_empty(), "{:?}", policy_keys(&world));
-        server.create_ignoring(POLICIES, "shop", "good", access_policy("methods")).await;
-        world.wait_until("a policy", |world| policy_keys(world).len() == 1).await;
+        assert!(policy_keys(&source).is_empty(), "{:?}", policy_keys(&source));
+        server.create_unvalidated(POLICIES, "shop", "good", access_policy("methods")).await;
+        source.wait_until("a policy", |source| policy_keys(source).len() == 1).await;
     });
 }
 
 /// Returns the keys of the access policies that were read; the installation itself has Services.
-fn policy_keys(world: &SourceUpdates) -> Vec<&ObjectKey> {
-    world.objects.keys().filter(|key| matches!(key, ObjectKey::AccessPolicy(_))).collect()
+fn policy_keys(source: &SourceUpdates) -> Vec<&ObjectKey> {
+    source.objects.keys().filter(|key| matches!(key, ObjectKey::AccessPolicy(_))).collect()
 }
 
 const POLICIES: &str = "leno.dev/v1alpha1/AccessPolicy";

@@ -7,7 +7,7 @@ use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, kubectl,
 use leno_tests::eventually;
 
 /// A dual-stack Service in front of the HTTP test application.
-const BOTH: &str = "{apiVersion: v1, kind: Service, metadata: {name: both}, spec: {selector: {app: server},
+const DUAL_STACK: &str = "{apiVersion: v1, kind: Service, metadata: {name: both}, spec: {selector: {app: server},
   ipFamilyPolicy: RequireDualStack, ports: [{name: http, port: 80, targetPort: 8080}]}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: six}, spec: {selector: {app: server}, clusterIP: None,
@@ -39,15 +39,16 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
     if !has_both_versions() {
         return eprintln!("skipped: the cluster has one version of IP");
     }
-    let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
-    let meshed = TestNamespace::with_metadata("both", metered);
-    let strange = TestNamespace::new("six", SidecarInjection::Disabled);
+    let metadata =
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
+    let meshed = TestNamespace::with_metadata("both", metadata);
+    let unmeshed = TestNamespace::new("six", SidecarInjection::Disabled);
     meshed.apply_manifests(&http_server("server", 1, ""));
-    meshed.apply_manifests(BOTH);
+    meshed.apply_manifests(DUAL_STACK);
     meshed.create_client("client");
-    strange.create_client("client");
+    unmeshed.create_client("client");
     meshed.wait_ready();
-    strange.wait_ready();
+    unmeshed.wait_ready();
     let service = object_field(&meshed, "service/both", "{.spec.clusterIPs[1]}");
     let pods = "{.items[0].status.podIPs[*].ip}";
     let pod = stdout_of(&meshed.kubectl(&[
@@ -58,32 +59,32 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
         "-o",
         &format!("jsonpath={pods}"),
     ]));
-    let (four, six) = pod.trim().split_once(' ').expect("two addresses");
-    assert!(service.contains(':') && six.contains(':'), "{service} {pod}");
-    let mutual = || {
+    let (ipv4, ipv6) = pod.trim().split_once(' ').expect("two addresses");
+    assert!(service.contains(':') && ipv6.contains(':'), "{service} {pod}");
+    let count_handshakes = || {
         sidecar_metric(
             &meshed,
             "client",
-            four,
+            ipv4,
             "leno_handshakes_total{side=\"downstream\",result=\"ok\"}",
         )
     };
     for url in [
         format!("http://[{service}]/"),
-        format!("http://[{six}]:8080/"),
-        format!("http://{four}:8080/"),
+        format!("http://[{ipv6}]:8080/"),
+        format!("http://{ipv4}:8080/"),
         "http://six:8080/".to_owned(),
     ] {
         meshed.expect_curl("client", &[&url], 0, 200);
         // Clients without a sidecar are rejected over both versions.
-        let named = url.replace("//six:", &format!("//six.{}:", meshed.name()));
-        strange.expect_curl("client", &[&named], 56, 0);
+        let full_url = url.replace("//six:", &format!("//six.{}:", meshed.name()));
+        unmeshed.expect_curl("client", &[&full_url], 56, 0);
     }
-    assert!(mutual() > 0, "it was mutual TLS");
+    assert!(count_handshakes() > 0, "no mutual TLS handshake");
     let requests = "leno_requests_total{direction=\"inbound\"";
-    assert!(sidecar_metric(&meshed, "client", four, requests) >= 20);
+    assert!(sidecar_metric(&meshed, "client", ipv4, requests) >= 20);
     // The kubelet's port is reachable over both.
-    assert_eq!(strange.curl("client", &[&format!("http://[{six}]:15020/readyz")]).status, 200);
+    assert_eq!(unmeshed.curl("client", &[&format!("http://[{ipv6}]:15020/readyz")]).status, 200);
 }
 
 #[test]
@@ -105,12 +106,12 @@ fn sidecars_answer_dns_queries_if_enabled() {
     plain.http_server("server", 1);
     meshed.wait_ready();
     plain.wait_ready();
-    let own = object_field(&meshed, "pod/client", "{.status.podIP}");
+    let client_address = object_field(&meshed, "pod/client", "{.status.podIP}");
     let count = |result: &str| {
         let metric = format!("leno_dns_queries_total{{result=\"{result}\"}}");
-        sidecar_metric(&meshed, "client", &own, &metric)
+        sidecar_metric(&meshed, "client", &client_address, &metric)
     };
-    eventually("a name is answered here", Duration::from_secs(120), || {
+    eventually("the sidecar answers a query", Duration::from_secs(120), || {
         drop(meshed.curl("client", &["http://server/"]));
         (count("answered") > 0).then_some(())
     });
@@ -126,17 +127,19 @@ fn sidecars_answer_dns_queries_if_enabled() {
     assert!(count("answered") >= before + 20);
     // Names outside the mesh are forwarded to the upstream resolver.
     let forwarded = count("forwarded");
-    let answer = meshed.curl("client", &["-k", "https://another/api"]);
-    assert!(matches!(answer.status, 401 | 403), "{answer:?}");
+    let response = meshed.curl("client", &["-k", "https://another/api"]);
+    assert!(matches!(response.status, 401 | 403), "{response:?}");
     assert_eq!(meshed.curl("client", &["http://nobody.example.com/"]).exit, 6);
     assert!(count("forwarded") > forwarded);
     // A headless service has one address per ready Pod.
-    let found = || {
+    let count_addresses = || {
         let output = meshed.exec("client", &["sh", "-c", "nslookup headless"]);
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        said.lines().filter(|line| line.starts_with("Address")).count()
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        stdout.lines().filter(|line| line.starts_with("Address")).count()
     };
-    let both = found();
+    let addresses_before = count_addresses();
     stdout_of(&meshed.kubectl(&["scale", "deployment/server", "--replicas=1"]));
-    eventually("one is gone", Duration::from_secs(60), || (found() == both - 1).then_some(()));
+    eventually("one is gone", Duration::from_secs(60), || {
+        (count_addresses() == addresses_before - 1).then_some(())
+    });
 }

@@ -10,7 +10,7 @@ const RESTRICTED: &str =
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_of_a_restricted_namespace_is_meshed() {
     let namespace = TestNamespace::with_metadata("restricted", RESTRICTED);
-    let strange = TestNamespace::new("strange", SidecarInjection::Disabled);
+    let unmeshed = TestNamespace::new("strange", SidecarInjection::Disabled);
     let security = "runAsNonRoot: true, runAsUser: 2000, seccompProfile: {type: RuntimeDefault}";
     let container = "allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}";
     let server = http_server("server", 1, "")
@@ -28,30 +28,30 @@ fn a_pod_of_a_restricted_namespace_is_meshed() {
          terminationGracePeriodSeconds: 1, containers: [{{name: client, image: 'kc.local/toolbox:1', \
          imagePullPolicy: Never, securityContext: {{{container}}}, command: [sh, -c, 'sleep infinity']}}]}}}}"
     ));
-    strange.create_client("client");
+    unmeshed.create_client("client");
     namespace.wait_ready();
-    strange.wait_ready();
+    unmeshed.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     let url = format!("http://server.{}/", namespace.name());
-    strange.expect_curl("client", &[&url], 56, 0);
+    unmeshed.expect_curl("client", &[&url], 56, 0);
     let capabilities =
         "jsonpath={.items[*].spec.initContainers[*].securityContext.capabilities.add}";
-    let added = stdout_of(&namespace.kubectl(&["get", "pods", "-o", capabilities]));
-    assert_eq!(added, "");
+    let added_capabilities = stdout_of(&namespace.kubectl(&["get", "pods", "-o", capabilities]));
+    assert_eq!(added_capabilities, "");
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn exclusions_reach_the_plugin() {
+fn the_plugin_applies_exclusions() {
     let namespace = TestNamespace::new("excluded", SidecarInjection::Enabled);
-    let strange = TestNamespace::new("outside", SidecarInjection::Disabled);
+    let unmeshed = TestNamespace::new("outside", SidecarInjection::Disabled);
     namespace.apply_manifests(&http_server(
         "server",
         1,
         "annotations: {leno.dev/inbound-port-exclusion-list: '8080'}",
     ));
-    strange.create_client("client");
+    unmeshed.create_client("client");
     namespace.wait_ready();
-    strange.wait_ready();
-    strange.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 0, 200);
+    unmeshed.wait_ready();
+    unmeshed.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 0, 200);
 }

@@ -1,5 +1,5 @@
 //! gRPC between Pods: as plaintext with HTTP routes, and with the application's own TLS as opaque bytes.
-#![allow(clippy::print_stderr, reason = "what was answered last says why a scenario failed")]
+#![allow(clippy::print_stderr, reason = "the last output shows why a scenario failed")]
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ spec:
 ";
 
 /// The output of a successful call.
-const ANSWERED: &str = "OK SERVING";
+const SERVED: &str = "OK SERVING";
 /// The output of a call that no policy allows.
 const DENIED: &str = "code = PermissionDenied desc = denied-outbound";
 /// The output of an opaque call that no policy allows.
@@ -59,22 +59,26 @@ const RESET: &str = "code = Unavailable";
 const NO_ROUTE: &str = "code = Unimplemented desc = no-policy-route";
 
 /// Waits until a call has this result.
-fn expect_call(namespace: &TestNamespace, arguments: &[&str], wanted: &str) {
+fn expect_call(namespace: &TestNamespace, arguments: &[&str], expected: &str) {
     let mut last = String::new();
-    eventually(&format!("call {arguments:?} ends with {wanted}"), Duration::from_secs(90), || {
-        let output = namespace.exec("caller", &[&["/testapp", "call"][..], arguments].concat());
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        if said != last {
-            eprintln!("call {arguments:?} -> {said}");
-        }
-        last = said;
-        last.contains(wanted).then_some(())
-    });
+    eventually(
+        &format!("call {arguments:?} ends with {expected}"),
+        Duration::from_secs(90),
+        || {
+            let output = namespace.exec("caller", &[&["/testapp", "call"][..], arguments].concat());
+            let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+            if stdout != last {
+                eprintln!("call {arguments:?} -> {stdout}");
+            }
+            last = stdout;
+            last.contains(expected).then_some(())
+        },
+    );
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn calls_of_grpc_are_routed_in_the_clear_and_carried_when_encrypted() {
+fn plaintext_grpc_is_routed_and_encrypted_grpc_is_forwarded_as_tcp() {
     let strict =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
     let namespace = TestNamespace::with_metadata("calls", strict);
@@ -83,17 +87,17 @@ fn calls_of_grpc_are_routed_in_the_clear_and_carried_when_encrypted() {
     );
     namespace.create_caller("caller");
     namespace.wait_ready();
-    let clear = |method| ["clear:9000", method];
+    let plaintext = |method| ["clear:9000", method];
     let secure = ["-tls", "secure:9000", "/grpc.health.v1.Health/Check"];
     // A client without a policy is rejected: plaintext calls with a status, opaque bytes with a reset.
-    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), DENIED);
+    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), DENIED);
     expect_call(&namespace, &secure, RESET);
     namespace.apply_manifests(&ALLOWED.replace("NAMESPACE", namespace.name()));
-    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), ANSWERED);
+    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), SERVED);
     // The server does not implement the other service, and would report that itself.
-    expect_call(&namespace, &clear("/grpc.health.v1.Health/Other"), NO_ROUTE);
-    expect_call(&namespace, &secure, ANSWERED);
+    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Other"), NO_ROUTE);
+    expect_call(&namespace, &secure, SERVED);
     stdout_of(&namespace.kubectl(&["delete", "traffictarget", "clear", "secure"]));
-    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), DENIED);
+    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), DENIED);
     expect_call(&namespace, &secure, RESET);
 }

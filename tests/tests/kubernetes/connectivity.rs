@@ -4,18 +4,18 @@ use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, kubectl,
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn meshed_pods_speak_and_external_clients_do_not() {
+fn meshed_pods_connect_and_unmeshed_clients_are_rejected() {
     let meshed = TestNamespace::new("permissive", SidecarInjection::Enabled);
-    let strange = TestNamespace::new("outsider", SidecarInjection::Disabled);
+    let unmeshed = TestNamespace::new("outsider", SidecarInjection::Disabled);
     meshed.http_server("server", 1);
     meshed.create_client("client");
-    strange.create_client("client");
+    unmeshed.create_client("client");
     meshed.wait_ready();
-    strange.wait_ready();
+    unmeshed.wait_ready();
     let url = format!("http://server.{}.svc.cluster.local/", meshed.name());
     meshed.expect_curl("client", &[&url], 0, 200);
     // OSM: a connection without mutual TLS is reset.
-    strange.expect_curl("client", &[&url], 56, 0);
+    unmeshed.expect_curl("client", &[&url], 56, 0);
 }
 
 #[test]
@@ -34,23 +34,24 @@ fn every_client_reaches_every_replica() {
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     assert_eq!(pods.len(), 3);
     let path = "jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {end}";
-    let found = stdout_of(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
-    let found: Vec<&str> = found.split_whitespace().collect();
+    let pods_and_addresses =
+        stdout_of(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
+    let pods_and_addresses: Vec<&str> = pods_and_addresses.split_whitespace().collect();
     for client in clients {
         namespace.expect_reached(client, &["http://server/"], &pods);
         namespace.expect_curl(client, &["http://headless:8080/"], 0, 200);
         // A client may choose any address; each leads to the Pod that has it.
-        for of in found.chunks_exact(2) {
-            let there = format!("headless:8080:{}", of[1]);
+        for pod_and_address in pods_and_addresses.chunks_exact(2) {
+            let resolved = format!("headless:8080:{}", pod_and_address[1]);
             let url = "http://headless:8080/";
-            namespace.expect_reached(client, &["--resolve", &there, url], &of[..1]);
+            namespace.expect_reached(client, &["--resolve", &resolved, url], &pod_and_address[..1]);
         }
     }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn unmeshed_services_are_reached_as_before() {
+fn unmeshed_services_are_reached_without_mutual_tls() {
     let meshed = TestNamespace::new("outward", SidecarInjection::Enabled);
     let plain = TestNamespace::new("plain", SidecarInjection::Disabled);
     plain.http_server("server", 1);
@@ -63,13 +64,13 @@ fn unmeshed_services_are_reached_as_before() {
         stdout_of(&plain.kubectl(&["get", "pods", "-o", "jsonpath={.items[0].status.podIP}"]));
     meshed.expect_curl("client", &[&format!("http://{address}:8080/")], 0, 200);
     // Without credentials, the API server responds with 401 or 403, over its own TLS.
-    let answer = meshed.curl("client", &["-k", "https://kubernetes.default/api"]);
-    assert!(matches!(answer.status, 401 | 403), "{answer:?}");
+    let response = meshed.curl("client", &["-k", "https://kubernetes.default/api"]);
+    assert!(matches!(response.status, 401 | 403), "{response:?}");
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn several_ports_and_several_services_of_one_pod() {
+fn several_ports_and_services_of_one_pod_are_reached() {
     let namespace = TestNamespace::new("ports", SidecarInjection::Enabled);
     namespace.create_client("client");
     namespace.apply_manifests(
@@ -119,25 +120,25 @@ spec:
     for peer in ["peer-0", "peer-1"] {
         let url = format!("http://{peer}.peers:8080/");
         namespace.expect_curl("client", &[&url], 0, 200);
-        let answer = namespace.curl("client", &[&url]);
-        assert!(answer.body.starts_with(&format!("pod={peer} ")), "{answer:?}");
+        let response = namespace.curl("client", &[&url]);
+        assert!(response.body.starts_with(&format!("pod={peer} ")), "{response:?}");
     }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn excluded_ports_go_around_the_mesh() {
+fn excluded_ports_bypass_the_mesh() {
     let meshed = TestNamespace::new("around", SidecarInjection::Enabled);
-    let strange = TestNamespace::new("about", SidecarInjection::Disabled);
+    let unmeshed = TestNamespace::new("about", SidecarInjection::Disabled);
     meshed.apply_manifests(&http_server(
         "server",
         1,
         "annotations: {openservicemesh.io/inbound-port-exclusion-list: '8080'}",
     ));
-    strange.create_client("client");
+    unmeshed.create_client("client");
     meshed.wait_ready();
-    strange.wait_ready();
-    strange.expect_curl("client", &[&format!("http://server.{}/", meshed.name())], 0, 200);
+    unmeshed.wait_ready();
+    unmeshed.expect_curl("client", &[&format!("http://server.{}/", meshed.name())], 0, 200);
 }
 
 #[test]
@@ -165,17 +166,17 @@ fn unmeshed_clients_are_allowed_if_configured() {
         "moving",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/mtls: permissive}",
     );
-    let strange = TestNamespace::new("left", SidecarInjection::Disabled);
+    let unmeshed = TestNamespace::new("left", SidecarInjection::Disabled);
     meshed.http_server("server", 1);
     meshed.create_client("client");
-    strange.create_client("client");
+    unmeshed.create_client("client");
     meshed.wait_ready();
-    strange.wait_ready();
+    unmeshed.wait_ready();
     let url = format!("http://server.{}/", meshed.name());
     meshed.expect_curl("client", &[&url], 0, 200);
-    strange.expect_curl("client", &[&url], 0, 200);
-    let refuse = "leno.dev/mtls=strict";
-    stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", meshed.name(), refuse]));
-    strange.expect_curl("client", &[&url], 56, 0);
+    unmeshed.expect_curl("client", &[&url], 0, 200);
+    let strict = "leno.dev/mtls=strict";
+    stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", meshed.name(), strict]));
+    unmeshed.expect_curl("client", &[&url], 56, 0);
     meshed.expect_curl("client", &[&url], 0, 200);
 }

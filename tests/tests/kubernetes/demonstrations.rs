@@ -1,6 +1,9 @@
 //! Demo applications: bookinfo as printed by `leno demo`, and the structure of OSM's bookstore with its
 //! objects.
-#![allow(clippy::print_stderr, reason = "what buyers saw last says why a scenario failed")]
+#![allow(
+    clippy::print_stderr,
+    reason = "the last output of the buyers shows why a scenario failed"
+)]
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +14,7 @@ use leno_tests::leno_command;
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn bookinfo_sells_in_strict_mode() {
+fn bookinfo_serves_only_allowed_clients_in_strict_mode() {
     let namespace = TestNamespace::with_metadata(
         "bookinfo",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
@@ -23,8 +26,8 @@ fn bookinfo_sells_in_strict_mode() {
     let manifests = stdout_of(&manifests);
     let (first, rest) = manifests.split_once("---\n").expect("the first document is the namespace");
     assert!(first.contains("kind: Namespace") && !rest.contains("kind: Namespace"));
-    let ours = format!("namespace: {}", namespace.name());
-    namespace.apply_manifests(&rest.replace("namespace: bookinfo", &ours));
+    let namespace_line = format!("namespace: {}", namespace.name());
+    namespace.apply_manifests(&rest.replace("namespace: bookinfo", &namespace_line));
     namespace.create_client("traffic");
     namespace.create_client("outsider");
     namespace.wait_ready();
@@ -40,12 +43,12 @@ fn bookinfo_sells_in_strict_mode() {
         let body = namespace.curl("traffic", &[&[product][..], user].concat()).body;
         ["v1", "v2", "v3"].into_iter().find(|v| body.contains(&format!("\"version\":\"{v}\"")))
     };
-    let mut seen = BTreeSet::new();
-    eventually("versions 1 and 3 of reviews answer", PATIENT, || {
-        seen.extend(version(&[]));
-        (seen.len() > 1).then_some(())
+    let mut seen_versions = BTreeSet::new();
+    eventually("versions 1 and 3 of reviews respond", MAX_WAIT, || {
+        seen_versions.extend(version(&[]));
+        (seen_versions.len() > 1).then_some(())
     });
-    assert_eq!(seen, BTreeSet::from(["v1", "v3"]));
+    assert_eq!(seen_versions, BTreeSet::from(["v1", "v3"]));
     for _ in 0..10 {
         assert_eq!(version(&["-H", "end-user: jason"]), Some("v2"));
     }
@@ -53,7 +56,7 @@ fn bookinfo_sells_in_strict_mode() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn the_bookstore_sells_to_whom_its_policies_allow() {
+fn the_bookstore_serves_the_clients_that_its_policies_allow() {
     let shop = Bookstore::start_bookstore();
 
     // `defaultPolicy: allow`: every client is served.
@@ -76,18 +79,18 @@ fn the_bookstore_sells_to_whom_its_policies_allow() {
     // The thief is allowed, and then rejected again. Its requests for `/books-bought` match no route, because
     // that route requires another client: as in OSM, the response is 404.
     shop.allow_customers(&["bookbuyer", "bookthief"]);
-    shop.expect_at("bookthief", "/buy-a-book/new", "200", &["bookstore-v1", "bookstore-v2"]);
-    shop.expect_at("bookthief", "/books-bought", "404", &[]);
+    shop.expect_attempts("bookthief", "/buy-a-book/new", "200", &["bookstore-v1", "bookstore-v2"]);
+    shop.expect_attempts("bookthief", "/books-bought", "404", &[]);
     shop.allow_customers(&["bookbuyer"]);
     shop.wait_for_result("bookthief", "403", &[]);
 
     // The split moves from one version to the other.
-    for ((one, two), sellers) in [
+    for ((weight_v1, weight_v2), sellers) in [
         ((100, 0), &["bookstore-v1"][..]),
         ((50, 50), &["bookstore-v1", "bookstore-v2"]),
         ((0, 100), &["bookstore-v2"]),
     ] {
-        shop.split_traffic(one, two);
+        shop.split_traffic(weight_v1, weight_v2);
         shop.wait_for_result("bookbuyer", "200", sellers);
     }
 }
@@ -102,31 +105,31 @@ struct Bookstore {
 
 impl Bookstore {
     fn start_bookstore() -> Self {
-        let meshed = |name| TestNamespace::new(name, SidecarInjection::Enabled);
+        let create_meshed = |name| TestNamespace::new(name, SidecarInjection::Enabled);
         let shop = Self {
-            buyer: meshed("bookbuyer"),
-            thief: meshed("bookthief"),
-            store: meshed("bookstore"),
-            warehouse: meshed("bookwarehouse"),
+            buyer: create_meshed("bookbuyer"),
+            thief: create_meshed("bookthief"),
+            store: create_meshed("bookstore"),
+            warehouse: create_meshed("bookwarehouse"),
         };
-        let store_at = format!("bookstore.{}:14001", shop.store.name());
-        let warehouse_at = format!("bookwarehouse.{}:14001", shop.warehouse.name());
-        let database_at = format!("mysql.{}:3306", shop.warehouse.name());
+        let store_address = format!("bookstore.{}:14001", shop.store.name());
+        let warehouse_address = format!("bookwarehouse.{}:14001", shop.warehouse.name());
+        let database_address = format!("mysql.{}:3306", shop.warehouse.name());
         shop.warehouse.apply_manifests(&format!(
             "{MYSQL}---\n{}",
-            shop_part(
+            shop_manifests(
                 "bookwarehouse",
                 "bookwarehouse",
-                &format!("warehouse, -database, '{database_at}'")
+                &format!("warehouse, -database, '{database_address}'")
             )
         ));
         for name in ["bookstore-v1", "bookstore-v2"] {
-            let arguments = format!("store, -name, {name}, -warehouse, '{warehouse_at}'");
-            shop.store.apply_manifests(&shop_part(name, "bookstore", &arguments));
+            let arguments = format!("store, -name, {name}, -warehouse, '{warehouse_address}'");
+            shop.store.apply_manifests(&shop_manifests(name, "bookstore", &arguments));
         }
         for (namespace, name) in [(&shop.buyer, "bookbuyer"), (&shop.thief, "bookthief")] {
-            let arguments = format!("buyer, -name, {name}, -store, '{store_at}'");
-            namespace.apply_manifests(&shop_part(name, name, &arguments));
+            let arguments = format!("buyer, -name, {name}, -store, '{store_address}'");
+            namespace.apply_manifests(&shop_manifests(name, name, &arguments));
         }
         shop.store.apply_manifests(&service_manifest("bookstore", "app: bookstore"));
         for namespace in [&shop.warehouse, &shop.store, &shop.buyer, &shop.thief] {
@@ -140,10 +143,10 @@ impl Bookstore {
         let sources: String = customers
             .iter()
             .map(|customer| {
-                let home = if *customer == "bookbuyer" { &self.buyer } else { &self.thief };
+                let namespace = if *customer == "bookbuyer" { &self.buyer } else { &self.thief };
                 format!(
                     "  - {{kind: ServiceAccount, name: {customer}, namespace: {}}}\n",
-                    home.name()
+                    namespace.name()
                 )
             })
             .collect();
@@ -162,11 +165,11 @@ impl Bookstore {
         self.store.apply_manifests(&format!("{STORE_ROUTES}{targets}"));
     }
 
-    fn split_traffic(&self, one: u32, two: u32) {
+    fn split_traffic(&self, weight_v1: u32, weight_v2: u32) {
         self.store.apply_manifests(&format!(
             "{{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {{name: bookstore-split}}, spec: \
-             {{service: bookstore.{}, backends: [{{service: bookstore-v1, weight: {one}}}, \
-             {{service: bookstore-v2, weight: {two}}}]}}}}",
+             {{service: bookstore.{}, backends: [{{service: bookstore-v1, weight: {weight_v1}}}, \
+             {{service: bookstore-v2, weight: {weight_v2}}}]}}}}",
             self.store.name()
         ));
     }
@@ -174,20 +177,20 @@ impl Bookstore {
     /// Waits until all of a customer's attempts have this result.
     fn wait_for_result(&self, customer: &str, status: &str, sellers: &[&str]) {
         for path in ["/books-bought", "/buy-a-book/new"] {
-            self.expect_at(customer, path, status, sellers);
+            self.expect_attempts(customer, path, status, sellers);
         }
     }
 
     /// Waits until the last forty attempts at a path have this status, with exactly these sellers among them.
-    fn expect_at(&self, customer: &str, path: &str, status: &str, sellers: &[&str]) {
-        let home = if customer == "bookbuyer" { &self.buyer } else { &self.thief };
-        let wanted: BTreeSet<&str> = sellers.iter().copied().collect();
+    fn expect_attempts(&self, customer: &str, path: &str, status: &str, sellers: &[&str]) {
+        let namespace = if customer == "bookbuyer" { &self.buyer } else { &self.thief };
+        let expected_sellers: BTreeSet<&str> = sellers.iter().copied().collect();
         let mut last = String::new();
         eventually(
             &format!("{customer} gets {status} at {path} from {sellers:?}"),
-            PATIENT,
+            MAX_WAIT,
             || {
-                let log = home.kubectl(&[
+                let log = namespace.kubectl(&[
                     "logs",
                     "-l",
                     &format!("app={customer}"),
@@ -199,20 +202,22 @@ impl Bookstore {
                 let attempts: Vec<Vec<&str>> = log
                     .lines()
                     .map(|line| line.split(' ').collect::<Vec<_>>())
-                    .filter(|words| words[0] == path)
+                    .filter(|columns| columns[0] == path)
                     .collect();
-                let well = attempts.len() >= 39 && attempts.iter().all(|words| words[1] == status);
-                let from: BTreeSet<&str> =
-                    attempts.iter().filter_map(|words| words.get(2).copied()).collect();
-                let latest = attempts.last().map(|words| words.join(" ")).unwrap_or_default();
+                let all_have_status =
+                    attempts.len() >= 39 && attempts.iter().all(|columns| columns[1] == status);
+                let seen_sellers: BTreeSet<&str> =
+                    attempts.iter().filter_map(|columns| columns.get(2).copied()).collect();
+                let latest = attempts.last().map(|columns| columns.join(" ")).unwrap_or_default();
                 if latest != last {
                     eprintln!("{customer}: {latest}");
                     last = latest;
                 }
                 // Rejections contain the mesh's reason, in any wording.
-                let held = well && (wanted.is_empty() || from == wanted);
+                let is_expected = all_have_status
+                    && (expected_sellers.is_empty() || seen_sellers == expected_sellers);
                 last = log.clone();
-                held.then_some(())
+                is_expected.then_some(())
             },
         );
     }
@@ -223,7 +228,7 @@ fn annotate_namespace(namespace: &TestNamespace, annotation: &str) {
 }
 
 /// Returns a part of the shop: account, Deployment, and the Service of the same name.
-fn shop_part(name: &str, app: &str, arguments: &str) -> String {
+fn shop_manifests(name: &str, app: &str, arguments: &str) -> String {
     let selector = format!("app: {app}, part: {name}");
     format!(
         "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
@@ -325,4 +330,4 @@ spec:
   sources: [{kind: ServiceAccount, name: bookwarehouse, namespace: WAREHOUSE}]
 ";
 
-const PATIENT: Duration = Duration::from_secs(120);
+const MAX_WAIT: Duration = Duration::from_secs(120);

@@ -8,34 +8,35 @@ use serde_json::Value;
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_installation_without_workloads_has_no_warning() {
-    let checked = leno_command().args(["check", "--kubernetes", "-o", "json"]).output().unwrap();
-    let findings: Vec<Value> = serde_json::from_str(&stdout_of(&checked)).expect("findings");
-    let odd: Vec<&Value> = findings.iter().filter(|it| it["verdict"] != "ok").collect();
-    assert!(!findings.is_empty() && odd.is_empty(), "{odd:?}");
+    let output = leno_command().args(["check", "--kubernetes", "-o", "json"]).output().unwrap();
+    let findings: Vec<Value> = serde_json::from_str(&stdout_of(&output)).expect("findings");
+    let unexpected: Vec<&Value> =
+        findings.iter().filter(|finding| finding["verdict"] != "ok").collect();
+    assert!(!findings.is_empty() && unexpected.is_empty(), "{unexpected:?}");
     let pods = ["get", "pods", "-l", "app.kubernetes.io/name=leno-control"];
     let names = ["-o", "jsonpath={.items[*].metadata.name}"];
     let pods = stdout_of(&kubectl(&[&["-n", "leno-system"], &pods[..], &names].concat()));
     for pod in pods.split_whitespace() {
-        let leno = |arguments: &[&str]| {
+        let run_leno = |arguments: &[&str]| {
             let exec = ["-n", "leno-system", "exec", pod, "--", "/leno"];
             let data = ["--data", "/var/lib/leno/control"];
             let output = kubectl(&[&exec[..], arguments, &data].concat());
             // A warning would be on standard error.
-            let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(complaint, "", "{arguments:?}");
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(stderr, "", "{arguments:?}");
             stdout_of(&output)
         };
-        let rejected = leno(&["get", "rejected"]);
+        let rejected = run_leno(&["get", "rejected"]);
         assert!(rejected.contains("nothing is rejected"), "{rejected}");
-        let status: Value = serde_json::from_str(&leno(&["status", "-o", "json"])).unwrap();
+        let status: Value = serde_json::from_str(&run_leno(&["status", "-o", "json"])).unwrap();
         assert_eq!(status["findings"], serde_json::json!([]), "{status}");
         assert_eq!(status["healthy"], true, "{status}");
-        let text = leno(&["status"]);
+        let text = run_leno(&["status"]);
         assert!(text.contains("healthy") && !text.contains("warning"), "{text}");
         for topic in TOPICS {
-            leno(&["get", topic]);
+            run_leno(&["get", topic]);
         }
-        leno(&["top", "--once"]);
+        run_leno(&["top", "--once"]);
     }
 }
 

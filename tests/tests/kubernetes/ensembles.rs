@@ -1,5 +1,5 @@
 //! Clustered servers: a StatefulSet with Pods that call each other on several ports by name.
-#![allow(clippy::print_stderr, reason = "what was heard last says why a scenario failed")]
+#![allow(clippy::print_stderr, reason = "the last output shows why a scenario failed")]
 
 use std::time::Duration;
 
@@ -54,43 +54,44 @@ fn listening_container(port: u16) -> String {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn peers_speak_by_name_at_every_port_that_a_route_names() {
+fn peers_connect_by_name_to_every_port_of_a_route() {
     let namespace = TestNamespace::with_metadata(
         "ensemble",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );
-    let all = [2181, 2888, 3888, 4888];
-    namespace.apply_manifests(&(ENSEMBLE.to_owned() + &all.map(listening_container).concat()));
+    let ports = [2181, 2888, 3888, 4888];
+    namespace.apply_manifests(&(ENSEMBLE.to_owned() + &ports.map(listening_container).concat()));
     namespace.apply_manifests(&ALLOWED.replace("NAMESPACE", namespace.name()));
     stdout_of(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
     namespace.wait_ready();
     // Returns the responses of each peer on each port to one peer.
-    let heard = |from: &str| {
-        let each = "for p in 2181 2888 3888 4888; do for n in 0 1 2; do \
+    let query_peers = |from: &str| {
+        let script = "for p in 2181 2888 3888 4888; do for n in 0 1 2; do \
                     echo $p $( (echo hello; sleep 1) | nc -w 2 peer-$n.peers $p); done; done";
-        let said = namespace.exec(from, &["sh", "-c", each]).stdout;
-        String::from_utf8_lossy(&said).into_owned()
+        let output = namespace.exec(from, &["sh", "-c", script]).stdout;
+        String::from_utf8_lossy(&output).into_owned()
     };
-    let mut wanted = String::new();
-    for port in all {
+    let mut expected = String::new();
+    for port in ports {
         for peer in 0..3 {
             let line = format!("{port} pod=peer-{peer} line=hello\n");
-            wanted += if port == 4888 { "4888\n" } else { &line };
+            expected += if port == 4888 { "4888\n" } else { &line };
         }
     }
     for from in ["peer-0", "peer-1", "peer-2"] {
         // A Pod's connection to its own address stays local, so no sidecar decides about it.
-        let own = format!("4888 pod={from} line=hello\n");
-        let number: usize = from.trim_start_matches("peer-").parse().expect("it ends with one");
-        let mut lines: Vec<&str> = wanted.split_inclusive('\n').collect();
-        lines[3 * 3 + number] = &own;
-        let wanted = lines.concat();
-        eventually(&format!("{from} hears all of them"), Duration::from_secs(120), || {
-            let said = heard(from);
-            if said != wanted {
-                eprintln!("{from} hears:\n{said}");
+        let own_line = format!("4888 pod={from} line=hello\n");
+        let index: usize =
+            from.trim_start_matches("peer-").parse().expect("the name ends with an index");
+        let mut lines: Vec<&str> = expected.split_inclusive('\n').collect();
+        lines[3 * 3 + index] = &own_line;
+        let expected = lines.concat();
+        eventually(&format!("{from} gets all responses"), Duration::from_secs(120), || {
+            let output = query_peers(from);
+            if output != expected {
+                eprintln!("{from} got:\n{output}");
             }
-            (said == wanted).then_some(())
+            (output == expected).then_some(())
         });
     }
 }

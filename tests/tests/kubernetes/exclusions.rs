@@ -18,20 +18,22 @@ fn a_pod_reaches_excluded_ports_and_ranges_without_its_sidecar() {
     namespace.annotated_client("by-port", "openservicemesh.io/outbound-port-exclusion-list: '80'");
     let range = "openservicemesh.io/outbound-ip-range-exclusion-list";
     namespace.annotated_client("by-range", &format!("{range}: '{address}/32'"));
-    let only = "openservicemesh.io/outbound-ip-range-inclusion-list";
-    namespace.annotated_client("by-inclusion", &format!("{only}: '{address}/32'"));
+    let inclusion = "openservicemesh.io/outbound-ip-range-inclusion-list";
+    namespace.annotated_client("by-inclusion", &format!("{inclusion}: '{address}/32'"));
     namespace.wait_ready();
     // A connection that bypasses the sidecar has no mutual TLS and is reset.
-    let (meshed, around) = ((0, 200), (56, 0));
-    for (client, server, aside, second) in [
+    let (meshed, bypassed) = ((0, 200), (56, 0));
+    for (client, server, unexcluded, second) in [
         ("client", meshed, meshed, meshed),
-        ("by-port", around, meshed, around),
-        ("by-range", around, meshed, meshed),
-        ("by-inclusion", meshed, around, around),
+        ("by-port", bypassed, meshed, bypassed),
+        ("by-range", bypassed, meshed, meshed),
+        ("by-inclusion", meshed, bypassed, bypassed),
     ] {
-        for (url, (exit, status)) in
-            [("http://server/", server), ("http://aside:81/", aside), ("http://second/", second)]
-        {
+        for (url, (exit, status)) in [
+            ("http://server/", server),
+            ("http://aside:81/", unexcluded),
+            ("http://second/", second),
+        ] {
             namespace.expect_curl(client, &[url], exit, status);
         }
     }

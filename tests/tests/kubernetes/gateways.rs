@@ -43,7 +43,7 @@ pub(crate) fn external_clients_at(address: &str) -> (TestNamespace, String) {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn external_clients_come_in_by_a_gateway_alone() {
+fn external_clients_reach_meshed_pods_only_through_a_gateway() {
     let external_clients = TestNamespace::new("outsiders", SidecarInjection::Disabled);
     external_clients.create_client("outsider");
     for injection in [SidecarInjection::Enabled, SidecarInjection::Disabled] {
@@ -56,22 +56,22 @@ fn external_clients_come_in_by_a_gateway_alone() {
         eventually("the route is in force", Duration::from_secs(120), || {
             (external_clients.curl("outsider", &[&url]).status == 200).then_some(())
         });
-        let other_place =
+        let other_path =
             external_clients.curl("outsider", &["-H", "x-a: b", &format!("{url}anything")]);
-        assert_eq!((other_place.exit, other_place.status), (0, 200), "{injection:?}");
+        assert_eq!((other_path.exit, other_path.status), (0, 200), "{injection:?}");
         let name = format!("http://server.{}/", namespace.name());
-        let straight = external_clients.curl("outsider", &[&name]);
+        let direct = external_clients.curl("outsider", &[&name]);
         match injection {
             // Mutual TLS is required there.
-            SidecarInjection::Enabled => assert_ne!(straight.exit, 0),
-            SidecarInjection::Disabled => assert_eq!((straight.exit, straight.status), (0, 200)),
+            SidecarInjection::Enabled => assert_ne!(direct.exit, 0),
+            SidecarInjection::Disabled => assert_eq!((direct.exit, direct.status), (0, 200)),
         }
     }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request() {
+fn a_rollout_of_a_gateway_and_its_backend_fails_no_request() {
     let namespace = TestNamespace::new("replaced", SidecarInjection::Enabled);
     namespace.http_server("server", 2);
     let address = create_gateway(&namespace);
@@ -113,7 +113,7 @@ spec:
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_gateway_leaves_out_a_pod_that_cannot_enforce_a_policy_of_its_service() {
+fn a_gateway_does_not_use_a_pod_that_cannot_enforce_a_policy_of_its_service() {
     let namespace = TestNamespace::new("partly-meshed", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     let address = create_gateway(&namespace);
@@ -129,9 +129,9 @@ fn a_gateway_leaves_out_a_pod_that_cannot_enforce_a_policy_of_its_service() {
             .then_some(())
     });
     external_clients.expect_curl("outsider", &[&url], 0, 401);
-    let answers = external_clients.curl_repeatedly("outsider", 200, &[&url]);
-    let answered: Vec<_> = answers.iter().filter(|it| it.status != 401).collect();
-    assert_eq!((answers.len(), answered), (200, Vec::new()));
+    let responses = external_clients.curl_repeatedly("outsider", 200, &[&url]);
+    let unexpected: Vec<_> = responses.iter().filter(|response| response.status != 401).collect();
+    assert_eq!((responses.len(), unexpected), (200, Vec::new()));
     // Without the meshed Pod, no endpoint is left.
     stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=0"]));
     external_clients.expect_curl("outsider", &[&url], 0, 503);

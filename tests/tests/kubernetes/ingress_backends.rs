@@ -9,7 +9,7 @@ use rcgen::{
 };
 
 /// Opens the server's port to one member of the mesh, with TLS terminated by the sidecar.
-const OPENING: &str = "
+const INGRESS_BACKEND: &str = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: IngressBackend
 metadata: {name: opening}
@@ -42,19 +42,19 @@ fn issue_certificate(account: &str, namespace: &TestNamespace) -> String {
 /// Waits until requests without a certificate are reset five times in a row. TLS 1.3 reports it after the
 /// handshake, while the client sends its request (55) or waits for the response (56).
 fn wait_until_rejected(outside: &TestNamespace, url: &str) {
-    eventually("who shows no certificate is reset", Duration::from_secs(90), || {
-        let seen = outside.curl_repeatedly("controller", 5, &["-k", "--http1.1", url]);
-        let reset = |one: &CurlResult| matches!(one.exit, 55 | 56) && one.status == 0;
-        (seen.len() == 5 && seen.iter().all(reset)).then_some(())
+    eventually("requests without a certificate are reset", Duration::from_secs(90), || {
+        let results = outside.curl_repeatedly("controller", 5, &["-k", "--http1.1", url]);
+        let is_reset = |result: &CurlResult| matches!(result.exit, 55 | 56) && result.status == 0;
+        (results.len() == 5 && results.iter().all(is_reset)).then_some(())
     });
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
-    let strict =
+fn an_ingress_backend_with_tls_admits_a_principal_by_its_certificate() {
+    let metadata =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
-    let namespace = TestNamespace::with_metadata("entered", strict);
+    let namespace = TestNamespace::with_metadata("entered", metadata);
     let outside = TestNamespace::new("ingress", SidecarInjection::Disabled);
     namespace.http_server("server", 1);
     outside.create_client("controller");
@@ -67,28 +67,28 @@ fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
         stdout_of(&outside.exec("controller", &write));
     }
     let url = format!("https://server.{}:80/", namespace.name());
-    let by = |file: &'static str| ["-k", "--cert", file, url.as_str()];
-    let shown = by("/tmp/controller.pem");
+    let with_certificate = |file: &'static str| ["-k", "--cert", file, url.as_str()];
+    let controller_arguments = with_certificate("/tmp/controller.pem");
     let expect = |arguments: &[&str], exit: i32, status: u16| {
         outside.expect_curl("controller", arguments, exit, status);
     };
     // No port is open: the controller has a certificate of the mesh, but no policy names it.
-    expect(&shown, 0, 403);
-    let opening = |skipped: &str, sources: &str| {
-        OPENING.replace("SKIPPED", skipped).replace("SOURCES", sources)
+    expect(&controller_arguments, 0, 403);
+    let ingress_backend = |skipped: &str, sources: &str| {
+        INGRESS_BACKEND.replace("SKIPPED", skipped).replace("SOURCES", sources)
     };
     let principal = format!("controller.{}.cluster.local", outside.name());
     let principal = format!("{{kind: AuthenticatedPrincipal, name: {principal}}}");
-    namespace.apply_manifests(&opening("false", &principal));
-    expect(&shown, 0, 200);
-    expect(&by("/tmp/other.pem"), 0, 403);
+    namespace.apply_manifests(&ingress_backend("false", &principal));
+    expect(&controller_arguments, 0, 200);
+    expect(&with_certificate("/tmp/other.pem"), 0, 403);
     wait_until_rejected(&outside, &url);
     expect(&[&url.replace("https", "http")], 56, 0);
     // No certificate is required: any client with an address in the range is accepted.
-    namespace.apply_manifests(&opening("true", "{kind: IPRange, name: 10.0.0.0/8}"));
+    namespace.apply_manifests(&ingress_backend("true", "{kind: IPRange, name: 10.0.0.0/8}"));
     expect(&["-k", &url], 0, 200);
-    let opened = "ingressbackends.policy.openservicemesh.io";
-    stdout_of(&namespace.kubectl(&["delete", opened, "opening"]));
+    let kind = "ingressbackends.policy.openservicemesh.io";
+    stdout_of(&namespace.kubectl(&["delete", kind, "opening"]));
     wait_until_rejected(&outside, &url);
-    expect(&shown, 0, 403);
+    expect(&controller_arguments, 0, 403);
 }

@@ -11,7 +11,7 @@ fn has_sidecar(metadata: &str, pod: &str) -> bool {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn namespaces_of_osm_and_fsm_are_meshed_as_they_are() {
+fn namespaces_with_annotations_of_osm_and_fsm_are_meshed() {
     assert!(has_sidecar(
         "labels: {openservicemesh.io/monitored-by: osm}, \
          annotations: {openservicemesh.io/sidecar-injection: enabled}",
@@ -26,7 +26,7 @@ fn namespaces_of_osm_and_fsm_are_meshed_as_they_are() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_pod_decides_against_its_namespace_and_ignore_against_all() {
+fn the_annotation_of_a_pod_overrides_its_namespace_and_ignore_overrides_both() {
     assert!(!has_sidecar(
         "labels: {leno.dev/injection: enabled}",
         "annotations: {openservicemesh.io/sidecar-injection: disabled}",
@@ -40,37 +40,41 @@ fn a_pod_decides_against_its_namespace_and_ignore_against_all() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn an_annotation_that_means_nothing_is_refused() {
+fn a_pod_with_an_invalid_annotation_is_rejected() {
     let namespace = TestNamespace::with_metadata("odd", "labels: {leno.dev/injection: enabled}");
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a, annotations: {leno.dev/injection: perhaps}}, \
                spec: {containers: [{name: a, image: 'kc.local/pause:1'}]}}";
-    let refused = namespace.try_apply(pod);
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("perhaps"), "{said}");
+    let rejected = namespace.try_apply(pod);
+    let stderr = String::from_utf8_lossy(&rejected.stderr);
+    assert!(!rejected.status.success() && stderr.contains("perhaps"), "{stderr}");
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_pod_with_an_unknown_key_or_without_names_is_created_with_a_warning() {
+fn a_pod_with_an_unknown_annotation_or_without_cluster_dns_is_created_with_a_warning() {
     let namespace = TestNamespace::new("warned", SidecarInjection::Enabled);
-    let pod = |name: &str, annotations: &str, more: &str| {
+    let pod = |name: &str, annotations: &str, spec: &str| {
         let image = program_image();
         namespace.try_apply(&format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, annotations: {{{annotations}}}}}, spec: {{{more} \
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, annotations: {{{annotations}}}}}, spec: {{{spec} \
              containers: [{{name: app, image: '{image}', imagePullPolicy: Never, args: [help]}}]}}}}"
         ))
     };
-    let marked = pod("marked", "leno.dev/outbound-port-exclusion: '80'", "");
-    let warnings = String::from_utf8_lossy(&marked.stderr).into_owned();
-    assert!(marked.status.success(), "{warnings}");
+    let misspelled = pod("marked", "leno.dev/outbound-port-exclusion: '80'", "");
+    let warnings = String::from_utf8_lossy(&misspelled.stderr).into_owned();
+    assert!(misspelled.status.success(), "{warnings}");
     assert!(
         warnings.contains("did you mean `leno.dev/outbound-port-exclusion-list`?"),
         "{warnings}"
     );
-    let nameless = pod("nameless", "", "dnsPolicy: Default,");
-    let warnings = String::from_utf8_lossy(&nameless.stderr).into_owned();
-    assert!(nameless.status.success(), "{warnings}");
+    let no_dns = pod("nameless", "", "dnsPolicy: Default,");
+    let warnings = String::from_utf8_lossy(&no_dns.stderr).into_owned();
+    assert!(no_dns.status.success(), "{warnings}");
     assert!(warnings.contains("spec.dnsPolicy is Default"), "{warnings}");
-    let chosen = "jsonpath={.metadata.annotations.kubectl\\.kubernetes\\.io/default-container}";
-    assert_eq!(stdout_of(&namespace.kubectl(&["get", "pod", "marked", "-o", chosen])), "app");
+    let default_container =
+        "jsonpath={.metadata.annotations.kubectl\\.kubernetes\\.io/default-container}";
+    assert_eq!(
+        stdout_of(&namespace.kubectl(&["get", "pod", "marked", "-o", default_container])),
+        "app"
+    );
 }

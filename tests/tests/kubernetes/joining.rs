@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use crate::under_load::LoadPod;
 
 /// Creates six ready unmeshed servers, and the namespace of a meshed client.
-fn start_unmeshed(what: &str) -> (TestNamespace, TestNamespace) {
-    let servers = TestNamespace::new(what, SidecarInjection::Disabled);
+fn start_unmeshed(name: &str) -> (TestNamespace, TestNamespace) {
+    let servers = TestNamespace::new(name, SidecarInjection::Disabled);
     servers.http_server("server", REPLICAS);
     servers.wait_ready();
-    (servers, TestNamespace::new(&format!("{what}-clients"), SidecarInjection::Enabled))
+    (servers, TestNamespace::new(&format!("{name}-clients"), SidecarInjection::Enabled))
 }
 
 fn server_url(servers: &TestNamespace) -> String {
@@ -24,10 +24,10 @@ fn server_url(servers: &TestNamespace) -> String {
 }
 
 /// Ends the load: no request may have failed.
-fn assert_unharmed(load: LoadPod<'_>) {
+fn assert_no_failures(load: LoadPod<'_>) {
     let (requests, failed) = load.stop_load();
     assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}), "of {requests}");
+    assert_eq!(failed, serde_json::json!({}), "of {requests} requests");
 }
 
 /// Labels a namespace, or removes the label (`leno.dev/injection-`), and restarts an object in it.
@@ -47,8 +47,8 @@ fn expect_waiting(servers: &TestNamespace, pod: &str, reasons: &[&str]) {
     let states = "jsonpath={.status.initContainerStatuses[*].state.waiting.reason} \
                   {.status.containerStatuses[*].state.waiting.reason}";
     eventually(&format!("{pod} waits for {reasons:?}"), Duration::from_secs(180), || {
-        let said = stdout_of(&servers.kubectl(&["get", "pod", pod, "-o", states]));
-        reasons.iter().any(|reason| said.contains(reason)).then_some(())
+        let reasons_text = stdout_of(&servers.kubectl(&["get", "pod", pod, "-o", states]));
+        reasons.iter().any(|reason| reasons_text.contains(reason)).then_some(())
     });
 }
 
@@ -68,19 +68,19 @@ fn join_and_leave(servers: &TestNamespace) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
     let (servers, clients) = start_unmeshed("late");
-    let load = LoadPod::of_connections(&clients, &server_url(&servers));
+    let load = LoadPod::start_with_new_connections(&clients, &server_url(&servers));
     join_and_leave(&servers);
-    assert_unharmed(load);
+    assert_no_failures(load);
 }
 
 /// Two Pods of the same Service with a sidecar: one with an image that cannot be pulled, one with a crashing
 /// sidecar.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_pod_that_cannot_start_changes_nothing() {
+fn pods_that_cannot_start_fail_no_request() {
     let (servers, clients) = start_unmeshed("broken");
-    let load = LoadPod::of_connections(&clients, &server_url(&servers));
-    add_unpulled(&servers);
+    let load = LoadPod::start_with_new_connections(&clients, &server_url(&servers));
+    add_pod_with_missing_image(&servers);
     servers.apply_manifests(&format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: crashing, labels: {{app: server}}}}, spec: {{serviceAccountName: server, \
          initContainers: [{{name: leno-proxy, image: {}, imagePullPolicy: Never, restartPolicy: Always, args: [no-such-command]}}], \
@@ -89,11 +89,11 @@ fn a_pod_that_cannot_start_changes_nothing() {
         program_image(),
     ));
     expect_waiting(&servers, "crashing", &["CrashLoopBackOff"]);
-    assert_unharmed(load);
+    assert_no_failures(load);
 }
 
 /// Adds a meshed Pod behind the Service with an application image that cannot be pulled.
-fn add_unpulled(servers: &TestNamespace) {
+fn add_pod_with_missing_image(servers: &TestNamespace) {
     servers.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: unpulled, labels: {app: server, leno.dev/injection: enabled}}, spec: \
          {serviceAccountName: server, containers: [{name: app, image: 'kc.local/nosuch:1', imagePullPolicy: Never, ports: \
@@ -107,41 +107,41 @@ fn add_unpulled(servers: &TestNamespace) {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn pods_in_the_network_of_their_nodes_are_reached_beside_a_pod_that_cannot_start() {
+fn host_network_pods_are_reached_while_another_pod_cannot_start() {
     let servers = TestNamespace::new("node-network", SidecarInjection::Disabled);
     servers.apply_manifests(NODE_NETWORK);
     stdout_of(&servers.kubectl(&["rollout", "status", "daemonset/server", "--timeout=300s"]));
     let clients = TestNamespace::new("node-network-clients", SidecarInjection::Enabled);
-    let load = LoadPod::of_connections(&clients, &server_url(&servers));
-    add_unpulled(&servers);
-    assert_unharmed(load);
+    let load = LoadPod::start_with_new_connections(&clients, &server_url(&servers));
+    add_pod_with_missing_image(&servers);
+    assert_no_failures(load);
 }
 
 /// The Service has no ready Pod until the new Pod is ready: sidecars use the old Pod, as kube-proxy does.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn the_only_replica_serves_on_while_it_terminates() {
+fn the_only_replica_serves_requests_while_it_terminates() {
     let servers = TestNamespace::new("lone", SidecarInjection::Enabled);
     let server = leno_tests::cluster::http_server("server", 1, "");
     servers.apply_manifests(&server.replace("-linger, 8s", "-linger, 15s"));
     servers.wait_ready();
     assert_eq!(count_meshed(&servers, "server"), 1);
     let clients = TestNamespace::new("lone-clients", SidecarInjection::Enabled);
-    let load = LoadPod::of_connections(&clients, &server_url(&servers));
-    let old = format!("pod/{}", servers.list_pods("server")[0]);
-    stdout_of(&servers.kubectl(&["delete", &old, "--wait=false"]));
-    stdout_of(&servers.kubectl(&["wait", "--for=delete", &old, "--timeout=120s"]));
+    let load = LoadPod::start_with_new_connections(&clients, &server_url(&servers));
+    let old_pod = format!("pod/{}", servers.list_pods("server")[0]);
+    stdout_of(&servers.kubectl(&["delete", &old_pod, "--wait=false"]));
+    stdout_of(&servers.kubectl(&["wait", "--for=delete", &old_pod, "--timeout=120s"]));
     stdout_of(&servers.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    assert_unharmed(load);
+    assert_no_failures(load);
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_single_replica_with_a_sidecar_gets_its_share_and_no_more() {
+fn one_meshed_replica_among_unmeshed_ones_does_not_get_all_requests() {
     let (servers, clients) = start_unmeshed("canary");
     clients.create_client("client");
     clients.wait_ready();
-    let load = LoadPod::of_connections(&clients, &server_url(&servers));
+    let load = LoadPod::start_with_new_connections(&clients, &server_url(&servers));
     let canary = leno_tests::cluster::http_server("canary", 1, "");
     let canary = canary
         .replace("{app: canary}, ", "{app: server, track: canary, leno.dev/injection: enabled}, ");
@@ -153,39 +153,39 @@ fn a_single_replica_with_a_sidecar_gets_its_share_and_no_more() {
     let address = server_url(&servers);
     let pods = servers.list_pods("server");
     assert_eq!(pods.len(), 1 + REPLICAS as usize);
-    let all: Vec<&str> = pods.iter().map(String::as_str).collect();
-    clients.expect_reached("client", &[&address], &all);
+    let pod_names: Vec<&str> = pods.iter().map(String::as_str).collect();
+    clients.expect_reached("client", &[&address], &pod_names);
     stdout_of(&servers.kubectl(&["delete", "deployment/canary", "--timeout=120s"]));
     eventually("the canary is gone", Duration::from_secs(120), || {
         (servers.list_pods("server").len() == REPLICAS as usize).then_some(())
     });
-    assert_unharmed(load);
+    assert_no_failures(load);
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
+fn pods_of_a_stateful_set_are_reached_by_name_while_they_join() {
     let servers = TestNamespace::new("stateful", SidecarInjection::Disabled);
     servers.apply_manifests(STATEFUL);
     stdout_of(&servers.kubectl(&["rollout", "status", "statefulset/server", "--timeout=300s"]));
     let clients = TestNamespace::new("stateful-clients", SidecarInjection::Enabled);
     clients.create_client("client");
     clients.wait_ready();
-    let load = LoadPod::of_connections(&clients, &server_url(&servers));
-    let reached = || {
+    let load = LoadPod::start_with_new_connections(&clients, &server_url(&servers));
+    let expect_reachable = || {
         // Without a meshed endpoint, the order of addresses in DNS decides.
         let headless = format!("http://each.{}:8080/", servers.name());
         clients.expect_curl("client", &[&headless], 0, 200);
         for pod in ["server-0", "server-1", "server-2"] {
-            let one = format!("http://{pod}.each.{}:8080/", servers.name());
-            clients.expect_reached("client", &[&one], &[pod]);
+            let pod_url = format!("http://{pod}.each.{}:8080/", servers.name());
+            clients.expect_reached("client", &[&pod_url], &[pod]);
         }
     };
-    reached();
+    expect_reachable();
     // One of three joins, then the others.
-    for (first, with_sidecar) in [(2, 1), (0, 3)] {
+    for (partition, meshed_count) in [(2, 1), (0, 3)] {
         let update = format!(
-            "{{\"spec\":{{\"updateStrategy\":{{\"rollingUpdate\":{{\"partition\":{first}}}}}}}}}"
+            "{{\"spec\":{{\"updateStrategy\":{{\"rollingUpdate\":{{\"partition\":{partition}}}}}}}}}"
         );
         stdout_of(&servers.kubectl(&[
             "patch",
@@ -194,11 +194,11 @@ fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
             "-p",
             &update,
         ]));
-        if first > 0 {
+        if partition > 0 {
             label_and_restart(&servers, "leno.dev/injection=enabled", "statefulset/server");
         }
         eventually("the pods have a sidecar", Duration::from_secs(180), || {
-            (count_meshed(&servers, "server") == with_sidecar).then_some(())
+            (count_meshed(&servers, "server") == meshed_count).then_some(())
         });
         stdout_of(&servers.kubectl(&[
             "wait",
@@ -207,9 +207,9 @@ fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
             "--all",
             "--timeout=300s",
         ]));
-        reached();
+        expect_reachable();
     }
-    assert_unharmed(load);
+    assert_no_failures(load);
 }
 
 /// Returns the addresses of the ready server Pods.
@@ -219,7 +219,8 @@ fn ready_addresses(servers: &TestNamespace) -> Vec<String> {
     let is_ready = |pod: &&Value| {
         let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
         pod["metadata"]["deletionTimestamp"].is_null()
-            && conditions.any(|it| it["type"] == "Ready" && it["status"] == "True")
+            && conditions
+                .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
     };
     let ready = pods["items"].as_array().unwrap().iter().filter(is_ready);
     let mut addresses: Vec<String> =
@@ -229,7 +230,7 @@ fn ready_addresses(servers: &TestNamespace) -> Vec<String> {
 }
 
 /// Writes the EndpointSlice of the Service without a selector.
-fn write_slice(servers: &TestNamespace, addresses: &[String]) {
+fn apply_slice(servers: &TestNamespace, addresses: &[String]) {
     let endpoint =
         |address: &String| json!({"addresses": [address], "conditions": {"ready": true}});
     let slice = json!({
@@ -254,35 +255,36 @@ impl Drop for StopListing<'_> {
 /// forward plaintext to the meshed ones.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn endpoints_that_are_listed_by_hand_join_and_leave_without_a_failed_request() {
+fn manual_endpoints_join_and_leave_without_a_failed_request() {
     let (servers, clients) = start_unmeshed("by-hand");
     servers.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: hand}, spec: {ports: [{name: http, port: 80, targetPort: 8080}]}}",
     );
-    let first = ready_addresses(&servers);
-    assert_eq!(first.len(), REPLICAS as usize);
-    write_slice(&servers, &first);
-    let load = LoadPod::of_connections(&clients, &format!("http://hand.{}/", servers.name()));
-    let is_over = AtomicBool::new(false);
+    let addresses = ready_addresses(&servers);
+    assert_eq!(addresses.len(), REPLICAS as usize);
+    apply_slice(&servers, &addresses);
+    let load =
+        LoadPod::start_with_new_connections(&clients, &format!("http://hand.{}/", servers.name()));
+    let is_stopped = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _over = StopListing(&is_over);
+        let _stop_listing = StopListing(&is_stopped);
         scope.spawn(|| {
-            let (began, mut listed) = (Instant::now(), first);
-            while !is_over.load(Ordering::Relaxed) && began.elapsed() < KEPT {
+            let (started, mut listed) = (Instant::now(), addresses);
+            while !is_stopped.load(Ordering::Relaxed) && started.elapsed() < MAX_LISTING {
                 let ready = ready_addresses(&servers);
                 if ready != listed {
-                    write_slice(&servers, &ready);
+                    apply_slice(&servers, &ready);
                     listed = ready;
                 }
             }
         });
         join_and_leave(&servers);
     });
-    assert_unharmed(load);
+    assert_no_failures(load);
 }
 
 /// Longer than two rollouts; it only bounds the thread.
-const KEPT: Duration = Duration::from_secs(900);
+const MAX_LISTING: Duration = Duration::from_secs(900);
 /// Three servers with stable names, a Service for all, and a headless one.
 const STATEFUL: &str = "
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}

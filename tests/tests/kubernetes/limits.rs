@@ -13,39 +13,40 @@ fn requests_beyond_a_local_limit_get_429() {
     namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
-    let setting = |rest: &str| {
+    let setting = |fields: &str| {
         format!(
             "{{apiVersion: policy.openservicemesh.io/v1alpha1, kind: UpstreamTrafficSetting, metadata: {{name: server}}, \
-             spec: {{host: server.{}.svc.cluster.local, {rest}}}}}",
+             spec: {{host: server.{}.svc.cluster.local, {fields}}}}}",
             namespace.name()
         )
     };
-    let once = "{requests: 1, unit: minute}";
-    namespace.apply_manifests(&setting(&format!("rateLimit: {{local: {{http: {once}}}}}")));
+    let limit = "{requests: 1, unit: minute}";
+    namespace.apply_manifests(&setting(&format!("rateLimit: {{local: {{http: {limit}}}}}")));
     for path in ["", "status/200"] {
         namespace.expect_curl("client", &[&format!("http://server/{path}")], 0, 429);
     }
     // A limit for one route: the others have none.
-    let of_route = format!("httpRoutes: [{{path: /status/200, rateLimit: {{local: {once}}}}}]");
+    let route_limit = format!("httpRoutes: [{{path: /status/200, rateLimit: {{local: {limit}}}}}]");
     stdout_of(&namespace.kubectl(&[
         "delete",
         "upstreamtrafficsettings.policy.openservicemesh.io",
         "server",
     ]));
     namespace.expect_curl("client", &["http://server/status/200"], 0, 200);
-    namespace.apply_manifests(&setting(&of_route));
+    namespace.apply_manifests(&setting(&route_limit));
     namespace.expect_curl("client", &["http://server/status/200"], 0, 429);
     namespace.expect_curl("client", &["http://server/"], 0, 200);
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn metrics_of_a_pod_are_open_where_an_annotation_says_so() {
+fn metrics_of_a_pod_are_exposed_if_an_annotation_enables_it() {
     let client = TestNamespace::new("scraper", SidecarInjection::Disabled);
     client.create_client("client");
-    let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
+    let metadata =
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
     let meshed = "labels: {leno.dev/injection: enabled}";
-    let namespaces = [(metered, 200), (meshed, 403)].map(|(metadata, status)| {
+    let namespaces = [(metadata, 200), (meshed, 403)].map(|(metadata, status)| {
         let namespace = TestNamespace::with_metadata("scraped", metadata);
         namespace.create_client("client");
         (namespace, status)
@@ -55,9 +56,9 @@ fn metrics_of_a_pod_are_open_where_an_annotation_says_so() {
         namespace.wait_ready();
         let address = ["get", "pod", "client", "-o", "jsonpath={.status.podIP}"];
         let address = stdout_of(&namespace.kubectl(&address));
-        let at = |path: &str| format!("http://{}:15020{path}", address.trim());
-        assert_eq!(client.curl("client", &[&at("/metrics")]).status, *status);
-        assert_eq!(client.curl("client", &[&at("/readyz")]).status, 200);
+        let url = |path: &str| format!("http://{}:15020{path}", address.trim());
+        assert_eq!(client.curl("client", &[&url("/metrics")]).status, *status);
+        assert_eq!(client.curl("client", &[&url("/readyz")]).status, 200);
     }
 }
 
@@ -70,9 +71,10 @@ const RETRY: &str =
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_request_that_fails_is_sent_as_often_as_a_retry_policy_says() {
-    let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
-    let namespace = TestNamespace::with_metadata("retried", metered);
+fn a_failing_request_is_retried_as_often_as_the_policy_permits() {
+    let metadata =
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
+    let namespace = TestNamespace::with_metadata("retried", metadata);
     namespace.http_server("server", 1);
     namespace.create_client("client");
     namespace.wait_ready();
@@ -87,26 +89,26 @@ fn a_request_that_fails_is_sent_as_often_as_a_retry_policy_says() {
         count.unwrap_or_else(|| panic!("no retries are counted in {metrics}"))
     };
     let failing = "http://server/status/503";
-    let before = retries();
+    let initial_retries = retries();
     assert_eq!(namespace.curl("client", &[failing]).status, 503);
-    assert_eq!(retries(), before, "nobody asked for it");
+    assert_eq!(retries(), initial_retries, "there is no retry without a policy");
     namespace.apply_manifests(&RETRY.replace("NAMESPACE", namespace.name()));
-    let mut at = before;
+    let mut retries_before = initial_retries;
     eventually("one request is sent six times", Duration::from_secs(60), || {
-        let answer = namespace.curl("client", &[failing]);
-        assert_eq!((answer.exit, answer.status), (0, 503), "what the last attempt was answered");
-        let now = retries();
-        let made = now - at;
-        at = now;
-        assert!(made == 0 || made == 5, "{made} retries");
-        (made == 5).then_some(())
+        let response = namespace.curl("client", &[failing]);
+        assert_eq!((response.exit, response.status), (0, 503), "the response of the last attempt");
+        let retries_after = retries();
+        let new_retries = retries_after - retries_before;
+        retries_before = retries_after;
+        assert!(new_retries == 0 || new_retries == 5, "{new_retries} retries");
+        (new_retries == 5).then_some(())
     });
     stdout_of(&namespace.kubectl(&["delete", "retries.policy.openservicemesh.io", "retry"]));
-    eventually("it is sent once again", Duration::from_secs(60), || {
+    eventually("a request is sent only once again", Duration::from_secs(60), || {
         assert_eq!(namespace.curl("client", &[failing]).status, 503);
-        let now = retries();
-        let made = now - at;
-        at = now;
-        (made == 0).then_some(())
+        let retries_after = retries();
+        let new_retries = retries_after - retries_before;
+        retries_before = retries_after;
+        (new_retries == 0).then_some(())
     });
 }

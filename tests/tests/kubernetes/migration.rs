@@ -6,7 +6,7 @@ use leno_tests::cluster::{
 };
 
 /// OSM's marks of a namespace in its mesh; Leno supports them as well.
-const OF_THE_OTHER: &str = "labels: {openservicemesh.io/monitored-by: foreign}, \
+const OTHER_MESH_METADATA: &str = "labels: {openservicemesh.io/monitored-by: foreign}, \
                             annotations: {openservicemesh.io/sidecar-injection: enabled}";
 
 /// The webhook of the other mesh, called for the same Pods as Leno's.
@@ -19,8 +19,9 @@ impl OtherMesh {
     fn new() -> Self {
         let home = TestNamespace::new("other-mesh", SidecarInjection::Disabled);
         let name = format!("injector.{}.svc", home.name());
-        let made = rcgen::generate_simple_self_signed(vec![name]).expect("a certificate");
-        let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        let certified_key = rcgen::generate_simple_self_signed(vec![name]).expect("a certificate");
+        let (certificate, key) =
+            (certified_key.cert.pem(), certified_key.signing_key.serialize_pem());
         let secret = serde_json::json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "injector"},
             "stringData": {"tls.crt": certificate, "tls.key": key},
@@ -81,8 +82,8 @@ fn annotate_namespace(namespace: &TestNamespace, annotation: &str) {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn namespaces_move_from_another_mesh_one_by_one() {
-    let other = OtherMesh::new();
-    let moving = TestNamespace::with_metadata("moving", OF_THE_OTHER);
+    let other_mesh = OtherMesh::new();
+    let moving = TestNamespace::with_metadata("moving", OTHER_MESH_METADATA);
     let moved = TestNamespace::with_metadata(
         "moved",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/mtls: permissive}",
@@ -99,10 +100,10 @@ fn namespaces_move_from_another_mesh_one_by_one() {
         assert_eq!(sidecars_present(&moving, app), (false, true), "{app}");
     }
     assert_eq!(sidecars_present(&moved, "server"), (true, false));
-    let at = |namespace: &TestNamespace| format!("http://server.{}/", namespace.name());
-    let (there, here) = (at(&moving), at(&moved));
-    moving.expect_curl("client", &[&here], 0, 200);
-    moved.expect_curl("client", &[&there], 0, 200);
+    let server_url = |namespace: &TestNamespace| format!("http://server.{}/", namespace.name());
+    let (moving_url, moved_url) = (server_url(&moving), server_url(&moved));
+    moving.expect_curl("client", &[&moved_url], 0, 200);
+    moved.expect_curl("client", &[&moving_url], 0, 200);
 
     // The namespace leaves the other mesh, and all but one of its workloads restart.
     let name = moving.name();
@@ -123,7 +124,7 @@ fn namespaces_move_from_another_mesh_one_by_one() {
     moving.wait_ready();
     assert_eq!(sidecars_present(&moving, "client"), (true, false));
     assert_eq!(sidecars_present(&moving, "straggler"), (false, true));
-    for url in [&here, &there] {
+    for url in [&moved_url, &moving_url] {
         for client in [(&moving, "client"), (&moved, "client"), (&moving, "straggler")] {
             client.0.expect_curl(client.1, &[url], 0, 200);
         }
@@ -133,11 +134,11 @@ fn namespaces_move_from_another_mesh_one_by_one() {
     for namespace in [&moving, &moved] {
         annotate_namespace(namespace, "leno.dev/mtls-");
     }
-    for url in [&here, &there] {
+    for url in [&moved_url, &moving_url] {
         moving.expect_curl("straggler", &[url], 56, 0);
         for namespace in [&moving, &moved] {
             namespace.expect_curl("client", &[url], 0, 200);
         }
     }
-    drop(other);
+    drop(other_mesh);
 }

@@ -34,7 +34,7 @@ spec:
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn traffic_targets_decide_in_a_strict_namespace() {
+fn traffic_targets_permit_requests_in_a_strict_namespace() {
     let namespace = TestNamespace::with_metadata(
         "targets",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
@@ -67,21 +67,21 @@ fn a_split_distributes_the_requests_for_its_root() {
 ",
     );
     namespace.wait_ready();
-    let pod = |url: &str| {
+    let replying_pod = |url: &str| {
         let body = namespace.curl("client", &[url]).body;
         body.split_whitespace().next().unwrap_or_default().to_owned()
     };
     namespace.expect_curl("client", &["http://root/"], 0, 200);
     namespace.expect_curl("client", &["http://v1/"], 0, 200);
     for _ in 0..10 {
-        assert!(pod("http://root/").starts_with("pod=v2-"));
-        assert!(pod("http://v1/").starts_with("pod=v1-"));
+        assert!(replying_pod("http://root/").starts_with("pod=v2-"));
+        assert!(replying_pod("http://v1/").starts_with("pod=v1-"));
     }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn the_mode_of_a_namespace_changes_while_it_runs() {
+fn a_changed_default_policy_of_a_namespace_applies_to_running_pods() {
     let namespace = TestNamespace::new("modes", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.create_client("one");
@@ -113,10 +113,10 @@ fn the_mode_of_a_namespace_changes_while_it_runs() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_traffic_target_of_another_namespace_allows_nothing() {
-    let strict =
+    let metadata =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
-    let namespace = TestNamespace::with_metadata("astray", strict);
-    let other_place = TestNamespace::new("another", SidecarInjection::Disabled);
+    let namespace = TestNamespace::with_metadata("astray", metadata);
+    let unmeshed = TestNamespace::new("another", SidecarInjection::Disabled);
     let member = TestNamespace::new("member", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.create_client("one");
@@ -129,13 +129,13 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     stdout_of(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
     // In another namespace of the mesh they are rejected at admission.
-    let refused = member.try_apply(&targets);
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success(), "{said}");
-    assert!(said.contains("is not the namespace of the TrafficTarget"), "{said}");
+    let rejected = member.try_apply(&targets);
+    let stderr = String::from_utf8_lossy(&rejected.stderr);
+    assert!(!rejected.status.success(), "{stderr}");
+    assert!(stderr.contains("is not the namespace of the TrafficTarget"), "{stderr}");
     assert_eq!(stdout_of(&member.kubectl(&["get", "traffictargets", "-o", "name"])), "");
     // Outside the mesh they are accepted without effect, as in OSM with its webhook disabled.
-    other_place.apply_manifests(&targets);
+    unmeshed.apply_manifests(&targets);
     // An object applied after them is in force, so they have been read.
     let (_, last) = targets.rsplit_once("---\n").expect("the last one is that of `two`");
     namespace.apply_manifests(last);
@@ -145,7 +145,7 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_root_may_be_one_of_its_own_backends() {
+fn the_root_of_a_split_may_be_a_backend() {
     let namespace = TestNamespace::new("recursive", SidecarInjection::Enabled);
     namespace.http_server("v1", 1);
     namespace.http_server("v2", 1);
@@ -157,7 +157,7 @@ fn a_root_may_be_one_of_its_own_backends() {
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://v1/"], 0, 200);
     for version in ["pod=v1-", "pod=v2-"] {
-        eventually("each takes a share", Duration::from_secs(60), || {
+        eventually("each version gets requests", Duration::from_secs(60), || {
             namespace.curl("client", &["http://v1/"]).body.starts_with(version).then_some(())
         });
     }
@@ -175,10 +175,10 @@ spec:
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn an_ingress_backend_lets_the_pods_of_a_service_in() {
-    let strict =
+fn an_ingress_backend_admits_the_pods_of_a_service() {
+    let metadata =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
-    let namespace = TestNamespace::with_metadata("opened", strict);
+    let namespace = TestNamespace::with_metadata("opened", metadata);
     let outside = TestNamespace::new("outside", SidecarInjection::Disabled);
     namespace.http_server("server", 1);
     outside.create_client("ingress");
@@ -197,21 +197,21 @@ fn an_ingress_backend_lets_the_pods_of_a_service_in() {
     outside.expect_curl("other", &[&url], 56, 0);
     // Another object for the same port has a status that it has no effect.
     namespace.apply_manifests(&opening("AccessControl"));
-    let says = |kind: &str, expected: &str| {
+    let expect_status = |kind: &str, expected: &str| {
         let path = "jsonpath={.status.currentStatus}";
         eventually(&format!("{kind} is {expected}"), Duration::from_secs(60), || {
-            let found = stdout_of(&namespace.kubectl(&["get", kind, "opening", "-o", path]));
-            (found.trim() == expected).then_some(())
+            let status = stdout_of(&namespace.kubectl(&["get", kind, "opening", "-o", path]));
+            (status.trim() == expected).then_some(())
         });
     };
-    says("ingressbackends.policy.openservicemesh.io", "committed");
-    says("accesscontrols.policy.openservicemesh.io", "error");
+    expect_status("ingressbackends.policy.openservicemesh.io", "committed");
+    expect_status("accesscontrols.policy.openservicemesh.io", "error");
     stdout_of(&namespace.kubectl(&[
         "delete",
         "ingressbackends.policy.openservicemesh.io",
         "opening",
     ]));
-    says("accesscontrols.policy.openservicemesh.io", "committed");
+    expect_status("accesscontrols.policy.openservicemesh.io", "committed");
     outside.expect_curl("ingress", &[&url], 0, 200);
     stdout_of(&namespace.kubectl(&[
         "delete",

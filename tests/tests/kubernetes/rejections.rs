@@ -8,35 +8,35 @@ use leno_tests::{eventually, leno_command};
 
 /// Returns the notes of the events `PlaintextRejected` on a Pod.
 fn rejection_notes(namespace: &TestNamespace, pod: &str) -> Vec<String> {
-    let about = format!("involvedObject.name={pod},reason=PlaintextRejected");
+    let selector = format!("involvedObject.name={pod},reason=PlaintextRejected");
     let path = "jsonpath={range .items[*]}{.message}{\"\\n\"}{end}";
-    let notes = namespace.kubectl(&["get", "events", "--field-selector", &about, "-o", path]);
+    let notes = namespace.kubectl(&["get", "events", "--field-selector", &selector, "-o", path]);
     stdout_of(&notes).lines().map(str::to_owned).collect()
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
-    let legacy = TestNamespace::new("legacy", SidecarInjection::Disabled);
-    legacy.create_client("first");
-    legacy.create_client("second");
-    legacy.wait_ready();
-    let guarded = TestNamespace::new("guarded", SidecarInjection::Enabled);
-    guarded.http_server("server", 1);
-    guarded.create_client("member");
-    guarded.annotated_client("neighbor", "leno.dev/injection: disabled");
-    guarded.wait_ready();
-    let url = format!("http://server.{}/", guarded.name());
-    guarded.expect_curl("member", &[&url], 0, 200);
+    let unmeshed = TestNamespace::new("legacy", SidecarInjection::Disabled);
+    unmeshed.create_client("first");
+    unmeshed.create_client("second");
+    unmeshed.wait_ready();
+    let meshed = TestNamespace::new("guarded", SidecarInjection::Enabled);
+    meshed.http_server("server", 1);
+    meshed.create_client("member");
+    meshed.annotated_client("neighbor", "leno.dev/injection: disabled");
+    meshed.wait_ready();
+    let url = format!("http://server.{}/", meshed.name());
+    meshed.expect_curl("member", &[&url], 0, 200);
     // Repeated rejections of one client are one event.
-    legacy.expect_curl("first", &[&url], 56, 0);
-    legacy.expect_curl("first", &[&url], 56, 0);
-    legacy.expect_curl("second", &[&url], 56, 0);
-    guarded.expect_curl("neighbor", &[&url], 56, 0);
-    let servers = guarded.list_pods("server");
+    unmeshed.expect_curl("first", &[&url], 56, 0);
+    unmeshed.expect_curl("first", &[&url], 56, 0);
+    unmeshed.expect_curl("second", &[&url], 56, 0);
+    meshed.expect_curl("neighbor", &[&url], 56, 0);
+    let servers = meshed.list_pods("server");
     let [pod] = servers.as_slice() else { panic!("one pod, not {servers:?}") };
     let address = |pod: &str| {
-        stdout_of(&legacy.kubectl(&["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]))
+        stdout_of(&unmeshed.kubectl(&["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]))
     };
     // Readers of these events may have no access to the namespace of the first two.
     let expected = [
@@ -45,25 +45,25 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
         "(pod neighbor) to port 8080".to_owned(),
     ];
     let count = |notes: &[String]| {
-        let with = |text: &String| notes.iter().filter(|note| note.contains(text)).count();
-        expected.each_ref().map(with)
+        let count_notes = |text: &String| notes.iter().filter(|note| note.contains(text)).count();
+        expected.each_ref().map(count_notes)
     };
     let (notes, _) = eventually("each client has an event", MAX_WAIT, || {
-        let notes = rejection_notes(&guarded, pod);
+        let notes = rejection_notes(&meshed, pod);
         count(&notes).iter().all(|count| *count > 0).then_some(notes)
     });
     assert_eq!((count(&notes), notes.len()), ([1, 1, 1], 3), "{notes:?}");
-    assert!(notes.iter().all(|note| !note.contains(legacy.name())), "{notes:?}");
+    assert!(notes.iter().all(|note| !note.contains(unmeshed.name())), "{notes:?}");
     assert!(notes[0].contains("annotation leno.dev/mtls: permissive"), "{notes:?}");
     // `kubectl describe` includes it: the event has the UID of the Pod.
-    let described = stdout_of(&guarded.kubectl(&["describe", "pod", pod]));
+    let described = stdout_of(&meshed.kubectl(&["describe", "pod", pod]));
     assert!(described.contains("PlaintextRejected"), "{described}");
 }
 
 /// The client's sidecar does not intercept the port of the Service.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
+fn the_event_about_a_pod_with_a_sidecar_reports_a_bypassed_mesh() {
     let namespace = TestNamespace::new("past", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.annotated_client("by-port", "openservicemesh.io/outbound-port-exclusion-list: '80'");
@@ -82,24 +82,25 @@ fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
 
 /// Returns the process of a Pod's sidecar.
 fn sidecar_of(namespace: &TestNamespace, pod: &str) -> String {
-    let mut found = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+    let mut processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let process = entry.ok()?.file_name().into_string().ok()?;
         let environment = std::fs::read(format!("/proc/{process}/environ")).ok()?;
-        let has = |name: &str, value: &str| {
-            let wanted = format!("{name}={value}");
-            environment.split(|byte| *byte == 0).any(|it| it == wanted.as_bytes())
+        let has_variable = |name: &str, value: &str| {
+            let expected = format!("{name}={value}");
+            environment.split(|byte| *byte == 0).any(|variable| variable == expected.as_bytes())
         };
-        let is_its = has("POD_NAME", pod) && has("POD_NAMESPACE", namespace.name());
-        is_its.then_some(process)
+        let is_sidecar_of_pod =
+            has_variable("POD_NAME", pod) && has_variable("POD_NAMESPACE", namespace.name());
+        is_sidecar_of_pod.then_some(process)
     });
-    found.next().expect("the sidecar of the pod runs on this machine")
+    processes.next().expect("the sidecar of the pod runs on this machine")
 }
 
 /// Returns the finding of `leno check --kubernetes` about connections of sidecars.
 fn connections_finding() -> String {
-    let checked =
+    let output =
         leno_command().args(["check", "--kubernetes"]).output().expect("the program starts");
-    let text = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     let lines = text.lines().filter(|line| line.contains("connections of sidecars"));
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -127,8 +128,8 @@ fn a_sidecar_without_a_control_plane_is_reported_by_check() {
     for address in service.split_whitespace().chain(pods.split_whitespace()) {
         let version = if address.contains(':') { "-6" } else { "-4" };
         let blackhole = ["ip", version, "route", "add", "blackhole", address];
-        let set = Command::new("nsenter").args(["-t", &process, "-n"]).args(blackhole).status();
-        assert!(set.unwrap().success(), "{address}");
+        let result = Command::new("nsenter").args(["-t", &process, "-n"]).args(blackhole).status();
+        assert!(result.unwrap().success(), "{address}");
     }
     eventually("the sidecar without a connection is reported", MAX_WAIT, || {
         connections_finding().contains(&name).then_some(())

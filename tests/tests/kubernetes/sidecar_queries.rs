@@ -32,21 +32,21 @@ fn list_sidecars(pod: &str, namespace: &TestNamespace) -> Vec<String> {
     let proxies = run_leno(pod, &["get", "proxies", "-o", "json"]);
     let proxies: Vec<Value> = serde_json::from_slice(&proxies.stdout).unwrap_or_default();
     let names = proxies.iter().filter_map(|proxy| proxy["workload"].as_str());
-    let own = format!("{}/", namespace.name());
-    names.filter(|name| name.starts_with(&own)).map(str::to_owned).collect()
+    let prefix = format!("{}/", namespace.name());
+    names.filter(|name| name.starts_with(&prefix)).map(str::to_owned).collect()
 }
 
 /// Returns the admin address of a Pod's sidecar, as logged at its start.
 fn admin_address(namespace: &TestNamespace, pod: &str) -> Option<String> {
     let log = namespace.kubectl(&["logs", pod, "-c", "leno-proxy"]);
     let log = String::from_utf8_lossy(&log.stdout).into_owned();
-    let (_, after) = log.split_once(" admin=")?;
-    after.split_whitespace().next().map(str::to_owned)
+    let (_, value) = log.split_once(" admin=")?;
+    value.split_whitespace().next().map(str::to_owned)
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn sidecars_in_other_pods_answer_over_their_streams() {
+fn each_control_plane_queries_its_own_sidecars() {
     let namespace = TestNamespace::new("queried", SidecarInjection::Enabled);
     namespace.http_server("web", 4);
     namespace.create_client("front");
@@ -61,27 +61,27 @@ fn sidecars_in_other_pods_answer_over_their_streams() {
     });
     let service = format!("{}/web", namespace.name());
     for pod in &pods {
-        let own = list_sidecars(pod, &namespace);
+        let own_sidecars = list_sidecars(pod, &namespace);
         let connections = run_leno(pod, &["get", "connections", "-o", "json"]);
         let rows: Vec<Value> = serde_json::from_slice(&connections.stdout).unwrap();
-        for name in &own {
+        for name in &own_sidecars {
             let row = rows.iter().find(|row| row["workload"] == **name);
             assert!(row.is_some_and(|row| row["open"].is_u64()), "{name} at {pod}: {row:?}");
-            let said = stdout_text(&run_leno(pod, &["diagnose", name, "--to", &service]));
-            assert!(said.contains("✓ sidecar") && said.contains("✓ connectivity"), "{said}");
+            let output = stdout_text(&run_leno(pod, &["diagnose", name, "--to", &service]));
+            assert!(output.contains("✓ sidecar") && output.contains("✓ connectivity"), "{output}");
         }
-        if own.len() < 5 {
-            let said = stdout_text(&run_leno(pod, &["get", "connections"]));
-            assert!(said.contains("scope: this control plane has "), "{said}");
-            let said = stdout_text(&run_leno(pod, &["get", "workloads"]));
-            assert!(said.contains("other-replica"), "{said}");
+        if own_sidecars.len() < 5 {
+            let output = stdout_text(&run_leno(pod, &["get", "connections"]));
+            assert!(output.contains("scope: this control plane has "), "{output}");
+            let output = stdout_text(&run_leno(pod, &["get", "workloads"]));
+            assert!(output.contains("other-replica"), "{output}");
         }
-        let said = stdout_text(&run_leno(pod, &["status"]));
+        let output = stdout_text(&run_leno(pod, &["status"]));
         // Other scenarios create and delete Pods at the same time.
-        let own = format!("{}/", namespace.name());
+        let prefix = format!("{}/", namespace.name());
         let is_own =
-            |line: &&str| line.contains("without a connected sidecar") && line.contains(&own);
-        assert_eq!(said.lines().find(is_own), None, "{said}");
+            |line: &&str| line.contains("without a connected sidecar") && line.contains(&prefix);
+        assert_eq!(output.lines().find(is_own), None, "{output}");
     }
 }
 
@@ -89,7 +89,7 @@ fn sidecars_in_other_pods_answer_over_their_streams() {
 /// input, which ends the tap long before its hour is over.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_tap_that_lost_its_client_ends() {
+fn a_tap_ends_after_its_client_was_killed() {
     let namespace = TestNamespace::new("untapped", SidecarInjection::Enabled);
     namespace.http_server("web", 1);
     namespace.create_client("front");
@@ -101,11 +101,11 @@ fn a_tap_that_lost_its_client_ends() {
     });
     let service = format!("{}/web", namespace.name());
     let taps = || {
-        let world = format!("http://{}/config", admin_address(&namespace, "front")?);
-        let read =
-            namespace.kubectl(&["exec", "front", "-c", "client", "--", "curl", "-s", &world]);
-        let world: Value = serde_json::from_slice(&read.stdout).ok()?;
-        let taps = world["taps"].as_array()?.iter();
+        let url = format!("http://{}/config", admin_address(&namespace, "front")?);
+        let output =
+            namespace.kubectl(&["exec", "front", "-c", "client", "--", "curl", "-s", &url]);
+        let config: Value = serde_json::from_slice(&output.stdout).ok()?;
+        let taps = config["taps"].as_array()?.iter();
         Some(taps.filter(|tap| tap["service"] == *service).count())
     };
     for (interactive, lifetime) in [(false, "30s"), (true, "1h")] {
@@ -119,16 +119,16 @@ fn a_tap_that_lost_its_client_ends() {
         let mut client = client.spawn().expect("kubectl runs");
         eventually("the tap is open", MAX_WAIT, || (taps()? == 1).then_some(()));
         // Input that ends in the first second of a tap is inconclusive: a few queries take longer.
-        for _ in 0..LOOKS {
-            assert_eq!(taps(), Some(1), "it is open while its client lives");
+        for _ in 0..QUERIES {
+            assert_eq!(taps(), Some(1), "the tap is open while its client runs");
         }
         // The client exits without closing its connection to the API server.
-        client.kill().expect("it runs");
-        client.wait().expect("it has ended");
+        client.kill().expect("the client runs");
+        client.wait().expect("the client has exited");
         eventually("no tap is open", MAX_WAIT, || (taps()? == 0).then_some(()));
     }
 }
 
 /// Each query of a sidecar's taps runs two commands in Pods, each of which takes at least a tenth of a second.
-const LOOKS: usize = 8;
+const QUERIES: usize = 8;
 const MAX_WAIT: Duration = Duration::from_secs(120);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server};
 use leno_tests::eventually;
 
-use crate::tcp::{exchange_line, expect_heard, line_server};
+use crate::tcp::{exchange_line, expect_lines, line_server};
 
 const STRICT: &str =
     "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
@@ -38,16 +38,16 @@ fn traffic_targets(
         .collect();
     let sources = sources.join(", ");
     // A rule without a match of a group allows nothing, as in OSM.
-    let (spec, named) = match kind {
+    let (spec, matches) = match kind {
         "TCPRoute" => ("matches: {ports: [9000]}", ""),
         _ => ("matches: [{name: all, pathRegex: '.*', methods: ['*']}]", ", matches: [all]"),
     };
     let target = |name: &&str| {
         format!(
             "---\n{{apiVersion: access.smi-spec.io/v1alpha3, kind: TrafficTarget, metadata: {{name: {name}}}, spec: {{
-  destination: {{kind: ServiceAccount, name: {name}, namespace: {home}}},
-  rules: [{{kind: {kind}, name: all{named}}}], sources: [{sources}]}}}}\n",
-            home = servers.0.name()
+  destination: {{kind: ServiceAccount, name: {name}, namespace: {namespace}}},
+  rules: [{{kind: {kind}, name: all{matches}}}], sources: [{sources}]}}}}\n",
+            namespace = servers.0.name()
         )
     };
     let route = format!(
@@ -58,7 +58,7 @@ fn traffic_targets(
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn clients_of_another_namespace_reach_every_backend_by_the_root_and_by_itself() {
+fn clients_of_another_namespace_reach_every_backend_directly_and_through_the_root() {
     let (servers, clients) = (
         TestNamespace::with_metadata("backends", STRICT),
         TestNamespace::new("buyers", SidecarInjection::Enabled),
@@ -84,8 +84,8 @@ fn clients_of_another_namespace_reach_every_backend_by_the_root_and_by_itself() 
     for buyer in buyers {
         clients.expect_reached(buyer, &[&root], &names);
         for name in names {
-            let itself = format!("http://{name}.{}/", servers.name());
-            clients.expect_reached(buyer, &[&itself], &[name]);
+            let backend_url = format!("http://{name}.{}/", servers.name());
+            clients.expect_reached(buyer, &[&backend_url], &[name]);
         }
     }
     clients.expect_curl("outsider", &[&root], 0, 403);
@@ -95,27 +95,27 @@ fn clients_of_another_namespace_reach_every_backend_by_the_root_and_by_itself() 
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn backends_may_share_one_account() {
     let namespace = TestNamespace::with_metadata("shared", STRICT);
-    let of = |name: &str| {
+    let server_manifests = |name: &str| {
         http_server(name, 1, "")
             .replace(&format!("serviceAccountName: {name}"), "serviceAccountName: server")
     };
     namespace.apply_manifests("{apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}");
-    namespace.apply_manifests(&[of("v1"), of("v2")].join("---\n"));
+    namespace.apply_manifests(&[server_manifests("v1"), server_manifests("v2")].join("---\n"));
     // The root is also a backend here.
     namespace.apply_manifests(&equal_split("v1", &["v1", "v2"]));
     namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://v1/"], 0, 403);
-    let allowed =
+    let targets =
         traffic_targets((&namespace, &["server"]), (&namespace, &["client"]), "HTTPRouteGroup");
-    namespace.apply_manifests(&allowed);
+    namespace.apply_manifests(&targets);
     namespace.expect_reached("client", &["http://v1/"], &["v1", "v2"]);
     namespace.expect_reached("client", &["http://v2/"], &["v2"]);
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn connections_of_tcp_are_split_too() {
+fn tcp_connections_are_split() {
     let (servers, clients) = (
         TestNamespace::with_metadata("lines", STRICT),
         TestNamespace::new("callers", SidecarInjection::Enabled),
@@ -139,20 +139,20 @@ fn connections_of_tcp_are_split_too() {
         (&clients, &["client"]),
         "TCPRoute",
     ));
-    let of = |name: &str| format!("pod={name} line=hello\n");
+    let response_of = |name: &str| format!("pod={name} line=hello\n");
     for root in ["root", "one"] {
         let root = format!("{root}.{}", servers.name());
-        expect_heard(&clients, "client", &root, |heard| !heard.is_empty());
-        let mut seen = BTreeSet::new();
-        eventually("both take a share", Duration::from_secs(120), || {
-            seen.extend(
-                Some(exchange_line(&clients, "client", &root)).filter(|heard| !heard.is_empty()),
+        expect_lines(&clients, "client", &root, |lines| !lines.is_empty());
+        let mut responses = BTreeSet::new();
+        eventually("both backends get connections", Duration::from_secs(120), || {
+            responses.extend(
+                Some(exchange_line(&clients, "client", &root)).filter(|lines| !lines.is_empty()),
             );
-            (seen.len() > 1).then_some(())
+            (responses.len() > 1).then_some(())
         });
-        assert_eq!(seen, BTreeSet::from([of("one"), of("two")]), "{root}");
-        expect_heard(&clients, "outsider", &root, str::is_empty);
+        assert_eq!(responses, BTreeSet::from([response_of("one"), response_of("two")]), "{root}");
+        expect_lines(&clients, "outsider", &root, str::is_empty);
     }
-    let itself = format!("two.{}", servers.name());
-    expect_heard(&clients, "client", &itself, |heard| heard == of("two"));
+    let backend_url = format!("two.{}", servers.name());
+    expect_lines(&clients, "client", &backend_url, |lines| lines == response_of("two"));
 }

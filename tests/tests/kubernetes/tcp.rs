@@ -25,20 +25,22 @@ pub(super) fn exchange_line(namespace: &TestNamespace, client: &str, server: &st
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-pub(super) fn expect_heard(
+pub(super) fn expect_lines(
     namespace: &TestNamespace,
     client: &str,
     server: &str,
-    wanted: impl Fn(&str) -> bool,
+    is_expected: impl Fn(&str) -> bool,
 ) {
-    eventually(&format!("{client} hears {server}"), Duration::from_secs(90), || {
-        wanted(&exchange_line(namespace, client, server)).then_some(())
-    });
+    eventually(
+        &format!("{client} gets the expected lines from {server}"),
+        Duration::from_secs(90),
+        || is_expected(&exchange_line(namespace, client, server)).then_some(()),
+    );
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn either_side_may_speak_first() {
+fn client_first_and_server_first_protocols_work() {
     let namespace = TestNamespace::new("tcp", SidecarInjection::Enabled);
     namespace.create_client("client");
     namespace.apply_manifests(
@@ -48,16 +50,16 @@ fn either_side_may_speak_first() {
     // No protocol is declared.
     namespace.apply_manifests(&line_server("unnamed", "welcome", "lines"));
     namespace.wait_ready();
-    expect_heard(&namespace, "client", "echo", |heard| heard == "pod=echo line=hello\n");
+    expect_lines(&namespace, "client", "echo", |lines| lines == "pod=echo line=hello\n");
     for name in ["first", "unnamed"] {
-        let wanted = format!("welcome from {name}\npod={name} line=hello\n");
-        expect_heard(&namespace, "client", name, |heard| heard == wanted);
+        let expected = format!("welcome from {name}\npod={name} line=hello\n");
+        expect_lines(&namespace, "client", name, |lines| lines == expected);
     }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn in_strict_mode_a_tcp_route_is_needed() {
+fn a_strict_namespace_requires_a_tcp_route() {
     let namespace = TestNamespace::with_metadata(
         "tcpstrict",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
@@ -65,8 +67,8 @@ fn in_strict_mode_a_tcp_route_is_needed() {
     namespace.create_client("client");
     namespace.apply_manifests(&line_server("echo", "", "tcp-echo"));
     namespace.wait_ready();
-    expect_heard(&namespace, "client", "echo", str::is_empty);
-    let allowed = "
+    expect_lines(&namespace, "client", "echo", str::is_empty);
+    let policies = "
 {apiVersion: specs.smi-spec.io/v1alpha4, kind: TCPRoute, metadata: {name: route}, spec: {matches: {ports: [9000]}}}
 ---
 apiVersion: access.smi-spec.io/v1alpha3
@@ -77,8 +79,8 @@ spec:
   rules: [{kind: TCPRoute, name: route}]
   sources: [{kind: ServiceAccount, name: client, namespace: NAMESPACE}]
 ";
-    namespace.apply_manifests(&allowed.replace("NAMESPACE", namespace.name()));
-    expect_heard(&namespace, "client", "echo", |heard| heard == "pod=echo line=hello\n");
+    namespace.apply_manifests(&policies.replace("NAMESPACE", namespace.name()));
+    expect_lines(&namespace, "client", "echo", |lines| lines == "pod=echo line=hello\n");
     stdout_of(&kubectl(&["-n", namespace.name(), "delete", "traffictarget", "target"]));
-    expect_heard(&namespace, "client", "echo", str::is_empty);
+    expect_lines(&namespace, "client", "echo", str::is_empty);
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 /// A Pod that sends requests at a constant rate until it is stopped.
 pub(crate) struct LoadPod<'a> {
     namespace: &'a TestNamespace,
-    began: Instant,
+    started: Instant,
 }
 
 impl<'a> LoadPod<'a> {
@@ -20,19 +20,20 @@ impl<'a> LoadPod<'a> {
     }
 
     /// As [`Self::start`], on a node other than this one.
-    pub(crate) fn away_from(namespace: &'a TestNamespace, url: &str, node: &str) -> Self {
-        let other = node_names().into_iter().find(|it| it != node).expect("there is another node");
+    pub(crate) fn start_on_other_node(namespace: &'a TestNamespace, url: &str, node: &str) -> Self {
+        let other =
+            node_names().into_iter().find(|name| name != node).expect("there is another node");
         Self::start_load(namespace, url, &other, "")
     }
 
     /// As [`Self::start`], with a new connection for each request.
-    pub(crate) fn of_connections(namespace: &'a TestNamespace, url: &str) -> Self {
+    pub(crate) fn start_with_new_connections(namespace: &'a TestNamespace, url: &str) -> Self {
         Self::start_load(namespace, url, &node_names()[0], ", --disable-keepalive")
     }
 
-    fn start_load(namespace: &'a TestNamespace, url: &str, node: &str, more: &str) -> Self {
+    fn start_load(namespace: &'a TestNamespace, url: &str, node: &str, arguments: &str) -> Self {
         let image = program_image();
-        let mark = namespace.name();
+        let variable_value = namespace.name();
         namespace.apply_manifests(&format!(
             "apiVersion: batch/v1
 kind: Job
@@ -50,46 +51,46 @@ spec:
         imagePullPolicy: Never
         # Not that of the sidecar, whose connections are left alone.
         securityContext: {{runAsUser: 2000}}
-        env: [{{name: {MARK}, value: {mark}}}]
-        args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, 15m, -o, json{more}]
+        env: [{{name: {LOAD_VARIABLE}, value: {variable_value}}}]
+        args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, 15m, -o, json{arguments}]
 "
         ));
         eventually("the load runs", Duration::from_secs(180), || {
             let state = namespace.kubectl(&["get", "job/load", "-o", "jsonpath={.status.ready}"]);
             (stdout_of(&state) == "1").then_some(())
         });
-        Self { namespace, began: Instant::now() }
+        Self { namespace, started: Instant::now() }
     }
 
     /// Stops the load after at least half a minute; returns the number of requests and the failures. All
     /// actions in between took place under load.
     pub(crate) fn stop_load(self) -> (u64, Value) {
-        eventually("the load has gone on for long enough", 2 * LEAST, || {
-            (self.began.elapsed() >= LEAST).then_some(())
+        eventually("the load has run for long enough", 2 * MIN_DURATION, || {
+            (self.started.elapsed() >= MIN_DURATION).then_some(())
         });
-        let mark = format!("{MARK}={}", self.namespace.name());
+        let variable = format!("{LOAD_VARIABLE}={}", self.namespace.name());
         let process =
-            find_process("environ", &mark).expect("the load goes on until it is told to end");
+            find_process("environ", &variable).expect("the load runs until it is stopped");
         let output = Command::new("kill").args(["-INT", &process.to_string()]).status().unwrap();
         assert!(output.success());
         eventually("the load ends", Duration::from_secs(60), || {
-            let ended = "jsonpath={.status.succeeded}{.status.failed}";
-            let state = stdout_of(&self.namespace.kubectl(&["get", "job/load", "-o", ended]));
+            let state_path = "jsonpath={.status.succeeded}{.status.failed}";
+            let state = stdout_of(&self.namespace.kubectl(&["get", "job/load", "-o", state_path]));
             (!state.is_empty()).then_some(())
         });
-        let said = stdout_of(&self.namespace.kubectl(&["logs", "job/load", "-c", "load"]));
-        let report: Value = serde_json::from_str(&said).expect(&said);
+        let log = stdout_of(&self.namespace.kubectl(&["logs", "job/load", "-c", "load"]));
+        let report: Value = serde_json::from_str(&log).expect(&log);
         (report["requests"].as_u64().unwrap_or_default(), report["errors_by_kind"].clone())
     }
 }
 
 /// Returns a process of this machine, which includes the cluster's, by a word of its command line or
 /// environment: `file` is `cmdline` or `environ`.
-pub(crate) fn find_process(file: &str, word: &str) -> Option<u32> {
+pub(crate) fn find_process(file: &str, expected: &str) -> Option<u32> {
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).find(|pid: &u32| {
-        let words = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        words.split(|byte| *byte == 0).any(|it| it == word.as_bytes())
+        let variables = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        variables.split(|byte| *byte == 0).any(|argument| argument == expected.as_bytes())
     })
 }
 
@@ -101,8 +102,8 @@ pub(crate) fn node_names() -> Vec<String> {
     nodes
 }
 
-pub(crate) fn start_servers(what: &str) -> TestNamespace {
-    let namespace = TestNamespace::new(what, SidecarInjection::Enabled);
+pub(crate) fn start_servers(name: &str) -> TestNamespace {
+    let namespace = TestNamespace::new(name, SidecarInjection::Enabled);
     namespace.http_server("server", 2);
     namespace.wait_ready();
     namespace
@@ -127,6 +128,6 @@ fn a_rolling_restart_fails_no_request() {
 }
 
 /// The environment variable that identifies the process of a load on this machine.
-const MARK: &str = "LOAD_OF";
+const LOAD_VARIABLE: &str = "LOAD_OF";
 /// Long enough for more than a thousand requests.
-const LEAST: Duration = Duration::from_secs(30);
+const MIN_DURATION: Duration = Duration::from_secs(30);

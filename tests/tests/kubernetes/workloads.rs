@@ -27,9 +27,9 @@ spec:
         command: [sh, -c, 'curl -sf -m 20 http://server/ && echo done']
 ",
     );
-    let waited =
+    let result =
         namespace.kubectl(&["wait", "--for=condition=Complete", "job/once", "--timeout=120s"]);
-    stdout_of(&waited);
+    stdout_of(&result);
     let sidecar = namespace.kubectl(&[
         "get",
         "pods",
@@ -43,7 +43,7 @@ spec:
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn probes_are_those_of_the_application() {
+fn probes_report_the_state_of_the_application() {
     let namespace = TestNamespace::new("probes", SidecarInjection::Enabled);
     let pod = |name: &str, probe: &str| {
         format!(
@@ -59,35 +59,37 @@ fn probes_are_those_of_the_application() {
         pod("another", "tcpSocket: {port: 8099}"),
     ];
     namespace.apply_manifests(&manifests.join("---\n"));
-    for well in ["pod/http", "pod/tcp"] {
-        let waited = namespace.kubectl(&["wait", "--for=condition=Ready", well, "--timeout=120s"]);
-        stdout_of(&waited);
+    for ready_pod in ["pod/http", "pod/tcp"] {
+        let result =
+            namespace.kubectl(&["wait", "--for=condition=Ready", ready_pod, "--timeout=120s"]);
+        stdout_of(&result);
     }
-    for (unwell, answer) in [("unwell", "statuscode: 500"), ("another", "statuscode: 502")] {
-        let started =
+    for (failing_pod, response) in [("unwell", "statuscode: 500"), ("another", "statuscode: 502")] {
+        let state_path =
             "jsonpath={.status.containerStatuses[0].started} {.status.containerStatuses[0].ready}";
-        let state = || stdout_of(&namespace.kubectl(&["get", "pod", unwell, "-o", started]));
-        eventually("it runs", Duration::from_secs(120), || {
+        let state =
+            || stdout_of(&namespace.kubectl(&["get", "pod", failing_pod, "-o", state_path]));
+        eventually("the container runs", Duration::from_secs(120), || {
             state().starts_with("true").then_some(())
         });
-        assert_eq!(state(), "true false", "{unwell}");
+        assert_eq!(state(), "true false", "{failing_pod}");
         // The application's own response; if no process listens, a response that reports it.
-        let about = format!("involvedObject.name={unwell},reason=Unhealthy");
-        let notes =
-            ["get", "events", "--field-selector", &about, "-o", "jsonpath={.items[*].message}"];
-        eventually("the event shows the answer", Duration::from_secs(120), || {
-            stdout_of(&namespace.kubectl(&notes)).contains(answer).then_some(())
+        let selector = format!("involvedObject.name={failing_pod},reason=Unhealthy");
+        let event_arguments =
+            ["get", "events", "--field-selector", &selector, "-o", "jsonpath={.items[*].message}"];
+        eventually("the event shows the response", Duration::from_secs(120), || {
+            stdout_of(&namespace.kubectl(&event_arguments)).contains(response).then_some(())
         });
     }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn probes_of_every_container_are_made_by_https_too() {
+fn probes_of_every_container_work_over_http_https_and_tcp() {
     let namespace = TestNamespace::new("both-probed", SidecarInjection::Enabled);
-    let container = |name: &str, port: u16, rest: &str, probe: &str| {
+    let container = |name: &str, port: u16, extra_arguments: &str, probe: &str| {
         format!(
-            "{{name: {name}, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, ':{port}'{rest}], \
+            "{{name: {name}, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, ':{port}'{extra_arguments}], \
              readinessProbe: {{{probe}, periodSeconds: 1}}, livenessProbe: {{{probe}, periodSeconds: 1}}, \
              startupProbe: {{{probe}, periodSeconds: 1, failureThreshold: 60}}}}"
         )
@@ -95,8 +97,8 @@ fn probes_of_every_container_are_made_by_https_too() {
     let get = |port: u16, scheme: &str| {
         format!("httpGet: {{path: /status/200, port: {port}, scheme: {scheme}}}")
     };
-    let clear = container("clear", 8080, "", &get(8080, "HTTP"));
-    let connected =
+    let plaintext = container("clear", 8080, "", &get(8080, "HTTP"));
+    let tcp_probed =
         |port: u16| container("connected", 8081, "", &format!("tcpSocket: {{port: {port}}}"));
     let secure = |scheme: &str| container("secure", 8443, ", -tls", &get(8443, scheme));
     let pod = |name: &str, containers: [String; 2]| {
@@ -106,31 +108,36 @@ fn probes_of_every_container_are_made_by_https_too() {
         )
     };
     let manifests = [
-        pod("http-https", [clear.clone(), secure("HTTPS")]),
-        pod("https-tcp", [secure("HTTPS"), connected(8081)]),
+        pod("http-https", [plaintext.clone(), secure("HTTPS")]),
+        pod("https-tcp", [secure("HTTPS"), tcp_probed(8081)]),
         // Each fails only because of the second container: by the wrong port, by the wrong scheme.
-        pod("wrong-port", [clear.clone(), connected(8089)]),
-        pod("wrong-scheme", [clear, secure("HTTP")]),
+        pod("wrong-port", [plaintext.clone(), tcp_probed(8089)]),
+        pod("wrong-scheme", [plaintext, secure("HTTP")]),
     ];
     namespace.apply_manifests(&manifests.join("---\n"));
-    for well in ["pod/http-https", "pod/https-tcp"] {
-        stdout_of(&namespace.kubectl(&["wait", "--for=condition=Ready", well, "--timeout=120s"]));
+    for ready_pod in ["pod/http-https", "pod/https-tcp"] {
+        stdout_of(&namespace.kubectl(&[
+            "wait",
+            "--for=condition=Ready",
+            ready_pod,
+            "--timeout=120s",
+        ]));
     }
-    for (unwell, second) in [("wrong-port", "connected"), ("wrong-scheme", "secure")] {
-        let of = |name: &str| {
+    for (failing_pod, second) in [("wrong-port", "connected"), ("wrong-scheme", "secure")] {
+        let is_container_ready = |name: &str| {
             let path = format!("jsonpath={{.status.containerStatuses[?(@.name=='{name}')].ready}}");
-            stdout_of(&namespace.kubectl(&["get", "pod", unwell, "-o", &path]))
+            stdout_of(&namespace.kubectl(&["get", "pod", failing_pod, "-o", &path]))
         };
-        eventually("the first container is well", Duration::from_secs(120), || {
-            (of("clear") == "true").then_some(())
+        eventually("the first container is ready", Duration::from_secs(120), || {
+            (is_container_ready("clear") == "true").then_some(())
         });
-        assert_eq!(of(second), "false", "{unwell}");
+        assert_eq!(is_container_ready(second), "false", "{failing_pod}");
     }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_sidecar_has_the_resources_that_are_asked_for() {
+fn a_sidecar_has_the_resources_of_the_annotations() {
     let namespace = TestNamespace::with_metadata(
         "sized",
         "labels: {leno.dev/injection: enabled}, \
@@ -151,11 +158,11 @@ fn a_sidecar_has_the_resources_that_are_asked_for() {
         ("plain", ["300m", "128Mi"], ["20m", "16Mi"]),
         ("sized", ["250m", "96Mi"], ["20m", "24Mi"]),
     ] {
-        let seen: serde_json::Value = serde_json::from_str(&resources(pod)).expect("resources");
-        let wanted = serde_json::json!({
+        let actual: serde_json::Value = serde_json::from_str(&resources(pod)).expect("resources");
+        let expected = serde_json::json!({
             "limits": {"cpu": limits[0], "memory": limits[1]},
             "requests": {"cpu": requests[0], "memory": requests[1]},
         });
-        assert_eq!(seen, wanted, "{pod}");
+        assert_eq!(actual, expected, "{pod}");
     }
 }

@@ -12,18 +12,18 @@ struct Shop {
     stock: TestApplication,
 }
 
-/// Returns the mesh settings; `more` are further fields.
-fn mesh_settings(mode: &str, more: &str) -> String {
+/// Returns the mesh settings; `extra_fields` are appended to its `spec`.
+fn mesh_settings(mode: &str, extra_fields: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{defaultPolicy: {mode}{more}}}\n"
+         spec: {{defaultPolicy: {mode}{extra_fields}}}\n"
     )
 }
 
 fn shop_manifests(config: &str, stock: &str, port: u16, listener: u16) -> String {
     let account = "  serviceAccount: stock\n";
-    let with = server_manifest("stock", port, &[]).replace(account, &format!("{account}{stock}"));
-    [config, &with, &client_manifest("web", &[], &[("stock", listener)])].concat()
+    let server = server_manifest("stock", port, &[]).replace(account, &format!("{account}{stock}"));
+    [config, &server, &client_manifest("web", &[], &[("stock", listener)])].concat()
 }
 
 impl Shop {
@@ -45,9 +45,10 @@ impl Shop {
 
     /// Waits until a GET of this path has this status and reason, from the application or a sidecar.
     fn wait_for_response(&self, path: &str, expected: (u16, Option<&str>)) {
-        let is = |answer: &Response| (answer.status, answer.rejection_reason()) == expected;
-        let what = format!("{path} is answered {expected:?}");
-        eventually(&what, MAX_WAIT, || get(self.listener, path).ok().filter(is));
+        let matches_expected =
+            |response: &Response| (response.status, response.rejection_reason()) == expected;
+        let condition = format!("{path} gets {expected:?}");
+        eventually(&condition, MAX_WAIT, || get(self.listener, path).ok().filter(matches_expected));
     }
 
     /// Returns the number of dry-run denials for a reason.
@@ -71,11 +72,11 @@ impl Shop {
 }
 
 #[test]
-fn audit_counts_what_strict_would_deny_until_it_is_strict() {
+fn dry_run_counts_the_requests_that_deny_would_reject() {
     let shop = Shop::start_strict();
     shop.wait_for_response("/items", (403, Some("denied-outbound")));
-    let audited = mesh_settings("deny", ", namespaces: [{name: shop, defaultPolicy: dry-run}]");
-    shop.rewrite_manifests(&audited, "");
+    let dry_run = mesh_settings("deny", ", namespaces: [{name: shop, defaultPolicy: dry-run}]");
+    shop.rewrite_manifests(&dry_run, "");
     shop.wait_for_response("/items", (200, None));
     let before = shop.audited_denials("denied");
     assert!(before >= 1.0, "{before}");
@@ -91,12 +92,12 @@ fn audit_counts_what_strict_would_deny_until_it_is_strict() {
     );
     assert!(output.contains("verdict   200-range"), "{output}");
     // The workload's own mode precedes that of its namespace.
-    shop.rewrite_manifests(&audited, "  defaultPolicy: deny\n");
+    shop.rewrite_manifests(&dry_run, "  defaultPolicy: deny\n");
     shop.wait_for_response("/items", (403, Some("denied-outbound")));
 }
 
 #[test]
-fn rules_allow_and_deny_and_close_what_they_do_not_allow_any_more() {
+fn changed_access_policies_apply_to_open_connections() {
     let shop = Shop::start_strict();
     shop.wait_for_response("/items", (403, Some("denied-outbound")));
     let policy = |deny: &str| {
@@ -123,14 +124,14 @@ spec:
         ("/items/1", 200, None),
         ("/other", 403, Some("denied")),
     ] {
-        let answer = connection.get(path).unwrap();
-        assert_eq!((answer.status, answer.rejection_reason()), (status, reason), "{path}");
+        let response = connection.get(path).unwrap();
+        assert_eq!((response.status, response.rejection_reason()), (status, reason), "{path}");
     }
     let output = shop.explain_request("/items/1");
     assert!(output.contains("allowed by the AccessPolicy shop/guard rule reads"), "{output}");
     let output = shop.explain_request("/items/admin");
-    let denied = "403 denied-by-policy (the AccessPolicy shop/guard rule admin denies it)";
-    assert!(output.contains(denied), "{output}");
+    let denial = "403 denied-by-policy (the AccessPolicy shop/guard rule admin denies it)";
+    assert!(output.contains(denial), "{output}");
     // The connection stays open, and its requests are subject to the current rules.
     shop.mesh.write("policy.yaml", &policy("{from: [{serviceAccount: web}]}"));
     shop.wait_for_response("/items/1", (403, Some("denied-by-policy")));

@@ -6,7 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config};
-use leno_tests::{TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port};
+use leno_tests::{
+    ApplicationReply, TestApplication, TestConnection, TestMesh, eventually, free_port,
+};
 
 /// `stock` with four instances that respond with their number, and an outbound listener for it.
 struct Shop {
@@ -27,9 +29,9 @@ spec: {{serviceAccount: stock, ports: [{{name: main, port: {port}, protocol: HTT
 }
 
 fn start_shop(policy: &str) -> Shop {
-    let answer =
-        |number: usize| TestApplication::start(move |_| TestAnswer::ok(number.to_string()));
-    let instances: Vec<TestApplication> = (0..4).map(answer).collect();
+    let start_instance =
+        |number: usize| TestApplication::start(move |_| ApplicationReply::ok(number.to_string()));
+    let instances: Vec<TestApplication> = (0..4).map(start_instance).collect();
     let listener = free_port();
     let mut manifests = mesh_config("allow") + &client_manifest("web", &[], &[("stock", listener)]);
     for (number, application) in instances.iter().enumerate() {
@@ -60,9 +62,9 @@ impl Shop {
     fn serving_instance(&self, connection: &mut TestConnection, user: usize) -> String {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\ncookie: a=b; user=u{user}\r\n\r\n");
         connection.send(request).expect("it takes a request");
-        let answer = connection.receive_response().expect("it is answered");
-        assert_eq!(answer.status, 200);
-        String::from_utf8(answer.body).expect("text")
+        let response = connection.receive_response().expect("a response");
+        assert_eq!(response.status, 200);
+        String::from_utf8(response.body).expect("text")
     }
 
     /// Returns the instances of this number of users.
@@ -72,46 +74,47 @@ impl Shop {
     }
 }
 
-fn count_responses(answers: &[String]) -> BTreeMap<&str, usize> {
+fn count_responses(responses: &[String]) -> BTreeMap<&str, usize> {
     let mut counts = BTreeMap::new();
-    for answer in answers {
-        *counts.entry(answer.as_str()).or_default() += 1;
+    for response in responses {
+        *counts.entry(response.as_str()).or_default() += 1;
     }
     counts
 }
 
 #[test]
-fn in_turn_each_gets_the_same() {
+fn round_robin_gives_each_instance_the_same_number_of_requests() {
     let shop = start_shop("  algorithm: RoundRobin\n");
     eventually("all four are there", MAX_WAIT, || {
         let mut connection = shop.open_connection();
-        let answers: Vec<String> =
+        let responses: Vec<String> =
             (0..40).map(|_| shop.serving_instance(&mut connection, 0)).collect();
-        count_responses(&answers).values().all(|count| *count == 10).then_some(())
+        count_responses(&responses).values().all(|count| *count == 10).then_some(())
     });
 }
 
 #[test]
-fn a_user_keeps_an_instance_until_it_leaves_and_gets_it_back() {
+fn consistent_hashing_moves_only_the_users_of_a_removed_instance() {
     for algorithm in ["Maglev", "RingHash"] {
         let shop = start_shop(&format!("  algorithm: {algorithm}\n  key: {{cookie: user}}\n"));
         let (before, _) = eventually("all four are there", MAX_WAIT, || {
-            let map = shop.map_users(200);
-            (count_responses(&map).len() == 4).then_some(map)
+            let instances_of_users = shop.map_users(200);
+            (count_responses(&instances_of_users).len() == 4).then_some(instances_of_users)
         });
         assert_eq!(shop.map_users(200), before, "every connection and thread finds the same");
-        let fair = count_responses(&before);
-        assert!(fair.values().all(|count| (20..=90).contains(count)), "{fair:?}");
+        let counts = count_responses(&before);
+        assert!(counts.values().all(|count| (20..=90).contains(count)), "{counts:?}");
         // One instance is removed: its users move to others, and few other users move.
         let port = shop.instances[2].port();
         let manifests =
             std::fs::read_to_string(shop.mesh.manifest_file("mesh.yaml")).expect("it is there");
         shop.mesh.write("mesh.yaml", &manifests.replace(&instance_manifest(2, port), ""));
         let (after, _) = eventually("one is gone", MAX_WAIT, || {
-            let map = shop.map_users(200);
-            (!map.contains(&"2".to_owned())).then_some(map)
+            let instances_of_users = shop.map_users(200);
+            (!instances_of_users.contains(&"2".to_owned())).then_some(instances_of_users)
         });
-        let moved = before.iter().zip(&after).filter(|(was, is)| was != is && *was != "2").count();
+        let moved =
+            before.iter().zip(&after).filter(|(old, new)| old != new && *old != "2").count();
         assert!(moved <= 16, "{algorithm}: {moved} moved");
         shop.mesh.write("mesh.yaml", &manifests);
         eventually("everybody is back", MAX_WAIT, || (shop.map_users(200) == before).then_some(()));

@@ -3,7 +3,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stderr,
-    reason = "all of it is tests, which say what they leave out and fail where something is amiss"
+    reason = "tests print what they skip, and panic on a failure"
 )]
 
 mod java;
@@ -24,27 +24,27 @@ fn run_bench(home: &TempDir, arguments: &[&str]) -> (Value, String) {
     // No contender is installed here.
     command.env("XDG_STATE_HOME", home.path());
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    (serde_json::from_slice(&output.stdout).unwrap(), said)
+    let progress = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{progress}");
+    (serde_json::from_slice(&output.stdout).unwrap(), progress)
 }
 
 fn number_at(value: &Value, path: &[&str]) -> f64 {
-    let found = path.iter().fold(value, |value, key| &value[*key]);
-    found.as_f64().unwrap_or_else(|| panic!("{path:?} is no number in {value:#}"))
+    let number = path.iter().fold(value, |value, key| &value[*key]);
+    number.as_f64().unwrap_or_else(|| panic!("{path:?} is no number in {value:#}"))
 }
 
 #[test]
 fn every_contender_gets_every_figure() {
     let home = tempfile::tempdir().unwrap();
     let contenders = "none,floor,leno";
-    let (report, said) = run_bench(
+    let (report, progress) = run_bench(
         &home,
         &["sidecar", "--contenders", contenders, "--connections", "8", "--seed", "1"],
     );
     assert_eq!(report["suite"], "sidecar");
     assert!(report["skipped"].as_array().is_some_and(Vec::is_empty), "{}", report["skipped"]);
-    assert!(said.contains("left"), "it says how long it takes: {said}");
+    assert!(progress.contains("left"), "the remaining time is printed: {progress}");
     let case = &report["cases"][0];
     for name in ["none", "floor", "leno"] {
         let outcome = &case["contenders"][name];
@@ -75,9 +75,9 @@ fn every_contender_gets_every_figure() {
     let baseline = number_at(leno, &["ratio_to_leno", "cpu_us_per_request"]);
     assert!((baseline - 1.0).abs() < f64::EPSILON, "{baseline}");
     // The report alone suffices to repeat the measurement.
-    let facts = report["contenders"].as_array().unwrap();
-    let facts = facts.iter().find(|facts| facts["name"] == "leno").unwrap();
-    let manifests = &facts["configuration"][0]["files"][0][1];
+    let contender = report["contenders"].as_array().unwrap();
+    let contender = contender.iter().find(|contender| contender["name"] == "leno").unwrap();
+    let manifests = &contender["configuration"][0]["files"][0][1];
     assert!(manifests.as_str().is_some_and(|text| text.contains("defaultPolicy: deny")));
 }
 
@@ -96,7 +96,7 @@ fn missing_contenders_are_named_with_a_hint() {
 }
 
 #[test]
-fn a_foreign_pair_of_sidecars_does_the_same_work() {
+fn nginx_sidecars_do_the_same_work() {
     let home = tempfile::tempdir().unwrap();
     let (report, _) = run_bench(&home, &["sidecar", "--contenders", "none,nginx"]);
     let nginx = &report["cases"][0]["contenders"]["nginx"];
@@ -111,7 +111,7 @@ fn a_foreign_pair_of_sidecars_does_the_same_work() {
 }
 
 #[test]
-fn a_proxy_that_a_user_brings_is_measured_too() {
+fn a_contender_file_of_the_user_is_measured() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("mine.yaml");
     let program = leno_command().get_program().to_string_lossy().into_owned();
@@ -121,32 +121,33 @@ fn a_proxy_that_a_user_brings_is_measured_too() {
          \"@port:entry@\", --to, \"@port:backend@\"]\n"
     );
     std::fs::write(&file, description).unwrap();
-    let mine = format!("command:{}", file.display());
-    let (report, _) = run_bench(&home, &["sidecar", "--contenders", &mine, "--work", "http,fresh"]);
+    let contender = format!("command:{}", file.display());
+    let (report, _) =
+        run_bench(&home, &["sidecar", "--contenders", &contender, "--work", "http,fresh"]);
     let cases = report["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 2);
     for case in cases {
-        let mine = &case["contenders"]["mine"];
-        assert_eq!(mine["failed"], 0, "{mine:#}");
-        assert!(number_at(mine, &["rps"]) > 0.0);
+        let contender = &case["contenders"]["mine"];
+        assert_eq!(contender["failed"], 0, "{contender:#}");
+        assert!(number_at(contender, &["rps"]) > 0.0);
     }
 }
 
 #[test]
-fn suites_fill_the_tables_that_others_have_published() {
+fn suites_report_their_figures_in_the_form_of_published_tables() {
     let home = tempfile::tempdir().unwrap();
     for (arguments, columns, rows) in [
         (&["latency", "--rates", "100,200"][..], 3, 10),
         (&["router", "--delay", "0s"], 8, 2),
         (&["scale", "--sidecars", "140", "--real", "20", "--services", "10,100"], 2, 14),
     ] {
-        let ours = ["--contenders", "none,leno"];
-        let (report, said) = run_bench(&home, &[arguments, &ours].concat());
+        let contenders = ["--contenders", "none,leno"];
+        let (report, progress) = run_bench(&home, &[arguments, &contenders].concat());
         let table = &report["tables"][0];
-        assert_eq!(table["columns"].as_array().map(Vec::len), Some(columns), "{said}{table:#}");
-        assert_eq!(table["rows"].as_array().map(Vec::len), Some(rows), "{said}{table:#}");
+        assert_eq!(table["columns"].as_array().map(Vec::len), Some(columns), "{progress}{table:#}");
+        assert_eq!(table["rows"].as_array().map(Vec::len), Some(rows), "{progress}{table:#}");
         let complete = |row: &Value| !row.as_array().unwrap().contains(&Value::Null);
-        assert!(table["rows"].as_array().unwrap().iter().all(complete), "{said}{table:#}");
+        assert!(table["rows"].as_array().unwrap().iter().all(complete), "{progress}{table:#}");
         assert!(!report["published"].as_array().unwrap().is_empty());
         assert!(!report["not_shown"].as_array().unwrap().is_empty());
     }
@@ -161,8 +162,11 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
         ["gateway-ratings", "--contenders", "none,leno", "--cores", "1", "--html", shown];
     run_bench(&home, &arguments);
     let text = std::fs::read_to_string(&page).unwrap();
-    let outside = ["src=", "href=\"http", "@import", "<script"];
-    assert!(!outside.iter().any(|part| text.contains(part)), "the page is complete in itself");
+    let external_references = ["src=", "href=\"http", "@import", "<script"];
+    assert!(
+        !external_references.iter().any(|part| text.contains(part)),
+        "the page is complete in itself"
+    );
     let shown = RenderedPage::open_page(&page, home.path());
     for part in ["Two links of bookinfo", "leno, 1 CPU", "3395"] {
         assert!(shown.document.contains(part), "{part} is missing in {}", shown.document);
@@ -172,16 +176,16 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
         let large: Vec<&PagePart> =
             parts.filter(|part| part.width >= 300 && part.height >= 60).collect();
         for part in &large {
-            assert!(shown.count_colors(part) >= COLOURS_MIN, "nothing is to be seen of {part:?}");
+            assert!(shown.count_colors(part) >= MIN_COLORS, "nothing is to be seen of {part:?}");
         }
         large.len()
     };
-    // Our table in the published form, one for each link, and the published one; four plots.
+    // The table in the published form, one for each link, and the published one; four plots.
     assert!(large("table") >= 4 && large("svg") >= 4, "{:#?}", shown.parts);
 }
 
 #[test]
-fn nothing_is_left_running_when_it_is_interrupted() {
+fn an_interrupted_benchmark_leaves_no_process() {
     let mut command = leno_command();
     command.args(["bench", "sidecar", "--contenders", "leno", "--duration", "60s"]);
     let mut bench = TestProgram::start("leno bench", &mut command);
@@ -207,5 +211,5 @@ fn nothing_is_left_running_when_it_is_interrupted() {
 
 const SHORT: [&str; 6] = ["--duration", "2s", "--warmup", "200ms", "--repeats", "1"];
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Background, lines, text and antialiasing.
-const COLOURS_MIN: usize = 8;
+/// The minimum number of colors of a visible part: background, lines, text and antialiasing.
+const MIN_COLORS: usize = 8;

@@ -39,15 +39,15 @@ spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
 }
 
 #[test]
-fn a_report_without_a_control_plane_says_so_and_fails() {
+fn a_report_without_a_control_plane_names_the_missing_part_and_fails() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report.tar.gz");
     let mut command = leno_command();
     command.args(["bug-report", "--data"]).arg(folder.path()).arg("--out").arg(&report);
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains("missing: control: no mesh responds at"), "{said}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.contains("missing: control: no mesh responds at"), "{stdout}");
     // Information available without the mesh is included.
     let listed = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
     assert!(String::from_utf8(listed.stdout).unwrap().contains("about.json"));

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config};
 use leno_tests::{
-    TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port, get, leno_command,
+    ApplicationReply, TestApplication, TestConnection, TestMesh, eventually, free_port, get,
+    leno_command,
 };
 use serde_json::Value;
 
@@ -19,7 +20,7 @@ struct Canary {
     listener: SocketAddr,
 }
 
-const BOTH: [(&str, u32); 2] = [("api-v1", 80), ("api-v2", 20)];
+const BACKENDS: [(&str, u32); 2] = [("api-v1", 80), ("api-v2", 20)];
 
 /// Returns a route of each kind that forwards all requests to these services by weight.
 fn route_manifest(kind: &str, backends: &[(&str, u32)]) -> String {
@@ -89,8 +90,8 @@ fn start_canary(instances: &[(&str, &TestApplication)], route: &str, policies: &
 impl Canary {
     /// Returns the status of a request, and the mesh's reason.
     fn status_and_reason(&self, path: &str) -> (u16, Option<String>) {
-        let answer = get(self.listener, path).expect("the listener responds");
-        (answer.status, answer.rejection_reason().map(str::to_owned))
+        let response = get(self.listener, path).expect("the listener responds");
+        (response.status, response.rejection_reason().map(str::to_owned))
     }
 
     /// Starts a request that an application holds; `received` counts the requests that reach one.
@@ -130,22 +131,24 @@ impl Canary {
     fn in_force(&self, kind: &str) -> (bool, String) {
         let policies = self.mesh.get_json("policies");
         let policies = policies.as_array().expect("a list");
-        let found = policies.iter().find(|it| it["kind"] == kind && it["name"] == "shop/of-api");
-        let found = found.expect("the policy is listed");
-        let why = found["reason"].as_str().unwrap_or_default();
-        (found["in_force"] == Value::Bool(true), why.to_owned())
+        let policy = policies
+            .iter()
+            .find(|policy| policy["kind"] == kind && policy["name"] == "shop/of-api");
+        let policy = policy.expect("the policy is listed");
+        let reason = policy["reason"].as_str().unwrap_or_default();
+        (policy["in_force"] == Value::Bool(true), reason.to_owned())
     }
 }
 
 /// Returns an application that responds except to `/hold`, and its request counter.
 fn start_holding() -> (TestApplication, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
-    let counted = count.clone();
+    let counter = count.clone();
     let application = TestApplication::start(move |request| {
-        counted.fetch_add(1, Ordering::SeqCst);
+        counter.fetch_add(1, Ordering::SeqCst);
         match request.method_and_target().1 {
-            "/hold" => TestAnswer::Silence,
-            _ => TestAnswer::ok("ok"),
+            "/hold" => ApplicationReply::Silence,
+            _ => ApplicationReply::ok("ok"),
         }
     });
     (application, count)
@@ -154,42 +157,43 @@ fn start_holding() -> (TestApplication, Arc<AtomicUsize>) {
 #[test]
 fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind_of_route() {
     for kind in ["HTTPRoute", "GRPCRoute", "TCPRoute", "TrafficSplit"] {
-        let ((v1, one), (v2, two)) = (start_holding(), start_holding());
+        let ((v1, v1_requests), (v2, v2_requests)) = (start_holding(), start_holding());
         let limit = policy_manifest("CircuitBreaker", "api", "limits: {requests: 2}");
         let canary = start_canary(
             &[("v1", &v1), ("v2", &v2)],
-            &route_manifest(kind, &[BOTH[0], ("api-v2", 80)]),
+            &route_manifest(kind, &[BACKENDS[0], ("api-v2", 80)]),
             &limit,
         );
         assert!(canary.run_check().contains("0 warnings"), "{kind}: {}", canary.run_check());
         assert_eq!(canary.in_force("CircuitBreaker"), (true, String::new()), "{kind}");
         eventually("both backends answer", MAX_WAIT, || {
             canary.status_and_reason("/");
-            let both = one.load(Ordering::SeqCst) > 0 && two.load(Ordering::SeqCst) > 0;
-            both.then_some(())
+            let both_reached =
+                v1_requests.load(Ordering::SeqCst) > 0 && v2_requests.load(Ordering::SeqCst) > 0;
+            both_reached.then_some(())
         });
-        let received = || one.load(Ordering::SeqCst) + two.load(Ordering::SeqCst);
-        let held = [canary.hold_request(received), canary.hold_request(received)];
+        let received = || v1_requests.load(Ordering::SeqCst) + v2_requests.load(Ordering::SeqCst);
+        let held_connections = [canary.hold_request(received), canary.hold_request(received)];
         for _ in 0..6 {
             let full = (503, Some("circuit-full".to_owned()));
             assert_eq!(canary.status_and_reason("/hold"), full, "{kind}");
         }
-        drop(held);
+        drop(held_connections);
     }
 }
 
 #[test]
-fn faults_of_the_called_service_are_injected_before_a_route_chooses() {
-    let ((v1, one), (v2, two)) = (start_holding(), start_holding());
+fn faults_of_the_called_service_are_injected_before_a_backend_is_selected() {
+    let ((v1, v1_requests), (v2, v2_requests)) = (start_holding(), start_holding());
     let spec = "rules: [{abort: {httpStatus: 500, percent: 50}}]";
     let faults = policy_manifest("FaultInjection", "api", spec);
     let canary =
-        start_canary(&[("v1", &v1), ("v2", &v2)], &route_manifest("HTTPRoute", &BOTH), &faults);
-    let answers: Vec<_> = (0..200).map(|_| canary.status_and_reason("/")).collect();
+        start_canary(&[("v1", &v1), ("v2", &v2)], &route_manifest("HTTPRoute", &BACKENDS), &faults);
+    let responses: Vec<_> = (0..200).map(|_| canary.status_and_reason("/")).collect();
     let injected = (500, Some("fault-injected".to_owned()));
-    let aborted = answers.iter().filter(|answer| **answer == injected).count();
+    let aborted = responses.iter().filter(|response| **response == injected).count();
     assert!((60..=140).contains(&aborted), "{aborted} of 200");
-    let received = one.load(Ordering::SeqCst) + two.load(Ordering::SeqCst);
+    let received = v1_requests.load(Ordering::SeqCst) + v2_requests.load(Ordering::SeqCst);
     assert_eq!(received, 200 - aborted);
     assert!(
         canary.explain_request().contains("FaultInjection shop/of-api"),
@@ -199,15 +203,15 @@ fn faults_of_the_called_service_are_injected_before_a_route_chooses() {
 }
 
 #[test]
-fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures() {
+fn outlier_detection_of_the_called_service_ejects_at_its_failure_threshold() {
     let (v2, _) = (start_holding().0, ());
     let failed = Arc::new(AtomicUsize::new(0));
     let count = failed.clone();
     let broken = TestApplication::start(move |_| {
         count.fetch_add(1, Ordering::SeqCst);
-        TestAnswer::Bytes(b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n".to_vec())
+        ApplicationReply::Bytes(b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n".to_vec())
     });
-    let (well, _) = start_holding();
+    let (healthy, _) = start_holding();
     let policies = [
         policy_manifest(
             "OutlierDetection",
@@ -216,43 +220,48 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
         ),
         policy_manifest("LoadBalancing", "api", "algorithm: RoundRobin"),
     ];
-    let instances = [("v1", &broken), ("v1", &well), ("v2", &v2)];
-    let canary = start_canary(&instances, &route_manifest("HTTPRoute", &BOTH), &policies.concat());
+    let instances = [("v1", &broken), ("v1", &healthy), ("v2", &v2)];
+    let canary =
+        start_canary(&instances, &route_manifest("HTTPRoute", &BACKENDS), &policies.concat());
     // One connection uses one data thread, which has its own counters.
     let mut connection = TestConnection::open(canary.listener).expect("the listener is open");
     let statuses: Vec<u16> =
-        (0..200).map(|_| connection.get("/").expect("it is answered").status).collect();
+        (0..200).map(|_| connection.get("/").expect("a response").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 500).count(), 5);
     assert_eq!(failed.load(Ordering::SeqCst), 5);
-    let removed = canary.mesh.run_leno(&["get", "ejected"]);
-    let removed = String::from_utf8(removed.stdout).expect("text");
-    assert!(removed.contains("shop/api-0"), "{removed}");
+    let ejected = canary.mesh.run_leno(&["get", "ejected"]);
+    let ejected = String::from_utf8(ejected.stdout).expect("text");
+    assert!(ejected.contains("shop/api-0"), "{ejected}");
 }
 
 #[test]
 fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backend() {
-    let answer =
-        |number: usize| TestApplication::start(move |_| TestAnswer::ok(number.to_string()));
-    let applications: Vec<TestApplication> = (0..3).map(answer).collect();
+    let start_instance =
+        |number: usize| TestApplication::start(move |_| ApplicationReply::ok(number.to_string()));
+    let applications: Vec<TestApplication> = (0..3).map(start_instance).collect();
     let balancing =
         policy_manifest("LoadBalancing", "api", "algorithm: Maglev, key: {header: x-user}");
     let instances: Vec<(&str, &TestApplication)> =
-        applications.iter().map(|it| ("v1", it)).collect();
+        applications.iter().map(|application| ("v1", application)).collect();
     let canary =
         start_canary(&instances, &route_manifest("HTTPRoute", &[("api-v1", 1)]), &balancing);
     let mut connection = TestConnection::open(canary.listener).expect("the listener is open");
     let mut serves = |user: usize| {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\nx-user: u{user}\r\n\r\n");
         connection.send(request).expect("it takes a request");
-        connection.receive_response().expect("it is answered").body
+        connection.receive_response().expect("a response").body
     };
-    let mut map = || -> Vec<Vec<u8>> { (0..24).map(&mut serves).collect() };
+    let mut instances_of_users = || -> Vec<Vec<u8>> { (0..24).map(&mut serves).collect() };
     // Users of an instance that is not ready yet are served by another.
-    let all = |map: &[Vec<u8>]| map.iter().collect::<HashSet<_>>().len() == applications.len();
-    eventually("each instance serves users", MAX_WAIT, || all(&map()).then_some(()));
-    let first = map();
+    let all_serve = |instances_of_users: &[Vec<u8>]| {
+        instances_of_users.iter().collect::<HashSet<_>>().len() == applications.len()
+    };
+    eventually("each instance serves users", MAX_WAIT, || {
+        all_serve(&instances_of_users()).then_some(())
+    });
+    let first = instances_of_users();
     for _ in 0..4 {
-        assert_eq!(map(), first);
+        assert_eq!(instances_of_users(), first);
     }
     assert!(
         canary.explain_request().contains("LoadBalancing shop/of-api"),
@@ -263,11 +272,11 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
 
 #[test]
 fn hedging_of_the_called_service_sends_a_second_attempt_to_the_same_backend() {
-    let mute = TestApplication::start(|_| TestAnswer::Silence);
-    let (well, _) = start_holding();
+    let silent = TestApplication::start(|_| ApplicationReply::Silence);
+    let (healthy, _) = start_holding();
     let hedging = policy_manifest("Hedging", "api", "after: 50ms");
     let route = route_manifest("HTTPRoute", &[("api-v1", 1)]);
-    let canary = start_canary(&[("v1", &mute), ("v1", &well)], &route, &hedging);
+    let canary = start_canary(&[("v1", &silent), ("v1", &healthy)], &route, &hedging);
     let sidecar = canary.mesh.sidecar("shop/web-1");
     eventually("a second attempt wins", MAX_WAIT, || {
         assert_eq!(canary.status_and_reason("/").0, 200);
@@ -284,21 +293,21 @@ fn a_policy_without_effect_is_reported_with_the_route_that_takes_the_traffic() {
         policy_manifest("OutlierDetection", "api-v2", "consecutiveFailures: 3"),
         policy_manifest("CircuitBreaker", "api", "limits: {requests: 2}"),
     ];
-    let route = route_manifest("HTTPRoute", &BOTH);
+    let route = route_manifest("HTTPRoute", &BACKENDS);
     let canary = start_canary(&[("v1", &v1), ("v2", &v2)], &route, &policies.concat());
-    let why = "HTTPRoute shop/api forwards all requests to shop/api-v1, shop/api-v2, and each of these \
+    let reason = "HTTPRoute shop/api forwards all requests to shop/api-v1, shop/api-v2, and each of these \
                has its own policy, such as OutlierDetection shop/of-api-v2";
-    let checked = canary.run_check();
-    assert!(checked.contains(&format!("has no effect: {why}")), "{checked}");
-    assert!(checked.contains("1 warning"), "{checked}");
-    assert_eq!(canary.in_force("OutlierDetection"), (false, why.to_owned()));
-    let explained = canary.explain_request();
+    let check_output = canary.run_check();
+    assert!(check_output.contains(&format!("has no effect: {reason}")), "{check_output}");
+    assert!(check_output.contains("1 warning"), "{check_output}");
+    assert_eq!(canary.in_force("OutlierDetection"), (false, reason.to_owned()));
+    let explain_output = canary.explain_request();
     for line in [
         "CircuitBreaker shop/of-api: across all backends of the called service",
         "OutlierDetection shop/of-api-v1: ",
         "OutlierDetection shop/of-api: the backend shop/api-v1 has its own: OutlierDetection shop/of-api-v1",
     ] {
-        assert!(explained.contains(line), "{line}: {explained}");
+        assert!(explain_output.contains(line), "{line}: {explain_output}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_of};
 use leno_tests::{
-    Response, TestAnswer, TestApplication, TestMesh, TestProgram, check_service, eventually,
+    ApplicationReply, Response, TestApplication, TestMesh, TestProgram, check_service, eventually,
     exchange_bytes, free_port,
 };
 
@@ -24,26 +24,31 @@ fn send_request(listener: SocketAddr, fields: &str) -> Option<Response> {
 /// Returns an application that responds with the headers added by the authorization service.
 fn start_stock() -> TestApplication {
     TestApplication::start(|request| {
-        let (output, key) = (request.first_header("x-told"), request.first_header("x-key"));
-        TestAnswer::ok(format!("{} {}", output.unwrap_or("nobody"), key.unwrap_or("no key")))
+        let (attributes, key) =
+            (request.first_header("x-attributes"), request.first_header("x-key"));
+        ApplicationReply::ok(format!(
+            "{} {}",
+            attributes.unwrap_or("nobody"),
+            key.unwrap_or("no key")
+        ))
     })
 }
 
-fn authorization_manifest(name: &str, by: &str) -> String {
+fn authorization_manifest(name: &str, service_field: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: ExternalAuthorization\n\
          metadata: {{name: {name}, namespace: shop}}\nspec:\n  targetRefs: [{{name: stock}}]\n  \
-         {by}\n  timeout: 10s\n  contextExtensions: {{rule: {name}}}\n"
+         {service_field}\n  timeout: 10s\n  contextExtensions: {{rule: {name}}}\n"
     )
 }
 
 #[test]
 #[ignore = "takes programs of Go that ./test check-services builds"]
-fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
+fn authorization_services_inside_and_outside_the_mesh_decide() {
     let (stock, listener, port) = (start_stock(), free_port(), free_port());
-    let at = format!("127.0.0.1:{port}");
+    let address = format!("127.0.0.1:{port}");
     let authorizer = check_service("authorizer");
-    let command = [authorizer.to_str().expect("a path of text"), &at];
+    let command = [authorizer.to_str().expect("a path of text"), &address];
     let manifests = [
         mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
@@ -53,23 +58,22 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     ];
     let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
-    let keyed = "x-key: open sesame\r\n";
-    let decided = |rule: &str| {
-        let let_in = send_request(listener, keyed).filter(|answer| answer.status == 200)?;
-        let output = format!(
+    let key_header = "x-key: open sesame\r\n";
+    let allowed_by = |rule: &str| {
+        let response =
+            send_request(listener, key_header).filter(|response| response.status == 200)?;
+        let expected_body = format!(
             "spiffe://cluster.local/ns/shop/sa/web spiffe://cluster.local/ns/shop/sa/stock {rule} no key"
         );
-        (let_in.body == output.as_bytes() && let_in.first_header("x-authorized") == Some("yes"))
-            .then_some(())
+        (response.body == expected_body.as_bytes()
+            && response.first_header("x-authorized") == Some("yes"))
+        .then_some(())
     };
-    eventually("the service of the mesh lets in", MAX_WAIT, || decided("inside"));
-    let turned_away = send_request(listener, "").expect("the listener responds");
-    assert_eq!(
-        (turned_away.status, turned_away.rejection_reason()),
-        (401, Some("denied-by-service"))
-    );
-    assert_eq!(turned_away.body, b"no key for GET /items?a=b");
-    assert_eq!(turned_away.first_header("www-authenticate"), Some("Key"));
+    eventually("the service of the mesh allows the request", MAX_WAIT, || allowed_by("inside"));
+    let rejected = send_request(listener, "").expect("the listener responds");
+    assert_eq!((rejected.status, rejected.rejection_reason()), (401, Some("denied-by-service")));
+    assert_eq!(rejected.body, b"no key for GET /items?a=b");
+    assert_eq!(rejected.first_header("www-authenticate"), Some("Key"));
 
     let mut command = leno_tests::leno_command();
     let url = "http://stock:9080/items";
@@ -82,35 +86,39 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     );
 
     // The first policy by name decides.
-    mesh.write("a.yaml", &authorization_manifest("a-outside", &format!("url: \"http://{at}\"")));
-    eventually("the server outside lets in", MAX_WAIT, || decided("a-outside"));
+    mesh.write(
+        "a.yaml",
+        &authorization_manifest("a-outside", &format!("url: \"http://{address}\"")),
+    );
+    eventually("the external server allows the request", MAX_WAIT, || allowed_by("a-outside"));
     assert_eq!(send_request(listener, "").expect("the listener responds").status, 401);
     // No server listens on this port.
-    let nobody = format!("url: \"http://127.0.0.1:{}\"", free_port());
-    mesh.write("a.yaml", &authorization_manifest("a-outside", &nobody));
-    eventually("nobody decides", MAX_WAIT, || {
-        (send_request(listener, keyed)?.rejection_reason() == Some("authorization-unavailable"))
-            .then_some(())
+    let unavailable = format!("url: \"http://127.0.0.1:{}\"", free_port());
+    mesh.write("a.yaml", &authorization_manifest("a-outside", &unavailable));
+    eventually("no authorization service is available", MAX_WAIT, || {
+        (send_request(listener, key_header)?.rejection_reason()
+            == Some("authorization-unavailable"))
+        .then_some(())
     });
     mesh.write(
         "a.yaml",
-        &authorization_manifest("a-outside", &format!("{nobody}\n  failureMode: allow")),
+        &authorization_manifest("a-outside", &format!("{unavailable}\n  failureMode: allow")),
     );
-    eventually("all are let in meanwhile", MAX_WAIT, || {
+    eventually("requests are allowed without the service", MAX_WAIT, || {
         (send_request(listener, "")?.body == b"nobody no key").then_some(())
     });
 }
 
 #[test]
 #[ignore = "takes programs of Go that ./test check-services builds"]
-fn an_authorization_service_sees_bodies() {
-    let stock = TestApplication::start(|request| TestAnswer::ok(request.body.clone()));
+fn an_authorization_service_receives_request_bodies() {
+    let stock = TestApplication::start(|request| ApplicationReply::ok(request.body.clone()));
     let (listener, port) = (free_port(), free_port());
-    let at = format!("127.0.0.1:{port}");
+    let address = format!("127.0.0.1:{port}");
     let authorizer =
-        TestProgram::start("authorizer", Command::new(check_service("authorizer")).arg(&at));
+        TestProgram::start("authorizer", Command::new(check_service("authorizer")).arg(&address));
     authorizer.wait_for_line("listening at", MAX_WAIT);
-    let by = format!("url: \"http://{at}\"");
+    let service_field = format!("url: \"http://{address}\"");
     let manifests = [
         mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
@@ -125,30 +133,38 @@ fn an_authorization_service_sees_bodies() {
         );
         exchange_bytes(loopback_address(listener), &request).ok()
     };
-    for (setting, seen) in [
+    for (setting, expected) in [
         ("body: {maxRequestBytes: 20}", r#""abc def" "" 7 "false""#),
         (
             "body: {maxRequestBytes: 3, allowPartialMessage: true, packAsBytes: true}",
             r#""" "abc" 7 "true""#,
         ),
     ] {
-        mesh.write("ask.yaml", &authorization_manifest("ask", &format!("{by}\n  {setting}")));
+        mesh.write(
+            "ask.yaml",
+            &authorization_manifest("ask", &format!("{service_field}\n  {setting}")),
+        );
         eventually("the service sees the body", MAX_WAIT, || {
-            let answer = post("abc def")?;
-            (answer.body == b"abc def" && answer.first_header("x-seen") == Some(seen)).then_some(())
+            let response = post("abc def")?;
+            (response.body == b"abc def"
+                && response.first_header("x-received-body") == Some(expected))
+            .then_some(())
         });
     }
     mesh.write(
         "ask.yaml",
-        &authorization_manifest("ask", &format!("{by}\n  body: {{maxRequestBytes: 20}}")),
+        &authorization_manifest(
+            "ask",
+            &format!("{service_field}\n  body: {{maxRequestBytes: 20}}"),
+        ),
     );
     eventually("the service denies by the body", MAX_WAIT, || {
-        let answer = post("let me in, please")?;
-        (answer.rejection_reason() == Some("denied-by-service") && answer.body == b"no please")
+        let response = post("let me in, please")?;
+        (response.rejection_reason() == Some("denied-by-service") && response.body == b"no please")
             .then_some(())
     });
-    let answer = post("more than twenty bytes are in this").expect("the listener responds");
-    assert_eq!((answer.status, answer.rejection_reason()), (413, Some("body-too-large")));
+    let response = post("more than twenty bytes are in this").expect("the listener responds");
+    assert_eq!((response.status, response.rejection_reason()), (413, Some("body-too-large")));
 }
 
 /// Limits of envoyproxy/ratelimit: three requests per client and hour.
@@ -197,7 +213,7 @@ fn start_rate_limiter(directory: &Path) -> (TestProgram, TestProgram, u16) {
 fn envoys_rate_limit_service_counts_for_two_servers() {
     let directory = tempfile::tempdir().expect("a folder");
     let (_store, _service, grpc) = start_rate_limiter(directory.path());
-    let (one, two) = (start_stock(), start_stock());
+    let (first_application, second_application) = (start_stock(), start_stock());
     let listeners = [free_port(), free_port(), free_port()];
     let limit = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
@@ -208,8 +224,8 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
     );
     let manifests = [
         mesh_config("allow"),
-        server_manifest("one", one.port(), &[]),
-        server_manifest("two", two.port(), &[]),
+        server_manifest("one", first_application.port(), &[]),
+        server_manifest("two", second_application.port(), &[]),
         client_manifest("web", &[], &[("one", listeners[0]), ("two", listeners[1])]),
         client_manifest("app", &[], &[("one", listeners[2])]),
         limit,
@@ -217,24 +233,30 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
     let _mesh = TestMesh::up(&manifests.concat());
     let [to_one, to_two, of_app] = listeners.map(loopback_address);
     // Another client's response shows that the service has loaded its limits.
-    let (first, _) = eventually("another client is let in", MAX_WAIT, || {
-        send_request(of_app, "").filter(|answer| answer.status == 200)
+    let (first, _) = eventually("another client is allowed", MAX_WAIT, || {
+        send_request(of_app, "").filter(|response| response.status == 200)
     });
     assert_eq!(first.first_header("x-ratelimit-limit"), Some("3, 3;w=3600"));
     let statuses = [to_one, to_two, to_one, to_two, to_one].map(|listener| {
-        let answer = send_request(listener, "").expect("the listener responds");
-        (answer.status, answer.first_header("x-ratelimit-remaining").map(str::to_owned))
+        let response = send_request(listener, "").expect("the listener responds");
+        (response.status, response.first_header("x-ratelimit-remaining").map(str::to_owned))
     });
-    let said = |status: u16, left: &str| (status, Some(left.to_owned()));
+    let rate_response = |status: u16, remaining: &str| (status, Some(remaining.to_owned()));
     assert_eq!(
         statuses,
-        [said(200, "2"), said(200, "1"), said(200, "0"), said(429, "0"), said(429, "0")]
+        [
+            rate_response(200, "2"),
+            rate_response(200, "1"),
+            rate_response(200, "0"),
+            rate_response(429, "0"),
+            rate_response(429, "0")
+        ]
     );
-    let refused = send_request(to_two, "").expect("the listener responds");
-    assert_eq!(refused.rejection_reason(), Some("rate-limited"));
-    let wait: u64 =
-        refused.first_header("retry-after").expect("it says").parse().expect("a number");
-    assert!((1..=3600).contains(&wait), "{wait}");
+    let rejected = send_request(to_two, "").expect("the listener responds");
+    assert_eq!(rejected.rejection_reason(), Some("rate-limited"));
+    let retry_after: u64 =
+        rejected.first_header("retry-after").expect("a value").parse().expect("a number");
+    assert!((1..=3600).contains(&retry_after), "{retry_after}");
 }
 
 const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::{
-    AdminPage, ControlProgram, SidecarProgram, TestAnswer, TestApplication, TestMesh, TestProgram,
-    eventually, exchange_bytes, free_port, get, get_page, ratings_manifests,
+    AdminPage, ApplicationReply, ControlProgram, SidecarProgram, TestApplication, TestMesh,
+    TestProgram, eventually, exchange_bytes, free_port, get, get_page, ratings_manifests,
 };
 
 use crate::seeing::run_browser;
@@ -72,13 +72,13 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     assert_eq!(code, Some(0));
     assert!(text.contains("restarting ×") && text.contains("closed: listener-"), "{text}");
     let workloads = mesh.get_json("workloads");
-    let of = |name: &str| {
-        let all = workloads.as_array().unwrap();
-        all.iter().find(|it| it["name"] == name).unwrap().clone()
+    let workload = |name: &str| {
+        let workloads = workloads.as_array().unwrap();
+        workloads.iter().find(|workload| workload["name"] == name).unwrap().clone()
     };
-    assert_eq!(of("bookinfo/client-1")["outbound_listeners"][0]["state"], "closed");
-    assert_eq!(of("bookinfo/client-2")["outbound_listeners"][0]["state"], "open");
-    assert_eq!(of("bookinfo/ratings-1")["application"]["crash_looping"], true);
+    assert_eq!(workload("bookinfo/client-1")["outbound_listeners"][0]["state"], "closed");
+    assert_eq!(workload("bookinfo/client-2")["outbound_listeners"][0]["state"], "open");
+    assert_eq!(workload("bookinfo/ratings-1")["application"]["crash_looping"], true);
     let (code, text) = run_command(&mesh, &["diagnose", "bookinfo/client-1"]);
     assert!(code == Some(1) && text.contains("✗ listener"), "{text}");
     let (code, text) = run_command(&mesh, &["diagnose", "bookinfo/ratings-1"]);
@@ -98,26 +98,30 @@ fn the_page_shows_the_same_findings(mesh: &TestMesh) {
     let page = mesh.get_json("status")["page"].as_str().expect("it has a page").to_owned();
     let address: SocketAddr =
         page.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
-    let whats = |found: &serde_json::Value| -> Vec<String> {
-        let all = found.as_array().expect("a list").iter();
-        all.map(|it| format!("{}: {} ({})", it["severity"], it["message"], it["hint"])).collect()
+    let finding_texts = |findings: &serde_json::Value| -> Vec<String> {
+        let findings = findings.as_array().expect("a list").iter();
+        findings
+            .map(|finding| {
+                format!("{}: {} ({})", finding["severity"], finding["message"], finding["hint"])
+            })
+            .collect()
     };
     // Both change with each restart of the application.
     eventually("both have the same findings", Duration::from_secs(60), || {
         let head = format!("Host: {address}\r\nConnection: close\r\n\r\n");
-        let answer =
+        let response =
             exchange_bytes(address, &format!("GET /api/findings HTTP/1.1\r\n{head}")).unwrap();
-        let on_page: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        let on_page: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
         let (_, text) = run_command(mesh, &["status", "-o", "json"]);
         let in_status: serde_json::Value = serde_json::from_str(&text).unwrap();
-        (whats(&on_page) == whats(&in_status["findings"])).then_some(())
+        (finding_texts(&on_page) == finding_texts(&in_status["findings"])).then_some(())
     });
     run_browser("conditions", &page);
 }
 
 /// Another process binds the port while the application runs and does not listen yet.
 #[test]
-fn a_port_that_another_process_took_first_is_not_forwarded_to() {
+fn requests_are_not_forwarded_to_a_port_of_another_process() {
     let foreign = TestApplication::start_echo();
     let (port, listener) = (foreign.port(), free_port());
     let mesh = TestMesh::up(&ratings_manifests("[sleep, \"600\"]", port, listener, "allow"));
@@ -145,7 +149,7 @@ fn a_port_that_another_process_took_first_is_not_forwarded_to() {
     );
 }
 
-/// Answers with a word, on a port that others may share.
+/// Responds with a word, on a port that others may share.
 const SHARED: &str = "import http.server,socket,sys\n\
 class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 def do_GET(self):\n\
@@ -158,23 +162,27 @@ S(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
 
 /// The kernel gives each of the two a share of the connections.
 #[test]
-fn a_port_that_another_process_shares_is_not_forwarded_to() {
+fn requests_are_not_forwarded_to_a_port_shared_with_another_process() {
     let (port, listener) = (free_port(), free_port());
-    let words = |word: &'static str| {
+    let python_arguments = |word: &'static str| {
         ["-c".to_owned(), SHARED.to_owned(), port.to_string(), word.to_owned()]
     };
-    let run = [vec!["python3".to_owned()], words("own").to_vec()].concat();
+    let run = [vec!["python3".to_owned()], python_arguments("own").to_vec()].concat();
     let mesh = TestMesh::up(&ratings_manifests(
         &serde_json::json!(run).to_string(),
         port,
         listener,
         "allow",
     ));
-    eventually("the application answers", Duration::from_secs(60), || {
-        get(loopback_address(listener), "/").ok().filter(|it| it.body == b"own").map(drop)
+    eventually("the application responds", Duration::from_secs(60), || {
+        get(loopback_address(listener), "/")
+            .ok()
+            .filter(|response| response.body == b"own")
+            .map(drop)
     });
-    let mut other = std::process::Command::new("python3");
-    let _other = TestProgram::start("another process", other.args(words("other")));
+    let mut other_process = std::process::Command::new("python3");
+    let _other =
+        TestProgram::start("another process", other_process.args(python_arguments("other")));
     eventually("status names the port", Duration::from_secs(60), || {
         let (code, text) = run_command(&mesh, &["status"]);
         (code == Some(1) && text.contains(&format!("port {port} of the application"))).then_some(())
@@ -223,7 +231,7 @@ fn an_application_that_never_listens_is_a_finding_without_a_request() {
 fn an_open_circuit_is_listed_and_a_finding() {
     let application = TestApplication::start(|_| {
         let head = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n";
-        TestAnswer::Bytes(head.as_bytes().to_vec())
+        ApplicationReply::Bytes(head.as_bytes().to_vec())
     });
     let listener = free_port();
     let breaker = "---\napiVersion: leno.dev/v1alpha1\nkind: CircuitBreaker\n\
@@ -234,7 +242,10 @@ fn an_open_circuit_is_listed_and_a_finding() {
     assert_eq!(run_command(&mesh, &["get", "circuits", "-o", "json"]).0, Some(0));
     eventually("the circuit opens", Duration::from_secs(20), || {
         let response = get(loopback_address(listener), "/").unwrap();
-        response.rejection_reason().is_some_and(|it| it.contains("circuit-open")).then_some(())
+        response
+            .rejection_reason()
+            .is_some_and(|reason| reason.contains("circuit-open"))
+            .then_some(())
     });
     let (code, text) = run_command(&mesh, &["get", "circuits"]);
     assert!(code == Some(0) && text.contains("bookinfo/ratings:9080"), "{text}");
@@ -247,28 +258,28 @@ fn an_open_circuit_is_listed_and_a_finding() {
 }
 
 #[test]
-fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
+fn unwritable_state_of_a_sidecar_is_a_finding_until_it_is_writable() {
     let application = TestApplication::start_echo();
-    let (listener, other) = (free_port(), free_port());
+    let (listener, other_listener) = (free_port(), free_port());
     let mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     eventually("the client answers", Duration::from_secs(20), || {
         get(loopback_address(listener), "/").ok().filter(|response| response.status == 200)
     });
     // A directory in place of the file makes writes fail even for root.
-    let world = mesh.data_directory().join("proxies/bookinfo/client-1/config.bin");
+    let config_file = mesh.data_directory().join("proxies/bookinfo/client-1/config.bin");
     eventually("the state cannot be written", Duration::from_secs(20), || {
-        std::fs::remove_file(&world).ok();
-        std::fs::create_dir_all(world.join("in the way")).ok()
+        std::fs::remove_file(&config_file).ok();
+        std::fs::create_dir_all(config_file.join("in the way")).ok()
     });
-    mesh.write("other.yaml", other_client(other).trim_start_matches("---\n"));
+    mesh.write("other.yaml", other_client(other_listener).trim_start_matches("---\n"));
     let manifests = ratings_manifests("", application.port(), listener, "deny");
     mesh.write("mesh.yaml", &manifests);
     eventually("status names the directory", Duration::from_secs(30), || {
         let (code, text) = run_command(&mesh, &["status"]);
-        let named = text.contains("the sidecar of bookinfo/client-1 cannot write its state");
-        (code == Some(1) && named).then_some(())
+        let is_named = text.contains("the sidecar of bookinfo/client-1 cannot write its state");
+        (code == Some(1) && is_named).then_some(())
     });
-    std::fs::remove_dir_all(&world).unwrap();
+    std::fs::remove_dir_all(&config_file).unwrap();
     eventually("the state is written again", Duration::from_secs(60), || {
         let (_, text) = run_command(&mesh, &["status"]);
         (!text.contains("cannot write its state")).then_some(())
@@ -280,7 +291,7 @@ fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
     let listener = free_port();
     let manifests = ratings_manifests("", free_port(), listener, "allow");
     let control = ControlProgram::start(&manifests, &[]);
-    let said = |arguments: &[&str]| {
+    let run = |arguments: &[&str]| {
         let output = control.run_leno(arguments);
         let text = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8_lossy(&text).into_owned())
@@ -299,14 +310,14 @@ fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
     let _second =
         SidecarProgram::start_unready("bookinfo/client-1", &used, &state.path().join("two"), &[]);
     eventually("status names the join", Duration::from_secs(30), || {
-        let (code, text) = said(&["status"]);
+        let (code, text) = run(&["status"]);
         (code == Some(1) && text.contains("bookinfo/client-1: a joining sidecar is rejected"))
             .then_some(())
     });
-    let (code, text) = said(&["diagnose", "bookinfo/client-1"]);
+    let (code, text) = run(&["diagnose", "bookinfo/client-1"]);
     assert!(code == Some(1) && text.contains("token"), "{text}");
     eventually("status names the endpoints", Duration::from_secs(60), || {
-        let (code, text) = said(&["status"]);
+        let (code, text) = run(&["status"]);
         (code == Some(1) && text.contains("bookinfo/ratings:9080 has no endpoint")).then_some(())
     });
 }

@@ -20,7 +20,7 @@ fn documented_metrics() -> BTreeMap<String, BTreeSet<String>> {
     let quoted = |cell: &str| -> Vec<String> {
         cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
     };
-    let mut known = BTreeMap::new();
+    let mut documented = BTreeMap::new();
     for line in page.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = line.split(" | ").collect();
         let [name, kind, labels, ..] = &cells[..] else { continue };
@@ -32,22 +32,22 @@ fn documented_metrics() -> BTreeMap<String, BTreeSet<String>> {
         // Labels added by Prometheus.
         labels.extend(["instance", "job"].map(str::to_owned));
         if *kind == "histogram" {
-            let with_limit = labels.iter().cloned().chain(["le".to_owned()]).collect();
-            known.insert(format!("{name}_bucket"), with_limit);
-            known.insert(format!("{name}_sum"), labels.clone());
-            known.insert(format!("{name}_count"), labels);
+            let bucket_labels = labels.iter().cloned().chain(["le".to_owned()]).collect();
+            documented.insert(format!("{name}_bucket"), bucket_labels);
+            documented.insert(format!("{name}_sum"), labels.clone());
+            documented.insert(format!("{name}_count"), labels);
         } else {
-            known.insert(name, labels);
+            documented.insert(name, labels);
         }
     }
-    assert!(known.len() > 40, "{known:?}");
-    known
+    assert!(documented.len() > 40, "{documented:?}");
+    documented
 }
 
 /// Returns the metric names in an expression with the labels of their selectors.
 fn used_metrics(expression: &str) -> Vec<(String, Vec<String>)> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let mut found = Vec::new();
+    let mut metrics = Vec::new();
     for prefix in ["leno_", "process_"] {
         for (at, _) in expression.match_indices(prefix) {
             if expression[..at].ends_with(is_name) {
@@ -62,10 +62,10 @@ fn used_metrics(expression: &str) -> Vec<(String, Vec<String>)> {
                 let label = part.trim().split(['=', '!']).next()?;
                 (!label.is_empty()).then(|| label.to_owned())
             });
-            found.push((name.to_owned(), labels.collect()));
+            metrics.push((name.to_owned(), labels.collect()));
         }
     }
-    found
+    metrics
 }
 
 /// Returns the labels that an expression groups by.
@@ -76,29 +76,36 @@ fn grouping_labels(expression: &str) -> Vec<String> {
     labels.map(|label| label.trim().to_owned()).collect()
 }
 
-fn assert_known(place: &str, expression: &str, known: &BTreeMap<String, BTreeSet<String>>) {
+fn assert_documented(
+    location: &str,
+    expression: &str,
+    documented: &BTreeMap<String, BTreeSet<String>>,
+) {
     let used = used_metrics(expression);
-    assert!(!used.is_empty(), "{place} uses no metric of ours: {expression}");
+    assert!(!used.is_empty(), "{location} uses no metric of ours: {expression}");
     for (name, labels) in &used {
-        let Some(has) = known.get(name) else {
-            panic!("{place}: there is no metric {name} in docs/metrics.md: {expression}");
+        let Some(documented_labels) = documented.get(name) else {
+            panic!("{location}: there is no metric {name} in docs/metrics.md: {expression}");
         };
         for label in labels.iter().cloned().chain(grouping_labels(expression)) {
-            assert!(has.contains(&label), "{place}: {name} has no label {label}: {expression}");
+            assert!(
+                documented_labels.contains(&label),
+                "{location}: {name} has no label {label}: {expression}"
+            );
         }
     }
 }
 
 #[test]
-fn every_panel_shows_metrics_that_there_are() {
-    let known = documented_metrics();
+fn every_panel_uses_documented_metrics() {
+    let documented = documented_metrics();
     let dashboard: Value = serde_json::from_str(&read("deploy/grafana/leno.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let mut expressions = 0;
     for panel in panels.iter().filter(|panel| panel["type"] != "row") {
         let title = panel["title"].as_str().unwrap();
         for target in panel["targets"].as_array().unwrap() {
-            assert_known(title, target["expr"].as_str().unwrap(), &known);
+            assert_documented(title, target["expr"].as_str().unwrap(), &documented);
             expressions += 1;
         }
     }
@@ -107,27 +114,31 @@ fn every_panel_shows_metrics_that_there_are() {
         let Some(query) = variable["definition"].as_str() else { continue };
         let inside = query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(')'));
         let (metric, label) = inside.and_then(|inside| inside.split_once(", ")).unwrap();
-        assert!(known[metric].contains(label), "{query}");
+        assert!(documented[metric].contains(label), "{query}");
     }
 }
 
 #[test]
-fn missing_metrics_fail_the_check() {
-    let known = documented_metrics();
+fn unknown_metrics_and_labels_fail_the_check() {
+    let documented = documented_metrics();
     for bad in [
         "rate(leno_request_total[5m])",
         "sum by (servce) (leno_requests_total)",
         "leno_links{sid=\"x\"}",
     ] {
-        let checked = std::panic::catch_unwind(|| assert_known("a panel", bad, &known));
+        let checked = std::panic::catch_unwind(|| assert_documented("a panel", bad, &documented));
         assert!(checked.is_err(), "{bad}");
     }
-    assert_known("a panel", "sum by (side) (leno_links{side=\"x\", instance=~\"$i\"})", &known);
+    assert_documented(
+        "a panel",
+        "sum by (side) (leno_links{side=\"x\", instance=~\"$i\"})",
+        &documented,
+    );
 }
 
 #[test]
-fn alerts_fire_when_they_should_and_only_then() {
-    let known = documented_metrics();
+fn alerts_pass_their_rule_tests() {
+    let documented = documented_metrics();
     let alerts = read("deploy/prometheus/alerts.yaml");
     let rules: Vec<&str> = alerts.split("- alert: ").skip(1).collect();
     for rule in &rules {
@@ -135,7 +146,7 @@ fn alerts_fire_when_they_should_and_only_then() {
         let (_, expression) = rule.split_once("expr:").unwrap();
         let end = expression.find("\n    labels:").unwrap();
         let expression = expression[..end].split("\n    for:").next().unwrap();
-        assert_known(name, expression, &known);
+        assert_documented(name, expression, &documented);
         assert!(read("deploy/prometheus/alerts-test.yaml").contains(name), "{name} is tested");
     }
     assert!(rules.len() >= 8, "{}", rules.len());
@@ -144,6 +155,6 @@ fn alerts_fire_when_they_should_and_only_then() {
         .current_dir(project_root().join("deploy/prometheus"))
         .output()
         .expect("promtool is installed: ./test installs it");
-    let said = String::from_utf8_lossy(&[tested.stdout, tested.stderr].concat()).into_owned();
-    assert!(tested.status.success() && said.contains("SUCCESS"), "{said}");
+    let output = String::from_utf8_lossy(&[tested.stdout, tested.stderr].concat()).into_owned();
+    assert!(tested.status.success() && output.contains("SUCCESS"), "{output}");
 }

@@ -23,8 +23,8 @@ impl ExhaustedDescriptors {
     fn new(pid: u32) -> Self {
         let numbers = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there");
         let numbers = numbers.filter_map(|fd| fd.ok()?.file_name().to_str()?.parse::<u64>().ok());
-        let taken: BTreeSet<u64> = numbers.collect();
-        let lowest = (0..).find(|number| !taken.contains(number)).expect("numbers do not end");
+        let used: BTreeSet<u64> = numbers.collect();
+        let lowest = (0..).find(|number| !used.contains(number)).expect("numbers do not end");
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it has limits");
         let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
         let upper = files.and_then(|files| files.split_whitespace().nth(1)?.parse().ok());
@@ -71,13 +71,13 @@ fn measure_waiting(pid: u32, address: SocketAddr) -> f64 {
     let mut waiting: Vec<TcpStream> = (0..40).map(|_| connect()).collect();
     let last = waiting.last_mut().expect("there are some");
     last.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket has timeouts");
-    let share = cpu_share(pid, || last.read(&mut [0]).expect_err("nobody answers").kind());
+    let share = cpu_share(pid, || last.read(&mut [0]).expect_err("no response arrives").kind());
     drop(waiting);
     share
 }
 
 #[test]
-fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
+fn a_process_without_file_descriptors_waits_without_cpu_and_recovers() {
     let stock = TestApplication::start_echo();
     let manifests = [
         mesh_config("allow"),
@@ -91,7 +91,7 @@ fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
         let share = measure_waiting(sidecar.pid, address);
         assert!(share < 0.3, "{address}: {share} of a core");
         drop(exhausted);
-        eventually("the admin page answers", Duration::from_secs(20), || {
+        eventually("the admin endpoint responds", Duration::from_secs(20), || {
             (get_page(sidecar.admin, "/ready").ok()?.status == 200).then_some(())
         });
     }
@@ -102,7 +102,7 @@ fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
         (0..40).map_while(|_| UnixStream::connect(&socket).ok()).collect();
     let last = waiting.last_mut().expect("the socket is there");
     last.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket has timeouts");
-    let share = cpu_share(control, || last.read(&mut [0]).expect_err("nobody answers").kind());
+    let share = cpu_share(control, || last.read(&mut [0]).expect_err("no response arrives").kind());
     assert!(share < 0.3, "control.sock: {share} of a core");
     drop((waiting, exhausted));
     eventually("the control plane answers", Duration::from_secs(20), || {

@@ -37,10 +37,10 @@ fn run_diagnose(mesh: &TestMesh, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn the_step_that_fails_is_named() {
+fn a_diagnosis_names_the_failing_step() {
     let mesh = TestMesh::up(MANIFESTS);
-    let (code, said) = run_diagnose(&mesh, &["shop/cart-1", "--to", "shop/cart"]);
-    assert_eq!(code, Some(1), "{said}");
+    let (code, text) = run_diagnose(&mesh, &["shop/cart-1", "--to", "shop/cart"]);
+    assert_eq!(code, Some(1), "{text}");
     for line in [
         "shop/cart-1: one step fails",
         "✓ sidecar",
@@ -51,19 +51,19 @@ fn the_step_that_fails_is_named() {
         "✓ connectivity shop/cart: reached 1 of 1 endpoint, with mutual TLS",
         "✓ decision     GET http://cart.shop:80/: 200-range: allowed",
     ] {
-        assert!(said.contains(line), "{line}:\n{said}");
+        assert!(text.contains(line), "{line}:\n{text}");
     }
-    let (code, said) = run_diagnose(&mesh, &["shop/cart-1", "--to", "shop/nobody"]);
+    let (code, text) = run_diagnose(&mesh, &["shop/cart-1", "--to", "shop/nobody"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("✗ service      shop/nobody has no workload"), "{said}");
-    let (code, said) = run_diagnose(&mesh, &["shop/cart-2"]);
+    assert!(text.contains("✗ service      shop/nobody has no workload"), "{text}");
+    let (code, text) = run_diagnose(&mesh, &["shop/cart-2"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("✗ workload     no workload shop/cart-2\n"), "{said}");
-    assert!(said.contains("did you mean shop/cart-1?"), "{said}");
+    assert!(text.contains("✗ workload     no workload shop/cart-2\n"), "{text}");
+    assert!(text.contains("did you mean shop/cart-1?"), "{text}");
     mesh.write("mesh.yaml", &MANIFESTS.replace("targetPort: grpc", "targetPort: http"));
     leno_tests::eventually("nothing is wrong", std::time::Duration::from_secs(10), || {
-        let (code, said) = run_diagnose(&mesh, &["shop/cart-1", "-o", "json"]);
-        (code == Some(0) && said.contains("\"healthy\": true")).then_some(())
+        let (code, text) = run_diagnose(&mesh, &["shop/cart-1", "-o", "json"]);
+        (code == Some(0) && text.contains("\"healthy\": true")).then_some(())
     });
 }
 
@@ -75,66 +75,66 @@ spec: {serviceAccount: web, ports: [{port: 9081}]}
 ";
 
 #[test]
-fn a_sidecar_that_does_not_answer_is_found_by_the_one_that_calls_it() {
+fn a_diagnosis_of_a_client_finds_an_unresponsive_server_sidecar() {
     let mesh = TestMesh::up(&format!("{MANIFESTS}---\n{CALLER}"));
-    let (code, said) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, text) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
+    assert_eq!(code, Some(0), "{text}");
     let proxies = mesh.get_json("proxies");
-    let of_cart = |proxy: &&Value| proxy["workload"] == "shop/cart-1";
-    let pid = proxies.as_array().unwrap().iter().find(of_cart).unwrap()["pid"].as_u64().unwrap();
+    let is_cart = |proxy: &&Value| proxy["workload"] == "shop/cart-1";
+    let pid = proxies.as_array().unwrap().iter().find(is_cart).unwrap()["pid"].as_u64().unwrap();
     let pid = u32::try_from(pid).unwrap();
     // It keeps its ports open and does not respond.
     signal_pid(pid, Signal::STOP);
-    let (code, said) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
+    let (code, text) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     signal_pid(pid, Signal::CONT);
-    assert_eq!(code, Some(1), "{said}");
+    assert_eq!(code, Some(1), "{text}");
     let failed = "✗ connectivity shop/cart-1 of shop/cart is unreachable at 127.0.0.1:";
-    assert!(said.contains(failed) && said.contains("connect-timeout"), "{said}");
+    assert!(text.contains(failed) && text.contains("connect-timeout"), "{text}");
 }
 
 #[test]
 fn policy_decisions_are_part_of_a_diagnosis() {
-    let strict = "apiVersion: leno.dev/v1alpha1
+    let mesh_config = "apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
 spec: {defaultPolicy: deny}
 ";
-    let mesh = TestMesh::up(&format!("{MANIFESTS}---\n{CALLER}---\n{strict}"));
-    let (code, said) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
-    assert_eq!(code, Some(1), "{said}");
+    let mesh = TestMesh::up(&format!("{MANIFESTS}---\n{CALLER}---\n{mesh_config}"));
+    let (code, text) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
+    assert_eq!(code, Some(1), "{text}");
     let verdict = "✗ decision     GET http://cart.shop:80/: 403 denied";
-    assert!(said.contains(verdict), "{said}");
+    assert!(text.contains(verdict), "{text}");
     // A client that may not use a service does not receive its endpoints.
-    let untold = "· connectivity its sidecar has no endpoint of shop/cart";
-    assert!(said.contains(untold), "{said}");
+    let no_endpoints = "· connectivity its sidecar has no endpoint of shop/cart";
+    assert!(text.contains(no_endpoints), "{text}");
 }
 
 /// Returns the subscriptions of a workload's sidecar.
-fn names_of(control: &ControlProgram, workload: &str) -> Vec<String> {
+fn subscriptions_of(control: &ControlProgram, workload: &str) -> Vec<String> {
     let proxies = control.get_json("proxies");
-    let of_workload = |proxy: &&Value| proxy["workload"] == workload;
-    let proxy = proxies.as_array().unwrap().iter().find(of_workload);
+    let is_workload = |proxy: &&Value| proxy["workload"] == workload;
+    let proxy = proxies.as_array().unwrap().iter().find(is_workload);
     let names = proxy.map(|proxy| proxy["subscriptions"].as_array().cloned().unwrap_or_default());
     let names = names.unwrap_or_default();
     names.iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 #[test]
-fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart() {
+fn a_mistyped_host_name_is_not_a_failure_and_is_removed_by_a_restart() {
     let control = ControlProgram::start(CALLER, &[]);
     let mut web = SidecarProgram::join(&control, "shop/web-1", &["--http-proxy", "127.0.0.1:0"]);
     let request =
         "GET http://typo.shop:9080/ HTTP/1.1\r\nhost: typo.shop:9080\r\nconnection: close\r\n\r\n";
-    let answer = exchange_bytes(web.page.http_proxy(), request).unwrap();
-    assert_eq!((answer.status, answer.rejection_reason()), (404, Some("unknown-service")));
+    let response = exchange_bytes(web.page.http_proxy(), request).unwrap();
+    assert_eq!((response.status, response.rejection_reason()), (404, Some("unknown-service")));
     let max_wait = std::time::Duration::from_secs(20);
     leno_tests::eventually("the name is known to the control plane", max_wait, || {
-        names_of(&control, "shop/web-1").contains(&"shop/typo".to_owned()).then_some(())
+        subscriptions_of(&control, "shop/web-1").contains(&"shop/typo".to_owned()).then_some(())
     });
-    let done = control.run_leno(&["diagnose", "shop/web-1"]);
-    let said = String::from_utf8_lossy(&done.stdout);
-    assert_eq!(done.status.code(), Some(0), "{said}");
-    assert!(said.contains("· names        it called shop/typo: no such service"), "{said}");
+    let output = control.run_leno(&["diagnose", "shop/web-1"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("· names        it called shop/typo: no such service"), "{text}");
 
     web.kill();
     web.start_again();
@@ -142,10 +142,10 @@ fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart(
         let proxies = control.get_json("proxies");
         (!proxies.as_array()?.is_empty()).then_some(())
     });
-    assert_eq!(names_of(&control, "shop/web-1"), [""; 0]);
-    let done = control.run_leno(&["diagnose", "shop/web-1"]);
-    assert_eq!(done.status.code(), Some(0));
-    assert!(!String::from_utf8_lossy(&done.stdout).contains("typo"));
+    assert_eq!(subscriptions_of(&control, "shop/web-1"), [""; 0]);
+    let output = control.run_leno(&["diagnose", "shop/web-1"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("typo"));
 }
 
 /// A JWT policy for its service, with keys in a file that does not exist yet.
@@ -163,23 +163,23 @@ const KEYS: &str = r#"{"keys": [{"kty": "EC", "crv": "P-256", "kid": "1", "use":
 "x": "MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4", "y": "4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM"}]}"#;
 
 #[test]
-fn a_policy_without_keys_is_a_finding_until_they_are_there() {
+fn a_policy_without_keys_is_a_finding_until_keys_are_available() {
     let service = MANIFESTS.split("---\n").take(2).collect::<Vec<_>>().join("---\n");
     let mesh = TestMesh::up(&format!("{service}{TOKENS}"));
     let max_wait = std::time::Duration::from_secs(60);
     let status = || {
-        let done = mesh.run_leno(&["status"]);
-        (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
+        let output = mesh.run_leno(&["status"]);
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    let what =
+    let finding =
         "✗ JwtValidation shop/tokens: every request fails: no keys for https://issuer.example";
     leno_tests::eventually("status names the policy", max_wait, || {
-        let (code, said) = status();
-        (code == Some(1) && said.contains(what)).then_some(())
+        let (code, text) = status();
+        (code == Some(1) && text.contains(finding)).then_some(())
     });
     mesh.write("issuer.jwks", KEYS);
     leno_tests::eventually("the mesh is healthy", max_wait, || {
-        let (code, said) = status();
-        (code == Some(0) && !said.contains("keys")).then_some(())
+        let (code, text) = status();
+        (code == Some(0) && !text.contains("keys")).then_some(())
     });
 }

@@ -24,7 +24,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{AdminPage, TestAnswer, TestApplication, TestMesh, eventually, free_port, get};
+use leno_tests::{
+    AdminPage, ApplicationReply, TestApplication, TestMesh, eventually, free_port, get,
+};
 
 /// An application in the test process that counts its requests.
 struct CountingApplication {
@@ -33,14 +35,14 @@ struct CountingApplication {
 }
 
 impl CountingApplication {
-    /// Starts an application that responds with the result of `answer` for the request target; `answer` may
+    /// Starts an application that responds with the result of `respond` for the request target; `respond` may
     /// block.
-    fn start(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+    fn start(respond: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         let requests = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&requests);
         let application = TestApplication::start(move |request| {
             count.fetch_add(1, Ordering::SeqCst);
-            TestAnswer::ok(answer(request.method_and_target().1))
+            ApplicationReply::ok(respond(request.method_and_target().1))
         });
         Self { application, requests }
     }
@@ -82,16 +84,16 @@ fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// Returns the admin page of a workload's sidecar, once the sidecar is connected.
+/// Returns the admin endpoint of a workload's sidecar, once the sidecar is connected.
 pub(crate) fn connected_sidecar(mesh: &TestMesh, workload: &str) -> AdminPage {
-    let look = || AdminPage::for_workload(&mesh.get_json("proxies"), workload);
-    eventually(&format!("the sidecar of {workload} is connected"), MAX_WAIT, look).0
+    let poll = || AdminPage::for_workload(&mesh.get_json("proxies"), workload);
+    eventually(&format!("the sidecar of {workload} is connected"), MAX_WAIT, poll).0
 }
 
 /// Waits until a listener responds with a status.
 fn wait_until_status(listener: SocketAddr, status: u16) -> Duration {
-    let look = || get(listener, "/").ok().filter(|response| response.status == status);
-    eventually(&format!("{listener} answers {status}"), MAX_WAIT, look).1
+    let poll = || get(listener, "/").ok().filter(|response| response.status == status);
+    eventually(&format!("{listener} responds {status}"), MAX_WAIT, poll).1
 }
 
 /// Allows all GET requests of `web` to `ratings`.

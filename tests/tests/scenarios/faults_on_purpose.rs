@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{TestAnswer, TestApplication, TestMesh, exchange_bytes, free_port, get};
+use leno_tests::{ApplicationReply, TestApplication, TestMesh, exchange_bytes, free_port, get};
 
 const FAULTS: &str = "---
 apiVersion: leno.dev/v1alpha1
@@ -35,11 +35,11 @@ spec:
 
 #[test]
 fn injected_faults_delay_or_abort_requests_before_the_service() {
-    let heard = Arc::new(AtomicUsize::new(0));
-    let count = heard.clone();
+    let received = Arc::new(AtomicUsize::new(0));
+    let count = received.clone();
     let stock = TestApplication::start(move |request| {
         count.fetch_add(1, Ordering::SeqCst);
-        TestAnswer::ok(request.method_and_target().1)
+        ApplicationReply::ok(request.method_and_target().1)
     });
     let listeners = [free_port(), free_port()];
     let manifests = [
@@ -51,30 +51,30 @@ fn injected_faults_delay_or_abort_requests_before_the_service() {
     ];
     let mesh = TestMesh::up(&manifests.concat());
     let [web, app] = listeners.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    let ask = |listener, path: &str| get(listener, path).expect("the listener responds");
+    let send_request = |listener, path: &str| get(listener, path).expect("the listener responds");
 
-    let began = Instant::now();
-    assert_eq!(ask(web, "/slow").status, 200);
-    assert!(began.elapsed() >= Duration::from_millis(700));
-    let answer = ask(web, "/broken");
-    assert_eq!((answer.status, answer.rejection_reason()), (418, Some("fault-injected")));
+    let started = Instant::now();
+    assert_eq!(send_request(web, "/slow").status, 200);
+    assert!(started.elapsed() >= Duration::from_millis(700));
+    let response = send_request(web, "/broken");
+    assert_eq!((response.status, response.rejection_reason()), (418, Some("fault-injected")));
     assert_eq!(
-        (answer.body.as_slice(), answer.first_header("x-fault")),
+        (response.body.as_slice(), response.first_header("x-fault")),
         (&b"I am a teapot"[..], Some("yes"))
     );
-    assert_eq!(ask(app, "/broken").status, 200, "it is about others");
-    assert_eq!(heard.load(Ordering::SeqCst), 2);
+    assert_eq!(send_request(app, "/broken").status, 200, "the rule applies to other clients");
+    assert_eq!(received.load(Ordering::SeqCst), 2);
 
-    let began = Instant::now();
-    let answer = ask(web, "/late");
-    assert_eq!((answer.status, answer.rejection_reason()), (504, Some("request-timeout")));
-    assert!(began.elapsed() < Duration::from_secs(20), "the delay counts towards the timeout");
+    let started = Instant::now();
+    let response = send_request(web, "/late");
+    assert_eq!((response.status, response.rejection_reason()), (504, Some("request-timeout")));
+    assert!(started.elapsed() < Duration::from_secs(20), "the delay counts towards the timeout");
 
-    let before = heard.load(Ordering::SeqCst);
-    let answers: Vec<u16> = (0..200).map(|_| ask(web, "/half").status).collect();
-    let well = answers.iter().filter(|status| **status == 200).count();
-    assert!((60..=140).contains(&well), "{well} of 200");
-    assert_eq!(heard.load(Ordering::SeqCst) - before, well, "nothing is retried");
+    let before = received.load(Ordering::SeqCst);
+    let statuses: Vec<u16> = (0..200).map(|_| send_request(web, "/half").status).collect();
+    let succeeded = statuses.iter().filter(|status| **status == 200).count();
+    assert!((60..=140).contains(&succeeded), "{succeeded} of 200");
+    assert_eq!(received.load(Ordering::SeqCst) - before, succeeded, "nothing is retried");
 
     // The request body is read, so the connection stays usable.
     let post =
@@ -89,6 +89,6 @@ fn injected_faults_delay_or_abort_requests_before_the_service() {
     command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
     let output = command.arg(mesh.manifest_file("")).output().expect("leno runs");
     let printed = String::from_utf8(output.stdout).expect("text");
-    let says = "FaultInjection shop/faults: broken aborts 100 % of such requests with 418";
-    assert!(printed.contains(says), "{printed}");
+    let expected = "FaultInjection shop/faults: broken aborts 100 % of such requests with 418";
+    assert!(printed.contains(expected), "{printed}");
 }

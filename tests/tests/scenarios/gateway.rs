@@ -47,21 +47,22 @@ fn http_listeners(hostname: &str) -> Vec<GatewayListener> {
     vec![gateway_listener("http", hostname, "shop.example.com", common_rules())]
 }
 
-fn send_request(address: SocketAddr, path: &str, more: &str) -> leno_tests::Response {
-    let request =
-        format!("GET {path} HTTP/1.1\r\nhost: shop.example.com\r\nconnection: close\r\n{more}\r\n");
-    exchange_bytes(address, &request).expect("an answer")
+fn send_request(address: SocketAddr, path: &str, fields: &str) -> leno_tests::Response {
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nhost: shop.example.com\r\nconnection: close\r\n{fields}\r\n"
+    );
+    exchange_bytes(address, &request).expect("a response")
 }
 
 #[test]
 fn requests_of_external_clients_follow_the_routes() {
-    let edge = TestGateway::start();
+    let gateway = TestGateway::start();
     let port = free_port();
-    edge.set_ports(vec![(port, GatewayPortRules::Http(http_listeners("*.example.com")))]);
-    edge.is_ready();
-    let at = edge.address_of_port(port);
+    gateway.set_ports(vec![(port, GatewayPortRules::Http(http_listeners("*.example.com")))]);
+    gateway.wait_until_ready();
+    let address = gateway.address_of_port(port);
     eventually("the sidecar is there", MAX_WAIT, || {
-        (send_request(at, "/", "").status == 200).then_some(())
+        (send_request(address, "/", "").status == 200).then_some(())
     });
     for (path, status, text) in [
         ("/a?b", 200, "meshed GET /a?b"),
@@ -70,26 +71,30 @@ fn requests_of_external_clients_follow_the_routes() {
         ("/absent", 500, ""),
         ("/idle", 503, ""),
     ] {
-        let answer = send_request(at, path, "");
-        assert_eq!(answer.status, status, "{path}: {}", answer.head);
-        let body = String::from_utf8_lossy(&answer.body);
+        let response = send_request(address, path, "");
+        assert_eq!(response.status, status, "{path}: {}", response.head);
+        let body = String::from_utf8_lossy(&response.body);
         assert!(body.contains(text), "{path}: {body}");
     }
-    let other = "GET / HTTP/1.1\r\nhost: else.example.com\r\nconnection: close\r\n\r\n";
-    assert_eq!(exchange_bytes(at, other).expect("an answer").status, 404);
-    let away = send_request(at, "/away/a", "");
-    let location = away.first_header("location").map(str::to_owned);
-    assert_eq!((away.status, location.as_deref()), (301, Some("https://shop.example.com/away/a")));
-    let answers: Vec<String> = (0..40)
-        .map(|_| String::from_utf8_lossy(&send_request(at, "/both", "").body).into_owned())
+    let request_for_other_host =
+        "GET / HTTP/1.1\r\nhost: else.example.com\r\nconnection: close\r\n\r\n";
+    assert_eq!(exchange_bytes(address, request_for_other_host).expect("a response").status, 404);
+    let redirect = send_request(address, "/away/a", "");
+    let location = redirect.first_header("location").map(str::to_owned);
+    assert_eq!(
+        (redirect.status, location.as_deref()),
+        (301, Some("https://shop.example.com/away/a"))
+    );
+    let bodies: Vec<String> = (0..40)
+        .map(|_| String::from_utf8_lossy(&send_request(address, "/both", "").body).into_owned())
         .collect();
     for name in ["meshed", "plain"] {
-        assert!(answers.iter().any(|answer| answer.starts_with(name)), "{answers:?}");
+        assert!(bodies.iter().any(|body| body.starts_with(name)), "{bodies:?}");
     }
-    let claims = "x-forwarded-for: 192.0.2.1\r\nx-forwarded-proto: https\r\n";
+    let forged_fields = "x-forwarded-for: 192.0.2.1\r\nx-forwarded-proto: https\r\n";
     for path in ["/", "/plain"] {
-        let output =
-            String::from_utf8_lossy(&send_request(at, path, claims).body).to_ascii_lowercase();
+        let output = String::from_utf8_lossy(&send_request(address, path, forged_fields).body)
+            .to_ascii_lowercase();
         assert!(output.contains("x-forwarded-for: 127.0.0.1\r\n"), "{output}");
         assert!(output.contains("x-forwarded-proto: http\r\n"), "{output}");
         assert!(!output.contains("192.0.2.1"), "{output}");
@@ -97,58 +102,77 @@ fn requests_of_external_clients_follow_the_routes() {
 }
 
 #[test]
-fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
-    let edge = TestGateway::start();
-    let [one, two] = [self_signed("shop.example.com"), self_signed("cart.example.com")];
-    let (https, through) = (free_port(), free_port());
+fn tls_sessions_are_terminated_or_passed_through_by_server_name() {
+    let gateway = TestGateway::start();
+    let [first_certificate, second_certificate] =
+        [self_signed("shop.example.com"), self_signed("cart.example.com")];
+    let (https, passthrough_port) = (free_port(), free_port());
     let listeners = vec![
-        with_certificate(gateway_listener("one", "shop.example.com", "", common_rules()), &one),
-        with_certificate(gateway_listener("two", "cart.example.com", "", common_rules()), &two),
+        with_certificate(
+            gateway_listener("one", "shop.example.com", "", common_rules()),
+            &first_certificate,
+        ),
+        with_certificate(
+            gateway_listener("two", "cart.example.com", "", common_rules()),
+            &second_certificate,
+        ),
     ];
     // TLS passthrough forwards to the HTTPS port of the same gateway.
-    edge.plain_at("beside", https);
+    gateway.add_unmeshed("beside", https);
     let passthrough = TlsRule {
         route: "bookinfo/route".parse().expect("a name"),
         hostnames: vec!["shop.example.com".parse().expect("a name")],
         backends: weighted_backends(&[("beside", 1)]),
         ungranted_weight: 0,
     };
-    edge.set_ports(vec![
+    gateway.set_ports(vec![
         (https, GatewayPortRules::Https(listeners.clone())),
-        (through, GatewayPortRules::Passthrough(vec![passthrough.clone()])),
+        (passthrough_port, GatewayPortRules::Passthrough(vec![passthrough.clone()])),
     ]);
-    edge.is_ready();
-    for (name, certificate, other) in
-        [("shop.example.com", &one, &two), ("cart.example.com", &two, &one)]
-    {
+    gateway.wait_until_ready();
+    for (name, certificate, wrong_certificate) in [
+        ("shop.example.com", &first_certificate, &second_certificate),
+        ("cart.example.com", &second_certificate, &first_certificate),
+    ] {
         for (flag, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
-            let output = edge.curl_gateway(name, https, certificate, &[flag]);
+            let output = gateway.curl_gateway(name, https, certificate, &[flag]);
             assert_eq!(output, format!("200 {version}"), "{name}");
         }
-        assert_eq!(edge.curl_gateway(name, https, other, &[]), "000 0", "{name}");
+        assert_eq!(gateway.curl_gateway(name, https, wrong_certificate, &[]), "000 0", "{name}");
     }
     let host = ["-H", "Host: cart.example.com"];
-    assert_eq!(edge.curl_gateway("shop.example.com", https, &one, &host), "421 2");
-    assert_eq!(edge.curl_gateway("else.example.com", https, &one, &["-k"]), "000 0");
-    assert_eq!(edge.curl_gateway("shop.example.com", through, &one, &[]), "200 2");
-    assert_eq!(edge.curl_gateway("cart.example.com", through, &two, &[]), "000 0");
+    assert_eq!(gateway.curl_gateway("shop.example.com", https, &first_certificate, &host), "421 2");
+    assert_eq!(
+        gateway.curl_gateway("else.example.com", https, &first_certificate, &["-k"]),
+        "000 0"
+    );
+    assert_eq!(
+        gateway.curl_gateway("shop.example.com", passthrough_port, &first_certificate, &[]),
+        "200 2"
+    );
+    assert_eq!(
+        gateway.curl_gateway("cart.example.com", passthrough_port, &second_certificate, &[]),
+        "000 0"
+    );
     // A new certificate replaces the old one.
-    let three = self_signed("shop.example.com");
-    let listeners = vec![with_certificate(listeners[0].clone(), &three), listeners[1].clone()];
-    edge.set_ports(vec![
+    let new_certificate = self_signed("shop.example.com");
+    let listeners =
+        vec![with_certificate(listeners[0].clone(), &new_certificate), listeners[1].clone()];
+    gateway.set_ports(vec![
         (https, GatewayPortRules::Https(listeners)),
-        (through, GatewayPortRules::Passthrough(vec![passthrough])),
+        (passthrough_port, GatewayPortRules::Passthrough(vec![passthrough])),
     ]);
     eventually("the new certificate is shown", MAX_WAIT, || {
-        (edge.curl_gateway("shop.example.com", https, &three, &[]) == "200 2").then_some(())
+        (gateway.curl_gateway("shop.example.com", https, &new_certificate, &[]) == "200 2")
+            .then_some(())
     });
-    assert_eq!(edge.curl_gateway("shop.example.com", https, &one, &[]), "000 0");
-    assert_eq!(edge.curl_gateway("cart.example.com", https, &two, &[]), "200 2");
+    assert_eq!(gateway.curl_gateway("shop.example.com", https, &first_certificate, &[]), "000 0");
+    assert_eq!(gateway.curl_gateway("cart.example.com", https, &second_certificate, &[]), "200 2");
 }
 
 #[test]
-fn ports_come_and_go_while_connections_to_others_live_on() {
-    let edge = TestGateway::start();
+fn ports_open_and_close_without_closing_connections_to_other_ports() {
+    let gateway = TestGateway::start();
     let (http_port, tcp_port) = (free_port(), free_port());
     let http = || (http_port, GatewayPortRules::Http(http_listeners("")));
     let tcp = || {
@@ -160,41 +184,47 @@ fn ports_come_and_go_while_connections_to_others_live_on() {
         };
         (tcp_port, GatewayPortRules::Tcp(rule))
     };
-    edge.set_ports(vec![http()]);
-    edge.is_ready();
-    let mut lasting = TestConnection::open(edge.address_of_port(http_port)).expect("a connection");
+    gateway.set_ports(vec![http()]);
+    gateway.wait_until_ready();
+    let mut connection =
+        TestConnection::open(gateway.address_of_port(http_port)).expect("a connection");
     let request = "GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n";
-    let mut goes_on = || {
-        lasting.send(request).expect("it is there");
-        assert_eq!(lasting.receive_response().expect("an answer").status, 200);
+    let mut assert_still_served = || {
+        connection.send(request).expect("it is there");
+        assert_eq!(connection.receive_response().expect("a response").status, 200);
     };
-    goes_on();
+    assert_still_served();
     let status = |port| {
-        let mut connection = TestConnection::open(edge.address_of_port(port)).ok()?;
-        connection.get("/").ok().map(|answer| answer.status)
+        let mut connection = TestConnection::open(gateway.address_of_port(port)).ok()?;
+        connection.get("/").ok().map(|response| response.status)
     };
     assert_eq!(status(tcp_port), None, "closed");
-    edge.set_ports(vec![http(), tcp()]);
-    eventually("the new port is open", MAX_WAIT, || status(tcp_port).filter(|it| *it == 200));
-    goes_on();
-    edge.set_ports(vec![http()]);
+    gateway.set_ports(vec![http(), tcp()]);
+    eventually("the new port is open", MAX_WAIT, || {
+        status(tcp_port).filter(|status| *status == 200)
+    });
+    assert_still_served();
+    gateway.set_ports(vec![http()]);
     eventually("the port is closed", MAX_WAIT, || status(tcp_port).is_none().then_some(()));
-    goes_on();
+    assert_still_served();
 }
 
-/// Long enough for a busy machine.
+/// The timeout of conditions, long enough for a busy machine.
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
 #[test]
 #[ignore = "takes two minutes; run by hand to measure: half_open"]
-fn honest_clients_of_a_gateway_during_a_flood() {
-    let edge = TestGateway::start();
-    let (port, shown) = (free_port(), self_signed("shop.example.com"));
+fn latency_of_legitimate_gateway_clients_during_a_flood() {
+    let gateway = TestGateway::start();
+    let (port, certificate) = (free_port(), self_signed("shop.example.com"));
     let listener = gateway_listener("https", "", "shop.example.com", common_rules());
-    edge.set_ports(vec![(port, GatewayPortRules::Https(vec![with_certificate(listener, &shown)]))]);
-    edge.is_ready();
+    gateway.set_ports(vec![(
+        port,
+        GatewayPortRules::Https(vec![with_certificate(listener, &certificate)]),
+    )]);
+    gateway.wait_until_ready();
     let mut roots = rustls::RootCertStore::empty();
-    for der in CertificateDer::pem_slice_iter(shown.chain.as_bytes()) {
+    for der in CertificateDer::pem_slice_iter(certificate.chain.as_bytes()) {
         roots.add(der.expect("a certificate")).expect("a root");
     }
     let provider = rustls::crypto::aws_lc_rs::default_provider();
@@ -203,11 +233,11 @@ fn honest_clients_of_a_gateway_during_a_flood() {
         .expect("versions")
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let honest = LegitimateClient {
-        address: edge.address_of_port(port),
+    let client = LegitimateClient {
+        address: gateway.address_of_port(port),
         config: config.into(),
         name: "shop.example.com".try_into().expect("a name"),
         request: b"GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n",
     };
-    measure_flood("gateway", edge.gateway_pid(), &honest);
+    measure_flood("gateway", gateway.gateway_pid(), &client);
 }

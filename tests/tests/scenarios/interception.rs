@@ -1,5 +1,5 @@
 //! The rules of `leno redirect` in a network namespace, as listed by `nft`.
-#![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
+#![allow(clippy::print_stderr, reason = "a skipped scenario is reported")]
 
 mod boundary;
 mod dns_queries;
@@ -27,10 +27,10 @@ const OPTIONS: &[&str] = &[
 struct NetworkNamespace(String);
 
 impl NetworkNamespace {
-    fn new(what: &str) -> Self {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("lenotest{}-{number}-{what}", std::process::id());
+    fn new(suffix: &str) -> Self {
+        static CREATED: AtomicU32 = AtomicU32::new(0);
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("lenotest{}-{number}-{suffix}", std::process::id());
         run_ip(&["netns", "add", &name]);
         run_ip(&["-n", &name, "link", "set", "lo", "up"]);
         Self(name)
@@ -43,13 +43,13 @@ impl NetworkNamespace {
     }
 
     /// Adds a default route, so that the kernel routes the packets that are redirected.
-    fn add_way_out(&self) {
+    fn add_default_route(&self) {
         run_ip(&["-n", &self.0, "link", "add", "out0", "type", "veth", "peer", "name", "out1"]);
         run_ip(&["-n", &self.0, "address", "add", "192.0.2.7/24", "dev", "out0"]);
         run_ip(&["-n", &self.0, "link", "set", "out0", "up"]);
     }
 
-    fn run_intercept(&self, options: &[&str]) -> Output {
+    fn run_redirect(&self, options: &[&str]) -> Output {
         let program = leno_command().get_program().to_owned();
         self.namespace_command(program).arg("redirect").args(options).output().unwrap()
     }
@@ -77,23 +77,23 @@ fn the_kernel_has_the_printed_rules() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let (ours, theirs) = (NetworkNamespace::new("ours"), NetworkNamespace::new("theirs"));
+    let (redirected, loaded) = (NetworkNamespace::new("ours"), NetworkNamespace::new("theirs"));
     // The second run replaces the rules of the first.
     for options in [&["--exclude-outbound-ports=26"][..], OPTIONS, OPTIONS] {
-        let output = ours.run_intercept(options);
+        let output = redirected.run_redirect(options);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let shown = leno_command().arg("redirect").args(OPTIONS).arg("--dry-run").output().unwrap();
+    let dry_run = leno_command().arg("redirect").args(OPTIONS).arg("--dry-run").output().unwrap();
     let mut nft =
-        theirs.namespace_command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
-    nft.stdin.take().unwrap().write_all(&shown.stdout).unwrap();
+        loaded.namespace_command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    nft.stdin.take().unwrap().write_all(&dry_run.stdout).unwrap();
     assert!(nft.wait().unwrap().success());
-    assert!(theirs.nft_rules().contains("redirect to :15001"), "{}", theirs.nft_rules());
-    assert_eq!(ours.nft_rules(), theirs.nft_rules());
+    assert!(loaded.nft_rules().contains("redirect to :15001"), "{}", loaded.nft_rules());
+    assert_eq!(redirected.nft_rules(), loaded.nft_rules());
 }
 
 #[test]
-fn without_the_capability_nothing_changes() {
+fn without_net_admin_no_rule_is_installed() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
@@ -105,20 +105,20 @@ fn without_the_capability_nothing_changes() {
         .arg("redirect")
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
-    assert!(said.contains("NET_ADMIN"), "{said}");
+    assert!(stderr.contains("NET_ADMIN"), "{stderr}");
     assert_eq!(namespace.nft_rules(), "");
 }
 
 #[test]
-fn connections_go_to_the_sidecar_but_its_own() {
+fn connections_are_redirected_except_those_of_the_sidecar() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
     let namespace = NetworkNamespace::new("leads");
-    namespace.add_way_out();
-    assert!(namespace.run_intercept(&["--exclude-outbound-ports=81"]).status.success());
+    namespace.add_default_route();
+    assert!(namespace.run_redirect(&["--exclude-outbound-ports=81"]).status.success());
     let script = "
 import socket, sys
 here = socket.socket()
@@ -139,8 +139,8 @@ os.setuid(1500)
 print(connect(80))
 ";
     let output = namespace.namespace_command("python3").args(["-c", script]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(said, "led, wanted port 80\nleft alone\nleft alone\n", "{output:?}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(stdout, "led, wanted port 80\nleft alone\nleft alone\n", "{output:?}");
 }
 
 #[test]
@@ -149,13 +149,13 @@ fn installed_rules_are_verified() {
         return eprintln!("skipped: network namespaces need root");
     }
     let namespace = NetworkNamespace::new("verify");
-    namespace.add_way_out();
-    let without = namespace.run_intercept(&["--verify"]);
-    assert!(!without.status.success());
-    assert!(String::from_utf8_lossy(&without.stderr).contains("delete the pod"), "{without:?}");
-    assert!(namespace.run_intercept(&[]).status.success());
-    let with = namespace.run_intercept(&["--verify"]);
-    assert!(with.status.success(), "{with:?}");
+    namespace.add_default_route();
+    let before = namespace.run_redirect(&["--verify"]);
+    assert!(!before.status.success());
+    assert!(String::from_utf8_lossy(&before.stderr).contains("delete the pod"), "{before:?}");
+    assert!(namespace.run_redirect(&[]).status.success());
+    let after = namespace.run_redirect(&["--verify"]);
+    assert!(after.status.success(), "{after:?}");
 }
 
 /// Two Pods and an unmeshed client on one network with the control plane.
@@ -177,16 +177,16 @@ const SIDECAR_UID: u32 = 1500;
 impl PodNetwork {
     fn start_pods() -> Self {
         // Other tests of this process, and other runs, have their own.
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        static CREATED: AtomicU32 = AtomicU32::new(0);
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
         let subnet = 1 + (std::process::id() + number) % 250;
         let bridge = format!("lntp{}{number}", std::process::id());
         run_ip(&["link", "add", &bridge, "type", "bridge"]);
         run_ip(&["address", "add", &format!("10.254.{subnet}.1/24"), "dev", &bridge]);
         run_ip(&["link", "set", &bridge, "up"]);
-        let places = [(CLIENT, "client"), (SERVER, "server"), (EXTERNAL_CLIENT, "outsider")];
+        let hosts = [(CLIENT, "client"), (SERVER, "server"), (EXTERNAL_CLIENT, "outsider")];
         let namespaces =
-            places.map(|(host, what)| connected_namespace(&bridge, subnet, host, what));
+            hosts.map(|(host, suffix)| connected_namespace(&bridge, subnet, host, suffix));
         let manifests = POD_MANIFESTS.replace("10.254.0.", &format!("10.254.{subnet}."));
         let control = ControlProgram::start_at(&format!("10.254.{subnet}.1:0"), &manifests, &[]);
         let directory = tempfile::tempdir().unwrap();
@@ -205,19 +205,19 @@ impl PodNetwork {
 
     /// Redirects the connections of a Pod to an unprivileged sidecar, and starts the sidecar.
     fn start_sidecar(&mut self, host: u32, workload: &str) {
-        self.mesh_with(host, workload, &[]);
+        self.start_sidecar_with(host, workload, &[]);
     }
 
     /// As [`Self::start_sidecar`], with options for both commands.
-    fn mesh_with(&mut self, host: u32, workload: &str, options: &[&str]) {
-        let output = self.namespace_of(host).run_intercept(options);
+    fn start_sidecar_with(&mut self, host: u32, workload: &str, options: &[&str]) {
+        let output = self.namespace_of(host).run_redirect(options);
         assert!(output.status.success(), "{output:?}");
-        let own = self.directory.path().join(workload);
-        std::fs::create_dir(&own).unwrap();
-        let token = own.join("token");
+        let sidecar_directory = self.directory.path().join(workload);
+        std::fs::create_dir(&sidecar_directory).unwrap();
+        let token = sidecar_directory.join("token");
         let issued = self.control.issue_token(&format!("shop/{workload}"));
         std::fs::copy(issued, &token).unwrap();
-        for path in [&own, &token] {
+        for path in [&sidecar_directory, &token] {
             std::os::unix::fs::chown(path, Some(SIDECAR_UID), Some(SIDECAR_UID)).unwrap();
         }
         let user = SIDECAR_UID.to_string();
@@ -230,7 +230,7 @@ impl PodNetwork {
         ]);
         command.arg(self.pod_address(host)).arg("--workload").arg(format!("shop/{workload}"));
         command.arg("--control").arg(self.control.listen_address().to_string());
-        command.arg("--token-file").arg(&token).arg("--state").arg(own.join("state"));
+        command.arg("--token-file").arg(&token).arg("--state").arg(sidecar_directory.join("state"));
         command.args(options);
         self.running.push(TestProgram::start(workload, &mut command));
     }
@@ -256,18 +256,18 @@ impl PodNetwork {
             return String::from_utf8(output.stdout).unwrap();
         }
         // While connecting (7, as for a closed port), sending (55), or waiting (56).
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         match output.status.code() {
-            Some(7) if said.contains("Connection reset by peer") => "reset".to_owned(),
+            Some(7) if stderr.contains("Connection reset by peer") => "reset".to_owned(),
             Some(55 | 56) => "reset".to_owned(),
-            _ => said.into_owned(),
+            _ => stderr.into_owned(),
         }
     }
 
-    fn wait_for_response(&self, from: u32, host: u32, port: u16, answer: &str) {
-        let what = format!("{host}:{port} says {answer} to {from}");
-        eventually(&what, Duration::from_secs(30), || {
-            Some(()).filter(|()| self.request_from(from, host, port) == answer)
+    fn wait_for_response(&self, from: u32, host: u32, port: u16, expected: &str) {
+        let condition = format!("{host}:{port} responds {expected} to {from}");
+        eventually(&condition, Duration::from_secs(30), || {
+            Some(()).filter(|()| self.request_from(from, host, port) == expected)
         });
     }
 }
@@ -281,8 +281,8 @@ impl Drop for PodNetwork {
 }
 
 /// Returns a namespace with an address on the bridge.
-fn connected_namespace(bridge: &str, subnet: u32, host: u32, what: &str) -> NetworkNamespace {
-    let namespace = NetworkNamespace::new(what);
+fn connected_namespace(bridge: &str, subnet: u32, host: u32, suffix: &str) -> NetworkNamespace {
+    let namespace = NetworkNamespace::new(suffix);
     let outer = format!("{bridge}-{host}");
     run_ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &namespace.0]);
     run_ip(&["link", "set", &outer, "master", bridge, "up"]);
@@ -310,7 +310,7 @@ spec: {selector: {app: server}, ports: [{name: http-web, port: 80, targetPort: 8
 
 /// There is no DNS server, and the sidecars are unprivileged, as in Pods.
 #[test]
-fn pods_reach_each_other_by_address_and_what_is_outside() {
+fn pods_reach_each_other_and_external_servers_by_address() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }

@@ -35,7 +35,7 @@ fn start_shop(policy: &str) -> (TestMesh, TestApplication, [SocketAddr; 2]) {
 }
 
 #[test]
-fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
+fn each_client_has_its_own_limit_and_excess_requests_get_429() {
     let rules = "targetRefs: [{kind: Service, name: stock}]
   rules:
   - {name: free, matches: [{path: {type: Exact, value: /free}}], requests: 1000, per: 1s, stop: true}
@@ -47,7 +47,7 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
     let (mesh, _stock, [web, app]) = start_shop(&rate_limit(rules));
     let statuses = |listener: SocketAddr, path: &str| -> Vec<u16> {
         let mut connection = TestConnection::open(listener).expect("the listener is open");
-        (0..8).map(|_| connection.get(path).expect("it is answered").status).collect()
+        (0..8).map(|_| connection.get(path).expect("a response").status).collect()
     };
     for (listener, path) in [(web, "/a"), (app, "/%61"), (web, "/free")] {
         let expected = match path {
@@ -56,15 +56,15 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
         };
         assert_eq!(statuses(listener, path), expected, "{path}");
     }
-    let refused = get(web, "/a").expect("the listener responds");
-    assert_eq!((refused.status, refused.rejection_reason()), (429, Some("rate-limited")));
+    let rejected = get(web, "/a").expect("the listener responds");
+    assert_eq!((rejected.status, rejected.rejection_reason()), (429, Some("rate-limited")));
     assert_eq!(
-        (refused.body.as_slice(), refused.first_header("x-limit")),
+        (rejected.body.as_slice(), rejected.first_header("x-limit")),
         (&b"too much"[..], Some("clients"))
     );
-    let wait: u64 =
-        refused.first_header("retry-after").expect("it says").parse().expect("a number");
-    assert!((1..=720).contains(&wait), "{wait}");
+    let retry_after: u64 =
+        rejected.first_header("retry-after").expect("a value").parse().expect("a number");
+    assert!((1..=720).contains(&retry_after), "{retry_after}");
     let output = explain_request(&mesh, "/a");
     let counts = "RateLimit shop/limit: clients allows 5 requests per 3600s (burst 5) per client";
     assert!(output.contains(counts), "{output}");
@@ -72,9 +72,9 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
     // The buckets are full again, and the limit applies to all clients: changing the policy replaces the limit.
     let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, per: 1h}]";
     mesh.write("limit.yaml", &rate_limit(rules).replace("name: limit", "name: a-limit"));
-    let answer = |listener| get(listener, "/a").expect("the listener responds").status;
-    eventually("the other limit decides", MAX_WAIT, || (answer(web) == 200).then_some(()));
-    assert_eq!((answer(app), answer(web)), (429, 429));
+    let status_of = |listener| get(listener, "/a").expect("the listener responds").status;
+    eventually("the other limit decides", MAX_WAIT, || (status_of(web) == 200).then_some(()));
+    assert_eq!((status_of(app), status_of(web)), (429, 429));
     // The limit no longer applies.
     mesh.remove("limit.yaml");
     eventually("the first decides again", MAX_WAIT, || {
@@ -83,7 +83,7 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
 }
 
 #[test]
-fn the_limits_of_osm_are_kept_by_path_and_for_all() {
+fn osm_limits_apply_by_path_and_to_all_clients_together() {
     let setting = "---
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: UpstreamTrafficSetting
@@ -97,24 +97,24 @@ spec:
   - {path: \"/items/[0-9]+\", rateLimit: {local: {requests: 5, unit: hour}}}
 ";
     let (_mesh, _stock, [web, app]) = start_shop(setting);
-    let let_in = |listener: SocketAddr, path: &str| {
+    let count_allowed = |listener: SocketAddr, path: &str| {
         (0..10)
             .filter(|_| get(listener, path).expect("the listener responds").status == 200)
             .count()
     };
-    assert_eq!(let_in(web, "/items/17"), 5);
-    assert_eq!(let_in(web, "/other"), 3);
-    assert_eq!(let_in(app, "/other"), 0, "all clients share one bucket");
-    let refused = get(app, "/other").expect("the listener responds");
-    assert_eq!((refused.status, refused.first_header("x-limited")), (503, Some("1")));
+    assert_eq!(count_allowed(web, "/items/17"), 5);
+    assert_eq!(count_allowed(web, "/other"), 3);
+    assert_eq!(count_allowed(app, "/other"), 0, "all clients share one bucket");
+    let rejected = get(app, "/other").expect("the listener responds");
+    assert_eq!((rejected.status, rejected.first_header("x-limited")), (503, Some("1")));
     let post =
         "POST /items/3 HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
-    let refused = exchange_bytes(app, post).expect("the listener responds");
-    assert_eq!((refused.status, refused.rejection_reason()), (429, Some("rate-limited")));
+    let rejected = exchange_bytes(app, post).expect("the listener responds");
+    assert_eq!((rejected.status, rejected.rejection_reason()), (429, Some("rate-limited")));
 }
 
 #[test]
-fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
+fn an_excess_tcp_connection_is_reset_and_the_others_continue() {
     let stock = TestApplication::start_echo();
     let listener = free_port();
     let manifests = [
@@ -134,9 +134,9 @@ fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
     // The reset may reach the client while it connects, sends or waits.
     let third =
         TestConnection::open(loopback_address(listener)).and_then(|mut third| third.get("/a"));
-    let ended = third.map(|answer| answer.status);
+    let result = third.map(|response| response.status);
     let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
-    assert!(ended.as_ref().is_err_and(|error| kinds.contains(&error.kind())), "{ended:?}");
+    assert!(result.as_ref().is_err_and(|error| kinds.contains(&error.kind())), "{result:?}");
     for connection in &mut open {
         assert_eq!(connection.get("/b").expect("it is carried").status, 200);
     }

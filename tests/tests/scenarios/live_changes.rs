@@ -64,13 +64,16 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
     fn wait_for(&self, mesh: &TestMesh, [listener, raw_listener]: [u16; 2]) {
         eventually(&format!("{self:?}"), MAX_WAIT, || {
             let certificates = mesh.get_json("certificates");
-            let mut all = certificates.as_array()?.iter();
-            let own = all.find(|it| it["workload"] == "bookinfo/ratings-1")?;
-            let is_here = |listener: u16| {
-                get(loopback_address(listener), "/").is_ok_and(|it| it.body == self.word.as_bytes())
+            let mut certificates = certificates.as_array()?.iter();
+            let certificate =
+                certificates.find(|certificate| certificate["workload"] == "bookinfo/ratings-1")?;
+            let is_served = |listener: u16| {
+                get(loopback_address(listener), "/")
+                    .is_ok_and(|response| response.body == self.word.as_bytes())
             };
-            let is_account = own["identity"].as_str()?.ends_with(&format!("/{}", self.account));
-            (is_account && is_here(listener) && is_here(raw_listener)).then_some(())
+            let is_account =
+                certificate["identity"].as_str()?.ends_with(&format!("/{}", self.account));
+            (is_account && is_served(listener) && is_served(raw_listener)).then_some(())
         });
     }
 }

@@ -1,5 +1,5 @@
 //! `leno load` against real servers: counts, latencies and output.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "all of it is tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests panic on a failure")]
 
 use std::process::{Command, Output};
 use std::sync::{OnceLock, mpsc};
@@ -7,18 +7,18 @@ use std::thread::park_timeout;
 use std::time::{Duration, Instant};
 
 use leno_tests::{
-    Nginx, TestAnswer, TestApplication, TestProgram, eventually, free_port, get, leno_command,
+    ApplicationReply, Nginx, TestApplication, TestProgram, eventually, free_port, get, leno_command,
 };
 use rustix::process::Signal;
 use serde_json::Value;
 
 #[test]
-fn an_open_loop_charges_a_stall_to_all_who_waited_and_a_closed_one_forgives_it() {
-    let run = |pace: &[&str]| {
-        let server = standing_still_from(Duration::from_secs(1), Duration::from_secs(1));
+fn an_open_loop_counts_a_stall_for_all_delayed_requests_and_a_closed_loop_does_not() {
+    let run = |rate_arguments: &[&str]| {
+        let server = start_stalling_server(Duration::from_secs(1), Duration::from_secs(1));
         let url = format!("http://127.0.0.1:{}/", server.port());
         let timing = ["--duration", "4s", "--warmup", "0s", &url];
-        run_report(&[pace, &timing].concat())
+        run_report(&[rate_arguments, &timing].concat())
     };
     let open = run(&["--rate", "100"]);
     assert_eq!(open["requests"], 400);
@@ -30,7 +30,7 @@ fn an_open_loop_charges_a_stall_to_all_who_waited_and_a_closed_one_forgives_it()
     assert!(ms(&open, "p99") > 900.0, "{open:#}");
     assert!((950.0..5000.0).contains(&ms(&open, "max")), "{open:#}");
     let stalled = open["timeline"].as_array().unwrap().iter();
-    let stalled = stalled.filter(|moment| moment["requests"] == 0).count();
+    let stalled = stalled.filter(|interval| interval["requests"] == 0).count();
     assert!(stalled >= 2, "{open:#}");
 
     let closed = run(&["--connections", "1"]);
@@ -42,10 +42,10 @@ fn an_open_loop_charges_a_stall_to_all_who_waited_and_a_closed_one_forgives_it()
 fn every_request_is_counted_by_target_status_and_kind() {
     let server = TestApplication::start(|request| match request.method_and_target() {
         ("POST", "/good") if request.first_header("x-a") == Some("b") => {
-            TestAnswer::ok(&request.body)
+            ApplicationReply::ok(&request.body)
         }
-        (_, "/silent") => TestAnswer::Silence,
-        _ => TestAnswer::Bytes(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
+        (_, "/silent") => ApplicationReply::Silence,
+        _ => ApplicationReply::Bytes(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
     });
     let root = format!("http://127.0.0.1:{}", server.port());
     let [good, bad] = [format!("{root}/good=3"), format!("{root}/bad=1")];
@@ -76,8 +76,10 @@ fn every_request_is_counted_by_target_status_and_kind() {
 #[test]
 fn exit_codes_distinguish_success_failure_and_wrong_usage() {
     let server = TestApplication::start(|request| match request.method_and_target() {
-        (_, "/bad") => TestAnswer::Bytes(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
-        _ => TestAnswer::ok("ok"),
+        (_, "/bad") => {
+            ApplicationReply::Bytes(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_vec())
+        }
+        _ => ApplicationReply::ok("ok"),
     });
     let root = format!("http://127.0.0.1:{}", server.port());
     let bad = format!("{root}/bad");
@@ -104,15 +106,15 @@ fn exit_codes_distinguish_success_failure_and_wrong_usage() {
 }
 
 #[test]
-fn several_rates_are_reported_one_by_one_and_the_page_needs_nothing_but_itself() {
-    let server = TestApplication::start(|_| TestAnswer::ok("ok"));
+fn several_rates_are_reported_separately_and_the_page_is_self_contained() {
+    let server = TestApplication::start(|_| ApplicationReply::ok("ok"));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.html");
     let url = format!("http://127.0.0.1:{}/?<b>", server.port());
     let url = url.replace("<b>", "q=%3Cb%3E&r='");
-    let pace = ["--rate", "100:300:100", "--step-duration", "500ms", "--warmup", "100ms"];
+    let rate_arguments = ["--rate", "100:300:100", "--step-duration", "500ms", "--warmup", "100ms"];
     let page = ["-c", "4", "-o", "csv", "--html", file.to_str().unwrap(), &url];
-    let output = run_load(&[&pace[..], &page].concat());
+    let output = run_load(&[&rate_arguments[..], &page].concat());
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
@@ -126,13 +128,13 @@ fn several_rates_are_reported_one_by_one_and_the_page_needs_nothing_but_itself()
     {
         assert!(page.contains(text), "{text}");
     }
-    for foreign in ["<script", "<link", "<img", "src=", "href=", "url(", "@import", "NaN", "inf\""]
+    for external in ["<script", "<link", "<img", "src=", "href=", "url(", "@import", "NaN", "inf\""]
     {
-        assert!(!page.contains(foreign), "{foreign}");
+        assert!(!page.contains(external), "{external}");
     }
     assert!(page.contains("r=&#39;"), "the URL is escaped");
 
-    let report = run_report(&[&pace[..], &["-c", "4", &url]].concat());
+    let report = run_report(&[&rate_arguments[..], &["-c", "4", &url]].concat());
     assert_eq!((report["requests"].as_u64(), &report["rate"]), (Some(300), &Value::Null));
     let steps = report["steps"].as_array().unwrap();
     assert_eq!(
@@ -144,11 +146,11 @@ fn several_rates_are_reported_one_by_one_and_the_page_needs_nothing_but_itself()
 
 #[test]
 fn a_signal_ends_the_run_early_with_a_report() {
-    let (answered, count) = mpsc::channel();
+    let (request_sender, count) = mpsc::channel();
     let server = TestApplication::start(move |_| {
         // After this number, the receiver is gone.
-        answered.send(()).ok();
-        TestAnswer::ok("ok")
+        request_sender.send(()).ok();
+        ApplicationReply::ok("ok")
     });
     let url = format!("http://127.0.0.1:{}/", server.port());
     let run = ["load", "-c", "2", "--rate", "100", "-d", "10m", "--warmup", "0s", "-o", "csv"];
@@ -168,7 +170,7 @@ fn a_signal_ends_the_run_early_with_a_report() {
 }
 
 #[test]
-fn http2_and_grpc_reach_a_server_that_is_not_ours() {
+fn http2_and_grpc_work_with_nginx() {
     let port = free_port();
     // Closes the server block of the fixture and opens another.
     let nginx = Nginx::prepare(&format!(
@@ -184,8 +186,8 @@ fn http2_and_grpc_reach_a_server_that_is_not_ours() {
     ));
     let [binary, arguments @ ..] = nginx.command();
     let _running = TestProgram::start("nginx", Command::new(binary).args(arguments));
-    let own = ([127, 0, 0, 1], nginx.port).into();
-    eventually("nginx answers", Duration::from_secs(20), || get(own, "/").ok());
+    let nginx_address = ([127, 0, 0, 1], nginx.port).into();
+    eventually("nginx responds", Duration::from_secs(20), || get(nginx_address, "/").ok());
     let root = format!("http://127.0.0.1:{port}");
     let http2 = ["--http", "2", "-c", "2", "--streams", "5", "-n", "500"];
     let report = run_report(&[&http2[..], &[&format!("{root}/plain")]].concat());
@@ -205,15 +207,15 @@ fn http2_and_grpc_reach_a_server_that_is_not_ours() {
 }
 
 /// Returns a server that stalls for this duration, some time after its first request.
-fn standing_still_from(begin: Duration, length: Duration) -> TestApplication {
+fn start_stalling_server(stall_start: Duration, length: Duration) -> TestApplication {
     let first = OnceLock::new();
     TestApplication::start(move |_| {
-        let begin = *first.get_or_init(Instant::now) + begin;
-        let still = begin..begin + length;
-        while still.contains(&Instant::now()) {
-            park_timeout(still.end.saturating_duration_since(Instant::now()));
+        let stall_start = *first.get_or_init(Instant::now) + stall_start;
+        let stall = stall_start..stall_start + length;
+        while stall.contains(&Instant::now()) {
+            park_timeout(stall.end.saturating_duration_since(Instant::now()));
         }
-        TestAnswer::ok("ok")
+        ApplicationReply::ok("ok")
     })
 }
 

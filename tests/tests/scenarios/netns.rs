@@ -1,5 +1,5 @@
 //! Network namespaces: unmodified applications, with no way to bypass the mesh.
-#![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
+#![allow(clippy::print_stderr, reason = "a skipped scenario is reported")]
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -109,15 +109,15 @@ impl NamespacedMesh {
 fn free_network() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = || 56 + (std::process::id() * 3 + NEXT.fetch_add(1, Ordering::Relaxed)) % 200;
-    let free = |network: &String| {
-        let within = format!("{network}.0.0/16");
-        let routes = ["-4", "route", "show", "table", "all", "root", &within];
+    let is_free = |network: &String| {
+        let subnet = format!("{network}.0.0/16");
+        let routes = ["-4", "route", "show", "table", "all", "root", &subnet];
         let routes = Command::new("ip").args(routes).output().unwrap();
         assert!(routes.status.success(), "{routes:?}");
         routes.stdout.is_empty()
     };
     let mut networks = std::iter::repeat_with(next).take(200).map(|byte| format!("10.{byte}"));
-    networks.find(free).expect("a network that nobody uses")
+    networks.find(is_free).expect("an unused network")
 }
 
 /// Returns the address of a workload's namespace.
@@ -135,118 +135,118 @@ fn printed_status(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The admin page of the sidecar is in a separate network.
+/// The admin endpoint of the sidecar is in a separate network.
 #[test]
-fn a_sidecar_whose_admin_page_cannot_be_reached_answers_over_its_stream() {
+fn a_sidecar_with_an_unreachable_admin_page_responds_over_its_stream() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
-    let placed = NamespacedMesh::start_mesh(free_port());
+    let mesh = NamespacedMesh::start_mesh(free_port());
     let rules = "add table inet closed; add chain inet closed input { type filter hook input priority -300; }; \
                  add rule inet closed input tcp dport 15000 drop";
-    let closed = placed.run(&["nft", rules]);
+    let closed = mesh.run(&["nft", rules]);
     assert!(closed.status.success(), "{closed:?}");
-    let admin = SocketAddr::from((placed.client, 15_000));
+    let admin = SocketAddr::from((mesh.client, 15_000));
     let reached = std::net::TcpStream::connect_timeout(&admin, Duration::from_millis(200));
-    assert!(reached.is_err(), "its admin page is closed");
-    eventually("curl by name is answered", Duration::from_secs(90), || {
-        (printed_status(&placed.curl_from_client("http://ratings.bookinfo:9080/")) == "200")
+    assert!(reached.is_err(), "its admin endpoint is closed");
+    eventually("curl by name gets a response", Duration::from_secs(90), || {
+        (printed_status(&mesh.curl_from_client("http://ratings.bookinfo:9080/")) == "200")
             .then_some(())
     });
-    let connections = placed.mesh.get_json("connections");
-    let of_client = |row: &&serde_json::Value| row["workload"] == "bookinfo/client-1";
-    let row = connections.as_array().unwrap().iter().find(of_client).unwrap();
+    let connections = mesh.mesh.get_json("connections");
+    let is_client = |row: &&serde_json::Value| row["workload"] == "bookinfo/client-1";
+    let row = connections.as_array().unwrap().iter().find(is_client).unwrap();
     assert!(row["open"].is_u64(), "{row}");
     let diagnosed =
-        placed.mesh.run_leno(&["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
-    let said = printed_status(&diagnosed);
-    assert!(diagnosed.status.success(), "{said}");
+        mesh.mesh.run_leno(&["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
+    let text = printed_status(&diagnosed);
+    assert!(diagnosed.status.success(), "{text}");
     let reached = "✓ connectivity bookinfo/ratings: reached 1 of 1 endpoint, with mutual TLS";
-    assert!(said.contains("✓ sidecar") && said.contains(reached), "{said}");
+    assert!(text.contains("✓ sidecar") && text.contains(reached), "{text}");
 }
 
 #[test]
-fn unmodified_programs_are_meshed_and_nothing_goes_around() {
+fn unmodified_programs_are_meshed_and_cannot_bypass_the_sidecar() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
-    let outside = TcpListener::bind("0.0.0.0:0").unwrap();
-    let outside_port = outside.local_addr().unwrap().port();
-    let placed = NamespacedMesh::start_mesh(outside_port);
+    let external_server = TcpListener::bind("0.0.0.0:0").unwrap();
+    let external_port = external_server.local_addr().unwrap().port();
+    let mesh = NamespacedMesh::start_mesh(external_port);
 
-    eventually("curl by name is answered", Duration::from_secs(90), || {
-        (printed_status(&placed.curl_from_client("http://ratings.bookinfo:9080/")) == "200")
+    eventually("curl by name gets a response", Duration::from_secs(90), || {
+        (printed_status(&mesh.curl_from_client("http://ratings.bookinfo:9080/")) == "200")
             .then_some(())
     });
     assert_eq!(
-        printed_status(&placed.curl_from_client("http://ratings:9080/")),
+        printed_status(&mesh.curl_from_client("http://ratings:9080/")),
         "200",
         "the short name"
     );
-    let metrics = get_page(SocketAddr::from((placed.server, 15_000)), "/metrics").unwrap();
+    let metrics = get_page(SocketAddr::from((mesh.server, 15_000)), "/metrics").unwrap();
     let metrics = String::from_utf8(metrics.body).unwrap();
-    let counted = metrics.lines().any(|line| {
+    let is_counted = metrics.lines().any(|line| {
         line.starts_with("leno_requests_total")
             && line.contains("direction=\"inbound\"")
             && line.contains("peer=\"bookinfo/client\"")
     });
-    assert!(counted, "the server's sidecar saw the client's identity:\n{metrics}");
+    assert!(is_counted, "the server's sidecar saw the client's identity:\n{metrics}");
 
     if std::fs::exists("/proc/net/if_inet6").unwrap() {
         let only_v6 = ["curl", "-6", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"];
-        let ask = |url: &str| printed_status(&placed.run(&[&only_v6[..], &[url]].concat()));
-        assert_eq!(ask("http://ratings.bookinfo:9080/"), "200", "by name, over IPv6");
+        let status_of = |url: &str| printed_status(&mesh.run(&[&only_v6[..], &[url]].concat()));
+        assert_eq!(status_of("http://ratings.bookinfo:9080/"), "200", "by name, over IPv6");
         // Addresses of the service network, of a neighboring network, and of an unused one.
-        for other_place in ["fd6c:656e:6f00:f0::7", "fd6c:656e:6f00:1::2", "2001:db8::1"] {
-            assert_eq!(ask(&format!("http://[{other_place}]:9080/")), "000", "{other_place}");
+        for address in ["fd6c:656e:6f00:f0::7", "fd6c:656e:6f00:1::2", "2001:db8::1"] {
+            assert_eq!(status_of(&format!("http://[{address}]:9080/")), "000", "{address}");
         }
     }
 
-    let unknown = placed.curl_from_client("http://missing.bookinfo:9080/");
+    let unknown = mesh.curl_from_client("http://missing.bookinfo:9080/");
     assert_eq!(unknown.status.code(), Some(6), "an unknown name does not resolve: {unknown:?}");
 
     // The reset may reach curl while it connects (7), sends or waits (56): no data was transferred.
-    let around = placed.curl_from_client(&format!("http://{}:9080/", placed.server));
+    let bypass = mesh.curl_from_client(&format!("http://{}:9080/", mesh.server));
     assert!(
-        matches!(around.status.code(), Some(7 | 56)),
-        "the application's own address: {around:?}"
+        matches!(bypass.status.code(), Some(7 | 56)),
+        "the application's own address: {bypass:?}"
     );
-    assert_eq!(printed_status(&around), "000", "the application's own address: {around:?}");
+    assert_eq!(printed_status(&bypass), "000", "the application's own address: {bypass:?}");
     for port in [9080, 15_003] {
-        let from_host = get(SocketAddr::from((placed.server, port)), "/");
+        let from_host = get(SocketAddr::from((mesh.server, port)), "/");
         let error = from_host.expect_err("nothing answers in plaintext");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "port {port}: {error}");
     }
 
-    let [first, second, ..] = placed.server.octets();
+    let [first, second, ..] = mesh.server.octets();
     let gateway = Ipv4Addr::new(first, second, 0, 1);
-    let answering = std::thread::spawn(move || {
-        let (mut tcp, _) = outside.accept().unwrap();
+    let responder = std::thread::spawn(move || {
+        let (mut tcp, _) = external_server.accept().unwrap();
         tcp.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").unwrap();
     });
-    let excluded = placed.curl_from_client(&format!("http://{gateway}:{outside_port}/"));
+    let excluded = mesh.curl_from_client(&format!("http://{gateway}:{external_port}/"));
     assert_eq!(printed_status(&excluded), "204", "an excluded port is left alone: {excluded:?}");
-    answering.join().unwrap();
+    responder.join().unwrap();
 
-    let NamespacedMesh { mut mesh, .. } = placed;
+    let NamespacedMesh { mut mesh, .. } = mesh;
     let name = format!("leno{}", mesh.up.pid());
     assert!(mesh.up.stop(Duration::from_secs(20)).success());
-    let left = Command::new("ip").args(["netns", "list"]).output().unwrap();
-    assert!(!String::from_utf8_lossy(&left.stdout).contains(&name), "namespaces are removed");
+    let namespaces = Command::new("ip").args(["netns", "list"]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&namespaces.stdout).contains(&name), "namespaces are removed");
 }
 
 #[test]
-fn udp_passes_from_namespace_to_namespace_unharmed() {
+fn udp_datagrams_pass_between_namespaces_unchanged() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
-    let placed = NamespacedMesh::start_mesh(1);
-    placed.mesh.up.wait_for_line("udp listens", Duration::from_secs(20));
-    let asked = placed.run(&["python3", "-c", UDP_CLIENT, &placed.echo.to_string()]);
-    let said = String::from_utf8_lossy(&asked.stdout);
-    assert_eq!(said, "0 same\n1 same\n512 same\n1400 same\n9000 same\n", "{asked:?}");
+    let mesh = NamespacedMesh::start_mesh(1);
+    mesh.mesh.up.wait_for_line("udp listens", Duration::from_secs(20));
+    let output = mesh.run(&["python3", "-c", UDP_CLIENT, &mesh.echo.to_string()]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text, "0 same\n1 same\n512 same\n1400 same\n9000 same\n", "{output:?}");
     // It is not a request of the mesh, and is not counted.
-    for sidecar in [placed.client, placed.echo] {
+    for sidecar in [mesh.client, mesh.echo] {
         let metrics = get_page(SocketAddr::from((sidecar, 15_000)), "/metrics").unwrap();
         let metrics = String::from_utf8(metrics.body).unwrap();
         assert!(!metrics.contains("\nleno_requests_total{"), "{metrics}");

@@ -34,16 +34,16 @@ fn start_shop(mode: &str) -> Shop {
     eventually("the application listens", Duration::from_secs(20), || {
         std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
     });
-    eventually("the application answers", Duration::from_secs(20), || {
+    eventually("the application responds", Duration::from_secs(20), || {
         get(listener, "/").ok().filter(|response| response.status != 503)
     });
     Shop { mesh, listener }
 }
 
 fn wait_for_status(shop: &Shop, status: u16) -> Duration {
-    let what = format!("the listener responds {status}");
-    let look = || get(shop.listener, "/").ok().filter(|response| response.status == status);
-    eventually(&what, Duration::from_secs(20), look).1
+    let condition = format!("the listener responds {status}");
+    let poll = || get(shop.listener, "/").ok().filter(|response| response.status == status);
+    eventually(&condition, Duration::from_secs(20), poll).1
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn the_proxy_listener_reaches_services_by_name() {
 }
 
 #[test]
-fn a_policy_deleted_and_restored_decides_within_a_second() {
+fn a_deleted_or_restored_policy_takes_effect_within_a_second() {
     let shop = start_shop("deny");
     assert_eq!(
         get(shop.listener, "/").unwrap().status,
@@ -98,7 +98,7 @@ fn a_policy_deleted_and_restored_decides_within_a_second() {
 }
 
 #[test]
-fn a_bad_document_is_refused_by_name_and_nothing_else_changes() {
+fn an_invalid_document_is_rejected_by_name_and_changes_nothing() {
     let shop = start_shop("deny");
     shop.mesh.write("policy.yaml", ALLOWED);
     wait_for_status(&shop, 200);

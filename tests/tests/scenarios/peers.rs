@@ -3,7 +3,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stderr,
-    reason = "all of it is tests, which show what they measured and fail where something is amiss"
+    reason = "tests print their measurements, and panic on a failure"
 )]
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -48,7 +48,7 @@ fn loopback_address(port: u16) -> SocketAddr {
 
 /// Waits until the application behind a listener responds; its process may have just started.
 fn wait_until_responding(listener: SocketAddr) {
-    eventually("the application answers", Duration::from_secs(20), || {
+    eventually("the application responds", Duration::from_secs(20), || {
         get(listener, "/").ok().filter(|response| response.status != 503)
     });
 }
@@ -57,8 +57,8 @@ fn wait_until_responding(listener: SocketAddr) {
 fn run_curl(arguments: &[&str]) -> String {
     let output = Command::new("curl").args(["-sS", "--max-time", "15"]).args(arguments).output();
     let output = output.expect("curl is installed");
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "curl {arguments:?}: {complaint}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "curl {arguments:?}: {stderr}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

@@ -1,4 +1,4 @@
-//! A real Prometheus that scrapes sidecars and the control plane, and loads our alert rules.
+//! A real Prometheus that scrapes sidecars and the control plane, and loads the alert rules of `deploy`.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -41,28 +41,31 @@ impl PrometheusServer {
         command.arg(format!("--web.listen-address={address}"));
         command.arg("--enable-feature=exemplar-storage");
         let program = TestProgram::start("Prometheus", &mut command);
-        let ready = || get(address, "/-/ready").ok().filter(|ready| ready.status == 200);
-        eventually("Prometheus is ready", MAX_WAIT, ready);
+        let is_ready = || get(address, "/-/ready").ok().filter(|response| response.status == 200);
+        eventually("Prometheus is ready", MAX_WAIT, is_ready);
         Self { _program: program, address }
     }
 
     fn query_api(&self, path: &str) -> Option<Value> {
         let request =
             format!("GET {path} HTTP/1.0\r\nhost: prometheus\r\nconnection: close\r\n\r\n");
-        let answer = exchange_bytes(self.address, &request).ok()?;
-        serde_json::from_slice::<Value>(&answer.body).ok().map(|answer| answer["data"].clone())
+        let response = exchange_bytes(self.address, &request).ok()?;
+        serde_json::from_slice::<Value>(&response.body)
+            .ok()
+            .map(|response| response["data"].clone())
     }
 
     /// Waits until a query has values, and returns them.
     fn wait_for_values(&self, query: &str) -> Vec<f64> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let found = || {
+        let values_of_query = || {
             let data = self.query_api(&format!("/api/v1/query?query={encoded}"))?;
-            let found = data["result"].as_array()?.iter();
-            let values = found.filter_map(|one| one["value"][1].as_str()?.parse::<f64>().ok());
+            let entries = data["result"].as_array()?.iter();
+            let values =
+                entries.filter_map(|entry| entry["value"][1].as_str()?.parse::<f64>().ok());
             Some(values.collect::<Vec<_>>()).filter(|values| !values.is_empty())
         };
-        eventually(query, MAX_WAIT, found).0
+        eventually(query, MAX_WAIT, values_of_query).0
     }
 }
 
@@ -91,7 +94,7 @@ fn relay_bytes(tcp: &TcpStream, unix: &UnixStream) {
 }
 
 #[test]
-fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
+fn prometheus_scrapes_metrics_and_exemplars_of_both_planes() {
     let stock = TestApplication::start_echo();
     let listener = free_port();
     let config = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
@@ -109,14 +112,14 @@ fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
     let targets = [sidecars[0], sidecars[1], control];
     let prometheus = PrometheusServer::start(directory.path(), &targets);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-    let ask = || {
+    let send_request = || {
         let context = format!("00-{TRACE}-00f067aa0ba902b7-01");
         let head = format!(
             "GET / HTTP/1.1\r\nhost: stock\r\ntraceparent: {context}\r\nconnection: close\r\n\r\n"
         );
-        exchange_bytes(listener, &head).ok().filter(|answer| answer.status == 200)
+        exchange_bytes(listener, &head).ok().filter(|response| response.status == 200)
     };
-    eventually("a request is answered", MAX_WAIT, ask);
+    eventually("a request gets a response", MAX_WAIT, send_request);
     // Every target is up, so each page is parsed completely.
     eventually("all targets are up", MAX_WAIT, || {
         let up = prometheus.wait_for_values("up");
@@ -129,7 +132,7 @@ fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
     let exemplars = "/api/v1/query_exemplars?query=leno_request_duration_seconds_bucket\
                      &start=0&end=99999999999";
     eventually("an exemplar names the trace", MAX_WAIT, || {
-        ask()?;
+        send_request()?;
         prometheus.query_api(exemplars)?.to_string().contains(TRACE).then_some(())
     });
     let rules = prometheus.query_api("/api/v1/rules").expect("the rules").to_string();

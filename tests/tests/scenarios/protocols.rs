@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_of};
 use leno_tests::{
-    Nginx, TestAnswer, TestApplication, TestMesh, TestProgram, eventually, free_port, leno_command,
+    ApplicationReply, Nginx, TestApplication, TestMesh, TestProgram, eventually, free_port,
+    leno_command,
 };
 use serde_json::Value;
 
@@ -24,8 +25,8 @@ fn run_curl(arguments: &[&str]) -> String {
 
 /// `defaultPolicy: deny` without a policy that allows the client to call the service.
 #[test]
-fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
-    let application = TestApplication::start(|_| TestAnswer::ok("ok"));
+fn an_http2_or_grpc_client_without_permission_gets_a_response() {
+    let application = TestApplication::start(|_| ApplicationReply::ok("ok"));
     let protocols = ["HTTP", "HTTP2", "GRPC", ""];
     let listeners = protocols.map(|_| free_port());
     let names = ["http", "http2", "grpc", "undeclared"];
@@ -67,13 +68,13 @@ fn start_pair(port: u16, protocol: &str) -> (TestMesh, u16) {
 }
 
 #[test]
-fn a_client_that_ends_its_direction_gets_its_answer() {
+fn a_half_closed_client_receives_its_response() {
     let application = TestApplication::start(|request| match request.method_and_target().1 {
         "/late" => {
             std::thread::park_timeout(Duration::from_millis(300));
-            TestAnswer::ok("late")
+            ApplicationReply::ok("late")
         }
-        _ => TestAnswer::ok("ok"),
+        _ => ApplicationReply::ok("ok"),
     });
     let (_mesh, listener) = start_pair(application.port(), "HTTP");
     for request in ["GET /late HTTP/1.1\r\nHost: a\r\n\r\n", "GET /late HTTP/1.0\r\n\r\n"] {
@@ -81,15 +82,15 @@ fn a_client_that_ends_its_direction_gets_its_answer() {
         client.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
         client.write_all(request.as_bytes()).expect("sent");
         client.shutdown(Shutdown::Write).expect("a connection");
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).expect("an orderly end");
-        assert!(answer.ends_with("late"), "{request}: {answer}");
+        let mut response = String::new();
+        client.read_to_string(&mut response).expect("a regular end");
+        assert!(response.ends_with("late"), "{request}: {response}");
     }
 }
 
 /// The server ends an HTTP/2 connection after 20 requests.
 #[test]
-fn no_request_fails_when_nginx_ends_its_connections() {
+fn no_request_fails_when_nginx_closes_its_connections() {
     let port = free_port();
     let nginx = Nginx::prepare(&format!(
         "location / {{ return 200 ok; }} }}
@@ -105,14 +106,18 @@ fn no_request_fails_when_nginx_ends_its_connections() {
     });
     let (_mesh, listener) = start_pair(port, "HTTP2");
     let url = format!("http://127.0.0.1:{listener}/");
-    for more in [&["--method", "GET"][..], &["--body", "a message"]] {
+    for arguments in [&["--method", "GET"][..], &["--body", "a message"]] {
         let output = leno_command()
             .args(["load", "-c", "8", "-n", "1000", "-o", "json"])
-            .args(more)
+            .args(arguments)
             .arg(&url)
             .output()
             .expect("leno runs");
         let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
-        assert_eq!(report["statuses"], serde_json::json!({"200": 1000}), "{more:?} {report:#}");
+        assert_eq!(
+            report["statuses"],
+            serde_json::json!({"200": 1000}),
+            "{arguments:?} {report:#}"
+        );
     }
 }

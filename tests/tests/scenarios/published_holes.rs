@@ -115,12 +115,12 @@ fn a_no_pod_reads_the_api_server_through_the_webhook() {
         let before = mesh.received_paths();
         let status = mesh.send_review(namespace);
         assert_eq!(status, 400, "{namespace:?}");
-        let asked = mesh.received_paths().split_off(before.len());
-        let reached =
-            asked.iter().any(|path| path.contains("leno-authority") || path.contains(".."));
-        assert!(!reached, "{namespace:?}: {asked:?}");
+        let requested = mesh.received_paths().split_off(before.len());
+        let is_leaked =
+            requested.iter().any(|path| path.contains("leno-authority") || path.contains(".."));
+        assert!(!is_leaked, "{namespace:?}: {requested:?}");
     }
-    assert_eq!(mesh.send_review("shop"), 200, "a review of a namespace is answered");
+    assert_eq!(mesh.send_review("shop"), 200, "a review of a namespace gets a response");
     let log = mesh.control_log();
     assert!(!log.contains(&secret) && !log.contains("PRIVATE KEY"), "a key is in the log");
 }
@@ -140,18 +140,21 @@ fn b_no_header_is_an_identity() {
         allowed_http("other", "stock", "/public"),
     ];
     let _mesh = TestMesh::up(&manifests.concat());
-    let claims = "serviceidentity: web.shop\r\n\
+    let identity_headers = "serviceidentity: web.shop\r\n\
                   x-forwarded-client-cert: By=x;URI=spiffe://cluster.local/ns/shop/sa/web\r\n\
                   l5d-client-id: web.shop.serviceaccount.identity.cluster.local\r\n";
-    for (port, claims, status) in
-        [(allowed, "", 200), (denied, "", 403), (denied, claims, 403), (allowed, claims, 200)]
-    {
+    for (port, headers, status) in [
+        (allowed, "", 200),
+        (denied, "", 403),
+        (denied, identity_headers, 403),
+        (allowed, identity_headers, 200),
+    ] {
         let head =
-            format!("GET /private HTTP/1.1\r\nhost: stock\r\n{claims}connection: close\r\n\r\n");
+            format!("GET /private HTTP/1.1\r\nhost: stock\r\n{headers}connection: close\r\n\r\n");
         assert_eq!(
             exchange_bytes(loopback_address(port), &head).unwrap().status,
             status,
-            "{port} {claims}"
+            "{port} {headers}"
         );
     }
 }
@@ -180,16 +183,20 @@ fn d_a_client_verifies_which_service_the_server_is() {
     ];
     let control = ControlProgram::start(&manifests.concat(), &[]);
     let mut server = SidecarProgram::join(&control, "shop/stock-1", &[]);
-    let other = SidecarProgram::join(&control, "shop/intruder-1", &[]);
+    let intruder_sidecar = SidecarProgram::join(&control, "shop/intruder-1", &[]);
     let _client = SidecarProgram::join(&control, "shop/web-1", &[]);
-    let ask = || get(loopback_address(listener), "/items").ok();
-    eventually("the service responds", MAX_WAIT, || ask().filter(|it| it.status == 200));
+    let send_request = || get(loopback_address(listener), "/items").ok();
+    eventually("the service responds", MAX_WAIT, || {
+        send_request().filter(|response| response.status == 200)
+    });
     // A server with a mesh certificate of another account takes the address of the service.
     let address = server.page.inbound_listener(stock.port());
     server.kill();
-    let _forwarder = ByteForwarder::start(address, other.page.inbound_listener(intruder.port()));
-    let wrong = || ask().filter(|it| it.rejection_reason() == Some("wrong-identity"));
-    let (response, _) = eventually("the client notices", MAX_WAIT, wrong);
+    let _forwarder =
+        ByteForwarder::start(address, intruder_sidecar.page.inbound_listener(intruder.port()));
+    let is_rejected =
+        || send_request().filter(|response| response.rejection_reason() == Some("wrong-identity"));
+    let (response, _) = eventually("the client notices", MAX_WAIT, is_rejected);
     assert_eq!(response.status, 502);
 }
 
@@ -215,7 +222,7 @@ spec:
         rules.to_owned(),
     ];
     let _mesh = TestMesh::up(&manifests.concat());
-    let ask = |path: &str, team: &str| {
+    let send_request = |path: &str, team: &str| {
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: a\r\nx-team: {team}\r\nconnection: close\r\n\r\n"
         );
@@ -233,7 +240,7 @@ spec:
         ("/team", "workshop", false),
         ("/team", "shops", false),
     ] {
-        let status = ask(path, team);
+        let status = send_request(path, team);
         assert_eq!(status == 200, is_allowed, "{path} {team}: {status}");
         assert!(is_allowed || [403, 404].contains(&status), "{path} {team}: {status}");
     }
@@ -265,14 +272,14 @@ fn f_no_local_page_shows_a_key_or_takes_a_change() {
 fn g_no_log_holds_a_body_or_a_credential() {
     let stock = TestApplication::start_echo();
     let listener = free_port();
-    let sight = "---
+    let mesh_config_manifest = "---
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
 spec: {trustDomain: cluster.local, defaultPolicy: allow, accessLog: {sampling: 100%}}
 ";
     let manifests = [
-        sight.to_owned(),
+        mesh_config_manifest.to_owned(),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
     ];
@@ -296,7 +303,8 @@ fn h_no_kind_has_a_field_for_a_secret() {
     let output = leno_command().args(["install"]).output().expect("leno runs");
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).expect("text");
-    let crds = text.split("---\n").filter(|it| it.contains("kind: CustomResourceDefinition"));
+    let crds =
+        text.split("---\n").filter(|document| document.contains("kind: CustomResourceDefinition"));
     let crds: Vec<&str> = crds.collect();
     assert!(crds.len() > 10, "{} kinds", crds.len());
     let fields = crds.iter().flat_map(|crd| crd.lines());
@@ -306,9 +314,9 @@ fn h_no_kind_has_a_field_for_a_secret() {
     for word in ["password", "passwd", "secret", "kubeconfig", "privatekey", "credential", "token"]
     {
         // A switch: it forwards the token of a request to the application.
-        let found =
+        let field =
             fields.iter().find(|name| name.contains(word) && *name != "forwardoriginaltoken");
-        assert_eq!(found, None, "{word}");
+        assert_eq!(field, None, "{word}");
     }
 }
 
@@ -318,13 +326,13 @@ fn i_a_target_for_http_opens_no_tcp_port() {
     let mesh = TcpShop::start_shop();
     assert!(mesh.is_closed(), "there is no target at all");
     mesh.mesh.write("http.yaml", &allowed_http("web", "stock", ".*"));
-    let shown = || {
+    let has_target = || {
         let output = mesh.mesh.run_leno(&["get", "policies", "-o", "json"]);
         String::from_utf8_lossy(&output.stdout).contains("web-to-stock").then_some(())
     };
     // A sidecar may read a connection before it has the target, and its request afterwards: such a connection
     // is reset.
-    eventually("the control plane has the target", MAX_WAIT, shown);
+    eventually("the control plane has the target", MAX_WAIT, has_target);
     for _ in 0..20 {
         assert!(mesh.is_closed(), "a target for HTTP opens the TCP port");
     }
@@ -411,13 +419,13 @@ impl TcpShop {
         };
         // Sidecars of clients may respond to HTTP-like bytes in HTTP.
         response.is_err()
-            || response.is_ok_and(|it| it.rejection_reason() == Some("denied-outbound"))
+            || response.is_ok_and(|response| response.rejection_reason() == Some("denied-outbound"))
     }
 }
 
 /// Returns the text of all files below a directory.
 fn directory_contents(directory: &Path) -> String {
-    let mut found = String::new();
+    let mut contents = String::new();
     let mut folders: Vec<PathBuf> = vec![directory.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).expect("a directory") {
@@ -426,12 +434,12 @@ fn directory_contents(directory: &Path) -> String {
                 true => folders.push(path),
                 false => {
                     let bytes = fs::read(&path).unwrap_or_default();
-                    found.push_str(&String::from_utf8_lossy(&bytes));
+                    contents.push_str(&String::from_utf8_lossy(&bytes));
                 }
             }
         }
     }
-    found
+    contents
 }
 
 fn loopback_address(port: u16) -> SocketAddr {

@@ -11,8 +11,8 @@ use leno_tests::manifests::{
     allowed_http, client_manifest, mesh_config, route_manifest, server_of, service_manifest,
 };
 use leno_tests::{
-    AdminPage, TestAnswer, TestApplication, TestConnection, TestMesh, eventually, exchange_bytes,
-    free_port, get, get_page, ratings_manifests,
+    AdminPage, ApplicationReply, TestApplication, TestConnection, TestMesh, eventually,
+    exchange_bytes, free_port, get, get_page, ratings_manifests,
 };
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ struct RejectionCase {
     manifests: String,
     reason: &'static str,
     /// The object that decides, if any.
-    decided: String,
+    decided_by_object: String,
     rejecting_side: RejectingSide,
     /// True if one request holds the only concurrency permit.
     held_open: bool,
@@ -39,15 +39,16 @@ fn http_case(
     service: &'static str,
     manifests: String,
     reason: &'static str,
-    decided: &str,
+    decided_by_object: &str,
 ) -> RejectionCase {
-    let (protocol, rejecting_side, decided) = ("HTTP", RejectingSide::Server, decided.to_owned());
+    let (protocol, rejecting_side, decided_by_object) =
+        ("HTTP", RejectingSide::Server, decided_by_object.to_owned());
     RejectionCase {
         service,
         protocol,
         manifests,
         reason,
-        decided,
+        decided_by_object,
         rejecting_side,
         held_open: false,
     }
@@ -93,13 +94,13 @@ const ONE_PER_HOUR: &str = "rules: [{requests: 1, per: 1h}]";
 const ONE_AT_A_TIME: &str = "concurrency: {requests: 1}";
 
 fn permissive_cases() -> Vec<RejectionCase> {
-    [separate_cases(), by_servers(), by_clients()].into_iter().flatten().collect()
+    [separate_cases(), server_cases(), client_cases()].into_iter().flatten().collect()
 }
 
 /// Returns rejections of requests with their own connections.
 fn separate_cases() -> Vec<RejectionCase> {
     let cases = vec![
-        denied_case("own", ALONE),
+        denied_case("own", SEPARATE),
         attached_case("RateLimit", "own-rate", ONE_PER_HOUR, "rate-limited"),
         attached_case("JwtValidation", "own-jwt", ISSUER, "token-missing"),
         RejectionCase {
@@ -107,14 +108,14 @@ fn separate_cases() -> Vec<RejectionCase> {
             ..attached_case("RateLimit", "own-busy", ONE_AT_A_TIME, "overloaded")
         },
     ];
-    cases.into_iter().map(|case| RejectionCase { protocol: ALONE, ..case }).collect()
+    cases.into_iter().map(|case| RejectionCase { protocol: SEPARATE, ..case }).collect()
 }
 
-fn by_servers() -> Vec<RejectionCase> {
+fn server_cases() -> Vec<RejectionCase> {
     let connections = "connections: {count: 1, per: 1h}";
-    let absent = "service: {name: authorizer, port: 9080}";
-    let absent =
-        attached_case("ExternalAuthorization", "auth", absent, "authorization-unavailable");
+    let unavailable = "service: {name: authorizer, port: 9080}";
+    let unavailable =
+        attached_case("ExternalAuthorization", "auth", unavailable, "authorization-unavailable");
     let authorizer = service_manifest("authorizer");
     vec![
         denied_case("http", "HTTP"),
@@ -131,18 +132,23 @@ fn by_servers() -> Vec<RejectionCase> {
             ..attached_case("RateLimit", "busy", ONE_AT_A_TIME, "overloaded")
         },
         attached_case("JwtValidation", "jwt", ISSUER, "token-missing"),
-        RejectionCase { manifests: authorizer + &absent.manifests, ..absent },
+        RejectionCase { manifests: authorizer + &unavailable.manifests, ..unavailable },
     ]
 }
 
-fn by_clients() -> Vec<RejectionCase> {
+fn client_cases() -> Vec<RejectionCase> {
     let abort = "rules: [{name: all, abort: {httpStatus: 418}}]";
     let full = attached_case("CircuitBreaker", "full", "limits: {requests: 1}", "circuit-full");
-    let other = "{matches: [{path: {type: Exact, value: /other}}], backendRefs: [{name: route, port: 9080}]}";
+    let other_path_rule = "{matches: [{path: {type: Exact, value: /other}}], backendRefs: [{name: route, port: 9080}]}";
     let cases = vec![
         attached_case("FaultInjection", "fault", abort, "fault-injected"),
         RejectionCase { held_open: true, ..full },
-        http_case("route", route_manifest("route", &[other]), "no-route", "HTTPRoute shop/route"),
+        http_case(
+            "route",
+            route_manifest("route", &[other_path_rule]),
+            "no-route",
+            "HTTPRoute shop/route",
+        ),
         http_case("empty", String::new(), "no-endpoint", ""),
         RejectionCase {
             protocol: LARGE,
@@ -157,7 +163,7 @@ fn by_clients() -> Vec<RejectionCase> {
 
 fn strict_cases() -> Vec<RejectionCase> {
     let read = |service: &str| allowed_http("web", service, "/read");
-    let none = |service, protocol| RejectionCase {
+    let not_allowed = |service, protocol| RejectionCase {
         protocol,
         rejecting_side: RejectingSide::Client,
         ..http_case(service, String::new(), "denied-outbound", "")
@@ -177,8 +183,8 @@ fn strict_cases() -> Vec<RejectionCase> {
             protocol: "GRPC",
             ..http_case("call", read("call"), "no-policy-route", "TrafficTarget shop/web-to-call")
         },
-        none("nobody", "HTTP"),
-        none("opaque", "TCP"),
+        not_allowed("nobody", "HTTP"),
+        not_allowed("opaque", "TCP"),
     ]
 }
 
@@ -186,20 +192,20 @@ fn strict_cases() -> Vec<RejectionCase> {
 fn start_application() -> TestApplication {
     TestApplication::start(|request| {
         match request.method_and_target().1 {
-        "/hold" => TestAnswer::Silence,
+        "/hold" => ApplicationReply::Silence,
         "/events" => {
             let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n";
-            TestAnswer::Bytes(head.as_bytes().to_vec())
+            ApplicationReply::Bytes(head.as_bytes().to_vec())
         }
         path => match path.strip_prefix("/own/") {
-            Some(status) => TestAnswer::Bytes(
+            Some(status) => ApplicationReply::Bytes(
                 format!(
                     "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=mesh\r\nconnection: leno-rejected\r\n\
                      content-length: 0\r\n\r\n"
                 )
                 .into_bytes(),
             ),
-            None => TestAnswer::ok("ok"),
+            None => ApplicationReply::ok("ok"),
         },
     }
     })
@@ -222,7 +228,7 @@ impl Shop {
             manifests += &match case.service {
                 "empty" => service_manifest(case.service),
                 name => {
-                    let is_own = [ALONE, LARGE].contains(&case.protocol);
+                    let is_own = [SEPARATE, LARGE].contains(&case.protocol);
                     let declared = if is_own { "HTTP" } else { case.protocol };
                     server_of(name, application.port(), declared, &[])
                 }
@@ -242,8 +248,8 @@ impl Shop {
 
     fn get_traffic(&self) -> Value {
         let head = format!("Host: {}\r\nConnection: close\r\n\r\n", self.page);
-        let answer = exchange_bytes(self.page, &format!("GET /api/traffic HTTP/1.1\r\n{head}"));
-        serde_json::from_slice(&answer.expect("the page answers").body).expect("JSON")
+        let response = exchange_bytes(self.page, &format!("GET /api/traffic HTTP/1.1\r\n{head}"));
+        serde_json::from_slice(&response.expect("the page responds").body).expect("JSON")
     }
 
     fn run_leno(&self, arguments: &[&str]) -> (Option<i32>, String) {
@@ -256,7 +262,7 @@ impl Shop {
     fn counted_requests(&self, workload: &str, labels: &[String]) -> f64 {
         let page =
             AdminPage::for_workload(&self.mesh.get_json("proxies"), workload).expect("a sidecar");
-        let text = get_page(page.address, "/metrics").expect("the admin page answers").body;
+        let text = get_page(page.address, "/metrics").expect("the admin endpoint responds").body;
         let text = String::from_utf8(text).expect("text");
         let lines = text.lines().filter(|line| line.starts_with("leno_requests_total{"));
         let lines = lines.filter(|line| labels.iter().all(|label| line.contains(label.as_str())));
@@ -274,7 +280,7 @@ fn send_request(listener: u16, protocol: &str, path: &str) {
             curl.args(["--http2-prior-knowledge", "-X", "POST", "--data-binary", ""]);
             curl.args(["-H", "content-type: application/grpc", "-H", "te: trailers"]);
         }
-        ALONE => drop(curl.args(["-H", "authorization: NTLM bWU="])),
+        SEPARATE => drop(curl.args(["-H", "authorization: NTLM bWU="])),
         LARGE => drop(curl.args(["-H", &format!("cookie: {}", "y".repeat(70_000))])),
         _ => {}
     }
@@ -311,15 +317,15 @@ fn hold_permit(listener: u16, reason: &str) -> Child {
     let url = format!("http://{}:{listener}/hold", Ipv4Addr::LOCALHOST);
     let start = || Command::new("curl").args(["-s", &url]).spawn().expect("curl runs");
     let mut child = start();
-    eventually("the place is taken", MAX_WAIT, || {
+    eventually("the permit is held", MAX_WAIT, || {
         let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-        let rejected = get(listener, "/").ok()?.rejection_reason() == Some(reason);
+        let is_rejected = get(listener, "/").ok()?.rejection_reason() == Some(reason);
         if child.try_wait().expect("a child of this test").is_some() {
             // Another request had the permit.
             child = start();
             return None;
         }
-        rejected.then_some(())
+        is_rejected.then_some(())
     });
     child
 }
@@ -334,14 +340,14 @@ fn check_counts(shop: &Shop, case: &RejectionCase) {
             format!("reason=\"{reason}\""),
         ]
     };
-    let most = f64::from(REQUESTS - 1);
+    let minimum = f64::from(REQUESTS - 1);
     eventually(&format!("{service}: the client counts {reason}"), MAX_WAIT, || {
-        (shop.counted_requests("shop/web-1", &labels("outbound")) >= most).then_some(())
+        (shop.counted_requests("shop/web-1", &labels("outbound")) >= minimum).then_some(())
     });
     let server = format!("shop/{service}-1");
     if case.rejecting_side == RejectingSide::Server {
         let inbound = shop.counted_requests(&server, &labels("inbound"));
-        assert!(inbound >= most, "{service}: the server counts {inbound}");
+        assert!(inbound >= minimum, "{service}: the server counts {inbound}");
     }
     let printed = shop.mesh.up.printed_output();
     for direction in ["outbound", "inbound"] {
@@ -358,72 +364,74 @@ fn check_counts(shop: &Shop, case: &RejectionCase) {
 
 /// Checks `top`, `status`, `diagnose` and the page.
 fn check_views(shop: &Shop, case: &RejectionCase, listener: u16) {
-    let RejectionCase { service, reason, decided, protocol, .. } = case;
+    let RejectionCase { service, reason, decided_by_object, protocol, .. } = case;
     let name = format!("shop/{service}");
     let rejecting_side =
         if case.rejecting_side == RejectingSide::Server { "server" } else { "client" };
-    let rejected = |traffic: &Value| {
-        let is_it = |found: &&Value| {
-            found["service"] == *name
-                && found["reason"] == *reason
-                && found["side"] == rejecting_side
-                && found["share"].as_f64().is_some_and(|share| share > 0.5)
+    let is_rejected = |traffic: &Value| {
+        let matches_case = |rejection: &&Value| {
+            rejection["service"] == *name
+                && rejection["reason"] == *reason
+                && rejection["side"] == rejecting_side
+                && rejection["share"].as_f64().is_some_and(|share| share > 0.5)
         };
-        traffic["rejections"].as_array()?.iter().find(is_it)?;
+        traffic["rejections"].as_array()?.iter().find(matches_case)?;
         let services = traffic["services"].as_array()?;
-        let rates = services.iter().find(|it| it["name"] == *name)?;
+        let rates = services.iter().find(|entry| entry["name"] == *name)?;
         rates["success"].as_f64().filter(|success| *success < 0.5).map(drop)
     };
     // The views cover the last half minute: requests continue meanwhile.
-    let shown = |view: &str, look: &dyn Fn() -> Option<()>| {
+    let assert_shown = |view: &str, poll: &dyn Fn() -> Option<()>| {
         eventually(&format!("{view} shows {reason} of {name}"), MAX_WAIT, || {
             (0..REQUESTS).for_each(|_| send_request(listener, protocol, "/"));
-            look()
+            poll()
         });
     };
-    shown("the page", &|| rejected(&shop.get_traffic()));
-    shown("leno top", &|| {
+    assert_shown("the page", &|| is_rejected(&shop.get_traffic()));
+    assert_shown("leno top", &|| {
         let (code, text) = shop.run_leno(&["top", "-o", "json"]);
-        rejected(&serde_json::from_str(&text).ok().filter(|_| code == Some(0))?)
+        is_rejected(&serde_json::from_str(&text).ok().filter(|_| code == Some(0))?)
     });
-    shown("leno status", &|| {
+    assert_shown("leno status", &|| {
         let (code, text) = shop.run_leno(&["status"]);
         let of_service = format!("✗ {name}: the mesh rejects ");
         let line = text.lines().find(|line| line.contains(&of_service))?;
-        let is_whole = line.contains(reason) && line.ends_with(decided.as_str());
-        (code == Some(1) && is_whole && text.contains(&format!("leno explain {reason}")))
+        let is_complete = line.contains(reason) && line.ends_with(decided_by_object.as_str());
+        (code == Some(1) && is_complete && text.contains(&format!("leno explain {reason}")))
             .then_some(())
     });
-    shown("leno diagnose", &|| {
+    assert_shown("leno diagnose", &|| {
         let (code, text) = shop.run_leno(&["diagnose", "shop/web-1", "--to", &name]);
         let step = text.lines().find(|line| line.contains("✗ requests"))?;
-        (code == Some(1) && step.contains(reason) && step.ends_with(decided.as_str())).then_some(())
+        (code == Some(1) && step.contains(reason) && step.ends_with(decided_by_object.as_str()))
+            .then_some(())
     });
-    shown("leno diagnose of the client", &|| {
+    assert_shown("leno diagnose of the client", &|| {
         let (code, text) = shop.run_leno(&["diagnose", "shop/web-1"]);
         let is_step = |line: &&str| line.contains(&format!("✗ requests     {name}: the mesh"));
         let step = text.lines().find(is_step)?;
-        (code == Some(1) && step.contains(reason) && step.ends_with(decided.as_str())).then_some(())
+        (code == Some(1) && step.contains(reason) && step.ends_with(decided_by_object.as_str()))
+            .then_some(())
     });
 }
 
 #[test]
-fn a_rejection_is_a_failure_with_its_reason_in_every_view() {
+fn every_view_shows_a_rejection_as_a_failure_with_its_reason() {
     check_cases("allow", &permissive_cases());
 }
 
 #[test]
-fn a_denial_in_strict_mode_is_a_failure_with_its_reason_in_every_view() {
+fn every_view_shows_a_denial_in_strict_mode_with_its_reason() {
     check_cases("deny", &strict_cases());
 }
 
 #[test]
-fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
-    let own = http_case("own", String::new(), "denied", "");
-    let shop = Shop::start_shop("allow", &[own]);
+fn application_errors_are_not_counted_as_rejections() {
+    let case = http_case("own", String::new(), "denied", "");
+    let shop = Shop::start_shop("allow", &[case]);
     let codes = [("403", "4xx"), ("404", "4xx"), ("429", "4xx"), ("500", "5xx")];
     for (status, _) in codes {
-        for protocol in ["HTTP", ALONE] {
+        for protocol in ["HTTP", SEPARATE] {
             (0..REQUESTS)
                 .for_each(|_| send_request(shop.listeners[0], protocol, &format!("/own/{status}")));
         }
@@ -439,7 +447,7 @@ fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
             eventually(&format!("{workload} counts {code}"), MAX_WAIT, counted);
         }
     }
-    eventually("the control plane knows of all", MAX_WAIT, || {
+    eventually("the control plane counts all requests", MAX_WAIT, || {
         let traffic = shop.get_traffic();
         let rates = traffic["services"].as_array()?.first()?.clone();
         (rates["requests"] == 80 && rates["failed"] == 20).then_some(())
@@ -448,19 +456,19 @@ fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
 }
 
 #[test]
-fn tcp_connections_that_stay_open_have_a_rate() {
-    have_a_rate("TCP", "");
+fn open_tcp_connections_have_a_rate() {
+    assert_has_rate("TCP", "");
 }
 
 #[test]
-fn streams_that_stay_open_have_a_rate() {
-    have_a_rate("HTTP", "GET /events HTTP/1.1\r\nhost: a\r\n\r\n");
+fn open_streams_have_a_rate() {
+    assert_has_rate("HTTP", "GET /events HTTP/1.1\r\nhost: a\r\n\r\n");
 }
 
-/// Checks that connections that begin with these bytes, and stay open, have a rate.
-fn have_a_rate(protocol: &'static str, request: &str) {
-    let long = RejectionCase { protocol, ..http_case("long", String::new(), "", "") };
-    let shop = Shop::start_shop("allow", &[long]);
+/// Asserts that open connections have a rate after these bytes are sent.
+fn assert_has_rate(protocol: &'static str, request: &str) {
+    let long_case = RejectionCase { protocol, ..http_case("long", String::new(), "", "") };
+    let shop = Shop::start_shop("allow", &[long_case]);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, shop.listeners[0]));
     let connect = |_| {
         let mut open = TcpStream::connect(listener).expect("the sidecar listens");
@@ -468,7 +476,7 @@ fn have_a_rate(protocol: &'static str, request: &str) {
         open
     };
     let open: Vec<_> = (0..REQUESTS).map(connect).collect();
-    eventually("the control plane knows of all", MAX_WAIT, || {
+    eventually("the control plane counts all requests", MAX_WAIT, || {
         let traffic = shop.get_traffic();
         let rates = traffic["services"].as_array()?.first()?.clone();
         let is_counted = rates["requests"] == REQUESTS && rates["failed"] == 0;
@@ -492,7 +500,7 @@ fn have_a_rate(protocol: &'static str, request: &str) {
 }
 
 #[test]
-fn requests_to_no_service_are_a_finding_of_their_client() {
+fn requests_to_an_unknown_service_are_a_finding_of_their_client() {
     let listener = free_port();
     let mesh = TestMesh::up_with(
         &(mesh_config("allow") + &client_manifest("web", &[], &[("missing", listener)])),
@@ -518,7 +526,7 @@ fn requests_to_no_service_are_a_finding_of_their_client() {
 }
 
 /// HTTP/1.1 with connection-based authentication: the sidecars give the client its own connection.
-const ALONE: &str = "HTTP, alone";
+const SEPARATE: &str = "HTTP, alone";
 /// HTTP/1.1 with more cookies than a sidecar accepts: the client's own rejects the head before the route is
 /// known.
 const LARGE: &str = "HTTP, large";
@@ -527,7 +535,7 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// A port without a declared protocol, with a policy that requires requests.
 #[test]
-fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
+fn a_connection_without_bytes_is_not_counted_as_rejected() {
     let application = TestApplication::start_echo();
     let listener = free_port();
     let policy = "---\napiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: closed, namespace: bookinfo}\n\
@@ -536,14 +544,14 @@ fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
     let manifests = manifests.replace(", protocol: HTTP", "");
     let mesh = TestMesh::up(&format!("{manifests}{policy}"));
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-    let mut early = TestConnection::open(listener).unwrap();
+    let mut connection = TestConnection::open(listener).unwrap();
     for _ in 0..3 {
-        let mut check = TestConnection::open(listener).unwrap();
-        assert!(!check.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
+        let mut idle = TestConnection::open(listener).unwrap();
+        assert!(!idle.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
     }
-    assert!(!early.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
-    assert_eq!(early.get("/").unwrap().status, 200);
-    assert_eq!(early.get("/admin").unwrap().status, 403);
+    assert!(!connection.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
+    assert_eq!(connection.get("/").unwrap().status, 200);
+    assert_eq!(connection.get("/admin").unwrap().status, 403);
     // The rejection of that request only.
     let server = AdminPage::for_workload(&mesh.get_json("proxies"), "bookinfo/ratings-1").unwrap();
     let denied = eventually("the rejection is counted", Duration::from_secs(60), || {
@@ -557,9 +565,9 @@ fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
     let denied = denied.0;
     assert!(denied.len() == 1 && denied[0].ends_with("} 1"), "{denied:?}");
     // Bytes of another protocol are rejected, and the client gets a reset.
-    let mut other = TestConnection::open(listener).unwrap();
-    assert!(!other.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
-    other.send("\0").unwrap();
-    let ended = other.read_to_end().unwrap_err();
-    assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
+    let mut non_http_connection = TestConnection::open(listener).unwrap();
+    assert!(!non_http_connection.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
+    non_http_connection.send("\0").unwrap();
+    let error = non_http_connection.read_to_end().unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }

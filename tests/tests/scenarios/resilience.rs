@@ -1,6 +1,6 @@
 //! Everyday machine failures: blocked outputs, signals, missing files, killed meshes.
-#![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "all of it is tests")]
+#![allow(clippy::print_stderr, reason = "a skipped scenario is reported")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests panic on a failure")]
 
 use std::io::{BufRead as _, BufReader, PipeReader, pipe};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -66,13 +66,14 @@ impl Drop for PipedMesh {
 }
 
 #[test]
-fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
+fn a_blocked_output_delays_neither_requests_nor_the_stop() {
     let (application, listener) = (TestApplication::start_echo(), free_port());
     let mut mesh =
         PipedMesh::start_mesh(&ratings_manifests("", application.port(), listener, "allow"));
-    let mut connection =
-        eventually("the door", MAX_WAIT, || TestConnection::open(loopback_address(listener)).ok())
-            .0;
+    let mut connection = eventually("the listener accepts", MAX_WAIT, || {
+        TestConnection::open(loopback_address(listener)).ok()
+    })
+    .0;
     // Their access log lines exceed the capacity of the pipe and all queues.
     for _ in 0..6000 {
         assert_eq!(connection.get("/").unwrap().status, 200);
@@ -82,7 +83,7 @@ fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
 }
 
 #[test]
-fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
+fn unhandled_signals_stop_neither_a_mesh_nor_a_sidecar() {
     let (application, listener) = (TestApplication::start_echo(), free_port());
     let mut mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     let mut connection = TestConnection::open(loopback_address(listener)).unwrap();
@@ -109,8 +110,8 @@ fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
     // SIGRTMIN + 1 and SIGRTMAX.
     for signal in ["35", "64"] {
         for pid in [mesh.up.pid(), sidecar] {
-            let sent = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
-            assert!(sent.unwrap().success());
+            let kill_status = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
+            assert!(kill_status.unwrap().success());
             assert_eq!(connection.get("/").unwrap().status, 200, "{signal}");
         }
     }
@@ -122,7 +123,7 @@ fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
 
 /// A power failure, or the CPU time limit: requests complete, and no process is left over.
 #[test]
-fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
+fn a_terminating_signal_stops_a_mesh_gracefully() {
     for signal in [Signal::POWER, Signal::XCPU] {
         let (application, listener) = (TestApplication::start_echo(), free_port());
         let mut mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
@@ -132,45 +133,48 @@ fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
         signal_pid(mesh.up.pid(), signal);
         assert!(mesh.up.wait_for_exit(MAX_WAIT).success(), "{signal:?}");
         for child in children {
-            let is_gone = || (!Path::new(&format!("/proc/{child}")).exists()).then_some(());
-            eventually("the child is gone", MAX_WAIT, is_gone);
+            let has_ended = || (!Path::new(&format!("/proc/{child}")).exists()).then_some(());
+            eventually("the child is gone", MAX_WAIT, has_ended);
         }
     }
 }
 
 #[test]
-fn configuration_that_is_away_is_reported_and_deletes_nothing() {
+fn missing_configuration_is_reported_and_deletes_nothing() {
     let (application, listener) = (TestApplication::start_echo(), free_port());
     let mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
-    let directory = mesh.manifest_file("").parent().unwrap().join("mesh");
-    let away = directory.with_file_name("away");
-    std::fs::rename(&directory, &away).unwrap();
+    let manifest_directory = mesh.manifest_file("").parent().unwrap().join("mesh");
+    let moved_directory = manifest_directory.with_file_name("away");
+    std::fs::rename(&manifest_directory, &moved_directory).unwrap();
     eventually("a finding", MAX_WAIT, || {
         let status = mesh.run_leno(&["status"]);
         let text = String::from_utf8_lossy(&status.stdout).into_owned();
-        (text.contains(&*directory.to_string_lossy()) && !status.status.success()).then_some(())
+        (text.contains(&*manifest_directory.to_string_lossy()) && !status.status.success())
+            .then_some(())
     });
     assert_eq!(get(loopback_address(listener), "/").unwrap().status, 200);
-    std::fs::rename(&away, &directory).unwrap();
+    std::fs::rename(&moved_directory, &manifest_directory).unwrap();
     eventually("no finding", MAX_WAIT, || {
         mesh.run_leno(&["status"]).status.success().then_some(())
     });
     mesh.remove("mesh.yaml");
-    eventually("the door closes", MAX_WAIT, || {
+    eventually("the listener closes", MAX_WAIT, || {
         TestConnection::open(loopback_address(listener)).err()
     });
 }
 
 #[test]
-fn a_socket_that_is_removed_is_made_again() {
+fn a_removed_socket_is_recreated() {
     let (application, listener) = (TestApplication::start_echo(), free_port());
     let mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     std::fs::remove_file(mesh.data_directory().join("control.sock")).unwrap();
-    eventually("an answer", MAX_WAIT, || mesh.run_leno(&["status"]).status.success().then_some(()));
+    eventually("a response", MAX_WAIT, || {
+        mesh.run_leno(&["status"]).status.success().then_some(())
+    });
 }
 
 #[test]
-fn a_data_directory_may_have_a_long_path_and_homes_may_be_empty() {
+fn a_long_data_directory_path_and_empty_homes_work() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("a-directory-with-a-long-name".repeat(4)).join("d");
     let manifests = directory.path().join("mesh.yaml");
@@ -192,44 +196,44 @@ fn netns_command(directory: &Path) -> Command {
     let script = "ip link set lo up && mkdir -p /run/netns /run/leno && mount -t tmpfs tmpfs /run/netns \
                   && mount -t tmpfs tmpfs /run/leno && exec \"$@\"";
     let mut command = Command::new("unshare");
-    command.args(["-n", "-m", "sh", "-c", script, "sh", "python3", "-c", KILLED]);
+    command.args(["-n", "-m", "sh", "-c", script, "sh", "python3", "-c", KILL_SCRIPT]);
     command.arg(leno_command().get_program()).arg(directory);
     command
 }
 
 /// Starts a mesh, kills it, and starts the next one while the first is a zombie; then kills that one, removes
 /// the leftovers, and prints the remaining ones.
-const KILLED: &str = r#"
+const KILL_SCRIPT: &str = r#"
 import os, subprocess, sys
 leno, directory = sys.argv[1:]
 def start():
     up = subprocess.Popen([leno, "up", "-f", directory + "/mesh.yaml", "--netns", "--data", directory + "/data"],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    seen = ""
+    printed = ""
     for line in up.stdout:
-        seen += line
+        printed += line
         if "The mesh is up" in line:
             return up
-    sys.exit("no mesh: " + seen)
-def left():
+    sys.exit("no mesh: " + printed)
+def leftovers():
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
     spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     return [l.split(":")[1].strip() for l in links.splitlines() if ": l" in l and ": lo:" not in l] + spaces.split()
 first = start()
 first.kill()                       # not waited for: a zombie
 second = start()
-print("first left", [l for l in left() if str(first.pid) in l])
+print("first left", [l for l in leftovers() if str(first.pid) in l])
 second.kill()
 clean = subprocess.run([leno, "up", "--clean"], capture_output=True, text=True)
 print(clean.stdout, clean.stderr, clean.returncode)
-print("second left", [l for l in left() if str(second.pid) in l])
+print("second left", [l for l in leftovers() if str(second.pid) in l])
 third = start()
 third.terminate()
-print("stopped", third.wait(), [l for l in left() if str(third.pid) in l])
+print("stopped", third.wait(), [l for l in leftovers() if str(third.pid) in l])
 "#;
 
 #[test]
-fn a_killed_mesh_of_namespaces_does_not_keep_the_next_one_from_starting() {
+fn a_killed_namespaced_mesh_does_not_block_the_next_start() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
@@ -237,17 +241,17 @@ fn a_killed_mesh_of_namespaces_does_not_keep_the_next_one_from_starting() {
     let workload = "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
                     metadata: {name: a-1, namespace: shop}\nspec: {serviceAccount: a}\n";
     std::fs::write(directory.path().join("mesh.yaml"), workload).unwrap();
-    let began = Instant::now();
+    let started = Instant::now();
     let output = netns_command(directory.path()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let context = (text.clone(), String::from_utf8_lossy(&output.stderr).into_owned());
     for line in ["first left []", "second left []", "stopped 0 []"] {
-        assert!(text.contains(line), "{line}: {context:?} after {:?}", began.elapsed());
+        assert!(text.contains(line), "{line}: {context:?} after {:?}", started.elapsed());
     }
 }
 
 /// A server and a client in one namespace: the client calls the service of its own workload.
-const OWN: &str = r#"
+const OWN_SERVICE_SCRIPT: &str = r#"
 import http.server, threading, time, urllib.request
 server = http.server.HTTPServer(("127.0.0.1", 9000), http.server.SimpleHTTPRequestHandler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -265,7 +269,7 @@ fn a_workload_in_a_namespace_reaches_its_own_service() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
-    let command = OWN.replace('\n', "\n    ");
+    let command = OWN_SERVICE_SCRIPT.replace('\n', "\n    ");
     let manifests = format!(
         "apiVersion: leno.dev/v1alpha1
 kind: Workload

@@ -37,16 +37,16 @@ impl RunningDemo {
 
     fn get_api(&self, path: &str) -> Value {
         let head = format!("Host: {}\r\nConnection: close\r\n\r\n", self.page);
-        let answer =
+        let response =
             exchange_bytes(self.page, &format!("GET /api{path} HTTP/1.1\r\n{head}")).unwrap();
-        assert_eq!(answer.status, 200, "{path}");
-        serde_json::from_slice(&answer.body).unwrap()
+        assert_eq!(response.status, 200, "{path}");
+        serde_json::from_slice(&response.body).unwrap()
     }
 
     fn run_leno(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let output = leno_command().args(arguments).arg("--data").arg(&self.data).output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
     }
 
     /// Returns the rates of a service, once a sidecar has reported them.
@@ -60,21 +60,21 @@ impl RunningDemo {
 #[test]
 fn the_page_shows_calls_failures_and_live_requests() {
     let mut demo = RunningDemo::start_demo();
-    let called = ["productpage", "details", "reviews", "ratings", "gateway-ratings"];
+    let services = ["productpage", "details", "reviews", "ratings", "gateway-ratings"];
     eventually("every service of bookinfo has a rate", Duration::from_secs(60), || {
         let has_rate = |name: &&str| {
             let rates = demo.service_rates(&format!("bookinfo/{name}"))?;
             rates["per_second"].as_f64().filter(|rate| *rate > 1.0)
         };
-        called.iter().map(has_rate).collect::<Option<Vec<_>>>()
+        services.iter().map(has_rate).collect::<Option<Vec<_>>>()
     });
     // The host may be a foreign name.
     assert_eq!(get(demo.page, "/api/traffic").unwrap().status, 421);
     demo.wait_until_measured();
-    let (code, said) = demo.run_leno(&["status"]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, text) = demo.run_leno(&["status"]);
+    assert_eq!(code, Some(0), "{text}");
     // Rejections of the demo itself are red once reported, until they are no longer recent.
-    eventually("nobody is denied any more", Duration::from_secs(90), || {
+    eventually("no request is denied any more", Duration::from_secs(90), || {
         let traffic = demo.get_api("/traffic");
         let edges = traffic["edges"].as_array()?;
         let denied = edges.iter().find(|edge| edge["from"] == "bookinfo/outsider-1");
@@ -86,57 +86,57 @@ fn the_page_shows_calls_failures_and_live_requests() {
     let (code, link) = demo.run_leno(&["tap", "--page"]);
     assert!(code == Some(0) && link.starts_with(&format!("{home}#/live/")), "{link}");
     run_browser("live", link.trim());
-    let red = |said: &str| -> u32 {
-        let (_, number) = said.split_once("red points: ").expect(said);
-        number.trim().parse().expect(said)
+    let red_points = |text: &str| -> u32 {
+        let (_, number) = text.split_once("red points: ").expect(text);
+        number.trim().parse().expect(text)
     };
-    let before = red(&run_browser("calm", &home));
+    let before = red_points(&run_browser("calm", &home));
 
-    nobody_may_call_details(&demo);
+    deny_calls_of_details(&demo);
     eventually("details fails", Duration::from_secs(90), || {
         let rates = demo.service_rates("bookinfo/details")?;
         rates["success"].as_f64().filter(|success| *success < 0.5)
     });
-    let failing = red(&run_browser("failing", &home));
+    let failing = red_points(&run_browser("failing", &home));
     assert!(failing > before + 500, "{before} red points before, {failing} now");
-    let (code, said) = demo.run_leno(&["status"]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("✗ bookinfo/details") && said.contains("leno explain denied"), "{said}");
-    let (code, said) = demo.run_leno(&["top", "--once", "--sort", "success"]);
+    let (code, text) = demo.run_leno(&["status"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("✗ bookinfo/details") && text.contains("leno explain denied"), "{text}");
+    let (code, text) = demo.run_leno(&["top", "--once", "--sort", "success"]);
     // The pages that depend on it fail as well.
-    let mut first = said.lines().skip(1).take(2);
-    assert!(code == Some(0) && first.any(|line| line.starts_with("bookinfo/details")), "{said}");
-    assert!(said.contains("bookinfo/productpage-1") && said.contains("mCPU"), "{said}");
-    rules_say_how_often_they_decided(&demo);
+    let mut first = text.lines().skip(1).take(2);
+    assert!(code == Some(0) && first.any(|line| line.starts_with("bookinfo/details")), "{text}");
+    assert!(text.contains("bookinfo/productpage-1") && text.contains("mCPU"), "{text}");
+    assert_decision_counts(&demo);
     assert!(demo.program.stop(MAX_WAIT).code().is_some());
 }
 
-/// Makes the requests of productpage fail from now on.
-fn nobody_may_call_details(demo: &RunningDemo) {
+/// Removes the policy that allows productpage to call details.
+fn deny_calls_of_details(demo: &RunningDemo) {
     let file = demo.data.parent().unwrap().join("bookinfo.yaml");
     let manifests = std::fs::read_to_string(&file).unwrap();
-    let keep = |document: &&str| {
+    let is_kept = |document: &&str| {
         !(document.contains("kind: TrafficTarget")
             && document.contains("name: details, namespace: bookinfo}\nspec"))
     };
-    let without: Vec<&str> = manifests.split("\n---\n").filter(keep).collect();
-    assert_eq!(without.len() + 1, manifests.split("\n---\n").count(), "one policy is taken away");
-    std::fs::write(&file, without.join("\n---\n")).unwrap();
+    let remaining: Vec<&str> = manifests.split("\n---\n").filter(is_kept).collect();
+    assert_eq!(remaining.len() + 1, manifests.split("\n---\n").count(), "one policy is removed");
+    std::fs::write(&file, remaining.join("\n---\n")).unwrap();
 }
 
-fn rules_say_how_often_they_decided(demo: &RunningDemo) {
-    let (_, said) = demo.run_leno(&["get", "routes", "-o", "wide"]);
-    assert!(said.contains("REQUESTS") && said.contains("100 %"), "{said}");
-    assert!(said.contains("MATCHES 1H") && said.contains("0: "), "{said}");
-    let (_, said) = demo.run_leno(&["get", "policies", "-o", "wide"]);
-    assert!(said.lines().any(|line| line.ends_with(|last: char| last.is_ascii_digit())), "{said}");
-    let (_, said) = demo.run_leno(&["get", "rules"]);
-    let decided = |kind: &str| said.lines().any(|line| line.starts_with(kind));
-    assert!(decided("HTTPRoute") && decided("TrafficTarget"), "{said}");
+fn assert_decision_counts(demo: &RunningDemo) {
+    let (_, text) = demo.run_leno(&["get", "routes", "-o", "wide"]);
+    assert!(text.contains("REQUESTS") && text.contains("100 %"), "{text}");
+    assert!(text.contains("MATCHES 1H") && text.contains("0: "), "{text}");
+    let (_, text) = demo.run_leno(&["get", "policies", "-o", "wide"]);
+    assert!(text.lines().any(|line| line.ends_with(|last: char| last.is_ascii_digit())), "{text}");
+    let (_, text) = demo.run_leno(&["get", "rules"]);
+    let is_listed = |kind: &str| text.lines().any(|line| line.starts_with(kind));
+    assert!(is_listed("HTTPRoute") && is_listed("TrafficTarget"), "{text}");
 }
 
 #[test]
-fn the_page_is_usable_at_once_with_a_thousand_services() {
+fn the_page_is_usable_within_a_second_with_a_thousand_services() {
     let service = |number: u32| {
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: service-{number:04}, namespace: \
@@ -163,5 +163,5 @@ pub(crate) fn run_browser(config: &str, url: &str) -> String {
     browser.printed_output()
 }
 
-/// Far longer than any step here takes.
+/// The timeout of conditions, far longer than any step takes.
 const MAX_WAIT: Duration = Duration::from_secs(90);

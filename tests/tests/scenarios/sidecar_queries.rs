@@ -37,16 +37,18 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
     let states = |control: &ControlProgram| -> Vec<String> {
         let workloads = control.get_json("workloads");
         let workloads = workloads.as_array().expect("an array").iter();
-        workloads.map(|it| it["sidecar"].as_str().expect("a state").to_owned()).collect()
+        workloads
+            .map(|workload| workload["sidecar"].as_str().expect("a state").to_owned())
+            .collect()
     };
-    eventually("both control planes know of both sidecars", MAX_WAIT, || {
-        let known = [states(with_both), states(with_none)];
-        (known == [["connected"; 2], ["other-replica"; 2]]).then_some(())
+    eventually("both control planes list both sidecars", MAX_WAIT, || {
+        let observed = [states(with_both), states(with_none)];
+        (observed == [["connected"; 2], ["other-replica"; 2]]).then_some(())
     });
     // The complete response, without a note.
-    let whole = with_both.run_leno(&["get", "connections", "-o", "json"]);
-    assert!(whole.stderr.is_empty(), "{}", output_text(&whole));
-    let rows: Vec<Value> = serde_json::from_slice(&whole.stdout).unwrap();
+    let complete = with_both.run_leno(&["get", "connections", "-o", "json"]);
+    assert!(complete.stderr.is_empty(), "{}", output_text(&complete));
+    let rows: Vec<Value> = serde_json::from_slice(&complete.stdout).unwrap();
     assert!(rows.len() == 2 && rows.iter().all(|row| row["open"].is_u64()), "{rows:?}");
     let diagnosed =
         output_text(&with_both.run_leno(&["diagnose", "shop/web-1", "--to", "shop/cart"]));
@@ -66,9 +68,9 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
         &["diagnose", "shop/web-1", "--to", "shop/cart"],
         &["explain", "request", "--from", "shop/web-1", "--url", "http://cart.shop/"],
     ] {
-        let said = output_text(&with_none.run_leno(arguments));
-        assert!(said.contains(&scope), "{arguments:?}: {said}");
-        assert!(!said.contains("Connection refused"), "{said}");
+        let text = output_text(&with_none.run_leno(arguments));
+        assert!(text.contains(&scope), "{arguments:?}: {text}");
+        assert!(!text.contains("Connection refused"), "{text}");
     }
     let status = with_none.run_leno(&["status"]);
     assert!(

@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, allowed_tcp, client_manifest, mesh_config, server_of};
-use leno_tests::{TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port};
+use leno_tests::{
+    ApplicationReply, TestApplication, TestConnection, TestMesh, eventually, free_port,
+};
 
 /// The services of the mesh, each with one workload that responds with its name.
 const SERVICES: [&str; 4] = ["stock", "stock-v1", "stock-v2", "stock-v3"];
@@ -32,7 +34,7 @@ impl Shop {
     /// Starts it; `protocol` is the declared protocol of the services.
     fn start_shop(protocol: &str) -> Self {
         let applications =
-            SERVICES.map(|name| TestApplication::start(move |_| TestAnswer::ok(name)));
+            SERVICES.map(|name| TestApplication::start(move |_| ApplicationReply::ok(name)));
         let listeners = [free_port(), free_port()];
         let mut manifests = mesh_config("deny");
         manifests += &client_manifest(
@@ -72,14 +74,15 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
         );
         let mut connection = TestConnection::open(self.root).ok()?;
         connection.send(head).ok()?;
-        let answer = connection.receive_response().ok().filter(|answer| answer.status == 200)?;
-        String::from_utf8(answer.body).ok()
+        let response =
+            connection.receive_response().ok().filter(|response| response.status == 200)?;
+        String::from_utf8(response.body).ok()
     }
 
     /// Waits until this backend responds.
-    fn wait_for_backend(&self, who: &str) {
-        let look = || self.responding_backend("/", "").filter(|answered| answered == who);
-        eventually(&format!("{who} answers"), Duration::from_secs(20), look);
+    fn wait_for_backend(&self, backend: &str) {
+        let poll = || self.responding_backend("/", "").filter(|responding| responding == backend);
+        eventually(&format!("{backend} responds"), Duration::from_secs(20), poll);
     }
 
     /// Returns the number of responses by backend, for this number of requests on separate connections.
@@ -118,56 +121,60 @@ spec: {{service: stock.shop.svc, {matches}backends: [{}]}}
 
 /// Asserts that each backend has its share, within five standard deviations of a binomial distribution, which
 /// is wrong once in a million runs.
-fn assert_shares(answers: &BTreeMap<String, u32>, backends: &[(&str, u32)]) {
-    let total: u32 = answers.values().sum();
+fn assert_shares(counts: &BTreeMap<String, u32>, backends: &[(&str, u32)]) {
+    let total: u32 = counts.values().sum();
     let weights: u32 = backends.iter().map(|(_, weight)| weight).sum();
     for (name, weight) in backends {
         let share = f64::from(*weight) / f64::from(weights);
         let expected = f64::from(total) * share;
         let deviation = (expected * (1.0 - share)).sqrt() * 5.0;
-        let found = f64::from(answers.get(*name).copied().unwrap_or_default());
-        assert!((found - expected).abs() <= deviation, "{name}: {found} of {total}: {answers:?}");
+        let observed = f64::from(counts.get(*name).copied().unwrap_or_default());
+        assert!(
+            (observed - expected).abs() <= deviation,
+            "{name}: {observed} of {total}: {counts:?}"
+        );
     }
-    let known = |name: &&String| !backends.iter().any(|(backend, _)| backend == name);
-    assert_eq!(answers.keys().find(known), None);
+    let is_unexpected = |name: &&String| !backends.iter().any(|(backend, _)| backend == name);
+    assert_eq!(counts.keys().find(is_unexpected), None);
 }
 
 #[test]
-fn requests_take_their_shares_and_a_change_is_live() {
+fn requests_are_split_by_weight_and_changes_apply_live() {
     let shop = Shop::start_shop("HTTP");
     // The root is one of its own backends.
     let backends = [("stock", 1), ("stock-v1", 1), ("stock-v2", 2)];
     shop.replace_split(&backends);
     shop.wait_for_backend("stock-v2");
-    let answers = shop.by_request(800);
-    assert_shares(&answers, &backends);
+    let counts = shop.by_request(800);
+    assert_shares(&counts, &backends);
     // A backend without a share can be called by its own name.
     let direct = TestConnection::open(shop.last).unwrap().get("/").unwrap();
     assert_eq!(direct.body, b"stock-v3");
     // Then it receives all requests, which shows that the new split is in force.
     shop.replace_split(&[("stock-v3", 100), ("stock-v2", 0)]);
     shop.wait_for_backend("stock-v3");
-    let answers = shop.by_request(200);
-    assert_shares(&answers, &[("stock-v3", 1)]);
+    let counts = shop.by_request(200);
+    assert_shares(&counts, &[("stock-v3", 1)]);
     shop.mesh.remove("split.yaml");
     shop.wait_for_backend("stock");
 }
 
 #[test]
-fn requests_that_a_group_describes_are_split_alone() {
+fn only_requests_that_match_the_group_are_split() {
     let shop = Shop::start_shop("HTTP");
     let matches = "matches: [{kind: HTTPRouteGroup, name: gold}], ";
     shop.mesh.write("gold.yaml", &split_manifest("gold", matches, &[("stock-v2", 1)]));
-    let gold = || shop.responding_backend("/gold/1", "gold").filter(|who| who == "stock-v2");
-    eventually("gold is split", Duration::from_secs(20), gold);
-    for (path, tier, who) in [
+    let gold =
+        || shop.responding_backend("/gold/1", "gold").filter(|backend| backend == "stock-v2");
+    eventually("gold requests are split", Duration::from_secs(20), gold);
+    for (path, tier, backend) in [
         ("/gold/1", "platinum", "stock-v2"),
         ("/gold/1?x=y", "gold", "stock-v2"),
         ("/gold/1", "golden", "stock"),
         ("/gold", "gold", "stock"),
         ("/", "gold", "stock"),
     ] {
-        assert_eq!(shop.responding_backend(path, tier).as_deref(), Some(who), "{path} {tier}");
+        assert_eq!(shop.responding_backend(path, tier).as_deref(), Some(backend), "{path} {tier}");
     }
     // The others have their own split.
     shop.replace_split(&[("stock-v1", 1)]);
@@ -176,19 +183,19 @@ fn requests_that_a_group_describes_are_split_alone() {
 }
 
 #[test]
-fn connections_take_their_shares() {
+fn connections_are_split_by_weight() {
     let shop = Shop::start_shop("TCP");
     let backends = [("stock-v1", 3), ("stock-v2", 1)];
     shop.replace_split(&backends);
     shop.wait_for_backend("stock-v2");
-    let answers = shop.by_connection(400);
-    assert_shares(&answers, &backends);
+    let counts = shop.by_connection(400);
+    assert_shares(&counts, &backends);
     // A Gateway API route takes precedence over the split.
     shop.mesh.write("route.yaml", TCP_ROUTE);
     shop.wait_for_backend("stock-v3");
-    let answers = shop.by_connection(400);
-    assert_shares(&answers, &[("stock-v3", 1), ("stock-v1", 1)]);
+    let counts = shop.by_connection(400);
+    assert_shares(&counts, &[("stock-v3", 1), ("stock-v1", 1)]);
     // A connection stays with its backend.
-    let answers = shop.by_request(50);
-    assert_eq!(answers.len(), 1, "{answers:?}");
+    let counts = shop.by_request(50);
+    assert_eq!(counts.len(), 1, "{counts:?}");
 }

@@ -17,7 +17,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 /// Responds after two seconds, logs the request immediately, and exits immediately at SIGTERM.
-const SLOW: &str = "import http.server,sys,time\n\
+const SLOW_SERVER: &str = "import http.server,sys,time\n\
 class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 protocol_version='HTTP/1.1'\n\
 \x20 def do_GET(self):\n\
@@ -31,7 +31,7 @@ S(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
 
 /// Responds with its version; `/slow` waits until a file exists. It exits immediately at SIGTERM, and aborts
 /// its requests.
-const VERSIONED: &str = "import http.server,os,sys,time\n\
+const VERSIONED_SERVER: &str = "import http.server,os,sys,time\n\
 class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 protocol_version='HTTP/1.1'\n\
 \x20 def do_GET(self):\n\
@@ -44,12 +44,12 @@ class H(http.server.BaseHTTPRequestHandler):\n\
 http.server.ThreadingHTTPServer(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
 
 /// Listens after two seconds; ready after two more.
-const LATE: &str = "import http.server,sys,time\n\
+const LATE_SERVER: &str = "import http.server,sys,time\n\
 time.sleep(2)\n\
-began=time.time()\n\
+started=time.time()\n\
 class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 def do_GET(self):\n\
-\x20  ready=time.time()-began>2\n\
+\x20  ready=time.time()-started>2\n\
 \x20  self.send_response(200 if ready else 503); self.end_headers()\n\
 \x20 def log_message(self,*a): pass\n\
 http.server.ThreadingHTTPServer(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
@@ -62,19 +62,19 @@ fn loopback_address(port: u16) -> SocketAddr {
 
 /// The command of an application changes during requests.
 #[test]
-fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_successor() {
+fn a_command_change_completes_requests_and_holds_new_ones() {
     let (port, listener) = (free_port(), free_port());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("go");
     let version = |version: &str| {
-        let words = ["python3", "-c", VERSIONED, &port.to_string(), version];
-        let words: Vec<&str> = words.into_iter().chain(file.to_str()).collect();
-        ratings_manifests(&serde_json::json!(words).to_string(), port, listener, "allow")
+        let arguments = ["python3", "-c", VERSIONED_SERVER, &port.to_string(), version];
+        let arguments: Vec<&str> = arguments.into_iter().chain(file.to_str()).collect();
+        ratings_manifests(&serde_json::json!(arguments).to_string(), port, listener, "allow")
     };
     let mesh = TestMesh::up_with(&version("v1"), &["--drain-timeout", "120s"]);
-    let ask =
+    let send_request =
         |path: &'static str| thread::spawn(move || get(loopback_address(listener), path).unwrap());
-    assert_eq!(ask("/").join().unwrap().body, b"v1");
+    assert_eq!(send_request("/").join().unwrap().body, b"v1");
     // Over the sidecar's pooled connections to the application: no request may be lost.
     let load = BackgroundLoad::start_paced(
         "POST",
@@ -83,7 +83,7 @@ fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_
         Duration::from_millis(5),
     );
     load.wait_for(20);
-    let slow = ask("/slow");
+    let slow = send_request("/slow");
     mesh.up.wait_for_line("got /slow.", MAX_WAIT);
     mesh.write("mesh.yaml", &version("v2"));
     mesh.up.wait_for_line("its requests in progress are completed first", MAX_WAIT);
@@ -92,13 +92,13 @@ fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_
     eventually("no port of the application is open", MAX_WAIT, || {
         sidecar.full_configuration()["application"].as_object()?.is_empty().then_some(())
     });
-    let next = ask("/next");
+    let next = send_request("/next");
     std::fs::write(&file, "").unwrap();
     let (slow, next) = (slow.join().unwrap(), next.join().unwrap());
     assert_eq!((slow.status, slow.body), (200, b"v1".to_vec()));
     assert_eq!((next.status, next.body), (200, b"v2".to_vec()));
     load.wait_for(20);
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
 }
 
 fn python_command(script: &str, port: u16) -> String {
@@ -108,8 +108,12 @@ fn python_command(script: &str, port: u16) -> String {
 #[test]
 fn requests_in_progress_complete_before_applications_stop() {
     let (port, listener) = (free_port(), free_port());
-    let mut mesh =
-        TestMesh::up(&ratings_manifests(&python_command(SLOW, port), port, listener, "allow"));
+    let mut mesh = TestMesh::up(&ratings_manifests(
+        &python_command(SLOW_SERVER, port),
+        port,
+        listener,
+        "allow",
+    ));
     let clients: Vec<_> = (0..20)
         .map(|number| thread::spawn(move || get(loopback_address(listener), &format!("/{number}"))))
         .collect();
@@ -128,7 +132,7 @@ fn requests_in_progress_complete_before_applications_stop() {
 #[test]
 fn the_first_request_waits_until_the_application_is_ready() {
     let (port, listener) = (free_port(), free_port());
-    let plain = ratings_manifests(&python_command(LATE, port), port, listener, "allow");
+    let plain = ratings_manifests(&python_command(LATE_SERVER, port), port, listener, "allow");
     let checked = plain.replace(
         "\n  run:",
         &format!("\n  readiness: {{httpGet: {{port: {port}, path: /ready}}}}\n  run:"),
@@ -147,8 +151,8 @@ fn an_application_runs_in_its_directory_as_its_user() {
     let (port, listener) = (free_port(), free_port());
     let directory = tempfile::tempdir().unwrap();
     let script = "import os,time; e = os.environ; print('here', os.getcwd(), os.getuid(), e['USER'] == e['LOGNAME'] and e['HOME'], flush=True); time.sleep(600)";
-    let own = rustix::process::getuid().as_raw();
-    let user = if own == 0 { 65_534 } else { own };
+    let own_uid = rustix::process::getuid().as_raw();
+    let user = if own_uid == 0 { 65_534 } else { own_uid };
     let command = serde_json::json!(["python3", "-c", script]).to_string();
     let manifests = ratings_manifests(&command, port, listener, "allow");
     std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
@@ -158,7 +162,7 @@ fn an_application_runs_in_its_directory_as_its_user() {
         manifests.replace("\n  run:", &format!("\n  cwd: {path}\n  user: {user}\n  run:"));
     let mesh = TestMesh::up(&manifests);
     let line = mesh.up.wait_for_line(&format!("here {path} {user}"), Duration::from_secs(60));
-    if own == 0 {
+    if own_uid == 0 {
         assert!(!line.trim_end().ends_with("/root"), "the home is the user's: {line}");
     }
 }
@@ -185,15 +189,18 @@ fn get_json(folder: &Path, topic: &str) -> Value {
 
 /// The first signal waits for an application that ignores SIGTERM.
 #[test]
-fn a_second_signal_ends_processes_in_sessions_of_their_own() {
-    let (port, listener, other) = (free_port(), free_port(), free_port());
+fn a_second_signal_ends_processes_in_other_sessions() {
+    let (port, listener, second_port) = (free_port(), free_port(), free_port());
     let server = |port: u16| format!("setsid python3 -m http.server {port} --bind 127.0.0.1");
-    let script =
-        format!("{} & env -i PATH=\"$PATH\" {} & trap '' TERM; wait", server(port), server(other));
+    let script = format!(
+        "{} & env -i PATH=\"$PATH\" {} & trap '' TERM; wait",
+        server(port),
+        server(second_port)
+    );
     let command = serde_json::json!(["sh", "-c", script]).to_string();
     let mut mesh = TestMesh::up(&ratings_manifests(&command, port, listener, "allow"));
-    for port in [port, other] {
-        eventually("the server answers", Duration::from_secs(60), || {
+    for port in [port, second_port] {
+        eventually("the server responds", Duration::from_secs(60), || {
             get(loopback_address(port), "/").ok()
         });
     }
@@ -201,7 +208,7 @@ fn a_second_signal_ends_processes_in_sessions_of_their_own() {
     mesh.up.wait_for_line("a second signal stops immediately", Duration::from_secs(60));
     mesh.up.send_signal(Signal::INT);
     assert!(mesh.up.wait_for_exit(Duration::from_secs(60)).success());
-    for port in [port, other] {
+    for port in [port, second_port] {
         assert!(
             std::net::TcpListener::bind(loopback_address(port)).is_ok(),
             "the server has ended"
@@ -210,14 +217,16 @@ fn a_second_signal_ends_processes_in_sessions_of_their_own() {
 }
 
 #[test]
-fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
+fn scrape_addresses_survive_a_restart_and_are_discoverable_by_prometheus() {
     let folder = tempfile::tempdir().unwrap();
     let manifests = ratings_manifests("", free_port(), free_port(), "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let addresses = || {
         let workloads = get_json(folder.path(), "workloads");
-        let all = workloads.as_array().unwrap().iter();
-        all.map(|it| it["admin"].as_str().unwrap().to_owned()).collect::<Vec<String>>()
+        let workloads = workloads.as_array().unwrap().iter();
+        workloads
+            .map(|workload| workload["admin"].as_str().unwrap().to_owned())
+            .collect::<Vec<String>>()
     };
     let page = || get_json(folder.path(), "status")["page"].as_str().unwrap().to_owned();
     let mut first = start_mesh(folder.path());
@@ -226,7 +235,7 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     assert!(first.stop(Duration::from_secs(60)).success());
     let mut second = start_mesh(folder.path());
     assert_eq!((addresses(), page()), (before.clone(), page_before.clone()));
-    let discovered = || {
+    let discovered_targets = || {
         let address: SocketAddr =
             page().trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
         let request = format!(
@@ -238,48 +247,49 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
         let groups = groups.as_array().unwrap().iter();
         groups.map(|group| group["targets"][0].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    for target in discovered() {
+    for target in discovered_targets() {
         let request =
             format!("GET /metrics HTTP/1.1\r\nhost: {target}\r\nconnection: close\r\n\r\n");
         let response = exchange_bytes(target.parse().unwrap(), &request).unwrap();
         assert_eq!(response.status, 200, "{target}");
     }
-    assert_eq!(discovered().len(), 2);
+    assert_eq!(discovered_targets().len(), 2);
     assert!(second.stop(Duration::from_secs(60)).success());
     // An address that is in use meanwhile is replaced, and the log reports it.
-    let taken = std::net::TcpListener::bind(&before[0]).unwrap();
+    let blocking_listener = std::net::TcpListener::bind(&before[0]).unwrap();
     let third = start_mesh(folder.path());
     third.wait_for_line(
-        "the admin page's address of the last run is not available",
+        "the admin endpoint's address of the last run is not available",
         Duration::from_secs(60),
     );
     eventually("both sidecars are connected", Duration::from_secs(30), || {
         let workloads = get_json(folder.path(), "workloads");
-        workloads.as_array()?.iter().all(|it| it["admin"].is_string()).then_some(())
+        workloads.as_array()?.iter().all(|workload| workload["admin"].is_string()).then_some(())
     });
     assert!(!addresses().contains(&before[0]));
-    drop(taken);
+    drop(blocking_listener);
 }
 
 /// A proxy with a token takes the name of a workload of `leno up`, and exits.
 #[test]
-fn a_sidecar_whose_name_another_one_took_gets_it_back() {
+fn a_sidecar_regains_its_name_from_a_foreign_proxy() {
     let folder = tempfile::tempdir().unwrap();
     let manifests = ratings_manifests("", free_port(), free_port(), "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let mut first = start_mesh(folder.path());
     let pid = || {
         let proxies = get_json(folder.path(), "proxies");
-        let client = proxies.as_array()?.iter().find(|it| it["workload"] == "bookinfo/client-1");
+        let client =
+            proxies.as_array()?.iter().find(|proxy| proxy["workload"] == "bookinfo/client-1");
         client?["pid"].as_u64()
     };
-    let until = |what: &str, holds: &dyn Fn(u64) -> bool| {
-        eventually(what, Duration::from_secs(90), || pid().filter(|pid| holds(*pid))).0
+    let wait_for_pid = |condition: &str, matches_pid: &dyn Fn(u64) -> bool| {
+        eventually(condition, Duration::from_secs(90), || pid().filter(|pid| matches_pid(*pid))).0
     };
-    let own = until("the sidecar is connected", &|_| true);
+    let own_pid = wait_for_pid("the sidecar is connected", &|_| true);
     let data = folder.path().join("data");
     let (token, state) = (folder.path().join("token"), folder.path().join("state"));
-    let take = || {
+    let join_foreign_proxy = || {
         let output = leno_command()
             .args(["token", "bookinfo/client-1", "--out"])
             .arg(&token)
@@ -290,54 +300,63 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let mut command = leno_command();
         command.args(["proxy", "--workload", "bookinfo/client-1", "--token-file"]).arg(&token);
-        let other = TestProgram::start("leno proxy", command.arg("--state").arg(&state));
-        until("the other one is connected", &|pid| pid == u64::from(other.pid()));
-        other
+        let foreign_proxy = TestProgram::start("leno proxy", command.arg("--state").arg(&state));
+        wait_for_pid("the foreign proxy is connected", &|pid| {
+            pid == u64::from(foreign_proxy.pid())
+        });
+        foreign_proxy
     };
-    let mut other = take();
+    let mut foreign_proxy = join_foreign_proxy();
     eventually("status names the rejected one", Duration::from_secs(60), || {
         let output = leno_command().args(["status", "--data"]).arg(&data).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let named = text.contains("bookinfo/client-1: a joining sidecar is rejected");
-        (named && text.contains("stop the one that `leno up` does not run")).then_some(())
+        let is_named = text.contains("bookinfo/client-1: a joining sidecar is rejected");
+        (is_named && text.contains("stop the one that `leno up` does not run")).then_some(())
     });
-    other.stop(Duration::from_secs(60));
-    let again = until("the own one is back", &|pid| pid != u64::from(other.pid()));
-    assert_ne!(again, own, "it joined again");
+    foreign_proxy.stop(Duration::from_secs(60));
+    let new_pid =
+        wait_for_pid("the own sidecar is back", &|pid| pid != u64::from(foreign_proxy.pid()));
+    assert_ne!(new_pid, own_pid, "it joined again");
     // The same across a restart of `leno up`.
     std::fs::remove_dir_all(&state).unwrap();
-    let mut other = take();
-    other.stop(Duration::from_secs(60));
+    let mut foreign_proxy = join_foreign_proxy();
+    foreign_proxy.stop(Duration::from_secs(60));
     assert!(first.stop(Duration::from_secs(60)).success());
     let _second = start_mesh(folder.path());
-    until("the own one is back", &|_| true);
+    wait_for_pid("the own sidecar is back", &|_| true);
 }
 
 /// Returns a shell command that starts a server: the server survives a killed `leno up`, with its port.
-fn in_shell(port: u16) -> String {
+fn shell_command(port: u16) -> String {
     let script = format!("python3 -m http.server {port} --bind 127.0.0.1; true");
     serde_json::json!(["sh", "-c", script]).to_string()
 }
 
 #[test]
-fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() {
+fn leftover_processes_are_ended_by_the_next_start_and_by_clean() {
     let folder = tempfile::tempdir().unwrap();
     let (port, listener) = (free_port(), free_port());
-    let command = in_shell(port);
+    let command = shell_command(port);
     let manifests = ratings_manifests(&command, port, listener, "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
-    let answers = || {
-        eventually("the application answers", Duration::from_secs(60), || {
-            get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
+    let wait_until_responding = || {
+        eventually("the application responds", Duration::from_secs(60), || {
+            get(loopback_address(listener), "/")
+                .ok()
+                .filter(|response| response.status == 200)
+                .map(drop)
         });
     };
     let kill = |mut mesh: TestProgram| {
         mesh.send_signal(Signal::KILL);
         mesh.wait_for_exit(Duration::from_secs(60));
-        assert!(std::net::TcpListener::bind(loopback_address(port)).is_err(), "the server goes on");
+        assert!(
+            std::net::TcpListener::bind(loopback_address(port)).is_err(),
+            "the server survives"
+        );
     };
     let first = start_mesh(folder.path());
-    answers();
+    wait_until_responding();
     // The record of the application is written again after the removal of the data directory.
     let data = folder.path().join("data");
     eventually("the directory is removed", Duration::from_secs(60), || {
@@ -349,7 +368,7 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
     kill(first);
     let second = start_mesh(folder.path());
     second.wait_for_line("that a killed `leno up` left", Duration::from_secs(60));
-    answers();
+    wait_until_responding();
     // The applications of a running mesh are kept.
     let clean = || {
         let output = leno_command()
@@ -361,7 +380,7 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     assert!(!clean().contains("ended python3"));
-    answers();
+    wait_until_responding();
     kill(second);
     let text = clean();
     assert!(text.contains("ended python3"), "{text}");
@@ -370,7 +389,7 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
 
 /// Its process group differs from that of the application, and its environment is unchanged.
 #[test]
-fn a_child_in_a_session_of_its_own_ends_with_its_application() {
+fn a_child_in_its_own_session_ends_with_its_application() {
     let folder = tempfile::tempdir().unwrap();
     let (port, listener) = (free_port(), free_port());
     let script = format!("setsid python3 -m http.server {port} --bind 127.0.0.1 & wait");
@@ -380,25 +399,28 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
         ratings_manifests(&command, port, listener, "allow"),
     )
     .unwrap();
-    let answers = || {
-        eventually("the application answers", Duration::from_secs(60), || {
-            get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
+    let wait_until_responding = || {
+        eventually("the application responds", Duration::from_secs(60), || {
+            get(loopback_address(listener), "/")
+                .ok()
+                .filter(|response| response.status == 200)
+                .map(drop)
         });
     };
     let is_free = || std::net::TcpListener::bind(loopback_address(port)).is_ok();
     let mut first = start_mesh(folder.path());
-    answers();
+    wait_until_responding();
     first.send_signal(Signal::INT);
     first.wait_for_exit(Duration::from_secs(60));
     assert!(is_free(), "Ctrl-C ends it");
     let mut second = start_mesh(folder.path());
-    answers();
+    wait_until_responding();
     second.send_signal(Signal::KILL);
     second.wait_for_exit(Duration::from_secs(60));
-    assert!(!is_free(), "it goes on");
+    assert!(!is_free(), "it survives");
     let mut third = start_mesh(folder.path());
     third.wait_for_line("that a killed `leno up` left", Duration::from_secs(60));
-    answers();
+    wait_until_responding();
     third.send_signal(Signal::KILL);
     third.wait_for_exit(Duration::from_secs(60));
     let mut clean = leno_command();
@@ -407,8 +429,9 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
     assert!(text.contains("ended python3") && is_free(), "{text}");
 }
 
-/// Starts a server as daemons do, which clears its environment as nginx does with its title, and waits until it listens.
-const DAEMON: &str = "import os,socket,sys,time\n\
+/// Starts a server as daemons do, which clears its environment as nginx does with its title, and waits until it
+/// listens.
+const DAEMON_SCRIPT: &str = "import os,socket,sys,time\n\
 port=sys.argv[1]\n\
 if os.fork()==0:\n\
 \x20 os.setsid()\n\
@@ -421,14 +444,17 @@ if sys.argv[2]=='stay': time.sleep(600)\n";
 
 #[test]
 fn a_daemon_belongs_to_its_application_and_ends_with_it() {
-    for first in ["stay", "end"] {
+    for mode in ["stay", "end"] {
         let (port, listener) = (free_port(), free_port());
-        let command = serde_json::json!(["python3", "-c", DAEMON, port.to_string(), first]);
+        let command = serde_json::json!(["python3", "-c", DAEMON_SCRIPT, port.to_string(), mode]);
         let mut mesh =
             TestMesh::up(&ratings_manifests(&command.to_string(), port, listener, "allow"));
-        if first == "stay" {
-            eventually("the daemon answers", MAX_WAIT, || {
-                get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
+        if mode == "stay" {
+            eventually("the daemon responds", MAX_WAIT, || {
+                get(loopback_address(listener), "/")
+                    .ok()
+                    .filter(|response| response.status == 200)
+                    .map(drop)
             });
         } else {
             mesh.up.wait_for_line("the application exited; restarting it", MAX_WAIT);
@@ -437,25 +463,28 @@ fn a_daemon_belongs_to_its_application_and_ends_with_it() {
         assert!(mesh.up.wait_for_exit(MAX_WAIT).success());
         assert!(
             std::net::TcpListener::bind(loopback_address(port)).is_ok(),
-            "{first}: the daemon has ended"
+            "{mode}: the daemon has ended"
         );
     }
 }
 
 /// Both processes see the leftovers until they are gone, and neither counts itself among them.
 #[test]
-fn two_cleanings_at_once_both_succeed() {
+fn two_concurrent_cleanups_succeed() {
     let folder = tempfile::tempdir().unwrap();
     let (port, listener) = (free_port(), free_port());
-    let command = in_shell(port);
+    let command = shell_command(port);
     std::fs::write(
         folder.path().join("mesh.yaml"),
         ratings_manifests(&command, port, listener, "allow"),
     )
     .unwrap();
     let mut killed = start_mesh(folder.path());
-    eventually("the application answers", Duration::from_secs(60), || {
-        get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
+    eventually("the application responds", Duration::from_secs(60), || {
+        get(loopback_address(listener), "/")
+            .ok()
+            .filter(|response| response.status == 200)
+            .map(drop)
     });
     killed.send_signal(Signal::KILL);
     killed.wait_for_exit(Duration::from_secs(60));
@@ -464,19 +493,19 @@ fn two_cleanings_at_once_both_succeed() {
         command.args(["up", "--clean", "--data"]).arg(folder.path().join("data"));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let ended = |child: Child| {
+    let count_ended = |child: Child| {
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{stderr}");
         String::from_utf8_lossy(&output.stdout).matches("ended python3").count()
     };
-    assert_eq!([clean(), clean()].map(ended).iter().sum::<usize>(), 1);
+    assert_eq!([clean(), clean()].map(count_ended).iter().sum::<usize>(), 1);
     assert!(std::net::TcpListener::bind(loopback_address(port)).is_ok(), "the port is free");
 }
 
 /// Directories that are removed under a running mesh.
 #[test]
-fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() {
+fn removed_directories_are_recreated_and_a_sidecar_without_state_joins_again() {
     let folder = tempfile::tempdir().unwrap();
     let manifests = ratings_manifests("", free_port(), free_port(), "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
@@ -484,10 +513,12 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
     let data = folder.path().join("data");
     let root = std::fs::read(data.join("authority/ca.pem")).unwrap();
     // The control plane checks its authority every second.
-    let read = || std::fs::read(data.join("authority/ca.pem")).ok().filter(|it| *it == root);
+    let read_root =
+        || std::fs::read(data.join("authority/ca.pem")).ok().filter(|content| *content == root);
     let sidecar = || {
         let proxies = get_json(folder.path(), "proxies");
-        let client = proxies.as_array()?.iter().find(|it| it["workload"] == "bookinfo/client-1");
+        let client =
+            proxies.as_array()?.iter().find(|proxy| proxy["workload"] == "bookinfo/client-1");
         u32::try_from(client?["pid"].as_u64()?).ok()
     };
     let before = eventually("the sidecar is connected", Duration::from_secs(60), sidecar).0;
@@ -495,13 +526,13 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
     eventually("the directory is removed", Duration::from_secs(60), || {
         std::fs::remove_dir_all(&data).ok()
     });
-    eventually("the authority is written again", Duration::from_secs(60), read);
+    eventually("the authority is written again", Duration::from_secs(60), read_root);
     // The sidecar may have written its state again.
     drop(std::fs::remove_dir_all(data.join("proxies/bookinfo/client-1")));
     leno_tests::signal_pid(before, Signal::KILL);
     eventually("the sidecar joins again", Duration::from_secs(60), || {
-        let found = data.join("control.sock").exists().then(sidecar)??;
-        (found != before).then_some(())
+        let pid = data.join("control.sock").exists().then(sidecar)??;
+        (pid != before).then_some(())
     });
     // Issuing its token recreated the directory.
     std::fs::remove_dir_all(data.join("tokens")).unwrap();
@@ -513,18 +544,18 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
     eventually("status names the authority", Duration::from_secs(60), || {
         let output = leno_command().args(["status", "--data"]).arg(&data).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let named = text.contains("the files of the authority cannot be used");
-        (named && output.status.code() == Some(1)).then_some(())
+        let is_named = text.contains("the files of the authority cannot be used");
+        (is_named && output.status.code() == Some(1)).then_some(())
     });
     std::fs::write(data.join("authority/ca.pem"), &root).unwrap();
     assert!(first.stop(Duration::from_secs(60)).success());
     let _second = start_mesh(folder.path());
-    assert!(read().is_some());
+    assert!(read_root().is_some());
 }
 
 /// Another user recreates the removed data directory first.
 #[test]
-fn a_directory_that_another_user_made_in_its_place_is_not_used() {
+fn a_data_directory_recreated_by_another_user_is_not_used() {
     let folder = tempfile::tempdir().unwrap();
     let manifests = ratings_manifests("", free_port(), free_port(), "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
@@ -552,10 +583,10 @@ fn a_directory_that_another_user_made_in_its_place_is_not_used() {
     };
     // Atomic: no process of the mesh can recreate it in between.
     renameat_with(CWD, &data, CWD, &other, RenameFlags::EXCHANGE).unwrap();
-    for what in
+    for log_line in
         ["cannot recreate the admin socket", "the files of the authority cannot be rewritten"]
     {
-        let line = mesh.wait_for_line(what, Duration::from_secs(60));
+        let line = mesh.wait_for_line(log_line, Duration::from_secs(60));
         assert!(line.contains(&problem) && line.contains(hint), "{line}");
     }
     assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);

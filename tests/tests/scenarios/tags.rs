@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config};
 use leno_tests::{
-    Response, TestAnswer, TestApplication, TestMesh, eventually, exchange_bytes, free_port,
+    ApplicationReply, Response, TestApplication, TestMesh, eventually, exchange_bytes, free_port,
 };
 
 use crate::faults::connected_sidecar;
@@ -49,7 +49,7 @@ spec:
 fn start_version(version: &'static str) -> TestApplication {
     TestApplication::start(move |request| {
         let lane = request.first_header("x-lane").unwrap_or("none");
-        TestAnswer::ok(format!("version {version}, lane {lane}"))
+        ApplicationReply::ok(format!("version {version}, lane {lane}"))
     })
 }
 
@@ -99,22 +99,25 @@ impl Shop {
 
     /// Waits until a request gets this body.
     fn wait_for_body(&self, header: &str, body: &str) {
-        let is = |answer: &Response| answer.status == 200 && answer.body == body.as_bytes();
-        let what = format!("{header:?} is answered {body:?}");
-        eventually(&what, Duration::from_secs(20), || self.send_request(header).filter(is));
+        let matches_expected =
+            |response: &Response| response.status == 200 && response.body == body.as_bytes();
+        let condition = format!("{header:?} gets {body:?}");
+        eventually(&condition, Duration::from_secs(20), || {
+            self.send_request(header).filter(matches_expected)
+        });
     }
 
     /// Asserts that a hundred requests get this body.
     fn assert_always(&self, header: &str, body: &str) {
         for _ in 0..100 {
-            let answer = self.send_request(header).unwrap();
-            assert_eq!(String::from_utf8_lossy(&answer.body), body, "{header:?}");
+            let response = self.send_request(header).unwrap();
+            assert_eq!(String::from_utf8_lossy(&response.body), body, "{header:?}");
         }
     }
 }
 
 #[test]
-fn requests_reach_the_tagged_instances_and_the_fallback_when_they_are_gone() {
+fn requests_reach_tagged_instances_or_their_fallback() {
     let shop = Shop::start_shop();
     let (gold, beta) = ("x-user-tier: gold\r\n", "cookie: a=b; beta=yes\r\n");
     shop.wait_for_body(gold, "version 2, lane gray");
@@ -128,10 +131,11 @@ fn requests_reach_the_tagged_instances_and_the_fallback_when_they_are_gone() {
     shop.mesh.remove("canary.yaml");
     shop.wait_for_body(gold, "version 1, lane gray");
     shop.assert_always(gold, "version 1, lane gray");
-    let refused = |answer: &Response| answer.rejection_reason() == Some("no-tagged-endpoint");
-    let look = || shop.send_request(beta).filter(refused);
-    let (answer, _) = eventually("nobody is left for beta", Duration::from_secs(20), look);
-    assert_eq!(answer.status, 503);
+    let is_rejected =
+        |response: &Response| response.rejection_reason() == Some("no-tagged-endpoint");
+    let poll = || shop.send_request(beta).filter(is_rejected);
+    let (response, _) = eventually("no endpoint is left for beta", Duration::from_secs(20), poll);
+    assert_eq!(response.status, 503);
 }
 
 const ZONES: &str = "---
@@ -157,22 +161,22 @@ spec:
 
 /// Returns an application in the caller's zone that responds with 500 while it is unhealthy. Each request needs
 /// a new connection.
-fn start_near(is_sick: &Arc<AtomicBool>) -> TestApplication {
-    let output = Arc::clone(is_sick);
+fn start_near_instance(is_unhealthy: &Arc<AtomicBool>) -> TestApplication {
+    let shared = Arc::clone(is_unhealthy);
     TestApplication::start(move |_| {
-        let head = match output.load(Ordering::SeqCst) {
+        let head = match shared.load(Ordering::SeqCst) {
             true => "500 Sick",
             false => "200 OK",
         };
-        let answer =
+        let response =
             format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: 4\r\n\r\nnear");
-        TestAnswer::Bytes(answer.into_bytes())
+        ApplicationReply::Bytes(response.into_bytes())
     })
 }
 
 /// Starts a caller in zone a, with these instances in its zone and one in another.
-fn two_zones(near: Vec<TestApplication>) -> Shop {
-    let far = TestApplication::start(|_| TestAnswer::ok("far"));
+fn start_two_zones(near: Vec<TestApplication>) -> Shop {
+    let far = TestApplication::start(|_| ApplicationReply::ok("far"));
     let listener = free_port();
     let mut manifests = mesh_config("allow") + ZONES;
     manifests += &client_manifest("web", &[], &[("orders", listener)])
@@ -197,18 +201,18 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
 }
 
 #[test]
-fn another_zone_is_used_while_the_own_zone_has_no_healthy_endpoint() {
-    let is_sick = Arc::new(AtomicBool::new(false));
-    let mut shop = two_zones(vec![start_near(&is_sick)]);
+fn another_zone_is_used_without_a_healthy_endpoint_in_the_own_zone() {
+    let is_unhealthy = Arc::new(AtomicBool::new(false));
+    let mut shop = start_two_zones(vec![start_near_instance(&is_unhealthy)]);
     shop.wait_for_body("", "near");
     shop.assert_always("", "near");
-    is_sick.store(true, Ordering::SeqCst);
+    is_unhealthy.store(true, Ordering::SeqCst);
     shop.wait_for_body("", "far");
     assert!(
         connected_sidecar(&shop.mesh, "shop/web-1").metric_value("leno_preference_fallbacks_total")
             >= 1.0
     );
-    is_sick.store(false, Ordering::SeqCst);
+    is_unhealthy.store(false, Ordering::SeqCst);
     shop.wait_for_body("", "near");
     shop.assert_always("", "near");
     // An unreachable endpoint costs no request: the next attempt uses another one.
@@ -217,17 +221,20 @@ fn another_zone_is_used_while_the_own_zone_has_no_healthy_endpoint() {
 }
 
 #[test]
-fn a_zone_of_which_one_stays_for_the_bounds_alone_yields_as_well() {
-    let is_sick = Arc::new(AtomicBool::new(false));
+fn a_zone_with_only_an_endpoint_kept_by_the_ejection_limit_is_not_used() {
+    let is_unhealthy = Arc::new(AtomicBool::new(false));
     // Half of three is one: the other unhealthy instance is not ejected.
-    let shop = two_zones(vec![start_near(&is_sick), start_near(&is_sick)]);
+    let shop = start_two_zones(vec![
+        start_near_instance(&is_unhealthy),
+        start_near_instance(&is_unhealthy),
+    ]);
     shop.wait_for_body("", "near");
     shop.assert_always("", "near");
-    is_sick.store(true, Ordering::SeqCst);
+    is_unhealthy.store(true, Ordering::SeqCst);
     shop.wait_for_body("", "far");
-    is_sick.store(false, Ordering::SeqCst);
-    let is_near = |answer: Response| answer.status == 200 && answer.body == b"near";
-    eventually("its zone takes all requests again", Duration::from_secs(20), || {
+    is_unhealthy.store(false, Ordering::SeqCst);
+    let is_near = |response: Response| response.status == 200 && response.body == b"near";
+    eventually("its zone receives all requests again", Duration::from_secs(20), || {
         (0..20).all(|_| shop.send_request("").is_some_and(is_near)).then_some(())
     });
 }

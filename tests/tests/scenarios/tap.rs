@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    TestAnswer, TestApplication, TestMesh, TestProgram, eventually, exchange_bytes, free_port,
-    leno_command,
+    ApplicationReply, TestApplication, TestMesh, TestProgram, eventually, exchange_bytes,
+    free_port, leno_command,
 };
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,10 +24,10 @@ impl Shop {
     fn start_shop() -> Self {
         let stock = TestApplication::start(|request| {
             match request.method_and_target().1.starts_with("/broken") {
-                true => TestAnswer::Bytes(
+                true => ApplicationReply::Bytes(
                     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_vec(),
                 ),
-                false => TestAnswer::ok("ok"),
+                false => ApplicationReply::ok("ok"),
             }
         });
         let listener = free_port();
@@ -45,7 +45,7 @@ impl Shop {
             "GET {path} HTTP/1.1\r\nhost: stock\r\nauthorization: Bearer hunter2\r\n\
              cookie: session=hunter2\r\nconnection: close\r\n\r\n"
         );
-        exchange_bytes(self.listener, &head).expect("an answer").status
+        exchange_bytes(self.listener, &head).expect("a response").status
     }
 
     fn start_tap(&self, arguments: &[&str]) -> TestProgram {
@@ -67,17 +67,18 @@ fn both_sidecars_report_requests_without_secrets() {
     let mut tap =
         shop.start_tap(&["shop/stock", "-o", "json", "--path", "/orders", "--count", "2"]);
     // Sidecars receive a tap with a delay: requests are sent until both have reported one.
-    let asked = || {
+    let poll = || {
         shop.request_status("/other");
         shop.request_status("/orders/7?token=hunter2");
-        let output = printed_requests(&tap);
-        let by = |side: &str| output.iter().any(|record| record["direction"] == side);
-        (output.len() >= 2 || (by("inbound") && by("outbound"))).then_some(output)
+        let records = printed_requests(&tap);
+        let has_record_of = |side: &str| records.iter().any(|record| record["direction"] == side);
+        (records.len() >= 2 || (has_record_of("inbound") && has_record_of("outbound")))
+            .then_some(records)
     };
-    let (output, _) = eventually("two requests are shown", MAX_WAIT, asked);
-    assert!(tap.wait_for_exit(MAX_WAIT).success(), "two were enough");
+    let (records, _) = eventually("two requests are shown", MAX_WAIT, poll);
+    assert!(tap.wait_for_exit(MAX_WAIT).success(), "it ends after two requests");
     assert!(!tap.printed_output().contains("hunter2"), "{}", tap.printed_output());
-    for record in &output {
+    for record in &records {
         assert_eq!((&record["path"], &record["response_code"]), (&"/orders/7".into(), &200.into()));
         let workload = match record["direction"].as_str() {
             Some("inbound") => "shop/stock-1",
@@ -88,16 +89,16 @@ fn both_sidecars_report_requests_without_secrets() {
 }
 
 #[test]
-fn filters_decide_in_the_sidecars_and_a_table_is_for_people() {
+fn filters_are_applied_by_sidecars_and_the_table_shows_matches() {
     let shop = Shop::start_shop();
     let filters = ["--status", "5xx", "--from", "shop/web", "--side", "server"];
     let tap = shop.start_tap(&[&["stock.shop"][..], &filters].concat());
     tap.wait_for_line("WORKLOAD", MAX_WAIT);
-    let asked = || {
+    let poll = || {
         assert_eq!((shop.request_status("/orders"), shop.request_status("/broken")), (200, 503));
         tap.printed_output().contains("/broken").then_some(())
     };
-    eventually("a failure is shown", MAX_WAIT, asked);
+    eventually("a failure is shown", MAX_WAIT, poll);
     let printed = tap.printed_output();
     let line = printed.lines().find(|line| line.contains("/broken")).expect("its line");
     for word in ["shop/stock-1", "inbound", "shop/web", "503", "GET"] {
@@ -107,40 +108,41 @@ fn filters_decide_in_the_sidecars_and_a_table_is_for_people() {
 }
 
 #[test]
-fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream() {
+fn sidecars_have_a_tap_only_while_its_command_runs() {
     let shop = Shop::start_shop();
     let taps = || -> usize {
         let admin = shop.mesh.sidecar("shop/stock-1").admin;
-        let world = leno_tests::get_page(admin, "/config").expect("the admin page answers");
-        let world: Value = serde_json::from_slice(&world.body).expect("the world is JSON");
-        world["taps"].as_array().map_or(0, Vec::len)
+        let config = leno_tests::get_page(admin, "/config").expect("the admin endpoint responds");
+        let config: Value =
+            serde_json::from_slice(&config.body).expect("the configuration is JSON");
+        config["taps"].as_array().map_or(0, Vec::len)
     };
     assert_eq!(taps(), 0);
     let mut first = shop.start_tap(&["shop/stock", "-o", "json"]);
     let second = shop.start_tap(&["shop/stock", "-o", "json", "--method", "GET"]);
-    eventually("the sidecar has heard of both", MAX_WAIT, || (taps() == 2).then_some(()));
+    eventually("the sidecar has both taps", MAX_WAIT, || (taps() == 2).then_some(()));
     first.stop(MAX_WAIT);
     eventually("the first is gone", MAX_WAIT, || (taps() == 1).then_some(()));
-    eventually("the second goes on", MAX_WAIT, || {
+    eventually("the second continues", MAX_WAIT, || {
         shop.request_status("/orders");
         (!printed_requests(&second).is_empty()).then_some(())
     });
     drop(second);
-    eventually("nobody taps", MAX_WAIT, || (taps() == 0).then_some(()));
+    eventually("no tap is left", MAX_WAIT, || (taps() == 0).then_some(()));
 }
 
 /// A reader that stops reading, as in `leno tap | less`.
 #[test]
-fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
+fn a_tap_with_a_blocked_reader_ends_at_a_signal() {
     let shop = Shop::start_shop();
     for signal in [Signal::TERM, Signal::INT] {
-        let (reader, output) = full_pipe();
+        let (reader, writer) = full_pipe();
         let mut command = leno_command();
         command
             .args(["tap", "shop/stock"])
             .arg("--data")
             .arg(shop.mesh.data_directory())
-            .stdout(output);
+            .stdout(writer);
         let mut tap = command.spawn().unwrap();
         // Signals are handled from here on, and the table header is its next output.
         eventually("the tap catches signals", MAX_WAIT, || {
@@ -157,7 +159,7 @@ fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
 
 /// A command keeps running after `kubectl exec` has lost its connection.
 #[test]
-fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
+fn a_tap_ends_after_its_duration_even_with_a_blocked_reader() {
     let shop = Shop::start_shop();
     let command = |arguments: &[&str]| {
         let mut command = leno_command();
@@ -168,18 +170,18 @@ fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
             .arg(shop.mesh.data_directory());
         command
     };
-    let (reader, output) = full_pipe();
-    let mut blocked = command(&["--duration", "1s"]).stdout(output).spawn().unwrap();
+    let (reader, writer) = full_pipe();
+    let mut blocked = command(&["--duration", "1s"]).stdout(writer).spawn().unwrap();
     eventually("the blocked tap has ended", MAX_WAIT, || blocked.try_wait().unwrap());
     drop(reader);
-    let done = command(&["--duration", "1s"]).output().unwrap();
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success() && said.contains("the tap ends after 1s"), "{said}");
+    let output = command(&["--duration", "1s"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("the tap ends after 1s"), "{text}");
 }
 
 /// There are no requests, so no write to the closed output occurs.
 #[test]
-fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
+fn a_tap_ends_soon_after_its_reader_or_terminal_closes() {
     let shop = Shop::start_shop();
     let mut command = leno_command();
     command.args(["tap", "shop/stock"]).arg("--data").arg(shop.mesh.data_directory());
@@ -189,9 +191,9 @@ fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
     reader.read_line(&mut header).unwrap();
     assert!(header.contains("WORKLOAD"), "{header}");
     drop(reader);
-    let ended = || piped.try_wait().unwrap();
-    let (status, time) = eventually("the tap without a reader has ended", MAX_WAIT, ended);
-    assert!(status.success() && time < SOON, "{status:?} after {time:?}");
+    let exit_status = || piped.try_wait().unwrap();
+    let (status, time) = eventually("the tap without a reader has ended", MAX_WAIT, exit_status);
+    assert!(status.success() && time < MAX_END_WAIT, "{status:?} after {time:?}");
     // A closed terminal sends SIGHUP only to processes of its session, and `nohup` ignores it.
     let mut python = Command::new("python3");
     python
@@ -199,8 +201,8 @@ fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
         .arg(leno_command().get_program())
         .arg(shop.mesh.data_directory());
     let output = python.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(said.trim(), "ended 0", "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.trim(), "ended 0", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Runs a tap on a terminal, outside its session, and closes the terminal after the first output.
@@ -231,19 +233,22 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 }
 
 #[test]
-fn invalid_tap_filters_are_rejected_at_once() {
+fn invalid_tap_filters_are_rejected_immediately() {
     let shop = Shop::start_shop();
-    let refused = |arguments: &[&str]| {
+    let error_of = |arguments: &[&str]| {
         let output = shop.mesh.run_leno(&[&["tap"], arguments].concat());
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let unknown = refused(&["shop/stok"]);
-    assert!(unknown.contains("no service shop/stok; the mesh has shop/stock"), "{unknown}");
-    let status = refused(&["shop/stock", "--status", "6xx"]);
-    assert!(status.contains("use 503, 5xx or 400-499"), "{status}");
+    let unknown_service = error_of(&["shop/stok"]);
+    assert!(
+        unknown_service.contains("no service shop/stok; the mesh has shop/stock"),
+        "{unknown_service}"
+    );
+    let invalid_status = error_of(&["shop/stock", "--status", "6xx"]);
+    assert!(invalid_status.contains("use 503, 5xx or 400-499"), "{invalid_status}");
 }
 
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Far shorter than the hour after which a tap ends by itself.
-const SOON: Duration = Duration::from_secs(10);
+/// The maximum time until a tap ends, far shorter than the hour after which it ends by itself.
+const MAX_END_WAIT: Duration = Duration::from_secs(10);

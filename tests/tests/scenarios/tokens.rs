@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    Response, TestAnswer, TestApplication, TestMesh, TestProgram, eventually, exchange_bytes,
+    ApplicationReply, Response, TestApplication, TestMesh, TestProgram, eventually, exchange_bytes,
     free_port,
 };
 use serde_json::{Value, json};
@@ -27,11 +27,11 @@ impl TokenIssuer {
     /// Creates an issuer with a certificate for `localhost`, without any key.
     fn new() -> Self {
         let issuer = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
-        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]);
-        let made = made.expect("a certificate");
-        let both = made.cert.pem() + &made.signing_key.serialize_pem();
-        std::fs::write(issuer.file_path("server.pem"), both).expect("a file");
-        std::fs::write(issuer.file_path("roots.pem"), made.cert.pem()).expect("a file");
+        let certified = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]);
+        let certified = certified.expect("a certificate");
+        let key_and_certificate = certified.cert.pem() + &certified.signing_key.serialize_pem();
+        std::fs::write(issuer.file_path("server.pem"), key_and_certificate).expect("a file");
+        std::fs::write(issuer.file_path("roots.pem"), certified.cert.pem()).expect("a file");
         std::fs::create_dir(issuer.file_path("www")).expect("a folder");
         issuer
     }
@@ -46,16 +46,16 @@ impl TokenIssuer {
 
     /// Generates an RSA key.
     fn make_key(&self, id: &str) {
-        let words = "genpkey -quiet -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out";
-        run_openssl(words, &[&self.path_text(id)], b"");
+        let arguments = "genpkey -quiet -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out";
+        run_openssl(arguments, &[&self.path_text(id)], b"");
     }
 
     /// Returns a public key as a JWK.
     fn public_key(&self, id: &str) -> Value {
-        let said = run_openssl("rsa -noout -modulus -in", &[&self.path_text(id)], b"");
-        let hex = String::from_utf8(said).expect("text");
+        let output = run_openssl("rsa -noout -modulus -in", &[&self.path_text(id)], b"");
+        let hex = String::from_utf8(output).expect("text");
         let hex = hex.trim().strip_prefix("Modulus=").expect("a modulus").to_owned();
-        let pairs = (0..hex.len()).step_by(2).map(|at| &hex[at..at + 2]);
+        let pairs = (0..hex.len()).step_by(2).map(|index| &hex[index..index + 2]);
         let modulus = pairs.map(|pair| u8::from_str_radix(pair, 16).expect("a byte"));
         let modulus = URL_SAFE_NO_PAD.encode(modulus.collect::<Vec<_>>());
         json!({"kty": "RSA", "use": "sig", "alg": "RS256", "kid": id, "n": modulus, "e": "AQAB"})
@@ -91,17 +91,17 @@ impl TokenIssuer {
     }
 }
 
-fn run_openssl(words: &str, more: &[&str], input: &[u8]) -> Vec<u8> {
+fn run_openssl(arguments: &str, extra_arguments: &[&str], input: &[u8]) -> Vec<u8> {
     let mut command = Command::new("openssl");
-    command.args(words.split(' ')).args(more);
+    command.args(arguments.split(' ')).args(extra_arguments);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("openssl runs");
     let mut stdin = child.stdin.take().expect("a pipe");
     std::io::Write::write_all(&mut stdin, input).expect("openssl reads");
     drop(stdin);
-    let done = child.wait_with_output().expect("openssl ends");
-    assert!(done.status.success(), "{words}: {}", String::from_utf8_lossy(&done.stderr));
-    done.stdout
+    let output = child.wait_with_output().expect("openssl ends");
+    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
 }
 
 /// Returns valid claims of a user in these groups.
@@ -152,7 +152,10 @@ spec:
 fn start_stock() -> TestApplication {
     TestApplication::start(|request| {
         let token = request.first_header("authorization").map_or("", |_| " with a token");
-        TestAnswer::ok(format!("{}{token}", request.first_header("x-user").unwrap_or("nobody")))
+        ApplicationReply::ok(format!(
+            "{}{token}",
+            request.first_header("x-user").unwrap_or("nobody")
+        ))
     })
 }
 
@@ -164,17 +167,20 @@ fn send_token(listener: u16, token: &str) -> Option<Response> {
     exchange_bytes(SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), &request).ok()
 }
 
-/// Waits until a token gets this status, with `why` in the challenge.
-fn wait_for_status(listener: u16, token: &str, status: u16, why: &str) -> Response {
-    let is = |answer: &Response| {
-        let challenge = answer.first_header("www-authenticate").unwrap_or_default();
-        answer.status == status && challenge.contains(why)
+/// Waits until a token gets this status, with `challenge_text` in the challenge.
+fn wait_for_status(listener: u16, token: &str, status: u16, challenge_text: &str) -> Response {
+    let matches_expected = |response: &Response| {
+        let challenge = response.first_header("www-authenticate").unwrap_or_default();
+        response.status == status && challenge.contains(challenge_text)
     };
-    eventually(&format!("{status} {why}"), MAX_WAIT, || send_token(listener, token).filter(is)).0
+    eventually(&format!("{status} {challenge_text}"), MAX_WAIT, || {
+        send_token(listener, token).filter(matches_expected)
+    })
+    .0
 }
 
 #[test]
-fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
+fn tokens_are_verified_with_keys_that_the_control_plane_refreshes() {
     let (issuer, stock, listener) = (TokenIssuer::new(), start_stock(), free_port());
     issuer.make_key("one");
     issuer.make_key("two");
@@ -184,10 +190,10 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
     let roots = issuer.path_text("roots.pem");
     let mesh =
         TestMesh::up_with(&strict_manifests(stock.port(), listener, &jwks), &["--jwks-ca", &roots]);
-    let good = issuer.sign_token("one", &valid_claims(&["readers", "writers"]));
+    let valid = issuer.sign_token("one", &valid_claims(&["readers", "writers"]));
     let early = wait_for_status(
         listener,
-        &good,
+        &valid,
         401,
         "the keys of the token's issuer are not available yet",
     );
@@ -196,74 +202,74 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
         key_problem(&mesh).contains("no token of this issuer is accepted").then_some(())
     });
 
-    let mut serving = issuer.start_server();
-    assert_eq!(wait_for_status(listener, &good, 200, "").body, b"ann");
+    let mut server = issuer.start_server();
+    assert_eq!(wait_for_status(listener, &valid, 200, "").body, b"ann");
     let unsigned = {
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         format!("{}.{}.", encode(&json!({"alg": "none"})), encode(&valid_claims(&["writers"])))
     };
-    let sign = |claims: Value| issuer.sign_token("one", &claims);
+    let signed_with = |claims: Value| issuer.sign_token("one", &claims);
     let foreign = issuer.sign_token("two", &valid_claims(&["writers"]));
-    for (token, status, reason, why) in [
-        (sign(valid_claims(&["readers"])), 403, "denied", ""),
-        (sign(valid_claims(&["admins"])), 200, "", ""),
+    for (token, status, reason, challenge_text) in [
+        (signed_with(valid_claims(&["readers"])), 403, "denied", ""),
+        (signed_with(valid_claims(&["admins"])), 200, "", ""),
         (String::new(), 401, "token-missing", "Bearer realm="),
         ("abc".to_owned(), 401, "token-invalid", "not a signed JSON web token"),
         (unsigned, 401, "token-invalid", "signature algorithm is not"),
         (foreign, 401, "token-invalid", "signature is not"),
-        (sign(claims_with("exp", json!(1))), 401, "token-invalid", "has expired"),
-        (sign(claims_with("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
-        (sign(claims_with("aud", json!("cart"))), 401, "token-invalid", "audience is not"),
+        (signed_with(claims_with("exp", json!(1))), 401, "token-invalid", "has expired"),
+        (signed_with(claims_with("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
+        (signed_with(claims_with("aud", json!("cart"))), 401, "token-invalid", "audience is not"),
     ] {
-        let answer = send_token(listener, &token).expect("the listener responds");
-        let challenge = answer.first_header("www-authenticate").unwrap_or_default();
-        assert_eq!(answer.status, status, "{token}: {challenge}");
-        assert_eq!(answer.rejection_reason().unwrap_or_default(), reason, "{token}: {challenge}");
-        assert!(challenge.contains(why), "{token}: {challenge}");
+        let response = send_token(listener, &token).expect("the listener responds");
+        let challenge = response.first_header("www-authenticate").unwrap_or_default();
+        assert_eq!(response.status, status, "{token}: {challenge}");
+        assert_eq!(response.rejection_reason().unwrap_or_default(), reason, "{token}: {challenge}");
+        assert!(challenge.contains(challenge_text), "{token}: {challenge}");
     }
 
     // The next key is served in addition to the previous one and then replaces it; no process is restarted.
     let next = issuer.sign_token("two", &valid_claims(&["writers"]));
     issuer.publish_keys(&["one", "two"]);
     wait_for_status(listener, &next, 200, "");
-    assert_eq!(send_token(listener, &good).expect("the listener responds").status, 200);
+    assert_eq!(send_token(listener, &valid).expect("the listener responds").status, 200);
     issuer.publish_keys(&["two"]);
-    wait_for_status(listener, &good, 401, "signature is not valid");
+    wait_for_status(listener, &valid, 401, "signature is not valid");
     assert_eq!(send_token(listener, &next).expect("the listener responds").status, 200);
 
     // An unavailable issuer does not affect requests.
-    serving.stop(MAX_WAIT);
-    eventually("the rule says what is wrong", MAX_WAIT, || {
+    server.stop(MAX_WAIT);
+    eventually("the rule reports the problem", MAX_WAIT, || {
         key_problem(&mesh).contains("the previous keys remain in force").then_some(())
     });
     assert_eq!(send_token(listener, &next).expect("the listener responds").status, 200);
 }
 
 #[test]
-fn keys_in_a_file_beside_the_rule_are_watched() {
+fn changes_of_a_key_file_apply_live() {
     let (issuer, stock, listener) = (TokenIssuer::new(), start_stock(), free_port());
     issuer.make_key("one");
     let mesh = TestMesh::up(&strict_manifests(stock.port(), listener, "{file: keys.jwks}"));
-    let good = issuer.sign_token("one", &valid_claims(&["writers"]));
-    wait_for_status(listener, &good, 401, "the keys of the token's issuer are not available yet");
+    let valid = issuer.sign_token("one", &valid_claims(&["writers"]));
+    wait_for_status(listener, &valid, 401, "the keys of the token's issuer are not available yet");
     mesh.write("keys.jwks", &issuer.key_set(&["one"]));
-    wait_for_status(listener, &good, 200, "");
+    wait_for_status(listener, &valid, 200, "");
     assert_eq!(key_problem(&mesh), "");
     mesh.write("keys.jwks", "{}");
-    eventually("the rule says what is wrong", MAX_WAIT, || {
+    eventually("the rule reports the problem", MAX_WAIT, || {
         key_problem(&mesh).contains("is not a JWK set").then_some(())
     });
-    assert_eq!(send_token(listener, &good).expect("the listener responds").status, 200);
+    assert_eq!(send_token(listener, &valid).expect("the listener responds").status, 200);
 }
 
 #[test]
-fn keys_are_read_only_where_the_operator_permits() {
+fn keys_are_read_only_from_permitted_sources() {
     let (stock, listener) = (start_stock(), free_port());
-    let asked = Arc::new(AtomicU32::new(0));
-    let counted = Arc::clone(&asked);
+    let requests = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&requests);
     let issuer = TestApplication::start(move |_| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        TestAnswer::ok("{}")
+        counter.fetch_add(1, Ordering::Relaxed);
+        ApplicationReply::ok("{}")
     });
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]"] {
         let jwks =
@@ -272,7 +278,7 @@ fn keys_are_read_only_where_the_operator_permits() {
             &strict_manifests(stock.port(), listener, &jwks),
             &["--jwks-allow", "10.0.0.0/8"],
         );
-        eventually("the rule says what is wrong", MAX_WAIT, || {
+        eventually("the rule reports the problem", MAX_WAIT, || {
             key_problem(&mesh).contains("--jwks-allow").then_some(())
         });
     }
@@ -282,19 +288,20 @@ fn keys_are_read_only_where_the_operator_permits() {
         &strict_manifests(stock.port(), listener, "{file: keys.jwks}"),
         &["--jwks-files", folder],
     );
-    eventually("the rule says what is wrong", MAX_WAIT, || {
+    eventually("the rule reports the problem", MAX_WAIT, || {
         key_problem(&mesh).contains("--jwks-files").then_some(())
     });
-    assert_eq!(asked.load(Ordering::Relaxed), 0, "requests to the issuer");
+    assert_eq!(requests.load(Ordering::Relaxed), 0, "requests to the issuer");
 }
 
 /// Returns the reported problem of keys that cannot be read.
 fn key_problem(mesh: &TestMesh) -> String {
-    let said = mesh.get_json("rejected");
-    let warnings = said["warnings"].as_array().expect("warnings");
-    let of_keys = |it: &&Value| it["field"].as_str().is_some_and(|it| it.contains("jwks"));
-    let found = warnings.iter().find(of_keys);
-    found.map(|it| it["problem"].as_str().expect("text").to_owned()).unwrap_or_default()
+    let rejected = mesh.get_json("rejected");
+    let warnings = rejected["warnings"].as_array().expect("warnings");
+    let is_about_keys =
+        |warning: &&Value| warning["field"].as_str().is_some_and(|field| field.contains("jwks"));
+    let warning = warnings.iter().find(is_about_keys);
+    warning.map(|warning| warning["problem"].as_str().expect("text").to_owned()).unwrap_or_default()
 }
 
 /// Serves the files of a folder.

@@ -8,8 +8,8 @@ use serde_json::Value;
 #[test]
 fn every_topic_has_the_same_yaml_and_json() {
     let mesh = TestMesh::up(TOPICS);
-    let known = leno_command().args(["get", "--help"]).output().unwrap();
-    let known = String::from_utf8(known.stdout).unwrap();
+    let help = leno_command().args(["get", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
     for topic in [
         "status",
         "workloads",
@@ -25,18 +25,18 @@ fn every_topic_has_the_same_yaml_and_json() {
         "rules",
         "rejected",
     ] {
-        assert!(known.contains(topic), "{topic}: {known}");
-        let printed = |form: &str| {
+        assert!(help.contains(topic), "{topic}: {help}");
+        let output_as = |format: &str| {
             let mut command = leno_command();
-            command.args(["get", topic, "-o", form, "--data"]).arg(mesh.data_directory());
+            command.args(["get", topic, "-o", format, "--data"]).arg(mesh.data_directory());
             let output = command.output().unwrap();
             assert!(output.status.success(), "{output:?}");
             String::from_utf8(output.stdout).unwrap()
         };
         // The state may change between two queries.
         let (json, _) = eventually(topic, Duration::from_secs(60), || {
-            let json: Value = serde_json::from_str(&printed("json")).unwrap();
-            let yaml: Value = serde_saphyr::from_str(&printed("yaml")).unwrap();
+            let json: Value = serde_json::from_str(&output_as("json")).unwrap();
+            let yaml: Value = serde_saphyr::from_str(&output_as("yaml")).unwrap();
             (without_time(yaml) == without_time(json.clone())).then_some(json)
         });
         let empty = ["connections", "ejected", "rules"];
@@ -50,7 +50,7 @@ fn without_time(value: Value) -> Value {
         Value::Number(_) => 0.into(),
         Value::Array(list) => list.into_iter().map(without_time).collect(),
         Value::Object(map) => map.into_iter().map(|(k, v)| (k, without_time(v))).collect(),
-        other => other,
+        unchanged => unchanged,
     }
 }
 

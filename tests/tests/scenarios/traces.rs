@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, server_manifest};
 use leno_tests::{
-    OtlpCollector, Response, TestAnswer, TestApplication, TestMesh, eventually, exchange_bytes,
-    free_port, get_page,
+    ApplicationReply, OtlpCollector, Response, TestApplication, TestMesh, eventually,
+    exchange_bytes, free_port, get_page,
 };
 use serde_json::Value;
 
@@ -26,10 +26,10 @@ struct Shop {
 impl Shop {
     fn start_shop(tracing: &str) -> Self {
         let stock = TestApplication::start(|request| match request.method_and_target().1 {
-            "/broken" => TestAnswer::Bytes(
+            "/broken" => ApplicationReply::Bytes(
                 b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n".to_vec(),
             ),
-            _ => TestAnswer::ok(request.first_header("traceparent").unwrap_or("none")),
+            _ => ApplicationReply::ok(request.first_header("traceparent").unwrap_or("none")),
         });
         let listener = free_port();
         let mesh = TestMesh::up(&shop_manifests(&stock, listener, tracing));
@@ -47,25 +47,26 @@ impl Shop {
             "GET {path} HTTP/1.1\r\nhost: stock\r\nauthorization: Bearer hunter2\r\n\
              traceparent: {context}\r\nconnection: close\r\n\r\n"
         );
-        exchange_bytes(self.listener, &head).expect("an answer")
+        exchange_bytes(self.listener, &head).expect("a response")
     }
 
     /// Waits until both sidecars apply the latest tracing settings: the application receives a span id.
-    fn waits_for_tracing(&self) {
-        eventually("contexts are continued on both sides", MAX_WAIT, || {
-            let heard = String::from_utf8_lossy(&self.send_traced("/", 99, "00").body).into_owned();
-            (heard.contains(TRACE) && !heard.contains(PARENT)).then_some(())
+    fn wait_for_tracing(&self) {
+        eventually("both sidecars continue the trace context", MAX_WAIT, || {
+            let response_text =
+                String::from_utf8_lossy(&self.send_traced("/", 99, "00").body).into_owned();
+            (response_text.contains(TRACE) && !response_text.contains(PARENT)).then_some(())
         });
     }
 
     /// Waits until both sidecars have the address of the collector.
-    fn waits_for_collector(&self, port: u16) {
+    fn wait_for_collector(&self, port: u16) {
         for workload in ["shop/web-1", "shop/stock-1"] {
             let admin = self.mesh.sidecar(workload).admin;
-            eventually("a sidecar knows its collector", MAX_WAIT, || {
-                let world = get_page(admin, "/config").ok()?;
-                let world: Value = serde_json::from_slice(&world.body).ok()?;
-                let collector = world["tracing"]["collector"].as_str()?;
+            eventually("a sidecar has the address of its collector", MAX_WAIT, || {
+                let config = get_page(admin, "/config").ok()?;
+                let config: Value = serde_json::from_slice(&config.body).ok()?;
+                let collector = config["tracing"]["collector"].as_str()?;
                 collector.contains(&format!(":{port}/")).then_some(())
             });
         }
@@ -97,18 +98,19 @@ fn otlp_settings(sampling: &str, port: u16, protocol: &str) -> String {
 fn a_collector_receives_spans_of_both_sidecars_over_http_and_grpc() {
     let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&otlp_settings("0%", collector.http, "http"));
-    shop.waits_for_tracing();
+    shop.wait_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
         shop.trace_to(&otlp_settings("0%", port, protocol));
-        shop.waits_for_collector(port);
-        let answer = shop.send_traced("/orders?token=hunter2", number, "01");
+        shop.wait_for_collector(port);
+        let response = shop.send_traced("/orders?token=hunter2", number, "01");
         let trace = format!("{TRACE}{number:02}");
         let spans = collector.wait_for_spans(&trace, 2);
-        let of = |kind| spans.iter().find(|span| span.kind == kind).expect("a span of each side");
-        let (outer, inner) = (of("Client"), of("Server"));
+        let span_of =
+            |kind| spans.iter().find(|span| span.kind == kind).expect("a span of each side");
+        let (outer, inner) = (span_of("Client"), span_of("Server"));
         assert_eq!((outer.parent.as_str(), &inner.parent), (PARENT, &outer.id));
-        let heard = String::from_utf8_lossy(&answer.body).into_owned();
-        assert_eq!(heard, format!("00-{trace}-{}-01", inner.id));
+        let response_text = String::from_utf8_lossy(&response.body).into_owned();
+        assert_eq!(response_text, format!("00-{trace}-{}-01", inner.id));
         for span in [outer, inner] {
             assert_eq!(span.name, "GET shop/stock");
             for (name, value) in [
@@ -134,10 +136,10 @@ fn a_collector_receives_spans_of_both_sidecars_over_http_and_grpc() {
 
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
-fn the_parents_decision_is_kept_and_failures_are_reported_all_the_same() {
+fn the_parents_sampling_decision_is_kept_and_failures_are_reported_anyway() {
     let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&otlp_settings("100%", collector.http, "http"));
-    shop.waits_for_tracing();
+    shop.wait_for_tracing();
     assert_eq!(shop.send_traced("/", 3, "00").status, 200);
     assert_eq!(shop.send_traced("/broken", 4, "00").status, 500);
     // Later spans have arrived, so earlier ones would have arrived as well.
@@ -151,20 +153,20 @@ fn the_parents_decision_is_kept_and_failures_are_reported_all_the_same() {
 
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
-fn a_collector_that_dies_costs_spans_and_no_request() {
+fn a_stopped_collector_loses_spans_and_fails_no_request() {
     let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&otlp_settings("100%", collector.http, "http"));
-    shop.waits_for_tracing();
+    shop.wait_for_tracing();
     drop(collector);
     for _ in 0..20 {
         assert_eq!(shop.send_traced("/", 5, "01").status, 200);
     }
     let web = shop.mesh.sidecar("shop/web-1");
     eventually("spans are dropped and counted", MAX_WAIT, || {
-        let refused = web.sum_metrics("leno_trace_spans_total{result=\"rejected\"}");
-        (refused >= 20.0).then_some(())
+        let rejected = web.sum_metrics("leno_trace_spans_total{result=\"rejected\"}");
+        (rejected >= 20.0).then_some(())
     });
 }
 
-/// A collector starts in a second; sidecars receive a change faster.
+/// The timeout of conditions: a collector starts in a second; sidecars receive a change faster.
 const MAX_WAIT: Duration = Duration::from_secs(30);

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, server_manifest};
-use leno_tests::{TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port};
+use leno_tests::{
+    ApplicationReply, TestApplication, TestConnection, TestMesh, eventually, free_port,
+};
 use serde_json::{Value, json};
 
 /// Groups about access decisions for meshed clients. The other groups, tested in `crates/control`, need fixed
@@ -48,13 +50,13 @@ fn group_manifests(group: &Value) -> String {
 
 /// Waits until all results are as expected, and checks again: results that matched by chance before the
 /// documents were in force differ then.
-fn replay_cases(name: &str, cases: &[&Value], found: impl Fn(&Value) -> Value) {
+fn replay_cases(name: &str, cases: &[&Value], result_of: impl Fn(&Value) -> Value) {
     for case in cases {
-        let what = format!("{name}, {}: {}", case["name"], case["expect"]);
-        eventually(&what, MAX_WAIT, || (found(case) == case["expect"]).then_some(()));
+        let condition = format!("{name}, {}: {}", case["name"], case["expect"]);
+        eventually(&condition, MAX_WAIT, || (result_of(case) == case["expect"]).then_some(()));
     }
     for case in cases {
-        assert_eq!(found(case), case["expect"], "{name}, {}", case["name"]);
+        assert_eq!(result_of(case), case["expect"], "{name}, {}", case["name"]);
     }
 }
 
@@ -88,8 +90,8 @@ fn access_decisions_match_the_vectors() {
         mesh.write("group.yaml", &format!("{}---\n{config}\n", group_manifests(&group)));
         let cases = group["cases"].as_array().unwrap().iter();
         let through_sidecars = |case: &&Value| {
-            let is_here = matches!(case["from"].as_str(), Some("shop/web" | "shop/ops"));
-            is_here && case.get("direct").is_none()
+            let has_listener = matches!(case["from"].as_str(), Some("shop/web" | "shop/ops"));
+            has_listener && case.get("direct").is_none()
         };
         let cases: Vec<&Value> = cases.filter(through_sidecars).collect();
         assert!(!cases.is_empty(), "{name}");
@@ -147,26 +149,27 @@ fn inbound_result(listener: SocketAddr, case: &Value) -> Value {
         true => "\u{1}\u{2}\r\n\r\n".to_owned(),
         false => wire_request(request),
     };
-    let answer = TestConnection::open(listener).and_then(|mut connection| {
+    let result = TestConnection::open(listener).and_then(|mut connection| {
         connection.send(head)?;
         connection.receive_response()
     });
-    let reset = || {
+    let reset_result = || {
         // A reset has no reason text.
         let expected = &case["expect"]["reset"];
         if expected.is_null() { json!("reset") } else { json!({"reset": expected}) }
     };
-    match answer {
-        Ok(answer) if answer.status == 200 => json!("allowed"),
-        Ok(answer) => json!({"status": answer.status, "reason": answer.rejection_reason()}),
-        Err(_) => reset(),
+    match result {
+        Ok(response) if response.status == 200 => json!("allowed"),
+        Ok(response) => json!({"status": response.status, "reason": response.rejection_reason()}),
+        Err(_) => reset_result(),
     }
 }
 
 #[test]
 fn route_decisions_match_the_vectors() {
     let names = ["stock", "a", "b", "c"];
-    let applications = names.map(|name| TestApplication::start(move |_| TestAnswer::ok(name)));
+    let applications =
+        names.map(|name| TestApplication::start(move |_| ApplicationReply::ok(name)));
     let listener = free_port();
     let mut manifests = leno_tests::manifests::mesh_config("allow");
     for (name, application) in names.iter().zip(&applications) {
@@ -185,15 +188,15 @@ fn route_decisions_match_the_vectors() {
 
 /// Returns the backend that responds, or the reason that none does.
 fn routing_result(listener: SocketAddr, request: &Value) -> Value {
-    let answer = TestConnection::open(listener).and_then(|mut connection| {
+    let result = TestConnection::open(listener).and_then(|mut connection| {
         connection.send(wire_request(request))?;
         connection.receive_response()
     });
-    match answer {
-        Ok(answer) if answer.status == 200 => {
-            json!(format!("shop/{}", String::from_utf8_lossy(&answer.body)))
+    match result {
+        Ok(response) if response.status == 200 => {
+            json!(format!("shop/{}", String::from_utf8_lossy(&response.body)))
         }
-        Ok(answer) => json!(answer.rejection_reason()),
+        Ok(response) => json!(response.rejection_reason()),
         Err(error) => json!(error.to_string()),
     }
 }

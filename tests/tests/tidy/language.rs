@@ -1,4 +1,4 @@
-//! Plain English: shares of sentences and words by text kind, invented words in identifiers, and the length of the lexicon.
+//! Plain English: sentences and words by text kind, invented words in identifiers, and the length of the lexicon.
 //!
 //! `language.txt` holds the limit of each figure. A limit may only shrink.
 
@@ -68,45 +68,45 @@ const INVENTED: &[(&str, &str)] = &[
 ];
 
 /// Names of other projects: the file and the identifier.
-const FOREIGN: &[(&str, &str)] = &[
+const EXTERNAL_NAMES: &[(&str, &str)] = &[
     // A field of TokenReview in the API of Kubernetes.
     ("crates/kubernetes/src/review.rs", "audiences"),
 ];
 
 /// The longest list of places that a failure prints.
-const PLACES_MAX: usize = 40;
+const MAX_PLACES: usize = 40;
 
 #[test]
-fn figures_stay_within_their_limits() {
+fn figures_do_not_exceed_their_limits() {
     let figures = measure();
     let limits = limits();
     let names: BTreeSet<_> = figures.keys().chain(limits.keys()).collect();
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     for name in names {
         match (figures.get(name), limits.get(name)) {
             (Some(figure), Some(limit)) if figure.value <= *limit => {}
-            (Some(figure), Some(limit)) => wrong.push(format!(
+            (Some(figure), Some(limit)) => violations.push(format!(
                 "{name}: {:.2}, at most {limit}\n{}",
                 figure.value,
                 figure.places.join("\n")
             )),
-            _ => wrong.push(format!("{name}: not in language.txt, or not measured")),
+            _ => violations.push(format!("{name}: not in language.txt, or not measured")),
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
 #[test]
 fn captions_open_with_a_noun() {
     let opening = Regex::new(OPENINGS).expect("a pattern");
-    super::check(|path, text| {
+    super::check_sources(|path, text| {
         let caption = text.lines().next()?.strip_prefix("//! ")?;
         opening.is_match(caption).then(|| format!("{}: {caption}", path.display()))
     });
 }
 
 #[test]
-fn sentences_and_identifiers_are_split_as_a_reader_splits_them() {
+fn sentences_and_identifiers_are_split_into_parts() {
     let lines = [(1, "Which rule applies"), (2, "is fixed. Is it what is asked?"), (4, "- A list")];
     let lines: Vec<_> = lines.iter().map(|(line, text)| (*line, (*text).to_owned())).collect();
     assert_eq!(
@@ -128,7 +128,7 @@ struct Figure {
 
 impl Figure {
     fn add_place(&mut self, place: String) {
-        if self.places.len() < PLACES_MAX {
+        if self.places.len() < MAX_PLACES {
             self.places.push(place);
         }
     }
@@ -168,7 +168,8 @@ fn measure() -> BTreeMap<String, Figure> {
 }
 
 fn measure_sentences(kind: &str, sentences: &[Sentence], figures: &mut BTreeMap<String, Figure>) {
-    let words: usize = sentences.iter().map(|it| it.text.split_whitespace().count()).sum();
+    let words: usize =
+        sentences.iter().map(|sentence| sentence.text.split_whitespace().count()).sum();
     assert!(words > 0, "no {kind} found");
     let opening = Regex::new(OPENINGS).expect("a pattern");
     let mut openings = Figure::default();
@@ -205,28 +206,30 @@ fn measure_identifiers(files: &[(String, String)], figures: &mut BTreeMap<String
     let identifier = Regex::new(r"[A-Za-z_][A-Za-z0-9_]*").expect("a pattern");
     let function = Regex::new(r"\bfn ([a-z_0-9]+)").expect("a pattern");
     let invented: BTreeMap<_, _> = INVENTED.iter().copied().collect();
-    let mut found = Figure::default();
-    let (mut functions, mut short) = (0.0, 0.0);
+    let mut invented_words = Figure::default();
+    let (mut functions, mut one_word) = (0.0, 0.0);
     for (path, text) in files.iter().filter(|(path, _)| path.ends_with(".rs")) {
         let code = code_of(text);
         for name in function.captures_iter(&code) {
             functions += 1.0;
-            short += f64::from(u8::from(!name[1].contains('_')));
+            one_word += f64::from(u8::from(!name[1].contains('_')));
         }
         for name in identifier.find_iter(&code) {
             for word in words_of(name.as_str()) {
                 let singular = word.strip_suffix('s').unwrap_or(&word);
                 let term = invented.get(word.as_str()).or_else(|| invented.get(singular));
-                let term = term.filter(|_| !FOREIGN.contains(&(path.as_str(), name.as_str())));
+                let term =
+                    term.filter(|_| !EXTERNAL_NAMES.contains(&(path.as_str(), name.as_str())));
                 if let Some(term) = term {
-                    found.value += 1.0;
-                    found.add_place(format!("  {path}: {}; the field says: {term}", name.as_str()));
+                    invented_words.value += 1.0;
+                    invented_words
+                        .add_place(format!("  {path}: {}; the field says: {term}", name.as_str()));
                 }
             }
         }
     }
-    figures.insert("identifiers invented".to_owned(), found);
-    let share = Figure { value: 100.0 * short / functions, places: Vec::new() };
+    figures.insert("identifiers invented".to_owned(), invented_words);
+    let share = Figure { value: 100.0 * one_word / functions, places: Vec::new() };
     figures.insert("functions short".to_owned(), share);
 }
 
@@ -234,7 +237,7 @@ fn measure_identifiers(files: &[(String, String)], figures: &mut BTreeMap<String
 fn words_of(identifier: &str) -> Vec<String> {
     static WORD: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"[A-Z]?[a-z0-9]+").expect("a pattern"));
-    WORD.find_iter(identifier).map(|it| it.as_str().to_lowercase()).collect()
+    WORD.find_iter(identifier).map(|word| word.as_str().to_lowercase()).collect()
 }
 
 /// Returns the code without comments and without the texts of strings.
@@ -255,8 +258,9 @@ fn sentences_by_kind(files: &[(String, String)]) -> Vec<(&'static str, Vec<Sente
         ("messages", Vec::new()),
     ];
     for (path, text) in files {
-        let is_source =
-            [".rs", ".java", ".go", ".js", ".proto"].iter().any(|it| path.ends_with(it));
+        let is_source = [".rs", ".java", ".go", ".js", ".proto"]
+            .iter()
+            .any(|extension| path.ends_with(extension));
         if is_source {
             let kind = usize::from(path.starts_with("crates/cli/src"));
             add_sentences(&mut kinds[kind].1, path, sentences(&comment_lines(text)));
@@ -271,18 +275,18 @@ fn sentences_by_kind(files: &[(String, String)]) -> Vec<(&'static str, Vec<Sente
     kinds
 }
 
-fn add_sentences(to: &mut Vec<Sentence>, file: &str, found: Vec<(usize, String)>) {
-    to.extend(found.into_iter().map(|(line, text)| Sentence { file: file.to_owned(), line, text }));
+fn add_sentences(to: &mut Vec<Sentence>, file: &str, added: Vec<(usize, String)>) {
+    to.extend(added.into_iter().map(|(line, text)| Sentence { file: file.to_owned(), line, text }));
 }
 
 fn comment_lines(text: &str) -> Vec<(usize, String)> {
-    let whole = Regex::new(r"^\s*//[/!]?\s?(.*)").expect("a pattern");
+    let full_line = Regex::new(r"^\s*//[/!]?\s?(.*)").expect("a pattern");
     let trailing = Regex::new(r"\s//\s(.*)").expect("a pattern");
     let comment = |line: &str| {
-        let found = whole.captures(line).or_else(|| trailing.captures(line))?;
-        Some(found[1].to_owned())
+        let captures = full_line.captures(line).or_else(|| trailing.captures(line))?;
+        Some(captures[1].to_owned())
     };
-    numbered(text).filter_map(|(number, line)| Some((number, comment(line)?))).collect()
+    numbered_lines(text).filter_map(|(number, line)| Some((number, comment(line)?))).collect()
 }
 
 /// Returns the lines of a document without code, tables, headings and inline code.
@@ -290,8 +294,8 @@ fn prose_lines(text: &str) -> Vec<(usize, String)> {
     let code = Regex::new(r"`[^`]*`").expect("a pattern");
     let link = Regex::new(r"\[([^\]]*)\]\([^)]*\)").expect("a pattern");
     let mut is_fenced = false;
-    let mut found = Vec::new();
-    for (number, line) in numbered(text) {
+    let mut lines = Vec::new();
+    for (number, line) in numbered_lines(text) {
         if line.trim_start().starts_with("```") {
             is_fenced = !is_fenced;
         } else if !is_fenced
@@ -299,10 +303,10 @@ fn prose_lines(text: &str) -> Vec<(usize, String)> {
             && !line.starts_with("    ")
         {
             let line = code.replace_all(line, "x");
-            found.push((number, link.replace_all(&line, "$1").into_owned()));
+            lines.push((number, link.replace_all(&line, "$1").into_owned()));
         }
     }
-    found
+    lines
 }
 
 /// Returns the texts of errors and log messages.
@@ -313,10 +317,11 @@ fn messages(source: &str) -> Vec<(usize, String)> {
     ))
     .expect("a pattern");
     text.captures_iter(source)
-        .map(|found| {
-            let whole = found.get(0).expect("a match");
-            let line = source[..whole.start()].matches('\n').count() + 1;
-            let text = found.get(1).or_else(|| found.get(2)).map_or("", |it| it.as_str());
+        .map(|captures| {
+            let matched = captures.get(0).expect("a match");
+            let line = source[..matched.start()].matches('\n').count() + 1;
+            let text =
+                captures.get(1).or_else(|| captures.get(2)).map_or("", |group| group.as_str());
             (line, text.to_owned())
         })
         .collect()
@@ -325,17 +330,17 @@ fn messages(source: &str) -> Vec<(usize, String)> {
 /// Joins lines into sentences of three words or more. An empty line, a gap and a list item end a sentence.
 fn sentences(lines: &[(usize, String)]) -> Vec<(usize, String)> {
     let item = Regex::new(r"^([-*#>|]|\d+\.)").expect("a pattern");
-    let marks = Regex::new(r"^([-*#>]+|\d+\.)\s*").expect("a pattern");
-    let mut found = Vec::new();
+    let marker = Regex::new(r"^([-*#>]+|\d+\.)\s*").expect("a pattern");
+    let mut result = Vec::new();
     let mut paragraph: Option<(usize, String)> = None;
     let mut last = None;
     for (number, line) in lines {
         let line = line.trim();
         let is_separate = last.is_some_and(|last| *number != last + 1);
         if line.is_empty() || is_separate || item.is_match(line) {
-            split_paragraph(paragraph.take(), &mut found);
+            split_paragraph(paragraph.take(), &mut result);
         }
-        let text = marks.replace(line, "");
+        let text = marker.replace(line, "");
         if !text.is_empty() {
             let (_, joined) = paragraph.get_or_insert((*number, String::new()));
             joined.push(' ');
@@ -343,60 +348,65 @@ fn sentences(lines: &[(usize, String)]) -> Vec<(usize, String)> {
         }
         last = Some(*number);
     }
-    split_paragraph(paragraph, &mut found);
-    found
+    split_paragraph(paragraph, &mut result);
+    result
 }
 
-fn split_paragraph(paragraph: Option<(usize, String)>, found: &mut Vec<(usize, String)>) {
+fn split_paragraph(paragraph: Option<(usize, String)>, result: &mut Vec<(usize, String)>) {
     let Some((line, text)) = paragraph else { return };
     let end = Regex::new(r"[.!?:]\s+([A-Z`*])").expect("a pattern");
     let text = text.trim();
-    let mut from = 0;
-    let mut add = |sentence: &str| {
+    let mut start = 0;
+    let mut add_sentence = |sentence: &str| {
         if sentence.split_whitespace().count() > 2 {
-            found.push((line, sentence.trim().to_owned()));
+            result.push((line, sentence.trim().to_owned()));
         }
     };
     for boundary in end.captures_iter(text) {
-        let (whole, next) = (boundary.get(0).expect("all"), boundary.get(1).expect("a letter"));
-        add(&text[from..=whole.start()]);
-        from = next.start();
+        let (end_of_sentence, next) =
+            (boundary.get(0).expect("all"), boundary.get(1).expect("a letter"));
+        add_sentence(&text[start..=end_of_sentence.start()]);
+        start = next.start();
     }
-    add(&text[from..]);
+    add_sentence(&text[start..]);
 }
 
-fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn numbered_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().map(|(index, line)| (index + 1, line))
 }
 
 /// Returns the project's files with their paths from the root, without generated and foreign texts.
 fn project_files() -> Vec<(String, String)> {
-    let root = super::root();
-    let mut found = Vec::new();
-    collect_files(&root, &root, &mut found);
-    assert!(found.len() > 500, "the project was not found");
-    found
+    let root = super::project_root();
+    let mut files = Vec::new();
+    collect_files(&root, &root, &mut files);
+    assert!(files.len() > 500, "the project was not found");
+    files
 }
 
-fn collect_files(root: &Path, folder: &Path, found: &mut Vec<(String, String)>) {
+fn collect_files(root: &Path, folder: &Path, files: &mut Vec<(String, String)>) {
     let skipped =
         ["target", "node_modules", "corpus", "golden", "vectors", "conformance", "changelog.d"];
-    let known = ["rs", "java", "go", "js", "proto", "md"];
-    let mut paths: Vec<PathBuf> =
-        fs::read_dir(folder).expect("a folder").map(|it| it.expect("an entry").path()).collect();
+    let extensions = ["rs", "java", "go", "js", "proto", "md"];
+    let mut paths: Vec<PathBuf> = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
     paths.sort();
     for path in paths {
         let name = path.file_name().expect("a name").to_string_lossy().into_owned();
         if path.is_dir() {
             if !name.starts_with('.') && !skipped.contains(&name.as_str()) {
-                collect_files(root, &path, found);
+                collect_files(root, &path, files);
             }
-        } else if path.extension().is_some_and(|it| known.iter().any(|known| it == *known))
+        } else if path
+            .extension()
+            .is_some_and(|extension| extensions.iter().any(|known| extension == *known))
             && !name.ends_with("proto.rs")
         {
-            let shown = path.strip_prefix(root).expect("a path below the root");
+            let relative = path.strip_prefix(root).expect("a path below the root");
             let text = String::from_utf8_lossy(&fs::read(&path).expect("a file")).into_owned();
-            found.push((shown.to_string_lossy().into_owned(), text));
+            files.push((relative.to_string_lossy().into_owned(), text));
         }
     }
 }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The permitted dependencies of each crate on our others.
-const ARROWS: &[(&str, &[&str])] = &[
+/// The permitted dependencies of each crate on the other crates of the project.
+const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("wire", &[]),
     ("telemetry", &[]),
@@ -43,7 +43,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 /// The external dependencies that the lowest crates may not declare.
-const FOREIGN: &[(&str, &[&str])] = &[
+const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("model", &["tokio", "serde", "prost", "kube", "hyper"]),
     ("wire", &["tokio", "hyper", "h2"]),
     ("traffic", &["tokio", "hyper"]),
@@ -59,39 +59,41 @@ const FORBIDDEN_MODULES: &[&str] = &[
 /// Files that exceed the length limit, with their current length, which may only shrink.
 const RATCHET: &[(&str, usize)] = &[];
 
-const FILE_LINES_MAX: usize = 600;
+const MAX_FILE_LINES: usize = 600;
 
 #[test]
-fn crates_import_only_what_stands_below_them() {
-    let allowed: BTreeMap<_, _> = ARROWS.iter().copied().collect();
-    let foreign: BTreeMap<_, _> = FOREIGN.iter().copied().collect();
-    let mut wrong = Vec::new();
-    for (name, manifest) in manifests() {
+fn crates_depend_only_on_allowed_crates() {
+    let allowed: BTreeMap<_, _> = ALLOWED_DEPENDENCIES.iter().copied().collect();
+    let forbidden: BTreeMap<_, _> = FORBIDDEN_DEPENDENCIES.iter().copied().collect();
+    let mut violations = Vec::new();
+    for (name, manifest) in crate_manifests() {
         let allowed = allowed.get(name.as_str()).unwrap_or_else(|| panic!("{name} has no arrows"));
         for dependency in dependencies(&manifest) {
-            if let Some(ours) = dependency.strip_prefix("leno-")
-                && !allowed.contains(&ours)
+            if let Some(own_crate) = dependency.strip_prefix("leno-")
+                && !allowed.contains(&own_crate)
             {
-                wrong.push(format!("{name} must not import {ours}"));
+                violations.push(format!("{name} must not import {own_crate}"));
             }
-            if foreign.get(name.as_str()).is_some_and(|list| list.contains(&dependency.as_str())) {
-                wrong.push(format!("{name} must not import {dependency}"));
+            if forbidden.get(name.as_str()).is_some_and(|list| list.contains(&dependency.as_str()))
+            {
+                violations.push(format!("{name} must not import {dependency}"));
             }
         }
     }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(violations.is_empty(), "{violations:#?}");
 }
 
 #[test]
 fn every_crate_of_the_design_exists() {
-    let found: BTreeSet<_> = manifests().into_iter().map(|(name, _)| name).collect();
-    let drawn: BTreeSet<_> = ARROWS.iter().map(|(name, _)| (*name).to_owned()).collect();
-    assert_eq!(found, drawn);
+    let existing: BTreeSet<_> = crate_manifests().into_iter().map(|(name, _)| name).collect();
+    let declared: BTreeSet<_> =
+        ALLOWED_DEPENDENCIES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(existing, declared);
 }
 
 #[test]
 fn every_file_opens_with_a_caption() {
-    check(|path, text| {
+    check_sources(|path, text| {
         let first = text.lines().next().unwrap_or_default();
         let generated = first.starts_with("// @generated") || first.starts_with("//! @generated");
         let is_caption = first.starts_with("//! ") && first.len() > 12;
@@ -101,21 +103,21 @@ fn every_file_opens_with_a_caption() {
 }
 
 #[test]
-fn files_stay_short() {
-    check(|path, text| {
+fn files_do_not_exceed_the_length_limit() {
+    check_sources(|path, text| {
         let lines = production_lines(path, text);
-        let shown = path.display().to_string();
+        let path_text = path.display().to_string();
         let limit = RATCHET
             .iter()
-            .find(|(file, _)| shown.ends_with(file))
-            .map_or(FILE_LINES_MAX, |(_, lines)| *lines);
-        (lines > limit).then(|| format!("{shown}: {lines} lines, at most {limit}"))
+            .find(|(file, _)| path_text.ends_with(file))
+            .map_or(MAX_FILE_LINES, |(_, lines)| *lines);
+        (lines > limit).then(|| format!("{path_text}: {lines} lines, at most {limit}"))
     });
 }
 
 #[test]
-fn modules_have_names_that_mean_something() {
-    check(|path, _| {
+fn modules_have_specific_names() {
+    check_sources(|path, _| {
         let stem = path.file_stem()?.to_str()?;
         FORBIDDEN_MODULES
             .contains(&stem)
@@ -126,40 +128,40 @@ fn modules_have_names_that_mean_something() {
 #[test]
 fn connections_are_accepted_in_one_place() {
     // These accept handshakes and streams, or only one connection.
-    let others = [
+    let exceptions = [
         "identity/src/client_hello.rs",
         "proxy/src/http2/server.rs",
         "proxy/src/http2/server/proxy_port.rs",
         "cli/src/redirect/verify.rs",
         "src/testing.rs",
     ];
-    check(|path, text| {
-        let shown = path.display().to_string();
-        let is_allowed =
-            shown.contains("crates/listen/") || others.iter().any(|it| shown.ends_with(it));
-        if is_allowed || !shown.contains("/src/") || shown.contains("/tests/src/") {
+    check_sources(|path, text| {
+        let path_text = path.display().to_string();
+        let is_allowed = path_text.contains("crates/listen/")
+            || exceptions.iter().any(|exception| path_text.ends_with(exception));
+        if is_allowed || !path_text.contains("/src/") || path_text.contains("/tests/src/") {
             return None;
         }
         let mut lines = text.lines().take(production_lines(path, text));
         let accepts = |line: &&str| {
-            let call = [".accept()", ".incoming()", "poll_accept(", "accept_one("]
+            let is_accept_call = [".accept()", ".incoming()", "poll_accept(", "accept_one("]
                 .iter()
-                .any(|it| line.contains(it));
+                .any(|call| line.contains(call));
             // The `accept` of such a listener does not fail.
-            call && !text.contains("Listener::new(")
+            is_accept_call && !text.contains("Listener::new(")
         };
         lines.find(accepts).map(|line| {
-            format!("{shown}: accepts connections by itself, instead of a `leno_listen::Listener`: {line}")
+            format!("{path_text}: accepts connections by itself, instead of a `leno_listen::Listener`: {line}")
         })
     });
 }
 
 #[test]
-fn open_ends_carry_an_issue_number() {
-    let mark = ["TO", "DO"].concat();
-    check(|path, text| {
+fn open_tasks_have_an_issue_number() {
+    let marker = ["TO", "DO"].concat();
+    check_sources(|path, text| {
         text.lines()
-            .find(|line| line.contains(&mark) && !line.contains(&format!("{mark}(#")))
+            .find(|line| line.contains(&marker) && !line.contains(&format!("{marker}(#")))
             .map(|line| format!("{}: {}", path.display(), line.trim()))
     });
 }
@@ -170,20 +172,20 @@ const KINDS: &[&str] = &["fn", "struct", "enum", "trait", "mod", "const", "impl"
 /// Returns the names of the items that a source defines.
 fn item_names(text: &str) -> BTreeSet<&str> {
     let words: Vec<&str> = text
-        .split(|it: char| !it.is_alphanumeric() && it != '_')
-        .filter(|it| !it.is_empty())
+        .split(|character: char| !character.is_alphanumeric() && character != '_')
+        .filter(|word| !word.is_empty())
         .collect();
     words.windows(2).filter(|pair| KINDS.contains(&pair[0])).map(|pair| pair[1]).collect()
 }
 
 #[test]
-fn the_life_documents_name_only_what_exists() {
-    let sources = sources();
+fn the_life_documents_name_only_existing_items() {
+    let sources = source_files();
     let sources: Vec<(&PathBuf, BTreeSet<&str>)> =
         sources.iter().map(|(path, text)| (path, item_names(text))).collect();
     let mut unknown = Vec::new();
     for document in ["docs/life-of-a-request.md", "docs/life-of-a-change.md"] {
-        let text = fs::read_to_string(root().join(document)).expect(document);
+        let text = fs::read_to_string(project_root().join(document)).expect(document);
         for symbol in text.split('`').skip(1).step_by(2) {
             let Some((path, last)) = symbol.rsplit_once("::") else {
                 continue;
@@ -191,8 +193,8 @@ fn the_life_documents_name_only_what_exists() {
             let last = last.trim_end_matches("()");
             let parent = path.rsplit("::").next().unwrap_or_default();
             let defines = |(path, items): &(&PathBuf, BTreeSet<&str>)| {
-                let in_module = path.iter().any(|it| it.to_str() == Some(parent))
-                    || path.file_stem().is_some_and(|it| it == parent);
+                let in_module = path.iter().any(|name| name.to_str() == Some(parent))
+                    || path.file_stem().is_some_and(|name| name == parent);
                 (in_module || items.contains(parent)) && items.contains(last)
             };
             if !sources.iter().any(defines) {
@@ -203,17 +205,18 @@ fn the_life_documents_name_only_what_exists() {
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
-fn check(rule: impl Fn(&Path, &str) -> Option<String>) {
-    let wrong: Vec<_> = sources().iter().filter_map(|(path, text)| rule(path, text)).collect();
-    assert!(wrong.is_empty(), "{wrong:#?}");
+fn check_sources(rule: impl Fn(&Path, &str) -> Option<String>) {
+    let violations: Vec<_> =
+        source_files().iter().filter_map(|(path, text)| rule(path, text)).collect();
+    assert!(violations.is_empty(), "{violations:#?}");
 }
 
-fn root() -> PathBuf {
+fn project_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
 }
 
-fn manifests() -> Vec<(String, String)> {
-    let crates = fs::read_dir(root().join("crates")).expect("crates/");
+fn crate_manifests() -> Vec<(String, String)> {
+    let crates = fs::read_dir(project_root().join("crates")).expect("crates/");
     crates
         .map(|entry| {
             let path = entry.expect("a folder of crates/").path();
@@ -236,33 +239,33 @@ fn dependencies(manifest: &str) -> Vec<String> {
         .collect()
 }
 
-fn sources() -> Vec<(PathBuf, String)> {
-    let mut found = Vec::new();
+fn source_files() -> Vec<(PathBuf, String)> {
+    let mut files = Vec::new();
     for top in ["crates", "tests"] {
-        walk(&root().join(top), &mut found);
+        collect_sources(&project_root().join(top), &mut files);
     }
-    assert!(found.len() > 50, "the sources were not found");
-    found
+    assert!(files.len() > 50, "the sources were not found");
+    files
 }
 
-fn walk(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+fn collect_sources(folder: &Path, files: &mut Vec<(PathBuf, String)>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
-            walk(&path, found);
+            collect_sources(&path, files);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(&path).expect("a source file");
-            found.push((path, text));
+            files.push((path, text));
         }
     }
 }
 
 /// Returns the number of lines before the tests of a file; 0 for test files and generated files.
 fn production_lines(path: &Path, text: &str) -> usize {
-    let shown = path.to_string_lossy();
+    let path_text = path.to_string_lossy();
     let generated =
-        ["// @generated", "//! Generated from "].iter().any(|mark| text.starts_with(mark));
-    if shown.ends_with("tests.rs") || shown.contains("/tests/") || generated {
+        ["// @generated", "//! Generated from "].iter().any(|marker| text.starts_with(marker));
+    if path_text.ends_with("tests.rs") || path_text.contains("/tests/") || generated {
         return 0;
     }
     text.lines().take_while(|line| *line != "#[cfg(test)]").count()

@@ -1,7 +1,7 @@
 //! The hidden `leno bench backend`: a small fast HTTP/1.1 server behind the proxies.
 //!
-//! `/1024` answers with 1024 bytes. `/count` returns the number of other requests answered on all connections,
-//! for relating the measured CPU time to requests.
+//! The response to `/1024` has 1024 bytes. `/count` returns the number of responses to all other requests on all
+//! connections, so that the measured CPU time can be divided by requests.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -37,61 +37,61 @@ impl BackendArgs {
 
 /// The state shared by all connections; there is one thread.
 struct BackendState {
-    answered: Cell<u64>,
-    answers: RefCell<HashMap<usize, Rc<[u8]>>>,
+    response_count: Cell<u64>,
+    responses: RefCell<HashMap<usize, Rc<[u8]>>>,
     delay: Duration,
 }
 
 impl BackendState {
     fn new(delay: Duration) -> Self {
-        Self { answered: Cell::new(0), answers: RefCell::default(), delay }
+        Self { response_count: Cell::new(0), responses: RefCell::default(), delay }
     }
 
     /// Writes the response for a path.
     fn write_response(&self, path: &[u8], out: &mut Vec<u8>) {
         let path = path.strip_prefix(b"/").unwrap_or(path);
         if path == b"count" {
-            let count = self.answered.get().to_string();
+            let count = self.response_count.get().to_string();
             let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", count.len());
             out.extend_from_slice(head.as_bytes());
             out.extend_from_slice(count.as_bytes());
             return;
         }
-        self.answered.set(self.answered.get() + 1);
-        let bytes = bytes_of(path);
-        let answer = {
-            let mut answers = self.answers.borrow_mut();
-            Rc::clone(answers.entry(bytes).or_insert_with(|| render_response(bytes)))
+        self.response_count.set(self.response_count.get() + 1);
+        let bytes = body_size(path);
+        let response = {
+            let mut responses = self.responses.borrow_mut();
+            Rc::clone(responses.entry(bytes).or_insert_with(|| render_response(bytes)))
         };
-        out.extend_from_slice(&answer);
+        out.extend_from_slice(&response);
     }
 }
 
 /// Returns the body size in a path; 1 KiB without one.
-fn bytes_of(path: &[u8]) -> usize {
+fn body_size(path: &[u8]) -> usize {
     let text = std::str::from_utf8(path).ok();
     let number = text.and_then(|text| text.parse::<usize>().ok());
-    number.map_or(BODY_BYTES, |bytes| bytes.min(BODY_BYTES_MAX))
+    number.map_or(BODY_BYTES, |bytes| bytes.min(MAX_BODY_BYTES))
 }
 
 fn render_response(bytes: usize) -> Rc<[u8]> {
-    let mut answer = format!(
+    let mut response = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: {bytes}\r\n\r\n"
     )
     .into_bytes();
-    answer.extend((0..bytes).map(|index| b'a' + (index % 26) as u8));
-    answer.into()
+    response.extend((0..bytes).map(|index| b'a' + (index % 26) as u8));
+    response.into()
 }
 
 async fn serve_connection(mut stream: TcpStream, shared: Rc<BackendState>) {
-    let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
+    let mut received = Vec::with_capacity(MAX_HEAD_BYTES);
     let mut out = Vec::new();
     loop {
         match stream.read_buf(&mut received).await {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        let Some(end) = answer_all(&mut received, &shared, &mut out) else {
+        let Some(end) = respond_to_all(&mut received, &shared, &mut out) else {
             return;
         };
         if !shared.delay.is_zero() && !out.is_empty() {
@@ -111,30 +111,31 @@ enum AfterResponse {
     Close,
 }
 
-/// Answers every complete request; `None` for an unsupported one. Requests of benchmark clients have no body.
-fn answer_all(
+/// Writes the response to every complete request; `None` for an unsupported request. Requests of benchmark
+/// clients have no body.
+fn respond_to_all(
     received: &mut Vec<u8>,
     shared: &BackendState,
     out: &mut Vec<u8>,
 ) -> Option<AfterResponse> {
-    let mut taken = 0;
+    let mut consumed = 0;
     let mut end = AfterResponse::KeepAlive;
-    while let Some(length) = head_length(received.get(taken..)?) {
-        let head = received.get(taken..taken + length)?;
-        let mut words = head.split(|byte| *byte == b' ');
-        let target = words.nth(1)?;
+    while let Some(length) = head_length(received.get(consumed..)?) {
+        let head = received.get(consumed..consumed + length)?;
+        let mut parts = head.split(|byte| *byte == b' ');
+        let target = parts.nth(1)?;
         shared.write_response(path_of(target), out);
-        if asks_to_close(head) {
+        if requests_close(head) {
             end = AfterResponse::Close;
         }
-        taken += length;
+        consumed += length;
     }
-    received.drain(..taken);
-    (received.len() < HEAD_BYTES_MAX).then_some(end)
+    received.drain(..consumed);
+    (received.len() < MAX_HEAD_BYTES).then_some(end)
 }
 
 fn head_length(bytes: &[u8]) -> Option<usize> {
-    bytes.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4)
+    bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4)
 }
 
 /// Returns the path of a target in either form, without its query.
@@ -147,7 +148,7 @@ fn path_of(target: &[u8]) -> &[u8] {
     path.split(|byte| *byte == b'?').next().unwrap_or(path)
 }
 
-fn asks_to_close(head: &[u8]) -> bool {
+fn requests_close(head: &[u8]) -> bool {
     let closes = |line: &[u8]| line.trim_ascii_end().eq_ignore_ascii_case(b"connection: close");
     head.split(|byte| *byte == b'\n').any(closes)
 }
@@ -155,9 +156,9 @@ fn asks_to_close(head: &[u8]) -> bool {
 /// The default size of a response body.
 const BODY_BYTES: usize = 1024;
 /// A response is kept in memory as a whole.
-const BODY_BYTES_MAX: usize = 64 << 20;
-/// More than any proxy adds to a request of a load generator.
-const HEAD_BYTES_MAX: usize = 16 * 1024;
+const MAX_BODY_BYTES: usize = 64 << 20;
+/// The maximum length of a request head: more than any proxy adds to a request of a load generator.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -167,8 +168,8 @@ mod tests {
         let shared = BackendState::new(Duration::ZERO);
         let mut received = requests.to_vec();
         let mut out = Vec::new();
-        let end = answer_all(&mut received, &shared, &mut out);
-        (String::from_utf8(out).unwrap(), end, shared.answered.get())
+        let end = respond_to_all(&mut received, &shared, &mut out);
+        (String::from_utf8(out).unwrap(), end, shared.response_count.get())
     }
 
     #[test]
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_connection_closes_after_the_response_if_the_client_asks_for_it() {
+    fn the_connection_closes_after_the_response_if_the_client_requests_it() {
         let (_, end, count) = responses_to(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
         assert_eq!((end, count), (Some(AfterResponse::Close), 1));
     }
@@ -199,6 +200,6 @@ mod tests {
     #[test]
     fn malformed_requests_close_the_connection() {
         assert_eq!(responses_to(b"\x16\x03\x01\r\n\r\n").1, None);
-        assert_eq!(responses_to(&[b'x'; HEAD_BYTES_MAX]).1, None);
+        assert_eq!(responses_to(&[b'x'; MAX_HEAD_BYTES]).1, None);
     }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::child::{BenchProcess, ProcessSpec};
-use super::contender::START_MAX_WAIT;
+use super::contender::MAX_START_WAIT;
 use super::driver::ConnectionMode;
 use super::layout::Layout;
 use super::rig::{BenchDefaultPolicy, MeshRules, Rig};
@@ -30,7 +30,7 @@ pub(super) struct BenchCase {
     pub(super) connections: u32,
     /// Requests per second; a closed loop if absent.
     pub(super) rate: Option<u32>,
-    pub(super) connecting: ConnectionMode,
+    pub(super) connection_mode: ConnectionMode,
     /// The number of cores for proxies; those of the rig if absent.
     pub(super) proxy_cores: Option<usize>,
     pub(super) default_policy: BenchDefaultPolicy,
@@ -51,7 +51,7 @@ impl BenchCase {
             targets: vec![("entry", format!("/{body}"))],
             connections,
             rate: None,
-            connecting: ConnectionMode::KeepAlive,
+            connection_mode: ConnectionMode::KeepAlive,
             proxy_cores: None,
             default_policy: BenchDefaultPolicy::Deny,
             rules: MeshRules::Plain,
@@ -92,8 +92,8 @@ impl BackendKind {
     /// The timeout of their first response.
     pub(super) const fn max_wait(self) -> Duration {
         match self {
-            Self::BuiltIn => START_MAX_WAIT,
-            Self::Spring => spring::START_MAX_WAIT,
+            Self::BuiltIn => MAX_START_WAIT,
+            Self::Spring => spring::MAX_START_WAIT,
         }
     }
 }
@@ -103,7 +103,7 @@ impl BackendKind {
 pub(super) struct BackendProcesses {
     children: Vec<BenchProcess>,
     /// The ports of applications that count their responses.
-    pub(super) counting: Vec<u16>,
+    pub(super) counting_ports: Vec<u16>,
 }
 
 impl BackendProcesses {
@@ -119,24 +119,24 @@ impl BackendProcesses {
     ) -> anyhow::Result<Self> {
         if case.app == BackendKind::Spring {
             let children = spring::start(rig, ports, dir).await?;
-            return Ok(Self { children, counting: Vec::new() });
+            return Ok(Self { children, counting_ports: Vec::new() });
         }
-        let mut all = Self { children: Vec::new(), counting: Vec::new() };
-        let mut start = |name: &str, launch: ProcessSpec| {
-            let launch = launch.with_cores(rig.load_cores.as_ref());
-            let child = BenchProcess::start(&launch, &dir.join(format!("{name}.log")));
-            all.children.push(child.with_context(|| format!("the application {name}"))?);
+        let mut backends = Self { children: Vec::new(), counting_ports: Vec::new() };
+        let mut start = |name: &str, spec: ProcessSpec| {
+            let spec = spec.with_cores(rig.load_cores.as_ref());
+            let child = BenchProcess::start(&spec, &dir.join(format!("{name}.log")));
+            backends.children.push(child.with_context(|| format!("the application {name}"))?);
             anyhow::Ok(())
         };
-        let mut counting = Vec::new();
+        let mut counting_ports = Vec::new();
         match case.layout {
             Layout::Http | Layout::Tcp => {
-                counting.push(ports.port_for("backend")?);
+                counting_ports.push(ports.port_for("backend")?);
                 start("backend", launch_backend(ports, "backend", Duration::ZERO)?)?;
             }
             Layout::Fan => {
                 for role in ["backend-1", "backend-2", "backend-3"] {
-                    counting.push(ports.port_for(role)?);
+                    counting_ports.push(ports.port_for(role)?);
                     start(role, launch_backend(ports, role, Duration::ZERO)?)?;
                 }
             }
@@ -144,14 +144,14 @@ impl BackendProcesses {
                 let outbound = format!("http://127.0.0.1:{}", ports.port_for("outbound")?);
                 for service in ["ratings", "gateway"] {
                     let port = ports.port_for(service)?.to_string();
-                    let mut launch =
+                    let mut spec =
                         ProcessSpec::leno_command(["demo-service", service, "--port", &port])?;
-                    launch.environment.push(("http_proxy".to_owned(), outbound.clone()));
-                    start(service, launch)?;
+                    spec.environment.push(("http_proxy".to_owned(), outbound.clone()));
+                    start(service, spec)?;
                 }
             }
             Layout::Chain | Layout::TaggedChain => {
-                counting.push(ports.port_for("data")?);
+                counting_ports.push(ports.port_for("data")?);
                 start("data", launch_backend(ports, "data", case.delay)?)?;
                 for role in ["provider-1", "provider-2", "provider-3"] {
                     let data = ports.port_for("data")?;
@@ -163,8 +163,8 @@ impl BackendProcesses {
                 start("consumer", launch_relay(ports, "consumer", &listeners)?)?;
             }
         }
-        all.counting = counting;
-        Ok(all)
+        backends.counting_ports = counting_ports;
+        Ok(backends)
     }
 
     /// Returns their process IDs.
@@ -184,10 +184,13 @@ impl BackendProcesses {
     }
 
     /// Returns the end of their logs.
-    pub(super) fn last_words(&self) -> String {
-        let words =
-            self.children.iter().map(BenchProcess::last_words).filter(|words| !words.is_empty());
-        words.map(|words| format!("\noutput of an application:\n{words}")).collect()
+    pub(super) fn log_tail(&self) -> String {
+        let log_tails = self
+            .children
+            .iter()
+            .map(BenchProcess::log_tail)
+            .filter(|log_tail| !log_tail.is_empty());
+        log_tails.map(|log_tail| format!("\noutput of an application:\n{log_tail}")).collect()
     }
 
     /// Stops them.
@@ -210,18 +213,25 @@ fn launch_backend(
 fn launch_relay(
     ports: &mut ChosenPorts<'_>,
     role: &str,
-    to: &[u16],
+    upstream_ports: &[u16],
 ) -> anyhow::Result<ProcessSpec> {
     let port = ports.port_for(role)?.to_string();
-    let to: Vec<String> = to.iter().map(ToString::to_string).collect();
-    ProcessSpec::leno_command(["bench", "relay", "--port", &port, "--to", &to.join(",")])
+    let upstream_ports: Vec<String> = upstream_ports.iter().map(ToString::to_string).collect();
+    ProcessSpec::leno_command([
+        "bench",
+        "relay",
+        "--port",
+        &port,
+        "--to",
+        &upstream_ports.join(","),
+    ])
 }
 
 /// Returns `1 connection`, `200 connections`.
-pub(super) fn format_count(count: u32, thing: &str) -> String {
+pub(super) fn format_count(count: u32, noun: &str) -> String {
     match count {
-        1 => format!("1 {thing}"),
-        count => format!("{count} {thing}s"),
+        1 => format!("1 {noun}"),
+        count => format!("{count} {noun}s"),
     }
 }
 

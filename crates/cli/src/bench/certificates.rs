@@ -1,4 +1,4 @@
-//! Certificates for contenders without a certificate client: PEM files from our authority.
+//! Certificates for contenders without a certificate client: PEM files from a Leno authority.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -42,8 +42,9 @@ pub(super) fn spiffe_id(name: &str) -> String {
 /// Splits a credential into key and certificate: some programs read separate files.
 fn split_credential(credential: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(credential)?;
-    let at = text.find("-----BEGIN CERTIFICATE-----").context("it has no certificate")?;
-    let (key, certificate) = text.split_at(at);
+    let certificate_start =
+        text.find("-----BEGIN CERTIFICATE-----").context("it has no certificate")?;
+    let (key, certificate) = text.split_at(certificate_start);
     for (extension, part) in [("key", key), ("crt", certificate), ("pem", text.as_str())] {
         std::fs::write(dir.join(format!("{name}.{extension}")), part)?;
     }
@@ -60,14 +61,14 @@ mod tests {
     fn each_name_gets_its_files() {
         let scratch = tempfile::tempdir().unwrap();
         issue_certificates(scratch.path(), &["client", "server"]).unwrap();
-        for (file, begins) in [
+        for (file, prefix) in [
             ("client.key", "-----BEGIN PRIVATE KEY-----"),
             ("server.crt", "-----BEGIN CERTIFICATE-----"),
             ("server.pem", "-----BEGIN PRIVATE KEY-----"),
             ("roots.pem", "-----BEGIN CERTIFICATE-----"),
         ] {
             let text = std::fs::read_to_string(scratch.path().join(file)).unwrap();
-            assert!(text.starts_with(begins), "{file}: {text}");
+            assert!(text.starts_with(prefix), "{file}: {text}");
         }
     }
 }

@@ -56,9 +56,9 @@ impl ProcessSpec {
 pub(super) struct BenchProcess {
     process: tokio::process::Child,
     /// Its standard output, if this process reads it.
-    out: Option<BufReader<ChildStdout>>,
+    stdout: Option<BufReader<ChildStdout>>,
     /// Its standard input, if this process writes to it.
-    input: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
     group: Option<Pid>,
     log: PathBuf,
 }
@@ -68,30 +68,31 @@ impl BenchProcess {
     ///
     /// # Errors
     /// If the file or the process cannot be created.
-    pub(super) fn start(launch: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
-        let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        let errors = out.try_clone().context("cannot duplicate the handle of a log file")?;
-        Self::spawn(launch, log, Stdio::null(), [out.into(), errors.into()])
+    pub(super) fn start(spec: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
+        let stdout =
+            File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let errors = stdout.try_clone().context("cannot duplicate the handle of a log file")?;
+        Self::spawn(spec, log, Stdio::null(), [stdout.into(), errors.into()])
     }
 
     /// Starts a command with a piped standard output; standard error goes to `log`.
     ///
     /// # Errors
     /// As [`BenchProcess::start`].
-    pub(super) fn start_piped(launch: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
+    pub(super) fn start_piped(spec: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
         let errors =
             File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        Self::spawn(launch, log, Stdio::null(), [Stdio::piped(), errors.into()])
+        Self::spawn(spec, log, Stdio::null(), [Stdio::piped(), errors.into()])
     }
 
     /// Starts a command with a piped standard input as well.
     ///
     /// # Errors
     /// As [`BenchProcess::start`].
-    pub(super) fn start_talking(launch: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
+    pub(super) fn start_interactive(spec: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
         let errors =
             File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        Self::spawn(launch, log, Stdio::piped(), [Stdio::piped(), errors.into()])
+        Self::spawn(spec, log, Stdio::piped(), [Stdio::piped(), errors.into()])
     }
 
     /// Writes a line to its standard input.
@@ -99,41 +100,41 @@ impl BenchProcess {
     /// # Errors
     /// If the process no longer reads.
     pub(super) async fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
-        let input = self.input.as_mut().context("its standard input is closed")?;
-        input
+        let stdin = self.stdin.as_mut().context("its standard input is closed")?;
+        stdin
             .write_all(format!("{line}\n").as_bytes())
             .await
             .context("it does not read its standard input")?;
-        input.flush().await.context("it does not read its standard input")
+        stdin.flush().await.context("it does not read its standard input")
     }
 
     fn spawn(
-        launch: &ProcessSpec,
+        spec: &ProcessSpec,
         log: &Path,
-        input: Stdio,
-        [out, errors]: [Stdio; 2],
+        stdin: Stdio,
+        [stdout, errors]: [Stdio; 2],
     ) -> anyhow::Result<Self> {
         let binary = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(binary);
         command.args(["bench", "pinned", "--parent", &std::process::id().to_string()]);
-        if let Some(cores) = &launch.cores {
+        if let Some(cores) = &spec.cores {
             command.args(["--cores", &cores.to_string()]);
         }
         let mut process = command
             .arg("--")
-            .args(&launch.command)
-            .envs(launch.environment.iter().map(|(name, value)| (name, value)))
-            .stdin(input)
-            .stdout(out)
+            .args(&spec.command)
+            .envs(spec.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(stdin)
+            .stdout(stdout)
             .stderr(errors)
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .context("cannot start a process")?;
         let group = process.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        let out = process.stdout.take().map(BufReader::new);
-        let input = process.stdin.take();
-        Ok(Self { process, out, input, group, log: log.to_owned() })
+        let stdout = process.stdout.take().map(BufReader::new);
+        let stdin = process.stdin.take();
+        Ok(Self { process, stdout, stdin, group, log: log.to_owned() })
     }
 
     /// Returns its process ID; `None` once it has ended.
@@ -152,8 +153,8 @@ impl BenchProcess {
     /// If it cannot be read or waited for.
     pub(super) async fn wait_with_output(&mut self) -> anyhow::Result<(ExitStatus, String)> {
         let mut text = String::new();
-        if let Some(mut out) = self.out.take() {
-            out.read_to_string(&mut text).await.context("cannot read its output")?;
+        if let Some(mut stdout) = self.stdout.take() {
+            stdout.read_to_string(&mut text).await.context("cannot read its output")?;
         }
         Ok((self.process.wait().await.context("cannot wait for its exit")?, text))
     }
@@ -161,12 +162,12 @@ impl BenchProcess {
     /// Returns the next line of output; `None` at the end.
     pub(super) async fn next_line(&mut self) -> Option<String> {
         let mut line = String::new();
-        let read = self.out.as_mut()?.read_line(&mut line).await;
+        let read = self.stdout.as_mut()?.read_line(&mut line).await;
         read.is_ok_and(|bytes| bytes > 0).then(|| line.trim_end().to_owned())
     }
 
     /// Returns the end of its log, for error messages.
-    pub(super) fn last_words(&self) -> String {
+    pub(super) fn log_tail(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -178,9 +179,9 @@ impl BenchProcess {
     pub(super) async fn stop(mut self) {
         self.send_signal(Signal::TERM);
         // The exit status is irrelevant.
-        drop(timeout(STOP_MAX_WAIT, self.process.wait()).await);
+        drop(timeout(MAX_STOP_WAIT, self.process.wait()).await);
         self.send_signal(Signal::KILL);
-        drop(timeout(STOP_MAX_WAIT, self.process.wait()).await);
+        drop(timeout(MAX_STOP_WAIT, self.process.wait()).await);
         self.group = None;
     }
 
@@ -201,6 +202,6 @@ impl Drop for BenchProcess {
 }
 
 /// Proxies without traffic end at once.
-const STOP_MAX_WAIT: Duration = Duration::from_secs(2);
-/// Enough for an error message.
+const MAX_STOP_WAIT: Duration = Duration::from_secs(2);
+/// The number of log lines in an error message.
 const LAST_LINES: usize = 6;

@@ -21,7 +21,7 @@ use description::ContenderDescription;
 
 pub(super) use installed::{BenchInstallArgs, contenders_directory};
 pub(super) use leno::BenchObservability;
-pub(super) use running::{ProcessRole, RunningContender, START_MAX_WAIT};
+pub(super) use running::{MAX_START_WAIT, ProcessRole, RunningContender};
 
 /// The proxies under test.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ pub(crate) struct ContenderName(String);
 
 /// The description of a contender in reports.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct ContenderFacts {
+pub(super) struct ContenderReport {
     pub(super) name: String,
     pub(super) about: String,
     pub(super) version: String,
@@ -77,8 +77,8 @@ impl Contender {
     pub(super) fn load(name: &ContenderName) -> anyhow::Result<Self> {
         if let Some(path) = name.0.strip_prefix("command:") {
             let description = ContenderDescription::load(Path::new(path))?;
-            let taken = NAMES.contains(&description.name.as_str());
-            if taken {
+            let is_reserved = NAMES.contains(&description.name.as_str());
+            if is_reserved {
                 bail!("{path}: the name `{}` is in use: choose another one", description.name);
             }
             return Ok(Self::Described(vec![description]));
@@ -99,7 +99,7 @@ impl Contender {
             Self::Floor => "floor",
             Self::Leno(BenchObservability::Nothing) => "leno",
             Self::Leno(BenchObservability::Everything) => "leno-seen",
-            Self::Described(all) => all.first().map_or("", |first| &first.name),
+            Self::Described(descriptions) => descriptions.first().map_or("", |first| &first.name),
         }
     }
 
@@ -111,22 +111,24 @@ impl Contender {
         &self,
         rig: &Rig,
         layout: Layout,
-    ) -> anyhow::Result<ContenderFacts> {
-        let ours = || env!("CARGO_PKG_VERSION").to_owned();
+    ) -> anyhow::Result<ContenderReport> {
+        let leno_version = || env!("CARGO_PKG_VERSION").to_owned();
         let (about, version) = match self {
             Self::None => (ABOUT_NONE.to_owned(), String::new()),
             Self::Floor if !matches!(layout, Layout::Http | Layout::Tcp) => {
                 bail!("a bare forwarder cannot distinguish services")
             }
-            Self::Floor => (ABOUT_FLOOR.to_owned(), ours()),
-            Self::Leno(sight) => (leno::describe_configuration(*sight), ours()),
-            Self::Described(all) => {
-                let description = description_for(all, layout)?;
+            Self::Floor => (ABOUT_FLOOR.to_owned(), leno_version()),
+            Self::Leno(observability) => {
+                (leno::describe_configuration(*observability), leno_version())
+            }
+            Self::Described(descriptions) => {
+                let description = description_for(descriptions, layout)?;
                 (description.about.clone(), description.program_version(rig)?)
             }
         };
         let name = self.name().to_owned();
-        Ok(ContenderFacts { name, about, version, configuration: Vec::new() })
+        Ok(ContenderReport { name, about, version, configuration: Vec::new() })
     }
 
     /// Starts it. Requests may fail at first.
@@ -142,8 +144,10 @@ impl Contender {
         match self {
             Self::None => start_without_proxy(environment),
             Self::Floor => start_floor(environment),
-            Self::Leno(sight) => leno::start(environment, *sight).await,
-            Self::Described(all) => description_for(all, environment.layout)?.start(environment),
+            Self::Leno(observability) => leno::start(environment, *observability).await,
+            Self::Described(descriptions) => {
+                description_for(descriptions, environment.layout)?.start(environment)
+            }
         }
     }
 }
@@ -166,18 +170,18 @@ impl fmt::Display for ContenderName {
 }
 
 fn description_for(
-    all: &[ContenderDescription],
+    descriptions: &[ContenderDescription],
     layout: Layout,
 ) -> anyhow::Result<&ContenderDescription> {
-    let found = all.iter().find(|description| description.layout == layout);
-    found.with_context(|| format!("it has no contender file for the layout `{layout}`"))
+    let description = descriptions.iter().find(|description| description.layout == layout);
+    description.with_context(|| format!("it has no contender file for the layout `{layout}`"))
 }
 
 /// Clients connect to the ports of the backends.
 fn start_without_proxy(
     environment: &mut RunEnvironment<'_, '_>,
 ) -> anyhow::Result<RunningContender> {
-    let roads: &[(&str, &str)] = match environment.layout {
+    let port_aliases: &[(&str, &str)] = match environment.layout {
         Layout::Http | Layout::Tcp => &[("entry", "backend")],
         Layout::Bookinfo => {
             &[("entry-ratings", "ratings"), ("entry-gateway", "gateway"), ("outbound", "ratings")]
@@ -192,7 +196,7 @@ fn start_without_proxy(
             ("listener-3", "provider-3"),
         ],
     };
-    for (listener, backend) in roads {
+    for (listener, backend) in port_aliases {
         let port = environment.ports.port_for(backend)?;
         environment.ports.share_port(listener, port);
     }
@@ -201,9 +205,9 @@ fn start_without_proxy(
 
 fn start_floor(environment: &mut RunEnvironment<'_, '_>) -> anyhow::Result<RunningContender> {
     let port = environment.ports.port_for("entry")?.to_string();
-    let to = environment.ports.port_for("backend")?.to_string();
+    let backend_port = environment.ports.port_for("backend")?.to_string();
     let mut running = RunningContender::default();
-    let arguments = ["bench", "floor", "--port", &port, "--to", &to].map(str::to_owned);
+    let arguments = ["bench", "floor", "--port", &port, "--to", &backend_port].map(str::to_owned);
     running.start_leno(
         environment,
         ProcessRole::Proxy,

@@ -31,9 +31,9 @@ impl Cores {
 
     /// Splits off the first cores; `None` if no others are left.
     pub(super) fn split(&self, first: usize) -> Option<(Self, Self)> {
-        let (these, others) = self.0.split_at_checked(first)?;
-        let both = !these.is_empty() && !others.is_empty();
-        both.then(|| (Self(these.to_vec()), Self(others.to_vec())))
+        let (first_cores, other_cores) = self.0.split_at_checked(first)?;
+        let has_both = !first_cores.is_empty() && !other_cores.is_empty();
+        has_both.then(|| (Self(first_cores.to_vec()), Self(other_cores.to_vec())))
     }
 
     /// Returns the first cores, or all if there are fewer.
@@ -59,7 +59,7 @@ impl Cores {
     ///
     /// # Errors
     /// If this process may use none of these cores.
-    pub(super) fn confine_us(&self) -> anyhow::Result<()> {
+    pub(super) fn pin_current_thread(&self) -> anyhow::Result<()> {
         let mut set = CpuSet::new();
         for core in &self.0 {
             set.set(*core);
@@ -74,14 +74,14 @@ impl FromStr for Cores {
 
     /// Parses `0`, `0,2` or `0-3`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let refused = || format!("`{text}` is not a list of cores: use for example 0, 0,2 or 0-3");
+        let invalid = || format!("`{text}` is not a list of cores: use for example 0, 0,2 or 0-3");
         let mut cores = Vec::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let first: usize = first.trim().parse().map_err(|_| refused())?;
-            let last: usize = last.trim().parse().map_err(|_| refused())?;
+            let first: usize = first.trim().parse().map_err(|_| invalid())?;
+            let last: usize = last.trim().parse().map_err(|_| invalid())?;
             if first > last || last >= CpuSet::MAX_CPU {
-                return Err(refused());
+                return Err(invalid());
             }
             cores.extend(first..=last);
         }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_and_ranges_are_read() {
+    fn lists_and_ranges_are_parsed() {
         for (text, cores) in
             [("0", vec![0]), ("2,0", vec![0, 2]), ("0-2", vec![0, 1, 2]), ("1,1-2", vec![1, 2])]
         {

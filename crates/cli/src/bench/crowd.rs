@@ -2,8 +2,8 @@
 //!
 //! Each joins with a token of its own, keeps a stream of its own to the control plane, reports its listener
 //! address and subscribed services, and applies updates with the code of real sidecars. None of them carries
-//! traffic. Once all of them have all endpoints, the crowd executes orders: sidecars move, and it reports when
-//! the others received the change.
+//! traffic. Once all of them have all endpoints, the crowd executes the commands of the benchmark: sidecars
+//! move, and the crowd reports when the others received the change.
 
 mod command;
 mod execute;
@@ -40,7 +40,7 @@ use self::state::{CrowdState, MemberState};
 use crate::{limits, output, stop};
 
 pub(super) use self::command::{ChangeDelivery, CrowdCommand, CrowdReply};
-pub(super) use self::state::since_1970;
+pub(super) use self::state::unix_micros;
 
 /// Arguments of the hidden `leno bench crowd`.
 #[derive(Debug, Args)]
@@ -52,7 +52,7 @@ pub(crate) struct CrowdArgs {
 
 /// The members of a crowd.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct CrowdPlan {
+pub(super) struct CrowdConfig {
     /// The control plane.
     pub(super) control: SocketAddr,
     pub(super) members: Vec<CrowdMember>,
@@ -69,7 +69,7 @@ pub(super) struct CrowdMember {
     /// The services that it uses, and the number of endpoints of each in the complete mesh.
     pub(super) services: Vec<(String, usize)>,
     /// The service that it is an endpoint of.
-    pub(super) behind: String,
+    pub(super) own_service: String,
 }
 
 impl CrowdArgs {
@@ -77,109 +77,111 @@ impl CrowdArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         limits::raise_open_files();
         let text = std::fs::read_to_string(&self.plan).context("cannot read the plan")?;
-        let plan: CrowdPlan = serde_json::from_str(&text).context("the plan")?;
+        let config: CrowdConfig = serde_json::from_str(&text).context("the plan")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start the runtime")?;
-        LocalSet::new().block_on(&runtime, run_members(plan))?;
+        LocalSet::new().block_on(&runtime, run_members(config))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-async fn run_members(plan: CrowdPlan) -> anyhow::Result<()> {
+async fn run_members(config: CrowdConfig) -> anyhow::Result<()> {
     let stop = stop::stop_signal()?;
     tokio::pin!(stop);
-    let joining = Rc::new(Semaphore::new(JOINING_MAX));
-    let waiting = Rc::new(Cell::new(plan.members.len()));
+    let join_permits = Rc::new(Semaphore::new(MAX_JOINING));
+    let pending_members = Rc::new(Cell::new(config.members.len()));
     let changed = Rc::new(Notify::new());
-    let mut members = JoinSet::new();
-    let (seats, requests): (Vec<_>, Vec<_>) = plan.members.iter().map(create_seat).unzip();
-    let seats = seats.into_iter().collect::<anyhow::Result<_>>()?;
-    let state = Rc::new(CrowdState::new(seats));
-    for ((at, member), requests) in plan.members.into_iter().enumerate().zip(requests) {
+    let mut tasks = JoinSet::new();
+    let (members, requests): (Vec<_>, Vec<_>) =
+        config.members.iter().map(create_member_state).unzip();
+    let members = members.into_iter().collect::<anyhow::Result<_>>()?;
+    let state = Rc::new(CrowdState::new(members));
+    for ((index, member), requests) in config.members.into_iter().enumerate().zip(requests) {
         let changed = Rc::clone(&changed);
-        let waiting = Rc::clone(&waiting);
-        let complete = move || {
-            waiting.set(waiting.get().saturating_sub(1));
+        let pending_members = Rc::clone(&pending_members);
+        let on_complete = move || {
+            pending_members.set(pending_members.get().saturating_sub(1));
             changed.notify_one();
         };
-        let (joining, state) = (Rc::clone(&joining), Rc::clone(&state));
-        let life = CrowdSidecar { member, at, control: plan.control, state };
-        members.spawn_local(life.run_member(joining, requests, complete));
+        let (join_permits, state) = (Rc::clone(&join_permits), Rc::clone(&state));
+        let sidecar = CrowdSidecar { member, index, control: config.control, state };
+        tasks.spawn_local(sidecar.run_member(join_permits, requests, on_complete));
     }
-    let obeying = execute::execute_orders(&state);
-    tokio::pin!(obeying);
+    let commands = execute::execute_commands(&state);
+    tokio::pin!(commands);
     let mut reported = false;
     loop {
-        if waiting.get() == 0 && !reported {
+        if pending_members.get() == 0 && !reported {
             reported = true;
             output::print_raw(CONVERGED)?;
         }
         tokio::select! {
             () = &mut stop => return Ok(()),
             () = changed.notified() => {}
-            obeyed = &mut obeying, if reported => return obeyed,
-            Some(ended) = members.join_next() => ended.context("a member failed")??,
+            result = &mut commands, if reported => return result,
+            Some(outcome) = tasks.join_next() => outcome.context("a member failed")??,
         }
     }
 }
 
 /// Creates the shared state of a member, and the receiver of its requests.
-fn create_seat(
+fn create_member_state(
     member: &CrowdMember,
 ) -> (anyhow::Result<MemberState>, mpsc::Receiver<ProxyRequest>) {
     let (requests, receiver) = mpsc::channel(1);
-    let seat = || {
-        let uses = member.services.iter().map(|(service, _)| service.parse());
+    let create_state = || {
+        let used_services = member.services.iter().map(|(service, _)| service.parse());
         anyhow::Ok(MemberState {
             workload: member.workload.parse().context("a workload")?,
             port: member.port,
-            uses: uses.collect::<Result<_, _>>().context("a service")?,
-            behind: Some(member.behind.parse().context("a service")?),
+            used_services: used_services.collect::<Result<_, _>>().context("a service")?,
+            own_service: Some(member.own_service.parse().context("a service")?),
             requests,
         })
     };
-    (seat(), receiver)
+    (create_state(), receiver)
 }
 
 /// A simulated sidecar, which follows the control plane without serving traffic.
 struct CrowdSidecar {
     member: CrowdMember,
     /// Its index in the crowd.
-    at: usize,
+    index: usize,
     control: SocketAddr,
     state: Rc<CrowdState>,
 }
 
 impl CrowdSidecar {
-    /// Runs from the token to the end of the crowd; reconnects when a stream ends. `complete` is called once,
+    /// Runs from the token to the end of the crowd; reconnects when a stream ends. `on_complete` is called once,
     /// when it has all endpoints of its services.
     async fn run_member(
         self,
-        joining: Rc<Semaphore>,
+        join_permits: Rc<Semaphore>,
         mut requests: mpsc::Receiver<ProxyRequest>,
-        complete: impl Fn(),
+        on_complete: impl Fn(),
     ) -> anyhow::Result<()> {
-        let Self { member, at, control, state } = self;
+        let Self { member, index, control, state } = self;
         let workload: WorkloadName = member.workload.parse().context("a workload")?;
-        let mut wanted = BTreeMap::new();
+        let mut expected_endpoints = BTreeMap::new();
         for (service, endpoints) in &member.services {
-            wanted.insert(service.parse::<ServiceName>().context("a service")?, *endpoints);
+            expected_endpoints
+                .insert(service.parse::<ServiceName>().context("a service")?, *endpoints);
         }
-        let permit = joining.acquire().await.context("the join task has ended")?;
-        let (first, credential) = join_mesh(control, &member.token, &workload)
+        let permit = join_permits.acquire().await.context("the join task has ended")?;
+        let (first_stream, credential) = join_mesh(control, &member.token, &workload)
             .await
             .with_context(|| format!("{workload} cannot join"))?;
         drop(permit);
-        let mut stream = Some(first);
+        let mut stream = Some(first_stream);
         let reported = Cell::new(false);
         let mut apply = |update: ConfigUpdate| {
-            if !reported.get() && has_all_endpoints(&update, &wanted) {
+            if !reported.get() && has_all_endpoints(&update, &expected_endpoints) {
                 reported.set(true);
-                complete();
+                on_complete();
             }
-            state.record_update(at, &update);
+            state.record_update(index, &update);
             Ok(())
         };
         let mut subscriber = Subscriber::new();
@@ -195,41 +197,44 @@ impl CrowdSidecar {
                 let hello = Hello {
                     workload: workload.clone(),
                     // No process listens there: endpoints are distributed, not used.
-                    listeners: vec![state.listener_address(at)],
+                    listeners: vec![state.listener_address(index)],
                     admin: None,
                     pid: std::process::id(),
                     version: env!("CARGO_PKG_VERSION").to_owned(),
-                    services: wanted.keys().cloned().collect(),
+                    services: expected_endpoints.keys().cloned().collect(),
                     addresses: Vec::new(),
                     dns_names: Vec::new(),
-                    session: since_1970(),
+                    session: unix_micros(),
                     ca_generation: credential.ca_generation(),
                     process: 0,
                     answers_queries: false,
                     report: Default::default(),
                 };
-                let ended =
+                let reason =
                     follow_control_plane(stream, hello, &mut subscriber, &mut requests, &mut apply)
                         .await;
                 state.record_stream(false);
-                tracing::debug!(workload = %member.workload, reason = %ended, "disconnected");
+                tracing::debug!(workload = %member.workload, %reason, "disconnected");
             }
             failures += 1;
             // The jittered backoff of real sidecars, so that disconnected members do not reconnect at the same
             // time.
-            let draw = (at as u64 + 1).wrapping_mul(SPREAD).rotate_left(failures);
-            sleep(backoff::backoff_delay(failures, draw).min(RECONNECT_MAX)).await;
+            let random = (index as u64 + 1).wrapping_mul(SPREAD).rotate_left(failures);
+            sleep(backoff::backoff_delay(failures, random).min(MAX_RECONNECT)).await;
         }
     }
 }
 
-/// True if all endpoints of these services are known.
-fn has_all_endpoints(update: &ConfigUpdate, wanted: &BTreeMap<ServiceName, usize>) -> bool {
-    wanted.iter().all(|(service, endpoints)| {
-        let view = update.snapshot.services.get(service);
-        view.is_some_and(|view| {
-            let known = view.ports.values().map(|port| port.endpoints.len());
-            known.sum::<usize>() >= *endpoints
+/// True if the configuration has all endpoints of these services.
+fn has_all_endpoints(
+    update: &ConfigUpdate,
+    expected_endpoints: &BTreeMap<ServiceName, usize>,
+) -> bool {
+    expected_endpoints.iter().all(|(service, endpoints)| {
+        let service_config = update.snapshot.services.get(service);
+        service_config.is_some_and(|service_config| {
+            let endpoint_counts = service_config.ports.values().map(|port| port.endpoints.len());
+            endpoint_counts.sum::<usize>() >= *endpoints
         })
     })
 }
@@ -275,8 +280,8 @@ where
 /// The line printed once all members have all endpoints.
 pub(super) const CONVERGED: &str = "converged";
 /// The maximum reconnect backoff, as in sidecars.
-const RECONNECT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
-/// Neighbors in the crowd draw distant random numbers.
+const MAX_RECONNECT: std::time::Duration = std::time::Duration::from_secs(5);
+/// Gives neighbors in the crowd distant random numbers.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The control plane signs a bounded number of certificates concurrently.
-const JOINING_MAX: usize = 32;
+const MAX_JOINING: usize = 32;

@@ -38,7 +38,7 @@ pub(super) struct LoadSpec {
     pub(super) rate: Option<u32>,
     pub(super) warm_up: Duration,
     pub(super) duration: Duration,
-    pub(super) connecting: ConnectionMode,
+    pub(super) connection_mode: ConnectionMode,
 }
 
 /// Connection reuse.
@@ -83,7 +83,7 @@ pub(super) struct RunningLoad {
     child: BenchProcess,
     /// The start of the measurement.
     pub(super) measured_from: Instant,
-    report: ResultSource,
+    results: ResultSource,
 }
 
 /// The source of the results.
@@ -107,25 +107,25 @@ impl LoadGenerator {
         }
     }
 
-    /// Starts it; returns once its warm-up has at least begun.
+    /// Starts the load generator; returns after its warm-up has at least started.
     ///
     /// # Errors
     /// If it does not support the load, or cannot be started.
     pub(super) async fn start(
         self,
         rig: &Rig,
-        demand: &LoadSpec,
+        load_spec: &LoadSpec,
         dir: &Path,
     ) -> anyhow::Result<RunningLoad> {
         match self {
             Self::Leno => {
-                let launch = launch_leno(demand)?.with_cores(rig.load_cores.as_ref());
-                let child = BenchProcess::start_piped(&launch, &dir.join(LOG))?;
-                let measured_from = Instant::now() + demand.warm_up;
-                Ok(RunningLoad { child, measured_from, report: ResultSource::Printed })
+                let spec = launch_leno(load_spec)?.with_cores(rig.load_cores.as_ref());
+                let child = BenchProcess::start_piped(&spec, &dir.join(LOG))?;
+                let measured_from = Instant::now() + load_spec.warm_up;
+                Ok(RunningLoad { child, measured_from, results: ResultSource::Printed })
             }
-            Self::Wrk => wrk::start(rig, demand, dir).await,
-            Self::Jmeter => jmeter::start(rig, demand, dir).await,
+            Self::Wrk => wrk::start(rig, load_spec, dir).await,
+            Self::Jmeter => jmeter::start(rig, load_spec, dir).await,
         }
     }
 
@@ -133,7 +133,7 @@ impl LoadGenerator {
     pub(super) const fn startup_time(self) -> Duration {
         match self {
             Self::Leno | Self::Wrk => Duration::ZERO,
-            Self::Jmeter => jmeter::STARTING,
+            Self::Jmeter => jmeter::STARTUP_TIME,
         }
     }
 
@@ -160,12 +160,12 @@ impl RunningLoad {
     pub(super) async fn finish(mut self) -> anyhow::Result<LoadResult> {
         let (status, text) = self.child.wait_with_output().await?;
         let failed = || {
-            let words = self.child.last_words();
-            anyhow::anyhow!("the load generator failed, {status}: {text}{words}")
+            let log_tail = self.child.log_tail();
+            anyhow::anyhow!("the load generator failed, {status}: {text}{log_tail}")
         };
-        match &self.report {
+        match &self.results {
             ResultSource::Printed => {
-                let json = text.find('{').and_then(|at| text.get(at..)).ok_or_else(failed)?;
+                let json = text.find('{').and_then(|start| text.get(start..)).ok_or_else(failed)?;
                 serde_json::from_str(json).with_context(|| {
                     format!("cannot parse the output of the load generator: {text}")
                 })
@@ -176,28 +176,28 @@ impl RunningLoad {
     }
 }
 
-fn launch_leno(demand: &LoadSpec) -> anyhow::Result<ProcessSpec> {
+fn launch_leno(load_spec: &LoadSpec) -> anyhow::Result<ProcessSpec> {
     let milliseconds = |duration: Duration| format!("{}ms", duration.as_millis());
     let mut arguments = vec![
         "load".to_owned(),
         "--connections".to_owned(),
-        demand.connections.to_string(),
+        load_spec.connections.to_string(),
         "--duration".to_owned(),
-        milliseconds(demand.duration),
+        milliseconds(load_spec.duration),
         "--warmup".to_owned(),
-        milliseconds(demand.warm_up),
+        milliseconds(load_spec.warm_up),
         "--threads".to_owned(),
         "1".to_owned(),
         "-o".to_owned(),
         "json".to_owned(),
     ];
-    if let Some(rate) = demand.rate {
+    if let Some(rate) = load_spec.rate {
         arguments.extend(["--rate".to_owned(), rate.to_string()]);
     }
-    if demand.connecting == ConnectionMode::Fresh {
+    if load_spec.connection_mode == ConnectionMode::Fresh {
         arguments.push("--disable-keepalive".to_owned());
     }
-    arguments.extend(demand.urls.iter().cloned());
+    arguments.extend(load_spec.urls.iter().cloned());
     ProcessSpec::leno_command(arguments)
 }
 
@@ -205,7 +205,7 @@ fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs_f64().ceil().max(1.0) as u64
 }
 
-/// Other output of it, in the directory of the run.
+/// The file of its standard error, in the directory of the run.
 const LOG: &str = "load.log";
 
 #[cfg(test)]
@@ -213,24 +213,24 @@ pub(super) mod tests {
     use super::*;
 
     /// A constant rate to one server.
-    pub(super) fn constant_rate_demand() -> LoadSpec {
+    pub(super) fn constant_rate_spec() -> LoadSpec {
         LoadSpec {
             urls: vec!["http://127.0.0.1:1/".to_owned()],
             connections: 7,
             rate: Some(100),
             warm_up: Duration::from_millis(500),
             duration: Duration::from_secs(2),
-            connecting: ConnectionMode::KeepAlive,
+            connection_mode: ConnectionMode::KeepAlive,
         }
     }
 
     #[test]
     fn leno_load_gets_every_setting() {
-        let launch = launch_leno(&constant_rate_demand()).unwrap();
-        let words: Vec<_> =
-            launch.command.iter().skip(1).map(|word| word.to_str().unwrap()).collect();
+        let spec = launch_leno(&constant_rate_spec()).unwrap();
+        let arguments: Vec<_> =
+            spec.command.iter().skip(1).map(|argument| argument.to_str().unwrap()).collect();
         let expected = "load --connections 7 --duration 2000ms --warmup 500ms --threads 1 -o json \
                         --rate 100 http://127.0.0.1:1/";
-        assert_eq!(words.join(" "), expected);
+        assert_eq!(arguments.join(" "), expected);
     }
 }

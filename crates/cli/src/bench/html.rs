@@ -7,7 +7,7 @@ mod lines;
 mod panel;
 mod tables;
 
-use super::contender::ContenderFacts;
+use super::contender::ContenderReport;
 use super::figures::{escape, format_figure};
 use super::report::{CaseReport, SuiteReport};
 
@@ -76,7 +76,7 @@ fn render_header(report: &SuiteReport) -> String {
         .iter()
         .map(|(name, value)| format!("<li>{name} <b>{}</b></li>", escape(value)))
         .collect();
-    let caution = report
+    let warning = report
         .reliability_warning()
         .map(|text| format!("<p class=\"caution\">{}</p>", escape(&text)));
     format!(
@@ -86,7 +86,7 @@ fn render_header(report: &SuiteReport) -> String {
         escape(&report.began),
         escape(report.title),
         escape(report.about),
-        caution.unwrap_or_default()
+        warning.unwrap_or_default()
     )
 }
 
@@ -95,25 +95,25 @@ fn render_headline(report: &SuiteReport) -> String {
     let Some(case) = report.cases.first() else {
         return String::new();
     };
-    let Some(ours) = case.contenders.get("leno") else {
+    let Some(leno_outcome) = case.contenders.get("leno") else {
         return String::new();
     };
-    let own = ours.cpu_us_per_request.sum;
+    let leno_cpu = leno_outcome.cpu_us_per_request.sum;
     let mut cards = format!(
         "<div><strong>{} µs</strong><span>CPU per request, all leno sidecars together<br>{}</span></div>",
-        format_figure(own),
+        format_figure(leno_cpu),
         escape(&case.name)
     );
-    for facts in report.contenders.iter().filter(|facts| facts.name != "leno") {
+    for contender in report.contenders.iter().filter(|contender| contender.name != "leno") {
         let ratio = case
             .contenders
-            .get(&facts.name)
+            .get(&contender.name)
             .filter(|outcome| outcome.cpu_us_per_request.processes.len() > 1)
             .and_then(|outcome| outcome.ratio_to_leno.as_ref()?.get("cpu_us_per_request"));
         if let Some(ratio) = ratio {
             cards.push_str(&format!(
                 "<div><strong>{ratio:.1} ×</strong><span>as much CPU for {}</span></div>",
-                escape(&facts.name)
+                escape(&contender.name)
             ));
         }
     }
@@ -121,12 +121,12 @@ fn render_headline(report: &SuiteReport) -> String {
 }
 
 fn tables_and_plots(report: &SuiteReport) -> String {
-    let plots: String = report.plots.iter().map(|plot| panel::of_plot(report, plot)).collect();
+    let plots: String = report.plots.iter().map(|plot| panel::render_plot(report, plot)).collect();
     let plots = match plots.is_empty() {
         true => plots,
         false => format!("<h2>At a glance</h2><div class=\"grid\">{plots}</div>"),
     };
-    let tables: String = report.tables.iter().map(tables::of_figures).collect();
+    let tables: String = report.tables.iter().map(tables::render_figures).collect();
     match tables.is_empty() {
         true => plots,
         false => format!("{plots}<h2>Figures</h2>{tables}"),
@@ -135,15 +135,15 @@ fn tables_and_plots(report: &SuiteReport) -> String {
 
 /// Renders the first case open; with many cases the others are collapsed.
 fn render_cases(report: &SuiteReport) -> String {
-    let many = report.cases.len() > CASES_OPEN;
+    let is_collapsed = report.cases.len() > CASES_OPEN;
     let mut text = String::new();
     for (index, case) in report.cases.iter().enumerate() {
-        let panel = panel::of_case(report, case);
-        let table = tables::of_case(report, case);
+        let panel = panel::render_case(report, case);
+        let table = tables::render_case(report, case);
         let title = escape(&case.name);
         let cores = describe_cores(case);
-        let shown = !many || (index == 0 && report.plots.is_empty());
-        text.push_str(&match shown {
+        let is_expanded = !is_collapsed || (index == 0 && report.plots.is_empty());
+        text.push_str(&match is_expanded {
             true => format!("<h2>{title}</h2>{cores}{panel}<p></p>{table}"),
             false => format!("<details><summary>{title}</summary>{cores}{panel}{table}</details>"),
         });
@@ -162,7 +162,7 @@ fn describe_cores(case: &CaseReport) -> String {
 }
 
 fn render_published_tables(report: &SuiteReport) -> String {
-    let tables: String = report.published.iter().map(tables::of_published).collect();
+    let tables: String = report.published.iter().map(tables::render_published).collect();
     match tables.is_empty() {
         true => tables,
         false => format!("<h2>Published figures of other projects</h2>{tables}"),
@@ -186,8 +186,8 @@ fn render_contenders(report: &SuiteReport) -> String {
     format!("<h2>Contenders and their exact configuration</h2>{skipped}{list}")
 }
 
-fn render_contender(facts: &ContenderFacts) -> String {
-    let processes = facts.configuration.iter().map(|process| {
+fn render_contender(contender: &ContenderReport) -> String {
+    let processes = contender.configuration.iter().map(|process| {
         let command = escape(&process.command.join(" "));
         let files = process
             .files
@@ -202,9 +202,9 @@ fn render_contender(facts: &ContenderFacts) -> String {
     });
     format!(
         "<details><summary>{} <span class=\"soft\">{}</span></summary><p>{}</p>{}</details>",
-        escape(&facts.name),
-        escape(&facts.version),
-        escape(&facts.about),
+        escape(&contender.name),
+        escape(&contender.version),
+        escape(&contender.about),
         processes.collect::<String>()
     )
 }

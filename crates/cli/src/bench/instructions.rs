@@ -10,7 +10,7 @@ use super::child::{BenchProcess, ProcessSpec};
 
 /// Returns the reason why this machine counts no instructions; `None` if it does.
 pub(super) fn unavailable_reason() -> Option<String> {
-    let probe = Command::new("perf").args(COUNT).args(["--", "true"]).output();
+    let probe = Command::new("perf").args(PERF_STAT).args(["--", "true"]).output();
     let output = match probe {
         Ok(output) => output,
         Err(error) => return Some(format!("cannot run `perf`: {error}")),
@@ -39,7 +39,7 @@ impl InstructionCount {
         let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
         let file = dir.join("instructions.csv");
         let mut command: Vec<std::ffi::OsString> = vec!["perf".into()];
-        command.extend(COUNT.map(Into::into));
+        command.extend(PERF_STAT.map(Into::into));
         command.extend(["-p".into(), pids.join(",").into(), "-o".into(), file.clone().into()]);
         let seconds = format!("{:.3}", length.as_secs_f64());
         command.extend(["--", "sleep", &seconds].map(Into::into));
@@ -67,7 +67,7 @@ fn parse(text: &str) -> Option<u64> {
     })
 }
 
-const COUNT: [&str; 4] = ["stat", "-x,", "-e", "instructions"];
+const PERF_STAT: [&str; 4] = ["stat", "-x,", "-e", "instructions"];
 
 #[cfg(test)]
 mod tests {

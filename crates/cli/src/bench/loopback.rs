@@ -10,11 +10,14 @@ use tokio::task::{JoinSet, LocalSet};
 
 use crate::{limits, stop};
 
-/// Serves each connection with `converse`, all on this thread, until SIGTERM or SIGINT.
+/// Serves each connection with `serve_connection`, all on this thread, until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// If the port is in use.
-pub(super) fn serve<F>(port: u16, converse: impl Fn(TcpStream) -> F) -> anyhow::Result<ExitCode>
+pub(super) fn serve<F>(
+    port: u16,
+    serve_connection: impl Fn(TcpStream) -> F,
+) -> anyhow::Result<ExitCode>
 where
     F: Future<Output = ()> + 'static,
 {
@@ -23,11 +26,11 @@ where
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    LocalSet::new().block_on(&runtime, accept(port, converse))?;
+    LocalSet::new().block_on(&runtime, accept(port, serve_connection))?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn accept<F>(port: u16, converse: impl Fn(TcpStream) -> F) -> anyhow::Result<()>
+async fn accept<F>(port: u16, serve_connection: impl Fn(TcpStream) -> F) -> anyhow::Result<()>
 where
     F: Future<Output = ()> + 'static,
 {
@@ -46,7 +49,7 @@ where
             (stream, _) = listener.accept() => {
                 // A connection that the client has already closed fails at its first read.
                 if stream.set_nodelay(true).is_ok() {
-                    connections.spawn_local(converse(stream));
+                    connections.spawn_local(serve_connection(stream));
                 }
             }
             Some(_) = connections.join_next() => {}

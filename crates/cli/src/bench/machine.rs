@@ -4,9 +4,9 @@ use std::fs;
 
 use serde::Serialize;
 
-/// The facts about the machine that a reader needs.
+/// The properties of the machine that a reader needs to interpret the figures.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct MachineFacts {
+pub(super) struct MachineInfo {
     pub(super) processor: String,
     pub(super) cores: usize,
     pub(super) memory_mib: u64,
@@ -20,9 +20,9 @@ pub(super) struct MachineFacts {
     pub(super) stolen: f64,
 }
 
-impl MachineFacts {
-    /// Reads the facts from Linux.
-    pub(super) fn read_facts() -> Self {
+impl MachineInfo {
+    /// Reads the properties from Linux.
+    pub(super) fn read_info() -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         let memory = read("/proc/meminfo");
         let memory =
@@ -53,8 +53,8 @@ fn read(path: &str) -> String {
 /// Returns the value of a line such as `model name : x`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
-        let (found, value) = line.split_once(':')?;
-        (found.trim() == name).then(|| value.trim())
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim())
     })
 }
 
@@ -82,6 +82,6 @@ mod tests {
         assert_eq!(pretty_name("ID=x\nPRETTY_NAME=\"X 1\"\n"), "X 1");
         assert_eq!(parse_stolen_time("cpu  10 0 10 60 0 0 0 20 5 5\n"), 0.2);
         assert_eq!(parse_stolen_time(""), 0.0);
-        assert!(MachineFacts::read_facts().cores > 0);
+        assert!(MachineInfo::read_info().cores > 0);
     }
 }

@@ -29,25 +29,25 @@ pub(super) struct MavenProject {
 /// If a tool is missing, or Maven fails.
 pub(super) async fn build_product(project: &MavenProject, rig: &Rig) -> anyhow::Result<PathBuf> {
     let cache = rig.cache.as_path();
-    let place = cache.join(format!("{}-{:016x}", project.name, source_fingerprint(project)));
-    if place.is_dir() {
-        return Ok(place);
+    let product = cache.join(format!("{}-{:016x}", project.name, source_fingerprint(project)));
+    if product.is_dir() {
+        return Ok(product);
     }
     let purpose = format!("building {}", project.about);
     for tool in ["mvn", "javac"] {
         require_tool(rig, tool, &purpose)?;
     }
-    eprintln!("{purpose} with Maven, once, into {}", place.display());
+    eprintln!("{purpose} with Maven, once, into {}", product.display());
     std::fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
     let scratch = tempfile::Builder::new().prefix("building-").tempdir_in(cache);
     let scratch = scratch.context("no build directory")?;
     build(project, scratch.path()).await.with_context(|| format!("{purpose} failed"))?;
     let built = scratch.path().join(project.product);
-    match std::fs::rename(&built, &place) {
+    match std::fs::rename(&built, &product) {
         // Another process has built the same product in the meantime.
-        Err(_) if place.is_dir() => Ok(place),
-        Err(error) => Err(error).with_context(|| format!("cannot create {}", place.display())),
-        Ok(()) => Ok(place),
+        Err(_) if product.is_dir() => Ok(product),
+        Err(error) => Err(error).with_context(|| format!("cannot create {}", product.display())),
+        Ok(()) => Ok(product),
     }
 }
 
@@ -68,8 +68,8 @@ pub(super) fn require_tool(rig: &Rig, tool: &str, purpose: &str) -> anyhow::Resu
 async fn build(project: &MavenProject, dir: &Path) -> anyhow::Result<()> {
     for (path, text) in project.sources {
         let file = dir.join(path);
-        let above = file.parent().unwrap_or(dir);
-        std::fs::create_dir_all(above)
+        let parent = file.parent().unwrap_or(dir);
+        std::fs::create_dir_all(parent)
             .and_then(|()| std::fs::write(&file, text))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
@@ -79,12 +79,12 @@ async fn build(project: &MavenProject, dir: &Path) -> anyhow::Result<()> {
         .collect::<Vec<std::ffi::OsString>>();
     command.extend([dir.join("pom.xml").into(), "package".into()]);
     let mut maven = BenchProcess::start(&ProcessSpec::new(command), &dir.join("maven.log"))?;
-    let Ok(ended) = timeout(BUILD_MAX_WAIT, maven.wait_with_output()).await else {
-        bail!("the build did not finish within {BUILD_MAX_WAIT:?}: {}", maven.last_words());
+    let Ok(output) = timeout(MAX_BUILD_WAIT, maven.wait_with_output()).await else {
+        bail!("the build did not finish within {MAX_BUILD_WAIT:?}: {}", maven.log_tail());
     };
-    let (status, _) = ended?;
+    let (status, _) = output?;
     if !status.success() {
-        bail!("Maven exited, {status}:\n{}", maven.last_words());
+        bail!("Maven exited, {status}:\n{}", maven.log_tail());
     }
     Ok(())
 }
@@ -96,8 +96,8 @@ fn source_fingerprint(project: &MavenProject) -> u64 {
     hasher.finish()
 }
 
-/// For some hundred libraries over a slow connection.
-const BUILD_MAX_WAIT: Duration = Duration::from_secs(15 * 60);
+/// The timeout of a build, which downloads some hundred libraries over a possibly slow connection.
+const MAX_BUILD_WAIT: Duration = Duration::from_secs(15 * 60);
 
 #[cfg(test)]
 mod tests {
@@ -114,8 +114,8 @@ mod tests {
         assert!(error.contains("building a thing requires `mvn`"), "{error}");
         assert!(error.contains("apt-get install default-jdk-headless maven"), "{error}");
         assert!(!cache.exists(), "nothing was begun");
-        let place = cache.join(format!("thing-{:016x}", source_fingerprint(&project)));
-        std::fs::create_dir_all(&place).unwrap();
-        assert_eq!(build_product(&project, &rig).await.unwrap(), place);
+        let product = cache.join(format!("thing-{:016x}", source_fingerprint(&project)));
+        std::fs::create_dir_all(&product).unwrap();
+        assert_eq!(build_product(&project, &rig).await.unwrap(), product);
     }
 }

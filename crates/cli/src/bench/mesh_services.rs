@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::child::{BenchProcess, ProcessSpec};
 use super::rig::Rig;
 use super::sample;
-use crate::ask;
+use crate::admin_client;
 use crate::get::MeshSocket;
 use crate::ports::ChosenPorts;
 
@@ -31,16 +31,16 @@ pub(super) struct MeshServices {
 /// Starts a mesh with a number of services, lets one sidecar use five of them, and measures.
 ///
 /// # Errors
-/// If a process does not start, or a request is not answered.
+/// If a process does not start, or a request gets no response.
 pub(super) async fn measure_services(rig: &Rig, services: usize) -> anyhow::Result<MeshServices> {
     let dir = rig.scratch_directory().join(format!("services-{services}"));
     std::fs::create_dir_all(dir.join("mesh")).context("cannot create the directory of a mesh")?;
     let mut ports = rig.ports();
-    let measured = run(rig, &dir, &mut ports, services).await;
+    let result = run(rig, &dir, &mut ports, services).await;
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::debug!(%error, "cannot remove the files of a mesh");
     }
-    measured
+    result
 }
 
 async fn run(
@@ -74,31 +74,31 @@ async fn run(
     )?;
     let server = start_sidecar(rig, dir, ports, address, "server").await?;
     let client = start_sidecar(rig, dir, ports, address, "client").await?;
-    for number in 0..USED.min(services) {
+    for number in 0..USED_SERVICES.min(services) {
         let listener = ports.address_for(&format!("listener-{number}"))?;
-        let until = Instant::now() + MAX_WAIT;
-        while let Err(error) = ask::query_admin(listener, "/").await {
-            if Instant::now() > until {
+        let deadline = Instant::now() + MAX_WAIT;
+        while let Err(error) = admin_client::query_admin(listener, "/").await {
+            if Instant::now() > deadline {
                 return Err(error).context("a service does not respond");
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
     let pid = client.pid().context("the sidecar has exited")?;
     let proxies = MeshSocket::from_data(&dir.join("data")).query_json("/proxies").await?;
-    let known = proxies.as_array().into_iter().flatten();
-    let known = known.filter(|proxy| proxy["workload"] == "bench/client");
+    let client_proxies = proxies.as_array().into_iter().flatten();
+    let client_proxies = client_proxies.filter(|proxy| proxy["workload"] == "bench/client");
     let control_pid = control.pid().context("the control plane has exited")?;
-    let measured = MeshServices {
+    let result = MeshServices {
         services,
         sidecar_kib: sample::memory_usage(&[pid]).private_kib,
-        known: known.filter_map(|proxy| proxy["services"].as_u64()).sum(),
+        known: client_proxies.filter_map(|proxy| proxy["services"].as_u64()).sum(),
         control_mib: sample::memory_usage(&[control_pid]).private_kib as f64 / 1024.0,
     };
     for child in [client, server, control, backend] {
         child.stop().await;
     }
-    Ok(measured)
+    Ok(result)
 }
 
 async fn start_sidecar(
@@ -109,12 +109,12 @@ async fn start_sidecar(
     name: &str,
 ) -> anyhow::Result<BenchProcess> {
     let mesh = MeshSocket::from_data(&dir.join("data"));
-    let until = Instant::now() + MAX_WAIT;
+    let deadline = Instant::now() + MAX_WAIT;
     let token = loop {
         match mesh.send_request("POST", &format!("/token?workload=bench/{name}")).await {
             Ok(token) => break token,
-            Err(error) if Instant::now() > until => return Err(error),
-            Err(_) => sleep(LOOK_EVERY).await,
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => sleep(POLL_INTERVAL).await,
         }
     };
     let mut bundle = JoinBundle::parse(&token)?;
@@ -122,7 +122,7 @@ async fn start_sidecar(
     let token = dir.join(format!("{name}.token"));
     bundle.save(&token).context("cannot write a token")?;
     let admin = ports.address_for(&format!("admin-{name}"))?;
-    let launch = ProcessSpec::leno_command([
+    let spec = ProcessSpec::leno_command([
         "proxy".as_ref(),
         "--log-level=warn".as_ref(),
         format!("--workload=bench/{name}").as_ref(),
@@ -136,14 +136,14 @@ async fn start_sidecar(
         "--drain-timeout=0s".as_ref(),
     ])?;
     let child = BenchProcess::start(
-        &launch.with_cores(rig.load_cores.as_ref()),
+        &spec.with_cores(rig.load_cores.as_ref()),
         &dir.join(format!("{name}.log")),
     )?;
-    while ask::query_admin(admin, "/ready").await.is_err() {
-        if Instant::now() > until {
-            bail!("a sidecar is not ready: {}", child.last_words());
+    while admin_client::query_admin(admin, "/ready").await.is_err() {
+        if Instant::now() > deadline {
+            bail!("a sidecar is not ready: {}", child.log_tail());
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(child)
 }
@@ -161,7 +161,7 @@ fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> 
         )?;
     }
     text.push_str("  outbound:\n");
-    for number in 0..USED.min(services) {
+    for number in 0..USED_SERVICES.min(services) {
         let listener = ports.address_for(&format!("listener-{number}"))?;
         writeln!(
             text,
@@ -176,9 +176,9 @@ fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> 
         1,
     );
     std::fs::write(dir.join("workloads.yaml"), text).context("the manifests")?;
-    for first in (0..services).step_by(PER_FILE) {
+    for first in (0..services).step_by(SERVICES_PER_FILE) {
         let mut text = String::new();
-        for number in first..services.min(first + PER_FILE) {
+        for number in first..services.min(first + SERVICES_PER_FILE) {
             write!(
                 text,
                 "---\napiVersion: v1\nkind: Service\n\
@@ -193,9 +193,9 @@ fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> 
 }
 
 /// The number of services that the sidecar uses.
-pub(super) const USED: usize = 5;
-/// Half of the limit of a file.
-const PER_FILE: usize = 5000;
-/// For reading ten thousand documents.
+pub(super) const USED_SERVICES: usize = 5;
+/// The number of services in a file: half of the limit of documents.
+const SERVICES_PER_FILE: usize = 5000;
+/// The timeout for reading ten thousand documents.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);

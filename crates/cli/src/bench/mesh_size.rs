@@ -15,13 +15,13 @@ use tokio::time::{Instant, sleep, timeout};
 use self::manifests::render_rule;
 use self::traffic::SequentialTraffic;
 use super::child::{BenchProcess, ProcessSpec};
-use super::crowd::{CONVERGED, CrowdMember, CrowdPlan};
+use super::crowd::{CONVERGED, CrowdConfig, CrowdMember};
 use super::report::{MeshChanges, MeshSize};
 use super::rig::Rig;
 use super::sample;
 use super::statistics::median;
 use super::trial::RunTiming;
-use crate::ask;
+use crate::admin_client;
 use crate::get::MeshSocket;
 use crate::ports::ChosenPorts;
 
@@ -53,8 +53,8 @@ pub(super) async fn measure_mesh(
     let dir = rig.scratch_directory().join("mesh");
     std::fs::create_dir_all(&dir).context("cannot create the directory of a mesh")?;
     let mut ports = rig.ports();
-    let mut stage = RunningMesh { rig, crowd, ports: &mut ports, dir: &dir };
-    let measured = stage.run(timing).await;
+    let mut mesh = RunningMesh { rig, crowd, ports: &mut ports, dir: &dir };
+    let measured = mesh.run(timing).await;
     // Tokens and certificates are useless for the next run.
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::debug!(%error, "cannot remove the files of a mesh");
@@ -80,36 +80,36 @@ impl RunningMesh<'_, '_> {
         let control = self.start_control_plane(&file, &data, address)?;
         let pid = control.pid().context("the control plane exited immediately")?;
         let tokens =
-            self.create_tokens(&data, address).await.with_context(|| control.last_words())?;
-        let private = || to_mib(sample::memory_usage(&[pid]).private_kib);
-        let empty = private();
+            self.create_tokens(&data, address).await.with_context(|| control.log_tail())?;
+        let private_mib = || to_mib(sample::memory_usage(&[pid]).private_kib);
+        let empty = private_mib();
         let before = sample::cpu_time(&[pid]);
-        let began = Instant::now();
+        let started = Instant::now();
         let (mut crowd, real) = self.start_all_sidecars(&tokens, address)?;
-        match timeout(ROLLOUT_MAX_WAIT, crowd.next_line()).await {
+        match timeout(MAX_ROLLOUT_WAIT, crowd.next_line()).await {
             Ok(Some(line)) if line == CONVERGED => {}
-            Ok(_) => bail!("the simulated sidecars exited: {}", crowd.last_words()),
-            Err(_) => bail!("not all sidecars were in sync within {ROLLOUT_MAX_WAIT:?}"),
+            Ok(_) => bail!("the simulated sidecars exited: {}", crowd.log_tail()),
+            Err(_) => bail!("not all sidecars were in sync within {MAX_ROLLOUT_WAIT:?}"),
         }
         self.wait_until_registered(&data).await?;
-        let rollout = began.elapsed().as_secs_f64();
-        let spent = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
+        let rollout = started.elapsed().as_secs_f64();
+        let cpu_seconds = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
         let peak = sample::peak_kib(pid);
         self.use_listeners().await?;
         sleep(timing.warm_up).await;
-        let (before, began) = (sample::cpu_time(&[pid]), Instant::now());
+        let (before, started) = (sample::cpu_time(&[pid]), Instant::now());
         sleep(timing.duration).await;
-        let steady = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
-        let steady_cores = steady / began.elapsed().as_secs_f64();
-        let full = private();
+        let steady_cpu_seconds = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
+        let steady_cores = steady_cpu_seconds / started.elapsed().as_secs_f64();
+        let full = private_mib();
         let sidecars = real.iter().filter_map(BenchProcess::pid);
         let sidecars = sidecars.map(|pid| to_mib(sample::memory_usage(&[pid]).private_kib));
         let mut measured = MeshSize {
             sidecars: self.crowd.sidecars,
             mode: self.rig.default_policy,
             rollout_s: rollout,
-            rollout_cpu_s: spent,
-            rollout_cores: spent / rollout,
+            rollout_cpu_s: cpu_seconds,
+            rollout_cores: cpu_seconds / rollout,
             rollout_memory_mib: to_mib(peak),
             steady_cores,
             steady_memory_mib: full,
@@ -122,14 +122,15 @@ impl RunningMesh<'_, '_> {
         if self.crowd.changes == ChangeMeasurement::Yes {
             let traffic =
                 self.has_real_services().then(|| SequentialTraffic::start(self)).transpose()?;
-            let mut place = changes::MeshPaths { file: &file, data: &data, address, timing };
-            let (after, found) = self.measure_changes(&mut crowd, control, &mut place).await?;
-            control = after;
+            let mut paths = changes::MeshPaths { file: &file, data: &data, address, timing };
+            let (restarted, changes) =
+                self.measure_changes(&mut crowd, control, &mut paths).await?;
+            control = restarted;
             let (requests, failed) = match traffic {
                 Some(traffic) => traffic.stop_and_count().await,
                 None => (0, 0),
             };
-            measured.changes = Some(MeshChanges { requests, failed, ..found });
+            measured.changes = Some(MeshChanges { requests, failed, ..changes });
         }
         crowd.stop().await;
         for sidecar in real {
@@ -155,24 +156,24 @@ impl RunningMesh<'_, '_> {
             return Ok(None);
         }
         let port = self.ports.port_for("application")?.to_string();
-        let launch = ProcessSpec::leno_command(["bench", "backend", "--port", &port])?;
+        let spec = ProcessSpec::leno_command(["bench", "backend", "--port", &port])?;
         let cores = self.rig.load_cores.as_ref();
-        BenchProcess::start(&launch.with_cores(cores), &self.dir.join("application.log")).map(Some)
+        BenchProcess::start(&spec.with_cores(cores), &self.dir.join("application.log")).map(Some)
     }
 
     /// Waits until the real sidecars are ready as well.
     async fn wait_until_registered(&self, data: &Path) -> anyhow::Result<()> {
-        let until = Instant::now() + ROLLOUT_MAX_WAIT;
+        let deadline = Instant::now() + MAX_ROLLOUT_WAIT;
         loop {
             let status = MeshSocket::from_data(data).query_json("/status").await?;
             let registered = status["registered"].as_u64().unwrap_or_default();
             if registered >= self.crowd.sidecars as u64 {
                 return Ok(());
             }
-            if Instant::now() > until {
+            if Instant::now() > deadline {
                 bail!("only {registered} sidecars are ready");
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -182,7 +183,7 @@ impl RunningMesh<'_, '_> {
         data: &Path,
         address: SocketAddr,
     ) -> anyhow::Result<BenchProcess> {
-        let launch = ProcessSpec::leno_command([
+        let spec = ProcessSpec::leno_command([
             "control".as_ref(),
             "--log-level=warn".as_ref(),
             "-f".as_ref(),
@@ -193,7 +194,7 @@ impl RunningMesh<'_, '_> {
             address.to_string().as_ref(),
         ])?;
         let cores = self.rig.proxy_cores.as_ref();
-        BenchProcess::start(&launch.with_cores(cores), &self.dir.join("control.log"))
+        BenchProcess::start(&spec.with_cores(cores), &self.dir.join("control.log"))
     }
 
     /// Starts all sidecars at once.
@@ -202,30 +203,30 @@ impl RunningMesh<'_, '_> {
         tokens: &[String],
         control: SocketAddr,
     ) -> anyhow::Result<(BenchProcess, Vec<BenchProcess>)> {
-        let (of_real, of_crowd) = tokens.split_at(self.crowd.real.min(tokens.len()));
+        let (real_tokens, crowd_tokens) = tokens.split_at(self.crowd.real.min(tokens.len()));
         self.ports.port_for("application")?;
-        let members = of_crowd.iter().enumerate().map(|(index, token)| {
+        let members = crowd_tokens.iter().enumerate().map(|(index, token)| {
             let index = index + self.crowd.real;
-            let used = self.used_services(index).into_iter();
+            let used_services = self.used_services(index).into_iter();
             anyhow::Ok(CrowdMember {
                 workload: workload_name(index),
                 token: token.clone(),
                 port: self.application_port(index)?,
-                services: used.map(|service| self.name_and_size(service)).collect(),
-                behind: self.name_and_size(index / PER_SERVICE).0,
+                services: used_services.map(|service| self.name_and_size(service)).collect(),
+                own_service: self.name_and_size(index / WORKLOADS_PER_SERVICE).0,
             })
         });
-        let plan = CrowdPlan { control, members: members.collect::<anyhow::Result<_>>()? };
+        let config = CrowdConfig { control, members: members.collect::<anyhow::Result<_>>()? };
         let file = self.dir.join("crowd.json");
-        std::fs::write(&file, serde_json::to_vec(&plan)?)
+        std::fs::write(&file, serde_json::to_vec(&config)?)
             .context("the plan of the simulated sidecars")?;
         let mut real = Vec::new();
-        for (index, token) in of_real.iter().enumerate() {
+        for (index, token) in real_tokens.iter().enumerate() {
             real.push(self.start_sidecar(index, token)?);
         }
-        let launch = ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), file.as_os_str()];
-        let launch = ProcessSpec::leno_command(launch)?.with_cores(self.rig.load_cores.as_ref());
-        Ok((BenchProcess::start_talking(&launch, &self.dir.join("crowd.log"))?, real))
+        let arguments = ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), file.as_os_str()];
+        let spec = ProcessSpec::leno_command(arguments)?.with_cores(self.rig.load_cores.as_ref());
+        Ok((BenchProcess::start_interactive(&spec, &self.dir.join("crowd.log"))?, real))
     }
 
     /// Starts a real sidecar.
@@ -234,7 +235,7 @@ impl RunningMesh<'_, '_> {
         let token_file: PathBuf = self.dir.join(format!("sidecar-{index}.token"));
         JoinBundle::parse(token)?.save(&token_file).context("cannot write a token")?;
         let admin = self.ports.address_for(&format!("admin-{index}"))?;
-        let launch = ProcessSpec::leno_command([
+        let spec = ProcessSpec::leno_command([
             "proxy".as_ref(),
             "--log-level=warn".as_ref(),
             "--workload".as_ref(),
@@ -249,21 +250,18 @@ impl RunningMesh<'_, '_> {
             "--drain-timeout=0s".as_ref(),
         ])?;
         let cores = self.rig.load_cores.as_ref();
-        BenchProcess::start(
-            &launch.with_cores(cores),
-            &self.dir.join(format!("sidecar-{index}.log")),
-        )
+        BenchProcess::start(&spec.with_cores(cores), &self.dir.join(format!("sidecar-{index}.log")))
     }
 
     /// Creates one token per workload.
     async fn create_tokens(&self, data: &Path, control: SocketAddr) -> anyhow::Result<Vec<String>> {
         let mesh = MeshSocket::from_data(data);
-        let until = Instant::now() + START_MAX_WAIT;
+        let deadline = Instant::now() + MAX_START_WAIT;
         while mesh.query_json("/status").await.is_err() {
-            if Instant::now() > until {
+            if Instant::now() > deadline {
                 bail!("the control plane does not respond");
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
         let mut tokens = Vec::with_capacity(self.crowd.sidecars);
         for index in 0..self.crowd.sidecars {
@@ -281,7 +279,7 @@ impl RunningMesh<'_, '_> {
         for index in 0..self.crowd.real.min(self.crowd.sidecars) {
             for number in 0..self.used_services(index).len() {
                 let listener = self.ports.address_for(&format!("listener-{index}-{number}"))?;
-                drop(ask::query_admin(listener, "/").await);
+                drop(admin_client::query_admin(listener, "/").await);
             }
         }
         Ok(())
@@ -297,11 +295,11 @@ fn workload_name(index: usize) -> String {
 }
 
 /// The number of workloads per service.
-pub(super) const PER_SERVICE: usize = 10;
+pub(super) const WORKLOADS_PER_SERVICE: usize = 10;
 /// The number of services that a workload uses.
-pub(super) const USED: usize = 4;
-/// For reading some thousand documents.
-const START_MAX_WAIT: Duration = Duration::from_secs(30);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Far more than 1,600 sidecars take.
-const ROLLOUT_MAX_WAIT: Duration = Duration::from_secs(120);
+pub(super) const USED_SERVICES: usize = 4;
+/// The startup timeout, for reading some thousand documents.
+const MAX_START_WAIT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The timeout of a rollout, far longer than 1,600 sidecars need.
+const MAX_ROLLOUT_WAIT: Duration = Duration::from_secs(120);

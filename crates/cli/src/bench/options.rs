@@ -85,7 +85,7 @@ pub(super) struct SuiteDefaults {
     pub(super) duration: Duration,
     pub(super) repeats: u32,
     /// The time of each run in addition to warm-up and measurement.
-    pub(super) starting: Duration,
+    pub(super) startup_time: Duration,
 }
 
 impl SuiteOptions {
@@ -107,7 +107,7 @@ impl SuiteOptions {
         let mut contenders: Vec<Contender> = Vec::new();
         for name in &names {
             let contender = Contender::load(name)?;
-            if contenders.iter().any(|other| other.name() == contender.name()) {
+            if contenders.iter().any(|loaded| loaded.name() == contender.name()) {
                 bail!("duplicate contender `{}`", contender.name());
             }
             contenders.push(contender);
@@ -142,11 +142,11 @@ impl SuiteOptions {
                 duration: self.duration.unwrap_or(defaults.duration),
             },
             repeats: self.repeats.unwrap_or(defaults.repeats),
-            seed: self.seed.unwrap_or_else(by_chance),
+            seed: self.seed.unwrap_or_else(random_seed),
             baseline: self.baseline.clone(),
             cores,
-            starting: defaults.starting + self.driver.startup_time(),
-            counts: false,
+            startup_time: defaults.startup_time + self.driver.startup_time(),
+            counts_instructions: false,
         };
         if let Some(budget) = self.budget {
             fit_to_budget(&mut runner, trials, budget);
@@ -160,7 +160,7 @@ impl SuiteOptions {
     }
 
     /// True if the user selects the contenders.
-    pub(super) fn names_contenders(&self) -> bool {
+    pub(super) fn has_contenders(&self) -> bool {
         !self.contenders.is_empty()
     }
 
@@ -217,23 +217,23 @@ pub(super) fn runner_settings(runner: &SuiteRunner) -> MeasurementSettings {
 fn fit_to_budget(runner: &mut SuiteRunner, trials: usize, budget: Duration) {
     let trials = u32::try_from(trials.max(1)).unwrap_or(u32::MAX);
     loop {
-        let each = budget / trials.saturating_mul(runner.repeats);
-        let fixed = runner.trial_takes().saturating_sub(runner.timing.duration);
-        let left = each.saturating_sub(fixed);
-        if left >= DURATION_MIN || runner.repeats == 1 {
-            runner.timing.duration = runner.timing.duration.min(left.max(DURATION_MIN));
+        let time_per_trial = budget / trials.saturating_mul(runner.repeats);
+        let overhead = runner.trial_duration().saturating_sub(runner.timing.duration);
+        let remaining = time_per_trial.saturating_sub(overhead);
+        if remaining >= DURATION_MIN || runner.repeats == 1 {
+            runner.timing.duration = runner.timing.duration.min(remaining.max(DURATION_MIN));
             return;
         }
         runner.repeats -= 1;
     }
 }
 
-fn by_chance() -> u64 {
+fn random_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| u64::from(since.subsec_nanos()))
 }
 
 /// The time for starting and stopping proxies and applications.
-pub(super) const STARTING: Duration = Duration::from_millis(1_500);
-/// Shorter runs say little about tail latencies.
+pub(super) const STARTUP_TIME: Duration = Duration::from_millis(1_500);
+/// The minimum duration of a run: shorter runs have too few requests for tail latencies.
 const DURATION_MIN: Duration = Duration::from_secs(1);

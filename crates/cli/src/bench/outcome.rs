@@ -53,7 +53,7 @@ pub(super) enum ThroughputLimit {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RepeatFigure {
     pub(super) name: &'static str,
-    pub(super) of: fn(&RunResult) -> f64,
+    pub(super) read: fn(&RunResult) -> f64,
     /// The spread above which it counts as noisy; never if absent.
     noisy_above: Option<f64>,
 }
@@ -62,30 +62,34 @@ pub(super) struct RepeatFigure {
 pub(super) const FIGURES: &[RepeatFigure] = &[
     RepeatFigure {
         name: "cpu_us_per_request",
-        of: |t| t.cpu_us_per_request.sum,
+        read: |t| t.cpu_us_per_request.sum,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "rps", of: |t| t.rps, noisy_above: Some(NOISY_ABOVE) },
-    RepeatFigure { name: "latency_p50", of: |t| t.latency_ms.p50, noisy_above: Some(NOISY_ABOVE) },
-    RepeatFigure { name: "latency_p90", of: |t| t.latency_ms.p90, noisy_above: None },
-    RepeatFigure { name: "latency_p95", of: |t| t.latency_ms.p95, noisy_above: None },
+    RepeatFigure { name: "rps", read: |t| t.rps, noisy_above: Some(NOISY_ABOVE) },
+    RepeatFigure {
+        name: "latency_p50",
+        read: |t| t.latency_ms.p50,
+        noisy_above: Some(NOISY_ABOVE),
+    },
+    RepeatFigure { name: "latency_p90", read: |t| t.latency_ms.p90, noisy_above: None },
+    RepeatFigure { name: "latency_p95", read: |t| t.latency_ms.p95, noisy_above: None },
     RepeatFigure {
         name: "latency_p99",
-        of: |t| t.latency_ms.p99,
+        read: |t| t.latency_ms.p99,
         noisy_above: Some(TAIL_NOISY_ABOVE),
     },
-    RepeatFigure { name: "latency_p999", of: |t| t.latency_ms.p999, noisy_above: None },
+    RepeatFigure { name: "latency_p999", read: |t| t.latency_ms.p999, noisy_above: None },
     RepeatFigure {
         name: "idle_private",
-        of: |t| t.memory_kib.idle_private as f64,
+        read: |t| t.memory_kib.idle_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
     RepeatFigure {
         name: "load_private",
-        of: |t| t.memory_kib.load_private as f64,
+        read: |t| t.memory_kib.load_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "load_pss", of: |t| t.memory_kib.load_pss as f64, noisy_above: None },
+    RepeatFigure { name: "load_pss", read: |t| t.memory_kib.load_pss as f64, noisy_above: None },
 ];
 
 /// The noise threshold: the spread of repeats as a share of their median.
@@ -101,53 +105,55 @@ impl ContenderOutcome {
     /// Aggregates repeats; `None` without any. `cores` are the numbers of cores of the proxies, and of load and
     /// applications.
     pub(super) fn from_repeats(repeats: Vec<RunResult>, cores: (f64, f64)) -> Option<Self> {
-        let middle =
+        let median_of =
             |of: &dyn Fn(&RunResult) -> f64| median(repeats.iter().map(of)).map(round_significant);
-        let number = |of: &dyn Fn(&RunResult) -> u64| {
+        let median_count = |of: &dyn Fn(&RunResult) -> u64| {
             median(repeats.iter().map(|t| of(t) as f64)).map_or(0, |figure| figure.round() as u64)
         };
         let names = |trial: &RunResult| -> Vec<String> {
             trial.cpu_us_per_request.processes.keys().cloned().collect()
         };
         let names = repeats.first().map(names)?;
-        let of = |map: &BTreeMap<String, f64>, name: &str| map.get(name).copied().unwrap_or(0.0);
+        let value_of =
+            |map: &BTreeMap<String, f64>, name: &str| map.get(name).copied().unwrap_or(0.0);
         let processes = names.iter().map(|name| {
-            let figure = middle(&|t| of(&t.cpu_us_per_request.processes, name));
+            let figure = median_of(&|t| value_of(&t.cpu_us_per_request.processes, name));
             (name.clone(), figure.unwrap_or(0.0))
         });
         let memories = names.iter().map(|name| {
-            let figure = number(&|t| t.memory_kib.processes.get(name).copied().unwrap_or(0));
+            let figure = median_count(&|t| t.memory_kib.processes.get(name).copied().unwrap_or(0));
             (name.clone(), figure)
         });
         let latency_ms = LatencyMs {
-            mean: middle(&|t| t.latency_ms.mean)?,
-            p50: middle(&|t| t.latency_ms.p50)?,
-            p90: middle(&|t| t.latency_ms.p90)?,
-            p95: middle(&|t| t.latency_ms.p95)?,
-            p99: middle(&|t| t.latency_ms.p99)?,
-            p999: middle(&|t| t.latency_ms.p999)?,
-            max: middle(&|t| t.latency_ms.max)?,
+            mean: median_of(&|t| t.latency_ms.mean)?,
+            p50: median_of(&|t| t.latency_ms.p50)?,
+            p90: median_of(&|t| t.latency_ms.p90)?,
+            p95: median_of(&|t| t.latency_ms.p95)?,
+            p99: median_of(&|t| t.latency_ms.p99)?,
+            p999: median_of(&|t| t.latency_ms.p999)?,
+            max: median_of(&|t| t.latency_ms.max)?,
         };
         let busy_proxies = median(repeats.iter().map(|t| t.cores_busy.proxies))?;
         let busy_load = median(repeats.iter().map(|t| t.cores_busy.load_and_applications))?;
         let other_processes = |t: &RunResult| {
             t.cores_busy.other_processes_on_proxy_cores + t.cores_busy.other_processes_on_load_cores
         };
-        let taken = median(repeats.iter().map(|t| t.cores_busy.other_processes_on_proxy_cores))?;
+        let taken_from_proxies =
+            median(repeats.iter().map(|t| t.cores_busy.other_processes_on_proxy_cores))?;
         let range = figure_ranges(&repeats);
         let instructions = repeats.iter().filter_map(|t| t.instructions_per_request);
         Some(Self {
             instructions_per_request: median(instructions).map(round_significant),
-            rps: middle(&|t| t.rps)?,
+            rps: median_of(&|t| t.rps)?,
             latency_ms,
             cpu_us_per_request: CpuCost {
-                sum: middle(&|t| t.cpu_us_per_request.sum)?,
+                sum: median_of(&|t| t.cpu_us_per_request.sum)?,
                 processes: processes.collect(),
             },
             memory_kib: MemoryKib {
-                idle_private: number(&|t| t.memory_kib.idle_private),
-                load_private: number(&|t| t.memory_kib.load_private),
-                load_pss: number(&|t| t.memory_kib.load_pss),
+                idle_private: median_count(&|t| t.memory_kib.idle_private),
+                load_private: median_count(&|t| t.memory_kib.load_private),
+                load_pss: median_count(&|t| t.memory_kib.load_pss),
                 processes: memories.collect(),
             },
             requests: repeats.iter().map(|t| t.requests).sum(),
@@ -159,8 +165,10 @@ impl ContenderOutcome {
             other_processes_cores: round_significant(
                 repeats.iter().map(other_processes).fold(0.0, f64::max),
             ),
-            limited_by: match (busy_proxies + taken >= BUSY * cores.0, busy_load >= BUSY * cores.1)
-            {
+            limited_by: match (
+                busy_proxies + taken_from_proxies >= BUSY * cores.0,
+                busy_load >= BUSY * cores.1,
+            ) {
                 (true, _) => ThroughputLimit::Proxies,
                 (false, true) => ThroughputLimit::Load,
                 (false, false) => ThroughputLimit::Neither,
@@ -177,10 +185,11 @@ impl ContenderOutcome {
     /// Returns notes for the reader, in a word each.
     pub(super) fn reader_notes(&self) -> Vec<String> {
         let failed = (self.failed > 0).then(|| format!("{} failed", self.failed));
-        let bound = (self.limited_by == ThroughputLimit::Load).then(|| "load-bound".to_owned());
+        let load_bound =
+            (self.limited_by == ThroughputLimit::Load).then(|| "load-bound".to_owned());
         let noisy = (!self.noisy.is_empty()).then(|| "noisy".to_owned());
         let disturbed = self.is_disturbed().then(|| "disturbed".to_owned());
-        [failed, bound, noisy, disturbed].into_iter().flatten().collect()
+        [failed, load_bound, noisy, disturbed].into_iter().flatten().collect()
     }
 
     /// Returns the ratio of a figure to the user's baseline: leno by default.
@@ -191,12 +200,12 @@ impl ContenderOutcome {
 
     /// Returns the median ratio to another contender in the same repeat, by figure: a disturbance of both
     /// affects the ratio less. Figures that are zero on either side are omitted.
-    pub(super) fn ratios_to(&self, to: &Self) -> BTreeMap<&'static str, f64> {
+    pub(super) fn ratios_to(&self, reference: &Self) -> BTreeMap<&'static str, f64> {
         let ratio = |figure: &RepeatFigure| {
-            let pairs = self.repeats.iter().filter_map(|ours| {
-                let theirs = to.repeats.iter().find(|theirs| theirs.repeat == ours.repeat)?;
-                let (ours, theirs) = ((figure.of)(ours), (figure.of)(theirs));
-                (ours > 0.0 && theirs > 0.0).then_some(ours / theirs)
+            let pairs = self.repeats.iter().filter_map(|own| {
+                let other = reference.repeats.iter().find(|other| other.repeat == own.repeat)?;
+                let (own, other) = ((figure.read)(own), (figure.read)(other));
+                (own > 0.0 && other > 0.0).then_some(own / other)
             });
             Some((figure.name, round_significant(median(pairs)?)))
         };
@@ -206,16 +215,16 @@ impl ContenderOutcome {
 
 fn figure_ranges(repeats: &[RunResult]) -> BTreeMap<&'static str, RepeatRange> {
     let range = |figure: &RepeatFigure| {
-        let figures: Vec<f64> = repeats.iter().map(figure.of).collect();
+        let figures: Vec<f64> = repeats.iter().map(figure.read).collect();
         Some((figure.name, RepeatRange::from_figures(&figures)?))
     };
     FIGURES.iter().filter_map(range).collect()
 }
 
 fn noisy_figures(ranges: &BTreeMap<&'static str, RepeatRange>) -> Vec<&'static str> {
-    let disagrees = |figure: &&RepeatFigure| {
-        let bound = figure.noisy_above.unwrap_or(f64::INFINITY);
-        ranges.get(figure.name).is_some_and(|range| range.spread > bound)
+    let is_noisy = |figure: &&RepeatFigure| {
+        let threshold = figure.noisy_above.unwrap_or(f64::INFINITY);
+        ranges.get(figure.name).is_some_and(|range| range.spread > threshold)
     };
-    FIGURES.iter().filter(disagrees).map(|figure| figure.name).collect()
+    FIGURES.iter().filter(is_noisy).map(|figure| figure.name).collect()
 }

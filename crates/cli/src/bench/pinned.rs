@@ -29,9 +29,9 @@ impl PinnedArgs {
     /// Executes the command; returns only on failure.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         // A proxy stops its workers on SIGTERM, but not when it is killed.
-        exec::die_with(self.parent, Signal::TERM)?;
+        exec::end_with_parent(self.parent, Signal::TERM)?;
         if let Some(cores) = &self.cores {
-            cores.confine_us()?;
+            cores.pin_current_thread()?;
         }
         let (program, arguments) =
             self.command.split_first().context("there is no command to run")?;

@@ -11,24 +11,24 @@ pub(super) struct BenchProgress {
     started: Instant,
     steps: usize,
     done: usize,
-    /// The estimated duration of a step, until some are done.
-    guess: Duration,
+    /// The estimated duration of a step, used until the first one is done.
+    step_estimate: Duration,
     /// On a terminal one line is rewritten.
-    terminal: bool,
+    is_terminal: bool,
 }
 
 impl BenchProgress {
-    pub(super) fn new(steps: usize, guess: Duration) -> Self {
-        let terminal = std::io::stderr().is_terminal();
-        Self { started: Instant::now(), steps, done: 0, guess, terminal }
+    pub(super) fn new(steps: usize, step_estimate: Duration) -> Self {
+        let is_terminal = std::io::stderr().is_terminal();
+        Self { started: Instant::now(), steps, done: 0, step_estimate, is_terminal }
     }
 
     /// Begins a step.
-    pub(super) fn begin_step(&mut self, what: &str) {
-        let left = format_duration(self.remaining_time());
-        let line = format!("[{}/{}] {what} · {left} left", self.done + 1, self.steps);
+    pub(super) fn begin_step(&mut self, step: &str) {
+        let remaining = format_duration(self.remaining_time());
+        let line = format!("[{}/{}] {step} · {remaining} left", self.done + 1, self.steps);
         self.done += 1;
-        match self.terminal {
+        match self.is_terminal {
             true => {
                 eprint!("\r\x1b[2K{line}");
                 // The terminal may be closed.
@@ -40,7 +40,7 @@ impl BenchProgress {
 
     /// Prints a line that stays on the screen.
     pub(super) fn print_line(&self, text: &str) {
-        match self.terminal {
+        match self.is_terminal {
             true => eprintln!("\r\x1b[2K{text}"),
             false => eprintln!("{text}"),
         }
@@ -49,7 +49,7 @@ impl BenchProgress {
     fn remaining_time(&self) -> Duration {
         let steps = u32::try_from(self.steps.saturating_sub(self.done)).unwrap_or(u32::MAX);
         let each = match u32::try_from(self.done) {
-            Ok(0) | Err(_) => self.guess,
+            Ok(0) | Err(_) => self.step_estimate,
             Ok(done) => self.started.elapsed() / done,
         };
         each.saturating_mul(steps)
@@ -58,7 +58,7 @@ impl BenchProgress {
 
 impl Drop for BenchProgress {
     fn drop(&mut self) {
-        if self.terminal {
+        if self.is_terminal {
             eprint!("\r\x1b[2K");
         }
     }

@@ -28,29 +28,29 @@ pub(crate) struct RelayArgs {
 impl RelayArgs {
     /// Serves until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let turn = Rc::new(Cell::new(0));
+        let next_index = Rc::new(Cell::new(0));
         let to: Rc<[u16]> = self.to.into();
         loopback::serve(self.port, |stream| {
-            serve_connection(stream, Rc::clone(&to), Rc::clone(&turn))
+            serve_connection(stream, Rc::clone(&to), Rc::clone(&next_index))
         })
     }
 }
 
-/// Answers one request after another.
-async fn serve_connection(mut client: TcpStream, to: Rc<[u16]>, turn: Rc<Cell<usize>>) {
-    let mut kept: Vec<Option<TcpStream>> = to.iter().map(|_| None).collect();
-    let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
+/// Serves one request after another: calls a port and returns its response.
+async fn serve_connection(mut client: TcpStream, ports: Rc<[u16]>, next_index: Rc<Cell<usize>>) {
+    let mut pool: Vec<Option<TcpStream>> = ports.iter().map(|_| None).collect();
+    let mut received = Vec::with_capacity(MAX_HEAD_BYTES);
     while let Some(request) = read_message(&mut client, &mut received).await {
-        let index = turn.get() % to.len();
-        turn.set(turn.get().wrapping_add(1));
-        let (Some(port), Some(kept)) = (to.get(index), kept.get_mut(index)) else {
+        let index = next_index.get() % ports.len();
+        next_index.set(next_index.get().wrapping_add(1));
+        let (Some(port), Some(idle_connection)) = (ports.get(index), pool.get_mut(index)) else {
             return;
         };
-        let answer = match send_request(kept, *port, &request).await {
-            Ok(answer) => answer,
+        let response = match send_request(idle_connection, *port, &request).await {
+            Ok(response) => response,
             Err(_) => BAD_GATEWAY.to_vec(),
         };
-        if client.write_all(&answer).await.is_err() {
+        if client.write_all(&response).await.is_err() {
             return;
         }
     }
@@ -58,11 +58,11 @@ async fn serve_connection(mut client: TcpStream, to: Rc<[u16]>, turn: Rc<Cell<us
 
 /// Sends a request over the kept connection, or over a new one.
 async fn send_request(
-    kept: &mut Option<TcpStream>,
+    idle_connection: &mut Option<TcpStream>,
     port: u16,
     request: &[u8],
 ) -> std::io::Result<Vec<u8>> {
-    let mut server = match kept.take() {
+    let mut server = match idle_connection.take() {
         Some(server) => server,
         None => {
             let server = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
@@ -71,11 +71,11 @@ async fn send_request(
         }
     };
     server.write_all(request).await?;
-    let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
-    let answer = read_message(&mut server, &mut received).await;
-    let answer = answer.ok_or(std::io::ErrorKind::UnexpectedEof)?;
-    *kept = Some(server);
-    Ok(answer)
+    let mut received = Vec::with_capacity(MAX_HEAD_BYTES);
+    let response = read_message(&mut server, &mut received).await;
+    let response = response.ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    *idle_connection = Some(server);
+    Ok(response)
 }
 
 /// Returns the next complete message: headers, and a body of the declared length.
@@ -85,7 +85,7 @@ async fn read_message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<
             if received.len() >= length {
                 return Some(received.drain(..length).collect());
             }
-        } else if received.len() > HEAD_BYTES_MAX {
+        } else if received.len() > MAX_HEAD_BYTES {
             return None;
         }
         match stream.read_buf(received).await {
@@ -97,12 +97,12 @@ async fn read_message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<
 
 /// Returns the length of the first message; `None` until its headers are complete.
 fn message_length(received: &[u8]) -> Option<usize> {
-    let head = received.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
+    let head = received.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
     let lines = received.get(..head)?.split(|byte| *byte == b'\n');
     let mut body = lines.filter_map(|line| {
         let (name, value) = line.split_at_checked(CONTENT_LENGTH.len())?;
-        let named = name.eq_ignore_ascii_case(CONTENT_LENGTH);
-        let value = std::str::from_utf8(value.trim_ascii()).ok().filter(|_| named)?;
+        let is_length = name.eq_ignore_ascii_case(CONTENT_LENGTH);
+        let value = std::str::from_utf8(value.trim_ascii()).ok().filter(|_| is_length)?;
         value.parse::<usize>().ok()
     });
     Some(head + body.next().unwrap_or(0))
@@ -110,15 +110,15 @@ fn message_length(received: &[u8]) -> Option<usize> {
 
 const CONTENT_LENGTH: &[u8] = b"content-length:";
 const BAD_GATEWAY: &[u8] = b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n";
-/// More than any proxy adds to a request of a load generator.
-const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// The maximum length of a request head: more than any proxy adds to a request of a load generator.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_as_long_as_its_head_and_what_that_declares() {
+    fn a_message_consists_of_its_head_and_the_declared_body() {
         for (bytes, length) in [
             (&b"GET / HTTP/1.1\r\nhost: a"[..], None),
             (b"GET / HTTP/1.1\r\nhost: a\r\n\r\nrest", Some(27)),

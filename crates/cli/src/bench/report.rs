@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::contender::ContenderFacts;
+use super::contender::ContenderReport;
 use super::cores::Cores;
 use super::driver::LoadGenerator;
 use super::html::AxisScale;
-use super::machine::MachineFacts;
+use super::machine::MachineInfo;
 use super::mesh_services::MeshServices;
 use super::outcome::ContenderOutcome;
 use super::rig::BenchDefaultPolicy;
@@ -25,10 +25,10 @@ pub(super) struct SuiteReport {
     pub(super) began: String,
     pub(super) elapsed_s: f64,
     pub(super) command: Vec<String>,
-    pub(super) machine: MachineFacts,
+    pub(super) machine: MachineInfo,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) settings: Option<MeasurementSettings>,
-    pub(super) contenders: Vec<ContenderFacts>,
+    pub(super) contenders: Vec<ContenderReport>,
     pub(super) skipped: Vec<SkippedContender>,
     pub(super) cases: Vec<CaseReport>,
     /// The cost of meshes of different sizes.
@@ -194,7 +194,7 @@ pub(super) struct PlotData {
     pub(super) x: Vec<String>,
     /// Figures by contender; `None` if missing.
     pub(super) series: Vec<(String, Vec<Option<f64>>)>,
-    pub(super) form: PlotKind,
+    pub(super) kind: PlotKind,
 }
 
 /// A published table of another project.

@@ -107,8 +107,8 @@ impl Rig {
     /// # Errors
     /// If they cannot be created.
     pub(super) fn certificates_directory(&self) -> anyhow::Result<PathBuf> {
-        if let Some(made) = self.certificates.get() {
-            return Ok(made.clone());
+        if let Some(existing) = self.certificates.get() {
+            return Ok(existing.clone());
         }
         let directory = self.scratch_directory().join("certificates");
         certificates::issue_certificates(&directory, &["client", "server", "gateway", "ratings"])

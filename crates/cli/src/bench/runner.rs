@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::case::BenchCase;
-use super::contender::{Contender, ContenderFacts, ProcessConfiguration};
+use super::contender::{Contender, ContenderReport, ProcessConfiguration};
 use super::cores::Cores;
 use super::driver::LoadGenerator;
 use super::instructions;
@@ -29,15 +29,15 @@ pub(super) struct SuiteRunner {
     /// The cores of proxies, and of load with applications, unless a case overrides them.
     pub(super) cores: Option<(Cores, Cores)>,
     /// The time of each run in addition to warm-up and measurement.
-    pub(super) starting: Duration,
+    pub(super) startup_time: Duration,
     /// True if the processor counts instructions.
-    pub(super) counts: bool,
+    pub(super) counts_instructions: bool,
 }
 
 /// The allocation of cores: separate ones for proxies, or shared with the rest of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CoreAllocation {
-    Apart,
+    Separate,
     Shared,
 }
 
@@ -45,7 +45,7 @@ pub(super) enum CoreAllocation {
 #[derive(Debug, Default)]
 pub(super) struct RunnerResults {
     pub(super) cases: Vec<CaseReport>,
-    pub(super) facts: Vec<ContenderFacts>,
+    pub(super) contenders: Vec<ContenderReport>,
     pub(super) skipped: Vec<SkippedContender>,
     pub(super) notes: Vec<String>,
 }
@@ -59,31 +59,31 @@ impl SuiteRunner {
     ) -> RunnerResults {
         let mut results = RunnerResults::default();
         match instructions::unavailable_reason() {
-            None => self.counts = true,
+            None => self.counts_instructions = true,
             Some(reason) => {
                 let note = format!("instructions per request omitted: {reason}");
                 results.notes.push(note);
             }
         }
-        let plan = self.supporting_contenders(contenders, cases, &mut results);
-        let steps: usize = plan.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
-        let mut progress = BenchProgress::new(steps, self.trial_takes());
+        let supporting = self.supporting_contenders(contenders, cases, &mut results);
+        let steps: usize = supporting.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
+        let mut progress = BenchProgress::new(steps, self.trial_duration());
         let mut random = SeededRandom::new(self.seed);
-        for (case, able) in cases.iter().zip(&plan) {
+        for (case, indices) in cases.iter().zip(&supporting) {
             let contenders: Vec<&Contender> =
-                able.iter().filter_map(|index| contenders.get(*index)).collect();
+                indices.iter().filter_map(|index| contenders.get(*index)).collect();
             self.assign_cores(case, &mut results.notes);
             let trials =
                 self.measure_case(case, &contenders, &mut random, &mut progress, &mut results);
             let trials = trials.await;
-            results.cases.push(self.put_together(case, trials));
+            results.cases.push(self.build_case_report(case, trials));
         }
         results
     }
 
     /// Returns the duration of one trial, including start and stop.
-    pub(super) fn trial_takes(&self) -> Duration {
-        self.timing.warm_up + self.timing.duration + self.starting
+    pub(super) fn trial_duration(&self) -> Duration {
+        self.timing.warm_up + self.timing.duration + self.startup_time
     }
 
     /// Returns the contenders that support each case, by index.
@@ -93,33 +93,33 @@ impl SuiteRunner {
         cases: &[BenchCase],
         results: &mut RunnerResults,
     ) -> Vec<Vec<usize>> {
-        let mut plan = Vec::new();
+        let mut supporting = Vec::new();
         for case in cases {
-            let mut able = Vec::new();
+            let mut indices = Vec::new();
             for (index, contender) in contenders.iter().enumerate() {
                 match contender.check_support(&self.rig, case.layout) {
-                    Ok(facts) => {
-                        able.push(index);
-                        add_contender(&mut results.facts, facts, case.layout);
+                    Ok(contender_report) => {
+                        indices.push(index);
+                        add_contender(&mut results.contenders, contender_report, case.layout);
                     }
                     Err(error) => {
                         record_skip(results, contender.name(), output::format_error(&error))
                     }
                 }
             }
-            plan.push(able);
+            supporting.push(indices);
         }
-        plan
+        supporting
     }
 
     /// Assigns cores to proxies, and to load with applications, as a case requires.
     fn assign_cores(&mut self, case: &BenchCase, notes: &mut Vec<String>) {
-        let wanted = match (case.proxy_cores, &self.cores) {
-            (Some(wanted), _) => wanted,
+        let proxy_core_count = match (case.proxy_cores, &self.cores) {
+            (Some(proxy_core_count), _) => proxy_core_count,
             (None, Some((proxies, _))) => proxies.count(),
             (None, None) => 1,
         };
-        if self.confine_to(wanted) == CoreAllocation::Shared {
+        if self.allocate_cores(proxy_core_count) == CoreAllocation::Shared {
             notes.push(format!(
                 "{}: no core is left for the load generator and the applications, which share the cores of \
                  the proxies",
@@ -131,22 +131,23 @@ impl SuiteRunner {
     }
 
     /// Assigns a number of cores to proxies, and the others to load and applications.
-    pub(super) fn confine_to(&mut self, wanted: usize) -> CoreAllocation {
-        let all = Cores::available_cores();
-        let given = self.cores.clone().filter(|(proxies, _)| proxies.count() == wanted);
-        let apart = given.or_else(|| all.as_ref()?.split(wanted));
-        let (proxies, load) = match (apart, all) {
+    pub(super) fn allocate_cores(&mut self, proxy_core_count: usize) -> CoreAllocation {
+        let available = Cores::available_cores();
+        let configured =
+            self.cores.clone().filter(|(proxies, _)| proxies.count() == proxy_core_count);
+        let separate = configured.or_else(|| available.as_ref()?.split(proxy_core_count));
+        let (proxies, load) = match (separate, available) {
             (Some((proxies, load)), _) => (Some(proxies), Some(load)),
-            (None, Some(all)) => (all.first(wanted), Some(all)),
+            (None, Some(available)) => (available.first(proxy_core_count), Some(available)),
             (None, None) => (None, None),
         };
-        let share = match (&proxies, &load) {
+        let is_shared = match (&proxies, &load) {
             (Some(proxies), Some(load)) => proxies.overlaps(load),
             _ => true,
         };
         self.rig.proxy_cores = proxies;
         self.rig.load_cores = load;
-        if share { CoreAllocation::Shared } else { CoreAllocation::Apart }
+        if is_shared { CoreAllocation::Shared } else { CoreAllocation::Separate }
     }
 
     async fn measure_case(
@@ -169,22 +170,27 @@ impl SuiteRunner {
                     .rig
                     .scratch_directory()
                     .join(format!("run-{}-{repeat}", path_component(name)));
-                let counts = self.counts;
-                let cast =
-                    RunSetup { rig: &self.rig, contender, case, driver: self.driver, counts };
-                let ended = match std::fs::create_dir_all(&dir) {
-                    Ok(()) => trial::run(cast, self.timing, &dir).await,
+                let counts_instructions = self.counts_instructions;
+                let setup = RunSetup {
+                    rig: &self.rig,
+                    contender,
+                    case,
+                    driver: self.driver,
+                    counts_instructions,
+                };
+                let outcome = match std::fs::create_dir_all(&dir) {
+                    Ok(()) => trial::run(setup, self.timing, &dir).await,
                     Err(error) => Err(error.into()),
                 };
                 // Files of a run are useless for the next one, and logs may be long.
                 if let Err(error) = std::fs::remove_dir_all(&dir) {
                     tracing::debug!(%error, "cannot remove the files of a run");
                 }
-                match ended {
+                match outcome {
                     Ok((mut trial, configured)) => {
                         trial.repeat = repeat;
                         trials.entry(name.to_owned()).or_default().push(trial);
-                        record_processes(&mut results.facts, name, configured);
+                        record_processes(&mut results.contenders, name, configured);
                     }
                     Err(error) => {
                         let reason = format!(
@@ -201,7 +207,7 @@ impl SuiteRunner {
         trials
     }
 
-    fn put_together(
+    fn build_case_report(
         &self,
         case: &BenchCase,
         trials: BTreeMap<String, Vec<RunResult>>,
@@ -218,7 +224,7 @@ impl SuiteRunner {
             outcome.ratio_to_leno = leno.as_ref().map(|leno| outcome.ratios_to(leno));
             if self.baseline != "leno" {
                 // Without results of the baseline there are no ratios: leno is not a silent substitute.
-                let ratios = baseline.as_ref().map(|other| outcome.ratios_to(other));
+                let ratios = baseline.as_ref().map(|baseline| outcome.ratios_to(baseline));
                 outcome.ratio_to_baseline = Some(ratios.unwrap_or_default());
             }
         }
@@ -233,26 +239,30 @@ impl SuiteRunner {
 }
 
 /// Adds a contender, or its description in another layout.
-fn add_contender(all: &mut Vec<ContenderFacts>, facts: ContenderFacts, layout: Layout) {
-    match all.iter_mut().find(|known| known.name == facts.name) {
-        None => all.push(facts),
-        Some(known) if known.about.contains(&facts.about) => {}
-        Some(known) => known.about.push_str(&format!(". As {layout}: {}", facts.about)),
+fn add_contender(
+    contenders: &mut Vec<ContenderReport>,
+    contender: ContenderReport,
+    layout: Layout,
+) {
+    match contenders.iter_mut().find(|existing| existing.name == contender.name) {
+        None => contenders.push(contender),
+        Some(existing) if existing.about.contains(&contender.about) => {}
+        Some(existing) => existing.about.push_str(&format!(". As {layout}: {}", contender.about)),
     }
 }
 
 /// Records the processes of a contender, once per layout, as in the last run.
 fn record_processes(
-    facts: &mut [ContenderFacts],
+    contenders: &mut [ContenderReport],
     name: &str,
     configured: Vec<ProcessConfiguration>,
 ) {
-    let Some(facts) = facts.iter_mut().find(|facts| facts.name == name) else {
+    let Some(contender) = contenders.iter_mut().find(|contender| contender.name == name) else {
         return;
     };
     let layouts: Vec<_> = configured.iter().map(|process| process.layout).collect();
-    facts.configuration.retain(|known| !layouts.contains(&known.layout));
-    facts.configuration.extend(configured);
+    contender.configuration.retain(|process| !layouts.contains(&process.layout));
+    contender.configuration.extend(configured);
 }
 
 fn record_skip(results: &mut RunnerResults, name: &str, reason: String) {

@@ -13,9 +13,9 @@ use super::cores::Cores;
 /// The scheduler counts the time of each thread in nanoseconds; otherwise clock ticks are used. Threads and
 /// processes that have ended are not included.
 pub(super) fn cpu_time(pids: &[u32]) -> Duration {
-    let spent =
+    let cpu =
         |pid: u32| threads_cpu(pid).or_else(|| Some(leno_telemetry::read_usage(pid).ok()?.cpu));
-    pids.iter().copied().filter_map(spent).sum()
+    pids.iter().copied().filter_map(cpu).sum()
 }
 
 /// Memory usage of some processes.
@@ -71,13 +71,13 @@ pub(super) fn descendants_of(root: u32) -> Vec<u32> {
             children.entry(parent).or_default().push(pid);
         }
     }
-    let mut found = vec![root];
+    let mut pids = vec![root];
     let mut next = 0;
-    while let Some(pid) = found.get(next) {
-        found.extend(children.remove(pid).unwrap_or_default());
+    while let Some(pid) = pids.get(next) {
+        pids.extend(children.remove(pid).unwrap_or_default());
         next += 1;
     }
-    found
+    pids
 }
 
 fn parent_of(pid: u32) -> Option<u32> {
@@ -112,22 +112,22 @@ mod tests {
         let burn = ["-c", "while :; do :; done"];
         let mut child = std::process::Command::new("sh").args(burn).spawn().unwrap();
         let until = std::time::Instant::now() + Duration::from_secs(30);
-        let mut spent = cpu_time(&[child.id()]);
-        while spent < Duration::from_millis(5) && std::time::Instant::now() < until {
-            spent = cpu_time(&[child.id()]);
+        let mut cpu = cpu_time(&[child.id()]);
+        while cpu < Duration::from_millis(5) && std::time::Instant::now() < until {
+            cpu = cpu_time(&[child.id()]);
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(spent >= Duration::from_millis(5), "{spent:?}");
-        assert_eq!(cpu_time(&[child.id()]), Duration::ZERO, "nobody is left who took any");
+        assert!(cpu >= Duration::from_millis(5), "{cpu:?}");
+        assert_eq!(cpu_time(&[child.id()]), Duration::ZERO, "an exited process has no CPU time");
     }
 
     #[test]
     fn memory_is_private_or_shared() {
-        let us = std::process::id();
-        let memory = memory_usage(&[us]);
+        let own_pid = std::process::id();
+        let memory = memory_usage(&[own_pid]);
         assert!(memory.private_kib > 0 && memory.pss_kib > 0, "{memory:?}");
-        assert!(peak_kib(us) >= memory.private_kib);
+        assert!(peak_kib(own_pid) >= memory.private_kib);
     }
 
     #[test]

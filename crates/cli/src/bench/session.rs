@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::case::BenchCase;
-use super::machine::MachineFacts;
+use super::machine::MachineInfo;
 use super::options::{self, SuiteDefaults, SuiteOptions};
 use super::report::{PublishedTable, SuiteReport};
 
@@ -32,7 +32,7 @@ pub(super) async fn measure_suite(
     defaults: SuiteDefaults,
     cases: &[BenchCase],
 ) -> anyhow::Result<SuiteReport> {
-    let began = Instant::now();
+    let started = Instant::now();
     let contenders = options.load_contenders(defaults)?;
     let mut runner = options.build_runner(defaults, contenders.len() * cases.len())?;
     runner.driver.prepare(&runner.rig).await?;
@@ -51,10 +51,10 @@ pub(super) async fn measure_suite(
         bail!("no measurement succeeded{}", reasons.concat());
     }
     report.cases = results.cases;
-    report.contenders = results.facts;
+    report.contenders = results.contenders;
     report.skipped = results.skipped;
     report.notes.extend(results.notes);
-    report.elapsed_s = began.elapsed().as_secs_f64();
+    report.elapsed_s = started.elapsed().as_secs_f64();
     Ok(report)
 }
 
@@ -67,7 +67,7 @@ pub(super) fn blank_report(suite: &Suite) -> SuiteReport {
         began: current_time(),
         elapsed_s: 0.0,
         command: std::env::args().collect(),
-        machine: MachineFacts::read_facts(),
+        machine: MachineInfo::read_info(),
         settings: None,
         contenders: Vec::new(),
         skipped: Vec::new(),

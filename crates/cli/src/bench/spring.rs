@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-use super::awaited::until_answered;
 use super::child::{BenchProcess, ProcessSpec};
 use super::maven::{self, MavenProject};
+use super::readiness::wait_until_ready;
 use super::rig::Rig;
 use crate::ports::ChosenPorts;
 
@@ -21,11 +21,11 @@ pub(super) async fn build_programs(rig: &Rig) -> anyhow::Result<PathBuf> {
     maven::build_product(&PROJECT, rig).await
 }
 
-/// Starts the registry, and once it answers, ratings and the gateway. The registry returns the gateway's
-/// sidecar as the address of ratings, so that the mesh carries the link.
+/// Starts the registry, and after its first response ratings and the gateway. The registry returns the gateway's
+/// sidecar as the address of ratings, so that requests of the gateway to ratings pass through the mesh.
 ///
 /// # Errors
-/// If one of them cannot be started, or the registry does not answer.
+/// If one of them cannot be started, or the registry does not respond.
 pub(super) async fn start(
     rig: &Rig,
     ports: &mut ChosenPorts<'_>,
@@ -37,18 +37,17 @@ pub(super) async fn start(
         command.extend(JVM.iter().map(Into::into));
         command.extend(["-jar".into(), programs.join(format!("{name}.jar")).into()]);
         command.extend(properties.iter().map(|property| format!("--{property}").into()));
-        let launch = ProcessSpec::new(command).with_cores(rig.load_cores.as_ref());
-        let child = BenchProcess::start(&launch, &dir.join(format!("{name}.log")));
+        let spec = ProcessSpec::new(command).with_cores(rig.load_cores.as_ref());
+        let child = BenchProcess::start(&spec, &dir.join(format!("{name}.log")));
         child.with_context(|| format!("the application {name}"))
     };
     let address = ports.address_for("registry")?;
     let mut registry = start("registry", &[format!("server.port={}", address.port())])?;
-    let answered = until_answered(address, "/eureka/apps", START_MAX_WAIT, || {
+    let ready = wait_until_ready(address, "/eureka/apps", MAX_START_WAIT, || {
         registry.try_exit_status().map_or(Ok(()), |status| bail!("it exited, {status}"))
     });
-    let answered = answered.await;
-    answered
-        .with_context(|| format!("the registry does not respond: {}", registry.last_words()))?;
+    let ready = ready.await;
+    ready.with_context(|| format!("the registry does not respond: {}", registry.log_tail()))?;
     let zone = format!("eureka.client.service-url.defaultZone=http://{address}/eureka");
     let ratings = [
         format!("server.port={}", ports.port_for("ratings")?),
@@ -65,17 +64,17 @@ pub(super) async fn start(
     Ok(vec![registry, ratings, gateway])
 }
 
-/// Their description in reports.
+/// The description of the applications in reports.
 pub(super) const ABOUT: &str = "Spring Cloud applications: ratings (Spring MVC on Tomcat), Spring Cloud \
     Gateway in front of it, and a Eureka server as the registry of the gateway; Spring Boot 3.3.8, Spring \
     Cloud 2023.0.5, 256 MiB of heap each";
 /// The additional time of a run for starting three JVMs.
-pub(super) const STARTING: Duration = Duration::from_secs(30);
-/// For a busy machine, on which they share the rest of one core.
-pub(super) const START_MAX_WAIT: Duration = Duration::from_secs(300);
+pub(super) const STARTUP_TIME: Duration = Duration::from_secs(30);
+/// The startup timeout of the registry, for a busy machine on which three JVMs share part of one core.
+pub(super) const MAX_START_WAIT: Duration = Duration::from_secs(300);
 /// The name of the service in the mesh.
 const RATINGS: &str = "ratings.bookinfo:9080";
-/// Three of them share a machine.
+/// JVM options with a small heap: three JVMs share a machine.
 const JVM: &[&str] = &["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC"];
 
 macro_rules! sources {

@@ -26,10 +26,10 @@ pub(super) struct RepeatRange {
 impl RepeatRange {
     /// Returns the range of some figures; `None` without any.
     pub(super) fn from_figures(figures: &[f64]) -> Option<Self> {
-        let middle = median(figures.iter().copied())?;
+        let median = median(figures.iter().copied())?;
         let min = figures.iter().copied().fold(f64::INFINITY, f64::min);
         let max = figures.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let spread = if middle == 0.0 { 0.0 } else { (max - min) / middle };
+        let spread = if median == 0.0 { 0.0 } else { (max - min) / median };
         Some(Self {
             min: round_significant(min),
             max: round_significant(max),
@@ -51,7 +51,8 @@ pub(super) fn round_significant(figure: f64) -> f64 {
 /// Returns the slope of y over x, by least squares; `None` for fewer than two different x.
 pub(super) fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let count = points.len() as f64;
-    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
+    let mean =
+        |coordinate: fn(&(f64, f64)) -> f64| points.iter().map(coordinate).sum::<f64>() / count;
     let (x, y) = (mean(|point| point.0), mean(|point| point.1));
     let products: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
     let squares: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
@@ -67,7 +68,7 @@ impl SeededRandom {
         Self(seed)
     }
 
-    fn draw(&mut self) -> u64 {
+    fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -79,8 +80,8 @@ impl SeededRandom {
     pub(super) fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         for last in (1..count).rev() {
-            let other = (self.draw() % (last as u64 + 1)) as usize;
-            order.swap(last, other);
+            let chosen = (self.next_u64() % (last as u64 + 1)) as usize;
+            order.swap(last, chosen);
         }
         order
     }
@@ -91,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_the_middle() {
+    fn the_median_is_the_middle_of_the_sorted_figures() {
         for (figures, expected) in [
             (vec![], None),
             (vec![3.0], Some(3.0)),
@@ -112,21 +113,21 @@ mod tests {
     }
 
     #[test]
-    fn a_slope_needs_two_places() {
+    fn a_slope_needs_two_different_x() {
         assert_eq!(slope(&[(1.0, 5.0), (3.0, 9.0)]), Some(2.0));
         assert_eq!((slope(&[(1.0, 5.0), (1.0, 9.0)]), slope(&[])), (None, None));
     }
 
     #[test]
     fn figures_are_shown_with_four_digits() {
-        for (figure, shown) in [
+        for (figure, expected) in [
             (0.0, 0.0),
             (123_456.0, 123_500.0),
             (0.012_345, 0.012_35),
             (9.999_96, 10.0),
             (-1.234_56, -1.235),
         ] {
-            assert_eq!(round_significant(figure), shown);
+            assert_eq!(round_significant(figure), expected);
         }
     }
 

@@ -49,26 +49,26 @@ fn case_table(report: &SuiteReport, case: &CaseReport) -> Table {
         "PSS KiB",
         "",
     ]);
-    for facts in &report.contenders {
-        let Some(outcome) = case.contenders.get(&facts.name) else {
+    for contender in &report.contenders {
+        let Some(outcome) = case.contenders.get(&contender.name) else {
             continue;
         };
         let ratio = |figure: &str| {
             let ratio = outcome.ratio_to_baseline(figure);
             ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
         };
-        let l = &outcome.latency_ms;
+        let latency = &outcome.latency_ms;
         let memory = &outcome.memory_kib;
         table.add_row([
-            facts.name.clone(),
+            contender.name.clone(),
             or_dash(outcome.cpu_us_per_request.sum, 1),
             ratio("cpu_us_per_request"),
             format!("{:.0}", outcome.rps),
             ratio("rps"),
-            format!("{:.2}", l.p50),
-            format!("{:.2}", l.p90),
-            format!("{:.2}", l.p99),
-            format!("{:.2}", l.p999),
+            format!("{:.2}", latency.p50),
+            format!("{:.2}", latency.p90),
+            format!("{:.2}", latency.p99),
+            format!("{:.2}", latency.p999),
             or_dash(memory.idle_private as f64, 0),
             or_dash(memory.load_private as f64, 0),
             or_dash(memory.load_pss as f64, 0),
@@ -101,8 +101,8 @@ fn render_legend(report: &SuiteReport) -> String {
             settings.disturbed_above * 100.0
         ));
     }
-    if let Some(caution) = report.reliability_warning() {
-        line(caution);
+    if let Some(warning) = report.reliability_warning() {
+        line(warning);
     }
     let machine = &report.machine;
     line(format!(
@@ -113,8 +113,8 @@ fn render_legend(report: &SuiteReport) -> String {
         machine.kernel,
         if machine.virtual_machine { ", virtual" } else { "" }
     ));
-    for facts in &report.contenders {
-        line(format!("{} {}: {}", facts.name, facts.version, facts.about));
+    for contender in &report.contenders {
+        line(format!("{} {}: {}", contender.name, contender.version, contender.about));
     }
     for skipped in &report.skipped {
         line(format!("skipped {}: {}", skipped.name, skipped.reason));

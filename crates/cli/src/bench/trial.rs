@@ -10,12 +10,12 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 use tokio::time::{sleep, sleep_until};
 
-use super::awaited::until_answered;
 use super::case::{BackendProcesses, BenchCase};
 use super::contender::{
     Contender, ProcessConfiguration, ProcessRole, RunEnvironment, RunningContender,
 };
 use super::driver::{LoadGenerator, LoadLatency, LoadSpec};
+use super::readiness::wait_until_ready;
 use super::rig::Rig;
 use super::sample;
 use super::statistics::round_significant;
@@ -120,7 +120,7 @@ pub(super) struct RunSetup<'a> {
     pub(super) case: &'a BenchCase,
     pub(super) driver: LoadGenerator,
     /// True if the processor counts instructions.
-    pub(super) counts: bool,
+    pub(super) counts_instructions: bool,
 }
 
 /// Runs a trial in a directory of its own. Also returns the start parameters of the contender.
@@ -128,114 +128,114 @@ pub(super) struct RunSetup<'a> {
 /// # Errors
 /// If a process did not start or failed during the run.
 pub(super) async fn run(
-    cast: RunSetup<'_>,
+    setup: RunSetup<'_>,
     timing: RunTiming,
     dir: &Path,
 ) -> anyhow::Result<(RunResult, Vec<ProcessConfiguration>)> {
-    let RunSetup { rig, contender, case, .. } = cast;
+    let RunSetup { rig, contender, case, .. } = setup;
     let mut ports = rig.ports();
     let mut environment =
         RunEnvironment { rig, layout: case.layout, dir: dir.join("contender"), ports: &mut ports };
     let mut running = contender.start(&mut environment).await?;
     let mut applications = BackendProcesses::start(rig, case, &mut ports, dir).await?;
     let measured =
-        measure_trial(cast, timing, dir, &mut ports, &mut running, &mut applications).await;
+        measure_trial(setup, timing, dir, &mut ports, &mut running, &mut applications).await;
     let configured = running.process_configurations().to_vec();
-    let words = match &measured {
+    let log_tails = match &measured {
         Ok(_) => String::new(),
-        Err(_) => running.last_words() + &applications.last_words(),
+        Err(_) => running.log_tail() + &applications.log_tail(),
     };
     running.stop().await;
     applications.stop().await;
-    Ok((measured.with_context(|| format!("the run failed{words}"))?, configured))
+    Ok((measured.with_context(|| format!("the run failed{log_tails}"))?, configured))
 }
 
 async fn measure_trial(
-    cast: RunSetup<'_>,
+    setup: RunSetup<'_>,
     timing: RunTiming,
     dir: &Path,
     ports: &mut ChosenPorts<'_>,
     running: &mut RunningContender,
     applications: &mut BackendProcesses,
 ) -> anyhow::Result<RunResult> {
-    let RunSetup { rig, case, driver, .. } = cast;
+    let RunSetup { rig, case, driver, .. } = setup;
     let mut urls = Vec::new();
     for (role, path) in &case.targets {
         let address = ports.address_for(role)?;
-        let alive = || running.check_alive().and_then(|()| applications.check_alive());
-        until_answered(address, path, case.app.max_wait(), alive).await?;
+        let check_alive = || running.check_alive().and_then(|()| applications.check_alive());
+        wait_until_ready(address, path, case.app.max_wait(), check_alive).await?;
         urls.push(format!("http://{address}{path}"));
     }
-    sleep(SETTLE).await;
+    sleep(SETTLE_TIME).await;
     let proxies = running.role_pids(ProcessRole::Proxy).into_iter();
     let idle = proxies
         .map(|(_, pid)| sample::memory_usage(&sample::descendants_of(pid)).private_kib)
         .sum();
-    let demand = LoadSpec {
+    let load_spec = LoadSpec {
         urls,
         connections: case.connections,
         rate: case.rate,
         warm_up: timing.warm_up,
         duration: timing.duration,
-        connecting: case.connecting,
+        connection_mode: case.connection_mode,
     };
-    let load = driver.start(rig, &demand, dir).await?;
+    let load = driver.start(rig, &load_spec, dir).await?;
     let pid = load.pid().context("the load generator exited early")?;
     let watched = WatchedProcesses::new(rig, running, applications, pid);
-    let margin = (timing.duration / 20).min(MARGIN_MAX);
+    let margin = (timing.duration / 20).min(MAX_MARGIN);
     sleep_until(load.measured_from + margin).await;
     let before = watched.read().await?;
-    let counting = match cast.counts {
+    let counting = match setup.counts_instructions {
         true => watched.count_instructions(timing.duration - 2 * margin, dir)?,
         false => None,
     };
     sleep_until(load.measured_from + timing.duration - margin).await;
     let after = watched.read().await?;
     let memory = MemoryKib { idle_private: idle, ..watched.proxy_memory() };
-    let auxiliary = watched.beside_private();
+    let auxiliary = watched.auxiliary_memory();
     running.check_alive()?;
     let instructions = match counting {
         Some(counting) => counting.finish().await?,
         None => None,
     };
-    let found = load.finish().await?;
-    if found.requests == 0 {
-        bail!("no request received a response; errors: {:?}", found.errors_by_kind);
+    let load_result = load.finish().await?;
+    if load_result.requests == 0 {
+        bail!("no request received a response; errors: {:?}", load_result.errors_by_kind);
     }
-    let spent = UsageDifference::between(&before, &after, found.rps);
+    let usage = UsageDifference::between(&before, &after, load_result.rps);
     Ok(RunResult {
         repeat: 0,
-        requests: found.requests,
-        errors: found.errors,
-        errors_by_kind: found.errors_by_kind,
-        statuses: found.statuses,
-        rps: round_significant(found.rps),
-        latency_ms: LatencyMs::from_found(found.latency_us),
+        requests: load_result.requests,
+        errors: load_result.errors,
+        errors_by_kind: load_result.errors_by_kind,
+        statuses: load_result.statuses,
+        rps: round_significant(load_result.rps),
+        latency_ms: LatencyMs::from_load_latency(load_result.latency_us),
         instructions_per_request: instructions
-            .map(|n| round_significant(n as f64 / spent.requests)),
-        cpu_us_per_request: spent.cpu_cost(),
+            .map(|n| round_significant(n as f64 / usage.requests)),
+        cpu_us_per_request: usage.cpu_cost(),
         memory_kib: memory,
-        others: spent.other_costs(&auxiliary),
-        cores_busy: spent.busy_cores(),
+        others: usage.other_costs(&auxiliary),
+        cores_busy: usage.busy_cores(),
     })
 }
 
 impl LatencyMs {
-    fn from_found(found: LoadLatency) -> Self {
+    fn from_load_latency(latency: LoadLatency) -> Self {
         let ms = |us: Option<f64>| round_significant(us.unwrap_or(0.0) / 1e3);
         Self {
-            mean: ms(found.mean),
-            p50: ms(found.p50),
-            p90: ms(found.p90),
-            p95: ms(found.p95),
-            p99: ms(found.p99),
-            p999: ms(found.p999),
-            max: ms(found.max),
+            mean: ms(latency.mean),
+            p50: ms(latency.p50),
+            p90: ms(latency.p90),
+            p95: ms(latency.p95),
+            p99: ms(latency.p99),
+            p999: ms(latency.p999),
+            max: ms(latency.max),
         }
     }
 }
 
 /// The time for proxies to complete their start before their idle memory is read.
-const SETTLE: Duration = Duration::from_millis(300);
+const SETTLE_TIME: Duration = Duration::from_millis(300);
 /// The maximum margin between the load and the measured period, at both ends.
-const MARGIN_MAX: Duration = Duration::from_millis(250);
+const MAX_MARGIN: Duration = Duration::from_millis(250);

@@ -1,11 +1,11 @@
-//! The machine of the command, as far as a mesh depends on it.
+//! Properties of the machine that affect a mesh: kernel, processors, memory and limits.
 
 use std::fs;
 
 use serde_json::{Value, json};
 
 /// Returns kernel, processors, memory and limits; unreadable values are null.
-pub(super) fn machine_facts() -> Value {
+pub(super) fn describe_machine() -> Value {
     let system = rustix::system::uname();
     json!({
         "kernel": system.release().to_string_lossy(),

@@ -1,4 +1,4 @@
-//! Redaction of secrets in diagnostics, whatever their source.
+//! Redaction of secrets in diagnostics, by their form and by the names of fields, headers and variables.
 
 use anyhow::Context as _;
 use regex::{Captures, Regex};
@@ -20,34 +20,34 @@ impl Redaction {
         Ok(Self {
             // The form is matched first: a name may precede a form that continues on the next line.
             texts: [
-                pattern(&format!("(?i){SECRETS}"))?,
-                pattern(&format!("(?i){}", NAMED.replace("NAMES", NAMES)))?,
+                pattern(&format!("(?i){SECRET_FORMS}"))?,
+                pattern(&format!("(?i){}", NAMED_VALUES.replace("NAMES", SECRET_NAMES)))?,
             ],
-            name: pattern(&format!("(?i)(?:{NAMES})$"))?,
+            name: pattern(&format!("(?i)(?:{SECRET_NAMES})$"))?,
         })
     }
 
     /// Returns the text without secrets; JSON stays valid.
     pub(super) fn redact_text(&self, text: &str) -> String {
-        let json = serde_json::from_str::<Value>(text).ok().filter(|it| !it.is_number());
-        let Some(mut json) = json else { return self.of_text(text) };
+        let json = serde_json::from_str::<Value>(text).ok().filter(|json| !json.is_number());
+        let Some(mut json) = json else { return self.redact_string(text) };
         self.redact_value(&mut json);
         format!("{json:#}\n")
     }
 
-    fn of_text(&self, text: &str) -> String {
-        let cut = |found: &Captures<'_>| {
-            let kept = ["kept", "header", "quoted", "word"];
-            let kept = kept.into_iter().find_map(|name| found.name(name));
-            format!("{}{REDACTED}", kept.map_or("", |kept| kept.as_str()))
+    fn redact_string(&self, text: &str) -> String {
+        let replacement = |captures: &Captures<'_>| {
+            let prefix = ["kept", "header", "quoted", "word"];
+            let prefix = prefix.into_iter().find_map(|name| captures.name(name));
+            format!("{}{REDACTED}", prefix.map_or("", |prefix| prefix.as_str()))
         };
         let [forms, names] = &self.texts;
-        names.replace_all(&forms.replace_all(text, cut), cut).into_owned()
+        names.replace_all(&forms.replace_all(text, replacement), replacement).into_owned()
     }
 
     fn redact_value(&self, value: &mut Value) {
         match value {
-            Value::String(text) => *text = self.of_text(text),
+            Value::String(text) => *text = self.redact_string(text),
             Value::Array(list) => list.iter_mut().for_each(|value| self.redact_value(value)),
             Value::Object(map) => {
                 // Headers and variables: `{name: …, value: …}`.
@@ -78,10 +78,10 @@ fn redact_all(value: &mut Value) {
 const REDACTED: &str = "[redacted]";
 
 /// Suffixes of secrets' names. `tokens` usually counts tokens of a bucket and is not a secret.
-const NAMES: &str = "passwd|password|passphrase|secret|token|authorization|cookie|credential|api[-_]?key|private[-_]?key";
+const SECRET_NAMES: &str = "passwd|password|passphrase|secret|token|authorization|cookie|credential|api[-_]?key|private[-_]?key";
 
 /// Values after such a name: for headers to the end of the line or the closing quote, for other names one word.
-const NAMED: &str = concat!(
+const NAMED_VALUES: &str = concat!(
     r#"(?P<header>\b(?:[\w-]*-)?(?:authorization|cookie):[ \t]*)[^"'\r\n]+"#,
     r#"|(?P<quoted>\b[\w-]*(?:NAMES)["']?[ \t]*[=:][ \t]*["'])[^"'\r\n]+"#,
     r#"|(?P<word>\b[\w-]*(?:NAMES)[ \t]*[=:][ \t]*)[^\s"'&,;)]+"#,
@@ -89,7 +89,7 @@ const NAMED: &str = concat!(
 
 /// Join tokens, signed tokens (RFC 7519), HTTP credentials (RFC 9110 section 11.4), PEM private keys (RFC
 /// 7468), and the access token of the web UI; names are kept.
-const SECRETS: &str = concat!(
+const SECRET_FORMS: &str = concat!(
     r"leno-join-[0-9a-f]+",
     r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",
     r"|(?P<kept>\b(?:bearer|basic)\s+|#/live/)[\w.~+/=-]{8,}",
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_removed_and_the_rest_is_kept() {
+    fn secrets_are_redacted_and_other_text_stays() {
         let redaction = Redaction::new().unwrap();
         for (text, expected) in [
             ("token: leno-join-00ff12", "token: [redacted]"),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn in_json_fields_named_like_secrets_are_redacted() {
+    fn json_fields_named_like_secrets_are_redacted() {
         let redaction = Redaction::new().unwrap();
         let reported = serde_json::json!({
             "labels": {"app": "cart", "db-password": "sword fish"},
@@ -146,8 +146,8 @@ mod tests {
             "tokens": 5,
             "problem": "`Cookie: a=swordfish`\nis none: -----BEGIN PRIVATE KEY-----\nMHc",
         });
-        let left = redaction.redact_text(&reported.to_string());
-        let left: Value = serde_json::from_str(&left).unwrap();
+        let redacted = redaction.redact_text(&reported.to_string());
+        let redacted: Value = serde_json::from_str(&redacted).unwrap();
         let expected = serde_json::json!({
             "labels": {"app": "cart", "db-password": "[redacted]"},
             "headers": [
@@ -159,6 +159,6 @@ mod tests {
             "tokens": 5,
             "problem": "`Cookie: [redacted]\nis none: [redacted]",
         });
-        assert_eq!(left, expected);
+        assert_eq!(redacted, expected);
     }
 }

@@ -12,34 +12,34 @@ use crate::output;
 
 /// Runs the checks and prints the findings.
 pub(super) fn run(
-    here: &ClusterSearchArgs,
+    search: &ClusterSearchArgs,
     format: CheckFormat,
     strict: bool,
 ) -> anyhow::Result<ExitCode> {
-    let mut examined = Vec::new();
+    let mut subjects = Vec::new();
     let mut printed = Ok(());
     cluster::run(async {
-        let client = here.client_without_retries().await?;
-        let report = |it: ExaminedSubject| {
+        let client = search.client_without_retries().await?;
+        let report = |examined: ExaminedSubject| {
             // Prints each line immediately: a step may take long.
             if matches!(format, CheckFormat::Text) && printed.is_ok() {
-                printed = output::print_text(&to_text(std::slice::from_ref(&it)));
+                printed = output::print_text(&to_text(std::slice::from_ref(&examined)));
             }
-            examined.push(it);
+            subjects.push(examined);
         };
-        let looked = Box::pin(examine_each(&client, here.namespace.as_ref(), report)).await;
-        looked.map_err(cluster::format_api_error).context("the API server does not respond")
+        let outcome = Box::pin(examine_each(&client, search.namespace.as_ref(), report)).await;
+        outcome.map_err(cluster::format_api_error).context("the API server does not respond")
     })?;
     printed?;
     if matches!(format, CheckFormat::Json) {
-        output::print_json(&to_json(&examined))?;
+        output::print_json(&to_json(&subjects))?;
     }
-    let fails = |finding: &ExamineResult| match finding {
+    let is_failure = |finding: &ExamineResult| match finding {
         ExamineResult::Passed(_) => false,
         ExamineResult::Warning(_) => strict,
         ExamineResult::Failed(_) => true,
     };
-    let failed = examined.iter().any(|it| fails(&it.finding));
+    let failed = subjects.iter().any(|examined| is_failure(&examined.finding));
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -51,27 +51,33 @@ fn severity(finding: &ExamineResult) -> &'static str {
     }
 }
 
-fn to_text(examined: &[ExaminedSubject]) -> String {
-    let line = |it: &ExaminedSubject| {
-        let text = it.finding.to_string();
-        format!("{}: {}: {}\n", severity(&it.finding), it.subject, output::escape_cell(&text))
+fn to_text(subjects: &[ExaminedSubject]) -> String {
+    let format_line = |examined: &ExaminedSubject| {
+        let text = examined.finding.to_string();
+        format!(
+            "{}: {}: {}\n",
+            severity(&examined.finding),
+            examined.subject,
+            output::escape_cell(&text)
+        )
     };
-    examined.iter().map(line).collect()
+    subjects.iter().map(format_line).collect()
 }
 
-fn to_json(examined: &[ExaminedSubject]) -> serde_json::Value {
-    let one = |it: &ExaminedSubject| {
-        let mut reported = json!({"subject": it.subject, "verdict": severity(&it.finding)});
-        match &it.finding {
-            ExamineResult::Passed(text) => reported["message"] = json!(text),
-            ExamineResult::Warning(trouble) | ExamineResult::Failed(trouble) => {
-                reported["message"] = json!(trouble.problem);
-                reported["hint"] = json!(trouble.hint);
+fn to_json(subjects: &[ExaminedSubject]) -> serde_json::Value {
+    let to_value = |examined: &ExaminedSubject| {
+        let mut value =
+            json!({"subject": examined.subject, "verdict": severity(&examined.finding)});
+        match &examined.finding {
+            ExamineResult::Passed(text) => value["message"] = json!(text),
+            ExamineResult::Warning(problem) | ExamineResult::Failed(problem) => {
+                value["message"] = json!(problem.problem);
+                value["hint"] = json!(problem.hint);
             }
         }
-        reported
+        value
     };
-    examined.iter().map(one).collect()
+    subjects.iter().map(to_value).collect()
 }
 
 #[cfg(test)]
@@ -82,7 +88,7 @@ mod tests {
 
     #[test]
     fn each_finding_is_a_line() {
-        let examined = [
+        let subjects = [
             ExaminedSubject { subject: "nodes", finding: ExamineResult::Passed("3".to_owned()) },
             ExaminedSubject {
                 subject: "webhook",
@@ -92,11 +98,11 @@ mod tests {
                 }),
             },
         ];
-        assert_eq!(to_text(&examined), "ok: nodes: 3\nerror: webhook: there is none; install it\n");
-        let reported = to_json(&examined);
-        assert_eq!(reported[0], json!({"subject": "nodes", "verdict": "ok", "message": "3"}));
+        assert_eq!(to_text(&subjects), "ok: nodes: 3\nerror: webhook: there is none; install it\n");
+        let value = to_json(&subjects);
+        assert_eq!(value[0], json!({"subject": "nodes", "verdict": "ok", "message": "3"}));
         assert_eq!(
-            reported[1],
+            value[1],
             json!({
                 "subject": "webhook", "verdict": "error", "message": "there is none",
                 "hint": "install it",

@@ -12,7 +12,7 @@ pub(super) const PLUGIN: &str = "leno-cni";
 ///
 /// # Errors
 /// If there is none yet, or it is not a list.
-pub(super) fn find_active(directory: &Path) -> anyhow::Result<PathBuf> {
+pub(super) fn find_active_list(directory: &Path) -> anyhow::Result<PathBuf> {
     let entries = std::fs::read_dir(directory);
     let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
     let is_configuration = |path: &PathBuf| {
@@ -36,11 +36,12 @@ pub(super) fn find_active(directory: &Path) -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// If the directory cannot be read.
-pub(super) fn list_all(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub(super) fn find_all_lists(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(directory);
     let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
     let files = entries.filter_map(Result::ok).map(|entry| entry.path());
-    let is_list = |path: &PathBuf| path.extension().is_some_and(|it| it == "conflist");
+    let is_list =
+        |path: &PathBuf| path.extension().is_some_and(|extension| extension == "conflist");
     Ok(files.filter(is_list).collect())
 }
 
@@ -49,15 +50,16 @@ pub(super) fn list_all(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// # Errors
 /// If the text is not a list of plugins.
 pub(super) fn add_plugin(text: &str, plugin: &Value) -> anyhow::Result<Option<String>> {
-    let mut list = parse(text)?;
-    let plugins = plugins_mut(&mut list)?;
-    if plugins.last() == Some(plugin) && plugins.iter().filter(|known| is_ours(known)).count() == 1
+    let mut conflist = parse(text)?;
+    let plugins = plugins_mut(&mut conflist)?;
+    if plugins.last() == Some(plugin)
+        && plugins.iter().filter(|entry| is_leno_plugin(entry)).count() == 1
     {
         return Ok(None);
     }
-    plugins.retain(|known| !is_ours(known));
+    plugins.retain(|entry| !is_leno_plugin(entry));
     plugins.push(plugin.clone());
-    Ok(Some(format!("{list:#}\n")))
+    Ok(Some(format!("{conflist:#}\n")))
 }
 
 /// Returns the list without our plugin; `None` if it is absent.
@@ -65,11 +67,11 @@ pub(super) fn add_plugin(text: &str, plugin: &Value) -> anyhow::Result<Option<St
 /// # Errors
 /// If the text is not a list of plugins.
 pub(super) fn remove_plugin(text: &str) -> anyhow::Result<Option<String>> {
-    let mut list = parse(text)?;
-    let plugins = plugins_mut(&mut list)?;
-    let before = plugins.len();
-    plugins.retain(|known| !is_ours(known));
-    Ok((plugins.len() < before).then(|| format!("{list:#}\n")))
+    let mut conflist = parse(text)?;
+    let plugins = plugins_mut(&mut conflist)?;
+    let previous_count = plugins.len();
+    plugins.retain(|entry| !is_leno_plugin(entry));
+    Ok((plugins.len() < previous_count).then(|| format!("{conflist:#}\n")))
 }
 
 /// Returns our entry of the list.
@@ -81,12 +83,12 @@ fn parse(text: &str) -> anyhow::Result<Value> {
     serde_json::from_str(text).context("the list of network plugins is not JSON")
 }
 
-fn plugins_mut(list: &mut Value) -> anyhow::Result<&mut Vec<Value>> {
-    let plugins = list.get_mut("plugins").and_then(Value::as_array_mut);
+fn plugins_mut(conflist: &mut Value) -> anyhow::Result<&mut Vec<Value>> {
+    let plugins = conflist.get_mut("plugins").and_then(Value::as_array_mut);
     plugins.context("the list of network plugins has no `plugins`")
 }
 
-fn is_ours(plugin: &Value) -> bool {
+fn is_leno_plugin(plugin: &Value) -> bool {
     plugin.get("type").and_then(Value::as_str) == Some(PLUGIN)
 }
 
@@ -97,44 +99,47 @@ mod tests {
     const LIST: &str = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp","mtu":1500}]}"#;
 
     #[test]
-    fn our_plugin_is_added_last_once_and_removed_again() {
-        let ours = plugin_entry(Path::new("/run/leno/cni.sock"), &["kube-system".to_owned()]);
-        let with_it = add_plugin(LIST, &ours).unwrap().unwrap();
-        let list: Value = serde_json::from_str(&with_it).unwrap();
-        assert_eq!(list["plugins"][0]["mtu"], 1500);
-        assert_eq!(list["plugins"][1], ours);
-        assert_eq!(add_plugin(&with_it, &ours).unwrap(), None);
+    fn the_plugin_is_added_last_only_once_and_can_be_removed() {
+        let entry = plugin_entry(Path::new("/run/leno/cni.sock"), &["kube-system".to_owned()]);
+        let extended = add_plugin(LIST, &entry).unwrap().unwrap();
+        let conflist: Value = serde_json::from_str(&extended).unwrap();
+        assert_eq!(conflist["plugins"][0]["mtu"], 1500);
+        assert_eq!(conflist["plugins"][1], entry);
+        assert_eq!(add_plugin(&extended, &entry).unwrap(), None);
         // A different socket, or a plugin after ours, is corrected.
-        let moved = plugin_entry(Path::new("/run/other.sock"), &[]);
-        let list: Value =
-            serde_json::from_str(&add_plugin(&with_it, &moved).unwrap().unwrap()).unwrap();
-        assert_eq!(list["plugins"].as_array().map(Vec::len), Some(2));
-        assert_eq!(list["plugins"][1], moved);
-        let cleared: Value =
-            serde_json::from_str(&remove_plugin(&with_it).unwrap().unwrap()).unwrap();
-        assert_eq!(cleared, serde_json::from_str::<Value>(LIST).unwrap());
+        let moved_entry = plugin_entry(Path::new("/run/other.sock"), &[]);
+        let conflist: Value =
+            serde_json::from_str(&add_plugin(&extended, &moved_entry).unwrap().unwrap()).unwrap();
+        assert_eq!(conflist["plugins"].as_array().map(Vec::len), Some(2));
+        assert_eq!(conflist["plugins"][1], moved_entry);
+        let restored: Value =
+            serde_json::from_str(&remove_plugin(&extended).unwrap().unwrap()).unwrap();
+        assert_eq!(restored, serde_json::from_str::<Value>(LIST).unwrap());
         assert_eq!(remove_plugin(LIST).unwrap(), None);
     }
 
     #[test]
     fn files_that_are_not_plugin_lists_are_rejected() {
-        let ours = plugin_entry(Path::new("/s"), &[]);
-        for bad in ["", "{}", r#"{"plugins":{}}"#, "[]"] {
-            assert!(add_plugin(bad, &ours).is_err() && remove_plugin(bad).is_err(), "{bad}");
+        let entry = plugin_entry(Path::new("/s"), &[]);
+        for invalid in ["", "{}", r#"{"plugins":{}}"#, "[]"] {
+            assert!(
+                add_plugin(invalid, &entry).is_err() && remove_plugin(invalid).is_err(),
+                "{invalid}"
+            );
         }
     }
 
     #[test]
-    fn the_first_list_by_name_is_the_one_in_use() {
+    fn the_first_list_by_name_is_active() {
         let scratch = tempfile::tempdir().unwrap();
-        assert!(find_active(scratch.path()).unwrap_err().to_string().contains("no network"));
+        assert!(find_active_list(scratch.path()).unwrap_err().to_string().contains("no network"));
         for name in ["20-b.conflist", "10-a.conflist", "00-readme"] {
             std::fs::write(scratch.path().join(name), LIST).unwrap();
         }
-        assert_eq!(find_active(scratch.path()).unwrap(), scratch.path().join("10-a.conflist"));
+        assert_eq!(find_active_list(scratch.path()).unwrap(), scratch.path().join("10-a.conflist"));
         std::fs::write(scratch.path().join("05-one.conf"), "{}").unwrap();
         assert!(
-            find_active(scratch.path())
+            find_active_list(scratch.path())
                 .unwrap_err()
                 .to_string()
                 .contains("convert it to a .conflist")

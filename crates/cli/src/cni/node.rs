@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::conflist::{self, PLUGIN};
-use super::redirect_request::{LINE_BYTES_MAX, RedirectRequest, RedirectResponse};
+use super::redirect_request::{MAX_LINE_BYTES, RedirectRequest, RedirectResponse};
 use crate::output;
 use crate::stop;
 
@@ -60,11 +60,11 @@ impl NodeArgs {
         self.copy_program()?;
         tokio::select! {
             () = stop => {}
-            () = answer_all(listener, Arc::clone(&node)) => {}
+            () = serve_requests(listener, Arc::clone(&node)) => {}
             () = self.maintain_installation() => {}
         }
-        if self.is_over(&node).await {
-            self.take_out()?;
+        if self.is_uninstalled(&node).await {
+            self.uninstall_plugin()?;
             tracing::info!("removed the plugin from the node's CNI configuration");
         } else {
             tracing::info!(
@@ -75,13 +75,13 @@ impl NodeArgs {
     }
 
     fn open_socket(&self) -> anyhow::Result<UnixListener> {
-        if let Some(parent) = self.socket.parent().filter(|it| !it.as_os_str().is_empty()) {
+        if let Some(parent) = self.socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             create_private_directory(parent)?;
         }
         // Left by a previous agent.
         std::fs::remove_file(&self.socket).ok();
         let listener = SocketPath::for_path(&self.socket)
-            .and_then(|short| UnixListener::bind(short.path()))
+            .and_then(|socket_path| UnixListener::bind(socket_path.path()))
             .with_context(|| format!("cannot listen at {}", self.socket.display()))?;
         // Container runtimes run plugins as root.
         std::fs::set_permissions(&self.socket, Permissions::from_mode(0o600))?;
@@ -90,24 +90,24 @@ impl NodeArgs {
 
     /// Installs this program next to the node's other plugins, atomically.
     fn copy_program(&self) -> anyhow::Result<()> {
-        let copied = || -> std::io::Result<()> {
+        let copy = || -> std::io::Result<()> {
             let new = tempfile::NamedTempFile::new_in(&self.bin_dir)?;
             std::fs::copy("/proc/self/exe", new.path())?;
             std::fs::set_permissions(new.path(), Permissions::from_mode(0o755))?;
             new.persist(self.bin_dir.join(PLUGIN))?;
             Ok(())
         };
-        copied().with_context(|| format!("cannot copy the plugin to {}", self.bin_dir.display()))
+        copy().with_context(|| format!("cannot copy the plugin to {}", self.bin_dir.display()))
     }
 
-    /// Network plugins may be installed or updated later, and rewrite the list.
+    /// Keeps the plugin in the active list: network plugins that are installed or updated later rewrite the list.
     async fn maintain_installation(&self) {
-        let mut ticks = interval(LOOK_EVERY);
+        let mut ticks = interval(CHECK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut said = None;
+        let mut reported_error = None;
         loop {
             ticks.tick().await;
-            let now = match self.put_in() {
+            let error = match self.add_plugin_entry() {
                 Ok(None) => continue,
                 Ok(Some(file)) => {
                     tracing::info!(file = %file.display(), "added the plugin to the node's CNI configuration");
@@ -115,15 +115,15 @@ impl NodeArgs {
                 }
                 Err(error) => Some(output::format_error(&error)),
             };
-            if let Some(error) = now.as_ref().filter(|_| now != said) {
+            if let Some(error) = error.as_ref().filter(|_| error != reported_error) {
                 tracing::warn!(%error, "cannot add the plugin to the node's CNI configuration");
             }
-            said = now;
+            reported_error = error;
         }
     }
 
-    fn put_in(&self) -> anyhow::Result<Option<PathBuf>> {
-        let file = conflist::find_active(&self.conf_dir)?;
+    fn add_plugin_entry(&self) -> anyhow::Result<Option<PathBuf>> {
+        let file = conflist::find_active_list(&self.conf_dir)?;
         let text = std::fs::read_to_string(&file)?;
         let Some(text) = conflist::add_plugin(
             &text,
@@ -136,9 +136,10 @@ impl NodeArgs {
         Ok(Some(file))
     }
 
-    /// The list first: a list that names a missing program prevents all pods from starting.
-    fn take_out(&self) -> anyhow::Result<()> {
-        for file in conflist::list_all(&self.conf_dir)? {
+    /// Removes the plugin from the lists before its program: a list that names a missing program prevents all pods
+    /// from starting.
+    fn uninstall_plugin(&self) -> anyhow::Result<()> {
+        for file in conflist::find_all_lists(&self.conf_dir)? {
             let text = std::fs::read_to_string(&file)?;
             // Other files belong to other programs.
             if let Ok(Some(text)) = conflist::remove_plugin(&text) {
@@ -150,20 +151,20 @@ impl NodeArgs {
         Ok(())
     }
 
-    /// True if no successor takes over.
-    async fn is_over(&self, node: &NodeAgentClient) -> bool {
+    /// True if the DaemonSet is deleted, so that no other agent replaces this one.
+    async fn is_uninstalled(&self, node: &NodeAgentClient) -> bool {
         let daemon_set = self.daemon_set.as_deref().and_then(|name| name.split_once('/'));
         let Some((namespace, name)) = daemon_set else {
             return false;
         };
-        let gone = timeout(GOODBYE, node.is_daemon_set_gone(namespace, name)).await;
-        matches!(gone, Ok(Ok(true)))
+        let deletion = timeout(SHUTDOWN_TIMEOUT, node.is_daemon_set_gone(namespace, name)).await;
+        matches!(deletion, Ok(Ok(true)))
     }
 }
 
 /// Replaces a file atomically, keeping its permissions.
 fn replace_file(file: &Path, text: &str) -> anyhow::Result<()> {
-    let replaced = || -> std::io::Result<()> {
+    let replace = || -> std::io::Result<()> {
         let directory = file.parent().unwrap_or(Path::new("."));
         let mut new = tempfile::NamedTempFile::new_in(directory)?;
         std::io::Write::write_all(&mut new, text.as_bytes())?;
@@ -171,20 +172,21 @@ fn replace_file(file: &Path, text: &str) -> anyhow::Result<()> {
         new.persist(file)?;
         Ok(())
     };
-    replaced().with_context(|| format!("cannot write {}", file.display()))
+    replace().with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Serves plugin requests until dropped.
-async fn answer_all(listener: UnixListener, node: Arc<NodeAgentClient>) {
-    let mut answers = JoinSet::new();
+async fn serve_requests(listener: UnixListener, node: Arc<NodeAgentClient>) {
+    let mut requests = JoinSet::new();
     let mut listener = Listener::new("CNI plugin", listener);
     loop {
         tokio::select! {
-            (stream, _) = listener.accept(), if answers.len() < QUESTIONS_MAX => {
+            (stream, _) = listener.accept(), if requests.len() < MAX_REQUESTS => {
                 let node = Arc::clone(&node);
-                answers.spawn(async move { timeout(MAX_WAIT, answer_one(stream, &node)).await });
+                let serve = async move { serve_request(stream, &node).await };
+                requests.spawn(timeout(REQUEST_TIMEOUT, serve));
             }
-            Some(answered) = answers.join_next() => match answered {
+            Some(outcome) = requests.join_next() => match outcome {
                 Ok(Ok(Ok(()))) => {}
                 Ok(Ok(Err(error))) => tracing::warn!(%error, "cannot respond to a plugin"),
                 Ok(Err(_)) => tracing::warn!("timeout while responding to a plugin"),
@@ -194,31 +196,31 @@ async fn answer_all(listener: UnixListener, node: Arc<NodeAgentClient>) {
     }
 }
 
-async fn answer_one(stream: UnixStream, node: &NodeAgentClient) -> anyhow::Result<()> {
+async fn serve_request(stream: UnixStream, node: &NodeAgentClient) -> anyhow::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
-    BufReader::new(read.take(LINE_BYTES_MAX)).read_line(&mut line).await?;
-    let question: RedirectRequest = serde_json::from_str(&line)?;
-    let found =
-        node.pod_interception(&question.namespace, &question.pod, question.uid.as_deref()).await;
-    let answer = match found {
-        Ok(PodRedirection::Leave) => RedirectResponse::Skip,
-        Ok(PodRedirection::Lead(words)) => RedirectResponse::Redirect(words),
+    BufReader::new(read.take(MAX_LINE_BYTES)).read_line(&mut line).await?;
+    let request: RedirectRequest = serde_json::from_str(&line)?;
+    let redirection =
+        node.pod_redirection(&request.namespace, &request.pod, request.uid.as_deref()).await;
+    let response = match redirection {
+        Ok(PodRedirection::Unchanged) => RedirectResponse::Skip,
+        Ok(PodRedirection::Redirect(options)) => RedirectResponse::Redirect(options),
         Err(error) => RedirectResponse::Rejected(format!(
             "cannot determine if pod {}/{} is part of the mesh: {error}",
-            question.namespace, question.pod
+            request.namespace, request.pod
         )),
     };
-    let line = format!("{}\n", serde_json::to_string(&answer)?);
+    let line = format!("{}\n", serde_json::to_string(&response)?);
     write.write_all(line.as_bytes()).await?;
     Ok(())
 }
 
-/// Short enough not to delay a starting node.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// More than the pods that start concurrently on a node.
-const QUESTIONS_MAX: usize = 64;
-/// Less than the plugin's timeout.
-const MAX_WAIT: Duration = Duration::from_secs(12);
-/// For the one request that remains at shutdown.
-const GOODBYE: Duration = Duration::from_secs(5);
+/// The interval of checks of the active list; short enough not to delay a starting node.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// The maximum number of concurrent requests; more than the pods that start at once on a node.
+const MAX_REQUESTS: usize = 64;
+/// The timeout of a request; less than the plugin's timeout.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(12);
+/// The timeout of the request to the API server at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::conflist::PLUGIN;
-use super::redirect_request::{LINE_BYTES_MAX, RedirectRequest, RedirectResponse};
+use super::redirect_request::{MAX_LINE_BYTES, RedirectRequest, RedirectResponse};
 use crate::output;
 use crate::redirect::RedirectArgs;
 
@@ -32,18 +32,18 @@ pub(crate) fn is_called() -> bool {
 pub(crate) fn run_as_plugin() -> ExitCode {
     let call = CniCall::parse();
     let mut input = String::new();
-    let read = std::io::stdin().take(INPUT_BYTES_MAX).read_to_string(&mut input);
-    let done =
-        read.context("cannot read the configuration").and_then(|_| call.execute_command(&input));
-    match done {
-        Ok(said) => {
-            print!("{said}");
+    let input_result = std::io::stdin().take(MAX_INPUT_BYTES).read_to_string(&mut input);
+    let outcome = input_result
+        .context("cannot read the configuration")
+        .and_then(|_| call.execute_command(&input));
+    match outcome {
+        Ok(result) => {
+            print!("{result}");
             ExitCode::SUCCESS
         }
         Err(error) => {
-            let said =
-                json!({"cniVersion": NEWEST, "code": FAILED, "msg": output::format_error(&error)});
-            print!("{said}");
+            let result = json!({"cniVersion": CNI_VERSION, "code": PLUGIN_ERROR, "msg": output::format_error(&error)});
+            print!("{result}");
             ExitCode::FAILURE
         }
     }
@@ -75,7 +75,7 @@ impl CniCall {
     fn execute_command(&self, input: &str) -> anyhow::Result<String> {
         match self.command.as_str() {
             "VERSION" => {
-                Ok(json!({"cniVersion": NEWEST, "supportedVersions": VERSIONS}).to_string())
+                Ok(json!({"cniVersion": CNI_VERSION, "supportedVersions": VERSIONS}).to_string())
             }
             "ADD" => {
                 let configuration: CniConfiguration =
@@ -96,19 +96,19 @@ impl CniCall {
     }
 
     fn add_container(&self, configuration: &CniConfiguration) -> anyhow::Result<()> {
-        let Some(question) = parse_pod(&self.arguments) else {
+        let Some(request) = parse_pod(&self.arguments) else {
             // The container is not a pod.
             return Ok(());
         };
-        if configuration.exclude_namespaces.contains(&question.namespace) {
+        if configuration.exclude_namespaces.contains(&request.namespace) {
             return Ok(());
         }
-        let words = match query_node(&configuration.socket, &question)? {
+        let options = match query_node(&configuration.socket, &request)? {
             RedirectResponse::Skip => return Ok(()),
-            RedirectResponse::Redirect(words) => words,
+            RedirectResponse::Redirect(options) => options,
             RedirectResponse::Rejected(reason) => bail!("{reason}"),
         };
-        let redirect = RedirectArgs::from_words(&words)?;
+        let redirect = RedirectArgs::from_options(&options)?;
         let netns = self.netns.as_deref().context("CNI_NETNS is missing")?;
         let opened = File::open(netns);
         let netns = opened.with_context(|| format!("cannot open {}", netns.display()))?;
@@ -130,50 +130,50 @@ fn parse_pod(arguments: &str) -> Option<RedirectRequest> {
     })
 }
 
-fn query_node(socket: &Path, question: &RedirectRequest) -> anyhow::Result<RedirectResponse> {
-    let asked = || -> anyhow::Result<RedirectResponse> {
+fn query_node(socket: &Path, request: &RedirectRequest) -> anyhow::Result<RedirectResponse> {
+    let query = || -> anyhow::Result<RedirectResponse> {
         let mut stream = UnixStream::connect(leno_listen::SocketPath::for_path(socket)?.path())?;
-        stream.set_read_timeout(Some(MAX_WAIT))?;
-        stream.set_write_timeout(Some(MAX_WAIT))?;
-        stream.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes())?;
+        stream.set_read_timeout(Some(AGENT_TIMEOUT))?;
+        stream.set_write_timeout(Some(AGENT_TIMEOUT))?;
+        stream.write_all(format!("{}\n", serde_json::to_string(request)?).as_bytes())?;
         let mut line = String::new();
-        BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
+        BufReader::new(stream.take(MAX_LINE_BYTES)).read_line(&mut line)?;
         Ok(serde_json::from_str(&line)?)
     };
-    asked().with_context(|| {
+    query().with_context(|| {
         format!(
             "no response at {} for pod {}/{}: is the pod leno-cni of this node running?",
             socket.display(),
-            question.namespace,
-            question.pod
+            request.namespace,
+            request.pod
         )
     })
 }
 
-/// The CNI version of this plugin; the other versions differ only in parts that it passes on unread.
-const NEWEST: &str = "1.1.0";
+/// The newest supported CNI version; the other versions differ only in parts that the plugin forwards unread.
+const CNI_VERSION: &str = "1.1.0";
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// Codes from 100 on are plugin-specific.
-const FAILED: u32 = 100;
-/// Configurations are a page or two.
-const INPUT_BYTES_MAX: u64 = 1 << 20;
-/// The kubelet retries; meanwhile the agent queries the API server.
-const MAX_WAIT: Duration = Duration::from_secs(15);
+/// The CNI error code of all failures; codes from 100 on are plugin-specific.
+const PLUGIN_ERROR: u32 = 100;
+/// The maximum size of a configuration, which usually has a page or two.
+const MAX_INPUT_BYTES: u64 = 1 << 20;
+/// The timeout for the agent, which may query the API server; afterwards the kubelet retries.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_pod_is_reported_by_the_runtime() {
+    fn the_pod_is_parsed_from_the_arguments_of_the_runtime() {
         let arguments = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-1;\
                          K8S_POD_INFRA_CONTAINER_ID=0f;K8S_POD_UID=7";
-        let asked = RedirectRequest {
+        let request = RedirectRequest {
             namespace: "shop".to_owned(),
             pod: "cart-1".to_owned(),
             uid: Some("7".to_owned()),
         };
-        assert_eq!(parse_pod(arguments), Some(asked));
+        assert_eq!(parse_pod(arguments), Some(request));
         assert_eq!(parse_pod("IgnoreUnknown=1"), None);
         assert_eq!(parse_pod(""), None);
     }

@@ -24,4 +24,4 @@ pub(super) enum RedirectResponse {
 }
 
 /// The maximum length of a line in either direction.
-pub(super) const LINE_BYTES_MAX: u64 = 64 * 1024;
+pub(super) const MAX_LINE_BYTES: u64 = 64 * 1024;

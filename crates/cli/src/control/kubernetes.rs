@@ -1,4 +1,4 @@
-//! Control plane in a Kubernetes cluster: facts, identities, authority and peers from the API server.
+//! Control plane in a Kubernetes cluster: objects, identities, the authority and peers come from the API server.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -10,20 +10,20 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use kube::Client;
 use leno_control::{
-    Config, Control, Health, ReviewError, ReviewFuture, Reviewer, StartError, TokenSubject,
-    UPDATES_MAX, trust_domain_of,
+    Config, Control, Health, MAX_UPDATES, ReviewError, ReviewFuture, Reviewer, StartError,
+    TokenSubject, trust_domain_of,
 };
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::{NamespaceName, server_version};
 use leno_kubernetes::authority::SharedAuthority;
-use leno_kubernetes::external_principals::{SecretPermissions, keep_external_principals};
+use leno_kubernetes::external_principals::{SecretPermissions, reconcile_external_principals};
 use leno_kubernetes::gateway::{DesiredGateway, provision_gateways};
 use leno_kubernetes::inject::{Exclusions, InjectionSettings, has_native_sidecars};
 use leno_kubernetes::peers;
-use leno_kubernetes::rejections::keep_rejections;
+use leno_kubernetes::rejections::report_rejections;
 use leno_kubernetes::review::{self, TokenReviewer};
 use leno_kubernetes::source::{KubernetesSource, ListProgress, SourceOptions};
-use leno_kubernetes::status::{ElectionIdentity, hold_lease, keep_statuses};
+use leno_kubernetes::status::{ElectionIdentity, hold_lease, reconcile_statuses};
 use leno_kubernetes::webhook::{self, ListenOptions};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use leno_model::{ClientRanges, Floor, Name, SidecarFacts, TrustDomain, WorkloadName};
@@ -31,7 +31,7 @@ use leno_registry::{RegistryUpdate, RejectedDocument, Warning};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::check_started;
+use super::report_start_error;
 use crate::cluster::namespace_name;
 use crate::wildcard_address::parse_listen_address;
 
@@ -105,8 +105,8 @@ impl InClusterArgs {
 
     /// Returns the namespaces for mesh-wide objects.
     fn settings_namespaces(&self) -> BTreeSet<Name> {
-        let own = Name::new(&self.pod_namespace).ok();
-        self.settings_namespaces.iter().cloned().chain(own).collect()
+        let own_namespace = Name::new(&self.pod_namespace).ok();
+        self.settings_namespaces.iter().cloned().chain(own_namespace).collect()
     }
 }
 
@@ -147,151 +147,176 @@ pub(super) async fn start(
     health: Option<&Health>,
 ) -> anyhow::Result<(Control, ClusterTasks)> {
     let client = Client::try_default().await.context("no API server configured")?;
-    let own = args.pod_ip.context("the pod's own address is unknown: set POD_IP")?;
+    let own_address = args.pod_ip.context("the pod's own address is unknown: set POD_IP")?;
     let namespace = args.pod_namespace.clone();
     let mut tasks = JoinSet::new();
     let (stop, stopped) = watch::channel(false);
 
-    let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
-    let (outcomes, became) = watch::channel(Arc::default());
-    let (unwritten, failed) = watch::channel(Arc::default());
+    let (update_sender, mut updates) = mpsc::channel(MAX_UPDATES);
+    let (outcome_sender, outcomes) = watch::channel(Arc::default());
+    let (unwritten_sender, unwritten) = watch::channel(Arc::default());
     let source = KubernetesSource::new(client.clone(), source_options(args))
         .with_trust_domain(args.trust_domain.clone())
-        .with_settings_of(args.settings_namespaces())
+        .with_settings_namespaces(args.settings_namespaces())
         .with_image(args.image.clone())
-        .with_grants(args.secret_grants(), became)
-        .with_unwritten(failed);
-    let (facts_of_sidecars, of_sidecars) = watch::channel(Arc::default());
-    let written = of_sidecars.clone();
-    let leading = write_statuses(&client, args, &stopped, written, &source, unwritten, &mut tasks);
+        .with_secret_permissions(args.secret_grants(), outcomes)
+        .with_unwritten_statuses(unwritten);
+    let (facts_sender, sidecar_facts) = watch::channel(Arc::default());
+    let facts = sidecar_facts.clone();
+    let is_leader =
+        start_status_writers(&client, args, &stopped, facts, &source, unwritten_sender, &mut tasks);
     let mut progress = source.subscribe_progress();
-    let choices = NewSidecarSettings {
+    let sidecar_settings = NewSidecarSettings {
         exclusions: source.subscribe_exclusions(),
         floor: source.subscribe_floor(),
     };
     let principals = source.external_principals();
-    let (lifetime, leader) = (config.certificate_lifetime, leading.clone());
-    let gateways =
-        args.gateways.then(|| GatewayLeadership { desired: source.subscribe_gateways(), leading });
-    tasks.spawn(with_task_name("the watch of the API server", source.send_updates(facts)));
-    let first = tokio::select! {
-        first = updates.recv() => first,
-        () = tell_progress(&mut progress, health) => None,
-    };
-    let Some(first) = first else { bail!("the API server returned no configuration") };
-    let in_doubt: Vec<RejectedDocument> = first.mesh_config_in_doubt().cloned().collect();
-    if !in_doubt.is_empty() {
-        // No authority is created for a trust domain that may be wrong.
-        check_started(Err(StartError::MeshConfig(in_doubt)))?;
-    }
+    let (lifetime, principals_leader) = (config.certificate_lifetime, is_leader.clone());
+    let gateways = args
+        .gateways
+        .then(|| GatewayLeadership { desired: source.subscribe_gateways(), is_leader });
+    tasks.spawn(with_task_name("the watch of the API server", source.send_updates(update_sender)));
+    let first_update = wait_for_first_update(&mut updates, &mut progress, health).await?;
 
     // The authority is one of the trust domain in the MeshConfig.
     let dir = config.data.join("authority");
     let mut authority =
-        SharedAuthority::new(client.clone(), &namespace, &dir, trust_domain_of(&first));
+        SharedAuthority::new(client.clone(), &namespace, &dir, trust_domain_of(&first_update));
     if let AuthoritySource::Issuer(dir) = authority.establish_authority().await? {
         config.issuer = Some(dir);
     }
     tasks.spawn(with_task_name("the renewal of the authority", authority.run_synchronization()));
 
     let port = config.listen.port();
-    config.found_peers = Some(discover_peers(client.clone(), namespace, own, port, &mut tasks));
+    config.found_peers =
+        Some(start_peer_discovery(client.clone(), namespace, own_address, port, &mut tasks));
     config.reviewer = Some(Arc::new(ClusterTokenReviewer(TokenReviewer::new(client.clone()))));
 
-    let (again, fed) = mpsc::channel(UPDATES_MAX);
-    let forwarding = forward_updates(first, updates, again);
+    let (forward_sender, forwarded) = mpsc::channel(MAX_UPDATES);
+    let forwarding = forward_updates(first_update, updates, forward_sender);
     tasks.spawn(with_task_name("the watch of the API server", forwarding));
-    let control = check_started(Control::start_fed(config, fed).await)?;
-    let (asking, authority) = (client.clone(), control.watch_authority());
-    let keeping =
-        keep_external_principals(asking, lifetime, authority, principals, leader, outcomes);
-    tasks.spawn(with_task_name("the controller of AccessCerts", keeping));
-    write_facts(&client, args, &control, facts_of_sidecars, of_sidecars, &mut tasks);
+    let control = report_start_error(Control::start_fed(config, forwarded).await)?;
+    let authority = control.watch_authority();
+    let controller = reconcile_external_principals(
+        client.clone(),
+        lifetime,
+        authority,
+        principals,
+        principals_leader,
+        outcome_sender,
+    );
+    tasks.spawn(with_task_name("the controller of AccessCerts", controller));
+    start_fact_writers(&client, args, &control, facts_sender, sidecar_facts, &mut tasks);
 
     if args.webhook.is_some() || args.image.is_some() {
         let settings = injection_settings(&client, args, &control).await?;
-        let serving = inject_sidecars(
+        let injection = run_injection(
             client,
             settings,
             control.watch_authority(),
-            choices,
+            sidecar_settings,
             args.listen_options().map(|listen| (listen, stopped)),
             gateways,
         );
-        tasks.spawn(with_task_name(WEBHOOK, serving));
+        tasks.spawn(with_task_name(WEBHOOK, injection));
     }
-    Ok((control, ClusterTasks { tasks, stop, ending: ending_tasks(args) }))
+    Ok((control, ClusterTasks { tasks, stop, ending: self_ending_tasks(args) }))
+}
+
+/// Waits for the first configuration from the API server, and checks its MeshConfig: no authority is created for
+/// a trust domain that may be wrong.
+async fn wait_for_first_update(
+    updates: &mut mpsc::Receiver<RegistryUpdate>,
+    progress: &mut watch::Receiver<ListProgress>,
+    health: Option<&Health>,
+) -> anyhow::Result<RegistryUpdate> {
+    let first_update = tokio::select! {
+        update = updates.recv() => update,
+        () = report_progress(progress, health) => None,
+    };
+    let Some(first_update) = first_update else {
+        bail!("the API server returned no configuration")
+    };
+    let rejected: Vec<RejectedDocument> =
+        first_update.possible_mesh_config_rejections().cloned().collect();
+    if !rejected.is_empty() {
+        report_start_error(Err(StartError::MeshConfig(rejected)))?;
+    }
+    Ok(first_update)
 }
 
 /// Starts the discovery of the other control planes, and returns their addresses.
-fn discover_peers(
+fn start_peer_discovery(
     client: Client,
     namespace: NamespaceName,
-    own: IpAddr,
+    own_address: IpAddr,
     port: u16,
     tasks: &mut JoinSet<&'static str>,
 ) -> watch::Receiver<BTreeSet<SocketAddr>> {
-    let (found, peers) = watch::channel(BTreeSet::new());
+    let (peer_sender, peers) = watch::channel(BTreeSet::new());
     tasks.spawn(with_task_name("the discovery of other control planes", async move {
-        peers::follow_peers(client, &namespace, own, port, found).await;
+        peers::follow_peers(client, &namespace, own_address, port, peer_sender).await;
     }));
     peers
 }
 
 /// Returns the tasks that must complete by themselves.
-fn ending_tasks(args: &InClusterArgs) -> Vec<&'static str> {
+fn self_ending_tasks(args: &InClusterArgs) -> Vec<&'static str> {
     let lease = args.pod_name.is_some().then_some(LEASE);
     let webhook = args.webhook.is_some().then_some(WEBHOOK);
     lease.into_iter().chain(webhook).collect()
 }
 
 /// Starts the tasks that write statuses while this control plane holds the lease, which the receiver reports.
-fn write_statuses(
+fn start_status_writers(
     client: &Client,
     args: &InClusterArgs,
     stopped: &watch::Receiver<bool>,
     facts: watch::Receiver<Arc<SidecarFacts>>,
     source: &KubernetesSource,
-    unwritten: watch::Sender<Arc<Vec<Warning>>>,
+    unwritten_sender: watch::Sender<Arc<Vec<Warning>>>,
     tasks: &mut JoinSet<&'static str>,
 ) -> watch::Receiver<bool> {
-    let (leads, leading) = watch::channel(false);
-    let Some(name) = args.pod_name.clone() else { return leading };
+    let (leader_sender, is_leader) = watch::channel(false);
+    let Some(name) = args.pod_name.clone() else { return is_leader };
     let namespace = args.pod_namespace.clone();
     let writer = ElectionIdentity { namespace, name: name.clone(), facts };
-    tasks.spawn(with_task_name(LEASE, hold_lease(client.clone(), writer, leads, stopped.clone())));
-    let writing = keep_statuses(
+    tasks.spawn(with_task_name(
+        LEASE,
+        hold_lease(client.clone(), writer, leader_sender, stopped.clone()),
+    ));
+    let writing = reconcile_statuses(
         client.clone(),
         name,
-        source.subscribe_statements(),
-        leading.clone(),
-        unwritten,
+        source.subscribe_statuses(),
+        is_leader.clone(),
+        unwritten_sender,
     );
     tasks.spawn(with_task_name("the writer of statuses", writing));
-    leading
+    is_leader
 }
 
 /// Starts the tasks that write facts about sidecars into the cluster.
-fn write_facts(
+fn start_fact_writers(
     client: &Client,
     args: &InClusterArgs,
     control: &Control,
-    known: watch::Sender<Arc<SidecarFacts>>,
-    written: watch::Receiver<Arc<SidecarFacts>>,
+    fact_sender: watch::Sender<Arc<SidecarFacts>>,
+    sidecar_facts: watch::Receiver<Arc<SidecarFacts>>,
     tasks: &mut JoinSet<&'static str>,
 ) {
     let mut facts = control.sidecar_facts();
     let forwarding = async move {
         while facts.changed().await.is_ok() {
-            known.send_replace(Arc::clone(&facts.borrow_and_update()));
+            fact_sender.send_replace(Arc::clone(&facts.borrow_and_update()));
         }
         // The control plane has ended: its last facts stay.
         std::future::pending().await
     };
     tasks.spawn(with_task_name("the configuration of injected sidecars", forwarding));
     if let Some(name) = args.pod_name.clone() {
-        let keeping = keep_rejections(client.clone(), name, written);
-        tasks.spawn(with_task_name("the writer of events about rejected clients", keeping));
+        let event_writer = report_rejections(client.clone(), name, sidecar_facts);
+        tasks.spawn(with_task_name("the writer of events about rejected clients", event_writer));
     }
 }
 
@@ -322,7 +347,7 @@ fn source_options(args: &InClusterArgs) -> SourceOptions {
 }
 
 /// Reports the kinds that are still loading, until their source has ended.
-async fn tell_progress(progress: &mut watch::Receiver<ListProgress>, health: Option<&Health>) {
+async fn report_progress(progress: &mut watch::Receiver<ListProgress>, health: Option<&Health>) {
     loop {
         if let Some(health) = health {
             health.set_waiting(progress.borrow_and_update().to_string());
@@ -336,7 +361,7 @@ async fn tell_progress(progress: &mut watch::Receiver<ListProgress>, health: Opt
 /// The desired gateway resources, and the leadership of this control plane.
 struct GatewayLeadership {
     desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
-    leading: watch::Receiver<bool>,
+    is_leader: watch::Receiver<bool>,
 }
 
 /// The settings of the mesh for new sidecars.
@@ -347,44 +372,44 @@ struct NewSidecarSettings {
 
 /// Injects sidecars into pods and creates gateway pods, with the current roots of the authority and the traffic
 /// exclusions from the settings of another mesh.
-async fn inject_sidecars(
+async fn run_injection(
     client: Client,
     mut settings: InjectionSettings,
     mut authority: watch::Receiver<Arc<Authority>>,
-    mut choices: NewSidecarSettings,
+    mut sidecar_settings: NewSidecarSettings,
     webhook: Option<(ListenOptions, watch::Receiver<bool>)>,
     gateways: Option<GatewayLeadership>,
 ) {
-    settings.exclusions = choices.exclusions.borrow_and_update().clone();
-    settings.floor = choices.floor.borrow_and_update().clone();
-    let (settings, reported) = watch::channel(settings);
-    let (maker, wanted) = (client.clone(), reported.clone());
-    let making = async {
+    settings.exclusions = sidecar_settings.exclusions.borrow_and_update().clone();
+    settings.floor = sidecar_settings.floor.borrow_and_update().clone();
+    let (settings_sender, settings) = watch::channel(settings);
+    let (gateway_client, gateway_settings) = (client.clone(), settings.clone());
+    let provision_gateways_task = async {
         match gateways {
-            Some(GatewayLeadership { desired, leading }) => {
-                provision_gateways(maker, wanted, desired, leading).await
+            Some(GatewayLeadership { desired, is_leader }) => {
+                provision_gateways(gateway_client, gateway_settings, desired, is_leader).await
             }
             None => std::future::pending().await,
         }
     };
-    let serving = async {
+    let serve_webhook_task = async {
         match webhook {
-            Some((listen, stop)) => webhook::serve_webhook(client, listen, reported, stop).await,
+            Some((listen, stop)) => webhook::serve_webhook(client, listen, settings, stop).await,
             None => std::future::pending().await,
         }
     };
-    let following = async {
+    let follow_changes = async {
         loop {
             tokio::select! {
                 Ok(()) = authority.changed() => {}
-                Ok(()) = choices.exclusions.changed() => {}
-                Ok(()) = choices.floor.changed() => {}
+                Ok(()) = sidecar_settings.exclusions.changed() => {}
+                Ok(()) = sidecar_settings.floor.changed() => {}
                 else => return,
             }
             let roots = authority.borrow_and_update().roots().to_pem();
-            let exclusions = choices.exclusions.borrow_and_update().clone();
-            let floor = choices.floor.borrow_and_update().clone();
-            settings.send_modify(|settings| {
+            let exclusions = sidecar_settings.exclusions.borrow_and_update().clone();
+            let floor = sidecar_settings.floor.borrow_and_update().clone();
+            settings_sender.send_modify(|settings| {
                 settings.roots = roots;
                 settings.exclusions = exclusions;
                 settings.floor = floor;
@@ -392,11 +417,11 @@ async fn inject_sidecars(
         }
     };
     tokio::select! {
-        served = serving => if let Err(error) = served {
+        outcome = serve_webhook_task => if let Err(error) = outcome {
             tracing::error!(%error, "cannot serve the webhook");
         },
-        () = following => {}
-        () = making => {}
+        () = follow_changes => {}
+        () = provision_gateways_task => {}
     }
 }
 
@@ -417,15 +442,15 @@ async fn with_task_name(name: &'static str, work: impl Future<Output = ()>) -> &
     name
 }
 
-/// Forwards the first facts, which were already checked, and then all others.
+/// Forwards the first update, which was already checked, and then all others.
 async fn forward_updates(
-    first: RegistryUpdate,
+    first_update: RegistryUpdate,
     mut updates: mpsc::Receiver<RegistryUpdate>,
-    again: mpsc::Sender<RegistryUpdate>,
+    forward_sender: mpsc::Sender<RegistryUpdate>,
 ) {
-    let mut next = Some(first);
+    let mut next = Some(first_update);
     while let Some(update) = next {
-        if again.send(update).await.is_err() {
+        if forward_sender.send(update).await.is_err() {
             return;
         }
         next = updates.recv().await;
@@ -437,21 +462,21 @@ async fn forward_updates(
 struct ClusterTokenReviewer(TokenReviewer);
 
 impl ClusterTokenReviewer {
-    fn to_token_subject(found: review::PodHolder) -> TokenSubject {
-        let review::PodHolder { workload, account, uid } = found;
+    fn to_token_subject(holder: review::PodHolder) -> TokenSubject {
+        let review::PodHolder { workload, account, uid } = holder;
         TokenSubject { workload, account, uid }
     }
 
     fn to_review_error(error: review::TokenReviewError) -> ReviewError {
         match error {
-            review::TokenReviewError::Refused(reason) => ReviewError::Refused(reason),
+            review::TokenReviewError::Rejected(reason) => ReviewError::Rejected(reason),
             error => ReviewError::Unavailable(error.to_string()),
         }
     }
 }
 
 impl Reviewer for ClusterTokenReviewer {
-    fn claimed_holder(
+    fn claimed_subject(
         &self,
         token: &str,
         now: SystemTime,

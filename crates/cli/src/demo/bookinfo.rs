@@ -3,7 +3,6 @@
 //! Each runs in a process of its own and calls the others like any unmodified application: through the HTTP
 //! proxy in `http_proxy`, or, in a pod, by their names.
 
-mod answer;
 mod catalogue;
 mod details;
 mod gateway;
@@ -12,6 +11,7 @@ mod page;
 pub(crate) mod pods;
 mod productpage;
 mod ratings;
+mod response;
 mod reviews;
 mod server;
 mod upstream;

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::ask;
+use crate::admin_client;
 use crate::up::WorkloadState;
 
 /// A snapshot of one workload's sidecar.
@@ -30,7 +30,7 @@ pub(super) struct Observation {
     pub(super) inbound: Vec<SocketAddr>,
 }
 
-/// Requests with the same labels, as the admin page lists them.
+/// Requests with the same labels, as the admin endpoint lists them.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct RequestSeries {
     pub(super) direction: String,
@@ -42,7 +42,7 @@ pub(super) struct RequestSeries {
     pub(super) p99_ms: f64,
 }
 
-/// A connection, as the admin page lists it.
+/// A connection, as the admin endpoint lists it.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct PeerConnection {
     pub(super) direction: String,
@@ -74,49 +74,51 @@ impl Observation {
 /// Observes every sidecar.
 ///
 /// # Errors
-/// If one of them does not answer.
-pub(super) async fn observe_sidecars(fleet: &[WorkloadState]) -> anyhow::Result<Vec<Observation>> {
-    let mut all = Vec::new();
-    for member in fleet {
-        let name = &member.workload.name;
-        let report = member.report.as_ref();
+/// If one of them is not running, or does not respond.
+pub(super) async fn observe_sidecars(
+    workload_states: &[WorkloadState],
+) -> anyhow::Result<Vec<Observation>> {
+    let mut observations = Vec::new();
+    for state in workload_states {
+        let name = &state.workload.name;
+        let report = state.report.as_ref();
         let report = report.with_context(|| format!("the sidecar of {name} is not running"))?;
         let requests: RequestsPage = query_page(report.admin, "/requests").await?;
         let connections: ConnectionsPage = query_page(report.admin, "/connections").await?;
         let open_listeners = report.open_listeners.iter();
         let inbound = open_listeners.filter(|(listener, _)| listener.starts_with("inbound-"));
-        all.push(Observation {
+        observations.push(Observation {
             workload: name.name.to_string(),
-            serves: !member.workload.ports.is_empty(),
+            serves: !state.workload.ports.is_empty(),
             series: requests.series,
             connections: connections.connections,
             usage: leno_telemetry::read_usage(report.pid).ok(),
             inbound: inbound.map(|(_, address)| *address).collect(),
         });
     }
-    Ok(all)
+    Ok(observations)
 }
 
 async fn query_page<T: serde::de::DeserializeOwned>(
     admin: SocketAddr,
     path: &str,
 ) -> anyhow::Result<T> {
-    let answer = ask::query_admin(admin, path).await?;
-    serde_json::from_slice(&answer).with_context(|| format!("GET http://{admin}{path}"))
+    let response = admin_client::query_admin(admin, path).await?;
+    serde_json::from_slice(&response).with_context(|| format!("GET http://{admin}{path}"))
 }
 
 /// Sends plain HTTP to a listener that requires mutual TLS; true if it was rejected.
-pub(super) async fn refuses_plaintext(listener: SocketAddr) -> bool {
-    let spoken = async {
+pub(super) async fn rejects_plaintext(listener: SocketAddr) -> bool {
+    let exchange = async {
         let mut stream = TcpStream::connect(listener).await?;
         stream.write_all(PLAIN_REQUEST).await?;
-        let mut answer = Vec::new();
-        stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
-        Ok::<_, std::io::Error>(answer)
+        let mut response = Vec::new();
+        stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut response).await?;
+        Ok::<_, std::io::Error>(response)
     };
-    match timeout(REFUSAL_MAX_WAIT, spoken).await {
-        // A TLS alert is an answer, but not a response for a client without TLS.
-        Ok(Ok(answer)) => !answer.starts_with(b"HTTP/"),
+    match timeout(REJECTION_TIMEOUT, exchange).await {
+        // A TLS alert is no HTTP response.
+        Ok(Ok(response)) => !response.starts_with(b"HTTP/"),
         Ok(Err(_)) => true,
         Err(_) => false,
     }
@@ -124,7 +126,7 @@ pub(super) async fn refuses_plaintext(listener: SocketAddr) -> bool {
 
 /// The request without TLS.
 const PLAIN_REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nhost: demo\r\nconnection: close\r\n\r\n";
-/// More than an alert, enough to recognize a response.
-const ANSWER_BYTES_MAX: u64 = 1024;
-/// A sidecar rejects at once.
-const REFUSAL_MAX_WAIT: Duration = Duration::from_secs(5);
+/// Enough bytes to recognize an HTTP response.
+const MAX_RESPONSE_BYTES: u64 = 1024;
+/// The maximum time until the rejection; a sidecar rejects at once.
+const REJECTION_TIMEOUT: Duration = Duration::from_secs(5);

@@ -95,8 +95,8 @@ impl DemoReport {
         }
         text.push('\n');
         for DemoCheck { name, ok, detail } in &self.checks {
-            let mark = if *ok { "✓" } else { "✗" };
-            writeln!(text, "{mark} {name}: {detail}").expect("writing to a String never fails");
+            let symbol = if *ok { "✓" } else { "✗" };
+            writeln!(text, "{symbol} {name}: {detail}").expect("writing to a String never fails");
         }
         text
     }
@@ -116,7 +116,7 @@ fn services_table(services: &[ServiceReport]) -> Table {
     ]);
     for service in services {
         let ms = |duration: Option<Duration>| {
-            or_dash(duration.map(|duration| format!("{:.2}", in_milliseconds(duration))))
+            or_dash(duration.map(|duration| format!("{:.2}", to_milliseconds(duration))))
         };
         table.add_row([
             service.name.clone(),
@@ -161,11 +161,11 @@ fn or_dash(text: Option<String>) -> String {
 }
 
 /// Rounds down, so that 100 % means all requests.
-fn format_percent(part: f64) -> String {
-    format!("{:.2} %", (part * 10_000.0).floor() / 100.0)
+fn format_percent(share: f64) -> String {
+    format!("{:.2} %", (share * 10_000.0).floor() / 100.0)
 }
 
-fn in_milliseconds(duration: Duration) -> f64 {
+fn to_milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1_000.0
 }
 
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_has_the_promised_fields() {
+    fn the_json_report_has_all_fields() {
         let text = report().to_json().unwrap();
         let value: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn text_output_never_rounds_failures_away() {
+    fn success_rates_below_one_are_not_rounded_to_100_percent() {
         let text = report().to_text();
         let row = |name: &str| text.lines().find(|line| line.contains(name)).unwrap().to_owned();
         let ratings = row(" ratings ");
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn one_failed_check_or_no_check_is_a_failure() {
+    fn a_report_with_a_failed_check_or_without_checks_fails() {
         let mut report = report();
         assert!(report.is_passed());
         report.checks.push(DemoCheck {

@@ -11,13 +11,13 @@ use tokio::task::LocalSet;
 
 use super::bookinfo::manifests::{BookinfoPorts, render_manifests};
 use super::bookinfo::pods;
-use super::observe::{observe_sidecars, refuses_plaintext};
+use super::observe::{observe_sidecars, rejects_plaintext};
 use super::report::DemoReport;
-use super::traffic::{ask_as_external_client, drive_bookinfo, keep_flowing};
+use super::traffic::{drive_bookinfo, request_as_external_client, run_background_traffic};
 use super::verdict::DemoFindings;
-use crate::data_directory::DataDirectory;
+use crate::data_directory::ClaimedDataDirectory;
 use crate::duration::parse_positive;
-use crate::explain::explain_playground;
+use crate::explain::page_explainer;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogArgs;
@@ -51,8 +51,8 @@ pub(crate) struct DemoArgs {
 
 /// Parses an image name, without characters that could end a line of the manifests.
 fn parse_image(text: &str) -> Result<String, String> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"./:@_-".contains(&byte);
-    if text.is_empty() || !text.bytes().all(plain) {
+    let is_image_character = |byte: u8| byte.is_ascii_alphanumeric() || b"./:@_-".contains(&byte);
+    if text.is_empty() || !text.bytes().all(is_image_character) {
         return Err("write it as REGISTRY/NAME:TAG".to_owned());
     }
     Ok(text.to_owned())
@@ -78,7 +78,7 @@ impl DemoArgs {
         let options = LocalMeshOptions {
             access_log: AccessLogArgs::default(),
             limits: SidecarLimitArgs::default(),
-            drain: DRAIN,
+            drain_timeout: DRAIN_TIMEOUT,
             // The report is the primary output: sidecars log warnings only.
             log_level: Some(log_level.unwrap_or_else(LogLevel::warnings)),
             open_files: limits::raise_open_files(),
@@ -103,7 +103,7 @@ impl DemoArgs {
         let binary = binary.to_str().context("the path of this program is not UTF-8")?;
         std::fs::write(&file, render_manifests(&ports, binary))
             .with_context(|| format!("cannot write {}", file.display()))?;
-        let data = DataDirectory::claim(scratch.path().join("data"))?;
+        let data = ClaimedDataDirectory::claim(scratch.path().join("data"))?;
         let hint = format!(
             " --data {}\nRules:    {}: remove the TrafficTarget for details in it and save: \
              requests to details then fail",
@@ -112,19 +112,19 @@ impl DemoArgs {
         );
         let mut config = Config::new(data.path().to_owned(), vec![file]);
         config.page = self.serve.then_some(self.page);
-        config.explainer = Some(explain_playground());
+        config.explainer = Some(page_explainer());
         self.print_progress("starting bookinfo: 7 applications, 9 sidecars, one control plane");
         let mut mesh = LocalMesh::start(config, data, options).await?;
         let control_ended = mesh.control_ended();
         let outcome = tokio::select! {
-            outcome = self.run_to_the_end(&mut mesh, ports, &hint, stop) => outcome,
-            ended = control_ended => Err(ended.into()),
+            outcome = self.run_phases(&mut mesh, ports, &hint, stop) => outcome,
+            error = control_ended => Err(error.into()),
         };
         self.print_progress("stopping");
-        let again = stop::stop_signal()?;
+        let second_signal = stop::stop_signal()?;
         tokio::select! {
             () = mesh.stop() => {}
-            () = again => tracing::warn!("stopped without waiting"),
+            () = second_signal => tracing::warn!("stopped without waiting"),
             () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
         Ok(match outcome?.is_passed() {
@@ -134,7 +134,7 @@ impl DemoArgs {
     }
 
     /// Runs the demo and, until `stop`, the serving phase.
-    async fn run_to_the_end(
+    async fn run_phases(
         &self,
         mesh: &mut LocalMesh,
         ports: BookinfoPorts,
@@ -149,7 +149,7 @@ impl DemoArgs {
         if self.serve {
             tokio::select! {
                 () = mesh.supervise_until(&mut stop) => {}
-                never = keep_flowing(ports) => match never {},
+                never = run_background_traffic(ports) => match never {},
             }
         }
         Ok(report)
@@ -162,12 +162,12 @@ impl DemoArgs {
         ports: BookinfoPorts,
         hint: &str,
     ) -> anyhow::Result<DemoReport> {
-        if !mesh.wait_until_up(START_MAX_WAIT).await {
-            let standing = mesh.member_statuses();
-            let waiting = standing.iter().filter(|member| !member.is_up());
+        if !mesh.wait_until_up(MAX_START_WAIT).await {
+            let members = mesh.workload_states();
+            let waiting = members.iter().filter(|member| !member.is_up());
             let waiting: Vec<String> =
                 waiting.map(|member| member.workload.name.to_string()).collect();
-            bail!("not up within {START_MAX_WAIT:?}: {}", waiting.join(", "));
+            bail!("not up within {MAX_START_WAIT:?}: {}", waiting.join(", "));
         }
         let page = mesh.page_url();
         if let Some(page) = &page {
@@ -203,16 +203,16 @@ async fn measure_traffic(
     ports: BookinfoPorts,
     duration: Duration,
 ) -> anyhow::Result<DemoFindings> {
-    let standing = mesh.member_statuses();
-    let before = mesh.supervise_until(observe_sidecars(&standing)).await?;
+    let members = mesh.workload_states();
+    let before = mesh.supervise_until(observe_sidecars(&members)).await?;
     let load = mesh.supervise_until(drive_bookinfo(ports, duration)).await?;
-    let standing: Vec<WorkloadState> = mesh.member_statuses();
-    let after = mesh.supervise_until(observe_sidecars(&standing)).await?;
-    let denied = mesh.supervise_until(ask_as_external_client(ports)).await;
+    let members: Vec<WorkloadState> = mesh.workload_states();
+    let after = mesh.supervise_until(observe_sidecars(&members)).await?;
+    let denied = mesh.supervise_until(request_as_external_client(ports)).await;
     let mut plaintext_accepted = Vec::new();
     for observation in &after {
         for listener in &observation.inbound {
-            if !mesh.supervise_until(refuses_plaintext(*listener)).await {
+            if !mesh.supervise_until(rejects_plaintext(*listener)).await {
                 plaintext_accepted.push(format!("{} at {listener}", observation.workload));
             }
         }
@@ -227,9 +227,9 @@ async fn measure_traffic(
 }
 
 /// Far more than the start of nine small processes takes.
-const START_MAX_WAIT: Duration = Duration::from_secs(30);
+const MAX_START_WAIT: Duration = Duration::from_secs(30);
 /// The time for the demo's own requests to finish at its end.
-const DRAIN: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 Examples:

@@ -19,22 +19,27 @@ pub(super) async fn drive_bookinfo(
     ports: BookinfoPorts,
     duration: Duration,
 ) -> anyhow::Result<LoadReport> {
-    let plan = load_plan(&ports, duration);
-    let total = plan.warm_up + plan.duration;
+    let load_plan = build_load_plan(&ports, duration);
+    let total = load_plan.warm_up + load_plan.duration;
     let (progress, counters) = watch::channel(ProgressCounters::default());
     tokio::select! {
-        report = drive_apart(plan, progress) => report,
+        report = run_load_thread(load_plan, progress) => report,
         never = show_progress(counters, total) => match never {},
     }
 }
 
 /// Keeps a low rate of requests flowing for live views, and ignores their results. Never returns.
-pub(super) async fn keep_flowing(ports: BookinfoPorts) -> std::convert::Infallible {
+pub(super) async fn run_background_traffic(ports: BookinfoPorts) -> std::convert::Infallible {
     loop {
-        let load_model = LoadModel::Open { rate: FLOW_RATE, connections: CONNECTIONS };
-        let plan = LoadPlan { load_model, warm_up: Duration::ZERO, ..load_plan(&ports, FLOW_FOR) };
-        let driven = drive_apart(plan, watch::channel(ProgressCounters::default()).0).await;
-        if let Err(error) = driven {
+        let load_model = LoadModel::Open { rate: BACKGROUND_RATE, connections: CONNECTIONS };
+        let load_plan = LoadPlan {
+            load_model,
+            warm_up: Duration::ZERO,
+            ..build_load_plan(&ports, BACKGROUND_RUN_DURATION)
+        };
+        let outcome =
+            run_load_thread(load_plan, watch::channel(ProgressCounters::default()).0).await;
+        if let Err(error) = outcome {
             tracing::warn!(%error, "the demo's traffic stops");
             return std::future::pending().await;
         }
@@ -42,21 +47,21 @@ pub(super) async fn keep_flowing(ports: BookinfoPorts) -> std::convert::Infallib
 }
 
 /// Generates load on a thread of its own.
-async fn drive_apart(
-    plan: LoadPlan,
+async fn run_load_thread(
+    load_plan: LoadPlan,
     progress: watch::Sender<ProgressCounters>,
 ) -> anyhow::Result<LoadReport> {
-    let (done, report) = oneshot::channel();
+    let (result_sender, report) = oneshot::channel();
     std::thread::Builder::new()
         .name("load".to_owned())
         .spawn(move || {
-            let driven = tokio::runtime::Builder::new_current_thread()
+            let outcome = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .map_err(anyhow::Error::new)
-                .and_then(|runtime| Ok(runtime.block_on(drive_load(plan, progress))?));
+                .and_then(|runtime| Ok(runtime.block_on(drive_load(load_plan, progress))?));
             // The receiver may have been dropped.
-            drop(done.send(driven));
+            drop(result_sender.send(outcome));
         })
         .context("cannot start the thread of the load generator")?;
     report.await.context("the load generator failed")?
@@ -66,18 +71,18 @@ async fn drive_apart(
 ///
 /// # Errors
 /// If there is no response.
-pub(super) async fn ask_as_external_client(ports: BookinfoPorts) -> anyhow::Result<u16> {
+pub(super) async fn request_as_external_client(ports: BookinfoPorts) -> anyhow::Result<u16> {
     let mut target =
         build_target(ports.external_client_ratings, "outsider", "ratings", "/ratings/0");
     target.weight = 1;
-    let plan = LoadPlan {
+    let load_plan = LoadPlan {
         load_model: LoadModel::Open { rate: 10, connections: 1 },
         duration: Duration::from_millis(500),
         timeout: REQUEST_TIMEOUT,
         seed: SEED,
         ..LoadPlan::new(vec![target])
     };
-    let report = drive_load(plan, watch::channel(ProgressCounters::default()).0).await?;
+    let report = drive_load(load_plan, watch::channel(ProgressCounters::default()).0).await?;
     let total = report.sum_targets();
     let statuses: Vec<u16> = total.status_counts().map(|(status, _)| status).collect();
     match statuses.as_slice() {
@@ -89,7 +94,7 @@ pub(super) async fn ask_as_external_client(ports: BookinfoPorts) -> anyhow::Resu
     }
 }
 
-fn load_plan(ports: &BookinfoPorts, duration: Duration) -> LoadPlan {
+fn build_load_plan(ports: &BookinfoPorts, duration: Duration) -> LoadPlan {
     let page =
         |name| build_target(ports.traffic_productpage, name, "productpage", "/productpage?id=0");
     let jason = LoadTarget {
@@ -121,17 +126,17 @@ async fn show_progress(
     mut counters: watch::Receiver<ProgressCounters>,
     total: Duration,
 ) -> std::convert::Infallible {
-    let terminal = std::io::stderr().is_terminal();
+    let is_terminal = std::io::stderr().is_terminal();
     while counters.changed().await.is_ok() {
-        let now = *counters.borrow_and_update();
-        if terminal {
-            let mut out = std::io::stderr().lock();
+        let snapshot = *counters.borrow_and_update();
+        if is_terminal {
+            let mut stderr = std::io::stderr().lock();
             // A failed write to the terminal does not end the run.
-            drop(write!(out, "\r\x1b[K{}", progress_line(&now, total)));
-            drop(out.flush());
+            drop(write!(stderr, "\r\x1b[K{}", progress_line(&snapshot, total)));
+            drop(stderr.flush());
         }
     }
-    if terminal {
+    if is_terminal {
         eprint!("\r\x1b[K");
     }
     std::future::pending().await
@@ -160,10 +165,10 @@ const CONNECTIONS: usize = 8;
 /// Unmeasured time for connections to open and caches to fill.
 const WARM_UP: Duration = Duration::from_secs(2);
 /// A request rate per second that hardly loads the machine.
-const FLOW_RATE: u32 = 30;
-/// The duration of one such run.
-const FLOW_FOR: Duration = Duration::from_secs(60);
-/// Far more than a healthy mesh takes.
+const BACKGROUND_RATE: u32 = 30;
+/// The duration of one run of the load generator for background traffic.
+const BACKGROUND_RUN_DURATION: Duration = Duration::from_secs(60);
+/// The timeout of a request; far more than a healthy mesh takes.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The order of the requests is the same in each run.
+/// The seed of the random order of requests; constant, so that the order is the same in each run.
 const SEED: u64 = 1;

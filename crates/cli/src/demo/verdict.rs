@@ -19,7 +19,7 @@ pub(super) struct DemoFindings {
     pub(super) load: LoadReport,
     /// The status for the client without permission, or the error.
     pub(super) denied: Result<u16, String>,
-    /// The listeners that answered a client without TLS.
+    /// The listeners that responded to a client without TLS.
     pub(super) plaintext_accepted: Vec<String>,
 }
 
@@ -30,16 +30,16 @@ impl DemoFindings {
             .after
             .iter()
             .filter(|observation| observation.serves)
-            .map(|after| service_report(self.before_of(after), after))
+            .map(|after| service_report(self.observation_before(after), after))
             .collect();
         let split = reviews_split(&services);
         let mtls = self.check_mtls();
         let checks = vec![
-            self.all_succeeded(),
-            all_took_part(&services),
-            check_result("split", split_held(&split)),
+            self.check_success(),
+            check_participation(&services),
+            check_result("split", check_split(&split)),
             check_result("mutual TLS", mtls.clone()),
-            self.external_client_denied(),
+            self.check_denial(),
         ];
         DemoReport {
             duration: self.load.elapsed,
@@ -51,16 +51,17 @@ impl DemoFindings {
         }
     }
 
-    fn before_of(&self, after: &Observation) -> Option<&Observation> {
+    fn observation_before(&self, after: &Observation) -> Option<&Observation> {
         let mut before = self.before.iter();
         before.find(|before| before.workload == after.workload)
     }
 
-    fn all_succeeded(&self) -> DemoCheck {
+    fn check_success(&self) -> DemoCheck {
         let total = self.load.sum_targets();
         let failed = total.request_count() - total.success_count();
         let ok = failed == 0 && total.request_count() > 0;
-        let ms = |latency: Option<Duration>| latency.map_or(0.0, |l| l.as_secs_f64() * 1e3);
+        let ms =
+            |latency: Option<Duration>| latency.map_or(0.0, |latency| latency.as_secs_f64() * 1e3);
         let mut detail = format!(
             "{} requests, {:.0} per second, p50 {:.1} ms, p99 {:.1} ms, {failed} failed",
             total.request_count(),
@@ -83,8 +84,10 @@ impl DemoFindings {
         let mut requests = 0;
         let mut peers = BTreeSet::new();
         for sidecar in &self.after {
-            for connection in sidecar.connections.iter().filter(|c| c.direction == "inbound") {
-                if !connection.identity.starts_with(IDENTITIES) {
+            for connection in
+                sidecar.connections.iter().filter(|connection| connection.direction == "inbound")
+            {
+                if !connection.identity.starts_with(IDENTITY_PREFIX) {
                     return Err(format!(
                         "{} has an inbound connection of `{}`",
                         sidecar.workload, connection.identity
@@ -113,7 +116,7 @@ impl DemoFindings {
         }
     }
 
-    fn external_client_denied(&self) -> DemoCheck {
+    fn check_denial(&self) -> DemoCheck {
         let (ok, detail) = match &self.denied {
             Ok(403) => (true, "403".to_owned()),
             Ok(status) => (false, format!("got {status}")),
@@ -123,11 +126,11 @@ impl DemoFindings {
     }
 }
 
-fn check_result(name: &str, held: Result<String, String>) -> DemoCheck {
+fn check_result(name: &str, result: Result<String, String>) -> DemoCheck {
     DemoCheck {
         name: name.to_owned(),
-        ok: held.is_ok(),
-        detail: held.unwrap_or_else(|problem| problem),
+        ok: result.is_ok(),
+        detail: result.unwrap_or_else(|problem| problem),
     }
 }
 
@@ -135,37 +138,37 @@ fn service_report(before: Option<&Observation>, after: &Observation) -> ServiceR
     let requests: u64 = after.inbound_series().map(|series| series.requests).sum();
     let success: u64 = after.inbound_series().map(|series| series.success).sum();
     // The maximum quantile of several series is an upper bound of their combined quantile.
-    let largest = |part: fn(&super::observe::RequestSeries) -> f64| {
+    let highest = |quantile: fn(&super::observe::RequestSeries) -> f64| {
         let counted = after.inbound_series().filter(|series| series.requests > 0);
-        let largest = counted.map(part).reduce(f64::max)?;
-        Duration::try_from_secs_f64(largest / 1e3).ok()
+        let highest = counted.map(quantile).reduce(f64::max)?;
+        Duration::try_from_secs_f64(highest / 1e3).ok()
     };
-    let carried = after.request_count()
+    let request_count = after.request_count()
         - before.map_or(0, Observation::request_count).min(after.request_count());
     let cpu = after.usage.zip(before.and_then(|before| before.usage));
     let cpu = cpu.map(|(after, before)| after.cpu.saturating_sub(before.cpu));
     ServiceReport {
-        name: name_of(&after.workload),
+        name: service_of_workload(&after.workload),
         requests,
         success_rate: (requests > 0).then(|| success as f64 / requests as f64),
-        p50: largest(|series| series.p50_ms),
-        p90: largest(|series| series.p90_ms),
-        p99: largest(|series| series.p99_ms),
+        p50: highest(|series| series.p50_ms),
+        p90: highest(|series| series.p90_ms),
+        p99: highest(|series| series.p99_ms),
         sidecar_cpu_us_per_request: cpu
-            .filter(|_| carried > 0)
-            .map(|cpu| cpu.as_secs_f64() * 1e6 / carried as f64),
+            .filter(|_| request_count > 0)
+            .map(|cpu| cpu.as_secs_f64() * 1e6 / request_count as f64),
         sidecar_private_kib: after.usage.map(|usage| usage.private_kib),
         sidecar_pss_kib: after.usage.map(|usage| usage.pss_kib),
     }
 }
 
 /// Returns `reviews-v1` for the workload `reviews-v1-1`.
-fn name_of(workload: &str) -> String {
+fn service_of_workload(workload: &str) -> String {
     let name = workload.rsplit_once('-').map_or(workload, |(name, _)| name);
     name.to_owned()
 }
 
-fn all_took_part(services: &[ServiceReport]) -> DemoCheck {
+fn check_participation(services: &[ServiceReport]) -> DemoCheck {
     let idle = services.iter().filter(|service| service.requests == 0);
     let idle: Vec<&str> = idle.map(|service| service.name.as_str()).collect();
     DemoCheck {
@@ -181,8 +184,8 @@ fn all_took_part(services: &[ServiceReport]) -> DemoCheck {
 /// Returns the split of the requests for reviews, except those that a header routes to version 2.
 fn reviews_split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
     let requests = |name: &str| {
-        let found = services.iter().find(|service| service.name == name);
-        found.map_or(0, |service| service.requests)
+        let service = services.iter().find(|service| service.name == name);
+        service.map_or(0, |service| service.requests)
     };
     let total: u64 = SPLIT.iter().map(|(name, _)| requests(name)).sum();
     let share = |(name, expected): &(&str, f64)| {
@@ -197,16 +200,16 @@ fn reviews_split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
     SPLIT.iter().map(share).collect()
 }
 
-fn split_held(split: &BTreeMap<String, SplitShare>) -> Result<String, String> {
+fn check_split(split: &BTreeMap<String, SplitShare>) -> Result<String, String> {
     let total: u64 = split.values().map(|share| share.requests).sum();
     let shares = split.iter();
     let shares = shares.map(|(name, share)| format!("{name} {:.1} %", share.share * 100.0));
     let detail = format!("{} of {total}", shares.collect::<Vec<_>>().join(", "));
-    let held = split.values().all(|share| {
+    let is_plausible = split.values().all(|share| {
         let deviation = (share.expected * (1.0 - share.expected) / total.max(1) as f64).sqrt();
-        (share.share - share.expected).abs() <= DEVIATIONS_MAX * deviation
+        (share.share - share.expected).abs() <= MAX_DEVIATIONS * deviation
     });
-    match held && total > 0 {
+    match is_plausible && total > 0 {
         true => Ok(detail),
         false => Err(detail),
     }
@@ -214,10 +217,11 @@ fn split_held(split: &BTreeMap<String, SplitShare>) -> Result<String, String> {
 
 /// The weights in the manifest.
 const SPLIT: [(&str, f64); 2] = [("reviews-v1", 0.9), ("reviews-v3", 0.1)];
-/// Random deviations exceed this in fewer than one of a million runs.
-const DEVIATIONS_MAX: f64 = 5.0;
+/// The maximum deviation from an expected share, in standard deviations; chance exceeds it in fewer than one of a
+/// million runs.
+const MAX_DEVIATIONS: f64 = 5.0;
 /// The prefix of all identities in the demo.
-const IDENTITIES: &str = "spiffe://cluster.local/ns/bookinfo/sa/";
+const IDENTITY_PREFIX: &str = "spiffe://cluster.local/ns/bookinfo/sa/";
 
 #[cfg(test)]
 mod tests;

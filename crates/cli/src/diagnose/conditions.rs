@@ -5,39 +5,41 @@ use std::collections::BTreeSet;
 
 use leno_control::findings::rejected_sidecar;
 use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
-use leno_control::{exit_remedy, port_remedy};
+use leno_control::{exit_hint, port_hint};
 
-use super::steps::{DiagnosisInputs, DiagnosisStep, StepResult, is_on_the_way};
+use super::steps::{DiagnosisInputs, DiagnosisStep, StepResult, is_on_path};
 use crate::duration::format_duration;
 
 /// Returns the steps in startup order. An open circuit is no problem on the way to another service.
 pub(super) fn condition_steps(
-    facts: &DiagnosisInputs,
+    inputs: &DiagnosisInputs,
     workload: &WorkloadStatus,
     to: Option<&str>,
 ) -> Vec<DiagnosisStep> {
-    let mut steps: Vec<DiagnosisStep> = token_step(facts, workload).into_iter().collect();
+    let mut steps: Vec<DiagnosisStep> = token_step(inputs, workload).into_iter().collect();
     steps.extend(workload.application.iter().flat_map(application_steps));
     steps.extend(listener_steps(workload));
-    steps.extend(of_kind(workload, "state-unwritable").map(|it| {
+    steps.extend(conditions_of_kind(workload, "state-unwritable").map(|condition| {
         DiagnosisStep::problem(
             "state",
-            format!("the sidecar cannot write {}: {}", it.subject, it.reason),
+            format!("the sidecar cannot write {}: {}", condition.subject, condition.reason),
             "free space there or make it writable: a restart loses unwritten state",
         )
     }));
-    if workload.sidecar == "connected" && of_kind(workload, "state-unwritable").next().is_none() {
-        steps.push(DiagnosisStep::fine("state", "is written to disk"));
+    if workload.sidecar == "connected"
+        && conditions_of_kind(workload, "state-unwritable").next().is_none()
+    {
+        steps.push(DiagnosisStep::success("state", "is written to disk"));
     }
-    steps.extend(of_kind(workload, "circuit-open").map(|it| {
-        let service = it.subject.split(':').next().unwrap_or_default();
-        let step = match to.is_none_or(|to| is_on_the_way(facts, to, service)) {
+    steps.extend(conditions_of_kind(workload, "circuit-open").map(|condition| {
+        let service = condition.subject.split(':').next().unwrap_or_default();
+        let step = match to.is_none_or(|to| is_on_path(inputs, to, service)) {
             true => DiagnosisStep::problem,
             false => DiagnosisStep::notice,
         };
         step(
             "circuit",
-            format!("to {} is open: {}", it.subject, it.reason),
+            format!("to {} is open: {}", condition.subject, condition.reason),
             "repair the service; the circuit then closes automatically: leno get circuits",
         )
     }));
@@ -45,10 +47,10 @@ pub(super) fn condition_steps(
 }
 
 /// Returns the step for the last join, if it was rejected.
-fn token_step(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Option<DiagnosisStep> {
-    let join = facts.rejected_joins.iter().find(|join| join.workload == workload.name)?;
+fn token_step(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Option<DiagnosisStep> {
+    let join = inputs.rejected_joins.iter().find(|join| join.workload == workload.name)?;
     let message = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
-    let hint = rejected_sidecar(&facts.status, workload);
+    let hint = rejected_sidecar(&inputs.status, workload);
     Some(match workload.has_sidecar() {
         true => DiagnosisStep::notice("token", message, hint),
         false => DiagnosisStep::problem("token", message, hint),
@@ -57,20 +59,20 @@ fn token_step(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Option<Diag
 
 /// Returns the failing steps of the applications behind the endpoints of a service: requests fail or wait
 /// there, although the sidecar of such an endpoint is reachable.
-pub(super) fn of_endpoints(
-    facts: &DiagnosisInputs,
+pub(super) fn endpoint_application_steps(
+    inputs: &DiagnosisInputs,
     workload: &str,
     to: &str,
 ) -> Vec<DiagnosisStep> {
-    let services = facts.services.iter().filter(|it| is_on_the_way(facts, to, &it.name));
+    let services = inputs.services.iter().filter(|service| is_on_path(inputs, to, &service.name));
     let endpoints = services.flat_map(|service| &service.ports).flat_map(|port| &port.endpoints);
     let endpoints: BTreeSet<&str> = endpoints.map(|endpoint| endpoint.workload.as_str()).collect();
-    let others = facts.workloads.iter().filter(|it| endpoints.contains(&*it.name));
-    let others = others.filter(|it| it.name != workload);
-    let steps = others.flat_map(|it| {
-        let steps = it.application.iter().flat_map(application_steps);
+    let statuses = inputs.workloads.iter().filter(|status| endpoints.contains(&*status.name));
+    let other_statuses = statuses.filter(|status| status.name != workload);
+    let steps = other_statuses.flat_map(|status| {
+        let steps = status.application.iter().flat_map(application_steps);
         steps.map(move |step| DiagnosisStep {
-            message: format!("{}: {}", it.name, step.message),
+            message: format!("{}: {}", status.name, step.message),
             ..step
         })
     });
@@ -79,15 +81,15 @@ pub(super) fn of_endpoints(
 
 /// Returns the steps for the state of an application, and for the ports that it does not serve.
 fn application_steps(application: &ApplicationStatus) -> Vec<DiagnosisStep> {
-    let mut steps = vec![run(application)];
+    let mut steps = vec![application_state_step(application)];
     steps.extend(application.ports.iter().map(|(port, problem)| {
         let message = format!("port {port} is not served: {problem}");
-        DiagnosisStep::problem("application", message, port_remedy(problem))
+        DiagnosisStep::problem("application", message, port_hint(problem))
     }));
     steps
 }
 
-fn run(application: &ApplicationStatus) -> DiagnosisStep {
+fn application_state_step(application: &ApplicationStatus) -> DiagnosisStep {
     let name = "application";
     let since = std::time::Duration::try_from_secs_f64(application.since_seconds);
     let since = format_duration(since.unwrap_or_default());
@@ -97,11 +99,11 @@ fn run(application: &ApplicationStatus) -> DiagnosisStep {
         return DiagnosisStep::problem(
             name,
             format!("keeps exiting (restarts: {restarts}{exit})"),
-            exit_remedy(application.last_exit.as_deref()),
+            exit_hint(application.last_exit.as_deref()),
         );
     }
     match (application.state.as_str(), application.pid) {
-        ("running", Some(pid)) => DiagnosisStep::fine(
+        ("running", Some(pid)) => DiagnosisStep::success(
             name,
             format!("runs as process {pid} for {since} (restarts: {restarts})"),
         ),
@@ -113,19 +115,20 @@ fn run(application: &ApplicationStatus) -> DiagnosisStep {
     }
 }
 
-/// Returns the addition about the last exit; empty before the first one.
+/// Returns the text about the last exit; empty before the first one.
 fn last_exit(application: &ApplicationStatus) -> String {
-    application.last_exit.as_deref().map_or_else(String::new, |it| format!(", last exit: {it}"))
+    application.last_exit.as_deref().map_or_else(String::new, |exit| format!(", last exit: {exit}"))
 }
 
 /// Returns the steps for outbound listeners and the DNS listener.
 fn listener_steps(workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
-    let closed = of_kind(workload, "listener-closed").chain(of_kind(workload, "dns-closed"));
+    let closed = conditions_of_kind(workload, "listener-closed")
+        .chain(conditions_of_kind(workload, "dns-closed"));
     let closed: Vec<DiagnosisStep> = closed
-        .map(|it| {
+        .map(|condition| {
             DiagnosisStep::problem(
                 "listener",
-                format!("{} is closed: {}", it.subject, it.reason),
+                format!("{} is closed: {}", condition.subject, condition.reason),
                 "stop the process that uses the address (ss -ltnp shows it), or use another address",
             )
         })
@@ -136,16 +139,16 @@ fn listener_steps(workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
     let open: Vec<&str> =
         workload.outbound_listeners.iter().map(|listener| listener.listen.as_str()).collect();
     match open.as_slice() {
-        [] => vec![DiagnosisStep::fine("listener", "all are open")],
-        open => vec![DiagnosisStep::fine("listener", format!("open at {}", open.join(", ")))],
+        [] => vec![DiagnosisStep::success("listener", "all are open")],
+        open => vec![DiagnosisStep::success("listener", format!("open at {}", open.join(", ")))],
     }
 }
 
-fn of_kind<'a>(
+fn conditions_of_kind<'a>(
     workload: &'a WorkloadStatus,
     kind: &'static str,
 ) -> impl Iterator<Item = &'a ConditionStatus> {
-    workload.conditions.iter().filter(move |it| it.kind == kind)
+    workload.conditions.iter().filter(move |condition| condition.kind == kind)
 }
 
 #[cfg(test)]
@@ -168,10 +171,10 @@ mod tests {
     }
 
     #[test]
-    fn each_condition_is_a_step_that_fails() {
+    fn each_condition_has_a_failing_step() {
         let condition =
             |kind: &str| json!([{ "kind": kind, "subject": "there", "reason": "a cause" }]);
-        let looping = json!({
+        let crash_looping = json!({
             "state": "restarting", "pid": null, "restarts": 7, "crash_looping": true,
             "last_exit": "exit status: 1", "since_seconds": 1.0, "ports": {"80": "taken"},
         });
@@ -180,21 +183,21 @@ mod tests {
             (condition("dns-closed"), json!(null), "listener"),
             (condition("state-unwritable"), json!(null), "state"),
             (condition("circuit-open"), json!(null), "circuit"),
-            (json!([]), looping, "application"),
+            (json!([]), crash_looping, "application"),
         ] {
             let workload = workload_status(conditions, application);
-            let found = condition_steps(&DiagnosisInputs::default(), &workload, None);
-            let failed = found.iter().filter(|step| step.verdict == StepResult::Problem);
+            let steps = condition_steps(&DiagnosisInputs::default(), &workload, None);
+            let failed = steps.iter().filter(|step| step.verdict == StepResult::Problem);
             let failed: Vec<&str> = failed.map(|step| step.name).collect();
-            assert!(!failed.is_empty() && failed.iter().all(|it| *it == name), "{found:?}");
+            assert!(!failed.is_empty() && failed.iter().all(|step| *step == name), "{steps:?}");
         }
-        let well = workload_status(json!([]), json!(null));
-        let found = condition_steps(&DiagnosisInputs::default(), &well, None);
-        assert!(found.iter().all(|step| step.verdict == StepResult::Ok), "{found:?}");
+        let healthy = workload_status(json!([]), json!(null));
+        let steps = condition_steps(&DiagnosisInputs::default(), &healthy, None);
+        assert!(steps.iter().all(|step| step.verdict == StepResult::Ok), "{steps:?}");
     }
 
     #[test]
-    fn an_application_without_an_exit_names_none() {
+    fn an_application_that_never_exited_has_no_last_exit() {
         for (last_exit, text) in [
             (json!(null), "is starting (restarts: 0)"),
             (json!("signal: 9"), "is starting (restarts: 0, last exit: signal: 9)"),
@@ -203,17 +206,17 @@ mod tests {
                 "state": "starting", "pid": null, "restarts": 0, "crash_looping": false,
                 "last_exit": last_exit, "since_seconds": 1.0, "ports": {},
             });
-            let found = condition_steps(
+            let steps = condition_steps(
                 &DiagnosisInputs::default(),
                 &workload_status(json!([]), starting),
                 None,
             );
-            assert!(found.iter().any(|step| step.message == text), "{found:?}");
+            assert!(steps.iter().any(|step| step.message == text), "{steps:?}");
         }
     }
 
     #[test]
-    fn a_circuit_is_a_problem_of_the_services_that_it_is_about() {
+    fn an_open_circuit_is_a_problem_for_the_services_on_the_path() {
         let open =
             json!([{ "kind": "circuit-open", "subject": "shop/api-v2:80", "reason": "a cause" }]);
         let route = json!({
@@ -221,7 +224,7 @@ mod tests {
             "backends": ["shop/api-v1:80 (90 %)", "shop/api-v2:80 (10 %)"], "problems": [],
         });
         let routes = vec![serde_json::from_value(route).unwrap()];
-        let facts = DiagnosisInputs { routes, ..DiagnosisInputs::default() };
+        let inputs = DiagnosisInputs { routes, ..DiagnosisInputs::default() };
         for (to, fails) in [
             (None, true),
             (Some("shop/api-v2"), true),
@@ -229,9 +232,9 @@ mod tests {
             (Some("shop/api-v1"), false),
             (Some("shop/ap"), false),
         ] {
-            let found = condition_steps(&facts, &workload_status(open.clone(), json!(null)), to);
-            let failed = found.iter().any(|step| step.verdict == StepResult::Problem);
-            assert_eq!(failed, fails, "{to:?}: {found:?}");
+            let steps = condition_steps(&inputs, &workload_status(open.clone(), json!(null)), to);
+            let failed = steps.iter().any(|step| step.verdict == StepResult::Problem);
+            assert_eq!(failed, fails, "{to:?}: {steps:?}");
         }
     }
 }

@@ -61,10 +61,13 @@ impl ServiceReachability {
             let hint = "the service has none, or no policy allows this workload to call it: see the other steps";
             return vec![DiagnosisStep::notice(NAME, message, hint)];
         }
-        let unreached = self.endpoints.iter().filter_map(|it| Some((it, it.reason.as_ref()?)));
-        let mut steps: Vec<DiagnosisStep> = unreached
-            .map(|(it, reason)| {
-                let EndpointReachability { workload, address, duration_ms, .. } = it;
+        let unreachable = self
+            .endpoints
+            .iter()
+            .filter_map(|endpoint| Some((endpoint, endpoint.reason.as_ref()?)));
+        let mut steps: Vec<DiagnosisStep> = unreachable
+            .map(|(endpoint, reason)| {
+                let EndpointReachability { workload, address, duration_ms, .. } = endpoint;
                 let message = format!(
                     "{workload} of {service} is unreachable at {address}: {reason}, after {duration_ms:.0} ms"
                 );
@@ -73,26 +76,26 @@ impl ServiceReachability {
             .collect();
         let reached = self.endpoints.len() - steps.len();
         if reached > 0 {
-            let slowest = self.endpoints.iter().filter(|it| it.reason.is_none());
-            let slowest = slowest.map(|it| it.duration_ms).fold(0.0, f64::max);
-            let rest = match self.omitted {
+            let slowest = self.endpoints.iter().filter(|endpoint| endpoint.reason.is_none());
+            let slowest = slowest.map(|endpoint| endpoint.duration_ms).fold(0.0, f64::max);
+            let omitted = match self.omitted {
                 0 => String::new(),
-                several => format!("; {several} more were not tried"),
+                count => format!("; {count} more were not tried"),
             };
-            let all = self.endpoints.len();
+            let total = self.endpoints.len();
             let message = format!(
-                "{service}: reached {reached} of {}, with mutual TLS, within {slowest:.0} ms{rest}",
-                format_count(all, "endpoint")
+                "{service}: reached {reached} of {}, with mutual TLS, within {slowest:.0} ms{omitted}",
+                format_count(total, "endpoint")
             );
-            steps.insert(0, DiagnosisStep::fine(NAME, message));
+            steps.insert(0, DiagnosisStep::success(NAME, message));
         }
         steps
     }
 }
 
 fn reason_hint(reason: &str) -> String {
-    let known = Reason::ALL.iter().find(|known| known.label() == reason);
-    let message = known.map(|known| known.remedy()).unwrap_or_default();
+    let known_reason = Reason::ALL.iter().find(|known_reason| known_reason.label() == reason);
+    let message = known_reason.map(|known_reason| known_reason.remedy()).unwrap_or_default();
     format!("{message} (leno explain {reason})")
 }
 
@@ -105,24 +108,29 @@ pub(super) async fn decision_step(
 ) -> Option<DiagnosisStep> {
     let url = first_port_url(service)?;
     let path = format!("/explain?from={}&url={}", percent_encode(workload), percent_encode(&url));
-    let reported: Explanation = parse_response(mesh.query_json(&path).await.ok()?).ok()?;
-    step_from_decision(&reported, workload, &url)
+    let explanation: Explanation = parse_response(mesh.query_json(&path).await.ok()?).ok()?;
+    step_from_decision(&explanation, workload, &url)
 }
 
 /// Returns the URL of the first port of a service: `tcp://` for a port that carries TCP.
 pub(super) fn first_port_url(service: &ServiceStatus) -> Option<String> {
     let port = service.ports.first()?;
-    let place = format!("{}:{}", service_host(&service.name), port.port);
+    let authority = format!("{}:{}", service_host(&service.name), port.port);
     Some(match port.protocol == Protocol::Tcp.as_str() {
-        true => format!("tcp://{place}"),
-        false => format!("http://{place}/"),
+        true => format!("tcp://{authority}"),
+        false => format!("http://{authority}/"),
     })
 }
 
 /// Converts the decision on a request or connection to a URL to a step.
-fn step_from_decision(reported: &Explanation, workload: &str, url: &str) -> Option<DiagnosisStep> {
+fn step_from_decision(
+    explanation: &Explanation,
+    workload: &str,
+    url: &str,
+) -> Option<DiagnosisStep> {
     const NAME: &str = "decision";
-    let verdict = reported.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
+    let verdict =
+        explanation.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
     let message = match url.starts_with("tcp:") {
         true => format!("a connection to {url}: {verdict}"),
         false => format!("GET {url}: {verdict}"),
@@ -130,11 +138,11 @@ fn step_from_decision(reported: &Explanation, workload: &str, url: &str) -> Opti
     let hint =
         format!("leno explain request --from {workload} --url {url} shows the matching rules");
     // A policy may declare any status for the requests that it rejects.
-    let is_rejected = !reported.decision["reason"].is_null();
+    let is_rejected = !explanation.decision["reason"].is_null();
     Some(match verdict.chars().next() {
         // Allowed, or redirected by a rule.
-        Some('2' | '3') if !is_rejected => DiagnosisStep::fine(NAME, message),
-        _ if verdict.starts_with("allowed") => DiagnosisStep::fine(NAME, message),
+        Some('2' | '3') if !is_rejected => DiagnosisStep::success(NAME, message),
+        _ if verdict.starts_with("allowed") => DiagnosisStep::success(NAME, message),
         // The service may not serve the path `/`.
         Some('4') if verdict.contains("no-route") || verdict.contains("no-policy-route") => {
             DiagnosisStep::notice(NAME, message, hint)
@@ -145,7 +153,7 @@ fn step_from_decision(reported: &Explanation, workload: &str, url: &str) -> Opti
 }
 
 /// The maximum number of services to test without `--to`.
-pub(super) const SERVICES_MAX: usize = 8;
+pub(super) const MAX_SERVICES: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -154,7 +162,7 @@ mod tests {
     use super::*;
     use crate::diagnose::steps::StepResult;
 
-    fn sample_reached(reasons: &[Option<&str>]) -> ServiceReachability {
+    fn sample_reachability(reasons: &[Option<&str>]) -> ServiceReachability {
         let endpoint = |(number, reason): (usize, &Option<&str>)| EndpointReachability {
             workload: format!("shop/stock-{number}"),
             address: "10.0.0.1:80".to_owned(),
@@ -171,7 +179,7 @@ mod tests {
 
     #[test]
     fn unreachable_endpoints_are_named_with_a_hint() {
-        let steps = sample_reached(&[None, Some("connect-failed"), None]).steps();
+        let steps = sample_reachability(&[None, Some("connect-failed"), None]).steps();
         let verdicts: Vec<StepResult> = steps.iter().map(|step| step.verdict).collect();
         assert_eq!(verdicts, [StepResult::Ok, StepResult::Problem]);
         assert!(steps[0].message.contains("shop/stock: reached 2 of 3 endpoints"), "{steps:?}");
@@ -182,10 +190,10 @@ mod tests {
         );
         let hint = steps[1].hint.as_deref().unwrap_or_default();
         assert!(hint.ends_with("(leno explain connect-failed)"), "{hint}");
-        assert_eq!(sample_reached(&[]).steps()[0].verdict, StepResult::Notice);
+        assert_eq!(sample_reachability(&[]).steps()[0].verdict, StepResult::Notice);
         let unknown = ServiceReachability {
             reason: Some("discovery-timeout".to_owned()),
-            ..sample_reached(&[])
+            ..sample_reachability(&[])
         };
         assert_eq!(unknown.steps()[0].verdict, StepResult::Problem);
     }
@@ -204,11 +212,12 @@ mod tests {
                 StepResult::Notice,
             ),
         ] {
-            let reported = Explanation {
+            let explanation = Explanation {
                 text: format!("verdict   {verdict}\n"),
                 decision: json!({"reason": reason}),
             };
-            let step = step_from_decision(&reported, "shop/web-1", "http://web.shop:80/").unwrap();
+            let step =
+                step_from_decision(&explanation, "shop/web-1", "http://web.shop:80/").unwrap();
             assert_eq!(step.verdict, expected, "{verdict}");
         }
     }
@@ -227,11 +236,11 @@ mod tests {
             ("allowed: the connection reaches the application", None, StepResult::Ok),
             ("reset denied: no policy", Some("denied"), StepResult::Problem),
         ] {
-            let reported = Explanation {
+            let explanation = Explanation {
                 text: format!("verdict   {verdict}\n"),
                 decision: json!({"reason": reason}),
             };
-            let step = step_from_decision(&reported, "shop/web-1", &url).unwrap();
+            let step = step_from_decision(&explanation, "shop/web-1", &url).unwrap();
             let message = format!("a connection to tcp://redis.shop:6379: {verdict}");
             assert_eq!((step.message, step.verdict), (message, expected));
         }

@@ -1,5 +1,5 @@
-//! Verdicts on the reports of the control plane and the sidecar, in the order in which a request needs each
-//! step.
+//! The steps of a diagnosis: verdicts on the reports of the control plane and the sidecar, in the order in which a
+//! request passes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::reachability::ServiceReachability;
 use super::{calls, conditions, reachability};
 use crate::duration::format_duration;
-use crate::figures::{AILING, FAILING, format_count, format_share};
+use crate::figures::{DEGRADED_BELOW, FAILING_BELOW, format_count, format_share};
 use crate::get::describe_scope;
 use crate::revoke::nearest_name;
 
@@ -42,9 +42,9 @@ pub(super) struct DiagnosisInputs {
     /// The endpoints that the sidecar has ejected.
     pub(super) ejected: Vec<EjectedEndpoint>,
     /// The results of the sidecar's connection attempts to endpoints.
-    pub(super) reached: Vec<ServiceReachability>,
+    pub(super) reachability: Vec<ServiceReachability>,
     /// Names that the application called and that no service has.
-    pub(super) unknown: Vec<String>,
+    pub(super) unknown_names: Vec<String>,
     /// The decision on a request to the service of `--to`.
     pub(super) decision: Option<DiagnosisStep>,
 }
@@ -87,7 +87,7 @@ pub(super) enum StepResult {
 }
 
 impl StepResult {
-    pub(super) const fn mark(self) -> char {
+    pub(super) const fn symbol(self) -> char {
         match self {
             Self::Ok => '✓',
             Self::Notice => '·',
@@ -97,7 +97,7 @@ impl StepResult {
 }
 
 impl DiagnosisStep {
-    pub(super) fn fine(name: &'static str, message: impl Into<String>) -> Self {
+    pub(super) fn success(name: &'static str, message: impl Into<String>) -> Self {
         Self { name, verdict: StepResult::Ok, message: message.into(), hint: None }
     }
 
@@ -134,79 +134,83 @@ impl DiagnosisStep {
     }
 }
 
-/// Returns the steps; without the workload, no step follows.
+/// Returns all steps of a diagnosis; if the workload does not exist, only that step.
 pub(super) fn build_steps(
-    facts: &DiagnosisInputs,
+    inputs: &DiagnosisInputs,
     name: &str,
     to: Option<&str>,
 ) -> Vec<DiagnosisStep> {
-    let Some(workload) = facts.workloads.iter().find(|known| known.name == name) else {
-        let known: Vec<&str> = facts.workloads.iter().map(|it| it.name.as_str()).collect();
+    let Some(workload) = inputs.workloads.iter().find(|existing| existing.name == name) else {
+        let existing: Vec<&str> =
+            inputs.workloads.iter().map(|workload| workload.name.as_str()).collect();
         let hint =
             "list the workloads: leno get workloads; a manifest may be rejected: leno get rejected";
-        let hint = match nearest_name(name, &known) {
-            Some(meant) => format!("did you mean {meant}? If not, {hint}"),
+        let hint = match nearest_name(name, &existing) {
+            Some(nearest) => format!("did you mean {nearest}? If not, {hint}"),
             None => hint.to_owned(),
         };
         return vec![DiagnosisStep::problem("workload", format!("no workload {name}"), hint)];
     };
-    let of = match workload.services.as_slice() {
+    let services_text = match workload.services.as_slice() {
         [] => "selected by no service".to_owned(),
         services => format!("selected by {}", services.join(", ")),
     };
-    let mut steps =
-        vec![DiagnosisStep::fine("workload", format!("account {}, {of}", workload.account))];
-    let proxy = facts.proxies.iter().find(|proxy| proxy.workload == name);
-    steps.push(sidecar_step(facts, workload, proxy));
-    steps.push(identity_step(facts, name));
-    steps.extend(conditions::condition_steps(facts, workload, to));
-    steps.extend(outbound_listeners(facts, workload));
-    steps.extend(policy_steps(facts, workload));
-    steps.extend(workload.services.iter().flat_map(|service| request_steps(facts, service)));
+    let mut steps = vec![DiagnosisStep::success(
+        "workload",
+        format!("account {}, {services_text}", workload.account),
+    )];
+    let proxy = inputs.proxies.iter().find(|proxy| proxy.workload == name);
+    steps.push(sidecar_step(inputs, workload, proxy));
+    steps.push(identity_step(inputs, name));
+    steps.extend(conditions::condition_steps(inputs, workload, to));
+    steps.extend(inbound_steps(inputs, workload));
+    steps.extend(policy_steps(inputs, workload));
+    steps.extend(workload.services.iter().flat_map(|service| request_steps(inputs, service)));
     match to {
-        Some(to) => steps.extend(way_to(facts, name, to)),
+        Some(to) => steps.extend(path_steps(inputs, name, to)),
         None => {
-            steps.extend(calls::request_steps(facts, workload));
-            steps.extend(endpoint_steps(facts, name));
-            let is_outside = |it: &RejectionStatus| {
-                it.service.is_empty() && it.clients.iter().any(|it| it == name)
+            steps.extend(calls::request_steps(inputs, workload));
+            steps.extend(endpoint_steps(inputs, name));
+            let is_outside = |rejection: &RejectionStatus| {
+                rejection.service.is_empty()
+                    && rejection.clients.iter().any(|client| client == name)
             };
-            steps.extend(rejection_steps(facts, is_outside));
-            steps.extend(unknown_names(&facts.unknown, &known_namespaces(facts)));
+            steps.extend(rejection_steps(inputs, is_outside));
+            steps.extend(unknown_name_steps(&inputs.unknown_names, &existing_namespaces(inputs)));
         }
     }
     steps
 }
 
 /// True for the called service, and for services to which its routes forward requests.
-pub(super) fn is_on_the_way(facts: &DiagnosisInputs, to: &str, service: &str) -> bool {
-    let names = |text: &str, service: &str| {
-        let rest = text.strip_prefix(service);
-        rest.is_some_and(|rest| {
-            !rest.starts_with(|c: char| c.is_alphanumeric() || ".-".contains(c))
+pub(super) fn is_on_path(inputs: &DiagnosisInputs, to: &str, service: &str) -> bool {
+    let has_prefix = |text: &str, service: &str| {
+        let suffix = text.strip_prefix(service);
+        suffix.is_some_and(|suffix| {
+            !suffix.starts_with(|c: char| c.is_alphanumeric() || ".-".contains(c))
         })
     };
     let mut routes =
-        facts.routes.iter().filter(|route| route.parents.iter().any(|it| names(it, to)));
-    service == to || routes.any(|route| route.backends.iter().any(|it| names(it, service)))
+        inputs.routes.iter().filter(|route| route.parents.iter().any(|name| has_prefix(name, to)));
+    service == to || routes.any(|route| route.backends.iter().any(|name| has_prefix(name, service)))
 }
 
-/// The namespaces with a service or a workload.
-fn known_namespaces(facts: &DiagnosisInputs) -> BTreeSet<&str> {
-    let services = facts.services.iter().map(|it| it.name.as_str());
-    let names = services.chain(facts.workloads.iter().map(|it| it.name.as_str()));
+/// Returns the namespaces with a service or a workload.
+fn existing_namespaces(inputs: &DiagnosisInputs) -> BTreeSet<&str> {
+    let services = inputs.services.iter().map(|object| object.name.as_str());
+    let names = services.chain(inputs.workloads.iter().map(|object| object.name.as_str()));
     names.filter_map(|name| name.split_once('/')).map(|(namespace, _)| namespace).collect()
 }
 
 /// Returns the steps for called names without a service: information for the owner of the workload, not a
 /// failure of the mesh. A name in a missing namespace is a host outside the mesh.
-fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<DiagnosisStep> {
+fn unknown_name_steps(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<DiagnosisStep> {
     let is_inside = |name: &&String| {
         name.split_once('/').is_none_or(|(namespace, _)| namespaces.contains(namespace))
     };
     let (inside, outside): (Vec<&String>, Vec<&String>) = names.iter().partition(is_inside);
     let inside: Vec<String> = inside.into_iter().cloned().collect();
-    let outside: Vec<String> = outside.into_iter().map(|it| service_host(it)).collect();
+    let outside: Vec<String> = outside.into_iter().map(|name| service_host(name)).collect();
     let services = match inside.as_slice() {
         [] => None,
         [name] => Some(format!("it called {name}: no such service")),
@@ -222,26 +226,26 @@ fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Diagnosis
             join_first_names(&outside)
         )),
     };
-    let of_services =
+    let service_hint =
         "check the host name in the application; list the services: leno get services";
-    let of_hosts = "spec.egress of the MeshConfig permits or denies hosts outside the mesh; for a service, \
+    let host_hint = "spec.egress of the MeshConfig permits or denies hosts outside the mesh; for a service, \
                     check the namespace in the host name";
-    let services = services.map(|message| DiagnosisStep::notice("names", message, of_services));
-    let hosts = hosts.map(|message| DiagnosisStep::notice("names", message, of_hosts));
+    let services = services.map(|message| DiagnosisStep::notice("names", message, service_hint));
+    let hosts = hosts.map(|message| DiagnosisStep::notice("names", message, host_hint));
     services.into_iter().chain(hosts).collect()
 }
 
 /// Joins the first names of a list, with the number of omitted ones.
 fn join_first_names(names: &[String]) -> String {
-    let shown = names.get(..names.len().min(UNKNOWN_NAMES_MAX)).unwrap_or_default();
-    match names.len() - shown.len() {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
+    let first = names.get(..names.len().min(MAX_UNKNOWN_NAMES)).unwrap_or_default();
+    match names.len() - first.len() {
+        0 => first.join(", "),
+        omitted => format!("{} and {omitted} more", first.join(", ")),
     }
 }
 
 fn sidecar_step(
-    facts: &DiagnosisInputs,
+    inputs: &DiagnosisInputs,
     workload: &WorkloadStatus,
     proxy: Option<&ProxyStatus>,
 ) -> DiagnosisStep {
@@ -252,7 +256,8 @@ fn sidecar_step(
             true => DiagnosisStep::notice(
                 name,
                 "is connected to another control plane of the mesh",
-                describe_scope(&facts.status).unwrap_or_else(|| "run the command there".to_owned()),
+                describe_scope(&inputs.status)
+                    .unwrap_or_else(|| "run the command there".to_owned()),
             ),
             false => DiagnosisStep::problem(
                 name,
@@ -260,31 +265,38 @@ fn sidecar_step(
                     true => format!("is {}: the workload is revoked", workload.sidecar),
                     false => format!("is {}", workload.sidecar),
                 },
-                absent_sidecar(&facts.status, &workload.name, workload.revoked),
+                absent_sidecar(&inputs.status, &workload.name, workload.revoked),
             ),
         };
     };
-    if let Some(refusal) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
+    if let Some(rejection) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
         let hint = "correct the named object; the previous configuration stays in use";
-        return DiagnosisStep::problem(name, format!("rejects its configuration: {refusal}"), hint);
+        return DiagnosisStep::problem(
+            name,
+            format!("rejects its configuration: {rejection}"),
+            hint,
+        );
     }
-    if let Some(Err(why)) = &facts.ready {
+    if let Some(Err(reason)) = &inputs.ready {
         let hint = "a sidecar is ready once it has a certificate, a configuration and all of its listeners";
-        return DiagnosisStep::problem(name, format!("is not ready: {why}"), hint);
+        return DiagnosisStep::problem(name, format!("is not ready: {reason}"), hint);
     }
-    if let Some(behind) = proxy.out_of_sync_seconds {
-        let behind = format_duration(Duration::try_from_secs_f64(behind).unwrap_or_default());
+    if let Some(duration) = proxy.out_of_sync_seconds {
+        let duration = format_duration(Duration::try_from_secs_f64(duration).unwrap_or_default());
         let hint = "if this persists, check its log and its machine";
-        return DiagnosisStep::notice(name, format!("has been out of sync for {behind}"), hint);
+        return DiagnosisStep::notice(name, format!("has been out of sync for {duration}"), hint);
     }
     let age =
         format_duration(Duration::try_from_secs_f64(proxy.connected_seconds).unwrap_or_default());
-    DiagnosisStep::fine(name, format!("version {}, connected for {age}, up to date", proxy.version))
+    DiagnosisStep::success(
+        name,
+        format!("version {}, connected for {age}, up to date", proxy.version),
+    )
 }
 
-fn identity_step(facts: &DiagnosisInputs, name: &str) -> DiagnosisStep {
+fn identity_step(inputs: &DiagnosisInputs, name: &str) -> DiagnosisStep {
     let step = "identity";
-    let certificate = facts.certificates.iter().find(|known| known.workload == name);
+    let certificate = inputs.certificates.iter().find(|certificate| certificate.workload == name);
     let Some(CertificateStatus { identity, valid_for_seconds, .. }) = certificate else {
         return DiagnosisStep::notice(
             step,
@@ -292,10 +304,10 @@ fn identity_step(facts: &DiagnosisInputs, name: &str) -> DiagnosisStep {
             "a certificate issued earlier stays valid until it expires",
         );
     };
-    let left = format_duration(Duration::from_secs(*valid_for_seconds));
+    let validity = format_duration(Duration::from_secs(*valid_for_seconds));
     if *valid_for_seconds == 0 {
-        let hint = match facts.status.kubernetes {
-            true => join_again(&facts.status, name),
+        let hint = match inputs.status.kubernetes {
+            true => join_again(&inputs.status, name),
             false => format!("create a new token and start the sidecar with it: leno token {name}"),
         };
         return DiagnosisStep::problem(
@@ -304,15 +316,15 @@ fn identity_step(facts: &DiagnosisInputs, name: &str) -> DiagnosisStep {
             hint,
         );
     }
-    if *valid_for_seconds <= facts.status.certificate_lifetime_seconds / 5 {
+    if *valid_for_seconds <= inputs.status.certificate_lifetime_seconds / 5 {
         let hint = "its sidecar should have renewed it: check that it reaches the control plane";
-        return DiagnosisStep::problem(step, format!("{identity} expires in {left}"), hint);
+        return DiagnosisStep::problem(step, format!("{identity} expires in {validity}"), hint);
     }
-    DiagnosisStep::fine(step, format!("{identity}, valid for another {left}"))
+    DiagnosisStep::success(step, format!("{identity}, valid for another {validity}"))
 }
 
 /// Returns the steps for inbound listeners, and for the workload's endpoints of each service.
-fn outbound_listeners(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
+fn inbound_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
     let mut steps = Vec::new();
     let ports: Vec<u16> = workload.ports.iter().map(|port| port.port).collect();
     let closed = ports.iter().filter(|port| !workload.listeners.contains_key(port));
@@ -325,18 +337,21 @@ fn outbound_listeners(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec
         ));
     } else if !ports.is_empty() {
         let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
-        steps.push(DiagnosisStep::fine("inbound", format!("open for port {}", ports.join(", "))));
+        steps
+            .push(DiagnosisStep::success("inbound", format!("open for port {}", ports.join(", "))));
     }
-    for service in workload.services.iter().filter_map(|name| find_service(facts, name)) {
-        let lacks = service.ports.iter().filter(|port| {
+    for service in workload.services.iter().filter_map(|name| find_service(inputs, name)) {
+        let missing = service.ports.iter().filter(|port| {
             !port.endpoints.iter().any(|endpoint| endpoint.workload == workload.name)
         });
-        let lacks: Vec<String> = lacks.map(|port| port.port.to_string()).collect();
-        steps.push(match lacks.is_empty() {
-            true => DiagnosisStep::fine("endpoint", format!("is an endpoint of {}", service.name)),
+        let missing: Vec<String> = missing.map(|port| port.port.to_string()).collect();
+        steps.push(match missing.is_empty() {
+            true => {
+                DiagnosisStep::success("endpoint", format!("is an endpoint of {}", service.name))
+            }
             false => DiagnosisStep::problem(
                 "endpoint",
-                format!("is not an endpoint of {} at port {}", service.name, lacks.join(", ")),
+                format!("is not an endpoint of {} at port {}", service.name, missing.join(", ")),
                 "it has no port for the service's targetPort, is not ready, or its sidecar has not \
                  reported its listeners",
             ),
@@ -345,11 +360,11 @@ fn outbound_listeners(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec
     steps
 }
 
-fn policy_steps(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
-    let about: Vec<&PolicyStatus> =
-        facts.policies.iter().filter(|policy| is_about(policy, workload)).collect();
-    let broken = about.iter().filter(|policy| !policy.problems.is_empty());
-    let mut steps: Vec<DiagnosisStep> = broken
+fn policy_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
+    let applicable: Vec<&PolicyStatus> =
+        inputs.policies.iter().filter(|policy| applies_to(policy, workload)).collect();
+    let invalid = applicable.iter().filter(|policy| !policy.problems.is_empty());
+    let mut steps: Vec<DiagnosisStep> = invalid
         .map(|policy| {
             let message =
                 format!("{} {}: {}", policy.kind, policy.name, policy.problems.join("; "));
@@ -361,9 +376,9 @@ fn policy_steps(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Diagn
         })
         .collect();
     if steps.is_empty() {
-        let in_force = about.iter().filter(|policy| policy.in_force).count();
-        let mode = &facts.status.default_policy;
-        steps.push(DiagnosisStep::fine(
+        let in_force = applicable.iter().filter(|policy| policy.in_force).count();
+        let mode = &inputs.status.default_policy;
+        steps.push(DiagnosisStep::success(
             "policy",
             format!("the mesh has default policy {mode}; applicable policies: {in_force}"),
         ));
@@ -373,73 +388,81 @@ fn policy_steps(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Diagn
 
 /// True if the policy applies to the workload's account, or to a service of the workload with the name of that
 /// account.
-fn is_about(policy: &PolicyStatus, workload: &WorkloadStatus) -> bool {
+fn applies_to(policy: &PolicyStatus, workload: &WorkloadStatus) -> bool {
     let is_of_account = matches!(policy.kind.as_str(), "TrafficTarget" | "AccessPolicy");
     policy.destination == workload.account
         && (is_of_account || workload.services.contains(&policy.destination))
 }
 
 /// Returns the steps for requests to a service, with the most frequent reason of failures.
-fn request_steps(facts: &DiagnosisInputs, service: &str) -> Vec<DiagnosisStep> {
-    let rejected = rejection_steps(facts, |it| it.service == service);
-    if !rejected.is_empty() {
-        return rejected;
+fn request_steps(inputs: &DiagnosisInputs, service: &str) -> Vec<DiagnosisStep> {
+    let steps = rejection_steps(inputs, |rejection| rejection.service == service);
+    if !steps.is_empty() {
+        return steps;
     }
-    let success = facts.histories.get(service).and_then(|history| history.rates.success);
-    let reason = most_frequent_reason(facts, service);
+    let success = inputs.histories.get(service).and_then(|history| history.rates.success);
+    let reason = most_frequent_reason(inputs, service);
     let step =
         success.map(|success| success_step(success, &format!("the requests to {service}"), reason));
-    step.map(|step| step.with_request(&explain_command(facts, None, service))).into_iter().collect()
+    step.map(|step| step.with_request(&explain_command(inputs, None, service)))
+        .into_iter()
+        .collect()
 }
 
 /// Returns the most frequent reason of recent failed requests to a service.
 pub(super) fn most_frequent_reason<'a>(
-    facts: &'a DiagnosisInputs,
+    inputs: &'a DiagnosisInputs,
     service: &str,
 ) -> Option<&'a str> {
-    let reasons = facts.histories.get(service)?.recent_reasons.iter();
+    let reasons = inputs.histories.get(service)?.recent_reasons.iter();
     reasons.max_by_key(|(_, count)| **count).map(|(reason, _)| reason.as_str())
 }
 
 /// Returns the step for a success rate, with the most frequent reason if it is low.
 pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -> DiagnosisStep {
-    let shown = format_share(Some(success));
-    if success >= AILING {
-        return DiagnosisStep::fine("requests", format!("{shown} of {requests} succeed"));
+    let share = format_share(Some(success));
+    if success >= DEGRADED_BELOW {
+        return DiagnosisStep::success("requests", format!("{share} of {requests} succeed"));
     }
-    let known = reason.and_then(|label| Reason::ALL.iter().find(|known| known.label() == label));
-    let why = reason.map(|reason| format!(", most with {reason}")).unwrap_or_default();
-    let hint = match known {
-        Some(known) => format!("{} (leno explain {})", known.remedy(), known.label()),
+    let known_reason = reason
+        .and_then(|label| Reason::ALL.iter().find(|known_reason| known_reason.label() == label));
+    let reason_text = reason.map(|reason| format!(", most with {reason}")).unwrap_or_default();
+    let hint = match known_reason {
+        Some(known_reason) => {
+            format!("{} (leno explain {})", known_reason.remedy(), known_reason.label())
+        }
         None => "the application sends these responses: check its log".to_owned(),
     };
-    let verdict = if success < FAILING { StepResult::Problem } else { StepResult::Notice };
-    let message = format!("{shown} of {requests} succeed{why}");
+    let verdict = if success < FAILING_BELOW { StepResult::Problem } else { StepResult::Notice };
+    let message = format!("{share} of {requests} succeed{reason_text}");
     DiagnosisStep::from_verdict("requests", verdict, message, hint)
 }
 
-/// Returns the steps for rejected requests that `of_interest` selects, one for each reason, the largest share
+/// Returns the steps for rejected requests that `is_relevant` selects, one for each reason, the largest share
 /// first.
 pub(super) fn rejection_steps(
-    facts: &DiagnosisInputs,
-    of_interest: impl Fn(&RejectionStatus) -> bool,
+    inputs: &DiagnosisInputs,
+    is_relevant: impl Fn(&RejectionStatus) -> bool,
 ) -> Vec<DiagnosisStep> {
-    let of_interest = facts.rejections.iter().filter(|it| of_interest(it));
-    let notable = of_interest.filter(|it| rejection_text::is_notable(it));
+    let relevant = inputs.rejections.iter().filter(|rejection| is_relevant(rejection));
+    let notable = relevant.filter(|rejection| rejection_text::is_notable(rejection));
     let mut notable: Vec<&RejectionStatus> = notable.collect();
-    notable.sort_by(|one, other| other.share.total_cmp(&one.share));
-    notable.into_iter().map(|rejection| rejection_step(facts, rejection)).collect()
+    notable.sort_by(|first, second| second.share.total_cmp(&first.share));
+    notable.into_iter().map(|rejection| rejection_step(inputs, rejection)).collect()
 }
 
-fn rejection_step(facts: &DiagnosisInputs, rejection: &RejectionStatus) -> DiagnosisStep {
-    let objects =
-        Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
-    let verdict = match 1.0 - rejection.share < FAILING {
+fn rejection_step(inputs: &DiagnosisInputs, rejection: &RejectionStatus) -> DiagnosisStep {
+    let objects = Objects {
+        workloads: &inputs.workloads,
+        routes: &inputs.routes,
+        policies: &inputs.policies,
+    };
+    let verdict = match 1.0 - rejection.share < FAILING_BELOW {
         true => StepResult::Problem,
         false => StepResult::Notice,
     };
-    let known = Reason::from_label(&rejection.reason);
-    let hint = known.map_or("update leno: the reason is unknown to this version", Reason::remedy);
+    let reason = Reason::from_label(&rejection.reason);
+    let hint = reason.map_or("update leno: the reason is unknown to this version", Reason::remedy);
     let hint = format!("{hint} (leno explain {})", rejection.reason);
     let client = rejection.clients.first().map(String::as_str);
     DiagnosisStep::from_verdict(
@@ -448,42 +471,42 @@ fn rejection_step(facts: &DiagnosisInputs, rejection: &RejectionStatus) -> Diagn
         rejection_text::describe_rejection(rejection, objects),
         hint,
     )
-    .with_request(&explain_command(facts, client, &rejection.service))
+    .with_request(&explain_command(inputs, client, &rejection.service))
 }
 
 /// Returns the command that explains a request to a service, with placeholders for unknown parts.
 pub(super) fn explain_command(
-    facts: &DiagnosisInputs,
+    inputs: &DiagnosisInputs,
     client: Option<&str>,
     service: &str,
 ) -> String {
-    let url = find_service(facts, service)
+    let url = find_service(inputs, service)
         .and_then(reachability::first_port_url)
         .unwrap_or_else(|| "URL".to_owned());
     format!("leno explain request --from {} --url {url}", client.unwrap_or("NAMESPACE/WORKLOAD"))
 }
 
 /// Returns the steps for connection attempts of a workload's sidecar.
-fn endpoint_steps(facts: &DiagnosisInputs, workload: &str) -> Vec<DiagnosisStep> {
-    let of_one = |reached: &ServiceReachability| {
-        let command = explain_command(facts, Some(workload), reached.service());
+fn endpoint_steps(inputs: &DiagnosisInputs, workload: &str) -> Vec<DiagnosisStep> {
+    let service_steps = |reached: &ServiceReachability| {
+        let command = explain_command(inputs, Some(workload), reached.service());
         reached.steps().into_iter().map(move |step| step.with_request(&command))
     };
-    facts.reached.iter().flat_map(of_one).collect()
+    inputs.reachability.iter().flat_map(service_steps).collect()
 }
 
-/// Returns the steps on the way to a called service.
-fn way_to(facts: &DiagnosisInputs, workload: &str, to: &str) -> Vec<DiagnosisStep> {
-    let Some(service) = find_service(facts, to) else {
+/// Returns the steps on the path to a called service.
+fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<DiagnosisStep> {
+    let Some(service) = find_service(inputs, to) else {
         let hint = "leno get services lists them; check the spelling and the namespace";
         return vec![DiagnosisStep::problem("service", format!("no service {to}"), hint)];
     };
     let mut steps = Vec::new();
-    let empty = service.ports.iter().filter(|port| port.endpoints.is_empty());
-    let empty: Vec<String> = empty.map(|port| port.port.to_string()).collect();
+    let empty_ports = service.ports.iter().filter(|port| port.endpoints.is_empty());
+    let empty_ports: Vec<String> = empty_ports.map(|port| port.port.to_string()).collect();
     let endpoints: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
-    steps.push(match empty.is_empty() {
-        true => DiagnosisStep::fine(
+    steps.push(match empty_ports.is_empty() {
+        true => DiagnosisStep::success(
             "service",
             format!("{to} has {}", format_count(endpoints, "endpoint")),
         ),
@@ -494,13 +517,13 @@ fn way_to(facts: &DiagnosisInputs, workload: &str, to: &str) -> Vec<DiagnosisSte
         ),
         false => DiagnosisStep::problem(
             "service",
-            format!("{to} has no endpoint at port {}", empty.join(", ")),
+            format!("{to} has no endpoint at port {}", empty_ports.join(", ")),
             format!("diagnose one of its workloads: {}", service.workloads.join(", ")),
         ),
     });
-    let routes = facts.routes.iter().filter(|route| service.routes.contains(&route.name));
-    let broken = routes.filter(|route| !route.problems.is_empty());
-    steps.extend(broken.map(|route| {
+    let routes = inputs.routes.iter().filter(|route| service.routes.contains(&route.name));
+    let invalid = routes.filter(|route| !route.problems.is_empty());
+    steps.extend(invalid.map(|route| {
         let message = format!("{} {}: {}", route.kind, route.name, route.problems.join("; "));
         DiagnosisStep::problem(
             "route",
@@ -509,7 +532,7 @@ fn way_to(facts: &DiagnosisInputs, workload: &str, to: &str) -> Vec<DiagnosisSte
         )
     }));
     let ejected =
-        facts.ejected.iter().filter(|endpoint| is_on_the_way(facts, to, &endpoint.service));
+        inputs.ejected.iter().filter(|endpoint| is_on_path(inputs, to, &endpoint.service));
     steps.extend(ejected.map(|endpoint| {
         DiagnosisStep::notice(
             "ejected",
@@ -517,9 +540,9 @@ fn way_to(facts: &DiagnosisInputs, workload: &str, to: &str) -> Vec<DiagnosisSte
             "it returns to service automatically: leno get ejected",
         )
     }));
-    steps.extend(conditions::of_endpoints(facts, workload, to));
-    if facts.proxies.iter().any(|proxy| proxy.workload == workload)
-        && !calls::may_call(facts, workload, to)
+    steps.extend(conditions::endpoint_application_steps(inputs, workload, to));
+    if inputs.proxies.iter().any(|proxy| proxy.workload == workload)
+        && !calls::may_call(inputs, workload, to)
     {
         steps.push(DiagnosisStep::notice(
             "subscribed",
@@ -527,24 +550,24 @@ fn way_to(facts: &DiagnosisInputs, workload: &str, to: &str) -> Vec<DiagnosisSte
             "check that the application calls the service, by that name",
         ));
     }
-    steps.extend(request_steps(facts, to));
-    steps.extend(endpoint_steps(facts, workload));
+    steps.extend(request_steps(inputs, to));
+    steps.extend(endpoint_steps(inputs, workload));
     let undecided = || {
         DiagnosisStep::notice(
             "decision",
             "rules and policies decide each request individually",
-            explain_command(facts, Some(workload), to),
+            explain_command(inputs, Some(workload), to),
         )
     };
-    steps.push(facts.decision.clone().unwrap_or_else(undecided));
+    steps.push(inputs.decision.clone().unwrap_or_else(undecided));
     steps
 }
 
 /// The maximum number of unknown names in a list.
-const UNKNOWN_NAMES_MAX: usize = 5;
+const MAX_UNKNOWN_NAMES: usize = 5;
 
-fn find_service<'a>(facts: &'a DiagnosisInputs, name: &str) -> Option<&'a ServiceStatus> {
-    facts.services.iter().find(|service| service.name == name)
+fn find_service<'a>(inputs: &'a DiagnosisInputs, name: &str) -> Option<&'a ServiceStatus> {
+    inputs.services.iter().find(|service| service.name == name)
 }
 
 /// Converts `namespace/name` to the host name that applications use.
@@ -560,17 +583,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_unknown_namespaces_are_hosts_outside() {
+    fn names_in_unknown_namespaces_are_hosts_outside_the_mesh() {
         let names = ["com/example", "internal/foo", "shop/typo"].map(str::to_owned);
-        let reported = |names: &[String]| {
-            let steps = unknown_names(names, &BTreeSet::from(["shop"]));
+        let messages = |names: &[String]| {
+            let steps = unknown_name_steps(names, &BTreeSet::from(["shop"]));
             steps.into_iter().map(|step| step.message).collect::<Vec<_>>()
         };
         let typo = "it called shop/typo: no such service";
         let hosts = "it called example.com, foo.internal: hosts outside the mesh, as there are no such namespaces";
-        assert_eq!(reported(&names), [typo, hosts]);
+        assert_eq!(messages(&names), [typo, hosts]);
         let host = "it called example.com: a host outside the mesh, as there is no such namespace";
-        assert_eq!(reported(&names[..1]), [host]);
-        assert_eq!(reported(&[]), [""; 0]);
+        assert_eq!(messages(&names[..1]), [host]);
+        assert_eq!(messages(&[]), [""; 0]);
     }
 }

@@ -11,106 +11,112 @@ use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
 use super::tags::DecidedTags;
 use super::traffic_policy::{PolicyEffect, describe_fault, list_policies};
 
-/// Decides for a backend of a rule. The backend is addressed directly: its own routes do not apply. `called` is
-/// the port that the rule is attached to, `total` the sum of the weights.
-pub(super) fn decided_backend(
-    plans: &CompiledSnapshot,
+/// Decides requests to a backend of a rule. The routes of the backend's own service do not apply. `called` is the
+/// port that the rule is attached to, `total` the sum of the weights.
+pub(super) fn decide_backend(
+    compiled: &CompiledSnapshot,
     called: &CompiledPort,
     backend: &WeightedBackend,
     total: u64,
     request: Option<&RequestView<'_>>,
 ) -> DecidedBackend {
     let share = f64::from(backend.weight) / total as f64;
-    let plan = plans.service(&backend.service);
-    let port = plan.and_then(|plan| plan.ports.get(&backend.port));
+    let service = compiled.service(&backend.service);
+    let port = service.and_then(|service| service.ports.get(&backend.port));
     let policies = port.map(|port| called.policies_to(&backend.service, backend.port, port));
-    with_port(backend, share, port.zip(policies), &plans.snapshot.config, request)
+    decide_port(backend, share, port.zip(policies), &compiled.snapshot.config, request)
 }
 
-/// Decides for a port that gets this share of the requests under these policies.
-pub(super) fn with_port(
+/// Decides requests to a port that receives this share of them, 0 to 1, under the policies of `destination`.
+/// `None` if the port does not exist.
+pub(super) fn decide_port(
     backend: &WeightedBackend,
     share: f64,
-    way: Option<(&CompiledPort, EffectivePolicies<'_>)>,
-    caller: &WorkloadConfig,
+    destination: Option<(&CompiledPort, EffectivePolicies<'_>)>,
+    client_config: &WorkloadConfig,
     request: Option<&RequestView<'_>>,
 ) -> DecidedBackend {
-    let port = way.map(|(port, _)| port);
+    let port = destination.map(|(port, _)| port);
     let tags = port.and_then(|port| port.tags.as_deref());
     let endpoints = port.map(|port| &port.endpoints);
-    let all = endpoints.map_or(&[][..], |endpoints| endpoints);
-    let tags = tags.map(|tags| DecidedTags::for_request(tags, request, all));
-    let mut refused = match endpoints {
+    let candidates = endpoints.map_or(&[][..], |endpoints| endpoints);
+    let tags = tags.map(|tags| DecidedTags::for_request(tags, request, candidates));
+    let mut rejection = match endpoints {
         None => Some(Reason::InvalidBackend),
         Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
         Some(_) => None,
     };
     // Endpoints that tag rules exclude are not reported.
-    let left =
+    let is_selected =
         |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.is_selected(endpoint));
-    if refused.is_none() && tags.as_ref().is_some_and(DecidedTags::leave_nobody) {
-        refused = Some(Reason::NoTaggedEndpoint);
+    if rejection.is_none() && tags.as_ref().is_some_and(DecidedTags::reject_all) {
+        rejection = Some(Reason::NoTaggedEndpoint);
     }
     let decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
         endpoint: Arc::clone(endpoint),
         access: EndpointAccess::Denied(Reason::Denied, None),
-        is_by_token: false,
+        has_token: false,
         limits: Vec::new(),
-        marks: Vec::new(),
+        lane_headers: Vec::new(),
         ingress_rules: Vec::new(),
     };
-    let faults = way.and_then(|(_, (traffic_policy, _))| traffic_policy?.faults.as_ref());
-    let fault =
-        faults.and_then(|faults| Some((faults, faults.rule_for(request?, &caller.account)?)));
+    let faults = destination.and_then(|(_, (traffic_policy, _))| traffic_policy?.faults.as_ref());
+    let fault = faults
+        .and_then(|faults| Some((faults, faults.rule_for(request?, &client_config.account)?)));
     let mut status = None;
     let abort = fault.and_then(|(_, rule)| rule.abort.as_ref().filter(|abort| abort.is_whole()));
-    if let (None, Some(abort)) = (refused, abort) {
-        refused = Some(Reason::FaultInjected);
+    if let (None, Some(abort)) = (rejection, abort) {
+        rejection = Some(Reason::FaultInjected);
         status = abort.response.status;
     }
-    let mut treated = way
-        .map(|(port, policies)| reported_traffic_policy(port, policies, caller, request))
+    let mut effects = destination
+        .map(|(port, policies)| describe_traffic_policy(port, policies, client_config, request))
         .unwrap_or_default();
-    treated.extend(fault.map(|(faults, rule)| describe_fault(faults.policy(), rule)));
+    effects.extend(fault.map(|(faults, rule)| describe_fault(faults.policy(), rule)));
     DecidedBackend {
         service: backend.service.clone(),
         port: backend.port,
         weight: backend.weight,
         share,
         endpoints: endpoints
-            .map(|endpoints| endpoints.iter().filter(left).map(decided).collect())
+            .map(|endpoints| endpoints.iter().filter(is_selected).map(decided).collect())
             .unwrap_or_default(),
-        treated,
+        effects,
         unapplied: Vec::new(),
-        refused,
+        rejection,
         status,
         tags,
-        ungranted: false,
+        is_ungranted: false,
     }
 }
 
 /// Describes the policies for a request to a port, or for an opaque connection.
-fn reported_traffic_policy(
+fn describe_traffic_policy(
     port: &CompiledPort,
-    (traffic_policy, places): EffectivePolicies<'_>,
-    caller: &WorkloadConfig,
+    (traffic_policy, hash_table): EffectivePolicies<'_>,
+    client_config: &WorkloadConfig,
     request: Option<&RequestView<'_>>,
 ) -> Vec<PolicyEffect> {
     let Some(traffic_policy) = traffic_policy else { return Vec::new() };
-    let mut reported = list_policies(traffic_policy, request.is_none());
+    let mut effects = list_policies(traffic_policy, request.is_none());
     let balancing = traffic_policy.balancing.as_ref();
     let key = balancing.and_then(|balancing| {
-        RequestHash::for_request(balancing.rule.algorithm.hash_key()?, request, &caller.workload)
+        RequestHash::for_request(
+            balancing.rule.algorithm.hash_key()?,
+            request,
+            &client_config.workload,
+        )
     });
-    let found = key.zip(places).and_then(|(key, places)| places.find_endpoint(key.0, |_| true));
+    let index =
+        key.zip(hash_table).and_then(|(key, hash_table)| hash_table.find_endpoint(key.0, |_| true));
     if let (Some(balancing), Some(endpoint)) =
-        (balancing, found.and_then(|index| port.endpoints.get(index)))
+        (balancing, index.and_then(|index| port.endpoints.get(index)))
         && port.tags.is_none()
     {
-        reported.push(PolicyEffect {
+        effects.push(PolicyEffect {
             policy: balancing.policy.clone(),
-            reported: format!("such requests go to {}", endpoint.id.workload),
+            description: format!("such requests go to {}", endpoint.id.workload),
         });
     }
-    reported
+    effects
 }

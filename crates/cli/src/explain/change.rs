@@ -17,9 +17,9 @@ use crate::output;
 pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow::Result<ExitCode> {
     let id = id.context("the change ID is missing: `leno get changes` lists the IDs")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer =
+    let response =
         runtime.block_on(MeshSocket::from_data(data).query_json(&format!("/change?id={id}")))?;
-    let Some(change) = serde_json::from_value::<Option<ChangeReport>>(answer)
+    let Some(change) = serde_json::from_value::<Option<ChangeReport>>(response)
         .context("the response cannot be parsed: the mesh may run another version of leno")?
     else {
         bail!(
@@ -28,7 +28,7 @@ pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow
         );
     };
     match format.structured_format() {
-        Some(form) => output::print_value(&change, form)?,
+        Some(structured_format) => output::print_value(&change, structured_format)?,
         None => output::print_text(&changes::describe_change(&change))?,
     }
     Ok(ExitCode::SUCCESS)

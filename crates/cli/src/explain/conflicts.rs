@@ -1,7 +1,9 @@
 //! The matches that did not decide a request, with the reasons.
 
 use leno_model::{RequestMatch, RouteKind, RouteName, RouteRule};
-use leno_traffic::{Mismatch, Precedence, RequestMatcher, RequestView, goes_before, precedence};
+use leno_traffic::{
+    Mismatch, Precedence, RequestMatcher, RequestView, precedence, takes_precedence,
+};
 
 /// A match that did not decide.
 #[derive(Debug)]
@@ -20,28 +22,30 @@ pub(super) struct UnusedMatch {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum UnusedReason {
     /// The request does not match.
-    Misfit(Mismatch),
+    Mismatch(Mismatch),
     /// The request matches, but the decisive match has precedence.
-    Later(Precedence),
+    Outranked(Precedence),
 }
 
 impl UnusedReason {
     /// Returns a short description.
     pub(super) fn describe(&self) -> String {
         match self {
-            Self::Misfit(Mismatch::Path) => "the path does not match".to_owned(),
-            Self::Misfit(Mismatch::Method) => "the method does not match".to_owned(),
-            Self::Misfit(Mismatch::Header(name)) => format!("the header {name} does not match"),
-            Self::Misfit(Mismatch::Query(name)) => {
+            Self::Mismatch(Mismatch::Path) => "the path does not match".to_owned(),
+            Self::Mismatch(Mismatch::Method) => "the method does not match".to_owned(),
+            Self::Mismatch(Mismatch::Header(name)) => format!("the header {name} does not match"),
+            Self::Mismatch(Mismatch::Query(name)) => {
                 format!("the query parameter {name} does not match")
             }
-            Self::Later(Precedence::Path) => "matches, but its path is less specific".to_owned(),
-            Self::Later(Precedence::Method) => "matches, but names no method".to_owned(),
-            Self::Later(Precedence::Headers) => "matches, but names fewer headers".to_owned(),
-            Self::Later(Precedence::Query) => {
+            Self::Outranked(Precedence::Path) => {
+                "matches, but its path is less specific".to_owned()
+            }
+            Self::Outranked(Precedence::Method) => "matches, but names no method".to_owned(),
+            Self::Outranked(Precedence::Headers) => "matches, but names fewer headers".to_owned(),
+            Self::Outranked(Precedence::Query) => {
                 "matches, but names fewer query parameters".to_owned()
             }
-            Self::Later(Precedence::Order) => "matches as well, but comes later".to_owned(),
+            Self::Outranked(Precedence::Order) => "matches as well, but comes later".to_owned(),
         }
     }
 }
@@ -55,25 +59,25 @@ pub(super) fn find_conflicts(
 ) -> Vec<UnusedMatch> {
     let decisive = winner.and_then(|(rule, index)| rules.get(rule)?.matches.get(index));
     let mut conflicts = Vec::new();
-    for (number, rule) in rules.iter().enumerate() {
-        let place = index_in_route(rules, number);
+    for (rule_position, rule) in rules.iter().enumerate() {
+        let rule_index = index_in_route(rules, rule_position);
         for (index, request) in rule.matches.iter().enumerate() {
-            if winner == Some((number, index)) {
+            if winner == Some((rule_position, index)) {
                 continue;
             }
             let Ok(matcher) = RequestMatcher::compile(request) else { continue };
             let reason = match (matcher.first_mismatch(view), decisive) {
-                (Some(mismatch), _) => UnusedReason::Misfit(mismatch),
-                (None, Some(decisive)) => UnusedReason::Later(precedence(decisive, request)),
+                (Some(mismatch), _) => UnusedReason::Mismatch(mismatch),
+                (None, Some(decisive)) => UnusedReason::Outranked(precedence(decisive, request)),
                 (None, None) => continue,
             };
             let request = request.clone();
             let (kind, route) = (rule.kind, rule.route.clone());
-            conflicts.push(UnusedMatch { kind, route, rule: place, index, request, reason });
+            conflicts.push(UnusedMatch { kind, route, rule: rule_index, index, request, reason });
         }
     }
     // Matches that fit the request come first.
-    conflicts.sort_by_key(|conflict| matches!(conflict.reason, UnusedReason::Misfit(_)));
+    conflicts.sort_by_key(|conflict| matches!(conflict.reason, UnusedReason::Mismatch(_)));
     conflicts
 }
 
@@ -85,13 +89,13 @@ pub(super) fn index_in_route(rules: &[RouteRule], number: usize) -> usize {
 
 /// Returns the index of the match with the highest precedence among those that the request fulfills.
 pub(super) fn first_match(matches: &[RequestMatch], view: &RequestView<'_>) -> usize {
-    let fits = |request: &RequestMatch| {
+    let is_match = |request: &RequestMatch| {
         RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(view))
     };
-    let mut fitting = matches.iter().enumerate().filter(|(_, it)| fits(it));
-    let first = fitting.next().map_or(0, |(index, _)| index);
-    fitting.fold(first, |best, (index, request)| {
-        match matches.get(best).is_some_and(|best| goes_before(request, best)) {
+    let mut matching = matches.iter().enumerate().filter(|(_, request)| is_match(request));
+    let first = matching.next().map_or(0, |(index, _)| index);
+    matching.fold(first, |best, (index, request)| {
+        match matches.get(best).is_some_and(|best| takes_precedence(request, best)) {
             true => index,
             false => best,
         }

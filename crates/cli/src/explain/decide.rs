@@ -15,10 +15,10 @@ use leno_traffic::{
     Redirection, RequestView, RouteChoice, SessionAffinity, service_of,
 };
 
-use super::backend::{decided_backend, with_port};
+use super::backend::{decide_backend, decide_port};
 use super::conflicts::{UnusedMatch, find_conflicts, first_match, index_in_route};
 use super::inbound::{
-    check_access, ingress_rules, is_by_token, lane_marks, rate_limits, token_checks,
+    check_access, describe_lane_rule, has_token, ingress_rules, rate_limits, token_checks,
 };
 use super::outside::EgressPermission;
 use super::tags::DecidedTags;
@@ -44,14 +44,15 @@ pub(super) enum MissingPart {
 }
 
 impl MissingPart {
-    fn for_service(objects: &[Object], wanted: Option<&ServiceName>) -> Option<Self> {
-        let wanted = wanted?;
+    fn for_service(objects: &[Object], requested: Option<&ServiceName>) -> Option<Self> {
+        let requested = requested?;
         let services = objects.iter().filter_map(|object| match object {
             Object::Service(service) => Some(service),
             _ => None,
         });
-        let same_name: Vec<_> = services.filter(|it| it.name.name == wanted.name).collect();
-        if let Some(service) = same_name.iter().find(|service| service.name == *wanted) {
+        let same_name: Vec<_> =
+            services.filter(|service| service.name.name == requested.name).collect();
+        if let Some(service) = same_name.iter().find(|service| service.name == *requested) {
             return Some(Self::Port(service.ports.iter().map(|port| port.port).collect()));
         }
         Some(Self::Service(same_name.into_iter().map(|service| service.name.clone()).collect()))
@@ -73,10 +74,10 @@ pub(super) struct RequestDecision {
     pub(super) conflicts: Vec<UnusedMatch>,
     /// The redirect that the client receives.
     pub(super) redirection: Option<Redirection>,
-    /// True if the request is a CORS preflight, which the client's sidecar answers.
+    /// True if the request is a CORS preflight, to which the client's sidecar responds.
     pub(super) is_preflight: bool,
     /// The endpoint that session persistence selects for the request, regardless of weights.
-    pub(super) kept: Option<EndpointId>,
+    pub(super) session_endpoint: Option<EndpointId>,
     /// The retry policy, if no rule of a route sets one.
     pub(super) retry: Option<ServiceRetry>,
     /// The request as endpoints receive it, if the rule changes it.
@@ -85,7 +86,7 @@ pub(super) struct RequestDecision {
     /// The policies of the called service, if the request reaches no backend.
     pub(super) unapplied: Vec<UnappliedPolicy>,
     /// The reason of the client's sidecar for rejecting the request; `None` if it forwards it.
-    pub(super) refused: Option<Reason>,
+    pub(super) rejection: Option<Reason>,
 }
 
 /// The rule that decided.
@@ -94,8 +95,8 @@ pub(super) struct DecidedRoute {
     pub(super) rule: RouteRule,
     /// The index of the rule in its own route, from 0.
     pub(super) index: usize,
-    /// The index of the decisive match in the rule, from 0.
-    pub(super) fits: usize,
+    /// The index of the decisive match among the rule's matches, from 0.
+    pub(super) match_index: usize,
 }
 
 /// A backend that receives a share of such requests.
@@ -108,17 +109,17 @@ pub(super) struct DecidedBackend {
     pub(super) share: f64,
     pub(super) endpoints: Vec<DecidedEndpoint>,
     /// The policies that apply to its requests.
-    pub(super) treated: Vec<PolicyEffect>,
+    pub(super) effects: Vec<PolicyEffect>,
     /// The policies of the called service and of the backend that do not apply.
     pub(super) unapplied: Vec<UnappliedPolicy>,
     /// The reason of the client's sidecar for rejecting requests to it.
-    pub(super) refused: Option<Reason>,
+    pub(super) rejection: Option<Reason>,
     /// The status of that rejection, if a policy sets it.
     pub(super) status: Option<u16>,
     /// The effect of tag rules on such requests, if there are any.
     pub(super) tags: Option<DecidedTags>,
     /// True if it is in another namespace and no grant permits the route to refer to it.
-    pub(super) ungranted: bool,
+    pub(super) is_ungranted: bool,
 }
 
 /// The decision of one endpoint's sidecar.
@@ -127,11 +128,11 @@ pub(super) struct DecidedEndpoint {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) access: EndpointAccess,
     /// True if the request has a token, which the sidecar may reject.
-    pub(super) is_by_token: bool,
+    pub(super) has_token: bool,
     /// The rate limits that its sidecar applies to such requests, and the check services that it queries.
     pub(super) limits: Vec<PolicyEffect>,
     /// The headers that lanes add to such requests for the application.
-    pub(super) marks: Vec<String>,
+    pub(super) lane_headers: Vec<String>,
     /// The ingress rules that open the port to external clients.
     pub(super) ingress_rules: Vec<String>,
 }
@@ -167,15 +168,15 @@ impl RequestDecision {
     pub(super) fn for_request(
         objects: &[Object],
         client: &leno_model::WorkloadName,
-        question: &ExplainedRequest,
+        request: &ExplainedRequest,
     ) -> anyhow::Result<Self> {
-        let found = find_workload(objects, client);
-        let client = found.map_or(client, |workload| &workload.name);
-        let service = service_of(&question.target.host, &client.namespace);
-        let wanted: Vec<ServiceName> = service.iter().cloned().collect();
-        let snapshot = Arc::new(snapshot_for(objects, client, &wanted)?);
+        let workload = find_workload(objects, client);
+        let client = workload.map_or(client, |workload| &workload.name);
+        let service = service_of(&request.target.host, &client.namespace);
+        let called_services: Vec<ServiceName> = service.iter().cloned().collect();
+        let snapshot = Arc::new(snapshot_for(objects, client, &called_services)?);
         let mut decision = Self {
-            client: found.cloned().with_context(|| format!("there is no Workload {client}"))?,
+            client: workload.cloned().with_context(|| format!("there is no Workload {client}"))?,
             service,
             missing: None,
             outside: None,
@@ -184,33 +185,33 @@ impl RequestDecision {
             conflicts: Vec::new(),
             redirection: None,
             is_preflight: false,
-            kept: None,
+            session_endpoint: None,
             retry: None,
             sent: None,
             backends: Vec::new(),
             unapplied: Vec::new(),
-            refused: None,
+            rejection: None,
         };
-        let plans = CompiledSnapshot::build(snapshot, None)?;
+        let compiled = CompiledSnapshot::build(snapshot, None)?;
         let called = decision.service.as_ref();
-        let sent = match called.is_some_and(|called| plans.service(called).is_some()) {
-            true => decision.decide_path(objects, &plans, question)?,
+        let outcome = match called.is_some_and(|called| compiled.service(called).is_some()) {
+            true => decision.decide_path(objects, &compiled, request)?,
             // TCP to an address outside the mesh has no host name for an egress rule to match.
-            false if question.target.is_tcp => Err(Reason::UnknownService),
+            false if request.target.is_tcp => Err(Reason::UnknownService),
             false => {
-                EgressPermission::for_request(objects, &plans, called, question).map(|outside| {
+                EgressPermission::for_request(objects, &compiled, called, request).map(|outside| {
                     (decision.service, decision.outside) = (None, Some(outside));
                 })
             }
         };
-        if let Err(reason) = sent {
-            decision.refused = Some(reason);
+        if let Err(reason) = outcome {
+            decision.rejection = Some(reason);
             if reason == Reason::UnknownService {
                 decision.missing = MissingPart::for_service(objects, decision.service.as_ref());
             }
         }
         if decision.backends.is_empty() && decision.missing.is_none() {
-            decision.unapplied = find_unforwarded(objects, &decision, question.target.port);
+            decision.unapplied = find_unforwarded(objects, &decision, request.target.port);
         }
         Ok(decision)
     }
@@ -220,51 +221,52 @@ impl RequestDecision {
     fn decide_path(
         &mut self,
         objects: &[Object],
-        plans: &CompiledSnapshot,
-        question: &ExplainedRequest,
+        compiled: &CompiledSnapshot,
+        request: &ExplainedRequest,
     ) -> anyhow::Result<Result<(), Reason>> {
-        let port = match self.find_port(plans, question.target.port) {
+        let port = match self.find_port(compiled, request.target.port) {
             Ok(port) => port,
             Err(reason) => return Ok(Err(reason)),
         };
         self.protocol = Some(port.protocol);
-        if question.target.is_tcp && !is_opaque(port.protocol) {
-            let (host, number) = (&question.target.host, question.target.port);
+        if request.target.is_tcp && !is_opaque(port.protocol) {
+            let (host, number) = (&request.target.host, request.target.port);
             bail!("port {number} of {host} is {}, not TCP: use http://", port.protocol);
         }
         let mut backends = if is_opaque(port.protocol) {
             // The port is opaque: request routes do not apply.
-            match self.shared_out(objects, plans, port, question) {
+            match self.route_connection(objects, compiled, port, request) {
                 Ok(backends) => backends,
                 Err(reason) => return Ok(Err(reason)),
             }
         } else {
-            match self.route_request(objects, plans, port, question) {
+            match self.route_request(objects, compiled, port, request) {
                 Ok(backends) => backends,
                 Err(reason) => return Ok(Err(reason)),
             }
         };
         let peer = SpiffeId {
-            trust_domain: plans.snapshot.config.trust_domain.clone(),
-            account: plans.snapshot.config.account.clone(),
+            trust_domain: compiled.snapshot.config.trust_domain.clone(),
+            account: compiled.snapshot.config.account.clone(),
         };
-        let port_number = question.target.port;
-        let question = self.sent.as_ref().unwrap_or(question);
+        let port_number = request.target.port;
+        let request = self.sent.as_ref().unwrap_or(request);
         for backend in &mut backends {
             for decided in &mut backend.endpoints {
                 let workload = &decided.endpoint.id.workload;
                 let snapshot = snapshot_for(objects, workload, &[])?;
                 let (number, opaque) = (decided.endpoint.address.port(), is_opaque(port.protocol));
-                decided.access = check_access(&snapshot, &peer, question, number, opaque)?;
+                decided.access = check_access(&snapshot, &peer, request, number, opaque)?;
                 decided.ingress_rules = ingress_rules(&snapshot, number);
                 match decided.access.rejection_reason() {
                     None => {
-                        decided.is_by_token = is_by_token(&snapshot, question, number, opaque)?;
-                        decided.limits = rate_limits(&snapshot, &peer, question, number, opaque)?;
-                        decided.marks = lane_marks(&snapshot, question, number, opaque)?;
+                        decided.has_token = has_token(&snapshot, request, number, opaque)?;
+                        decided.limits = rate_limits(&snapshot, &peer, request, number, opaque)?;
+                        decided.lane_headers =
+                            describe_lane_rule(&snapshot, request, number, opaque)?;
                     }
                     Some(Reason::TokenMissing) => {
-                        decided.limits = token_checks(&snapshot, question, number)?;
+                        decided.limits = token_checks(&snapshot, request, number)?;
                     }
                     Some(_) => {}
                 }
@@ -280,46 +282,47 @@ impl RequestDecision {
     /// Returns the called port, if the client is allowed to call the service.
     fn find_port<'a>(
         &self,
-        plans: &'a CompiledSnapshot,
+        compiled: &'a CompiledSnapshot,
         number: u16,
     ) -> Result<&'a CompiledPort, Reason> {
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
-        let plan = plans.service(name).ok_or(Reason::UnknownService)?;
-        if plan.config.client_authorization == ClientAuthorization::Denied {
+        let service = compiled.service(name).ok_or(Reason::UnknownService)?;
+        if service.config.client_authorization == ClientAuthorization::Denied {
             return Err(Reason::DeniedOutbound);
         }
-        plan.ports.get(&number).ok_or(Reason::UnknownService)
+        service.ports.get(&number).ok_or(Reason::UnknownService)
     }
 
-    /// Returns the backends of the rule that decides, or the service itself.
+    /// Returns the backends of the decisive rule, or the service itself if no rule matches. Records the rule's
+    /// effects on the request.
     fn route_request(
         &mut self,
         objects: &[Object],
-        plans: &CompiledSnapshot,
+        compiled: &CompiledSnapshot,
         port: &CompiledPort,
-        question: &ExplainedRequest,
+        request: &ExplainedRequest,
     ) -> Result<Vec<DecidedBackend>, Reason> {
-        let fields = question.request_headers();
-        let view = question.request_view(&fields);
-        let caller = &plans.snapshot.config;
+        let fields = request.request_headers();
+        let view = request.request_view(&fields);
+        let client_config = &compiled.snapshot.config;
         let mut choice = port.routes.choose_backend(&view, 0);
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let is_left = |port: &CompiledPort, endpoint: &Arc<Endpoint>| {
+        let is_selected = |port: &CompiledPort, endpoint: &Arc<Endpoint>| {
             let tags = port.tags.as_deref();
             let tags =
                 tags.map(|tags| DecidedTags::for_request(tags, Some(&view), &port.endpoints));
             tags.is_none_or(|tags| tags.is_selected(endpoint))
         };
-        let stay = SessionAffinity::for_request(&mut choice, plans, is_left, &view, now);
-        self.kept = stay.and_then(|stay| stay.session_endpoint().cloned());
+        let affinity = SessionAffinity::for_request(&mut choice, compiled, is_selected, &view, now);
+        self.session_endpoint = affinity.and_then(|affinity| affinity.session_endpoint().cloned());
         self.retry = retry_policy(&port.routes, choice);
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
-        let views = plans.snapshot.services.get(name);
-        let rules = views.and_then(|view| view.ports.get(&question.target.port));
+        let service = compiled.snapshot.services.get(name);
+        let rules = service.and_then(|service| service.ports.get(&request.target.port));
         let rules = rules.map_or(&[][..], |port| &port.rules);
         if let RouteChoice::Direct = choice {
             self.conflicts = find_conflicts(rules, None, &view);
-            return Ok(vec![self.service_backend(question, port, caller, Some(&view))?]);
+            return Ok(vec![self.service_backend(request, port, client_config, Some(&view))?]);
         }
         let (RouteChoice::To { rule, .. }
         | RouteChoice::Redirect { rule }
@@ -329,104 +332,111 @@ impl RequestDecision {
             return Err(Reason::NoRoute);
         };
         if let Some(decisive) = rules.get(rule.index) {
-            let fits = first_match(&decisive.matches, &view);
+            let match_index = first_match(&decisive.matches, &view);
             self.route = Some(DecidedRoute {
                 rule: decisive.clone(),
                 index: index_in_route(rules, rule.index),
-                fits,
+                match_index,
             });
-            self.conflicts = find_conflicts(rules, Some((rule.index, fits)), &view);
+            self.conflicts = find_conflicts(rules, Some((rule.index, match_index)), &view);
         }
-        let kept = match choice {
-            RouteChoice::To { backend, index, .. } if self.kept.is_some() => Some((backend, index)),
+        let session_backend = match choice {
+            RouteChoice::To { backend, index, .. } if self.session_endpoint.is_some() => {
+                Some((backend, index))
+            }
             _ => None,
         };
-        let actions = match kept {
+        let actions = match session_backend {
             None => rule.actions.as_ref(),
             Some((_, index)) => rule.actions_at(index),
         };
         if let Some(actions) = actions {
-            self.redirection = actions.redirection(&view, question.target.port);
-            self.sent = question.apply_actions(actions);
+            self.redirection = actions.redirection(&view, request.target.port);
+            self.sent = request.apply_actions(actions);
         }
         let cors = rule.actions.as_ref().and_then(|actions| actions.cors.as_ref());
         self.is_preflight = cors.is_some() && preflight_for(&view).is_some();
         self.retry = self.retry.take().filter(|_| !self.is_preflight);
-        if self.is_forwarded() {
+        if self.client_sidecar_responds() {
             return Ok(Vec::new());
         }
-        if let Some((backend, _)) = kept {
+        if let Some((backend, _)) = session_backend {
             let backend = WeightedBackend { weight: 1, ..backend.clone() };
-            return Ok(vec![decided_backend(plans, port, &backend, 1, Some(&view))]);
+            return Ok(vec![decide_backend(compiled, port, &backend, 1, Some(&view))]);
         }
-        self.rule_backends(objects, plans, port, question.target.port, Some(&view))
+        self.rule_backends(objects, compiled, port, request.target.port, Some(&view))
     }
 
     /// Returns the backends of the rule for opaque connections, or the service itself.
-    fn shared_out(
+    fn route_connection(
         &mut self,
         objects: &[Object],
-        plans: &CompiledSnapshot,
+        compiled: &CompiledSnapshot,
         port: &CompiledPort,
-        question: &ExplainedRequest,
+        request: &ExplainedRequest,
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let Some(rule) = &port.tcp_rule else {
-            return Ok(vec![self.service_backend(question, port, &plans.snapshot.config, None)?]);
+            return Ok(vec![self.service_backend(
+                request,
+                port,
+                &compiled.snapshot.config,
+                None,
+            )?]);
         };
-        self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, fits: 0 });
-        self.rule_backends(objects, plans, port, question.target.port, None)
+        self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, match_index: 0 });
+        self.rule_backends(objects, compiled, port, request.target.port, None)
     }
 
     /// Returns the backends of the rule that decided, including those that no grant permits.
     fn rule_backends(
         &self,
         objects: &[Object],
-        plans: &CompiledSnapshot,
+        compiled: &CompiledSnapshot,
         called: &CompiledPort,
         port: u16,
-        request: Option<&RequestView<'_>>,
+        view: Option<&RequestView<'_>>,
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let route = self.route.as_ref().ok_or(Reason::InvalidBackend)?;
         let rule = &route.rule;
-        let total = rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>();
+        let total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();
         let total = total + u64::from(rule.actions.ungranted_weight);
         if total == 0 {
             return Err(Reason::InvalidBackend);
         }
         let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
-        let mut decided: Vec<DecidedBackend> = backends
-            .map(|backend| decided_backend(plans, called, backend, total, request))
+        let mut backends: Vec<DecidedBackend> = backends
+            .map(|backend| decide_backend(compiled, called, backend, total, view))
             .collect();
         if rule.actions.ungranted_weight > 0 {
-            let written = declared_backends(objects, route, port);
-            let lost = written.iter().filter(|backend| !rule.backends.contains(backend));
-            decided.extend(lost.filter(|backend| backend.weight > 0).map(|backend| {
+            let declared = declared_backends(objects, route, port);
+            let ungranted = declared.iter().filter(|backend| !rule.backends.contains(backend));
+            backends.extend(ungranted.filter(|backend| backend.weight > 0).map(|backend| {
                 let share = f64::from(backend.weight) / total as f64;
                 DecidedBackend {
-                    ungranted: true,
-                    ..with_port(backend, share, None, &plans.snapshot.config, None)
+                    is_ungranted: true,
+                    ..decide_port(backend, share, None, &compiled.snapshot.config, None)
                 }
             }));
         }
-        Ok(decided)
+        Ok(backends)
     }
 
     /// Returns the service itself, for requests that match no rule.
     fn service_backend(
         &self,
-        question: &ExplainedRequest,
+        request: &ExplainedRequest,
         port: &CompiledPort,
-        caller: &WorkloadConfig,
-        request: Option<&RequestView<'_>>,
+        client_config: &WorkloadConfig,
+        view: Option<&RequestView<'_>>,
     ) -> Result<DecidedBackend, Reason> {
         // A port was found, so the service is set. No panic: the control plane runs this code too.
         let service = self.service.clone().ok_or(Reason::UnknownService)?;
-        let backend = WeightedBackend::new(service, question.target.port, 1);
-        Ok(with_port(&backend, 1.0, Some((port, port.own_policies())), caller, request))
+        let backend = WeightedBackend::new(service, request.target.port, 1);
+        Ok(decide_port(&backend, 1.0, Some((port, port.own_policies())), client_config, view))
     }
 
-    /// True if the client's sidecar answers without an error.
-    pub(super) fn is_forwarded(&self) -> bool {
+    /// True if the client's sidecar responds itself, without an error: with a redirect or to a preflight request.
+    pub(super) fn client_sidecar_responds(&self) -> bool {
         self.redirection.is_some() || self.is_preflight
     }
 
@@ -439,26 +449,26 @@ impl RequestDecision {
                 outcomes.push(outcome);
             }
         };
-        if self.refused.is_some() {
-            add(self.refused);
+        if self.rejection.is_some() {
+            add(self.rejection);
         }
-        if self.is_forwarded() || self.outside.is_some() {
+        if self.client_sidecar_responds() || self.outside.is_some() {
             add(None);
         }
         if self.outside == Some(EgressPermission::SomeAddresses) {
             add(Some(Reason::EgressDenied));
         }
         for backend in &self.backends {
-            if backend.refused.is_some() {
-                add(backend.refused);
+            if backend.rejection.is_some() {
+                add(backend.rejection);
                 continue;
             }
-            if backend.tags.as_ref().is_some_and(DecidedTags::may_leave_nobody) {
+            if backend.tags.as_ref().is_some_and(DecidedTags::may_reject) {
                 add(Some(Reason::NoTaggedEndpoint));
             }
             for endpoint in &backend.endpoints {
                 add(endpoint.access.rejection_reason());
-                if endpoint.is_by_token {
+                if endpoint.has_token {
                     add(Some(Reason::TokenInvalid));
                 }
             }
@@ -468,7 +478,7 @@ impl RequestDecision {
 
     /// Returns the statuses of a rejection, which depend on the backend; 0 for a reset.
     pub(super) fn rejection_statuses(&self, reason: Reason) -> Vec<u16> {
-        let rejecting = self.backends.iter().filter(|backend| backend.refused == Some(reason));
+        let rejecting = self.backends.iter().filter(|backend| backend.rejection == Some(reason));
         let mut statuses: Vec<u16> =
             rejecting.map(|backend| backend.status.unwrap_or(reason.status())).collect();
         if statuses.is_empty() {
@@ -479,7 +489,7 @@ impl RequestDecision {
 }
 
 impl ExplainedRequest {
-    /// Returns the statuses, or 0 for a TCP connection, which is reset.
+    /// Returns the statuses, or only 0 for a TCP connection, which is reset.
     pub(super) fn response_statuses(&self, statuses: Vec<u16>) -> Vec<u16> {
         if self.target.is_tcp { vec![0] } else { statuses }
     }
@@ -501,18 +511,19 @@ impl ExplainedRequest {
         if unchanged {
             return None;
         }
-        let mut edited = self.clone();
+        let mut modified = self.clone();
         if let Some(target) = target {
-            edited.target.path = target.split('?').next().unwrap_or_default().to_owned();
+            modified.target.path = target.split('?').next().unwrap_or_default().to_owned();
         }
         if let Some(host) = actions.rewritten_host() {
-            host.clone_into(&mut edited.target.authority);
-            edited.headers.retain(|(name, _)| name != "host");
+            host.clone_into(&mut modified.target.authority);
+            modified.headers.retain(|(name, _)| name != "host");
         }
-        edited.headers = actions.request.apply_to(&edited.headers);
-        Some(edited)
+        modified.headers = actions.request.apply_to(&modified.headers);
+        Some(modified)
     }
 
+    /// Returns the request with these headers in the form that matchers read.
     pub(super) fn request_view<'a>(&'a self, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
         RequestView {
             method: &self.method,
@@ -524,8 +535,8 @@ impl ExplainedRequest {
     }
 }
 
-/// Returns the workload of this name, or else the first that runs under the service account of this name: rules
-/// treat all of them alike.
+/// Returns the workload of this name, or else the first with the service account of this name: rules apply
+/// equally to all workloads of an account.
 fn find_workload<'a>(
     objects: &'a [Object],
     name: &leno_model::WorkloadName,
@@ -545,19 +556,23 @@ fn find_workload<'a>(
 /// Returns the backends of a rule as configured, before grants are checked.
 fn declared_backends(objects: &[Object], route: &DecidedRoute, port: u16) -> Vec<WeightedBackend> {
     let (kind, name) = (route.rule.kind, &route.rule.route);
-    let found = objects.iter().find_map(|object| match object {
-        Object::HttpRoute(it) | Object::GrpcRoute(it) if (it.kind, &it.name) == (kind, name) => {
-            it.rules.get(route.index).map(|rule| rule.backends.clone())
+    let backends = objects.iter().find_map(|object| match object {
+        Object::HttpRoute(declared) | Object::GrpcRoute(declared)
+            if (declared.kind, &declared.name) == (kind, name) =>
+        {
+            declared.rules.get(route.index).map(|rule| rule.backends.clone())
         }
-        Object::GatewayTcpRoute(it) if (RouteKind::Tcp, &it.rule.route) == (kind, name) => {
-            Some(it.rule.backends.clone())
+        Object::GatewayTcpRoute(declared)
+            if (RouteKind::Tcp, &declared.rule.route) == (kind, name) =>
+        {
+            Some(declared.rule.backends.clone())
         }
-        Object::TrafficSplit(it) if (RouteKind::Split, &it.name) == (kind, name) => {
-            Some(it.backends_for(port))
+        Object::TrafficSplit(split) if (RouteKind::Split, &split.name) == (kind, name) => {
+            Some(split.backends_for(port))
         }
         _ => None,
     });
-    found.unwrap_or_default()
+    backends.unwrap_or_default()
 }
 
 /// True if a sidecar forwards the bytes of a port without parsing requests.
@@ -575,7 +590,7 @@ fn retry_policy(routes: &PortRoutes, choice: RouteChoice<'_>) -> Option<ServiceR
         RouteChoice::To { rule, index, .. } => rule.actions_at(index),
         _ => None,
     }?;
-    let (policy, _) = actions.retried_by.as_ref()?;
+    let (policy, _) = actions.retry_policy.as_ref()?;
     let limit = actions.attempt_limit.filter(|limit| limit.is_of_head());
     Some(ServiceRetry {
         policy: policy.clone(),

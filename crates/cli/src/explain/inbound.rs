@@ -14,8 +14,8 @@ use leno_traffic::{
 
 use super::decide::{EndpointAccess, ExplainedRequest};
 use super::traffic_policy::{
-    PolicyEffect, asked_for_room, describe_authorization, describe_concurrency,
-    describe_jwt_validation, describe_rate_limit, limited_connections,
+    PolicyEffect, describe_authorization, describe_concurrency, describe_connection_limit,
+    describe_global_limit, describe_jwt_validation, describe_rate_limit,
 };
 
 /// Returns the access decision of the sidecar with this snapshot for a peer at a port of its application: for
@@ -23,35 +23,35 @@ use super::traffic_policy::{
 pub(super) fn check_access(
     snapshot: &Snapshot,
     peer: &SpiffeId,
-    question: &ExplainedRequest,
+    request: &ExplainedRequest,
     port: u16,
     opaque: bool,
 ) -> anyhow::Result<EndpointAccess> {
-    let plan = &snapshot.config;
-    let access = InboundAccess::from_config(plan)?;
+    let config = &snapshot.config;
+    let access = InboundAccess::from_config(config)?;
     let permit = access.authorize_connection(Some(peer), port);
     if opaque
         && permit.is_ok()
-        && let Some(policy) = plan.rejects_hidden_requests(port)
+        && let Some(policy) = config.rejects_hidden_requests(port)
     {
         let policy = PolicyDecision::whole_policy(policy, &Arc::default());
         return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(policy)));
     }
-    let fields = question.request_headers();
+    let fields = request.request_headers();
     if !opaque
         && permit.is_ok()
-        && let Some(policy) = missing_token(snapshot, &question.request_view(&fields), port)?
+        && let Some(policy) = missing_token(snapshot, &request.request_view(&fields), port)?
     {
         return Ok(EndpointAccess::Denied(Reason::TokenMissing, Some(policy)));
     }
-    let decided = permit.and_then(|permit| match opaque {
+    let decision = permit.and_then(|permit| match opaque {
         // The opaque bytes may carry a request.
         true => access
             .authorize_tcp(&permit)
-            .and_then(|allowed| access.hidden_request(&permit).map(|()| allowed)),
-        false => access.authorize_request(&permit, &question.request_view(&fields)),
+            .and_then(|allowed| access.authorize_hidden_request(&permit).map(|()| allowed)),
+        false => access.authorize_request(&permit, &request.request_view(&fields)),
     });
-    Ok(match decided {
+    Ok(match decision {
         Ok(permit) => match (permit.would_deny(), access.decision(permit)) {
             (Some(reason), decision) => EndpointAccess::DryRun(reason, decision.cloned()),
             (None, Some(decision)) => EndpointAccess::Allowed(decision.clone()),
@@ -68,37 +68,37 @@ fn missing_token(
     view: &RequestView<'_>,
     port: u16,
 ) -> anyhow::Result<Option<PolicyDecision>> {
-    let guards = CompiledChecks::build(&snapshot.config)?;
-    let mut rules = guards
+    let checks = CompiledChecks::build(&snapshot.config)?;
+    let mut rules = checks
         .iter()
-        .flat_map(|guards| guards.for_port(port))
+        .flat_map(|checks| checks.for_port(port))
         .flat_map(CompiledPortChecks::token_validations);
-    let missing = rules.find(|rule| rule.is_required(view) && !shows_token(rule, view));
+    let missing = rules.find(|rule| rule.is_required(view) && !carries_token(rule, view));
     Ok(missing.map(CompiledJwtValidation::policy_decision))
 }
 
 /// True if the request has a token where a policy expects one. Only the sidecar verifies it.
-pub(super) fn is_by_token(
+pub(super) fn has_token(
     snapshot: &Snapshot,
-    question: &ExplainedRequest,
+    request: &ExplainedRequest,
     port: u16,
     opaque: bool,
 ) -> anyhow::Result<bool> {
-    let guards = CompiledChecks::build(&snapshot.config)?.filter(|_| !opaque);
-    let fields = question.request_headers();
-    let view = question.request_view(&fields);
-    let mut rules = guards
+    let checks = CompiledChecks::build(&snapshot.config)?.filter(|_| !opaque);
+    let fields = request.request_headers();
+    let view = request.request_view(&fields);
+    let mut rules = checks
         .iter()
-        .flat_map(|guards| guards.for_port(port))
+        .flat_map(|checks| checks.for_port(port))
         .flat_map(CompiledPortChecks::token_validations);
-    Ok(rules.any(|rule| shows_token(rule, &view)))
+    Ok(rules.any(|rule| carries_token(rule, &view)))
 }
 
-/// True if the request has a token where the policy expects one, or a value that an application may accept as
-/// one.
-fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
-    let mut places = rule.rule.issuers.iter().flat_map(|issuer| &issuer.locations);
-    places.any(|place| match place {
+/// True if the request has a token at a location of the policy, or a value that an application may accept as a
+/// token.
+fn carries_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
+    let mut locations = rule.rule.issuers.iter().flat_map(|issuer| &issuer.locations);
+    locations.any(|location| match location {
         JwtLocation::Query(name) => {
             similar_parameters(view.query.unwrap_or_default(), name).next().is_some()
         }
@@ -106,10 +106,10 @@ fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
             None => view.fields.find_similar(name).is_some(),
             Some(value) => {
                 let scheme = prefix.trim_end();
-                let begin = value.get(..scheme.len());
-                let rest = value.get(scheme.len()..).unwrap_or_default();
-                begin.is_some_and(|begin| begin.eq_ignore_ascii_case(scheme))
-                    && (scheme == prefix || rest.starts_with(char::is_whitespace))
+                let start = value.get(..scheme.len());
+                let remainder = value.get(scheme.len()..).unwrap_or_default();
+                start.is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+                    && (scheme == prefix || remainder.starts_with(char::is_whitespace))
             }
         },
     })
@@ -118,15 +118,15 @@ fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
 /// Describes the tokens that the sidecar with this snapshot requires or verifies.
 pub(super) fn token_checks(
     snapshot: &Snapshot,
-    question: &ExplainedRequest,
+    request: &ExplainedRequest,
     port: u16,
 ) -> anyhow::Result<Vec<PolicyEffect>> {
-    let guards = CompiledChecks::build(&snapshot.config)?;
-    let fields = question.request_headers();
-    let view = question.request_view(&fields);
-    let rules = guards
+    let checks = CompiledChecks::build(&snapshot.config)?;
+    let fields = request.request_headers();
+    let view = request.request_view(&fields);
+    let rules = checks
         .iter()
-        .flat_map(|guards| guards.for_port(port))
+        .flat_map(|checks| checks.for_port(port))
         .flat_map(CompiledPortChecks::token_validations);
     Ok(rules.map(|rule| describe_jwt_validation(rule, rule.is_required(&view))).collect())
 }
@@ -136,42 +136,50 @@ pub(super) fn token_checks(
 pub(super) fn rate_limits(
     snapshot: &Snapshot,
     peer: &SpiffeId,
-    question: &ExplainedRequest,
+    request: &ExplainedRequest,
     port: u16,
     opaque: bool,
 ) -> anyhow::Result<Vec<PolicyEffect>> {
     let limits = CompiledLimits::build(&snapshot.config.limits, None)?;
     if opaque {
-        let rates =
-            limits.policy_limits(port).filter_map(|said| Some((said, said.limits.connections?)));
-        return Ok(rates.map(|(said, rate)| limited_connections(&said.policy, rate)).collect());
+        let rates = limits
+            .policy_limits(port)
+            .filter_map(|policy_limits| Some((policy_limits, policy_limits.limits.connections?)));
+        return Ok(rates
+            .map(|(policy_limits, rate)| describe_connection_limit(&policy_limits.policy, rate))
+            .collect());
     }
-    let fields = question.request_headers();
-    let view = question.request_view(&fields);
-    let counting = limits.counting_rules(port, &view, Some(&peer.account));
-    let mut reported: Vec<PolicyEffect> =
-        counting.into_iter().map(|(policy, rule)| describe_rate_limit(policy, rule)).collect();
-    let guards = CompiledChecks::build(&snapshot.config)?;
-    if let Some(guards) = guards.as_ref().and_then(|guards| guards.for_port(port)) {
-        reported.extend(token_checks(snapshot, question, port)?);
-        reported.extend(guards.required_authorizations(&view).map(describe_authorization));
-        // The client's address is unknown: the server's own stands in for it.
-        let asking =
+    let fields = request.request_headers();
+    let view = request.request_view(&fields);
+    let counting_rules = limits.counting_rules(port, &view, Some(&peer.account));
+    let mut effects: Vec<PolicyEffect> = counting_rules
+        .into_iter()
+        .map(|(policy, rule)| describe_rate_limit(policy, rule))
+        .collect();
+    let checks = CompiledChecks::build(&snapshot.config)?;
+    if let Some(checks) = checks.as_ref().and_then(|checks| checks.for_port(port)) {
+        effects.extend(token_checks(snapshot, request, port)?);
+        effects.extend(checks.required_authorizations(&view).map(describe_authorization));
+        // The client's address is unknown: the server's own address replaces it.
+        let client =
             CheckedClient { account: Some(&peer.account), address: snapshot.config.address };
-        reported
-            .extend(guards.required_limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
+        effects.extend(
+            checks.required_limits(&view, client).map(|(rule, _)| describe_global_limit(rule)),
+        );
     }
-    let at_once = limits
-        .policy_limits(port)
-        .filter_map(|said| Some((said, said.limits.concurrency.as_ref()?)));
-    reported.extend(at_once.map(|(said, rule)| describe_concurrency(&said.policy, rule)));
-    Ok(reported)
+    let concurrency = limits.policy_limits(port).filter_map(|policy_limits| {
+        Some((policy_limits, policy_limits.limits.concurrency.as_ref()?))
+    });
+    effects.extend(
+        concurrency.map(|(policy_limits, rule)| describe_concurrency(&policy_limits.policy, rule)),
+    );
+    Ok(effects)
 }
 
 /// Describes the headers that the lane of the workload adds to the request for the application.
-pub(super) fn lane_marks(
+pub(super) fn describe_lane_rule(
     snapshot: &Snapshot,
-    question: &ExplainedRequest,
+    request: &ExplainedRequest,
     port: u16,
     opaque: bool,
 ) -> anyhow::Result<Vec<String>> {
@@ -179,36 +187,38 @@ pub(super) fn lane_marks(
         return Ok(Vec::new());
     }
     let lanes = Lanes::compile(&snapshot.config.lanes)?;
-    let fields = question.request_headers();
-    let view = question.request_view(&fields);
-    // The choice of the rule is deterministic; only the choice of its mark is random.
-    let decides = lanes.marks_for(port, &view, &mut || 0).rule;
+    let fields = request.request_headers();
+    let view = request.request_view(&fields);
+    // The choice of the rule is deterministic; only the choice among its header sets is random.
+    let decisive_rule = lanes.marks_for(port, &view, &mut || 0).rule;
     let rules = snapshot.config.lanes.get(&port).into_iter().flatten();
-    let mut rules = rules.filter(|rule| decides.is_some_and(|(origin, _)| rule.origin == *origin));
-    Ok(rules.next().map(|rule| reported_marks(rule, &fields)).into_iter().collect())
+    let mut rules =
+        rules.filter(|rule| decisive_rule.is_some_and(|(origin, _)| rule.origin == *origin));
+    Ok(rules.next().map(|rule| describe_lane_headers(rule, &fields)).into_iter().collect())
 }
 
-fn reported_marks(rule: &LaneRule, fields: &[(String, String)]) -> String {
-    let has = |name: &str| fields.iter().any(|(found, _)| found.eq_ignore_ascii_case(name));
-    let marks = rule.marks.iter().map(|mark| {
-        let headers = mark.headers.iter().map(|(name, value)| match has(name) {
+fn describe_lane_headers(rule: &LaneRule, fields: &[(String, String)]) -> String {
+    let is_present =
+        |name: &str| fields.iter().any(|(present_name, _)| present_name.eq_ignore_ascii_case(name));
+    let lanes = rule.marks.iter().map(|lane| {
+        let headers = lane.headers.iter().map(|(name, value)| match is_present(name) {
             true => format!("{name}, as in the request"),
             false => format!("{name}: {value}"),
         });
-        format!("{} % with {}", mark.percent, headers.collect::<Vec<_>>().join(" and "))
+        format!("{} % with {}", lane.percent, headers.collect::<Vec<_>>().join(" and "))
     });
-    let marks: Vec<String> = marks.collect();
-    format!("{} rule {} marks {}", rule.origin.object_key(), rule.origin.index, marks.join(", "))
+    let lanes: Vec<String> = lanes.collect();
+    format!("{} rule {} marks {}", rule.origin.object_key(), rule.origin.index, lanes.join(", "))
 }
 
 /// Describes the ingress rules that open a port to external clients.
 pub(super) fn ingress_rules(snapshot: &Snapshot, port: u16) -> Vec<String> {
-    let here = snapshot.config.ingress_rules.iter().filter(|opening| opening.port == port);
-    here.map(reported_opening).collect()
+    let rules = snapshot.config.ingress_rules.iter().filter(|rule| rule.port == port);
+    rules.map(describe_ingress_rule).collect()
 }
 
-fn reported_opening(opening: &IngressRule) -> String {
-    let how = match &opening.protocol {
+fn describe_ingress_rule(rule: &IngressRule) -> String {
+    let transport = match &rule.protocol {
         IngressProtocol::Http => "over plaintext HTTP",
         IngressProtocol::Grpc => "over plaintext gRPC",
         IngressProtocol::Tcp => "over plaintext TCP",
@@ -219,21 +229,24 @@ fn reported_opening(opening: &IngressRule) -> String {
             "over TLS with a client certificate"
         }
     };
-    let from = opening.ranges.as_ref().map(|ranges| {
+    let from = rule.ranges.as_ref().map(|ranges| {
         let ranges: Vec<String> = ranges.iter().map(IpRange::to_string).collect();
         format!(" from {}", ranges.join(", "))
     });
     let from = from.unwrap_or_default();
-    let called: Vec<String> = opening
+    let principals: Vec<String> = rule
         .accounts
         .iter()
         .map(|account| format!("account {account}"))
-        .chain(opening.external_principals.iter().map(|name| format!("external principal {name}")))
+        .chain(rule.external_principals.iter().map(|name| format!("external principal {name}")))
         .collect();
-    let called = match called.as_slice() {
+    let principals = match principals.as_slice() {
         [] => String::new(),
-        called => format!(" of {}", called.join(", ")),
+        principals => format!(" of {}", principals.join(", ")),
     };
-    let some = if opening.requests.is_some() { ", for some requests" } else { "" };
-    format!("{} allows clients outside the mesh {how}{called}{from}{some}", opening.policy)
+    let condition = if rule.requests.is_some() { ", for some requests" } else { "" };
+    format!(
+        "{} allows clients outside the mesh {transport}{principals}{from}{condition}",
+        rule.policy
+    )
 }

@@ -23,80 +23,85 @@ pub(super) enum EgressPermission {
 
 impl EgressPermission {
     /// Decides like the HTTP proxy of a sidecar, but without name resolution. A host in the form of a service
-    /// name is unknown if the mesh has its namespace, or a service of that name in another namespace.
+    /// name is an unknown service if the mesh has its namespace, or a service of that name in another namespace.
     ///
     /// # Errors
     /// The reason of the sidecar's rejection.
     pub(super) fn for_request(
         objects: &[Object],
-        plans: &CompiledSnapshot,
+        compiled: &CompiledSnapshot,
         service: Option<&ServiceName>,
-        question: &ExplainedRequest,
+        request: &ExplainedRequest,
     ) -> Result<Self, Reason> {
-        let (host, port) = (&*question.target.host, question.target.port);
+        let (host, port) = (&*request.target.host, request.target.port);
         // RFC 6761 §6.3: `localhost` is the client's own machine.
         let service = service.filter(|_| !host.eq_ignore_ascii_case("localhost"));
-        let plan = &plans.snapshot.config;
+        let client_config = &compiled.snapshot.config;
         let services = || objects.iter().filter_map(as_service);
         let knows_namespace = |namespace: &Name| {
-            *namespace == plan.workload.namespace
-                || services().any(|known| known.namespace == *namespace)
+            *namespace == client_config.workload.namespace
+                || services().any(|name| name.namespace == *namespace)
         };
-        let is_open = plan.egress == Egress::Allow;
-        let may_leave = is_open || plans.egress_rules.may_lead_to(port);
+        let is_open = client_config.egress == Egress::Allow;
+        let may_leave = is_open || compiled.egress_rules.may_allow_port(port);
         if let Some(reason) = outside_rejection(host, service, may_leave, knows_namespace) {
             return Err(reason);
         }
-        let is_mistake = |service: &ServiceName| {
-            knows_namespace(&service.namespace) || services().any(|it| it.name == service.name)
+        let is_misspelled = |service: &ServiceName| {
+            knows_namespace(&service.namespace)
+                || services().any(|known| known.name == service.name)
         };
-        if service.is_some_and(is_mistake) {
+        if service.is_some_and(is_misspelled) {
             return Err(Reason::UnknownService);
         }
         match is_open {
             true => Ok(Self::Everything),
-            false => Self::find_permission(plans, question).ok_or(Reason::EgressDenied),
+            false => Self::find_permission(compiled, request).ok_or(Reason::EgressDenied),
         }
     }
 
     /// Returns the permission by an Egress, if the default is deny.
-    fn find_permission(plans: &CompiledSnapshot, question: &ExplainedRequest) -> Option<Self> {
-        let (host, port) = (&question.target.host, question.target.port);
+    fn find_permission(compiled: &CompiledSnapshot, request: &ExplainedRequest) -> Option<Self> {
+        let (host, port) = (&request.target.host, request.target.port);
         let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
-        let at = SocketAddr::new(literal.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), port);
-        if plans.egress_rules.permission_for(at) == EgressDecision::Allowed {
+        let address = SocketAddr::new(literal.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), port);
+        if compiled.egress_rules.permission_for(address) == EgressDecision::Allowed {
             return Some(Self::Port);
         }
-        let fields = question.request_headers();
-        if let Some(policy) = plans.egress_rules.by_request(at, &question.request_view(&fields)) {
+        let fields = request.request_headers();
+        if let Some(policy) =
+            compiled.egress_rules.by_request(address, &request.request_view(&fields))
+        {
             return Some(Self::Policy(policy.clone()));
         }
-        let egress_rules = plans
+        let rules = compiled
             .snapshot
             .config
             .egress_rules
             .iter()
             .filter(|egress_rule| egress_rule.port == port);
-        let mut ranged = egress_rules
-            .filter(|it| !it.ranges.is_empty() && it.matched_by != MatchedBy::ServerName);
-        (literal.is_none() && ranged.next().is_some()).then_some(Self::SomeAddresses)
+        let mut address_rules = rules
+            .filter(|rule| !rule.ranges.is_empty() && rule.matched_by != MatchedBy::ServerName);
+        (literal.is_none() && address_rules.next().is_some()).then_some(Self::SomeAddresses)
     }
 
     /// Returns the line of the text output.
-    pub(super) fn describe(&self, question: &ExplainedRequest) -> String {
-        let target = &question.target;
-        let place = format!("{} port {}, outside the mesh", target.host, target.port);
+    pub(super) fn describe(&self, request: &ExplainedRequest) -> String {
+        let target = &request.target;
+        let destination = format!("{} port {}, outside the mesh", target.host, target.port);
         match self {
-            Self::Everything => format!("{place}: spec.egress is allow"),
-            Self::Policy(policy) => format!("{place}: allowed by the Egress {policy}"),
-            Self::Port => format!("{place}: an Egress allows all requests to the port"),
-            Self::SomeAddresses => format!("{place}: an Egress allows requests to some addresses"),
+            Self::Everything => format!("{destination}: spec.egress is allow"),
+            Self::Policy(policy) => format!("{destination}: allowed by the Egress {policy}"),
+            Self::Port => format!("{destination}: an Egress allows all requests to the port"),
+            Self::SomeAddresses => {
+                format!("{destination}: an Egress allows requests to some addresses")
+            }
         }
     }
 
     /// Returns the verdict.
-    pub(super) fn render_verdict(&self, question: &ExplainedRequest) -> String {
-        let host = &question.target.host;
+    pub(super) fn render_verdict(&self, request: &ExplainedRequest) -> String {
+        let host = &request.target.host;
         match self {
             Self::Everything | Self::Policy(_) | Self::Port => format!(
                 "200-range: allowed; the external host {host} responds. If the name does not resolve: 404 unknown-service"
@@ -108,12 +113,12 @@ impl EgressPermission {
     }
 
     /// Returns the JSON output.
-    pub(super) fn to_json(&self, question: &ExplainedRequest) -> Value {
+    pub(super) fn to_json(&self, request: &ExplainedRequest) -> Value {
         let policy = match self {
             Self::Policy(policy) => Some(policy.to_string()),
             Self::Everything | Self::Port | Self::SomeAddresses => None,
         };
-        json!({"host": question.target.host, "policy": policy})
+        json!({"host": request.target.host, "policy": policy})
     }
 }
 

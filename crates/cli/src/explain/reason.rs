@@ -11,10 +11,10 @@ use crate::output::{self, Listing, ListingColumn, OutputFormat};
 /// Prints every reason.
 pub(super) fn print_all(format: ExplainFormat) -> anyhow::Result<ExitCode> {
     match format.structured_format() {
-        Some(form) => {
-            let all: Vec<Value> =
+        Some(structured_format) => {
+            let reasons: Vec<Value> =
                 Reason::ALL.iter().map(|reason| reason_to_json(*reason)).collect();
-            output::print_value(&all, form)?;
+            output::print_value(&reasons, structured_format)?;
         }
         None => {
             let mut listing = Listing::new(COLUMNS);
@@ -36,14 +36,14 @@ pub(super) fn print_all(format: ExplainFormat) -> anyhow::Result<ExitCode> {
 /// Prints one reason.
 pub(super) fn print_one(reason: Reason, format: ExplainFormat) -> anyhow::Result<ExitCode> {
     match format.structured_format() {
-        Some(form) => output::print_value(&reason_to_json(reason), form)?,
+        Some(structured_format) => output::print_value(&reason_to_json(reason), structured_format)?,
         None => output::print_raw(&render_reason(reason))?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn render_reason(reason: Reason) -> String {
-    let answered = match reason.status() {
+    let status = match reason.status() {
         0 => "none: the connection is reset or not opened".to_owned(),
         status => status.to_string(),
     };
@@ -52,7 +52,7 @@ fn render_reason(reason: Reason) -> String {
         FailureSide::Mesh => "mesh: the sidecar, its rules or its limits",
         FailureSide::Upstream => "upstream: the destination of the request",
     };
-    let retried = match reason.retry() {
+    let retry = match reason.retry() {
         RetryCondition::Never => {
             "never: a retry would fail again, or the request may have taken effect"
         }
@@ -60,8 +60,8 @@ fn render_reason(reason: Reason) -> String {
         RetryCondition::Always => "always: the request was not sent",
     };
     format!(
-        "{}: {}\n  code      {}\n  status    {answered}\n  at fault  {at_fault}\n  \
-         retried   {retried}\n  hint      {}\n",
+        "{}: {}\n  code      {}\n  status    {status}\n  at fault  {at_fault}\n  \
+         retried   {retry}\n  hint      {}\n",
         reason.label(),
         reason.caption(),
         reason.code(),

@@ -10,7 +10,7 @@ use leno_registry::FileSource;
 
 use super::decide::{ExplainedRequest, RequestDecision};
 use super::target::{ExplainTarget, parse_header, parse_method};
-use super::{ExplainFormat, REFUSED, RequestArgs, text};
+use super::{EXIT_REJECTED, ExplainFormat, RequestArgs, text};
 use crate::output;
 
 /// Prints the decision for the request.
@@ -21,35 +21,37 @@ pub(super) fn run(
 ) -> anyhow::Result<ExitCode> {
     let client = args.from.as_ref().context("--from is missing")?;
     let target = args.url.clone().context("--url is missing")?;
-    let question =
+    let request =
         ExplainedRequest { method: args.method.clone(), target, headers: args.header.clone() };
-    let decision = RequestDecision::for_request(&read_objects(files)?, client, &question)?;
+    let decision = RequestDecision::for_request(&read_objects(files)?, client, &request)?;
     match format.structured_format() {
-        Some(form) => output::print_value(&text::decision_to_json(&decision, &question), form)?,
-        None => output::print_text(&text::render(&decision, &question))?,
+        Some(structured_format) => {
+            output::print_value(&text::decision_to_json(&decision, &request), structured_format)?
+        }
+        None => output::print_text(&text::render(&decision, &request))?,
     }
     match decision.distinct_outcomes().as_slice() {
-        [None] if !decision.is_forwarded() => Ok(ExitCode::SUCCESS),
-        _ => Ok(ExitCode::from(REFUSED)),
+        [None] if !decision.client_sidecar_responds() => Ok(ExitCode::SUCCESS),
+        _ => Ok(ExitCode::from(EXIT_REJECTED)),
     }
 }
 
 /// Decides a request for the running control plane.
 pub(super) fn explain_request(
     objects: &[Object],
-    asked: &ExplainRequest,
+    query: &ExplainRequest,
 ) -> anyhow::Result<Explanation> {
-    let wrong = |field: &'static str| move |error: String| anyhow::anyhow!("{field}: {error}");
-    let client = asked.from.parse().map_err(|_| anyhow::anyhow!(FROM))?;
-    let headers = asked.headers.iter().map(|header| parse_header(header));
-    let question = ExplainedRequest {
-        method: parse_method(&asked.method).map_err(wrong("method"))?,
-        target: ExplainTarget::parse(&asked.url).map_err(wrong("URL"))?,
-        headers: headers.collect::<Result<_, _>>().map_err(wrong("header"))?,
+    let invalid = |field: &'static str| move |error: String| anyhow::anyhow!("{field}: {error}");
+    let client = query.from.parse().map_err(|_| anyhow::anyhow!(FROM))?;
+    let headers = query.headers.iter().map(|header| parse_header(header));
+    let request = ExplainedRequest {
+        method: parse_method(&query.method).map_err(invalid("method"))?,
+        target: ExplainTarget::parse(&query.url).map_err(invalid("URL"))?,
+        headers: headers.collect::<Result<_, _>>().map_err(invalid("header"))?,
     };
-    let decision = RequestDecision::for_request(objects, &client, &question)?;
+    let decision = RequestDecision::for_request(objects, &client, &request)?;
     let (text, decision) =
-        (text::render(&decision, &question), text::decision_to_json(&decision, &question));
+        (text::render(&decision, &request), text::decision_to_json(&decision, &request));
     Ok(Explanation { text, decision })
 }
 

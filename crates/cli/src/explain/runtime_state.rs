@@ -12,7 +12,7 @@ use leno_model::Reason;
 use serde_json::{Value, json};
 
 use super::text::{one_status, statuses_text};
-use super::{ExplainFormat, REFUSED, RequestArgs};
+use super::{EXIT_REJECTED, ExplainFormat, RequestArgs};
 use crate::duration::format_duration;
 use crate::get::circuits::{self, ListedCircuit};
 use crate::get::ejected::{self, ListedEndpoint};
@@ -34,19 +34,19 @@ pub(super) fn run(
         runtime.block_on(explain_running(&MeshSocket::from_data(data), args))?;
     match format.structured_format() {
         None => output::print_text(&text)?,
-        Some(form) => output::print_value(&decision, form)?,
+        Some(structured_format) => output::print_value(&decision, structured_format)?,
     }
     Ok(match decision["allowed"] == true {
         true => ExitCode::SUCCESS,
-        false => ExitCode::from(REFUSED),
+        false => ExitCode::from(EXIT_REJECTED),
     })
 }
 
 async fn explain_running(mesh: &MeshSocket, args: &RequestArgs) -> anyhow::Result<Explanation> {
-    let answer: Explanation = parse_response(mesh.query_json(&query_path(args)?).await?)?;
+    let explanation: Explanation = parse_response(mesh.query_json(&query_path(args)?).await?)?;
     let proxies: Vec<ProxyStatus> = parse_response(mesh.query_json("/proxies").await?)?;
     let services: Vec<ServiceStatus> = parse_response(mesh.query_json("/services").await?)?;
-    let client = answer.decision["from"]["workload"].as_str().unwrap_or_default();
+    let client = explanation.decision["from"]["workload"].as_str().unwrap_or_default();
     let sidecar = match proxies.iter().find(|proxy| proxy.workload == client) {
         Some(proxy) => SidecarState::query_sidecar(mesh, proxy).await,
         None => Err(match mesh.query_scope().await {
@@ -54,7 +54,7 @@ async fn explain_running(mesh: &MeshSocket, args: &RequestArgs) -> anyhow::Resul
             Some(scope) => format!("the sidecar of {client} is not connected here; {scope}"),
         }),
     };
-    Ok(RuntimeState { services, sidecar }.add_observations(answer))
+    Ok(RuntimeState { services, sidecar }.add_observations(explanation))
 }
 
 /// Returns the path of the query to the control plane.
@@ -84,51 +84,55 @@ struct SidecarState {
 
 impl SidecarState {
     async fn query_sidecar(mesh: &MeshSocket, proxy: &ProxyStatus) -> Result<Self, String> {
-        let ejected = ejected::of_one(mesh, proxy).await?;
-        Ok(Self { ejected, circuits: circuits::of_one(mesh, proxy).await? })
+        let ejected = ejected::query_one(mesh, proxy).await?;
+        Ok(Self { ejected, circuits: circuits::query_one(mesh, proxy).await? })
     }
 }
 
 impl RuntimeState {
     /// Adds the runtime state to the decision: lines before the verdict, and fields of each endpoint.
-    fn add_observations(&self, answer: Explanation) -> Explanation {
-        let Explanation { text, mut decision } = answer;
+    fn add_observations(&self, explanation: Explanation) -> Explanation {
+        let Explanation { text, mut decision } = explanation;
         let mut lines = Vec::new();
         let mut ready = 0;
         let backends = decision["backends"].as_array_mut().map(Vec::as_mut_slice);
         let backends = backends.unwrap_or_default();
-        let was_any =
-            backends.iter().any(|it| it["endpoints"].as_array().is_some_and(|it| !it.is_empty()));
+        let had_endpoints = backends.iter().any(|backend| {
+            backend["endpoints"].as_array().is_some_and(|endpoints| !endpoints.is_empty())
+        });
         for backend in backends {
             let service = backend["service"].as_str().unwrap_or_default().to_owned();
             let port = backend["port"].as_u64().and_then(|port| u16::try_from(port).ok());
             let port = port.unwrap_or_default();
             for endpoint in backend["endpoints"].as_array_mut().into_iter().flatten() {
                 let workload = endpoint["workload"].as_str().unwrap_or_default().to_owned();
-                let behind = format!("{workload} of {service} port {port}");
+                let endpoint_text = format!("{workload} of {service} port {port}");
                 let is_ready = self.is_ready(&service, port, &workload);
                 ready += usize::from(is_ready);
                 endpoint["ready"] = is_ready.into();
                 if !is_ready {
-                    lines.push(("excluded", format!("{behind}: its sidecar is not ready")));
+                    lines.push(("excluded", format!("{endpoint_text}: its sidecar is not ready")));
                 }
                 let ejected = self.find_ejected(&service, port, &workload);
                 if let Some(ejected) = ejected {
-                    lines.push(("ejected", format!("{behind}: {}", reported_removed(ejected))));
+                    lines.push((
+                        "ejected",
+                        format!("{endpoint_text}: {}", describe_ejected(ejected)),
+                    ));
                 }
                 endpoint["ejected"] = ejected.map_or(Value::Null, |ejected| {
                     json!({"cause": ejected.cause, "age_s": ejected.age_s, "policy": ejected.policy})
                 });
             }
         }
-        if was_any && let Err(why) = &self.sidecar {
-            lines.push(("ejected", format!("unknown: {why}")));
+        if had_endpoints && let Err(reason) = &self.sidecar {
+            lines.push(("ejected", format!("unknown: {reason}")));
         }
         decision["ejected_unknown"] = self.sidecar.as_ref().err().cloned().into();
         let open = self.open_circuits(&decision);
-        lines.extend(open.iter().map(|circuit| ("circuit", circuit_text(circuit))));
+        lines.extend(open.iter().map(|circuit| ("circuit", describe_circuit(circuit))));
         let rejection = match rejection_statuses(&open, &decision) {
-            _ if was_any && ready == 0 => {
+            _ if had_endpoints && ready == 0 => {
                 Some((Reason::NoEndpoint, vec![Reason::NoEndpoint.status()]))
             }
             statuses if !statuses.is_empty() => Some((Reason::CircuitOpen, statuses)),
@@ -156,33 +160,36 @@ impl RuntimeState {
     /// Returns the open circuits of the called service and of the backends.
     fn open_circuits(&self, decision: &Value) -> Vec<&ListedCircuit> {
         let circuits = self.sidecar.iter().flat_map(|sidecar| &sidecar.circuits);
-        let is_used = |circuit: &&ListedCircuit| {
+        let is_relevant = |circuit: &&ListedCircuit| {
             let backends = decision["backends"].as_array().into_iter().flatten();
-            backends.chain([decision]).any(|place| is_at(circuit, place))
+            backends.chain([decision]).any(|target| matches_port(circuit, target))
         };
-        circuits.filter(|circuit| circuit.is_open()).filter(is_used).collect()
+        circuits.filter(|circuit| circuit.is_open()).filter(is_relevant).collect()
     }
 
     fn is_ready(&self, service: &str, port: u16, workload: &str) -> bool {
-        let service = self.services.iter().find(|found| found.name == service);
-        let mut ports = service.into_iter().flat_map(|service| &service.ports);
-        let found = ports.find(|found| found.port == port);
-        found.is_some_and(|port| port.endpoints.iter().any(|there| there.workload == workload))
+        let service = self.services.iter().find(|status| status.name == service);
+        let mut ports = service.into_iter().flat_map(|status| &status.ports);
+        let port = ports.find(|status| status.port == port);
+        port.is_some_and(|status| status.endpoints.iter().any(|ready| ready.workload == workload))
     }
 
     fn find_ejected(&self, service: &str, port: u16, workload: &str) -> Option<&ListedEndpoint> {
         let mut ejected = self.sidecar.iter().flat_map(|sidecar| &sidecar.ejected);
-        ejected.find(|it| it.service == service && it.port == port && it.workload == workload)
+        ejected.find(|endpoint| {
+            endpoint.service == service && endpoint.port == port && endpoint.workload == workload
+        })
     }
 }
 
-/// Returns the response statuses if circuits reject every such request: that of the called service, or those of
-/// all backends. Empty if they do not.
+/// Returns the statuses of the rejection if open circuits reject every such request: the status of the called
+/// service's circuit, or else those of all backends. Empty if some requests pass.
 fn rejection_statuses(open: &[&ListedCircuit], decision: &Value) -> Vec<u16> {
-    let status = |place: &Value| {
-        let found =
-            open.iter().find(|circuit| circuit.is_open_everywhere() && is_at(circuit, place));
-        found.map(|circuit| circuit.rejection_status())
+    let status = |target: &Value| {
+        let open_circuit = open
+            .iter()
+            .find(|circuit| circuit.is_open_everywhere() && matches_port(circuit, target));
+        open_circuit.map(|circuit| circuit.rejection_status())
     };
     let backends = decision["backends"].as_array().map(Vec::as_slice).unwrap_or_default();
     match status(decision) {
@@ -191,41 +198,42 @@ fn rejection_statuses(open: &[&ListedCircuit], decision: &Value) -> Vec<u16> {
     }
 }
 
-/// True if the circuit is that of this service and port.
-fn is_at(circuit: &ListedCircuit, place: &Value) -> bool {
-    place["service"] == circuit.service.as_str() && place["port"] == circuit.port
+/// True if the circuit belongs to the service and port of the JSON object `target`.
+fn matches_port(circuit: &ListedCircuit, target: &Value) -> bool {
+    target["service"] == circuit.service.as_str() && target["port"] == circuit.port
 }
 
-fn circuit_text(circuit: &ListedCircuit) -> String {
+fn describe_circuit(circuit: &ListedCircuit) -> String {
     let since = format_duration(Duration::from_secs(circuit.age_s));
     let ListedCircuit { service, port, policy, trigger, .. } = circuit;
     format!("{service} port {port}: open for {since} ({trigger}), by the {policy}")
 }
 
-fn reported_removed(ejected: &ListedEndpoint) -> String {
+fn describe_ejected(ejected: &ListedEndpoint) -> String {
     let since = format_duration(Duration::from_secs(ejected.age_s));
     format!("for {since} ({}), by the {}", ejected.cause, ejected.policy)
 }
 
 /// Inserts lines before the last line of the text, which the verdict, if any, replaces.
 fn with_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> String {
-    let (before, last) = match text.trim_end().rsplit_once('\n') {
-        Some((before, last)) => (format!("{before}\n"), last),
+    let (before, last_line) = match text.trim_end().rsplit_once('\n') {
+        Some((before, last_line)) => (format!("{before}\n"), last_line),
         None => (String::new(), text.trim_end()),
     };
     let lines: String =
         lines.iter().map(|(label, reported)| format!("{label:<9} {reported}\n")).collect();
-    let last = verdict.map_or(last.to_owned(), |verdict| format!("{:<9} {verdict}", "verdict"));
-    format!("{before}{lines}{last}\n")
+    let last_line =
+        verdict.map_or(last_line.to_owned(), |verdict| format!("{:<9} {verdict}", "verdict"));
+    format!("{before}{lines}{last_line}\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn service_statuses(there: &[&str]) -> Vec<ServiceStatus> {
+    fn service_statuses(workloads: &[&str]) -> Vec<ServiceStatus> {
         let endpoint = |workload: &&str| json!({"workload": workload, "address": "127.0.0.1:1"});
-        let endpoints: Vec<Value> = there.iter().map(endpoint).collect();
+        let endpoints: Vec<Value> = workloads.iter().map(endpoint).collect();
         let port = json!({"name": null, "port": 80, "protocol": "HTTP", "endpoints": endpoints});
         let service = json!({"name": "shop/web", "selector": {}, "workloads": [], "ports": [port], "routes": []});
         serde_json::from_value(json!([service])).unwrap()
@@ -241,10 +249,10 @@ mod tests {
     }
 
     #[test]
-    fn unready_endpoints_are_left_out_and_the_others_decide() {
+    fn unready_endpoints_are_listed_as_excluded() {
         let sidecar = Ok(SidecarState::default());
-        let seen = RuntimeState { services: service_statuses(&["shop/web-1"]), sidecar };
-        let Explanation { text, decision } = seen.add_observations(sample_explanation());
+        let state = RuntimeState { services: service_statuses(&["shop/web-1"]), sidecar };
+        let Explanation { text, decision } = state.add_observations(sample_explanation());
         expect_test::expect![[r#"
             backend   shop/web
             excluded  shop/web-2 of shop/web port 80: its sidecar is not ready
@@ -257,18 +265,18 @@ mod tests {
 
     #[test]
     fn without_ready_endpoints_requests_are_rejected() {
-        let why = "the sidecar of shop/user-1 is not connected".to_owned();
-        let seen = RuntimeState { services: service_statuses(&[]), sidecar: Err(why) };
-        let Explanation { text, decision } = seen.add_observations(sample_explanation());
+        let reason = "the sidecar of shop/user-1 is not connected".to_owned();
+        let state = RuntimeState { services: service_statuses(&[]), sidecar: Err(reason) };
+        let Explanation { text, decision } = state.add_observations(sample_explanation());
         assert_eq!(decision["allowed"], false);
         assert_eq!(decision["reason"], "no-endpoint");
-        let last = text.lines().last().unwrap();
-        assert!(last.starts_with("verdict   503 no-endpoint: "), "{text}");
+        let last_line = text.lines().last().unwrap();
+        assert!(last_line.starts_with("verdict   503 no-endpoint: "), "{text}");
         assert!(text.contains("ejected   unknown: the sidecar of"), "{text}");
     }
 
     #[test]
-    fn an_open_circuit_decides_when_no_backend_is_left() {
+    fn a_circuit_open_in_all_threads_rejects_the_request() {
         let circuit = |service: &str, state: &str, total_threads: usize| -> ListedCircuit {
             serde_json::from_value(json!({
                 "service": service, "port": 80, "policy": "CircuitBreaker shop/web", "state": state,
@@ -293,8 +301,8 @@ mod tests {
     }
 
     #[test]
-    fn an_open_circuit_answers_with_the_status_of_its_policy() {
-        let place = |service: &str| json!({"service": service, "port": 80, "endpoints": []});
+    fn an_open_circuit_responds_with_the_status_of_its_policy() {
+        let target = |service: &str| json!({"service": service, "port": 80, "endpoints": []});
         let circuit = |service: &str, status: Option<u16>| -> ListedCircuit {
             serde_json::from_value(json!({
                 "service": service, "port": 80, "policy": "CircuitBreaker shop/web", "state": "open",
@@ -304,7 +312,7 @@ mod tests {
             .unwrap()
         };
         let (v1, v2) = ("shop/web-v1", "shop/web-v2");
-        for (circuits, text, status) in [
+        for (circuits, statuses, status) in [
             (vec![circuit("shop/web", Some(418))], "418", json!(418)),
             // The circuit of the called service takes precedence over those of backends.
             (vec![circuit(v1, Some(500)), circuit("shop/web", Some(418))], "418", json!(418)),
@@ -313,17 +321,18 @@ mod tests {
             // Sidecars of earlier releases report no status.
             (vec![circuit(v1, None), circuit(v2, None)], "503", json!(503)),
         ] {
-            let seen = RuntimeState {
+            let state = RuntimeState {
                 services: service_statuses(&[]),
                 sidecar: Ok(SidecarState { ejected: vec![], circuits }),
             };
-            let mut decision = place("shop/web");
+            let mut decision = target("shop/web");
             decision["allowed"] = true.into();
-            decision["backends"] = json!([place(v1), place(v2)]);
-            let answer = Explanation { text: "verdict   200-range\n".to_owned(), decision };
-            let Explanation { text: reported, decision } = seen.add_observations(answer);
-            let verdict = reported.lines().last().unwrap();
-            assert!(verdict.starts_with(&format!("verdict   {text} circuit-open: ")), "{reported}");
+            decision["backends"] = json!([target(v1), target(v2)]);
+            let explanation = Explanation { text: "verdict   200-range\n".to_owned(), decision };
+            let Explanation { text, decision } = state.add_observations(explanation);
+            let verdict = text.lines().last().unwrap();
+            let expected = format!("verdict   {statuses} circuit-open: ");
+            assert!(verdict.starts_with(&expected), "{text}");
             assert_eq!((&decision["status"], &decision["allowed"]), (&status, &json!(false)));
         }
     }

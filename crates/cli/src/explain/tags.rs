@@ -14,34 +14,35 @@ pub(super) struct DecidedTags {
     /// Every possible result.
     outcomes: Vec<TagOutcome>,
     /// The endpoints that receive no such request.
-    left_out: Vec<Arc<Endpoint>>,
+    excluded: Vec<Arc<Endpoint>>,
 }
 
 impl DecidedTags {
     pub(super) fn for_request(
         tags: &CompiledTagRules,
         request: Option<&RequestView<'_>>,
-        all: &[Arc<Endpoint>],
+        endpoints: &[Arc<Endpoint>],
     ) -> Self {
         let outcomes = tags.all_outcomes(request);
-        let mut decided = Self { rules: tags.rules().clone(), outcomes, left_out: Vec::new() };
-        decided.left_out = all.iter().filter(|one| !decided.is_selected(one)).cloned().collect();
+        let mut decided = Self { rules: tags.rules().clone(), outcomes, excluded: Vec::new() };
+        decided.excluded =
+            endpoints.iter().filter(|endpoint| !decided.is_selected(endpoint)).cloned().collect();
         decided
     }
 
     /// True if an endpoint receives some of such requests.
     pub(super) fn is_selected(&self, endpoint: &Arc<Endpoint>) -> bool {
         let mut outcomes = self.outcomes.iter();
-        outcomes.any(|outcome| outcome.endpoints.iter().any(|left| left.id == endpoint.id))
+        outcomes.any(|outcome| outcome.endpoints.iter().any(|selected| selected.id == endpoint.id))
     }
 
     /// True if all such requests are rejected.
-    pub(super) fn leave_nobody(&self) -> bool {
+    pub(super) fn reject_all(&self) -> bool {
         self.outcomes.iter().all(|outcome| outcome.set.is_none())
     }
 
     /// True if some of such requests are rejected.
-    pub(super) fn may_leave_nobody(&self) -> bool {
+    pub(super) fn may_reject(&self) -> bool {
         self.outcomes.iter().any(|outcome| outcome.set.is_none())
     }
 
@@ -49,9 +50,9 @@ impl DecidedTags {
     pub(super) fn describe(&self) -> Vec<(&'static str, String)> {
         let mut lines = vec![("tag rule", self.describe_rule())];
         for outcome in &self.outcomes {
-            lines.push(("tag set", self.reported_outcome(outcome)));
+            lines.push(("tag set", self.describe_outcome(outcome)));
         }
-        lines.extend(self.left_out.iter().map(|endpoint| ("", reported_left_out(endpoint))));
+        lines.extend(self.excluded.iter().map(|endpoint| ("", describe_excluded(endpoint))));
         lines
     }
 
@@ -70,23 +71,23 @@ impl DecidedTags {
         json!({
             "rule": self.describe_rule(),
             "outcomes": self.outcomes.iter().map(outcome).collect::<Vec<_>>(),
-            "excluded": workload_names(&self.left_out),
+            "excluded": workload_names(&self.excluded),
         })
     }
 
     /// Describes the rule that decides, with the number of rules before it that do not match.
     fn describe_rule(&self) -> String {
-        let decides = self.outcomes.first().and_then(|outcome| outcome.rule);
-        match decides.and_then(|place| Some((place, self.rules.rules.get(place)?))) {
-            Some((before, rule)) => {
-                let before = match before {
+        let rule_index = self.outcomes.first().and_then(|outcome| outcome.rule);
+        match rule_index.and_then(|index| Some((index, self.rules.rules.get(index)?))) {
+            Some((skipped, rule)) => {
+                let skipped = match skipped {
                     0 => String::new(),
                     1 => ", after 1 that does not match".to_owned(),
                     several => format!(", after {several} that do not match"),
                 };
                 format!(
-                    "{} (precedence {}){before}",
-                    reported_origin(&rule.origin),
+                    "{} (precedence {}){skipped}",
+                    describe_origin(&rule.origin),
                     rule.precedence
                 )
             }
@@ -97,32 +98,32 @@ impl DecidedTags {
         }
     }
 
-    fn reported_outcome(&self, outcome: &TagOutcome) -> String {
+    fn describe_outcome(&self, outcome: &TagOutcome) -> String {
         let share = format!("{:.4}", outcome.share * 100.0);
         let share = share.trim_end_matches('0').trim_end_matches('.');
         let Some(set) = &outcome.set else {
             let reason = Reason::NoTaggedEndpoint;
             return format!("{share} %: no endpoint: {} {}", reason.status(), reason.label());
         };
-        let narrowed = match self.narrowed_by(outcome) {
+        let caller_rule = match self.narrowed_by(outcome) {
             Some(rule) => format!(", narrowed by {rule}"),
             None => String::new(),
         };
-        let others = if outcome.yields { "; others if none of these is healthy" } else { "" };
+        let fallback = if outcome.yields { "; others if none of these is healthy" } else { "" };
         format!(
-            "{share} %: {set}{narrowed}: {}{others}",
+            "{share} %: {set}{caller_rule}: {}{fallback}",
             workload_names(&outcome.endpoints).join(", ")
         )
     }
 
     fn narrowed_by(&self, outcome: &TagOutcome) -> Option<String> {
         let rule = self.rules.by_caller.get(outcome.by_caller?)?;
-        Some(format!("{} by the caller's tags", reported_origin(&rule.origin)))
+        Some(format!("{} by the caller's tags", describe_origin(&rule.origin)))
     }
 }
 
 /// Describes an excluded endpoint, with its tags.
-fn reported_left_out(endpoint: &Endpoint) -> String {
+fn describe_excluded(endpoint: &Endpoint) -> String {
     let tags = endpoint.tags.iter().map(|(name, value)| format!("{name}={value}"));
     let tags: Vec<String> = tags.collect();
     match tags.is_empty() {
@@ -131,7 +132,7 @@ fn reported_left_out(endpoint: &Endpoint) -> String {
     }
 }
 
-fn reported_origin(origin: &RuleOrigin) -> String {
+fn describe_origin(origin: &RuleOrigin) -> String {
     format!("{} rule {}", origin.object_key(), origin.index)
 }
 

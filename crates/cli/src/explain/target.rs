@@ -27,12 +27,12 @@ impl ExplainTarget {
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
         // Clients do not send the fragment.
         let url = url.split_once('#').map_or(url, |(url, _)| url);
-        let refused =
-            |why: &str| format!("{why}: use a URL such as http://orders.shop:8080/orders");
-        if url.len() > URL_BYTES_MAX {
-            return Err(refused("it is longer than sidecars accept"));
+        let usage_error =
+            |problem: &str| format!("{problem}: use a URL such as http://orders.shop:8080/orders");
+        if url.len() > MAX_URL_BYTES {
+            return Err(usage_error("it is longer than sidecars accept"));
         }
-        let uri: Uri = url.parse().map_err(|_| refused("it is not a URL"))?;
+        let uri: Uri = url.parse().map_err(|_| usage_error("it is not a URL"))?;
         match uri.scheme_str() {
             Some("http" | "tcp") => {}
             Some("https") => {
@@ -42,24 +42,26 @@ impl ExplainTarget {
                         .to_owned(),
                 );
             }
-            _ => return Err(refused("it does not begin with http://")),
+            _ => return Err(usage_error("it does not begin with http://")),
         }
         let is_tcp = uri.scheme_str() == Some("tcp");
-        let authority = uri.authority().ok_or_else(|| refused("it has no host"))?;
+        let authority = uri.authority().ok_or_else(|| usage_error("it has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(refused("it contains a user name"));
+            return Err(usage_error("it contains a user name"));
         }
         if authority.host().is_empty() {
-            return Err(refused("it has no host"));
+            return Err(usage_error("it has no host"));
         }
         let port = match authority.port() {
             Some(port) => match port.as_u16() {
-                0 => return Err(refused("the port is 0")),
+                0 => return Err(usage_error("the port is 0")),
                 port => port,
             },
-            None if authority.as_str().ends_with(':') => return Err(refused("the port is empty")),
+            None if authority.as_str().ends_with(':') => {
+                return Err(usage_error("the port is empty"));
+            }
             None if authority.as_str().len() > authority.host().len() => {
-                return Err(refused("the port is not a number up to 65535"));
+                return Err(usage_error("the port is not a number up to 65535"));
             }
             None if is_tcp => return Err(TCP.to_owned()),
             None => HTTP_PORT,
@@ -108,11 +110,11 @@ pub(super) fn parse_method(text: &str) -> Result<String, String> {
 /// # Errors
 /// A message for the command line.
 pub(super) fn parse_header(text: &str) -> Result<(String, String), String> {
-    let refused = || "use `name: value`, for example 'x-user: jason'".to_owned();
-    let (name, value) = text.split_once(':').ok_or_else(refused)?;
-    let name: hyper::header::HeaderName = name.trim().parse().map_err(|_| refused())?;
+    let usage_error = || "use `name: value`, for example 'x-user: jason'".to_owned();
+    let (name, value) = text.split_once(':').ok_or_else(usage_error)?;
+    let name: hyper::header::HeaderName = name.trim().parse().map_err(|_| usage_error())?;
     let value = value.trim();
-    hyper::header::HeaderValue::from_str(value).map_err(|_| refused())?;
+    hyper::header::HeaderValue::from_str(value).map_err(|_| usage_error())?;
     Ok((name.to_string(), value.to_owned()))
 }
 
@@ -120,7 +122,7 @@ const TCP: &str = "use tcp://HOST:PORT for a TCP connection, such as tcp://redis
 /// RFC 9110 §4.2.1.
 const HTTP_PORT: u16 = 80;
 /// The maximum length of a URL, below the size limit of a request head.
-const URL_BYTES_MAX: usize = 64 * 1024 - 1;
+const MAX_URL_BYTES: usize = 64 * 1024 - 1;
 
 #[cfg(test)]
 mod tests {
@@ -154,13 +156,13 @@ mod tests {
             assert_eq!(ExplainTarget::parse(url).unwrap().url(), url);
         }
         for url in ["tcp://redis.shop", "tcp://redis.shop:6379/a", "tcp://redis.shop:6379?a"] {
-            let rejected = ExplainTarget::parse(url).expect_err(url);
-            assert!(rejected.contains("tcp://redis.shop:6379"), "{url}: {rejected}");
+            let error = ExplainTarget::parse(url).expect_err(url);
+            assert!(error.contains("tcp://redis.shop:6379"), "{url}: {error}");
         }
     }
 
     #[test]
-    fn other_urls_are_refused_with_an_example() {
+    fn other_urls_are_rejected_with_an_example() {
         for url in [
             "",
             "a.b",
@@ -176,8 +178,8 @@ mod tests {
             "http://u@a/",
             "http://a b/",
         ] {
-            let refusal = ExplainTarget::parse(url).expect_err(url);
-            assert!(refusal.contains("http://"), "{url}: {refusal}");
+            let error = ExplainTarget::parse(url).expect_err(url);
+            assert!(error.contains("http://"), "{url}: {error}");
         }
         assert!(ExplainTarget::parse("https://a/").unwrap_err().contains("TLS"));
         let endless = format!("http://a/{}", "b".repeat(100_000));
@@ -191,8 +193,8 @@ mod tests {
         assert_eq!(header("X-User:  jason "), pair("x-user", "jason"));
         assert_eq!(header("a:"), pair("a", ""));
         assert_eq!(header("a: b: c"), pair("a", "b: c"));
-        for bad in ["", "a", ": b", "a b: c", "a: b\r\nc: d"] {
-            assert_eq!(header(bad), None, "{bad}");
+        for invalid in ["", "a", ": b", "a b: c", "a: b\r\nc: d"] {
+            assert_eq!(header(invalid), None, "{invalid}");
         }
         assert_eq!(parse_method("PATCH"), Ok("PATCH".to_owned()));
         assert!(parse_method("CONNECT").is_err());

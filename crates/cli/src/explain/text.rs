@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use leno_model::{
-    Header, HeaderEdits, OriginPattern, PathEdit, PersistenceType, Reason, RequestMatch, RetryRule,
-    RouteKind, RouteRule, RuleActions, SessionPersistence, UrlRewrite,
+    Header, HeaderEdits, OriginPattern, PathEdit, PersistenceType, Reason, RetryRule, RouteKind,
+    RouteRule, RuleActions, SessionPersistence, UrlRewrite,
 };
 use leno_traffic::PolicyDecision;
 use serde_json::{Value, json};
@@ -18,149 +18,152 @@ use super::tags::DecidedTags;
 use super::unapplied::UnappliedPolicy;
 
 /// Returns the text output; the last line is the verdict.
-pub(super) fn render(decision: &RequestDecision, question: &ExplainedRequest) -> String {
+pub(super) fn render(decision: &RequestDecision, request: &ExplainedRequest) -> String {
     let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
+    let mut add_line = |label: &str, value: &str| {
         writeln!(text, "{label:<9} {value}").expect("writing to a String never fails");
     };
-    line("request", &request_text(question));
+    add_line("request", &request_text(request));
     let client = &decision.client;
-    line("from", &format!("{} (account {})", client.name, client.account));
-    tell_called(decision, question, &mut line);
+    add_line("from", &format!("{} (account {})", client.name, client.account));
+    write_target(decision, request, &mut add_line);
     match &decision.route {
         Some(route) => {
-            line("route", &reported_route(route));
-            for filter in reported_rule(&route.rule) {
-                line("filter", &filter);
+            add_line("route", &describe_route(route));
+            for filter in describe_rule(&route.rule) {
+                add_line("filter", &filter);
             }
         }
-        None if decision.protocol.is_some() && decision.refused.is_none() => {
-            let why = match decision.conflicts.is_empty() {
+        None if decision.protocol.is_some() && decision.rejection.is_none() => {
+            let routing = match decision.conflicts.is_empty() {
                 true => "none",
                 false => "no split matches",
             };
-            line("route", &format!("{why}: the service's own endpoints"));
+            add_line("route", &format!("{routing}: the service's own endpoints"));
         }
         None => {}
     }
-    for conflict in decision.conflicts.iter().take(CONFLICTS_SHOWN_MAX) {
-        line("skipped", &reported_conflict(conflict));
+    for conflict in decision.conflicts.iter().take(MAX_CONFLICTS_SHOWN) {
+        add_line("skipped", &describe_conflict(conflict));
     }
-    if let Some(more @ 1..) = decision.conflicts.len().checked_sub(CONFLICTS_SHOWN_MAX) {
-        line("skipped", &format!("{more} more matches"));
+    if let Some(hidden @ 1..) = decision.conflicts.len().checked_sub(MAX_CONFLICTS_SHOWN) {
+        add_line("skipped", &format!("{hidden} more matches"));
     }
-    if let Some(sent) = &decision.sent {
-        line("sent as", &request_text(sent));
+    if let Some(forwarded_request) = &decision.sent {
+        add_line("sent as", &request_text(forwarded_request));
     }
     if let Some(redirection) = &decision.redirection {
-        line("redirect", &format!("{} to {}", redirection.status, redirection.location));
+        add_line("redirect", &format!("{} to {}", redirection.status, redirection.location));
     }
-    if let Some(kept) = &decision.kept {
-        line("session", &format!("{} of {}, by session persistence", kept.workload, kept.service));
+    if let Some(endpoint) = &decision.session_endpoint {
+        let endpoint = format!("{} of {}", endpoint.workload, endpoint.service);
+        add_line("session", &format!("{endpoint}, by session persistence"));
     }
     if let Some(retry) = &decision.retry {
-        line("retry", &format!("Retry {}: {}", retry.policy, reported_retry(&retry.rule)));
+        add_line("retry", &format!("Retry {}: {}", retry.policy, describe_retry(&retry.rule)));
         if let Some(limit) = retry.response_timeout {
-            line("", &format!("timeout of {limit:?} per attempt, until the response begins"));
+            add_line("", &format!("timeout of {limit:?} per attempt, until the response begins"));
         }
     }
     for unapplied in &decision.unapplied {
-        line("no effect", &format!("{}: {}", unapplied.policy, unapplied.reason));
+        add_line("no effect", &format!("{}: {}", unapplied.policy, unapplied.reason));
     }
     for backend in &decision.backends {
-        tell_backend(backend, question, &mut line);
+        write_backend(backend, request, &mut add_line);
     }
-    line("verdict", &render_verdict(decision, question));
+    add_line("verdict", &render_verdict(decision, request));
     text
 }
 
 /// Returns the method and URL, or the URL of a TCP connection.
-fn request_text(question: &ExplainedRequest) -> String {
-    match question.target.is_tcp {
-        true => question.target.url(),
-        false => format!("{} {}", question.method, question.target.url()),
+fn request_text(request: &ExplainedRequest) -> String {
+    match request.target.is_tcp {
+        true => request.target.url(),
+        false => format!("{} {}", request.method, request.target.url()),
     }
 }
 
 /// Adds the called service, or the host outside the mesh.
-fn tell_called(
+fn write_target(
     decision: &RequestDecision,
-    question: &ExplainedRequest,
-    line: &mut impl FnMut(&str, &str),
+    request: &ExplainedRequest,
+    add_line: &mut impl FnMut(&str, &str),
 ) {
-    let target = &question.target;
+    let target = &request.target;
     if let Some(outside) = &decision.outside {
-        return line("outside", &outside.describe(question));
+        return add_line("outside", &outside.describe(request));
     }
     match (&decision.service, decision.protocol) {
         (Some(service), Some(protocol)) => {
-            line("service", &format!("{service} port {} ({protocol})", target.port));
+            add_line("service", &format!("{service} port {} ({protocol})", target.port));
             if is_opaque(protocol) {
-                line("", "opaque: requests are not parsed, and only TCP rules apply");
+                add_line("", "opaque: requests are not parsed, and only TCP rules apply");
             }
         }
-        (Some(service), None) => line("service", &format!("{service} port {}", target.port)),
-        (None, _) => line("service", &format!("`{}` is not the name of a service", target.host)),
+        (Some(service), None) => add_line("service", &format!("{service} port {}", target.port)),
+        (None, _) => {
+            add_line("service", &format!("`{}` is not the name of a service", target.host))
+        }
     }
 }
 
 /// Adds a backend with its policies and endpoints.
-fn tell_backend(
+fn write_backend(
     backend: &DecidedBackend,
-    question: &ExplainedRequest,
-    line: &mut impl FnMut(&str, &str),
+    request: &ExplainedRequest,
+    add_line: &mut impl FnMut(&str, &str),
 ) {
-    line("backend", &describe_backend(backend, question));
-    for treated in &backend.treated {
-        line("", &format!("{}: {}", treated.policy, treated.reported));
+    add_line("backend", &describe_backend(backend, request));
+    for effect in &backend.effects {
+        add_line("", &format!("{}: {}", effect.policy, effect.description));
     }
     for unapplied in &backend.unapplied {
-        line("no effect", &format!("{}: {}", unapplied.policy, unapplied.reason));
+        add_line("no effect", &format!("{}: {}", unapplied.policy, unapplied.reason));
     }
-    for (label, reported) in backend.tags.iter().flat_map(DecidedTags::describe) {
-        line(label, &reported);
+    for (label, description) in backend.tags.iter().flat_map(DecidedTags::describe) {
+        add_line(label, &description);
     }
     for endpoint in &backend.endpoints {
-        line("", &describe_endpoint(endpoint, question));
+        add_line("", &describe_endpoint(endpoint, request));
         for limit in &endpoint.limits {
-            line("", &format!("  {}: {}", limit.policy, limit.reported));
+            add_line("", &format!("  {}: {}", limit.policy, limit.description));
         }
-        for reported in endpoint.marks.iter().chain(&endpoint.ingress_rules) {
-            line("", &format!("  {reported}"));
+        for description in endpoint.lane_headers.iter().chain(&endpoint.ingress_rules) {
+            add_line("", &format!("  {description}"));
         }
     }
 }
 
 /// Returns the JSON output.
-pub(super) fn decision_to_json(decision: &RequestDecision, question: &ExplainedRequest) -> Value {
+pub(super) fn decision_to_json(decision: &RequestDecision, request: &ExplainedRequest) -> Value {
     let outcomes = decision.distinct_outcomes();
-    let allowed = outcomes == [None] && !decision.is_forwarded();
+    let allowed = outcomes == [None] && !decision.client_sidecar_responds();
     let reason = match outcomes.as_slice() {
         [Some(reason)] => Some(*reason),
         _ => None,
     };
-    let is_request = !question.target.is_tcp;
+    let is_request = !request.target.is_tcp;
     json!({
         "request": {
-            "method": is_request.then_some(&question.method),
-            "authority": question.target.authority,
-            "path": is_request.then_some(&question.target.path),
-            "query": question.target.query,
+            "method": is_request.then_some(&request.method),
+            "authority": request.target.authority,
+            "path": is_request.then_some(&request.target.path),
+            "query": request.target.query,
         },
         "from": {
             "workload": decision.client.name.to_string(),
             "account": decision.client.account.to_string(),
         },
         "service": decision.service.as_ref().map(ToString::to_string),
-        "port": question.target.port,
-        "outside": decision.outside.as_ref().map(|outside| outside.to_json(question)),
+        "port": request.target.port,
+        "outside": decision.outside.as_ref().map(|outside| outside.to_json(request)),
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
         "route": decision.route.as_ref().map(json_route),
         "conflicts": decision.conflicts.iter().map(json_conflict).collect::<Vec<_>>(),
-        "session_affinity": decision.kept.as_ref().map(|kept| json!({
-            "workload": kept.workload.to_string(),
-            "service": kept.service.to_string(),
-            "port": kept.port,
+        "session_affinity": decision.session_endpoint.as_ref().map(|endpoint| json!({
+            "workload": endpoint.workload.to_string(),
+            "service": endpoint.service.to_string(),
+            "port": endpoint.port,
         })),
         "retry": decision.retry.as_ref().map(|retry| json!({
             "policy": format!("Retry {}", retry.policy),
@@ -196,11 +199,11 @@ pub(super) fn decision_to_json(decision: &RequestDecision, question: &ExplainedR
             .iter()
             .map(|outcome| outcome.map_or("allowed", Reason::label))
             .collect::<Vec<_>>(),
-        "verdict": render_verdict(decision, question),
+        "verdict": render_verdict(decision, request),
     })
 }
 
-fn render_verdict(decision: &RequestDecision, question: &ExplainedRequest) -> String {
+fn render_verdict(decision: &RequestDecision, request: &ExplainedRequest) -> String {
     if let Some(redirection) = &decision.redirection {
         return format!("{}: the client's sidecar sends a redirect", redirection.status);
     }
@@ -208,79 +211,78 @@ fn render_verdict(decision: &RequestDecision, question: &ExplainedRequest) -> St
         return "200: CORS preflight, answered by the client's sidecar".to_owned();
     }
     if let Some(outside) = &decision.outside {
-        return outside.render_verdict(question);
+        return outside.render_verdict(request);
     }
     let outcomes = decision.distinct_outcomes();
     match outcomes.as_slice() {
-        [None] if question.target.is_tcp => {
+        [None] if request.target.is_tcp => {
             "allowed: the connection reaches the application".to_owned()
         }
         [None] => "200-range: allowed; the application responds".to_owned(),
         [Some(reason)] => {
             let status =
-                statuses_text(&question.response_statuses(decision.rejection_statuses(*reason)));
-            let hint = reason_hint(decision, question, *reason);
-            let caption = reason_caption(decision, question, *reason);
+                statuses_text(&request.response_statuses(decision.rejection_statuses(*reason)));
+            let hint = reason_hint(decision, request, *reason);
+            let caption = reason_caption(decision, request, *reason);
             format!("{status} {}: {caption} {hint}", reason.label())
         }
-        [] if question.target.is_tcp => {
-            "reset no-endpoint: the service has no endpoint.".to_owned()
-        }
+        [] if request.target.is_tcp => "reset no-endpoint: the service has no endpoint.".to_owned(),
         [] => "503 no-endpoint: the service has no endpoint.".to_owned(),
         [None, Some(Reason::TokenInvalid)] => {
             "it depends on the token (allowed, token-invalid): the endpoint's sidecar verifies it"
                 .to_owned()
         }
-        several => {
-            let several: Vec<&str> =
-                several.iter().map(|outcome| outcome.map_or("allowed", Reason::label)).collect();
-            format!("it depends on the endpoint ({}): see the lines above", several.join(", "))
+        outcomes => {
+            let outcomes: Vec<&str> =
+                outcomes.iter().map(|outcome| outcome.map_or("allowed", Reason::label)).collect();
+            format!("it depends on the endpoint ({}): see the lines above", outcomes.join(", "))
         }
     }
 }
 
-/// Returns the status common to all answers; `None` if they differ.
+/// Returns the status common to all responses; `None` if they differ.
 pub(super) fn one_status(statuses: &[u16]) -> Option<u16> {
     let first = *statuses.first()?;
     statuses.iter().all(|status| *status == first).then_some(first)
 }
 
-/// Joins the distinct statuses of answers; 0 is a reset.
+/// Joins the distinct statuses of responses; 0 is a reset.
 pub(super) fn statuses_text(statuses: &[u16]) -> String {
-    let mut reported: Vec<String> = Vec::new();
+    let mut distinct: Vec<String> = Vec::new();
     for status in statuses {
         let status = if *status == 0 { "reset".to_owned() } else { status.to_string() };
-        if !reported.contains(&status) {
-            reported.push(status);
+        if !distinct.contains(&status) {
+            distinct.push(status);
         }
     }
-    reported.join(" or ")
+    distinct.join(" or ")
 }
 
 /// Returns the meaning of the reason, more specific if the missing service or port is known.
 fn reason_caption(
     decision: &RequestDecision,
-    question: &ExplainedRequest,
+    request: &ExplainedRequest,
     reason: Reason,
 ) -> String {
     match (&decision.missing, &decision.service) {
         (Some(MissingPart::Service(_)), Some(service)) => format!("There is no Service {service}."),
         (Some(MissingPart::Port(_)), Some(service)) => {
-            format!("The Service {service} has no port {}.", question.target.port)
+            format!("The Service {service} has no port {}.", request.target.port)
         }
         _ => reason.caption().to_owned(),
     }
 }
 
 /// Returns the hint, with names from the configuration.
-fn reason_hint(decision: &RequestDecision, question: &ExplainedRequest, reason: Reason) -> String {
+fn reason_hint(decision: &RequestDecision, request: &ExplainedRequest, reason: Reason) -> String {
     match &decision.missing {
         Some(MissingPart::Port(ports)) if !ports.is_empty() => {
             let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
             return format!("Use port {}.", ports.join(" or "));
         }
-        Some(MissingPart::Service(others)) if !others.is_empty() => {
-            let hosts = others.iter().map(|it| format!("{}.{}", it.name, it.namespace));
+        Some(MissingPart::Service(same_name)) if !same_name.is_empty() => {
+            let hosts =
+                same_name.iter().map(|service| format!("{}.{}", service.name, service.namespace));
             return format!("Use the host {}.", hosts.collect::<Vec<_>>().join(" or "));
         }
         _ => {}
@@ -290,15 +292,15 @@ fn reason_hint(decision: &RequestDecision, question: &ExplainedRequest, reason: 
         "{{kind: ServiceAccount, name: {}, namespace: {}}}",
         account.name, account.namespace
     );
-    let denied = decision.backends.iter().flat_map(|backend| &backend.endpoints);
-    let denied: Vec<&DecidedEndpoint> = denied.collect();
-    let policy = denied.iter().find_map(|decided| match &decided.access {
+    let endpoints = decision.backends.iter().flat_map(|backend| &backend.endpoints);
+    let endpoints: Vec<&DecidedEndpoint> = endpoints.collect();
+    let policy = endpoints.iter().find_map(|endpoint| match &endpoint.access {
         EndpointAccess::Denied(_, policy) => policy.as_ref(),
         EndpointAccess::AllowedByDefault
         | EndpointAccess::Allowed(_)
         | EndpointAccess::DryRun(..) => None,
     });
-    let destination = denied.first().and_then(|decided| decided.endpoint.account.as_ref());
+    let destination = endpoints.first().and_then(|endpoint| endpoint.endpoint.account.as_ref());
     match (reason, policy, destination, &decision.service) {
         (Reason::Denied, Some(policy), ..) => {
             format!("Add {source} to spec.sources of the {} {policy}.", policy.policy_kind())
@@ -311,7 +313,7 @@ fn reason_hint(decision: &RequestDecision, question: &ExplainedRequest, reason: 
         ),
         (Reason::NoPolicyRoute, _, Some(destination), _) => format!(
             "Add a match for {} {} to an HTTPRouteGroup that a TrafficTarget for {destination} uses.",
-            question.method, question.target.path
+            request.method, request.target.path
         ),
         (Reason::DeniedOutbound, _, _, Some(service)) => format!(
             "Add {source} to spec.sources of a TrafficTarget with the account of the workloads \
@@ -321,18 +323,19 @@ fn reason_hint(decision: &RequestDecision, question: &ExplainedRequest, reason: 
     }
 }
 
-fn reported_route(route: &DecidedRoute) -> String {
+fn describe_route(route: &DecidedRoute) -> String {
     let rule = &route.rule;
-    let fits = rule.matches.get(route.fits).map(reported_match);
+    let (kind, name) = (rule.kind.as_str(), &rule.route);
+    let matched = rule.matches.get(route.match_index).map(ToString::to_string).unwrap_or_default();
     let timeout = rule
         .request_timeout
         .map_or(String::new(), |timeout| format!(", request timeout {timeout:?}"));
-    let place = reported_place(rule.kind, route.index, route.fits);
-    format!("{} {}: {place}({}){timeout}", rule.kind.as_str(), rule.route, fits.unwrap_or_default())
+    let position = match_position(rule.kind, route.index, route.match_index);
+    format!("{kind} {name}: {position}({matched}){timeout}")
 }
 
 /// Returns the position of a match in its route; empty for kinds without numbered rules.
-fn reported_place(kind: RouteKind, rule: usize, index: usize) -> String {
+fn match_position(kind: RouteKind, rule: usize, index: usize) -> String {
     match kind {
         RouteKind::Http | RouteKind::Grpc => format!("rules[{rule}].matches[{index}] "),
         RouteKind::Split | RouteKind::Tcp | RouteKind::Tls => String::new(),
@@ -340,26 +343,27 @@ fn reported_place(kind: RouteKind, rule: usize, index: usize) -> String {
 }
 
 /// Describes the effects of a rule and its backends on requests and responses, a line each.
-fn reported_rule(rule: &RouteRule) -> Vec<String> {
-    let mut lines = reported_actions(&rule.actions);
+fn describe_rule(rule: &RouteRule) -> Vec<String> {
+    let mut lines = describe_actions(&rule.actions);
     for backend in &rule.backends {
         let Some(edits) = &backend.edits else { continue };
-        let request = reported_headers("request", &edits.request_headers);
-        let reported =
-            request.into_iter().chain(reported_headers("response", &edits.response_headers));
-        let reported = reported.chain(edits.rewrite.iter().flat_map(reported_rewrite));
+        let request_edits = describe_header_edits("request", &edits.request_headers);
+        let effects = request_edits
+            .into_iter()
+            .chain(describe_header_edits("response", &edits.response_headers));
+        let effects = effects.chain(edits.rewrite.iter().flat_map(describe_rewrite));
         lines.extend(
-            reported.map(|line| format!("for {} port {}: {line}", backend.service, backend.port)),
+            effects.map(|line| format!("for {} port {}: {line}", backend.service, backend.port)),
         );
     }
     lines
 }
 
 /// Describes the actions of a rule except the choice of a backend, a line each.
-fn reported_actions(actions: &RuleActions) -> Vec<String> {
-    let mut lines = reported_headers("request", &actions.request_headers);
-    lines.extend(reported_headers("response", &actions.response_headers));
-    lines.extend(actions.rewrite.iter().flat_map(reported_rewrite));
+fn describe_actions(actions: &RuleActions) -> Vec<String> {
+    let mut lines = describe_header_edits("request", &actions.request_headers);
+    lines.extend(describe_header_edits("response", &actions.response_headers));
+    lines.extend(actions.rewrite.iter().flat_map(describe_rewrite));
     if actions.redirect.is_some() {
         lines.push("redirect".to_owned());
     }
@@ -371,17 +375,17 @@ fn reported_actions(actions: &RuleActions) -> Vec<String> {
         let origins: Vec<&str> = cors.origins.iter().map(OriginPattern::as_str).collect();
         lines.push(format!("allow CORS requests of the origins {}", origins.join(", ")));
     }
-    lines.extend(actions.persistence.as_ref().map(reported_persistence));
+    lines.extend(actions.persistence.as_ref().map(describe_persistence));
     if let Some(limit) = actions.attempt_timeout {
         lines.push(format!("timeout of {limit:?} per attempt"));
     }
     if let Some(retry) = &actions.retry {
-        lines.push(reported_retry(retry));
+        lines.push(describe_retry(retry));
     }
     lines
 }
 
-fn reported_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
+fn describe_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
     let host = rewrite.hostname.as_ref().map(|name| format!("rewrite the host to {name}"));
     let path = rewrite.path.as_ref().map(|path| match path {
         PathEdit::Full(path) => format!("rewrite the path to {path}"),
@@ -390,34 +394,34 @@ fn reported_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
     host.into_iter().chain(path)
 }
 
-fn reported_persistence(persistence: &SessionPersistence) -> String {
+fn describe_persistence(persistence: &SessionPersistence) -> String {
     let carrier = match persistence.kind {
         PersistenceType::Cookie | PersistenceType::LastingCookie => "cookie",
         PersistenceType::Header => "header",
     };
-    let mut reported = match &persistence.name {
+    let mut description = match &persistence.name {
         Some(name) => format!("persist sessions with the {carrier} {name}"),
         None => format!("persist sessions with a {carrier}"),
     };
     if let Some(path) = &persistence.path {
-        reported.push_str(&format!(" for paths below {path}"));
+        description.push_str(&format!(" for paths below {path}"));
     }
-    if let Some(most) = persistence.absolute {
-        reported.push_str(&format!(", for at most {most:?}"));
+    if let Some(duration) = persistence.absolute {
+        description.push_str(&format!(", for at most {duration:?}"));
     }
-    if let Some(most) = persistence.idle {
-        reported.push_str(&format!(", until {most:?} after the last response"));
+    if let Some(duration) = persistence.idle {
+        description.push_str(&format!(", until {duration:?} after the last response"));
     }
-    reported
+    description
 }
 
-fn reported_retry(retry: &RetryRule) -> String {
+fn describe_retry(retry: &RetryRule) -> String {
     if retry.attempts == 0 {
         return "no retries".to_owned();
     }
-    let answers = match retry.codes.is_empty() {
+    let failures = match retry.codes.is_empty() {
         true => "failures without a response".to_owned(),
-        false => format!("failures and responses {}", reported_codes(&retry.codes)),
+        false => format!("failures and responses {}", join_statuses(&retry.codes)),
     };
     let times = if retry.attempts == 1 {
         "1 retry".to_owned()
@@ -425,36 +429,36 @@ fn reported_retry(retry: &RetryRule) -> String {
         format!("{} retries", retry.attempts)
     };
     format!(
-        "up to {times} after {answers}, back-off from {:?}, within the retry budget",
+        "up to {times} after {failures}, back-off from {:?}, within the retry budget",
         retry.backoff
     )
 }
 
 /// Joins statuses in order, with consecutive ones as a range.
-fn reported_codes(codes: &[u16]) -> String {
-    let ranges = codes.chunk_by(|one, next| one + 1 == *next);
-    let reported = ranges.filter_map(|range| match (range.first()?, range.last()?) {
+fn join_statuses(codes: &[u16]) -> String {
+    let ranges = codes.chunk_by(|status, next| status + 1 == *next);
+    let descriptions = ranges.filter_map(|range| match (range.first()?, range.last()?) {
         (first, last) if first == last => Some(first.to_string()),
         (first, last) => Some(format!("{first} to {last}")),
     });
-    reported.collect::<Vec<_>>().join(", ")
+    descriptions.collect::<Vec<_>>().join(", ")
 }
 
-fn reported_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {
-    let reported = |verb: &str, header: &Header| {
+fn describe_header_edits(side: &str, edits: &HeaderEdits) -> Vec<String> {
+    let describe = |verb: &str, header: &Header| {
         format!("{verb} the {side} header {}: {}", header.name, header.value)
     };
-    let set = edits.set.iter().map(|header| reported("set", header));
-    let add = edits.add.iter().map(|header| reported("add", header));
+    let set = edits.set.iter().map(|header| describe("set", header));
+    let add = edits.add.iter().map(|header| describe("add", header));
     let remove = edits.remove.iter().map(|name| format!("remove the {side} header {name}"));
     set.chain(add).chain(remove).collect()
 }
 
-fn reported_conflict(conflict: &UnusedMatch) -> String {
-    let UnusedMatch { kind, route, rule, index, request, reason: why } = conflict;
-    let place = reported_place(*kind, *rule, *index);
-    let (kind, request) = (kind.as_str(), reported_match(request));
-    format!("{kind} {route}: {place}({request}): {}", why.describe())
+fn describe_conflict(conflict: &UnusedMatch) -> String {
+    let UnusedMatch { kind, route, rule, index, request, reason } = conflict;
+    let position = match_position(*kind, *rule, *index);
+    let (kind, request) = (kind.as_str(), request.to_string());
+    format!("{kind} {route}: {position}({request}): {}", reason.describe())
 }
 
 fn json_conflict(conflict: &UnusedMatch) -> Value {
@@ -463,37 +467,33 @@ fn json_conflict(conflict: &UnusedMatch) -> Value {
         "name": conflict.route.to_string(),
         "rule": conflict.rule,
         "match": conflict.index,
-        "matches": reported_match(&conflict.request),
+        "matches": conflict.request.to_string(),
         "reason": conflict.reason.describe(),
     })
 }
 
-fn reported_match(request: &RequestMatch) -> String {
-    request.to_string()
-}
-
-fn describe_backend(backend: &DecidedBackend, question: &ExplainedRequest) -> String {
+fn describe_backend(backend: &DecidedBackend, request: &ExplainedRequest) -> String {
     let share = format!("{:.4}", backend.share * 100.0);
     let share = share.trim_end_matches('0').trim_end_matches('.');
-    let refused = match backend.refused {
+    let rejection = match backend.rejection {
         None => String::new(),
         Some(reason) => {
             let statuses =
-                question.response_statuses(vec![backend.status.unwrap_or(reason.status())]);
+                request.response_statuses(vec![backend.status.unwrap_or(reason.status())]);
             format!(": {} {}", statuses_text(&statuses), reason.label())
         }
     };
-    let ungranted = match backend.ungranted {
+    let grant = match backend.is_ungranted {
         true => " (no ReferenceGrant permits it)",
         false => "",
     };
     format!(
-        "{} port {}, {share} % of such requests{refused}{ungranted}",
+        "{} port {}, {share} % of such requests{rejection}{grant}",
         backend.service, backend.port
     )
 }
 
-fn describe_endpoint(decided: &DecidedEndpoint, question: &ExplainedRequest) -> String {
+fn describe_endpoint(decided: &DecidedEndpoint, request: &ExplainedRequest) -> String {
     let endpoint = &decided.endpoint;
     let access = match &decided.access {
         EndpointAccess::AllowedByDefault => "allowed for every member of the mesh".to_owned(),
@@ -501,15 +501,15 @@ fn describe_endpoint(decided: &DecidedEndpoint, question: &ExplainedRequest) -> 
             format!("allowed by the {} {decision}", decision.policy_kind())
         }
         EndpointAccess::Denied(reason, decision) => {
-            let decision = reported_decision(*reason, decision.as_ref());
-            let status = statuses_text(&question.response_statuses(vec![reason.status()]));
+            let decision = describe_decision(*reason, decision.as_ref());
+            let status = statuses_text(&request.response_statuses(vec![reason.status()]));
             format!("{status} {}{decision}", reason.label())
         }
         EndpointAccess::DryRun(reason, decision) => format!(
             "allowed by default policy dry-run; with default policy deny {} {}{}",
             reason.status(),
             reason.label(),
-            reported_decision(*reason, decision.as_ref())
+            describe_decision(*reason, decision.as_ref())
         ),
     };
     match &endpoint.account {
@@ -519,15 +519,16 @@ fn describe_endpoint(decided: &DecidedEndpoint, question: &ExplainedRequest) -> 
 }
 
 /// Returns the policy behind a rejection, in parentheses.
-fn reported_decision(reason: Reason, decision: Option<&PolicyDecision>) -> String {
-    let does = match reason {
+fn describe_decision(reason: Reason, decision: Option<&PolicyDecision>) -> String {
+    let effect = match reason {
         Reason::DeniedByPolicy => "denies it",
         Reason::TokenMissing => "requires a token",
         _ => "does not allow it",
     };
-    let reported =
-        |decision: &PolicyDecision| format!(" (the {} {decision} {does})", decision.policy_kind());
-    decision.map(reported).unwrap_or_default()
+    let describe = |decision: &PolicyDecision| {
+        format!(" (the {} {decision} {effect})", decision.policy_kind())
+    };
+    decision.map(describe).unwrap_or_default()
 }
 
 fn json_route(route: &DecidedRoute) -> Value {
@@ -535,9 +536,9 @@ fn json_route(route: &DecidedRoute) -> Value {
         "kind": route.rule.kind.as_str(),
         "name": route.rule.route.to_string(),
         "rule": route.index,
-        "match": route.fits,
-        "matches": route.rule.matches.get(route.fits).map(reported_match),
-        "filters": reported_rule(&route.rule),
+        "match": route.match_index,
+        "matches": route.rule.matches.get(route.match_index).map(ToString::to_string),
+        "filters": describe_rule(&route.rule),
         "request_timeout_ms": route
             .rule
             .request_timeout
@@ -546,8 +547,9 @@ fn json_route(route: &DecidedRoute) -> Value {
 }
 
 fn json_unapplied(unapplied: &[UnappliedPolicy]) -> Vec<Value> {
-    let json = |it: &UnappliedPolicy| json!({"policy": it.policy, "reason": it.reason});
-    unapplied.iter().map(json).collect()
+    let to_json =
+        |policy: &UnappliedPolicy| json!({"policy": policy.policy, "reason": policy.reason});
+    unapplied.iter().map(to_json).collect()
 }
 
 fn json_backend(backend: &DecidedBackend) -> Value {
@@ -556,11 +558,11 @@ fn json_backend(backend: &DecidedBackend) -> Value {
         "port": backend.port,
         "weight": backend.weight,
         "share": backend.share,
-        "reason": backend.refused.map(Reason::label),
-        "granted": !backend.ungranted,
-        "policies": backend.treated.iter().map(|treated| json!({
-            "policy": treated.policy.to_string(),
-            "effect": treated.reported,
+        "reason": backend.rejection.map(Reason::label),
+        "granted": !backend.is_ungranted,
+        "policies": backend.effects.iter().map(|effect| json!({
+            "policy": effect.policy.to_string(),
+            "effect": effect.description,
         })).collect::<Vec<_>>(),
         "not_applied": json_unapplied(&backend.unapplied),
         "tags": backend.tags.as_ref().map(DecidedTags::to_json),
@@ -581,9 +583,9 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
         "allowed": reason.is_none(),
         "limits": decided.limits.iter().map(|limit| json!({
             "policy": limit.policy.to_string(),
-            "effect": limit.reported,
+            "effect": limit.description,
         })).collect::<Vec<_>>(),
-        "lane_marks": decided.marks,
+        "lane_marks": decided.lane_headers,
         "ingress_rules": decided.ingress_rules,
         "policy": policy.map(ToString::to_string),
         "dry_run_reason": dry_run_reason.map(Reason::label),
@@ -593,4 +595,4 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
 }
 
 /// The maximum number of undecisive matches in the text output.
-const CONFLICTS_SHOWN_MAX: usize = 10;
+const MAX_CONFLICTS_SHOWN: usize = 10;

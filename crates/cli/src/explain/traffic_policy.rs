@@ -1,4 +1,4 @@
-//! Descriptions of the policies that apply to requests to a port, a sentence each.
+//! Descriptions of the policies that apply to requests to a port, for `leno explain request`: one sentence each.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::figures::format_count;
 #[derive(Debug)]
 pub(super) struct PolicyEffect {
     pub(super) policy: ServicePolicyName,
-    pub(super) reported: String,
+    pub(super) description: String,
 }
 
 /// Describes the policies of a port that apply to every request, or to every connection if the port is opaque
@@ -29,43 +29,52 @@ pub(super) fn list_policies(
     traffic_policy: &PortTrafficPolicy,
     is_opaque: bool,
 ) -> Vec<PolicyEffect> {
-    let acts = |outlier_detection: &&Arc<PortOutlierDetection>| {
+    let detection_applies = |outlier_detection: &&Arc<PortOutlierDetection>| {
         !is_opaque || outlier_detection.acts_on_connections()
     };
-    let outlier_detection =
-        traffic_policy.outlier_detection.iter().filter(acts).map(|outlier_detection| {
-            PolicyEffect {
-                policy: outlier_detection.policy.clone(),
-                reported: match &outlier_detection.algorithm {
-                    OutlierAlgorithm::Native(rule) => describe_outlier_detection(rule),
-                    OutlierAlgorithm::Sermant(rule) => describe_sermant_detection(rule),
-                },
-            }
-        });
-    let breaks = |breaker: &Arc<CompiledCircuitBreaker>| {
-        let rule = &breaker.breaker.rule;
-        let reported = match is_opaque {
+    let outlier_detection = traffic_policy.outlier_detection.iter().filter(detection_applies).map(
+        |outlier_detection| PolicyEffect {
+            policy: outlier_detection.policy.clone(),
+            description: match &outlier_detection.algorithm {
+                OutlierAlgorithm::Native(rule) => describe_outlier_detection(rule),
+                OutlierAlgorithm::Sermant(rule) => describe_sermant_detection(rule),
+            },
+        },
+    );
+    let describe_breaker = |compiled: &Arc<CompiledCircuitBreaker>| {
+        let rule = &compiled.breaker.rule;
+        let description = match is_opaque {
             false => describe_circuit_breaker(rule),
             true => describe_circuit_breaker(
-                &Some(rule).filter(|it| it.acts_on_connections())?.for_connections(),
+                &Some(rule).filter(|rule| rule.acts_on_connections())?.for_connections(),
             ),
         };
-        Some(PolicyEffect { policy: breaker.breaker.policy.clone(), reported })
+        Some(PolicyEffect { policy: compiled.breaker.policy.clone(), description })
     };
-    let called = traffic_policy.called.iter().filter_map(breaks).map(|it| PolicyEffect {
-        reported: format!("across all backends of the called service, {}", it.reported),
-        ..it
+    let service_breaker = traffic_policy.called.iter().filter_map(describe_breaker);
+    let service_breaker = service_breaker.map(|effect| PolicyEffect {
+        description: format!("across all backends of the called service, {}", effect.description),
+        ..effect
     });
-    let breaker = traffic_policy.breaker.iter().filter_map(breaks);
-    let acts = |it: &&Arc<PortLoadBalancing>| !is_opaque || it.rule.acts_on_connections();
-    let balancing = traffic_policy.balancing.iter().filter(acts).map(|balancing| PolicyEffect {
+    let backend_breaker = traffic_policy.breaker.iter().filter_map(describe_breaker);
+    let balancing_applies =
+        |balancing: &&Arc<PortLoadBalancing>| !is_opaque || balancing.rule.acts_on_connections();
+    let balancing = traffic_policy.balancing.iter().filter(balancing_applies);
+    let balancing = balancing.map(|balancing| PolicyEffect {
         policy: balancing.policy.clone(),
-        reported: describe_load_balancing(&balancing.rule),
+        description: describe_load_balancing(&balancing.rule),
     });
-    let hedging = traffic_policy.hedging.iter().filter(|_| !is_opaque).map(|hedging| {
-        PolicyEffect { policy: hedging.policy.clone(), reported: second_attempt(&hedging.rule) }
-    });
-    outlier_detection.chain(called).chain(breaker).chain(balancing).chain(hedging).collect()
+    let hedging =
+        traffic_policy.hedging.iter().filter(|_| !is_opaque).map(|hedging| PolicyEffect {
+            policy: hedging.policy.clone(),
+            description: describe_hedging(&hedging.rule),
+        });
+    outlier_detection
+        .chain(service_breaker)
+        .chain(backend_breaker)
+        .chain(balancing)
+        .chain(hedging)
+        .collect()
 }
 
 /// Describes the fault injection rule that applies to a request.
@@ -77,19 +86,19 @@ pub(super) fn describe_fault(policy: &ServicePolicyName, rule: &FaultRule) -> Po
         let status = abort.response.status.unwrap_or(Reason::FaultInjected.status());
         format!("aborts {} with {status}", share(abort.share_ppm))
     });
-    let reported: Vec<String> = delay.into_iter().chain(abort).collect();
+    let faults: Vec<String> = delay.into_iter().chain(abort).collect();
     PolicyEffect {
         policy: policy.clone(),
-        reported: format!("{} {}", rule.name, reported.join(" and ")),
+        description: format!("{} {}", rule.name, faults.join(" and ")),
     }
 }
 
-fn second_attempt(rule: &HedgeRule) -> String {
-    let which = match rule.methods.as_slice() {
+fn describe_hedging(rule: &HedgeRule) -> String {
+    let methods_text = match rule.methods.as_slice() {
         [] => "an idempotent method".to_owned(),
         methods => format!("the method {}", methods.join(" or ")),
     };
-    format!("hedges requests with {which} to a second endpoint after {:?}", rule.after)
+    format!("hedges requests with {methods_text} to a second endpoint after {:?}", rule.after)
 }
 
 fn describe_load_balancing(rule: &LoadBalancing) -> String {
@@ -98,7 +107,7 @@ fn describe_load_balancing(rule: &LoadBalancing) -> String {
         HashKey::Cookie(name) => format!("the cookie {name}"),
         HashKey::Source => "the client workload".to_owned(),
     };
-    let how = match &rule.algorithm {
+    let method = match &rule.algorithm {
         BalanceAlgorithm::PeakEwma { choices } => {
             format!(
                 "picks the endpoint with the least load, by latency (peak EWMA) and requests in \
@@ -120,11 +129,11 @@ fn describe_load_balancing(rule: &LoadBalancing) -> String {
         }
     };
     match rule.slow_start {
-        None => how,
-        Some(warm) => {
+        None => method,
+        Some(slow_start) => {
             format!(
-                "{how}; slow start of new endpoints from {} %, over {:?}",
-                warm.percent_min, warm.time
+                "{method}; slow start of new endpoints from {} %, over {:?}",
+                slow_start.percent_min, slow_start.time
             )
         }
     }
@@ -132,42 +141,42 @@ fn describe_load_balancing(rule: &LoadBalancing) -> String {
 
 /// Describes a rule of a rate limit.
 pub(super) fn describe_rate_limit(policy: &ServicePolicyName, rule: &RateRule) -> PolicyEffect {
-    let whose = match &rule.key {
+    let scope = match &rule.key {
         RateLimitKey::Nothing => "in total".to_owned(),
         RateLimitKey::Client { .. } => "per client".to_owned(),
         RateLimitKey::Header { name, .. } => format!("per value of {name}"),
     };
     let status = rule.response.status.unwrap_or(Reason::RateLimited.status());
-    let reported = format!(
-        "{} allows {} {whose}; the rest receives {status}",
+    let description = format!(
+        "{} allows {} {scope}; the rest receives {status}",
         rule.name,
         describe_rate(rule.rate, "request")
     );
-    PolicyEffect { policy: policy.clone(), reported }
+    PolicyEffect { policy: policy.clone(), description }
 }
 
 /// Describes a rate limit of opaque connections.
-pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> PolicyEffect {
-    let reported = format!("allows {} in total", describe_rate(limit, "connection"));
-    PolicyEffect { policy: policy.clone(), reported }
+pub(super) fn describe_connection_limit(policy: &ServicePolicyName, limit: Rate) -> PolicyEffect {
+    let description = format!("allows {} in total", describe_rate(limit, "connection"));
+    PolicyEffect { policy: policy.clone(), description }
 }
 
 /// Describes a concurrency limit.
 pub(super) fn describe_concurrency(policy: &ServicePolicyName, rule: &Concurrency) -> PolicyEffect {
     let Concurrency { requests, adaptive, response } = rule;
     let status = response.status.unwrap_or(Reason::Overloaded.status());
-    let fewer = adaptive.map(|adaptive| {
+    let adaptive_text = adaptive.map(|adaptive| {
         format!(
             ", down to {} while latency is {} % above that of an idle application",
             adaptive.min_concurrency, adaptive.latency_tolerance_percent
         )
     });
-    let fewer = fewer.unwrap_or_default();
-    let reported = format!(
-        "allows at most {} in flight{fewer}; the rest receives {status}",
+    let adaptive_text = adaptive_text.unwrap_or_default();
+    let description = format!(
+        "allows at most {} in flight{adaptive_text}; the rest receives {status}",
         format_count(*requests, "request")
     );
-    PolicyEffect { policy: policy.clone(), reported }
+    PolicyEffect { policy: policy.clone(), description }
 }
 
 /// Describes the tokens that a request may or must have.
@@ -175,34 +184,35 @@ pub(super) fn describe_jwt_validation(
     rule: &CompiledJwtValidation,
     is_required: bool,
 ) -> PolicyEffect {
-    let issuers: Vec<&str> = rule.rule.issuers.iter().map(|it| it.issuer.as_str()).collect();
-    let must = if is_required { "requires" } else { "accepts" };
-    let reported = format!("{must} a token of {}", issuers.join(" or "));
-    PolicyEffect { policy: rule.policy.clone(), reported }
+    let issuers: Vec<&str> =
+        rule.rule.issuers.iter().map(|issuer| issuer.issuer.as_str()).collect();
+    let verb = if is_required { "requires" } else { "accepts" };
+    let description = format!("{verb} a token of {}", issuers.join(" or "));
+    PolicyEffect { policy: rule.policy.clone(), description }
 }
 
 /// Describes an external authorization check.
 pub(super) fn describe_authorization(rule: &CompiledAuthorization) -> PolicyEffect {
     let check_service = &rule.rule.check_service;
-    let shown = rule.rule.body.map(describe_body).unwrap_or_default();
-    let reported = format!(
-        "queries the authorization service {}{shown}; {}",
+    let body_text = rule.rule.body.map(describe_body).unwrap_or_default();
+    let description = format!(
+        "queries the authorization service {}{body_text}; {}",
         check_service.at,
         describe_timeout(check_service)
     );
-    PolicyEffect { policy: rule.policy.clone(), reported }
+    PolicyEffect { policy: rule.policy.clone(), description }
 }
 
 /// Describes a check with a rate limit service.
-pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> PolicyEffect {
+pub(super) fn describe_global_limit(rule: &CompiledGlobalLimit) -> PolicyEffect {
     let GlobalLimit { check_service, domain, .. } = &rule.rule;
     let status = rule.rule.response.status.unwrap_or(Reason::RateLimited.status());
-    let reported = format!(
+    let description = format!(
         "queries the rate limit service {} for the domain {domain:?}, and responds with {status} over the limit; {}",
         check_service.at,
         describe_timeout(check_service)
     );
-    PolicyEffect { policy: rule.policy.clone(), reported }
+    PolicyEffect { policy: rule.policy.clone(), description }
 }
 
 fn describe_body(body: BodyExcerpt) -> String {
@@ -214,11 +224,14 @@ fn describe_body(body: BodyExcerpt) -> String {
 }
 
 fn describe_timeout(check_service: &CheckService) -> String {
-    let then = match check_service.failure_mode {
+    let failure_result = match check_service.failure_mode {
         FailureMode::Allow => "allowed",
         FailureMode::Deny => "denied",
     };
-    format!("if it does not respond in {:?}, the request is {then}", check_service.timeout)
+    format!(
+        "if it does not respond in {:?}, the request is {failure_result}",
+        check_service.timeout
+    )
 }
 
 fn describe_rate(rate: Rate, noun: &str) -> String {
@@ -234,12 +247,13 @@ fn describe_outlier_detection(rule: &OutlierDetection) -> String {
             rule.window
         )
     });
-    let row = rule.consecutive_failures.map(|many| format!("{many} in a row failed"));
-    let when: Vec<String> = rate.into_iter().chain(row).collect();
-    let check = rule.health_check.as_deref().map(describe_health_check).unwrap_or_default();
+    let consecutive_failures =
+        rule.consecutive_failures.map(|count| format!("{count} in a row failed"));
+    let conditions: Vec<String> = rate.into_iter().chain(consecutive_failures).collect();
+    let health_check = rule.health_check.as_deref().map(describe_health_check).unwrap_or_default();
     format!(
-        "ejects an endpoint when {} ({}), for {:?} to {:?}{check}; at most {} % are ejected, at least {}",
-        when.join(" or "),
+        "ejects an endpoint when {} ({}), for {:?} to {:?}{health_check}; at most {} % are ejected, at least {}",
+        conditions.join(" or "),
         describe_failure_classes(&rule.failures),
         rule.ejection_time.base,
         rule.ejection_time.max,
@@ -253,13 +267,13 @@ fn describe_min_healthy(count: u32) -> String {
 }
 
 fn describe_health_check(check: &HealthCheck) -> String {
-    let asked = match &check.probe {
+    let probe = match &check.probe {
         HealthProbe::Http { path } => format!("GET {path}"),
         HealthProbe::Grpc { service } if service.is_empty() => "its gRPC health".to_owned(),
         HealthProbe::Grpc { service } => format!("the gRPC health of {service}"),
     };
     format!(
-        ", and when {} of its health checks in a row failed ({asked} every {:?}, timeout {:?}), until {} in a row succeeded",
+        ", and when {} of its health checks in a row failed ({probe} every {:?}, timeout {:?}), until {} in a row succeeded",
         check.failures, check.interval, check.timeout, check.successes
     )
 }
@@ -273,40 +287,41 @@ fn describe_circuit_breaker(rule: &CircuitBreaker) -> String {
     ];
     let limits = limits
         .into_iter()
-        .filter_map(|(most, noun, state)| Some(format!("{}{state}", format_count(most?, noun))));
+        .filter_map(|(count, noun, state)| Some(format!("{}{state}", format_count(count?, noun))));
     let limits: Vec<String> = limits.collect();
     let limits =
         (!limits.is_empty()).then(|| format!("limits concurrency to {}", limits.join(", ")));
-    let max_wait = rule.connect_timeout.map(|time| format!("connect timeout {time:?}"));
+    let connect_timeout = rule.connect_timeout.map(|time| format!("connect timeout {time:?}"));
     let response = rule.response.status.map(|status| format!("responds with {status} while open"));
-    let said = limits.into_iter().chain(max_wait).chain(rule.trip.as_ref().map(describe_trip));
-    said.chain(response).collect::<Vec<_>>().join("; ")
+    let effects =
+        limits.into_iter().chain(connect_timeout).chain(rule.trip.as_ref().map(describe_trip));
+    effects.chain(response).collect::<Vec<_>>().join("; ")
 }
 
 fn describe_trip(trip: &TripConditions) -> String {
-    let many = |too_many: FailureThreshold, what: &str| {
-        let share = too_many.share_ppm.map(|ppm| {
+    let describe = |threshold: FailureThreshold, outcome: &str| {
+        let share = threshold.share_ppm.map(|ppm| {
             format!(
-                "{} % of at least {} in {:?} {what}",
+                "{} % of at least {} in {:?} {outcome}",
                 f64::from(ppm) / 1e4,
                 format_count(trip.requests_min, "request"),
                 trip.window
             )
         });
-        let number = too_many.number.map(|number| {
-            format!("{} in {:?} {what}", format_count(number, "request"), trip.window)
+        let count = threshold.number.map(|count| {
+            format!("{} in {:?} {outcome}", format_count(count, "request"), trip.window)
         });
-        share.into_iter().chain(number).collect::<Vec<_>>()
+        share.into_iter().chain(count).collect::<Vec<_>>()
     };
-    let mut when = many(trip.failed, "failed");
-    when.extend(trip.consecutive_failures.map(|many| format!("{many} in a row failed")));
+    let mut conditions = describe(trip.failed, "failed");
+    conditions.extend(trip.consecutive_failures.map(|count| format!("{count} in a row failed")));
     if let Some(slow) = trip.slow {
-        when.extend(many(slow.too_many, &format!("took {:?} or longer", slow.threshold)));
+        conditions.extend(describe(slow.too_many, &format!("took {:?} or longer", slow.threshold)));
     }
     format!(
         "opens the circuit for {:?} when {} ({})",
         trip.open_duration,
-        when.join(" or "),
+        conditions.join(" or "),
         describe_failure_classes(&trip.failures)
     )
 }
@@ -326,19 +341,19 @@ fn describe_sermant_detection(rule: &SermantRemoval) -> String {
     )
 }
 
-fn describe_failure_classes(classes: &FailureClasses) -> String {
-    let words = [
-        (classes.connect, "connect"),
-        (classes.timeout, "timeout"),
-        (classes.reset, "reset"),
-        (classes.server_errors, "5xx"),
-        (classes.gateway_errors, "gateway"),
+fn describe_failure_classes(failures: &FailureClasses) -> String {
+    let names = [
+        (failures.connect, "connect"),
+        (failures.timeout, "timeout"),
+        (failures.reset, "reset"),
+        (failures.server_errors, "5xx"),
+        (failures.gateway_errors, "gateway"),
     ];
-    let words = words.into_iter().filter(|(counts, _)| *counts).map(|(_, word)| word.to_owned());
-    let grpc = classes.grpc.iter().map(|code| format!("gRPC status {code}"));
-    let all: Vec<String> = words.chain(grpc).collect();
-    match all.is_empty() {
+    let names = names.into_iter().filter(|(counts, _)| *counts).map(|(_, name)| name.to_owned());
+    let grpc = failures.grpc.iter().map(|code| format!("gRPC status {code}"));
+    let names: Vec<String> = names.chain(grpc).collect();
+    match names.is_empty() {
         true => "no failures count".to_owned(),
-        false => all.join(", "),
+        false => names.join(", "),
     }
 }

@@ -28,23 +28,23 @@ pub(super) fn find_unapplied(
     let policies = service_policies(objects);
     let limits = backend.endpoints.iter().flat_map(|endpoint| &endpoint.limits);
     let applied: BTreeSet<&ServicePolicyName> =
-        backend.treated.iter().chain(limits).map(|treated| &treated.policy).collect();
+        backend.effects.iter().chain(limits).map(|effect| &effect.policy).collect();
     let context =
         BackendContext { objects, policies: &policies, called: (called, port), decision, backend };
-    let idle = policies.iter().filter(|policy| !applied.contains(&policy.name));
-    let mut found: Vec<UnappliedPolicy> = idle
+    let unused = policies.iter().filter(|policy| !applied.contains(&policy.name));
+    let mut unapplied: Vec<UnappliedPolicy> = unused
         .filter(|policy| !context.is_rejected_by(&policy.name))
         .filter_map(|policy| {
-            let why = context.unapplied_reason(policy)?;
-            Some(UnappliedPolicy { policy: policy.name.to_string(), reason: why })
+            let reason = context.unapplied_reason(policy)?;
+            Some(UnappliedPolicy { policy: policy.name.to_string(), reason })
         })
         .collect();
-    found.extend(context.unapplied_tags());
-    found.extend(unapplied_retries(objects, decision, called, port, &backend.service));
-    found
+    unapplied.extend(context.unapplied_tags());
+    unapplied.extend(unapplied_retries(objects, decision, called, port, &backend.service));
+    unapplied
 }
 
-/// Returns the policies of the called service, for a request that the client's sidecar answers without
+/// Returns the policies of the called service, for a request to which the client's sidecar responds without
 /// forwarding it.
 pub(super) fn find_unforwarded(
     objects: &[Object],
@@ -52,7 +52,7 @@ pub(super) fn find_unforwarded(
     port: u16,
 ) -> Vec<UnappliedPolicy> {
     let Some(called) = &decision.service else { return Vec::new() };
-    let why = match (&decision.route, decision.refused) {
+    let reason = match (&decision.route, decision.rejection) {
         (_, Some(Reason::NoRoute)) => {
             "no rule of the attached routes matches, and the client's sidecar rejects the request"
                 .to_owned()
@@ -71,21 +71,21 @@ pub(super) fn find_unforwarded(
         (None, None) => return Vec::new(),
     };
     let policies = service_policies(objects);
-    let attached = policies.iter().filter(|it| it.closeness(called, port).is_some());
+    let attached = policies.iter().filter(|policy| policy.closeness(called, port).is_some());
     let retries = objects.iter().filter_map(|object| match object {
         Object::Retry(policy) if policy.source == decision.client.account => Some(policy),
         _ => None,
     });
     let retries = retries.filter(|policy| policy.services.contains(called));
     let names = attached.map(|policy| policy.name.to_string());
-    let tags = objects.iter().filter(|it| !tag_effects(it, called, port).is_none());
-    let names = names.chain(tags.map(|it| it.object_key().to_string()));
+    let tags = objects.iter().filter(|object| !tag_effects(object, called, port).is_none());
+    let names = names.chain(tags.map(|object| object.object_key().to_string()));
     let names = names.chain(retries.map(|policy| format!("Retry {}", policy.name)));
-    names.map(|policy| UnappliedPolicy { policy, reason: why.clone() }).collect()
+    names.map(|policy| UnappliedPolicy { policy, reason: reason.clone() }).collect()
 }
 
 /// Returns why per-request policies do not apply to a TCP port.
-fn no_requests(service: &ServiceName, port: u16) -> String {
+fn tcp_port_reason(service: &ServiceName, port: u16) -> String {
     format!("port {port} of {service} carries TCP, in which requests are not visible")
 }
 
@@ -99,15 +99,21 @@ fn service_policies(objects: &[Object]) -> Vec<&ServicePolicy> {
 
 /// Returns the effects of an object's tag rules or lanes on a port of a service, or on all of its ports.
 fn tag_effects(object: &Object, service: &ServiceName, port: u16) -> TagEffects {
-    let names = |scope: &TagScope| match scope {
-        TagScope::Service(name, only) => name == service && only.is_none_or(|it| it == port),
+    let includes = |scope: &TagScope| match scope {
+        TagScope::Service(name, scoped_port) => {
+            name == service && scoped_port.is_none_or(|scoped_port| scoped_port == port)
+        }
         TagScope::Namespace(_) | TagScope::Mesh => false,
     };
     match object {
-        Object::TagRoute(route) if names(&route.scope) => TagEffects::from_rules(&route.rules, &[]),
+        Object::TagRoute(route) if includes(&route.scope) => {
+            TagEffects::from_rules(&route.rules, &[])
+        }
         Object::SermantRouteRule(rule) => {
-            let entry = rule.entries.iter().find(|(scope, _)| names(scope));
-            entry.map(|(_, it)| TagEffects::from_rules(&it.rules, &it.lanes)).unwrap_or_default()
+            let entry = rule.entries.iter().find(|(scope, _)| includes(scope));
+            entry
+                .map(|(_, native)| TagEffects::from_rules(&native.rules, &native.lanes))
+                .unwrap_or_default()
         }
         Object::Lane(lane) if lane.service == *service => {
             TagEffects::from_rules(&TagRules::default(), &lane.rules)
@@ -116,7 +122,7 @@ fn tag_effects(object: &Object, service: &ServiceName, port: u16) -> TagEffects 
     }
 }
 
-/// The configuration and the decision for a request to one backend.
+/// The configuration of the mesh and the decision for a request to one of its backends.
 struct BackendContext<'a> {
     objects: &'a [Object],
     policies: &'a [&'a ServicePolicy],
@@ -140,17 +146,17 @@ impl BackendContext<'_> {
 
     /// Returns why a policy enforced by the client's sidecar does not apply, although no other policy overrides
     /// it.
-    fn not_outbound(&self) -> String {
-        let DecidedBackend { service, port, ungranted, refused, .. } = self.backend;
-        let is_there =
-            |object: &Object| matches!(object, Object::Service(it) if it.name == *service);
+    fn unapplied_outbound(&self) -> String {
+        let DecidedBackend { service, port, is_ungranted, rejection, .. } = self.backend;
+        let is_backend_service =
+            |object: &Object| matches!(object, Object::Service(found) if found.name == *service);
         if self.is_opaque() {
-            no_requests(self.called.0, self.called.1)
-        } else if *ungranted {
+            tcp_port_reason(self.called.0, self.called.1)
+        } else if *is_ungranted {
             format!("no request is sent to {service}: no ReferenceGrant permits it")
-        } else if *refused != Some(Reason::InvalidBackend) {
+        } else if *rejection != Some(Reason::InvalidBackend) {
             "no rule of the policy matches the request".to_owned()
-        } else if self.objects.iter().any(is_there) {
+        } else if self.objects.iter().any(is_backend_service) {
             format!("no request is sent to {service}: it has no port {port}")
         } else {
             format!("no request is sent to {service}: there is no such Service")
@@ -164,78 +170,90 @@ impl BackendContext<'_> {
 
     /// Returns why a policy does not apply; `None` if it is attached to neither service.
     fn unapplied_reason(&self, policy: &ServicePolicy) -> Option<String> {
-        let behind = (&self.backend.service, self.backend.port);
-        let is_at =
+        let backend = (&self.backend.service, self.backend.port);
+        let matches_port =
             |(service, port): (&ServiceName, u16)| policy.closeness(service, port).is_some();
-        let place = [self.called, behind].into_iter().find(|place| is_at(*place))?;
-        let all = || self.policies.iter().copied();
-        let (service, port) = place;
-        let traffic_policy = TrafficPolicy::for_port(all(), service, port);
-        let limits = PortLimits::for_port(all(), service, port).map(|it| it.policy);
-        let guards = PortCheck::for_port(all(), service, port).into_iter().map(|it| it.policy);
-        let inbound: Vec<ServicePolicyName> = limits.into_iter().chain(guards).collect();
+        let attached =
+            [self.called, backend].into_iter().find(|attached| matches_port(*attached))?;
+        let policies = || self.policies.iter().copied();
+        let (service, port) = attached;
+        let traffic_policy = TrafficPolicy::for_port(policies(), service, port);
+        let limits = PortLimits::for_port(policies(), service, port).map(|limits| limits.policy);
+        let checks = PortCheck::for_port(policies(), service, port).into_iter();
+        let checks = checks.map(|check| check.policy);
+        let inbound: Vec<ServicePolicyName> = limits.into_iter().chain(checks).collect();
         if inbound.contains(&policy.name) {
-            return Some(self.not_inbound(service));
+            return Some(self.unapplied_inbound(service));
         }
         if !traffic_policy.policy_names().any(|name| *name == policy.name) {
             let others: Vec<&ServicePolicyName> =
                 traffic_policy.policy_names().chain(&inbound).collect();
-            let same = others.iter().find(|name| name.kind == policy.name.kind);
-            return Some(match same.or(others.first()) {
+            let same_kind = others.iter().find(|name| name.kind == policy.name.kind);
+            return Some(match same_kind.or(others.first()) {
                 Some(other) => format!("{other} takes precedence at {service} port {port}"),
                 None => format!("it sets nothing for {service}"),
             });
         }
         // A policy attached to both services would apply as that of the backend.
-        let gives_way = (place == behind || !is_at(behind))
-            .then(|| self.gives_way(&policy.name, &traffic_policy, place))
+        let override_reason = (attached == backend || !matches_port(backend))
+            .then(|| self.override_reason(&policy.name, &traffic_policy, attached))
             .flatten();
-        gives_way.or_else(|| Some(self.not_outbound()))
+        override_reason.or_else(|| Some(self.unapplied_outbound()))
     }
 
     /// Returns the reason if a policy of one of the two services is overridden by one of the other.
-    fn gives_way(
+    fn override_reason(
         &self,
         name: &ServicePolicyName,
         traffic_policy: &TrafficPolicy,
-        place: (&ServiceName, u16),
+        attached: (&ServiceName, u16),
     ) -> Option<String> {
-        let behind = (&self.backend.service, self.backend.port);
-        let other = if place == self.called { behind } else { self.called };
-        if other == place {
+        let backend = (&self.backend.service, self.backend.port);
+        let other = if attached == self.called { backend } else { self.called };
+        if other == attached {
             return None;
         }
         let (service, port) = other;
-        let theirs = TrafficPolicy::for_port(self.policies.iter().copied(), service, port);
-        let outlier_detection = theirs.outlier_detection.map(|it| it.policy);
-        let balancing = theirs.balancing.map(|it| it.policy);
-        let faults = theirs.faults.map(|it| it.policy);
-        let hedging = theirs.hedging.map(|it| it.policy);
-        let is = |policy: Option<&ServicePolicyName>| policy == Some(name);
-        let by = match () {
-            () if is(traffic_policy.outlier_detection.as_ref().map(|it| &it.policy)) => {
+        let other_policy = TrafficPolicy::for_port(self.policies.iter().copied(), service, port);
+        let outlier_detection = other_policy.outlier_detection.map(|detection| detection.policy);
+        let balancing = other_policy.balancing.map(|balancing| balancing.policy);
+        let faults = other_policy.faults.map(|faults| faults.policy);
+        let hedging = other_policy.hedging.map(|hedging| hedging.policy);
+        let is_policy = |policy: Option<&ServicePolicyName>| policy == Some(name);
+        let overriding = match () {
+            () if is_policy(
+                traffic_policy.outlier_detection.as_ref().map(|detection| &detection.policy),
+            ) =>
+            {
                 outlier_detection
             }
-            () if is(traffic_policy.balancing.as_ref().map(|it| &it.policy)) => balancing,
-            () if is(traffic_policy.faults.as_ref().map(|it| &it.policy)) => faults,
-            () if is(traffic_policy.hedging.as_ref().map(|it| &it.policy)) => hedging,
+            () if is_policy(
+                traffic_policy.balancing.as_ref().map(|balancing| &balancing.policy),
+            ) =>
+            {
+                balancing
+            }
+            () if is_policy(traffic_policy.faults.as_ref().map(|faults| &faults.policy)) => faults,
+            () if is_policy(traffic_policy.hedging.as_ref().map(|hedging| &hedging.policy)) => {
+                hedging
+            }
             () => None,
         }?;
-        Some(match place == self.called {
-            true => format!("the backend {service} has its own: {by}"),
-            false => format!("the called service {service} has its own: {by}"),
+        Some(match attached == self.called {
+            true => format!("the backend {service} has its own: {overriding}"),
+            false => format!("the called service {service} has its own: {overriding}"),
         })
     }
 
     /// Returns why a policy enforced by servers' sidecars does not apply.
-    fn not_inbound(&self, service: &ServiceName) -> String {
+    fn unapplied_inbound(&self, service: &ServiceName) -> String {
         let mut endpoints = self.backend.endpoints.iter().peekable();
         if endpoints.peek().is_none() || self.is_opaque() {
-            return match self.backend.refused {
+            return match self.backend.rejection {
                 Some(Reason::NoEndpoint | Reason::NoTaggedEndpoint) => {
                     "no endpoint gets the request".to_owned()
                 }
-                _ => self.not_outbound(),
+                _ => self.unapplied_outbound(),
             };
         }
         if !self.reaches_workloads_of(service) {
@@ -256,15 +274,15 @@ impl BackendContext<'_> {
                     workload.labels.get(key).is_some_and(|label| label == value)
                 })
         };
-        let named = self.objects.iter().find_map(|object| match object {
+        let service = self.objects.iter().find_map(|object| match object {
             Object::Service(found) if found.name == *service => Some(found),
             _ => None,
         });
         self.objects.iter().any(|object| match object {
             Object::Workload(workload) => {
                 let mut endpoints = self.backend.endpoints.iter();
-                endpoints.any(|it| it.endpoint.id.workload == workload.name)
-                    && named.as_ref().is_some_and(|service| selects(service, workload))
+                endpoints.any(|decided| decided.endpoint.id.workload == workload.name)
+                    && service.as_ref().is_some_and(|service| selects(service, workload))
             }
             _ => false,
         })
@@ -273,17 +291,17 @@ impl BackendContext<'_> {
     /// Returns the tag rules and lanes of the called service that do not apply to a request forwarded to
     /// another service.
     fn unapplied_tags(&self) -> Vec<UnappliedPolicy> {
-        let behind = &self.backend.service;
-        if self.called == (behind, self.backend.port) {
+        let backend = &self.backend.service;
+        if self.called == (backend, self.backend.port) {
             return Vec::new();
         }
         let called = self.called.0;
-        let reason = |object: &Object| {
+        let describe = |object: &Object| {
             let effects = tag_effects(object, self.called.0, self.called.1);
-            let why = match () {
+            let reason = match () {
                 () if effects.by_request || effects.by_caller => {
                     format!(
-                        "it selects among the endpoints of {called}, but the request is forwarded to {behind}"
+                        "it selects among the endpoints of {called}, but the request is forwarded to {backend}"
                     )
                 }
                 () if effects.marks && !self.reaches_workloads_of(called) => {
@@ -291,9 +309,9 @@ impl BackendContext<'_> {
                 }
                 () => return None,
             };
-            Some(UnappliedPolicy { policy: object.object_key().to_string(), reason: why })
+            Some(UnappliedPolicy { policy: object.object_key().to_string(), reason })
         };
-        self.objects.iter().filter_map(reason).collect()
+        self.objects.iter().filter_map(describe).collect()
     }
 }
 
@@ -312,25 +330,27 @@ fn unapplied_retries(
     port: u16,
     backend: &ServiceName,
 ) -> Vec<UnappliedPolicy> {
-    let of_client = objects.iter().filter_map(|object| match object {
+    let policies = objects.iter().filter_map(|object| match object {
         Object::Retry(policy) if policy.source == decision.client.account => Some(policy),
         _ => None,
     });
     let applied = decision.retry.as_ref().map(|retry| &retry.policy);
-    let reason = |policy: &RetryPolicy| {
+    let describe = |policy: &RetryPolicy| {
         let is_called = policy.services.contains(called);
         if Some(&policy.name) == applied || !(is_called || policy.services.contains(backend)) {
             return None;
         }
-        let why = match (is_called, applied) {
+        let reason = match (is_called, applied) {
             (false, _) => {
                 format!("it applies to requests to {backend}, but this one is to {called}")
             }
             (true, Some(other)) => format!("Retry {other} takes precedence for the same requests"),
-            (true, None) if decision.protocol.is_some_and(is_opaque) => no_requests(called, port),
+            (true, None) if decision.protocol.is_some_and(is_opaque) => {
+                tcp_port_reason(called, port)
+            }
             (true, None) => "the rule of the route sets the retries".to_owned(),
         };
-        Some(UnappliedPolicy { policy: format!("Retry {}", policy.name), reason: why })
+        Some(UnappliedPolicy { policy: format!("Retry {}", policy.name), reason })
     };
-    of_client.filter_map(reason).collect()
+    policies.filter_map(describe).collect()
 }

@@ -29,25 +29,25 @@ pub(super) fn change_table(changes: &[ChangeReport]) -> Listing {
 /// Describes one change, from its source to the last proxy that applied it.
 pub(crate) fn describe_change(change: &ChangeReport) -> String {
     let mut text = format!("change {}: {}\n", change.id, change.cause);
-    let mut line = |label: &str, value: String| {
+    let mut write_line = |label: &str, value: String| {
         writeln!(text, "  {label:<10} {value}").expect("writing to a String never fails");
     };
-    line("noticed", format!("{} ago", format_ms(Some(change.age_ms))));
-    line("processed", format!("after {}", format_ms(Some(change.processed_after_ms))));
+    write_line("noticed", format!("{} ago", format_ms(Some(change.age_ms))));
+    write_line("processed", format!("after {}", format_ms(Some(change.processed_after_ms))));
     if change.expired {
-        line("sent", "details are no longer available".to_owned());
+        write_line("sent", "details are no longer available".to_owned());
         return text;
     }
-    let Some(sent) = change.sent_after_ms else {
-        line("sent", "not yet: waiting for the debounce interval".to_owned());
+    let Some(sent_after) = change.sent_after_ms else {
+        write_line("sent", "not yet: waiting for the debounce interval".to_owned());
         return text;
     };
-    let others = match change.push_size {
+    let other_changes = match change.push_size {
         0 | 1 => String::new(),
-        all => format!(", together with {}", format_count(all - 1, "other")),
+        count => format!(", together with {}", format_count(count - 1, "other")),
     };
-    line("sent", format!("after {}{others}", format_ms(Some(sent))));
-    line(
+    write_line("sent", format!("after {}{other_changes}", format_ms(Some(sent_after))));
+    write_line(
         "affected",
         format!(
             "{}, and {} received it",
@@ -55,9 +55,12 @@ pub(crate) fn describe_change(change: &ChangeReport) -> String {
             change.recipients
         ),
     );
-    line("applied", format!("{}, {} bytes", format_count(change.applied, "proxy"), change.bytes));
+    write_line(
+        "applied",
+        format!("{}, {} bytes", format_count(change.applied, "proxy"), change.bytes),
+    );
     if change.rejected > 0 {
-        line(
+        write_line(
             "rejected",
             format!(
                 "{}: see `leno get proxies --out-of-sync`",
@@ -66,9 +69,11 @@ pub(crate) fn describe_change(change: &ChangeReport) -> String {
         );
     }
     match change.applied_after_ms {
-        Some(after) => line("last ACK", format!("after {}", format_ms(Some(after)))),
-        None if change.recipients == 0 => line("last ACK", "none: no proxy uses it".to_owned()),
-        None => line("waits for", change.waiting.join(", ")),
+        Some(duration) => write_line("last ACK", format!("after {}", format_ms(Some(duration)))),
+        None if change.recipients == 0 => {
+            write_line("last ACK", "none: no proxy uses it".to_owned())
+        }
+        None => write_line("waits for", change.waiting.join(", ")),
     }
     text
 }
@@ -116,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_followed_from_its_source_to_the_last_proxy() {
-        let story = describe_change(&sample_change());
-        for part in
+    fn a_change_is_described_from_its_source_to_the_last_acknowledgment() {
+        let text = describe_change(&sample_change());
+        for expected in
             ["change 42", "cart-1", "61.0 ms", "2 others", "90 received it", "last ACK", "97.2"]
         {
-            assert!(story.contains(part), "{part} is missing in:\n{story}");
+            assert!(text.contains(expected), "{expected} is missing in:\n{text}");
         }
     }
 

@@ -15,14 +15,14 @@ use crate::output::{Listing, ListingColumn};
 pub(super) struct SidecarCircuits {
     workload: String,
     #[serde(flatten)]
-    found: CircuitsResult,
+    result: CircuitsResult,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum CircuitsResult {
     Known(CircuitsPage),
-    /// The reason why there is no answer.
+    /// The reason why there is no response.
     Unknown {
         error: String,
     },
@@ -33,7 +33,7 @@ struct CircuitsPage {
     circuits: Vec<ListedCircuit>,
 }
 
-/// One circuit breaker, as the admin page lists it.
+/// One circuit breaker, as the admin endpoint lists it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ListedCircuit {
     pub(crate) service: String,
@@ -70,12 +70,12 @@ impl ListedCircuit {
 }
 
 /// Returns the circuit breakers of one sidecar that are not closed, or the reason why they are unknown.
-pub(crate) async fn of_one(
+pub(crate) async fn query_one(
     mesh: &MeshSocket,
     proxy: &ProxyStatus,
 ) -> Result<Vec<ListedCircuit>, String> {
-    let found = sidecars::ask_one::<CircuitsPage>(mesh, &proxy.workload, "/circuits").await;
-    found.map(|found| found.circuits)
+    let page = sidecars::query_sidecar::<CircuitsPage>(mesh, &proxy.workload, "/circuits").await;
+    page.map(|page| page.circuits)
 }
 
 /// Queries every sidecar.
@@ -83,27 +83,29 @@ pub(super) async fn query_circuits(
     mesh: &MeshSocket,
     proxies: &[ProxyStatus],
 ) -> Vec<SidecarCircuits> {
-    let found = sidecars::query_sidecars(mesh, proxies, "/circuits").await;
-    let sidecar = |(proxy, found): (&ProxyStatus, Result<CircuitsPage, String>)| SidecarCircuits {
-        workload: proxy.workload.clone(),
-        found: match found {
-            Ok(circuits) => CircuitsResult::Known(circuits),
-            Err(error) => CircuitsResult::Unknown { error },
-        },
-    };
-    proxies.iter().zip(found).map(sidecar).collect()
+    let results = sidecars::query_sidecars(mesh, proxies, "/circuits").await;
+    let to_sidecar =
+        |(proxy, results): (&ProxyStatus, Result<CircuitsPage, String>)| SidecarCircuits {
+            workload: proxy.workload.clone(),
+            result: match results {
+                Ok(circuits) => CircuitsResult::Known(circuits),
+                Err(error) => CircuitsResult::Unknown { error },
+            },
+        };
+    proxies.iter().zip(results).map(to_sidecar).collect()
 }
 
 /// Lists the circuit breakers of all sidecars in one table.
-pub(super) fn circuit_table(all: &[SidecarCircuits]) -> Listing {
+pub(super) fn circuit_table(sidecars: &[SidecarCircuits]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
-    for SidecarCircuits { workload, found } in all {
-        let circuits = match found {
+    for SidecarCircuits { workload, result } in sidecars {
+        let circuits = match result {
             CircuitsResult::Known(CircuitsPage { circuits }) => circuits,
             CircuitsResult::Unknown { error } => {
-                let nothing = std::iter::repeat_n(String::new(), COLUMNS.len() - 2);
-                listing
-                    .add_row([workload.clone()].into_iter().chain(nothing).chain([error.clone()]));
+                let empty_cells = std::iter::repeat_n(String::new(), COLUMNS.len() - 2);
+                listing.add_row(
+                    [workload.clone()].into_iter().chain(empty_cells).chain([error.clone()]),
+                );
                 continue;
             }
         };

@@ -9,19 +9,19 @@ use crate::output::{Listing, ListingColumn};
 
 /// The connections of one sidecar.
 #[derive(Debug, Serialize)]
-pub(super) struct SidecarConnections {
+pub(super) struct SidecarConnectionList {
     workload: String,
     admin: Option<String>,
     #[serde(flatten)]
-    found: ConnectionsResult,
+    result: ConnectionsResult,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum ConnectionsResult {
-    /// The sidecar's answer.
+    /// The sidecar's response.
     Open(OpenConnections),
-    /// The reason why there is no answer.
+    /// The reason why there is no response.
     Unknown { error: String },
 }
 
@@ -32,7 +32,7 @@ struct OpenConnections {
     connections: Vec<ListedConnection>,
 }
 
-/// One connection, as the admin page lists it.
+/// One connection, as the admin endpoint lists it.
 #[derive(Debug, Serialize, Deserialize)]
 struct ListedConnection {
     direction: String,
@@ -47,29 +47,29 @@ struct ListedConnection {
 pub(super) async fn query_connections(
     mesh: &MeshSocket,
     proxies: &[ProxyStatus],
-) -> Vec<SidecarConnections> {
-    let found = sidecars::query_sidecars(mesh, proxies, "/connections").await;
-    let sidecar =
-        |(proxy, found): (&ProxyStatus, Result<OpenConnections, String>)| SidecarConnections {
+) -> Vec<SidecarConnectionList> {
+    let results = sidecars::query_sidecars(mesh, proxies, "/connections").await;
+    let to_sidecar =
+        |(proxy, results): (&ProxyStatus, Result<OpenConnections, String>)| SidecarConnectionList {
             workload: proxy.workload.clone(),
             admin: proxy.admin.clone(),
-            found: match found {
+            result: match results {
                 Ok(open) => ConnectionsResult::Open(open),
                 Err(error) => ConnectionsResult::Unknown { error },
             },
         };
-    proxies.iter().zip(found).map(sidecar).collect()
+    proxies.iter().zip(results).map(to_sidecar).collect()
 }
 
 /// Lists all connections in one table.
-pub(super) fn connection_table(all: &[SidecarConnections]) -> Listing {
+pub(super) fn connection_table(sidecars: &[SidecarConnectionList]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
-    for sidecar in all {
+    for sidecar in sidecars {
         let workload = || sidecar.workload.clone();
-        match &sidecar.found {
+        match &sidecar.result {
             ConnectionsResult::Unknown { error } => {
-                let nothing = std::iter::repeat_n(String::new(), 5);
-                listing.add_row([workload()].into_iter().chain(nothing).chain([error.clone()]));
+                let empty_cells = std::iter::repeat_n(String::new(), 5);
+                listing.add_row([workload()].into_iter().chain(empty_cells).chain([error.clone()]));
             }
             ConnectionsResult::Open(OpenConnections { connections, .. }) => {
                 for connection in connections {

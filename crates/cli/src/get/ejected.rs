@@ -12,15 +12,15 @@ use crate::output::{Listing, ListingColumn};
 pub(super) struct SidecarEjected {
     workload: String,
     #[serde(flatten)]
-    found: EjectedResult,
+    result: EjectedResult,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum EjectedResult {
-    /// The sidecar's answer.
+    /// The sidecar's response.
     Known(EjectedList),
-    /// The reason why there is no answer.
+    /// The reason why there is no response.
     Unknown { error: String },
 }
 
@@ -29,7 +29,7 @@ struct EjectedList {
     ejected: Vec<ListedEndpoint>,
 }
 
-/// One endpoint, as the admin page lists it.
+/// One endpoint, as the admin endpoint lists it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ListedEndpoint {
     pub(crate) service: String,
@@ -43,12 +43,12 @@ pub(crate) struct ListedEndpoint {
 }
 
 /// Returns the endpoints that one sidecar has ejected, or the reason why they are unknown.
-pub(crate) async fn of_one(
+pub(crate) async fn query_one(
     mesh: &MeshSocket,
     proxy: &ProxyStatus,
 ) -> Result<Vec<ListedEndpoint>, String> {
-    let found = sidecars::ask_one::<EjectedList>(mesh, &proxy.workload, "/ejected").await;
-    found.map(|found| found.ejected)
+    let list = sidecars::query_sidecar::<EjectedList>(mesh, &proxy.workload, "/ejected").await;
+    list.map(|list| list.ejected)
 }
 
 /// Queries every sidecar.
@@ -56,26 +56,27 @@ pub(super) async fn query_ejected(
     mesh: &MeshSocket,
     proxies: &[ProxyStatus],
 ) -> Vec<SidecarEjected> {
-    let found = sidecars::query_sidecars(mesh, proxies, "/ejected").await;
-    let sidecar = |(proxy, found): (&ProxyStatus, Result<EjectedList, String>)| SidecarEjected {
-        workload: proxy.workload.clone(),
-        found: match found {
-            Ok(ejected) => EjectedResult::Known(ejected),
-            Err(error) => EjectedResult::Unknown { error },
-        },
-    };
-    proxies.iter().zip(found).map(sidecar).collect()
+    let results = sidecars::query_sidecars(mesh, proxies, "/ejected").await;
+    let to_sidecar =
+        |(proxy, results): (&ProxyStatus, Result<EjectedList, String>)| SidecarEjected {
+            workload: proxy.workload.clone(),
+            result: match results {
+                Ok(ejected) => EjectedResult::Known(ejected),
+                Err(error) => EjectedResult::Unknown { error },
+            },
+        };
+    proxies.iter().zip(results).map(to_sidecar).collect()
 }
 
 /// Lists the endpoints of all sidecars in one table.
-pub(super) fn ejected_table(all: &[SidecarEjected]) -> Listing {
+pub(super) fn ejected_table(sidecars: &[SidecarEjected]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
-    for sidecar in all {
+    for sidecar in sidecars {
         let workload = || sidecar.workload.clone();
-        match &sidecar.found {
+        match &sidecar.result {
             EjectedResult::Unknown { error } => {
-                let nothing = std::iter::repeat_n(String::new(), 6);
-                listing.add_row([workload()].into_iter().chain(nothing).chain([error.clone()]));
+                let empty_cells = std::iter::repeat_n(String::new(), 6);
+                listing.add_row([workload()].into_iter().chain(empty_cells).chain([error.clone()]));
             }
             EjectedResult::Known(EjectedList { ejected }) => {
                 for endpoint in ejected {

@@ -23,9 +23,9 @@ pub(super) fn rule_table(rules: &[RuleStatus]) -> Listing {
 }
 
 /// Returns the matches of one object's rules within the last hour; empty if there were none.
-pub(super) fn hits_of(rules: &[RuleStatus], kind: &str, name: &str) -> String {
-    let found = rules.iter().filter(|rule| rule.kind == kind && rule.name == name);
-    let matches = found.map(|RuleStatus { rule, matches_1h, .. }| match rule.as_str() {
+pub(super) fn describe_matches(rules: &[RuleStatus], kind: &str, name: &str) -> String {
+    let object_rules = rules.iter().filter(|rule| rule.kind == kind && rule.name == name);
+    let matches = object_rules.map(|RuleStatus { rule, matches_1h, .. }| match rule.as_str() {
         "" => matches_1h.to_string(),
         rule => format!("{rule}: {matches_1h}"),
     });
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rules_of_an_object_are_reported_together() {
+    fn matches_of_all_rules_of_an_object_are_joined() {
         let rule = |kind: &str, rule: &str, matches_1h| RuleStatus {
             kind: kind.to_owned(),
             name: "shop/a".to_owned(),
@@ -46,8 +46,8 @@ mod tests {
             matches: 9,
         };
         let rules = [rule("HTTPRoute", "0", 1), rule("HTTPRoute", "2", 3), rule("Lane", "", 4)];
-        assert_eq!(hits_of(&rules, "HTTPRoute", "shop/a"), "0: 1, 2: 3");
-        assert_eq!(hits_of(&rules, "Lane", "shop/a"), "4");
-        assert_eq!(hits_of(&rules, "HTTPRoute", "shop/b"), "");
+        assert_eq!(describe_matches(&rules, "HTTPRoute", "shop/a"), "0: 1, 2: 3");
+        assert_eq!(describe_matches(&rules, "Lane", "shop/a"), "4");
+        assert_eq!(describe_matches(&rules, "HTTPRoute", "shop/b"), "");
     }
 }

@@ -7,47 +7,47 @@ use tokio::task::JoinSet;
 use super::MeshSocket;
 use crate::output;
 
-/// Queries `path` at each sidecar, several at a time. Returns the answers, or the reasons why there are none. A
-/// sidecar that does not answer affects only its own row.
+/// Queries `path` at each sidecar, several at a time. Returns the responses, or the reasons why there are none. A
+/// sidecar that does not respond affects only its own result.
 pub(super) async fn query_sidecars<T: DeserializeOwned + Send + 'static>(
     mesh: &MeshSocket,
     proxies: &[ProxyStatus],
     path: &'static str,
 ) -> Vec<Result<T, String>> {
-    let mut found: Vec<Option<Result<T, String>>> = proxies.iter().map(|_| None).collect();
-    let mut waiting = proxies.iter().enumerate();
-    let mut queried = JoinSet::new();
+    let mut responses: Vec<Option<Result<T, String>>> = proxies.iter().map(|_| None).collect();
+    let mut remaining = proxies.iter().enumerate();
+    let mut queries = JoinSet::new();
     loop {
-        while queried.len() < AT_ONCE_MAX
-            && let Some((index, proxy)) = waiting.next()
+        while queries.len() < MAX_CONCURRENT_QUERIES
+            && let Some((index, proxy)) = remaining.next()
         {
             let (mesh, workload) = (mesh.clone(), proxy.workload.clone());
-            queried.spawn(async move { (index, ask_one(&mesh, &workload, path).await) });
+            queries.spawn(async move { (index, query_sidecar(&mesh, &workload, path).await) });
         }
-        match queried.join_next().await {
-            Some(Ok((index, answer))) => found[index] = Some(answer),
+        match queries.join_next().await {
+            Some(Ok((index, response))) => responses[index] = Some(response),
             Some(Err(error)) => tracing::error!(%error, "the query to a sidecar failed"),
             None => break,
         }
     }
-    let answer = |answer: Option<Result<T, String>>| {
-        answer.unwrap_or_else(|| Err("the query failed".to_owned()))
+    let or_failed = |response: Option<Result<T, String>>| {
+        response.unwrap_or_else(|| Err("the query failed".to_owned()))
     };
-    found.into_iter().map(answer).collect()
+    responses.into_iter().map(or_failed).collect()
 }
 
 /// Queries the sidecar of one workload.
-pub(super) async fn ask_one<T: DeserializeOwned>(
+pub(super) async fn query_sidecar<T: DeserializeOwned>(
     mesh: &MeshSocket,
     workload: &str,
     path: &str,
 ) -> Result<T, String> {
-    let answer = async {
-        let answer = mesh.sidecar_page(workload, path).await?;
-        anyhow::Ok(serde_json::from_str(&answer)?)
+    let query = async {
+        let page = mesh.sidecar_page(workload, path).await?;
+        anyhow::Ok(serde_json::from_str(&page)?)
     };
-    answer.await.map_err(|error| output::format_error(&error))
+    query.await.map_err(|error| output::format_error(&error))
 }
 
-/// The maximum of concurrent queries: half of the control plane's limit.
-const AT_ONCE_MAX: usize = 8;
+/// The maximum number of concurrent queries: half of the control plane's limit.
+const MAX_CONCURRENT_QUERIES: usize = 8;

@@ -1,4 +1,4 @@
-//! The control plane's answers as tables.
+//! The control plane's responses as tables.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -37,8 +37,8 @@ pub(super) fn describe_status(status: &Status) -> String {
             "certificates",
             match status.outdated {
                 1 => "1 sidecar must still renew its certificate after the CA change".to_owned(),
-                several => {
-                    format!("{several} sidecars must still renew certificates after the CA change")
+                count => {
+                    format!("{count} sidecars must still renew certificates after the CA change")
                 }
             },
         ),
@@ -80,7 +80,7 @@ pub(super) fn workload_table(workloads: &[WorkloadStatus], proxies: &[ProxyStatu
     let mut listing = Listing::new(COLUMNS);
     for workload in workloads {
         let proxy = proxies.iter().find(|proxy| proxy.workload == workload.name);
-        let of_proxy = |part: fn(&ProxyStatus) -> String| proxy.map(part).unwrap_or_default();
+        let proxy_cell = |part: fn(&ProxyStatus) -> String| proxy.map(part).unwrap_or_default();
         let ports = workload.ports.iter();
         let outbound_listeners = workload.outbound_listeners.iter();
         let listeners = workload.listeners.iter();
@@ -91,17 +91,17 @@ pub(super) fn workload_table(workloads: &[WorkloadStatus], proxies: &[ProxyStatu
             join_parts(workload.services.iter().cloned()),
             workload.sidecar.clone(),
             describe_application(workload),
-            join_parts(
-                outbound_listeners.map(|d| format!("{}→{}:{}", d.listen, d.service, d.port)),
-            ),
+            join_parts(outbound_listeners.map(|listener| {
+                format!("{}→{}:{}", listener.listen, listener.service, listener.port)
+            })),
             listener_states(workload),
             workload.address.clone(),
             format_labels(&workload.labels),
             join_parts(listeners.map(|(port, address)| format!("{port}←{address}"))),
-            of_proxy(|proxy| proxy.pid.to_string()),
-            of_proxy(|proxy| proxy.admin.clone().unwrap_or_default()),
+            proxy_cell(|proxy| proxy.pid.to_string()),
+            proxy_cell(|proxy| proxy.admin.clone().unwrap_or_default()),
             workload.http_proxy.clone().unwrap_or_default(),
-            of_proxy(|proxy| proxy.version.clone()),
+            proxy_cell(|proxy| proxy.version.clone()),
         ]);
     }
     listing
@@ -125,8 +125,9 @@ fn describe_application(workload: &WorkloadStatus) -> String {
 /// Returns the closed listeners, or that all are open.
 fn listener_states(workload: &WorkloadStatus) -> String {
     let kinds = ["listener-closed", "dns-closed"];
-    let closed = workload.conditions.iter().filter(|it| kinds.contains(&it.kind.as_str()));
-    let closed: Vec<&str> = closed.map(|it| it.subject.as_str()).collect();
+    let closed =
+        workload.conditions.iter().filter(|condition| kinds.contains(&condition.kind.as_str()));
+    let closed: Vec<&str> = closed.map(|condition| condition.subject.as_str()).collect();
     match (closed.as_slice(), workload.sidecar.as_str()) {
         ([], "connected") => "open".to_owned(),
         ([], _) => String::new(),
@@ -151,7 +152,7 @@ pub(super) fn service_table(services: &[ServiceStatus], traffic: &TrafficStatus)
     ];
     let mut listing = Listing::new(COLUMNS);
     for service in services {
-        let rates = rates_of(&traffic.services, &service.name);
+        let rates = find_rates(&traffic.services, &service.name);
         for port in &service.ports {
             let endpoints = port.endpoints.iter();
             listing.add_row([
@@ -184,7 +185,7 @@ pub(super) fn certificate_table(certificates: &[CertificateStatus]) -> Listing {
     ];
     let mut listing = Listing::new(COLUMNS);
     for certificate in certificates {
-        let left = match certificate.valid_for_seconds {
+        let validity = match certificate.valid_for_seconds {
             0 => "expired".to_owned(),
             seconds => format_duration(Duration::from_secs(seconds)),
         };
@@ -192,7 +193,7 @@ pub(super) fn certificate_table(certificates: &[CertificateStatus]) -> Listing {
             certificate.workload.clone(),
             certificate.identity.clone(),
             format_duration(Duration::from_secs(certificate.age_seconds)),
-            left,
+            validity,
             format_date(certificate.issued),
             format_date(certificate.not_after),
         ]);
@@ -219,8 +220,8 @@ pub(super) fn proxy_table(proxies: &[ProxyStatus]) -> Listing {
         let state = if proxy.rejected > 0 {
             format!("rejects {}", proxy.rejected)
         } else if proxy.applied < proxy.sent {
-            let behind = Duration::try_from_secs_f64(proxy.out_of_sync_seconds.unwrap_or_default());
-            format!("out of sync for {}", format_duration(behind.unwrap_or_default()))
+            let delay = Duration::try_from_secs_f64(proxy.out_of_sync_seconds.unwrap_or_default());
+            format!("out of sync for {}", format_duration(delay.unwrap_or_default()))
         } else {
             "current".to_owned()
         };
@@ -262,7 +263,7 @@ pub(super) fn route_table(routes: &[RouteStatus], traffic: &TrafficStatus) -> Li
     ];
     let mut listing = Listing::new(COLUMNS);
     for route in routes {
-        let rates = rates_of(&traffic.routes, &route.name);
+        let rates = find_rates(&traffic.routes, &route.name);
         listing.add_row([
             route.kind.clone(),
             route.name.clone(),
@@ -270,35 +271,37 @@ pub(super) fn route_table(routes: &[RouteStatus], traffic: &TrafficStatus) -> Li
             route.rules.to_string(),
             join_parts(route.backends.iter().cloned()),
             join_parts(route.problems.iter().cloned()),
-            said_of(&route.attached, |parent| parent.accepted),
-            said_of(&route.attached, |parent| parent.resolved),
+            describe_condition(&route.attached, |parent| parent.accepted),
+            describe_condition(&route.attached, |parent| parent.resolved),
             rates.map(|rates| format_rate(rates.per_second)).unwrap_or_default(),
             rates.map(|rates| format_share(rates.success)).unwrap_or_default(),
             rates.map(|rates| rates.requests.to_string()).unwrap_or_default(),
-            rules::hits_of(&traffic.rules, &route.kind, &route.name),
+            rules::describe_matches(&traffic.rules, &route.kind, &route.name),
         ]);
     }
     listing
 }
 
 /// Summarizes a condition of all parents, in one word if it is the same for all.
-fn said_of(parents: &[ParentStatus], is: impl Fn(&ParentStatus) -> bool) -> String {
-    let word = |parent: &ParentStatus| if is(parent) { "yes" } else { "no" };
-    let words = parents.iter().map(word);
+fn describe_condition(parents: &[ParentStatus], is_met: impl Fn(&ParentStatus) -> bool) -> String {
+    let state = |parent: &ParentStatus| if is_met(parent) { "yes" } else { "no" };
+    let states = parents.iter().map(state);
     match parents.split_first() {
         None => String::new(),
-        Some((first, others)) if others.iter().all(|it| is(it) == is(first)) => {
-            word(first).to_owned()
+        Some((first, other_parents))
+            if other_parents.iter().all(|parent| is_met(parent) == is_met(first)) =>
+        {
+            state(first).to_owned()
         }
-        Some(_) => {
-            join_parts(parents.iter().zip(words).map(|(it, word)| format!("{}: {word}", it.parent)))
-        }
+        Some(_) => join_parts(
+            parents.iter().zip(states).map(|(parent, state)| format!("{}: {state}", parent.parent)),
+        ),
     }
 }
 
 /// Returns the rates of one object, if known.
-fn rates_of<'a>(all: &'a [NamedRateStatus], name: &str) -> Option<&'a RateStatus> {
-    all.iter().find(|found| found.name == name).map(|found| &found.rates)
+fn find_rates<'a>(rates: &'a [NamedRateStatus], name: &str) -> Option<&'a RateStatus> {
+    rates.iter().find(|rate| rate.name == name).map(|rate| &rate.rates)
 }
 
 /// Lists policies.
@@ -317,7 +320,7 @@ pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -
     for policy in policies {
         let in_force = match (policy.in_force, &policy.reason) {
             (true, _) => "yes".to_owned(),
-            (false, Some(why)) => format!("no: {why}"),
+            (false, Some(reason)) => format!("no: {reason}"),
             (false, None) => "no".to_owned(),
         };
         listing.add_row([
@@ -328,23 +331,23 @@ pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -
             in_force,
             join_parts(policy.problems.iter().cloned()),
             join_parts(policy.rules.iter().cloned()),
-            rules::hits_of(&traffic.rules, &policy.kind, &policy.name),
+            rules::describe_matches(&traffic.rules, &policy.kind, &policy.name),
         ]);
     }
     listing
 }
 
 /// Lists rejections and warnings, one per line.
-pub(super) fn list_rejected(answer: &Value) -> String {
+pub(super) fn list_rejected(response: &Value) -> String {
     let mut text = String::new();
     for (list, kind) in [("rejected", "rejected"), ("warnings", "warning")] {
-        let findings = answer.get(list).and_then(Value::as_array);
+        let findings = response.get(list).and_then(Value::as_array);
         for finding in findings.into_iter().flatten() {
-            writeln!(text, "{kind}: {}", format_line(&sent(finding)))
+            writeln!(text, "{kind}: {}", format_line(&format_finding(finding)))
                 .expect("writing to a String never fails");
         }
     }
-    if let Some(problem) = answer.get("trust_domain").and_then(Value::as_str) {
+    if let Some(problem) = response.get("trust_domain").and_then(Value::as_str) {
         writeln!(text, "rejected: MeshConfig: {}", format_line(&problem))
             .expect("writing to a String never fails");
     }
@@ -355,20 +358,21 @@ pub(super) fn list_rejected(answer: &Value) -> String {
 }
 
 /// Formats a finding as `leno check` prints it.
-fn sent(finding: &Value) -> String {
+fn format_finding(finding: &Value) -> String {
     let part = |name: &str| match finding.get(name) {
         Some(Value::String(text)) => Some(text.clone()),
         Some(Value::Number(number)) => Some(number.to_string()),
         _ => None,
     };
-    let place: Vec<String> = ["file", "line", "column"].iter().filter_map(|n| part(n)).collect();
+    let location: Vec<String> =
+        ["file", "line", "column"].iter().filter_map(|name| part(name)).collect();
     let object = match (part("kind"), part("namespace"), part("name")) {
         (Some(kind), Some(namespace), Some(name)) => Some(format!("{kind} {namespace}/{name}")),
         (Some(kind), None, Some(name)) => Some(format!("{kind} {name}")),
         (kind, ..) => kind,
     };
-    let place = (!place.is_empty()).then(|| place.join(":"));
-    let parts = [place, object, part("field"), part("problem")];
+    let location = (!location.is_empty()).then(|| location.join(":"));
+    let parts = [location, object, part("field"), part("problem")];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     format!("{}; {}", parts.join(": "), part("hint").unwrap_or_default())
 }
@@ -397,8 +401,8 @@ mod tests {
     use crate::output::OutputFormat;
 
     #[test]
-    fn findings_have_the_format_of_leno_check() {
-        let answer = json!({
+    fn findings_are_formatted_as_by_leno_check() {
+        let response = json!({
             "rejected": [{
                 "file": "mesh.yaml", "line": 12, "column": 7, "kind": "HTTPRoute",
                 "namespace": "bookinfo", "name": "reviews", "field": "spec.rules",
@@ -408,54 +412,57 @@ mod tests {
             "trust_domain": "it cannot be replaced",
         });
         assert_eq!(
-            list_rejected(&answer),
+            list_rejected(&response),
             "rejected: mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: what is wrong; \
              what to do\nwarning: a.yaml: odd; even\nrejected: MeshConfig: it cannot be replaced\n"
         );
-        let nothing = json!({"rejected": [], "warnings": [], "trust_domain": null});
-        assert_eq!(list_rejected(&nothing), "nothing is rejected\n");
+        let empty_list = json!({"rejected": [], "warnings": [], "trust_domain": null});
+        assert_eq!(list_rejected(&empty_list), "nothing is rejected\n");
     }
 
     #[test]
-    fn the_reason_is_shown_for_a_policy_not_in_force() {
-        let policy = |name: &str, in_force, why: Option<&str>| PolicyStatus {
+    fn the_reason_of_a_policy_not_in_force_is_listed() {
+        let policy = |name: &str, in_force, reason: Option<&str>| PolicyStatus {
             kind: "Retry".to_owned(),
             name: name.to_owned(),
             in_force,
-            reason: why.map(str::to_owned),
+            reason: reason.map(str::to_owned),
             ..PolicyStatus::default()
         };
-        let all = [
+        let policies = [
             policy("shop/a", true, None),
             policy("shop/b", false, Some("Retry shop/a is about the same requests")),
             policy("shop/c", false, None),
         ];
-        let shown = policy_table(&all, &TrafficStatus::default()).render(OutputFormat::Table);
+        let table = policy_table(&policies, &TrafficStatus::default()).render(OutputFormat::Table);
         expect_test::expect![[r#"
             KIND   POLICY  DESTINATION  SOURCES  IN FORCE                                     PROBLEMS
             Retry  shop/a  -            -        yes                                          -
             Retry  shop/b  -            -        no: Retry shop/a is about the same requests  -
             Retry  shop/c  -            -        no                                           -
         "#]]
-        .assert_eq(&shown);
+        .assert_eq(&table);
     }
 
     #[test]
-    fn the_rejecting_parent_of_a_route_is_shown() {
+    fn conditions_that_differ_are_listed_per_parent() {
         let parent = |parent: &str, accepted| ParentStatus {
             parent: parent.to_owned(),
             accepted,
             resolved: true,
             reasons: Vec::new(),
         };
-        let both = [parent("shop/a", true), parent("shop/b", false)];
-        assert_eq!(said_of(&both, |it| it.accepted), "shop/a: yes, shop/b: no");
-        assert_eq!(said_of(&both, |it| it.resolved), "yes");
-        assert_eq!(said_of(&[], |it| it.resolved), "");
+        let parents = [parent("shop/a", true), parent("shop/b", false)];
+        assert_eq!(
+            describe_condition(&parents, |parent| parent.accepted),
+            "shop/a: yes, shop/b: no"
+        );
+        assert_eq!(describe_condition(&parents, |parent| parent.resolved), "yes");
+        assert_eq!(describe_condition(&[], |parent| parent.resolved), "");
     }
 
     #[test]
-    fn certificates_say_how_long_they_last() {
+    fn the_remaining_validity_of_certificates_is_listed() {
         let certificate = |seconds| CertificateStatus {
             workload: "a/b".to_owned(),
             identity: "spiffe://c/ns/a/sa/b".to_owned(),

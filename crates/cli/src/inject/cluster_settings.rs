@@ -54,10 +54,11 @@ impl ClusterSettings {
             .await
             .map_err(format_api_error)
             .context("cannot query the API server")?;
-        let own = Name::new(namespace).ok();
-        let namespaces_of_settings = installed.settings_namespaces.iter().cloned().chain(own);
-        let read = sidecar_settings(&client, namespaces_of_settings.collect()).await;
-        let (exclusions, floor) = read.map_err(format_api_error).context(
+        let own_namespace = Name::new(namespace).ok();
+        let namespaces_of_settings =
+            installed.settings_namespaces.iter().cloned().chain(own_namespace);
+        let settings = sidecar_settings(&client, namespaces_of_settings.collect()).await;
+        let (exclusions, floor) = settings.map_err(format_api_error).context(
             "cannot read the MeshConfig of Leno, OSM or FSM, which applies to every pod: request \
              permission to list it, or pass --roots FILE and annotate the pods",
         )?;
@@ -91,29 +92,34 @@ async fn read_roots(client: &Client, namespace: &NamespaceName) -> anyhow::Resul
 /// Returns the image of the control plane, which sidecars use too.
 fn control_image(deployment: Deployment) -> Option<String> {
     let pod = deployment.spec?.template.spec?;
-    pod.containers.into_iter().find(|it| it.name == CONTROL)?.image
+    pod.containers.into_iter().find(|container| container.name == CONTROL)?.image
 }
 
-/// Manifests without a namespace use that of the context, like `kubectl apply`.
+/// Returns the facts of namespaces by their names in the manifests. The empty name stands for the namespace of the
+/// context, as in `kubectl apply`.
 async fn namespace_facts(
     client: &Client,
-    written: BTreeSet<String>,
+    names: BTreeSet<String>,
 ) -> anyhow::Result<BTreeMap<String, NamespaceFacts>> {
     let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(client.clone());
-    let mut known = BTreeMap::new();
-    for text in written {
-        let name = if text.is_empty() { client.default_namespace() } else { &text };
+    let mut facts = BTreeMap::new();
+    for name_in_manifest in names {
+        let name = if name_in_manifest.is_empty() {
+            client.default_namespace()
+        } else {
+            &name_in_manifest
+        };
         let object = ObjectName::from(&NamespaceName::new(name)?);
-        let found = namespaces.get_opt(&object).await.map_err(format_api_error).with_context(|| {
+        let namespace = namespaces.get_opt(&object).await.map_err(format_api_error).with_context(|| {
             format!(
                 "cannot read the namespace {name} and its annotations: request permission to read it, or \
                  pass --roots FILE and annotate the pods"
             )
         })?;
-        match found {
-            Some(found) => drop(known.insert(text, found.into())),
+        match namespace {
+            Some(namespace) => drop(facts.insert(name_in_manifest, namespace.into())),
             None => eprintln!("the namespace {name} does not exist: its annotations are unknown"),
         }
     }
-    Ok(known)
+    Ok(facts)
 }

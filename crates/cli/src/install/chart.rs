@@ -70,7 +70,7 @@ const VALUES: &[(&str, &str)] = &[
 ];
 /// The placeholder for the namespaces with a right to write Secrets.
 const ACCESS_CERT: &str = "helm-access-cert";
-/// Conditional manifests, by kind or name, and their conditions.
+/// The template condition of each manifest with this kind or name.
 const CONDITIONS: &[(&str, &str)] = &[
     ("PodDisruptionBudget", "gt (int .Values.replicas) 1"),
     ("leno-gateways", ".Values.gateways"),
@@ -92,16 +92,20 @@ const HAS_POLICIES: &str =
     ".Capabilities.APIVersions.Has \"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy\"";
 /// The annotation for resources that Helm keeps on uninstall: the node agents need them while they remove their
 /// plugin, and deletion of a CRD deletes all objects of its kind.
-const KEPT: &str = "helm.sh/resource-policy";
+const RESOURCE_POLICY: &str = "helm.sh/resource-policy";
 
 fn chart_manifests() -> Vec<Value> {
     let options = chart_options();
     let settings_namespaces = [Name::new("helm-settings").unwrap()].into();
-    let named = installation_manifests(&InstallOptions { settings_namespaces, ..options.clone() });
-    let control = named.into_iter().find(|it| it["kind"] == "Deployment").unwrap();
+    let with_settings =
+        installation_manifests(&InstallOptions { settings_namespaces, ..options.clone() });
+    let is_control = |manifest: &Value| manifest["kind"] == "Deployment";
+    let control = with_settings.into_iter().find(is_control).unwrap();
     // The control plane of one variant has a settings namespace; the template covers both, with a condition.
-    let rest = installation_manifests(&options).into_iter();
-    rest.map(|it| if it["kind"] == "Deployment" { control.clone() } else { it }).collect()
+    let manifests = installation_manifests(&options).into_iter();
+    manifests
+        .map(|manifest| if is_control(&manifest) { control.clone() } else { manifest })
+        .collect()
 }
 
 fn chart_options() -> InstallOptions {
@@ -133,28 +137,28 @@ fn render_template(manifest: &Value) -> String {
     if manifest["kind"] == "MeshConfig" {
         manifest["metadata"]["annotations"] = json!({"helm.sh/hook": "pre-install"});
     }
-    let is_kind = is_kind(&manifest);
-    if is_kind || name == "leno-cni" && manifest["kind"] != "DaemonSet" {
-        manifest["metadata"]["annotations"] = json!({KEPT: "keep"});
+    let is_crd = is_crd(&manifest);
+    if is_crd || name == "leno-cni" && manifest["kind"] != "DaemonSet" {
+        manifest["metadata"]["annotations"] = json!({RESOURCE_POLICY: "keep"});
     }
     let mut text = yaml::write_documents(std::slice::from_ref(&manifest));
     if ["Deployment", "Job"].iter().any(|kind| manifest["kind"] == *kind) {
         text = add_scheduling(&text, &manifest);
     }
     if manifest["kind"] == "Deployment" {
-        text = with_resources(&text, &manifest);
+        text = template_resources(&text, &manifest);
     }
-    for (mark, value) in VALUES {
-        text = text.replace(mark, value);
+    for (placeholder, expression) in VALUES {
+        text = text.replace(placeholder, expression);
     }
-    if is_kind {
-        return skip_if_foreign(&name, &text);
+    if is_crd {
+        return skip_if_external(&name, &text);
     }
     if manifest["metadata"]["namespace"] == ACCESS_CERT {
         return for_each_namespace(&text);
     }
-    let condition = CONDITIONS.iter().find(|(mark, _)| manifest["kind"] == *mark || name == *mark);
-    match condition {
+    let matches = |key: &str| manifest["kind"] == key || name == key;
+    match CONDITIONS.iter().find(|(key, _)| matches(key)) {
         Some((_, condition)) => format!("{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n"),
         None => text,
     }
@@ -162,31 +166,31 @@ fn render_template(manifest: &Value) -> String {
 
 /// Adds the operator's image pull secrets, node selector and tolerations to a pod template.
 fn add_scheduling(text: &str, manifest: &Value) -> String {
-    let of_pod = |key: &str| {
-        let (key, value) = (key, format!(".Values.{key}"));
+    let pod_field = |key: &str| {
+        let value = format!(".Values.{key}");
         format!(
             "      {{{{- with {value} }}}}\n      {key}:\n      {{{{- toYaml . | nindent 8 }}}}\n      {{{{- end }}}}\n"
         )
     };
-    let all: String = ["imagePullSecrets", "nodeSelector", "tolerations"].map(of_pod).concat();
+    let fields: String =
+        ["imagePullSecrets", "nodeSelector", "tolerations"].map(pod_field).concat();
     let account = &manifest["spec"]["template"]["spec"]["serviceAccountName"];
     let account = format!("      serviceAccountName: {}\n", account.as_str().unwrap());
     assert_eq!(text.matches(&account).count(), 1, "{text}");
-    text.replace(&account, &format!("{account}{all}"))
+    text.replace(&account, &format!("{account}{fields}"))
 }
 
 /// Adds the operator's resources to the control plane.
-fn with_resources(text: &str, manifest: &Value) -> String {
-    let own = &manifest["spec"]["template"]["spec"]["containers"][0]["resources"];
+fn template_resources(text: &str, manifest: &Value) -> String {
+    let defaults = &manifest["spec"]["template"]["spec"]["containers"][0]["resources"];
     assert_eq!(text.matches("        resources:\n").count(), 1, "{text}");
-    let (before, rest) = text.split_once("        resources:\n").unwrap();
-    let is_within = |line: &&str| line.starts_with("          ");
-    let within: Vec<&str> = rest.lines().take_while(is_within).collect();
-    let length: usize = within.iter().map(|line| line.len() + 1).sum();
-    assert!(own["limits"]["memory"].is_string(), "the default is in values.yaml: {own}");
+    let (before, after) = text.split_once("        resources:\n").unwrap();
+    let is_field = |line: &&str| line.starts_with("          ");
+    let length: usize = after.lines().take_while(is_field).map(|line| line.len() + 1).sum();
+    assert!(defaults["limits"]["memory"].is_string(), "the default is in values.yaml: {defaults}");
     format!(
         "{before}        resources:\n          {{{{- toYaml .Values.resources | nindent 10 }}}}\n{}",
-        &rest[length..]
+        &after[length..]
     )
 }
 
@@ -194,49 +198,50 @@ fn with_resources(text: &str, manifest: &Value) -> String {
 fn for_each_namespace(text: &str) -> String {
     assert_eq!(text.matches(ACCESS_CERT).count(), 1, "{text}");
     let text = text.replace(ACCESS_CERT, "{{ . | quote }}").replace("{{ .Release", "{{ $.Release");
-    let refusal =
+    let error =
         "accessCerts: the namespace of the release has the CA of the mesh; use other namespaces";
     format!(
         "{{{{- range .Values.accessCerts }}}}\n{{{{- if eq . $.Release.Namespace }}}}\n\
-         {{{{- fail \"{refusal}\" }}}}\n{{{{- end }}}}\n{text}{{{{- end }}}}\n"
+         {{{{- fail \"{error}\" }}}}\n{{{{- end }}}}\n{text}{{{{- end }}}}\n"
     )
 }
 
-/// Wraps a CRD that another mesh may have installed, and that then stays unchanged.
-fn skip_if_foreign(name: &str, text: &str) -> String {
+/// Renders a CRD only where no other mesh has installed it.
+fn skip_if_external(name: &str, text: &str) -> String {
     let kind = "\"apiextensions.k8s.io/v1\" \"CustomResourceDefinition\" \"\"";
-    let ours = "dig \"metadata\" \"labels\" \"app.kubernetes.io/part-of\" \"\" $found";
+    let part_of = "dig \"metadata\" \"labels\" \"app.kubernetes.io/part-of\" \"\" $found";
     format!(
         "{{{{- if .Values.withSmi }}}}\n{{{{- $found := lookup {kind} \"{name}\" }}}}\n\
-         {{{{- if or (not $found) (eq ({ours}) \"leno\") }}}}\n{text}{{{{- end }}}}\n{{{{- end }}}}\n"
+         {{{{- if or (not $found) (eq ({part_of}) \"leno\") }}}}\n{text}{{{{- end }}}}\n{{{{- end }}}}\n"
     )
 }
 
-fn is_kind(manifest: &Value) -> bool {
+fn is_crd(manifest: &Value) -> bool {
     manifest["kind"] == "CustomResourceDefinition"
 }
 
-fn is_own_kind(manifest: &Value) -> bool {
-    is_kind(manifest) && manifest["spec"]["group"] == "leno.dev"
+fn is_leno_crd(manifest: &Value) -> bool {
+    is_crd(manifest) && manifest["spec"]["group"] == "leno.dev"
 }
 
 #[test]
-fn the_chart_equals_the_installed_manifests() {
-    let all = chart_manifests();
-    let kinds: Vec<Value> = all.iter().filter(|it| is_own_kind(it)).cloned().collect();
+fn the_chart_has_the_manifests_of_the_install_command() {
+    let (crds, manifests): (Vec<Value>, Vec<Value>) =
+        chart_manifests().into_iter().partition(is_leno_crd);
     // Helm creates the namespace before the installation.
-    let is_made =
-        |it: &Value| it["kind"] == "Namespace" && it["metadata"]["name"] == "helm-namespace";
-    let rest = all.iter().filter(|it| !is_own_kind(it) && !is_made(it));
+    let is_release_namespace = |manifest: &Value| {
+        manifest["kind"] == "Namespace" && manifest["metadata"]["name"] == "helm-namespace"
+    };
+    let templated = manifests.iter().filter(|manifest| !is_release_namespace(manifest));
     let hook = uninstall_hook(&chart_options());
-    let templates: String = rest.chain(&hook).map(render_template).collect();
+    let templates: String = templated.chain(&hook).map(render_template).collect();
     expect_file!["../../../../deploy/helm/leno/crds/leno.yaml"]
-        .assert_eq(&yaml::write_documents(&kinds));
+        .assert_eq(&yaml::write_documents(&crds));
     expect_file!["../../../../deploy/helm/leno/templates/leno.yaml"].assert_eq(&templates);
 }
 
 #[test]
-fn the_chart_is_of_this_version() {
+fn the_chart_has_the_version_of_the_program() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm/leno");
     let version = env!("CARGO_PKG_VERSION");
     let chart = std::fs::read_to_string(root.join("Chart.yaml")).unwrap();
@@ -245,40 +250,47 @@ fn the_chart_is_of_this_version() {
     assert!(values.contains(&format!("\nimage: {}\n", super::IMAGE)), "{values}");
 }
 
-/// Each value is in the defaults file, in the schema, and in the documented table.
 #[test]
-fn values_are_documented_and_bounded() {
+fn values_have_defaults_a_schema_and_documentation() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
-    let schema: Value = serde_json::from_str(&read("deploy/helm/leno/values.schema.json")).unwrap();
-    let mut known: Vec<&str> =
+    let read_file = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let schema: Value =
+        serde_json::from_str(&read_file("deploy/helm/leno/values.schema.json")).unwrap();
+    let mut schema_keys: Vec<&str> =
         schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
-    known.sort_unstable();
+    schema_keys.sort_unstable();
     assert_eq!(schema["additionalProperties"], false);
-    let values = read("deploy/helm/leno/values.yaml");
+    let values = read_file("deploy/helm/leno/values.yaml");
     let is_key = |line: &&str| line.starts_with(|c: char| c.is_ascii_lowercase());
-    let mut written: Vec<&str> =
+    let mut default_keys: Vec<&str> =
         values.lines().filter(is_key).map(|line| line.split(':').next().unwrap()).collect();
-    written.sort_unstable();
-    assert_eq!(written, known);
-    let all = chart_manifests();
-    let control = all.iter().find(|it| it["kind"] == "Deployment").unwrap();
-    let own = &control["spec"]["template"]["spec"]["containers"][0]["resources"];
-    for (kind, amounts) in own.as_object().unwrap() {
+    default_keys.sort_unstable();
+    assert_eq!(default_keys, schema_keys);
+    let manifests = chart_manifests();
+    let is_control = |manifest: &&Value| manifest["kind"] == "Deployment";
+    let control = manifests.iter().find(is_control).unwrap();
+    let resources = &control["spec"]["template"]["spec"]["containers"][0]["resources"];
+    for (limit_kind, amounts) in resources.as_object().unwrap() {
         for (resource, amount) in amounts.as_object().unwrap() {
             let amount = amount.as_str().unwrap();
-            let part = values.split(&format!("  {kind}:\n")).nth(1).unwrap();
-            assert!(part.contains(&format!("    {resource}: {amount}\n")), "{kind} of {resource}");
+            let section = values.split(&format!("  {limit_kind}:\n")).nth(1).unwrap();
+            assert!(
+                section.contains(&format!("    {resource}: {amount}\n")),
+                "{limit_kind} of {resource}"
+            );
         }
     }
-    let page = read("docs/kubernetes.md");
-    for key in known {
-        assert!(page.contains(&format!("\n| `{key}` |")), "{key} is missing in docs/kubernetes.md");
+    let documentation = read_file("docs/kubernetes.md");
+    for key in schema_keys {
+        assert!(
+            documentation.contains(&format!("\n| `{key}` |")),
+            "{key} is missing in docs/kubernetes.md"
+        );
     }
-    let used = read("deploy/helm/leno/templates/leno.yaml");
-    for line in used.lines().filter(|line| line.contains(".Values.")) {
+    let templates = read_file("deploy/helm/leno/templates/leno.yaml");
+    for line in templates.lines().filter(|line| line.contains(".Values.")) {
         let key = line.split(".Values.").nth(1).unwrap();
         let end = key.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(key.len());
-        assert!(written.contains(&&key[..end]), "{line}");
+        assert!(default_keys.contains(&&key[..end]), "{line}");
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct SidecarLimitArgs {
 }
 
 /// The option, the value and the limit of a connection count or a timeout.
-struct GivenLimit<T> {
+struct LimitOption<T> {
     option: &'static str,
     value: Option<T>,
     limit: fn(&mut Limits) -> &mut T,
@@ -56,49 +56,67 @@ struct GivenLimit<T> {
 impl SidecarLimitArgs {
     /// Applies the options to the limits of a proxy.
     pub(crate) fn apply(&self, limits: &mut Limits) {
-        for GivenLimit { value, limit, .. } in self.given_numbers() {
+        for LimitOption { value, limit, .. } in self.count_options() {
             *limit(limits) = value.unwrap_or(*limit(limits));
         }
-        for GivenLimit { value, limit, .. } in self.given_times() {
+        for LimitOption { value, limit, .. } in self.timeout_options() {
             *limit(limits) = value.unwrap_or(*limit(limits));
         }
     }
 
     /// Returns the options as arguments of another `leno proxy`.
     pub(crate) fn to_arguments(&self) -> Vec<OsString> {
-        let numbers = self.given_numbers().into_iter();
-        let numbers = numbers.filter_map(|given| Some((given.option, given.value?.to_string())));
-        let times = self.given_times().into_iter();
-        let times = times.filter_map(|given| Some((given.option, format_seconds(given.value?))));
+        let numbers = self.count_options().into_iter();
+        let numbers = numbers.filter_map(|option| Some((option.option, option.value?.to_string())));
+        let times = self.timeout_options().into_iter();
+        let times = times.filter_map(|option| Some((option.option, format_seconds(option.value?))));
         numbers.chain(times).map(|(option, value)| format!("{option}={value}").into()).collect()
     }
 
-    fn given_numbers(&self) -> [GivenLimit<usize>; 2] {
-        let given = |option, value, limit| GivenLimit { option, value, limit };
+    fn count_options(&self) -> [LimitOption<usize>; 2] {
+        let limit_option = |option, value, limit| LimitOption { option, value, limit };
         [
-            given("--connections-max", self.connections_max, |l| &mut l.connections_max),
-            given("--handshakes-max", self.handshakes_max, |l| &mut l.handshakes_max),
+            limit_option("--connections-max", self.connections_max, |limits| {
+                &mut limits.connections_max
+            }),
+            limit_option("--handshakes-max", self.handshakes_max, |limits| {
+                &mut limits.handshakes_max
+            }),
         ]
     }
 
-    fn given_times(&self) -> [GivenLimit<Duration>; 8] {
-        let given = |option, value, limit| GivenLimit { option, value, limit };
+    fn timeout_options(&self) -> [LimitOption<Duration>; 8] {
+        let limit_option = |option, value, limit| LimitOption { option, value, limit };
         [
-            given("--head-timeout", self.head_timeout, |l| &mut l.head_timeout),
-            given("--handshake-timeout", self.handshake_timeout, |l| &mut l.handshake_timeout),
-            given("--detect-timeout", self.detect_timeout, |l| &mut l.detect_timeout),
-            given("--connect-timeout", self.connect_timeout, |l| &mut l.connect_timeout),
-            given("--discovery-timeout", self.discovery_timeout, |l| &mut l.discovery_timeout),
-            given("--idle-subscription", self.idle_subscription, |l| &mut l.idle_subscription),
-            given("--idle-connection", self.idle_connection, |l| &mut l.idle_connection),
-            given("--body-stall-timeout", self.body_stall_timeout, |l| &mut l.body_stall_timeout),
+            limit_option("--head-timeout", self.head_timeout, |limits| &mut limits.head_timeout),
+            limit_option("--handshake-timeout", self.handshake_timeout, |limits| {
+                &mut limits.handshake_timeout
+            }),
+            limit_option("--detect-timeout", self.detect_timeout, |limits| {
+                &mut limits.detect_timeout
+            }),
+            limit_option("--connect-timeout", self.connect_timeout, |limits| {
+                &mut limits.connect_timeout
+            }),
+            limit_option("--discovery-timeout", self.discovery_timeout, |limits| {
+                &mut limits.discovery_timeout
+            }),
+            limit_option("--idle-subscription", self.idle_subscription, |limits| {
+                &mut limits.idle_subscription
+            }),
+            limit_option("--idle-connection", self.idle_connection, |limits| {
+                &mut limits.idle_connection
+            }),
+            limit_option("--body-stall-timeout", self.body_stall_timeout, |limits| {
+                &mut limits.body_stall_timeout
+            }),
         ]
     }
 }
 
 /// Formats a duration as an option value, to the nanosecond.
-fn format_seconds(time: Duration) -> String {
-    format!("{}.{:09}s", time.as_secs(), time.subsec_nanos())
+fn format_seconds(duration: Duration) -> String {
+    format!("{}.{:09}s", duration.as_secs(), duration.subsec_nanos())
 }
 
 #[cfg(test)]
@@ -114,48 +132,53 @@ mod tests {
         limits: SidecarLimitArgs,
     }
 
-    fn parse_limits(words: &[OsString]) -> Limits {
-        let words = [&[OsString::from("proxy")], words].concat();
+    fn parse_limits(arguments: &[OsString]) -> Limits {
+        let arguments = [&[OsString::from("proxy")], arguments].concat();
         let mut limits = Limits::default();
-        CommandLine::try_parse_from(words).unwrap().limits.apply(&mut limits);
+        CommandLine::try_parse_from(arguments).unwrap().limits.apply(&mut limits);
         limits
     }
 
     #[test]
-    fn help_shows_the_defaults_of_the_proxy() {
+    fn the_help_shows_the_defaults_of_the_proxy() {
         let help = CommandLine::command().render_long_help().to_string();
-        let reported = |option: &str| {
+        let default_in_help = |option: &str| {
             let (_, text) = help.split_once(option).expect(option);
             let (_, text) = text.split_once("[default: ").expect(option);
             text.split_once(']').expect(option).0.to_owned()
         };
-        let none = SidecarLimitArgs::default();
+        let unset = SidecarLimitArgs::default();
         let mut default = Limits::default();
-        for GivenLimit { option, limit, .. } in none.given_numbers() {
-            assert_eq!(reported(option), limit(&mut default).to_string(), "{option}");
+        for LimitOption { option, limit, .. } in unset.count_options() {
+            assert_eq!(default_in_help(option), limit(&mut default).to_string(), "{option}");
         }
-        for GivenLimit { option, limit, .. } in none.given_times() {
-            assert_eq!(parse_duration(&reported(option)), Ok(*limit(&mut default)), "{option}");
+        for LimitOption { option, limit, .. } in unset.timeout_options() {
+            assert_eq!(
+                parse_duration(&default_in_help(option)),
+                Ok(*limit(&mut default)),
+                "{option}"
+            );
         }
     }
 
     #[test]
     fn forwarded_limits_are_parsed_to_the_same_values() {
         assert_eq!(SidecarLimitArgs::default().to_arguments(), [""; 0]);
-        let none = SidecarLimitArgs::default();
-        let all: Vec<OsString> = none
-            .given_numbers()
-            .map(|given| format!("{}=7", given.option))
+        let unset = SidecarLimitArgs::default();
+        let arguments: Vec<OsString> = unset
+            .count_options()
+            .map(|option| format!("{}=7", option.option))
             .into_iter()
-            .chain(none.given_times().map(|given| format!("{}=1m1.0005s", given.option)))
+            .chain(unset.timeout_options().map(|option| format!("{}=1m1.0005s", option.option)))
             .map(OsString::from)
             .collect();
-        let line =
-            CommandLine::try_parse_from([&[OsString::from("up")], &all[..]].concat()).unwrap();
-        let passed = parse_limits(&line.limits.to_arguments());
-        assert_eq!(format!("{passed:?}"), format!("{:?}", parse_limits(&all)));
-        let odd = Duration::from_micros(61_000_500);
-        assert_eq!((passed.connections_max, passed.body_stall_timeout), (7, odd));
+        let command_line =
+            CommandLine::try_parse_from([&[OsString::from("up")], &arguments[..]].concat())
+                .unwrap();
+        let limits = parse_limits(&command_line.limits.to_arguments());
+        assert_eq!(format!("{limits:?}"), format!("{:?}", parse_limits(&arguments)));
+        let timeout = Duration::from_micros(61_000_500);
+        assert_eq!((limits.connections_max, limits.body_stall_timeout), (7, timeout));
         assert_eq!(format!("{:?}", parse_limits(&[])), format!("{:?}", Limits::default()));
     }
 }

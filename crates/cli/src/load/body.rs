@@ -15,8 +15,8 @@ pub(super) struct BodySize(usize);
 /// # Errors
 /// A message for the command line.
 pub(super) fn parse_size(text: &str) -> Result<BodySize, String> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
+    let number_end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(number_end);
     let unit = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kb" | "kib" => 1 << 10,
@@ -25,14 +25,14 @@ pub(super) fn parse_size(text: &str) -> Result<BodySize, String> {
     };
     let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
     match bytes {
-        Some(bytes) if unit > 0 && bytes <= BODY_BYTES_MAX => Ok(BodySize(bytes)),
+        Some(bytes) if unit > 0 && bytes <= MAX_BODY_BYTES => Ok(BodySize(bytes)),
         Some(_) if unit > 0 => Err("use at most 64MiB".to_owned()),
         _ => Err("use for example 512, 10KiB or 1MiB".to_owned()),
     }
 }
 
 /// Generates a body of letters, which is valid text in any encoding.
-pub(super) fn made_up(size: BodySize) -> Vec<u8> {
+pub(super) fn generate_body(size: BodySize) -> Vec<u8> {
     (b'a'..=b'z').cycle().take(size.0).collect()
 }
 
@@ -40,27 +40,27 @@ pub(super) fn made_up(size: BodySize) -> Vec<u8> {
 ///
 /// # Errors
 /// If it cannot be read or is too large.
-pub(super) fn from_file(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let shown = path.display();
-    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+pub(super) fn read_body_file(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let display = path.display();
+    let file = File::open(path).with_context(|| format!("cannot open {display}"))?;
     let mut body = Vec::new();
     // One byte more than allowed detects a larger file.
-    file.take(BODY_BYTES_MAX as u64 + 1)
+    file.take(MAX_BODY_BYTES as u64 + 1)
         .read_to_end(&mut body)
-        .with_context(|| format!("cannot read {shown}"))?;
-    ensure!(body.len() <= BODY_BYTES_MAX, "{shown} is too large: use at most 64 MiB");
+        .with_context(|| format!("cannot read {display}"))?;
+    ensure!(body.len() <= MAX_BODY_BYTES, "{display} is too large: use at most 64 MiB");
     Ok(body)
 }
 
-/// Larger bodies measure only memory.
-const BODY_BYTES_MAX: usize = 64 << 20;
+/// The maximum size of a body; larger ones would measure only memory.
+const MAX_BODY_BYTES: usize = 64 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn reads_sizes_as_people_write_them() {
+    fn sizes_are_parsed_with_and_without_units() {
         for (text, bytes) in [
             ("0", 0),
             ("100", 100),
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn generated_bodies_have_the_requested_size() {
         for bytes in [0, 1, 26, 10_240] {
-            assert_eq!(made_up(BodySize(bytes)).len(), bytes);
+            assert_eq!(generate_body(BodySize(bytes)).len(), bytes);
         }
     }
 }

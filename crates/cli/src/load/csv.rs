@@ -8,7 +8,7 @@ use super::summary::LoadSummary;
 pub(super) fn render(summary: &LoadSummary) -> String {
     let steps =
         if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
-    let mut text = format!("{}\n", NAMES.join(","));
+    let mut text = format!("{}\n", FIELD_NAMES.join(","));
     for step in steps {
         let line = format_fields(step).join(",");
         writeln!(text, "{line}").expect("writing to a String never fails");
@@ -16,27 +16,28 @@ pub(super) fn render(summary: &LoadSummary) -> String {
     text
 }
 
-fn format_fields(step: &LoadSummary) -> [String; NAMES.len()] {
-    let number = |number: Option<f64>| number.map(|n| format!("{n:.3}")).unwrap_or_default();
+fn format_fields(step: &LoadSummary) -> [String; FIELD_NAMES.len()] {
+    let format_number =
+        |value: Option<f64>| value.map(|number| format!("{number:.3}")).unwrap_or_default();
     let latency = step.latency_us;
     [
         step.rate.map(|rate| format!("{rate:.0}")).unwrap_or_default(),
         step.requests.to_string(),
         step.errors.to_string(),
-        number(Some(step.rps)),
-        number(Some(step.duration_s)),
-        number(latency.min),
-        number(latency.mean),
-        number(latency.p50),
-        number(latency.p90),
-        number(latency.p95),
-        number(latency.p99),
-        number(latency.p999),
-        number(latency.max),
+        format_number(Some(step.rps)),
+        format_number(Some(step.duration_s)),
+        format_number(latency.min),
+        format_number(latency.mean),
+        format_number(latency.p50),
+        format_number(latency.p90),
+        format_number(latency.p95),
+        format_number(latency.p99),
+        format_number(latency.p999),
+        format_number(latency.max),
         step.bytes_in.to_string(),
         step.bytes_out.to_string(),
         step.connections.to_string(),
-        number(step.own_cpu_us_per_request),
+        format_number(step.own_cpu_us_per_request),
         // Labels contain neither commas nor quotes.
         step.errors_by_kind
             .iter()
@@ -46,7 +47,7 @@ fn format_fields(step: &LoadSummary) -> [String; NAMES.len()] {
     ]
 }
 
-const NAMES: [&str; 18] = [
+const FIELD_NAMES: [&str; 18] = [
     "rate",
     "requests",
     "errors",

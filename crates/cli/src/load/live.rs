@@ -10,7 +10,7 @@ use crate::figures::format_count;
 /// Live progress of a run in one terminal line; silent otherwise.
 #[derive(Debug)]
 pub(super) struct LiveProgress {
-    terminal: bool,
+    is_terminal: bool,
     /// The number of the current rate, if there are several.
     step: String,
     total: Duration,
@@ -27,9 +27,9 @@ impl LiveProgress {
             }
             LoadModel::Open { .. } | LoadModel::Closed { .. } => String::new(),
         };
-        let terminal = std::io::stderr().is_terminal();
+        let is_terminal = std::io::stderr().is_terminal();
         Self {
-            terminal,
+            is_terminal,
             step,
             total: plan.warm_up + plan.duration,
             last: ProgressCounters::default(),
@@ -37,46 +37,48 @@ impl LiveProgress {
     }
 
     /// Shows the progress.
-    pub(super) fn show_progress(&mut self, now: &ProgressCounters) {
-        if self.terminal && now.elapsed >= self.last.elapsed + REFRESH {
-            write(&format!("\r\x1b[K{}", self.progress_line(now)));
-            self.last = *now;
+    pub(super) fn show_progress(&mut self, counters: &ProgressCounters) {
+        if self.is_terminal && counters.elapsed >= self.last.elapsed + REFRESH_INTERVAL {
+            write(&format!("\r\x1b[K{}", self.progress_line(counters)));
+            self.last = *counters;
         }
     }
 
     /// Clears the line.
     pub(super) fn clear(&self) {
-        if self.terminal {
+        if self.is_terminal {
             write("\r\x1b[K");
         }
     }
 
-    fn progress_line(&self, now: &ProgressCounters) -> String {
-        let phase = if now.measuring { "measuring" } else { "warming up" };
+    fn progress_line(&self, counters: &ProgressCounters) -> String {
+        let phase = if counters.measuring { "measuring" } else { "warming up" };
         // Counters restart when the warm-up ends.
-        let before = if now.measuring == self.last.measuring { self.last.requests } else { 0 };
-        let seconds = now.elapsed.saturating_sub(self.last.elapsed).as_secs_f64();
-        let rate = now.requests.saturating_sub(before) as f64 / seconds.max(f64::MIN_POSITIVE);
+        let previous =
+            if counters.measuring == self.last.measuring { self.last.requests } else { 0 };
+        let seconds = counters.elapsed.saturating_sub(self.last.elapsed).as_secs_f64();
+        let rate =
+            counters.requests.saturating_sub(previous) as f64 / seconds.max(f64::MIN_POSITIVE);
         format!(
             "{}{phase}, {:.1} of {:.1} s: {}, {rate:.0}/s, {} failed",
             self.step,
-            now.elapsed.as_secs_f64(),
+            counters.elapsed.as_secs_f64(),
             self.total.as_secs_f64(),
-            format_count(now.requests, "request"),
-            now.requests.saturating_sub(now.successes),
+            format_count(counters.requests, "request"),
+            counters.requests.saturating_sub(counters.successes),
         )
     }
 }
 
 fn write(text: &str) {
-    let mut out = std::io::stderr().lock();
+    let mut stderr = std::io::stderr().lock();
     // A failed write to the terminal does not end the run.
-    drop(out.write_all(text.as_bytes()));
-    drop(out.flush());
+    drop(stderr.write_all(text.as_bytes()));
+    drop(stderr.flush());
 }
 
-/// A rate that looks live and stays readable.
-const REFRESH: Duration = Duration::from_millis(300);
+/// The interval between updates of the line, short enough to look live and long enough to stay readable.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(300);
 
 #[cfg(test)]
 mod tests {

@@ -6,8 +6,8 @@ use super::summary::{IntervalSummary, LoadSummary};
 use super::table::{format_share, format_time};
 
 /// Renders the report as a self-contained page: no scripts, fonts or images.
-pub(super) fn render(measured: &LoadResults, summary: &LoadSummary) -> String {
-    let urls = measured.plan.targets.iter().map(|target| target.name.as_str());
+pub(super) fn render(results: &LoadResults, summary: &LoadSummary) -> String {
+    let urls = results.plan.targets.iter().map(|target| target.name.as_str());
     let urls: Vec<&str> = urls.collect();
     let mut page = HtmlPage::default();
     page.push_text("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
@@ -15,17 +15,14 @@ pub(super) fn render(measured: &LoadResults, summary: &LoadSummary) -> String {
     page.push_text(&format!("<title>leno load {}</title>\n", escape(&urls.join(" "))));
     page.push_text(&format!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
     page.push_text(&format!("<h1>Load on {}</h1>\n", escape(&join_urls(&urls))));
-    page.push_text(&format!(
-        "<p class=\"setting\">{}</p>\n",
-        escape(&measured.describe_settings())
-    ));
+    page.push_text(&format!("<p class=\"setting\">{}</p>\n", escape(&results.describe_settings())));
     page.write_figures(summary);
     page.push_text("<h2>Latency by percentile</h2>\n");
-    page.push_text(&percentile_plot(measured).to_svg());
+    page.push_text(&percentile_plot(results).to_svg());
     page.push_text("<h2>Throughput and errors over time</h2>\n");
     page.push_text(&throughput_plot(summary).to_svg());
     page.push_text("<h2>Latency over time</h2>\n");
-    page.push_text(&latency_over_time(summary).to_svg());
+    page.push_text(&latency_plot(summary).to_svg());
     page.write_rates(summary);
     page.write_counts("Errors", "kind", &summary.errors_by_kind, summary.requests);
     page.write_counts("Statuses", "status", &summary.statuses, summary.requests);
@@ -64,10 +61,10 @@ impl HtmlPage {
             ("longest", format_time(latency.max)),
         ];
         self.push_text("<dl class=\"figures\">\n");
-        for (name, figure) in figures {
-            let wrong =
+        for (name, value) in figures {
+            let class =
                 if name == "errors" && summary.errors > 0 { " class=\"wrong\"" } else { "" };
-            self.push_text(&format!("<div{wrong}><dt>{name}</dt><dd>{figure}</dd></div>\n"));
+            self.push_text(&format!("<div{class}><dt>{name}</dt><dd>{value}</dd></div>\n"));
         }
         self.push_text("</dl>\n");
     }
@@ -130,7 +127,8 @@ impl HtmlPage {
         self.push_text("<h2>Targets</h2>\n<div class=\"wide\"><table>\n");
         self.push_text("<tr><th>URL</th><th>requests</th><th>errors</th></tr>\n");
         for target in &summary.targets {
-            let [requests, errors] = [target.requests, target.errors].map(|n| n.to_string());
+            let [requests, errors] =
+                [target.requests, target.errors].map(|count| count.to_string());
             self.write_row([target.url.clone(), requests, errors]);
         }
         self.push_text("</table></div>\n");
@@ -145,47 +143,47 @@ impl HtmlPage {
     }
 }
 
-/// Plots latency over percentiles, with a logarithmic axis that gives the tail enough room.
-fn percentile_plot(measured: &LoadResults) -> SvgPlot {
-    let count = measured.steps.len();
+/// Plots latency over percentiles, with a logarithmic axis that spreads out the tail.
+fn percentile_plot(results: &LoadResults) -> SvgPlot {
+    let rate_count = results.steps.len();
     let mut nines: f64 = 1.0;
     let (mut low, mut high) = (f64::MAX, 1.0_f64);
-    for RateResult { report, .. } in &measured.steps {
+    for RateResult { report, .. } in &results.steps {
         let latency = report.sum_targets().latency;
         let (Some(min), Some(max)) = (latency.min(), latency.max()) else {
             continue;
         };
-        nines = nines.max((latency.count() as f64).log10().ceil().min(NINES_MAX));
+        nines = nines.max((latency.count() as f64).log10().ceil().min(MAX_NINES));
         low = low.min(min.as_nanos() as f64 / 1e3);
         high = high.max(max.as_nanos() as f64 / 1e3);
     }
-    let lines = measured.steps.iter().enumerate().map(|(index, RateResult { rate, report })| {
+    let lines = results.steps.iter().enumerate().map(|(index, RateResult { rate, report })| {
         let latency = report.sum_targets().latency;
-        let at = |nines: f64| {
-            let part = 1.0 - 10_f64.powf(-nines);
-            latency.quantile(part).map(|latency| (part, latency.as_nanos() as f64 / 1e3))
+        let point_at = |nines: f64| {
+            let share = 1.0 - 10_f64.powf(-nines);
+            latency.quantile(share).map(|latency| (share, latency.as_nanos() as f64 / 1e3))
         };
         let points = (0..=(nines * 40.0) as u32).map(|step| {
             let x = f64::from(step) / 40.0;
-            at(x).map(|(_, us)| (x, us.max(1.0).log10()))
+            point_at(x).map(|(_, us)| (x, us.max(1.0).log10()))
         });
-        let marks = PERCENTILES.iter().filter_map(|(label, part)| {
-            let x = -(1.0 - part).log10();
-            let (_, us) = at(x).filter(|_| x <= nines)?;
+        let marks = PERCENTILES.iter().filter_map(|(label, share)| {
+            let x = -(1.0 - share).log10();
+            let (_, us) = point_at(x).filter(|_| x <= nines)?;
             let text = format!("{label}: {}", format_time(Some(us)));
             Some(PlotMark { x, y: us.max(1.0).log10(), text })
         });
         PlotLine {
             name: rate.map_or(String::new(), |rate| format!("{rate}/s")),
             class: "one",
-            strength: 1.0 - 0.7 * (count - 1 - index) as f64 / count as f64,
+            strength: 1.0 - 0.7 * (rate_count - 1 - index) as f64 / rate_count as f64,
             points: points.collect(),
             marks: marks.collect(),
         }
     });
     let ticks = (0..=nines as usize).filter_map(|nines| {
         let label = (*NINES_LABELS.get(nines)?).to_owned();
-        Some(PlotTick { at: nines as f64, label })
+        Some(PlotTick { position: nines as f64, label })
     });
     SvgPlot {
         title: "Latency by percentile",
@@ -201,56 +199,70 @@ fn percentile_plot(measured: &LoadResults) -> SvgPlot {
 }
 
 fn throughput_plot(summary: &LoadSummary) -> SvgPlot {
-    let per_second = |instant: &IntervalSummary, count: u64| count as f64 / instant.length_s;
-    let shown = || plotted_intervals(summary);
+    let per_second = |interval: &IntervalSummary, count: u64| count as f64 / interval.length_s;
+    let intervals = || plotted_intervals(summary);
     let line = |name: &str, class, count: fn(&IntervalSummary) -> u64| PlotLine {
         name: name.to_owned(),
         class,
         strength: 1.0,
-        points: shown().map(|i| Some((interval_middle(i), per_second(i, count(i))))).collect(),
+        points: intervals()
+            .map(|interval| {
+                Some((interval_middle(interval), per_second(interval, count(interval))))
+            })
+            .collect(),
         // Marks of intervals without errors would hide the axis.
-        marks: shown()
-            .filter(|i| class != "wrong" || count(i) > 0)
-            .map(|i| PlotMark {
-                x: interval_middle(i),
-                y: per_second(i, count(i)),
-                text: format!("{:.1} s: {:.0} {name} per second", i.at_s, per_second(i, count(i))),
+        marks: intervals()
+            .filter(|interval| class != "wrong" || count(interval) > 0)
+            .map(|interval| PlotMark {
+                x: interval_middle(interval),
+                y: per_second(interval, count(interval)),
+                text: format!(
+                    "{:.1} s: {:.0} {name} per second",
+                    interval.at_s,
+                    per_second(interval, count(interval))
+                ),
             })
             .collect(),
     };
     let lines = vec![
-        line("requests", "one", |instant| instant.requests),
-        line("errors", "wrong", |instant| instant.errors),
+        line("requests", "one", |interval| interval.requests),
+        line("errors", "wrong", |interval| interval.errors),
     ];
-    let most = shown().map(|i| per_second(i, i.requests)).fold(1.0, f64::max);
+    let highest_rate =
+        intervals().map(|interval| per_second(interval, interval.requests)).fold(1.0, f64::max);
     SvgPlot {
         title: "Requests and errors per second over time",
         x: PlotAxis::from_zero("seconds after the warm-up", summary.duration_s),
-        y: PlotAxis::from_zero("per second", most * 1.05),
+        y: PlotAxis::from_zero("per second", highest_rate * 1.05),
         lines,
     }
 }
 
-fn latency_over_time(summary: &LoadSummary) -> SvgPlot {
+fn latency_plot(summary: &LoadSummary) -> SvgPlot {
     let line = |name: &str, class, quantile: fn(&IntervalSummary) -> Option<f64>| PlotLine {
         name: name.to_owned(),
         class,
         strength: 1.0,
         points: plotted_intervals(summary)
-            .map(|i| quantile(i).map(|us| (interval_middle(i), us.max(1.0).log10())))
+            .map(|interval| {
+                quantile(interval).map(|us| (interval_middle(interval), us.max(1.0).log10()))
+            })
             .collect(),
         marks: plotted_intervals(summary)
-            .filter_map(|i| {
-                let us = quantile(i)?;
-                let text = format!("{:.1} s: {name} {}", i.at_s, format_time(Some(us)));
-                Some(PlotMark { x: interval_middle(i), y: us.max(1.0).log10(), text })
+            .filter_map(|interval| {
+                let us = quantile(interval)?;
+                let text = format!("{:.1} s: {name} {}", interval.at_s, format_time(Some(us)));
+                Some(PlotMark { x: interval_middle(interval), y: us.max(1.0).log10(), text })
             })
             .collect(),
     };
-    let lines =
-        vec![line("p50", "one", |instant| instant.p50), line("p99", "two", |instant| instant.p99)];
-    let all = || plotted_intervals(summary).flat_map(|i| [i.p50, i.p99]).flatten();
-    let (low, high) = (all().fold(f64::MAX, f64::min), all().fold(1.0, f64::max));
+    let lines = vec![
+        line("p50", "one", |interval| interval.p50),
+        line("p99", "two", |interval| interval.p99),
+    ];
+    let latencies =
+        || plotted_intervals(summary).flat_map(|interval| [interval.p50, interval.p99]).flatten();
+    let (low, high) = (latencies().fold(f64::MAX, f64::min), latencies().fold(1.0, f64::max));
     SvgPlot {
         title: "Latency over time",
         x: PlotAxis::from_zero("seconds after the warm-up", summary.duration_s),
@@ -261,16 +273,16 @@ fn latency_over_time(summary: &LoadSummary) -> SvgPlot {
 
 /// Returns the intervals with enough measured time to divide by.
 fn plotted_intervals(summary: &LoadSummary) -> impl Iterator<Item = &IntervalSummary> {
-    let longest = summary.timeline.iter().map(|instant| instant.length_s).fold(0.0, f64::max);
-    summary.timeline.iter().filter(move |instant| instant.length_s > longest / 2.0)
+    let longest = summary.timeline.iter().map(|interval| interval.length_s).fold(0.0, f64::max);
+    summary.timeline.iter().filter(move |interval| interval.length_s > longest / 2.0)
 }
 
-fn interval_middle(instant: &IntervalSummary) -> f64 {
-    instant.at_s + instant.length_s / 2.0
+fn interval_middle(interval: &IntervalSummary) -> f64 {
+    interval.at_s + interval.length_s / 2.0
 }
 
-/// No run measures a billion requests.
-const NINES_MAX: f64 = 6.0;
+/// The maximum number of nines on the percentile axis: 99.9999 %.
+const MAX_NINES: f64 = 6.0;
 
 const NINES_LABELS: [&str; 7] = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"];
 

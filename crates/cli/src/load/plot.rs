@@ -24,7 +24,7 @@ pub(super) struct PlotAxis {
 /// A labeled position on an axis.
 #[derive(Debug)]
 pub(super) struct PlotTick {
-    pub(super) at: f64,
+    pub(super) position: f64,
     pub(super) label: String,
 }
 
@@ -55,14 +55,14 @@ impl PlotAxis {
     pub(super) fn from_zero(label: &'static str, high: f64) -> Self {
         let high = high.max(f64::MIN_POSITIVE);
         let step = round_step(high / 5.0);
-        let label_of = |at: f64| match at {
-            at if at >= 1e6 => format!("{}M", format_trimmed(at / 1e6)),
-            at if at >= 1e4 => format!("{}k", format_trimmed(at / 1e3)),
-            at => format_trimmed(at),
+        let format_label = |value: f64| match value {
+            value if value >= 1e6 => format!("{}M", format_trimmed(value / 1e6)),
+            value if value >= 1e4 => format!("{}k", format_trimmed(value / 1e3)),
+            value => format_trimmed(value),
         };
         let ticks = (0..=(high / step) as u32).map(|index| {
-            let at = f64::from(index) * step;
-            PlotTick { at, label: label_of(at) }
+            let value = f64::from(index) * step;
+            PlotTick { position: value, label: format_label(value) }
         });
         Self { label, low: 0.0, high, ticks: ticks.collect() }
     }
@@ -71,13 +71,13 @@ impl PlotAxis {
     pub(super) fn latency_axis(low_us: f64, high_us: f64) -> Self {
         let low = low_us.max(1.0).log10().floor();
         let high = high_us.max(1.0).log10().ceil().max(low + 1.0);
-        let label_of = |power: i32| match power {
+        let format_label = |power: i32| match power {
             ..3 => format!("{} µs", 10_u64.pow(power.unsigned_abs())),
             3..6 => format!("{} ms", 10_u64.pow(power.unsigned_abs() - 3)),
             _ => format!("{} s", 10_u64.pow(power.unsigned_abs() - 6)),
         };
         let ticks = (low as i32..=high as i32)
-            .map(|power| PlotTick { at: f64::from(power), label: label_of(power) });
+            .map(|power| PlotTick { position: f64::from(power), label: format_label(power) });
         Self { label: "", low, high, ticks: ticks.collect() }
     }
 }
@@ -86,7 +86,7 @@ impl SvgPlot {
     /// Renders the plot.
     pub(super) fn to_svg(&self) -> String {
         let mut svg = String::new();
-        push_escaped(
+        append(
             &mut svg,
             &format!(
                 "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
@@ -109,9 +109,9 @@ impl SvgPlot {
     fn draw_axes(&self, svg: &mut String) {
         let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
         for tick in &self.y.ticks {
-            let y = self.y(tick.at);
-            push_escaped(svg, &format!("<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>"));
-            push_escaped(
+            let y = self.y(tick.position);
+            append(svg, &format!("<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>"));
+            append(
                 svg,
                 &format!(
                     "<text class=\"tick\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
@@ -121,11 +121,11 @@ impl SvgPlot {
                 ),
             );
         }
-        push_escaped(svg, &format!("<path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>\n"));
+        append(svg, &format!("<path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>\n"));
         for tick in &self.x.ticks {
-            let x = self.x(tick.at);
-            push_escaped(svg, &format!("<path class=\"axis\" d=\"M{x:.1} {bottom}v4\"/>"));
-            push_escaped(
+            let x = self.x(tick.position);
+            append(svg, &format!("<path class=\"axis\" d=\"M{x:.1} {bottom}v4\"/>"));
+            append(
                 svg,
                 &format!(
                     "<text class=\"tick\" x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
@@ -134,7 +134,7 @@ impl SvgPlot {
                 ),
             );
         }
-        push_escaped(
+        append(
             svg,
             &format!(
                 "<text class=\"label\" x=\"{right}\" y=\"{}\" text-anchor=\"end\">{}</text>\n",
@@ -142,7 +142,7 @@ impl SvgPlot {
                 escape(self.x.label)
             ),
         );
-        push_escaped(
+        append(
             svg,
             &format!(
                 "<text class=\"label\" x=\"{LEFT}\" y=\"12\">{}</text>\n",
@@ -159,11 +159,11 @@ impl SvgPlot {
                 command = 'M';
                 continue;
             };
-            push_escaped(&mut path, &format!("{command}{:.1} {:.1}", self.x(*x), self.y(*y)));
+            append(&mut path, &format!("{command}{:.1} {:.1}", self.x(*x), self.y(*y)));
             command = 'L';
         }
         let PlotLine { class, strength, .. } = line;
-        push_escaped(
+        append(
             svg,
             &format!("<path class=\"line {class}\" opacity=\"{strength:.2}\" d=\"{path}\"/>\n"),
         );
@@ -172,7 +172,7 @@ impl SvgPlot {
     fn draw_marks(&self, svg: &mut String, line: &PlotLine) {
         let PlotLine { class, strength, .. } = line;
         for mark in &line.marks {
-            push_escaped(
+            append(
                 svg,
                 &format!(
                     "<circle class=\"mark {class}\" opacity=\"{strength:.2}\" cx=\"{:.1}\" cy=\"{:.1}\" \
@@ -192,12 +192,12 @@ impl SvgPlot {
             (!line.name.is_empty()).then(|| (self.y(y), line))
         });
         let mut ends: Vec<(f64, &PlotLine)> = ends.collect();
-        ends.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        let mut free = TOP;
+        ends.sort_by(|(first, _), (second, _)| first.total_cmp(second));
+        let mut next_free_y = TOP;
         for (y, line) in ends {
-            let y = y.max(free);
-            free = y + NAME_HEIGHT;
-            push_escaped(
+            let y = y.max(next_free_y);
+            next_free_y = y + NAME_HEIGHT;
+            append(
                 svg,
                 &format!(
                     "<text class=\"name {}\" x=\"{}\" y=\"{:.1}\">{}</text>\n",
@@ -210,12 +210,12 @@ impl SvgPlot {
         }
     }
 
-    fn x(&self, at: f64) -> f64 {
-        LEFT + axis_position(&self.x, at) * (WIDTH - LEFT - RIGHT)
+    fn x(&self, value: f64) -> f64 {
+        LEFT + axis_position(&self.x, value) * (WIDTH - LEFT - RIGHT)
     }
 
-    fn y(&self, at: f64) -> f64 {
-        HEIGHT - BOTTOM - axis_position(&self.y, at) * (HEIGHT - TOP - BOTTOM)
+    fn y(&self, value: f64) -> f64 {
+        HEIGHT - BOTTOM - axis_position(&self.y, value) * (HEIGHT - TOP - BOTTOM)
     }
 }
 
@@ -229,24 +229,24 @@ pub(super) fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            other => escaped.push(other),
+            character => escaped.push(character),
         }
     }
     escaped
 }
 
 /// Returns the position of a value on an axis, from 0 to 1.
-fn axis_position(axis: &PlotAxis, at: f64) -> f64 {
-    ((at - axis.low) / (axis.high - axis.low)).clamp(0.0, 1.0)
+fn axis_position(axis: &PlotAxis, value: f64) -> f64 {
+    ((value - axis.low) / (axis.high - axis.low)).clamp(0.0, 1.0)
 }
 
 /// Returns the next 1, 2 or 5 times a power of ten.
-fn round_step(least: f64) -> f64 {
-    let power = 10_f64.powf(least.log10().floor());
+fn round_step(minimum: f64) -> f64 {
+    let power = 10_f64.powf(minimum.log10().floor());
     [1.0, 2.0, 5.0]
         .map(|digit| digit * power)
         .into_iter()
-        .find(|step| *step >= least)
+        .find(|step| *step >= minimum)
         .unwrap_or(10.0 * power)
 }
 
@@ -255,8 +255,8 @@ fn format_trimmed(number: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn push_escaped(out: &mut String, text: &str) {
-    write!(out, "{text}").expect("writing to a String never fails");
+fn append(svg: &mut String, text: &str) {
+    write!(svg, "{text}").expect("writing to a String never fails");
 }
 
 const WIDTH: f64 = 860.0;
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_are_labelled_at_round_numbers() {
+    fn axes_are_labeled_at_round_numbers() {
         let labels = |axis: &PlotAxis| -> Vec<String> {
             axis.ticks.iter().map(|tick| tick.label.clone()).collect()
         };
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_drawn_lies_within_the_picture() {
+    fn all_drawn_elements_are_inside_the_plot() {
         let line = PlotLine {
             name: "a<b".to_owned(),
             class: "one",

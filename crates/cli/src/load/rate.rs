@@ -9,20 +9,20 @@ pub(super) struct Rates(pub(super) Vec<u32>);
 /// # Errors
 /// A message for the command line.
 pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
-    let refused = || "use for example 1000, or 1000:4000:1000 for several".to_owned();
+    let invalid = || "use for example 1000, or 1000:4000:1000 for several".to_owned();
     let numbers: Result<Vec<u32>, _> = text.split(':').map(str::parse).collect();
-    match numbers.map_err(|_| refused())?.as_slice() {
+    match numbers.map_err(|_| invalid())?.as_slice() {
         [0, ..] | [_, 0, _] | [_, _, 0] => Err("a rate or step of 0 is invalid".to_owned()),
         [rate] => Ok(Rates(vec![*rate])),
         [from, to, step] => {
-            if from.abs_diff(*to) / step >= STEPS_MAX {
-                return Err(format!("that is more than {STEPS_MAX} rates"));
+            if from.abs_diff(*to) / step >= MAX_STEPS {
+                return Err(format!("that is more than {MAX_STEPS} rates"));
             }
             let offsets = (0..=from.abs_diff(*to)).step_by(*step as usize);
             let rate = |offset| if from <= to { from + offset } else { from - offset };
             Ok(Rates(offsets.map(rate).collect()))
         }
-        _ => Err(refused()),
+        _ => Err(invalid()),
     }
 }
 
@@ -31,25 +31,25 @@ pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
 /// # Errors
 /// A message for the command line.
 pub(super) fn parse_share(text: &str) -> Result<f64, String> {
-    let (number, whole) = match text.strip_suffix('%') {
+    let (number, divisor) = match text.strip_suffix('%') {
         Some(percent) => (percent, 100.0),
         None => (text, 1.0),
     };
-    let share = number.trim().parse::<f64>().ok().map(|number| number / whole);
+    let share = number.trim().parse::<f64>().ok().map(|number| number / divisor);
     share
         .filter(|share| (0.0..=1.0).contains(share))
         .ok_or_else(|| "use a share of the requests: 0.01 or 1%".to_owned())
 }
 
-/// Each step is a run of its own, with a warm-up.
-const STEPS_MAX: u32 = 100;
+/// The maximum number of rates; each is a separate run, with a warm-up.
+const MAX_STEPS: u32 = 100;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn reads_one_rate_and_steps_in_both_directions() {
+    fn single_rates_and_ascending_or_descending_steps_are_parsed() {
         for (text, rates) in [
             ("1", &[1_u32] as &[u32]),
             ("1000:4000:1000", &[1000, 2000, 3000, 4000]),
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_parts_of_a_whole() {
+    fn shares_are_parsed_as_numbers_and_percentages() {
         for (text, share) in [("0", 0.0), ("0.01", 0.01), ("1%", 0.01), ("100%", 1.0), ("1", 1.0)] {
             assert_eq!(parse_share(text), Ok(share), "{text}");
         }

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use leno_load::{LoadProtocol, LoadTarget, TargetForm};
 
 use super::target::parse_authority;
-use super::wrong_usage::WrongUsage;
+use super::usage_error::UsageError;
 use super::{HttpVersion, LoadArgs, body};
 
 /// A request header.
@@ -33,17 +33,17 @@ impl LoadArgs {
     /// Returns the protocol.
     ///
     /// # Errors
-    /// [`WrongUsage`] if the options contradict each other.
-    pub(super) fn protocol(&self) -> Result<LoadProtocol, WrongUsage> {
+    /// [`UsageError`] if the options contradict each other.
+    pub(super) fn protocol(&self) -> Result<LoadProtocol, UsageError> {
         let streams = self.streams.unwrap_or(1);
         match (self.http, self.grpc) {
             (Some(HttpVersion::Http1), true) => {
-                Err(WrongUsage::new("gRPC requires HTTP/2: omit --http 1.1"))
+                Err(UsageError::new("gRPC requires HTTP/2: omit --http 1.1"))
             }
             (_, true) => Ok(LoadProtocol::Grpc { streams }),
             (Some(HttpVersion::Http2), false) => Ok(LoadProtocol::Http2 { streams }),
             (_, false) if self.streams.is_some() => {
-                Err(WrongUsage::new("--streams requires --http 2 or --grpc"))
+                Err(UsageError::new("--streams requires --http 2 or --grpc"))
             }
             (_, false) => Ok(LoadProtocol::Http1),
         }
@@ -58,7 +58,7 @@ impl LoadArgs {
             None => None,
             Some(proxy) => {
                 let authority = parse_authority(proxy)
-                    .ok_or_else(|| WrongUsage::new("--proxy: use for example 127.0.0.1:8080"))?;
+                    .ok_or_else(|| UsageError::new("--proxy: use for example 127.0.0.1:8080"))?;
                 Some(authority.resolve().await.context("the proxy")?)
             }
         };
@@ -85,7 +85,9 @@ impl LoadArgs {
                 method: method.to_owned(),
                 path: target.path.clone(),
                 host: host.unwrap_or(&target.host).to_owned(),
-                headers: headers.map(|h| (h.name.clone(), h.value.clone())).collect(),
+                headers: headers
+                    .map(|header| (header.name.clone(), header.value.clone()))
+                    .collect(),
                 body: body.clone(),
                 weight: target.weight,
             });
@@ -96,8 +98,8 @@ impl LoadArgs {
     fn read_body(&self) -> anyhow::Result<Option<Vec<u8>>> {
         Ok(match (&self.body, &self.body_file, self.body_size) {
             (Some(text), _, _) => Some(text.clone().into_bytes()),
-            (_, Some(path), _) => Some(body::from_file(path)?),
-            (_, _, Some(size)) => Some(body::made_up(size)),
+            (_, Some(path), _) => Some(body::read_body_file(path)?),
+            (_, _, Some(size)) => Some(body::generate_body(size)),
             (None, None, None) => None,
         })
     }
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_headers_as_people_write_them() {
+    fn headers_are_parsed_with_optional_spaces() {
         for (text, name, value) in
             [("a:b", "a", "b"), ("X-A: b c", "X-A", "b c"), ("a:", "a", ""), ("a: b:c", "a", "b:c")]
         {

@@ -34,12 +34,12 @@ impl LoadResults {
     /// Describes the settings in one line.
     pub(super) fn describe_settings(&self) -> String {
         let connections = self.plan.load_model.connection_count();
-        let plural = if connections == 1 { "" } else { "s" };
-        let fresh = match self.plan.reuse {
+        let plural_suffix = if connections == 1 { "" } else { "s" };
+        let reuse_text = match self.plan.reuse {
             ConnectionReuse::Keep => "",
             ConnectionReuse::Fresh => ", one for each request",
         };
-        let pace = match self.steps.first().and_then(|step| step.rate) {
+        let rate_text = match self.steps.first().and_then(|step| step.rate) {
             None => "closed loop",
             Some(_) => "open loop, latency from the scheduled time of a request",
         };
@@ -48,7 +48,7 @@ impl LoadResults {
             threads => format!("{threads} threads"),
         };
         format!(
-            "{connections} connection{plural} of {}{fresh}; {pace}; {threads}; {:?} of warm-up",
+            "{connections} connection{plural_suffix} of {}{reuse_text}; {rate_text}; {threads}; {:?} of warm-up",
             self.describe_protocol(),
             self.plan.warm_up,
         )

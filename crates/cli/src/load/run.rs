@@ -16,14 +16,14 @@ use tokio::sync::watch;
 use super::live::LiveProgress;
 use super::results::{LoadResults, RateResult};
 use super::summary::LoadSummary;
-use super::wrong_usage::WrongUsage;
+use super::usage_error::UsageError;
 use super::{LoadArgs, LoadFormat, csv, page, table};
 use crate::{output, stop};
 
 /// Generates load, measures and reports.
 ///
 /// # Errors
-/// [`WrongUsage`], and all errors that prevent the measurement.
+/// [`UsageError`], and all errors that prevent the measurement.
 pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
     let plan = args.build_plan().await?;
     // An output file that cannot be written fails before the run, not after it.
@@ -32,15 +32,15 @@ pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
         .as_ref()
         .map(|path| File::create(path).with_context(|| format!("cannot write {}", path.display())));
     let page = page.transpose()?;
-    let measured = run_rates(&args, plan).await?;
-    let summary = LoadSummary::from_measured(&measured);
+    let results = run_rates(&args, plan).await?;
+    let summary = LoadSummary::from_results(&results);
     match args.output {
-        LoadFormat::Table => output::print_raw(&table::render(&measured, &summary))?,
+        LoadFormat::Table => output::print_raw(&table::render(&results, &summary))?,
         LoadFormat::Json => output::print_json(&summary)?,
         LoadFormat::Csv => output::print_raw(&csv::render(&summary))?,
     }
     if let Some(mut page) = page {
-        let text = page::render(&measured, &summary);
+        let text = page::render(&results, &summary);
         page.write_all(text.as_bytes()).context("cannot write the page")?;
     }
     Ok(exit_code(&summary, args.max_errors))
@@ -50,7 +50,7 @@ impl LoadArgs {
     /// Returns the plan, except for the load model.
     async fn build_plan(&self) -> anyhow::Result<LoadPlan> {
         let protocol = self.protocol()?;
-        let bounded = self.requests.is_some();
+        let has_request_limit = self.requests.is_some();
         let duration = self.step_duration.or(self.duration);
         Ok(LoadPlan {
             protocol,
@@ -60,8 +60,16 @@ impl LoadArgs {
                 ConnectionReuse::Keep
             },
             load_model: LoadModel::Closed { connections: self.connections },
-            duration: duration.unwrap_or(if bounded { DAY } else { DURATION }),
-            warm_up: self.warmup.unwrap_or(if bounded { Duration::ZERO } else { WARM_UP }),
+            duration: duration.unwrap_or(if has_request_limit {
+                MAX_DURATION
+            } else {
+                DEFAULT_DURATION
+            }),
+            warm_up: self.warmup.unwrap_or(if has_request_limit {
+                Duration::ZERO
+            } else {
+                DEFAULT_WARM_UP
+            }),
             requests: self.requests,
             timeout: self.timeout,
             seed: self.seed,
@@ -77,10 +85,10 @@ async fn run_rates(args: &LoadArgs, plan: LoadPlan) -> anyhow::Result<LoadResult
         Some(rates) => rates.0.iter().copied().map(Some).collect(),
     };
     let stop = StopHandle::default();
-    let mut measured = LoadResults { plan, threads: args.threads, steps: Vec::new() };
+    let mut results = LoadResults { plan, threads: args.threads, steps: Vec::new() };
     let count = rates.len();
     for (index, rate) in rates.into_iter().enumerate() {
-        if stop.is_asked() {
+        if stop.is_stopped() {
             break;
         }
         let connections = args.connections;
@@ -89,38 +97,38 @@ async fn run_rates(args: &LoadArgs, plan: LoadPlan) -> anyhow::Result<LoadResult
                 None => LoadModel::Closed { connections },
                 Some(rate) => LoadModel::Open { rate, connections },
             },
-            ..measured.plan.clone()
+            ..results.plan.clone()
         };
         let mut live = LiveProgress::new(&plan, index, count);
         let report = run_step(plan, args.threads, &stop, &mut live).await;
         live.clear();
-        measured.steps.push(RateResult { rate, report: report? });
+        results.steps.push(RateResult { rate, report: report? });
     }
-    Ok(measured)
+    Ok(results)
 }
 
 async fn run_step(
     plan: LoadPlan,
     threads: usize,
-    ask: &StopHandle,
+    stop: &StopHandle,
     live: &mut LiveProgress,
 ) -> anyhow::Result<LoadReport> {
     let (progress, mut counters) = watch::channel(ProgressCounters::default());
-    let mut running = pin!(drive_on_threads(threads, plan, ask.clone(), progress));
-    let mut signal = pin!(signal_after(Duration::ZERO));
+    let mut drive = pin!(drive_on_threads(threads, plan, stop.clone(), progress));
+    let mut signal = pin!(wait_for_signal_after(Duration::ZERO));
     loop {
         tokio::select! {
-            report = &mut running => return report.map_err(|error| match error {
-                DriveError::Plan(invalid) => WrongUsage::new(&invalid.to_string()).into(),
+            report = &mut drive => return report.map_err(|error| match error {
+                DriveError::Plan(invalid) => UsageError::new(&invalid.to_string()).into(),
                 error => error.into(),
             }),
-            caught = &mut signal => {
-                caught?;
-                if ask.is_asked() {
+            outcome = &mut signal => {
+                outcome?;
+                if stop.is_stopped() {
                     bail!("stopped twice: no report");
                 }
-                ask.stop();
-                signal.set(signal_after(SIGNAL_PAUSE));
+                stop.stop();
+                signal.set(wait_for_signal_after(SIGNAL_PAUSE));
             }
             Ok(()) = counters.changed() => live.show_progress(&counters.borrow_and_update()),
         }
@@ -128,10 +136,10 @@ async fn run_step(
 }
 
 /// Waits for a stop signal that arrives after a pause.
-async fn signal_after(pause: Duration) -> anyhow::Result<()> {
-    let signals = stop::stop_signal()?;
+async fn wait_for_signal_after(pause: Duration) -> anyhow::Result<()> {
+    let previous_signal = stop::stop_signal()?;
     tokio::time::sleep(pause).await;
-    drop(signals);
+    drop(previous_signal);
     stop::stop_signal()?.await;
     Ok(())
 }
@@ -139,18 +147,19 @@ async fn signal_after(pause: Duration) -> anyhow::Result<()> {
 /// Returns the exit code: failure if all requests failed, or the share of errors exceeds the limit.
 fn exit_code(summary: &LoadSummary, max_errors: Option<f64>) -> ExitCode {
     let share = summary.errors as f64 / summary.requests.max(1) as f64;
-    let too_many = max_errors.is_some_and(|max| share > max);
-    match summary.requests == summary.errors || too_many {
+    let exceeds_max_errors = max_errors.is_some_and(|max| share > max);
+    match summary.requests == summary.errors || exceeds_max_errors {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     }
 }
 
-/// Long enough for a stable figure.
-const DURATION: Duration = Duration::from_secs(10);
-/// Time for connections to open and caches to fill.
-const WARM_UP: Duration = Duration::from_secs(2);
-/// A supervisor may send the same signal twice to a process group; users do not press Ctrl-C twice this fast.
+/// The default duration of the measurement, long enough for stable results.
+const DEFAULT_DURATION: Duration = Duration::from_secs(10);
+/// The default warm-up, for connections to open and caches to fill.
+const DEFAULT_WARM_UP: Duration = Duration::from_secs(2);
+/// The time in which further stop signals are ignored: a supervisor may send the same signal twice to a process
+/// group, and users do not press Ctrl-C twice this fast.
 const SIGNAL_PAUSE: Duration = Duration::from_millis(300);
-/// The maximum duration of a run.
-const DAY: Duration = Duration::from_secs(86_400);
+/// The maximum duration of a run that ends after a number of requests.
+const MAX_DURATION: Duration = Duration::from_secs(86_400);

@@ -74,21 +74,21 @@ pub(super) struct TargetSummary {
 
 impl LoadSummary {
     /// Summarizes the results, over all rates and for each.
-    pub(super) fn from_measured(measured: &LoadResults) -> Self {
-        let connections = measured.plan.load_model.connection_count();
-        let one = |step: &RateResult| Self::of_report(&step.report, step.rate, connections);
-        let mut steps: Vec<Self> = measured.steps.iter().map(one).collect();
+    pub(super) fn from_results(results: &LoadResults) -> Self {
+        let connections = results.plan.load_model.connection_count();
+        let summarize = |step: &RateResult| Self::from_report(&step.report, step.rate, connections);
+        let mut steps: Vec<Self> = results.steps.iter().map(summarize).collect();
         if steps.len() == 1 {
             return steps.remove(0);
         }
-        let mut reports = measured.steps.iter().map(|step| &step.report);
+        let mut reports = results.steps.iter().map(|step| &step.report);
         let mut total = reports.next().expect("something was measured").clone();
         reports.for_each(|report| total.add_later(report));
-        let timeline = one_after_the_other(&steps);
-        Self { timeline, steps, ..Self::of_report(&total, None, connections) }
+        let timeline = concatenate_timelines(&steps);
+        Self { timeline, steps, ..Self::from_report(&total, None, connections) }
     }
 
-    fn of_report(report: &LoadReport, rate: Option<u32>, connections: usize) -> Self {
+    fn from_report(report: &LoadReport, rate: Option<u32>, connections: usize) -> Self {
         let total = report.sum_targets();
         let targets = report.targets.iter().map(|target| TargetSummary {
             url: target.name.clone(),
@@ -118,7 +118,7 @@ impl LoadSummary {
 
 impl LatencyUs {
     fn from_latency(latency: &LatencyHistogram) -> Self {
-        let quantile = |part| latency.quantile(part).map(to_microseconds);
+        let quantile = |quantile| latency.quantile(quantile).map(to_microseconds);
         Self {
             min: latency.min().map(to_microseconds),
             mean: latency.mean().map(to_microseconds),
@@ -133,27 +133,27 @@ impl LatencyUs {
 }
 
 fn summarize_timeline(report: &LoadReport) -> Vec<IntervalSummary> {
-    let interval = report.timeline.interval();
-    let moments = report.timeline.moments().map(|moment| IntervalSummary {
-        at_s: moment.at.as_secs_f64(),
-        requests: moment.requests,
-        errors: moment.errors,
-        p50: moment.p50.map(to_microseconds),
-        p99: moment.p99.map(to_microseconds),
-        length_s: report.elapsed.saturating_sub(moment.at).min(interval).as_secs_f64(),
+    let interval_length = report.timeline.interval();
+    let intervals = report.timeline.intervals().map(|interval| IntervalSummary {
+        at_s: interval.at.as_secs_f64(),
+        requests: interval.requests,
+        errors: interval.errors,
+        p50: interval.p50.map(to_microseconds),
+        p99: interval.p99.map(to_microseconds),
+        length_s: report.elapsed.saturating_sub(interval.at).min(interval_length).as_secs_f64(),
     });
-    moments.collect()
+    intervals.collect()
 }
 
 /// Concatenates the timelines of several rates.
-fn one_after_the_other(steps: &[LoadSummary]) -> Vec<IntervalSummary> {
+fn concatenate_timelines(steps: &[LoadSummary]) -> Vec<IntervalSummary> {
     let mut timeline = Vec::new();
     let mut start = 0.0;
     for step in steps {
         // Responses after the end of a step are not counted in the next.
-        let within = step.timeline.iter().filter(|instant| instant.at_s < step.duration_s);
+        let counted = step.timeline.iter().filter(|interval| interval.at_s < step.duration_s);
         timeline.extend(
-            within.map(|instant| IntervalSummary { at_s: start + instant.at_s, ..*instant }),
+            counted.map(|interval| IntervalSummary { at_s: start + interval.at_s, ..*interval }),
         );
         start += step.duration_s;
     }

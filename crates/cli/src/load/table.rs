@@ -7,12 +7,12 @@ use super::summary::LoadSummary;
 use crate::output::{Listing, ListingColumn, OutputFormat};
 
 /// Renders the report as tables.
-pub(super) fn render(measured: &LoadResults, summary: &LoadSummary) -> String {
+pub(super) fn render(results: &LoadResults, summary: &LoadSummary) -> String {
     let mut text = String::new();
-    for target in &measured.plan.targets {
+    for target in &results.plan.targets {
         append_line(&mut text, &target.name);
     }
-    append_line(&mut text, &measured.describe_settings());
+    append_line(&mut text, &results.describe_settings());
     append_section(&mut text, rate_table(summary));
     if !summary.errors_by_kind.is_empty() {
         append_section(&mut text, error_table(summary));
@@ -32,13 +32,13 @@ pub(super) fn format_time(microseconds: Option<f64>) -> String {
         return "-".to_owned();
     };
     let (number, unit) = match microseconds {
-        us if us < 1e3 => (us, "µs"),
-        us if us < 1e6 => (us / 1e3, "ms"),
-        us => (us / 1e6, "s"),
+        value if value < 1e3 => (value, "µs"),
+        value if value < 1e6 => (value / 1e3, "ms"),
+        value => (value / 1e6, "s"),
     };
     let digits = match number {
-        n if n < 9.995 => 2,
-        n if n < 99.95 => 1,
+        number if number < 9.995 => 2,
+        number if number < 99.95 => 1,
         _ => 0,
     };
     format!("{number:.digits$} {unit}")
@@ -50,7 +50,8 @@ pub(super) fn format_share(count: u64, total: u64) -> String {
 }
 
 fn rate_table(summary: &LoadSummary) -> Listing {
-    let mut listing = Listing::new(if is_open(summary) { OPEN } else { CLOSED });
+    let mut listing =
+        Listing::new(if is_open_loop(summary) { OPEN_LOOP_COLUMNS } else { CLOSED_LOOP_COLUMNS });
     let steps =
         if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
     for step in steps {
@@ -66,7 +67,7 @@ fn rate_table(summary: &LoadSummary) -> Listing {
 }
 
 fn error_table(summary: &LoadSummary) -> Listing {
-    let mut listing = Listing::new(ERRORS);
+    let mut listing = Listing::new(ERROR_COLUMNS);
     for (kind, count) in &summary.errors_by_kind {
         listing.add_row([kind.clone(), count.to_string(), format_share(*count, summary.requests)]);
     }
@@ -74,7 +75,7 @@ fn error_table(summary: &LoadSummary) -> Listing {
 }
 
 fn status_table(summary: &LoadSummary) -> Listing {
-    let mut listing = Listing::new(STATUSES);
+    let mut listing = Listing::new(STATUS_COLUMNS);
     for (status, count) in &summary.statuses {
         listing.add_row([
             status.clone(),
@@ -86,7 +87,7 @@ fn status_table(summary: &LoadSummary) -> Listing {
 }
 
 fn target_table(summary: &LoadSummary) -> Listing {
-    let mut listing = Listing::new(TARGETS);
+    let mut listing = Listing::new(TARGET_COLUMNS);
     for target in &summary.targets {
         let counts = [target.requests, target.errors].map(|count| count.to_string());
         listing.add_row([target.url.clone()].into_iter().chain(counts));
@@ -94,7 +95,7 @@ fn target_table(summary: &LoadSummary) -> Listing {
     listing
 }
 
-fn is_open(summary: &LoadSummary) -> bool {
+fn is_open_loop(summary: &LoadSummary) -> bool {
     summary.rate.is_some() || !summary.steps.is_empty()
 }
 
@@ -107,7 +108,7 @@ fn append_line(text: &mut String, line: &str) {
     writeln!(text, "{line}").expect("writing to a String never fails");
 }
 
-const OPEN: &[ListingColumn] = &[
+const OPEN_LOOP_COLUMNS: &[ListingColumn] = &[
     ListingColumn::always("rate"),
     ListingColumn::always("requests"),
     ListingColumn::always("throughput"),
@@ -121,7 +122,7 @@ const OPEN: &[ListingColumn] = &[
     ListingColumn::always("own cpu"),
 ];
 
-const CLOSED: &[ListingColumn] = &[
+const CLOSED_LOOP_COLUMNS: &[ListingColumn] = &[
     ListingColumn::always("requests"),
     ListingColumn::always("throughput"),
     ListingColumn::always("errors"),
@@ -134,19 +135,19 @@ const CLOSED: &[ListingColumn] = &[
     ListingColumn::always("own cpu"),
 ];
 
-const ERRORS: &[ListingColumn] = &[
+const ERROR_COLUMNS: &[ListingColumn] = &[
     ListingColumn::always("error"),
     ListingColumn::always("count"),
     ListingColumn::always("share"),
 ];
 
-const STATUSES: &[ListingColumn] = &[
+const STATUS_COLUMNS: &[ListingColumn] = &[
     ListingColumn::always("status"),
     ListingColumn::always("count"),
     ListingColumn::always("share"),
 ];
 
-const TARGETS: &[ListingColumn] = &[
+const TARGET_COLUMNS: &[ListingColumn] = &[
     ListingColumn::always("target"),
     ListingColumn::always("requests"),
     ListingColumn::always("errors"),
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_three_digits_and_a_unit() {
+    fn times_are_formatted_with_three_digits_and_a_unit() {
         for (microseconds, text) in [
             (Some(0.5), "0.50 µs"),
             (Some(850.0), "850 µs"),

@@ -37,23 +37,23 @@ pub(super) fn parse_target(text: &str) -> Result<WeightedUrl, String> {
     if url.starts_with("https://") {
         return Err("TLS is not supported: use an http:// URL".to_owned());
     }
-    let whole = match url.contains("://") {
+    let full_url = match url.contains("://") {
         true => url.to_owned(),
         false => format!("http://{url}"),
     };
-    let uri: Uri = whole.parse().map_err(|error| format!("not a URL: {error}"))?;
-    let refused = |what: &str| format!("{what}: use for example http://127.0.0.1:8080/path");
+    let uri: Uri = full_url.parse().map_err(|error| format!("not a URL: {error}"))?;
+    let invalid = |problem: &str| format!("{problem}: use for example http://127.0.0.1:8080/path");
     if uri.scheme_str() != Some("http") {
-        return Err(refused("not http"));
+        return Err(invalid("not http"));
     }
-    let authority = uri.authority().ok_or_else(|| refused("no host"))?;
+    let authority = uri.authority().ok_or_else(|| invalid("no host"))?;
     if authority.as_str().contains('@') {
         return Err("a URL with a user is not supported: use -H 'authorization: …'".to_owned());
     }
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     Ok(WeightedUrl {
-        url: whole.clone(),
-        authority: parse_authority(authority.as_str()).ok_or_else(|| refused("no host"))?,
+        url: full_url.clone(),
+        authority: parse_authority(authority.as_str()).ok_or_else(|| invalid("no host"))?,
         host: authority.as_str().to_owned(),
         // `http://host?query` has no path, but a request requires one.
         path: if path.starts_with('?') { format!("/{path}") } else { path.to_owned() },
@@ -78,17 +78,17 @@ impl UrlAuthority {
     /// If the name does not resolve.
     pub(super) async fn resolve(&self) -> anyhow::Result<SocketAddr> {
         let Self { name, port } = self;
-        let found = lookup_host((name.as_str(), *port)).await;
-        let found: Vec<SocketAddr> =
-            found.with_context(|| format!("cannot find `{name}`"))?.collect();
-        if let [_, _, ..] = found.as_slice() {
-            for address in &found {
-                if let Ok(Ok(_)) = timeout(PROBE_MAX, TcpStream::connect(address)).await {
+        let addresses = lookup_host((name.as_str(), *port)).await;
+        let addresses: Vec<SocketAddr> =
+            addresses.with_context(|| format!("cannot find `{name}`"))?.collect();
+        if let [_, _, ..] = addresses.as_slice() {
+            for address in &addresses {
+                if let Ok(Ok(_)) = timeout(PROBE_TIMEOUT, TcpStream::connect(address)).await {
                     return Ok(*address);
                 }
             }
         }
-        found.first().copied().with_context(|| format!("`{name}` has no address"))
+        addresses.first().copied().with_context(|| format!("`{name}` has no address"))
     }
 }
 
@@ -111,15 +111,15 @@ fn split_weight(text: &str) -> Result<(&str, u32), String> {
 
 const HTTP_PORT: u16 = 80;
 
-/// The time for one of several addresses to accept a connection before the next is tried.
-const PROBE_MAX: Duration = Duration::from_secs(1);
+/// The time for one of several addresses to accept a connection before the next one is tried.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn reads_urls_with_and_without_weights() {
+    fn urls_are_parsed_with_and_without_weights() {
         for (text, host, path, weight) in [
             ("http://127.0.0.1:8080/", "127.0.0.1:8080", "/", 1),
             ("127.0.0.1:8080", "127.0.0.1:8080", "/", 1),
@@ -134,8 +134,8 @@ mod tests {
             ("http://[::1]:9/p=0", "[::1]:9", "/p", 0),
         ] {
             let target = parse_target(text).expect(text);
-            let found = (target.host.as_str(), target.path.as_str(), target.weight);
-            assert_eq!(found, (host, path, weight), "{text}");
+            let parsed = (target.host.as_str(), target.path.as_str(), target.weight);
+            assert_eq!(parsed, (host, path, weight), "{text}");
         }
     }
 
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_a_url_is_resolved() {
+    fn authorities_are_parsed_with_and_without_ports() {
         for (text, name, port) in [
             ("a", "a", 80),
             ("a:81", "a", 81),

@@ -6,7 +6,7 @@ use leno_model::{
 };
 use serde_json::{Value, json};
 
-use super::terms::access_request;
+use super::native_values::access_request;
 
 /// Converts to an `AccessPolicy`, or returns the reason why its meaning would differ.
 pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Result<Value, String> {
@@ -19,32 +19,33 @@ pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Res
     }
     let from: Vec<Value> = sources
         .iter()
-        .map(|it| json!({"namespace": it.namespace.as_str(), "serviceAccount": it.name.as_str()}))
+        .map(|source| json!({"namespace": source.namespace.as_str(), "serviceAccount": source.name.as_str()}))
         .collect();
     let mut requests: Vec<Value> = Vec::new();
     let mut allow: Vec<Value> = Vec::new();
     for rule in rules {
         match rule {
             TargetRule::Http { group, matches } => {
-                let found = find_object(objects, |object| match object {
-                    Object::HttpRouteGroup(it) if it.name == *group => Some(it),
+                let object = find_object(objects, |object| match object {
+                    Object::HttpRouteGroup(found) if found.name == *group => Some(found),
                     _ => None,
                 });
                 let group: &HttpRouteGroup =
-                    found.ok_or_else(|| format!("no HTTPRouteGroup {group}"))?;
-                for wanted in matches {
-                    let named = group.matches.iter().find(|named| named.name == *wanted);
-                    let named =
-                        named.ok_or_else(|| format!("{} has no match {wanted}", group.name))?;
-                    requests.push(access_request(&named.request));
+                    object.ok_or_else(|| format!("no HTTPRouteGroup {group}"))?;
+                for match_name in matches {
+                    let named_match =
+                        group.matches.iter().find(|named_match| named_match.name == *match_name);
+                    let named_match = named_match
+                        .ok_or_else(|| format!("{} has no match {match_name}", group.name))?;
+                    requests.push(access_request(&named_match.request));
                 }
             }
             TargetRule::Tcp { route } => {
-                let found = find_object(objects, |object| match object {
-                    Object::TcpRoute(it) if it.name == *route => Some(it),
+                let object = find_object(objects, |object| match object {
+                    Object::TcpRoute(found) if found.name == *route => Some(found),
                     _ => None,
                 });
-                let route: &TcpRoute = found.ok_or_else(|| format!("no TCPRoute {route}"))?;
+                let route: &TcpRoute = object.ok_or_else(|| format!("no TCPRoute {route}"))?;
                 allow.push(tcp_rule(objects, target, route, &from)?);
             }
         }
@@ -55,8 +56,8 @@ pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Res
     if allow.is_empty() || sources.is_empty() {
         return Err("it allows nothing".to_owned());
     }
-    if allow.len() > LIST_MAX || requests.len() > LIST_MAX || from.len() > LIST_MAX {
-        return Err(format!("an AccessPolicy has at most {LIST_MAX} rules, requests and peers"));
+    if allow.len() > MAX_LIST || requests.len() > MAX_LIST || from.len() > MAX_LIST {
+        return Err(format!("an AccessPolicy has at most {MAX_LIST} rules, requests and peers"));
     }
     let PolicyName { namespace, name } = name;
     Ok(json!({
@@ -79,13 +80,13 @@ fn tcp_rule(
         Object::Workload(workload) if workload.account == target.destination => Some(workload),
         _ => None,
     });
-    let speaks_http = |workload: &Workload| {
+    let serves_http = |workload: &Workload| {
         let ports = workload.ports.iter();
         let mut ports = ports.filter(|port| route.ports.contains(port.port));
         ports.any(|port| port.protocol != Protocol::Tcp)
     };
     let mut workloads = workloads.peekable();
-    if workloads.peek().is_none() || workloads.any(speaks_http) {
+    if workloads.peek().is_none() || workloads.any(serves_http) {
         return Err(format!(
             "the TCPRoute {} allows only opaque TCP on its ports, and an AccessPolicy would also allow HTTP there",
             route.name
@@ -97,9 +98,12 @@ fn tcp_rule(
     })
 }
 
-fn find_object<'a, T>(objects: &[&'a Object], is: impl Fn(&'a Object) -> Option<T>) -> Option<T> {
-    objects.iter().find_map(|object| is(object))
+fn find_object<'a, T>(
+    objects: &[&'a Object],
+    select: impl Fn(&'a Object) -> Option<T>,
+) -> Option<T> {
+    objects.iter().find_map(|object| select(object))
 }
 
 /// The maximum length of any list in an `AccessPolicy`.
-const LIST_MAX: usize = 256;
+const MAX_LIST: usize = 256;

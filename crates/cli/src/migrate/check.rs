@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::report::{IgnoredSetting, MigrationReport};
 use super::rewrite::rewrite;
-use super::{NAMESPACE, NOT_WHOLE, document, living};
+use super::{EXIT_INCOMPLETE, NAMESPACE, cluster_objects, document};
 use crate::cluster;
 use crate::output;
 
@@ -41,19 +41,20 @@ enum MigrateCheckFormat {
 impl MigrateCheckArgs {
     /// Runs the check and prints the report.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let (documents, unread): (_, Vec<IgnoredSetting>) = match self.file.is_empty() {
+        let (documents, ignored): (_, Vec<IgnoredSetting>) = match self.file.is_empty() {
             false => (document::read(&self.file, &self.namespace)?, Vec::new()),
             true => cluster::run(async {
                 let client = cluster::connect_to_context(self.context.as_deref()).await?;
-                living::read(&client).await
+                cluster_objects::read(&client).await
             })?,
         };
-        let report = MigrationReport::from_fates(&documents, &rewrite(&documents, &self.namespace))
-            .with_unread(unread);
+        let report =
+            MigrationReport::from_results(&documents, &rewrite(&documents, &self.namespace))
+                .with_ignored(ignored);
         match self.output {
             MigrateCheckFormat::Text => output::print_text(&report.to_text())?,
             MigrateCheckFormat::Json => output::print_json(&report.entries())?,
         }
-        Ok(if report.keeps_all() { ExitCode::SUCCESS } else { ExitCode::from(NOT_WHOLE) })
+        Ok(if report.is_lossless() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
     }
 }

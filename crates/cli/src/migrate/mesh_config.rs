@@ -1,7 +1,7 @@
 //! Settings of OSM, osm-edge and FSM that have an equivalent.
 
 use leno_kubernetes::read::{
-    ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something,
+    ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_something,
 };
 use leno_model::Egress;
 use serde_json::{Value, json};
@@ -9,52 +9,52 @@ use serde_json::{Value, json};
 use super::document::{DocumentContent, DocumentSource};
 
 /// Reads the `MeshConfig` of another mesh from its flattened values; `None` if it is another kind.
-pub(super) fn read(values: &[(String, String)], whence: DocumentSource) -> Option<DocumentContent> {
+pub(super) fn read(values: &[(String, String)], source: DocumentSource) -> Option<DocumentContent> {
     let value = |path: &str| {
-        let found = values.iter().find(|(known, _)| known == path);
-        found.map(|(_, value)| value.as_str())
+        let entry = values.iter().find(|(field, _)| field == path);
+        entry.map(|(_, value)| value.as_str())
     };
     let version = value("apiVersion")?;
-    let is_foreign = GROUPS.iter().any(|group| version.starts_with(group));
-    if !is_foreign || value("kind") != Some("MeshConfig") {
+    let is_convertible = GROUPS.iter().any(|group| version.starts_with(group));
+    if !is_convertible || value("kind") != Some("MeshConfig") {
         return None;
     }
     // Both default to false in the schema.
-    let permissive = value(PERMISSIVE) == Some("true");
+    let is_permissive = value(PERMISSIVE) == Some("true");
     let egress = if value(EGRESS) == Some("true") { Egress::Allow } else { Egress::Deny };
-    let unheeded = UNHEEDED.iter().map(|(field, hint)| (*field, (*hint).to_owned()));
-    let lists = EXCLUSION_LISTS
-        .iter()
-        .filter(|_| whence == DocumentSource::File)
-        .map(|(field, mark)| (*field, format!("annotate namespaces or pods with `{mark}`")));
-    let gateway = [INGRESS_GATEWAY].into_iter().filter(|_| whence == DocumentSource::File);
+    let unsupported_fields =
+        UNSUPPORTED_FIELDS.iter().map(|(field, hint)| (*field, (*hint).to_owned()));
+    let exclusion_lists = EXCLUSION_LISTS.iter().filter(|_| source == DocumentSource::File).map(
+        |(field, annotation)| (*field, format!("annotate namespaces or pods with `{annotation}`")),
+    );
+    let gateway = [INGRESS_GATEWAY].into_iter().filter(|_| source == DocumentSource::File);
     let gateway = gateway.map(|(field, hint)| (field, hint.to_owned()));
-    let switched_off = ALWAYS_ON
+    let disabled = ALWAYS_ON
         .iter()
         .filter(|(field, _)| value(field) == Some("false"))
         .map(|(field, hint)| (*field, (*hint).to_owned()));
-    let others = unheeded
-        .chain(lists)
+    let unsupported = unsupported_fields
+        .chain(exclusion_lists)
         .chain(gateway)
         .filter(|(field, _)| is_enabled(values, field))
-        .chain(switched_off)
+        .chain(disabled)
         .map(|(field, hint)| format!("{field}: {hint}"));
-    Some(DocumentContent::Settings { permissive, egress, others: others.collect() })
+    Some(DocumentContent::Settings { is_permissive, egress, unsupported: unsupported.collect() })
 }
 
 /// True if a field, or a field below it, enables something.
 fn is_enabled(values: &[(String, String)], field: &str) -> bool {
-    let below = |path: &str| {
-        let rest = path.strip_prefix(field);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    let is_at_or_below = |path: &str| {
+        let suffix = path.strip_prefix(field);
+        suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with(['.', '[']))
     };
-    let said = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| json!(text));
-    values.iter().any(|(path, text)| below(path) && asks_for_something(&said(text)))
+    let parse_value = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| json!(text));
+    values.iter().any(|(path, text)| is_at_or_below(path) && enables_something(&parse_value(text)))
 }
 
 /// Returns the equivalent native MeshConfig.
-pub(super) fn native_config(permissive: bool, egress: Egress) -> Value {
-    let default_policy = if permissive { "allow" } else { "deny" };
+pub(super) fn native_config(is_permissive: bool, egress: Egress) -> Value {
+    let default_policy = if is_permissive { "allow" } else { "deny" };
     json!({
         "apiVersion": "leno.dev/v1alpha1",
         "kind": "MeshConfig",
@@ -71,15 +71,15 @@ const PERMISSIVE: &str = "spec.traffic.enablePermissiveTrafficPolicyMode";
 mod tests {
     use super::*;
 
-    fn lost_fields(spec: &str, whence: DocumentSource) -> Vec<String> {
+    fn lost_fields(spec: &str, source: DocumentSource) -> Vec<String> {
         let text = format!(
             "apiVersion: config.openservicemesh.io/v1alpha2\nkind: MeshConfig\n\
              metadata: {{name: osm-mesh-config}}\nspec: {spec}\n"
         );
-        match read(&leno_registry::outline_document(&text).unwrap(), whence) {
-            Some(DocumentContent::Settings { others, .. }) => {
-                let field = |it: &String| it.split(": ").next().unwrap().to_owned();
-                others.iter().map(field).collect()
+        match read(&leno_registry::outline_document(&text).unwrap(), source) {
+            Some(DocumentContent::Settings { unsupported, .. }) => {
+                let field = |setting: &String| setting.split(": ").next().unwrap().to_owned();
+                unsupported.iter().map(field).collect()
             }
             _ => panic!("{text}"),
         }
@@ -100,12 +100,12 @@ mod tests {
         let spec = "{traffic: {inboundExternalAuthorization: {enable: true}, \
                     outboundPortExclusionList: [6379]}, sidecar: {cipherSuites: [A]}, \
                     certificate: {ingressGateway: {secret: {name: a, namespace: b}}}}";
-        let both =
+        let fields =
             ["spec.traffic.inboundExternalAuthorization.enable", "spec.sidecar.cipherSuites"];
-        assert_eq!(lost_fields(spec, DocumentSource::Cluster), both);
+        assert_eq!(lost_fields(spec, DocumentSource::Cluster), fields);
         let list = "spec.traffic.outboundPortExclusionList";
         let gateway = "spec.certificate.ingressGateway";
-        assert_eq!(lost_fields(spec, DocumentSource::File), [both[0], both[1], list, gateway]);
+        assert_eq!(lost_fields(spec, DocumentSource::File), [fields[0], fields[1], list, gateway]);
     }
 
     #[test]

@@ -46,15 +46,15 @@ enum DocumentOutcome {
 pub(super) struct MigrationReport(Vec<ReportEntry>);
 
 impl MigrationReport {
-    pub(super) fn from_fates(documents: &[SourceDocument], fates: &[RewriteResult]) -> Self {
+    pub(super) fn from_results(documents: &[SourceDocument], results: &[RewriteResult]) -> Self {
         let mut entries = Vec::new();
-        for (document, fate) in documents.iter().zip(fates) {
-            if matches!(document.found, DocumentContent::Comments) {
+        for (document, result) in documents.iter().zip(results) {
+            if matches!(document.content, DocumentContent::Comments) {
                 continue;
             }
             let entry = |outcome, replacements, reasons| ReportEntry {
                 object: document.title.clone(),
-                location: document.place.clone(),
+                location: document.location.clone(),
                 outcome,
                 replacements,
                 reasons,
@@ -62,34 +62,35 @@ impl MigrationReport {
             };
             let names =
                 |objects: &[serde_json::Value]| objects.iter().map(yaml::object_name).collect();
-            let one = |reason: &str| vec![reason.to_owned()];
-            entries.push(match fate {
+            let reasons_of = |reason: &str| vec![reason.to_owned()];
+            entries.push(match result {
                 RewriteResult::Native => entry(DocumentOutcome::Native, Vec::new(), Vec::new()),
                 RewriteResult::Rewritten(objects) => {
                     entry(DocumentOutcome::Rewritten, names(objects), Vec::new())
                 }
-                RewriteResult::Nearly(objects, differences) => {
-                    let differences = differences.iter().map(|it| (*it).to_owned()).collect();
+                RewriteResult::Changed(objects, differences) => {
+                    let differences =
+                        differences.iter().map(|difference| (*difference).to_owned()).collect();
                     entry(DocumentOutcome::Changed, names(objects), differences)
                 }
-                RewriteResult::Dropped(reason) => {
-                    entry(DocumentOutcome::NotNeeded, Vec::new(), one(reason))
+                RewriteResult::NotNeeded(reason) => {
+                    entry(DocumentOutcome::NotNeeded, Vec::new(), reasons_of(reason))
                 }
-                RewriteResult::Left(reason) => {
-                    entry(DocumentOutcome::Unchanged, Vec::new(), one(reason))
+                RewriteResult::Unchanged(reason) => {
+                    entry(DocumentOutcome::Unchanged, Vec::new(), reasons_of(reason))
                 }
-                RewriteResult::Lost(reason) => ReportEntry {
-                    widens: document.may_keep_out(),
-                    ..entry(DocumentOutcome::Dropped, Vec::new(), one(reason))
+                RewriteResult::Dropped(reason) => ReportEntry {
+                    widens: document.may_restrict_access(),
+                    ..entry(DocumentOutcome::Dropped, Vec::new(), reasons_of(reason))
                 },
             });
-            if let (DocumentContent::Settings { others, .. }, RewriteResult::Rewritten(_)) =
-                (&document.found, fate)
-                && !others.is_empty()
+            if let (DocumentContent::Settings { unsupported, .. }, RewriteResult::Rewritten(_)) =
+                (&document.content, result)
+                && !unsupported.is_empty()
             {
                 entries.push(ReportEntry {
-                    widens: document.may_keep_out(),
-                    ..entry(DocumentOutcome::Dropped, Vec::new(), others.clone())
+                    widens: document.may_restrict_access(),
+                    ..entry(DocumentOutcome::Dropped, Vec::new(), unsupported.clone())
                 });
             }
         }
@@ -97,11 +98,11 @@ impl MigrationReport {
     }
 
     /// Adds findings outside documents.
-    pub(super) fn with_unread(mut self, unread: Vec<IgnoredSetting>) -> Self {
-        self.0.extend(unread.into_iter().map(|IgnoredSetting { object, place, reason }| {
+    pub(super) fn with_ignored(mut self, ignored: Vec<IgnoredSetting>) -> Self {
+        self.0.extend(ignored.into_iter().map(|IgnoredSetting { object, location, reason }| {
             ReportEntry {
                 object,
-                location: place,
+                location,
                 outcome: DocumentOutcome::Dropped,
                 replacements: Vec::new(),
                 reasons: vec![reason],
@@ -112,14 +113,14 @@ impl MigrationReport {
     }
 
     /// True if no foreign rule remains, and no rule is changed or dropped.
-    pub(super) fn is_whole(&self) -> bool {
-        let whole =
+    pub(super) fn is_complete(&self) -> bool {
+        let complete_outcomes =
             [DocumentOutcome::Native, DocumentOutcome::Rewritten, DocumentOutcome::NotNeeded];
-        self.0.iter().all(|entry| whole.contains(&entry.outcome))
+        self.0.iter().all(|entry| complete_outcomes.contains(&entry.outcome))
     }
 
     /// True if no rule is dropped.
-    pub(super) fn keeps_all(&self) -> bool {
+    pub(super) fn is_lossless(&self) -> bool {
         self.count_outcome(DocumentOutcome::Dropped) == 0
     }
 
@@ -135,19 +136,19 @@ impl MigrationReport {
     /// Formats the report for people, identical before and after the files are written.
     pub(super) fn to_text(&self) -> String {
         let changed = self.count_outcome(DocumentOutcome::Changed);
-        let but = match changed {
+        let changed_note = match changed {
             0 => String::new(),
             1 => " (1 differs in rare cases)".to_owned(),
-            several => format!(" ({several} differ in rare cases)"),
+            count => format!(" ({count} differ in rare cases)"),
         };
         let mut text = String::new();
         for entry in &self.0 {
             let Some(line) = entry.report_line() else { continue };
-            let wider = if entry.widens { WIDENS } else { "" };
-            text.extend([&*line, wider, "\n"]);
+            let access_note = if entry.widens { WIDENS } else { "" };
+            text.extend([&*line, access_note, "\n"]);
         }
         text.push_str(&format!(
-            "{} native already, {} rewritten{but}, {} not needed, {} unchanged, {} dropped\n",
+            "{} native already, {} rewritten{changed_note}, {} not needed, {} unchanged, {} dropped\n",
             self.count_outcome(DocumentOutcome::Native),
             self.count_outcome(DocumentOutcome::Rewritten) + changed,
             self.count_outcome(DocumentOutcome::NotNeeded),
@@ -185,7 +186,7 @@ impl fmt::Display for ReportEntry {
 /// A foreign setting outside documents that Leno ignores.
 pub(super) struct IgnoredSetting {
     pub(super) object: String,
-    pub(super) place: String,
+    pub(super) location: String,
     pub(super) reason: String,
 }
 

@@ -9,10 +9,10 @@ use leno_model::{
 use leno_registry::read_str;
 use serde_json::Value;
 
+use super::config_center::ConfigCenterItem;
 use super::document::{DocumentContent, SourceDocument};
-use super::published::PublishedItem;
 use super::sermant::NativeEquivalent;
-use super::{access, mesh_config, published, sermant, setting, split, yaml};
+use super::{access, config_center, mesh_config, sermant, setting, split, yaml};
 
 /// The outcome of a document.
 pub(super) enum RewriteResult {
@@ -21,64 +21,66 @@ pub(super) enum RewriteResult {
     /// It is replaced by these equivalent objects.
     Rewritten(Vec<Value>),
     /// It is replaced by these objects, with the listed differences.
-    Nearly(Vec<Value>, Vec<&'static str>),
-    /// No remaining object references it.
-    Dropped(&'static str),
-    /// It stays, as there is no equivalent; Leno reads it.
-    Left(String),
-    /// Leno does not read it.
-    Lost(String),
+    Changed(Vec<Value>, Vec<&'static str>),
+    /// No remaining object references it, for this reason.
+    NotNeeded(&'static str),
+    /// It stays, as there is no equivalent, for this reason; Leno reads it.
+    Unchanged(String),
+    /// It is dropped, for this reason: Leno does not read it.
+    Dropped(String),
 }
 
-/// Decides the outcome of every document, in order.
+/// Converts every document, and returns the results in the same order. Objects without a namespace get `namespace`.
 pub(super) fn rewrite(documents: &[SourceDocument], namespace: &str) -> Vec<RewriteResult> {
     let objects: Vec<&Object> = documents.iter().filter_map(SourceDocument::object).collect();
-    let items = documents.iter().filter_map(|document| match &document.found {
-        DocumentContent::Published(item) => Some(item),
+    let items = documents.iter().filter_map(|document| match &document.content {
+        DocumentContent::ConfigCenter(item) => Some(item),
         _ => None,
     });
-    let items: Vec<&PublishedItem> = items.collect();
+    let items: Vec<&ConfigCenterItem> = items.collect();
     let mut has_config = objects.iter().any(|object| matches!(object, Object::MeshConfig(_)));
-    let mut fates: Vec<RewriteResult> = documents
+    let mut results: Vec<RewriteResult> = documents
         .iter()
-        .map(|document| match &document.found {
-            DocumentContent::Object(object) => of_object(&objects, object),
+        .map(|document| match &document.content {
+            DocumentContent::Object(object) => convert_object(&objects, object),
             DocumentContent::Settings { .. } if has_config => {
-                RewriteResult::Lost("a MeshConfig exists already".to_owned())
+                RewriteResult::Dropped("a MeshConfig exists already".to_owned())
             }
-            DocumentContent::Settings { permissive, egress, .. } => {
+            DocumentContent::Settings { is_permissive, egress, .. } => {
                 has_config = true;
-                RewriteResult::Rewritten(vec![mesh_config::native_config(*permissive, *egress)])
+                RewriteResult::Rewritten(vec![mesh_config::native_config(*is_permissive, *egress)])
             }
-            DocumentContent::Published(item) => {
-                match published::convert_item(&items, &objects, item, namespace) {
-                    RewriteResult::Nearly(objects, differences) => {
+            DocumentContent::ConfigCenter(item) => {
+                match config_center::convert_item(&items, &objects, item, namespace) {
+                    RewriteResult::Changed(objects, differences) => {
                         match validate_converted(&objects) {
-                            Ok(()) => RewriteResult::Nearly(objects, differences),
-                            Err(why) => RewriteResult::Lost(why),
+                            Ok(()) => RewriteResult::Changed(objects, differences),
+                            Err(reason) => RewriteResult::Dropped(reason),
                         }
                     }
-                    fate => fate,
+                    result => result,
                 }
             }
-            DocumentContent::Unread { reason, .. } => RewriteResult::Lost(reason.clone()),
+            DocumentContent::Unread { reason, .. } => RewriteResult::Dropped(reason.clone()),
             DocumentContent::Comments => RewriteResult::Native,
         })
         .collect();
-    leave_what_meets(documents, &mut fates);
-    leave_what_is_used(documents, &mut fates);
-    lose_what_may_be_used(documents, &mut fates);
-    fates
+    resolve_duplicate_names(documents, &mut results);
+    retain_referenced(documents, &mut results);
+    drop_unreferenced(documents, &mut results);
+    results
 }
 
-fn of_object(objects: &[&Object], object: &Object) -> RewriteResult {
+fn convert_object(objects: &[&Object], object: &Object) -> RewriteResult {
     let outcome = match object {
-        Object::TrafficTarget(target) => access::convert_target(objects, target).map(|it| vec![it]),
+        Object::TrafficTarget(target) => {
+            access::convert_target(objects, target).map(|object| vec![object])
+        }
         Object::TrafficSplit(split) => split::convert_split(objects, split),
         // Their content is part of the objects that reference them.
         Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
             // Corrected below, for references from unconverted documents.
-            return RewriteResult::Dropped(
+            return RewriteResult::NotNeeded(
                 "its rules are part of the policies that referenced it, or no policy \
                 referenced it",
             );
@@ -93,8 +95,8 @@ fn of_object(objects: &[&Object], object: &Object) -> RewriteResult {
         Object::SermantRouteRule(item) => match sermant::convert_item(objects, item) {
             Ok(NativeEquivalent { objects, differences }) if !differences.is_empty() => {
                 return match validate_converted(&objects) {
-                    Ok(()) => RewriteResult::Nearly(objects, differences),
-                    Err(why) => RewriteResult::Left(why),
+                    Ok(()) => RewriteResult::Changed(objects, differences),
+                    Err(reason) => RewriteResult::Unchanged(reason),
                 };
             }
             outcome => outcome.map(|native| native.objects),
@@ -104,86 +106,97 @@ fn of_object(objects: &[&Object], object: &Object) -> RewriteResult {
         }
         _ => return RewriteResult::Native,
     };
-    match outcome.and_then(|written| validate_converted(&written).map(|()| written)) {
-        Ok(written) => RewriteResult::Rewritten(written),
-        Err(why) => RewriteResult::Left(why),
+    match outcome.and_then(|objects| validate_converted(&objects).map(|()| objects)) {
+        Ok(objects) => RewriteResult::Rewritten(objects),
+        Err(reason) => RewriteResult::Unchanged(reason),
     }
 }
 
 /// Validates converted objects: if native kinds have narrower bounds, the original stays.
-fn validate_converted(written: &[Value]) -> Result<(), String> {
-    for object in written {
+fn validate_converted(objects: &[Value]) -> Result<(), String> {
+    for object in objects {
         let (_, rejected) = read_str("new", &yaml::write(object));
-        if let Some(refusal) = rejected.first() {
-            let field = refusal.at.field.as_deref().unwrap_or_default();
-            return Err(format!("{}: {field}: {}", yaml::object_name(object), refusal.problem));
+        if let Some(rejection) = rejected.first() {
+            let field = rejection.at.field.as_deref().unwrap_or_default();
+            return Err(format!("{}: {field}: {}", yaml::object_name(object), rejection.problem));
         }
     }
     Ok(())
 }
 
-/// Avoids duplicate names of one kind: the document that would be the second stays.
-fn leave_what_meets(documents: &[SourceDocument], fates: &mut [RewriteResult]) {
-    let kept = documents.iter().zip(fates.iter());
-    let kept =
-        kept.filter(|(_, fate)| matches!(fate, RewriteResult::Native | RewriteResult::Left(_)));
-    let mut taken: BTreeSet<String> =
-        kept.filter_map(|(it, _)| Some(it.object()?.object_key().to_string())).collect();
-    for (document, fate) in documents.iter().zip(fates) {
-        let (RewriteResult::Rewritten(objects) | RewriteResult::Nearly(objects, _)) = &*fate else {
+/// Avoids duplicate names of one kind: a document that would become the second stays unchanged, or is dropped if it
+/// cannot stay.
+fn resolve_duplicate_names(documents: &[SourceDocument], results: &mut [RewriteResult]) {
+    let remaining = documents.iter().zip(results.iter());
+    let remaining = remaining.filter(|(_, result)| {
+        matches!(result, RewriteResult::Native | RewriteResult::Unchanged(_))
+    });
+    let mut names_in_use: BTreeSet<String> = remaining
+        .filter_map(|(document, _)| Some(document.object()?.object_key().to_string()))
+        .collect();
+    for (document, result) in documents.iter().zip(results) {
+        let (RewriteResult::Rewritten(objects) | RewriteResult::Changed(objects, _)) = &*result
+        else {
             continue;
         };
         let names: Vec<String> = objects.iter().map(yaml::object_name).collect();
-        match names.iter().find(|name| taken.contains(*name)) {
+        match names.iter().find(|name| names_in_use.contains(*name)) {
             Some(name) => {
-                let why = format!("it would become a second {name}");
+                let reason = format!("it would become a second {name}");
                 // An item without an object cannot stay.
-                let stays = !matches!(document.found, DocumentContent::Published(_));
-                *fate = if stays { RewriteResult::Left(why) } else { RewriteResult::Lost(why) };
+                let can_stay = !matches!(document.content, DocumentContent::ConfigCenter(_));
+                *result = if can_stay {
+                    RewriteResult::Unchanged(reason)
+                } else {
+                    RewriteResult::Dropped(reason)
+                };
             }
-            None => taken.extend(names),
+            None => names_in_use.extend(names),
         }
     }
 }
 
 /// Keeps groups and routes while a remaining document references them.
-fn leave_what_is_used(documents: &[SourceDocument], fates: &mut [RewriteResult]) {
-    let left = || {
-        let both = documents.iter().zip(fates.iter());
-        both.filter(|(_, fate)| matches!(fate, RewriteResult::Left(_)))
-            .filter_map(|(it, _)| it.object())
+fn retain_referenced(documents: &[SourceDocument], results: &mut [RewriteResult]) {
+    let unchanged_objects = || {
+        let pairs = documents.iter().zip(results.iter());
+        pairs
+            .filter(|(_, result)| matches!(result, RewriteResult::Unchanged(_)))
+            .filter_map(|(document, _)| document.object())
     };
-    let groups: Vec<RouteGroupName> = left().flat_map(referenced_groups).collect();
-    let routes: Vec<TcpRouteName> = left().flat_map(referenced_routes).collect();
-    for (document, fate) in documents.iter().zip(fates) {
+    let groups: Vec<RouteGroupName> = unchanged_objects().flat_map(referenced_groups).collect();
+    let routes: Vec<TcpRouteName> = unchanged_objects().flat_map(referenced_routes).collect();
+    for (document, result) in documents.iter().zip(results) {
         let is_used = match document.object() {
             Some(Object::HttpRouteGroup(group)) => groups.contains(&group.name),
             Some(Object::TcpRoute(route)) => routes.contains(&route.name),
             _ => false,
         };
         if is_used {
-            *fate = RewriteResult::Left("an unchanged document references it".to_owned());
+            *result = RewriteResult::Unchanged("an unchanged document references it".to_owned());
         }
     }
 }
 
 /// Drops groups and routes that only dropped documents may reference: the references of such documents are
 /// unknown.
-fn lose_what_may_be_used(documents: &[SourceDocument], fates: &mut [RewriteResult]) {
-    if !documents.iter().any(|document| matches!(document.found, DocumentContent::Unread { .. })) {
+fn drop_unreferenced(documents: &[SourceDocument], results: &mut [RewriteResult]) {
+    if !documents.iter().any(|document| matches!(document.content, DocumentContent::Unread { .. }))
+    {
         return;
     }
-    let read = || documents.iter().filter_map(SourceDocument::object);
-    let groups: Vec<RouteGroupName> = read().flat_map(referenced_groups).collect();
-    let routes: Vec<TcpRouteName> = read().flat_map(referenced_routes).collect();
-    for (document, fate) in documents.iter().zip(fates) {
+    let all_objects = || documents.iter().filter_map(SourceDocument::object);
+    let groups: Vec<RouteGroupName> = all_objects().flat_map(referenced_groups).collect();
+    let routes: Vec<TcpRouteName> = all_objects().flat_map(referenced_routes).collect();
+    for (document, result) in documents.iter().zip(results) {
         let is_used = match document.object() {
             Some(Object::HttpRouteGroup(group)) => groups.contains(&group.name),
             Some(Object::TcpRoute(route)) => routes.contains(&route.name),
             _ => continue,
         };
         if !is_used {
-            *fate = RewriteResult::Lost("only dropped documents may have referenced it".to_owned());
+            *result =
+                RewriteResult::Dropped("only dropped documents may have referenced it".to_owned());
         }
     }
 }

@@ -23,8 +23,8 @@ pub(super) fn convert_item(
     item: &SermantRouteRule,
 ) -> Result<NativeEquivalent, String> {
     let mut differences = DecisionDifferences::default();
-    let mut written = Vec::new();
-    for (scope, SermantRules { rules: found, lanes: marks }) in &item.entries {
+    let mut converted = Vec::new();
+    for (scope, SermantRules { rules, lanes }) in &item.entries {
         if let Some(conflict) = find_conflict(objects, item, scope) {
             return Err(conflict);
         }
@@ -40,23 +40,23 @@ pub(super) fn convert_item(
                 "spec": spec,
             })
         };
-        let found = convert_rules(found, &mut differences)?;
-        if !found.is_empty() {
-            written.push(object("TagRoute", tag_route(scope, &found)?));
+        let rules = convert_rules(rules, &mut differences)?;
+        if !rules.is_empty() {
+            converted.push(object("TagRoute", tag_route(scope, &rules)?));
         }
-        let marks = convert_lanes(marks, &mut differences)?;
-        if let (TagScope::Service(ServiceName { name, .. }, _), false) = (scope, marks.is_empty()) {
-            let rules: Result<Vec<Value>, String> = marks.iter().map(lane_rule).collect();
-            written.push(object("Lane", json!({"service": name.as_str(), "rules": rules?})));
+        let lanes = convert_lanes(lanes, &mut differences)?;
+        if let (TagScope::Service(ServiceName { name, .. }, _), false) = (scope, lanes.is_empty()) {
+            let rules: Result<Vec<Value>, String> = lanes.iter().map(lane_rule).collect();
+            converted.push(object("Lane", json!({"service": name.as_str(), "rules": rules?})));
         }
     }
-    if written.is_empty() {
+    if converted.is_empty() {
         return Err("none of its rules can apply".to_owned());
     }
-    Ok(NativeEquivalent { objects: written, differences: differences.into_sentences() })
+    Ok(NativeEquivalent { objects: converted, differences: differences.into_sentences() })
 }
 
-fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {
+fn tag_route(scope: &TagScope, tag_rules: &TagRules) -> Result<Value, String> {
     let mut spec = match scope {
         TagScope::Service(service, None) => json!({"service": service.name.as_str()}),
         TagScope::Service(service, Some(port)) => {
@@ -65,45 +65,50 @@ fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {
         TagScope::Namespace(_) => json!({"scope": "namespace"}),
         TagScope::Mesh => json!({"scope": "mesh"}),
     };
-    if !found.rules.is_empty() {
-        let rules: Result<Vec<Value>, String> = found.rules.iter().map(write_rule).collect();
-        spec["fallbackPolicy"] = write_fallbacks(&found.fallback_policy);
+    if !tag_rules.rules.is_empty() {
+        let rules: Result<Vec<Value>, String> = tag_rules.rules.iter().map(write_rule).collect();
+        spec["fallbackPolicy"] = write_fallbacks(&tag_rules.fallback_policy);
         spec["rules"] = rules?.into();
     }
-    if !found.by_caller.is_empty() {
+    if !tag_rules.by_caller.is_empty() {
         let preferences: Result<Vec<Value>, String> =
-            found.by_caller.iter().map(write_preference).collect();
+            tag_rules.by_caller.iter().map(write_preference).collect();
         spec["preferSameTag"] = preferences?.into();
     }
     Ok(spec)
 }
 
-/// Returns a rule that would apply together with the converted rules, but not with the original: only the first
-/// of two items with one key counts, and native rules take precedence over published ones.
+/// Returns the reason if another rule would apply together with the converted rules, but not with the original:
+/// only the first of two items with one key counts, and native rules take precedence over those of the
+/// configuration center.
 fn find_conflict(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Option<String> {
-    let rules = item.entries.iter().filter(|(known, _)| known == scope);
+    let rules = item.entries.iter().filter(|(rule_scope, _)| rule_scope == scope);
     let (mut by_request, mut by_caller) = (false, false);
     for (_, SermantRules { rules, .. }) in rules {
         by_request |= !rules.rules.is_empty();
         by_caller |= !rules.by_caller.is_empty();
     }
-    let is_about = |other: &TagScope| match (other, scope) {
+    let matches_scope = |other_scope: &TagScope| match (other_scope, scope) {
         (TagScope::Service(other, _), TagScope::Service(service, _)) => other == service,
-        (other, scope) => other == scope,
+        (other_scope, scope) => other_scope == scope,
     };
     objects.iter().find_map(|object| {
-        let why = match object {
+        let reason = match object {
             Object::SermantRouteRule(other) if other.name != item.name => {
-                let same = other.entries.iter().any(|(known, _)| is_about(known));
-                same.then_some("of two items with the same key only the first applies")
+                let has_same_scope =
+                    other.entries.iter().any(|(other_scope, _)| matches_scope(other_scope));
+                has_same_scope.then_some("of two items with the same key only the first applies")
             }
-            Object::TagRoute(TagRoute { scope: other, rules, .. }) if is_about(other) => {
-                let meets = by_request && !rules.rules.is_empty()
+            Object::TagRoute(TagRoute { scope: other_scope, rules, .. })
+                if matches_scope(other_scope) =>
+            {
+                let is_conflict = by_request && !rules.rules.is_empty()
                     || by_caller && !rules.by_caller.is_empty();
-                meets.then_some("now it takes precedence, and after conversion both would apply")
+                is_conflict
+                    .then_some("now it takes precedence, and after conversion both would apply")
             }
             _ => None,
         };
-        why.map(|why| format!("{} has the same scope: {why}", object.object_key()))
+        reason.map(|reason| format!("{} has the same scope: {reason}", object.object_key()))
     })
 }

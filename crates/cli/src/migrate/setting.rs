@@ -7,7 +7,7 @@ use leno_model::{
 };
 use serde_json::{Map, Value, json};
 
-use super::terms::format_time;
+use super::native_values::format_time;
 
 /// Converts to native policies, or returns the reason why their meaning would differ; `None` for other
 /// policies.
@@ -16,8 +16,8 @@ pub(super) fn convert_policy(
     policy: &ServicePolicy,
 ) -> Option<Result<Vec<Value>, String>> {
     match &policy.rule {
-        ServiceRule::UpstreamTrafficSetting(both) => {
-            let (breaker, limits) = &**both;
+        ServiceRule::UpstreamTrafficSetting(settings) => {
+            let (breaker, limits) = &**settings;
             Some(convert_limits(objects, policy, breaker, limits))
         }
         ServiceRule::LoadBalancing(rule)
@@ -38,8 +38,8 @@ fn convert_warm_up(
     let name = &policy.name;
     let conflict = objects.iter().find(|object| match object {
         Object::ServicePolicy(other) => {
-            let is_near = other.name.namespace == name.namespace;
-            is_near && other.name.kind == ServicePolicyKind::LoadBalancing
+            let is_same_namespace = other.name.namespace == name.namespace;
+            is_same_namespace && other.name.kind == ServicePolicyKind::LoadBalancing
         }
         _ => false,
     });
@@ -69,28 +69,28 @@ fn convert_limits(
     breaker: &CircuitBreaker,
     limits: &RateLimits,
 ) -> Result<Vec<Value>, String> {
-    let taken = objects.iter().find(|object| match object {
+    let existing = objects.iter().find(|object| match object {
         Object::ServicePolicy(other) => {
-            let natives = [ServicePolicyKind::CircuitBreaker, ServicePolicyKind::RateLimit];
-            natives.contains(&other.name.kind)
+            let native_kinds = [ServicePolicyKind::CircuitBreaker, ServicePolicyKind::RateLimit];
+            native_kinds.contains(&other.name.kind)
                 && (&other.name.namespace, &other.name.name)
                     == (&policy.name.namespace, &policy.name.name)
         }
         _ => false,
     });
-    if let Some(taken) = taken {
-        return Err(format!("a {} exists already", taken.object_key()));
+    if let Some(existing) = existing {
+        return Err(format!("a {} exists already", existing.object_key()));
     }
     if limits.global.is_some() {
-        let why = "it uses a rate limit service: write it as `global` of a RateLimit manually";
-        return Err(why.to_owned());
+        let reason = "it uses a rate limit service: write it as `global` of a RateLimit manually";
+        return Err(reason.to_owned());
     }
     let PolicyScope::Services(targets) = &policy.scope else {
         return Err("it applies to a whole namespace".to_owned());
     };
     let targets: Vec<Value> = targets
         .iter()
-        .map(|it| json!({"kind": "Service", "name": it.service.name.as_str()}))
+        .map(|target| json!({"kind": "Service", "name": target.service.name.as_str()}))
         .collect();
     let object = |kind: ServicePolicyKind, mut spec: Map<String, Value>| {
         spec.shift_insert(0, "targetRefs".to_owned(), json!(targets));
@@ -104,32 +104,32 @@ fn convert_limits(
             "spec": spec,
         })
     };
-    let mut written = Vec::new();
+    let mut objects = Vec::new();
     if *breaker != CircuitBreaker::default() {
-        written.push(object(ServicePolicyKind::CircuitBreaker, circuit_breaker_spec(breaker)?));
+        objects.push(object(ServicePolicyKind::CircuitBreaker, circuit_breaker_spec(breaker)?));
     }
     if !limits.is_empty() {
-        written.push(object(ServicePolicyKind::RateLimit, rate_limit_spec(limits)?));
+        objects.push(object(ServicePolicyKind::RateLimit, rate_limit_spec(limits)?));
     }
-    Ok(written)
+    Ok(objects)
 }
 
 fn circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     let mut limits = Map::new();
-    for (key, most, least) in [
+    for (key, limit, minimum) in [
         ("connections", breaker.limits.connections, 1),
         ("requests", breaker.limits.requests, 1),
         ("pending", breaker.limits.pending, 1),
         ("retries", breaker.limits.retries, 0),
     ] {
-        let Some(most) = most else { continue };
-        if most < least {
+        let Some(limit) = limit else { continue };
+        if limit < minimum {
             return Err(format!(
                 "a limit of 0 {key} has no native equivalent: deny them with a policy"
             ));
         }
-        limits.insert(key.to_owned(), json!(most));
+        limits.insert(key.to_owned(), json!(limit));
     }
     if !limits.is_empty() {
         spec.insert("limits".to_owned(), Value::Object(limits));
@@ -158,30 +158,30 @@ fn circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, 
 }
 
 fn trip_spec(trip: &TripConditions) -> Result<Map<String, Value>, String> {
-    let mut terms = Map::new();
-    terms.insert("failures".to_owned(), json!(["connect", "timeout", "reset", "5xx"]));
-    terms.insert("window".to_owned(), json!(format_exact_time(trip.window)?));
-    terms.insert("buckets".to_owned(), json!(trip.buckets));
-    terms.insert("minimumRequests".to_owned(), json!(trip.requests_min));
+    let mut spec = Map::new();
+    spec.insert("failures".to_owned(), json!(["connect", "timeout", "reset", "5xx"]));
+    spec.insert("window".to_owned(), json!(format_exact_time(trip.window)?));
+    spec.insert("buckets".to_owned(), json!(trip.buckets));
+    spec.insert("minimumRequests".to_owned(), json!(trip.requests_min));
     if let Some(percent) = whole_percent(trip.failed)? {
-        terms.insert("percent".to_owned(), json!(percent));
+        spec.insert("percent".to_owned(), json!(percent));
     }
     if let Some(slow) = trip.slow {
         let percent =
             whole_percent(slow.too_many)?.ok_or("a ratio of slow requests without a percentage")?;
-        terms.insert(
+        spec.insert(
             "slow".to_owned(),
             json!({"threshold": format_exact_time(slow.threshold)?, "percent": percent}),
         );
     }
-    terms.insert("openDuration".to_owned(), json!(format_exact_time(trip.open_duration)?));
-    terms.insert("halfOpenRequests".to_owned(), json!(trip.half_open_requests));
-    Ok(terms)
+    spec.insert("openDuration".to_owned(), json!(format_exact_time(trip.open_duration)?));
+    spec.insert("halfOpenRequests".to_owned(), json!(trip.half_open_requests));
+    Ok(spec)
 }
 
 /// Converts a ratio to whole percent.
-fn whole_percent(too_many: FailureThreshold) -> Result<Option<u32>, String> {
-    match too_many {
+fn whole_percent(threshold: FailureThreshold) -> Result<Option<u32>, String> {
+    match threshold {
         FailureThreshold { number: Some(_), .. } => {
             Err("a circuit opens at a number of failures, natively only at a percentage".to_owned())
         }
@@ -208,7 +208,7 @@ fn rate_limit_spec(limits: &RateLimits) -> Result<Map<String, Value>, String> {
 }
 
 fn rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
-    let mut terms = Map::new();
+    let mut spec = Map::new();
     let mut matches = Vec::new();
     for request in &rule.requests {
         let PathMatch::Regex(path) = &request.path else {
@@ -217,12 +217,12 @@ fn rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
         matches.push(json!({"path": {"type": "RegularExpression", "value": path}}));
     }
     if !matches.is_empty() {
-        terms.insert("matches".to_owned(), Value::Array(matches));
+        spec.insert("matches".to_owned(), Value::Array(matches));
     }
     debug_assert_eq!(rule.key, RateLimitKey::Nothing, "the schema has one bucket for all");
-    terms.extend(rate_spec(rule.rate, "requests")?);
+    spec.extend(rate_spec(rule.rate, "requests")?);
     if rule.stop {
-        terms.insert("stop".to_owned(), json!(true));
+        spec.insert("stop".to_owned(), json!(true));
     }
     let mut response = Map::new();
     if let Some(status) = rule.response.status {
@@ -238,19 +238,19 @@ fn rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
         response.insert("headers".to_owned(), Value::Array(headers));
     }
     if !response.is_empty() {
-        terms.insert("response".to_owned(), Value::Object(response));
+        spec.insert("response".to_owned(), Value::Object(response));
     }
-    Ok(terms)
+    Ok(spec)
 }
 
 fn rate_spec(rate: Rate, key: &str) -> Result<Map<String, Value>, String> {
-    let mut terms = Map::new();
-    terms.insert(key.to_owned(), json!(rate.count));
-    terms.insert("per".to_owned(), json!(format_exact_time(rate.time)?));
+    let mut spec = Map::new();
+    spec.insert(key.to_owned(), json!(rate.count));
+    spec.insert("per".to_owned(), json!(format_exact_time(rate.time)?));
     if rate.size != rate.count {
-        terms.insert("burst".to_owned(), json!(rate.size));
+        spec.insert("burst".to_owned(), json!(rate.size));
     }
-    Ok(terms)
+    Ok(spec)
 }
 
 fn format_exact_time(duration: std::time::Duration) -> Result<String, String> {

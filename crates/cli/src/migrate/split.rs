@@ -5,7 +5,7 @@ use leno_model::{
 };
 use serde_json::{Value, json};
 
-use super::terms::route_matches;
+use super::native_values::route_matches;
 
 /// Converts to routes, one per port of the root service, or returns the reason why their meaning would differ.
 pub(super) fn convert_split(
@@ -18,17 +18,20 @@ pub(super) fn convert_split(
         _ => None,
     });
     let service: &Service = service.ok_or_else(|| format!("the input has no Service {root}"))?;
-    refuse_conflicts(objects, split)?;
-    if let Some(backend) = split.backends.iter().find(|it| it.service.namespace != root.namespace) {
+    reject_conflicts(objects, split)?;
+    if let Some(backend) =
+        split.backends.iter().find(|backend| backend.service.namespace != root.namespace)
+    {
         return Err(format!(
             "{} is in another namespace, where a ReferenceGrant permits a TrafficSplit and no HTTPRoute",
             backend.service
         ));
     }
-    if split.backends.len() > BACKENDS_MAX || split.backends.iter().any(|it| it.weight > WEIGHT_MAX)
+    if split.backends.len() > MAX_BACKENDS
+        || split.backends.iter().any(|backend| backend.weight > MAX_WEIGHT)
     {
         return Err(format!(
-            "a rule of an HTTPRoute has at most {BACKENDS_MAX} backends with weights up to {WEIGHT_MAX}"
+            "a rule of an HTTPRoute has at most {MAX_BACKENDS} backends with weights up to {MAX_WEIGHT}"
         ));
     }
     let mut routes = Vec::new();
@@ -50,9 +53,10 @@ pub(super) fn convert_split(
 }
 
 /// Rejects a split if other rules for the same service would apply together with it or override it.
-fn refuse_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), String> {
+fn reject_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), String> {
     let root = &split.root.service;
-    let is_for = |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *root);
+    let targets_root =
+        |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *root);
     let names: &ServiceName = root;
     for object in objects {
         let (is_conflict, key) = match object {
@@ -60,10 +64,10 @@ fn refuse_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), Str
                 (other.root.service == *names && other.name != split.name, object.object_key())
             }
             Object::HttpRoute(route) | Object::GrpcRoute(route) => {
-                (is_for(&route.parents), object.object_key())
+                (targets_root(&route.parents), object.object_key())
             }
-            Object::TlsRoute(route) => (is_for(&route.parents), object.object_key()),
-            Object::GatewayTcpRoute(route) => (is_for(&route.parents), object.object_key()),
+            Object::TlsRoute(route) => (targets_root(&route.parents), object.object_key()),
+            Object::GatewayTcpRoute(route) => (targets_root(&route.parents), object.object_key()),
             _ => continue,
         };
         let same_name = matches!(
@@ -87,25 +91,28 @@ fn http_route(
     name: &str,
     port: &ServicePort,
 ) -> Result<Value, String> {
-    let shares = weighted_backends(split, port.port);
+    let backends = weighted_backends(split, port.port);
     let Some(groups) = &split.groups else {
-        let rules = json!([{"backendRefs": shares}]);
+        let rules = json!([{"backendRefs": backends}]);
         return Ok(route_object("HTTPRoute", "v1", split, name, port, rules));
     };
     let mut matches: Vec<Value> = Vec::new();
-    for wanted in groups {
+    for group_name in groups {
         let group: Option<&HttpRouteGroup> = objects.iter().find_map(|object| match object {
-            Object::HttpRouteGroup(group) if group.name == *wanted => Some(group),
+            Object::HttpRouteGroup(group) if group.name == *group_name => Some(group),
             _ => None,
         });
-        let group = group.ok_or_else(|| format!("no HTTPRouteGroup {wanted}"))?;
-        matches.extend(group.matches.iter().flat_map(|named| route_matches(&named.request)));
+        let group = group.ok_or_else(|| format!("no HTTPRouteGroup {group_name}"))?;
+        matches.extend(
+            group.matches.iter().flat_map(|named_match| route_matches(&named_match.request)),
+        );
     }
-    if matches.is_empty() || matches.len() > MATCHES_MAX {
-        return Err(format!("a rule of an HTTPRoute has 1 to {MATCHES_MAX} matches"));
+    if matches.is_empty() || matches.len() > MAX_MATCHES {
+        return Err(format!("a rule of an HTTPRoute has 1 to {MAX_MATCHES} matches"));
     }
-    let own = json!({"name": split.root.service.name.as_str(), "port": port.port});
-    let rules = json!([{"matches": matches, "backendRefs": shares}, {"backendRefs": [own]}]);
+    let root_backend = json!({"name": split.root.service.name.as_str(), "port": port.port});
+    let rules =
+        json!([{"matches": matches, "backendRefs": backends}, {"backendRefs": [root_backend]}]);
     Ok(route_object("HTTPRoute", "v1", split, name, port, rules))
 }
 
@@ -129,11 +136,11 @@ fn route_object(
 }
 
 fn weighted_backends(split: &TrafficSplit, port: u16) -> Vec<Value> {
-    let backend = |it: &leno_model::SplitBackend| json!({"name": it.service.name.as_str(), "port": port, "weight": it.weight});
+    let backend = |backend: &leno_model::SplitBackend| json!({"name": backend.service.name.as_str(), "port": port, "weight": backend.weight});
     split.backends.iter().map(backend).collect()
 }
 
 /// The limits of an `HTTPRoute`.
-const BACKENDS_MAX: usize = 16;
-const MATCHES_MAX: usize = 64;
-const WEIGHT_MAX: u32 = 1_000_000;
+const MAX_BACKENDS: usize = 16;
+const MAX_MATCHES: usize = 64;
+const MAX_WEIGHT: u32 = 1_000_000;

@@ -43,13 +43,13 @@ impl AccessLogFormat {
 }
 
 impl AccessLogArgs {
-    /// Returns the choice for a sidecar; a template or a share alone enables the log.
-    pub(crate) fn log_choice(&self) -> AccessLogSource {
+    /// Returns the source of the settings; a template or a sampling share alone enables the log.
+    pub(crate) fn source(&self) -> AccessLogSource {
         let (template, sampling) = (&self.access_log_template, self.access_log_sampling);
-        let is_asked = template.is_some() || sampling.is_some();
+        let is_configured = template.is_some() || sampling.is_some();
         match self.access_log {
             AccessLogFormat::Off => AccessLogSource::Own(None),
-            AccessLogFormat::Mesh if !is_asked => AccessLogSource::Mesh,
+            AccessLogFormat::Mesh if !is_configured => AccessLogSource::Mesh,
             AccessLogFormat::Mesh | AccessLogFormat::Json => {
                 AccessLogSource::Own(Some(AccessLog {
                     sampling: sampling.unwrap_or(Sampling::ALL),
@@ -62,11 +62,12 @@ impl AccessLogArgs {
         }
     }
 
-    /// Returns the choice as command line options.
+    /// Returns the settings as command line options.
     pub(crate) fn to_arguments(&self) -> Vec<OsString> {
         let template = self.access_log_template.as_ref();
-        let template = template.map(|it| format!("--access-log-template={it}"));
-        let sampling = self.access_log_sampling.map(|it| format!("--access-log-sampling={it}"));
+        let template = template.map(|value| format!("--access-log-template={value}"));
+        let sampling =
+            self.access_log_sampling.map(|value| format!("--access-log-sampling={value}"));
         let format = Some(format!("--access-log={}", self.access_log.as_str()));
         [format, template, sampling].into_iter().flatten().map(OsString::from).collect()
     }
@@ -91,21 +92,22 @@ mod tests {
 
     #[test]
     fn a_supervised_sidecar_gets_the_same_options() {
-        for words in [
+        for arguments in [
             &[][..],
             &["--access-log=off"],
             &["--access-log=json"],
             &["--access-log-sampling=0.5%"],
             &["--access-log-template={method} {path}", "--access-log-sampling=10%"],
         ] {
-            let line = CommandLine::try_parse_from([&["proxy"], words].concat()).unwrap();
-            let options = line.log.to_arguments();
-            let again = std::iter::once("proxy".into()).chain(options);
-            let again = CommandLine::try_parse_from(again).unwrap();
-            assert_eq!(again.log.log_choice(), line.log.log_choice(), "{words:?}");
+            let command_line =
+                CommandLine::try_parse_from([&["proxy"], arguments].concat()).unwrap();
+            let options = command_line.log.to_arguments();
+            let forwarded = std::iter::once("proxy".into()).chain(options);
+            let forwarded = CommandLine::try_parse_from(forwarded).unwrap();
+            assert_eq!(forwarded.log.source(), command_line.log.source(), "{arguments:?}");
         }
-        for bad in ["--access-log-sampling=2", "--access-log-template={x}", "--access-log=on"] {
-            assert!(CommandLine::try_parse_from(["proxy", bad]).is_err(), "{bad}");
+        for invalid in ["--access-log-sampling=2", "--access-log-template={x}", "--access-log=on"] {
+            assert!(CommandLine::try_parse_from(["proxy", invalid]).is_err(), "{invalid}");
         }
     }
 }

@@ -67,9 +67,9 @@ impl MemberArgs {
             }
             None => None,
         };
-        let known = KnownMesh::find_known(&state, self.token_file.as_deref(), &workload)?;
-        let trust_domain = self.trust_domain.or(known.trust_domain).with_context(|| {
-            let problem = known.problem.as_ref();
+        let mesh = SavedMesh::load(&state, self.token_file.as_deref(), &workload)?;
+        let trust_domain = self.trust_domain.or(mesh.trust_domain).with_context(|| {
+            let problem = mesh.problem.as_ref();
             let problem = problem.map(|error| format!(" ({error})")).unwrap_or_default();
             format!(
                 "{workload} has no usable certificate in {}{problem} and no token file: create one with \
@@ -80,7 +80,7 @@ impl MemberArgs {
         })?;
         let control = match self.control.is_empty() {
             false => self.control,
-            true => known.control,
+            true => mesh.control,
         };
         if control.is_empty() {
             bail!(
@@ -112,39 +112,39 @@ fn trusted_roots(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<Tr
     }
 }
 
-/// Mesh facts from the last run or the token file.
+/// Facts about the mesh from the last run or the token file.
 #[derive(Debug, Default)]
-struct KnownMesh {
+struct SavedMesh {
     /// The reason why the certificate of the last run cannot be used.
     problem: Option<CredentialError>,
     trust_domain: Option<TrustDomain>,
     control: Vec<ControlAddress>,
 }
 
-impl KnownMesh {
+impl SavedMesh {
     /// Reads the certificate of the last run while it is valid, otherwise the token file. Either may list
     /// control planes that the other lacks.
-    fn find_known(
+    fn load(
         state: &Path,
         token_file: Option<&Path>,
         workload: &WorkloadName,
     ) -> anyhow::Result<Self> {
-        let (held, problem) = match Credential::load(state) {
-            Ok(held) => (held, None),
+        let (credential, problem) = match Credential::load(state) {
+            Ok(credential) => (credential, None),
             Err(error) => (None, Some(error)),
         };
-        let held = held.filter(|held| {
-            held.workload() == Some(workload) && !held.is_expired(SystemTime::now())
+        let credential = credential.filter(|credential| {
+            credential.workload() == Some(workload) && !credential.is_expired(SystemTime::now())
         });
-        let text = read_control(&state.join(CONTROL_FILE)).unwrap_or_else(|error| {
+        let text = read_saved_addresses(&state.join(CONTROL_FILE)).unwrap_or_else(|error| {
             tracing::warn!(%error, "the control planes of the last run are unknown");
             String::new()
         });
-        let remembered: Vec<ControlAddress> =
+        let saved_control: Vec<ControlAddress> =
             text.lines().filter_map(|line| line.parse().ok()).collect();
-        let mut known = match (held, token_file) {
-            (Some(held), _) => {
-                let trust_domain = Some(held.id().trust_domain.clone());
+        let mut mesh = match (credential, token_file) {
+            (Some(credential), _) => {
+                let trust_domain = Some(credential.id().trust_domain.clone());
                 Self { trust_domain, ..Self::default() }
             }
             (None, Some(path)) => {
@@ -154,18 +154,18 @@ impl KnownMesh {
             }
             (None, None) => Self::default(),
         };
-        known.problem = problem;
-        if known.control.is_empty() {
-            known.control = remembered;
+        mesh.problem = problem;
+        if mesh.control.is_empty() {
+            mesh.control = saved_control;
         }
-        if known.control.is_empty()
+        if mesh.control.is_empty()
             && let Some(path) = token_file
         {
             let bundle = JoinBundle::load(path).ok();
             let control = bundle.into_iter().flat_map(|bundle| bundle.control);
-            known.control.extend(control.map(ControlAddress::from));
+            mesh.control.extend(control.map(ControlAddress::from));
         }
-        Ok(known)
+        Ok(mesh)
     }
 }
 
@@ -174,20 +174,20 @@ impl KnownMesh {
 fn save_addresses(state: &Path, control: &[ControlAddress]) -> anyhow::Result<()> {
     let path = state.join(CONTROL_FILE);
     let text: String = control.iter().map(|address| format!("{address}\n")).collect();
-    if read_control(&path).is_ok_and(|known| known == text) {
+    if read_saved_addresses(&path).is_ok_and(|saved| saved == text) {
         return Ok(());
     }
     Ok(leno_identity::replace_private(&path, text.as_bytes())?)
 }
 
-/// Empty if the file does not exist.
-fn read_control(path: &Path) -> io::Result<String> {
-    Ok(read_regular_text(path, FileOrigin::Leno, CONTROL_BYTES_MAX)?.unwrap_or_default())
+/// Reads the saved addresses, one per line; empty if the file does not exist.
+fn read_saved_addresses(path: &Path) -> io::Result<String> {
+    Ok(read_regular_text(path, FileOrigin::Leno, MAX_CONTROL_BYTES)?.unwrap_or_default())
 }
 
 const CONTROL_FILE: &str = "control";
-/// Room for hundreds of addresses.
-const CONTROL_BYTES_MAX: u64 = 64 << 10;
+/// The maximum size of the file with the addresses, enough for hundreds of them.
+const MAX_CONTROL_BYTES: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -198,16 +198,16 @@ mod tests {
     #[test]
     fn trusted_roots_come_from_a_file_or_the_environment() {
         let file = PathBuf::from("/roots.pem");
-        let given = trusted_roots(Some(file.clone()), Some("nonsense")).unwrap();
-        assert_eq!(given, TrustedRoots::File(file));
-        let refused = trusted_roots(None, Some("nonsense")).unwrap_err();
-        assert!(format!("{refused:#}").contains("LENO_ROOTS"), "{refused:#}");
-        let nothing = trusted_roots(None, None).unwrap_err().to_string();
-        assert!(nothing.contains("--roots FILE"), "{nothing}");
+        let roots = trusted_roots(Some(file.clone()), Some("nonsense")).unwrap();
+        assert_eq!(roots, TrustedRoots::File(file));
+        let error = trusted_roots(None, Some("nonsense")).unwrap_err();
+        assert!(format!("{error:#}").contains("LENO_ROOTS"), "{error:#}");
+        let error = trusted_roots(None, None).unwrap_err().to_string();
+        assert!(error.contains("--roots FILE"), "{error}");
     }
 
     #[test]
-    fn a_certificate_that_cannot_be_used_is_named_with_its_problem() {
+    fn an_unusable_certificate_is_reported_with_its_problem() {
         use std::os::unix::fs::PermissionsExt as _;
 
         let scratch = tempfile::tempdir().unwrap();
@@ -217,27 +217,27 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             let command = MemberArgs::augment_args(clap::Command::new("proxy"));
             let state = scratch.path().to_str().unwrap();
-            let given = ["proxy", "--workload", "shop/cart-1", "--state", state];
-            let found = command.get_matches_from(given);
-            let arguments = MemberArgs::from_arg_matches(&found).unwrap();
+            let command_line = ["proxy", "--workload", "shop/cart-1", "--state", state];
+            let matches = command.get_matches_from(command_line);
+            let arguments = MemberArgs::from_arg_matches(&matches).unwrap();
             let error = arguments.build_config().unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
         }
     }
 
     #[test]
-    fn the_used_control_planes_are_stored() {
+    fn the_addresses_of_control_planes_are_saved() {
         let scratch = tempfile::tempdir().unwrap();
         let workload: WorkloadName = "shop/cart-1".parse().unwrap();
-        let known = || KnownMesh::find_known(scratch.path(), None, &workload).unwrap().control;
-        assert_eq!(known(), []);
+        let saved = || SavedMesh::load(scratch.path(), None, &workload).unwrap().control;
+        assert_eq!(saved(), []);
         for addresses in
             [vec!["192.0.2.1:15010", "[2001:db8::1]:15010"], vec!["leno-control.leno-system.svc:1"]]
         {
             let control: Vec<ControlAddress> =
                 addresses.iter().map(|address| address.parse().unwrap()).collect();
             save_addresses(scratch.path(), &control).unwrap();
-            assert_eq!(known(), control);
+            assert_eq!(saved(), control);
         }
     }
 }

@@ -23,7 +23,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 pub(crate) struct SidecarReport {
     /// The process ID.
     pub(crate) pid: u32,
-    /// The address of the admin page.
+    /// The address of the admin endpoint.
     pub(crate) admin: SocketAddr,
     /// Open listeners by name.
     pub(crate) open_listeners: BTreeMap<String, SocketAddr>,
@@ -67,7 +67,7 @@ impl From<PortStateOrder> for PortState {
             PortStateOrder::Open => Self::Open,
             PortStateOrder::Starting => Self::Starting,
             PortStateOrder::Down => Self::Down,
-            PortStateOrder::Taken(by) => Self::Taken { by },
+            PortStateOrder::Taken(process) => Self::Taken { by: process },
         }
     }
 }
@@ -104,85 +104,87 @@ pub(super) struct ReportSources<F> {
 /// # Errors
 /// If a supervisor is expected and standard input is not its socket.
 pub(super) fn report_listeners<F: Fn() -> u64>(
-    reported: ReportSources<F>,
-    supervised: bool,
+    sources: ReportSources<F>,
+    is_supervised: bool,
 ) -> anyhow::Result<impl Future<Output = Infallible>> {
-    let supervisor = match supervised {
-        true => Some(open_supervisor().context("standard input is not the supervisor's socket")?),
+    let supervisor = match is_supervised {
+        true => Some(
+            open_supervisor_socket().context("standard input is not the supervisor's socket")?,
+        ),
         false => None,
     };
-    Ok(report_changes(reported, supervisor))
+    Ok(report_changes(sources, supervisor))
 }
 
 async fn report_changes<F: Fn() -> u64>(
-    mut reported: ReportSources<F>,
+    mut sources: ReportSources<F>,
     supervisor: Option<UnixStream>,
 ) -> Infallible {
-    let (orders, mut to) = match supervisor.map(UnixStream::into_split) {
-        Some((orders, to)) => (Some(orders), Some(to)),
+    let (order_reader, mut report_writer) = match supervisor.map(UnixStream::into_split) {
+        Some((order_reader, report_writer)) => (Some(order_reader), Some(report_writer)),
         None => (None, None),
     };
-    let (counting, mut counts) = watch::channel(false);
-    let obeying = execute_orders(orders, &reported.application, &counting);
-    tokio::pin!(obeying);
-    let mut tick = interval(COUNT_EVERY);
+    let (count_sender, mut count_requests) = watch::channel(false);
+    let execution = execute_orders(order_reader, &sources.application, &count_sender);
+    tokio::pin!(execution);
+    let mut tick = interval(COUNT_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut logged, mut last) = (None, None);
+    let (mut logged_states, mut last_report) = (None, None);
     loop {
-        let listeners = reported.listeners.borrow_and_update().clone();
-        let in_flight = counts.borrow_and_update().then(&reported.in_flight);
+        let listeners = sources.listeners.borrow_and_update().clone();
+        let in_flight = count_requests.borrow_and_update().then(&sources.in_flight);
         if let Some(states) = listeners {
-            if logged.as_ref() != Some(&states) {
+            if logged_states.as_ref() != Some(&states) {
                 for (name, address) in &states.open {
                     tracing::info!(name, %address, "listener open");
                 }
-                logged = Some(Arc::clone(&states));
+                logged_states = Some(Arc::clone(&states));
             }
             let report = SidecarReport {
                 pid: std::process::id(),
-                admin: reported.admin,
+                admin: sources.admin,
                 open_listeners: states.open.clone(),
                 closed_listeners: states.closed.clone(),
                 in_flight,
             };
-            if last.as_ref() != Some(&report)
-                && let Some(socket) = &mut to
+            if last_report.as_ref() != Some(&report)
+                && let Some(socket) = &mut report_writer
             {
                 if let Err(error) = send_report(socket, &report).await {
                     tracing::warn!(%error, "cannot send to the supervisor");
-                    to = None;
+                    report_writer = None;
                 }
-                last = Some(report);
+                last_report = Some(report);
             }
         }
         tokio::select! {
-            Ok(()) = reported.listeners.changed() => {}
-            Ok(()) = counts.changed() => {}
+            Ok(()) = sources.listeners.changed() => {}
+            Ok(()) = count_requests.changed() => {}
             _ = tick.tick(), if in_flight.is_some() => {}
-            never = &mut obeying => match never {},
+            never = &mut execution => match never {},
         }
     }
 }
 
-/// Executes orders; never returns.
+/// Executes orders of the supervisor; never returns.
 async fn execute_orders(
-    orders: Option<OwnedReadHalf>,
+    order_reader: Option<OwnedReadHalf>,
     application: &ApplicationPorts,
-    counting: &watch::Sender<bool>,
+    count_sender: &watch::Sender<bool>,
 ) -> Infallible {
-    let Some(orders) = orders else { return std::future::pending().await };
-    let mut orders = BufReader::new(orders);
+    let Some(order_reader) = order_reader else { return std::future::pending().await };
+    let mut order_reader = BufReader::new(order_reader);
     let mut line = String::new();
     loop {
         line.clear();
-        let mut bounded = (&mut orders).take(ORDER_BYTES_MAX);
-        if bounded.read_line(&mut line).await.unwrap_or(0) == 0 {
+        let mut limited = (&mut order_reader).take(MAX_ORDER_BYTES);
+        if limited.read_line(&mut line).await.unwrap_or(0) == 0 {
             // The supervisor has ended, and this process ends with it.
             return std::future::pending().await;
         }
         match serde_json::from_str::<SupervisorOrder>(&line) {
             Ok(order) => {
-                counting.send_replace(order.count_requests);
+                count_sender.send_replace(order.count_requests);
                 application.set_states(order.into());
             }
             Err(error) => tracing::warn!(%error, "invalid message of the supervisor"),
@@ -190,7 +192,7 @@ async fn execute_orders(
     }
 }
 
-fn open_supervisor() -> io::Result<UnixStream> {
+fn open_supervisor_socket() -> io::Result<UnixStream> {
     let socket = StandardStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     // Only sockets have a peer address, unlike files and terminals.
     socket.peer_addr()?;
@@ -201,12 +203,13 @@ fn open_supervisor() -> io::Result<UnixStream> {
 async fn send_report(socket: &mut OwnedWriteHalf, report: &SidecarReport) -> io::Result<()> {
     let mut line = serde_json::to_string(report)?;
     line.push('\n');
-    timeout(TELL_TIMEOUT, socket.write_all(line.as_bytes())).await?
+    timeout(REPORT_TIMEOUT, socket.write_all(line.as_bytes())).await?
 }
 
-/// The supervisor reads continuously; the kernel's buffer holds hundreds of reports.
-const TELL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout for sending a report. The supervisor reads continuously, and the kernel's buffer holds hundreds of
+/// reports.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval between two counts of the requests in progress.
-const COUNT_EVERY: Duration = Duration::from_millis(20);
-/// An order names at most the 256 ports of a workload.
-const ORDER_BYTES_MAX: u64 = 256 * 1024;
+const COUNT_INTERVAL: Duration = Duration::from_millis(20);
+/// The maximum size of an order, which names at most the 256 ports of a workload.
+const MAX_ORDER_BYTES: u64 = 256 * 1024;

@@ -101,7 +101,7 @@ impl SettingArgs {
     pub(crate) fn check_resolver(config: &Config) -> anyhow::Result<()> {
         let Some(dns_proxy) = &config.dns_proxy else { return Ok(()) };
         anyhow::ensure!(
-            dns_proxy.have_resolvers(),
+            dns_proxy.has_resolvers(),
             "--dns: {} has no resolvers, or only loopback ones, whose queries are redirected back \
              to the sidecar: omit leno.dev/dns (or --dns), or add a resolver there that is not \
              loopback",
@@ -128,7 +128,7 @@ impl ServingArgs {
         config.collector_ca.clone_from(&self.collector_ca);
         config.cores = usize::from(self.cores);
         config.upgrades.clone_from(&self.upgrades);
-        config.access_log = self.access_log.log_choice();
+        config.access_log = self.access_log.source();
         config.on_expiry = match self.on_expiry {
             ExpiryPolicy::Continue => OnExpiry::Continue,
             ExpiryPolicy::Fail => OnExpiry::Fail,
@@ -180,29 +180,33 @@ mod tests {
         settings: SettingArgs,
     }
 
-    fn parse_config(words: &[&str]) -> Config {
-        let line = CommandLine::try_parse_from([&["proxy"], words].concat()).unwrap();
+    fn parse_config(arguments: &[&str]) -> Config {
+        let command_line = CommandLine::try_parse_from([&["proxy"], arguments].concat()).unwrap();
         let workload = WorkloadName::new("a", "b").unwrap();
         let mut config = Config::for_sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
-        line.settings.apply(&mut config);
+        command_line.settings.apply(&mut config);
         config
     }
 
     #[test]
     fn omitted_settings_have_the_defaults_of_the_proxy() {
         let workload = WorkloadName::new("a", "b").unwrap();
-        let default = Config::for_sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
-        assert_eq!(format!("{:?}", parse_config(&[])), format!("{default:?}"));
+        let default_config =
+            Config::for_sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
+        assert_eq!(format!("{:?}", parse_config(&[])), format!("{default_config:?}"));
     }
 
     #[test]
-    fn help_shows_the_default_of_the_proxy() {
+    fn the_help_shows_the_default_drain_timeout() {
         use clap::CommandFactory as _;
         let help = CommandLine::command().render_long_help().to_string();
         let (_, text) = help.split_once("--drain-timeout").unwrap();
         let (_, text) = text.split_once("[default: ").unwrap();
-        let (reported, _) = text.split_once(']').unwrap();
-        assert_eq!(parse_duration(reported), Ok(leno_proxy::Limits::default().drain_timeout));
+        let (default_in_help, _) = text.split_once(']').unwrap();
+        assert_eq!(
+            parse_duration(default_in_help),
+            Ok(leno_proxy::Limits::default().drain_timeout)
+        );
     }
 
     #[test]
@@ -229,41 +233,43 @@ mod tests {
         assert_eq!(config.access_log, AccessLogSource::Own(Some(AccessLog::json())));
         assert_eq!(config.limits.connections_max, 7);
         assert_eq!(config.limits.drain_timeout, Duration::ZERO);
-        let pod = parse_config(&["--redirect-address=10.1.2.3", "--uid-exempt"]);
+        let pod_config = parse_config(&["--redirect-address=10.1.2.3", "--uid-exempt"]);
         let Interception::Redirect { address, inbound, dns: None, mark: None, .. } =
-            pod.interception
+            pod_config.interception
         else {
-            panic!("{:?}", pod.interception)
+            panic!("{:?}", pod_config.interception)
         };
         assert_eq!((address, inbound), ([10, 1, 2, 3].into(), "0.0.0.0:15003".parse().unwrap()));
-        let line = [
+        let command_line = [
             "--redirect-address=10.1.2.3",
             "--uid-exempt",
             "--dns",
             "--cluster-domain=Corp.Example.",
         ];
-        let dns_proxy = parse_config(&line).dns_proxy.unwrap();
+        let dns_proxy = parse_config(&command_line).dns_proxy.unwrap();
         assert_eq!(dns_proxy.domain.to_string(), "corp.example");
         assert_eq!(dns_proxy.at[0], "127.0.0.1:15053".parse().unwrap());
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = parse_config(&line);
+        let mut config = parse_config(&command_line);
         let file = scratch.path().join("resolv.conf");
         config.dns_proxy.as_mut().unwrap().resolvers.clone_from(&file);
-        for (text, is_good) in [
+        for (text, is_valid) in [
             ("nameserver 10.0.0.1\nnameserver 127.0.0.1\n", true),
             ("nameserver 127.0.0.1\nnameserver ::1\n", false),
             ("search example.com\n", false),
         ] {
             std::fs::write(&file, text).unwrap();
-            let refused = SettingArgs::check_resolver(&config).map_err(|error| error.to_string());
-            assert_eq!(refused.is_ok(), is_good, "{text}: {refused:?}");
-            assert!(refused.err().is_none_or(|it| it.contains("omit leno.dev/dns")));
+            let result = SettingArgs::check_resolver(&config).map_err(|error| error.to_string());
+            assert_eq!(result.is_ok(), is_valid, "{text}: {result:?}");
+            assert!(result.err().is_none_or(|error| error.contains("omit leno.dev/dns")));
         }
         assert!(
-            CommandLine::try_parse_from([&["proxy", "--cluster-domain=a..b"], &line[..3]].concat())
-                .is_err()
+            CommandLine::try_parse_from(
+                [&["proxy", "--cluster-domain=a..b"], &command_line[..3]].concat()
+            )
+            .is_err()
         );
-        for bad in [
+        for invalid in [
             "--dns",
             "--uid-exempt",
             "--http-proxy=on",
@@ -271,7 +277,7 @@ mod tests {
             "--upgrades=h2c",
             "--head-timeout=0s",
         ] {
-            assert!(CommandLine::try_parse_from(["proxy", bad]).is_err(), "{bad}");
+            assert!(CommandLine::try_parse_from(["proxy", invalid]).is_err(), "{invalid}");
         }
     }
 }

@@ -25,7 +25,7 @@ use leno_kubernetes::inject::INTERFACE_BYTES;
 
 use super::rules::{NetfilterHook, NftChain, NftMatch, NftRule, NftVerdict, PRIORITY, TABLE};
 
-/// Replaces our table in one transaction.
+/// Replaces Leno's table in one transaction.
 ///
 /// # Errors
 /// If the kernel rejects it; the previous rules stay in force.
@@ -44,7 +44,7 @@ pub(super) fn replace_table(chains: &[NftChain]) -> anyhow::Result<()> {
     send_batch(&requests)
 }
 
-/// Sends a batch and waits for the answer to each of its requests.
+/// Sends a batch and waits for the reply to each of its requests.
 fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
     let mut socket =
         Socket::new(NETLINK_NETFILTER).context("cannot communicate with the kernel")?;
@@ -61,49 +61,49 @@ fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
     if sent != batch.len() {
         bail!("the kernel accepted {sent} of {} bytes", batch.len());
     }
-    let mut answered = 0;
-    while answered < requests.len() {
+    let mut acknowledged = 0;
+    while acknowledged < requests.len() {
         let (bytes, _) = socket.recv_from_full().context("the kernel does not respond")?;
-        for answer in parse_answers(&bytes)? {
-            let Some(refusal) = answer.refusal else {
-                answered += 1;
+        for reply in parse_replies(&bytes)? {
+            let Some(error) = reply.error else {
+                acknowledged += 1;
                 continue;
             };
-            let request = usize::try_from(answer.sequence).ok();
+            let request = usize::try_from(reply.sequence).ok();
             let request = request.and_then(|number| requests.get(number.checked_sub(1)?));
-            let what = request.map_or("the transaction", |(what, _)| what);
-            return Err(add_hint(refusal).context(format!("the kernel rejected {what}")));
+            let description = request.map_or("the transaction", |(description, _)| description);
+            return Err(add_hint(error).context(format!("the kernel rejected {description}")));
         }
     }
     Ok(())
 }
 
-/// The kernel's answer to one request.
+/// The kernel's reply to one request.
 struct NetlinkReply {
     sequence: u32,
-    refusal: Option<io::Error>,
+    error: Option<io::Error>,
 }
 
 /// Parses all messages of a datagram, which are aligned to four bytes.
-fn parse_answers(bytes: &[u8]) -> anyhow::Result<Vec<NetlinkReply>> {
-    let mut answers = Vec::new();
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let message = NetlinkMessage::<NetfilterMessage>::deserialize(rest)
+fn parse_replies(bytes: &[u8]) -> anyhow::Result<Vec<NetlinkReply>> {
+    let mut replies = Vec::new();
+    let mut remaining = bytes;
+    while !remaining.is_empty() {
+        let message = NetlinkMessage::<NetfilterMessage>::deserialize(remaining)
             .context("invalid response of the kernel")?;
         if let NetlinkPayload::Error(error) = &message.payload {
-            let refusal = error.code.map(|code| io::Error::from_raw_os_error(-code.get()));
-            answers.push(NetlinkReply { sequence: message.header.sequence_number, refusal });
+            let error = error.code.map(|code| io::Error::from_raw_os_error(-code.get()));
+            replies.push(NetlinkReply { sequence: message.header.sequence_number, error });
         }
         let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        remaining = remaining.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
-    Ok(answers)
+    Ok(replies)
 }
 
 /// Adds a hint to common errors.
-fn add_hint(refusal: io::Error) -> anyhow::Error {
-    let hint = match refusal.kind() {
+fn add_hint(error: io::Error) -> anyhow::Error {
+    let hint = match error.kind() {
         io::ErrorKind::PermissionDenied => {
             "run it as root with the capability NET_ADMIN in the network namespace"
         }
@@ -111,9 +111,9 @@ fn add_hint(refusal: io::Error) -> anyhow::Error {
             "the kernel needs nf_tables with `inet` address translation: Linux 5.2 or later, with \
              nft_chain_nat and nft_redir"
         }
-        _ => return refusal.into(),
+        _ => return error.into(),
     };
-    anyhow::Error::from(refusal).context(hint)
+    anyhow::Error::from(error).context(hint)
 }
 
 fn append_message(batch: &mut Vec<u8>, sequence: u32, message: NetfilterMessage, flags: u16) {
@@ -124,12 +124,12 @@ fn append_message(batch: &mut Vec<u8>, sequence: u32, message: NetfilterMessage,
     message.finalize();
     let start = batch.len();
     batch.resize(start + message.buffer_len().next_multiple_of(4), 0);
-    if let Some(room) = batch.get_mut(start..) {
-        message.serialize(room);
+    if let Some(space) = batch.get_mut(start..) {
+        message.serialize(space);
     }
 }
 
-/// The begin or end message of an nf_tables batch, with the subsystem number in the header
+/// Returns the begin or end message of an nf_tables batch, with the subsystem number in the header
 /// (`NFNL_SUBSYS_NFTABLES`).
 fn control_message(message: ControlMessage) -> NetfilterMessage {
     const NFTABLES: u16 = 10;
@@ -174,21 +174,21 @@ fn rule_message(hook: NetfilterHook, rule: &NftRule) -> RuleMessage {
 }
 
 /// Translates a match to nf_tables expressions: load a register, compare it.
-fn match_expressions(question: &NftMatch) -> Vec<Expressions> {
-    match question {
+fn match_expressions(condition: &NftMatch) -> Vec<Expressions> {
+    match condition {
         NftMatch::Uid(uid) => {
             vec![load_meta(MetaKey::SocketUserId), compare_register(uid.to_ne_bytes().to_vec())]
         }
-        NftMatch::To(name) => {
+        NftMatch::OutputInterface(name) => {
             vec![load_meta(MetaKey::Oifname), compare_register(pad_interface(name))]
         }
-        NftMatch::From(name) => {
+        NftMatch::InputInterface(name) => {
             vec![load_meta(MetaKey::Iifname), compare_register(pad_interface(name))]
         }
         NftMatch::Tcp => vec![load_meta(MetaKey::L4Proto), compare_register(vec![TCP])],
-        NftMatch::Port(port) => to_port(TCP, *port),
-        NftMatch::UdpPort(port) => to_port(UDP, *port),
-        NftMatch::In(range) => {
+        NftMatch::TcpPort(port) => port_expressions(TCP, *port),
+        NftMatch::UdpPort(port) => port_expressions(UDP, *port),
+        NftMatch::DestinationRange(range) => {
             let (family, offset, first) = match range.first() {
                 IpAddr::V4(first) => (NFPROTO_IPV4, 16, first.octets().to_vec()),
                 IpAddr::V6(first) => (NFPROTO_IPV6, 24, first.octets().to_vec()),
@@ -205,7 +205,7 @@ fn match_expressions(question: &NftMatch) -> Vec<Expressions> {
     }
 }
 
-fn to_port(protocol: u8, port: u16) -> Vec<Expressions> {
+fn port_expressions(protocol: u8, port: u16) -> Vec<Expressions> {
     vec![
         load_meta(MetaKey::L4Proto),
         compare_register(vec![protocol]),
@@ -252,13 +252,13 @@ fn load_header(base: u32, offset: u32, length: u32) -> Expressions {
 }
 
 fn mask_register(mask: Vec<u8>, length: u32) -> Expressions {
-    let nothing = vec![0; mask.len()];
+    let zeros = vec![0; mask.len()];
     Expressions::Bitwise(vec![
         Bitwise::SourceRegister(Register::Reg1),
         Bitwise::DestinationRegister(Register::Reg1),
         Bitwise::Length(length),
         Bitwise::Mask(DataAttribute::Value(mask)),
-        Bitwise::Xor(DataAttribute::Value(nothing)),
+        Bitwise::Xor(DataAttribute::Value(zeros)),
     ])
 }
 

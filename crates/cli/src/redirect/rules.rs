@@ -1,4 +1,4 @@
-//! Packet filter rules for interception, and their `nft` syntax.
+//! Packet filter rules for redirection, and their `nft` syntax.
 
 use std::fmt;
 
@@ -33,15 +33,15 @@ pub(super) enum NftMatch {
     /// Opened by this user.
     Uid(u32),
     /// Leaves through this interface.
-    To(String),
+    OutputInterface(String),
     /// Arrived through this interface.
-    From(String),
+    InputInterface(String),
     /// TCP, to this port.
-    Port(u16),
+    TcpPort(u16),
     /// UDP, to this port.
     UdpPort(u16),
     /// To an address of this range.
-    In(CidrRange),
+    DestinationRange(CidrRange),
     /// TCP.
     Tcp,
 }
@@ -80,8 +80,8 @@ impl fmt::Display for NftChain {
         writeln!(f, "    type nat hook {name} priority {PRIORITY}; policy accept;")?;
         for NftRule { matches, verdict } in &self.rules {
             f.write_str("    ")?;
-            for one in matches {
-                write!(f, "{one} ")?;
+            for condition in matches {
+                write!(f, "{condition} ")?;
             }
             writeln!(f, "{verdict}")?;
         }
@@ -93,11 +93,11 @@ impl fmt::Display for NftMatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Uid(uid) => write!(f, "meta skuid {uid}"),
-            Self::To(name) => write!(f, "oifname \"{name}\""),
-            Self::From(name) => write!(f, "iifname \"{name}\""),
-            Self::Port(port) => write!(f, "tcp dport {port}"),
+            Self::OutputInterface(name) => write!(f, "oifname \"{name}\""),
+            Self::InputInterface(name) => write!(f, "iifname \"{name}\""),
+            Self::TcpPort(port) => write!(f, "tcp dport {port}"),
             Self::UdpPort(port) => write!(f, "udp dport {port}"),
-            Self::In(range) => write!(f, "{} daddr {range}", range.version()),
+            Self::DestinationRange(range) => write!(f, "{} daddr {range}", range.version()),
             Self::Tcp => f.write_str("meta l4proto tcp"),
         }
     }

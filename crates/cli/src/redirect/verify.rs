@@ -13,8 +13,8 @@ use socket2::SockRef;
 /// # Errors
 /// If no connection arrives here, for any IP version.
 pub(super) fn verify() -> anyhow::Result<()> {
-    for nowhere in NOWHERE {
-        if is_led_here(nowhere)? {
+    for unused_address in UNUSED_ADDRESSES {
+        if is_redirected(unused_address)? {
             tracing::info!("connections are redirected to the sidecar");
             return Ok(());
         }
@@ -25,35 +25,40 @@ pub(super) fn verify() -> anyhow::Result<()> {
     );
 }
 
-fn is_led_here(nowhere: IpAddr) -> anyhow::Result<bool> {
-    let any = match nowhere {
+fn is_redirected(unused_address: IpAddr) -> anyhow::Result<bool> {
+    let any_address = match unused_address {
         IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
     };
-    let here = SocketAddr::from((any, OUTBOUND_PORT));
-    let listener = match TcpListener::bind(here) {
+    let listen_address = SocketAddr::from((any_address, OUTBOUND_PORT));
+    let listener = match TcpListener::bind(listen_address) {
         // This IP version is not supported here.
         Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
             return Ok(false);
         }
-        bound => bound
-            .with_context(|| format!("cannot listen at {here}: is the sidecar running already?"))?,
+        result => result.with_context(|| {
+            format!("cannot listen at {listen_address}: is the sidecar running already?")
+        })?,
     };
-    let Ok(ours) = TcpStream::connect_timeout(&(nowhere, DISCARD).into(), MAX_WAIT) else {
+    let Ok(probe) =
+        TcpStream::connect_timeout(&(unused_address, DISCARD_PORT).into(), PROBE_TIMEOUT)
+    else {
         return Ok(false);
     };
-    // The kernel completes the handshake before `accept`; otherwise another host answered.
-    SockRef::from(&listener).set_read_timeout(Some(MAX_WAIT))?;
-    let accepted = listener.accept().map(|(_, from)| from);
-    Ok(accepted.is_ok_and(|from| ours.local_addr().is_ok_and(|local| local == from)))
+    // The kernel completes the handshake before `accept`; without a connection here, another host responded.
+    SockRef::from(&listener).set_read_timeout(Some(PROBE_TIMEOUT))?;
+    let accepted_address = listener.accept().map(|(_, peer_address)| peer_address);
+    Ok(accepted_address.is_ok_and(|peer_address| {
+        probe.local_addr().is_ok_and(|local_address| local_address == peer_address)
+    }))
 }
 
 /// Unused addresses (RFC 5737, RFC 3849).
-pub(super) const NOWHERE: [IpAddr; 2] = [
+pub(super) const UNUSED_ADDRESSES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 /// The discard port (RFC 863).
-pub(super) const DISCARD: u16 = 9;
-/// A connection within the pod takes no time.
-const MAX_WAIT: Duration = Duration::from_secs(2);
+pub(super) const DISCARD_PORT: u16 = 9;
+/// The timeout of the probe; a connection within the pod is immediate.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);

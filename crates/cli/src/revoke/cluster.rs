@@ -21,21 +21,21 @@ pub(super) async fn run(
     let client = args.cluster.connect_client().await?;
     let uid = match (&args.workload, &args.uid) {
         (Some(workload), None) if !args.by_name && change == RevocationChange::Revoke => {
-            Some(uid_now(&client, workload).await?)
+            Some(current_pod_uid(&client, workload).await?)
         }
         (_, uid) => uid.clone(),
     };
-    let meant = args.revoked_workload(uid);
-    for _ in 0..ATTEMPTS_MAX {
-        let mut config = mesh_config(&client).await?;
+    let selected = args.revoked_workload(uid);
+    for _ in 0..MAX_ATTEMPTS {
+        let mut config = read_mesh_config(&client).await?;
         let mut entries = revoked_entries(&config)?;
-        let Some(meant) = &meant else {
-            return Ok(RevocationResult { all: revoked_workloads(&entries), changed: None });
+        let Some(selected) = &selected else {
+            return Ok(RevocationResult { revoked: revoked_workloads(&entries), changed: None });
         };
-        let changed = edit_entries(&mut entries, meant, change);
+        let changed = edit_entries(&mut entries, selected, change);
         let outcome = RevocationResult {
-            all: revoked_workloads(&entries),
-            changed: Some((meant.clone(), changed)),
+            revoked: revoked_workloads(&entries),
+            changed: Some((selected.clone(), changed)),
         };
         if !changed {
             return Ok(outcome);
@@ -58,7 +58,7 @@ pub(super) async fn run(
 }
 
 /// Returns the UID of the pod that has this name now.
-async fn uid_now(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid> {
+async fn current_pod_uid(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid> {
     let namespace = NamespaceName::new(workload.namespace.as_str())?;
     let pods = ObjectApi::<Pod>::for_namespace(client.clone(), &namespace);
     let name = ObjectName::from(&workload.name);
@@ -72,10 +72,11 @@ async fn uid_now(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid
 }
 
 /// Returns the single MeshConfig.
-async fn mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
-    let found = mesh_config_api(client)?.list(&ListParams::default().limit(2)).await;
-    let mut found = found.map_err(format_api_error).context("cannot read the MeshConfig")?.items;
-    match (found.pop(), found.is_empty()) {
+async fn read_mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
+    let configs = mesh_config_api(client)?.list(&ListParams::default().limit(2)).await;
+    let mut configs =
+        configs.map_err(format_api_error).context("cannot read the MeshConfig")?.items;
+    match (configs.pop(), configs.is_empty()) {
         (Some(config), true) => Ok(config),
         (Some(_), false) => bail!("the cluster has several MeshConfigs: remove all but one"),
         (None, _) => bail!(
@@ -102,14 +103,14 @@ fn revoked_entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
 /// Adds or removes an entry; false if no change is needed.
 fn edit_entries(
     entries: &mut Vec<Value>,
-    meant: &RevokedWorkload,
+    selected: &RevokedWorkload,
     change: RevocationChange,
 ) -> bool {
-    let before = entries.len();
+    let count_before = entries.len();
     match change {
         RevocationChange::Revoke => {
-            if !revoked_workloads(entries).contains(meant) {
-                let RevokedWorkload { workload: WorkloadName { namespace, name }, uid } = meant;
+            if !revoked_workloads(entries).contains(selected) {
+                let RevokedWorkload { workload: WorkloadName { namespace, name }, uid } = selected;
                 let mut entry = json!({
                     "kind": "Pod", "namespace": namespace.as_str(), "name": name.as_str(),
                 });
@@ -120,21 +121,22 @@ fn edit_entries(
             }
         }
         RevocationChange::Undo => entries.retain(|entry| {
-            let is_meant = |it: RevokedWorkload| {
-                it.workload == meant.workload && (meant.uid.is_none() || it.uid == meant.uid)
+            let is_selected = |workload: RevokedWorkload| {
+                workload.workload == selected.workload
+                    && (selected.uid.is_none() || workload.uid == selected.uid)
             };
-            !read(entry).is_some_and(is_meant)
+            !parse_entry(entry).is_some_and(is_selected)
         }),
     }
-    entries.len() != before
+    entries.len() != count_before
 }
 
 /// Returns the workloads among the entries.
 fn revoked_workloads(entries: &[Value]) -> BTreeSet<RevokedWorkload> {
-    entries.iter().filter_map(read).collect()
+    entries.iter().filter_map(parse_entry).collect()
 }
 
-fn read(entry: &Value) -> Option<RevokedWorkload> {
+fn parse_entry(entry: &Value) -> Option<RevokedWorkload> {
     let text = |field: &str| entry.get(field).and_then(Value::as_str);
     let is_workload = matches!(text("kind"), Some("Pod" | "Workload"));
     let workload = WorkloadName::new(text("namespace")?, text("name")?).ok()?;
@@ -146,27 +148,27 @@ fn read(entry: &Value) -> Option<RevokedWorkload> {
 }
 
 /// The maximum of attempts if other clients change the MeshConfig concurrently.
-const ATTEMPTS_MAX: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_added_once_and_taken_back_and_others_stay() {
+    fn an_entry_is_added_once_and_removed_without_other_entries() {
         let account = json!({"kind": "ServiceAccount", "namespace": "shop", "name": "web-0"});
         let mut entries = vec![account.clone()];
-        let of = |uid: Option<&str>| RevokedWorkload {
+        let revoked = |uid: Option<&str>| RevokedWorkload {
             workload: "shop/web-0".parse().unwrap(),
             uid: uid.map(|uid| Uid::new(uid).unwrap()),
         };
-        assert!(edit_entries(&mut entries, &of(Some("a")), RevocationChange::Revoke));
-        assert!(!edit_entries(&mut entries, &of(Some("a")), RevocationChange::Revoke));
-        assert!(edit_entries(&mut entries, &of(Some("b")), RevocationChange::Revoke));
+        assert!(edit_entries(&mut entries, &revoked(Some("a")), RevocationChange::Revoke));
+        assert!(!edit_entries(&mut entries, &revoked(Some("a")), RevocationChange::Revoke));
+        assert!(edit_entries(&mut entries, &revoked(Some("b")), RevocationChange::Revoke));
         assert_eq!(entries[1]["uid"], "a");
-        assert_eq!(revoked_workloads(&entries), [of(Some("a")), of(Some("b"))].into());
-        assert!(!edit_entries(&mut entries, &of(Some("c")), RevocationChange::Undo));
-        assert!(edit_entries(&mut entries, &of(None), RevocationChange::Undo));
+        assert_eq!(revoked_workloads(&entries), [revoked(Some("a")), revoked(Some("b"))].into());
+        assert!(!edit_entries(&mut entries, &revoked(Some("c")), RevocationChange::Undo));
+        assert!(edit_entries(&mut entries, &revoked(None), RevocationChange::Undo));
         assert_eq!(entries, [account]);
     }
 }

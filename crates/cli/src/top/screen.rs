@@ -8,8 +8,8 @@ use leno_control::status::{
 
 use super::SortOrder;
 use crate::figures::{
-    AILING, FAILING, format_cpu, format_latency, format_memory, format_rate, format_share,
-    render_sparkline,
+    DEGRADED_BELOW, FAILING_BELOW, format_cpu, format_latency, format_memory, format_rate,
+    format_share, render_sparkline,
 };
 use crate::get::describe_scope;
 use crate::output::{Listing, ListingColumn, OutputFormat, escape_cell};
@@ -33,20 +33,20 @@ pub(super) struct ScreenSize {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScreenStyle {
     pub(super) order: SortOrder,
-    pub(super) colours: bool,
+    pub(super) use_color: bool,
 }
 
 impl ScreenContent {
     /// Sorts by the given order; rows without a figure come last.
     pub(super) fn sort(&mut self, order: SortOrder) {
-        self.traffic.services.sort_by(|one, other| compare(one, other, order));
-        self.traffic.routes.sort_by(|one, other| compare(one, other, order));
+        self.traffic.services.sort_by(|first, second| compare(first, second, order));
+        self.traffic.routes.sort_by(|first, second| compare(first, second, order));
         let by_name = order == SortOrder::Name;
-        self.traffic.sidecars.sort_by(|one, other| {
-            let by_cpu = other.cpu_cores.total_cmp(&one.cpu_cores);
-            let by_rate = total_per_second(other).total_cmp(&total_per_second(one));
-            let figures = if by_name { Ordering::Equal } else { by_cpu.then(by_rate) };
-            figures.then_with(|| one.workload.cmp(&other.workload))
+        self.traffic.sidecars.sort_by(|first, second| {
+            let by_cpu = second.cpu_cores.total_cmp(&first.cpu_cores);
+            let by_rate = total_per_second(second).total_cmp(&total_per_second(first));
+            let by_load = if by_name { Ordering::Equal } else { by_cpu.then(by_rate) };
+            by_load.then_with(|| first.workload.cmp(&second.workload))
         });
     }
 }
@@ -55,7 +55,7 @@ fn total_per_second(sidecar: &SidecarTraffic) -> f64 {
     sidecar.inbound_per_second + sidecar.outbound_per_second
 }
 
-fn compare(one: &NamedRateStatus, other: &NamedRateStatus, order: SortOrder) -> Ordering {
+fn compare(first: &NamedRateStatus, second: &NamedRateStatus, order: SortOrder) -> Ordering {
     let figure = |rates: &RateStatus| match order {
         SortOrder::Rate => Some(rates.per_second),
         SortOrder::Success => rates.success.map(|share| 1.0 - share),
@@ -64,7 +64,9 @@ fn compare(one: &NamedRateStatus, other: &NamedRateStatus, order: SortOrder) -> 
         SortOrder::Name => None,
     };
     let figure = |rates: &RateStatus| figure(rates).unwrap_or(-1.0);
-    figure(&other.rates).total_cmp(&figure(&one.rates)).then_with(|| one.name.cmp(&other.name))
+    figure(&second.rates)
+        .total_cmp(&figure(&first.rates))
+        .then_with(|| first.name.cmp(&second.name))
 }
 
 /// Renders everything, for a pipe.
@@ -75,7 +77,7 @@ pub(super) fn render_all(content: &ScreenContent, format: OutputFormat) -> Strin
         route_table(content),
         sidecar_table(content),
     ]
-    .map(|it| it.render(format));
+    .map(|table| table.render(format));
     let tables = tables.into_iter().zip([
         content.traffic.services.len(),
         content.traffic.rejections.len(),
@@ -124,45 +126,46 @@ pub(super) fn render_screen(
         lines.push(truncate_line(no_traffic_text(content), size.columns));
     }
     // The header, a blank line after each table, and the line with the keys.
-    let room = size.rows.saturating_sub(3 + tables.len());
-    for ((table, verdicts), rows) in tables.iter().zip(distribute_lines(&tables, room)) {
-        let all: Vec<&str> = table.lines().collect();
-        let shown = match all.len() <= rows {
-            true => all.len(),
+    let available = size.rows.saturating_sub(3 + tables.len());
+    for ((table, verdicts), rows) in tables.iter().zip(distribute_lines(&tables, available)) {
+        let table_lines: Vec<&str> = table.lines().collect();
+        let visible = match table_lines.len() <= rows {
+            true => table_lines.len(),
             false => rows.saturating_sub(1),
         };
-        for (index, line) in all.iter().take(shown).enumerate() {
+        for (index, line) in table_lines.iter().take(visible).enumerate() {
             let verdict = match index.checked_sub(1) {
                 None => LineStyle::Header,
-                Some(row) => verdicts.get(row).copied().unwrap_or(LineStyle::Well),
+                Some(row) => verdicts.get(row).copied().unwrap_or(LineStyle::Healthy),
             };
             lines.push(style.paint(&truncate_line(line, size.columns), verdict));
         }
-        if shown < all.len() && rows > 0 {
-            let more = format!("… {} more", all.len() - shown);
-            lines.push(style.paint(&truncate_line(&more, size.columns), LineStyle::Quiet));
+        if visible < table_lines.len() && rows > 0 {
+            let notice = format!("… {} more", table_lines.len() - visible);
+            lines.push(style.paint(&truncate_line(&notice, size.columns), LineStyle::Dimmed));
         }
         lines.push(String::new());
     }
     lines.truncate(size.rows.saturating_sub(1));
     lines.resize(size.rows.saturating_sub(1), String::new());
     lines.push(
-        style.paint(&truncate_line(&describe_keys(style.order), size.columns), LineStyle::Quiet),
+        style.paint(&truncate_line(&describe_keys(style.order), size.columns), LineStyle::Dimmed),
     );
     lines.join("\n")
 }
 
 /// Distributes the lines among the tables: each gets a few, and the rest goes to the first tables.
-fn distribute_lines(tables: &[(String, Vec<LineStyle>)], room: usize) -> Vec<usize> {
-    let wanted: Vec<usize> = tables.iter().map(|(table, _)| table.lines().count()).collect();
-    let mut given: Vec<usize> = wanted.iter().map(|lines| (*lines).min(FEW_LINES)).collect();
-    let mut left = room.saturating_sub(given.iter().sum());
-    for (given, wanted) in given.iter_mut().zip(&wanted) {
-        let more = (wanted - *given).min(left);
-        *given += more;
-        left -= more;
+fn distribute_lines(tables: &[(String, Vec<LineStyle>)], available: usize) -> Vec<usize> {
+    let needed: Vec<usize> = tables.iter().map(|(table, _)| table.lines().count()).collect();
+    let mut assigned: Vec<usize> =
+        needed.iter().map(|lines| (*lines).min(MIN_TABLE_LINES)).collect();
+    let mut remaining = available.saturating_sub(assigned.iter().sum());
+    for (assigned, needed) in assigned.iter_mut().zip(&needed) {
+        let added = (needed - *assigned).min(remaining);
+        *assigned += added;
+        remaining -= added;
     }
-    given
+    assigned
 }
 
 fn render_header(content: &ScreenContent, size: ScreenSize, style: ScreenStyle) -> String {
@@ -190,14 +193,14 @@ fn render_header(content: &ScreenContent, size: ScreenSize, style: ScreenStyle) 
 }
 
 fn describe_keys(order: SortOrder) -> String {
-    let by = match order {
+    let column = match order {
         SortOrder::Rate => "rate",
         SortOrder::Success => "success",
         SortOrder::P50 => "p50",
         SortOrder::P99 => "p99",
         SortOrder::Name => "name",
     };
-    format!("by {by} · r rate  s success  5 p50  9 p99  n name  q quit")
+    format!("by {column} · r rate  s success  5 p50  9 p99  n name  q quit")
 }
 
 fn service_table(content: &ScreenContent) -> Listing {
@@ -228,9 +231,9 @@ fn route_table(content: &ScreenContent) -> Listing {
     rate_table(COLUMNS, &content.traffic.routes)
 }
 
-fn rate_table(columns: &'static [ListingColumn], rated: &[NamedRateStatus]) -> Listing {
+fn rate_table(columns: &'static [ListingColumn], rates: &[NamedRateStatus]) -> Listing {
     let mut listing = Listing::new(columns);
-    for NamedRateStatus { name, rates } in rated {
+    for NamedRateStatus { name, rates } in rates {
         listing.add_row([
             name.clone(),
             format_rate(rates.per_second),
@@ -297,28 +300,28 @@ fn sidecar_table(content: &ScreenContent) -> Listing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LineStyle {
     Header,
-    Well,
-    Ailing,
+    Healthy,
+    Degraded,
     Failing,
     /// No traffic.
-    Quiet,
+    Dimmed,
 }
 
-fn rate_verdicts(rated: &[NamedRateStatus]) -> Vec<LineStyle> {
-    let verdict = |rated: &NamedRateStatus| match rated.rates.success {
-        None => LineStyle::Quiet,
-        Some(share) if share < FAILING => LineStyle::Failing,
-        Some(share) if share < AILING => LineStyle::Ailing,
-        Some(_) => LineStyle::Well,
+fn rate_verdicts(rates: &[NamedRateStatus]) -> Vec<LineStyle> {
+    let verdict = |rates: &NamedRateStatus| match rates.rates.success {
+        None => LineStyle::Dimmed,
+        Some(share) if share < FAILING_BELOW => LineStyle::Failing,
+        Some(share) if share < DEGRADED_BELOW => LineStyle::Degraded,
+        Some(_) => LineStyle::Healthy,
     };
-    rated.iter().map(verdict).collect()
+    rates.iter().map(verdict).collect()
 }
 
 fn rejection_verdicts(rejections: &[RejectionStatus]) -> Vec<LineStyle> {
     let verdict = |rejection: &RejectionStatus| match 1.0 - rejection.share {
-        rest if rest < FAILING => LineStyle::Failing,
-        rest if rest < AILING => LineStyle::Ailing,
-        _ => LineStyle::Well,
+        success if success < FAILING_BELOW => LineStyle::Failing,
+        success if success < DEGRADED_BELOW => LineStyle::Degraded,
+        _ => LineStyle::Healthy,
     };
     rejections.iter().map(verdict).collect()
 }
@@ -326,13 +329,13 @@ fn rejection_verdicts(rejections: &[RejectionStatus]) -> Vec<LineStyle> {
 impl ScreenStyle {
     fn paint(self, text: &str, verdict: LineStyle) -> String {
         let code = match verdict {
-            LineStyle::Well => return text.to_owned(),
+            LineStyle::Healthy => return text.to_owned(),
             LineStyle::Header => "1",
-            LineStyle::Ailing => "33",
+            LineStyle::Degraded => "33",
             LineStyle::Failing => "31",
-            LineStyle::Quiet => "2",
+            LineStyle::Dimmed => "2",
         };
-        match self.colours {
+        match self.use_color {
             true => format!("\x1b[{code}m{text}\x1b[0m"),
             false => text.to_owned(),
         }
@@ -345,7 +348,7 @@ fn truncate_line(line: &str, columns: usize) -> String {
 }
 
 /// Minimum lines of a table, even on a small screen: its name and a few rows.
-const FEW_LINES: usize = 4;
+const MIN_TABLE_LINES: usize = 4;
 
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use super::SortOrder;
 
 /// A terminal in live mode, restored on drop.
 pub(super) struct LiveTerminal {
-    before: Termios,
+    original_modes: Termios,
 }
 
 /// The pressed key.
@@ -25,37 +25,38 @@ impl LiveTerminal {
     /// Switches the terminal to live mode.
     pub(super) fn enter_live_mode() -> io::Result<Self> {
         let stdin = io::stdin();
-        let before = termios::tcgetattr(&stdin)?;
-        let mut ours = before.clone();
+        let original_modes = termios::tcgetattr(&stdin)?;
+        let mut live_modes = original_modes.clone();
         // Keys arrive one by one without echo; Ctrl-C still raises a signal.
-        ours.local_modes.remove(termios::LocalModes::ICANON | termios::LocalModes::ECHO);
+        live_modes.local_modes.remove(termios::LocalModes::ICANON | termios::LocalModes::ECHO);
         // A read waits at most a tenth of a second, so that the reading thread notices the end.
-        ours.special_codes[SpecialCodeIndex::VMIN] = 0;
-        ours.special_codes[SpecialCodeIndex::VTIME] = 1;
-        termios::tcsetattr(&stdin, OptionalActions::Now, &ours)?;
-        let terminal = Self { before: BEFORE.get_or_init(|| before).clone() };
+        live_modes.special_codes[SpecialCodeIndex::VMIN] = 0;
+        live_modes.special_codes[SpecialCodeIndex::VTIME] = 1;
+        termios::tcsetattr(&stdin, OptionalActions::Now, &live_modes)?;
+        let terminal =
+            Self { original_modes: ORIGINAL_MODES.get_or_init(|| original_modes).clone() };
         terminal.write("\x1b[?1049h\x1b[?25l")?;
         Ok(terminal)
     }
 
     /// Restores the terminal modes without a write, which its reader may block.
     pub(super) fn restore() {
-        if let Some(before) = BEFORE.get() {
-            termios::tcsetattr(io::stdin(), OptionalActions::Now, before).ok();
+        if let Some(original_modes) = ORIGINAL_MODES.get() {
+            termios::tcsetattr(io::stdin(), OptionalActions::Now, original_modes).ok();
         }
     }
 
     /// Returns pressed keys as they arrive. The reading thread ends once the receiver is dropped.
     pub(super) fn read_keys(&self) -> io::Result<mpsc::Receiver<PressedKey>> {
-        let (pressed, keys) = mpsc::channel(KEYS_MAX);
+        let (key_sender, keys) = mpsc::channel(MAX_KEYS);
         std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
             let mut stdin = io::stdin().lock();
             let mut byte = [0];
-            while !pressed.is_closed() {
+            while !key_sender.is_closed() {
                 match stdin.read(&mut byte) {
                     // No key was pressed within the timeout.
                     Ok(0) => {}
-                    Ok(_) => drop(pressed.try_send(parse_key(byte[0]))),
+                    Ok(_) => drop(key_sender.try_send(parse_key(byte[0]))),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(_) => return,
                 }
@@ -78,9 +79,9 @@ impl LiveTerminal {
     }
 
     fn write(&self, text: &str) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(text.as_bytes())?;
+        stdout.flush()
     }
 }
 
@@ -88,7 +89,7 @@ impl Drop for LiveTerminal {
     fn drop(&mut self) {
         // The terminal may be closed already.
         self.write("\x1b[?25h\x1b[?1049l").ok();
-        termios::tcsetattr(io::stdin(), OptionalActions::Now, &self.before).ok();
+        termios::tcsetattr(io::stdin(), OptionalActions::Now, &self.original_modes).ok();
     }
 }
 
@@ -105,6 +106,6 @@ fn parse_key(byte: u8) -> PressedKey {
 }
 
 /// The modes of the terminal before this process changed them.
-static BEFORE: OnceLock<Termios> = OnceLock::new();
+static ORIGINAL_MODES: OnceLock<Termios> = OnceLock::new();
 /// Capacity of the queue of pressed keys.
-const KEYS_MAX: usize = 16;
+const MAX_KEYS: usize = 16;

@@ -27,7 +27,7 @@ use crate::proxy::{PortStateOrder, SidecarReport, SupervisorOrder};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ApplicationPhase {
     /// Run by the user, not by `leno up`.
-    Foreign,
+    External,
     /// Waits for its sidecar.
     Waiting,
     /// Runs as this process, and is not ready yet.
@@ -75,7 +75,7 @@ impl ApplicationProgress {
     /// Returns the state for the control plane. `None` for an application that the user runs.
     pub(super) fn to_application(&self) -> Option<Application> {
         let state = match self.state {
-            ApplicationPhase::Foreign => return None,
+            ApplicationPhase::External => return None,
             ApplicationPhase::Waiting => ApplicationState::Waiting,
             ApplicationPhase::Starting(pid) => ApplicationState::Starting(pid),
             ApplicationPhase::Running(pid) => ApplicationState::Running(pid),
@@ -98,7 +98,7 @@ impl ApplicationProgress {
     /// Returns the state for the sidecar.
     pub(super) fn to_order(&self) -> SupervisorOrder {
         let (ports, otherwise) = match self.state {
-            ApplicationPhase::Foreign => (BTreeMap::new(), PortStateOrder::Open),
+            ApplicationPhase::External => (BTreeMap::new(), PortStateOrder::Open),
             ApplicationPhase::Waiting => (BTreeMap::new(), PortStateOrder::Starting),
             ApplicationPhase::Stopped => (BTreeMap::new(), PortStateOrder::Down),
             ApplicationPhase::Restarting
@@ -107,9 +107,9 @@ impl ApplicationProgress {
                 let order = |port: &ObservedPort| match port {
                     ObservedPort::Starting | ObservedPort::Overdue(_) => PortStateOrder::Starting,
                     // A connection to a silent port fails by itself.
-                    ObservedPort::Ready | ObservedPort::Silent => PortStateOrder::Open,
+                    ObservedPort::Ready | ObservedPort::NotListening => PortStateOrder::Open,
                     ObservedPort::Unready => PortStateOrder::Down,
-                    ObservedPort::Taken(by) => PortStateOrder::Taken(by.clone()),
+                    ObservedPort::Taken(process) => PortStateOrder::Taken(process.clone()),
                 };
                 let ports = self.ports.iter().map(|(port, state)| (*port, order(state)));
                 // A port that was just added is not observed yet.
@@ -125,25 +125,25 @@ impl ApplicationProgress {
     }
 }
 
-/// Changes the state. The time of the change stays if the state is the same.
-fn change_state(progress: &watch::Sender<ApplicationProgress>, state: ApplicationPhase) {
+/// Changes the state. The time of the last change stays if the state is the same.
+fn change_state(progress: &watch::Sender<ApplicationProgress>, phase: ApplicationPhase) {
     progress.send_if_modified(|progress| {
-        let differs = progress.state != state;
-        if differs {
-            progress.state = state;
+        let has_changed = progress.state != phase;
+        if has_changed {
+            progress.state = phase;
             progress.since = Instant::now();
-            match state {
+            match phase {
                 ApplicationPhase::Starting(_) | ApplicationPhase::Running(_) => {}
                 // The process that holds the port is the likely cause of the exit.
                 ApplicationPhase::Restarting => {
                     progress.ports.retain(|_, port| matches!(port, ObservedPort::Taken(_)));
                 }
-                ApplicationPhase::Foreign
+                ApplicationPhase::External
                 | ApplicationPhase::Waiting
                 | ApplicationPhase::Stopped => progress.ports.clear(),
             }
         }
-        differs
+        has_changed
     });
 }
 
@@ -162,19 +162,19 @@ pub(super) struct ApplicationInputs {
 pub(super) async fn supervise(
     launcher: &Launcher,
     placement: &Placement,
-    mut on: ApplicationInputs,
-    state: &watch::Sender<ApplicationProgress>,
+    mut inputs: ApplicationInputs,
+    progress: &watch::Sender<ApplicationProgress>,
 ) {
-    let name = on.workload.borrow().name.clone();
+    let name = inputs.workload.borrow().name.clone();
     let mut restarts = Restarts::default();
     let mut outputs = JoinSet::new();
-    while let Some(launch) = on.next_launch(state).await {
-        let began = Instant::now();
-        let ended = run(launcher, &launch, placement, &mut on, state).await;
+    while let Some(launch) = inputs.next_launch(progress).await {
+        let start = Instant::now();
+        let exit = run_once(launcher, &launch, placement, &mut inputs, progress).await;
         // All processes of its group have ended.
-        process_groups::remove_record(&launcher.record_of(&name));
+        process_groups::remove_record(&launcher.record_path(&name));
         launcher.runs().remove_run(&name);
-        let (reason, child) = match ended {
+        let (reason, child) = match exit {
             ApplicationExit::Stopped => break,
             ApplicationExit::Outdated => {
                 tracing::info!(%name, "the command of the application changed: it is restarted");
@@ -183,25 +183,25 @@ pub(super) async fn supervise(
             }
             ApplicationExit::Exited(reason, child) => (reason, child),
         };
-        let delay = restarts.delay_after(began.elapsed());
-        state.send_modify(|progress| {
+        let delay = restarts.delay_after(start.elapsed());
+        progress.send_modify(|progress| {
             progress.restarts += 1;
             progress.failures = restarts.failure_count();
             progress.last_exit = Some(reason.clone());
         });
-        change_state(state, ApplicationPhase::Restarting);
+        change_state(progress, ApplicationPhase::Restarting);
         if let Some(child) = child {
-            child.leave_output(&mut outputs).await;
+            child.finish_output_in_background(&mut outputs).await;
         }
         tracing::warn!(%name, %reason, ?delay, "the application exited; restarting it");
-        let ApplicationInputs { workload, reports, stop } = &mut on;
+        let ApplicationInputs { workload, reports, stop } = &mut inputs;
         tokio::select! {
             () = sleep(delay) => {}
             () = wait_until_outdated(workload, reports, &launch) => restarts.reset_failures(),
             _ = stop.wait_for(|stop| *stop) => break,
         }
     }
-    change_state(state, ApplicationPhase::Stopped);
+    change_state(progress, ApplicationPhase::Stopped);
 }
 
 /// The end of a run.
@@ -212,20 +212,20 @@ enum ApplicationExit {
     Exited(String, Option<Box<ChildProcess>>),
 }
 
-async fn run(
+async fn run_once(
     launcher: &Launcher,
     launch: &ApplicationLaunch,
     placement: &Placement,
-    on: &mut ApplicationInputs,
-    state: &watch::Sender<ApplicationProgress>,
+    inputs: &mut ApplicationInputs,
+    progress: &watch::Sender<ApplicationProgress>,
 ) -> ApplicationExit {
-    let workload = on.workload.borrow().name.clone();
+    let workload = inputs.workload.borrow().name.clone();
     let name = workload.to_string();
     let command = launcher.application_command(&workload, launch, placement);
-    let before = ports::listening_now();
-    let speaker = LineSource::new(name.clone(), &name);
+    let listening_before = ports::listening_inodes();
+    let line_source = LineSource::new(name.clone(), &name);
     let mut child =
-        match ChildProcess::spawn(command, StopScope::Group, launcher.console(), &speaker) {
+        match ChildProcess::spawn(command, StopScope::Group, launcher.console(), &line_source) {
             Ok(child) => child,
             Err(error) => return ApplicationExit::Exited(error.to_string(), None),
         };
@@ -234,60 +234,67 @@ async fn run(
     if let Some(run) = descendants.clone() {
         launcher.runs().add_run(&workload, run);
     }
-    change_state(state, ApplicationPhase::Starting(pid));
-    let is_apart = !placement.wrapper.is_empty();
-    let workload = on.workload.clone();
-    let watching = watch_ports(ObservedApplication { pid, workload, before, is_apart }, state);
-    let record = launcher.record_of(&on.workload.borrow().name);
-    let ApplicationInputs { workload, reports, stop } = on;
+    change_state(progress, ApplicationPhase::Starting(pid));
+    let has_own_namespace = !placement.wrapper.is_empty();
+    let workload = inputs.workload.clone();
+    let port_watch = watch_ports(
+        ObservedApplication { pid, workload, listening_before, has_own_namespace },
+        progress,
+    );
+    let record = launcher.record_path(&inputs.workload.borrow().name);
+    let ApplicationInputs { workload, reports, stop } = inputs;
     let outdated = wait_until_outdated(workload, reports, launch);
-    let ended = tokio::select! {
+    let exit = tokio::select! {
         status = child.wait_until_ended() => {
-            let reason = status.map_or_else(|e| e.to_string(), |s| s.to_string());
+            let reason = status.map_or_else(|error| error.to_string(), |status| status.to_string());
             end_leftovers(&name, descendants.as_ref(), Duration::ZERO).await;
             return ApplicationExit::Exited(reason, Some(Box::new(child)));
         }
         () = outdated => ApplicationExit::Outdated,
         _ = stop.wait_for(|stop| *stop) => ApplicationExit::Stopped,
-        never = watching => match never {},
+        never = port_watch => match never {},
         never = process_groups::maintain_record(&record, pid) => match never {},
     };
-    if matches!(ended, ApplicationExit::Outdated) {
+    if matches!(exit, ApplicationExit::Outdated) {
         // New requests wait for the next process while this one completes its requests.
-        change_state(state, ApplicationPhase::Waiting);
+        change_state(progress, ApplicationPhase::Waiting);
         if !workload.borrow().ports.is_empty() {
             tracing::info!(
                 name,
                 "the command of the application changed: its requests in progress are completed first"
             );
-            state.send_modify(|progress| progress.is_draining = true);
+            progress.send_modify(|progress| progress.is_draining = true);
             let max_wait = launcher.drain_timeout() / 2;
             tokio::select! {
-                () = sidecar::wait_until_quiet(|| is_busy(reports), max_wait) => {}
+                () = sidecar::wait_until_idle(|| is_busy(reports), max_wait) => {}
                 _ = child.wait_until_ended() => {}
                 _ = stop.wait_for(|stop| *stop) => {}
             }
-            state.send_modify(|progress| progress.is_draining = false);
+            progress.send_modify(|progress| progress.is_draining = false);
         }
     }
-    let until = Instant::now() + STOP_MAX_WAIT;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     // The first process ends the others in its own order, as supervisors do.
-    descendants.iter_mut().for_each(ApplicationRun::remember_descendants);
-    if child.stop(STOP_MAX_WAIT).await == StopOutcome::Forced {
+    descendants.iter_mut().for_each(ApplicationRun::record_descendants);
+    if child.stop(STOP_TIMEOUT).await == StopOutcome::Forced {
         tracing::warn!(name, "the application did not exit on SIGTERM and was killed");
     }
     descendants.iter().for_each(|descendants| descendants.signal_all(Signal::TERM));
-    let left = until.saturating_duration_since(Instant::now()).max(LAST_MAX_WAIT);
-    end_leftovers(&name, descendants.as_ref(), left).await;
-    ended
+    let remaining = deadline.saturating_duration_since(Instant::now()).max(MIN_LEFTOVERS_WAIT);
+    end_leftovers(&name, descendants.as_ref(), remaining).await;
+    exit
 }
 
 /// Ends the processes of an application that left its process group: they would hold the ports that the next
 /// process needs.
 async fn end_leftovers(name: &str, descendants: Option<&ApplicationRun>, max_wait: Duration) {
     let Some(descendants) = descendants else { return };
-    for ended in descendants.wait_or_kill(max_wait).await {
-        tracing::info!(name, process = ended, "killed a process that the application started");
+    for description in descendants.wait_or_kill(max_wait).await {
+        tracing::info!(
+            name,
+            process = description,
+            "killed a process that the application started"
+        );
     }
 }
 
@@ -306,8 +313,8 @@ async fn watch_ports(
         change_state(progress, ApplicationPhase::Running(pid));
     }
     let (ports, mut changes) = watch::channel(Ports::new());
-    let observing = ports::observe(observed, &ports);
-    let following = async {
+    let observe = ports::observe(observed, &ports);
+    let publish = async {
         loop {
             if changes.changed().await.is_err() {
                 return std::future::pending::<()>().await;
@@ -315,14 +322,14 @@ async fn watch_ports(
             let ports = changes.borrow_and_update().clone();
             let is_up = ports
                 .values()
-                .all(|port| matches!(port, ObservedPort::Ready | ObservedPort::Silent));
+                .all(|port| matches!(port, ObservedPort::Ready | ObservedPort::NotListening));
             progress.send_modify(|progress| progress.ports = ports);
             if is_up {
                 change_state(progress, ApplicationPhase::Running(pid));
             }
         }
     };
-    tokio::join!(observing, following);
+    tokio::join!(observe, publish);
     std::future::pending().await
 }
 
@@ -330,7 +337,7 @@ impl ApplicationInputs {
     /// Returns the next launch once the workload has a command and its sidecar is ready; `None` on `stop`.
     async fn next_launch(
         &mut self,
-        state: &watch::Sender<ApplicationProgress>,
+        progress: &watch::Sender<ApplicationProgress>,
     ) -> Option<ApplicationLaunch> {
         loop {
             if *self.stop.borrow() {
@@ -339,9 +346,9 @@ impl ApplicationInputs {
             let workload = self.workload.borrow_and_update().clone();
             let report = self.reports.borrow_and_update().clone();
             if workload.run.is_empty() {
-                change_state(state, ApplicationPhase::Foreign);
+                change_state(progress, ApplicationPhase::External);
             } else {
-                change_state(state, ApplicationPhase::Waiting);
+                change_state(progress, ApplicationPhase::Waiting);
                 if let Some(report) = &report {
                     return Some(ApplicationLaunch::from_report(&workload, report));
                 }
@@ -365,11 +372,11 @@ async fn wait_until_outdated(
     loop {
         let current = workload.borrow_and_update().clone();
         let report = reports.borrow_and_update().clone();
-        let differs = match &report {
+        let has_changed = match &report {
             Some(report) => ApplicationLaunch::from_report(&current, report) != *launch,
             None => current.run != launch.command || *current.run_options != launch.options,
         };
-        if differs {
+        if has_changed {
             return;
         }
         tokio::select! {
@@ -396,12 +403,12 @@ impl ApplicationLaunch {
         let mut environment = BTreeMap::new();
         // With redirection there is no HTTP proxy listener, and these variables are not set.
         if let Some(listener) = report.http_proxy() {
-            let mut direct = NO_PROXY.to_owned();
+            let mut no_proxy = NO_PROXY.to_owned();
             if !workload.address.is_loopback() {
-                direct.push_str(&format!(",{}", workload.address));
+                no_proxy.push_str(&format!(",{}", workload.address));
             }
             for (name, value) in
-                [("HTTP_PROXY", format!("http://{listener}")), ("NO_PROXY", direct)]
+                [("HTTP_PROXY", format!("http://{listener}")), ("NO_PROXY", no_proxy)]
             {
                 environment.insert(name.to_ascii_lowercase(), value.clone());
                 environment.insert(name.to_owned(), value);
@@ -420,16 +427,16 @@ impl ApplicationLaunch {
 /// Destinations that an application reaches without the mesh: itself.
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
 /// The time between SIGTERM and SIGKILL.
-const STOP_MAX_WAIT: Duration = Duration::from_secs(10);
-/// The minimum time for its other processes to end.
-const LAST_MAX_WAIT: Duration = Duration::from_secs(1);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// The minimum time for the other processes of an application to end.
+const MIN_LEFTOVERS_WAIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn applications_get_the_http_proxy_unless_the_workload_overrides_it() {
+    fn applications_get_the_http_proxy_unless_the_workload_sets_one() {
         let mut workload = sample_workload();
         let launch = ApplicationLaunch::from_report(&workload, &sample_report(15080));
         let environment =
@@ -437,16 +444,16 @@ mod tests {
         let listener = Some("http://127.0.0.1:15080".to_owned());
         assert_eq!(environment(&launch, "HTTP_PROXY"), listener);
         assert_eq!(environment(&launch, "http_proxy"), listener);
-        let direct = Some("localhost,127.0.0.1,::1".to_owned());
-        assert_eq!(environment(&launch, "NO_PROXY"), direct);
-        assert_eq!(environment(&launch, "no_proxy"), direct);
+        let no_proxy = Some("localhost,127.0.0.1,::1".to_owned());
+        assert_eq!(environment(&launch, "NO_PROXY"), no_proxy);
+        assert_eq!(environment(&launch, "no_proxy"), no_proxy);
 
         workload.address = "192.0.2.7".parse().unwrap();
         workload.run_options.env.insert("http_proxy".to_owned(), "mine".to_owned());
         let launch = ApplicationLaunch::from_report(&workload, &sample_report(15080));
         assert_eq!(environment(&launch, "http_proxy"), Some("mine".to_owned()));
-        let direct = environment(&launch, "NO_PROXY").unwrap();
-        assert!(direct.ends_with(",192.0.2.7"), "{direct}");
+        let no_proxy = environment(&launch, "NO_PROXY").unwrap();
+        assert!(no_proxy.ends_with(",192.0.2.7"), "{no_proxy}");
     }
 
     #[test]
@@ -457,36 +464,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_its_own_settings_restart_an_application() {
-        let first = Arc::new(sample_workload());
-        let launch = ApplicationLaunch::from_report(&first, &sample_report(15080));
-        let mut labelled = sample_workload();
-        labelled.labels.insert("version".to_owned(), "v2".to_owned());
-        labelled.ports.clear();
+    async fn only_changes_of_its_own_settings_restart_an_application() {
+        let workload = Arc::new(sample_workload());
+        let launch = ApplicationLaunch::from_report(&workload, &sample_report(15080));
+        let mut labeled = sample_workload();
+        labeled.labels.insert("version".to_owned(), "v2".to_owned());
+        labeled.ports.clear();
         let mut other_run = sample_workload();
         other_run.run.push("more".to_owned());
         let mut other_env = sample_workload();
         other_env.run_options.env.insert("a".to_owned(), "b".to_owned());
         for (change, report, restarts) in [
             (sample_workload(), Some(sample_report(15080)), false),
-            (labelled, Some(sample_report(15080)), false),
+            (labeled, Some(sample_report(15080)), false),
             (sample_workload(), None, false),
             (sample_workload(), Some(sample_report(15081)), true),
             (other_run.clone(), Some(sample_report(15080)), true),
             (other_run, None, true),
             (other_env, Some(sample_report(15080)), true),
         ] {
-            let shown = format!("{change:?} {report:?}");
+            let description = format!("{change:?} {report:?}");
             let (_workload, mut workloads) = watch::channel(Arc::new(change));
             let (_report, mut reports) = watch::channel(report);
             let outdated = wait_until_outdated(&mut workloads, &mut reports, &launch);
-            let now = std::future::ready(());
+            let immediate = std::future::ready(());
             let is_outdated = tokio::select! {
                 biased;
                 () = outdated => true,
-                () = now => false,
+                () = immediate => false,
             };
-            assert_eq!(is_outdated, restarts, "{shown}");
+            assert_eq!(is_outdated, restarts, "{description}");
         }
     }
 

@@ -23,9 +23,9 @@ pub(super) struct ChildProcess {
     pid: Pid,
     scope: StopScope,
     /// True if no process is left to signal.
-    exited: bool,
+    is_reaped: bool,
     output: JoinSet<()>,
-    shown: ConsoleProgress,
+    progress: ConsoleProgress,
 }
 
 /// The processes that end together.
@@ -59,17 +59,28 @@ impl ChildProcess {
         let pid = pid.and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
         started_pids().insert(pid.as_raw_nonzero().get());
-        let (mut output, shown) = (JoinSet::new(), ConsoleProgress::default());
-        let follow = |to| (console.clone(), line_source.clone(), to, shown.clone());
+        let (mut output, progress) = (JoinSet::new(), ConsoleProgress::default());
+        let follow =
+            |output_stream| (console.clone(), line_source.clone(), output_stream, progress.clone());
         if let Some(source) = process.stdout.take() {
-            let (console, line_source, to, progress) = follow(console.standard_output());
-            output.spawn_local(console.forward_output(line_source, to, progress, source));
+            let (console, line_source, output_stream, progress) = follow(console.standard_output());
+            output.spawn_local(console.forward_output(
+                line_source,
+                output_stream,
+                progress,
+                source,
+            ));
         }
         if let Some(source) = process.stderr.take() {
-            let (console, line_source, to, progress) = follow(OutputStream::Error);
-            output.spawn_local(console.forward_output(line_source, to, progress, source));
+            let (console, line_source, output_stream, progress) = follow(OutputStream::Error);
+            output.spawn_local(console.forward_output(
+                line_source,
+                output_stream,
+                progress,
+                source,
+            ));
         }
-        Ok(Self { process, pid, scope, exited: false, output, shown })
+        Ok(Self { process, pid, scope, is_reaped: false, output, progress })
     }
 
     /// Returns its process ID.
@@ -88,26 +99,28 @@ impl ChildProcess {
     /// Waits until the output of an exited process is on the console.
     ///
     /// A process that left the group may keep the pipe open and continue to write. The bytes in the pipe at the
-    /// exit come first; they are on the console once no line follows for `LAST_WORDS`.
+    /// exit come first; they are on the console once no line follows for `OUTPUT_PAUSE`.
     pub(super) async fn finish_output(&mut self) {
-        let until = Instant::now() + LAST_WORDS_MAX;
-        let mut shown = self.shown.line_count();
-        while timeout(LAST_WORDS, self.wait_for_output()).await.is_err() && Instant::now() < until {
-            match self.shown.line_count() {
-                lines if lines == shown => break,
-                lines => shown = lines,
+        let deadline = Instant::now() + OUTPUT_TIMEOUT;
+        let mut line_count = self.progress.line_count();
+        while timeout(OUTPUT_PAUSE, self.wait_for_output()).await.is_err()
+            && Instant::now() < deadline
+        {
+            match self.progress.line_count() {
+                lines if lines == line_count => break,
+                lines => line_count = lines,
             }
         }
     }
 
-    /// Waits up to `OUTPUT_FIRST` for the output of an exited process, and leaves the rest to one of `tasks`,
+    /// Waits up to `OUTPUT_GRACE` for the output of an exited process, and leaves the rest to one of `tasks`,
     /// so that the caller can continue.
-    pub(super) async fn leave_output(mut self, tasks: &mut JoinSet<()>) {
-        if timeout(OUTPUT_FIRST, self.wait_for_output()).await.is_ok() {
+    pub(super) async fn finish_output_in_background(mut self, tasks: &mut JoinSet<()>) {
+        if timeout(OUTPUT_GRACE, self.wait_for_output()).await.is_ok() {
             return;
         }
         while tasks.try_join_next().is_some() {}
-        if tasks.len() >= OUTPUTS_MAX {
+        if tasks.len() >= MAX_OUTPUT_TASKS {
             tasks.abort_all();
         }
         tasks.spawn_local(async move { self.finish_output().await });
@@ -115,10 +128,10 @@ impl ChildProcess {
 
     /// Sends SIGTERM, and SIGKILL if it has not ended after `max_wait`.
     pub(super) async fn stop(mut self, max_wait: Duration) -> StopOutcome {
-        let until = Instant::now() + max_wait;
+        let deadline = Instant::now() + max_wait;
         self.send_signal(Signal::TERM);
-        let end = match timeout_at(until, self.wait_until_gone()).await {
-            Ok(()) => StopOutcome::Orderly,
+        let outcome = match timeout_at(deadline, self.wait_until_all_ended()).await {
+            Ok(()) => StopOutcome::Graceful,
             Err(_) => StopOutcome::Forced,
         };
         self.kill();
@@ -126,12 +139,12 @@ impl ChildProcess {
             drop(self.wait_until_ended().await);
             self.finish_output().await;
         };
-        drop(timeout(KILL_MAX_WAIT, complete).await);
-        end
+        drop(timeout(KILL_TIMEOUT, complete).await);
+        outcome
     }
 
     /// Waits until all processes within reach have ended.
-    async fn wait_until_gone(&mut self) {
+    async fn wait_until_all_ended(&mut self) {
         drop(self.process.wait().await);
         if self.scope == StopScope::Process {
             return;
@@ -141,7 +154,7 @@ impl ChildProcess {
         while test_kill_process_group(self.pid).is_ok() {
             // Orphaned members may be children of this process.
             while let Ok(Some(_)) = waitpgid(self.pid, WaitOptions::NOHANG) {}
-            if timeout(GROUP_LOOK_EVERY, self.wait_for_output()).await.is_ok() {
+            if timeout(GROUP_CHECK_INTERVAL, self.wait_for_output()).await.is_ok() {
                 return;
             }
         }
@@ -154,25 +167,25 @@ impl ChildProcess {
 
     /// Kills the remaining processes.
     fn kill(&mut self) {
-        if !self.exited {
+        if !self.is_reaped {
             self.send_signal(Signal::KILL);
             // After the process is reaped, its ID may belong to another process.
-            self.exited = self.process.id().is_none();
+            self.is_reaped = self.process.id().is_none();
         }
     }
 
     /// Signals the process or its group. A group ID is reserved while the group has members, a process ID until
     /// the process is reaped.
     fn send_signal(&self, signal: Signal) {
-        if self.exited {
+        if self.is_reaped {
             return;
         }
-        let sent = match self.scope {
+        let result = match self.scope {
             StopScope::Process if self.process.id().is_none() => return,
             StopScope::Process => kill_process(self.pid, signal),
             StopScope::Group => kill_process_group(self.pid, signal),
         };
-        if let Err(error) = sent {
+        if let Err(error) = result {
             tracing::debug!(pid = self.pid(), %error, "a signal was not delivered");
         }
     }
@@ -199,24 +212,24 @@ fn started_pids() -> MutexGuard<'static, BTreeSet<i32>> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopOutcome {
     /// It ended after SIGTERM.
-    Orderly,
+    Graceful,
     /// It was killed.
     Forced,
 }
 
 /// The pause without a line after which the output of an exited process is complete: longer than a blocked
 /// console takes to drop a line.
-const LAST_WORDS: Duration = Duration::from_millis(1500);
+const OUTPUT_PAUSE: Duration = Duration::from_millis(1500);
 /// The longest time to read that output.
-const LAST_WORDS_MAX: Duration = Duration::from_secs(10);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time for the last lines of a process before its exit is reported.
-const OUTPUT_FIRST: Duration = Duration::from_millis(100);
+const OUTPUT_GRACE: Duration = Duration::from_millis(100);
 /// The maximum number of tasks per application that read the output of exited processes.
-const OUTPUTS_MAX: usize = 8;
+const MAX_OUTPUT_TASKS: usize = 8;
 /// The time for a killed process to end. The kernel needs no longer, unless the process hangs in a system call.
-const KILL_MAX_WAIT: Duration = Duration::from_secs(2);
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval between two checks for members of a group.
-const GROUP_LOOK_EVERY: Duration = Duration::from_millis(20);
+const GROUP_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
@@ -231,82 +244,82 @@ mod tests {
 
     /// Runs a script that writes "ready" to descriptor 3, which stays open while any of its processes lives.
     async fn start(script: &str) -> (ChildProcess, UnixStream) {
-        let (ours, theirs) = SocketPair::pair().unwrap();
+        let (socket, child_socket) = SocketPair::pair().unwrap();
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", &format!("exec 3<&0; {script}")]).stdin(OwnedFd::from(theirs));
+        command.args(["-c", &format!("exec 3<&0; {script}")]).stdin(OwnedFd::from(child_socket));
         let console = Console::start(OutputStream::Error).unwrap();
         let line_source = LineSource::new("child".to_owned(), "child");
         let child = ChildProcess::spawn(command, StopScope::Group, &console, &line_source).unwrap();
-        ours.set_nonblocking(true).unwrap();
-        let mut ours = UnixStream::from_std(ours).unwrap();
-        let mut word = [0; 6];
-        within_limit(ours.read_exact(&mut word)).await.unwrap();
-        assert_eq!(&word, b"ready\n");
-        (child, ours)
+        socket.set_nonblocking(true).unwrap();
+        let mut socket = UnixStream::from_std(socket).unwrap();
+        let mut line = [0; 6];
+        within_limit(socket.read_exact(&mut line)).await.unwrap();
+        assert_eq!(&line, b"ready\n");
+        (child, socket)
     }
 
-    /// The timeout makes a test fail instead of hang.
-    async fn within_limit<T>(what: impl Future<Output = T>) -> T {
-        timeout(Duration::from_secs(20), what).await.expect("it happens at all")
+    /// Waits with a timeout, so that a test fails instead of hanging.
+    async fn within_limit<T>(future: impl Future<Output = T>) -> T {
+        timeout(Duration::from_secs(20), future).await.expect("it happens at all")
     }
 
-    async fn all_have_ended(mut socket: UnixStream) {
+    async fn expect_all_ended(mut socket: UnixStream) {
         assert_eq!(within_limit(socket.read(&mut [0; 1])).await.unwrap(), 0);
     }
 
     #[tokio::test]
-    async fn nothing_of_a_group_outlives_its_first_process() {
-        let all = async {
+    async fn no_process_of_a_group_outlives_its_first_process() {
+        let test = async {
             let script = "trap '' TERM; sleep 1000 & echo ready >&3; exit 7";
             let (mut child, socket) = start(script).await;
             assert_eq!(within_limit(child.wait_until_ended()).await.unwrap().code(), Some(7));
-            all_have_ended(socket).await;
+            expect_all_ended(socket).await;
             let (child, socket) = start("sleep 1000 & echo ready >&3; wait").await;
             drop(child);
-            all_have_ended(socket).await;
+            expect_all_ended(socket).await;
         };
-        LocalSet::new().run_until(all).await;
+        LocalSet::new().run_until(test).await;
     }
 
     #[tokio::test]
-    async fn a_process_that_keeps_the_output_open_delays_no_restart() {
-        let all = async {
+    async fn a_process_that_keeps_the_output_open_does_not_delay_a_restart() {
+        let test = async {
             // The loop ends when its output is closed.
             let script = "setsid sh -c 'echo ready >&3; while echo x; do sleep 0.1; done' & read go <&3; exit 7";
             let (mut child, mut socket) = start(script).await;
             socket.write_all(b"go\n").await.unwrap();
-            let began = Instant::now();
+            let start = Instant::now();
             assert_eq!(within_limit(child.wait_until_ended()).await.unwrap().code(), Some(7));
             let mut outputs = JoinSet::new();
-            child.leave_output(&mut outputs).await;
-            assert!(began.elapsed() < LAST_WORDS_MAX, "{:?}", began.elapsed());
+            child.finish_output_in_background(&mut outputs).await;
+            assert!(start.elapsed() < OUTPUT_TIMEOUT, "{:?}", start.elapsed());
             // A task reads the rest of the output.
             assert_eq!(outputs.len(), 1);
             assert!(outputs.try_join_next().is_none());
         };
-        LocalSet::new().run_until(all).await;
+        LocalSet::new().run_until(test).await;
     }
 
     #[tokio::test]
     async fn a_group_is_stopped_as_a_whole() {
-        let all = async {
+        let test = async {
             for (script, max_wait, expected) in [
-                ("sleep 1000 & echo ready >&3; wait", LONG, StopOutcome::Orderly),
+                ("sleep 1000 & echo ready >&3; wait", LONG, StopOutcome::Graceful),
                 // A shell that forks with a trap set may lose a signal meant for the child.
                 (
                     "sleep 1000 & trap 'exit 0' TERM; echo ready >&3; wait",
                     LONG,
-                    StopOutcome::Orderly,
+                    StopOutcome::Graceful,
                 ),
                 ("(trap '' TERM; echo ready >&3; sleep 1000) & wait", SHORT, StopOutcome::Forced),
                 ("trap '' TERM; echo ready >&3; sleep 1000", SHORT, StopOutcome::Forced),
             ] {
                 let (child, socket) = start(script).await;
                 assert_eq!(within_limit(child.stop(max_wait)).await, expected, "{script}");
-                all_have_ended(socket).await;
+                expect_all_ended(socket).await;
             }
         };
-        LocalSet::new().run_until(all).await;
+        LocalSet::new().run_until(test).await;
     }
 
     const LONG: Duration = Duration::from_secs(15);

@@ -14,12 +14,12 @@ use crate::log;
 /// delays neither the processes nor the shutdown.
 #[derive(Debug, Clone)]
 pub(super) struct Console {
-    out: LineQueue,
-    error: LineQueue,
+    stdout: LineQueue,
+    stderr: LineQueue,
     /// The longest name so far, to align the lines.
     width: Arc<AtomicUsize>,
     /// The destination of the standard output of processes.
-    standard: OutputStream,
+    standard_target: OutputStream,
 }
 
 /// An output of this program.
@@ -50,14 +50,14 @@ impl Console {
     ///
     /// # Errors
     /// If a thread cannot be started.
-    pub(super) fn start(standard: OutputStream) -> io::Result<Self> {
-        let (out, error) = (log::standard_output()?, log::error_output()?);
-        Ok(Self { out, error, width: Arc::new(AtomicUsize::new(0)), standard })
+    pub(super) fn start(standard_target: OutputStream) -> io::Result<Self> {
+        let (stdout, stderr) = (log::standard_output()?, log::error_output()?);
+        Ok(Self { stdout, stderr, width: Arc::new(AtomicUsize::new(0)), standard_target })
     }
 
     /// Returns the destination of the standard output of processes.
     pub(super) fn standard_output(&self) -> OutputStream {
-        self.standard
+        self.standard_target
     }
 
     /// Copies `source` line by line until it ends.
@@ -70,20 +70,20 @@ impl Console {
     ) {
         let width = self.width.fetch_max(line_source.name.len(), Ordering::Relaxed);
         let prefix = |width: usize| line_source.line_prefix(width, output);
-        let mut cutter = LineCutter::default();
+        let mut splitter = LineSplitter::default();
         let mut chunk = vec![0; CHUNK_BYTES];
-        let mut shown = prefix(width.max(line_source.name.len()));
+        let mut prefix_text = prefix(width.max(line_source.name.len()));
         loop {
             let count = source.read(&mut chunk).await.unwrap_or(0);
             let lines = match chunk.get(..count) {
-                Some(bytes) if !bytes.is_empty() => cutter.cut_lines(bytes),
-                _ => cutter.remaining_lines(),
+                Some(bytes) if !bytes.is_empty() => splitter.split_lines(bytes),
+                _ => splitter.remaining_lines(),
             };
             if !lines.is_empty() {
-                shown = prefix(self.width.load(Ordering::Relaxed));
+                prefix_text = prefix(self.width.load(Ordering::Relaxed));
             }
             for line in lines {
-                self.write(output, &[shown.as_bytes(), &line, b"\n"].concat()).await;
+                self.write(output, &[prefix_text.as_bytes(), &line, b"\n"].concat()).await;
                 progress.count_line();
             }
             if count == 0 {
@@ -100,14 +100,14 @@ impl Console {
     /// Adds lines. A slow reader slows down processes that write much; a blocked one loses lines.
     async fn write(&self, output: OutputStream, text: &[u8]) {
         let queue = match output {
-            OutputStream::Out => &self.out,
-            OutputStream::Error => &self.error,
+            OutputStream::Out => &self.stdout,
+            OutputStream::Error => &self.stderr,
         };
         while queue.push(text).is_err() {
-            if queue.is_blocked(BLOCKED_AFTER) {
+            if queue.is_blocked(BLOCKED_TIMEOUT) {
                 return queue.drop_line();
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
     }
 }
@@ -132,11 +132,11 @@ impl LineSource {
 
     fn line_prefix(&self, width: usize, output: OutputStream) -> String {
         let Self { name, color } = self;
-        let colored = match output {
+        let is_colored = match output {
             OutputStream::Out => io::stdout().is_terminal(),
             OutputStream::Error => io::stderr().is_terminal(),
         };
-        match colored {
+        match is_colored {
             true => format!("\x1b[{color}m{name:width$} |\x1b[0m "),
             false => format!("{name:width$} | "),
         }
@@ -145,25 +145,25 @@ impl LineSource {
 
 /// Splits input into lines of bounded length.
 #[derive(Debug, Default)]
-struct LineCutter {
+struct LineSplitter {
     partial: Vec<u8>,
 }
 
-impl LineCutter {
+impl LineSplitter {
     /// Returns the complete lines, and those of the maximum length.
-    fn cut_lines(&mut self, mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    fn split_lines(&mut self, mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut lines = Vec::new();
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
-            let (line, rest) = bytes.split_at(end);
+            let (line, remaining) = bytes.split_at(end);
             self.partial.extend_from_slice(line);
             if self.partial.last() == Some(&b'\r') {
                 self.partial.pop();
             }
             lines.push(std::mem::take(&mut self.partial));
-            bytes = rest.get(1..).unwrap_or_default();
+            bytes = remaining.get(1..).unwrap_or_default();
         }
         self.partial.extend_from_slice(bytes);
-        if self.partial.len() >= LINE_BYTES_MAX {
+        if self.partial.len() >= MAX_LINE_BYTES {
             lines.push(std::mem::take(&mut self.partial));
         }
         lines
@@ -178,14 +178,14 @@ impl LineCutter {
     }
 }
 
-/// Longer lines are split.
-const LINE_BYTES_MAX: usize = 16 * 1024;
+/// The maximum length of a line; longer ones are split.
+const MAX_LINE_BYTES: usize = 16 * 1024;
 /// The bytes of one read.
 const CHUNK_BYTES: usize = 8 * 1024;
 /// An output that accepts no line for this time is blocked.
-const BLOCKED_AFTER: Duration = Duration::from_secs(1);
+const BLOCKED_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time between two attempts to add a line to a full queue.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// Foreground colors that are readable on black and on white.
 const COLORS: [u8; 6] = [31, 32, 33, 34, 35, 36];
 
@@ -194,33 +194,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_whole_however_they_arrive() {
-        let mut cutter = LineCutter::default();
+    fn lines_are_complete_regardless_of_read_boundaries() {
+        let mut splitter = LineSplitter::default();
         let text = |lines: Vec<Vec<u8>>| -> Vec<String> {
             let lines = lines.into_iter();
             lines.map(|line| String::from_utf8(line).unwrap()).collect()
         };
-        assert_eq!(text(cutter.cut_lines(b"on")), [""; 0]);
-        assert_eq!(text(cutter.cut_lines(b"e\r\n\ntw")), ["one", ""]);
-        assert_eq!(text(cutter.remaining_lines()), ["tw"]);
-        assert_eq!(text(cutter.remaining_lines()), [""; 0]);
+        assert_eq!(text(splitter.split_lines(b"on")), [""; 0]);
+        assert_eq!(text(splitter.split_lines(b"e\r\n\ntw")), ["one", ""]);
+        assert_eq!(text(splitter.remaining_lines()), ["tw"]);
+        assert_eq!(text(splitter.remaining_lines()), [""; 0]);
     }
 
     #[test]
-    fn an_endless_line_is_shown_in_pieces_of_bounded_size() {
-        let mut cutter = LineCutter::default();
+    fn an_endless_line_is_split_into_pieces_of_bounded_size() {
+        let mut splitter = LineSplitter::default();
         let mut pieces = Vec::new();
         for _ in 0..10 {
-            pieces.extend(cutter.cut_lines(&[b'x'; CHUNK_BYTES]));
+            pieces.extend(splitter.split_lines(&[b'x'; CHUNK_BYTES]));
         }
         assert!(!pieces.is_empty());
-        assert!(pieces.iter().all(|piece| piece.len() < LINE_BYTES_MAX + CHUNK_BYTES));
+        assert!(pieces.iter().all(|piece| piece.len() < MAX_LINE_BYTES + CHUNK_BYTES));
         let total: usize = pieces.iter().map(Vec::len).sum();
-        assert_eq!(total + cutter.partial.len(), 10 * CHUNK_BYTES);
+        assert_eq!(total + splitter.partial.len(), 10 * CHUNK_BYTES);
     }
 
     #[test]
-    fn a_workload_and_its_sidecar_have_one_colour() {
+    fn a_workload_and_its_sidecar_have_the_same_color() {
         let application = LineSource::new("a/b".to_owned(), "a/b");
         let sidecar = LineSource::new("a/b sidecar".to_owned(), "a/b");
         assert_eq!(application.color, sidecar.color);

@@ -29,14 +29,14 @@ pub(crate) struct ApplicationRun {
     started: u64,
     /// The variable as a line of the environment.
     marker: String,
-    /// The descendants at the last `look`, with their start times.
-    seen: BTreeMap<i32, u64>,
+    /// The descendants at the last call of `record_descendants`, with their start times.
+    recorded: BTreeMap<i32, u64>,
 }
 
 impl ApplicationRun {
     /// Returns the run with this first process. `None` if the process has ended.
     pub(crate) fn from_leader(leader: i32) -> Option<Self> {
-        let namespace = fs::read_link(NAMESPACE).ok()?;
+        let namespace = fs::read_link(PID_NAMESPACE_LINK).ok()?;
         let started = sockets::read_process(leader)?.started;
         Some(Self::new(&namespace.to_string_lossy(), leader, started))
     }
@@ -44,11 +44,11 @@ impl ApplicationRun {
     /// Returns the run with this first process, which may have ended.
     pub(super) fn new(namespace: &str, leader: i32, started: u64) -> Self {
         let marker = format!("{VARIABLE}={namespace}/{leader}/{started}");
-        Self { leader, started, marker, seen: BTreeMap::new() }
+        Self { leader, started, marker, recorded: BTreeMap::new() }
     }
 
     /// Returns the name and the value of the variable.
-    pub(crate) fn mark_variable(&self) -> Option<(&str, &str)> {
+    pub(crate) fn environment_variable(&self) -> Option<(&str, &str)> {
         self.marker.split_once('=')
     }
 
@@ -56,34 +56,35 @@ impl ApplicationRun {
     pub(super) fn signal_all(&self, signal: Signal) {
         for pid in self.member_processes() {
             // A process that has just ended needs no signal.
-            let _is_sent = self.send_signal(pid, signal);
+            let _sent = self.send_signal(pid, signal);
         }
     }
 
     /// Records the descendants of the first process, while it lives.
-    pub(super) fn remember_descendants(&mut self) {
-        if sockets::read_process(self.leader).is_none_or(|it| it.started != self.started) {
+    pub(super) fn record_descendants(&mut self) {
+        if sockets::read_process(self.leader).is_none_or(|process| process.started != self.started)
+        {
             return;
         }
-        let found = sockets::process_tree(self.leader).into_iter();
-        self.seen =
-            found.filter_map(|pid| Some((pid, sockets::read_process(pid)?.started))).collect();
+        let pids = sockets::process_tree(self.leader).into_iter();
+        self.recorded =
+            pids.filter_map(|pid| Some((pid, sockets::read_process(pid)?.started))).collect();
     }
 
     /// Waits for its processes to end, and kills those that remain after `max_wait`, including those started
     /// meanwhile. Returns descriptions of the killed ones.
     pub(super) async fn wait_or_kill(&self, max_wait: Duration) -> Vec<String> {
-        let began = Instant::now();
+        let start = Instant::now();
         let (mut killed, mut was_empty) = (BTreeMap::new(), false);
         loop {
-            let members = self.living_processes();
-            let waited = began.elapsed();
+            let members = self.killable_processes();
+            let waited = start.elapsed();
             // A process that executes a new program shows no environment for a moment.
             if members.is_empty() && was_empty {
                 break;
             }
             was_empty = members.is_empty();
-            if waited >= max_wait + END_MAX_WAIT {
+            if waited >= max_wait + KILL_TIMEOUT {
                 tracing::warn!(processes = ?members, "processes of an application remain after SIGKILL");
                 break;
             }
@@ -95,14 +96,14 @@ impl ApplicationRun {
                     }
                 }
             }
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
         }
         reap_adopted();
         killed.into_values().collect()
     }
 
     /// Returns the live processes, including those that `leno up` adopted and that have no variable.
-    fn living_processes(&self) -> Vec<i32> {
+    fn killable_processes(&self) -> Vec<i32> {
         sockets::all_pids().filter(|pid| self.contains(*pid) || self.may_contain(*pid)).collect()
     }
 
@@ -113,34 +114,37 @@ impl ApplicationRun {
 
     fn contains(&self, pid: i32) -> bool {
         let Some(process) = sockets::read_process(pid) else { return false };
-        let is_seen = self.seen.get(&pid) == Some(&process.started);
-        !process.is_zombie && process.started >= self.started && (is_seen || self.has_mark(pid))
+        let is_recorded = self.recorded.get(&pid) == Some(&process.started);
+        !process.is_zombie
+            && process.started >= self.started
+            && (is_recorded || self.has_variable(pid))
     }
 
     /// True for an adopted process without the variable: it belongs to this run, or to another one that has
     /// ended.
     fn may_contain(&self, pid: i32) -> bool {
-        adopted_process(pid).is_some_and(|it| !it.is_zombie && it.started >= self.started)
+        adopted_process(pid)
+            .is_some_and(|process| !process.is_zombie && process.started >= self.started)
             && !has_line(pid, |line| line.starts_with(VARIABLE.as_bytes()))
     }
 
     /// True for a process that started with the variable.
-    pub(super) fn has_mark(&self, pid: i32) -> bool {
+    pub(super) fn has_variable(&self, pid: i32) -> bool {
         has_line(pid, |line| line == self.marker.as_bytes())
     }
 
     /// Signals a process. The pidfd refers to one process: the signal reaches no other after an ID is reused.
     fn send_signal(&self, pid: i32, signal: Signal) -> bool {
-        let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        let Some(handle) = handle else { return false };
-        (self.contains(pid) || self.may_contain(pid)) && pidfd_send_signal(handle, signal).is_ok()
+        let pidfd = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let Some(pidfd) = pidfd else { return false };
+        (self.contains(pid) || self.may_contain(pid)) && pidfd_send_signal(pidfd, signal).is_ok()
     }
 }
 
 /// True if the environment of a process contains a matching line.
-fn has_line(pid: i32, is_wanted: impl Fn(&[u8]) -> bool) -> bool {
+fn has_line(pid: i32, is_match: impl Fn(&[u8]) -> bool) -> bool {
     let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
-    environment.split(|byte| *byte == 0).any(is_wanted)
+    environment.split(|byte| *byte == 0).any(is_match)
 }
 
 /// Makes this process, `leno up`, the subreaper of its applications' descendants. The init process of a PID
@@ -149,18 +153,18 @@ fn has_line(pid: i32, is_wanted: impl Fn(&[u8]) -> bool) -> bool {
 /// # Errors
 /// If the kernel rejects it.
 pub(super) fn adopt_orphans() -> anyhow::Result<()> {
-    let own = getpid();
-    if own.is_init() {
+    let own_pid = getpid();
+    if own_pid.is_init() {
         return Ok(());
     }
-    set_child_subreaper(Some(own)).context("cannot become a child subreaper")
+    set_child_subreaper(Some(own_pid)).context("cannot become a child subreaper")
 }
 
 /// Returns the process with this ID, if it is a descendant of an ended application that `leno up` adopted. The
 /// commands that `leno up` runs are in its process group, except sidecars and first processes of applications.
 fn adopted_process(pid: i32) -> Option<ProcessEntry> {
-    let (process, own) = (sockets::read_process(pid)?, getpid().as_raw_nonzero().get());
-    let is_adopted = process.parent == own
+    let (process, own_pid) = (sockets::read_process(pid)?, getpid().as_raw_nonzero().get());
+    let is_adopted = process.parent == own_pid
         && process.group != getpgrp().as_raw_nonzero().get()
         && !child::is_started(pid)
         && matches!(child_subreaper(), Ok(Some(_)));
@@ -169,11 +173,11 @@ fn adopted_process(pid: i32) -> Option<ProcessEntry> {
 
 /// Reaps adopted processes that have ended.
 fn reap_adopted() {
-    for pid in
-        sockets::all_pids().filter(|pid| adopted_process(*pid).is_some_and(|it| it.is_zombie))
+    for pid in sockets::all_pids()
+        .filter(|pid| adopted_process(*pid).is_some_and(|process| process.is_zombie))
     {
         // Another call may have reaped it.
-        let _is_reaped = waitpid(Pid::from_raw(pid), WaitOptions::NOHANG).is_ok();
+        let _reaped = waitpid(Pid::from_raw(pid), WaitOptions::NOHANG).is_ok();
     }
 }
 
@@ -196,7 +200,7 @@ impl ApplicationRuns {
     /// tasks that would restart applications.
     pub(super) async fn kill_all(&self, drop_supervisors: impl FnOnce()) {
         let mut runs: Vec<ApplicationRun> = self.0.borrow().values().cloned().collect();
-        runs.iter_mut().for_each(ApplicationRun::remember_descendants);
+        runs.iter_mut().for_each(ApplicationRun::record_descendants);
         drop_supervisors();
         runs.iter().for_each(|run| run.signal_all(Signal::KILL));
         let all_ended = async {
@@ -204,7 +208,7 @@ impl ApplicationRuns {
                 run.wait_or_kill(Duration::ZERO).await;
             }
         };
-        if tokio::time::timeout(END_MAX_WAIT, all_ended).await.is_err() {
+        if tokio::time::timeout(KILL_TIMEOUT, all_ended).await.is_err() {
             tracing::warn!("processes of applications remain after SIGKILL");
         }
     }
@@ -215,16 +219,16 @@ impl ApplicationRuns {
 /// # Errors
 /// If `/proc` does not contain it.
 pub(crate) fn own_run() -> anyhow::Result<ApplicationRun> {
-    let own = i32::try_from(std::process::id())?;
-    ApplicationRun::from_leader(own).context("/proc does not show this process")
+    let own_pid = i32::try_from(std::process::id())?;
+    ApplicationRun::from_leader(own_pid).context("/proc does not show this process")
 }
 
 /// The variable in the environment of applications.
 const VARIABLE: &str = "LENO_APPLICATION_RUN";
-const NAMESPACE: &str = "/proc/self/ns/pid";
+const PID_NAMESPACE_LINK: &str = "/proc/self/ns/pid";
 /// The time for killed processes to end. The kernel needs no longer, unless a process hangs in a system call.
-const END_MAX_WAIT: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
@@ -242,51 +246,51 @@ mod tests {
             .args(["-c", script])
             .process_group(0)
             .stdout(Stdio::piped())
-            .envs(run.mark_variable());
+            .envs(run.environment_variable());
         let mut shell = shell.spawn().unwrap();
         shell.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         shell
     }
 
-    async fn until_members(run: &ApplicationRun, count: usize) {
-        let found = async {
+    async fn wait_for_members(run: &ApplicationRun, count: usize) {
+        let reached = async {
             while run.member_processes().len() != count {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), found).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(60), reached).await.unwrap();
     }
 
     #[tokio::test]
-    async fn a_child_in_a_session_of_its_own_is_ended_after_its_parent_and_no_other_process() {
-        let own = own_run().unwrap();
-        let run = ApplicationRun::new("of a test", own.leader, own.started);
-        let other = ApplicationRun::new("of another test", own.leader, own.started);
+    async fn only_members_are_ended_including_a_child_in_its_own_session() {
+        let test_run = own_run().unwrap();
+        let run = ApplicationRun::new("of a test", test_run.leader, test_run.started);
+        let other = ApplicationRun::new("of another test", test_run.leader, test_run.started);
         let mut external_client = start_shell("echo; exec sleep 600", &other);
         let mut parent = start_shell("setsid sh -c 'echo; exec sleep 600' & wait", &run);
-        until_members(&run, 2).await;
+        wait_for_members(&run, 2).await;
         parent.kill().unwrap();
         parent.wait().unwrap();
-        until_members(&run, 1).await;
+        wait_for_members(&run, 1).await;
         // Its start precedes that of the run.
         let later = ApplicationRun { started: u64::MAX, ..run.clone() };
         assert!(later.member_processes().is_empty());
         let ended = run.wait_or_kill(Duration::ZERO).await;
         assert_eq!(ended.len(), 1, "{ended:?}");
         assert!(run.member_processes().is_empty());
-        until_members(&other, 1).await;
+        wait_for_members(&other, 1).await;
         external_client.kill().unwrap();
         external_client.wait().unwrap();
     }
 
     #[tokio::test]
-    async fn a_descendant_without_the_variable_is_ended_as_well() {
+    async fn a_descendant_without_the_variable_is_ended() {
         let mut parent = Command::new("sh");
         parent.args(["-c", "env -i setsid sh -c 'echo; exec sleep 600' & wait"]);
         let mut parent = parent.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
         parent.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let mut run = ApplicationRun::from_leader(i32::try_from(parent.id()).unwrap()).unwrap();
-        run.remember_descendants();
+        run.record_descendants();
         run.signal_all(Signal::TERM);
         parent.kill().unwrap();
         parent.wait().unwrap();

@@ -44,7 +44,7 @@ pub(super) struct LaunchSettings {
     /// The log level of sidecars.
     pub(super) log_level: Option<String>,
     /// The time for requests in progress to complete when a sidecar stops.
-    pub(super) drain: Duration,
+    pub(super) drain_timeout: Duration,
     /// The soft limit of open files for applications.
     pub(super) open_files: Option<u64>,
 }
@@ -83,7 +83,7 @@ impl Launcher {
     }
 
     pub(super) fn drain_timeout(&self) -> Duration {
-        self.settings.drain
+        self.settings.drain_timeout
     }
 
     /// Returns the command of a workload's sidecar, after writing the files that it needs.
@@ -99,7 +99,7 @@ impl Launcher {
         let state = self.settings.data.join("proxies");
         let state = state.join(name.namespace.as_str()).join(name.name.as_str());
         let token = self.prepare_state(workload, &state)?;
-        let mut command = self.own_command(placement);
+        let mut command = self.leno_command(placement);
         if let Some(level) = &self.settings.log_level {
             command.arg("--log-level").arg(level);
         }
@@ -111,7 +111,7 @@ impl Launcher {
             .args(["--trust-domain", &trust_domain])
             .args([OsStr::new("--state"), state.as_os_str()])
             .args([SUPERVISOR_OPTION, &std::process::id().to_string()])
-            .args(["--drain-timeout", &format_milliseconds(self.settings.drain)])
+            .args(["--drain-timeout", &format_milliseconds(self.settings.drain_timeout)])
             .args(&self.settings.sidecar_options)
             .args(&placement.sidecar_options);
         if let Some(token) = &token {
@@ -127,11 +127,11 @@ impl Launcher {
         launch: &ApplicationLaunch,
         placement: &Placement,
     ) -> Command {
-        let mut command = self.own_command(placement);
+        let mut command = self.leno_command(placement);
         command.arg("exec").args(["--parent", &std::process::id().to_string()]);
-        command.arg("--record").arg(self.record_of(workload));
-        if let Some(soft) = self.settings.open_files {
-            command.args(["--open-files", &soft.to_string()]);
+        command.arg("--record").arg(self.record_path(workload));
+        if let Some(soft_limit) = self.settings.open_files {
+            command.args(["--open-files", &soft_limit.to_string()]);
         }
         if let Some(cwd) = &launch.options.cwd {
             command.args(["--cwd", cwd]);
@@ -148,12 +148,12 @@ impl Launcher {
     }
 
     /// Returns the path of the record of an application's process group.
-    pub(super) fn record_of(&self, workload: &WorkloadName) -> PathBuf {
-        process_groups::file_of(&self.settings.data, workload)
+    pub(super) fn record_path(&self, workload: &WorkloadName) -> PathBuf {
+        process_groups::record_path(&self.settings.data, workload)
     }
 
     /// Returns a command that runs this program, with the placement's wrapper before it.
-    fn own_command(&self, placement: &Placement) -> Command {
+    fn leno_command(&self, placement: &Placement) -> Command {
         let binary = &self.settings.binary;
         match placement.wrapper.split_first() {
             Some((wrapper, arguments)) => {
@@ -175,22 +175,22 @@ impl Launcher {
     fn prepare_state(&self, workload: &Workload, state: &Path) -> anyhow::Result<Option<PathBuf>> {
         create_private(state)?;
         let token = state.join(TOKEN_FILE);
-        let held = Credential::load(state);
+        let credential = Credential::load(state);
         let is_replaced = self.replaced_sidecars().borrow().contains_key(&workload.name);
-        let belongs = match &held {
+        let is_usable = match &credential {
             _ if is_replaced => false,
-            Ok(Some(held)) => self.is_certificate_of(held, workload),
+            Ok(Some(credential)) => self.belongs_to(credential, workload),
             Ok(None) => true,
-            Err(error) if is_damage(error) => false,
+            Err(error) if is_damaged(error) => false,
             // An unreadable credential may still be valid: keep it.
             Err(_) => {
-                let shown = state.display();
-                return held.map(|_| None).with_context(|| format!("cannot read {shown}"));
+                let display = state.display();
+                return credential.map(|_| None).with_context(|| format!("cannot read {display}"));
             }
         };
-        if !belongs {
+        if !is_usable {
             let name = &workload.name;
-            match &held {
+            match &credential {
                 _ if is_replaced => {
                     tracing::info!(%name, "the sidecar joins again with a new token")
                 }
@@ -205,8 +205,8 @@ impl Launcher {
                 .with_context(|| format!("cannot remove {}", state.display()))?;
             create_private(state)?;
         }
-        let good = |held: &Credential| !held.is_expired(SystemTime::now());
-        if belongs && matches!(&held, Ok(Some(held)) if good(held)) {
+        let is_current = |credential: &Credential| !credential.is_expired(SystemTime::now());
+        if is_usable && matches!(&credential, Ok(Some(credential)) if is_current(credential)) {
             return Ok(None);
         }
         let bundle = self.control.mint_bundle(&workload.name)?;
@@ -215,16 +215,16 @@ impl Launcher {
     }
 
     /// True if a credential belongs to this workload in this mesh.
-    fn is_certificate_of(&self, held: &Credential, workload: &Workload) -> bool {
-        held.workload() == Some(&workload.name)
-            && held.id().account == workload.account
-            && held.id().trust_domain == *self.control.trust_domain()
-            && *held.roots() == self.control.roots()
+    fn belongs_to(&self, credential: &Credential, workload: &Workload) -> bool {
+        credential.workload() == Some(&workload.name)
+            && credential.id().account == workload.account
+            && credential.id().trust_domain == *self.control.trust_domain()
+            && *credential.roots() == self.control.roots()
     }
 }
 
 /// True if the stored data is not a credential, as opposed to temporarily unreadable.
-fn is_damage(error: &CredentialError) -> bool {
+fn is_damaged(error: &CredentialError) -> bool {
     match error {
         CredentialError::Io(error) => error.kind() == ErrorKind::InvalidData,
         _ => true,
@@ -255,16 +255,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_unambiguous_non_credentials_count_as_damage() {
+    fn only_data_that_is_no_credential_counts_as_damaged() {
         let io = |kind: ErrorKind| CredentialError::Io(io::Error::from(kind));
-        for (error, damage) in [
+        for (error, expected) in [
             (CredentialError::KeyMissing, true),
             (CredentialError::RootsMissing, true),
             (io(ErrorKind::InvalidData), true),
             (io(ErrorKind::PermissionDenied), false),
             (io(ErrorKind::Other), false),
         ] {
-            assert_eq!(is_damage(&error), damage, "{error}");
+            assert_eq!(is_damaged(&error), expected, "{error}");
         }
     }
 }

@@ -20,7 +20,7 @@ use super::placement::Placements;
 use super::process_groups;
 use super::summary::{self, SummaryWorkload};
 use crate::control::start;
-use crate::data_directory::DataDirectory;
+use crate::data_directory::ClaimedDataDirectory;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogArgs;
@@ -33,7 +33,7 @@ pub(crate) struct LocalMeshOptions {
     /// Limits and timeouts of sidecars.
     pub(crate) limits: SidecarLimitArgs,
     /// The time for requests in progress to complete when a sidecar stops.
-    pub(crate) drain: Duration,
+    pub(crate) drain_timeout: Duration,
     /// The log level of sidecars.
     pub(crate) log_level: Option<LogLevel>,
     /// The soft limit of open files for applications.
@@ -47,11 +47,11 @@ pub(crate) struct LocalMeshOptions {
 /// A mesh on one machine. [`LocalMesh::supervise_until`] must be polled to supervise it.
 pub(crate) struct LocalMesh {
     launcher: Rc<Launcher>,
-    fleet: LocalWorkloads,
+    local_workloads: LocalWorkloads,
     workloads: watch::Receiver<Arc<Vec<Workload>>>,
     status: watch::Receiver<Arc<Status>>,
     /// Held until all processes have ended.
-    _data: DataDirectory,
+    _data: ClaimedDataDirectory,
 }
 
 impl LocalMesh {
@@ -63,11 +63,11 @@ impl LocalMesh {
     /// If the control plane cannot start.
     pub(crate) async fn start(
         config: Config,
-        data: DataDirectory,
+        data: ClaimedDataDirectory,
         options: LocalMeshOptions,
     ) -> anyhow::Result<Self> {
-        for ended in process_groups::end_leftovers(data.path()).await {
-            tracing::info!(process = %ended, "ended an application's process that a killed `leno up` left");
+        for process in process_groups::end_leftovers(data.path()).await {
+            tracing::info!(process = %process, "ended an application's process that a killed `leno up` left");
         }
         let config = Config { supervised: true, ..config };
         let (config, placements) = create_placements(config, options.netns.clone())?;
@@ -76,28 +76,30 @@ impl LocalMesh {
         let console = Console::start(options.output).context("the console cannot be started")?;
         let (mut workloads, status) = (control.watch_workloads(), control.watch_status());
         let launcher = Rc::new(Launcher::new(control, settings, console));
-        let mut fleet = LocalWorkloads::new(Rc::clone(&launcher));
-        fleet.set_wanted(&workloads.borrow_and_update());
-        Ok(Self { launcher, fleet, workloads, status, _data: data })
+        let mut local_workloads = LocalWorkloads::new(Rc::clone(&launcher));
+        local_workloads.set_desired(&workloads.borrow_and_update());
+        Ok(Self { launcher, local_workloads, workloads, status, _data: data })
     }
 
-    /// Reconciles the processes with the registry until `until` completes, and returns its result.
-    pub(crate) async fn supervise_until<T>(&mut self, until: impl Future<Output = T>) -> T {
-        tokio::pin!(until);
+    /// Reconciles the processes with the registry until `future` completes, and returns its result.
+    pub(crate) async fn supervise_until<T>(&mut self, future: impl Future<Output = T>) -> T {
+        tokio::pin!(future);
         loop {
             tokio::select! {
-                done = &mut until => return done,
+                result = &mut future => return result,
                 () = self.process_change() => {}
             }
         }
     }
 
-    /// Tends the mesh until every workload is settled, for `max_wait` at most; true if it is.
+    /// Supervises the mesh until every workload is settled, for `max_wait` at most; true if it is.
     pub(crate) async fn wait_until_up(&mut self, max_wait: Duration) -> bool {
-        let until = Instant::now() + max_wait;
+        let deadline = Instant::now() + max_wait;
         while !self.is_settled() {
-            let look = until.min(Instant::now() + LOOK_AGAIN);
-            if timeout_at(look, self.process_change()).await.is_err() && Instant::now() >= until {
+            let next_check = deadline.min(Instant::now() + SETTLE_CHECK_INTERVAL);
+            if timeout_at(next_check, self.process_change()).await.is_err()
+                && Instant::now() >= deadline
+            {
                 return false;
             }
         }
@@ -106,18 +108,21 @@ impl LocalMesh {
 
     /// Prints the workloads and examples of their use.
     pub(crate) async fn print_summary(&self, hint: &str) {
-        let standing = self.member_statuses();
+        let states = self.workload_states();
         let status = Arc::clone(&self.status.borrow());
         let mut members = Vec::new();
-        for member in &standing {
+        for member in &states {
             let namespace = self.launcher.placements().namespace_of(&member.workload.name).await;
             members.push(SummaryWorkload { workload_state: member, namespace });
         }
         let text = summary::render(&status, &members, hint);
         self.launcher.console().print_text(OutputStream::Out, text).await;
-        let waits = |member: &&WorkloadState| !member.is_up();
-        let waiting: Vec<String> =
-            standing.iter().filter(waits).map(|member| member.workload.name.to_string()).collect();
+        let is_waiting = |member: &&WorkloadState| !member.is_up();
+        let waiting: Vec<String> = states
+            .iter()
+            .filter(is_waiting)
+            .map(|member| member.workload.name.to_string())
+            .collect();
         if !waiting.is_empty() {
             tracing::warn!(workloads = waiting.join(", "), "not up yet");
         }
@@ -135,8 +140,8 @@ impl LocalMesh {
     }
 
     /// Returns the states of the workloads.
-    pub(crate) fn member_statuses(&self) -> Vec<WorkloadState> {
-        self.fleet.member_statuses()
+    pub(crate) fn workload_states(&self) -> Vec<WorkloadState> {
+        self.local_workloads.workload_states()
     }
 
     /// Resolves when a part of the control plane has ended unexpectedly. `stop` shuts the control plane down
@@ -153,8 +158,8 @@ impl LocalMesh {
 
     /// Drains sidecars, then stops applications, then the control plane.
     pub(crate) async fn stop(mut self) {
-        self.fleet.stop().await;
-        drop(self.fleet);
+        self.local_workloads.stop().await;
+        drop(self.local_workloads);
         if let Some(launcher) = Rc::into_inner(self.launcher) {
             launcher.into_control().shutdown().await;
         }
@@ -164,25 +169,25 @@ impl LocalMesh {
     async fn process_change(&mut self) {
         tokio::select! {
             Ok(()) = self.workloads.changed() => {
-                self.fleet.set_wanted(&self.workloads.borrow_and_update());
+                self.local_workloads.set_desired(&self.workloads.borrow_and_update());
             }
             Ok(()) = self.status.changed() => {}
-            () = self.fleet.wait_for_change() => {}
+            () = self.local_workloads.wait_for_change() => {}
         }
     }
 
     /// True if every workload is settled and has a sidecar that has opened every port.
     fn is_settled(&self) -> bool {
         let status = self.status.borrow();
-        let standing = self.fleet.member_statuses();
+        let states = self.local_workloads.workload_states();
         status.registered == status.workloads
-            && standing.len() == status.workloads
-            && standing.iter().all(WorkloadState::is_settled)
+            && states.len() == status.workloads
+            && states.iter().all(WorkloadState::is_settled)
     }
 }
 
 /// The interval between two checks of starting applications, which can settle without an event.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const SETTLE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Returns the placement of workloads. With namespaces the control plane listens on the gateway address, which
 /// all of them reach.
@@ -209,7 +214,7 @@ fn launcher_settings(
         placements,
         sidecar_options,
         log_level: options.log_level.as_ref().map(|level| level.as_str().to_owned()),
-        drain: options.drain,
+        drain_timeout: options.drain_timeout,
         open_files: options.open_files,
     })
 }

@@ -31,10 +31,10 @@ pub(super) struct LocalWorkloads {
 /// One workload and its processes.
 struct LocalWorkload {
     workload: watch::Sender<Arc<Workload>>,
-    stage: watch::Sender<MemberStage>,
+    stage: watch::Sender<WorkloadStage>,
     reports: watch::Receiver<Option<SidecarReport>>,
     application: watch::Receiver<ApplicationProgress>,
-    counting: watch::Sender<bool>,
+    count_sender: watch::Sender<bool>,
     /// True once the sidecar has ended permanently.
     drained: watch::Receiver<bool>,
     /// The task that supervises its processes.
@@ -43,11 +43,11 @@ struct LocalWorkload {
 
 /// The lifecycle stage of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum MemberStage {
+enum WorkloadStage {
     /// Its processes should run.
     Running,
-    /// Its sidecar drains, then its application stops.
-    Leaving,
+    /// Its sidecar drains, then its application stops, and the member leaves.
+    Draining,
 }
 
 /// The state of a workload and its processes.
@@ -62,34 +62,34 @@ pub(crate) struct WorkloadState {
 }
 
 impl WorkloadState {
-    /// True if its sidecar has reported its listeners, and its application is ready, has had `STARTING_MAX` to
+    /// True if its sidecar has reported its listeners, and its application is ready, has had `SUMMARY_START_TIMEOUT` to
     /// become so, or keeps exiting: a longer wait gives no new information.
     pub(crate) fn is_settled(&self) -> bool {
         let ApplicationProgress { state, since, failures, .. } = &self.application;
-        let settled = match state {
-            ApplicationPhase::Foreign | ApplicationPhase::Running(_) => true,
-            ApplicationPhase::Starting(_) => since.elapsed() >= STARTING_MAX,
+        let is_application_settled = match state {
+            ApplicationPhase::External | ApplicationPhase::Running(_) => true,
+            ApplicationPhase::Starting(_) => since.elapsed() >= SUMMARY_START_TIMEOUT,
             ApplicationPhase::Waiting
             | ApplicationPhase::Restarting
             | ApplicationPhase::Stopped => false,
         };
-        self.report.is_some() && (settled || *failures >= FAILURES_MIN)
+        self.report.is_some() && (is_application_settled || *failures >= MIN_FAILURES)
     }
 
     /// True if its sidecar has reported its listeners and its application, if any, is ready.
     pub(crate) fn is_up(&self) -> bool {
-        let runs = matches!(
+        let is_application_ready = matches!(
             self.application.state,
-            ApplicationPhase::Foreign | ApplicationPhase::Running(_)
+            ApplicationPhase::External | ApplicationPhase::Running(_)
         );
-        self.report.is_some() && runs
+        self.report.is_some() && is_application_ready
     }
 
     /// Returns the process ID of its application, while that runs.
     pub(crate) fn application_pid(&self) -> Option<i32> {
         match self.application.state {
             ApplicationPhase::Starting(pid) | ApplicationPhase::Running(pid) => Some(pid),
-            ApplicationPhase::Foreign
+            ApplicationPhase::External
             | ApplicationPhase::Waiting
             | ApplicationPhase::Restarting
             | ApplicationPhase::Stopped => None,
@@ -97,11 +97,11 @@ impl WorkloadState {
     }
 
     /// True if its application has exited and has not run for long since.
-    pub(crate) fn does_not_stay_up(&self) -> bool {
-        let reported = self.application.to_application();
-        reported.is_some_and(|application| {
+    pub(crate) fn is_crash_looping(&self) -> bool {
+        let application = self.application.to_application();
+        application.is_some_and(|application| {
             application.state == ApplicationState::Restarting
-                || application.keeps_exiting(Instant::now())
+                || application.is_crash_looping(Instant::now())
         })
     }
 
@@ -124,16 +124,14 @@ impl WorkloadState {
     }
 
     /// A workload with these closed listeners, and an application that keeps exiting.
-    pub(super) fn failing(workload: Arc<Workload>, closed: BTreeMap<String, String>) -> Self {
+    pub(super) fn failing(
+        workload: Arc<Workload>,
+        closed_listeners: BTreeMap<String, String>,
+    ) -> Self {
         let admin = ([127, 0, 0, 1], 1).into();
         let open_listeners = BTreeMap::new();
-        let report = SidecarReport {
-            pid: 1,
-            admin,
-            open_listeners,
-            closed_listeners: closed,
-            in_flight: None,
-        };
+        let report =
+            SidecarReport { pid: 1, admin, open_listeners, closed_listeners, in_flight: None };
         let application = ApplicationProgress {
             state: ApplicationPhase::Restarting,
             restarts: 7,
@@ -146,7 +144,7 @@ impl WorkloadState {
 }
 
 impl LocalWorkloads {
-    /// Creates an empty fleet.
+    /// Creates an empty set of workloads.
     pub(super) fn new(launcher: Rc<Launcher>) -> Self {
         Self {
             launcher,
@@ -158,18 +156,18 @@ impl LocalWorkloads {
     }
 
     /// Starts, updates and stops members until they match the registry.
-    pub(super) fn set_wanted(&mut self, workloads: &[Workload]) {
+    pub(super) fn set_desired(&mut self, workloads: &[Workload]) {
         let desired = |workload: &Workload| (workload.name.clone(), Arc::new(workload.clone()));
         self.desired = workloads.iter().map(desired).collect();
-        self.converge_members();
+        self.apply_desired();
     }
 
     /// Resolves when the state of a member may have changed.
     pub(super) async fn wait_for_change(&mut self) {
         tokio::select! {
             () = self.changed.notified() => {}
-            Some(departed) = self.tasks.join_next() => {
-                match departed {
+            Some(ended_task) = self.tasks.join_next() => {
+                match ended_task {
                     Ok(name) => drop(self.members.remove(&name)),
                     Err(error) => {
                         tracing::error!(%error, "the supervisor of a workload failed");
@@ -177,19 +175,19 @@ impl LocalWorkloads {
                     }
                 }
                 // The workload may be wanted again with another account.
-                self.converge_members();
+                self.apply_desired();
             }
         }
     }
 
     /// Returns the states of the members.
-    pub(super) fn member_statuses(&self) -> Vec<WorkloadState> {
-        let standing = |member: &LocalWorkload| WorkloadState {
+    pub(super) fn workload_states(&self) -> Vec<WorkloadState> {
+        let to_state = |member: &LocalWorkload| WorkloadState {
             workload: member.workload.borrow().clone(),
             report: member.reports.borrow().clone(),
             application: member.application.borrow().clone(),
         };
-        self.members.values().map(standing).collect()
+        self.members.values().map(to_state).collect()
     }
 
     /// Drains all sidecars, then stops the applications, so that no request in progress loses its application.
@@ -200,34 +198,34 @@ impl LocalWorkloads {
         self.desired.clear();
         let is_client = |member: &&LocalWorkload| member.workload.borrow().ports.is_empty();
         for member in self.members.values().filter(is_client) {
-            member.advance_to(MemberStage::Leaving);
+            member.advance_to(WorkloadStage::Draining);
         }
         for member in self.members.values().filter(is_client) {
             let mut drained = member.drained.clone();
-            // An error means that the member is gone.
+            // An error means that the member has been removed.
             drop(drained.wait_for(|drained| *drained).await);
         }
-        self.wait_until_quiet(self.launcher.drain_timeout() / 2).await;
+        self.wait_until_idle(self.launcher.drain_timeout() / 2).await;
         for member in self.members.values() {
-            member.advance_to(MemberStage::Leaving);
+            member.advance_to(WorkloadStage::Draining);
         }
         while self.tasks.join_next().await.is_some() {}
         self.members.clear();
     }
 
     /// Waits until no sidecar has a request in progress, for `max_wait` at most.
-    async fn wait_until_quiet(&self, max_wait: Duration) {
+    async fn wait_until_idle(&self, max_wait: Duration) {
         for member in self.members.values() {
-            member.counting.send_replace(true);
+            member.count_sender.send_replace(true);
         }
         let is_busy = |member: &LocalWorkload| {
             let report = member.reports.borrow();
             report.as_ref().is_some_and(|report| report.in_flight != Some(0))
         };
-        sidecar::wait_until_quiet(|| self.members.values().any(is_busy), max_wait).await;
+        sidecar::wait_until_idle(|| self.members.values().any(is_busy), max_wait).await;
     }
 
-    fn converge_members(&mut self) {
+    fn apply_desired(&mut self) {
         for (name, member) in &self.members {
             let current = member.workload.borrow().clone();
             match self.desired.get(name) {
@@ -237,7 +235,7 @@ impl LocalWorkloads {
                         member.workload.send_replace(Arc::clone(desired));
                     }
                 }
-                _ => member.advance_to(MemberStage::Leaving),
+                _ => member.advance_to(WorkloadStage::Draining),
             }
         }
         for (name, workload) in &self.desired {
@@ -264,46 +262,54 @@ impl LocalWorkload {
     ) -> Self {
         let name = workload.name.clone();
         let (workload, workloads) = watch::channel(Arc::clone(workload));
-        let (stage, stages) = watch::channel(MemberStage::Running);
-        let (report, reports) = watch::channel(None);
-        let (state, application) = watch::channel(ApplicationProgress::waiting());
-        let (counting, counts) = watch::channel(false);
-        let (ended, drained) = watch::channel(false);
-        let mut posts = MemberChannels { workloads, stages, report, state, counts, ended, changed };
+        let (stage, stage_receiver) = watch::channel(WorkloadStage::Running);
+        let (report_sender, reports) = watch::channel(None);
+        let (progress_sender, application) = watch::channel(ApplicationProgress::waiting());
+        let (count_sender, count_requests) = watch::channel(false);
+        let (drained_sender, drained) = watch::channel(false);
+        let mut channels = WorkloadChannels {
+            workloads,
+            stage_receiver,
+            report: report_sender,
+            state: progress_sender,
+            count_requests,
+            drained_sender,
+            changed,
+        };
         let task = tasks.spawn_local(async move {
-            if let Some(placement) = posts.wait_for_placement(&launcher, &name).await {
-                posts.supervise(&launcher, &placement).await;
+            if let Some(placement) = channels.wait_for_placement(&launcher, &name).await {
+                channels.supervise(&launcher, &placement).await;
             }
-            posts.ended.send_replace(true);
+            channels.drained_sender.send_replace(true);
             launcher.control().applications().set_state(&name, None);
             launcher.placements().release_workload(&name).await;
             name
         });
         let task = task.id();
-        Self { workload, stage, reports, application, counting, drained, task }
+        Self { workload, stage, reports, application, count_sender, drained, task }
     }
 
-    fn advance_to(&self, to: MemberStage) {
+    fn advance_to(&self, target: WorkloadStage) {
         self.stage.send_if_modified(|stage| {
-            let further = *stage < to;
-            *stage = to.max(*stage);
-            further
+            let is_advanced = *stage < target;
+            *stage = target.max(*stage);
+            is_advanced
         });
     }
 }
 
 /// The channel ends that belong to a member's task.
-struct MemberChannels {
+struct WorkloadChannels {
     workloads: watch::Receiver<Arc<Workload>>,
-    stages: watch::Receiver<MemberStage>,
+    stage_receiver: watch::Receiver<WorkloadStage>,
     report: watch::Sender<Option<SidecarReport>>,
     state: watch::Sender<ApplicationProgress>,
-    counts: watch::Receiver<bool>,
-    ended: watch::Sender<bool>,
+    count_requests: watch::Receiver<bool>,
+    drained_sender: watch::Sender<bool>,
     changed: Rc<Notify>,
 }
 
-impl MemberChannels {
+impl WorkloadChannels {
     /// Returns the placement of the member's processes once there is one; `None` if it is no longer wanted.
     async fn wait_for_placement(
         &mut self,
@@ -320,49 +326,56 @@ impl MemberChannels {
             tracing::error!(%name, ?delay, "cannot place the workload; retrying: {}", output::format_error(&error));
             tokio::select! {
                 () = sleep(delay) => {}
-                _ = self.stages.wait_for(|stage| *stage >= MemberStage::Leaving) => return None,
+                _ = self.stage_receiver.wait_for(|stage| *stage >= WorkloadStage::Draining) => return None,
             }
         }
     }
 
     /// Supervises both processes until the member has left.
     async fn supervise(&self, launcher: &Launcher, placement: &Placement) {
-        let first = self.workloads.borrow().clone();
+        let initial_workload = self.workloads.borrow().clone();
         let (stop_application, application_stops) = watch::channel(false);
         let (stop_sidecar, sidecar_stops) = watch::channel(false);
-        let signals = ApplicationInputs {
+        let application_inputs = ApplicationInputs {
             workload: self.workloads.clone(),
             reports: self.report.subscribe(),
             stop: application_stops,
         };
-        let to_sidecar = sidecar::SidecarTaskInputs {
+        let sidecar_inputs = sidecar::SidecarTaskInputs {
             application: self.state.subscribe(),
-            counting: self.counts.clone(),
+            count_requests: self.count_requests.clone(),
             stop: sidecar_stops,
         };
-        let mut stages = self.stages.clone();
-        let leaving = async {
-            // An error means that the list of workloads is gone: then the member leaves as well.
-            drop(stages.wait_for(|stage| *stage >= MemberStage::Leaving).await);
+        let mut stages = self.stage_receiver.clone();
+        let wait_for_drain = async {
+            // An error means that the list of workloads has been dropped: then the member stops as well.
+            drop(stages.wait_for(|stage| *stage >= WorkloadStage::Draining).await);
             stop_sidecar.send_replace(true);
         };
         let sidecar = async {
-            sidecar::supervise(launcher, placement, &first, &self.report, to_sidecar).await;
-            self.ended.send_replace(true);
+            sidecar::supervise(
+                launcher,
+                placement,
+                &initial_workload,
+                &self.report,
+                sidecar_inputs,
+            )
+            .await;
+            self.drained_sender.send_replace(true);
             stop_application.send_replace(true);
         };
-        let tell = notify_changes(self.report.subscribe(), self.state.subscribe(), &self.changed);
-        let report = report_application(launcher, &first, self.state.subscribe());
-        let both = async {
+        let notify = notify_changes(self.report.subscribe(), self.state.subscribe(), &self.changed);
+        let report = report_application(launcher, &initial_workload, self.state.subscribe());
+        let processes = async {
             tokio::join!(
-                application::supervise(launcher, placement, signals, &self.state),
+                application::supervise(launcher, placement, application_inputs, &self.state),
                 sidecar,
-                leaving,
+                wait_for_drain,
             )
         };
         tokio::select! {
-            _ = both => {}
-            () = tell => {}
+            _ = processes => {}
+            () = notify => {}
             () = report => {}
         }
         self.changed.notify_one();
@@ -373,12 +386,12 @@ impl MemberChannels {
 async fn report_application(
     launcher: &Launcher,
     workload: &Workload,
-    mut application: watch::Receiver<ApplicationProgress>,
+    mut progress: watch::Receiver<ApplicationProgress>,
 ) {
     loop {
-        let reported = application.borrow_and_update().to_application();
-        launcher.control().applications().set_state(&workload.name, reported);
-        if application.changed().await.is_err() {
+        let application = progress.borrow_and_update().to_application();
+        launcher.control().applications().set_state(&workload.name, application);
+        if progress.changed().await.is_err() {
             return std::future::pending().await;
         }
     }
@@ -401,6 +414,6 @@ async fn notify_changes(
 }
 
 /// The longest time that the summary waits for an application to listen.
-const STARTING_MAX: Duration = Duration::from_secs(2);
+const SUMMARY_START_TIMEOUT: Duration = Duration::from_secs(2);
 /// The number of consecutive exits after which the summary does not wait for an application.
-const FAILURES_MIN: u32 = 2;
+const MIN_FAILURES: u32 = 2;

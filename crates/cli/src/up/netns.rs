@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use leno_model::WorkloadName;
-use leno_proxy::{INBOUND_PORT, MARK, OUTBOUND_PORT};
+use leno_proxy::{FIREWALL_MARK, INBOUND_PORT, OUTBOUND_PORT};
 
 pub(super) use leftovers::remove_leftovers;
 
@@ -43,7 +43,7 @@ pub(super) struct WorkloadNamespaces {
     bridge: String,
     /// The lock that marks the bridge as in use. Released after the removal.
     _claim: leftovers::BridgeLock,
-    placed: BTreeMap<WorkloadName, WorkloadNamespace>,
+    namespaces: BTreeMap<WorkloadName, WorkloadNamespace>,
 }
 
 #[derive(Debug)]
@@ -70,12 +70,12 @@ impl WorkloadNamespaces {
             bail!("--netns requires root: use sudo, or omit --netns to use outbound listeners");
         }
         let bridge = format!("leno{}", std::process::id());
-        let claim = leftovers::BridgeLock::new(&bridge)?;
+        let lock = leftovers::BridgeLock::new(&bridge)?;
         for removed in leftovers::remove(Some(&bridge))? {
             tracing::info!(object = %removed, "removed a leftover of a killed mesh");
         }
-        options.netns_subnet.refuse_if_in_use()?;
-        let namespaces = Self { options, bridge, placed: BTreeMap::new(), _claim: claim };
+        options.netns_subnet.reject_if_in_use()?;
+        let namespaces = Self { options, bridge, namespaces: BTreeMap::new(), _claim: lock };
         let bridge = namespaces.bridge.as_str();
         run_ip(&["link", "add", bridge, "type", "bridge"])?;
         run_ip(&["address", "add", &format!("{}/16", namespaces.gateway()), "dev", bridge])?;
@@ -91,39 +91,39 @@ impl WorkloadNamespaces {
     /// Returns the placement of a workload, and creates, connects and redirects its namespace on the first
     /// call.
     pub(super) fn place_workload(&mut self, workload: &WorkloadName) -> anyhow::Result<Placement> {
-        if !self.placed.contains_key(workload) {
+        if !self.namespaces.contains_key(workload) {
             let host = self.free_host().context("all addresses of the subnet are in use")?;
             let name = format!("{}-{host}", self.bridge);
-            self.placed.insert(workload.clone(), WorkloadNamespace { name, host });
+            self.namespaces.insert(workload.clone(), WorkloadNamespace { name, host });
             if let Err(error) = self.build(workload) {
                 self.remove(workload);
                 return Err(error.context(format!("the namespace of {workload}")));
             }
         }
-        let namespace = &self.placed[workload];
+        let namespace = &self.namespaces[workload];
         Ok(build_placement(namespace, self.options.netns_subnet.host_address(namespace.host)))
     }
 
     /// Returns the name of a workload's namespace, for `ip netns`.
-    pub(super) fn name_of(&self, workload: &WorkloadName) -> Option<String> {
-        self.placed.get(workload).map(|namespace| namespace.name.clone())
+    pub(super) fn namespace_name(&self, workload: &WorkloadName) -> Option<String> {
+        self.namespaces.get(workload).map(|namespace| namespace.name.clone())
     }
 
     /// Removes a workload's namespace, after its processes have ended.
     pub(super) fn remove(&mut self, workload: &WorkloadName) {
-        if let Some(namespace) = self.placed.remove(workload) {
+        if let Some(namespace) = self.namespaces.remove(workload) {
             remove_namespace(&namespace.name);
         }
     }
 
     fn build(&self, workload: &WorkloadName) -> anyhow::Result<()> {
-        let WorkloadNamespace { name, host } = &self.placed[workload];
+        let WorkloadNamespace { name, host } = &self.namespaces[workload];
         let address = format!("{}/16", self.options.netns_subnet.host_address(*host));
         let gateway = self.gateway().to_string();
-        let outer = host_link(name);
+        let host_end = host_link(name);
         run_ip(&["netns", "add", name])?;
-        run_ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", name])?;
-        run_ip(&["link", "set", &outer, "master", &self.bridge, "up"])?;
+        run_ip(&["link", "add", &host_end, "type", "veth", "peer", "name", "eth0", "netns", name])?;
+        run_ip(&["link", "set", &host_end, "master", &self.bridge, "up"])?;
         run_ip(&["-n", name, "link", "set", "lo", "up"])?;
         run_ip(&["-n", name, "address", "add", &address, "dev", "eth0"])?;
         run_ip(&["-n", name, "link", "set", "eth0", "up"])?;
@@ -135,8 +135,8 @@ impl WorkloadNamespaces {
             run_ip(&["-n", name, "-6", "address", "add", &address, "dev", "eth0", "nodad"])?;
             run_ip(&["-n", name, "-6", "route", "add", "default", "dev", "eth0"])?;
         }
-        let own = self.options.netns_subnet.host_address(*host);
-        let rules = redirection_rules(self.gateway(), own, &self.options);
+        let own_address = self.options.netns_subnet.host_address(*host);
+        let rules = redirection_rules(self.gateway(), own_address, &self.options);
         run_with_input("ip", &["netns", "exec", name, "nft", "-f", "-"], &rules)?;
         let etc = etc_directory(name);
         std::fs::create_dir_all(&etc).with_context(|| etc.display().to_string())?;
@@ -150,17 +150,18 @@ impl WorkloadNamespaces {
     }
 
     fn free_host(&self) -> Option<u16> {
-        let taken: Vec<u16> = self.placed.values().map(|namespace| namespace.host).collect();
-        (FIRST_HOST..=LAST_HOST).find(|host| !taken.contains(host))
+        let used_hosts: Vec<u16> =
+            self.namespaces.values().map(|namespace| namespace.host).collect();
+        (FIRST_HOST..=LAST_HOST).find(|host| !used_hosts.contains(host))
     }
 }
 
 impl Drop for WorkloadNamespaces {
     fn drop(&mut self) {
-        for namespace in self.placed.values() {
+        for namespace in self.namespaces.values() {
             remove_namespace(&namespace.name);
         }
-        best_effort(&["link", "del", &self.bridge]);
+        run_ip_best_effort(&["link", "del", &self.bridge]);
     }
 }
 
@@ -176,34 +177,33 @@ impl Subnet {
 
     /// Returns an error if this machine already routes a part of the network. A wider route is no conflict: the
     /// more specific route wins.
-    fn refuse_if_in_use(self) -> anyhow::Result<()> {
+    fn reject_if_in_use(self) -> anyhow::Result<()> {
         let Some(IpRoute { dst, dev }) = self.routes_within()?.into_iter().next() else {
             return Ok(());
         };
-        let by = dev.map(|device| match leftovers::maker_pid(&device) {
-            Some(maker) => {
+        let device_text = dev.map(|device| match leftovers::creator_pid(&device) {
+            Some(creator) => {
                 format!(
-                    " through {device}, the bridge of another `leno up --netns` (process {maker})"
+                    " through {device}, the bridge of another `leno up --netns` (process {creator})"
                 )
             }
             None => format!(" through {device}"),
         });
-        let by = by.unwrap_or_default();
+        let device_text = device_text.unwrap_or_default();
         bail!(
-            "{self} is in use: this machine already routes {dst}{by}; choose another /16 with --netns-subnet"
+            "{self} is in use: this machine already routes {dst}{device_text}; choose another /16 with --netns-subnet"
         );
     }
 
     /// Returns the routes to the network and its parts, from all routing tables.
     fn routes_within(self) -> anyhow::Result<Vec<IpRoute>> {
         let network = self.to_string();
-        let reported = run_ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
+        let output = run_ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
         // Without a route the output is empty, or an empty list.
-        if reported.trim_ascii().is_empty() {
+        if output.trim_ascii().is_empty() {
             return Ok(Vec::new());
         }
-        serde_json::from_slice(&reported)
-            .context("cannot parse the output of `ip -json route show`")
+        serde_json::from_slice(&output).context("cannot parse the output of `ip -json route show`")
     }
 }
 
@@ -254,24 +254,24 @@ fn has_v6() -> bool {
 /// Returns the nftables rules. Outbound TCP connections go to the sidecar, except its own (by mark); inbound
 /// connections from other namespaces and the host as well. All other IPv6 traffic of the interface is dropped,
 /// so that it cannot bypass the sidecar.
-fn redirection_rules(gateway: Ipv4Addr, own: Ipv4Addr, options: &NetnsOptions) -> String {
-    let set = |what: &str, items: Vec<String>| match items.is_empty() {
+fn redirection_rules(gateway: Ipv4Addr, own_address: Ipv4Addr, options: &NetnsOptions) -> String {
+    let return_rule = |match_text: &str, items: Vec<String>| match items.is_empty() {
         true => String::new(),
-        false => format!("    {what} {{ {} }} return\n", items.join(", ")),
+        false => format!("    {match_text} {{ {} }} return\n", items.join(", ")),
     };
     let ports = |ports: &[u16]| ports.iter().map(u16::to_string).collect();
-    let outbound_ports = set("tcp dport", ports(&options.exclude_outbound_ports));
+    let outbound_ports = return_rule("tcp dport", ports(&options.exclude_outbound_ports));
     let ranges = |version: &str| {
-        let all = options.exclude_outbound_ranges.iter();
-        let those = all.filter(|range| range.version() == version).map(ToString::to_string);
-        set(&format!("{version} daddr"), those.collect())
+        let ranges = options.exclude_outbound_ranges.iter();
+        let matching = ranges.filter(|range| range.version() == version).map(ToString::to_string);
+        return_rule(&format!("{version} daddr"), matching.collect())
     };
     let (outbound_ranges, outbound_ranges_v6) = (ranges("ip"), ranges("ip6"));
-    let inbound_ports = set("tcp dport", ports(&options.exclude_inbound_ports));
+    let inbound_ports = return_rule("tcp dport", ports(&options.exclude_inbound_ports));
     format!(
         "table ip leno {{\n\
          \x20 chain output {{\n    type nat hook output priority -100; policy accept;\n\
-         \x20   meta mark {MARK} return\n    ip daddr {{ 127.0.0.0/8, {own} }} return\n\
+         \x20   meta mark {FIREWALL_MARK} return\n    ip daddr {{ 127.0.0.0/8, {own_address} }} return\n\
          {outbound_ports}{outbound_ranges}\
          \x20   meta l4proto tcp redirect to :{OUTBOUND_PORT}\n  }}\n\
          \x20 chain prerouting {{\n    type nat hook prerouting priority -100; policy accept;\n\
@@ -280,7 +280,7 @@ fn redirection_rules(gateway: Ipv4Addr, own: Ipv4Addr, options: &NetnsOptions) -
          \x20   meta l4proto tcp redirect to :{INBOUND_PORT}\n  }}\n}}\n\
          table ip6 leno {{\n\
          \x20 chain output {{\n    type nat hook output priority -100; policy accept;\n\
-         \x20   meta mark {MARK} return\n    oifname \"lo\" return\n\
+         \x20   meta mark {FIREWALL_MARK} return\n    oifname \"lo\" return\n\
 {outbound_ports}{outbound_ranges_v6}\
          \x20   meta l4proto tcp redirect to :{OUTBOUND_PORT}\n  }}\n\
          \x20 chain input {{ type filter hook input priority 0; policy accept; iifname != \"lo\" drop; }}\n\
@@ -295,7 +295,7 @@ fn run_ip(arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
 /// Runs a command with `input` and returns its output. Its standard error becomes the error.
 fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Vec<u8>> {
     use std::io::Write as _;
-    let shown = || format!("{program} {}", arguments.join(" "));
+    let command_text = || format!("{program} {}", arguments.join(" "));
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::piped())
@@ -304,17 +304,17 @@ fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow::Res
         .spawn()
         .with_context(|| format!("cannot run `{program}`; install iproute2 and nftables"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(input.as_bytes()).with_context(shown)?;
+        stdin.write_all(input.as_bytes()).with_context(command_text)?;
     }
-    let output = child.wait_with_output().with_context(shown)?;
+    let output = child.wait_with_output().with_context(command_text)?;
     if !output.status.success() {
-        bail!("`{}` failed: {}", shown(), String::from_utf8_lossy(&output.stderr).trim());
+        bail!("`{}` failed: {}", command_text(), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(output.stdout)
 }
 
-/// Runs `ip` during cleanup, which continues after errors. The object may already be gone.
-fn best_effort(arguments: &[&str]) {
+/// Runs `ip` during cleanup, which continues after errors. The object may already be removed.
+fn run_ip_best_effort(arguments: &[&str]) {
     if let Err(error) = run_ip(arguments) {
         tracing::debug!(%error, "cleaning up");
     }
@@ -322,8 +322,8 @@ fn best_effort(arguments: &[&str]) {
 
 fn remove_namespace(name: &str) {
     // A closing socket keeps a namespace and its link for a minute after the name is removed.
-    best_effort(&["link", "del", &host_link(name)]);
-    best_effort(&["netns", "del", name]);
+    run_ip_best_effort(&["link", "del", &host_link(name)]);
+    run_ip_best_effort(&["netns", "del", name]);
     let etc = etc_directory(name);
     if let Err(error) = std::fs::remove_dir_all(&etc) {
         tracing::debug!(%error, path = %etc.display(), "cleaning up");
@@ -345,7 +345,7 @@ const NETWORK_V6: &str = "fd6c:656e:6f00:1::";
 /// Host numbers in the subnet: after the gateway, before the broadcast address.
 const FIRST_HOST: u16 = 2;
 const LAST_HOST: u16 = 65_534;
-/// The port of a sidecar's admin page in its namespace, the same as in OSM.
+/// The port of a sidecar's admin endpoint in its namespace, the same as in OSM.
 const ADMIN_PORT: u16 = 15_000;
 
 #[cfg(test)]
@@ -353,26 +353,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn excluded_ports_and_ranges_come_before_the_redirection() {
+    fn exclusions_precede_the_redirection() {
         let options = NetnsOptions {
             netns_subnet: Subnet([10, 213]),
             exclude_outbound_ports: vec![25, 53],
             exclude_outbound_ranges: vec!["10.9.0.0/16".parse().unwrap()],
             exclude_inbound_ports: vec![8080],
         };
-        let (gateway, own) = (Ipv4Addr::new(10, 213, 0, 1), Ipv4Addr::new(10, 213, 0, 2));
-        let rules = redirection_rules(gateway, own, &options);
-        let at = |text: &str| rules.find(text).unwrap_or_else(|| panic!("no `{text}` in {rules}"));
-        assert!(at("tcp dport { 25, 53 } return") < at("redirect to :15001"));
-        assert!(at("ip daddr { 10.9.0.0/16 } return") < at("redirect to :15001"));
-        assert!(at("tcp dport { 8080 } return") < at("redirect to :15003"));
+        let (gateway, own_address) = (Ipv4Addr::new(10, 213, 0, 1), Ipv4Addr::new(10, 213, 0, 2));
+        let rules = redirection_rules(gateway, own_address, &options);
+        let position =
+            |text: &str| rules.find(text).unwrap_or_else(|| panic!("no `{text}` in {rules}"));
+        assert!(position("tcp dport { 25, 53 } return") < position("redirect to :15001"));
+        assert!(position("ip daddr { 10.9.0.0/16 } return") < position("redirect to :15001"));
+        assert!(position("tcp dport { 8080 } return") < position("redirect to :15003"));
     }
 
     #[test]
-    fn only_private_networks_of_the_right_size_are_taken() {
+    fn only_private_networks_of_size_16_are_accepted() {
         assert_eq!("10.213.0.0/16".parse(), Ok(Subnet([10, 213])));
-        for bad in ["10.213.0.0/24", "10.213.1.0/16", "8.8.0.0/16", "10.213.0.0", "x"] {
-            assert!(bad.parse::<Subnet>().is_err(), "{bad}");
+        for invalid in ["10.213.0.0/24", "10.213.1.0/16", "8.8.0.0/16", "10.213.0.0", "x"] {
+            assert!(invalid.parse::<Subnet>().is_err(), "{invalid}");
         }
     }
 }

@@ -37,13 +37,16 @@ impl Placements {
         workload: &WorkloadName,
     ) -> anyhow::Result<Placement> {
         let workload = workload.clone();
-        let placed = match self {
+        let placement = match self {
             Self::OpenListeners => return Ok(Placement::default()),
-            Self::Namespaces(all) => {
-                change_in_background(all, move |all| all.place_workload(&workload)).await
+            Self::Namespaces(namespaces) => {
+                change_in_background(namespaces, move |namespaces| {
+                    namespaces.place_workload(&workload)
+                })
+                .await
             }
         };
-        placed.context("the task that changes network namespaces failed")?
+        placement.context("the task that changes network namespaces failed")?
     }
 
     /// Returns the name of a workload's own network namespace, if it has one.
@@ -51,20 +54,24 @@ impl Placements {
         let workload = workload.clone();
         match self {
             Self::OpenListeners => None,
-            Self::Namespaces(all) => {
-                change_in_background(all, move |all| all.name_of(&workload)).await.ok()?
-            }
+            Self::Namespaces(namespaces) => change_in_background(namespaces, move |namespaces| {
+                namespaces.namespace_name(&workload)
+            })
+            .await
+            .ok()?,
         }
     }
 
     /// Removes a workload's namespace, after its processes have ended.
     pub(super) async fn release_workload(&self, workload: &WorkloadName) {
         let name = workload.clone();
-        let released = match self {
+        let result = match self {
             Self::OpenListeners => Ok(()),
-            Self::Namespaces(all) => change_in_background(all, move |all| all.remove(&name)).await,
+            Self::Namespaces(namespaces) => {
+                change_in_background(namespaces, move |namespaces| namespaces.remove(&name)).await
+            }
         };
-        if let Err(error) = released {
+        if let Err(error) = result {
             tracing::error!(%workload, %error, "cannot remove the network namespace");
         }
     }
@@ -76,8 +83,8 @@ async fn change_in_background<T: Send + 'static>(
     change: impl FnOnce(&mut WorkloadNamespaces) -> T + Send + 'static,
 ) -> Result<T, JoinError> {
     let namespaces = Arc::clone(namespaces);
-    let changed = spawn_blocking(move || {
+    let task = spawn_blocking(move || {
         change(&mut namespaces.lock().unwrap_or_else(PoisonError::into_inner))
     });
-    changed.await
+    task.await
 }

@@ -27,7 +27,7 @@ pub(super) enum ObservedPort {
     /// The application listens there, and its readiness check succeeds.
     Ready,
     /// No process listens there, although the port was ready before or the start timeout has expired.
-    Silent,
+    NotListening,
     /// The application listens there, and its readiness check fails.
     Unready,
     /// Another process listens there.
@@ -40,9 +40,9 @@ impl ObservedPort {
         match self {
             Self::Starting | Self::Ready => None,
             Self::Overdue(problem) => Some((*problem).to_owned()),
-            Self::Silent => Some(PORT_SILENT.to_owned()),
+            Self::NotListening => Some(PORT_SILENT.to_owned()),
             Self::Unready => Some(PORT_UNREADY.to_owned()),
-            Self::Taken(by) => Some(format!("{by} listens there")),
+            Self::Taken(holder) => Some(format!("{holder} listens there")),
         }
     }
 
@@ -61,9 +61,9 @@ pub(super) struct ObservedApplication {
     pub(super) pid: i32,
     pub(super) workload: watch::Receiver<Arc<Workload>>,
     /// The listening sockets before its start.
-    pub(super) before: BTreeSet<u64>,
+    pub(super) listening_before: BTreeSet<u64>,
     /// True if it runs in its own network namespace.
-    pub(super) is_apart: bool,
+    pub(super) has_own_namespace: bool,
 }
 
 /// State kept between two checks.
@@ -81,61 +81,63 @@ struct PortMemory {
 }
 
 /// Returns the inodes of the listening sockets in the network namespace of this process.
-pub(super) fn listening_now() -> BTreeSet<u64> {
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
-    sockets::listening_sockets(own).into_iter().map(|socket| socket.inode).collect()
+pub(super) fn listening_inodes() -> BTreeSet<u64> {
+    let own_pid = i32::try_from(std::process::id()).unwrap_or_default();
+    sockets::listening_sockets(own_pid).into_iter().map(|socket| socket.inode).collect()
 }
 
 /// Publishes the states of the application's ports until dropped.
 pub(super) async fn observe(observed: ObservedApplication, states: &watch::Sender<Ports>) {
-    let began = Instant::now();
+    let start = Instant::now();
     let mut memory = PortMemory::default();
-    let mut pause = LOOK_SOON;
+    let mut delay = FIRST_CHECK_DELAY;
     loop {
-        let (task, known) = (observed.clone(), memory.clone());
-        let age = began.elapsed();
-        let looked = spawn_blocking(move || {
-            let mut memory = known;
-            let ports = check_ports(&task, &mut memory, age);
+        let (application, previous) = (observed.clone(), memory.clone());
+        let age = start.elapsed();
+        let check = spawn_blocking(move || {
+            let mut memory = previous;
+            let ports = check_ports(&application, &mut memory, age);
             (ports, memory)
         });
-        let Ok((ports, next)) = looked.await else { return };
-        memory = next;
-        let settled = !ports.values().any(ObservedPort::is_starting);
-        states.send_if_modified(|known| {
-            let differs = *known != ports;
-            *known = ports;
+        let Ok((ports, next_memory)) = check.await else { return };
+        memory = next_memory;
+        let is_settled = !ports.values().any(ObservedPort::is_starting);
+        states.send_if_modified(|previous| {
+            let differs = *previous != ports;
+            *previous = ports;
             differs
         });
-        pause = if settled { LOOK_EVERY } else { (pause * 2).min(LOOK_STARTING) };
-        sleep(pause).await;
+        delay = if is_settled { CHECK_INTERVAL } else { (delay * 2).min(STARTUP_CHECK_INTERVAL) };
+        sleep(delay).await;
     }
 }
 
 /// Checks all ports once. `age` is the time since the start of the application.
 fn check_ports(observed: &ObservedApplication, memory: &mut PortMemory, age: Duration) -> Ports {
     let workload = observed.workload.borrow().clone();
-    let all = sockets::listening_sockets(observed.pid);
-    let known: BTreeSet<u64> = all.iter().map(|socket| socket.inode).collect();
-    memory.own.retain(|inode| known.contains(inode));
-    memory.foreign.retain(|inode, _| known.contains(inode));
+    let sockets = sockets::listening_sockets(observed.pid);
+    let inodes: BTreeSet<u64> = sockets.iter().map(|socket| socket.inode).collect();
+    memory.own.retain(|inode| inodes.contains(inode));
+    memory.foreign.retain(|inode, _| inodes.contains(inode));
     let mut ports: Ports = BTreeMap::new();
     for port in &workload.ports {
         let address = SocketAddr::new(workload.address, port.port);
-        let found = find_owner(observed, memory, &sockets::sockets_for(address, &all));
-        let state = match found {
-            PortOwner::Nobody if age >= STARTING_MAX || memory.was_ready => ObservedPort::Silent,
-            PortOwner::Nobody => starting_port(age, PORT_SILENT),
+        let owner = find_owner(observed, memory, &sockets::sockets_for(address, &sockets));
+        let state = match owner {
+            PortOwner::Unowned if age >= START_TIMEOUT || memory.was_ready => {
+                ObservedPort::NotListening
+            }
+            PortOwner::Unowned => starting_port(age, PORT_SILENT),
             PortOwner::Application => ObservedPort::Ready,
-            PortOwner::Other(by) => ObservedPort::Taken(by),
+            PortOwner::Other(holder) => ObservedPort::Taken(holder),
         };
         ports.insert(port.port, state);
     }
-    if let Some(get) = &workload.run_options.http_get
-        && ports.get(&get.port) == Some(&ObservedPort::Ready)
+    if let Some(http_get) = &workload.run_options.http_get
+        && ports.get(&http_get.port) == Some(&ObservedPort::Ready)
     {
-        let address = SocketAddr::new(workload.address, get.port);
-        ports.insert(get.port, check_port(observed, address, &get.path, memory, age));
+        let address = SocketAddr::new(workload.address, http_get.port);
+        ports.insert(http_get.port, check_port(observed, address, &http_get.path, memory, age));
     }
     memory.was_ready |= ports.values().all(|port| *port == ObservedPort::Ready);
     ports
@@ -144,7 +146,7 @@ fn check_ports(observed: &ObservedApplication, memory: &mut PortMemory, age: Dur
 /// The owner of a port.
 #[derive(Debug, PartialEq, Eq)]
 enum PortOwner {
-    Nobody,
+    Unowned,
     Application,
     Other(String),
 }
@@ -156,31 +158,32 @@ enum PortOwner {
 fn find_owner(
     observed: &ObservedApplication,
     memory: &mut PortMemory,
-    found: &[&ListeningSocket],
+    sockets: &[&ListeningSocket],
 ) -> PortOwner {
     let is_known = |memory: &PortMemory, inode: u64| {
         memory.own.contains(&inode) || memory.foreign.contains_key(&inode)
     };
-    let unknown = found.iter().map(|socket| socket.inode).filter(|it| !is_known(memory, *it));
+    let unknown =
+        sockets.iter().map(|socket| socket.inode).filter(|inode| !is_known(memory, *inode));
     let unknown: Vec<u64> = unknown.collect();
-    let own =
+    let own_pids =
         if unknown.is_empty() { BTreeSet::new() } else { application_processes(observed.pid) };
     for inode in unknown {
-        if sockets::find_holder(inode, own.iter().copied()).is_some() {
+        if sockets::find_holder(inode, own_pids.iter().copied()).is_some() {
             memory.own.insert(inode);
             continue;
         }
-        let others = sockets::all_pids().filter(|pid| !own.contains(pid));
-        let by = match sockets::find_holder(inode, others) {
+        let other_pids = sockets::all_pids().filter(|pid| !own_pids.contains(pid));
+        let holder = match sockets::find_holder(inode, other_pids) {
             Some(pid) => sockets::describe_process(pid),
-            None if observed.before.contains(&inode) => "another process".to_owned(),
+            None if observed.listening_before.contains(&inode) => "another process".to_owned(),
             None => continue,
         };
-        memory.foreign.insert(inode, by);
+        memory.foreign.insert(inode, holder);
     }
-    match found.iter().find_map(|socket| memory.foreign.get(&socket.inode)) {
-        Some(by) => PortOwner::Other(by.clone()),
-        None if found.is_empty() => PortOwner::Nobody,
+    match sockets.iter().find_map(|socket| memory.foreign.get(&socket.inode)) {
+        Some(holder) => PortOwner::Other(holder.clone()),
+        None if sockets.is_empty() => PortOwner::Unowned,
         None => PortOwner::Application,
     }
 }
@@ -188,11 +191,11 @@ fn find_owner(
 /// Returns the processes of the application with this first process, including those that left its process
 /// tree, group and session.
 fn application_processes(pid: i32) -> BTreeSet<i32> {
-    let mut found = sockets::process_tree(pid);
+    let mut pids = sockets::process_tree(pid);
     if let Some(run) = ApplicationRun::from_leader(pid) {
-        found.extend(sockets::all_pids().filter(|pid| run.has_mark(*pid)));
+        pids.extend(sockets::all_pids().filter(|pid| run.has_variable(*pid)));
     }
-    found
+    pids
 }
 
 /// Returns the state of a port on which the application listens, from its readiness check.
@@ -204,10 +207,10 @@ fn check_port(
     age: Duration,
 ) -> ObservedPort {
     let path = path.to_owned();
-    let namespace = observed.is_apart.then_some(observed.pid);
+    let namespace = observed.has_own_namespace.then_some(observed.pid);
     // The thread stays in the namespace that it enters.
     let thread = std::thread::Builder::new().name("readiness".to_owned());
-    let answered = thread.spawn(move || {
+    let thread = thread.spawn(move || {
         if let Some(pid) = namespace {
             let file = File::open(format!("/proc/{pid}/ns/net"))?;
             move_into_link_name_space(
@@ -215,29 +218,29 @@ fn check_port(
                 Some(LinkNameSpaceType::Network),
             )?;
         }
-        is_check_successful(address, &path)
+        send_readiness_request(address, &path)
     });
-    let ready = answered.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(true))));
-    memory.failures = if ready { 0 } else { memory.failures.saturating_add(1) };
-    memory.was_checked |= ready;
-    match ready {
+    let is_ready = thread.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(true))));
+    memory.failures = if is_ready { 0 } else { memory.failures.saturating_add(1) };
+    memory.was_checked |= is_ready;
+    match is_ready {
         true => ObservedPort::Ready,
-        false if memory.was_checked && memory.failures < FAILURES_MAX => ObservedPort::Ready,
-        false if memory.was_checked || age >= STARTING_MAX => ObservedPort::Unready,
+        false if memory.was_checked && memory.failures < MAX_FAILURES => ObservedPort::Ready,
+        false if memory.was_checked || age >= START_TIMEOUT => ObservedPort::Unready,
         false => starting_port(age, PORT_UNREADY),
     }
 }
 
 /// Returns the state of a port that is not ready at this age. Requests wait in either state.
 fn starting_port(age: Duration, problem: &'static str) -> ObservedPort {
-    if age >= OVERDUE_AFTER { ObservedPort::Overdue(problem) } else { ObservedPort::Starting }
+    if age >= OVERDUE_AGE { ObservedPort::Overdue(problem) } else { ObservedPort::Starting }
 }
 
 /// Sends the readiness request; true if the status is 200 to 299.
-fn is_check_successful(address: SocketAddr, path: &str) -> std::io::Result<bool> {
-    let mut stream = TcpStream::connect_timeout(&address, CHECK_MAX_WAIT)?;
-    stream.set_read_timeout(Some(CHECK_MAX_WAIT))?;
-    stream.set_write_timeout(Some(CHECK_MAX_WAIT))?;
+fn send_readiness_request(address: SocketAddr, path: &str) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect_timeout(&address, READINESS_TIMEOUT)?;
+    stream.set_read_timeout(Some(READINESS_TIMEOUT))?;
+    stream.set_write_timeout(Some(READINESS_TIMEOUT))?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut head = [0; STATUS_BYTES];
@@ -246,20 +249,20 @@ fn is_check_successful(address: SocketAddr, path: &str) -> std::io::Result<bool>
 }
 
 /// The base of the growing interval between checks while the application starts.
-const LOOK_SOON: Duration = Duration::from_millis(10);
+const FIRST_CHECK_DELAY: Duration = Duration::from_millis(10);
 /// The longest interval while the application starts.
-const LOOK_STARTING: Duration = Duration::from_millis(200);
+const STARTUP_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The interval after the start.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// The age from which a port that is not ready is reported as a problem. Requests wait for 10 s at most and
 /// then fail.
-const OVERDUE_AFTER: Duration = Duration::from_secs(12);
+const OVERDUE_AGE: Duration = Duration::from_secs(12);
 /// The start timeout of an application.
-const STARTING_MAX: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Consecutive failures of the readiness check after which connections are not forwarded.
-const FAILURES_MAX: u32 = 3;
+const MAX_FAILURES: u32 = 3;
 /// The timeout of each step of the check.
-const CHECK_MAX_WAIT: Duration = Duration::from_secs(1);
+const READINESS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The length of `HTTP/1.1 200`.
 const STATUS_BYTES: usize = 12;
 
@@ -280,38 +283,38 @@ mod tests {
         let Some((leno_model::Object::Workload(workload), _)) = objects.into_iter().next() else {
             panic!("it is a workload")
         };
-        let before = BTreeSet::new();
+        let listening_before = BTreeSet::new();
         let workload = watch::channel(Arc::new(workload)).1;
-        ObservedApplication { pid, workload, before, is_apart: false }
+        ObservedApplication { pid, workload, listening_before, has_own_namespace: false }
     }
 
     #[test]
     fn a_port_is_ready_only_for_the_process_tree_that_listens_there() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
-        let own = i32::try_from(std::process::id()).unwrap();
+        let own_pid = i32::try_from(std::process::id()).unwrap();
         let mut memory = PortMemory::default();
-        let ports = check_ports(&observe_process(own, port), &mut memory, Duration::ZERO);
+        let ports = check_ports(&observe_process(own_pid, port), &mut memory, Duration::ZERO);
         assert_eq!(ports[&port], ObservedPort::Ready);
         // The test process is outside the tree of the child.
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = i32::try_from(child.id()).unwrap();
         let ports =
             check_ports(&observe_process(other, port), &mut PortMemory::default(), Duration::ZERO);
-        let ObservedPort::Taken(by) = &ports[&port] else { panic!("{ports:?}") };
-        assert!(by.contains(&format!("process {own}")), "{by}");
+        let ObservedPort::Taken(holder) = &ports[&port] else { panic!("{ports:?}") };
+        assert!(holder.contains(&format!("process {own_pid}")), "{holder}");
         drop(socket);
         let ports =
             check_ports(&observe_process(other, port), &mut PortMemory::default(), Duration::ZERO);
         assert_eq!(ports[&port], ObservedPort::Starting);
         // Requests fail after 10 s; the start timeout is 60 s.
         let ports =
-            check_ports(&observe_process(other, port), &mut PortMemory::default(), OVERDUE_AFTER);
+            check_ports(&observe_process(other, port), &mut PortMemory::default(), OVERDUE_AGE);
         assert_eq!(ports[&port], ObservedPort::Overdue(PORT_SILENT));
         assert_eq!(ports[&port].describe_problem().as_deref(), Some(PORT_SILENT));
         let ports =
-            check_ports(&observe_process(other, port), &mut PortMemory::default(), STARTING_MAX);
-        assert_eq!(ports[&port], ObservedPort::Silent);
+            check_ports(&observe_process(other, port), &mut PortMemory::default(), START_TIMEOUT);
+        assert_eq!(ports[&port], ObservedPort::NotListening);
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -329,7 +332,7 @@ mod tests {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
         let mut daemon =
-            start_holder(socket, ApplicationRun::from_leader(pid).unwrap().mark_variable());
+            start_holder(socket, ApplicationRun::from_leader(pid).unwrap().environment_variable());
         let ports =
             check_ports(&observe_process(pid, port), &mut PortMemory::default(), Duration::ZERO);
         assert_eq!(ports[&port], ObservedPort::Ready);
@@ -341,7 +344,7 @@ mod tests {
 
     /// The kernel distributes connections between both.
     #[test]
-    fn a_port_that_another_process_shares_is_taken() {
+    fn a_port_shared_with_another_process_is_taken() {
         let shared = |port: u16| {
             let (domain, kind, flags) =
                 (AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC);
@@ -353,16 +356,16 @@ mod tests {
         };
         let first = shared(0);
         let port = first.local_addr().unwrap().port();
-        let mut own = start_holder(first, None);
-        let pid = i32::try_from(own.id()).unwrap();
+        let mut holder_process = start_holder(first, None);
+        let pid = i32::try_from(holder_process.id()).unwrap();
         let mut memory = PortMemory::default();
         let mut state =
             || check_ports(&observe_process(pid, port), &mut memory, Duration::ZERO)[&port].clone();
         assert_eq!(state(), ObservedPort::Ready);
         let _second = shared(port);
-        let ObservedPort::Taken(by) = state() else { panic!("it is taken") };
-        assert!(by.contains(&format!("process {}", std::process::id())), "{by}");
-        own.kill().unwrap();
-        own.wait().unwrap();
+        let ObservedPort::Taken(holder) = state() else { panic!("it is taken") };
+        assert!(holder.contains(&format!("process {}", std::process::id())), "{holder}");
+        holder_process.kill().unwrap();
+        holder_process.wait().unwrap();
     }
 }

@@ -37,8 +37,8 @@ struct ProcessGroup {
 }
 
 /// Returns the path of the record of an application's process group.
-pub(super) fn file_of(data: &Path, workload: &WorkloadName) -> PathBuf {
-    data.join(DIRECTORY).join(workload.namespace.as_str()).join(workload.name.as_str())
+pub(super) fn record_path(data: &Path, workload: &WorkloadName) -> PathBuf {
+    data.join(RECORDS_DIRECTORY).join(workload.namespace.as_str()).join(workload.name.as_str())
 }
 
 /// Records the process group of this process, which becomes an application.
@@ -46,7 +46,7 @@ pub(super) fn file_of(data: &Path, workload: &WorkloadName) -> PathBuf {
 /// # Errors
 /// If the file cannot be written.
 pub(crate) fn record_group(path: &Path) -> anyhow::Result<()> {
-    write(path, i32::try_from(std::process::id())?)
+    write_record(path, i32::try_from(std::process::id())?)
 }
 
 /// Restores the record of a running application whenever it is missing, as after the removal of the data
@@ -54,12 +54,12 @@ pub(crate) fn record_group(path: &Path) -> anyhow::Result<()> {
 pub(super) async fn maintain_record(path: &Path, pid: i32) -> Infallible {
     let mut is_reported = false;
     loop {
-        sleep(RECORD_LOOK_EVERY).await;
-        let found = fs::symlink_metadata(path);
-        if !found.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        sleep(RECORD_CHECK_INTERVAL).await;
+        let metadata = fs::symlink_metadata(path);
+        if !metadata.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             continue;
         }
-        match write(path, pid) {
+        match write_record(path, pid) {
             Ok(()) => {
                 is_reported = false;
                 tracing::warn!(path = %path.display(), "the record of an application was removed and is restored");
@@ -75,12 +75,15 @@ pub(super) async fn maintain_record(path: &Path, pid: i32) -> Infallible {
 }
 
 /// Records the process group of an application with this first process, a child of `leno up`.
-fn write(path: &Path, pid: i32) -> anyhow::Result<()> {
-    let own = sockets::read_process(pid).filter(|it| !it.is_zombie);
-    let own = own.with_context(|| format!("/proc does not show the process {pid}"))?;
+fn write_record(path: &Path, pid: i32) -> anyhow::Result<()> {
+    let process = sockets::read_process(pid).filter(|process| !process.is_zombie);
+    let process = process.with_context(|| format!("/proc does not show the process {pid}"))?;
     let (boot, namespace) = (boot_id()?, pid_namespace()?);
-    let supervisor = (own.parent, sockets::read_process(own.parent).map_or(0, |it| it.started));
-    let ProcessEntry { group, session, started, .. } = own;
+    let supervisor = (
+        process.parent,
+        sockets::read_process(process.parent).map_or(0, |process| process.started),
+    );
+    let ProcessEntry { group, session, started, .. } = process;
     let group = ProcessGroup { boot, namespace, leader: group, started, session, supervisor };
     let text = serde_json::to_vec(&group)?;
     if let Some(directory) = path.parent() {
@@ -103,11 +106,12 @@ pub(super) fn remove_record(path: &Path) {
 /// has claimed the data directory, so that no other `leno up` runs them.
 pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
     let mut ended = Vec::new();
-    for path in list_files(&data.join(DIRECTORY)).iter().flat_map(|namespace| list_files(namespace))
+    for path in
+        list_files(&data.join(RECORDS_DIRECTORY)).iter().flat_map(|namespace| list_files(namespace))
     {
-        let text = read_regular(&path, FileOrigin::Leno, RECORD_BYTES_MAX).ok().flatten();
+        let text = read_regular(&path, FileOrigin::Leno, MAX_RECORD_BYTES).ok().flatten();
         let group = text.and_then(|text| serde_json::from_slice::<ProcessGroup>(&text).ok());
-        let is_over = match group {
+        let has_ended = match group {
             Some(group) if group.is_leftover() => {
                 ended.extend(group.kill_all().await);
                 // Processes that left the group.
@@ -119,7 +123,7 @@ pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
             Some(group) => boot_id().is_ok_and(|boot| boot != group.boot),
             None => true,
         };
-        if is_over {
+        if has_ended {
             remove_record(&path);
         }
     }
@@ -134,19 +138,19 @@ impl ProcessGroup {
         boot_id().is_ok_and(|boot| boot == self.boot)
             && pid_namespace().is_ok_and(|namespace| namespace == self.namespace)
             && !sockets::read_process(supervisor)
-                .is_some_and(|it| it.started == started && !it.is_zombie)
+                .is_some_and(|process| process.started == started && !process.is_zombie)
     }
 
-    /// Kills all members, including those started meanwhile, for `END_MAX_WAIT` at most.
+    /// Kills all members, including those started meanwhile, for `KILL_TIMEOUT` at most.
     async fn kill_all(&self) -> Vec<String> {
-        let until = Instant::now() + END_MAX_WAIT;
+        let deadline = Instant::now() + KILL_TIMEOUT;
         let mut killed = BTreeMap::new();
         loop {
             let members = self.living_members();
             if members.is_empty() {
                 break;
             }
-            if Instant::now() >= until {
+            if Instant::now() >= deadline {
                 tracing::warn!(
                     processes = ?members,
                     "processes of an application of a killed `leno up` remain after SIGKILL"
@@ -159,7 +163,7 @@ impl ProcessGroup {
                     killed.insert(pid, description);
                 }
             }
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
         }
         killed.into_values().collect()
     }
@@ -172,7 +176,7 @@ impl ProcessGroup {
             return Vec::new();
         }
         let is_member =
-            |pid: &i32| sockets::read_process(*pid).is_some_and(|it| self.contains(&it));
+            |pid: &i32| sockets::read_process(*pid).is_some_and(|process| self.contains(&process));
         sockets::all_pids().filter(is_member).collect()
     }
 
@@ -185,20 +189,22 @@ impl ProcessGroup {
 
     /// Kills a member. The pidfd refers to one process: the signal reaches no other after an ID is reused.
     fn kill_member(&self, pid: i32) -> bool {
-        let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        let Some(handle) = handle else { return false };
-        sockets::read_process(pid).is_some_and(|it| self.contains(&it))
-            && pidfd_send_signal(handle, Signal::KILL).is_ok()
+        let pidfd = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let Some(pidfd) = pidfd else { return false };
+        sockets::read_process(pid).is_some_and(|process| self.contains(&process))
+            && pidfd_send_signal(pidfd, Signal::KILL).is_ok()
     }
 }
 
 fn boot_id() -> anyhow::Result<String> {
-    let boot = fs::read_to_string(BOOT).with_context(|| format!("cannot read {BOOT}"))?;
+    let boot =
+        fs::read_to_string(BOOT_ID_FILE).with_context(|| format!("cannot read {BOOT_ID_FILE}"))?;
     Ok(boot.trim().to_owned())
 }
 
 fn pid_namespace() -> anyhow::Result<String> {
-    let namespace = fs::read_link(NAMESPACE).with_context(|| format!("cannot read {NAMESPACE}"))?;
+    let namespace = fs::read_link(PID_NAMESPACE_LINK)
+        .with_context(|| format!("cannot read {PID_NAMESPACE_LINK}"))?;
     Ok(namespace.to_string_lossy().into_owned())
 }
 
@@ -207,16 +213,16 @@ fn list_files(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// The directory of the records in the data directory.
-const DIRECTORY: &str = "applications";
+const RECORDS_DIRECTORY: &str = "applications";
 /// The maximum size of a record, which has a few short fields.
-const RECORD_BYTES_MAX: u64 = 4096;
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
-const NAMESPACE: &str = "/proc/self/ns/pid";
+const MAX_RECORD_BYTES: u64 = 4096;
+const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
+const PID_NAMESPACE_LINK: &str = "/proc/self/ns/pid";
 /// The time for killed processes to end. The kernel needs no longer, unless a process hangs in a system call.
-const END_MAX_WAIT: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// The interval between two checks of the record of a running application.
-const RECORD_LOOK_EVERY: Duration = Duration::from_secs(2);
+const RECORD_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -232,8 +238,8 @@ mod tests {
         let mut shell = shell.spawn().unwrap();
         let mut line = [0; 1];
         std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut line).unwrap();
-        let found = sockets::read_process(i32::try_from(shell.id()).unwrap()).unwrap();
-        let ProcessEntry { group, session, started, .. } = found;
+        let process = sockets::read_process(i32::try_from(shell.id()).unwrap()).unwrap();
+        let ProcessEntry { group, session, started, .. } = process;
         let (boot, namespace) = (boot_id().unwrap(), pid_namespace().unwrap());
         shell.kill().unwrap();
         shell.wait().unwrap();
@@ -242,37 +248,37 @@ mod tests {
     }
 
     fn write_group(data: &Path, group: &ProcessGroup) -> PathBuf {
-        let path = file_of(data, &"shop/cart-1".parse().unwrap());
+        let path = record_path(data, &"shop/cart-1".parse().unwrap());
         create_private(path.parent().unwrap()).unwrap();
         leno_identity::replace_private(&path, &serde_json::to_vec(group).unwrap()).unwrap();
         path
     }
 
     #[tokio::test]
-    async fn leftovers_of_a_killed_leader_are_ended_and_other_groups_are_not() {
+    async fn leftovers_of_a_killed_leader_are_ended_without_other_groups() {
         let data = tempfile::tempdir().unwrap();
         let (group, _shell) = start_orphans();
         assert_eq!(group.living_members().len(), 1);
-        let other = |change: &dyn Fn(&mut ProcessGroup)| {
-            let mut other = group.clone();
-            change(&mut other);
-            other
+        let changed = |change: &dyn Fn(&mut ProcessGroup)| {
+            let mut changed = group.clone();
+            change(&mut changed);
+            changed
         };
-        let own = i32::try_from(std::process::id()).unwrap();
-        let own_start = sockets::read_process(own).unwrap().started;
-        for (other, is_kept) in [
-            (other(&|it| it.boot.push('x')), false),
-            (other(&|it| it.namespace.push('x')), true),
-            (other(&|it| it.session += 1), false),
-            (other(&|it| it.supervisor = (own, own_start)), true),
+        let own_pid = i32::try_from(std::process::id()).unwrap();
+        let own_start = sockets::read_process(own_pid).unwrap().started;
+        for (changed, stays) in [
+            (changed(&|group| group.boot.push('x')), false),
+            (changed(&|group| group.namespace.push('x')), true),
+            (changed(&|group| group.session += 1), false),
+            (changed(&|group| group.supervisor = (own_pid, own_start)), true),
             // The group starts after its members.
-            (other(&|it| it.started = u64::MAX), false),
+            (changed(&|group| group.started = u64::MAX), false),
             // The ID belongs to a process with another start time.
-            (other(&|it| (it.leader, it.started) = (own, 1)), false),
+            (changed(&|group| (group.leader, group.started) = (own_pid, 1)), false),
         ] {
-            let path = write_group(data.path(), &other);
-            assert_eq!(end_leftovers(data.path()).await, [""; 0], "{other:?}");
-            assert_eq!(path.exists(), is_kept, "{other:?}");
+            let path = write_group(data.path(), &changed);
+            assert_eq!(end_leftovers(data.path()).await, [""; 0], "{changed:?}");
+            assert_eq!(path.exists(), stays, "{changed:?}");
             assert_eq!(group.living_members().len(), 1);
         }
         write_group(data.path(), &group);
@@ -283,27 +289,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_that_is_removed_is_written_again() {
-        let above = tempfile::tempdir().unwrap();
-        let data = above.path().join("data");
-        let path = file_of(&data, &"shop/cart-1".parse().unwrap());
+    async fn a_removed_record_is_written_again() {
+        let scratch = tempfile::tempdir().unwrap();
+        let data = scratch.path().join("data");
+        let path = record_path(&data, &"shop/cart-1".parse().unwrap());
         let mut child = Command::new("sleep").arg("600").process_group(0).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        write(&path, pid).unwrap();
+        write_record(&path, pid).unwrap();
         let text = fs::read(&path).unwrap();
         fs::remove_dir_all(&data).unwrap();
-        let written = async {
+        let restored = async {
             while !path.exists() {
                 tokio::task::yield_now().await;
             }
         };
         tokio::select! {
             never = maintain_record(&path, pid) => match never {},
-            () = written => {}
+            () = restored => {}
         }
         assert_eq!(fs::read(&path).unwrap(), text);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(write(&path, pid).is_err(), "it has ended");
+        assert!(write_record(&path, pid).is_err(), "it has ended");
     }
 }

@@ -9,14 +9,14 @@ pub(super) struct Restarts {
 }
 
 impl Restarts {
-    /// Returns the delay before the restart of a process that ran for `lived`.
-    pub(super) fn delay_after(&mut self, lived: Duration) -> Duration {
-        if lived >= HEALTHY {
+    /// Returns the delay before the restart of a process that ran for `lifetime`.
+    pub(super) fn delay_after(&mut self, lifetime: Duration) -> Duration {
+        if lifetime >= HEALTHY_LIFETIME {
             self.failures = 0;
         }
-        let delay = DELAY_MIN.saturating_mul(1 << self.failures.min(DOUBLINGS_MAX));
+        let delay = MIN_DELAY.saturating_mul(1 << self.failures.min(MAX_DOUBLINGS));
         self.failures = self.failures.saturating_add(1);
-        delay.min(DELAY_MAX)
+        delay.min(MAX_DELAY)
     }
 
     /// Returns the number of consecutive failures.
@@ -31,25 +31,26 @@ impl Restarts {
 }
 
 /// A process that ran for this time was healthy: its exit counts as a first failure.
-const HEALTHY: Duration = Duration::from_secs(30);
-const DELAY_MIN: Duration = Duration::from_millis(100);
-const DELAY_MAX: Duration = Duration::from_secs(5);
-/// Enough to exceed the longest delay.
-const DOUBLINGS_MAX: u32 = 6;
+const HEALTHY_LIFETIME: Duration = Duration::from_secs(30);
+const MIN_DELAY: Duration = Duration::from_millis(100);
+const MAX_DELAY: Duration = Duration::from_secs(5);
+/// The maximum number of doublings, enough to exceed the longest delay.
+const MAX_DOUBLINGS: u32 = 6;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_a_bound_and_begin_again_after_health() {
+    fn delays_double_up_to_a_bound_and_restart_after_a_healthy_lifetime() {
         let mut restarts = Restarts::default();
-        let brief = Duration::from_millis(1);
-        let delays: Vec<u128> = (0..9).map(|_| restarts.delay_after(brief).as_millis()).collect();
+        let short_lifetime = Duration::from_millis(1);
+        let delays: Vec<u128> =
+            (0..9).map(|_| restarts.delay_after(short_lifetime).as_millis()).collect();
         assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
         assert_eq!(restarts.delay_after(Duration::from_secs(30)).as_millis(), 100);
-        assert_eq!(restarts.delay_after(brief).as_millis(), 200);
+        assert_eq!(restarts.delay_after(short_lifetime).as_millis(), 200);
         restarts.reset_failures();
-        assert_eq!(restarts.delay_after(brief).as_millis(), 100);
+        assert_eq!(restarts.delay_after(short_lifetime).as_millis(), 100);
     }
 }

@@ -31,16 +31,16 @@ pub(super) async fn supervise(
     placement: &Placement,
     workload: &Workload,
     reports: &watch::Sender<Option<SidecarReport>>,
-    mut on: SidecarTaskInputs,
+    mut inputs: SidecarTaskInputs,
 ) {
     let name = &workload.name;
     let mut restarts = Restarts::default();
-    while !*on.stop.borrow() {
-        let began = Instant::now();
-        let ended = run(launcher, placement, workload, reports, &mut on).await;
+    while !*inputs.stop.borrow() {
+        let start = Instant::now();
+        let exit = run_once(launcher, placement, workload, reports, &mut inputs).await;
         reports.send_replace(None);
-        let reason = match ended {
-            Ok(SidecarExit::Stopped(StopOutcome::Orderly)) => return,
+        let reason = match exit {
+            Ok(SidecarExit::Stopped(StopOutcome::Graceful)) => return,
             Ok(SidecarExit::Stopped(StopOutcome::Forced)) => {
                 return tracing::warn!(%name, "the sidecar did not drain in time and was killed");
             }
@@ -48,11 +48,11 @@ pub(super) async fn supervise(
             Ok(SidecarExit::Replaced) => REPLACED.to_owned(),
             Err(error) => output::format_error(&error),
         };
-        let delay = restarts.delay_after(began.elapsed());
+        let delay = restarts.delay_after(start.elapsed());
         tracing::warn!(%name, %reason, ?delay, "the sidecar exited; restarting it");
         tokio::select! {
             () = sleep(delay) => {}
-            _ = on.stop.wait_for(|stop| *stop) => return,
+            _ = inputs.stop.wait_for(|stop| *stop) => return,
         }
     }
 }
@@ -62,7 +62,7 @@ pub(super) struct SidecarTaskInputs {
     /// The state of its application.
     pub(super) application: watch::Receiver<ApplicationProgress>,
     /// True if the sidecar should report its requests in progress.
-    pub(super) counting: watch::Receiver<bool>,
+    pub(super) count_requests: watch::Receiver<bool>,
     /// True if it should stop permanently.
     pub(super) stop: watch::Receiver<bool>,
 }
@@ -75,59 +75,60 @@ enum SidecarExit {
     Replaced,
 }
 
-async fn run(
+async fn run_once(
     launcher: &Launcher,
     placement: &Placement,
     workload: &Workload,
     reports: &watch::Sender<Option<SidecarReport>>,
-    on: &mut SidecarTaskInputs,
+    inputs: &mut SidecarTaskInputs,
 ) -> anyhow::Result<SidecarExit> {
     let mut command = launcher.sidecar_command(workload, placement)?;
-    let (ours, theirs) = SocketPair::pair().context("a socket for its reports")?;
-    command.stdin(Stdio::from(OwnedFd::from(theirs)));
+    let (socket, child_socket) = SocketPair::pair().context("a socket for its reports")?;
+    command.stdin(Stdio::from(OwnedFd::from(child_socket)));
     let name = workload.name.to_string();
-    let speaker = LineSource::new(format!("{name} sidecar"), &name);
-    let mut child = ChildProcess::spawn(command, StopScope::Process, launcher.console(), &speaker)
-        .context("the sidecar cannot be started")?;
-    ours.set_nonblocking(true).context("the socket of its reports")?;
-    let socket = UnixStream::from_std(ours).context("the socket of its reports")?;
-    let (reading, writing) = socket.into_split();
-    let listening = receive_reports(reading, reports);
-    let ordering = send_orders(writing, on.application.clone(), on.counting.clone());
-    let replaced = until_replaced(launcher.replaced_sidecars(), &workload.name);
-    tokio::pin!(listening, ordering, replaced);
-    let (mut listens, mut obeys) = (true, true);
+    let line_source = LineSource::new(format!("{name} sidecar"), &name);
+    let mut child =
+        ChildProcess::spawn(command, StopScope::Process, launcher.console(), &line_source)
+            .context("the sidecar cannot be started")?;
+    socket.set_nonblocking(true).context("the socket of its reports")?;
+    let socket = UnixStream::from_std(socket).context("the socket of its reports")?;
+    let (report_reader, order_writer) = socket.into_split();
+    let receive = receive_reports(report_reader, reports);
+    let send = send_orders(order_writer, inputs.application.clone(), inputs.count_requests.clone());
+    let replaced = wait_until_replaced(launcher.replaced_sidecars(), &workload.name);
+    tokio::pin!(receive, send, replaced);
+    let (mut is_receiving, mut is_sending) = (true, true);
     loop {
         tokio::select! {
             status = child.wait_until_ended() => {
                 child.finish_output().await;
                 return Ok(SidecarExit::Exited(status?));
             }
-            _ = on.stop.wait_for(|stop| *stop) => {
-                let max_wait = launcher.drain_timeout() + DRAIN_SLACK;
+            _ = inputs.stop.wait_for(|stop| *stop) => {
+                let max_wait = launcher.drain_timeout() + DRAIN_GRACE;
                 return Ok(SidecarExit::Stopped(child.stop(max_wait).await));
             }
             () = &mut replaced => {
-                let max_wait = launcher.drain_timeout() + DRAIN_SLACK;
+                let max_wait = launcher.drain_timeout() + DRAIN_GRACE;
                 child.stop(max_wait).await;
                 return Ok(SidecarExit::Replaced);
             }
-            () = &mut listening, if listens => listens = false,
-            () = &mut ordering, if obeys => obeys = false,
+            () = &mut receive, if is_receiving => is_receiving = false,
+            () = &mut send, if is_sending => is_sending = false,
         }
     }
 }
 
 /// Resolves when the control plane rejects the running sidecar as replaced while no other one is connected.
-async fn until_replaced(
+async fn wait_until_replaced(
     mut replaced: watch::Receiver<Arc<ReplacedSidecars>>,
     workload: &WorkloadName,
 ) {
     // The last rejection of the previous process.
-    let former = replaced.borrow_and_update().get(workload).copied();
-    let is_rejected = |all: &Arc<ReplacedSidecars>| {
-        let last = all.get(workload).copied();
-        last.is_some() && last != former
+    let previous = replaced.borrow_and_update().get(workload).copied();
+    let is_rejected = |rejections: &Arc<ReplacedSidecars>| {
+        let latest = rejections.get(workload).copied();
+        latest.is_some() && latest != previous
     };
     if replaced.wait_for(is_rejected).await.is_err() {
         std::future::pending().await
@@ -138,37 +139,37 @@ async fn until_replaced(
 async fn send_orders(
     mut socket: OwnedWriteHalf,
     mut application: watch::Receiver<ApplicationProgress>,
-    mut counting: watch::Receiver<bool>,
+    mut count_requests: watch::Receiver<bool>,
 ) {
-    let mut last = None;
+    let mut last_order = None;
     loop {
-        let ordered = application.borrow_and_update().to_order();
+        let application_order = application.borrow_and_update().to_order();
         let order = SupervisorOrder {
-            count_requests: *counting.borrow_and_update() || ordered.count_requests,
-            ..ordered
+            count_requests: *count_requests.borrow_and_update() || application_order.count_requests,
+            ..application_order
         };
-        if last.as_ref() != Some(&order) {
+        if last_order.as_ref() != Some(&order) {
             let Ok(line) = serde_json::to_string(&order) else { return };
             if socket.write_all(format!("{line}\n").as_bytes()).await.is_err() {
                 return;
             }
-            last = Some(order);
+            last_order = Some(order);
         }
         tokio::select! {
             Ok(()) = application.changed() => {}
-            Ok(()) = counting.changed() => {}
+            Ok(()) = count_requests.changed() => {}
             else => return,
         }
     }
 }
 
 /// Waits until `is_busy`, based on the latest reports of sidecars, stays false, for `max_wait` at most.
-pub(super) async fn wait_until_quiet(is_busy: impl Fn() -> bool, max_wait: Duration) {
-    let until = Instant::now() + max_wait;
-    let mut idle = 0;
-    while idle < QUIET_LOOKS && Instant::now() < until {
-        idle = if is_busy() { 0 } else { idle + 1 };
-        sleep(QUIET_EVERY).await;
+pub(super) async fn wait_until_idle(is_busy: impl Fn() -> bool, max_wait: Duration) {
+    let deadline = Instant::now() + max_wait;
+    let mut idle_checks = 0;
+    while idle_checks < MIN_IDLE_CHECKS && Instant::now() < deadline {
+        idle_checks = if is_busy() { 0 } else { idle_checks + 1 };
+        sleep(IDLE_CHECK_INTERVAL).await;
     }
 }
 
@@ -178,8 +179,8 @@ async fn receive_reports(socket: OwnedReadHalf, reports: &watch::Sender<Option<S
     let mut line = String::new();
     loop {
         line.clear();
-        let mut bounded = (&mut socket).take(REPORT_BYTES_MAX);
-        if bounded.read_line(&mut line).await.unwrap_or(0) == 0 {
+        let mut limited = (&mut socket).take(MAX_REPORT_BYTES);
+        if limited.read_line(&mut line).await.unwrap_or(0) == 0 {
             return;
         }
         match serde_json::from_str(&line) {
@@ -190,13 +191,13 @@ async fn receive_reports(socket: OwnedReadHalf, reports: &watch::Sender<Option<S
 }
 
 /// The interval between two checks of the requests in progress.
-const QUIET_EVERY: Duration = Duration::from_millis(25);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(25);
 /// Consecutive idle checks that are required: reports of different sidecars are of different times.
-const QUIET_LOOKS: u32 = 5;
+const MIN_IDLE_CHECKS: u32 = 5;
 /// The reason for the restart of a replaced sidecar.
 const REPLACED: &str =
     "another sidecar of the workload replaced it with a join token, and has disconnected since";
-/// Enough for several hundred listeners.
-const REPORT_BYTES_MAX: u64 = 64 * 1024;
+/// The maximum size of a report, enough for several hundred listeners.
+const MAX_REPORT_BYTES: u64 = 64 * 1024;
 /// The time that a sidecar needs to stop in addition to the drain timeout.
-const DRAIN_SLACK: Duration = Duration::from_secs(2);
+const DRAIN_GRACE: Duration = Duration::from_secs(2);

@@ -45,30 +45,30 @@ pub(super) fn read_process(pid: i32) -> Option<ProcessEntry> {
 }
 
 fn tree_members(root: i32, processes: &BTreeMap<i32, ProcessEntry>) -> BTreeSet<i32> {
-    let mut found = BTreeSet::from([root]);
+    let mut members = BTreeSet::from([root]);
     loop {
-        let before = found.len();
+        let before = members.len();
         for (pid, process) in processes {
             let ProcessEntry { parent, group, session, .. } = process;
-            if found.contains(parent) || *group == root || *session == root {
-                found.insert(*pid);
+            if members.contains(parent) || *group == root || *session == root {
+                members.insert(*pid);
             }
         }
-        if found.len() == before {
-            return found;
+        if members.len() == before {
+            return members;
         }
     }
 }
 
 /// Returns the first of these processes that has a socket open.
-pub(super) fn find_holder(inode: u64, among: impl IntoIterator<Item = i32>) -> Option<i32> {
+pub(super) fn find_holder(inode: u64, pids: impl IntoIterator<Item = i32>) -> Option<i32> {
     let link = format!("socket:[{inode}]");
-    let holds = |pid: &i32| {
+    let has_socket = |pid: &i32| {
         let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
         open.flatten()
             .any(|file| fs::read_link(file.path()).is_ok_and(|target| target == Path::new(&link)))
     };
-    among.into_iter().find(holds)
+    pids.into_iter().find(has_socket)
 }
 
 /// Returns the IDs of all processes.
@@ -83,34 +83,38 @@ pub(super) fn describe_process(pid: i32) -> String {
     format!("{} (process {pid})", command.trim_end())
 }
 
-/// Returns the sockets among `all` that receive connections to an address: those bound to exactly that address,
+/// Returns the sockets among `sockets` that receive connections to an address: those bound to exactly that address,
 /// else the wildcard sockets of its family, else the IPv6 wildcard sockets.
-pub(super) fn sockets_for(address: SocketAddr, all: &[ListeningSocket]) -> Vec<&ListeningSocket> {
-    let exact: Vec<&ListeningSocket> = all.iter().filter(|it| it.address == address).collect();
-    if !exact.is_empty() {
-        return exact;
+pub(super) fn sockets_for(
+    address: SocketAddr,
+    sockets: &[ListeningSocket],
+) -> Vec<&ListeningSocket> {
+    let exact_matches: Vec<&ListeningSocket> =
+        sockets.iter().filter(|socket| socket.address == address).collect();
+    if !exact_matches.is_empty() {
+        return exact_matches;
     }
-    let of_all = |is_ipv4: bool| {
-        let of_all = all.iter().filter(move |it| {
-            let (ip, same) = (it.address.ip(), it.address.port() == address.port());
-            same && ip.is_unspecified() && ip.is_ipv4() == is_ipv4
+    let wildcard_sockets = |is_ipv4: bool| {
+        let wildcard_sockets = sockets.iter().filter(move |socket| {
+            let (ip, is_same_port) = (socket.address.ip(), socket.address.port() == address.port());
+            is_same_port && ip.is_unspecified() && ip.is_ipv4() == is_ipv4
         });
-        of_all.collect::<Vec<&ListeningSocket>>()
+        wildcard_sockets.collect::<Vec<&ListeningSocket>>()
     };
     // An IPv6 wildcard socket accepts IPv4 connections as well, unless it is IPv6-only or an IPv4 wildcard
     // socket exists.
-    let same_family = of_all(address.is_ipv4());
-    if same_family.is_empty() && address.is_ipv4() { of_all(false) } else { same_family }
+    let same_family = wildcard_sockets(address.is_ipv4());
+    if same_family.is_empty() && address.is_ipv4() { wildcard_sockets(false) } else { same_family }
 }
 
 /// Parses the listening sockets of `/proc/net/tcp` and `tcp6` (proc(5)).
 fn parse_table(table: &str) -> Vec<ListeningSocket> {
     let row = |line: &str| {
-        let mut words = line.split_whitespace().skip(1);
-        let local = words.next()?;
-        let state = words.nth(1)?;
-        let inode = words.nth(5)?.parse().ok()?;
-        if state != LISTEN {
+        let mut fields = line.split_whitespace().skip(1);
+        let local = fields.next()?;
+        let state = fields.nth(1)?;
+        let inode = fields.nth(5)?.parse().ok()?;
+        if state != LISTEN_STATE {
             return None;
         }
         let (ip, port) = local.split_once(':')?;
@@ -124,7 +128,7 @@ fn parse_table(table: &str) -> Vec<ListeningSocket> {
 fn parse_ip(text: &str) -> Option<IpAddr> {
     let words: Option<Vec<[u8; 4]>> = (0..text.len())
         .step_by(8)
-        .map(|at| Some(u32::from_str_radix(text.get(at..at + 8)?, 16).ok()?.to_ne_bytes()))
+        .map(|start| Some(u32::from_str_radix(text.get(start..start + 8)?, 16).ok()?.to_ne_bytes()))
         .collect();
     let bytes = words?.concat();
     if let Ok(bytes) = <[u8; 4]>::try_from(bytes.as_slice()) {
@@ -135,11 +139,11 @@ fn parse_ip(text: &str) -> Option<IpAddr> {
 
 /// Parses `/proc/PID/stat` (proc(5)). The command in parentheses may contain any characters.
 fn parse_stat(stat: &str) -> Option<ProcessEntry> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut words = rest.split_whitespace();
-    let is_zombie = words.next()? == "Z";
-    let started = words.clone().nth(START_FIELD)?.parse().ok()?;
-    let mut numbers = words.map(|word| word.parse().ok());
+    let (_, fields_text) = stat.rsplit_once(')')?;
+    let mut fields = fields_text.split_whitespace();
+    let is_zombie = fields.next()? == "Z";
+    let started = fields.clone().nth(START_FIELD)?.parse().ok()?;
+    let mut numbers = fields.map(|word| word.parse().ok());
     let (parent, group, session) = (numbers.next()??, numbers.next()??, numbers.next()??);
     Some(ProcessEntry { parent, group, session, started, is_zombie })
 }
@@ -148,7 +152,7 @@ fn parse_stat(stat: &str) -> Option<ProcessEntry> {
 const START_FIELD: usize = 18;
 
 /// The kernel's `TCP_LISTEN`.
-const LISTEN: &str = "0A";
+const LISTEN_STATE: &str = "0A";
 
 #[cfg(test)]
 mod tests {
@@ -160,19 +164,19 @@ mod tests {
     fn a_socket_is_found_with_its_owner() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
-        let own = i32::try_from(std::process::id()).unwrap();
-        let all = listening_sockets(own);
-        let [found] = sockets_for(address, &all)[..] else { panic!("{all:?}") };
-        assert_eq!(find_holder(found.inode, [own]), Some(own));
+        let own_pid = i32::try_from(std::process::id()).unwrap();
+        let sockets = listening_sockets(own_pid);
+        let [found] = sockets_for(address, &sockets)[..] else { panic!("{sockets:?}") };
+        assert_eq!(find_holder(found.inode, [own_pid]), Some(own_pid));
         assert_eq!(find_holder(found.inode, []), None);
-        assert!(process_tree(own).contains(&own));
+        assert!(process_tree(own_pid).contains(&own_pid));
         drop(socket);
-        assert!(sockets_for(address, &listening_sockets(own)).is_empty());
+        assert!(sockets_for(address, &listening_sockets(own_pid)).is_empty());
     }
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn tables_of_the_kernel_are_read() {
+    fn socket_tables_of_the_kernel_are_parsed() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
             \x20  0: 0100007F:2378 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 4711 1 0 100 0 0 10 0\n\
             \x20  1: 0100007F:2379 0100007F:1234 01 00000000:00000000 00:00000000 00000000  1000        0 4712 1 0 100 0 0 10 0\n\
@@ -180,24 +184,27 @@ mod tests {
         let expected = [("127.0.0.1:9080", 4711), ("[::]:80", 4713)]
             .map(|(address, inode)| ListeningSocket { address: address.parse().unwrap(), inode });
         assert_eq!(parse_table(table), expected);
-        let reached = |address: &str| {
-            let found =
-                sockets_for(address.parse().unwrap(), &expected).into_iter().map(|it| it.inode);
-            found.collect::<Vec<u64>>()
+        let inodes_for = |address: &str| {
+            let inodes = sockets_for(address.parse().unwrap(), &expected)
+                .into_iter()
+                .map(|socket| socket.inode);
+            inodes.collect::<Vec<u64>>()
         };
-        assert_eq!(reached("127.0.0.1:9080"), [4711]);
-        assert_eq!(reached("127.0.0.1:80"), [4713]);
-        assert_eq!(reached("127.0.0.2:9080"), [0; 0]);
-        let both = [("[::]:80", 4713), ("0.0.0.0:80", 4714)]
+        assert_eq!(inodes_for("127.0.0.1:9080"), [4711]);
+        assert_eq!(inodes_for("127.0.0.1:80"), [4713]);
+        assert_eq!(inodes_for("127.0.0.2:9080"), [0; 0]);
+        let wildcards = [("[::]:80", 4713), ("0.0.0.0:80", 4714)]
             .map(|(address, inode)| ListeningSocket { address: address.parse().unwrap(), inode });
         for (address, inode) in [("127.0.0.1:80", 4714), ("[::1]:80", 4713)] {
-            let found = sockets_for(address.parse().unwrap(), &both).into_iter().map(|it| it.inode);
-            assert_eq!(found.collect::<Vec<u64>>(), [inode], "{address}");
+            let inodes = sockets_for(address.parse().unwrap(), &wildcards)
+                .into_iter()
+                .map(|socket| socket.inode);
+            assert_eq!(inodes.collect::<Vec<u64>>(), [inode], "{address}");
         }
     }
 
     #[test]
-    fn descendants_belong_to_a_tree_and_others_do_not() {
+    fn a_tree_contains_descendants_and_no_other_processes() {
         let process = |parent, group, session| ProcessEntry {
             parent,
             group,
@@ -216,6 +223,6 @@ mod tests {
         let stat = "12 (a) b) c) S 11 12 13 0 -1 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23";
         assert_eq!(parse_stat(stat), Some(process(11, 12, 13)));
         let zombie = parse_stat(&stat.replace(") S", ") Z"));
-        assert!(zombie.is_some_and(|it| it.is_zombie));
+        assert!(zombie.is_some_and(|process| process.is_zombie));
     }
 }

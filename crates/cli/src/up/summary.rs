@@ -26,8 +26,9 @@ pub(super) fn render(status: &Status, members: &[SummaryWorkload<'_>], hint: &st
         status.default_policy,
         status.trust_domain,
     );
-    let placed = members.iter().any(|member| member.namespace.is_some());
-    let mut listing = Listing::new(if placed { NAMESPACE_COLUMNS } else { LISTENER_COLUMNS });
+    let has_namespaces = members.iter().any(|member| member.namespace.is_some());
+    let mut listing =
+        Listing::new(if has_namespaces { NAMESPACE_COLUMNS } else { LISTENER_COLUMNS });
     for SummaryWorkload { workload_state, namespace } in members {
         let workload = &workload_state.workload;
         // Redirected workloads have no HTTP proxy listener.
@@ -41,7 +42,7 @@ pub(super) fn render(status: &Status, members: &[SummaryWorkload<'_>], hint: &st
         listing.add_row([
             workload.name.to_string(),
             describe_application(workload_state),
-            if placed { namespace.clone().unwrap_or_default() } else { proxy },
+            if has_namespaces { namespace.clone().unwrap_or_default() } else { proxy },
             outbound_listeners.join(", "),
         ]);
     }
@@ -55,24 +56,32 @@ pub(super) fn render(status: &Status, members: &[SummaryWorkload<'_>], hint: &st
 
 /// Returns the first line's start, with the numbers of problems.
 fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
-    let all = || members.iter().map(|member| member.workload_state);
-    let closed: usize =
-        all().filter_map(|it| it.report.as_ref()).map(|it| it.closed_listeners.len()).sum();
-    let unstable = all().filter(|it| it.does_not_stay_up()).count();
-    let lost: usize = all().map(|it| it.port_problems().len()).sum();
-    let form = |count: usize, one: &str, more: &str| if count == 1 { one } else { more }.to_owned();
+    let states = || members.iter().map(|member| member.workload_state);
+    let closed: usize = states()
+        .filter_map(|state| state.report.as_ref())
+        .map(|report| report.closed_listeners.len())
+        .sum();
+    let unstable = states().filter(|state| state.is_crash_looping()).count();
+    let unserved: usize = states().map(|state| state.port_problems().len()).sum();
+    let verb_form = |count: usize, singular: &str, plural: &str| {
+        if count == 1 { singular } else { plural }.to_owned()
+    };
     let parts = [
-        (closed, "listener", form(closed, "is closed", "are closed")),
-        (unstable, "application", form(unstable, "does not stay up", "do not stay up")),
+        (closed, "listener", verb_form(closed, "is closed", "are closed")),
+        (unstable, "application", verb_form(unstable, "does not stay up", "do not stay up")),
         (
-            lost,
+            unserved,
             "port",
-            form(lost, "is not served by its application", "are not served by their applications"),
+            verb_form(
+                unserved,
+                "is not served by its application",
+                "are not served by their applications",
+            ),
         ),
     ];
     let parts = parts.into_iter().filter(|(count, ..)| *count > 0);
     let parts: Vec<String> = parts
-        .map(|(count, thing, state)| format!("{} {state}", format_count(count, thing)))
+        .map(|(count, noun, state)| format!("{} {state}", format_count(count, noun)))
         .collect();
     match parts.as_slice() {
         [] => "The mesh is up".to_owned(),
@@ -84,13 +93,14 @@ fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
 fn member_problems(member: &WorkloadState) -> Vec<String> {
     let name = &member.workload.name;
     let closed = member.report.iter().flat_map(|report| &report.closed_listeners);
-    let mut lines: Vec<String> =
-        closed.map(|(listener, why)| format!("{name}: {listener} is closed: {why}")).collect();
-    if let Some(exit) = member.last_exit().filter(|_| member.does_not_stay_up()) {
+    let mut lines: Vec<String> = closed
+        .map(|(listener, reason)| format!("{name}: {listener} is closed: {reason}"))
+        .collect();
+    if let Some(exit) = member.last_exit().filter(|_| member.is_crash_looping()) {
         lines.push(format!("{name}: the application does not stay up: {exit}"));
     }
     let ports = member.port_problems().into_iter();
-    lines.extend(ports.map(|(port, why)| format!("{name}: port {port}: {why}")));
+    lines.extend(ports.map(|(port, reason)| format!("{name}: port {port}: {reason}")));
     lines
 }
 
@@ -121,9 +131,9 @@ fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, hint: &str)
             .filter(|listener| is_open(member, listener));
         open.map(move |listener| (namespace_prefix(member), listener))
     });
-    if let Some((within, listener)) = outbound_listeners.into_iter().next() {
+    if let Some((prefix, listener)) = outbound_listeners.into_iter().next() {
         lines.push((
-            format!("{within}curl http://{}/", listener.listen),
+            format!("{prefix}curl http://{}/", listener.listen),
             format!("call {} through an outbound listener", listener.service.name),
         ));
     }
@@ -133,8 +143,9 @@ fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, hint: &str)
     lines.extend(page.map(|page| (page.to_owned(), "watch the mesh in a browser".to_owned())));
     let width = lines.iter().map(|(command, _)| command.len()).max().unwrap_or(0);
     let mut text = "\n".to_owned();
-    for (command, meaning) in lines {
-        writeln!(text, "  {command:width$}  {meaning}").expect("writing to a String never fails");
+    for (command, description) in lines {
+        writeln!(text, "  {command:width$}  {description}")
+            .expect("writing to a String never fails");
     }
     text.push_str("\nChanges in the files take effect immediately. Ctrl-C stops everything.\n\n");
     text
@@ -158,13 +169,13 @@ fn namespace_prefix(member: &SummaryWorkload<'_>) -> String {
 }
 
 fn call_any_service(member: &SummaryWorkload<'_>) -> Option<(String, String)> {
-    let meaning = format!("call any service as {}", member.workload_state.workload.name.name);
+    let description = format!("call any service as {}", member.workload_state.workload.name.name);
     if member.namespace.is_some() {
         let command = format!("{}curl http://SERVICE.NAMESPACE:PORT/", namespace_prefix(member));
-        return Some((command, meaning));
+        return Some((command, description));
     }
     let proxy = member.workload_state.report.as_ref()?.http_proxy()?;
-    Some((format!("curl -x http://{proxy} http://SERVICE.NAMESPACE:PORT/"), meaning))
+    Some((format!("curl -x http://{proxy} http://SERVICE.NAMESPACE:PORT/"), description))
 }
 
 const LISTENER_COLUMNS: &[ListingColumn] = &[
@@ -204,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn listeners_in_a_namespace_are_called_from_there() {
+    fn listeners_of_a_namespace_are_called_from_inside_it() {
         let workload = client_workload();
         assert!(matches!(
             workload.outbound_listeners.as_slice(),
             [OutboundListener { port: 80, .. }]
         ));
         let workload_state = WorkloadState::waiting(Arc::new(workload));
-        let shown = |namespace: Option<&str>| {
+        let rendered = |namespace: Option<&str>| {
             let namespace = namespace.map(str::to_owned);
             render(
                 &Status::default(),
@@ -219,26 +230,26 @@ mod tests {
                 "",
             )
         };
-        let inside = shown(Some("leno7-2"));
+        let inside = rendered(Some("leno7-2"));
         assert!(
             inside.contains("  ip netns exec leno7-2 curl http://127.0.0.1:19080/ "),
             "{inside}"
         );
-        let any = "  ip netns exec leno7-2 curl http://SERVICE.NAMESPACE:PORT/ ";
-        assert!(inside.contains(any) && inside.contains("NETWORK NAMESPACE"), "{inside}");
-        let outside = shown(None);
+        let any_service = "  ip netns exec leno7-2 curl http://SERVICE.NAMESPACE:PORT/ ";
+        assert!(inside.contains(any_service) && inside.contains("NETWORK NAMESPACE"), "{inside}");
+        let outside = rendered(None);
         assert!(outside.contains("  curl http://127.0.0.1:19080/ "), "{outside}");
         assert!(!outside.contains("netns") && outside.contains("HTTP PROXY"), "{outside}");
         assert!(outside.contains("The mesh is up:"), "{outside}");
     }
 
     #[test]
-    fn several_ports_are_named_as_such() {
-        for (number, text) in [(1, "port 9080"), (2, "ports 9080, 9081")] {
+    fn ports_are_listed_in_singular_or_plural() {
+        for (count, text) in [(1, "port 9080"), (2, "ports 9080, 9081")] {
             let mut workload = client_workload();
             let port =
                 |port| leno_model::WorkloadPort { name: None, port, protocol: Protocol::Http };
-            workload.ports = [9080, 9081].into_iter().take(number).map(port).collect();
+            workload.ports = [9080, 9081].into_iter().take(count).map(port).collect();
             assert_eq!(describe_application(&WorkloadState::waiting(Arc::new(workload))), text);
         }
     }
@@ -250,12 +261,13 @@ mod tests {
             [("listener-127.0.0.1:19080".to_owned(), "in use".to_owned())].into(),
         );
         let members = [SummaryWorkload { workload_state: &workload_state, namespace: None }];
-        let shown = render(&Status::default(), &members, "");
-        let first = "The mesh is up, but 1 listener is closed and 1 application does not stay up: ";
-        assert!(shown.contains(first), "{shown}");
-        let line = "  ✗ shop/client-1: listener-127.0.0.1:19080 is closed: in use\n";
-        assert!(shown.contains(line), "{shown}");
-        assert!(shown.contains("does not stay up: exit status: 1"), "{shown}");
-        assert!(!shown.contains("curl http://127.0.0.1:19080/"), "{shown}");
+        let rendered = render(&Status::default(), &members, "");
+        let first_line =
+            "The mesh is up, but 1 listener is closed and 1 application does not stay up: ";
+        assert!(rendered.contains(first_line), "{rendered}");
+        let problem_line = "  ✗ shop/client-1: listener-127.0.0.1:19080 is closed: in use\n";
+        assert!(rendered.contains(problem_line), "{rendered}");
+        assert!(rendered.contains("does not stay up: exit status: 1"), "{rendered}");
+        assert!(!rendered.contains("curl http://127.0.0.1:19080/"), "{rendered}");
     }
 }

@@ -7,7 +7,7 @@ use crate::run::TestDirectory;
 #[test]
 fn manifests_are_printed_unless_they_are_applied() {
     let test_directory = TestDirectory::with_files(&[]);
-    let done = test_directory.run_leno(&[
+    let result = test_directory.run_leno(&[
         "install",
         "--image",
         "leno:test",
@@ -16,9 +16,10 @@ fn manifests_are_printed_unless_they_are_applied() {
         "-o",
         "json",
     ]);
-    assert_eq!(done.code, Some(0), "{done:?}");
-    let list: Value = serde_json::from_str(&done.out).unwrap();
-    let deployment = list["items"].as_array().unwrap().iter().find(|it| it["kind"] == "Deployment");
+    assert_eq!(result.code, Some(0), "{result:?}");
+    let list: Value = serde_json::from_str(&result.out).unwrap();
+    let deployment =
+        list["items"].as_array().unwrap().iter().find(|object| object["kind"] == "Deployment");
     let deployment = deployment.unwrap();
     assert_eq!(deployment["metadata"]["namespace"], "mesh");
     assert_eq!(deployment["spec"]["template"]["spec"]["containers"][0]["image"], "leno:test");
@@ -31,14 +32,14 @@ fn manifests_are_printed_unless_they_are_applied() {
 }
 
 #[test]
-fn uninstall_shows_the_removed_objects_first() {
+fn uninstall_lists_the_objects_to_remove() {
     let test_directory = TestDirectory::with_files(&[]);
-    let shown = test_directory.run_leno(&["uninstall"]).out;
+    let output = test_directory.run_leno(&["uninstall"]).out;
     assert!(
-        shown.starts_with("MutatingWebhookConfiguration sidecar-injector.leno.dev\n"),
-        "{shown}"
+        output.starts_with("MutatingWebhookConfiguration sidecar-injector.leno.dev\n"),
+        "{output}"
     );
-    assert!(!shown.contains("leno-authority"));
+    assert!(!output.contains("leno-authority"));
     assert!(
         test_directory
             .run_leno(&["uninstall", "--purge"])
@@ -53,7 +54,7 @@ fn manifests_get_sidecars_without_a_cluster() {
     let text = format!("# kept apart\n---\nkind: Service\napiVersion: v1\n---\n{pod}");
     let test_directory =
         TestDirectory::with_files(&[("web.yaml", &text), ("roots.pem", "ROOTS\n")]);
-    let done = test_directory.run_leno(&[
+    let result = test_directory.run_leno(&[
         "inject",
         "-f",
         "web.yaml",
@@ -62,28 +63,28 @@ fn manifests_get_sidecars_without_a_cluster() {
         "--image",
         "leno:test",
     ]);
-    assert_eq!(done.code, Some(0), "{done:?}");
-    assert!(done.out.contains("kind: Service"), "{}", done.out);
+    assert_eq!(result.code, Some(0), "{result:?}");
+    assert!(result.out.contains("kind: Service"), "{}", result.out);
     assert!(
-        done.out.contains("name: leno-proxy") && done.out.contains("\"ROOTS\\n\""),
+        result.out.contains("name: leno-proxy") && result.out.contains("\"ROOTS\\n\""),
         "{}",
-        done.out
+        result.out
     );
-    assert_eq!(done.err, "Pod web: sidecar added\n");
+    assert_eq!(result.err, "Pod web: sidecar added\n");
 }
 
 #[test]
 fn without_a_cluster_the_cni_option_selects_the_plugin() {
     let pod = "{kind: Pod, metadata: {name: web}, spec: {containers: [{name: app}]}}";
     let test_directory = TestDirectory::with_files(&[("web.yaml", pod), ("roots.pem", "ROOTS\n")]);
-    let words = ["inject", "-f", "web.yaml", "--roots", "roots.pem"];
-    let needs = |more: &[&str]| {
-        let done = test_directory.run_leno(&[&words[..], more].concat());
-        assert_eq!(done.code, Some(0), "{done:?}");
-        (done.out.contains("NET_ADMIN"), done.out.contains("leno.dev/redirect:"))
+    let arguments = ["inject", "-f", "web.yaml", "--roots", "roots.pem"];
+    let rendered = |options: &[&str]| {
+        let result = test_directory.run_leno(&[&arguments[..], options].concat());
+        assert_eq!(result.code, Some(0), "{result:?}");
+        (result.out.contains("NET_ADMIN"), result.out.contains("leno.dev/redirect:"))
     };
-    assert_eq!(needs(&[]), (true, false));
-    assert_eq!(needs(&["--cni"]), (false, true));
+    assert_eq!(rendered(&[]), (true, false));
+    assert_eq!(rendered(&["--cni"]), (false, true));
 }
 
 #[test]
@@ -91,17 +92,17 @@ fn a_pod_that_cannot_have_a_sidecar_is_reported() {
     let pod = "{kind: Pod, metadata: {name: web, annotations: {leno.dev/inbound-port-exclusion-list: x}}, \
                spec: {containers: [{name: app}]}}";
     let test_directory = TestDirectory::with_files(&[("web.yaml", pod), ("roots.pem", "ROOTS\n")]);
-    let done = test_directory.run_leno(&["inject", "-f", "web.yaml", "--roots", "roots.pem"]);
-    assert_eq!(done.code, Some(1));
+    let result = test_directory.run_leno(&["inject", "-f", "web.yaml", "--roots", "roots.pem"]);
+    assert_eq!(result.code, Some(1));
     let expected =
         "error: Pod web: pod: annotation `leno.dev/inbound-port-exclusion-list`: `x` is not a port";
-    assert!(done.err.starts_with(expected), "{}", done.err);
+    assert!(result.err.starts_with(expected), "{}", result.err);
 }
 
 #[test]
-fn without_a_cluster_it_says_what_to_set() {
+fn without_a_cluster_the_error_names_the_variable_to_set() {
     let test_directory = TestDirectory::with_files(&[]);
-    let done = test_directory.run_leno(&["check", "--kubernetes"]);
-    assert_eq!(done.code, Some(1));
-    assert!(done.err.contains("set KUBECONFIG"), "{}", done.err);
+    let result = test_directory.run_leno(&["check", "--kubernetes"]);
+    assert_eq!(result.code, Some(1));
+    assert!(result.err.contains("set KUBECONFIG"), "{}", result.err);
 }

@@ -6,6 +6,6 @@ mod migrate;
 mod replay;
 
 #[test]
-fn rewritten_manifests_hold() {
+fn rewritten_manifests_are_valid() {
     replay::replay("migrate", migrate::check_migration);
 }

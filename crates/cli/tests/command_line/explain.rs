@@ -11,9 +11,9 @@ fn explain_request(arguments: &[&str]) -> CommandResult {
 }
 
 fn check_output(arguments: &[&str], code: i32, expected: &Expect) {
-    let done = explain_request(arguments);
-    assert_eq!(done.code, Some(code), "{done:?}");
-    expected.assert_eq(&done.out);
+    let result = explain_request(arguments);
+    assert_eq!(result.code, Some(code), "{result:?}");
+    expected.assert_eq(&result.out);
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn a_split_shows_every_backend_with_its_share() {
 }
 
 #[test]
-fn a_header_decides_as_it_does_in_the_sidecar() {
+fn a_header_selects_the_route() {
     check_output(
         &[
             "--from",
@@ -112,9 +112,9 @@ fn a_rejection_has_a_reason_and_a_hint() {
             ],
         ),
     ] {
-        let done = explain_request(arguments);
-        assert_eq!(done.code, Some(3), "{done:?}");
-        let last = done.out.lines().last().unwrap_or_default();
+        let result = explain_request(arguments);
+        assert_eq!(result.code, Some(3), "{result:?}");
+        let last = result.out.lines().last().unwrap_or_default();
         verdict.assert_eq(last.strip_prefix("verdict   ").unwrap_or(last));
     }
 }
@@ -153,20 +153,20 @@ fn hosts_outside_the_mesh_are_decided_as_by_the_http_proxy() {
     ] {
         let test_directory = TestDirectory::with_files(&[("mesh.yaml", mesh)]);
         let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1"];
-        let done = test_directory.run_leno(&[&request[..], &["--url", url]].concat());
-        assert_eq!(done.code, Some(code), "{url}: {done:?}");
-        let last = done.out.lines().last().unwrap_or_default();
-        let found = last.strip_prefix("verdict   ").unwrap_or(last);
-        assert!(found.starts_with(verdict), "{url}: {found}");
-        let names_policy = done.out.contains("allowed by the Egress shop/out");
-        assert_eq!(names_policy, code == 0 && mesh == egress, "{url}: {}", done.out);
+        let result = test_directory.run_leno(&[&request[..], &["--url", url]].concat());
+        assert_eq!(result.code, Some(code), "{url}: {result:?}");
+        let last = result.out.lines().last().unwrap_or_default();
+        let decision = last.strip_prefix("verdict   ").unwrap_or(last);
+        assert!(decision.starts_with(verdict), "{url}: {decision}");
+        let names_egress = result.out.contains("allowed by the Egress shop/out");
+        assert_eq!(names_egress, code == 0 && mesh == egress, "{url}: {}", result.out);
     }
 }
 
 #[test]
-fn programs_get_the_same_decision() {
+fn json_has_the_same_decision() {
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
-    let request = |from: &str| {
+    let explain = |from: &str| {
         let arguments = [
             "explain",
             "request",
@@ -179,63 +179,66 @@ fn programs_get_the_same_decision() {
             "--url",
             "http://reviews.shop:9080/reviews/1",
         ];
-        let done = test_directory.run_leno(&arguments);
-        let answer: Value = serde_json::from_str(&done.out).expect("JSON");
-        (done.code, answer)
+        let result = test_directory.run_leno(&arguments);
+        let decision: Value = serde_json::from_str(&result.out).expect("JSON");
+        (result.code, decision)
     };
-    let (code, answer) = request("shop/page-1");
-    assert_eq!((code, &answer["allowed"]), (Some(0), &Value::Bool(true)));
-    assert_eq!(answer["route"]["name"], "shop/reviews");
-    assert_eq!(answer["route"]["rule"], 1);
-    assert_eq!(answer["backends"][0]["weight"], 90);
-    let endpoint = &answer["backends"][1]["endpoints"][0];
+    let (code, decision) = explain("shop/page-1");
+    assert_eq!((code, &decision["allowed"]), (Some(0), &Value::Bool(true)));
+    assert_eq!(decision["route"]["name"], "shop/reviews");
+    assert_eq!(decision["route"]["rule"], 1);
+    assert_eq!(decision["backends"][0]["weight"], 90);
+    let endpoint = &decision["backends"][1]["endpoints"][0];
     assert_eq!(endpoint["workload"], "shop/reviews-v2-1");
     assert_eq!(endpoint["policy"], "shop/reviews");
-    let (code, answer) = request("shop/stranger-1");
-    assert_eq!((code, &answer["allowed"]), (Some(3), &Value::Bool(false)));
-    assert_eq!((&answer["status"], &answer["reason"]), (&403.into(), &"denied-outbound".into()));
+    let (code, decision) = explain("shop/stranger-1");
+    assert_eq!((code, &decision["allowed"]), (Some(3), &Value::Bool(false)));
+    assert_eq!(
+        (&decision["status"], &decision["reason"]),
+        (&403.into(), &"denied-outbound".into())
+    );
 }
 
 #[test]
-fn a_rejected_document_is_named_and_the_others_decide() {
-    let bad =
+fn rejected_documents_are_reported_and_the_others_decide() {
+    let invalid =
         MESH.replacen("rules: [{kind: HTTPRouteGroup, name: reading, matches: [ratings]}]", "", 1);
-    let test_directory = TestDirectory::with_files(&[("mesh.yaml", &bad)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", &invalid)]);
     let url = "http://ratings.shop:9080/ratings/1";
     let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1", "--url", url];
-    let done = test_directory.run_leno(&request);
-    assert_eq!(done.code, Some(3), "{done:?}");
-    assert!(done.err.contains("TrafficTarget shop/ratings"), "{done:?}");
+    let result = test_directory.run_leno(&request);
+    assert_eq!(result.code, Some(3), "{result:?}");
+    assert!(result.err.contains("TrafficTarget shop/ratings"), "{result:?}");
 }
 
 #[test]
 fn requests_that_cannot_be_explained_fail_with_the_known_names() {
-    let done = explain_request(&["--from", "shop/nobody", "--url", "http://ratings.shop:9080/"]);
-    assert_eq!(done.code, Some(1), "{done:?}");
-    assert!(done.err.starts_with("error: there is no Workload shop/nobody"), "{done:?}");
-    assert!(done.err.contains("shop/page-1"), "{done:?}");
+    let result = explain_request(&["--from", "shop/nobody", "--url", "http://ratings.shop:9080/"]);
+    assert_eq!(result.code, Some(1), "{result:?}");
+    assert!(result.err.starts_with("error: there is no Workload shop/nobody"), "{result:?}");
+    assert!(result.err.contains("shop/page-1"), "{result:?}");
     let test_directory = TestDirectory::with_files(&[]);
     let url = "http://ratings.shop/";
     let nothing = ["explain", "-f", "absent", "request", "--from", "a/b", "--url", url];
-    let done = test_directory.run_leno(&nothing);
-    assert_eq!(done.code, Some(1), "{done:?}");
-    assert!(done.err.contains("does not exist"), "{done:?}");
+    let result = test_directory.run_leno(&nothing);
+    assert_eq!(result.code, Some(1), "{result:?}");
+    assert!(result.err.contains("does not exist"), "{result:?}");
 }
 
 #[test]
 fn every_reason_is_explained() {
     let test_directory = TestDirectory::with_files(&[]);
-    let all = test_directory.run_leno(&["explain", "-o", "json"]);
-    let all: Vec<Value> = serde_json::from_str(&all.out).expect("JSON");
-    assert!(all.len() > 20);
-    for reason in &all {
+    let reasons = test_directory.run_leno(&["explain", "-o", "json"]);
+    let reasons: Vec<Value> = serde_json::from_str(&reasons.out).expect("JSON");
+    assert!(reasons.len() > 20);
+    for reason in &reasons {
         let label = reason["reason"].as_str().expect("a label");
-        let done = test_directory.run_leno(&["explain", label]);
-        assert_eq!(done.code, Some(0), "{done:?}");
-        assert!(done.out.starts_with(&format!("{label}: ")), "{done:?}");
+        let result = test_directory.run_leno(&["explain", label]);
+        assert_eq!(result.code, Some(0), "{result:?}");
+        assert!(result.out.starts_with(&format!("{label}: ")), "{result:?}");
         let code = reason["code"].as_str().expect("a code");
         let by_code = test_directory.run_leno(&["explain", &code.to_lowercase()]);
-        assert_eq!(by_code.out, done.out, "{code}");
+        assert_eq!(by_code.out, result.out, "{code}");
     }
     expect![[r#"
         denied-outbound: No policy allows this client to use the service.
@@ -263,13 +266,13 @@ spec:
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
     let url = "http://ratings.shop:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-    let done = test_directory.run_leno(&arguments);
-    assert_eq!(done.code, Some(0), "{done:?}");
-    let line = done.out.lines().find(|line| line.contains("OutlierDetection")).unwrap();
+    let result = test_directory.run_leno(&arguments);
+    assert_eq!(result.code, Some(0), "{result:?}");
+    let line = result.out.lines().find(|line| line.contains("OutlierDetection")).unwrap();
     expect!["OutlierDetection shop/ratings: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s, and when 3 of its health checks in a row failed (GET /healthz every 5s, timeout 1s), until 1 in a row succeeded; at most 50 % are ejected, at least 2 stay"]
         .assert_eq(line.trim());
-    let done = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
-    let json: Value = serde_json::from_str(&done.out).unwrap();
+    let result = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
+    let json: Value = serde_json::from_str(&result.out).unwrap();
     let policies = &json["backends"][0]["policies"];
     assert_eq!(policies[0]["policy"], "OutlierDetection shop/ratings", "{json}");
 }
@@ -288,10 +291,10 @@ spec:
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
     let reported = |body: &str| {
         let policy = format!("{policy}{body}");
-        let done = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", &policy)])
+        let result = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", &policy)])
             .run_leno(&arguments);
-        let line = done.out.lines().find(|line| line.contains("ExternalAuthorization"));
-        line.unwrap_or_else(|| panic!("{done:?}")).trim().to_owned()
+        let line = result.out.lines().find(|line| line.contains("ExternalAuthorization"));
+        line.unwrap_or_else(|| panic!("{result:?}")).trim().to_owned()
     };
     expect!["ExternalAuthorization shop/ratings: queries the authorization service http://127.0.0.1:9000; if it does not respond in 200ms, the request is denied"]
         .assert_eq(&reported(""));
@@ -300,8 +303,8 @@ spec:
 }
 
 #[test]
-fn the_endpoint_that_a_client_keeps_to_is_reported() {
-    let more = r#"
+fn the_endpoint_of_a_session_is_reported() {
+    let route = r#"
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
 metadata: {name: ratings, namespace: shop}
@@ -316,13 +319,13 @@ kind: Hedging
 metadata: {name: ratings, namespace: shop}
 spec: {targetRefs: [{kind: Service, name: ratings}], after: 50ms}
 "#;
-    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("more.yaml", more)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("more.yaml", route)]);
     let url = "http://ratings.shop:9080/ratings/1";
     let value = "x-cart: 27d7b65e899bf44b";
     let arguments =
         ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url, "-H", value];
-    let done = test_directory.run_leno(&arguments);
-    assert_eq!(done.code, Some(0), "{done:?}");
+    let result = test_directory.run_leno(&arguments);
+    assert_eq!(result.code, Some(0), "{result:?}");
     expect![[r#"
         request   GET http://ratings.shop:9080/ratings/1
         from      shop/page-1 (account shop/page)
@@ -334,11 +337,11 @@ spec: {targetRefs: [{kind: Service, name: ratings}], after: 50ms}
                   Hedging shop/ratings: hedges requests with an idempotent method to a second endpoint after 50ms
                   shop/ratings-1 (account shop/ratings): allowed by the TrafficTarget shop/ratings
         verdict   200-range: allowed; the application responds
-    "#]].assert_eq(&done.out);
+    "#]].assert_eq(&result.out);
 }
 
 #[test]
-fn a_policy_about_retries_is_reported_where_no_route_decides_them() {
+fn a_retry_policy_is_reported_where_no_route_sets_retries() {
     let policy = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: Retry
@@ -359,24 +362,24 @@ spec:
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
     let url = "http://ratings.shop:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-    let done = test_directory.run_leno(&arguments);
+    let result = test_directory.run_leno(&arguments);
     let reported: Vec<&str> =
-        done.out.lines().skip_while(|line| !line.starts_with("retry")).collect();
+        result.out.lines().skip_while(|line| !line.starts_with("retry")).collect();
     expect![[r#"
         retry     Retry shop/page: up to 3 retries after failures and responses 409, 500 to 599, back-off from 25ms, within the retry budget
                   timeout of 2s per attempt, until the response begins"#]].assert_eq(&reported[..2].join("\n"));
-    let done = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
-    let json: Value = serde_json::from_str(&done.out).unwrap();
+    let result = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
+    let json: Value = serde_json::from_str(&result.out).unwrap();
     assert_eq!(json["retry"]["policy"], "Retry shop/page", "{json}");
     let test_directory = TestDirectory::with_files(&[
         ("mesh.yaml", MESH),
         ("policy.yaml", policy),
         ("route.yaml", route),
     ]);
-    let done = test_directory.run_leno(&arguments);
-    assert!(!done.out.contains("\nretry "), "the route decides alone: {}", done.out);
+    let result = test_directory.run_leno(&arguments);
+    assert!(!result.out.contains("\nretry "), "the route decides alone: {}", result.out);
     let unused = "no effect Retry shop/page: the rule of the route sets the retries";
-    assert!(done.out.contains(unused), "{}", done.out);
+    assert!(result.out.contains(unused), "{}", result.out);
 }
 
 /// A route that forwards to two services, with policies of the called service and of each backend.
@@ -405,11 +408,11 @@ const FORWARDED: &str = r#"
 "#;
 
 #[test]
-fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_not_apply() {
+fn policies_of_the_called_service_and_its_backends_are_listed() {
     let test_directory =
         TestDirectory::with_files(&[("mesh.yaml", MESH), ("policies.yaml", FORWARDED)]);
     let url = "http://reviews:9080/reviews/1";
-    let done = test_directory.run_leno(&[
+    let result = test_directory.run_leno(&[
         "explain",
         "-f",
         ".",
@@ -419,7 +422,7 @@ fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_
         "--url",
         url,
     ]);
-    let reported: Vec<&str> = done.out.lines().filter(|line| line.contains("shop/")).collect();
+    let reported: Vec<&str> = result.out.lines().filter(|line| line.contains("shop/")).collect();
     let reported: Vec<&str> =
         reported.into_iter().skip_while(|line| !line.starts_with("backend")).collect();
     expect![[r#"
@@ -442,7 +445,7 @@ fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_
 }
 
 #[test]
-fn a_fault_that_aborts_every_request_is_the_verdict() {
+fn a_fault_that_aborts_every_request_decides_the_verdict() {
     for (percent, expected, code) in [(100, "418 fault-injected: ", 3), (50, "200-range: ", 0)] {
         let fault = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: FaultInjection\nmetadata: {{name: broken, namespace: shop}}\n\
@@ -452,7 +455,7 @@ fn a_fault_that_aborts_every_request_is_the_verdict() {
         let test_directory =
             TestDirectory::with_files(&[("mesh.yaml", MESH), ("fault.yaml", &fault)]);
         let url = "http://reviews:9080/reviews/1";
-        let done = test_directory.run_leno(&[
+        let result = test_directory.run_leno(&[
             "explain",
             "-f",
             ".",
@@ -462,15 +465,15 @@ fn a_fault_that_aborts_every_request_is_the_verdict() {
             "--url",
             url,
         ]);
-        let verdict = done.out.lines().last().unwrap_or_default();
-        assert!(verdict.starts_with(&format!("verdict   {expected}")), "{percent}: {}", done.out);
-        assert_eq!(done.code, Some(code), "{percent}");
+        let verdict = result.out.lines().last().unwrap_or_default();
+        assert!(verdict.starts_with(&format!("verdict   {expected}")), "{percent}: {}", result.out);
+        assert_eq!(result.code, Some(code), "{percent}");
     }
 }
 
 /// Only the sidecar of the endpoint verifies a token.
 #[test]
-fn a_token_that_is_required_and_missing_is_the_verdict() {
+fn a_missing_required_token_decides_the_verdict() {
     let policy = "
 apiVersion: leno.dev/v1alpha1
 kind: JwtValidation
@@ -497,12 +500,15 @@ spec:
         let url = format!("http://ratings.shop:9080{path}");
         let arguments =
             ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", &url, "-H", header];
-        let done = test_directory.run_leno(&arguments);
-        let verdict = done.out.lines().last().unwrap_or_default();
-        assert!(verdict.starts_with(&format!("verdict   {expected}")), "{path} {header}: {done:?}");
-        assert_eq!(done.code, Some(code), "{path} {header}");
-        let must = done.out.contains("requires a token of https://accounts.example");
-        assert_eq!(must, path != "/health", "{done:?}");
+        let result = test_directory.run_leno(&arguments);
+        let verdict = result.out.lines().last().unwrap_or_default();
+        assert!(
+            verdict.starts_with(&format!("verdict   {expected}")),
+            "{path} {header}: {result:?}"
+        );
+        assert_eq!(result.code, Some(code), "{path} {header}");
+        let names_issuer = result.out.contains("requires a token of https://accounts.example");
+        assert_eq!(names_issuer, path != "/health", "{result:?}");
         let json = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
         let json: Value = serde_json::from_str(&json.out).unwrap();
         assert_eq!(json["allowed"], false, "{json}");
@@ -510,7 +516,7 @@ spec:
 }
 
 #[test]
-fn a_circuit_breaker_is_reported_with_its_bounds_and_when_it_opens() {
+fn a_circuit_breaker_is_reported_with_its_limits_and_conditions() {
     let policy = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: UpstreamTrafficSetting
@@ -527,7 +533,7 @@ spec:
 ";
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
     let url = "http://ratings.shop:9080/ratings/1";
-    let done = test_directory.run_leno(&[
+    let result = test_directory.run_leno(&[
         "explain",
         "-f",
         ".",
@@ -537,8 +543,8 @@ spec:
         "--url",
         url,
     ]);
-    assert_eq!(done.code, Some(0), "{done:?}");
-    let line = done.out.lines().find(|line| line.contains("UpstreamTraffic")).unwrap();
+    assert_eq!(result.code, Some(0), "{result:?}");
+    let line = result.out.lines().find(|line| line.contains("UpstreamTraffic")).unwrap();
     expect![[r#"UpstreamTrafficSetting shop/ratings: limits concurrency to 9 requests, 2 retries; connect timeout 2s; opens the circuit for 20s when 30 % of at least 50 requests in 60s failed or 4 requests in 60s took 5s or longer (connect, timeout, reset, 5xx); responds with 409 while open"#]]
         .assert_eq(line.trim());
 }
@@ -584,9 +590,9 @@ fn check_tagged(headers: &[&str], code: i32, expected: &Expect) {
     for header in headers {
         arguments.extend(["-H", *header]);
     }
-    let done = test_directory.run_leno(&arguments);
-    assert_eq!(done.code, Some(code), "{done:?}");
-    expected.assert_eq(&done.out);
+    let result = test_directory.run_leno(&arguments);
+    assert_eq!(result.code, Some(code), "{result:?}");
+    expected.assert_eq(&result.out);
 }
 
 #[test]
@@ -651,8 +657,8 @@ fn without_an_endpoint_with_the_tags_requests_are_rejected() {
 }
 
 #[test]
-fn rules_about_tags_of_the_called_service_have_no_effect_where_a_route_forwards_to_others() {
-    let away = "
+fn tag_rules_of_the_called_service_have_no_effect_on_other_backends() {
+    let forwarding = "
 ---
 apiVersion: v1
 kind: Service
@@ -664,9 +670,10 @@ kind: TrafficSplit
 metadata: {name: orders, namespace: shop}
 spec: {service: orders, backends: [{service: store, weight: 1}]}
 ";
-    let test_directory = TestDirectory::with_files(&[("mesh.yaml", &format!("{TAGGED}{away}"))]);
+    let test_directory =
+        TestDirectory::with_files(&[("mesh.yaml", &format!("{TAGGED}{forwarding}"))]);
     let url = "http://orders.shop:80/a";
-    let done = test_directory.run_leno(&[
+    let result = test_directory.run_leno(&[
         "explain",
         "-f",
         ".",
@@ -676,10 +683,10 @@ spec: {service: orders, backends: [{service: store, weight: 1}]}
         "--url",
         url,
     ]);
-    let lines: Vec<&str> = done.out.lines().filter(|it| it.contains("TagRoute")).collect();
-    let why =
+    let lines: Vec<&str> = result.out.lines().filter(|line| line.contains("TagRoute")).collect();
+    let reason =
         "it selects among the endpoints of shop/orders, but the request is forwarded to shop/store";
-    assert_eq!(lines, [format!("no effect TagRoute shop/orders: {why}")], "{}", done.out);
+    assert_eq!(lines, [format!("no effect TagRoute shop/orders: {reason}")], "{}", result.out);
 }
 
 #[test]
@@ -704,10 +711,10 @@ spec:
   backends: [{service: ratings, weight: 1}]
 ";
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("splits.yaml", splits)]);
-    let ask = |more: &[&str]| {
+    let explain = |headers: &[&str]| {
         let url = "http://ratings:9080/ratings/1";
         let files = ["-f", "mesh.yaml", "-f", "splits.yaml", "request", "--from", "shop/page-1"];
-        test_directory.run_leno(&[&["explain"], &files[..], &["--url", url], more].concat()).out
+        test_directory.run_leno(&[&["explain"], &files[..], &["--url", url], headers].concat()).out
     };
     expect![[r#"
         request   GET http://ratings:9080/ratings/1
@@ -719,7 +726,7 @@ spec:
                   shop/reviews-v2-1 (account shop/reviews): 404 no-policy-route
         backend   shop/nobody port 9080, 75 % of such requests: 500 invalid-backend
         verdict   it depends on the endpoint (no-policy-route, invalid-backend): see the lines above
-    "#]].assert_eq(&ask(&[]));
+    "#]].assert_eq(&explain(&[]));
     expect![[r#"
         request   GET http://ratings:9080/ratings/1
         from      shop/page-1 (account shop/page)
@@ -730,11 +737,11 @@ spec:
                   shop/ratings-1 (account shop/ratings): allowed by the TrafficTarget shop/ratings
         verdict   200-range: allowed; the application responds
     "#]]
-    .assert_eq(&ask(&["-H", "x-tier: gold"]));
+    .assert_eq(&explain(&["-H", "x-tier: gold"]));
 }
 
 #[test]
-fn connections_are_split_where_no_request_is_seen() {
+fn connections_are_split_on_tcp_ports() {
     let documents = "---
 apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -758,7 +765,7 @@ spec: {service: db, backends: [{service: db, weight: 3}, {service: other/db, wei
 ";
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", documents)]);
     let arguments = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/client", "--url"];
-    let done = test_directory.run_leno(&[&arguments[..], &["http://db.shop:5432/"]].concat());
+    let result = test_directory.run_leno(&[&arguments[..], &["http://db.shop:5432/"]].concat());
     expect![[r#"
         request   GET http://db.shop:5432/
         from      shop/client (account shop/default)
@@ -769,20 +776,20 @@ spec: {service: db, backends: [{service: db, weight: 3}, {service: other/db, wei
                   shop/db-1 (account shop/default): allowed for every member of the mesh
         backend   other/db port 5432, 25 % of such requests: 500 invalid-backend (no ReferenceGrant permits it)
         verdict   it depends on the endpoint (allowed, invalid-backend): see the lines above
-    "#]].assert_eq(&done.out);
+    "#]].assert_eq(&result.out);
 }
 
 #[test]
-fn yaml_equals_json() {
+fn yaml_has_the_content_of_json() {
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
     let request =
         "request -f mesh.yaml --from shop/page-1 --url http://reviews.shop:9080/reviews/1";
     for arguments in ["", "denied", request] {
-        let reported = |form: &str| {
-            let arguments = format!("explain {arguments} -o {form}");
-            let done = test_directory.run_leno(&arguments.split_whitespace().collect::<Vec<_>>());
-            assert_eq!(done.code, Some(0), "{done:?}");
-            done.out
+        let reported = |format: &str| {
+            let arguments = format!("explain {arguments} -o {format}");
+            let result = test_directory.run_leno(&arguments.split_whitespace().collect::<Vec<_>>());
+            assert_eq!(result.code, Some(0), "{result:?}");
+            result.out
         };
         let json: Value = serde_json::from_str(&reported("json")).expect("JSON");
         let yaml: Value = serde_saphyr::from_str(&reported("yaml")).expect("YAML");
@@ -820,38 +827,38 @@ const BYTES: &str = r#"
 "#;
 
 #[test]
-fn a_connection_to_a_port_that_carries_tcp_is_decided_without_a_request() {
+fn connections_to_tcp_ports_are_decided_without_a_request() {
     // The limit applies to requests, and rejects opaque bytes.
-    let open = BYTES.split("---\n").filter(|document| !document.contains("kind: RateLimit"));
-    let open = open.collect::<Vec<_>>().join("---\n");
-    let strict = open.replace("defaultPolicy: allow, ", "");
-    let closed = "reset denied-outbound: ";
-    for (bytes, url, code, expected) in [
+    let allowing = BYTES.split("---\n").filter(|document| !document.contains("kind: RateLimit"));
+    let allowing = allowing.collect::<Vec<_>>().join("---\n");
+    let denying = allowing.replace("defaultPolicy: allow, ", "");
+    let denied = "reset denied-outbound: ";
+    for (documents, url, code, expected) in [
         (
-            open.as_str(),
+            allowing.as_str(),
             "tcp://bytes.shop:9000",
             0,
             "allowed: the connection reaches the application",
         ),
         (BYTES, "tcp://bytes.shop:9000", 3, "reset denied-by-policy: "),
-        (strict.as_str(), "tcp://bytes.shop:9000", 3, closed),
+        (denying.as_str(), "tcp://bytes.shop:9000", 3, denied),
         (BYTES, "tcp://bytes.shop:9001", 3, "reset unknown-service: "),
         (BYTES, "tcp://missing.shop:9000", 3, "reset unknown-service: "),
         (BYTES, "tcp://example.com:9000", 3, "reset unknown-service: "),
         (BYTES, "tcp://ratings.shop:9080", 1, "port 9080 of ratings.shop is HTTP, not TCP"),
     ] {
         let test_directory =
-            TestDirectory::with_files(&[("mesh.yaml", MESH), ("bytes.yaml", bytes)]);
+            TestDirectory::with_files(&[("mesh.yaml", MESH), ("bytes.yaml", documents)]);
         let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-        let done = test_directory.run_leno(&arguments);
-        assert_eq!(done.code, Some(code), "{done:?}");
+        let result = test_directory.run_leno(&arguments);
+        assert_eq!(result.code, Some(code), "{result:?}");
         if code == 1 {
-            assert!(done.err.contains(expected), "{done:?}");
+            assert!(result.err.contains(expected), "{result:?}");
             continue;
         }
-        let verdict = done.out.lines().last().unwrap_or_default();
-        assert!(verdict.starts_with(&format!("verdict   {expected}")), "{done:?}");
-        assert!(done.out.starts_with(&format!("request   {url}\n")), "{done:?}");
+        let verdict = result.out.lines().last().unwrap_or_default();
+        assert!(verdict.starts_with(&format!("verdict   {expected}")), "{result:?}");
+        assert!(result.out.starts_with(&format!("request   {url}\n")), "{result:?}");
         let json = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
         let json: Value = serde_json::from_str(&json.out).unwrap();
         assert_eq!(json["allowed"], code == 0, "{json}");
@@ -860,8 +867,8 @@ fn a_connection_to_a_port_that_carries_tcp_is_decided_without_a_request() {
 }
 
 /// Returns the lines of an explanation that name a policy of this kind, or each policy.
-fn policies_of(test_directory: &TestDirectory, url: &str) -> String {
-    let done = test_directory.run_leno(&[
+fn policy_lines(test_directory: &TestDirectory, url: &str) -> String {
+    let result = test_directory.run_leno(&[
         "explain",
         "-f",
         ".",
@@ -871,14 +878,14 @@ fn policies_of(test_directory: &TestDirectory, url: &str) -> String {
         "--url",
         url,
     ]);
-    let lines = done.out.lines().filter(|line| {
+    let lines = result.out.lines().filter(|line| {
         line.starts_with("no effect") || line.starts_with("          ") && line.contains(": ")
     });
     lines.collect::<Vec<_>>().join("\n")
 }
 
 #[test]
-fn policies_that_decide_by_request_take_no_part_on_a_port_that_carries_tcp() {
+fn policies_about_requests_have_no_effect_on_tcp_ports() {
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("bytes.yaml", BYTES)]);
     expect![[r#"
                   opaque: requests are not parsed, and only TCP rules apply
@@ -887,11 +894,11 @@ fn policies_that_decide_by_request_take_no_part_on_a_port_that_carries_tcp() {
         no effect LoadBalancing shop/balancing: port 9000 of shop/bytes carries TCP, in which requests are not visible
         no effect Hedging shop/hedging: port 9000 of shop/bytes carries TCP, in which requests are not visible
         no effect Retry shop/retry: port 9000 of shop/bytes carries TCP, in which requests are not visible
-                  shop/bytes-1 (account shop/bytes): 403 denied-by-policy (the RateLimit shop/limit denies it)"#]].assert_eq(&policies_of(&test_directory, "http://bytes:9000/"));
+                  shop/bytes-1 (account shop/bytes): 403 denied-by-policy (the RateLimit shop/limit denies it)"#]].assert_eq(&policy_lines(&test_directory, "http://bytes:9000/"));
 }
 
 #[test]
-fn policies_without_effect_are_listed_where_the_sidecar_of_the_client_answers() {
+fn policies_without_effect_are_listed_where_the_client_sidecar_responds() {
     let policies = FORWARDED.replace("name: reviews}", "name: ratings}");
     let redirect = r#"
 {apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: ratings, namespace: shop},
@@ -909,19 +916,19 @@ fn policies_without_effect_are_listed_where_the_sidecar_of_the_client_answers() 
         no effect CircuitBreaker shop/called: HTTPRoute shop/ratings answers the request without forwarding it
         no effect FaultInjection shop/slow: HTTPRoute shop/ratings answers the request without forwarding it
         no effect Hedging shop/called: HTTPRoute shop/ratings answers the request without forwarding it
-        no effect Hedging shop/second: HTTPRoute shop/ratings answers the request without forwarding it"#]].assert_eq(&policies_of(&test_directory, "http://ratings:9080/ratings/1"));
+        no effect Hedging shop/second: HTTPRoute shop/ratings answers the request without forwarding it"#]].assert_eq(&policy_lines(&test_directory, "http://ratings:9080/ratings/1"));
     expect![[r#"
         no effect OutlierDetection shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
         no effect CircuitBreaker shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
         no effect FaultInjection shop/slow: no rule of the attached routes matches, and the client's sidecar rejects the request
         no effect Hedging shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
-        no effect Hedging shop/second: no rule of the attached routes matches, and the client's sidecar rejects the request"#]].assert_eq(&policies_of(&test_directory, "http://ratings:9080/other"));
+        no effect Hedging shop/second: no rule of the attached routes matches, and the client's sidecar rejects the request"#]].assert_eq(&policy_lines(&test_directory, "http://ratings:9080/other"));
     let url = "http://ratings:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-    let done = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
-    let json: Value = serde_json::from_str(&done.out).unwrap();
-    let why = "HTTPRoute shop/ratings answers the request without forwarding it";
-    assert_eq!(json["not_applied"][0]["reason"], why, "{json}");
+    let result = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
+    let json: Value = serde_json::from_str(&result.out).unwrap();
+    let reason = "HTTPRoute shop/ratings answers the request without forwarding it";
+    assert_eq!(json["not_applied"][0]["reason"], reason, "{json}");
 }
 
 #[test]
@@ -949,5 +956,5 @@ fn a_backend_without_the_port_is_the_reason_for_policies_without_effect() {
         no effect CircuitBreaker shop/called: no request is sent to shop/missing: there is no such Service
         no effect FaultInjection shop/slow: no request is sent to shop/missing: there is no such Service
         no effect Hedging shop/called: no request is sent to shop/missing: there is no such Service
-        no effect Hedging shop/second: Hedging shop/called takes precedence at shop/ratings port 9080"#]].assert_eq(&policies_of(&test_directory, "http://ratings:9080/ratings/1"));
+        no effect Hedging shop/second: Hedging shop/called takes precedence at shop/ratings port 9080"#]].assert_eq(&policy_lines(&test_directory, "http://ratings:9080/ratings/1"));
 }

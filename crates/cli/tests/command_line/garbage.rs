@@ -40,9 +40,9 @@ fn logs_contain_no_part_of_an_invalid_response() {
         let runs =
             ["info", "debug", "trace", "kube_client=trace,kube_runtime=trace,hyper=trace,info"];
         thread::scope(|scope| {
-            for (turn, filter) in runs.into_iter().enumerate() {
+            for (first_body, filter) in runs.into_iter().enumerate() {
                 scope.spawn(move || {
-                    let log = log_of_control_plane(garbage, filter, turn);
+                    let log = control_plane_log(garbage, filter, first_body);
                     let line = log.lines().find(|line| line.contains(MARKER));
                     assert_eq!(line, None, "{garbage:?} {filter}");
                     assert!(!log.is_empty(), "{garbage:?} {filter}");
@@ -53,12 +53,12 @@ fn logs_contain_no_part_of_an_invalid_response() {
 }
 
 #[test]
-fn terminals_show_no_part_of_an_invalid_response() {
+fn terminals_contain_no_part_of_an_invalid_response() {
     let directory = tempfile::tempdir().unwrap();
-    for turn in 0..BODIES {
-        let server = GarbageApiServer::start(GarbageScope::Everything, turn);
+    for first_body in 0..BODY_COUNT {
+        let server = GarbageApiServer::start(GarbageScope::Everything, first_body);
         let kubeconfig = server.write_kubeconfig(directory.path());
-        for words in [
+        for arguments in [
             &["check", "--kubernetes"][..],
             &["install", "--apply", "--timeout", "1s"],
             &["uninstall", "--apply"],
@@ -66,20 +66,20 @@ fn terminals_show_no_part_of_an_invalid_response() {
             &["inject", "-f", "pod.yaml"],
         ] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_leno"));
-            command.args(words).args(["--log-level", "trace"]).env("KUBECONFIG", &kubeconfig);
-            let done = command.current_dir(directory.path()).output().unwrap();
-            for said in [done.stdout, done.stderr] {
-                let said = String::from_utf8(said).unwrap();
-                assert!(!said.contains(MARKER), "{words:?}: {said}");
+            command.args(arguments).args(["--log-level", "trace"]).env("KUBECONFIG", &kubeconfig);
+            let result = command.current_dir(directory.path()).output().unwrap();
+            for output in [result.stdout, result.stderr] {
+                let output = String::from_utf8(output).unwrap();
+                assert!(!output.contains(MARKER), "{arguments:?}: {output}");
             }
         }
     }
 }
 
 /// Returns the log of a control plane until it has received its garbage.
-fn log_of_control_plane(garbage: GarbageScope, filter: &str, turn: usize) -> String {
+fn control_plane_log(garbage: GarbageScope, filter: &str, first_body: usize) -> String {
     let directory = tempfile::tempdir().unwrap();
-    let server = GarbageApiServer::start(garbage, turn);
+    let server = GarbageApiServer::start(garbage, first_body);
     let path = directory.path().join("log");
     let mut command = Command::new(env!("CARGO_BIN_EXE_leno"));
     command.args(["control", "--kubernetes", "--gateways", "--page", "off"]);
@@ -90,40 +90,40 @@ fn log_of_control_plane(garbage: GarbageScope, filter: &str, turn: usize) -> Str
         .env("LENO_IMAGE", "leno:test");
     command.env("POD_IP", "127.0.0.1").env("POD_NAME", "a").env("POD_NAMESPACE", "leno-system");
     command.stdout(Stdio::null()).stderr(File::create(&path).unwrap());
-    let mut control = KilledOnDrop(command.spawn().unwrap());
-    let begin = Instant::now();
+    let mut control = KillOnDrop(command.spawn().unwrap());
+    let start = Instant::now();
     loop {
-        let absent = server.unserved_requests();
+        let unserved = server.unserved_requests();
         let has_ended = control.0.try_wait().unwrap().is_some();
         let log = || fs::read_to_string(&path).unwrap();
         // It cannot continue without its authority.
-        let is_over = absent.is_empty() || has_ended && garbage == GarbageScope::Everything;
-        if is_over && !log().is_empty() {
+        let is_complete = unserved.is_empty() || has_ended && garbage == GarbageScope::Everything;
+        if is_complete && !log().is_empty() {
             break;
         }
         assert!(!has_ended, "{garbage:?}: it ended: {}", log());
-        let is_late = begin.elapsed() > MAX_WAIT;
-        assert!(!is_late, "{garbage:?}: no requests for {absent:?}: {}", log());
+        let has_timed_out = start.elapsed() > TIMEOUT;
+        assert!(!has_timed_out, "{garbage:?}: no requests for {unserved:?}: {}", log());
         thread::park_timeout(Duration::from_millis(20));
     }
     // The last responses are read by now, or when the program has exited.
-    control.end_process();
+    control.kill();
     fs::read_to_string(&path).unwrap()
 }
 
 /// A program that is killed at the end of its test.
-struct KilledOnDrop(Child);
+struct KillOnDrop(Child);
 
-impl KilledOnDrop {
-    fn end_process(&mut self) {
+impl KillOnDrop {
+    fn kill(&mut self) {
         self.0.kill().ok();
         self.0.wait().unwrap();
     }
 }
 
-impl Drop for KilledOnDrop {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        self.end_process();
+        self.kill();
     }
 }
 
@@ -136,23 +136,23 @@ struct GarbageApiServer {
 struct GarbageState {
     garbage: GarbageScope,
     /// The number of the first body.
-    turn: usize,
+    first_body: usize,
     /// The number of garbage responses per path.
-    answered: Mutex<BTreeMap<String, usize>>,
+    response_counts: Mutex<BTreeMap<String, usize>>,
     /// Written objects by path.
-    written: Mutex<BTreeMap<String, Value>>,
+    objects: Mutex<BTreeMap<String, Value>>,
 }
 
 impl GarbageApiServer {
-    fn start(garbage: GarbageScope, turn: usize) -> Self {
+    fn start(garbage: GarbageScope, first_body: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (answered, written) = (Mutex::default(), Mutex::default());
-        let shared = Arc::new(GarbageState { garbage, turn, answered, written });
-        let serving = Arc::clone(&shared);
+        let (response_counts, objects) = (Mutex::default(), Mutex::default());
+        let shared = Arc::new(GarbageState { garbage, first_body, response_counts, objects });
+        let serving_state = Arc::clone(&shared);
         thread::spawn(move || {
             for tcp in listener.incoming().flatten() {
-                let shared = Arc::clone(&serving);
+                let shared = Arc::clone(&serving_state);
                 thread::spawn(move || shared.serve_connection(tcp));
             }
         });
@@ -174,38 +174,44 @@ impl GarbageApiServer {
 
     /// Returns the requests that have not received enough garbage responses.
     fn unserved_requests(&self) -> Vec<String> {
-        let answered = self.shared.answered.lock().unwrap();
+        let response_counts = self.shared.response_counts.lock().unwrap();
         let expected = expected_requests(self.shared.garbage);
         expected
             .into_iter()
-            .filter(|path| answered.get(path).is_none_or(|it| *it < TIMES))
+            .filter(|path| {
+                response_counts.get(path).is_none_or(|count| *count < RESPONSES_PER_REQUEST)
+            })
             .collect()
     }
 }
 
 /// Returns the requests of a control plane that receive garbage.
 fn expected_requests(garbage: GarbageScope) -> Vec<String> {
-    let customs = served_kinds().into_iter().map(|kind| {
+    let custom_resources = served_kinds().into_iter().map(|kind| {
         format!("/apis/{}/{}", kind.api_versions.first().unwrap(), plural_of(kind.kind))
     });
-    let watched = ["pods", "services", "namespaces", "nodes"].map(|it| format!("/api/v1/{it}"));
-    let of_gateways = [
+    let core_resources =
+        ["pods", "services", "namespaces", "nodes"].map(|name| format!("/api/v1/{name}"));
+    let gateway_resources = [
         "/apis/apps/v1/deployments",
         "/apis/discovery.k8s.io/v1/endpointslices",
         "/apis/gateway.networking.k8s.io/v1/gateways",
         "/apis/gateway.networking.k8s.io/v1/gatewayclasses",
     ];
-    let all = watched.into_iter().chain(customs).chain(of_gateways.map(str::to_owned));
+    let lists = core_resources
+        .into_iter()
+        .chain(custom_resources)
+        .chain(gateway_resources.map(str::to_owned));
     match garbage {
-        GarbageScope::Lists => all.collect(),
+        GarbageScope::Lists => lists.collect(),
         GarbageScope::Watches => {
-            let of_api_server = [
+            let api_server_resources = [
                 "/api/v1/namespaces/default/services",
                 "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
             ];
-            let all = all.chain(["/api/v1/secrets".to_owned()]);
-            let all = all.chain(of_api_server.map(str::to_owned));
-            all.map(|path| format!("watch {path}")).collect()
+            let lists = lists.chain(["/api/v1/secrets".to_owned()]);
+            let lists = lists.chain(api_server_resources.map(str::to_owned));
+            lists.map(|path| format!("watch {path}")).collect()
         }
         GarbageScope::Objects => [
             "/api/v1/secrets",
@@ -225,20 +231,20 @@ impl GarbageState {
     fn serve_connection(&self, tcp: TcpStream) {
         let mut reader = BufReader::new(tcp.try_clone().unwrap());
         let mut writer = tcp;
-        while let Some((method, target, body)) = read(&mut reader) {
+        while let Some((method, target, body)) = read_request(&mut reader) {
             let (path, query) = target.split_once('?').unwrap_or((&target, ""));
             let is_watch = query.contains("watch=true");
             let key = if is_watch { format!("watch {path}") } else { path.to_owned() };
-            let is_good = match self.is_garbage(path, is_watch) {
+            let is_written = match self.is_garbage(path, is_watch) {
                 true => {
-                    let mut answered = self.answered.lock().unwrap();
-                    let times = answered.entry(key.clone()).or_default();
-                    *times += 1;
-                    let turn = self.turn + *times + key.len();
-                    drop(answered);
+                    let mut response_counts = self.response_counts.lock().unwrap();
+                    let count = response_counts.entry(key.clone()).or_default();
+                    *count += 1;
+                    let body_index = self.first_body + *count + key.len();
+                    drop(response_counts);
                     let (status, body) = match is_watch {
-                        true => (200, garbage_events(turn)),
-                        false => garbage_response(turn),
+                        true => (200, garbage_events(body_index)),
+                        false => garbage_response(body_index),
                     };
                     write_response(&mut writer, status, &body)
                 }
@@ -252,7 +258,7 @@ impl GarbageState {
                     write_response(&mut writer, status, value.to_string().as_bytes())
                 }
             };
-            if !is_good {
+            if !is_written {
                 return;
             }
         }
@@ -265,9 +271,9 @@ impl GarbageState {
             GarbageScope::Lists => !is_watch && is_list && is_plural(path),
             GarbageScope::Watches => is_watch,
             GarbageScope::Objects => {
-                let is_own = ["leno-authority", "leno-roots", "leno-system/secrets"];
-                let is_object =
-                    path.contains("/namespaces/") && !is_own.iter().any(|own| path.ends_with(own));
+                let valid_suffixes = ["leno-authority", "leno-roots", "leno-system/secrets"];
+                let is_object = path.contains("/namespaces/")
+                    && !valid_suffixes.iter().any(|suffix| path.ends_with(suffix));
                 path == "/api/v1/secrets" || is_object
             }
             GarbageScope::Everything => true,
@@ -276,17 +282,17 @@ impl GarbageState {
 
     /// Returns the response of an API server with a gateway and one client.
     fn valid_response(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
-        let sent: Value = serde_json::from_slice(body).unwrap_or_default();
-        let mut written = self.written.lock().unwrap();
+        let object: Value = serde_json::from_slice(body).unwrap_or_default();
+        let mut objects = self.objects.lock().unwrap();
         match method {
             "POST" => {
-                let name = sent["metadata"]["name"].as_str().unwrap_or_default();
-                written.insert(format!("{path}/{name}"), sent.clone());
-                return (201, sent);
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                objects.insert(format!("{path}/{name}"), object.clone());
+                return (201, object);
             }
             "PUT" | "PATCH" => {
-                written.insert(path.to_owned(), sent.clone());
-                return (200, sent);
+                objects.insert(path.to_owned(), object.clone());
+                return (200, object);
             }
             _ => {}
         }
@@ -302,13 +308,13 @@ impl GarbageState {
             let missing = json!({
                 "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
             });
-            return written.get(path).map_or((404, missing), |found| (200, found.clone()));
+            return objects.get(path).map_or((404, missing), |object| (200, object.clone()));
         }
         if path.starts_with("/apis/") && path.matches('/').count() == 3 {
             let kinds = served_kinds().into_iter().map(|kind| kind.kind);
-            let more = ["Gateway", "GatewayClass", "BackendTLSPolicy"];
+            let gateway_kinds = ["Gateway", "GatewayClass", "BackendTLSPolicy"];
             let resources: Vec<Value> = kinds
-                .chain(more)
+                .chain(gateway_kinds)
                 .map(|kind| json!({"name": plural_of(kind), "singularName": "", "namespaced": true, "kind": kind, "verbs": []}))
                 .collect();
             let version = path.trim_start_matches("/apis/");
@@ -336,7 +342,7 @@ impl GarbageState {
 }
 
 /// Returns a response that is not an object of the requested kind; it contains the marker.
-fn garbage_response(turn: usize) -> (u16, Vec<u8>) {
+fn garbage_response(body_index: usize) -> (u16, Vec<u8>) {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": MARKER}, "data": {"ca.key": MARKER}});
     let wrong = json!({
         "kind": MARKER, "metadata": MARKER, "items": MARKER, "resources": MARKER, "data": MARKER, "spec": MARKER,
@@ -345,7 +351,7 @@ fn garbage_response(turn: usize) -> (u16, Vec<u8>) {
         "kind": "List", "metadata": {"resourceVersion": "1"},
         "items": [{"metadata": {"name": 1, "labels": MARKER}, "spec": MARKER, "data": {"a": MARKER}, "endpoints": MARKER}],
     });
-    match turn % BODIES {
+    match body_index % BODY_COUNT {
         0 => (200, secret.to_string().into_bytes()),
         1 => (200, format!("<html>{MARKER}").into_bytes()),
         2 => (200, wrong.to_string().into_bytes()),
@@ -358,13 +364,13 @@ fn garbage_response(turn: usize) -> (u16, Vec<u8>) {
     }
 }
 
-const BODIES: usize = 9;
+const BODY_COUNT: usize = 9;
 
-fn garbage_events(turn: usize) -> Vec<u8> {
+fn garbage_events(body_index: usize) -> Vec<u8> {
     let secret = json!({"kind": "Secret", "data": {"ca.key": MARKER}});
     let added =
         json!({"type": "ADDED", "object": {"metadata": MARKER, "spec": MARKER, "data": MARKER}});
-    match turn % 4 {
+    match body_index % 4 {
         0 => format!("{MARKER}\n").into_bytes(),
         1 => format!("{secret}\n{added}\n").into_bytes(),
         2 => format!("{}\n", json!({"type": "ERROR", "object": {"message": MARKER, "code": 500}}))
@@ -388,19 +394,19 @@ fn is_plural(path: &str) -> bool {
 }
 
 /// Reads one request; `None` if the client has disconnected.
-fn read(reader: &mut BufReader<TcpStream>) -> Option<(String, String, Vec<u8>)> {
+fn read_request(reader: &mut BufReader<TcpStream>) -> Option<(String, String, Vec<u8>)> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let mut words = line.split(' ');
     let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
     let mut length = 0;
     loop {
-        let mut field = String::new();
-        reader.read_line(&mut field).ok()?;
-        if field.trim().is_empty() {
+        let mut header = String::new();
+        reader.read_line(&mut header).ok()?;
+        if header.trim().is_empty() {
             break;
         }
-        if let Some(value) = field.to_lowercase().strip_prefix("content-length:") {
+        if let Some(value) = header.to_lowercase().strip_prefix("content-length:") {
             length = value.trim().parse().unwrap();
         }
     }
@@ -418,5 +424,5 @@ fn write_response(writer: &mut TcpStream, status: u16, body: &[u8]) -> bool {
 }
 
 /// The number of responses per request: the second request proves that the first response was read.
-const TIMES: usize = 2;
-const MAX_WAIT: Duration = Duration::from_secs(120);
+const RESPONSES_PER_REQUEST: usize = 2;
+const TIMEOUT: Duration = Duration::from_secs(120);

@@ -3,7 +3,7 @@
 use crate::run::TestDirectory;
 
 #[test]
-fn every_command_explains_itself_with_an_example() {
+fn the_help_of_every_command_has_an_example() {
     let test_directory = TestDirectory::with_files(&[]);
     for command in [
         "demo",
@@ -18,9 +18,9 @@ fn every_command_explains_itself_with_an_example() {
         "control",
         "completions",
     ] {
-        let done = test_directory.run_leno(&[command, "--help"]);
-        assert_eq!(done.code, Some(0), "{done:?}");
-        let (_, examples) = done.out.split_once("Examples:").expect(command);
+        let result = test_directory.run_leno(&[command, "--help"]);
+        assert_eq!(result.code, Some(0), "{result:?}");
+        let (_, examples) = result.out.split_once("Examples:").expect(command);
         assert!(examples.contains(&format!("leno {command}")), "{examples}");
     }
 }
@@ -28,48 +28,48 @@ fn every_command_explains_itself_with_an_example() {
 #[test]
 fn the_overview_hides_internal_commands() {
     let test_directory = TestDirectory::with_files(&[]);
-    let done = test_directory.run_leno(&["--help"]);
-    assert_eq!(done.code, Some(0));
+    let result = test_directory.run_leno(&["--help"]);
+    assert_eq!(result.code, Some(0));
     for command in ["demo", "up", "check", "explain", "get", "token", "proxy", "control"] {
-        assert!(done.out.contains(&format!("  {command}")), "{command}: {}", done.out);
+        assert!(result.out.contains(&format!("  {command}")), "{command}: {}", result.out);
     }
     for hidden in ["demo-service", "exec"] {
-        assert!(!done.out.contains(hidden), "{hidden}: {}", done.out);
+        assert!(!result.out.contains(hidden), "{hidden}: {}", result.out);
     }
     assert!(test_directory.run_leno(&["--version"]).out.starts_with("leno "));
 }
 
 #[test]
-fn shells_get_completions() {
+fn completions_exist_for_every_shell() {
     let test_directory = TestDirectory::with_files(&[]);
-    for (shell, mark) in [
+    for (shell, expected) in [
         ("bash", "complete -F"),
         ("zsh", "#compdef leno"),
         ("fish", "complete -c leno"),
         ("elvish", "edit:completion"),
         ("powershell", "Register-ArgumentCompleter"),
     ] {
-        let done = test_directory.run_leno(&["completions", shell]);
-        assert_eq!(done.code, Some(0), "{shell}: {}", done.err);
-        assert!(done.out.contains(mark), "{shell}");
+        let result = test_directory.run_leno(&["completions", shell]);
+        assert_eq!(result.code, Some(0), "{shell}: {}", result.err);
+        assert!(result.out.contains(expected), "{shell}");
     }
     let bash = test_directory.run_leno(&["completions", "bash"]).out;
     assert!(bash.contains("denied-outbound"), "reasons are completed");
 }
 
 #[test]
-fn the_table_of_commands_in_the_readme_is_that_of_the_program() {
+fn the_readme_lists_every_topic() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let readme = std::fs::read_to_string(path).expect("the README");
     let test_directory = TestDirectory::with_files(&[]);
     let topics = test_directory.run_leno(&["get", "--help"]).out;
-    let row = readme.lines().find(|line| line.starts_with("| `leno get TOPIC`")).expect("a row");
-    let (_, listed) = topics.split_once("Possible values:").expect("the topics");
-    let listed = listed.split("\n\n").next().unwrap_or_default();
-    let names = listed.lines().filter_map(|line| line.trim().strip_prefix("- "));
-    let names: Vec<&str> = names.filter_map(|line| line.split(':').next()).collect();
-    assert!(names.len() > 10, "{topics}");
-    for name in names {
-        assert!(row.contains(&format!("`{name}`")), "{name} is not in: {row}");
+    let row = readme.lines().find(|line| line.starts_with("| `leno get RESOURCE`")).expect("a row");
+    let (_, topic_list) = topics.split_once("Possible values:").expect("the topics");
+    let topic_list = topic_list.split("\n\n").next().unwrap_or_default();
+    let topic_names = topic_list.lines().filter_map(|line| line.trim().strip_prefix("- "));
+    let topic_names: Vec<&str> = topic_names.filter_map(|line| line.split(':').next()).collect();
+    assert!(topic_names.len() > 10, "{topics}");
+    for topic in topic_names {
+        assert!(row.contains(&format!("`{topic}`")), "{topic} is not in: {row}");
     }
 }

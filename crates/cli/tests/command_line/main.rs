@@ -18,4 +18,4 @@ mod migrate_items;
 mod migrate_sermant;
 mod mistakes;
 mod run;
-mod seeing;
+mod status;

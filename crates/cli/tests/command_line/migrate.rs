@@ -127,14 +127,14 @@ spec: {chains: []}
 /// Returns the decision of `explain` about a request, without the names of the deciding objects.
 fn decide_request(test_directory: &TestDirectory, files: &str, request: &[&str]) -> Value {
     let command = [&["explain", "-o", "json", "-f", files, "request"], request].concat();
-    let done = test_directory.run_leno(&command);
-    let json: Value = serde_json::from_str(&done.out).expect(&done.err);
+    let result = test_directory.run_leno(&command);
+    let json: Value = serde_json::from_str(&result.out).expect(&result.err);
     let shares = json["backends"].as_array().expect("a list").iter().map(|backend| {
         let endpoints = backend["endpoints"].as_array().expect("a list").iter();
         let endpoints: Vec<Value> = endpoints
-            .map(|it| {
-                let limits = it["limits"].as_array().map_or(0, Vec::len);
-                serde_json::json!([it["workload"], it["allowed"], limits])
+            .map(|endpoint| {
+                let limits = endpoint["limits"].as_array().map_or(0, Vec::len);
+                serde_json::json!([endpoint["workload"], endpoint["allowed"], limits])
             })
             .collect();
         serde_json::json!([backend["service"], backend["share"], endpoints])
@@ -147,8 +147,8 @@ fn decide_request(test_directory: &TestDirectory, files: &str, request: &[&str])
 fn rewritten_objects_decide_as_before_and_others_are_reported() {
     let test_directory =
         TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/rules/smi.yaml", RULES)]);
-    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(done.code, Some(3), "{done:?}");
+    let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(result.code, Some(3), "{result:?}");
     expect![[r#"
         rewritten: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1) is MeshConfig mesh
         dropped: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.useHTTPSIngress: write `protocol: https` into IngressBackends
@@ -161,12 +161,12 @@ fn rewritten_objects_decide_as_before_and_others_are_reported() {
         rewritten: UpstreamTrafficSetting shop/stock (old/rules/smi.yaml:45) is CircuitBreaker shop/stock and RateLimit shop/stock
         dropped: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a supported kind; access may become wider: no other rule denies or limits the same requests
         9 native already, 5 rewritten, 3 not needed, 0 unchanged, 2 dropped
-    "#]].assert_eq(&done.out);
+    "#]].assert_eq(&result.out);
     let checked = test_directory.run_leno(&["check", "-f", "new"]);
     assert_eq!(checked.code, Some(0), "{checked:?}");
-    let written =
+    let manifests =
         std::fs::read_to_string(test_directory.path().join("new/mesh.yaml")).expect("a file");
-    assert!(written.contains("# A comment that stays."), "{written}");
+    assert!(manifests.contains("# A comment that stays."), "{manifests}");
     let rules =
         std::fs::read_to_string(test_directory.path().join("new/rules/smi.yaml")).expect("a file");
     assert!(!rules.contains("smi-spec.io") && !rules.contains("openservicemesh"), "{rules}");
@@ -186,7 +186,7 @@ fn rewritten_objects_decide_as_before_and_others_are_reported() {
                     let url = format!("http://{root}.shop:9080{path}");
                     let request =
                         [&["--from", from, "-X", method, "--url", &url], headers].concat();
-                    let old = decided_old(&test_directory, &request);
+                    let old = decide_old_request(&test_directory, &request);
                     assert_eq!(
                         decide_request(&test_directory, "new", &request),
                         old,
@@ -199,7 +199,7 @@ fn rewritten_objects_decide_as_before_and_others_are_reported() {
         let request = ["--from", from, "--url", "http://db.shop:5432/"];
         assert_eq!(
             decide_request(&test_directory, "new", &request),
-            decided_old(&test_directory, &request),
+            decide_old_request(&test_directory, &request),
             "{request:?}"
         );
     }
@@ -216,22 +216,22 @@ fn ingress_and_egress_objects_are_kept_with_their_references() {
                  hosts: [api.example], ports: [{number: 80, protocol: http}], \
                  matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: pay}]}\n";
     let test_directory = TestDirectory::with_files(&[("old/smi.yaml", rules)]);
-    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(done.code, Some(3), "{done:?}");
-    for left in [
+    let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(result.code, Some(3), "{result:?}");
+    for expected in [
         "HTTPRouteGroup shop/pay (old/smi.yaml:1): an unchanged document references it",
         "Egress shop/pay (old/smi.yaml:6): it has no native equivalent",
     ] {
-        assert!(done.out.contains(left), "{}", done.out);
+        assert!(result.out.contains(expected), "{}", result.out);
     }
 }
 
 /// The old files lack settings that Leno reads: `defaultPolicy: deny` is added.
-fn decided_old(test_directory: &TestDirectory, request: &[&str]) -> Value {
-    let strict = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+fn decide_old_request(test_directory: &TestDirectory, request: &[&str]) -> Value {
+    let config = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                   spec: {defaultPolicy: deny}\n";
-    let beside = test_directory.path().join("old/strict.yaml");
-    std::fs::write(beside, strict).expect("a file");
+    let path = test_directory.path().join("old/strict.yaml");
+    std::fs::write(path, config).expect("a file");
     decide_request(test_directory, "old", request)
 }
 
@@ -267,41 +267,42 @@ spec: {service: stock, backends: [{service: stock-v1, weight: 0}, {service: stoc
 "#;
 
 #[test]
-fn an_old_object_with_an_unsupported_field_is_not_kept_and_the_others_are() {
+fn only_objects_with_an_unsupported_field_are_dropped() {
     let target = RULES.split("---").nth(3).expect("a TrafficTarget");
     let group = RULES.split("---").next().expect("a group");
     let rules = format!("{UNSUPPORTED}---{group}---{target}");
     let test_directory =
         TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/rules.yaml", &rules)]);
-    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(done.code, Some(3), "{done:?}");
-    let reported: Vec<&str> = done.out.lines().filter(|line| line.contains("rules.yaml")).collect();
-    for (kind, field, wider) in [
+    let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(result.code, Some(3), "{result:?}");
+    let reported: Vec<&str> =
+        result.out.lines().filter(|line| line.contains("rules.yaml")).collect();
+    for (kind, field, widens) in [
         ("UpstreamTrafficSetting shop/stock (old/rules.yaml:1)", "`rateLimit.global.http`", true),
         ("Egress shop/pay (old/rules.yaml:9)", "mtls", false),
         ("Retry shop/page (old/rules.yaml:17)", "spec.retryPolicy.retryOn", false),
         ("TrafficSplit shop/stock (old/rules.yaml:25)", "spec.backends", false),
     ] {
-        let begin = format!("dropped: {kind}: ");
-        let line = reported.iter().find(|line| line.starts_with(&begin)).expect(kind);
+        let prefix = format!("dropped: {kind}: ");
+        let line = reported.iter().find(|line| line.starts_with(&prefix)).expect(kind);
         assert!(line.contains(field), "{line}");
-        assert_eq!(line.contains("access may become wider"), wider, "{line}");
+        assert_eq!(line.contains("access may become wider"), widens, "{line}");
     }
     assert!(reported.iter().any(|line| line.starts_with("rewritten: TrafficTarget shop/stock ")));
     assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0));
-    let written =
+    let manifests =
         std::fs::read_to_string(test_directory.path().join("new/rules.yaml")).expect("a file");
-    assert!(written.contains("kind: AccessPolicy"), "{written}");
+    assert!(manifests.contains("kind: AccessPolicy"), "{manifests}");
 }
 
 #[test]
-fn a_check_reports_kept_objects_and_writes_nothing() {
+fn a_check_reports_the_same_objects_and_writes_nothing() {
     let rules = format!("{RULES}---{}", UNSUPPORTED.split("---").nth(1).expect("an Egress"));
     let test_directory =
         TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
-    let done = test_directory.run_leno(&["migrate", "check", "-f", "old"]);
-    assert_eq!(done.code, Some(3), "{done:?}");
-    let summary = done.out.lines().last().expect("a summary");
+    let result = test_directory.run_leno(&["migrate", "check", "-f", "old"]);
+    assert_eq!(result.code, Some(3), "{result:?}");
+    let summary = result.out.lines().last().expect("a summary");
     assert_eq!(summary, "9 native already, 5 rewritten, 3 not needed, 0 unchanged, 3 dropped");
     for line in [
         "rewritten: TrafficTarget shop/stock (old/smi.yaml:21) is AccessPolicy shop/stock",
@@ -310,21 +311,26 @@ fn a_check_reports_kept_objects_and_writes_nothing() {
         "dropped: PluginChain shop/mail (old/smi.yaml:59): \"PluginChain\" is not a supported \
          kind; access may become wider: no other rule denies or limits the same requests",
     ] {
-        assert!(done.out.lines().any(|found| found == line), "{line}\n{}", done.out);
+        assert!(result.out.lines().any(|reported| reported == line), "{line}\n{}", result.out);
     }
     // The migration reports the same about each object.
     let migrated = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(migrated.out, done.out);
-    let done = test_directory.run_leno(&["migrate", "check", "-f", "old", "-o", "json"]);
-    let entries: Vec<Value> = serde_json::from_str(&done.out).expect("JSON");
-    let egress = entries.iter().find(|it| it["object"] == "Egress shop/pay").expect("the Egress");
+    assert_eq!(migrated.out, result.out);
+    let result = test_directory.run_leno(&["migrate", "check", "-f", "old", "-o", "json"]);
+    let entries: Vec<Value> = serde_json::from_str(&result.out).expect("JSON");
+    let egress =
+        entries.iter().find(|entry| entry["object"] == "Egress shop/pay").expect("the Egress");
     assert_eq!((&egress["outcome"], &egress["widens"]), (&"dropped".into(), &false.into()));
     assert!(egress["reasons"][0].as_str().expect("a reason").contains("mtls"), "{egress}");
 
     let native = OLD.split_once("---").expect("documents").1;
-    let whole = TestDirectory::with_files(&[("old.yaml", native)]);
-    assert_eq!(whole.run_leno(&["migrate", "check", "-f", "old.yaml"]).code, Some(0));
-    assert_eq!(whole.run_leno(&["migrate", "-f", "old.yaml"]).code, Some(2), "--output is missing");
+    let native_directory = TestDirectory::with_files(&[("old.yaml", native)]);
+    assert_eq!(native_directory.run_leno(&["migrate", "check", "-f", "old.yaml"]).code, Some(0));
+    assert_eq!(
+        native_directory.run_leno(&["migrate", "-f", "old.yaml"]).code,
+        Some(2),
+        "--output is missing"
+    );
 }
 
 #[test]
@@ -334,18 +340,18 @@ fn objects_used_only_by_dropped_objects_are_dropped() {
     let rules = format!("# Rules of the shop.\n---{RULES}---\n{group}");
     let test_directory =
         TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
-    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(done.code, Some(3), "{done:?}");
+    let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(result.code, Some(3), "{result:?}");
     let reported = |name: &str| {
         let title = format!("HTTPRouteGroup shop/{name} ");
-        done.out.lines().find(|line| line.contains(&title)).expect("a line")
+        result.out.lines().find(|line| line.contains(&title)).expect("a line")
     };
-    assert!(reported("mail").starts_with("dropped: "), "{done:?}");
-    assert!(reported("stock").starts_with("not needed: "), "{done:?}");
-    assert!(done.out.contains("\n9 native already, "), "{done:?}");
-    let written =
+    assert!(reported("mail").starts_with("dropped: "), "{result:?}");
+    assert!(reported("stock").starts_with("not needed: "), "{result:?}");
+    assert!(result.out.contains("\n9 native already, "), "{result:?}");
+    let manifests =
         std::fs::read_to_string(test_directory.path().join("new/smi.yaml")).expect("a file");
-    assert!(written.starts_with("# Rules of the shop.\n---\n"), "{written}");
+    assert!(manifests.starts_with("# Rules of the shop.\n---\n"), "{manifests}");
     assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0));
 }
 
@@ -357,7 +363,7 @@ fn documents_without_a_native_form_are_unchanged() {
     );
     let second = RULES.split("---").find(|text| text.contains("TrafficSplit")).expect("a split");
     let slow = RULES.replace("errorRatioThreshold: 0.3", "errorAmountThreshold: 3");
-    for (rules, left) in [
+    for (rules, expected) in [
         (format!("{split}---{second}"), "TrafficSplit shop/other is for the same service"),
         (slow, "a circuit opens at a number of failures, natively only at a percentage"),
         (
@@ -370,10 +376,10 @@ fn documents_without_a_native_form_are_unchanged() {
     ] {
         let test_directory =
             TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
-        let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-        assert_eq!(done.code, Some(3), "{done:?}");
-        assert!(done.out.contains(left), "{done:?}");
-        assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0), "{done:?}");
+        let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+        assert_eq!(result.code, Some(3), "{result:?}");
+        assert!(result.out.contains(expected), "{result:?}");
+        assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0), "{result:?}");
     }
 }
 
@@ -381,10 +387,10 @@ fn documents_without_a_native_form_are_unchanged() {
 fn output_files_are_never_overwritten_or_partial() {
     let test_directory =
         TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("new/keep.yaml", "a: 1\n")]);
-    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(done.code, Some(1));
-    assert!(done.err.contains("new is not empty"), "{}", done.err);
-    for (old, new, said) in [
+    let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(result.code, Some(1));
+    assert!(result.err.contains("new is not empty"), "{}", result.err);
+    for (old, new, expected) in [
         ("ports: [{port: 9080", "ports: [{port: many", "Service shop/stock: spec.ports[0].port"),
         ("spec: {selector: {app: stock}", "spec: {selector: {app: stock}}", "mesh.yaml:"),
     ] {
@@ -392,13 +398,13 @@ fn output_files_are_never_overwritten_or_partial() {
         assert_ne!(broken, OLD);
         let test_directory =
             TestDirectory::with_files(&[("old/mesh.yaml", &broken), ("old/smi.yaml", RULES)]);
-        let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-        assert_eq!(done.code, Some(1), "{done:?}");
-        assert!(done.err.contains(said), "{}", done.err);
+        let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+        assert_eq!(result.code, Some(1), "{result:?}");
+        assert!(result.err.contains(expected), "{}", result.err);
         assert!(!test_directory.path().join("new").exists());
     }
     let native = OLD.split_once("---").expect("documents").1;
     let test_directory = TestDirectory::with_files(&[("old.yaml", native)]);
-    let done = test_directory.run_leno(&["migrate", "-f", "old.yaml", "-o", "new"]);
-    assert_eq!((done.code, done.out.lines().count()), (Some(0), 1), "{done:?}");
+    let result = test_directory.run_leno(&["migrate", "-f", "old.yaml", "-o", "new"]);
+    assert_eq!((result.code, result.out.lines().count()), (Some(0), 1), "{result:?}");
 }

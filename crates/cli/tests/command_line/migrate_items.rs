@@ -30,7 +30,7 @@ servicecomb.tagRule: []
 "#;
 
 /// A response of the ServiceComb KIE API.
-const ANSWER: &str = r#"
+const RESPONSE: &str = r#"
 total: 3
 data:
 - {key: servicecomb.matchGroup.a, value: "services: web", labels: {app: shop}}
@@ -41,10 +41,10 @@ data:
 #[test]
 fn items_become_policies_or_are_reported() {
     let test_directory = TestDirectory::with_files(&[("old/items.yaml", ITEMS)]);
-    let done =
+    let result =
         test_directory.run_leno(&["migrate", "-f", "old", "-o", "new", "--namespace", "shop"]);
-    assert_eq!(done.code, Some(3), "{done:?}");
-    for (item, fate) in [
+    assert_eq!(result.code, Some(3), "{result:?}");
+    for (item, expected) in [
         ("SermantRouteRule shop/route-rule-orders", "TagRoute shop/route-rule-orders"),
         ("SermantRemoval shop/sermant-removal-config", "another algorithm"),
         (
@@ -63,20 +63,20 @@ fn items_become_policies_or_are_reported() {
         ("item servicecomb.matchGroup.nothing", "no rule of its scene is converted"),
         ("item servicecomb.tagRule", "publish it under servicecomb.routeRule manually"),
     ] {
-        let reported = done.out.lines().find(|line| line.contains(&format!("{item} (")));
-        assert!(reported.is_some_and(|line| line.contains(fate)), "{item}: {reported:?}");
+        let reported = result.out.lines().find(|line| line.contains(&format!("{item} (")));
+        assert!(reported.is_some_and(|line| line.contains(expected)), "{item}: {reported:?}");
     }
     // Without a rule that rejects requests, the migrated mesh permits more.
     for (item, widens) in
         [("servicecomb.bulkhead.checkout", true), ("servicecomb.retry.clients", false)]
     {
-        let mut lines = done.out.lines();
+        let mut lines = result.out.lines();
         let reported = lines.find(|line| line.contains(&format!("item {item} ("))).expect(item);
         assert_eq!(reported.contains("access may become wider"), widens, "{reported}");
     }
     let check = ["migrate", "check", "-f", "old", "--namespace", "shop"];
-    let foretold = test_directory.run_leno(&check).out;
-    assert!(foretold.contains("is RateLimit shop/checkout, but: "), "{foretold}");
+    let check_output = test_directory.run_leno(&check).out;
+    assert!(check_output.contains("is RateLimit shop/checkout, but: "), "{check_output}");
     let new =
         std::fs::read_to_string(test_directory.path().join("new/items.yaml")).expect("a file");
     let (objects, rejected) = leno_registry::read_str("new", &new);
@@ -86,30 +86,30 @@ fn items_become_policies_or_are_reported() {
 }
 
 #[test]
-fn items_without_valid_yaml_are_not_rules() {
+fn items_without_valid_yaml_are_dropped() {
     let items = "data:\n- {key: servicecomb.matchGroup.a, value: \"services: web\"}\n\
                  - {key: servicecomb.rateLimiting.a, value: \"{rate: 5\"}\n";
     let test_directory = TestDirectory::with_files(&[("old/kie.yaml", items)]);
-    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    let line = "dropped: item servicecomb.rateLimiting.a (old/kie.yaml:1): not YAML, or empty; access may \
+    let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    let expected = "dropped: item servicecomb.rateLimiting.a (old/kie.yaml:1): not YAML, or empty; access may \
         become wider: no other rule denies or limits the same requests";
-    assert!(done.out.lines().any(|reported| reported == line), "{}", done.out);
-    assert!(!done.out.contains("is RateLimit"), "{}", done.out);
+    assert!(result.out.lines().any(|line| line == expected), "{}", result.out);
+    assert!(!result.out.contains("is RateLimit"), "{}", result.out);
 }
 
 #[test]
-fn answers_of_a_configuration_centre_are_items() {
-    let test_directory = TestDirectory::with_files(&[("old/kie.yaml", ANSWER)]);
-    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(done.code, Some(3), "{done:?}");
-    assert!(done.out.contains("is RateLimit default/a, but: "), "{}", done.out);
-    assert!(!done.out.contains("faultInjection"), "{}", done.out);
+fn responses_of_a_configuration_center_are_items() {
+    let test_directory = TestDirectory::with_files(&[("old/kie.yaml", RESPONSE)]);
+    let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(result.code, Some(3), "{result:?}");
+    assert!(result.out.contains("is RateLimit default/a, but: "), "{}", result.out);
+    assert!(!result.out.contains("faultInjection"), "{}", result.out);
 }
 
 #[test]
-fn items_without_a_native_form_are_named_with_their_field() {
+fn items_without_a_native_form_are_reported_with_their_field() {
     let group = "servicecomb.matchGroup.a: {services: web}\n";
-    for (items, why) in [
+    for (items, reason) in [
         (
             "servicecomb.rateLimiting.a: {timeoutDuration: 5}",
             "timeoutDuration: requests are not queued",
@@ -124,14 +124,14 @@ fn items_without_a_native_form_are_named_with_their_field() {
     ] {
         let items = format!("{group}{items}\n");
         let test_directory = TestDirectory::with_files(&[("old/items.yaml", items.as_str())]);
-        let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-        assert_eq!(done.code, Some(3), "{done:?}");
-        assert!(done.out.contains(why), "{items} {}", done.out);
+        let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+        assert_eq!(result.code, Some(3), "{result:?}");
+        assert!(result.out.contains(reason), "{items} {}", result.out);
     }
 }
 
 #[test]
-fn a_reason_names_the_field_and_the_key_that_it_is_about() {
+fn reasons_name_the_key() {
     let items = "servicecomb.tagRule.web: |\n  - precedence: 1\n    route: [{weight: 100, tags: {version: 1.0}}]\n\
                  servicecomb.globalLaneRule: |\n  - precedence: 1\n";
     for (text, expected) in [
@@ -148,7 +148,7 @@ fn a_reason_names_the_field_and_the_key_that_it_is_about() {
         ("unrelated.key: |\n  a: b\n", "dropped: document (old/x.yaml:1): kind is missing"),
     ] {
         let test_directory = TestDirectory::with_files(&[("old/x.yaml", text)]);
-        let done = test_directory.run_leno(&["migrate", "check", "-f", "old"]);
-        assert!(done.out.lines().any(|line| line.starts_with(expected)), "{}", done.out);
+        let result = test_directory.run_leno(&["migrate", "check", "-f", "old"]);
+        assert!(result.out.lines().any(|line| line.starts_with(expected)), "{}", result.out);
     }
 }

@@ -11,31 +11,31 @@ use crate::run::TestDirectory;
 fn rewritten_rules_choose_as_the_service_router_does() {
     let vectors = read_vectors("sermant.json");
     let mut rewritten = 0;
-    let mut wrong = Vec::new();
-    let mut left = BTreeMap::<String, usize>::new();
+    let mut mismatches = Vec::new();
+    let mut unchanged = BTreeMap::<String, usize>::new();
     for group in vectors["groups"].as_array().expect("a list") {
         let group = Group { vectors: &vectors, group };
         let old = group.rule_manifests().join("\n---\n");
         let test_directory = TestDirectory::with_files(&[("old/rules.yaml", old.as_str())]);
-        let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-        if done.code == Some(1) {
+        let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+        if result.code == Some(1) {
             continue;
         }
-        assert!(matches!(done.code, Some(0 | 3)), "{done:?}");
-        let reported = done.out.lines().filter_map(|line| line.split_once("): "));
-        for (_, why) in reported.filter(|(what, _)| what.starts_with("unchanged")) {
-            *left.entry(why.to_owned()).or_default() += 1;
+        assert!(matches!(result.code, Some(0 | 3)), "{result:?}");
+        let reported = result.out.lines().filter_map(|line| line.split_once("): "));
+        for (_, reason) in reported.filter(|(subject, _)| subject.starts_with("unchanged")) {
+            *unchanged.entry(reason.to_owned()).or_default() += 1;
         }
         let new =
             std::fs::read_to_string(test_directory.path().join("new/rules.yaml")).expect("a file");
         if !new.contains("SermantRouteRule") {
             rewritten += 1;
-            wrong.extend(group.find_mismatches(&[new]));
+            mismatches.extend(group.find_mismatches(&[new]));
         }
     }
     // The caller has no tag: a difference that is reported.
     expect![[r#"T-c, any, null: {"instances":["h1","n1"]}, not {"instances":["n1"]}"#]]
-        .assert_eq(&wrong.join("\n"));
+        .assert_eq(&mismatches.join("\n"));
     expect![[r#"
         {
             "a rule of the kind `tag` applies to some callers only, or to fixed tags": 12,
@@ -48,6 +48,6 @@ fn rewritten_rules_choose_as_the_service_router_does() {
             "the weights of a split add up to 60 instead of 100": 4,
         }
     "#]]
-    .assert_debug_eq(&left);
+    .assert_debug_eq(&unchanged);
     assert!(rewritten >= 30, "{rewritten} groups are rewritten");
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::run::{MESH, TestDirectory};
 
 #[test]
-fn wrong_usage_is_reported_apart_from_failure() {
+fn usage_errors_have_their_own_exit_code() {
     let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
     let cases: [(&[&str], &str); 18] = [
         (&[], "Usage"),
@@ -33,15 +33,15 @@ fn wrong_usage_is_reported_apart_from_failure() {
         (&["explain", "change", "x"], "'[ID]': not a number in range"),
         (&["explain", "change", "99999999999999999999"], "'[ID]': not a number in range"),
     ];
-    for (arguments, said) in cases {
-        let done = test_directory.run_leno(arguments);
-        assert_eq!(done.code, Some(2), "{arguments:?}: {done:?}");
-        assert!(done.err.contains(said), "{arguments:?}: {done:?}");
+    for (arguments, expected) in cases {
+        let result = test_directory.run_leno(arguments);
+        assert_eq!(result.code, Some(2), "{arguments:?}: {result:?}");
+        assert!(result.err.contains(expected), "{arguments:?}: {result:?}");
     }
 }
 
 #[test]
-fn failures_are_one_line_with_a_remedy() {
+fn failures_have_one_line_with_a_hint() {
     let test_directory =
         TestDirectory::with_files(&[("mesh.yaml", MESH), ("bad.yaml", "kind: Nothing\n")]);
     let cases: [(&[&str], &str); 6] = [
@@ -55,12 +55,12 @@ fn failures_are_one_line_with_a_remedy() {
         (&["proxy", "--workload", "shop/page-1"], "leno token shop/page-1"),
         (&["proxy", "--workload", "shop/page-1", "--token-file", "absent"], "absent"),
     ];
-    for (arguments, said) in cases {
-        let done = test_directory.run_leno(arguments);
-        assert_eq!(done.code, Some(1), "{arguments:?}: {done:?}");
-        assert!(done.err.starts_with("error: "), "{arguments:?}: {done:?}");
-        assert_eq!(done.err.lines().count(), 1, "{arguments:?}: {done:?}");
-        assert!(done.err.contains(said), "{arguments:?}: {done:?}");
+    for (arguments, expected) in cases {
+        let result = test_directory.run_leno(arguments);
+        assert_eq!(result.code, Some(1), "{arguments:?}: {result:?}");
+        assert!(result.err.starts_with("error: "), "{arguments:?}: {result:?}");
+        assert_eq!(result.err.lines().count(), 1, "{arguments:?}: {result:?}");
+        assert!(result.err.contains(expected), "{arguments:?}: {result:?}");
     }
 }
 
@@ -68,15 +68,15 @@ fn failures_are_one_line_with_a_remedy() {
 fn a_mesh_without_a_valid_object_does_not_start() {
     let test_directory = TestDirectory::with_files(&[("bad.yaml", "kind: Nothing\n")]);
     for command in ["up", "control"] {
-        for (path, said, problem) in [
+        for (path, expected, problem) in [
             ("bad.yaml", "rejected: bad.yaml:1", "no valid document"),
             ("absent", "No such file", "cannot read absent"),
         ] {
-            let done = test_directory.run_leno(&[command, "-f", path, "--data", "state"]);
-            assert_eq!(done.code, Some(1), "{command} {path}: {done:?}");
-            assert!(done.err.contains(said), "{command} {path}: {done:?}");
-            let last = done.err.lines().last().unwrap_or_default();
-            assert!(last.starts_with(&format!("error: {problem}")), "{done:?}");
+            let result = test_directory.run_leno(&[command, "-f", path, "--data", "state"]);
+            assert_eq!(result.code, Some(1), "{command} {path}: {result:?}");
+            assert!(result.err.contains(expected), "{command} {path}: {result:?}");
+            let last = result.err.lines().last().unwrap_or_default();
+            assert!(last.starts_with(&format!("error: {problem}")), "{result:?}");
         }
     }
 }
@@ -87,7 +87,7 @@ fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
         "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 1}]}\n";
     let test_directory = TestDirectory::with_files(&[("good.yaml", service)]);
     for command in ["up", "control"] {
-        let done = test_directory.run_leno(&[
+        let result = test_directory.run_leno(&[
             command,
             "-f",
             "good.yaml",
@@ -96,8 +96,8 @@ fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
             "--data",
             "state",
         ]);
-        assert_eq!(done.code, Some(1), "{command}: {done:?}");
-        assert!(done.err.starts_with("error: cannot read absent"), "{command}: {done:?}");
+        assert_eq!(result.code, Some(1), "{command}: {result:?}");
+        assert!(result.err.starts_with("error: cannot read absent"), "{command}: {result:?}");
     }
 }
 
@@ -109,67 +109,67 @@ fn hints_about_paths_name_what_the_command_takes() {
         (&["-f", "absent"][..], "or set another path with -f"),
         (&["-f", "mesh.yaml", "-f", "absent"][..], "or start without this -f"),
     ] {
-        let done = test_directory.run_leno(&[&["up", "--data", "state"][..], files].concat());
-        assert!(done.code == Some(1) && done.err.contains(hint), "{done:?}");
+        let result = test_directory.run_leno(&[&["up", "--data", "state"][..], files].concat());
+        assert!(result.code == Some(1) && result.err.contains(hint), "{result:?}");
     }
-    let done = test_directory.run_leno(&["status", "--data", "else where"]);
+    let result = test_directory.run_leno(&["status", "--data", "else where"]);
     let directory = test_directory.path().join("else where");
     let hint = format!("leno up -f DIR --data '{}'", directory.display());
-    assert!(done.code == Some(1) && done.out.contains(&hint), "{done:?}");
+    assert!(result.code == Some(1) && result.out.contains(&hint), "{result:?}");
 }
 
 #[test]
-fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
+fn a_mesh_does_not_start_while_its_configuration_may_be_rejected() {
     let workload = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: a}\nspec: {}\n";
     let config = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                   spec: {defaultPolicy: Deny}\n";
     let test_directory =
         TestDirectory::with_files(&[("mesh/a.yaml", workload), ("mesh/config.yaml", config)]);
     for command in ["up", "control"] {
-        let done = test_directory.run_leno(&[command, "-f", "mesh", "--data", "state"]);
-        assert_eq!(done.code, Some(1), "{command}: {done:?}");
-        assert!(done.err.contains("mesh/config.yaml:4:23: MeshConfig mesh: "), "{done:?}");
-        let last = done.err.lines().last().unwrap_or_default();
-        assert!(last.starts_with("error: a rejected document may be the MeshConfig"), "{done:?}");
+        let result = test_directory.run_leno(&[command, "-f", "mesh", "--data", "state"]);
+        assert_eq!(result.code, Some(1), "{command}: {result:?}");
+        assert!(result.err.contains("mesh/config.yaml:4:23: MeshConfig mesh: "), "{result:?}");
+        let last = result.err.lines().last().unwrap_or_default();
+        assert!(last.starts_with("error: a rejected document may be the MeshConfig"), "{result:?}");
     }
 }
 
 #[test]
-fn state_is_kept_in_the_home_directory_and_for_its_owner_only() {
+fn the_default_data_directory_is_private_and_in_the_home_directory() {
     use std::os::unix::fs::PermissionsExt as _;
     let test_directory = TestDirectory::with_files(&[("bad.yaml", "kind: Nothing\n")]);
-    let done = test_directory.run_leno(&["up", "-f", "bad.yaml"]);
-    assert_eq!(done.code, Some(1), "{done:?}");
+    let result = test_directory.run_leno(&["up", "-f", "bad.yaml"]);
+    assert_eq!(result.code, Some(1), "{result:?}");
     let state: PathBuf = test_directory.path().join(".local/state/leno/default");
     let mode = std::fs::metadata(&state).expect("the data directory").permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
 }
 
 #[test]
-fn a_new_data_directory_is_private_whatever_the_umask_and_a_shared_one_is_refused() {
+fn new_data_directories_are_private_and_shared_ones_are_rejected() {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt as _;
     let test_directory = TestDirectory::with_files(&[("bad.yaml", "kind: Nothing\n")]);
     for umask in ["000", "002", "177"] {
         let state = format!("under-{umask}/state");
         let line = format!("umask {umask}; exec \"$0\" control -f bad.yaml --data {state}");
-        let done = test_directory.run_shell(&line);
-        assert!(done.err.contains("no valid document"), "{umask}: {done:?}");
-        for made in [state.as_str(), &format!("under-{umask}")] {
-            let mode = std::fs::metadata(test_directory.path().join(made))
-                .expect(made)
+        let result = test_directory.run_shell(&line);
+        assert!(result.err.contains("no valid document"), "{umask}: {result:?}");
+        for path in [state.as_str(), &format!("under-{umask}")] {
+            let mode = std::fs::metadata(test_directory.path().join(path))
+                .expect(path)
                 .permissions()
                 .mode();
-            assert_eq!(mode & 0o777, 0o700, "{umask}: {made}");
+            assert_eq!(mode & 0o777, 0o700, "{umask}: {path}");
         }
     }
     let shared = test_directory.path().join("shared");
     std::fs::create_dir(&shared).expect("a directory");
     std::fs::set_permissions(&shared, Permissions::from_mode(0o775)).expect("a mode");
-    let done = test_directory.run_leno(&["control", "-f", "bad.yaml", "--data", "shared"]);
-    assert_eq!(done.code, Some(1), "{done:?}");
+    let result = test_directory.run_leno(&["control", "-f", "bad.yaml", "--data", "shared"]);
+    assert_eq!(result.code, Some(1), "{result:?}");
     let hint = format!("`chmod 700 {}`", shared.display());
-    assert!(done.err.contains(&hint) && done.err.lines().count() == 1, "{done:?}");
+    assert!(result.err.contains(&hint) && result.err.lines().count() == 1, "{result:?}");
 }
 
 #[test]

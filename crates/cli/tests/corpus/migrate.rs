@@ -6,18 +6,21 @@ use leno_registry::read_str;
 /// second run changes nothing.
 pub(crate) fn check_migration(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    let migrated = match leno::migrate_text(&text) {
-        Ok(migrated) => migrated,
+    let result = match leno::migrate_text(&text) {
+        Ok(result) => result,
         Err(error) => {
             assert!(!error.to_string().is_empty());
             return;
         }
     };
-    assert!(!migrated.report.is_empty());
-    for document in &migrated.documents {
-        let kept = text.contains(document.trim_end());
+    assert!(!result.report.is_empty());
+    for document in &result.documents {
+        let is_unchanged = text.contains(document.trim_end());
         let (objects, rejected) = read_str("new.yaml", document);
-        assert!(kept || (objects.len() == 1 && rejected.is_empty()), "{document}\n{rejected:?}");
+        assert!(
+            is_unchanged || (objects.len() == 1 && rejected.is_empty()),
+            "{document}\n{rejected:?}"
+        );
     }
-    assert_eq!(leno::migrate_text(&text).ok().as_ref(), Some(&migrated));
+    assert_eq!(leno::migrate_text(&text).ok().as_ref(), Some(&result));
 }

@@ -25,17 +25,19 @@ impl PreviousCertificate {
 /// that two releases work together, unless the workload has joined again since the certificate was issued.
 pub(super) fn renewed_instance(
     workload: &WorkloadName,
-    held: &PreviousCertificate,
+    previous: &PreviousCertificate,
     current: &Instance,
 ) -> Result<Instance, ClaimError> {
-    let former = |held: String| ClaimError::OtherInstance {
+    let other_instance = |held: String| ClaimError::OtherInstance {
         workload: workload.clone(),
         held,
         current: current.clone(),
     };
-    match (&held.instance, current) {
-        (None, Instance::Registration(newest)) if is_before(held.issued, *newest) => {
-            Err(former("none".to_owned()))
+    match (&previous.instance, current) {
+        (None, Instance::Registration(registration))
+            if is_before(previous.issued, *registration) =>
+        {
+            Err(other_instance("none".to_owned()))
         }
         (None, current) => Ok(current.clone()),
         // The record of an old registration may have been removed, or a backup restored.
@@ -43,12 +45,12 @@ pub(super) fn renewed_instance(
             Ok(Instance::Registration(*held))
         }
         (Some(held), current) if held == current => Ok(current.clone()),
-        (Some(held), _) => Err(former(held.to_string())),
+        (Some(held), _) => Err(other_instance(held.to_string())),
     }
 }
 
-/// True if a certificate was issued before a registration: registrations are numbered by milliseconds,
-/// certificates have whole seconds.
+/// True if a certificate was issued before a registration: the number of a registration is its time in
+/// milliseconds, certificates have whole seconds.
 fn is_before(issued: SystemTime, registration: u64) -> bool {
     let since = issued.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     since.as_secs() < registration / 1000

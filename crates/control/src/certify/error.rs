@@ -1,6 +1,15 @@
-//! Reasons that no certificate is issued.
+//! Errors of certificate requests.
 
-use super::*;
+use std::io;
+use std::sync::Mutex;
+
+use leno_discovery::IssuanceFailure;
+use leno_identity::{AuthorityError, CertificateRequestError, TokenError};
+use leno_model::{ServiceAccount, Uid, WorkloadName};
+use leno_telemetry::LogLimit;
+
+use super::{ClaimError, INVALID_TOKEN_REASON, ReviewNotStarted};
+use crate::review::ReviewError;
 
 /// The reason for a rejected certificate request.
 #[derive(Debug, thiserror::Error)]
@@ -9,7 +18,7 @@ pub(crate) enum CertifyError {
     UnknownWorkload(WorkloadName),
     /// As `UnknownWorkload`, for a client without a certificate.
     #[error("there is no Workload {0}: create it first")]
-    NotAWorkload(WorkloadName),
+    UnknownJoiningWorkload(WorkloadName),
     #[error("{0} is revoked by the MeshConfig")]
     Revoked(ServiceAccount),
     #[error(
@@ -22,9 +31,9 @@ pub(crate) enum CertifyError {
     /// The review of a token failed.
     #[error(transparent)]
     Review(#[from] ReviewError),
-    /// The token is not reviewed now.
+    /// The review of the token was not started.
     #[error(transparent)]
-    NoReview(#[from] ReviewNotStarted),
+    ReviewNotStarted(#[from] ReviewNotStarted),
     /// The certificate cannot be renewed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
@@ -35,16 +44,16 @@ pub(crate) enum CertifyError {
         "the token was issued to pod {workload} with UID {held}, but that pod now has UID {expected}"
     )]
     OtherPod { workload: WorkloadName, held: Uid, expected: Uid },
-    #[error("the token was issued to pod {holder}, not {claimed}")]
-    OtherHolder { claimed: WorkloadName, holder: WorkloadName },
+    #[error("the token was issued to pod {subject}, not {claimed}")]
+    OtherSubject { claimed: WorkloadName, subject: WorkloadName },
     #[error(
         "pod {0} is not a known workload of the mesh: it was deleted, or has no IP address yet; the proxy retries"
     )]
-    Unseen(WorkloadName),
+    UnknownPod(WorkloadName),
     #[error("the token was issued to account {held}, but workload {workload} runs as {expected}")]
     OtherAccount { workload: WorkloadName, held: ServiceAccount, expected: ServiceAccount },
     #[error(transparent)]
-    Request(#[from] RequestError),
+    Request(#[from] CertificateRequestError),
     #[error(transparent)]
     Token(#[from] TokenError),
     #[error(transparent)]
@@ -52,7 +61,7 @@ pub(crate) enum CertifyError {
 }
 
 impl CertifyError {
-    /// Returns the reason for the client. It omits errors of our own disk, and a client without a certificate
+    /// Returns the reason for the client. It omits errors of the local disk, and a client without a certificate
     /// cannot find out by guessing which workloads exist or which workload a token is for.
     pub(super) fn client_reason(&self) -> IssuanceFailure {
         let reason = match self {
@@ -64,8 +73,8 @@ impl CertifyError {
             Self::Authority(_) => {
                 "the control plane cannot sign certificates at the moment".to_owned()
             }
-            Self::Token(_) | Self::NotAWorkload(_) => {
-                return IssuanceFailure { reason: NOT_WELCOME.to_owned(), is_final: true };
+            Self::Token(_) | Self::UnknownJoiningWorkload(_) => {
+                return IssuanceFailure { reason: INVALID_TOKEN_REASON.to_owned(), is_final: true };
             }
             other => other.to_string(),
         };
@@ -74,4 +83,4 @@ impl CertifyError {
 }
 
 /// Shared log limit for rejected requests: clients without a certificate are indistinguishable.
-pub(super) static REFUSED: Mutex<LogLimit> = Mutex::new(LogLimit::new());
+pub(super) static REJECTION_LOG_LIMIT: Mutex<LogLimit> = Mutex::new(LogLimit::new());

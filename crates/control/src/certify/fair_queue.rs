@@ -14,7 +14,7 @@ pub(crate) struct FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// An empty queue.
+    /// Creates an empty queue.
     pub(crate) fn new() -> Self {
         Self { queues: BTreeMap::new(), turns: VecDeque::new(), len: 0 }
     }
@@ -22,18 +22,18 @@ impl<T> FairQueue<T> {
     /// Adds an item of a source. If there is no room, returns the rejected item: this one, or the newest of the
     /// source with the longest queue.
     pub(crate) fn push(&mut self, source: ConnectionSource, item: T) -> Option<T> {
-        let own = self.queues.get(&source).map_or(0, VecDeque::len);
-        if own >= WAITING_PER_SOURCE {
+        let own_len = self.queues.get(&source).map_or(0, VecDeque::len);
+        if own_len >= MAX_QUEUED_PER_SOURCE {
             return Some(item);
         }
-        let evicted = match self.len >= WAITING_MAX {
+        let evicted = match self.len >= MAX_QUEUED {
             false => None,
             true => match self.longest_queue() {
-                Some((longest, len)) if len > own => self.drop_newest(longest),
+                Some((longest, len)) if len > own_len => self.drop_newest(longest),
                 _ => return Some(item),
             },
         };
-        if own == 0 {
+        if own_len == 0 {
             self.turns.push_back(source);
         }
         self.queues.entry(source).or_default().push_back(item);
@@ -41,14 +41,14 @@ impl<T> FairQueue<T> {
         evicted
     }
 
-    /// Returns the oldest item of the next source that `may` be served.
+    /// Returns the oldest item of the next source for which `may_serve` is true.
     pub(crate) fn pop(
         &mut self,
-        may: impl Fn(ConnectionSource) -> bool,
+        may_serve: impl Fn(ConnectionSource) -> bool,
     ) -> Option<(ConnectionSource, T)> {
         for _ in 0..self.turns.len() {
             let source = self.turns.pop_front()?;
-            if !may(source) {
+            if !may_serve(source) {
                 self.turns.push_back(source);
                 continue;
             }
@@ -84,10 +84,10 @@ impl<T> FairQueue<T> {
 }
 
 /// Maximum queued items per source; further joins must retry.
-const WAITING_PER_SOURCE: usize = 128;
+const MAX_QUEUED_PER_SOURCE: usize = 128;
 
 /// Maximum queued items in total.
-const WAITING_MAX: usize = 4096;
+const MAX_QUEUED: usize = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -109,21 +109,25 @@ mod tests {
         assert_eq!(queue.push(source(2), 1001), None);
         let served: Vec<i32> = (0..5).filter_map(|_| Some(queue.pop(|_| true)?.1)).collect();
         assert_eq!(served, [0, 1000, 1, 1001, 2]);
-        assert_eq!(queue.pop(|it| it == source(2)), None, "the only one that may has nothing");
+        assert_eq!(
+            queue.pop(|candidate| candidate == source(2)),
+            None,
+            "the only permitted source has no items"
+        );
         assert_eq!(queue.pop(|_| true), Some((source(1), 3)));
     }
 
     #[test]
-    fn a_full_queue_has_room_for_a_source_with_less() {
+    fn a_full_queue_evicts_items_of_the_source_with_the_longest_queue() {
         let mut queue = FairQueue::new();
-        for last in 0..u8::try_from(WAITING_MAX / WAITING_PER_SOURCE).unwrap() {
-            for item in 0..WAITING_PER_SOURCE {
+        for last in 0..u8::try_from(MAX_QUEUED / MAX_QUEUED_PER_SOURCE).unwrap() {
+            for item in 0..MAX_QUEUED_PER_SOURCE {
                 assert_eq!(queue.push(source(last), item), None);
             }
             assert_eq!(queue.push(source(last), 0), Some(0), "a source has its share");
         }
-        assert_eq!(queue.push(source(250), 7), Some(WAITING_PER_SOURCE - 1));
-        assert_eq!(queue.len, WAITING_MAX);
+        assert_eq!(queue.push(source(250), 7), Some(MAX_QUEUED_PER_SOURCE - 1));
+        assert_eq!(queue.len, MAX_QUEUED);
         let served: Vec<_> = std::iter::from_fn(|| queue.pop(|_| true)).collect();
         assert!(served.contains(&(source(250), 7)));
         assert_eq!((queue.len, queue.turns.len(), queue.queues.len()), (0, 0, 0));

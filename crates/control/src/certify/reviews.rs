@@ -12,14 +12,14 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::{Instant, timeout};
 
 use super::fair_queue::FairQueue;
-use super::suspects::{RefusedTokens, Suspects};
+use super::suspects::{RejectedTokens, Suspects};
 use crate::review::{ReviewError, Reviewer, TokenSubject};
 
-/// A token that was not made here, and its subject.
+/// The result of a review of a token of another issuer.
 #[derive(Debug)]
 pub(crate) struct ReviewResult {
     pub(crate) joining: PendingJoin,
-    pub(crate) holder: Result<TokenSubject, ReviewError>,
+    pub(crate) subject: Result<TokenSubject, ReviewError>,
 }
 
 /// Reviews in progress, and joins that wait for one.
@@ -29,9 +29,9 @@ pub(super) struct TokenReviews {
     tasks: JoinSet<ReviewResult>,
     /// The source of each review in progress.
     sources: BTreeMap<Id, ConnectionSource>,
-    waiting: FairQueue<PendingJoin>,
+    queued: FairQueue<PendingJoin>,
     suspects: Suspects,
-    refused: RefusedTokens,
+    rejected_tokens: RejectedTokens,
 }
 
 /// The reason why a token is not reviewed now.
@@ -39,15 +39,15 @@ pub(super) struct TokenReviews {
 pub(crate) enum ReviewNotStarted {
     /// The token was just rejected.
     #[error("{0}")]
-    Refused(String),
+    Rejected(String),
     /// Too many other tokens of its source were rejected.
     #[error(
         "too many tokens from {0} were rejected in the last seconds, and reviews for this address are suspended: retry in a second"
     )]
-    Barred(IpAddr),
+    SourceSuspended(IpAddr),
     /// Too many joins are queued.
     #[error("too many tokens from {0} are waiting for a review: retry later")]
-    Crowded(IpAddr),
+    QueueFull(IpAddr),
 }
 
 impl TokenReviews {
@@ -56,9 +56,9 @@ impl TokenReviews {
             reviewer: None,
             tasks: JoinSet::new(),
             sources: BTreeMap::new(),
-            waiting: FairQueue::new(),
+            queued: FairQueue::new(),
             suspects: Suspects::default(),
-            refused: RefusedTokens::default(),
+            rejected_tokens: RejectedTokens::default(),
         }
     }
 
@@ -76,11 +76,13 @@ impl TokenReviews {
         joining: &PendingJoin,
         now: Instant,
     ) -> Result<(), ReviewNotStarted> {
-        if let Some(reason) = self.refused.rejection_reason(&token_digest(&joining.token), now) {
-            return Err(ReviewNotStarted::Refused(reason.to_owned()));
+        if let Some(reason) =
+            self.rejected_tokens.rejection_reason(&token_digest(&joining.token), now)
+        {
+            return Err(ReviewNotStarted::Rejected(reason.to_owned()));
         }
-        match self.suspects.is_barred(joining.source.into(), now) {
-            true => Err(ReviewNotStarted::Barred(joining.source)),
+        match self.suspects.is_suspended(joining.source.into(), now) {
+            true => Err(ReviewNotStarted::SourceSuspended(joining.source)),
             false => Ok(()),
         }
     }
@@ -91,19 +93,19 @@ impl TokenReviews {
         joining: PendingJoin,
         now: Instant,
     ) -> Option<(PendingJoin, ReviewNotStarted)> {
-        let rejected = self.waiting.push(joining.source.into(), joining);
+        let rejected = self.queued.push(joining.source.into(), joining);
         self.start_queued(now);
         let rejected = rejected?;
         let source = rejected.source;
-        Some((rejected, ReviewNotStarted::Crowded(source)))
+        Some((rejected, ReviewNotStarted::QueueFull(source)))
     }
 
     /// Waits for the next completed review; `None` if none is in progress. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<ReviewResult> {
         loop {
-            let done = self.tasks.join_next_with_id().await?;
+            let result = self.tasks.join_next_with_id().await?;
             let now = Instant::now();
-            let reviewed = match done {
+            let reviewed = match result {
                 Ok((id, reviewed)) => {
                     let source = self.sources.remove(&id);
                     self.record_review(source, &reviewed, now);
@@ -122,24 +124,25 @@ impl TokenReviews {
         }
     }
 
-    /// A join needs no review if its client has disconnected or its token was rejected meanwhile.
+    /// Starts queued reviews up to the limit, except for joins whose client has disconnected or whose token was
+    /// rejected meanwhile.
     fn start_queued(&mut self, now: Instant) {
         let Some(reviewer) = self.reviewer.clone() else { return };
-        while self.tasks.len() < REVIEWS_MAX {
-            let (under_way, suspects) = (&self.sources, &self.suspects);
-            let may = |source| may_begin(under_way, suspects, source, now);
-            let Some((source, joining)) = self.waiting.pop(may) else { return };
-            if joining.answer.is_closed() {
+        while self.tasks.len() < MAX_REVIEWS {
+            let (in_progress, suspects) = (&self.sources, &self.suspects);
+            let may_serve = |source| may_start_review(in_progress, suspects, source, now);
+            let Some((source, joining)) = self.queued.pop(may_serve) else { return };
+            if joining.reply.is_closed() {
                 continue;
             }
-            let refused = self.permit_review(&joining, now).err();
+            let rejection = self.permit_review(&joining, now).err();
             let reviewer = Arc::clone(&reviewer);
             let task = self.tasks.spawn(async move {
-                let holder = match refused {
+                let subject = match rejection {
                     Some(reason) => Err(ReviewError::Repeated(reason.to_string())),
                     None => review_token(&*reviewer, &joining.token).await,
                 };
-                ReviewResult { joining, holder }
+                ReviewResult { joining, subject }
             });
             self.sources.insert(task.id(), source);
         }
@@ -152,11 +155,15 @@ impl TokenReviews {
         now: Instant,
     ) {
         let Some(source) = source else { return };
-        match &reviewed.holder {
+        match &reviewed.subject {
             Ok(_) | Err(ReviewError::Repeated(_)) => {}
-            Err(ReviewError::Refused(reason)) => {
+            Err(ReviewError::Rejected(reason)) => {
                 self.suspects.record_rejection(source, now);
-                self.refused.insert(token_digest(&reviewed.joining.token), reason.clone(), now);
+                self.rejected_tokens.insert(
+                    token_digest(&reviewed.joining.token),
+                    reason.clone(),
+                    now,
+                );
             }
             // This does not invalidate the token, but it occupied a review slot for the full timeout.
             Err(ReviewError::Unavailable(_)) => self.suspects.record_rejection(source, now),
@@ -164,37 +171,37 @@ impl TokenReviews {
     }
 }
 
-/// True if a review for a source may begin now.
-fn may_begin(
+/// True if a review for a source may start now.
+fn may_start_review(
     sources: &BTreeMap<Id, ConnectionSource>,
     suspects: &Suspects,
     source: ConnectionSource,
     now: Instant,
 ) -> bool {
-    let own = sources.values().filter(|other| **other == source).count();
+    let own_reviews = sources.values().filter(|other| **other == source).count();
     if suspects.rejection_count(source, now) == 0 {
-        return own < REVIEWS_PER_SOURCE;
+        return own_reviews < MAX_REVIEWS_PER_SOURCE;
     }
-    let of_suspects =
+    let suspect_reviews =
         sources.values().filter(|other| suspects.rejection_count(**other, now) > 0).count();
-    own == 0 && of_suspects < REVIEWS_OF_SUSPECTS
+    own_reviews == 0 && suspect_reviews < MAX_SUSPECT_REVIEWS
 }
 
 async fn review_token(reviewer: &dyn Reviewer, token: &str) -> Result<TokenSubject, ReviewError> {
-    let reviewed = timeout(REVIEW_WAIT, reviewer.review_token(token)).await;
-    let late = || ReviewError::Unavailable("no response in time".to_owned());
-    reviewed.unwrap_or_else(|_| Err(late()))
+    let reviewed = timeout(REVIEW_TIMEOUT, reviewer.review_token(token)).await;
+    let timed_out = || ReviewError::Unavailable("no response in time".to_owned());
+    reviewed.unwrap_or_else(|_| Err(timed_out()))
 }
 
 /// Maximum reviews in progress.
-const REVIEWS_MAX: usize = 64;
+const MAX_REVIEWS: usize = 64;
 
 /// Maximum reviews in progress per source.
-const REVIEWS_PER_SOURCE: usize = 16;
+const MAX_REVIEWS_PER_SOURCE: usize = 16;
 
 /// Maximum reviews in progress of all sources with rejected tokens: one per source, and together they leave
 /// room for others.
-const REVIEWS_OF_SUSPECTS: usize = 16;
+const MAX_SUSPECT_REVIEWS: usize = 16;
 
 /// The timeout of a review: a join waits only a few seconds in total.
-const REVIEW_WAIT: Duration = Duration::from_secs(3);
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);

@@ -18,19 +18,19 @@ struct FailedReviews {
 
 impl FailedReviews {
     fn current_count(self, now: Instant) -> u32 {
-        let passed = now.duration_since(self.at).as_secs() / FORGIVEN_EVERY.as_secs();
-        self.count.saturating_sub(u32::try_from(passed).unwrap_or(u32::MAX))
+        let decrease = now.duration_since(self.at).as_secs() / DECREASE_INTERVAL.as_secs();
+        self.count.saturating_sub(u32::try_from(decrease).unwrap_or(u32::MAX))
     }
 }
 
 impl Suspects {
     /// Counts a rejected token of a source.
     pub(super) fn record_rejection(&mut self, source: ConnectionSource, now: Instant) {
-        if !self.0.contains_key(&source) && self.0.len() >= SUSPECTS_MAX {
-            self.0.retain(|_, refusals| refusals.current_count(now) > 0);
-            let least = self.0.iter().min_by_key(|(_, refusals)| refusals.current_count(now));
+        if !self.0.contains_key(&source) && self.0.len() >= MAX_SUSPECTS {
+            self.0.retain(|_, failures| failures.current_count(now) > 0);
+            let least = self.0.iter().min_by_key(|(_, failures)| failures.current_count(now));
             if let Some(least) = least.map(|(source, _)| *source)
-                && self.0.len() >= SUSPECTS_MAX
+                && self.0.len() >= MAX_SUSPECTS
             {
                 self.0.remove(&least);
             }
@@ -41,35 +41,35 @@ impl Suspects {
 
     /// Returns the current number of rejected tokens of a source.
     pub(super) fn rejection_count(&self, source: ConnectionSource, now: Instant) -> u32 {
-        self.0.get(&source).map_or(0, |refusals| refusals.current_count(now))
+        self.0.get(&source).map_or(0, |failures| failures.current_count(now))
     }
 
     /// True while tokens of a source are not reviewed.
-    pub(super) fn is_barred(&self, source: ConnectionSource, now: Instant) -> bool {
-        self.rejection_count(source, now) >= REFUSALS_MAX
+    pub(super) fn is_suspended(&self, source: ConnectionSource, now: Instant) -> bool {
+        self.rejection_count(source, now) >= MAX_REJECTIONS
     }
 }
 
 /// Digests of recently rejected tokens, with the reason.
 #[derive(Debug, Default)]
-pub(super) struct RefusedTokens {
+pub(super) struct RejectedTokens {
     reasons: BTreeMap<[u8; 32], (String, Instant)>,
     /// Oldest first; each digest once.
     order: VecDeque<[u8; 32]>,
 }
 
-impl RefusedTokens {
+impl RejectedTokens {
     /// Returns the reason if the token was rejected recently.
     pub(super) fn rejection_reason(&self, digest: &[u8; 32], now: Instant) -> Option<&str> {
         let (reason, at) = self.reasons.get(digest)?;
-        (now.duration_since(*at) < REFUSED_FOR).then_some(reason)
+        (now.duration_since(*at) < REJECTED_FOR).then_some(reason)
     }
 
     pub(super) fn insert(&mut self, digest: [u8; 32], reason: String, now: Instant) {
         if self.reasons.insert(digest, (reason, now)).is_none() {
             self.order.push_back(digest);
         }
-        while self.order.len() > REFUSED_MAX {
+        while self.order.len() > MAX_REJECTED_TOKENS {
             if let Some(oldest) = self.order.pop_front() {
                 self.reasons.remove(&oldest);
             }
@@ -78,17 +78,17 @@ impl RefusedTokens {
 }
 
 /// The interval at which the count of a source decreases by one.
-const FORGIVEN_EVERY: Duration = Duration::from_secs(1);
+const DECREASE_INTERVAL: Duration = Duration::from_secs(1);
 /// The count at which tokens of a source are no longer reviewed, until it decreases: then one review per
 /// second.
-pub(super) const REFUSALS_MAX: u32 = 16;
+pub(super) const MAX_REJECTIONS: u32 = 16;
 /// Maximum sources kept; beyond it, those with the fewest rejections are evicted.
-const SUSPECTS_MAX: usize = 4096;
+const MAX_SUSPECTS: usize = 4096;
 /// The time for which a rejected token is not reviewed again: it does not become valid, but the API server may
 /// load a new key.
-const REFUSED_FOR: Duration = Duration::from_secs(10);
+const REJECTED_FOR: Duration = Duration::from_secs(10);
 /// Maximum rejected tokens kept; beyond it, the oldest are evicted.
-const REFUSED_MAX: usize = 1024;
+const MAX_REJECTED_TOKENS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -101,46 +101,49 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_forgiven_one_by_one() {
-        let (mut suspects, begin) = (Suspects::default(), Instant::now());
+    fn the_rejection_count_decreases_by_one_per_interval() {
+        let (mut suspects, start) = (Suspects::default(), Instant::now());
         let (source, other) = (source(0x0a00_0001), source(0x0a00_0002));
-        for _ in 0..REFUSALS_MAX {
-            assert!(!suspects.is_barred(source, begin));
-            suspects.record_rejection(source, begin);
+        for _ in 0..MAX_REJECTIONS {
+            assert!(!suspects.is_suspended(source, start));
+            suspects.record_rejection(source, start);
         }
-        assert!(suspects.is_barred(source, begin));
-        assert!(!suspects.is_barred(other, begin));
-        let later = begin + FORGIVEN_EVERY;
-        assert!(!suspects.is_barred(source, later));
+        assert!(suspects.is_suspended(source, start));
+        assert!(!suspects.is_suspended(other, start));
+        let later = start + DECREASE_INTERVAL;
+        assert!(!suspects.is_suspended(source, later));
         suspects.record_rejection(source, later);
-        assert!(suspects.is_barred(source, later));
+        assert!(suspects.is_suspended(source, later));
         assert_eq!(suspects.rejection_count(source, later + Duration::from_secs(3600)), 0);
     }
 
     #[test]
-    fn the_tables_are_bounded_and_keep_the_worst_and_the_newest() {
+    fn full_tables_keep_the_worst_sources_and_the_newest_tokens() {
         let (mut suspects, now) = (Suspects::default(), Instant::now());
         let worst = source(0x0a00_0001);
         suspects.record_rejection(worst, now);
         suspects.record_rejection(worst, now);
-        for number in 0..2 * u32::try_from(SUSPECTS_MAX).unwrap() {
+        for number in 0..2 * u32::try_from(MAX_SUSPECTS).unwrap() {
             suspects.record_rejection(source(0x0b00_0000 + number), now);
         }
-        assert_eq!((suspects.0.len(), suspects.rejection_count(worst, now)), (SUSPECTS_MAX, 2));
+        assert_eq!((suspects.0.len(), suspects.rejection_count(worst, now)), (MAX_SUSPECTS, 2));
 
-        let mut tokens = RefusedTokens::default();
+        let mut tokens = RejectedTokens::default();
         let digest = |number: usize| {
             let mut digest = [0; 32];
             digest[..8].copy_from_slice(&number.to_be_bytes());
             digest
         };
-        for number in 0..2 * REFUSED_MAX {
+        for number in 0..2 * MAX_REJECTED_TOKENS {
             tokens.insert(digest(number), number.to_string(), now);
         }
-        assert_eq!((tokens.reasons.len(), tokens.order.len()), (REFUSED_MAX, REFUSED_MAX));
+        assert_eq!(
+            (tokens.reasons.len(), tokens.order.len()),
+            (MAX_REJECTED_TOKENS, MAX_REJECTED_TOKENS)
+        );
         assert_eq!(tokens.rejection_reason(&digest(0), now), None);
-        let last = digest(2 * REFUSED_MAX - 1);
+        let last = digest(2 * MAX_REJECTED_TOKENS - 1);
         assert!(tokens.rejection_reason(&last, now).is_some());
-        assert_eq!(tokens.rejection_reason(&last, now + REFUSED_FOR), None);
+        assert_eq!(tokens.rejection_reason(&last, now + REJECTED_FOR), None);
     }
 }

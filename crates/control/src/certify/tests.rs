@@ -30,10 +30,10 @@ impl CertifierFixture {
         let trust_domain = &mesh.config().trust_domain;
         let directory = data.path().join(AUTHORITY_DIRECTORY);
         let authority = Authority::open_or_create(&directory, trust_domain, now).unwrap();
-        let proofs = open_proofs(data.path(), now).unwrap();
-        let tokens = Arc::clone(&proofs.tokens);
+        let join_credentials = open_join_credentials(data.path(), now).unwrap();
+        let tokens = Arc::clone(&join_credentials.tokens);
         let authority = tokio::sync::watch::Sender::new(Arc::new(authority)).subscribe();
-        let certifier = Certifier::new(authority, Arc::new(proofs), LEAF_LIFETIME);
+        let certifier = Certifier::new(authority, Arc::new(join_credentials), LEAF_LIFETIME);
         Self { certifier, tokens, mesh, _data: data }
     }
 
@@ -47,13 +47,13 @@ impl CertifierFixture {
         name: &str,
         csr: Vec<u8>,
     ) -> Result<IssuedCertificate, IssuanceFailure> {
-        let (answer, answered) = oneshot::channel();
+        let (answer, result) = oneshot::channel();
         let workload = workload_name(name);
         let target = self.mesh.workload(&workload).map(CertificateHolder::from_workload);
         let source = [10, 0, 0, 1].into();
-        let joining = PendingJoin { token: token.to_owned(), workload, csr, source, answer };
+        let joining = PendingJoin { token: token.to_owned(), workload, csr, source, reply: answer };
         self.certifier.join(joining, target, SystemTime::now());
-        answered.await.unwrap()
+        result.await.unwrap()
     }
 
     /// Returns the instance of the certificate for a new token.
@@ -63,34 +63,34 @@ impl CertifierFixture {
         instance_in(self.join(&token, name, request).await.unwrap())
     }
 
-    /// Returns the instance of the renewed certificate after one with the instance `held`.
+    /// Returns the instance of the renewed certificate after one with this instance.
     async fn renew_certificate(
         &mut self,
         workload: &Workload,
         instance: Option<Instance>,
     ) -> Result<Option<Instance>, IssuanceFailure> {
         // Issued a minute ago.
-        let held =
+        let previous =
             PreviousCertificate { instance, issued: SystemTime::now() - Duration::from_secs(60) };
-        self.renewed_after(workload, held).await
+        self.renew_previous(workload, previous).await
     }
 
-    async fn renewed_after(
+    async fn renew_previous(
         &mut self,
         workload: &Workload,
-        held: PreviousCertificate,
+        previous: PreviousCertificate,
     ) -> Result<Option<Instance>, IssuanceFailure> {
-        let (answer, answered) = oneshot::channel();
+        let (answer, result) = oneshot::channel();
         let request = PrivateKey::generate().certificate_request();
         self.certifier.renew_certificate(
             ConnectionId(7),
             workload,
-            held,
+            previous,
             request,
             answer,
             SystemTime::now(),
         );
-        answered.await.unwrap().map(instance_in)
+        result.await.unwrap().map(instance_in)
     }
 }
 
@@ -104,10 +104,10 @@ fn instance_in(issued: IssuedCertificate) -> Option<Instance> {
 }
 
 #[tokio::test]
-async fn a_join_with_a_new_token_ends_the_renewals_of_the_certificates_before_it() {
+async fn a_join_with_a_new_token_ends_the_renewals_of_former_certificates() {
     let mut fixture = CertifierFixture::open();
     let details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
-    // Of an older release, before and after its renewal.
+    // The certificate of an older release, before and after its renewal.
     let unbound = fixture.renew_certificate(&details, None).await.unwrap();
     assert_eq!(unbound, Some(Instance::Registration(0)));
     assert_eq!(fixture.renew_certificate(&details, unbound.clone()).await.unwrap(), unbound);
@@ -125,14 +125,14 @@ async fn a_join_with_a_new_token_ends_the_renewals_of_the_certificates_before_it
     // A control plane of an older release has renewed it since.
     let later =
         PreviousCertificate { instance: None, issued: SystemTime::now() + Duration::from_secs(2) };
-    assert_eq!(fixture.renewed_after(&details, later).await.unwrap(), second);
+    assert_eq!(fixture.renew_previous(&details, later).await.unwrap(), second);
     // Other workloads are not affected.
     let reviews = fixture.mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
     assert!(fixture.renew_certificate(&reviews, None).await.is_ok());
 }
 
 #[tokio::test]
-async fn a_certificate_is_renewed_for_the_pod_that_it_was_issued_to_and_for_no_other() {
+async fn a_certificate_is_renewed_only_for_its_pod() {
     let mut fixture = CertifierFixture::open();
     let mut details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     let uid = |text: &str| Some(Uid::new(text).unwrap());
@@ -148,32 +148,32 @@ async fn a_certificate_is_renewed_for_the_pod_that_it_was_issued_to_and_for_no_o
 }
 
 #[tokio::test]
-async fn a_flood_of_guesses_of_one_source_does_not_keep_out_another() {
+async fn many_guesses_from_one_source_do_not_delay_another() {
     let mut fixture = CertifierFixture::open();
     let token = fixture.create_token("details-1");
     let target =
         fixture.mesh.workload(&workload_name("details-1")).map(CertificateHolder::from_workload);
     let mut guesses = Vec::new();
     let send = |fixture: &mut CertifierFixture, token: String, source: [u8; 4]| {
-        let (answer, answered) = oneshot::channel();
+        let (answer, result) = oneshot::channel();
         let (workload, csr) =
             (workload_name("details-1"), PrivateKey::generate().certificate_request());
-        let joining = PendingJoin { token, workload, csr, source: source.into(), answer };
+        let joining = PendingJoin { token, workload, csr, source: source.into(), reply: answer };
         fixture.certifier.join(joining, target.clone(), SystemTime::now());
-        answered
+        result
     };
     for guess in 0..500 {
         guesses.push(send(&mut fixture, format!("leno-join-{guess:064}"), [10, 0, 0, 9]));
     }
-    let mut honest = send(&mut fixture, token, [10, 0, 0, 1]);
-    let answered = loop {
+    let mut response = send(&mut fixture, token, [10, 0, 0, 1]);
+    let result = loop {
         tokio::select! {
             biased;
-            answered = &mut honest => break answered.unwrap(),
+            result = &mut response => break result.unwrap(),
             _ = fixture.certifier.next() => {}
         }
     };
-    assert!(answered.is_ok(), "{answered:?}");
+    assert!(result.is_ok(), "{result:?}");
 }
 
 #[tokio::test]
@@ -187,8 +187,8 @@ async fn a_token_gives_one_certificate_for_its_workload() {
     let credential = Credential::new(key, CertificateBundle::new(chain, roots).unwrap()).unwrap();
     assert_eq!(credential.workload(), Some(&workload_name("details-1")));
     assert_eq!(credential.id().to_string(), "spiffe://cluster.local/ns/bookinfo/sa/details");
-    let CertifierEvent::Signed(signed, occasion) = fixture.certifier.next().await else { panic!() };
-    assert_eq!(occasion, SigningReason::Join);
+    let CertifierEvent::Signed(signed, reason) = fixture.certifier.next().await else { panic!() };
+    assert_eq!(reason, SigningReason::Join);
     assert_eq!((signed.workload, signed.id), (workload_name("details-1"), credential.id().clone()));
     let replayed =
         fixture.join(&token, "details-1", PrivateKey::generate().certificate_request()).await;
@@ -196,7 +196,7 @@ async fn a_token_gives_one_certificate_for_its_workload() {
 }
 
 #[tokio::test]
-async fn a_bad_request_does_not_cost_the_token() {
+async fn an_invalid_request_does_not_use_up_the_token() {
     let mut fixture = CertifierFixture::open();
     let token = fixture.create_token("details-1");
     let request = PrivateKey::generate().certificate_request();
@@ -209,7 +209,7 @@ async fn a_bad_request_does_not_cost_the_token() {
 }
 
 #[tokio::test]
-async fn a_external_client_does_not_learn_from_a_guess_what_there_is() {
+async fn a_rejection_does_not_reveal_which_workloads_exist() {
     let mut fixture = CertifierFixture::open();
     let token = fixture.create_token("details-1");
     let expired = fixture.tokens.mint(
@@ -218,7 +218,7 @@ async fn a_external_client_does_not_learn_from_a_guess_what_there_is() {
         SystemTime::now() - 2 * TOKEN_LIFETIME,
     );
     let unknown = format!("leno-join-{}", "0".repeat(64));
-    let mut answers = BTreeSet::new();
+    let mut reasons = BTreeSet::new();
     for (token, name) in [
         (&token, "reviews-v1-1"),
         (&token, "nobody"),
@@ -227,13 +227,13 @@ async fn a_external_client_does_not_learn_from_a_guess_what_there_is() {
         (&expired.unwrap(), "details-1"),
     ] {
         let request = PrivateKey::generate().certificate_request();
-        answers.insert(fixture.join(token, name, request).await.unwrap_err().reason);
+        reasons.insert(fixture.join(token, name, request).await.unwrap_err().reason);
     }
-    assert_eq!(answers.len(), 1, "{answers:?}");
+    assert_eq!(reasons.len(), 1, "{reasons:?}");
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
+async fn a_certificate_without_a_receiver_is_not_a_rejection() {
     let mut fixture = CertifierFixture::open();
     let details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     let (answer, _) = oneshot::channel();
@@ -254,15 +254,15 @@ async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
         }
     }
     assert_eq!(fixture.certifier.rejected, 0);
-    assert_eq!(fixture.certifier.known_certificates().count(), 0);
+    assert_eq!(fixture.certifier.latest_certificates().count(), 0);
 }
 
 #[tokio::test]
-async fn a_renewal_is_for_the_account_of_the_workload_now() {
+async fn a_renewal_is_for_the_current_account_of_the_workload() {
     let mut fixture = CertifierFixture::open();
     let mut details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     details.account.name = Name::new("other").unwrap();
-    let (answer, answered) = oneshot::channel();
+    let (answer, result) = oneshot::channel();
     let request = PrivateKey::generate().certificate_request();
     fixture.certifier.renew_certificate(
         ConnectionId(1),
@@ -272,13 +272,13 @@ async fn a_renewal_is_for_the_account_of_the_workload_now() {
         answer,
         SystemTime::now(),
     );
-    assert!(answered.await.unwrap().is_ok());
+    assert!(result.await.unwrap().is_ok());
     let CertifierEvent::Signed(signed, _) = fixture.certifier.next().await else { panic!() };
     assert_eq!(signed.id.account.name.as_str(), "other");
 }
 
 #[test]
-fn vouches_only_for_the_workload_and_account_of_the_certificate() {
+fn a_claim_is_valid_only_for_the_workload_and_account_of_the_certificate() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let details = mesh.workload(&workload_name("details-1"));
     let peer = |id: &str, name: Option<&str>| VerifiedPeer {
@@ -299,13 +299,13 @@ fn vouches_only_for_the_workload_and_account_of_the_certificate() {
         (peer("other.local/ns/bookinfo/sa/details", Some("details-1")), details, Some("other")),
     ] {
         let instance = Instance::Registration(0);
-        let vouched = verify_claim(
+        let result = verify_claim(
             &peer,
             &workload_name("details-1"),
             found.map(|found| (found, &instance)),
             &domain,
         );
-        let error = vouched.err().map(|error| error.to_string());
+        let error = result.err().map(|error| error.to_string());
         match (&error, expected) {
             (None, None) => {}
             (Some(error), Some(expected)) => assert!(error.contains(expected), "{error}"),
@@ -315,11 +315,11 @@ fn vouches_only_for_the_workload_and_account_of_the_certificate() {
 }
 
 #[test]
-fn vouches_for_no_former_instance_of_the_workload() {
+fn a_claim_of_a_former_instance_of_the_workload_is_rejected() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let details = mesh.workload(&workload_name("details-1")).unwrap();
     let domain = TrustDomain::new("cluster.local").unwrap();
-    let validated = |held: Option<Instance>, current: &Instance| {
+    let is_valid = |held: Option<Instance>, current: &Instance| {
         let peer = VerifiedPeer {
             id: "spiffe://cluster.local/ns/bookinfo/sa/details".parse().unwrap(),
             workload: Some(workload_name("details-1")),
@@ -331,14 +331,14 @@ fn vouches_for_no_former_instance_of_the_workload() {
     };
     let pod = |text: &str| Instance::Pod(Uid::new(text).unwrap());
     let registration = Instance::Registration;
-    assert!(validated(Some(pod("a")), &pod("a")) && !validated(Some(pod("a")), &pod("b")));
-    assert!(validated(Some(registration(5_000)), &registration(5_000)));
-    assert!(!validated(Some(registration(4_000)), &registration(5_000)));
+    assert!(is_valid(Some(pod("a")), &pod("a")) && !is_valid(Some(pod("a")), &pod("b")));
+    assert!(is_valid(Some(registration(5_000)), &registration(5_000)));
+    assert!(!is_valid(Some(registration(4_000)), &registration(5_000)));
     // A certificate of an older release is valid until its workload joins again.
-    assert!(validated(None, &pod("a")) && validated(None, &registration(0)));
-    assert!(!validated(None, &registration(5_000)));
+    assert!(is_valid(None, &pod("a")) && is_valid(None, &registration(0)));
+    assert!(!is_valid(None, &registration(5_000)));
     assert!(
-        !validated(Some(pod("a")), &registration(0))
-            && !validated(Some(registration(5_000)), &pod("a"))
+        !is_valid(Some(pod("a")), &registration(0))
+            && !is_valid(Some(registration(5_000)), &pod("a"))
     );
 }

@@ -7,10 +7,10 @@ use leno_model::{
 
 use crate::mesh::Mesh;
 
-/// Compiles the access rules of a workload: if policies decide, one rule for each `TrafficTarget` with the
-/// workload's account as destination, and an empty list if there is none.
+/// Compiles the access rules of a workload: one for each `TrafficTarget` with the workload's account as
+/// destination, unless the default policy allows all requests.
 pub(super) fn compile_access(mesh: &Mesh, workload: &Workload) -> Access {
-    match mesh.mode_of(workload) {
+    match mesh.default_policy_of(workload) {
         DefaultPolicy::Allow => Access::AllowAll,
         DefaultPolicy::Deny | DefaultPolicy::DryRun => {
             let rules = mesh.targets_of(&workload.account).map(|target| compile_rule(mesh, target));
@@ -19,9 +19,9 @@ pub(super) fn compile_access(mesh: &Mesh, workload: &Workload) -> Access {
     }
 }
 
-/// Compiles the remaining inbound policy of a workload.
+/// Compiles the rules of the access policies that apply to a workload.
 pub(super) fn compile_inbound_policy(mesh: &Mesh, workload: &Workload) -> InboundPolicy {
-    let default_policy = mesh.mode_of(workload);
+    let default_policy = mesh.default_policy_of(workload);
     // Requests that are allowed by default need no allow rules.
     let decides = |rule: &&PolicyRule| {
         rule.action == PolicyAction::Deny || default_policy != DefaultPolicy::Allow
@@ -41,8 +41,9 @@ pub(crate) fn missing_references(mesh: &Mesh, target: &TrafficTarget) -> Vec<Str
         match rule {
             TargetRule::Http { group, matches } => match mesh.route_group(group) {
                 None => missing.push(format!("HTTPRouteGroup {group} does not exist")),
-                Some(found) => {
-                    let unknown = matches.iter().filter(|name| find_match(found, name).is_none());
+                Some(existing) => {
+                    let unknown =
+                        matches.iter().filter(|name| find_match(existing, name).is_none());
                     let sentence =
                         |name| format!("HTTPRouteGroup {group} has no match named `{name}`");
                     missing.extend(unknown.map(sentence));
@@ -57,7 +58,7 @@ pub(crate) fn missing_references(mesh: &Mesh, target: &TrafficTarget) -> Vec<Str
     missing
 }
 
-/// Missing references allow nothing: a group, a match in it, a `TCPRoute`.
+/// Compiles the rule of a `TrafficTarget`. A missing group, match or `TCPRoute` allows nothing.
 fn compile_rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
     let mut http: Vec<RequestMatch> = Vec::new();
     let mut tcp = PortSet::Only(Vec::new());
@@ -85,8 +86,8 @@ fn compile_rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
 }
 
 fn find_match<'a>(group: &'a HttpRouteGroup, name: &str) -> Option<&'a RequestMatch> {
-    let found = group.matches.iter().find(|named| named.name == name);
-    found.map(|named| &named.request)
+    let named_match = group.matches.iter().find(|named| named.name == name);
+    named_match.map(|named| &named.request)
 }
 
 fn merge_ports(ports: PortSet, more: &PortSet) -> PortSet {

@@ -17,26 +17,26 @@ use crate::mesh::Mesh;
 /// The entries of some addresses.
 #[derive(Debug, Default)]
 pub(crate) struct AddressEntries {
-    pub(crate) at: BTreeMap<IpAddr, Arc<AddressEntry>>,
+    pub(crate) by_address: BTreeMap<IpAddr, Arc<AddressEntry>>,
     /// The services among them; the querying sidecar needs these too.
     pub(crate) services: BTreeSet<ServiceName>,
     /// All services that the result depends on: if one changes, the result may change.
-    pub(crate) decided_by: BTreeSet<ServiceName>,
+    pub(crate) dependencies: BTreeSet<ServiceName>,
     /// Addresses of workloads with a sidecar that has not reported yet.
-    pub(crate) unheard: BTreeSet<IpAddr>,
+    pub(crate) unreported: BTreeSet<IpAddr>,
 }
 
 /// Returns the entries of these addresses. They are the same for all clients: authorization is decided
 /// elsewhere.
 pub(crate) fn address_entries(
     mesh: &Mesh,
-    asked: &BTreeSet<IpAddr>,
-    views: &mut ServiceConfigCache,
+    queried: &BTreeSet<IpAddr>,
+    service_configs: &mut ServiceConfigCache,
 ) -> AddressEntries {
     let mut address_entries = AddressEntries::default();
-    for address in asked {
-        let address_entry = address_entries.address_entry(mesh, *address, views);
-        address_entries.at.insert(*address, Arc::new(address_entry));
+    for address in queried {
+        let address_entry = address_entries.address_entry(mesh, *address, service_configs);
+        address_entries.by_address.insert(*address, Arc::new(address_entry));
     }
     address_entries
 }
@@ -46,10 +46,10 @@ impl AddressEntries {
         &mut self,
         mesh: &Mesh,
         address: IpAddr,
-        views: &mut ServiceConfigCache,
+        service_configs: &mut ServiceConfigCache,
     ) -> AddressEntry {
         if let Some(service) = mesh.service_at(address) {
-            return match self.is_of_mesh(mesh, service, views) {
+            return match self.is_of_mesh(mesh, service, service_configs) {
                 true => {
                     self.services.insert(service.name.clone());
                     AddressEntry::Service(service.name.clone())
@@ -58,13 +58,14 @@ impl AddressEntries {
             };
         }
         // Clients of a gateway's address are external, even inside the cluster.
-        let workload = mesh.workload_at(address).filter(|it| mesh.gateway_of(it).is_none());
+        let workload =
+            mesh.workload_at(address).filter(|workload| mesh.gateway_of(workload).is_none());
         let Some(workload) = workload else {
             return AddressEntry::External;
         };
         let ports = self.forwarded_ports(mesh, workload);
         if mesh.sidecar_listeners(&workload.name).is_none() {
-            self.unheard.insert(address);
+            self.unreported.insert(address);
         }
         AddressEntry::Workload { workload: workload.name.clone(), ports }
     }
@@ -75,33 +76,35 @@ impl AddressEntries {
         &mut self,
         mesh: &Mesh,
         service: &Service,
-        views: &mut ServiceConfigCache,
+        service_configs: &mut ServiceConfigCache,
     ) -> bool {
-        self.decided_by.insert(service.name.clone());
+        self.dependencies.insert(service.name.clone());
         if is_balanced(mesh, &service.name) {
             return true;
         }
-        // Kept in the views: many sidecars query the same addresses repeatedly.
-        let Some(view) = views.service_config(mesh, &ClientClass::AllClients, &service.name) else {
+        // Cached: many sidecars query the same addresses repeatedly.
+        let Some(service_config) =
+            service_configs.service_config(mesh, &ClientClass::AllClients, &service.name)
+        else {
             return false;
         };
-        self.decided_by.extend(backend_services(&view).cloned());
-        backend_services(&view).any(|name| is_balanced(mesh, name))
+        self.dependencies.extend(backend_services(&service_config).cloned());
+        backend_services(&service_config).any(|name| is_balanced(mesh, name))
     }
 
     /// Returns the ports of a workload that services forward to. If several services forward to one port, the
     /// port has the service under which it is counted.
     fn forwarded_ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, AddressPort> {
-        let mut services: Vec<&Service> = mesh.in_front_of(&workload.name).collect();
+        let mut services: Vec<&Service> = mesh.services_of(&workload.name).collect();
         // Stable sort: services are ordered by name.
         services.sort_by_key(|service| service.selector.len());
         let mut ports = BTreeMap::new();
         for service in services {
-            self.decided_by.insert(service.name.clone());
+            self.dependencies.insert(service.name.clone());
             for port in &service.ports {
                 if let Some(number) = target_port(&port.target, workload) {
-                    let found = || address_entry_port(mesh, workload, service, port, number);
-                    ports.entry(number).or_insert_with(found);
+                    let create_port = || address_entry_port(mesh, workload, service, port, number);
+                    ports.entry(number).or_insert_with(create_port);
                 }
             }
         }
@@ -160,7 +163,7 @@ mod tests {
         let address = IpAddr::from(address);
         AddressEntry::clone(
             &address_entries(mesh, &BTreeSet::from([address]), &mut ServiceConfigCache::default())
-                .at[&address],
+                .by_address[&address],
         )
     }
 
@@ -172,15 +175,15 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_a_service_or_a_workload_or_outside() {
+    fn an_address_entry_is_a_service_a_workload_or_external() {
         let mesh = bookinfo_cluster();
         assert_eq!(
             compile_entry(&mesh, [10, 96, 0, 1]),
             AddressEntry::Service(service_name("details"))
         );
         assert_eq!(compile_entry(&mesh, [192, 0, 2, 1]), AddressEntry::External);
-        let found = compile_entry(&mesh, address_of(&mesh, "reviews-v2-1"));
-        let AddressEntry::Workload { workload: name, ports } = found else { panic!("{found:?}") };
+        let entry = compile_entry(&mesh, address_of(&mesh, "reviews-v2-1"));
+        let AddressEntry::Workload { workload: name, ports } = entry else { panic!("{entry:?}") };
         assert_eq!(name, workload_name("reviews-v2-1"));
         assert_eq!(ports.keys().collect::<Vec<_>>(), [&9083]);
         // The service under which it is counted, not one of a single version.
@@ -190,77 +193,82 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_is_at_its_addresses_of_both_versions() {
+    fn a_dual_stack_workload_has_an_entry_for_each_address() {
         let mut mesh = bookinfo_cluster();
         let name = workload_name("details-1");
-        let mut dual = mesh.workload(&name).unwrap().clone();
-        let other: IpAddr = "fd00:1::7".parse().unwrap();
-        dual.other_addresses.insert(other);
-        let affected_set = mesh.apply(Change::Upsert(Object::Workload(dual.clone())));
+        let mut dual_stack = mesh.workload(&name).unwrap().clone();
+        let second_address: IpAddr = "fd00:1::7".parse().unwrap();
+        dual_stack.other_addresses.insert(second_address);
+        let affected_set = mesh.apply(Change::Upsert(Object::Workload(dual_stack.clone())));
         assert!(
-            affected_set.addresses.contains(&other)
-                && affected_set.addresses.contains(&dual.address)
+            affected_set.addresses.contains(&second_address)
+                && affected_set.addresses.contains(&dual_stack.address)
         );
-        let found = address_entries(
+        let entries = address_entries(
             &mesh,
-            &BTreeSet::from([other, dual.address]),
+            &BTreeSet::from([second_address, dual_stack.address]),
             &mut ServiceConfigCache::default(),
         );
-        assert_eq!(found.at[&other], found.at[&dual.address]);
+        assert_eq!(entries.by_address[&second_address], entries.by_address[&dual_stack.address]);
         assert!(
-            matches!(&*found.at[&other], AddressEntry::Workload { workload, .. } if *workload == name)
+            matches!(&*entries.by_address[&second_address], AddressEntry::Workload { workload, .. } if *workload == name)
         );
-        dual.other_addresses.clear();
-        let affected_set = mesh.apply(Change::Upsert(Object::Workload(dual)));
-        assert!(affected_set.addresses.contains(&other));
-        let found =
-            address_entries(&mesh, &BTreeSet::from([other]), &mut ServiceConfigCache::default());
-        assert_eq!(*found.at[&other], AddressEntry::External);
+        dual_stack.other_addresses.clear();
+        let affected_set = mesh.apply(Change::Upsert(Object::Workload(dual_stack)));
+        assert!(affected_set.addresses.contains(&second_address));
+        let entries = address_entries(
+            &mesh,
+            &BTreeSet::from([second_address]),
+            &mut ServiceConfigCache::default(),
+        );
+        assert_eq!(*entries.by_address[&second_address], AddressEntry::External);
     }
 
     #[test]
-    fn a_service_without_sidecars_is_outside_unless_its_routes_lead_to_one() {
+    fn a_service_without_sidecars_is_external_unless_it_routes_to_a_meshed_service() {
         let mut mesh = bookinfo_cluster();
-        let is_routed = |mesh: &Mesh| {
+        let has_service_entry = |mesh: &Mesh| {
             let name = mesh.service(&service_name("reviews")).unwrap();
             let address = *name.addresses.first().unwrap();
-            let found = address_entries(
+            let entries = address_entries(
                 mesh,
                 &BTreeSet::from([address]),
                 &mut ServiceConfigCache::default(),
             );
-            assert!(found.decided_by.contains(&service_name("reviews")));
-            *found.at[&address] == AddressEntry::Service(service_name("reviews"))
+            assert!(entries.dependencies.contains(&service_name("reviews")));
+            *entries.by_address[&address] == AddressEntry::Service(service_name("reviews"))
         };
-        assert!(is_routed(&mesh));
-        let mut bare = mesh.service(&service_name("reviews")).unwrap().clone();
-        bare.selector.clear();
-        mesh.apply(Change::Upsert(Object::Service(bare)));
-        assert!(is_routed(&mesh), "its route leads to both versions");
+        assert!(has_service_entry(&mesh));
+        let mut unselective = mesh.service(&service_name("reviews")).unwrap().clone();
+        unselective.selector.clear();
+        mesh.apply(Change::Upsert(Object::Service(unselective)));
+        assert!(has_service_entry(&mesh), "its route refers to both versions");
         for name in ["reviews-v1-1", "reviews-v2-1"] {
             let key = leno_model::ObjectKey::Workload(workload_name(name));
             let affected_set = mesh.apply(Change::Remove(key));
             assert!(!affected_set.addresses.is_empty());
         }
-        assert!(!is_routed(&mesh));
+        assert!(!has_service_entry(&mesh));
     }
 
     #[test]
-    fn who_waits_for_the_sidecar_of_a_workload_never_calls_it_without() {
+    fn a_workload_without_a_connected_sidecar_has_no_endpoint() {
         let mut mesh = bookinfo_cluster();
         let name = workload_name("details-1");
         let affected_set = mesh.set_listeners(&name, None);
         let address = mesh.workload(&name).unwrap().address;
         assert!(affected_set.addresses.contains(&address));
-        let found =
+        let entries =
             address_entries(&mesh, &BTreeSet::from([address]), &mut ServiceConfigCache::default());
-        assert!(found.unheard.contains(&address));
-        let AddressEntry::Workload { ports, .. } = &*found.at[&address] else { panic!("outside") };
+        assert!(entries.unreported.contains(&address));
+        let AddressEntry::Workload { ports, .. } = &*entries.by_address[&address] else {
+            panic!("external")
+        };
         assert_eq!(ports[&9081].endpoint, None);
     }
 
     #[test]
-    fn an_address_that_another_workload_got_is_that_ones() {
+    fn a_reused_address_belongs_to_the_new_workload() {
         let mut mesh = bookinfo_cluster();
         let mut successor = mesh.workload(&workload_name("stranger-1")).unwrap().clone();
         successor.address = mesh.workload(&workload_name("details-1")).unwrap().address;
@@ -269,13 +277,15 @@ mod tests {
         let key = leno_model::ObjectKey::Workload(workload_name("details-1"));
         let affected_set = mesh.apply(Change::Remove(key));
         assert!(affected_set.addresses.contains(&successor.address));
-        let found = address_entries(
+        let entries = address_entries(
             &mesh,
             &BTreeSet::from([successor.address]),
             &mut ServiceConfigCache::default(),
         );
-        let AddressEntry::Workload { workload: name, .. } = &*found.at[&successor.address] else {
-            panic!("outside")
+        let AddressEntry::Workload { workload: name, .. } =
+            &*entries.by_address[&successor.address]
+        else {
+            panic!("external")
         };
         assert_eq!(*name, workload_name("stranger-1"));
     }

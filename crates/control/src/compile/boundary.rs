@@ -16,24 +16,25 @@ use crate::mesh::Mesh;
 /// Compiles a workload's ingress rules: one for each port of a service that it backs, from the first policy
 /// that names the service.
 pub(super) fn compile_ingress_rules(mesh: &Mesh, workload: &Workload) -> Vec<IngressRule> {
-    let mut openings = Vec::new();
+    let mut ingress_rules = Vec::new();
     for policy in mesh.ingress_in(&workload.name.namespace) {
         for backend in &policy.backends {
-            let is_behind =
-                mesh.in_front_of(&workload.name).any(|it| it.name.name == backend.service);
-            if !is_behind
-                || mesh.opened_before(policy, backend).is_some()
+            let is_selected = mesh
+                .services_of(&workload.name)
+                .any(|service| service.name.name == backend.service);
+            if !is_selected
+                || mesh.preceding_ingress(policy, backend).is_some()
                 || conflicting_policy(mesh, workload, policy, backend).is_some()
             {
                 continue;
             }
-            let opening = compile_ingress_rule(mesh, policy, backend);
-            if !openings.contains(&opening) {
-                openings.push(opening);
+            let ingress_rule = compile_ingress_rule(mesh, policy, backend);
+            if !ingress_rules.contains(&ingress_rule) {
+                ingress_rules.push(ingress_rule);
             }
         }
     }
-    openings
+    ingress_rules
 }
 
 /// Returns the policy that already opens a workload's port differently, through another service that selects
@@ -44,12 +45,14 @@ fn conflicting_policy<'a>(
     policy: &IngressPolicy,
     backend: &IngressBackend,
 ) -> Option<&'a IngressName> {
-    let is_behind =
-        |service: &Name| mesh.in_front_of(&workload.name).any(|it| it.name.name == *service);
-    let all = mesh.ingress_in(&policy.name.namespace);
-    let mut all = all.flat_map(|policy| policy.backends.iter().map(move |it| (&policy.name, it)));
-    let (first, how) = all.find(|(_, it)| it.port == backend.port && is_behind(&it.service))?;
-    (how.protocol != backend.protocol).then_some(first)
+    let is_selected_by =
+        |name: &Name| mesh.services_of(&workload.name).any(|service| service.name.name == *name);
+    let backends = mesh.ingress_in(&policy.name.namespace);
+    let mut backends = backends
+        .flat_map(|policy| policy.backends.iter().map(move |backend| (&policy.name, backend)));
+    let (first, other_backend) =
+        backends.find(|(_, other)| other.port == backend.port && is_selected_by(&other.service))?;
+    (other_backend.protocol != backend.protocol).then_some(first)
 }
 
 fn compile_ingress_rule(
@@ -57,25 +60,33 @@ fn compile_ingress_rule(
     policy: &IngressPolicy,
     backend: &IngressBackend,
 ) -> IngressRule {
-    let places =
-        |it: &&IngressSource| matches!(it, IngressSource::Service(_) | IngressSource::Range(_));
-    let names_places = policy.sources.iter().any(|it| places(&it));
-    let ranges = policy.sources.iter().filter(places).flat_map(|it| source_ranges(mesh, it));
+    let is_address_source = |source: &&IngressSource| {
+        matches!(source, IngressSource::Service(_) | IngressSource::Range(_))
+    };
+    let has_address_source = policy.sources.iter().any(|source| is_address_source(&source));
+    let ranges = policy
+        .sources
+        .iter()
+        .filter(is_address_source)
+        .flat_map(|source| source_ranges(mesh, source));
     let mut ranges: Vec<IpRange> = ranges.collect();
     ranges.sort_unstable();
     ranges.dedup();
     // If certificates identify clients, their source address may be unrestricted.
-    let anywhere = !names_places && !backend.protocol.is_clear();
+    let from_any_address = !has_address_source && !backend.protocol.is_plaintext();
     let MeshConfig { trust_domain, revoked, .. } = mesh.config();
-    let accounts = policy.sources.iter().filter_map(|it| it.account_in(trust_domain));
+    let accounts = policy.sources.iter().filter_map(|source| source.account_in(trust_domain));
     // A revocation also covers an external principal with the same name as the account.
-    let stands = |it: &&IngressSource| {
-        it.account_in(trust_domain).is_none_or(|account| !revoked.contains(&account))
+    let is_valid = |source: &&IngressSource| {
+        source.account_in(trust_domain).is_none_or(|account| !revoked.contains(&account))
     };
-    let external_principals = policy.sources.iter().filter(stands).filter_map(|it| match it {
-        IngressSource::Named(name) => Some(name.clone()),
-        IngressSource::Principal(_) | IngressSource::Service(_) | IngressSource::Range(_) => None,
-    });
+    let external_principals =
+        policy.sources.iter().filter(is_valid).filter_map(|source| match source {
+            IngressSource::Named(name) => Some(name.clone()),
+            IngressSource::Principal(_) | IngressSource::Service(_) | IngressSource::Range(_) => {
+                None
+            }
+        });
     // Without TLS, clients are not identified.
     let (accounts, external_principals) = match backend.protocol {
         IngressProtocol::Https { .. } => (accounts.collect(), external_principals.collect()),
@@ -87,26 +98,28 @@ fn compile_ingress_rule(
         policy: policy.name.clone(),
         port: backend.port,
         protocol: backend.protocol.clone(),
-        ranges: (!anywhere).then_some(ranges),
+        ranges: (!from_any_address).then_some(ranges),
         accounts,
         external_principals,
         requests: group_matches(mesh, &policy.groups),
     }
 }
 
-/// The address ranges of a source. Addresses of a node match no client: all processes of the node share them,
-/// and often NATed clients do, too.
+/// Returns the address ranges of a source. Addresses of a node are left out: all processes of the node share
+/// them, and often NATed clients, too.
 fn source_ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
     match source {
         IngressSource::Range(range) => vec![*range],
         IngressSource::Principal(_) | IngressSource::Named(_) => Vec::new(),
         IngressSource::Service(service) => {
-            let all =
-                mesh.service_workloads(service).chain(mesh.unmeshed_workloads_behind(service));
-            let own = all.filter(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
-            let addresses = own.flat_map(Workload::addresses);
-            let known = addresses.filter(|it| !it.is_loopback() && !it.is_unspecified());
-            known.map(IpRange::from).collect()
+            let workloads =
+                mesh.service_workloads(service).chain(mesh.unmeshed_workloads_of(service));
+            let others =
+                workloads.filter(|workload| !workload.labels.contains_key(NODE_NETWORK_LABEL));
+            let addresses = others.flat_map(Workload::addresses);
+            let remote_addresses =
+                addresses.filter(|address| !address.is_loopback() && !address.is_unspecified());
+            remote_addresses.map(IpRange::from).collect()
         }
     }
 }
@@ -117,7 +130,8 @@ pub(super) fn egress_rules(mesh: &Mesh, workload: &Workload) -> Vec<EgressRule> 
         return Vec::new();
     }
     let permitted = api_server(&mesh.config().api_server);
-    let policies = mesh.egress_of(&workload.account).flat_map(|policy| of_policy(mesh, policy));
+    let policies =
+        mesh.egress_of(&workload.account).flat_map(|policy| rules_of_policy(mesh, policy));
     permitted.chain(policies).collect()
 }
 
@@ -138,7 +152,7 @@ fn api_server(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = EgressRu
     })
 }
 
-fn of_policy<'a>(
+fn rules_of_policy<'a>(
     mesh: &'a Mesh,
     policy: &'a EgressPolicy,
 ) -> impl Iterator<Item = EgressRule> + 'a {
@@ -172,19 +186,22 @@ pub(crate) fn policy_problems(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String
     for backend in &policy.backends {
         let (namespace, name) = (policy.name.namespace.clone(), backend.service.clone());
         let service = ServiceName { namespace, name };
-        if let Some(first) = mesh.opened_before(policy, backend) {
+        if let Some(first) = mesh.preceding_ingress(policy, backend) {
             problems.push(format!("{first} already opens port {} of {service}", backend.port));
         }
         if mesh.service(&service).is_none() {
             problems.push(format!("Service {service} does not exist"));
         }
-        let behind: Vec<&Workload> = mesh.service_workloads(&service).collect();
-        let mut ports = behind.iter().flat_map(|it| super::plan::application_ports(mesh, it));
-        if !behind.is_empty() && !ports.any(|it| it.port == backend.port) {
+        let workloads: Vec<&Workload> = mesh.service_workloads(&service).collect();
+        let mut ports = workloads
+            .iter()
+            .flat_map(|workload| super::workload_config::application_ports(mesh, workload));
+        if !workloads.is_empty() && !ports.any(|port| port.port == backend.port) {
             problems.push(format!("no workload of {service} has port {}", backend.port));
         }
-        let mut first =
-            behind.iter().filter_map(|it| conflicting_policy(mesh, it, policy, backend));
+        let mut first = workloads
+            .iter()
+            .filter_map(|workload| conflicting_policy(mesh, workload, policy, backend));
         if let Some(first) = first.next() {
             let port = backend.port;
             problems.push(format!(
@@ -212,11 +229,12 @@ pub(crate) fn policy_problems(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String
 
 /// Returns the reason why a name is neither an account nor an external principal.
 fn name_problem(mesh: &Mesh, name: &Name) -> Option<String> {
-    let own = &mesh.config().trust_domain;
-    let is_external_principal = mesh.access_certs().any(|it| it.subjects.contains(name));
-    let is_account = IngressSource::Named(name.clone()).account_in(own).is_some();
+    let trust_domain = &mesh.config().trust_domain;
+    let is_external_principal =
+        mesh.access_certs().any(|access_cert| access_cert.subjects.contains(name));
+    let is_account = IngressSource::Named(name.clone()).account_in(trust_domain).is_some();
     (!is_account && !is_external_principal)
-        .then(|| format!("{name} is not an account of {own}, and no AccessCert lists it"))
+        .then(|| format!("{name} is not an account of {trust_domain}, and no AccessCert lists it"))
 }
 
 /// Returns missing groups, as sentences for the author of the object that names them.

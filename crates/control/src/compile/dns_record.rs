@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use leno_discovery::ADDRESSES_OF_NAME_MAX;
+use leno_discovery::MAX_ADDRESSES_OF_NAME;
 use leno_model::{DnsRecord, Service, ServiceName};
 
 use crate::mesh::Mesh;
@@ -13,33 +13,35 @@ use crate::mesh::Mesh;
 /// elsewhere.
 pub(crate) fn dns_record(
     mesh: &Mesh,
-    asked: &BTreeSet<ServiceName>,
+    queried: &BTreeSet<ServiceName>,
 ) -> BTreeMap<ServiceName, Arc<DnsRecord>> {
-    let found = |name: &ServiceName| {
+    let record_for = |name: &ServiceName| {
         let service = mesh.service(name);
-        let found = service.map(|service| of_service(mesh, service)).unwrap_or_default();
-        (name.clone(), Arc::new(found))
+        let dns_record = service.map(|service| service_record(mesh, service)).unwrap_or_default();
+        (name.clone(), Arc::new(dns_record))
     };
-    asked.iter().map(found).collect()
+    queried.iter().map(record_for).collect()
 }
 
 /// Returns the addresses of the service, or of its workloads that receive requests, with or without a sidecar,
 /// as cluster DNS would. A set that does not fit is left to cluster DNS.
-fn of_service(mesh: &Mesh, service: &Service) -> DnsRecord {
+fn service_record(mesh: &Mesh, service: &Service) -> DnsRecord {
     let addresses: BTreeSet<IpAddr> = match service.addresses.is_empty() {
         false => service.addresses.clone(),
         true => {
-            let all = mesh
+            let workloads = mesh
                 .service_workloads(&service.name)
-                .chain(mesh.unmeshed_workloads_behind(&service.name));
-            let ready = all.filter(|workload| workload.ready || service.unready);
+                .chain(mesh.unmeshed_workloads_of(&service.name));
+            let ready = workloads.filter(|workload| workload.ready || service.unready);
             let addresses = ready.flat_map(|workload| workload.addresses());
             addresses
-                .filter(|it| !it.is_loopback() && service.families.includes_address(*it))
+                .filter(|address| {
+                    !address.is_loopback() && service.families.includes_address(*address)
+                })
                 .collect()
         }
     };
-    match addresses.len() <= ADDRESSES_OF_NAME_MAX {
+    match addresses.len() <= MAX_ADDRESSES_OF_NAME {
         true => addresses.into_iter().collect(),
         false => DnsRecord::default(),
     }
@@ -63,14 +65,14 @@ mod tests {
         let affected_set = mesh.apply(Change::Upsert(Object::Workload(moved)));
         assert!(
             affected_set.services.contains(&service_name("reviews")),
-            "whoever looked it up is told"
+            "sidecars that queried the name receive the change"
         );
     }
 
     #[test]
-    fn a_name_stands_for_the_service_or_for_who_is_behind_it() {
+    fn a_name_resolves_to_the_addresses_of_its_service_or_else_of_its_workloads() {
         let mut mesh = mesh_with_sidecars(BOOKINFO);
-        assert_eq!(resolve_name(&mesh, "nobody"), [] as [IpAddr; 0]);
+        assert_eq!(resolve_name(&mesh, "missing"), [] as [IpAddr; 0]);
         // Loopback addresses differ per machine.
         assert_eq!(resolve_name(&mesh, "reviews"), [] as [IpAddr; 0]);
         move_to(&mut mesh, "reviews-v1-1", [10, 1, 0, 1], true);
@@ -80,9 +82,9 @@ mod tests {
         changed.unready = true;
         mesh.apply(Change::Upsert(Object::Service(changed.clone())));
         assert_eq!(resolve_name(&mesh, "reviews").len(), 2);
-        let mut dual = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
-        dual.other_addresses.insert("fd00:1::1".parse().unwrap());
-        mesh.apply(Change::Upsert(Object::Workload(dual)));
+        let mut dual_stack = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
+        dual_stack.other_addresses.insert("fd00:1::1".parse().unwrap());
+        mesh.apply(Change::Upsert(Object::Workload(dual_stack)));
         assert_eq!(resolve_name(&mesh, "reviews").len(), 3);
         changed.families = IpFamilies::V6;
         mesh.apply(Change::Upsert(Object::Service(changed.clone())));

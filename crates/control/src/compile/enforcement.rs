@@ -24,9 +24,9 @@ pub(super) enum LifecycleStage {
 impl LifecycleStage {
     /// Returns the stage of the workloads that receive a service's requests now.
     fn for_service(mesh: &Mesh, service: &Service) -> Self {
-        let members = mesh.members_behind(&service.name);
-        let mut all = members.chain(mesh.unmeshed_workloads_behind(&service.name));
-        match all.any(|it| Self::Ready.includes(service, it)) {
+        let meshed = mesh.workloads_with_sidecar(&service.name);
+        let mut workloads = meshed.chain(mesh.unmeshed_workloads_of(&service.name));
+        match workloads.any(|workload| Self::Ready.includes(service, workload)) {
             true => Self::Ready,
             false => Self::Terminating,
         }
@@ -49,39 +49,42 @@ impl LifecycleStage {
 /// whether an `Egress` permits it or not. The exceptions are policies that only a sidecar enforces.
 pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     let Some(service) = mesh.service(name) else { return false };
-    let mut members = mesh.members_behind(name).peekable();
-    if members.peek().is_none() {
+    let mut meshed = mesh.workloads_with_sidecar(name).peekable();
+    if meshed.peek().is_none() {
         return is_joining(mesh, service);
     }
     let stage = LifecycleStage::for_service(mesh, service);
-    if members.any(|it| stage.includes(service, it)) {
+    if meshed.any(|workload| stage.includes(service, workload)) {
         return true;
     }
-    let is_outside = |workload: &Workload| {
-        barrier(mesh, workload) == Some(Barrier::Egress) && !needs_sidecar(mesh, service, workload)
+    let is_external = |workload: &Workload| {
+        plaintext_restriction(mesh, workload) == Some(PlaintextRestriction::Egress)
+            && !requires_sidecar(mesh, service, workload)
     };
-    let others = mesh.unmeshed_workloads_behind(name).filter(|it| stage.includes(service, it));
-    let mut others = others.peekable();
-    others.peek().is_none() || !others.all(is_outside)
+    let unmeshed =
+        mesh.unmeshed_workloads_of(name).filter(|workload| stage.includes(service, workload));
+    let mut unmeshed = unmeshed.peekable();
+    unmeshed.peek().is_none() || !unmeshed.all(is_external)
 }
 
 /// True for a service without a selector that may get its first pod with a sidecar at any time, while sidecars
 /// may send plaintext to each of its endpoints. The pod becomes known as an endpoint only when the cluster
 /// network routes plaintext to it as well.
 fn is_joining(mesh: &Mesh, service: &Service) -> bool {
-    let others = mesh.unmeshed_workloads_behind(&service.name);
-    let mut others = others.filter(|it| LifecycleStage::Ready.includes(service, it)).peekable();
-    let is_open = |it: &Workload| {
-        it.labels.contains_key(JOINING_LABEL)
-            && barrier(mesh, it).is_none()
-            && !needs_sidecar(mesh, service, it)
+    let unmeshed = mesh.unmeshed_workloads_of(&service.name);
+    let mut unmeshed =
+        unmeshed.filter(|workload| LifecycleStage::Ready.includes(service, workload)).peekable();
+    let accepts_plaintext = |workload: &Workload| {
+        workload.labels.contains_key(JOINING_LABEL)
+            && plaintext_restriction(mesh, workload).is_none()
+            && !requires_sidecar(mesh, service, workload)
     };
-    others.peek().is_some() && others.all(is_open)
+    unmeshed.peek().is_some() && unmeshed.all(accepts_plaintext)
 }
 
 /// The setting that forbids plaintext from sidecars to an unmeshed workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Barrier {
+pub(crate) enum PlaintextRestriction {
     /// The workload's default policy is `deny`: only members of the mesh are called.
     DefaultPolicy,
     /// The mesh has `egress: deny`.
@@ -90,47 +93,54 @@ pub(crate) enum Barrier {
 
 /// Returns the setting that forbids plaintext from sidecars to an unmeshed workload; `None` without such a
 /// setting.
-pub(crate) fn barrier(mesh: &Mesh, workload: &Workload) -> Option<Barrier> {
-    if mesh.mode_of(workload) == DefaultPolicy::Deny {
-        return Some(Barrier::DefaultPolicy);
+pub(crate) fn plaintext_restriction(
+    mesh: &Mesh,
+    workload: &Workload,
+) -> Option<PlaintextRestriction> {
+    if mesh.default_policy_of(workload) == DefaultPolicy::Deny {
+        return Some(PlaintextRestriction::DefaultPolicy);
     }
-    (mesh.config().egress == Egress::Deny).then_some(Barrier::Egress)
+    (mesh.config().egress == Egress::Deny).then_some(PlaintextRestriction::Egress)
 }
 
-/// Returns the number of ready unmeshed workloads of a service that sidecars leave out because of the default policy or
-/// `egress`, and the setting, while sidecars balance over its endpoints (even if none with a sidecar is ready).
-pub(crate) fn barred_workloads(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)> {
+/// Returns the number of ready unmeshed workloads of a service that sidecars leave out because of the default
+/// policy or `egress`, and the setting, while sidecars balance over its endpoints (even if none with a sidecar
+/// is ready).
+pub(crate) fn restricted_workloads(
+    mesh: &Mesh,
+    service: &Service,
+) -> Option<(usize, PlaintextRestriction)> {
     if !is_balanced(mesh, &service.name) {
         return None;
     }
-    let others = mesh.unmeshed_workloads_behind(&service.name);
-    let ready = others.filter(|it| LifecycleStage::Ready.includes(service, it));
-    let mut barriers = ready.filter_map(|it| barrier(mesh, it));
-    let first = barriers.next()?;
-    Some((1 + barriers.count(), first))
+    let unmeshed = mesh.unmeshed_workloads_of(&service.name);
+    let ready = unmeshed.filter(|workload| LifecycleStage::Ready.includes(service, workload));
+    let mut restrictions = ready.filter_map(|workload| plaintext_restriction(mesh, workload));
+    let first = restrictions.next()?;
+    Some((1 + restrictions.count(), first))
 }
 
 /// Checks, for many unmeshed workloads, if a policy applies that only a sidecar enforces.
-pub(super) struct Enforcement<'a> {
+pub(super) struct EnforcementCache<'a> {
     mesh: &'a Mesh,
     /// Known results, by the services that select a workload, each with its ports that forward to the port of
     /// the workload: named ports may map to different numbers at each workload.
-    known: BTreeMap<Vec<(&'a ServiceName, Vec<u16>)>, bool>,
+    results: BTreeMap<Vec<(&'a ServiceName, Vec<u16>)>, bool>,
 }
 
-impl<'a> Enforcement<'a> {
+impl<'a> EnforcementCache<'a> {
     pub(super) fn from_mesh(mesh: &'a Mesh) -> Self {
-        Self { mesh, known: BTreeMap::new() }
+        Self { mesh, results: BTreeMap::new() }
     }
 
-    /// True if no policy that only a sidecar enforces applies at a port of a workload.
-    pub(super) fn is_complete(&mut self, workload: &'a Workload, number: u16) -> bool {
-        let services = self.mesh.in_front_of_unmeshed_workload(&workload.name);
+    /// True if no policy that only a sidecar enforces applies at a port of a workload; cached.
+    pub(super) fn is_unrestricted(&mut self, workload: &'a Workload, number: u16) -> bool {
+        let services = self.mesh.services_of_unmeshed_workload(&workload.name);
         let key = services
-            .map(|it| (&it.name, forwarding_ports(it, workload, number).collect()))
+            .map(|service| (&service.name, forwarding_ports(service, workload, number).collect()))
             .collect();
-        let is_complete = || needing_sidecar(self.mesh, workload, number).is_empty();
-        *self.known.entry(key).or_insert_with(is_complete)
+        let is_unrestricted = || policies_needing_sidecar(self.mesh, workload, number).is_empty();
+        *self.results.entry(key).or_insert_with(is_unrestricted)
     }
 }
 
@@ -140,36 +150,38 @@ fn forwarding_ports(
     workload: &Workload,
     number: u16,
 ) -> impl Iterator<Item = u16> {
-    let leads = move |port: &&ServicePort| target_port(&port.target, workload) == Some(number);
-    service.ports.iter().filter(leads).map(|port| port.port)
+    let forwards = move |port: &&ServicePort| target_port(&port.target, workload) == Some(number);
+    service.ports.iter().filter(forwards).map(|port| port.port)
 }
 
 /// True if a policy that only a sidecar enforces applies at some port of a service at an unmeshed workload.
-pub(super) fn needs_sidecar(mesh: &Mesh, service: &Service, workload: &Workload) -> bool {
+pub(super) fn requires_sidecar(mesh: &Mesh, service: &Service, workload: &Workload) -> bool {
     let numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
     let mut numbers = numbers.collect::<BTreeSet<u16>>().into_iter();
-    numbers.any(|number| !needing_sidecar(mesh, workload, number).is_empty())
+    numbers.any(|number| !policies_needing_sidecar(mesh, workload, number).is_empty())
 }
 
 /// Returns the policies that the sidecar of a workload would enforce at a port of its application: limits and
-/// guards of all services that forward there, as in the plan of a sidecar, and access policies on the account
-/// of any workload of one of these services.
-pub(super) fn needing_sidecar(
+/// external checks of all services that forward there, as in a sidecar's configuration, and access policies on
+/// the account of any workload of one of these services.
+pub(super) fn policies_needing_sidecar(
     mesh: &Mesh,
     workload: &Workload,
     number: u16,
 ) -> BTreeSet<ObjectKey> {
     let mut policies: BTreeSet<ObjectKey> = access_policies(mesh, workload).collect();
-    for service in mesh.in_front_of_unmeshed_workload(&workload.name) {
+    for service in mesh.services_of_unmeshed_workload(&workload.name) {
         for port in forwarding_ports(service, workload, number) {
             let limits = mesh.port_limits(&service.name, port).map(|limits| limits.policy);
-            let guards = mesh.port_checks(&service.name, port).into_iter().map(|it| it.policy);
-            policies.extend(limits.into_iter().chain(guards).map(ObjectKey::ServicePolicy));
+            let checks = mesh
+                .port_checks(&service.name, port)
+                .into_iter()
+                .map(|port_check| port_check.policy);
+            policies.extend(limits.into_iter().chain(checks).map(ObjectKey::ServicePolicy));
         }
-        let beside = mesh
-            .service_workloads(&service.name)
-            .chain(mesh.unmeshed_workloads_behind(&service.name));
-        policies.extend(beside.flat_map(|beside| access_policies(mesh, beside)));
+        let workloads =
+            mesh.service_workloads(&service.name).chain(mesh.unmeshed_workloads_of(&service.name));
+        policies.extend(workloads.flat_map(|other| access_policies(mesh, other)));
     }
     policies
 }
@@ -180,7 +192,7 @@ fn access_policies<'a>(
     mesh: &'a Mesh,
     workload: &'a Workload,
 ) -> impl Iterator<Item = ObjectKey> + 'a {
-    let default_policy = mesh.mode_of(workload);
+    let default_policy = mesh.default_policy_of(workload);
     let rejects = move |action: PolicyAction| match default_policy {
         DefaultPolicy::DryRun => false,
         DefaultPolicy::Allow => action == PolicyAction::Deny,
@@ -196,20 +208,26 @@ fn access_policies<'a>(
 
 /// Returns the names of unmeshed endpoints that are left out because of a policy. Empty unless a gateway or a
 /// sidecar routes to them.
-pub(crate) fn left_out<'a>(mesh: &'a Mesh, policy: &ObjectKey) -> BTreeSet<&'a WorkloadName> {
-    let is_led_to = |service: &&Service| {
-        mesh.members_behind(&service.name).next().is_some() || mesh.is_led_to(&service.name)
+pub(crate) fn excluded_endpoints<'a>(
+    mesh: &'a Mesh,
+    policy: &ObjectKey,
+) -> BTreeSet<&'a WorkloadName> {
+    let is_reached = |service: &&Service| {
+        mesh.workloads_with_sidecar(&service.name).next().is_some()
+            || mesh.is_reached_by_gateway(&service.name)
     };
-    let services = mesh.services_with_unmeshed_workloads().filter(is_led_to);
-    let left_out = services.flat_map(|service| {
-        let unmeshed_workloads = mesh.unmeshed_workloads_behind(&service.name);
-        unmeshed_workloads.filter(move |workload| is_left_out(mesh, service, workload, policy))
+    let services = mesh.services_with_unmeshed_workloads().filter(is_reached);
+    let excluded_endpoints = services.flat_map(|service| {
+        let unmeshed_workloads = mesh.unmeshed_workloads_of(&service.name);
+        unmeshed_workloads.filter(move |workload| is_excluded(mesh, service, workload, policy))
     });
-    left_out.map(|workload| &workload.name).collect()
+    excluded_endpoints.map(|workload| &workload.name).collect()
 }
 
-fn is_left_out(mesh: &Mesh, service: &Service, workload: &Workload, policy: &ObjectKey) -> bool {
+fn is_excluded(mesh: &Mesh, service: &Service, workload: &Workload, policy: &ObjectKey) -> bool {
     let numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
     let numbers: BTreeSet<u16> = numbers.collect();
-    numbers.into_iter().any(|number| needing_sidecar(mesh, workload, number).contains(policy))
+    numbers
+        .into_iter()
+        .any(|number| policies_needing_sidecar(mesh, workload, number).contains(policy))
 }

@@ -1,4 +1,4 @@
-//! A service as one client sees it: client authorization, ports, their rules and endpoints.
+//! The configuration of a service for one class of clients: authorization, ports, their rules and endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -10,9 +10,9 @@ use leno_model::{
     ServicePort, TagRules, TargetPort, TlsRule, WeightedBackend, Workload,
 };
 
-use super::enforcement::{Enforcement, LifecycleStage, barrier};
-use super::plan::by_convention;
+use super::enforcement::{EnforcementCache, LifecycleStage, plaintext_restriction};
 use super::split;
+use super::workload_config::protocol_by_convention;
 use crate::mesh::{AffectedSet, Mesh};
 
 /// The class of clients that a service is compiled for.
@@ -32,7 +32,7 @@ pub(crate) enum ClientClass {
 impl ClientClass {
     /// Returns the class of a client.
     pub(crate) fn for_client(mesh: &Mesh, client: &Workload) -> Self {
-        let account = mesh.has_strict().then(|| client.account.clone());
+        let account = mesh.has_default_deny().then(|| client.account.clone());
         match (mesh.gateway_of(client), account) {
             (Some(_), account) => Self::Gateway(account),
             (None, Some(account)) => Self::Account(account),
@@ -40,7 +40,8 @@ impl ClientClass {
         }
     }
 
-    /// Returns the class for one service: clients share a configuration unless their namespace has routes for it.
+    /// Returns the class for one service: clients share a configuration unless their namespace has routes for
+    /// it.
     fn for_service(&self, mesh: &Mesh, service: &ServiceName) -> Self {
         match self {
             Self::Consumers(namespace) if !mesh.has_consumers(service, namespace) => {
@@ -59,7 +60,7 @@ impl ClientClass {
         }
     }
 
-    /// Returns the account, if views depend on it.
+    /// Returns the account, if service configurations depend on it.
     fn account(&self) -> Option<&ServiceAccount> {
         match self {
             Self::AllClients | Self::Consumers(_) => None,
@@ -74,23 +75,23 @@ impl ClientClass {
     }
 }
 
-/// Compiles the view of a service.
+/// Compiles the configuration of a service for a class of clients.
 ///
 /// A client may call a service if it may call some workload of the service, or of a backend of its routes: one
-/// that is not strict, or an account that a policy lets it call. Endpoints that it may not call are left out.
-/// In a namespace that denies by default, a service without workloads has no account that a policy could name:
-/// it is denied, since no policy allows it. An empty service is never open.
+/// that does not deny by default, or an account that a policy lets it call. Endpoints that it may not call are
+/// left out. In a namespace that denies by default, a service without workloads has no account that a policy
+/// could name: it is denied, since no policy allows it.
 pub(crate) fn compile_service(
     mesh: &Mesh,
     client_class: &ClientClass,
     service: &Service,
 ) -> ServiceConfig {
-    let permitted = CallableWorkloads::for_viewer(mesh, client_class);
+    let permitted = CallableWorkloads::for_client_class(mesh, client_class);
     let ports = service.ports.iter().map(|port| {
         let (name, number) = (&service.name, port.port);
         let (routed, rules) = port_rules(mesh, name, number, client_class.consumer_namespace());
         let tags = mesh.tags().rules_for(&service.name, port.port);
-        let view = PortConfig {
+        let port_config = PortConfig {
             name: port.name.clone(),
             protocol: port_protocol(mesh, service, port),
             routed,
@@ -108,20 +109,20 @@ pub(crate) fn compile_service(
             tags,
             tcp_rule: split::tcp_rule(mesh, name, number, client_class.consumer_namespace()),
         };
-        (port.port, view)
+        (port.port, port_config)
     });
-    let mut view = ServiceConfig {
+    let mut service_config = ServiceConfig {
         name: service.name.clone(),
         client_authorization: ClientAuthorization::Allowed,
         ports: ports.collect(),
         awaited: is_awaited(mesh, service, &permitted),
     };
-    if !may_reach(mesh, &view, client_class, &permitted) {
-        view.client_authorization = ClientAuthorization::Denied;
-        view.ports.clear();
-        view.awaited = false;
+    if !is_authorized(mesh, &service_config, client_class, &permitted) {
+        service_config.client_authorization = ClientAuthorization::Denied;
+        service_config.ports.clear();
+        service_config.awaited = false;
     }
-    view
+    service_config
 }
 
 /// True while the sidecar of a workload of a service is expected with another port or account.
@@ -135,35 +136,37 @@ fn is_awaited(mesh: &Mesh, service: &Service, permitted: &CallableWorkloads<'_>)
     })
 }
 
-/// Returns the endpoints that a view would contain if every sidecar had reported its listeners.
+/// Returns the endpoints that a configuration would contain if every sidecar had reported its listeners.
 pub(crate) fn unreported_endpoints(
     mesh: &Mesh,
     client_class: &ClientClass,
-    view: &ServiceConfig,
+    service_config: &ServiceConfig,
 ) -> Vec<EndpointId> {
-    let permitted = CallableWorkloads::for_viewer(mesh, client_class);
-    let Some(service) = mesh.service(&view.name) else {
+    let permitted = CallableWorkloads::for_client_class(mesh, client_class);
+    let Some(service) = mesh.service(&service_config.name) else {
         return Vec::new();
     };
-    let ports = service.ports.iter().filter(|port| view.ports.contains_key(&port.port));
-    let unheard = ports.flat_map(|port| {
-        let found = |stage| {
+    let ports = service.ports.iter().filter(|port| service_config.ports.contains_key(&port.port));
+    let unreported = ports.flat_map(|port| {
+        let callable_at = |stage| {
             callable_workloads(mesh, service, port, &permitted, stage)
                 .collect::<Vec<(&Workload, u16)>>()
         };
-        let mut places = found(LifecycleStage::Ready);
-        if places.is_empty() {
-            places = found(LifecycleStage::Terminating);
+        let mut callable = callable_at(LifecycleStage::Ready);
+        if callable.is_empty() {
+            callable = callable_at(LifecycleStage::Terminating);
         }
-        places.retain(|(workload, _)| mesh.sidecar_listeners(&workload.name).is_none());
-        places.into_iter().map(|(workload, _)| endpoint_id(&view.name, port, workload))
+        callable.retain(|(workload, _)| mesh.sidecar_listeners(&workload.name).is_none());
+        callable.into_iter().map(|(workload, _)| endpoint_id(&service_config.name, port, workload))
     });
-    unheard.collect()
+    unreported.collect()
 }
 
-/// Returns the services that the rules of a view name.
-pub(crate) fn backend_services(view: &ServiceConfig) -> impl Iterator<Item = &ServiceName> {
-    view.ports.values().flat_map(PortConfig::backends).map(|backend| &backend.service)
+/// Returns the services that the rules of a service configuration name.
+pub(crate) fn backend_services(
+    service_config: &ServiceConfig,
+) -> impl Iterator<Item = &ServiceName> {
+    service_config.ports.values().flat_map(PortConfig::backends).map(|backend| &backend.service)
 }
 
 /// Returns the application port that a service port forwards to.
@@ -174,22 +177,22 @@ pub(crate) fn target_port(target: &TargetPort, workload: &Workload) -> Option<u1
 /// Compiled service configurations, shared by all clients of the same class.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceConfigCache {
-    kept: BTreeMap<(ServiceName, ClientClass), CachedServiceConfig>,
+    cached: BTreeMap<(ServiceName, ClientClass), CachedServiceConfig>,
     /// The number of configurations compiled so far.
     compiled: u64,
 }
 
 #[derive(Debug)]
 struct CachedServiceConfig {
-    view: Arc<ServiceConfig>,
+    service_config: Arc<ServiceConfig>,
     /// True if an input may have changed since.
     stale: bool,
-    /// The number of sweeps since its last use in which no configuration contained it.
+    /// The number of sweeps since its last use in which no snapshot contained it.
     unused: u8,
 }
 
 impl ServiceConfigCache {
-    /// Returns the view of a service; `None` if the service does not exist. An unchanged view is the same
+    /// Returns the configuration of a service; `None` if it does not exist. If unchanged, it is the same
     /// [`Arc`] as before.
     pub(crate) fn service_config(
         &mut self,
@@ -200,65 +203,69 @@ impl ServiceConfigCache {
         let client_class = client_class.for_service(mesh, name);
         let key = (name.clone(), client_class.clone());
         let Some(service) = mesh.service(name) else {
-            self.kept.remove(&key);
+            self.cached.remove(&key);
             return None;
         };
-        let old = match self.kept.get_mut(&key) {
-            Some(kept) if !kept.stale => {
-                kept.unused = 0;
-                return Some(Arc::clone(&kept.view));
+        let old = match self.cached.get_mut(&key) {
+            Some(cached) if !cached.stale => {
+                cached.unused = 0;
+                return Some(Arc::clone(&cached.service_config));
             }
-            Some(kept) => Some(Arc::clone(&kept.view)),
+            Some(cached) => Some(Arc::clone(&cached.service_config)),
             None => None,
         };
         self.compiled += 1;
-        let view = reuse_unchanged(compile_service(mesh, &client_class, service), old);
-        let kept = CachedServiceConfig { view: Arc::clone(&view), stale: false, unused: 0 };
-        self.kept.insert(key, kept);
-        Some(view)
+        let service_config = reuse_unchanged(compile_service(mesh, &client_class, service), old);
+        let cached = CachedServiceConfig {
+            service_config: Arc::clone(&service_config),
+            stale: false,
+            unused: 0,
+        };
+        self.cached.insert(key, cached);
+        Some(service_config)
     }
 
-    /// Returns the number of views compiled so far.
+    /// Returns the number of configurations compiled so far.
     pub(crate) fn compiled_count(&self) -> u64 {
         self.compiled
     }
 
-    /// Marks the views that may have changed.
+    /// Marks the configurations that may have changed.
     pub(crate) fn mark_outdated(&mut self, affected_set: &AffectedSet) {
         if affected_set.all_proxies || !affected_set.accounts.is_empty() {
-            for ((_, client_class), kept) in &mut self.kept {
+            for ((_, client_class), cached) in &mut self.cached {
                 let account = client_class.account();
-                let of_account =
+                let is_affected =
                     account.is_some_and(|account| affected_set.accounts.contains(account));
-                kept.stale |= affected_set.all_proxies || of_account;
+                cached.stale |= affected_set.all_proxies || is_affected;
             }
         }
         for service in &affected_set.services {
             // The first variant sorts first.
-            let all = self.kept.range_mut((service.clone(), ClientClass::AllClients)..);
-            let all = all.take_while(|((name, _), _)| name == service);
-            all.for_each(|(_, kept)| kept.stale = true);
+            let configs = self.cached.range_mut((service.clone(), ClientClass::AllClients)..);
+            let configs = configs.take_while(|((name, _), _)| name == service);
+            configs.for_each(|(_, cached)| cached.stale = true);
         }
     }
 
-    /// Evicts views that are in no configuration and were unused for some sweeps. Views that address entries
-    /// depend on are in no configuration.
+    /// Evicts entries that are in no snapshot and were unused for some sweeps. Entries that address entries
+    /// depend on are in no snapshot.
     pub(crate) fn evict_unused(&mut self) {
-        self.kept.retain(|_, kept| {
-            let is_held = Arc::strong_count(&kept.view) > 1;
-            kept.unused = if is_held { 0 } else { kept.unused.saturating_add(1) };
-            kept.unused < SWEEPS_UNUSED_MAX
+        self.cached.retain(|_, cached| {
+            let is_held = Arc::strong_count(&cached.service_config) > 1;
+            cached.unused = if is_held { 0 } else { cached.unused.saturating_add(1) };
+            cached.unused < MAX_SWEEPS_UNUSED
         });
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.kept.len()
+        self.cached.len()
     }
 }
 
-/// The number of sweeps after which an unused view is evicted: half a second during a burst of changes.
-const SWEEPS_UNUSED_MAX: u8 = 16;
+/// The number of sweeps after which an unused entry is evicted: half a second during a burst of changes.
+const MAX_SWEEPS_UNUSED: u8 = 16;
 
 /// The workloads that a client may call.
 enum CallableWorkloads<'a> {
@@ -273,7 +280,7 @@ enum CallableWorkloads<'a> {
 }
 
 impl<'a> CallableWorkloads<'a> {
-    fn for_viewer(mesh: &'a Mesh, client_class: &ClientClass) -> Self {
+    fn for_client_class(mesh: &'a Mesh, client_class: &ClientClass) -> Self {
         match client_class.account() {
             None => Self::All,
             Some(account) => Self::Only {
@@ -288,9 +295,9 @@ impl<'a> CallableWorkloads<'a> {
         match self {
             Self::All => true,
             Self::Only { mesh, client, targets } => {
-                mesh.mode_of(workload) != DefaultPolicy::Deny
+                mesh.default_policy_of(workload) != DefaultPolicy::Deny
                     || targets.contains(&workload.account)
-                    || mesh.lets_call(client, workload)
+                    || mesh.allows_client(client, workload)
             }
         }
     }
@@ -304,22 +311,23 @@ impl<'a> CallableWorkloads<'a> {
     }
 }
 
-fn may_reach(
+fn is_authorized(
     mesh: &Mesh,
-    view: &ServiceConfig,
+    service_config: &ServiceConfig,
     client_class: &ClientClass,
     permitted: &CallableWorkloads<'_>,
 ) -> bool {
     if matches!(permitted, CallableWorkloads::All) {
         return true;
     }
-    let mut services = std::iter::once(&view.name).chain(backend_services(view));
+    let mut services =
+        std::iter::once(&service_config.name).chain(backend_services(service_config));
     services.any(|name| {
         match permitted.allows_some(mesh, name) {
-            Some(allows) => allows,
+            Some(is_allowed) => is_allowed,
             // Unmeshed workloads enforce nothing.
             None if client_class.is_gateway()
-                && mesh.unmeshed_workloads_behind(name).next().is_some() =>
+                && mesh.unmeshed_workloads_of(name).next().is_some() =>
             {
                 true
             }
@@ -342,8 +350,8 @@ fn port_rules(
     if kind.is_none() {
         return (false, split::split_rules(mesh, service, port, consumer));
     }
-    let heard = attached.iter().filter(|route| Some(route.kind) == kind);
-    let rules = heard.flat_map(|route| route.rules.iter());
+    let most_specific = attached.iter().filter(|route| Some(route.kind) == kind);
+    let rules = most_specific.flat_map(|route| route.rules.iter());
     (true, rules.map(|rule| permitted_rule(mesh, service, rule)).collect())
 }
 
@@ -352,14 +360,14 @@ fn port_rules(
 fn permitted_rule(mesh: &Mesh, service: &ServiceName, rule: &RouteRule) -> RouteRule {
     let mut rule = rule.clone();
     let RouteRule { route, kind, backends, actions, .. } = &mut rule;
-    actions.ungranted_weight = take_ungranted(mesh, service, (*kind, route), backends);
+    actions.ungranted_weight = remove_ungranted(mesh, service, (*kind, route), backends);
     // A mirror without permission is dropped without an effect on the request.
-    take_ungranted(mesh, service, (*kind, route), &mut actions.mirrors);
+    remove_ungranted(mesh, service, (*kind, route), &mut actions.mirrors);
     rule
 }
 
 /// Removes the backends that an object may not refer to, and returns their total weight.
-pub(super) fn take_ungranted(
+pub(super) fn remove_ungranted(
     mesh: &Mesh,
     own: &ServiceName,
     object: (RouteKind, &RouteName),
@@ -367,11 +375,11 @@ pub(super) fn take_ungranted(
 ) -> u32 {
     let mut weight: u32 = 0;
     backends.retain(|backend| {
-        let may_lead = backend.service == *own || mesh.may_lead(object, &backend.service);
-        if !may_lead {
+        let is_granted = backend.service == *own || mesh.may_refer_to(object, &backend.service);
+        if !is_granted {
             weight = weight.saturating_add(backend.weight);
         }
-        may_lead
+        is_granted
     });
     weight
 }
@@ -387,7 +395,7 @@ fn tls_rules(
     let granted = routes.map(|route| {
         let mut rule = route.rule.clone();
         let TlsRule { route, backends, .. } = &mut rule;
-        rule.ungranted_weight = take_ungranted(mesh, service, (RouteKind::Tls, route), backends);
+        rule.ungranted_weight = remove_ungranted(mesh, service, (RouteKind::Tls, route), backends);
         rule
     });
     granted.collect()
@@ -399,28 +407,29 @@ pub(super) fn port_protocol(mesh: &Mesh, service: &Service, port: &ServicePort) 
     if let Some(protocol) = port.protocol {
         return protocol;
     }
-    let spoken_by = |workload: &Workload| {
+    let protocol_of = |workload: &Workload| {
         let number = target_port(&port.target, workload)?;
-        let found = workload.ports.iter().find(|port| port.port == number)?;
-        Some(found.protocol)
+        let workload_port = workload.ports.iter().find(|port| port.port == number)?;
+        Some(workload_port.protocol)
     };
-    let mut spoken: BTreeSet<Protocol> =
-        mesh.service_workloads(&service.name).filter_map(spoken_by).collect();
-    if spoken.is_empty() {
+    let mut protocols: BTreeSet<Protocol> =
+        mesh.service_workloads(&service.name).filter_map(protocol_of).collect();
+    if protocols.is_empty() {
         // Unmeshed workloads count if no workload has a sidecar.
-        spoken.extend(mesh.unmeshed_workloads_behind(&service.name).filter_map(spoken_by));
+        protocols.extend(mesh.unmeshed_workloads_of(&service.name).filter_map(protocol_of));
     }
-    match (spoken.first(), spoken.len()) {
+    match (protocols.first(), protocols.len()) {
         (Some(protocol), 1) if *protocol != Protocol::Detect => *protocol,
-        _ => by_convention(mesh, service, port),
+        _ => protocol_by_convention(mesh, service, port),
     }
 }
 
 /// True if a port is declared as TCP, so that requests are not inspected there.
 pub(crate) fn is_opaque(mesh: &Mesh, service: &ServiceName, port: u16) -> bool {
-    let found = mesh.service(service);
-    let port = found.and_then(|service| service.ports.iter().find(|it| it.port == port));
-    found
+    let service = mesh.service(service);
+    let port =
+        service.and_then(|service| service.ports.iter().find(|candidate| candidate.port == port));
+    service
         .zip(port)
         .is_some_and(|(service, port)| port_protocol(mesh, service, port) == Protocol::Tcp)
 }
@@ -436,21 +445,28 @@ fn port_endpoints(
     client_class: &ClientClass,
     permitted: &CallableWorkloads<'_>,
 ) -> Vec<Arc<Endpoint>> {
-    let named: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
-    let mut endpoints =
-        endpoints_of(mesh, service, port, &named, client_class, permitted, LifecycleStage::Ready);
+    let named_labels: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
+    let mut endpoints = endpoints_of(
+        mesh,
+        service,
+        port,
+        &named_labels,
+        client_class,
+        permitted,
+        LifecycleStage::Ready,
+    );
     if endpoints.is_empty() {
         endpoints = endpoints_of(
             mesh,
             service,
             port,
-            &named,
+            &named_labels,
             client_class,
             permitted,
             LifecycleStage::Terminating,
         );
     }
-    even_out(&mut endpoints);
+    clear_equal_weights(&mut endpoints);
     endpoints
 }
 
@@ -459,29 +475,36 @@ fn endpoints_of(
     mesh: &Mesh,
     service: &Service,
     port: &ServicePort,
-    named: &BTreeSet<&str>,
+    named_labels: &BTreeSet<&str>,
     client_class: &ClientClass,
     permitted: &CallableWorkloads<'_>,
     stage: LifecycleStage,
 ) -> Vec<Arc<Endpoint>> {
-    let places = callable_workloads(mesh, service, port, permitted, stage);
-    let endpoints = places.filter_map(|(workload, number)| {
+    let callable = callable_workloads(mesh, service, port, permitted, stage);
+    let endpoints = callable.filter_map(|(workload, number)| {
         let address = *mesh.sidecar_listeners(&workload.name)?.get(&number)?;
         let id = endpoint_id(&service.name, port, workload);
-        let tags = select_labels(workload, |label| named.contains(label));
+        let tags = select_labels(workload, |label| named_labels.contains(label));
         let account = Some(workload.account.clone());
         Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
     if permitted.allows_some(mesh, &service.name) != Some(false) {
-        endpoints.extend(plain_endpoints(mesh, service, port, named, client_class, stage));
-        endpoints.sort_by(|one, other| one.id.cmp(&other.id));
+        endpoints.extend(unmeshed_endpoints(
+            mesh,
+            service,
+            port,
+            named_labels,
+            client_class,
+            stage,
+        ));
+        endpoints.sort_by(|a, b| a.id.cmp(&b.id));
     }
     endpoints
 }
 
 /// Removes weights that are all equal.
-fn even_out(endpoints: &mut [Arc<Endpoint>]) {
+fn clear_equal_weights(endpoints: &mut [Arc<Endpoint>]) {
     let first = endpoints.first().and_then(|endpoint| endpoint.weight);
     if endpoints.iter().all(|endpoint| endpoint.weight == first) {
         for endpoint in endpoints {
@@ -491,28 +514,30 @@ fn even_out(endpoints: &mut [Arc<Endpoint>]) {
 }
 
 /// Returns the unmeshed endpoints of a port at a stage, at the applications' own addresses. Endpoints with a
-/// policy that only a sidecar enforces are left out; for sidecars also those to which the default policy or `egress`
-/// forbids plaintext.
-fn plain_endpoints(
+/// policy that only a sidecar enforces are left out; for sidecars also those to which the default policy or
+/// `egress` forbids plaintext.
+fn unmeshed_endpoints(
     mesh: &Mesh,
     service: &Service,
     port: &ServicePort,
-    named: &BTreeSet<&str>,
+    named_labels: &BTreeSet<&str>,
     client_class: &ClientClass,
     stage: LifecycleStage,
 ) -> Vec<Arc<Endpoint>> {
-    let workloads = mesh.unmeshed_workloads_behind(&service.name);
+    let workloads = mesh.unmeshed_workloads_of(&service.name);
     let workloads = workloads.filter(|workload| stage.includes(service, workload));
-    let is_open = |it: &&Workload| client_class.is_gateway() || barrier(mesh, it).is_none();
-    let mut enforcement = Enforcement::from_mesh(mesh);
-    let endpoints = workloads.filter(is_open).filter_map(|workload| {
+    let accepts_plaintext = |workload: &&Workload| {
+        client_class.is_gateway() || plaintext_restriction(mesh, workload).is_none()
+    };
+    let mut cache = EnforcementCache::from_mesh(mesh);
+    let endpoints = workloads.filter(accepts_plaintext).filter_map(|workload| {
         let number = target_port(&port.target, workload)?;
-        enforcement.is_complete(workload, number).then(|| {
+        cache.is_unrestricted(workload, number).then(|| {
             Arc::new(Endpoint {
                 id: endpoint_id(&service.name, port, workload),
                 address: SocketAddr::new(workload.address, number),
                 account: None,
-                tags: select_labels(workload, |label| named.contains(label)),
+                tags: select_labels(workload, |label| named_labels.contains(label)),
                 weight: Some(workload.weight),
             })
         })
@@ -520,12 +545,12 @@ fn plain_endpoints(
     endpoints.collect()
 }
 
-/// Returns the requested labels of a workload.
+/// Returns the selected labels of a workload.
 pub(crate) fn select_labels(
     workload: &Workload,
-    wanted: impl Fn(&str) -> bool,
+    is_selected: impl Fn(&str) -> bool,
 ) -> BTreeMap<String, String> {
-    let labels = workload.labels.iter().filter(|(name, _)| wanted(name));
+    let labels = workload.labels.iter().filter(|(name, _)| is_selected(name));
     labels.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
@@ -549,7 +574,7 @@ fn endpoint_id(service: &ServiceName, port: &ServicePort, workload: &Workload) -
     EndpointId { service: service.clone(), port: port.port, workload: workload.name.clone() }
 }
 
-/// Returns the old view if it is equal; otherwise the new one, reusing equal endpoints.
+/// Returns the old configuration if it is equal; otherwise the new one, reusing equal endpoints.
 fn reuse_unchanged(mut new: ServiceConfig, old: Option<Arc<ServiceConfig>>) -> Arc<ServiceConfig> {
     let Some(old) = old else {
         return Arc::new(new);
@@ -558,13 +583,13 @@ fn reuse_unchanged(mut new: ServiceConfig, old: Option<Arc<ServiceConfig>>) -> A
         return old;
     }
     for (number, port) in &mut new.ports {
-        let before = old.ports.get(number).map_or(&[][..], |port| &port.endpoints);
+        let old_endpoints = old.ports.get(number).map_or(&[][..], |port| &port.endpoints);
         for endpoint in &mut port.endpoints {
-            let found = before.binary_search_by(|old| old.id.cmp(&endpoint.id));
-            if let Some(same) = found.ok().and_then(|at| before.get(at))
-                && same == endpoint
+            let position = old_endpoints.binary_search_by(|old| old.id.cmp(&endpoint.id));
+            if let Some(equal) = position.ok().and_then(|index| old_endpoints.get(index))
+                && equal == endpoint
             {
-                *endpoint = Arc::clone(same);
+                *endpoint = Arc::clone(equal);
             }
         }
     }

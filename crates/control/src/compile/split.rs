@@ -2,10 +2,10 @@
 
 use leno_model::{
     Name, ObjectKey, RouteKind, RouteName, RouteRule, ServiceName, TcpRule, TrafficSplit,
-    first_because,
+    precedence_reason,
 };
 
-use super::service::take_ungranted;
+use super::service::remove_ungranted;
 use crate::mesh::Mesh;
 
 /// Returns the rules for requests to a port without an `HTTPRoute` or `GRPCRoute`: that of a TCP route; or
@@ -23,11 +23,11 @@ pub(super) fn split_rules(
     if gateway_route(mesh, service, port, consumer).is_some() {
         return Vec::new();
     }
-    let for_some =
+    let with_matches =
         mesh.traffic_splits().attached_to(service).filter(|split| split.groups.is_some());
-    let mut splits: Vec<&TrafficSplit> = for_some.collect();
+    let mut splits: Vec<&TrafficSplit> = with_matches.collect();
     splits.sort_by_key(|split| split.precedence());
-    splits.extend(for_everything(mesh, service));
+    splits.extend(split_for_all_requests(mesh, service));
     splits.into_iter().filter_map(|split| split_rule(mesh, split, port)).collect()
 }
 
@@ -45,29 +45,30 @@ pub(super) fn tcp_rule(
     if gateway_route(mesh, service, port, consumer).is_some() {
         return None;
     }
-    for_everything(mesh, service).map(|split| split_shares(mesh, split, port))
+    split_for_all_requests(mesh, service).map(|split| split_shares(mesh, split, port))
 }
 
 /// Returns the objects that override a split at each port of its root, as sentences for its author.
 pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     let root = &split.root.service;
-    let first = for_everything(mesh, root).filter(|_| split.groups.is_none());
+    let first = split_for_all_requests(mesh, root).filter(|_| split.groups.is_none());
     let first = first.filter(|first| first.name != split.name);
-    let other = first.map(|first| {
-        let reason = first_because(first.created, split.created);
+    let other_split = first.map(|first| {
+        let reason = precedence_reason(first.created, split.created);
         format!("TrafficSplit {} has the same root service and {reason}", first.name)
     });
     let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
-    let at = |port: u16| {
+    let objects_at = |port: u16| {
         let route = gateway_route(mesh, root, port, None);
-        let route =
-            route.map(|it| format!("{it} is attached to port {port} and takes precedence there"));
-        route.into_iter().chain(other.clone()).collect()
+        let route = route.map(|object_key| {
+            format!("{object_key} is attached to port {port} and takes precedence there")
+        });
+        route.into_iter().chain(other_split.clone()).collect()
     };
-    let at_ports: Vec<Vec<String>> = ports.map(|port| at(port.port)).collect();
-    match at_ports.is_empty() {
-        true => vec![other.into_iter().collect()],
-        false => at_ports,
+    let by_port: Vec<Vec<String>> = ports.map(|port| objects_at(port.port)).collect();
+    match by_port.is_empty() {
+        true => vec![other_split.into_iter().collect()],
+        false => by_port,
     }
 }
 
@@ -96,7 +97,7 @@ fn tcp_route(
 }
 
 /// Returns the oldest split of a root without matches, then the first by name.
-fn for_everything<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficSplit> {
+fn split_for_all_requests<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficSplit> {
     let whole = mesh.traffic_splits().attached_to(root).filter(|split| split.groups.is_none());
     whole.min_by_key(|split| split.precedence())
 }
@@ -141,6 +142,6 @@ fn split_shares(mesh: &Mesh, split: &TrafficSplit, port: u16) -> TcpRule {
 /// Returns the rule without the backends that it may not refer to; their share is rejected.
 fn permitted_rule(mesh: &Mesh, own: &ServiceName, mut rule: TcpRule) -> TcpRule {
     let object = (rule.kind, &rule.route);
-    rule.ungranted_weight = take_ungranted(mesh, own, object, &mut rule.backends);
+    rule.ungranted_weight = remove_ungranted(mesh, own, object, &mut rule.backends);
     rule
 }

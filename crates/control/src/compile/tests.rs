@@ -17,7 +17,7 @@ use std::fmt::Write;
 use expect_test::{Expect, expect};
 use leno_model::{
     Access, ClientAuthorization, Object, PathMatch, PortSet, ServiceName, Snapshot, Weight,
-    Workload,
+    WeightedBackend, Workload,
 };
 
 use super::*;
@@ -29,27 +29,26 @@ fn check_config(yaml: &str, client: &str, services: &[&str], expected: &Expect) 
     let mesh = mesh_with_sidecars(yaml);
     let services: BTreeSet<ServiceName> = services.iter().map(|name| service_name(name)).collect();
     let client = mesh.workload(&workload_name(client)).unwrap();
-    let wanted = used_services(client, &services);
-    let compiled_config =
-        compile_config(&mesh, client, &wanted, &mut ServiceConfigCache::default());
+    let used = used_services(client, &services);
+    let compiled_config = compile_config(&mesh, client, &used, &mut ServiceConfigCache::default());
     expected.assert_eq(&render_config(&compiled_config));
 }
 
 fn render_config(compiled_config: &CompiledConfig) -> String {
-    let mut out = String::new();
-    let Snapshot { config: plan, services, .. } = &*compiled_config.snapshot;
-    writeln!(out, "{} is {} at {}", plan.workload, plan.account, plan.address).unwrap();
-    for (port, service) in &plan.port_services {
-        writeln!(out, "  serves {service} on {port}").unwrap();
+    let mut text = String::new();
+    let Snapshot { config, services, .. } = &*compiled_config.snapshot;
+    writeln!(text, "{} is {} at {}", config.workload, config.account, config.address).unwrap();
+    for (port, service) in &config.port_services {
+        writeln!(text, "  serves {service} on {port}").unwrap();
     }
-    for listener in &plan.outbound_listeners {
-        writeln!(out, "  door {} to {}:{}", listener.listen, listener.service, listener.port)
+    for listener in &config.outbound_listeners {
+        writeln!(text, "  outbound {} to {}:{}", listener.listen, listener.service, listener.port)
             .unwrap();
     }
-    match &plan.access {
-        Access::AllowAll => writeln!(out, "  lets everybody in").unwrap(),
+    match &config.access {
+        Access::AllowAll => writeln!(text, "  admits all clients").unwrap(),
         Access::AllowListed(rules) => {
-            writeln!(out, "  lets in by {} rules", rules.len()).unwrap();
+            writeln!(text, "  admits by {} rules", rules.len()).unwrap();
             for rule in rules {
                 let http = rule.http.iter().map(|request| match &request.path {
                     PathMatch::Regex(regex) => format!("{:?} {regex}", request.methods),
@@ -60,51 +59,51 @@ fn render_config(compiled_config: &CompiledConfig) -> String {
                     PortSet::All => "all".to_owned(),
                     PortSet::Only(ports) => format!("{ports:?}"),
                 };
-                writeln!(out, "    {}: {:?} http {http:?} tcp {tcp}", rule.policy, rule.sources)
+                writeln!(text, "    {}: {:?} http {http:?} tcp {tcp}", rule.policy, rule.sources)
                     .unwrap();
             }
         }
     }
-    for view in services.values() {
-        writeln!(out, "{} {:?}", view.name, view.client_authorization).unwrap();
-        for (number, port) in &view.ports {
+    for service_config in services.values() {
+        writeln!(text, "{} {:?}", service_config.name, service_config.client_authorization)
+            .unwrap();
+        for (number, port) in &service_config.ports {
             let routed = if port.routed { " routed" } else { "" };
-            writeln!(out, "  {number} {}{routed}", port.protocol).unwrap();
+            writeln!(text, "  {number} {}{routed}", port.protocol).unwrap();
             for rule in &port.rules {
-                let backends = rule.backends.iter();
-                let backends: Vec<String> =
-                    backends.map(|b| format!("{}:{}*{}", b.service, b.port, b.weight)).collect();
-                writeln!(out, "    by {} to {}", rule.route, backends.join(" ")).unwrap();
+                let backends = render_backends(&rule.backends);
+                writeln!(text, "    by {} to {backends}", rule.route).unwrap();
             }
             for rule in &port.tls_rules {
                 let hosts: Vec<String> = rule.hostnames.iter().map(ToString::to_string).collect();
-                let backends = rule.backends.iter();
-                let backends: Vec<String> =
-                    backends.map(|b| format!("{}:{}*{}", b.service, b.port, b.weight)).collect();
-                let (hosts, backends) = (hosts.join(" "), backends.join(" "));
-                writeln!(out, "    {hosts} by {} to {backends}", rule.route).unwrap();
+                let (hosts, backends) = (hosts.join(" "), render_backends(&rule.backends));
+                writeln!(text, "    {hosts} by {} to {backends}", rule.route).unwrap();
             }
             if let Some(rule) = &port.tcp_rule {
-                let backends = rule.backends.iter();
-                let backends: Vec<String> =
-                    backends.map(|b| format!("{}:{}*{}", b.service, b.port, b.weight)).collect();
-                let backends = backends.join(" ");
-                writeln!(out, "    connections by {} to {backends}", rule.route).unwrap();
+                let backends = render_backends(&rule.backends);
+                writeln!(text, "    connections by {} to {backends}", rule.route).unwrap();
             }
             for endpoint in &port.endpoints {
                 let (name, account) = (&endpoint.id.workload, endpoint.account.as_ref().unwrap());
-                writeln!(out, "    {} {name} as {account}", endpoint.address).unwrap();
+                writeln!(text, "    {} {name} as {account}", endpoint.address).unwrap();
             }
         }
     }
     for name in &compiled_config.absent {
-        writeln!(out, "{name} does not exist").unwrap();
+        writeln!(text, "{name} does not exist").unwrap();
     }
-    out
+    text
+}
+
+fn render_backends(backends: &[WeightedBackend]) -> String {
+    let backend = |backend: &WeightedBackend| {
+        format!("{}:{}*{}", backend.service, backend.port, backend.weight)
+    };
+    backends.iter().map(backend).collect::<Vec<String>>().join(" ")
 }
 
 #[test]
-fn a_client_knows_the_services_behind_its_listeners_and_their_backends() {
+fn a_client_receives_the_services_of_its_listeners_and_their_backends() {
     check_config(
         BOOKINFO,
         "productpage-1",
@@ -112,8 +111,8 @@ fn a_client_knows_the_services_behind_its_listeners_and_their_backends() {
         &expect![[r#"
         bookinfo/productpage-1 is bookinfo/productpage at 127.0.0.1
           serves bookinfo/productpage on 9080
-          door 127.0.0.1:19080 to bookinfo/reviews:9080
-          lets everybody in
+          outbound 127.0.0.1:19080 to bookinfo/reviews:9080
+          admits all clients
         bookinfo/reviews Allowed
           9080 HTTP routed
             by bookinfo/reviews to bookinfo/reviews-v1:9080*90 bookinfo/reviews-v2:9080*10
@@ -130,7 +129,7 @@ fn a_client_knows_the_services_behind_its_listeners_and_their_backends() {
 }
 
 #[test]
-fn a_client_knows_the_backends_of_encrypted_sessions() {
+fn a_client_receives_the_backends_of_encrypted_sessions() {
     let route = r#"
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -148,7 +147,7 @@ spec:
         &["details"],
         &expect![[r#"
         bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
-          lets everybody in
+          admits all clients
         bookinfo/details Allowed
           9080 HTTP
             *.example.com by bookinfo/details to bookinfo/reviews-v2:9080*1 bookinfo/nowhere:9080*1
@@ -177,8 +176,8 @@ spec: {service: details, backends: [{service: reviews-v1, weight: 1}, {service: 
         &expect![[r#"
         bookinfo/productpage-1 is bookinfo/productpage at 127.0.0.1
           serves bookinfo/productpage on 9080
-          door 127.0.0.1:19080 to bookinfo/reviews:9080
-          lets in by 0 rules
+          outbound 127.0.0.1:19080 to bookinfo/reviews:9080
+          admits by 0 rules
         bookinfo/details Allowed
           9080 HTTP
             by bookinfo/details to bookinfo/reviews-v1:9080*1 bookinfo/nowhere:9080*2
@@ -197,14 +196,14 @@ spec: {service: details, backends: [{service: reviews-v1, weight: 1}, {service: 
 }
 
 #[test]
-fn a_client_knows_what_it_subscribed_to_and_what_does_not_exist() {
+fn a_client_receives_its_subscriptions_and_absent_services() {
     check_config(
         BOOKINFO,
         "stranger-1",
         &["details", "nowhere"],
         &expect![[r#"
         bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
-          lets everybody in
+          admits all clients
         bookinfo/details Allowed
           9080 HTTP
             10.0.0.1:19081 bookinfo/details-1 as bookinfo/details
@@ -222,7 +221,7 @@ fn a_port_is_counted_under_the_least_specific_service() {
         &expect![[r#"
         bookinfo/reviews-v1-1 is bookinfo/reviews at 127.0.0.1
           serves bookinfo/reviews on 9082
-          lets everybody in
+          admits all clients
     "#]],
     );
 }
@@ -236,8 +235,8 @@ fn a_strict_client_reaches_a_service_through_a_backend_and_only_permitted_endpoi
         &expect![[r#"
         bookinfo/productpage-1 is bookinfo/productpage at 127.0.0.1
           serves bookinfo/productpage on 9080
-          door 127.0.0.1:19080 to bookinfo/reviews:9080
-          lets in by 0 rules
+          outbound 127.0.0.1:19080 to bookinfo/reviews:9080
+          admits by 0 rules
         bookinfo/details Denied
         bookinfo/reviews Allowed
           9080 HTTP routed
@@ -259,7 +258,7 @@ fn a_strict_client_that_no_policy_names_is_denied_everything() {
         &["reviews", "reviews-v1", "details"],
         &expect![[r#"
         bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
-          lets in by 0 rules
+          admits by 0 rules
         bookinfo/details Denied
         bookinfo/reviews Denied
         bookinfo/reviews-v1 Denied
@@ -268,7 +267,7 @@ fn a_strict_client_that_no_policy_names_is_denied_everything() {
 }
 
 #[test]
-fn a_strict_server_lets_in_what_its_policies_say() {
+fn a_strict_server_admits_only_what_its_policies_allow() {
     check_config(
         &strict_bookinfo(""),
         "reviews-v1-1",
@@ -276,14 +275,14 @@ fn a_strict_server_lets_in_what_its_policies_say() {
         &expect![[r#"
         bookinfo/reviews-v1-1 is bookinfo/reviews at 127.0.0.1
           serves bookinfo/reviews on 9082
-          lets in by 1 rules
+          admits by 1 rules
             bookinfo/reviews: [bookinfo/productpage] http ["[\"GET\"] /reviews/[0-9]+"] tcp []
     "#]],
     );
 }
 
 #[test]
-fn a_strict_server_without_policy_lets_nobody_in() {
+fn a_strict_server_without_policy_admits_no_client() {
     check_config(
         &strict_bookinfo(""),
         "details-1",
@@ -291,13 +290,13 @@ fn a_strict_server_without_policy_lets_nobody_in() {
         &expect![[r#"
         bookinfo/details-1 is bookinfo/details at 127.0.0.1
           serves bookinfo/details on 9081
-          lets in by 0 rules
+          admits by 0 rules
     "#]],
     );
 }
 
 #[test]
-fn policies_for_one_account_stand_side_by_side() {
+fn policies_for_one_account_apply_independently() {
     let more = r#"
 ---
 apiVersion: access.smi-spec.io/v1alpha3
@@ -328,7 +327,7 @@ spec: {matches: {ports: [9082, 70]}}
         &expect![[r#"
         bookinfo/reviews-v1-1 is bookinfo/reviews at 127.0.0.1
           serves bookinfo/reviews on 9082
-          lets in by 2 rules
+          admits by 2 rules
             bookinfo/more: [bookinfo/stranger] http ["[\"PUT\"] /reviews/[0-9]+", "[\"GET\"] /reviews/[0-9]+"] tcp [70, 9082, 9083]
             bookinfo/reviews: [bookinfo/productpage] http ["[\"GET\"] /reviews/[0-9]+"] tcp []
     "#]],
@@ -339,7 +338,7 @@ spec: {matches: {ports: [9082, 70]}}
         &["reviews-v1", "reviews-v2"],
         &expect![[r#"
         bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
-          lets in by 0 rules
+          admits by 0 rules
         bookinfo/reviews-v1 Allowed
           9080 HTTP
             10.0.0.3:19082 bookinfo/reviews-v1-1 as bookinfo/reviews
@@ -349,7 +348,7 @@ spec: {matches: {ports: [9082, 70]}}
 }
 
 #[test]
-fn what_a_policy_refers_to_and_is_missing_allows_nothing_and_is_reported() {
+fn a_missing_reference_of_a_policy_allows_nothing_and_is_reported() {
     let more = r#"
 ---
 apiVersion: access.smi-spec.io/v1alpha3
@@ -370,7 +369,7 @@ spec:
         &expect![[r#"
         bookinfo/details-1 is bookinfo/details at 127.0.0.1
           serves bookinfo/details on 9081
-          lets in by 1 rules
+          admits by 1 rules
             bookinfo/broken: [bookinfo/productpage] http [] tcp []
     "#]],
     );
@@ -410,7 +409,7 @@ spec: {matches: {}}
         &expect![[r#"
         bookinfo/details-1 is bookinfo/details at 127.0.0.1
           serves bookinfo/details on 9081
-          lets in by 1 rules
+          admits by 1 rules
             bookinfo/all: [bookinfo/productpage] http [] tcp all
     "#]],
     );
@@ -425,20 +424,20 @@ kind: Service
 metadata: {name: empty, namespace: bookinfo}
 spec: {selector: {app: nobody}, ports: [{port: 80}]}
 "#;
-    let reach = |yaml: &str| {
+    let authorization = |yaml: &str| {
         let mesh = mesh_with_sidecars(yaml);
         let client = mesh.workload(&workload_name("productpage-1")).unwrap();
         let client_class = ClientClass::for_client(&mesh, client);
-        let view =
+        let service_config =
             compile_service(&mesh, &client_class, mesh.service(&service_name("empty")).unwrap());
-        (view.client_authorization, view.ports.len())
+        (service_config.client_authorization, service_config.ports.len())
     };
-    assert_eq!(reach(&format!("{BOOKINFO}{empty}")), (ClientAuthorization::Allowed, 1));
-    assert_eq!(reach(&strict_bookinfo(empty)), (ClientAuthorization::Denied, 0));
+    assert_eq!(authorization(&format!("{BOOKINFO}{empty}")), (ClientAuthorization::Allowed, 1));
+    assert_eq!(authorization(&strict_bookinfo(empty)), (ClientAuthorization::Denied, 0));
 }
 
 #[test]
-fn the_backends_of_backends_are_known_too_and_circles_end() {
+fn the_backends_of_backends_are_included_and_cycles_end() {
     let more = r#"
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -451,18 +450,17 @@ spec:
 "#;
     let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{more}"));
     let client = mesh.workload(&workload_name("stranger-1")).unwrap();
-    let wanted = BTreeSet::from([service_name("reviews")]);
-    let compiled_config =
-        compile_config(&mesh, client, &wanted, &mut ServiceConfigCache::default());
-    let known: Vec<&ServiceName> = compiled_config.snapshot.services.keys().collect();
+    let used = BTreeSet::from([service_name("reviews")]);
+    let compiled_config = compile_config(&mesh, client, &used, &mut ServiceConfigCache::default());
+    let services: Vec<&ServiceName> = compiled_config.snapshot.services.keys().collect();
     let expected = ["details", "reviews", "reviews-v1", "reviews-v2"].map(service_name);
-    assert_eq!(known, expected.iter().collect::<Vec<_>>());
+    assert_eq!(services, expected.iter().collect::<Vec<_>>());
     assert_eq!(compiled_config.absent, BTreeSet::from([service_name("gone")]));
 }
 
 #[test]
-fn a_port_speaks_what_its_service_says_or_its_workloads_agree_on() {
-    let with = |port: &str, v2: &str| {
+fn a_port_has_the_protocol_of_its_service_or_of_all_its_workloads() {
+    let protocol_with = |port: &str, v2: &str| {
         let yaml = BOOKINFO
             .replace("port: 9083, protocol: HTTP", &format!("port: 9083, protocol: {v2}"))
             .replace(
@@ -473,25 +471,22 @@ fn a_port_speaks_what_its_service_says_or_its_workloads_agree_on() {
         let reviews = mesh.service(&service_name("reviews")).unwrap();
         compile_service(&mesh, &ClientClass::AllClients, reviews).ports[&9080].protocol.as_str()
     };
-    assert_eq!(with("", "HTTP"), "HTTP");
-    assert_eq!(with("", "TCP"), "detect");
-    assert_eq!(with("appProtocol: tcp, ", "HTTP"), "TCP");
+    assert_eq!(protocol_with("", "HTTP"), "HTTP");
+    assert_eq!(protocol_with("", "TCP"), "detect");
+    assert_eq!(protocol_with("appProtocol: tcp, ", "HTTP"), "TCP");
 }
 
 #[test]
 fn endpoints_have_weights_where_these_differ() {
-    let weights = |one: &str, other: &str| -> Vec<Option<u16>> {
+    let weights = |v1: &str, v2: &str| -> Vec<Option<u16>> {
         let yaml = BOOKINFO
-            .replace("port: 9082, protocol: HTTP}]", &format!("port: 9082, protocol: HTTP}}]{one}"))
-            .replace(
-                "port: 9083, protocol: HTTP}]",
-                &format!("port: 9083, protocol: HTTP}}]{other}"),
-            );
+            .replace("port: 9082, protocol: HTTP}]", &format!("port: 9082, protocol: HTTP}}]{v1}"))
+            .replace("port: 9083, protocol: HTTP}]", &format!("port: 9083, protocol: HTTP}}]{v2}"));
         let mesh = mesh_with_sidecars(&yaml);
         let reviews = mesh.service(&service_name("reviews")).unwrap();
         let endpoints =
             &compile_service(&mesh, &ClientClass::AllClients, reviews).ports[&9080].endpoints;
-        endpoints.iter().map(|it| it.weight.map(|weight| weight.as_u16())).collect()
+        endpoints.iter().map(|endpoint| endpoint.weight.map(|weight| weight.as_u16())).collect()
     };
     assert_eq!(weights("", ""), [None, None]);
     assert_eq!(weights(", weight: 300", ", weight: 300"), [None, None]);
@@ -508,29 +503,29 @@ fn a_weight_that_changes_is_reported_to_clients() {
 }
 
 #[test]
-fn views_that_did_not_change_stay_the_same_and_changed_ones_keep_their_endpoints() {
+fn unchanged_service_configurations_are_shared_and_changed_ones_keep_their_endpoints() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let mut views = ServiceConfigCache::default();
+    let mut service_configs = ServiceConfigCache::default();
     let (name, client_class) = (service_name("reviews"), ClientClass::AllClients);
-    let before = views.service_config(&mesh, &client_class, &name).unwrap();
+    let before = service_configs.service_config(&mesh, &client_class, &name).unwrap();
     let mut affected_set = mesh.set_listeners(&workload_name("details-1"), None);
     affected_set.all_proxies = true;
-    views.mark_outdated(&affected_set);
-    let same = views.service_config(&mesh, &client_class, &name).unwrap();
+    service_configs.mark_outdated(&affected_set);
+    let same = service_configs.service_config(&mesh, &client_class, &name).unwrap();
     assert!(Arc::ptr_eq(&before, &same));
-    views.mark_outdated(&mesh.set_listeners(&workload_name("reviews-v2-1"), None));
-    let after = views.service_config(&mesh, &client_class, &name).unwrap();
+    service_configs.mark_outdated(&mesh.set_listeners(&workload_name("reviews-v2-1"), None));
+    let after = service_configs.service_config(&mesh, &client_class, &name).unwrap();
     assert_eq!((before.ports[&9080].endpoints.len(), after.ports[&9080].endpoints.len()), (2, 1));
     assert!(Arc::ptr_eq(&before.ports[&9080].endpoints[0], &after.ports[&9080].endpoints[0]));
     drop((before, same, after));
-    views.evict_unused();
-    assert_eq!(views.len(), 1, "somebody may ask again soon");
-    (0..16).for_each(|_| views.evict_unused());
-    assert_eq!(views.len(), 0);
+    service_configs.evict_unused();
+    assert_eq!(service_configs.len(), 1, "a client may use it again soon");
+    (0..16).for_each(|_| service_configs.evict_unused());
+    assert_eq!(service_configs.len(), 0);
 }
 
 #[test]
-fn explaining_assumes_that_every_application_is_where_it_says() {
+fn an_explanation_assumes_the_declared_address_of_every_application() {
     let objects = crate::fixture::parse_objects(&strict_bookinfo(""));
     let client = workload_name("productpage-1");
     let snapshot = crate::snapshot_for(&objects, &client, &[service_name("reviews-v1")]).unwrap();
@@ -549,7 +544,7 @@ spec: {targetRefs: [{kind: Service, name: reviews-v1TARGET}]}
 ";
 
 #[test]
-fn a_policy_reaches_the_ports_it_is_attached_to_and_the_closest_decides() {
+fn a_policy_applies_to_its_ports_and_the_most_specific_decides() {
     let outlier_detection = |name: &str, target: &str| {
         OUTLIER_DETECTION.replace("NAME", name).replace("TARGET", target)
     };
@@ -560,24 +555,25 @@ kind: SermantRemoval
 metadata: {name: all, namespace: bookinfo}
 spec: {compat: sermant, config: 'enableRemoval: true'}
 ";
-    let decides = |yaml: &str, name: &str| {
+    let deciding_policy = |yaml: &str, name: &str| {
         let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{yaml}"));
-        let view = compile_service(
+        let service_config = compile_service(
             &mesh,
             &ClientClass::AllClients,
             mesh.service(&service_name(name)).unwrap(),
         );
-        let outlier_detection = view.ports[&9080].traffic_policy.outlier_detection.clone();
+        let outlier_detection =
+            service_config.ports[&9080].traffic_policy.outlier_detection.clone();
         outlier_detection.map(|outlier_detection| outlier_detection.policy.to_string())
     };
     let some = |text: &str| Some(text.to_owned());
-    assert_eq!(decides("", "reviews-v1"), None);
-    assert_eq!(decides(&outlier_detection("b", ""), "reviews-v2"), None);
+    assert_eq!(deciding_policy("", "reviews-v1"), None);
+    assert_eq!(deciding_policy(&outlier_detection("b", ""), "reviews-v2"), None);
     let all = format!("{}{}{sermant}", outlier_detection("b", ""), outlier_detection("c", ""));
-    assert_eq!(decides(&all, "reviews-v1"), some("OutlierDetection bookinfo/b"));
-    assert_eq!(decides(&all, "reviews-v2"), some("SermantRemoval bookinfo/all"));
+    assert_eq!(deciding_policy(&all, "reviews-v1"), some("OutlierDetection bookinfo/b"));
+    assert_eq!(deciding_policy(&all, "reviews-v2"), some("SermantRemoval bookinfo/all"));
     let closer = format!("{all}{}", outlier_detection("z", ", port: 9080"));
-    assert_eq!(decides(&closer, "reviews-v1"), some("OutlierDetection bookinfo/z"));
-    let other_replicas = format!("{all}{}", outlier_detection("a", ", port: 1"));
-    assert_eq!(decides(&other_replicas, "reviews-v1"), some("OutlierDetection bookinfo/b"));
+    assert_eq!(deciding_policy(&closer, "reviews-v1"), some("OutlierDetection bookinfo/z"));
+    let other_port = format!("{all}{}", outlier_detection("a", ", port: 1"));
+    assert_eq!(deciding_policy(&other_port, "reviews-v1"), some("OutlierDetection bookinfo/b"));
 }

@@ -1,6 +1,13 @@
 //! Errors that prevent the start of a control plane.
 
-use super::*;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use leno_identity::AuthorityError;
+use leno_registry::RejectedDocument;
+
+use crate::server_credential::ServerCredentialError;
 
 /// The reason why a control plane does not start.
 #[derive(Debug, thiserror::Error)]

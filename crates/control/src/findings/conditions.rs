@@ -1,5 +1,4 @@
-//! Conditions that break traffic: closed listeners, applications that do not stay up, rejected joins, open circuits,
-//! state that cannot be written.
+//! Conditions that break traffic: closed listeners, failing applications, rejected joins, open circuits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,72 +9,91 @@ use crate::mesh::is_own_address;
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
 use super::{Finding, FindingInputs, Severity, join_again, limit_findings, rejected_sidecar};
-use crate::applications::{exit_remedy, port_remedy};
+use crate::applications::{exit_hint, port_hint};
 
-/// Returns all of them, the most direct causes first.
-pub(super) fn check_conditions(facts: &FindingInputs) -> Vec<Finding> {
+/// Returns the findings about conditions, the most direct causes first.
+pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let all = |kind: &'static str| {
-        facts.workloads.iter().flat_map(move |workload| {
-            let of_kind = workload.conditions.iter().filter(move |it| it.kind == kind);
-            of_kind.map(move |condition| (workload, condition))
+    let conditions_of = |kind: &'static str| {
+        inputs.workloads.iter().flat_map(move |workload| {
+            let conditions =
+                workload.conditions.iter().filter(move |condition| condition.kind == kind);
+            conditions.map(move |condition| (workload, condition))
         })
     };
-    let closed = all("listener-closed").map(|(workload, it)| closed_listener(workload, it));
+    let closed = conditions_of("listener-closed")
+        .map(|(workload, condition)| closed_listener(workload, condition));
     findings.extend(limit_findings(closed.collect(), "leno get workloads"));
-    let dns = all("dns-closed").map(|(workload, it)| {
+    let dns = conditions_of("dns-closed").map(|(workload, condition)| {
         Finding::problem(
-            format!("{}: the DNS listener {} is closed: {}", workload.name, it.subject, it.reason),
+            format!(
+                "{}: the DNS listener {} is closed: {}",
+                workload.name, condition.subject, condition.reason
+            ),
             "stop the process that uses the port; the sidecar retries every second",
         )
     });
     findings.extend(limit_findings(dns.collect(), "leno get workloads -o json"));
-    let applications = facts
+    let applications = inputs
         .workloads
         .iter()
         .filter_map(|workload| Some((workload, workload.application.as_ref()?)));
-    let applications = applications.flat_map(|(workload, it)| check_application(workload, it));
+    let applications =
+        applications.flat_map(|(workload, application)| check_application(workload, application));
     findings.extend(limit_findings(applications.collect(), "leno get workloads"));
-    let circuits = all("circuit-open").map(|(workload, it)| {
+    let circuits = conditions_of("circuit-open").map(|(workload, condition)| {
         Finding::problem(
-            format!("{}: the circuit to {} is open: {}", workload.name, it.subject, it.reason),
+            format!(
+                "{}: the circuit to {} is open: {}",
+                workload.name, condition.subject, condition.reason
+            ),
             "leno get circuits shows all; repair the service, and the circuit closes automatically",
         )
     });
     findings.extend(limit_findings(circuits.collect(), "leno get circuits"));
-    findings.extend(check_delays(facts));
-    findings.extend(rejected_clients(facts));
-    let joins = facts.rejected_joins.iter().map(|join| rejected_join(facts, join));
+    findings.extend(check_delays(inputs));
+    findings.extend(rejected_clients(inputs));
+    let joins = inputs.rejected_joins.iter().map(|join| rejected_join(inputs, join));
     findings.extend(limit_findings(joins.collect(), "leno status -o json"));
-    findings.extend(check_state(facts));
-    let tables = all("table-full").map(|(workload, it)| {
+    findings.extend(check_state(inputs));
+    let tables = conditions_of("table-full").map(|(workload, condition)| {
         Finding::notice(
-            format!("{}: the table {} is full: {}", workload.name, it.subject, it.reason),
+            format!(
+                "{}: the table {} is full: {}",
+                workload.name, condition.subject, condition.reason
+            ),
             "leno_table_evictions_total counts evictions; docs/limits.md lists the bounds",
         )
     });
     findings.extend(limit_findings(tables.collect(), "leno get workloads -o json"));
-    findings.extend(dropped_lines(facts));
-    findings.extend(check_unknown(facts));
+    findings.extend(dropped_lines(inputs));
+    findings.extend(check_unknown(inputs));
     findings
 }
 
 /// Reports log lines that were dropped because a program's output blocked.
-fn dropped_lines(facts: &FindingInputs) -> Vec<Finding> {
+fn dropped_lines(inputs: &FindingInputs) -> Vec<Finding> {
     let finding = |message: String| {
         let hint =
             "free space on the disk of the log, or repair its reader; traffic is not affected";
         Finding::notice(message, hint)
     };
-    let own = facts.directory.iter().map(|it| it.log_lines_dropped).filter(|lines| *lines > 0);
-    let own = own.map(|lines| {
+    let own_findings = inputs
+        .directory
+        .iter()
+        .map(|directory| directory.log_lines_dropped)
+        .filter(|lines| *lines > 0);
+    let own_findings = own_findings.map(|lines| {
         finding(format!("the control plane drops log lines because its output is blocked: {lines}"))
     });
-    let sidecars = facts.workloads.iter().flat_map(|workload| {
-        let dropped = workload.conditions.iter().filter(|it| it.kind == "log-lines-dropped");
-        dropped.map(|it| finding(format!("{}: its sidecar drops log {}", workload.name, it.reason)))
+    let sidecars = inputs.workloads.iter().flat_map(|workload| {
+        let dropped =
+            workload.conditions.iter().filter(|condition| condition.kind == "log-lines-dropped");
+        dropped.map(|condition| {
+            finding(format!("{}: its sidecar drops log {}", workload.name, condition.reason))
+        })
     });
-    limit_findings(own.chain(sidecars).collect(), "leno get workloads -o json")
+    limit_findings(own_findings.chain(sidecars).collect(), "leno get workloads -o json")
 }
 
 fn closed_listener(workload: &WorkloadStatus, condition: &ConditionStatus) -> Finding {
@@ -97,15 +115,15 @@ fn check_application(workload: &WorkloadStatus, application: &ApplicationStatus)
         findings.push(Finding::problem(
             format!(
                 "{name}: the application keeps exiting (restarts: {restarts}{})",
-                exit.map_or_else(String::new, |it| format!(", last exit: {it}"))
+                exit.map_or_else(String::new, |status| format!(", last exit: {status}"))
             ),
-            exit_remedy(exit),
+            exit_hint(exit),
         ));
     } else if application.state == "restarting" {
         findings.push(Finding::notice(
             format!(
                 "{name}: the application has exited and is restarted{}",
-                exit.map_or_else(String::new, |it| format!(" (last exit: {it})"))
+                exit.map_or_else(String::new, |status| format!(" (last exit: {status})"))
             ),
             "its output is in the log of `leno up`",
         ));
@@ -113,35 +131,35 @@ fn check_application(workload: &WorkloadStatus, application: &ApplicationStatus)
     findings.extend(application.ports.iter().map(|(port, problem)| {
         Finding::problem(
             format!("{name}: port {port} of the application is not served: {problem}"),
-            port_remedy(problem),
+            port_hint(problem),
         )
     }));
     findings
 }
 
-fn rejected_join(facts: &FindingInputs, join: &RejectedJoinStatus) -> Finding {
+fn rejected_join(inputs: &FindingInputs, join: &RejectedJoinStatus) -> Finding {
     let RejectedJoinStatus { workload, exists, count, age_seconds, reason } = join;
-    let known = facts.workloads.iter().find(|known| known.name == *workload);
+    let status = inputs.workloads.iter().find(|status| status.name == *workload);
     // Its rejection is the purpose of a revocation.
-    let is_meant = known.is_some_and(|known| known.has_sidecar() || known.revoked);
-    let severity = if *exists && !is_meant { Severity::Problem } else { Severity::Notice };
+    let is_expected = status.is_some_and(|status| status.has_sidecar() || status.revoked);
+    let severity = if *exists && !is_expected { Severity::Problem } else { Severity::Notice };
     let message = format!(
         "{workload}: a joining sidecar is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"
     );
-    let hint = match known.filter(|_| *exists) {
-        Some(known) => rejected_sidecar(&facts.status, known),
-        None if facts.status.kubernetes => join_again(&facts.status, workload),
+    let hint = match status.filter(|_| *exists) {
+        Some(status) => rejected_sidecar(&inputs.status, status),
+        None if inputs.status.kubernetes => join_again(&inputs.status, workload),
         None => format!("add the Workload, then make a token: leno token {workload}"),
     };
     Finding { severity, message, hint }
 }
 
 /// Reports service ports without a declared protocol and with a server that speaks first, each once.
-fn check_delays(facts: &FindingInputs) -> Vec<Finding> {
-    let all = facts.workloads.iter().flat_map(|workload| &workload.conditions);
-    let delayed = all.filter(|it| it.kind == "detection-delayed");
+fn check_delays(inputs: &FindingInputs) -> Vec<Finding> {
+    let conditions = inputs.workloads.iter().flat_map(|workload| &workload.conditions);
+    let delayed = conditions.filter(|condition| condition.kind == "detection-delayed");
     let delayed: BTreeMap<&str, &str> =
-        delayed.map(|it| (it.subject.as_str(), it.reason.as_str())).collect();
+        delayed.map(|condition| (condition.subject.as_str(), condition.reason.as_str())).collect();
     let delayed = delayed.into_iter().map(|(port, reason)| {
         Finding::notice(
             format!("{port} declares no protocol: {reason}"),
@@ -152,26 +170,27 @@ fn check_delays(facts: &FindingInputs) -> Vec<Finding> {
 }
 
 /// Reports rejected clients without mutual TLS. Those with a sidecar bypass the mesh.
-fn rejected_clients(facts: &FindingInputs) -> Vec<Finding> {
-    let members = facts.workloads.iter().flat_map(|workload| {
-        let all = std::iter::once(&workload.address).chain(&workload.other_addresses);
-        let all = all.filter_map(|text| text.parse::<IpAddr>().ok());
-        all.filter(move |address| is_own_address(*address, &workload.labels))
+fn rejected_clients(inputs: &FindingInputs) -> Vec<Finding> {
+    let members = inputs.workloads.iter().flat_map(|workload| {
+        let addresses = std::iter::once(&workload.address).chain(&workload.other_addresses);
+        let addresses = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
+        addresses.filter(move |address| is_own_address(*address, &workload.labels))
     });
     let members: BTreeSet<IpAddr> = members.collect();
     let is_member = |name: &str| {
         name.parse::<IpAddr>().is_ok_and(|address| members.contains(&address.to_canonical()))
     };
-    let all = facts.workloads.iter().flat_map(|workload| {
-        let rejected = workload.conditions.iter().filter(|it| it.kind == "plaintext-rejected");
-        rejected.map(|it| {
-            let ConditionStatus { subject, reason, .. } = it;
+    let findings = inputs.workloads.iter().flat_map(|workload| {
+        let rejected =
+            workload.conditions.iter().filter(|condition| condition.kind == "plaintext-rejected");
+        rejected.map(|condition| {
+            let ConditionStatus { subject, reason, .. } = condition;
             let (meshed, others): (Vec<&str>, Vec<&str>) =
                 reason.split(", ").partition(|name| is_member(name));
             let mut hints = Vec::new();
             if !meshed.is_empty() {
                 let hint = PlaintextClient::Member.hint();
-                hints.push(format!("{} {PAST_THE_MESH}: {hint}", meshed.join(", ")));
+                hints.push(format!("{} {BYPASS}: {hint}", meshed.join(", ")));
             }
             if !others.is_empty() {
                 hints.push(PlaintextClient::Other.hint().to_owned());
@@ -185,21 +204,25 @@ fn rejected_clients(facts: &FindingInputs) -> Vec<Finding> {
             )
         })
     });
-    limit_findings(all.collect(), "leno get workloads -o json")
+    limit_findings(findings.collect(), "leno get workloads -o json")
 }
 
 /// The cause for rejected clients that have a sidecar.
-const PAST_THE_MESH: &str = "bypass the mesh although they have a sidecar";
+const BYPASS: &str = "bypass the mesh although they have a sidecar";
 
 /// Reports state that cannot be written.
-fn check_state(facts: &FindingInputs) -> Vec<Finding> {
+fn check_state(inputs: &FindingInputs) -> Vec<Finding> {
     let hint = "free disk space or make the directory writable: until then a restart loses certificates, tokens or the last configuration";
-    let own = facts.directory.iter().filter_map(|it| Some((&it.directory, it.problem.as_ref()?)));
-    let own = own.map(|(directory, problem)| {
+    let own_findings = inputs
+        .directory
+        .iter()
+        .filter_map(|directory| Some((&directory.directory, directory.problem.as_ref()?)));
+    let own_findings = own_findings.map(|(directory, problem)| {
         let message = format!("the control plane cannot write its state in {directory}: {problem}");
         Finding::problem(message, hint)
     });
-    let authority = facts.directory.iter().filter_map(|it| it.authority_problem.as_ref());
+    let authority =
+        inputs.directory.iter().filter_map(|directory| directory.authority_problem.as_ref());
     let authority = authority.map(|problem| {
         Finding::problem(
             format!("the files of the authority cannot be used: {problem}"),
@@ -207,22 +230,26 @@ fn check_state(facts: &FindingInputs) -> Vec<Finding> {
              these files",
         )
     });
-    let sidecars = facts.workloads.iter().flat_map(|workload| {
-        let failing = workload.conditions.iter().filter(|it| it.kind == "state-unwritable");
-        failing.map(|it| {
-            let ConditionStatus { subject, reason, .. } = it;
+    let sidecars = inputs.workloads.iter().flat_map(|workload| {
+        let unwritable =
+            workload.conditions.iter().filter(|condition| condition.kind == "state-unwritable");
+        unwritable.map(|condition| {
+            let ConditionStatus { subject, reason, .. } = condition;
             let name = &workload.name;
             let message =
                 format!("the sidecar of {name} cannot write its state in {subject}: {reason}");
             Finding::problem(message, hint)
         })
     });
-    limit_findings(own.chain(authority).chain(sidecars).collect(), "leno get workloads -o json")
+    limit_findings(
+        own_findings.chain(authority).chain(sidecars).collect(),
+        "leno get workloads -o json",
+    )
 }
 
-/// Reports conditions of kinds that this release does not know.
-fn check_unknown(facts: &FindingInputs) -> Vec<Finding> {
-    const KNOWN: [&str; 8] = [
+/// Reports conditions of kinds that a later release introduced.
+fn check_unknown(inputs: &FindingInputs) -> Vec<Finding> {
+    const KNOWN_KINDS: [&str; 8] = [
         "listener-closed",
         "dns-closed",
         "circuit-open",
@@ -232,10 +259,13 @@ fn check_unknown(facts: &FindingInputs) -> Vec<Finding> {
         "table-full",
         "log-lines-dropped",
     ];
-    let all = facts.workloads.iter().flat_map(|workload| {
-        let unknown = workload.conditions.iter().filter(|it| !KNOWN.contains(&it.kind.as_str()));
-        unknown.map(|it| {
-            let ConditionStatus { kind, subject, reason } = it;
+    let findings = inputs.workloads.iter().flat_map(|workload| {
+        let unknown = workload
+            .conditions
+            .iter()
+            .filter(|condition| !KNOWN_KINDS.contains(&condition.kind.as_str()));
+        unknown.map(|condition| {
+            let ConditionStatus { kind, subject, reason } = condition;
             let message = format!("{}: {kind} {subject}: {reason}", workload.name);
             Finding::problem(
                 message,
@@ -243,7 +273,7 @@ fn check_unknown(facts: &FindingInputs) -> Vec<Finding> {
             )
         })
     });
-    limit_findings(all.collect(), "leno get workloads -o json")
+    limit_findings(findings.collect(), "leno get workloads -o json")
 }
 
 #[cfg(test)]
@@ -252,7 +282,7 @@ mod tests {
     use leno_registry::NODE_NETWORK_LABEL;
     use serde_json::json;
 
-    use super::super::tests::{healthy_facts, workload_status};
+    use super::super::tests::{healthy_inputs, workload_status};
     use super::*;
 
     fn running_application(ports: &[(u16, &str)]) -> ApplicationStatus {
@@ -268,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn each_condition_is_a_finding_with_its_weight() {
+    fn each_condition_is_a_finding_with_its_severity() {
         let condition =
             |kind: &str| json!([{ "kind": kind, "subject": "somewhere", "reason": "some cause" }]);
         let application = |crash_looping: bool, ports: serde_json::Value| {
@@ -318,17 +348,17 @@ mod tests {
         ] {
             let mut status = serde_json::to_value(workload_status("connected")).unwrap();
             status[key] = value;
-            let mut facts = healthy_facts();
-            facts.workloads = vec![serde_json::from_value(status).unwrap()];
-            let found = check_conditions(&facts);
-            let found = found.iter().find(|it| it.message.contains(expected));
-            assert_eq!(found.map(|it| it.severity), Some(severity), "{expected}");
+            let mut inputs = healthy_inputs();
+            inputs.workloads = vec![serde_json::from_value(status).unwrap()];
+            let findings = check_conditions(&inputs);
+            let findings = findings.iter().find(|finding| finding.message.contains(expected));
+            assert_eq!(findings.map(|finding| finding.severity), Some(severity), "{expected}");
         }
-        assert!(check_conditions(&healthy_facts()).is_empty());
+        assert!(check_conditions(&healthy_inputs()).is_empty());
     }
 
     #[test]
-    fn a_rejected_client_with_a_sidecar_has_a_remedy_of_its_own() {
+    fn a_rejected_client_with_a_sidecar_has_its_own_hint() {
         let hint = |address: &str, labels: serde_json::Value, reason: &str| {
             let mut client = serde_json::to_value(workload_status("connected")).unwrap();
             client["address"] = json!(address);
@@ -336,10 +366,10 @@ mod tests {
             let mut server = serde_json::to_value(workload_status("connected")).unwrap();
             server["conditions"] =
                 json!([{ "kind": "plaintext-rejected", "subject": "port 8080", "reason": reason }]);
-            let mut facts = healthy_facts();
-            let status = |it| serde_json::from_value(it).unwrap();
-            facts.workloads = vec![status(client), status(server)];
-            check_conditions(&facts).pop().unwrap().hint
+            let mut inputs = healthy_inputs();
+            let status = |value| serde_json::from_value(value).unwrap();
+            inputs.workloads = vec![status(client), status(server)];
+            check_conditions(&inputs).pop().unwrap().hint
         };
         let found = hint("10.0.0.1", json!({}), "10.0.0.1");
         assert!(found.starts_with("10.0.0.1 bypass the mesh"), "{found}");
@@ -361,32 +391,32 @@ mod tests {
 
     /// A pod of a dual-stack cluster may call from either of its addresses.
     #[test]
-    fn a_rejected_client_is_known_by_each_of_its_addresses() {
+    fn a_rejected_client_is_recognized_by_each_of_its_addresses() {
         let mut client = workload_status("connected");
         client.address = "10.0.0.1".to_owned();
         client.other_addresses = vec!["fd00::1".to_owned()];
         let mut server = serde_json::to_value(workload_status("connected")).unwrap();
         server["conditions"] =
             json!([{ "kind": "plaintext-rejected", "subject": "port 8080", "reason": "fd00::1" }]);
-        let mut facts = healthy_facts();
-        facts.workloads = vec![client, serde_json::from_value(server).unwrap()];
-        let found = check_conditions(&facts).pop().unwrap().hint;
+        let mut inputs = healthy_inputs();
+        inputs.workloads = vec![client, serde_json::from_value(server).unwrap()];
+        let found = check_conditions(&inputs).pop().unwrap().hint;
         assert!(found.starts_with("fd00::1 bypass the mesh"), "{found}");
         assert!(found.ends_with(PlaintextClient::Member.hint()), "{found}");
     }
 
     #[test]
-    fn each_problem_of_a_port_has_its_own_remedy() {
+    fn each_problem_of_a_port_has_its_own_hint() {
         for (problem, hint) in [
             ("no process listens on the port", "make the application listen on this port"),
             ("the readiness check fails", "spec.readiness"),
             ("python3 (process 7) listens there", "stop that"),
         ] {
-            let mut facts = healthy_facts();
-            let mut found = workload_status("connected");
-            found.application = Some(running_application(&[(9080, problem)]));
-            facts.workloads = vec![found];
-            let found = check_conditions(&facts);
+            let mut inputs = healthy_inputs();
+            let mut workload = workload_status("connected");
+            workload.application = Some(running_application(&[(9080, problem)]));
+            inputs.workloads = vec![workload];
+            let found = check_conditions(&inputs);
             assert!(found[0].hint.contains(hint), "{problem}: {}", found[0].hint);
         }
     }
@@ -405,15 +435,15 @@ mod tests {
             (true, "connected", Severity::Notice),
             (false, "connected", Severity::Notice),
         ] {
-            let mut facts = healthy_facts();
-            facts.workloads = vec![workload_status(sidecar)];
-            facts.rejected_joins = vec![join(exists)];
-            let found = check_conditions(&facts);
-            assert_eq!(found[0].severity, severity, "{found:?}");
-            assert!(found[0].hint.contains("leno token shop/cart-1"), "{found:?}");
+            let mut inputs = healthy_inputs();
+            inputs.workloads = vec![workload_status(sidecar)];
+            inputs.rejected_joins = vec![join(exists)];
+            let findings = check_conditions(&inputs);
+            assert_eq!(findings[0].severity, severity, "{findings:?}");
+            assert!(findings[0].hint.contains("leno token shop/cart-1"), "{findings:?}");
             // A token for another sidecar would replace the one of `leno up`.
-            facts.status.supervised = true;
-            let hint = &check_conditions(&facts)[0].hint;
+            inputs.status.supervised = true;
+            let hint = &check_conditions(&inputs)[0].hint;
             assert_eq!(hint.contains("leno token"), !exists, "{hint}");
             assert_eq!(hint.contains("stop the one"), exists && sidecar == "connected");
         }
@@ -421,21 +451,21 @@ mod tests {
 
     #[test]
     fn a_data_directory_that_cannot_be_written_is_a_problem() {
-        let mut facts = healthy_facts();
+        let mut inputs = healthy_inputs();
         let directory = "/data".to_owned();
         let problem = Some("full".to_owned());
         let authority_problem = Some("there is no `ca.pem`".to_owned());
         let status =
             DirectoryStatus { directory, problem, authority_problem, log_lines_dropped: 3 };
-        facts.directory = Some(status);
-        let found = check_conditions(&facts);
-        for (number, end, severity) in [
+        inputs.directory = Some(status);
+        let findings = check_conditions(&inputs);
+        for (index, end, severity) in [
             (0, "/data: full", Severity::Problem),
             (1, "the authority cannot be used: there is no `ca.pem`", Severity::Problem),
             (2, "is blocked: 3", Severity::Notice),
         ] {
-            assert!(found[number].message.ends_with(end), "{found:?}");
-            assert_eq!(found[number].severity, severity);
+            assert!(findings[index].message.ends_with(end), "{findings:?}");
+            assert_eq!(findings[index].severity, severity);
         }
     }
 }

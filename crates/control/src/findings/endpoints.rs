@@ -9,18 +9,18 @@ use crate::figures::format_count;
 
 /// Returns findings about empty endpoint lists. During the startup grace period, sidecars may not have reported
 /// their endpoints yet.
-pub(super) fn check_endpoints(facts: &FindingInputs) -> Vec<Finding> {
-    if facts.status.starting {
+pub(super) fn check_endpoints(inputs: &FindingInputs) -> Vec<Finding> {
+    if inputs.status.starting {
         return Vec::new();
     }
-    let used = used_ports(facts);
+    let used = used_ports(inputs);
     let meshed: BTreeSet<&str> =
-        facts.workloads.iter().map(|workload| namespace_of(&workload.name)).collect();
-    let empty = facts.services.iter().flat_map(|service| {
+        inputs.workloads.iter().map(|workload| namespace_of(&workload.name)).collect();
+    let empty = inputs.services.iter().flat_map(|service| {
         let empty = service.ports.iter().filter(|port| port.endpoints.is_empty());
         empty.map(move |port| (service, port.port))
     });
-    let found = empty.filter_map(|(service, port)| {
+    let findings_of_ports = empty.filter_map(|(service, port)| {
         let is_used = used.contains(&format!("{}:{port}", service.name));
         // The traffic of a service that is only a name goes to the backends of its routes, and other services
         // may be outside the mesh: in a cluster, those of every namespace without a workload of the mesh.
@@ -28,9 +28,11 @@ pub(super) fn check_endpoints(facts: &FindingInputs) -> Vec<Finding> {
         let has_own_traffic = has_own_traffic && meshed.contains(namespace_of(&service.name));
         (is_used || has_own_traffic).then(|| empty_finding(service, port, is_used))
     });
-    let mut findings = limit_findings(found.collect(), "leno get services");
-    let excluded =
-        facts.services.iter().filter_map(|it| Some(excluded_finding(it, it.excluded.as_ref()?)));
+    let mut findings = limit_findings(findings_of_ports.collect(), "leno get services");
+    let excluded = inputs
+        .services
+        .iter()
+        .filter_map(|service| Some(excluded_finding(service, service.excluded.as_ref()?)));
     findings.extend(limit_findings(excluded.collect(), "leno get services"));
     findings
 }
@@ -78,26 +80,28 @@ fn empty_finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
 
 /// Returns the service ports that receive requests: of listeners, of backends with a weight, and of services
 /// without routes that a sidecar uses.
-fn used_ports(facts: &FindingInputs) -> BTreeSet<String> {
+fn used_ports(inputs: &FindingInputs) -> BTreeSet<String> {
     let outbound_listeners =
-        facts.workloads.iter().flat_map(|workload| &workload.outbound_listeners);
-    let has_routes =
-        |name: &str| facts.services.iter().any(|it| it.name == name && !it.routes.is_empty());
+        inputs.workloads.iter().flat_map(|workload| &workload.outbound_listeners);
+    let has_routes = |name: &str| {
+        inputs.services.iter().any(|service| service.name == name && !service.routes.is_empty())
+    };
     let outbound_listeners = outbound_listeners.filter(|listener| !has_routes(&listener.service));
     let mut used: BTreeSet<String> = outbound_listeners
         .map(|listener| format!("{}:{}", listener.service, listener.port))
         .collect();
-    for backend in facts.routes.iter().flat_map(|route| &route.backends) {
+    for backend in inputs.routes.iter().flat_map(|route| &route.backends) {
         if let Some((target, weight)) = backend.split_once(" weight ")
             && weight != "0"
         {
             used.insert(target.to_owned());
         }
     }
-    let subscribed = facts.proxies.iter().flat_map(|proxy| &proxy.subscriptions);
+    let subscribed = inputs.proxies.iter().flat_map(|proxy| &proxy.subscriptions);
     let subscribed: BTreeSet<&String> = subscribed.collect();
-    let services = facts.services.iter();
-    let services = services.filter(|it| subscribed.contains(&it.name) && it.routes.is_empty());
+    let services = inputs.services.iter();
+    let services =
+        services.filter(|service| subscribed.contains(&service.name) && service.routes.is_empty());
     for service in services {
         used.extend(service.ports.iter().map(|port| format!("{}:{}", service.name, port.port)));
     }
@@ -109,7 +113,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::Severity;
-    use super::super::tests::{healthy_facts, proxy_status, workload_status};
+    use super::super::tests::{healthy_inputs, proxy_status, workload_status};
     use super::*;
 
     fn empty_service(selector: serde_json::Value, routes: serde_json::Value) -> ServiceStatus {
@@ -124,53 +128,53 @@ mod tests {
     fn an_empty_endpoint_list_is_a_problem_where_requests_go() {
         let app = || json!({"app": "stock"});
         let listener = json!([{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:1" }]);
-        let mut calling = serde_json::to_value(workload_status("connected")).unwrap();
-        calling["outbound_listeners"] = listener;
+        let mut calling_workload = serde_json::to_value(workload_status("connected")).unwrap();
+        calling_workload["outbound_listeners"] = listener;
         let subscribed = |services: &[&str]| {
             let mut proxy = proxy_status();
             proxy.subscriptions = services.iter().map(|name| (*name).to_owned()).collect();
             vec![proxy]
         };
-        let mut facts = healthy_facts();
-        facts.services = vec![empty_service(app(), json!([]))];
-        assert_eq!(check_endpoints(&facts)[0].severity, Severity::Notice);
-        facts.proxies = subscribed(&["shop/stock"]);
-        assert_eq!(check_endpoints(&facts)[0].severity, Severity::Problem);
-        facts.proxies = subscribed(&[]);
-        facts.workloads = vec![serde_json::from_value(calling).unwrap()];
-        assert_eq!(check_endpoints(&facts)[0].severity, Severity::Problem);
+        let mut inputs = healthy_inputs();
+        inputs.services = vec![empty_service(app(), json!([]))];
+        assert_eq!(check_endpoints(&inputs)[0].severity, Severity::Notice);
+        inputs.proxies = subscribed(&["shop/stock"]);
+        assert_eq!(check_endpoints(&inputs)[0].severity, Severity::Problem);
+        inputs.proxies = subscribed(&[]);
+        inputs.workloads = vec![serde_json::from_value(calling_workload).unwrap()];
+        assert_eq!(check_endpoints(&inputs)[0].severity, Severity::Problem);
         // A route forwards its traffic elsewhere.
-        facts.services = vec![empty_service(app(), json!(["shop/canary"]))];
-        assert!(check_endpoints(&facts).is_empty());
-        facts.workloads = vec![workload_status("connected")];
-        facts.services = vec![empty_service(json!({}), json!([]))];
-        assert!(check_endpoints(&facts).is_empty());
-        facts.services = vec![empty_service(app(), json!([]))];
-        facts.status.starting = true;
-        assert!(check_endpoints(&facts).is_empty());
+        inputs.services = vec![empty_service(app(), json!(["shop/canary"]))];
+        assert!(check_endpoints(&inputs).is_empty());
+        inputs.workloads = vec![workload_status("connected")];
+        inputs.services = vec![empty_service(json!({}), json!([]))];
+        assert!(check_endpoints(&inputs).is_empty());
+        inputs.services = vec![empty_service(app(), json!([]))];
+        inputs.status.starting = true;
+        assert!(check_endpoints(&inputs).is_empty());
     }
 
     #[test]
-    fn endpoints_that_a_mode_excludes_are_counted() {
-        let mut facts = healthy_facts();
+    fn endpoints_that_the_default_policy_excludes_are_counted() {
+        let mut inputs = healthy_inputs();
         let excluded = |endpoints: usize| {
             let mut service = empty_service(json!({}), json!([]));
             let setting = "defaultPolicy: deny".to_owned();
             service.excluded = Some(ExcludedStatus { endpoints, setting });
             service
         };
-        facts.services = vec![excluded(5)];
-        let found = check_endpoints(&facts);
-        assert_eq!((found.len(), found[0].severity), (1, Severity::Notice));
+        inputs.services = vec![excluded(5)];
+        let findings = check_endpoints(&inputs);
+        assert_eq!((findings.len(), findings[0].severity), (1, Severity::Notice));
         let expected = "shop/stock: sidecars send no request to 5 ready endpoints without a sidecar (defaultPolicy: deny)";
-        assert_eq!(found[0].message, expected);
-        assert!(found[0].hint.contains("defaultPolicy: allow"), "{}", found[0].hint);
-        facts.services = (1..=9).map(excluded).collect();
-        assert!(check_endpoints(&facts).len() < 9);
+        assert_eq!(findings[0].message, expected);
+        assert!(findings[0].hint.contains("defaultPolicy: allow"), "{}", findings[0].hint);
+        inputs.services = (1..=9).map(excluded).collect();
+        assert!(check_endpoints(&inputs).len() < 9);
     }
 
     #[test]
-    fn a_backend_with_a_weight_is_used_and_one_without_is_not() {
+    fn a_backend_is_used_if_it_has_a_weight() {
         let route = |weight: u32| {
             let backends = [format!("shop/stock:80 weight {weight}")];
             serde_json::from_value(json!({
@@ -180,10 +184,10 @@ mod tests {
             .unwrap()
         };
         for (weight, expected) in [(1, Severity::Problem), (0, Severity::Notice)] {
-            let mut facts = healthy_facts();
-            facts.services = vec![empty_service(json!({"app": "stock"}), json!([]))];
-            facts.routes = vec![route(weight)];
-            assert_eq!(check_endpoints(&facts)[0].severity, expected);
+            let mut inputs = healthy_inputs();
+            inputs.services = vec![empty_service(json!({"app": "stock"}), json!([]))];
+            inputs.routes = vec![route(weight)];
+            assert_eq!(check_endpoints(&inputs)[0].severity, expected);
         }
     }
 }

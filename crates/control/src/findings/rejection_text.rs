@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::status::{PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus};
 
-use crate::figures::{AILING, format_share};
+use crate::figures::{DEGRADED_BELOW, format_share};
 
 /// The objects that may explain a rejection.
 #[derive(Debug, Clone, Copy)]
@@ -17,10 +17,10 @@ pub struct Objects<'a> {
     pub policies: &'a [PolicyStatus],
 }
 
-/// True for a significant share of rejections: at least `REQUESTS_MIN` requests, and more than one percent.
+/// True for a significant share of rejections: at least `MIN_REQUESTS` requests, and more than one percent.
 #[must_use]
 pub fn is_notable(rejection: &RejectionStatus) -> bool {
-    rejection.requests >= REQUESTS_MIN && 1.0 - rejection.share < AILING
+    rejection.requests >= MIN_REQUESTS && 1.0 - rejection.share < DEGRADED_BELOW
 }
 
 /// Returns one sentence: service, share, reason, sidecars, policies.
@@ -28,45 +28,52 @@ pub fn is_notable(rejection: &RejectionStatus) -> bool {
 pub fn describe_rejection(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
     let RejectionStatus { service, reason, sidecars, clients, .. } = rejection;
     let share = format_share(Some(rejection.share));
-    let decided = match deciding_objects(rejection, objects).as_slice() {
+    let decision = match deciding_objects(rejection, objects).as_slice() {
         [] if reason == "egress-denied" => {
             "; no policy allows it, and spec.egress of the MeshConfig is deny".to_owned()
         }
         [] if is_for_lack_of_policy(reason) => "; no policy allows it".to_owned(),
         [] => String::new(),
-        [one] => format!("; decided by {one}"),
+        [name] => format!("; decided by {name}"),
         several => format!("; decided by one of {}", several.join(", ")),
     };
     if let ("", [client, ..]) = (service.as_str(), clients.as_slice()) {
-        let which = match is_of_head(reason) {
+        let requests = match is_head_reason(reason) {
             true => "requests without a known service",
             false => "requests to destinations that are not services",
         };
-        return format!("{client}: the mesh rejects {share} of its {which} with {reason}{decided}");
+        return format!(
+            "{client}: the mesh rejects {share} of its {requests} with {reason}{decision}"
+        );
     }
-    let whose = match rejection.side.as_str() {
+    let of_clients = match rejection.side.as_str() {
         "server" => "",
         _ => " of its clients",
     };
     // The server's sidecar, if the rejection is its own, has not reported yet.
-    let at = if !whose.is_empty() && is_by_servers(reason) { ", counted by" } else { " at" };
-    let place = match sidecars.as_slice() {
+    let location_word =
+        if !of_clients.is_empty() && is_server_reason(reason) { ", counted by" } else { " at" };
+    let location = match sidecars.as_slice() {
         [] => String::new(),
-        [one] => format!("{at} the sidecar{whose} {one}"),
-        several => format!("{at} {} sidecars{whose}: {}", several.len(), several.join(", ")),
+        [sidecar] => format!("{location_word} the sidecar{of_clients} {sidecar}"),
+        several => format!(
+            "{location_word} {} sidecars{of_clients}: {}",
+            several.len(),
+            several.join(", ")
+        ),
     };
-    format!("{service}: the mesh rejects {share} of the requests with {reason}{place}{decided}")
+    format!("{service}: the mesh rejects {share} of the requests with {reason}{location}{decision}")
 }
 
 /// Returns the commands that explain a rejection.
 #[must_use]
 pub fn rejection_hint(rejection: &RejectionStatus) -> String {
     let RejectionStatus { service, reason, clients, .. } = rejection;
-    let explained = format!("leno explain {reason} shows its meaning and hint");
+    let explain_command = format!("leno explain {reason} shows its meaning and hint");
     match clients.first() {
-        None => explained,
-        Some(client) if service.is_empty() => format!("{explained}; leno diagnose {client}"),
-        Some(client) => format!("{explained}; leno diagnose {client} --to {service}"),
+        None => explain_command,
+        Some(client) if service.is_empty() => format!("{explain_command}; leno diagnose {client}"),
+        Some(client) => format!("{explain_command}; leno diagnose {client} --to {service}"),
     }
 }
 
@@ -77,30 +84,34 @@ fn deciding_objects(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<St
         return rejection.policies.clone();
     }
     let service = &rejection.service;
-    let behind = objects.workloads.iter().filter(|workload| workload.services.contains(service));
-    let accounts: BTreeSet<&str> = behind.map(|workload| workload.account.as_str()).collect();
-    let everywhere = service.split_once('/').map(|(namespace, _)| format!("{namespace}/*"));
-    let is_everywhere = |place: &str| place == "*" || Some(place) == everywhere.as_deref();
-    let is_about = |place: &str| {
-        let with_port = place
+    let workloads = objects.workloads.iter().filter(|workload| workload.services.contains(service));
+    let accounts: BTreeSet<&str> = workloads.map(|workload| workload.account.as_str()).collect();
+    let namespace_wildcard = service.split_once('/').map(|(namespace, _)| format!("{namespace}/*"));
+    let is_wildcard = |destination: &str| {
+        destination == "*" || Some(destination) == namespace_wildcard.as_deref()
+    };
+    let names_service = |destination: &str| {
+        let with_port = destination
             .strip_prefix(service.as_str())
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ' ']));
-        with_port || is_everywhere(place)
+            .is_some_and(|suffix| suffix.is_empty() || suffix.starts_with([':', ' ']));
+        with_port || is_wildcard(destination)
     };
     // An account and a service may have the same name.
-    let is_of = |policy: &PolicyStatus, place: &str| match is_of_accounts(&policy.kind) {
-        true => accounts.contains(place) || is_everywhere(place),
-        false => is_about(place),
-    };
+    let applies =
+        |policy: &PolicyStatus, destination: &str| match has_account_destinations(&policy.kind) {
+            true => accounts.contains(destination) || is_wildcard(destination),
+            false => names_service(destination),
+        };
     let kinds = rejecting_kinds(&rejection.reason);
     let policies = objects.policies.iter().filter(|policy| kinds.contains(&&*policy.kind));
-    let policies =
-        policies.filter(|policy| policy.destination.split(", ").any(|it| is_of(policy, it)));
+    let policies = policies.filter(|policy| {
+        policy.destination.split(", ").any(|destination| applies(policy, destination))
+    });
     let policies = policies.map(|policy| format!("{} {}", policy.kind, policy.name));
     let routes = objects.routes.iter().filter(|route| kinds.contains(&&*route.kind));
-    let routes = routes.filter(|route| route.parents.iter().any(|parent| is_about(parent)));
+    let routes = routes.filter(|route| route.parents.iter().any(|parent| names_service(parent)));
     let routes = routes.map(|route| format!("{} {}", route.kind, route.name));
-    policies.chain(routes).take(OBJECTS_MAX).collect()
+    policies.chain(routes).take(MAX_OBJECTS).collect()
 }
 
 /// Returns the kinds of objects that reject requests for a reason. Empty for `denied` and `denied-outbound`: no
@@ -127,13 +138,13 @@ fn rejecting_kinds(reason: &str) -> &'static [&'static str] {
 }
 
 /// True for kinds of policies with service accounts as destinations.
-fn is_of_accounts(kind: &str) -> bool {
+fn has_account_destinations(kind: &str) -> bool {
     matches!(kind, "TrafficTarget" | "AccessPolicy")
 }
 
 /// True for reasons of the server's sidecar, which the client's sidecar counts as well. At a gateway, they are
 /// its own.
-fn is_by_servers(reason: &str) -> bool {
+fn is_server_reason(reason: &str) -> bool {
     matches!(
         reason,
         "denied"
@@ -151,7 +162,7 @@ fn is_by_servers(reason: &str) -> bool {
 }
 
 /// True for reasons of unreadable request heads: the service is unknown if each request names its own.
-fn is_of_head(reason: &str) -> bool {
+fn is_head_reason(reason: &str) -> bool {
     matches!(reason, "bad-request" | "head-too-large" | "head-timeout" | "unsupported")
 }
 
@@ -161,9 +172,9 @@ fn is_for_lack_of_policy(reason: &str) -> bool {
 }
 
 /// Minimum rejections for a finding.
-const REQUESTS_MIN: u64 = 5;
+const MIN_REQUESTS: u64 = 5;
 /// Maximum policies or routes in one sentence.
-const OBJECTS_MAX: usize = 4;
+const MAX_OBJECTS: usize = 4;
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::status::{NamedRateStatus, RejectionStatus};
 
-pub(super) fn healthy_facts() -> FindingInputs {
+pub(super) fn healthy_inputs() -> FindingInputs {
     FindingInputs {
         status: Status { certificate_lifetime_seconds: 86_400, ..Status::default() },
         workloads: vec![workload_status("connected")],
@@ -63,7 +63,7 @@ fn service_rates(success: f64, requests: u32) -> NamedRateStatus {
 
 #[test]
 fn a_mesh_without_fault_has_no_findings() {
-    assert_eq!(collect_findings(&healthy_facts()), []);
+    assert_eq!(collect_findings(&healthy_inputs()), []);
 }
 
 fn without_keys(in_force: bool) -> PolicyStatus {
@@ -80,19 +80,19 @@ fn without_keys(in_force: bool) -> PolicyStatus {
 
 #[test]
 fn missing_keys_of_a_policy_without_effect_are_no_finding() {
-    let mut facts = healthy_facts();
-    facts.policies = vec![without_keys(false)];
-    assert_eq!(collect_findings(&facts), []);
+    let mut inputs = healthy_inputs();
+    inputs.policies = vec![without_keys(false)];
+    assert_eq!(collect_findings(&inputs), []);
 }
 
-type Spoil = fn(&mut FindingInputs);
+type Fault = fn(&mut FindingInputs);
 
 /// Asserts that each case produces one finding in a healthy mesh, with this text and hint.
-fn assert_found(severity: Severity, cases: &[(Spoil, &str, &str)]) {
-    for (spoil, message, hint) in cases {
-        let mut facts = healthy_facts();
-        spoil(&mut facts);
-        let findings = collect_findings(&facts);
+fn assert_found(severity: Severity, cases: &[(Fault, &str, &str)]) {
+    for (introduce, message, hint) in cases {
+        let mut inputs = healthy_inputs();
+        introduce(&mut inputs);
+        let findings = collect_findings(&inputs);
         let [found] = &findings[..] else { panic!("{message}: {findings:?}") };
         assert_eq!(found.severity, severity, "{found:?}");
         assert!(found.message.contains(message), "{found:?}");
@@ -101,7 +101,7 @@ fn assert_found(severity: Severity, cases: &[(Spoil, &str, &str)]) {
 }
 
 #[test]
-fn each_fault_is_a_problem_with_what_to_do() {
+fn each_fault_is_a_problem_with_a_hint() {
     assert_found(
         Severity::Problem,
         &[
@@ -162,7 +162,7 @@ fn each_fault_is_a_problem_with_what_to_do() {
 }
 
 #[test]
-fn what_passes_or_was_wanted_is_a_notice() {
+fn temporary_and_intended_states_are_notices() {
     assert_found(
         Severity::Notice,
         &[
@@ -176,11 +176,11 @@ fn what_passes_or_was_wanted_is_a_notice() {
 }
 
 #[test]
-fn the_reason_of_a_failing_service_leads_to_its_explanation() {
-    let mut facts = healthy_facts();
-    facts.traffic.services = vec![service_rates(0.5, 10)];
-    facts.reasons.insert("shop/cart".to_owned(), Some("no-endpoint".to_owned()));
-    let finding = collect_findings(&facts).remove(0);
+fn the_reason_of_a_failing_service_has_a_hint_to_its_explanation() {
+    let mut inputs = healthy_inputs();
+    inputs.traffic.services = vec![service_rates(0.5, 10)];
+    inputs.reasons.insert("shop/cart".to_owned(), Some("no-endpoint".to_owned()));
+    let finding = collect_findings(&inputs).remove(0);
     assert!(finding.message.ends_with("most often with no-endpoint"), "{finding:?}");
     assert!(finding.hint.starts_with("leno explain no-endpoint"), "{finding:?}");
 }
@@ -197,9 +197,9 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
         clients: vec!["shop/web-1".to_owned()],
         policies: vec!["RateLimit shop/few".to_owned()],
     };
-    let mut facts = healthy_facts();
-    facts.reasons.insert("shop/cart".to_owned(), Some("rate-limited".to_owned()));
-    for (success, share, weights) in [
+    let mut inputs = healthy_inputs();
+    inputs.reasons.insert("shop/cart".to_owned(), Some("rate-limited".to_owned()));
+    for (success, share, severities) in [
         (0.25, 0.75, &[Severity::Problem][..]),
         (0.97, 0.03, &[Severity::Notice]),
         // A few other failures are not a second problem of the same service.
@@ -207,11 +207,11 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
         // The application fails as well.
         (0.10, 0.75, &[Severity::Problem, Severity::Problem]),
     ] {
-        facts.traffic.services = vec![service_rates(success, 100)];
-        facts.traffic.rejections = vec![rejection(share)];
-        let findings = collect_findings(&facts);
+        inputs.traffic.services = vec![service_rates(success, 100)];
+        inputs.traffic.rejections = vec![rejection(share)];
+        let findings = collect_findings(&inputs);
         let found: Vec<_> = findings.iter().map(|finding| finding.severity).collect();
-        assert_eq!(found, weights, "{findings:?}");
+        assert_eq!(found, severities, "{findings:?}");
         let text = format!("{} {}", findings[0].message, findings[0].hint);
         for part in ["shop/cart", "rate-limited", "shop/cart-1", "RateLimit shop/few"] {
             assert!(text.contains(part), "{part}: {text}");
@@ -221,59 +221,59 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
 }
 
 #[test]
-fn what_cannot_be_judged_is_no_finding() {
-    let mut facts = healthy_facts();
-    facts.traffic.services = vec![service_rates(0.5, 9)];
-    facts.workloads = vec![workload_status("other-replica")];
-    assert_eq!(collect_findings(&facts), []);
+fn insufficient_data_is_no_finding() {
+    let mut inputs = healthy_inputs();
+    inputs.traffic.services = vec![service_rates(0.5, 9)];
+    inputs.workloads = vec![workload_status("other-replica")];
+    assert_eq!(collect_findings(&inputs), []);
 }
 
 #[test]
-fn many_faults_of_one_kind_are_summed_up_and_problems_come_first() {
-    let mut facts = healthy_facts();
-    facts.status.outdated = 1;
-    facts.certificates = vec![certificate_status(0); 9];
-    let findings = collect_findings(&facts);
-    assert_eq!(findings.len(), FINDINGS_MAX + 2);
-    assert_eq!(findings[FINDINGS_MAX].message, "and 4 more of this kind");
+fn many_faults_of_one_kind_are_summarized_and_problems_come_first() {
+    let mut inputs = healthy_inputs();
+    inputs.status.outdated = 1;
+    inputs.certificates = vec![certificate_status(0); 9];
+    let findings = collect_findings(&inputs);
+    assert_eq!(findings.len(), MAX_FINDINGS + 2);
+    assert_eq!(findings[MAX_FINDINGS].message, "and 4 more of this kind");
     assert_eq!(findings.last().unwrap().severity, Severity::Notice);
 }
 
 /// In Kubernetes, hints use Pods and kubectl, not `leno proxy` and tokens.
 #[test]
-fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
-    let judge = |change: fn(&mut FindingInputs)| {
-        let mut facts = healthy_facts();
-        facts.status.kubernetes = true;
-        change(&mut facts);
-        let findings = collect_findings(&facts);
+fn hints_in_a_cluster_use_the_terms_of_kubernetes() {
+    let finding_for = |change: fn(&mut FindingInputs)| {
+        let mut inputs = healthy_inputs();
+        inputs.status.kubernetes = true;
+        change(&mut inputs);
+        let findings = collect_findings(&inputs);
         let [found] = &findings[..] else { panic!("{findings:?}") };
         assert!(!found.hint.contains("leno token"), "{found:?}");
         assert!(!found.hint.contains("`leno proxy`"), "{found:?}");
         (found.message.clone(), found.hint.clone())
     };
-    let (_, hint) = judge(|facts| facts.workloads = vec![workload_status("absent")]);
+    let (_, hint) = finding_for(|inputs| inputs.workloads = vec![workload_status("absent")]);
     assert!(hint.contains("kubectl -n NAMESPACE describe pod NAME"), "{hint}");
     assert!(hint.contains("dnsPolicy"), "{hint}");
-    let (_, hint) = judge(|facts| facts.certificates = vec![certificate_status(0)]);
+    let (_, hint) = finding_for(|inputs| inputs.certificates = vec![certificate_status(0)]);
     assert!(hint.contains("kubectl -n shop delete pod cart-1"), "{hint}");
     for exists in [true, false] {
-        let mut facts = healthy_facts();
-        facts.status.kubernetes = true;
-        facts.rejected_joins = vec![RejectedJoinStatus {
+        let mut inputs = healthy_inputs();
+        inputs.status.kubernetes = true;
+        inputs.rejected_joins = vec![RejectedJoinStatus {
             workload: "shop/cart-1".to_owned(),
             exists,
             count: 1,
             age_seconds: 1,
             reason: "the join token was used already".to_owned(),
         }];
-        let found = collect_findings(&facts);
+        let found = collect_findings(&inputs);
         assert!(found[0].hint.contains("kubectl -n shop logs cart-1"), "{found:?}");
         assert!(!found[0].hint.contains("leno token"), "{found:?}");
     }
-    let (message, _) = judge(|facts| {
-        facts.status.rejected = 2;
-        facts.rejected = json!({"rejected": [
+    let (message, _) = finding_for(|inputs| {
+        inputs.status.rejected = 2;
+        inputs.rejected = json!({"rejected": [
             {"kind": "Namespace", "name": "wv", "field": "metadata.annotations"},
             {"kind": "HTTPRoute", "namespace": "shop", "name": "web"},
         ]});
@@ -284,17 +284,17 @@ fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
 #[test]
 fn a_revoked_workload_is_a_notice_that_names_the_revocation() {
     let revoked = |supervised: bool| {
-        let mut facts = healthy_facts();
-        facts.status.supervised = supervised;
-        facts.workloads = vec![WorkloadStatus { revoked: true, ..workload_status("absent") }];
-        facts.rejected_joins = vec![RejectedJoinStatus {
+        let mut inputs = healthy_inputs();
+        inputs.status.supervised = supervised;
+        inputs.workloads = vec![WorkloadStatus { revoked: true, ..workload_status("absent") }];
+        inputs.rejected_joins = vec![RejectedJoinStatus {
             workload: "shop/cart-1".to_owned(),
             exists: true,
             count: 3,
             age_seconds: 1,
             reason: "workload shop/cart-1 is revoked".to_owned(),
         }];
-        collect_findings(&facts)
+        collect_findings(&inputs)
     };
     for findings in [revoked(true), revoked(false)] {
         let [first, second] = &findings[..] else { panic!("{findings:?}") };

@@ -7,14 +7,14 @@ use leno_discovery::RuleMatches;
 use leno_model::{Name, RuleKind};
 use leno_telemetry::RecentTable;
 
-use super::request_history::REACH;
+use super::request_history::HISTORY_LENGTH;
 use crate::mesh::Mesh;
 use crate::status::RuleStatus;
 
 /// Match counts of rules.
 #[derive(Debug, Default)]
 pub(super) struct MatchCounts {
-    rules: RecentTable<RuleKey, MinuteCounts, RULES_MAX>,
+    rules: RecentTable<RuleKey, MinuteCounts, MAX_RULES>,
 }
 
 type RuleKey = (RuleKind, Name, Name, String);
@@ -32,31 +32,36 @@ struct MinuteCounts {
 impl MatchCounts {
     /// Processes one sidecar's report; returns the number of entries that were not kept: rules of missing
     /// objects, and those evicted for newer ones.
-    pub(super) fn record_report(&mut self, mesh: &Mesh, sent: &[RuleMatches], at: Duration) -> u64 {
-        sent.iter().map(|matches| u64::from(!self.record_rule(mesh, matches, at))).sum()
+    pub(super) fn record_report(
+        &mut self,
+        mesh: &Mesh,
+        reported: &[RuleMatches],
+        at: Duration,
+    ) -> u64 {
+        reported.iter().map(|matches| u64::from(!self.record_rule(mesh, matches, at))).sum()
     }
 
-    /// Returns false if the report, or an older entry, is not kept.
-    fn record_rule(&mut self, mesh: &Mesh, sent: &RuleMatches, at: Duration) -> bool {
-        let RuleMatches { kind, namespace, name, rule, matches } = sent;
+    /// Counts one rule; returns false if the rule was not stored, or an older one was evicted.
+    fn record_rule(&mut self, mesh: &Mesh, reported: &RuleMatches, at: Duration) -> bool {
+        let RuleMatches { kind, namespace, name, rule, matches } = reported;
         if !mesh.has_object(&kind.object_key(namespace, name)) || rule.chars().any(char::is_control)
         {
             return false;
         }
         let key = (*kind, namespace.clone(), name.clone(), rule.clone());
-        let is_full = !self.rules.contains_key(&key) && self.evict_of_object(&key);
-        let nothing = || MinuteCounts { counts: VecDeque::new(), sum: 0, last: at };
-        let (minutes, evicted) = self.rules.entry(key, nothing);
+        let is_full = !self.rules.contains_key(&key) && self.evict_rule_of_object(&key);
+        let no_counts = || MinuteCounts { counts: VecDeque::new(), sum: 0, last: at };
+        let (minutes, evicted) = self.rules.entry(key, no_counts);
         minutes.add(*matches, at);
         !is_full && evicted.is_none()
     }
 
     /// Evicts an object's least recently used rule if the object has its maximum, so that no object displaces
     /// all others, whichever rules a sidecar reports. Returns true if one was evicted.
-    fn evict_of_object(&mut self, (kind, namespace, name, _): &RuleKey) -> bool {
+    fn evict_rule_of_object(&mut self, (kind, namespace, name, _): &RuleKey) -> bool {
         let first = (*kind, namespace.clone(), name.clone(), String::new());
         let is_same = |rule: &&RuleKey| (rule.0, &rule.1, &rule.2) == (*kind, namespace, name);
-        if self.rules.keys_in(first..).take_while(is_same).count() < RULES_OF_OBJECT_MAX {
+        if self.rules.keys_in(first..).take_while(is_same).count() < MAX_RULES_PER_OBJECT {
             return false;
         }
         let oldest = self.rules.least_recent().find(is_same).cloned();
@@ -66,7 +71,7 @@ impl MatchCounts {
     /// Evicts rules without a match for an hour, and those of objects that left the mesh.
     pub(super) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
         self.rules.retain(|(kind, namespace, name, _), minutes| {
-            minutes.last + REACH > at && mesh.has_object(&kind.object_key(namespace, name))
+            minutes.last + HISTORY_LENGTH > at && mesh.has_object(&kind.object_key(namespace, name))
         });
     }
 
@@ -76,7 +81,7 @@ impl MatchCounts {
                 kind: kind.as_str().to_owned(),
                 name: format!("{namespace}/{name}"),
                 rule: rule.clone(),
-                matches_1h: minutes.of_last_hour(at),
+                matches_1h: minutes.last_hour_count(at),
                 matches: minutes.sum,
             };
         self.rules.iter().map(status).collect()
@@ -97,10 +102,10 @@ impl MinuteCounts {
         }
     }
 
-    fn of_last_hour(&self, at: Duration) -> u64 {
+    fn last_hour_count(&self, at: Duration) -> u64 {
         let oldest = (minute_number(at) + 1).saturating_sub(MINUTES as u64);
-        let counted = self.counts.iter().filter(|(number, _)| *number >= oldest);
-        counted.fold(0, |sum, (_, count)| sum.saturating_add(*count))
+        let in_last_hour = self.counts.iter().filter(|(number, _)| *number >= oldest);
+        in_last_hour.fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
 }
 
@@ -108,12 +113,13 @@ fn minute_number(at: Duration) -> u64 {
     at.as_secs() / 60
 }
 
+/// The number of minutes in the count of the last hour.
 const MINUTES: usize = 60;
 
 /// Maximum rules: about 1.3 KiB each while busy.
-const RULES_MAX: usize = 2048;
+const MAX_RULES: usize = 2048;
 /// Maximum rules of one object: as many as an AccessPolicy can have (256 each of `allow` and `deny`).
-const RULES_OF_OBJECT_MAX: usize = 512;
+const MAX_RULES_PER_OBJECT: usize = 512;
 
 #[cfg(test)]
 mod tests {
@@ -129,7 +135,7 @@ spec:
   rules: [{backendRefs: [{name: ratings, port: 9080}]}]
 ";
 
-    fn rule_hits(kind: &str, name: &str, rule: &str, matches: u64) -> RuleMatches {
+    fn rule_matches(kind: &str, name: &str, rule: &str, matches: u64) -> RuleMatches {
         RuleMatches {
             kind: RuleKind::from_word(kind).unwrap(),
             namespace: Name::new("bookinfo").unwrap(),
@@ -144,78 +150,91 @@ spec:
     }
 
     #[test]
-    fn rules_that_a_sidecar_invents_take_the_room_of_their_object_only() {
+    fn unknown_rules_evict_only_rules_of_the_same_object() {
         let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{ROUTE}"));
-        let mut all = MatchCounts::default();
+        let mut match_counts = MatchCounts::default();
         assert_eq!(
-            all.record_report(&mesh, &[rule_hits("HTTPRoute", "ratings", "used", 5)], at_minute(0)),
+            match_counts.record_report(
+                &mesh,
+                &[rule_matches("HTTPRoute", "ratings", "used", 5)],
+                at_minute(0)
+            ),
             0
         );
-        for rule in 0..RULES_OF_OBJECT_MAX + 36 {
-            let invented = rule_hits("HTTPRoute", "ratings", &rule.to_string(), 1);
-            let used = rule_hits("HTTPRoute", "ratings", "used", 1);
-            let dropped = all.record_report(&mesh, &[invented, used], at_minute(0));
-            assert_eq!(dropped, u64::from(rule + 1 >= RULES_OF_OBJECT_MAX), "{rule}");
+        for rule in 0..MAX_RULES_PER_OBJECT + 36 {
+            let invented = rule_matches("HTTPRoute", "ratings", &rule.to_string(), 1);
+            let used = rule_matches("HTTPRoute", "ratings", "used", 1);
+            let dropped = match_counts.record_report(&mesh, &[invented, used], at_minute(0));
+            assert_eq!(dropped, u64::from(rule + 1 >= MAX_RULES_PER_OBJECT), "{rule}");
         }
-        assert_eq!(all.rules.len(), RULES_OF_OBJECT_MAX);
-        let status = all.rule_statuses(at_minute(0));
-        let sum = |rule: &str| status.iter().find(|it| it.rule == rule).map(|it| it.matches);
+        assert_eq!(match_counts.rules.len(), MAX_RULES_PER_OBJECT);
+        let statuses = match_counts.rule_statuses(at_minute(0));
+        let sum = |rule: &str| {
+            statuses.iter().find(|status| status.rule == rule).map(|status| status.matches)
+        };
         // The count of a used rule continues, and the least recently used rules are evicted.
-        assert_eq!(sum("used"), Some(5 + RULES_OF_OBJECT_MAX as u64 + 36));
+        assert_eq!(sum("used"), Some(5 + MAX_RULES_PER_OBJECT as u64 + 36));
         assert_eq!((sum("36"), sum("37")), (None, Some(1)));
         assert_eq!(
-            all.record_report(&mesh, &[rule_hits("HTTPRoute", "ratings", "\n", 1)], at_minute(0)),
+            match_counts.record_report(
+                &mesh,
+                &[rule_matches("HTTPRoute", "ratings", "\n", 1)],
+                at_minute(0)
+            ),
             1
         );
     }
 
     #[test]
-    fn the_rules_that_were_used_least_recently_are_evicted() {
-        let objects = RULES_MAX / RULES_OF_OBJECT_MAX + 1;
-        let routes =
-            (0..objects).map(|n| ROUTE.replacen("name: ratings", &format!("name: r{n}"), 1));
+    fn the_least_recently_used_rules_are_evicted() {
+        let objects = MAX_RULES / MAX_RULES_PER_OBJECT + 1;
+        let routes = (0..objects)
+            .map(|number| ROUTE.replacen("name: ratings", &format!("name: r{number}"), 1));
         let mesh =
             mesh_with_sidecars(&format!("{BOOKINFO}---{}", routes.collect::<Vec<_>>().join("---")));
-        let mut all = MatchCounts::default();
+        let mut match_counts = MatchCounts::default();
         let route = |number: usize| {
-            rule_hits("HTTPRoute", &format!("r{}", number % objects), &number.to_string(), 1)
+            rule_matches("HTTPRoute", &format!("r{}", number % objects), &number.to_string(), 1)
         };
         let more = 7;
-        let dropped = (0..RULES_MAX + more)
-            .map(|number| all.record_report(&mesh, &[route(number)], at_minute(0)));
+        let dropped = (0..MAX_RULES + more)
+            .map(|number| match_counts.record_report(&mesh, &[route(number)], at_minute(0)));
         assert_eq!(dropped.sum::<u64>(), more as u64);
-        let rules: Vec<usize> =
-            all.rule_statuses(at_minute(0)).iter().map(|it| it.rule.parse().unwrap()).collect();
-        assert_eq!((rules.len(), rules.iter().min()), (RULES_MAX, Some(&more)));
+        let rules: Vec<usize> = match_counts
+            .rule_statuses(at_minute(0))
+            .iter()
+            .map(|status| status.rule.parse().unwrap())
+            .collect();
+        assert_eq!((rules.len(), rules.iter().min()), (MAX_RULES, Some(&more)));
     }
 
     #[test]
-    fn the_last_hour_moves_on_and_the_sum_stays() {
+    fn the_count_of_the_last_hour_decreases_and_the_total_stays() {
         let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{ROUTE}"));
-        let mut all = MatchCounts::default();
+        let mut match_counts = MatchCounts::default();
         for minute in 0..90 {
             assert_eq!(
-                all.record_report(
+                match_counts.record_report(
                     &mesh,
-                    &[rule_hits("HTTPRoute", "ratings", "0", 2)],
+                    &[rule_matches("HTTPRoute", "ratings", "0", 2)],
                     at_minute(minute)
                 ),
                 0
             );
         }
-        let [rule] = &all.rule_statuses(at_minute(89))[..] else { panic!() };
+        let [rule] = &match_counts.rule_statuses(at_minute(89))[..] else { panic!() };
         assert_eq!((&*rule.kind, &*rule.name, &*rule.rule), ("HTTPRoute", "bookinfo/ratings", "0"));
         assert_eq!((rule.matches_1h, rule.matches), (120, 180));
-        assert_eq!(all.rule_statuses(at_minute(119))[0].matches_1h, 60);
-        assert_eq!(all.rule_statuses(at_minute(200))[0].matches_1h, 0);
-        all.evict_expired(&mesh, at_minute(148));
-        assert_eq!(all.rule_statuses(at_minute(148)).len(), 1);
-        all.evict_expired(&mesh, at_minute(150));
-        assert_eq!(all.rule_statuses(at_minute(150)), []);
+        assert_eq!(match_counts.rule_statuses(at_minute(119))[0].matches_1h, 60);
+        assert_eq!(match_counts.rule_statuses(at_minute(200))[0].matches_1h, 0);
+        match_counts.evict_expired(&mesh, at_minute(148));
+        assert_eq!(match_counts.rule_statuses(at_minute(148)).len(), 1);
+        match_counts.evict_expired(&mesh, at_minute(150));
+        assert_eq!(match_counts.rule_statuses(at_minute(150)), []);
     }
 
     #[test]
-    fn what_lets_in_from_outside_is_counted_as_what_it_is() {
+    fn ingress_rules_are_counted_by_their_own_kind() {
         let backend = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: IngressBackend
@@ -225,17 +244,17 @@ spec:
   sources: [{kind: IPRange, name: 10.0.0.0/8}]
 ";
         let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{backend}"));
-        let mut all = MatchCounts::default();
-        let sent = [
-            rule_hits("IngressBackend", "ratings", "", 3),
-            rule_hits("AccessControl", "ratings", "", 1),
+        let mut match_counts = MatchCounts::default();
+        let reported = [
+            rule_matches("IngressBackend", "ratings", "", 3),
+            rule_matches("AccessControl", "ratings", "", 1),
         ];
         assert_eq!(
-            all.record_report(&mesh, &sent, at_minute(1)),
+            match_counts.record_report(&mesh, &reported, at_minute(1)),
             1,
-            "there is no such AccessControl"
+            "the AccessControl does not exist"
         );
-        let [rule] = &all.rule_statuses(at_minute(1))[..] else { panic!() };
+        let [rule] = &match_counts.rule_statuses(at_minute(1))[..] else { panic!() };
         assert_eq!(
             (&*rule.kind, &*rule.name, rule.matches),
             ("IngressBackend", "bookinfo/ratings", 3)
@@ -243,18 +262,18 @@ spec:
     }
 
     #[test]
-    fn what_the_mesh_does_not_have_takes_no_room() {
+    fn rules_of_missing_objects_are_dropped() {
         let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{ROUTE}"));
-        let mut all = MatchCounts::default();
-        let sent = [
-            rule_hits("HTTPRoute", "invented", "0", 1),
-            rule_hits("GRPCRoute", "ratings", "0", 1),
-            rule_hits("RateLimit", "ratings", "", 1),
-            rule_hits("HTTPRoute", "ratings", "1", 1),
+        let mut match_counts = MatchCounts::default();
+        let reported = [
+            rule_matches("HTTPRoute", "invented", "0", 1),
+            rule_matches("GRPCRoute", "ratings", "0", 1),
+            rule_matches("RateLimit", "ratings", "", 1),
+            rule_matches("HTTPRoute", "ratings", "1", 1),
         ];
-        assert_eq!(all.record_report(&mesh, &sent, at_minute(1)), 3);
-        assert_eq!(all.rules.len(), 1);
-        all.evict_expired(&Mesh::default(), at_minute(1));
-        assert!(all.rules.is_empty());
+        assert_eq!(match_counts.record_report(&mesh, &reported, at_minute(1)), 3);
+        assert_eq!(match_counts.rules.len(), 1);
+        match_counts.evict_expired(&Mesh::default(), at_minute(1));
+        assert!(match_counts.rules.is_empty());
     }
 }

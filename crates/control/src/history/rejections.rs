@@ -10,8 +10,8 @@ use leno_model::{
 };
 use leno_telemetry::RecentTable;
 
-use super::request_history::{REACH, RequestHistory, step_number};
-use super::{SERVICES_MAX, route_parent};
+use super::request_history::{HISTORY_LENGTH, RequestHistory, step_number};
+use super::{MAX_SERVICES, route_parent};
 use crate::compile::target_port;
 use crate::mesh::Mesh;
 use crate::status::{RECENT_STEPS, RejectionStatus};
@@ -20,15 +20,15 @@ use crate::status::{RECENT_STEPS, RejectionStatus};
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
     /// Counted by the sidecars of clients, for rejections by either side.
-    outbound: RecentTable<RejectionKey, RejectionCounts, KEPT_MAX>,
+    outbound: RecentTable<RejectionKey, RejectionCounts, MAX_ENTRIES>,
     /// Counted by the sidecars of servers. The count is that of clients without a sidecar, which no other
     /// sidecar counts.
-    inbound: RecentTable<RejectionKey, RejectionCounts, KEPT_MAX>,
+    inbound: RecentTable<RejectionKey, RejectionCounts, MAX_ENTRIES>,
     /// All requests of clients without a sidecar, by service.
-    unmeshed: RecentTable<ServiceName, RecentCounts, KEPT_MAX>,
+    unmeshed: RecentTable<ServiceName, RecentCounts, MAX_ENTRIES>,
     /// All requests of a workload to destinations that are not a service of the mesh, and those without a known
     /// service.
-    outside: RecentTable<WorkloadName, RecentCounts, KEPT_MAX>,
+    external: RecentTable<WorkloadName, RecentCounts, MAX_ENTRIES>,
 }
 
 type RejectionKey = (RejectedDestination, &'static str);
@@ -38,8 +38,8 @@ type PolicyKey = (RuleKind, Name, Name);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum RejectedDestination {
     Service(ServiceName),
-    /// Everything that is not a known service of the mesh, for the requests of one workload.
-    Outside(WorkloadName),
+    /// All destinations that are not a known service of the mesh, for the requests of one workload.
+    External(WorkloadName),
 }
 
 /// The rejections at one destination for one reason.
@@ -47,8 +47,8 @@ enum RejectedDestination {
 struct RejectionCounts {
     recent: RecentCounts,
     /// The sidecars that counted them, each with the time of its last report.
-    sidecars: RecentTable<WorkloadName, Duration, SIDECARS_MAX>,
-    policies: RecentTable<PolicyKey, Duration, POLICIES_MAX>,
+    sidecars: RecentTable<WorkloadName, Duration, MAX_SIDECARS>,
+    policies: RecentTable<PolicyKey, Duration, MAX_POLICIES>,
 }
 
 /// A count for each of the last steps of ten seconds.
@@ -61,49 +61,50 @@ impl Rejections {
         &mut self,
         mesh: &Mesh,
         name: &WorkloadName,
-        sent: &TrafficReport,
+        report: &TrafficReport,
         at: Duration,
     ) -> u64 {
         let mut evicted = 0;
-        for series in &sent.series {
+        for series in &report.series {
             let Some(destination) = find_destination(mesh, name, series) else { continue };
             let is_inbound = series.direction == Direction::Inbound;
             let is_unmeshed = is_inbound && series.peer.is_none();
             evicted += u64::from(match &destination {
-                RejectedDestination::Outside(client) => {
-                    add_requests(&mut self.outside, client, series, at)
+                RejectedDestination::External(client) => {
+                    add_requests(&mut self.external, client, series, at)
                 }
                 RejectedDestination::Service(service) if is_unmeshed => {
                     add_requests(&mut self.unmeshed, service, series, at)
                 }
                 RejectedDestination::Service(_) => false,
             });
-            let kept = if is_inbound { &mut self.inbound } else { &mut self.outbound };
-            let is_unread = is_unread(mesh, name, series);
-            let about = deciding_services(mesh, name, series, &destination);
-            let places = match is_inbound {
-                true => about.iter().cloned().map(RejectedDestination::Service).collect(),
+            let table = if is_inbound { &mut self.inbound } else { &mut self.outbound };
+            let is_unread = is_unread_request(mesh, name, series);
+            let services = deciding_services(mesh, name, series, &destination);
+            let destinations = match is_inbound {
+                true => services.iter().cloned().map(RejectedDestination::Service).collect(),
                 false => vec![destination.clone()],
             };
             for (reason, count) in &series.reasons {
-                let counts = |reason: &Reason| match destination.service() {
+                let is_counted_reason = |reason: &Reason| match destination.service() {
                     Some(_) => reason.is_rejection(),
                     None => {
-                        sent.overflowed == 0
-                            && (is_of_destination(*reason) || (is_unread && is_of_head(*reason)))
+                        report.overflowed == 0
+                            && (is_destination_reason(*reason)
+                                || (is_unread && is_head_reason(*reason)))
                     }
                 };
-                let Some(reason) = reason.filter(counts) else { continue };
-                let policies = deciding_policies(mesh, &about, reason, &sent.rules);
-                for (index, place) in places.iter().enumerate() {
+                let Some(reason) = reason.filter(is_counted_reason) else { continue };
+                let policies = deciding_policies(mesh, &services, reason, &report.rules);
+                for (index, rejected_destination) in destinations.iter().enumerate() {
                     let is_counted = index == 0 && (!is_inbound || is_unmeshed);
-                    let key = (place.clone(), reason.label());
-                    let (rejected, old) = kept.entry(key, RejectionCounts::default);
-                    evicted += u64::from(old.is_some());
-                    rejected.recent.add(at, if is_counted { *count } else { 0 });
-                    rejected.sidecars.insert(name.clone(), at);
+                    let key = (rejected_destination.clone(), reason.label());
+                    let (counts, evicted_entry) = table.entry(key, RejectionCounts::default);
+                    evicted += u64::from(evicted_entry.is_some());
+                    counts.recent.add(at, if is_counted { *count } else { 0 });
+                    counts.sidecars.insert(name.clone(), at);
                     for policy in &policies {
-                        rejected.policies.insert(policy.clone(), at);
+                        counts.policies.insert(policy.clone(), at);
                     }
                 }
             }
@@ -115,21 +116,23 @@ impl Rejections {
     pub(super) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
         let exists = |destination: &RejectedDestination| match destination {
             RejectedDestination::Service(service) => mesh.service(service).is_some(),
-            RejectedDestination::Outside(client) => mesh.workload(client).is_some(),
+            RejectedDestination::External(client) => mesh.workload(client).is_some(),
         };
-        for kept in [&mut self.inbound, &mut self.outbound] {
-            kept.retain(|(to, _), rejected| exists(to) && rejected.last_time() + REACH > at);
+        for table in [&mut self.inbound, &mut self.outbound] {
+            table.retain(|(destination, _), counts| {
+                exists(destination) && counts.last_time() + HISTORY_LENGTH > at
+            });
         }
         let is_service = |service: &ServiceName| mesh.service(service).is_some();
         self.unmeshed.retain(|service, recent| is_service(service) && recent.sum(at) > 0);
-        self.outside.retain(|_, recent| recent.sum(at) > 0);
+        self.external.retain(|_, recent| recent.sum(at) > 0);
     }
 
     /// Returns the rejections of the last half minute that clients received; those that a retry resolved are
     /// left out.
     pub(super) fn rejection_statuses(
         &self,
-        services: &RecentTable<ServiceName, RequestHistory, SERVICES_MAX>,
+        services: &RecentTable<ServiceName, RequestHistory, MAX_SERVICES>,
         at: Duration,
     ) -> Vec<RejectionStatus> {
         let keys: std::collections::BTreeSet<&RejectionKey> =
@@ -137,34 +140,35 @@ impl Rejections {
         let status = |key: &RejectionKey| {
             let (destination, reason) = key;
             let [outbound, inbound] = [&self.outbound, &self.inbound]
-                .map(|kept| kept.get(key).filter(|it| it.is_fresh(at)));
+                .map(|table| table.get(key).filter(|counts| counts.is_fresh(at)));
             let requests = [outbound, inbound].into_iter().flatten();
-            let requests = requests.map(|rejected| rejected.recent.sum(at)).sum::<u64>();
-            let recent = |recent: Option<&RecentCounts>| recent.map_or(0, |recent| recent.sum(at));
-            let all = match destination {
+            let requests = requests.map(|counts| counts.recent.sum(at)).sum::<u64>();
+            let recent_sum =
+                |counts: Option<&RecentCounts>| counts.map_or(0, |counts| counts.sum(at));
+            let total = match destination {
                 RejectedDestination::Service(service) => {
                     services.get(service).map_or(0, |history| history.recent_requests(at))
-                        + recent(self.unmeshed.get(service))
+                        + recent_sum(self.unmeshed.get(service))
                 }
-                RejectedDestination::Outside(client) => recent(self.outside.get(client)),
+                RejectedDestination::External(client) => recent_sum(self.external.get(client)),
             };
             let source = inbound.or(outbound)?;
             (requests > 0).then(|| RejectionStatus {
                 service: destination.service().map_or(String::new(), ServiceName::to_string),
                 reason: (*reason).to_owned(),
                 requests,
-                share: requests as f64 / all.max(requests) as f64,
+                share: requests as f64 / total.max(requests) as f64,
                 side: if inbound.is_some() { "server" } else { "client" }.to_owned(),
                 sidecars: fresh_keys(&source.sidecars, at).map(WorkloadName::to_string).collect(),
                 clients: outbound
                     .into_iter()
-                    .flat_map(|it| fresh_keys(&it.sidecars, at))
+                    .flat_map(|counts| fresh_keys(&counts.sidecars, at))
                     .map(WorkloadName::to_string)
                     .collect(),
                 policies: [outbound, inbound]
                     .into_iter()
                     .flatten()
-                    .flat_map(|rejected| fresh_keys(&rejected.policies, at))
+                    .flat_map(|counts| fresh_keys(&counts.policies, at))
                     .map(|(kind, namespace, name)| format!("{kind} {namespace}/{name}"))
                     .collect::<std::collections::BTreeSet<_>>()
                     .into_iter()
@@ -209,7 +213,7 @@ impl RejectedDestination {
     fn service(&self) -> Option<&ServiceName> {
         match self {
             Self::Service(service) => Some(service),
-            Self::Outside(_) => None,
+            Self::External(_) => None,
         }
     }
 }
@@ -223,18 +227,18 @@ fn find_destination(
     let named = series.service.as_ref().filter(|service| mesh.service(service).is_some());
     match (named, series.direction) {
         (Some(service), _) => Some(RejectedDestination::Service(service.clone())),
-        (None, Direction::Outbound) => Some(RejectedDestination::Outside(workload.clone())),
+        (None, Direction::Outbound) => Some(RejectedDestination::External(workload.clone())),
         (None, Direction::Inbound) if series.service.is_none() => {
-            let mut services = mesh.in_front_of(workload);
+            let mut services = mesh.services_of(workload);
             services.next().map(|service| RejectedDestination::Service(service.name.clone()))
         }
         (None, Direction::Inbound) => None,
     }
 }
 
-/// The services with policies that may have decided about the requests of a series, that of the destination first. The server's sidecar
-/// applies the policies of all services in front of a port, and reports one of them; the client's sidecar reports the service to which a
-/// route forwarded the request.
+/// Returns the services with policies that may have decided about the requests of a series, that of the
+/// destination first. The server's sidecar applies the policies of all services in front of a port, and reports
+/// one of them; the client's sidecar reports the service to which a route forwarded the request.
 fn deciding_services(
     mesh: &Mesh,
     workload: &WorkloadName,
@@ -242,30 +246,34 @@ fn deciding_services(
     destination: &RejectedDestination,
 ) -> Vec<ServiceName> {
     let Some(service) = destination.service() else { return Vec::new() };
-    let mut about = vec![service.clone()];
+    let mut services = vec![service.clone()];
     match series.direction {
         Direction::Inbound => {
             let server = mesh.workload(workload);
-            let leads = |port: &ServicePort| {
-                server.is_some_and(|it| target_port(&port.target, it) == Some(series.port))
+            let forwards = |port: &ServicePort| {
+                server.is_some_and(|workload| {
+                    target_port(&port.target, workload) == Some(series.port)
+                })
             };
-            let services = mesh.in_front_of(workload).filter(|it| it.name != *service);
-            let here = services.filter(|it| series.service.is_none() || it.ports.iter().any(leads));
-            about.extend(here.map(|it| it.name.clone()));
+            let others = mesh.services_of(workload).filter(|other| other.name != *service);
+            let deciding =
+                others.filter(|other| series.service.is_none() || other.ports.iter().any(forwards));
+            services.extend(deciding.map(|other| other.name.clone()));
         }
         Direction::Outbound => {
             let route = series.route.as_ref();
-            about.extend(route.and_then(|route| route_parent(mesh, route, service)).cloned());
+            services.extend(route.and_then(|route| route_parent(mesh, route, service)).cloned());
         }
     }
-    about
+    services
 }
 
 /// True if a sidecar may have rejected requests of its own workload before it knew the service: at the HTTP
 /// proxy port, where each request names one, or at an address outside. At a gateway, external clients send such
 /// requests.
-fn is_unread(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSeries) -> bool {
-    let is_gateway = || mesh.workload(workload).is_none_or(|it| mesh.gateway_of(it).is_some());
+fn is_unread_request(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSeries) -> bool {
+    let is_gateway =
+        || mesh.workload(workload).is_none_or(|workload| mesh.gateway_of(workload).is_some());
     series.direction == Direction::Outbound
         && series.service.is_none()
         && series.port == 0
@@ -273,7 +281,7 @@ fn is_unread(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSeries) -> bo
 }
 
 /// True for reasons of a request head that a sidecar cannot parse, or does not receive.
-fn is_of_head(reason: Reason) -> bool {
+fn is_head_reason(reason: Reason) -> bool {
     matches!(
         reason,
         Reason::BadRequest | Reason::HeadTooLarge | Reason::HeadTimeout | Reason::Unsupported
@@ -282,19 +290,19 @@ fn is_of_head(reason: Reason) -> bool {
 
 /// True for reasons that mean that a destination is not a service, or may not be reached. Others, such as
 /// requests without a route at a gateway, are independent of the client.
-fn is_of_destination(reason: Reason) -> bool {
+fn is_destination_reason(reason: Reason) -> bool {
     matches!(reason, Reason::UnknownService | Reason::EgressDenied | Reason::DeniedOutbound)
 }
 
 /// Adds the requests of a series; returns true if another entry was evicted for it.
 fn add_requests<K: Ord + Clone>(
-    table: &mut RecentTable<K, RecentCounts, KEPT_MAX>,
+    table: &mut RecentTable<K, RecentCounts, MAX_ENTRIES>,
     key: &K,
     series: &TrafficSeries,
     at: Duration,
 ) -> bool {
-    let (all, evicted) = table.entry(key.clone(), RecentCounts::default);
-    all.add(at, series.request_count());
+    let (counts, evicted) = table.entry(key.clone(), RecentCounts::default);
+    counts.add(at, series.request_count());
     evicted.is_some()
 }
 
@@ -307,28 +315,30 @@ fn deciding_policies(
     rules: &[RuleMatches],
 ) -> Vec<PolicyKey> {
     if reason == Reason::NoRoute {
-        let routes = services.iter().flat_map(|service| mesh.routes_at(service));
-        return routes.take(POLICIES_MAX).collect();
+        let routes = services.iter().flat_map(|service| mesh.attached_rules(service));
+        return routes.take(MAX_POLICIES).collect();
     }
     let kinds = rejecting_kinds(reason);
-    let decided = rules.iter().filter(|rule| kinds.contains(&rule.kind) && rule.matches > 0);
-    let mut decided: Vec<PolicyKey> = decided
+    let policies = rules.iter().filter(|rule| kinds.contains(&rule.kind) && rule.matches > 0);
+    let mut policies: Vec<PolicyKey> = policies
         .map(|rule| (rule.kind, rule.namespace.clone(), rule.name.clone()))
         .filter(|(kind, namespace, name)| mesh.has_object(&kind.object_key(namespace, name)))
         .collect();
-    let is_about = |it: &PolicyKey| {
-        services.iter().any(|service| mesh.is_about(&it.0.object_key(&it.1, &it.2), service))
+    let concerns_services = |policy: &PolicyKey| {
+        services.iter().any(|service| {
+            mesh.concerns_service(&policy.0.object_key(&policy.1, &policy.2), service)
+        })
     };
-    if decided.iter().any(is_about) {
-        decided.retain(is_about);
+    if policies.iter().any(concerns_services) {
+        policies.retain(concerns_services);
     }
-    decided
+    policies
 }
 
 /// Returns the kinds of objects that reject requests for a reason, and are counted then.
 fn rejecting_kinds(reason: Reason) -> Vec<RuleKind> {
     use ServicePolicyKind as Kind;
-    let of_services: &[ServicePolicyKind] = match reason {
+    let service_policy_kinds: &[ServicePolicyKind] = match reason {
         Reason::RateLimited | Reason::Overloaded | Reason::RateLimitUnavailable => {
             &[Kind::RateLimit, Kind::UpstreamTrafficSetting]
         }
@@ -351,14 +361,14 @@ fn rejecting_kinds(reason: Reason) -> Vec<RuleKind> {
         }
         _ => &[],
     };
-    of_services.iter().copied().map(RuleKind::ServicePolicy).collect()
+    service_policy_kinds.iter().copied().map(RuleKind::ServicePolicy).collect()
 }
 
 fn fresh_keys<K: Ord + Clone, const MAX: usize>(
-    recorded_change: &RecentTable<K, Duration, MAX>,
+    table: &RecentTable<K, Duration, MAX>,
     at: Duration,
 ) -> impl Iterator<Item = &K> {
-    recorded_change.iter().filter(move |(_, last)| is_recent(**last, at)).map(|(key, _)| key)
+    table.iter().filter(move |(_, last)| is_recent(**last, at)).map(|(key, _)| key)
 }
 
 fn is_recent(last: Duration, at: Duration) -> bool {
@@ -366,11 +376,11 @@ fn is_recent(last: Duration, at: Duration) -> bool {
 }
 
 /// Maximum pairs of service and reason on each side: about 200 bytes each.
-const KEPT_MAX: usize = 1024;
+const MAX_ENTRIES: usize = 1024;
 /// Maximum sidecars per entry.
-const SIDECARS_MAX: usize = 8;
+const MAX_SIDECARS: usize = 8;
 /// Maximum policies per entry.
-const POLICIES_MAX: usize = 4;
+const MAX_POLICIES: usize = 4;
 
 #[cfg(test)]
 mod tests;

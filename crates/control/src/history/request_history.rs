@@ -71,11 +71,11 @@ impl RequestHistory {
         }
     }
 
-    /// Returns the current rates: over the last half minute, or the track's age if shorter.
+    /// Returns the current rates: over the last half minute, or since the first requests if that is shorter.
     pub(super) fn current_rates(&self, at: Duration) -> RateStatus {
         let recent = self.fine.recent(at);
         let window = at.saturating_sub(self.fine.recent_since(at).max(self.since));
-        let seconds = window.as_secs_f64().max(WINDOW_SECONDS_MIN);
+        let seconds = window.as_secs_f64().max(MIN_WINDOW_SECONDS);
         let steps = self.fine.steps(at);
         let share = |part: u64| part as f64 / recent.requests as f64;
         RateStatus {
@@ -94,12 +94,12 @@ impl RequestHistory {
         }
     }
 
-    /// The number of requests behind [`RequestHistory::current_rates`].
+    /// Returns the number of requests in the period of [`RequestHistory::current_rates`].
     pub(super) fn recent_requests(&self, at: Duration) -> u64 {
         self.fine.recent(at).requests
     }
 
-    /// The plots of the last minutes and of the last hour.
+    /// Returns the plots of the last minutes and of the last hour.
     pub(super) fn plots(&self, at: Duration) -> Vec<PlotStatus> {
         [&self.fine, &self.coarse].map(|ring| plot_ring(ring, at)).into()
     }
@@ -153,19 +153,20 @@ fn round_rate(rate: f64) -> f64 {
     (rate * 1e3).round() / 1e3
 }
 
-/// Fine steps show current events,
+/// The length of a fine step.
 const FINE_STEP: Duration = Duration::from_secs(10);
-/// for six minutes;
+/// The number of fine steps: six minutes.
 const FINE_STEPS: usize = 36;
-/// coarse steps cover an hour.
+/// The length of a coarse step.
 const COARSE_STEP: Duration = Duration::from_secs(60);
+/// The number of coarse steps: an hour.
 const COARSE_STEPS: usize = 60;
 /// The number of fine steps reported with the rates: three minutes.
 const REPORTED_STEPS: usize = 18;
 /// The time that the rings cover.
-pub(super) const REACH: Duration = Duration::from_secs(3600);
+pub(super) const HISTORY_LENGTH: Duration = Duration::from_secs(3600);
 /// The shortest period for a rate.
-const WINDOW_SECONDS_MIN: f64 = 1.0;
+const MIN_WINDOW_SECONDS: f64 = 1.0;
 
-/// Stands for reasons that only newer sidecars have.
+/// The label of reasons that only later releases have.
 const UNKNOWN_REASON: &str = "other";

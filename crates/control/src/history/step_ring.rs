@@ -29,41 +29,43 @@ pub(crate) struct StepTotals {
 pub(crate) struct StepRing {
     step: Duration,
     capacity: usize,
-    open_max: usize,
+    histograms_max: usize,
     /// The number of the newest step since time zero; meaningful only if there is one.
     newest: u64,
     /// Newest first.
     steps: VecDeque<StepTotals>,
     /// Histograms of the newest steps, in the same order.
-    open: VecDeque<SparseHistogram>,
+    histograms: VecDeque<SparseHistogram>,
 }
 
 impl StepRing {
-    /// Creates a ring of `capacity` steps, of which the newest `open_max` can be summed.
-    pub(crate) fn new(step: Duration, capacity: usize, open_max: usize) -> Self {
+    /// Creates a ring of `capacity` steps, of which the newest `histograms_max` can be summed.
+    pub(crate) fn new(step: Duration, capacity: usize, histograms_max: usize) -> Self {
         let steps = VecDeque::with_capacity(capacity);
-        Self { step, capacity, open_max, newest: 0, steps, open: VecDeque::new() }
+        Self { step, capacity, histograms_max, newest: 0, steps, histograms: VecDeque::new() }
     }
 
     /// Adds requests that were completed at `at`, or shortly before.
     pub(crate) fn add(&mut self, at: Duration, batch: &RequestBatch) {
         self.advance(self.step_number(at));
-        let (Some(step), Some(open)) = (self.steps.front_mut(), self.open.front_mut()) else {
+        let (Some(step), Some(histogram)) = (self.steps.front_mut(), self.histograms.front_mut())
+        else {
             return;
         };
-        let add = |sum: u32, more: u64| sum.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
+        let add =
+            |sum: u32, amount: u64| sum.saturating_add(u32::try_from(amount).unwrap_or(u32::MAX));
         step.requests = add(step.requests, batch.requests);
         step.failed = add(step.failed, batch.failed);
-        open.merge(&batch.durations);
-        (step.p50, step.p99) = (open.quantile(0.50), open.quantile(0.99));
+        histogram.merge(&batch.durations);
+        (step.p50, step.p99) = (histogram.quantile(0.50), histogram.quantile(0.99));
     }
 
-    /// Returns the sum of the newest `open_max` steps up to `at`, including its current step.
+    /// Returns the sum of the newest `histograms_max` steps up to `at`, including its current step.
     pub(crate) fn recent(&self, at: Duration) -> RequestBatch {
         let mut sum = RequestBatch::default();
-        let passed = self.passed_steps(at).unwrap_or(self.open_max);
-        let kept = self.open_max.saturating_sub(passed);
-        for (step, durations) in self.steps.iter().zip(&self.open).take(kept) {
+        let passed_steps = self.passed_steps(at).unwrap_or(self.histograms_max);
+        let remaining = self.histograms_max.saturating_sub(passed_steps);
+        for (step, durations) in self.steps.iter().zip(&self.histograms).take(remaining) {
             sum.requests += u64::from(step.requests);
             sum.failed += u64::from(step.failed);
             sum.durations.merge(durations);
@@ -73,17 +75,17 @@ impl StepRing {
 
     /// Returns the start of the oldest step that [`StepRing::recent`] sums.
     pub(crate) fn recent_since(&self, at: Duration) -> Duration {
-        let back = u64::try_from(self.open_max.saturating_sub(1)).unwrap_or(0);
-        let first = self.step_number(at).saturating_sub(back);
+        let steps_before = u64::try_from(self.histograms_max.saturating_sub(1)).unwrap_or(0);
+        let first = self.step_number(at).saturating_sub(steps_before);
         self.step.saturating_mul(u32::try_from(first).unwrap_or(u32::MAX))
     }
 
     /// Returns all `capacity` steps, the oldest first and the step of `at` last.
     pub(crate) fn steps(&self, at: Duration) -> Vec<StepTotals> {
-        let passed = self.passed_steps(at).unwrap_or(self.capacity).min(self.capacity);
-        let kept = self.steps.iter().take(self.capacity - passed);
-        let mut steps = vec![StepTotals::default(); passed];
-        steps.extend(kept);
+        let passed_steps = self.passed_steps(at).unwrap_or(self.capacity).min(self.capacity);
+        let remaining = self.steps.iter().take(self.capacity - passed_steps);
+        let mut steps = vec![StepTotals::default(); passed_steps];
+        steps.extend(remaining);
         steps.resize(self.capacity, StepTotals::default());
         steps.reverse();
         steps
@@ -106,17 +108,17 @@ impl StepRing {
 
     /// Makes the step with this number the newest.
     fn advance(&mut self, number: u64) {
-        let new = match self.steps.is_empty() {
+        let new_steps = match self.steps.is_empty() {
             true => 1,
             false => number.saturating_sub(self.newest),
         };
         self.newest = self.newest.max(number);
-        let new = usize::try_from(new).unwrap_or(usize::MAX).min(self.capacity);
-        for _ in 0..new {
+        let new_steps = usize::try_from(new_steps).unwrap_or(usize::MAX).min(self.capacity);
+        for _ in 0..new_steps {
             self.steps.truncate(self.capacity - 1);
             self.steps.push_front(StepTotals::default());
-            self.open.truncate(self.open_max - 1);
-            self.open.push_front(SparseHistogram::default());
+            self.histograms.truncate(self.histograms_max - 1);
+            self.histograms.push_front(SparseHistogram::default());
         }
     }
 }
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_move_on_with_time_and_the_oldest_are_forgotten() {
+    fn the_oldest_steps_are_dropped_as_time_passes() {
         let mut ring = small_ring();
         assert_eq!(step_counts(&ring, 0), [0; 5]);
         for at in [3, 9, 12, 38] {
@@ -149,11 +151,11 @@ mod tests {
         assert_eq!(step_counts(&ring, 1_000_000), [0; 5]);
         ring.add(Duration::from_secs(1_000_000), &make_batch(7, 1, 1));
         assert_eq!(step_counts(&ring, 1_000_009), [0, 0, 0, 0, 7]);
-        assert_eq!((ring.steps.len(), ring.open.len()), (5, 2));
+        assert_eq!((ring.steps.len(), ring.histograms.len()), (5, 2));
     }
 
     #[test]
-    fn what_is_recent_is_summed_with_its_durations() {
+    fn recent_steps_are_summed_with_their_durations() {
         let mut ring = small_ring();
         ring.add(Duration::from_secs(5), &make_batch(100, 100, 9));
         ring.add(Duration::from_secs(15), &make_batch(98, 3, 10));
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_is_late_counts_as_the_newest_step() {
+    fn a_late_report_counts_in_the_newest_step() {
         let mut ring = small_ring();
         ring.add(Duration::from_secs(25), &make_batch(1, 0, 0));
         ring.add(Duration::from_secs(12), &make_batch(2, 0, 0));

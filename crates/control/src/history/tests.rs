@@ -52,7 +52,7 @@ fn at_second(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-const EVERY: Option<Duration> = Some(Duration::from_secs(5));
+const REPORT_INTERVAL: Option<Duration> = Some(Duration::from_secs(5));
 
 fn find_rates<'a>(list: &'a [NamedRateStatus], name: &str) -> &'a crate::status::RateStatus {
     let found = list.iter().find(|found| found.name == format!("bookinfo/{name}"));
@@ -64,19 +64,19 @@ fn entry_count(history: &History) -> usize {
 }
 
 #[test]
-fn rates_are_right_from_the_first_report_on() {
+fn rates_are_correct_from_the_first_report() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     for seconds in (5..=60).step_by(5) {
         let sent = traffic_report(vec![outbound_series("details", None, 50, 5)]);
         history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(seconds));
-        let status = history.traffic_status(&mesh, at_second(seconds), EVERY);
+        let status = history.traffic_status(&mesh, at_second(seconds), REPORT_INTERVAL);
         let details = find_rates(&status.services, "details");
         assert!((8.0..=14.0).contains(&details.per_second), "{seconds} s: {details:?}");
         assert_eq!(details.success, Some(0.9));
         assert_eq!(details.requests, 10 * seconds);
     }
-    let status = history.traffic_status(&mesh, at_second(200), EVERY);
+    let status = history.traffic_status(&mesh, at_second(200), REPORT_INTERVAL);
     let details = find_rates(&status.services, "details");
     assert_eq!((details.per_second, details.success, details.p99_ms), (0.0, None, None));
     assert_eq!((details.requests, details.failed), (600, 60));
@@ -100,7 +100,7 @@ fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
         &traffic_report(vec![tcp(20, 0, 0)]),
         at_second(5),
     );
-    let status = history.traffic_status(&mesh, at_second(5), EVERY);
+    let status = history.traffic_status(&mesh, at_second(5), REPORT_INTERVAL);
     let details = find_rates(&status.services, "details");
     assert_eq!((details.per_second, details.success, details.requests), (4.0, Some(1.0), 20));
     assert_eq!(status.sidecars[0].outbound_per_second, 4.0);
@@ -110,7 +110,7 @@ fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
         &traffic_report(vec![tcp(20, 10, 10)]),
         at_second(10),
     );
-    let status = history.traffic_status(&mesh, at_second(10), EVERY);
+    let status = history.traffic_status(&mesh, at_second(10), REPORT_INTERVAL);
     let details = find_rates(&status.services, "details");
     assert_eq!((details.per_second, details.success), (4.0, Some(0.75)));
     assert_eq!((details.requests, details.failed), (40, 10));
@@ -121,14 +121,17 @@ fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
     let ended = traffic_report(vec![tcp(0, 30, 0)]);
     history.record_report(&mesh, &workload_name("productpage-1"), &ended, at_second(15));
     assert_eq!(
-        find_rates(&history.traffic_status(&mesh, at_second(15), EVERY).services, "details")
-            .requests,
+        find_rates(
+            &history.traffic_status(&mesh, at_second(15), REPORT_INTERVAL).services,
+            "details"
+        )
+        .requests,
         40
     );
 }
 
 #[test]
-fn a_route_stands_between_whom_clients_ask_and_who_answers() {
+fn a_route_is_between_the_called_service_and_the_backend() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let series = vec![
@@ -141,9 +144,12 @@ fn a_route_stands_between_whom_clients_ask_and_who_answers() {
         &traffic_report(series),
         at_second(5),
     );
-    let status = history.traffic_status(&mesh, at_second(5), EVERY);
-    let edges: Vec<String> =
-        status.edges.iter().map(|e| format!("{} {} → {}", e.kind, e.from, e.to)).collect();
+    let status = history.traffic_status(&mesh, at_second(5), REPORT_INTERVAL);
+    let edges: Vec<String> = status
+        .edges
+        .iter()
+        .map(|edge| format!("{} {} → {}", edge.kind, edge.from, edge.to))
+        .collect();
     let productpage = edges.iter().find(|edge| edge.ends_with("→ bookinfo/reviews")).unwrap();
     let from = productpage.trim_end_matches(" → bookinfo/reviews").to_owned();
     let mut expected = [
@@ -164,26 +170,26 @@ fn a_route_stands_between_whom_clients_ask_and_who_answers() {
 fn an_edge_is_mutual_tls_when_the_server_has_verified_the_client() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let asked = traffic_report(vec![outbound_series("details", None, 1, 0)]);
-    history.record_report(&mesh, &workload_name("productpage-1"), &asked, at_second(5));
-    assert!(!history.traffic_status(&mesh, at_second(5), EVERY).edges[0].mtls);
+    let report = traffic_report(vec![outbound_series("details", None, 1, 0)]);
+    history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
+    assert!(!history.traffic_status(&mesh, at_second(5), REPORT_INTERVAL).edges[0].mtls);
     history.record_report(
         &mesh,
         &workload_name("details-1"),
         &traffic_report(vec![inbound_series("stranger", 1)]),
         at_second(6),
     );
-    assert!(!history.traffic_status(&mesh, at_second(6), EVERY).edges[0].mtls);
+    assert!(!history.traffic_status(&mesh, at_second(6), REPORT_INTERVAL).edges[0].mtls);
     history.record_report(
         &mesh,
         &workload_name("details-1"),
         &traffic_report(vec![inbound_series("productpage", 1)]),
         at_second(7),
     );
-    assert!(history.traffic_status(&mesh, at_second(7), EVERY).edges[0].mtls);
+    assert!(history.traffic_status(&mesh, at_second(7), REPORT_INTERVAL).edges[0].mtls);
     assert!(
-        !history.traffic_status(&mesh, at_second(7 + 300), EVERY).edges[0].mtls,
-        "that was minutes ago"
+        !history.traffic_status(&mesh, at_second(7 + 300), REPORT_INTERVAL).edges[0].mtls,
+        "the last request was minutes ago"
     );
 }
 
@@ -193,33 +199,33 @@ fn an_edge_has_no_mutual_tls_for_requests_that_arrived_at_another_service() {
         &BOOKINFO.replace("serviceAccount: reviews,", "serviceAccount: details,"),
     );
     let mut history = History::default();
-    let asked = traffic_report(vec![outbound_series("details", None, 1, 0)]);
-    history.record_report(&mesh, &workload_name("productpage-1"), &asked, at_second(5));
+    let report = traffic_report(vec![outbound_series("details", None, 1, 0)]);
+    history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
     let at_reviews = traffic_report(vec![inbound_series("productpage", 1)]);
     history.record_report(&mesh, &workload_name("reviews-v1-1"), &at_reviews, at_second(6));
     assert_eq!(history.verified.len(), 1);
-    assert!(!history.traffic_status(&mesh, at_second(6), EVERY).edges[0].mtls);
+    assert!(!history.traffic_status(&mesh, at_second(6), REPORT_INTERVAL).edges[0].mtls);
 }
 
 #[test]
-fn one_workload_is_remembered_for_so_many_clients() {
+fn a_workload_has_a_limited_number_of_verified_clients() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    for client in 0..CLIENTS_MAX + 2 {
+    for client in 0..MAX_CLIENTS + 2 {
         let report =
             traffic_report(vec![inbound_series(&format!("c{client}"), 1), inbound_series("c0", 1)]);
         history.record_report(&mesh, &workload_name("details-1"), &report, at_second(5));
     }
     let clients = &history.verified[&workload_name("details-1")];
-    assert_eq!(clients.len(), CLIENTS_MAX);
-    assert_eq!(history.tally.dropped, 2);
-    let known =
+    assert_eq!(clients.len(), MAX_CLIENTS);
+    assert_eq!(history.counters.dropped, 2);
+    let is_verified =
         |name: String| clients.contains_key(&ServiceAccount::new("bookinfo", &name).unwrap());
     // The most recently used ones are kept.
-    for (client, is_known) in
-        [(0, true), (1, false), (2, false), (3, true), (CLIENTS_MAX + 1, true)]
+    for (client, expected) in
+        [(0, true), (1, false), (2, false), (3, true), (MAX_CLIENTS + 1, true)]
     {
-        assert_eq!(known(format!("c{client}")), is_known, "c{client}");
+        assert_eq!(is_verified(format!("c{client}")), expected, "c{client}");
     }
     history.record_report(
         &mesh,
@@ -227,11 +233,11 @@ fn one_workload_is_remembered_for_so_many_clients() {
         &traffic_report(vec![inbound_series("c", 1)]),
         at_second(5),
     );
-    assert_eq!(history.verified.len(), 2, "others have room of their own");
+    assert_eq!(history.verified.len(), 2, "each workload has a limit of its own");
 }
 
 #[test]
-fn a_sidecar_that_is_silent_is_idle() {
+fn a_sidecar_without_reports_is_idle() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let series = vec![outbound_series("details", None, 20, 0), inbound_series("stranger", 10)];
@@ -241,8 +247,9 @@ fn a_sidecar_that_is_silent_is_idle() {
         &traffic_report(series),
         at_second(5),
     );
-    let sidecar =
-        |seconds| history.traffic_status(&mesh, at_second(seconds), EVERY).sidecars[0].clone();
+    let sidecar = |seconds| {
+        history.traffic_status(&mesh, at_second(seconds), REPORT_INTERVAL).sidecars[0].clone()
+    };
     let busy = sidecar(6);
     assert_eq!(
         (busy.cpu_cores, busy.inbound_per_second, busy.outbound_per_second),
@@ -253,54 +260,54 @@ fn a_sidecar_that_is_silent_is_idle() {
 }
 
 #[test]
-fn what_is_about_nothing_of_the_mesh_makes_no_track() {
+fn series_without_objects_of_the_mesh_are_not_recorded() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let mut nobody = outbound_series("details", None, 1, 0);
-    nobody.service = None;
-    let series = vec![outbound_series("invented", None, 1, 0), nobody];
+    let mut no_service = outbound_series("details", None, 1, 0);
+    no_service.service = None;
+    let series = vec![outbound_series("invented", None, 1, 0), no_service];
     history.record_report(
         &mesh,
         &workload_name("productpage-1"),
         &traffic_report(series),
         at_second(5),
     );
-    let lone = traffic_report(vec![outbound_series("details", None, 1, 0)]);
-    history.record_report(&mesh, &workload_name("nobody-1"), &lone, at_second(5));
+    let report = traffic_report(vec![outbound_series("details", None, 1, 0)]);
+    history.record_report(&mesh, &workload_name("nobody-1"), &report, at_second(5));
     assert_eq!(entry_count(&history), 0);
-    assert_eq!(history.tally, ReportCounters { reports: 1, dropped: 2 });
+    assert_eq!(history.counters, ReportCounters { reports: 1, dropped: 2 });
 }
 
 #[test]
-fn what_is_old_or_gone_is_forgotten() {
-    let full = mesh_with_sidecars(BOOKINFO);
+fn old_and_removed_entries_are_evicted() {
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let series = vec![outbound_series("details", None, 1, 0), inbound_series("stranger", 1)];
     history.record_report(
-        &full,
+        &mesh,
         &workload_name("productpage-1"),
         &traffic_report(series),
         at_second(5),
     );
-    history.evict_expired(&full, at_second(304));
+    history.evict_expired(&mesh, at_second(304));
     assert_eq!((entry_count(&history), history.verified.len()), (2, 1));
-    history.evict_expired(&full, at_second(3600));
+    history.evict_expired(&mesh, at_second(3600));
     assert_eq!((entry_count(&history), history.verified.len()), (2, 0));
     let empty = Mesh::default();
     history.evict_expired(&empty, at_second(3600));
     assert_eq!((entry_count(&history), history.sidecars.len()), (0, 0));
     let series = vec![outbound_series("details", None, 1, 0)];
     history.record_report(
-        &full,
+        &mesh,
         &workload_name("productpage-1"),
         &traffic_report(series),
         at_second(4000),
     );
-    history.evict_expired(&full, at_second(4000 + 3600));
+    history.evict_expired(&mesh, at_second(4000 + 3600));
     assert_eq!(entry_count(&history), 0);
 }
 
-/// Returns Bookinfo with so many routes for details.
+/// Returns Bookinfo with this number of routes for details.
 fn bookinfo_with_routes(count: usize) -> String {
     let route = |number| {
         format!(
@@ -314,17 +321,17 @@ fn bookinfo_with_routes(count: usize) -> String {
 }
 
 #[test]
-fn a_route_that_is_not_there_takes_no_room() {
-    let with = mesh_with_sidecars(&bookinfo_with_routes(1));
+fn a_missing_route_is_not_recorded() {
+    let mesh = mesh_with_sidecars(&bookinfo_with_routes(1));
     let mut history = History::default();
     let series = ["r0", "invented"].map(|route| outbound_series("details", Some(route), 1, 0));
     history.record_report(
-        &with,
+        &mesh,
         &workload_name("productpage-1"),
         &traffic_report(series.into()),
         at_second(5),
     );
-    let status = history.traffic_status(&with, at_second(5), EVERY);
+    let status = history.traffic_status(&mesh, at_second(5), REPORT_INTERVAL);
     assert_eq!((status.routes.len(), find_rates(&status.routes, "r0").requests), (1, 1));
     assert_eq!((find_rates(&status.services, "details").requests, status.series_dropped), (2, 1));
     history.evict_expired(&mesh_with_sidecars(BOOKINFO), at_second(6));
@@ -332,21 +339,21 @@ fn a_route_that_is_not_there_takes_no_room() {
 }
 
 #[test]
-fn a_series_is_folded_once_and_by_one_of_both() {
+fn each_dropped_series_is_counted_once() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let mut rest = outbound_series("details", None, 1, 0);
-    rest.service = None;
+    let mut no_service = outbound_series("details", None, 1, 0);
+    no_service.service = None;
     let report = TrafficReport {
         overflowed: 3,
-        ..traffic_report(vec![rest, outbound_series("invented", None, 1, 0)])
+        ..traffic_report(vec![no_service, outbound_series("invented", None, 1, 0)])
     };
     history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
-    assert_eq!(history.tally, ReportCounters { reports: 1, dropped: 4 });
+    assert_eq!(history.counters, ReportCounters { reports: 1, dropped: 4 });
 }
 
 #[test]
-fn reasons_of_now_are_reported_apart_from_those_since_the_start() {
+fn recent_reasons_are_reported_separately() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let failing = |reason| TrafficSeries {
@@ -374,10 +381,10 @@ fn reasons_of_now_are_reported_apart_from_those_since_the_start() {
 }
 
 #[test]
-fn tracks_are_bounded_for_each_kind() {
-    let mesh = mesh_with_sidecars(&bookinfo_with_routes(ROUTES_MAX + 3));
+fn entries_of_each_kind_are_limited() {
+    let mesh = mesh_with_sidecars(&bookinfo_with_routes(MAX_ROUTES + 3));
     let mut history = History::default();
-    for route in 0..ROUTES_MAX + 3 {
+    for route in 0..MAX_ROUTES + 3 {
         let series = vec![
             outbound_series("details", Some(&format!("r{route}")), 1, 0),
             outbound_series("details", Some("r0"), 1, 0),
@@ -389,25 +396,25 @@ fn tracks_are_bounded_for_each_kind() {
             at_second(5),
         );
     }
-    let status = history.traffic_status(&mesh, at_second(5), EVERY);
+    let status = history.traffic_status(&mesh, at_second(5), REPORT_INTERVAL);
     assert_eq!(
         (status.routes.len(), status.services.len(), status.edges.len()),
-        (ROUTES_MAX, 1, 1)
+        (MAX_ROUTES, 1, 1)
     );
-    assert_eq!(history.tally.dropped, 3);
-    assert_eq!(find_rates(&status.services, "details").requests, 2 * (ROUTES_MAX as u64 + 3));
+    assert_eq!(history.counters.dropped, 3);
+    assert_eq!(find_rates(&status.services, "details").requests, 2 * (MAX_ROUTES as u64 + 3));
     // The most recently used ones are kept; the count of a used one continues.
-    assert_eq!(find_rates(&status.routes, "r0").requests, ROUTES_MAX as u64 + 4);
-    for (route, is_kept) in [(1, false), (3, false), (4, true), (ROUTES_MAX + 2, true)] {
+    assert_eq!(find_rates(&status.routes, "r0").requests, MAX_ROUTES as u64 + 4);
+    for (route, is_kept) in [(1, false), (3, false), (4, true), (MAX_ROUTES + 2, true)] {
         let name = format!("bookinfo/r{route}");
-        assert_eq!(status.routes.iter().any(|it| it.name == name), is_kept, "{name}");
+        assert_eq!(status.routes.iter().any(|route| route.name == name), is_kept, "{name}");
     }
 }
 
 #[test]
-fn a_new_service_has_rates_and_rejections_in_a_mesh_with_very_many() {
+fn a_new_service_has_rates_and_rejections_in_a_large_mesh() {
     let name = |number: usize| format!("s{number}");
-    let services = (0..SERVICES_MAX + 3).map(|number| {
+    let services = (0..MAX_SERVICES + 3).map(|number| {
         let metadata = format!("metadata: {{name: {}, namespace: bookinfo}}", name(number));
         format!(
             "---\napiVersion: v1\nkind: Service\n{metadata}\nspec: {{ports: [{{port: 9080}}]}}\n"
@@ -419,17 +426,18 @@ fn a_new_service_has_rates_and_rejections_in_a_mesh_with_very_many() {
         reasons: vec![(Some(Reason::RateLimited), 5)],
         ..outbound_series(&name(number), None, 5, 5)
     };
-    for number in 0..SERVICES_MAX + 3 {
+    for number in 0..MAX_SERVICES + 3 {
         let report = traffic_report(vec![rejected(number), rejected(0)]);
         history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
     }
-    let status = history.traffic_status(&mesh, at_second(5), EVERY);
-    let found: BTreeSet<&str> = status.services.iter().map(|it| it.name.as_str()).collect();
+    let status = history.traffic_status(&mesh, at_second(5), REPORT_INTERVAL);
+    let found: BTreeSet<&str> =
+        status.services.iter().map(|service| service.name.as_str()).collect();
     let rejections: BTreeSet<&str> =
-        status.rejections.iter().map(|it| it.service.as_str()).collect();
-    assert_eq!((found.len(), rejections.len()), (SERVICES_MAX, SERVICES_MAX));
+        status.rejections.iter().map(|rejection| rejection.service.as_str()).collect();
+    assert_eq!((found.len(), rejections.len()), (MAX_SERVICES, MAX_SERVICES));
     for (number, is_kept) in
-        [(0, true), (1, false), (3, false), (4, true), (SERVICES_MAX + 2, true)]
+        [(0, true), (1, false), (3, false), (4, true), (MAX_SERVICES + 2, true)]
     {
         let name = format!("bookinfo/{}", name(number));
         assert_eq!(
@@ -438,29 +446,29 @@ fn a_new_service_has_rates_and_rejections_in_a_mesh_with_very_many() {
             "{name}"
         );
     }
-    assert_eq!(status.edges.len(), SERVICES_MAX + 3, "they have more room");
-    assert_eq!(find_rates(&status.services, "s0").requests, 5 * (SERVICES_MAX as u64 + 4));
+    assert_eq!(status.edges.len(), MAX_SERVICES + 3, "the limit of edges is higher");
+    assert_eq!(find_rates(&status.services, "s0").requests, 5 * (MAX_SERVICES as u64 + 4));
 }
 
 /// Random hours, by seed: no report within an hour is lost, no count is invented, and the rings keep their
 /// size.
 #[test]
-fn the_plots_of_an_hour_sum_up_to_what_was_reported() {
+fn the_plots_of_an_hour_add_up_to_the_reports() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     for seed in 1..=64_u64 {
         let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let mut draw = |below: u64| {
+        let mut random_below = |bound: u64| {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            random % below
+            random % bound
         };
         let mut history = History::default();
         let (mut clock, mut reports) = (5_000_u64, Vec::new());
         for _ in 0..300 {
-            clock += draw(60_000);
-            let requests = 1 + draw(1_000);
-            let failed = draw(requests + 1);
+            clock += random_below(60_000);
+            let requests = 1 + random_below(1_000);
+            let failed = random_below(requests + 1);
             let sent = traffic_report(vec![outbound_series("details", None, requests, failed)]);
             history.record_report(
                 &mesh,
@@ -471,7 +479,7 @@ fn the_plots_of_an_hour_sum_up_to_what_was_reported() {
             reports.push((clock, requests, failed));
         }
         let subject = PlotSubject::Service(service_name("details"));
-        let now = Duration::from_millis(clock + draw(600_000));
+        let now = Duration::from_millis(clock + random_below(600_000));
         let plots = history.subject_plots(&subject, now).unwrap().plots;
         for (plot, steps) in plots.iter().zip([36_u64, 60]) {
             assert_eq!(plot.requests.len() as u64, steps, "seed {seed}");

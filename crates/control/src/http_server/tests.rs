@@ -8,8 +8,8 @@ use tokio::sync::{Notify, Semaphore};
 use super::*;
 
 /// Responds to `/` when released, and to `/endless` with a body without an end.
-struct Slow {
-    arrived: Notify,
+struct BlockingHandler {
+    received: Notify,
     released: Semaphore,
 }
 
@@ -27,19 +27,19 @@ impl Body for Endless {
     }
 }
 
-impl RequestHandler for Slow {
+impl RequestHandler for BlockingHandler {
     type Body = Either<Full<Bytes>, Endless>;
 
     const SERVER: &'static str = "test";
 
-    const LIFE_MAX: Option<Duration> = None;
+    const MAX_LIFE: Option<Duration> = None;
 
     async fn handle_request(
         &self,
         request: Request<Incoming>,
         _: ConnectionSource,
     ) -> Response<Self::Body> {
-        self.arrived.notify_one();
+        self.received.notify_one();
         if request.uri().path() == "/endless" {
             return Response::new(Either::Right(Endless));
         }
@@ -48,24 +48,25 @@ impl RequestHandler for Slow {
     }
 }
 
-struct Served {
-    slow: Arc<Slow>,
+struct TestServer {
+    handler: Arc<BlockingHandler>,
     stop: watch::Sender<bool>,
     client: TcpStream,
     tasks: JoinSet<()>,
 }
 
-impl Served {
+impl TestServer {
     /// Starts a server, and connects to it.
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let slow = Arc::new(Slow { arrived: Notify::new(), released: Semaphore::new(0) });
+        let handler =
+            Arc::new(BlockingHandler { received: Notify::new(), released: Semaphore::new(0) });
         let stop = watch::Sender::new(false);
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve_all(listener, 8, Arc::clone(&slow), stop.subscribe()));
+        tasks.spawn(serve_all(listener, 8, Arc::clone(&handler), stop.subscribe()));
         let client = TcpStream::connect(address).await.unwrap();
-        Self { slow, stop, client, tasks }
+        Self { handler, stop, client, tasks }
     }
 
     async fn send_get(&mut self, path: &str) {
@@ -90,47 +91,47 @@ impl Served {
 
 #[tokio::test]
 async fn a_response_in_progress_at_the_stop_is_completed() {
-    let mut served = Served::start().await;
-    served.send_get("/").await;
-    served.slow.arrived.notified().await;
-    served.stop.send_replace(true);
-    served.wait_until_closed().await;
-    served.slow.released.add_permits(1);
-    let response = served.read_to_end().await;
+    let mut server = TestServer::start().await;
+    server.send_get("/").await;
+    server.handler.received.notified().await;
+    server.stop.send_replace(true);
+    server.wait_until_closed().await;
+    server.handler.released.add_permits(1);
+    let response = server.read_to_end().await;
     assert!(response.starts_with("HTTP/1.1 200 ") && response.ends_with("done\n"), "{response}");
     assert!(response.contains("\r\nconnection: close\r\n"), "{response}");
 }
 
 #[tokio::test]
 async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
-    let mut served = Served::start().await;
-    served.stop.send_replace(true);
-    served.send_get("/").await;
-    served.slow.arrived.notified().await;
-    served.wait_until_closed().await;
-    served.slow.released.add_permits(1);
-    let response = served.read_to_end().await;
+    let mut server = TestServer::start().await;
+    server.stop.send_replace(true);
+    server.send_get("/").await;
+    server.handler.received.notified().await;
+    server.wait_until_closed().await;
+    server.handler.released.add_permits(1);
+    let response = server.read_to_end().await;
     assert!(response.ends_with("done\n"), "{response}");
 }
 
 #[tokio::test]
 async fn a_kept_connection_without_a_request_ends_soon_after_the_stop() {
-    let mut served = Served::start().await;
-    served.slow.released.add_permits(1);
-    served.send_get("/").await;
-    served.slow.arrived.notified().await;
-    served.client.readable().await.unwrap();
-    served.stop.send_replace(true);
-    let response = tokio::time::timeout(LAST_MAX, served.read_to_end()).await.unwrap();
+    let mut server = TestServer::start().await;
+    server.handler.released.add_permits(1);
+    server.send_get("/").await;
+    server.handler.received.notified().await;
+    server.client.readable().await.unwrap();
+    server.stop.send_replace(true);
+    let response = tokio::time::timeout(DRAIN_TIMEOUT, server.read_to_end()).await.unwrap();
     assert!(response.ends_with("done\n"), "{response}");
 }
 
 #[tokio::test]
 async fn a_response_without_an_end_is_ended_in_order_at_the_stop() {
-    let mut served = Served::start().await;
-    served.send_get("/endless").await;
-    served.slow.arrived.notified().await;
-    served.stop.send_replace(true);
-    let response = served.read_to_end().await;
+    let mut server = TestServer::start().await;
+    server.send_get("/endless").await;
+    server.handler.received.notified().await;
+    server.stop.send_replace(true);
+    let response = server.read_to_end().await;
     assert!(response.ends_with("\r\n0\r\n\r\n"), "{response}");
 }

@@ -56,7 +56,7 @@ impl KeyAccess {
     /// Returns the access for rules of the operator: all files, the machine itself, and private networks.
     #[must_use]
     pub fn of_operator() -> Self {
-        let entries = OWN_NETWORKS.iter().filter_map(|range| range.parse().ok());
+        let entries = PRIVATE_NETWORKS.iter().filter_map(|range| range.parse().ok());
         let servers = PermittedServers { entries: entries.map(PermittedServer::Range).collect() };
         Self { servers, files: PermittedFiles::All, detailed: true }
     }
@@ -95,25 +95,26 @@ impl FromStr for PermittedServers {
         if text.trim() == NONE {
             return Ok(Self::default());
         }
-        let entries: Result<Vec<_>, _> = text.split(',').map(|entry| read(entry.trim())).collect();
+        let entries: Result<Vec<_>, _> =
+            text.split(',').map(|entry| parse_entry(entry.trim())).collect();
         let entries = entries?;
-        match entries.len() > ENTRIES_MAX {
-            true => Err(format!("has more than {ENTRIES_MAX} entries: use address ranges")),
+        match entries.len() > MAX_ENTRIES {
+            true => Err(format!("has more than {MAX_ENTRIES} entries: use address ranges")),
             false => Ok(Self { entries }),
         }
     }
 }
 
-fn read(text: &str) -> Result<PermittedServer, String> {
+fn parse_entry(text: &str) -> Result<PermittedServer, String> {
     if let Ok(range) = IpRange::parse_range_or_address(text) {
         return Ok(PermittedServer::Range(range));
     }
-    let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     // A host name does not end in a number: this is a malformed address.
     let host = host_name(text);
     let last = host.rsplit('.').next().unwrap_or_default();
     let is_host = !last.is_empty() && !last.bytes().all(|byte| byte.is_ascii_digit());
-    match is_host && text.len() <= HOST_BYTES_MAX && text.bytes().all(named) {
+    match is_host && text.len() <= MAX_HOST_BYTES && text.bytes().all(is_name_byte) {
         true => Ok(PermittedServer::Host(host)),
         false => Err(format!(
             "`{text}` is neither a host nor an address range: use for example keys.shop.svc,10.0.0.0/8, or `{NONE}`"
@@ -148,34 +149,41 @@ impl PermittedFiles {
     /// every step of it stays below.
     pub(super) fn open_permitted(&self, path: &Path) -> Result<File, JwksFileOpenError> {
         // Opening a device can have side effects: the file is checked first.
-        let (looked_at, opened) = match self {
+        let (target, opened) = match self {
             Self::None => return Err(JwksFileOpenError::NotPermitted),
             Self::All => {
                 let open = |flags| rustix::fs::open(path, flags, Mode::empty());
-                (open(LOOK).map_err(io::Error::from)?, open(READ))
+                (open(CHECK_FLAGS).map_err(io::Error::from)?, open(READ_FLAGS))
             }
             Self::Below(directory) => {
-                let below =
+                let relative =
                     path.strip_prefix(directory).map_err(|_| JwksFileOpenError::NotPermitted)?;
-                if !below.components().all(|part| matches!(part, Component::Normal(_))) {
+                if !relative.components().all(|component| matches!(component, Component::Normal(_)))
+                {
                     return Err(JwksFileOpenError::NotPermitted);
                 }
                 let directory =
-                    rustix::fs::open(directory, LOOK | OFlags::DIRECTORY, Mode::empty());
+                    rustix::fs::open(directory, CHECK_FLAGS | OFlags::DIRECTORY, Mode::empty());
                 let directory = directory.map_err(io::Error::from)?;
                 let open = |flags| {
-                    rustix::fs::openat2(directory.as_fd(), below, flags, Mode::empty(), STAYS_BELOW)
+                    rustix::fs::openat2(
+                        directory.as_fd(),
+                        relative,
+                        flags,
+                        Mode::empty(),
+                        BELOW_DIRECTORY,
+                    )
                 };
-                let looked_at = open(LOOK).map_err(|error| match error {
+                let target = open(CHECK_FLAGS).map_err(|error| match error {
                     rustix::io::Errno::XDEV | rustix::io::Errno::LOOP => {
                         JwksFileOpenError::NotPermitted
                     }
                     error => JwksFileOpenError::Io(error.into()),
                 })?;
-                (looked_at, open(READ))
+                (target, open(READ_FLAGS))
             }
         };
-        if !File::from(looked_at).metadata()?.is_file() {
+        if !File::from(target).metadata()?.is_file() {
             return Err(JwksFileOpenError::NoFile);
         }
         let opened = File::from(opened.map_err(io::Error::from)?);
@@ -186,15 +194,15 @@ impl PermittedFiles {
     }
 }
 
-/// For checks of a path's target.
-const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
-/// For reads: opening a pipe would block, and the path may name one by now.
-const READ: OFlags =
+/// Flags to check the target of a path without an effect on it.
+const CHECK_FLAGS: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+/// Flags for reads. Non-blocking: the path may name a pipe by now, which would block.
+const READ_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
-/// Kubernetes volumes contain links within themselves.
-const STAYS_BELOW: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
+/// The resolution of paths: links within the directory are followed, as Kubernetes volumes contain some.
+const BELOW_DIRECTORY: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 /// Loopback, and RFC 1918, RFC 6598 and RFC 4193.
-const OWN_NETWORKS: [&str; 7] = [
+const PRIVATE_NETWORKS: [&str; 7] = [
     "127.0.0.0/8",
     "::1/128",
     "10.0.0.0/8",
@@ -203,10 +211,10 @@ const OWN_NETWORKS: [&str; 7] = [
     "100.64.0.0/10",
     "fc00::/7",
 ];
-/// More than the issuers in a mesh's own networks.
-const ENTRIES_MAX: usize = 64;
+/// Maximum entries of `--jwks-servers`.
+const MAX_ENTRIES: usize = 64;
 /// The length limit of DNS names (RFC 1035 §2.3.4).
-const HOST_BYTES_MAX: usize = 253;
+const MAX_HOST_BYTES: usize = 253;
 const NONE: &str = "none";
 
 #[cfg(test)]
@@ -220,7 +228,8 @@ mod tests {
 
     #[test]
     fn a_server_is_permitted_by_its_address_and_not_by_its_name() {
-        let (own, others) = (KeyAccess::of_operator().servers, KeyAccess::of_tenants().servers);
+        let (operator, tenants) =
+            (KeyAccess::of_operator().servers, KeyAccess::of_tenants().servers);
         for (address, by_operator) in [
             ("127.0.0.1", true),
             ("::1", true),
@@ -235,10 +244,14 @@ mod tests {
             ("::", false),
             ("224.0.0.1", false),
         ] {
-            assert_eq!(permits_address(&own, "issuer.example", address), by_operator, "{address}");
-            assert!(!permits_address(&others, "issuer.example", address), "{address}");
+            assert_eq!(
+                permits_address(&operator, "issuer.example", address),
+                by_operator,
+                "{address}"
+            );
+            assert!(!permits_address(&tenants, "issuer.example", address), "{address}");
         }
-        assert!(permits_address(&others, "issuer.example", "192.0.2.1"));
+        assert!(permits_address(&tenants, "issuer.example", "192.0.2.1"));
     }
 
     #[test]
@@ -257,15 +270,18 @@ mod tests {
             assert_eq!(permits_address(&servers, host, address), expected, "{host} {address}");
         }
         assert_eq!("none".parse::<PermittedServers>(), Ok(PermittedServers::default()));
-        let shown = servers.to_string();
-        assert_eq!(shown.parse::<PermittedServers>(), Ok(servers), "{shown}");
-        for bad in ["", "10.0.0.1/8", "10.0.0", "a b", "http://a.example", "a.example,"] {
-            assert!(bad.parse::<PermittedServers>().unwrap_err().contains("10.0.0.0/8"), "{bad}");
+        let text = servers.to_string();
+        assert_eq!(text.parse::<PermittedServers>(), Ok(servers), "{text}");
+        for invalid in ["", "10.0.0.1/8", "10.0.0", "a b", "http://a.example", "a.example,"] {
+            assert!(
+                invalid.parse::<PermittedServers>().unwrap_err().contains("10.0.0.0/8"),
+                "{invalid}"
+            );
         }
     }
 
     #[test]
-    fn a_file_is_opened_below_the_directory_and_links_do_not_lead_out() {
+    fn a_file_is_opened_only_below_the_directory() {
         let scratch = tempfile::tempdir().unwrap();
         let (within, outside) = (scratch.path().join("keys"), scratch.path().join("secret"));
         std::fs::create_dir_all(within.join("..data")).unwrap();
@@ -283,7 +299,7 @@ mod tests {
         link("/proc/self/root/etc/passwd", "magic");
         let files = PermittedFiles::Below(within.clone());
         files.open_permitted(&within.join("a.jwks")).unwrap();
-        for bad in [
+        for invalid in [
             "relative",
             "absolute",
             "up/secret",
@@ -294,8 +310,8 @@ mod tests {
             "../absent",
             "./../secret",
         ] {
-            let error = files.open_permitted(&within.join(bad)).unwrap_err();
-            assert!(matches!(error, JwksFileOpenError::NotPermitted), "{bad}: {error}");
+            let error = files.open_permitted(&within.join(invalid)).unwrap_err();
+            assert!(matches!(error, JwksFileOpenError::NotPermitted), "{invalid}: {error}");
         }
         let error = files.open_permitted(&within.join("absent")).unwrap_err();
         assert!(matches!(error, JwksFileOpenError::Io(_)), "{error}");

@@ -13,10 +13,12 @@ pub(crate) struct JwksFetches {
     /// [`KeyAccess::detailed`](super::KeyAccess::detailed).
     detailed: bool,
     /// The cause of the last fetch's failure, by endpoint.
-    failing: BTreeMap<KeySource, String>,
-    /// Fetches that returned a new set; the same set; an error.
+    failures: BTreeMap<KeySource, String>,
+    /// The number of fetches that returned a new set.
     pub(crate) changed: u64,
+    /// The number of fetches that returned the same set.
     pub(crate) unchanged: u64,
+    /// The number of failed fetches.
     pub(crate) failed: u64,
 }
 
@@ -32,49 +34,49 @@ impl JwksFetches {
         match &update.fetched {
             FetchOutcome::Changed(_) => {
                 self.changed = self.changed.saturating_add(1);
-                self.failing.remove(source);
+                self.failures.remove(source);
                 tracing::info!(%source, "fetched the keys of an issuer");
             }
             FetchOutcome::Same => {
                 self.unchanged = self.unchanged.saturating_add(1);
-                if self.failing.remove(source).is_some() {
+                if self.failures.remove(source).is_some() {
                     tracing::info!(%source, "fetching the keys of an issuer succeeds again");
                 }
             }
-            FetchOutcome::Failed(why) => {
+            FetchOutcome::Failed(reason) => {
                 self.failed = self.failed.saturating_add(1);
-                let before = self.failing.insert(source.clone(), why.clone());
+                let previous = self.failures.insert(source.clone(), reason.clone());
                 // Some causes contain the time, and differ for each fetch.
-                match before {
+                match previous {
                     None => {
-                        tracing::warn!(%source, reason = %why, "cannot fetch the keys of an issuer; the previous keys, if any, remain in force");
+                        tracing::warn!(%source, reason = %reason, "cannot fetch the keys of an issuer; the previous keys, if any, remain in force");
                     }
-                    Some(before) if before != *why => {
-                        tracing::debug!(%source, reason = %why, "still cannot fetch the keys of an issuer");
+                    Some(previous) if previous != *reason => {
+                        tracing::debug!(%source, reason = %reason, "still cannot fetch the keys of an issuer");
                     }
                     Some(_) => {}
                 }
             }
             FetchOutcome::Dropped => {
-                self.failing.remove(source);
+                self.failures.remove(source);
             }
         }
     }
 
-    /// Returns the cause if the last fetch of an endpoint failed, in words for the author of its rule.
+    /// Returns the cause if the last fetch of an endpoint failed, as text for the author of its rule.
     pub(crate) fn failure_cause(&self, source: &KeySource) -> Option<&str> {
-        let why = self.failing.get(source)?;
-        Some(if self.detailed { why.as_str() } else { NO_DETAIL })
+        let reason = self.failures.get(source)?;
+        Some(if self.detailed { reason.as_str() } else { GENERIC_CAUSE })
     }
 
     /// Returns the number of endpoints with a failed last fetch.
     pub(crate) fn failing_count(&self) -> usize {
-        self.failing.len()
+        self.failures.len()
     }
 }
 
-/// The same text for each failure, so that rules cannot be used to probe the network.
-const NO_DETAIL: &str = "cannot be read: a server needs a public address or an entry in `--jwks-allow`, a file must be below `--jwks-files`; see \
+/// The cause of every failure, if rules could otherwise be used to probe the network.
+const GENERIC_CAUSE: &str = "cannot be read: a server needs a public address or an entry in `--jwks-allow`, a file must be below `--jwks-files`; see \
      the log of the control plane";
 
 #[cfg(test)]
@@ -86,12 +88,13 @@ mod tests {
         let sources = ["/a", "/b"].map(|path| KeySource::File(path.into()));
         for detailed in [true, false] {
             let mut fetches = JwksFetches::new(detailed);
-            for (source, why) in sources.iter().zip(["is not a file", "is absent"]) {
-                let fetched = FetchOutcome::Failed(why.to_owned());
+            for (source, reason) in sources.iter().zip(["is not a file", "is absent"]) {
+                let fetched = FetchOutcome::Failed(reason.to_owned());
                 fetches.record_result(&KeyUpdate { source: source.clone(), fetched });
             }
-            let [one, other] = sources.each_ref().map(|it| fetches.failure_cause(it).unwrap());
-            assert_eq!(one != other, detailed, "{one} | {other}");
+            let [first, second] =
+                sources.each_ref().map(|source| fetches.failure_cause(source).unwrap());
+            assert_eq!(first != second, detailed, "{first} | {second}");
         }
     }
 }

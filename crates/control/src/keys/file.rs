@@ -10,31 +10,31 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::access::{JwksFileOpenError, PermittedFiles};
-use super::{ASK_WAIT, JwksResponse};
+use super::{FETCH_TIMEOUT, JwksResponse};
 
-/// Reads the whole file, after an earlier read that hangs.
+/// Reads the whole file; waits until an earlier read of it has ended.
 pub(super) async fn read(
     path: PathBuf,
     permitted: PermittedFiles,
-    turn: Arc<Mutex<()>>,
+    read_lock: Arc<Mutex<()>>,
 ) -> Result<JwksResponse, String> {
-    let read = timeout(ASK_WAIT, read_patiently(path, permitted, turn)).await;
-    let text = read.unwrap_or(Err(JwksFileError::Late)).map_err(|error| error.to_string())?;
-    Ok(JwksResponse::Set { text, tag: None, max_age: None })
+    let result = timeout(FETCH_TIMEOUT, read_without_timeout(path, permitted, read_lock)).await;
+    let text = result.unwrap_or(Err(JwksFileError::TimedOut)).map_err(|error| error.to_string())?;
+    Ok(JwksResponse::Set { text, etag: None, max_age: None })
 }
 
-async fn read_patiently(
+async fn read_without_timeout(
     path: PathBuf,
     permitted: PermittedFiles,
-    turn: Arc<Mutex<()>>,
+    read_lock: Arc<Mutex<()>>,
 ) -> Result<String, JwksFileError> {
-    let turn = turn.lock_owned().await;
-    let read = spawn_blocking(move || {
+    let read_lock = read_lock.lock_owned().await;
+    let reading = spawn_blocking(move || {
         let text = read_text(&path, &permitted);
-        drop(turn);
+        drop(read_lock);
         text
     });
-    read.await.map_err(std::io::Error::from)?
+    reading.await.map_err(std::io::Error::from)?
 }
 
 /// The reason why a file is not read.
@@ -44,18 +44,18 @@ enum JwksFileError {
     NotOpened(#[from] JwksFileOpenError),
     #[error("cannot be read: {0}")]
     Io(#[from] std::io::Error),
-    #[error("could not be read within {ASK_WAIT:?}")]
-    Late,
-    #[error("has more than {} bytes", IssuerKeys::BYTES_MAX)]
+    #[error("could not be read within {FETCH_TIMEOUT:?}")]
+    TimedOut,
+    #[error("has more than {} bytes", IssuerKeys::MAX_BYTES)]
     TooLarge,
 }
 
 fn read_text(path: &Path, permitted: &PermittedFiles) -> Result<String, JwksFileError> {
     let file = permitted.open_permitted(path)?;
     let mut text = String::new();
-    let most = IssuerKeys::BYTES_MAX as u64;
-    file.take(most.saturating_add(1)).read_to_string(&mut text)?;
-    match text.len() > IssuerKeys::BYTES_MAX {
+    let limit = IssuerKeys::MAX_BYTES as u64;
+    file.take(limit.saturating_add(1)).read_to_string(&mut text)?;
+    match text.len() > IssuerKeys::MAX_BYTES {
         true => Err(JwksFileError::TooLarge),
         false => Ok(text),
     }

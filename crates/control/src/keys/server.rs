@@ -18,25 +18,26 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
 use super::access::PermittedServers;
-use super::{ASK_WAIT, JwksResponse};
+use super::{FETCH_TIMEOUT, JwksResponse};
 use crate::dial::DirectDialer;
 
-/// Requests the set, unless `tag` is still current.
+/// Requests the key set, unless `etag` is still current.
 pub(super) async fn fetch_key_set(
     server: &KeyServer,
-    tag: Option<&str>,
+    etag: Option<&str>,
     roots: Option<PathBuf>,
     permitted: &PermittedServers,
 ) -> Result<JwksResponse, String> {
-    let asked = timeout(ASK_WAIT, ask_patiently(server, tag, roots, permitted)).await;
-    asked.unwrap_or(Err(JwksRequestError::Late)).map_err(|error| error.to_string())
+    let result =
+        timeout(FETCH_TIMEOUT, request_without_timeout(server, etag, roots, permitted)).await;
+    result.unwrap_or(Err(JwksRequestError::TimedOut)).map_err(|error| error.to_string())
 }
 
 /// The reason why there is no response.
 #[derive(Debug, thiserror::Error)]
 enum JwksRequestError {
-    #[error("did not respond within {ASK_WAIT:?}")]
-    Late,
+    #[error("did not respond within {FETCH_TIMEOUT:?}")]
+    TimedOut,
     #[error("cannot be reached: {0}")]
     Unreachable(io::Error),
     #[error(
@@ -46,14 +47,14 @@ enum JwksRequestError {
     #[error("cannot be verified: {0}")]
     Unverified(#[from] TlsSessionError),
     #[error("the request failed: {0}")]
-    Question(#[from] hyper::http::Error),
+    InvalidRequest(#[from] hyper::http::Error),
     #[error("did not respond with HTTP: {0}")]
     Http(#[from] hyper::Error),
     #[error("returned redirect {0}; redirects are not followed, configure the final URL")]
-    OtherReplica(StatusCode),
+    Redirected(StatusCode),
     #[error("returned {0}")]
     Status(StatusCode),
-    #[error("returned more than {} bytes", IssuerKeys::BYTES_MAX)]
+    #[error("returned more than {} bytes", IssuerKeys::MAX_BYTES)]
     TooLarge,
     #[error("failed before the end of its response: {0}")]
     Broken(Box<dyn std::error::Error + Send + Sync>),
@@ -61,9 +62,9 @@ enum JwksRequestError {
     NoText,
 }
 
-async fn ask_patiently(
+async fn request_without_timeout(
     KeyServer { server, path, .. }: &KeyServer,
-    tag: Option<&str>,
+    etag: Option<&str>,
     roots: Option<PathBuf>,
     permitted: &PermittedServers,
 ) -> Result<JwksResponse, JwksRequestError> {
@@ -72,8 +73,8 @@ async fn ask_patiently(
         .header(ACCEPT, "application/jwk-set+json, application/json;q=0.9")
         .header(USER_AGENT, concat!("leno/", env!("CARGO_PKG_VERSION")))
         .header(CONNECTION, "close");
-    if let Some(tag) = tag {
-        request = request.header(IF_NONE_MATCH, tag);
+    if let Some(etag) = etag {
+        request = request.header(IF_NONE_MATCH, etag);
     }
     let request = request.body(Empty::new())?;
     let permits = |address| permitted.permits_server(server, address);
@@ -106,30 +107,30 @@ async fn send_request(
     io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Empty<Bytes>>,
 ) -> Result<JwksResponse, JwksRequestError> {
-    let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(io));
+    let handshake = http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(io));
     let (mut sender, connection) = handshake.await?;
-    let exchange = async { read(sender.send_request(request).await?).await };
+    let exchange = async { read_response(sender.send_request(request).await?).await };
     drive_exchange(connection, exchange, JwksRequestError::Http).await
 }
 
-async fn read(response: Response<Incoming>) -> Result<JwksResponse, JwksRequestError> {
+async fn read_response(response: Response<Incoming>) -> Result<JwksResponse, JwksRequestError> {
     let (head, body) = response.into_parts();
     let max_age = max_age(&head.headers);
     match head.status {
         StatusCode::OK => {}
         StatusCode::NOT_MODIFIED => return Ok(JwksResponse::Unchanged { max_age }),
-        status if status.is_redirection() => return Err(JwksRequestError::OtherReplica(status)),
+        status if status.is_redirection() => return Err(JwksRequestError::Redirected(status)),
         status => return Err(JwksRequestError::Status(status)),
     }
-    let body = Limited::new(body, IssuerKeys::BYTES_MAX).collect().await;
+    let body = Limited::new(body, IssuerKeys::MAX_BYTES).collect().await;
     let body = body.map_err(|error| match error.is::<LengthLimitError>() {
         true => JwksRequestError::TooLarge,
         false => JwksRequestError::Broken(error),
     })?;
     let text = String::from_utf8(body.to_bytes().into()).map_err(|_| JwksRequestError::NoText)?;
-    let tag = head.headers.get(ETAG).and_then(|tag| tag.to_str().ok());
-    let tag = tag.filter(|tag| tag.len() <= TAG_BYTES_MAX).map(str::to_owned);
-    Ok(JwksResponse::Set { text, tag, max_age })
+    let etag = head.headers.get(ETAG).and_then(|etag| etag.to_str().ok());
+    let etag = etag.filter(|etag| etag.len() <= MAX_ETAG_BYTES).map(str::to_owned);
+    Ok(JwksResponse::Set { text, etag, max_age })
 }
 
 /// Returns the `max-age` of a response, if it has one (RFC 9111 §5.2.2.1).
@@ -144,6 +145,6 @@ fn max_age(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// Maximum bytes of a response head, and of one read of its body.
-const HEAD_BYTES_MAX: usize = 32 << 10;
-/// Longer ETags are not kept.
-const TAG_BYTES_MAX: usize = 512;
+const MAX_HEAD_BYTES: usize = 32 << 10;
+/// Maximum bytes of an ETag; longer ones are ignored.
+const MAX_ETAG_BYTES: usize = 512;

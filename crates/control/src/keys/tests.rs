@@ -12,8 +12,8 @@ use super::*;
 /// A scripted server that records its requests.
 struct Issuer {
     port: u16,
-    answer: Arc<Mutex<String>>,
-    asked: Arc<Mutex<Vec<String>>>,
+    response: Arc<Mutex<String>>,
+    requests: Arc<Mutex<Vec<String>>>,
     _serving: JoinSet<()>,
 }
 
@@ -21,29 +21,30 @@ impl Issuer {
     async fn start(tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (answer, asked) = (Arc::<Mutex<String>>::default(), Arc::<Mutex<Vec<_>>>::default());
+        let (response, requests) =
+            (Arc::<Mutex<String>>::default(), Arc::<Mutex<Vec<_>>>::default());
         let mut serving = JoinSet::new();
-        let (sent, heard) = (Arc::clone(&answer), Arc::clone(&asked));
+        let (sent, received) = (Arc::clone(&response), Arc::clone(&requests));
         serving.spawn(async move {
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
                 match &tls {
-                    None => serve_connection(tcp, &sent, &heard).await,
+                    None => serve_connection(tcp, &sent, &received).await,
                     // A client that does not trust the certificate ends the handshake.
                     Some(tls) => {
                         if let Ok(session) = tls.accept(tcp).await {
-                            serve_connection(session, &sent, &heard).await;
+                            serve_connection(session, &sent, &received).await;
                         }
                     }
                 }
             }
         });
-        Self { port, answer, asked, _serving: serving }
+        Self { port, response, requests, _serving: serving }
     }
 
     fn set_response(&self, status: &str, fields: &str, body: &str) {
         let length = body.len();
-        *self.answer.lock().unwrap() =
+        *self.response.lock().unwrap() =
             format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n{fields}\r\n{body}");
     }
 
@@ -52,15 +53,15 @@ impl Issuer {
         KeySource::Server(KeyServer::parse(&url, MINUTE).unwrap())
     }
 
-    fn last_question(&self) -> String {
-        self.asked.lock().unwrap().last().unwrap().clone()
+    fn last_request(&self) -> String {
+        self.requests.lock().unwrap().last().unwrap().clone()
     }
 }
 
 async fn serve_connection(
     mut io: impl AsyncRead + AsyncWrite + Unpin,
-    answer: &Mutex<String>,
-    asked: &Mutex<Vec<String>>,
+    response: &Mutex<String>,
+    requests: &Mutex<Vec<String>>,
 ) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -69,10 +70,10 @@ async fn serve_connection(
             Err(_) => return,
         }
     }
-    asked.lock().unwrap().push(String::from_utf8(head).unwrap());
-    let answer = answer.lock().unwrap().clone();
+    requests.lock().unwrap().push(String::from_utf8(head).unwrap());
+    let response = response.lock().unwrap().clone();
     // A client that has read enough may have disconnected.
-    drop(io.write_all(answer.as_bytes()).await);
+    drop(io.write_all(response.as_bytes()).await);
     drop(io.shutdown().await);
 }
 
@@ -81,17 +82,17 @@ fn key_set(id: &str) -> String {
     format!(r#"{{"keys": [{{"kty": "OKP", "crv": "Ed25519", "kid": "{id}", "x": "{x}"}}]}}"#)
 }
 
-fn keeper_with_source(source: &KeySource) -> JwksFetcher {
+fn fetcher_with_source(source: &KeySource) -> JwksFetcher {
     let mut fetcher = JwksFetcher::new(None, KeyAccess::of_operator(), 1);
     fetcher.set_sources(&BTreeSet::from([source.clone()]), Instant::now());
     fetcher
 }
 
-/// Fetches the sets due by then.
+/// Fetches the sets that are due after this time.
 async fn read(fetcher: &mut JwksFetcher, after: Duration) -> Option<FetchOutcome> {
     let now = Instant::now() + after;
-    fetcher.begin_due(now, |_| true);
-    let (source, read) = fetcher.under_way.join_next().await?.unwrap();
+    fetcher.start_due_fetches(now, |_| true);
+    let (source, read) = fetcher.in_progress.join_next().await?.unwrap();
     fetcher.record_result(source, read, now).map(|update| update.fetched)
 }
 
@@ -110,12 +111,12 @@ fn failure_cause(fetched: Option<FetchOutcome>) -> String {
 }
 
 #[tokio::test]
-async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
+async fn a_set_is_fetched_again_by_its_etag_and_the_last_valid_one_stays() {
     let issuer = Issuer::start(None).await;
-    let mut fetcher = keeper_with_source(&issuer.key_source("http"));
+    let mut fetcher = fetcher_with_source(&issuer.key_source("http"));
     issuer.set_response("200 OK", "etag: \"1\"\r\n", &key_set("one"));
     assert!(changed_keys(read(&mut fetcher, Duration::ZERO).await).contains("one"));
-    let query = issuer.last_question();
+    let query = issuer.last_request();
     assert!(query.starts_with("GET /keys?a=b HTTP/1.1\r\n"), "{query}");
     assert!(query.contains(&format!("host: localhost:{}\r\n", issuer.port)), "{query}");
     assert!(!query.contains("if-none-match"), "{query}");
@@ -123,7 +124,7 @@ async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
     assert_eq!(read(&mut fetcher, Duration::ZERO).await, None, "nothing is due yet");
     issuer.set_response("304 Not Modified", "", "");
     assert_eq!(read(&mut fetcher, MINUTE).await, Some(FetchOutcome::Same));
-    assert!(issuer.last_question().contains("if-none-match: \"1\"\r\n"));
+    assert!(issuer.last_request().contains("if-none-match: \"1\"\r\n"));
     issuer.set_response("503 Service Unavailable", "", "");
     assert_eq!(
         failure_cause(read(&mut fetcher, 2 * MINUTE).await),
@@ -135,13 +136,13 @@ async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
     assert_eq!(read(&mut fetcher, soon).await, Some(FetchOutcome::Same));
     issuer.set_response("200 OK", "", &key_set("two"));
     assert!(changed_keys(read(&mut fetcher, 4 * MINUTE).await).contains("two"));
-    assert!(!issuer.last_question().contains("if-none-match"), "the last answer had no tag");
+    assert!(!issuer.last_request().contains("if-none-match"), "the last response had no ETag");
 }
 
 #[tokio::test]
-async fn what_is_no_set_of_keys_is_reported_and_is_none() {
+async fn an_unusable_response_is_reported_and_adds_no_keys() {
     let issuer = Issuer::start(None).await;
-    let long = " ".repeat(IssuerKeys::BYTES_MAX + 1);
+    let long = " ".repeat(IssuerKeys::MAX_BYTES + 1);
     for (status, fields, body, expected) in [
         (
             "302 Found",
@@ -157,52 +158,53 @@ async fn what_is_no_set_of_keys_is_reported_and_is_none() {
     ] {
         issuer.set_response(status, fields, body);
         let reason = failure_cause(
-            read(&mut keeper_with_source(&issuer.key_source("http")), Duration::ZERO).await,
+            read(&mut fetcher_with_source(&issuer.key_source("http")), Duration::ZERO).await,
         );
         assert!(reason.contains(expected), "{status} {fields}: {reason}");
     }
-    *issuer.answer.lock().unwrap() = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}".to_owned();
+    *issuer.response.lock().unwrap() = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}".to_owned();
     let reason = failure_cause(
-        read(&mut keeper_with_source(&issuer.key_source("http")), Duration::ZERO).await,
+        read(&mut fetcher_with_source(&issuer.key_source("http")), Duration::ZERO).await,
     );
     assert!(
         reason.contains("before the end of its response") || reason.contains("HTTP"),
         "{reason}"
     );
-    *issuer.answer.lock().unwrap() = "no HTTP at all\r\n\r\n".to_owned();
+    *issuer.response.lock().unwrap() = "no HTTP at all\r\n\r\n".to_owned();
     let reason = failure_cause(
-        read(&mut keeper_with_source(&issuer.key_source("http")), Duration::ZERO).await,
+        read(&mut fetcher_with_source(&issuer.key_source("http")), Duration::ZERO).await,
     );
     assert!(reason.contains("did not respond with HTTP"), "{reason}");
 }
 
 #[tokio::test]
-async fn only_a_server_that_somebody_vouches_for_is_believed() {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+async fn only_a_server_with_a_verified_certificate_is_trusted() {
+    let trusted = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let key =
+        rustls::pki_types::PrivateKeyDer::try_from(trusted.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
+        .with_single_cert(vec![trusted.cert.der().clone()], key)
         .unwrap();
     let issuer = Issuer::start(Some(TlsAcceptor::from(Arc::new(config)))).await;
     issuer.set_response("200 OK", "", &key_set("one"));
     let directory = tempfile::tempdir().unwrap();
     let roots = directory.path().join("roots.pem");
-    let other = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    for (vouches, is_believed) in [(&other.cert, false), (&made.cert, true)] {
-        std::fs::write(&roots, vouches.pem()).unwrap();
-        let mut fetcher = keeper_with_source(&issuer.key_source("https"));
+    let untrusted = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    for (root, is_trusted) in [(&untrusted.cert, false), (&trusted.cert, true)] {
+        std::fs::write(&roots, root.pem()).unwrap();
+        let mut fetcher = fetcher_with_source(&issuer.key_source("https"));
         fetcher.roots = Some(roots.clone());
         let fetched = read(&mut fetcher, Duration::ZERO).await;
-        match is_believed {
+        match is_trusted {
             true => assert!(changed_keys(fetched).contains("one")),
             false => assert!(failure_cause(fetched).starts_with("cannot be verified: ")),
         }
     }
-    let mut fetcher = keeper_with_source(&issuer.key_source("https"));
+    let mut fetcher = fetcher_with_source(&issuer.key_source("https"));
     fetcher.roots = Some(directory.path().join("absent.pem"));
     let reason = failure_cause(read(&mut fetcher, Duration::ZERO).await);
     assert!(
@@ -212,16 +214,16 @@ async fn only_a_server_that_somebody_vouches_for_is_believed() {
 }
 
 #[tokio::test]
-async fn a_file_is_read_again_and_again() {
+async fn a_file_is_read_repeatedly() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("keys.json");
-    let mut fetcher = keeper_with_source(&KeySource::File(path.clone()));
-    let seconds = |count| LOOK_EVERY * count;
+    let mut fetcher = fetcher_with_source(&KeySource::File(path.clone()));
+    let seconds = |count| FILE_CHECK_INTERVAL * count;
     assert!(failure_cause(read(&mut fetcher, seconds(0)).await).starts_with("cannot be read: "));
     std::fs::write(&path, key_set("one")).unwrap();
     assert!(changed_keys(read(&mut fetcher, seconds(2)).await).contains("one"));
     assert_eq!(read(&mut fetcher, seconds(4)).await, Some(FetchOutcome::Same));
-    std::fs::write(&path, " ".repeat(IssuerKeys::BYTES_MAX + 1)).unwrap();
+    std::fs::write(&path, " ".repeat(IssuerKeys::MAX_BYTES + 1)).unwrap();
     assert_eq!(failure_cause(read(&mut fetcher, seconds(6)).await), "has more than 65536 bytes");
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
@@ -240,7 +242,7 @@ async fn a_server_that_is_not_permitted_gets_no_connection() {
         let reason = failure_cause(read(&mut fetcher, Duration::ZERO).await);
         assert!(reason.contains("--jwks-allow"), "{host}: {reason}");
     }
-    assert!(issuer.asked.lock().unwrap().is_empty());
+    assert!(issuer.requests.lock().unwrap().is_empty());
     // The operator permits the address.
     let access =
         KeyAccess { servers: "127.0.0.0/8,::1".parse().unwrap(), ..KeyAccess::of_tenants() };
@@ -250,7 +252,7 @@ async fn a_server_that_is_not_permitted_gets_no_connection() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_permitted_is_not_looked_at() {
+async fn a_file_that_is_not_permitted_is_not_read() {
     let directory = tempfile::tempdir().unwrap();
     let (keys, other) = (directory.path().join("keys"), directory.path().join("other.json"));
     std::fs::create_dir(&keys).unwrap();
@@ -275,16 +277,16 @@ async fn a_file_that_is_not_permitted_is_not_looked_at() {
 }
 
 #[tokio::test]
-async fn what_nobody_wants_any_more_is_dropped() {
+async fn an_endpoint_that_is_no_longer_used_is_dropped() {
     let issuer = Issuer::start(None).await;
     issuer.set_response("200 OK", "", &key_set("one"));
     let source = issuer.key_source("http");
-    let mut fetcher = keeper_with_source(&source);
-    fetcher.begin_due(Instant::now(), |_| true);
+    let mut fetcher = fetcher_with_source(&source);
+    fetcher.start_due_fetches(Instant::now(), |_| true);
     let dropped = fetcher.set_sources(&BTreeSet::new(), Instant::now());
     assert_eq!(dropped, [KeyUpdate { source: source.clone(), fetched: FetchOutcome::Dropped }]);
     // The fetch in progress is aborted.
-    let ended = fetcher.under_way.join_next().await.unwrap();
+    let ended = fetcher.in_progress.join_next().await.unwrap();
     assert!(ended.unwrap_err().is_cancelled());
     assert_eq!(read(&mut fetcher, Duration::ZERO).await, None);
     fetcher.set_sources(&BTreeSet::from([source]), Instant::now());
@@ -292,45 +294,50 @@ async fn what_nobody_wants_any_more_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_server_has_to_say_what_has_not_changed() {
+async fn a_first_response_of_not_modified_is_an_error() {
     let issuer = Issuer::start(None).await;
     issuer.set_response("304 Not Modified", "", "");
-    let mut fetcher = keeper_with_source(&issuer.key_source("http"));
+    let mut fetcher = fetcher_with_source(&issuer.key_source("http"));
     let reason = failure_cause(read(&mut fetcher, Duration::ZERO).await);
     assert!(reason.contains("no keys were fetched before"), "{reason}");
-    assert!(fetcher.known.values().all(|known| known.tag.is_none() && known.failures == 1));
+    assert!(
+        fetcher
+            .endpoints
+            .values()
+            .all(|endpoint| endpoint.etag.is_none() && endpoint.failures == 1)
+    );
 }
 
 #[tokio::test]
-async fn what_has_been_due_the_longest_is_read_first() {
+async fn the_endpoint_that_is_due_the_longest_is_fetched_first() {
     let now = Instant::now();
     let file = |index: usize| KeySource::File(format!("/absent/{index:02}").into());
-    let last = file(UNDER_WAY_MAX);
+    let last = file(MAX_FETCHES);
     let mut fetcher = JwksFetcher::new(None, KeyAccess::of_operator(), 1);
-    fetcher.set_sources(&(0..=UNDER_WAY_MAX).map(file).collect(), now + LOOK_EVERY);
-    fetcher.known.get_mut(&last).unwrap().due = Some(now);
-    fetcher.begin_due(now + LOOK_EVERY, |_| true);
-    let waiting = fetcher.known.iter().filter(|(_, known)| known.due.is_some());
+    fetcher.set_sources(&(0..=MAX_FETCHES).map(file).collect(), now + FILE_CHECK_INTERVAL);
+    fetcher.endpoints.get_mut(&last).unwrap().due = Some(now);
+    fetcher.start_due_fetches(now + FILE_CHECK_INTERVAL, |_| true);
+    let waiting = fetcher.endpoints.iter().filter(|(_, endpoint)| endpoint.due.is_some());
     let waiting: Vec<&KeySource> = waiting.map(|(source, _)| source).collect();
     assert_eq!(waiting.len(), 1);
     assert_ne!(waiting, [&last]);
 }
 
 #[tokio::test]
-async fn a_start_waits_for_one_answer_of_each() {
-    let (good, bad) = (Issuer::start(None).await, Issuer::start(None).await);
+async fn a_start_waits_for_one_response_of_each() {
+    let (good, failing) = (Issuer::start(None).await, Issuer::start(None).await);
     good.set_response("200 OK", "", &key_set("one"));
-    bad.set_response("500 Internal Server Error", "", "");
-    let wanted = BTreeSet::from([good.key_source("http"), bad.key_source("http")]);
-    let update = JwksFetcher::new(None, KeyAccess::of_operator(), 1).read_first(&wanted).await;
-    let of = |issuer: &Issuer| {
+    failing.set_response("500 Internal Server Error", "", "");
+    let sources = BTreeSet::from([good.key_source("http"), failing.key_source("http")]);
+    let updates = JwksFetcher::new(None, KeyAccess::of_operator(), 1).fetch_first(&sources).await;
+    let outcome_of = |issuer: &Issuer| {
         let source = issuer.key_source("http");
-        let found = update.iter().find(|update| update.source == source);
+        let found = updates.iter().find(|update| update.source == source);
         found.map(|update| update.fetched.clone())
     };
-    assert!(changed_keys(of(&good)).contains("one"));
-    failure_cause(of(&bad));
-    assert_eq!(update.len(), 2);
+    assert!(changed_keys(outcome_of(&good)).contains("one"));
+    failure_cause(outcome_of(&failing));
+    assert_eq!(updates.len(), 2);
 }
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -40,16 +40,17 @@ impl Mesh {
     }
 
     /// True if an access policy lets clients under this account call a workload in some way.
-    pub(crate) fn lets_call(&self, client: &ServiceAccount, workload: &Workload) -> bool {
-        self.access_policies_of(workload).any(|policy| policy.allows_something_to(client))
+    pub(crate) fn allows_client(&self, client: &ServiceAccount, workload: &Workload) -> bool {
+        self.access_policies_of(workload).any(|policy| policy.allows_any_from(client))
     }
 
     /// True if an access policy applies to some workload.
     pub(crate) fn is_policy_in_force(&self, policy: &AccessPolicy) -> bool {
         let denies = policy.rules.iter().any(|rule| rule.action == PolicyAction::Deny);
-        let about = |workload: &&Workload| policy.is_about(&workload.account);
-        let mut modes = self.workloads().filter(about).map(|workload| self.mode_of(workload));
-        modes.any(|default_policy| denies || default_policy != DefaultPolicy::Allow)
+        let is_subject = |workload: &&Workload| policy.is_about(&workload.account);
+        let mut default_policies =
+            self.workloads().filter(is_subject).map(|workload| self.default_policy_of(workload));
+        default_policies.any(|default_policy| denies || default_policy != DefaultPolicy::Allow)
     }
 
     pub(super) fn set_access_policy(
@@ -62,7 +63,7 @@ impl Mesh {
         self.access_policies.by_namespace.remove(&name.namespace, name);
         if old != new {
             for policy in old.iter().chain(&new) {
-                self.touch_policy(policy, affected_set);
+                self.mark_policy_affected(policy, affected_set);
             }
         }
         if let Some(new) = new {
@@ -71,21 +72,24 @@ impl Mesh {
         }
     }
 
-    /// Its workloads' decisions change, and any client that matches its wildcards may gain or lose access to a
-    /// workload that denies by default. A rule that matches requests changes the protocol of ports without a
-    /// declared one.
-    fn touch_policy(&self, policy: &AccessPolicy, affected_set: &mut AffectedSet) {
-        let about = |workload: &&Workload| policy.is_about(&workload.account);
-        self.touch_unenforced(|workload| policy.is_about(&workload.account), affected_set);
-        let looks_at_requests =
+    /// Marks the workloads that a policy applies to, and their services where needed: clients that match a
+    /// wildcard of the policy may gain or lose access to a workload that denies by default, and a rule that
+    /// matches requests changes the protocol of ports without a declared one.
+    fn mark_policy_affected(&self, policy: &AccessPolicy, affected_set: &mut AffectedSet) {
+        let is_subject = |workload: &&Workload| policy.is_about(&workload.account);
+        self.mark_unmeshed_services_affected(
+            |workload| policy.is_about(&workload.account),
+            affected_set,
+        );
+        let inspects_requests =
             policy.rules.iter().any(|rule| rule.request_need() != RequestNeed::None);
-        for workload in self.workloads().filter(about) {
+        for workload in self.workloads().filter(is_subject) {
             affected_set.workloads.insert(workload.name.clone());
-            if looks_at_requests || self.mode_of(workload) == DefaultPolicy::Deny {
-                let services = self.in_front_of(&workload.name).map(|service| &service.name);
+            if inspects_requests || self.default_policy_of(workload) == DefaultPolicy::Deny {
+                let services = self.services_of(&workload.name).map(|service| &service.name);
                 let services: Vec<ServiceName> = services.cloned().collect();
                 for service in &services {
-                    self.touch_service(service, affected_set);
+                    self.mark_service_affected(service, affected_set);
                 }
             }
         }

@@ -51,7 +51,7 @@ impl Addresses {
     }
 }
 
-/// Returns the addresses by which others reach it.
+/// Returns the addresses at which clients on other machines reach a workload.
 fn addresses_at(workload: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
     let addresses = workload.addresses().filter(|address| !address.is_loopback());
     addresses.map(move |address| (workload, address))
@@ -73,7 +73,9 @@ impl Mesh {
         let address = address.to_canonical();
         let names = self.addresses.workloads.values_for(&address);
         let mut workloads = names.filter_map(|name| self.workload(name));
-        match workloads.any(|it| it.sidecar && is_own_address(address, &it.labels)) {
+        match workloads
+            .any(|workload| workload.sidecar && is_own_address(address, &workload.labels))
+        {
             true => PlaintextClient::Member,
             false => PlaintextClient::Other,
         }
@@ -89,11 +91,17 @@ impl Mesh {
     pub(crate) fn workload_at(&self, address: IpAddr) -> Option<&Workload> {
         let names = self.addresses.workloads.values_for(&address);
         let workloads = names.filter_map(|name| self.workload(name));
-        workloads.max_by_key(|it| (self.sidecar_listeners(&it.name).is_some(), it.ready))
+        workloads.max_by_key(|workload| {
+            (self.sidecar_listeners(&workload.name).is_some(), workload.ready)
+        })
     }
 
     /// Marks the entries of a workload's addresses as changed.
-    pub(super) fn touch_address_of(&self, workload: &WorkloadName, affected_set: &mut AffectedSet) {
+    pub(super) fn mark_addresses_affected(
+        &self,
+        workload: &WorkloadName,
+        affected_set: &mut AffectedSet,
+    ) {
         let addresses = self.workload(workload).into_iter().flat_map(addresses_at);
         affected_set.addresses.extend(addresses.map(|(_, address)| address));
     }
@@ -108,17 +116,17 @@ mod tests {
 
     /// Events on pods advised clients to join the mesh that are members already.
     #[test]
-    fn a_plaintext_client_is_a_member_at_an_address_of_its_own() {
-        let other = BTreeMap::new();
-        let on_node = BTreeMap::from([(NODE_NETWORK_LABEL.to_owned(), String::new())]);
-        for (labels, sidecar, asked, expected) in [
-            (&other, true, "10.1.0.1", PlaintextClient::Member),
-            (&other, true, "::ffff:10.1.0.1", PlaintextClient::Member),
-            (&other, true, "fd00::1", PlaintextClient::Member),
-            (&other, true, "10.1.0.2", PlaintextClient::Other),
-            (&other, true, "127.0.0.1", PlaintextClient::Other),
-            (&other, false, "10.1.0.1", PlaintextClient::Other),
-            (&on_node, true, "10.1.0.1", PlaintextClient::Other),
+    fn a_plaintext_client_at_a_workloads_own_address_is_a_member() {
+        let no_labels = BTreeMap::new();
+        let node_labels = BTreeMap::from([(NODE_NETWORK_LABEL.to_owned(), String::new())]);
+        for (labels, sidecar, client_address, expected) in [
+            (&no_labels, true, "10.1.0.1", PlaintextClient::Member),
+            (&no_labels, true, "::ffff:10.1.0.1", PlaintextClient::Member),
+            (&no_labels, true, "fd00::1", PlaintextClient::Member),
+            (&no_labels, true, "10.1.0.2", PlaintextClient::Other),
+            (&no_labels, true, "127.0.0.1", PlaintextClient::Other),
+            (&no_labels, false, "10.1.0.1", PlaintextClient::Other),
+            (&node_labels, true, "10.1.0.1", PlaintextClient::Other),
         ] {
             let mut mesh = mesh_with_sidecars(BOOKINFO);
             let mut member = mesh.workload(&workload_name("productpage-1")).unwrap().clone();
@@ -127,8 +135,8 @@ mod tests {
             member.labels.extend(labels.clone());
             member.sidecar = sidecar;
             mesh.apply(Change::Upsert(Object::Workload(member)));
-            let found = mesh.plaintext_client(asked.parse().unwrap());
-            assert_eq!(found, expected, "{asked} {sidecar} {labels:?}");
+            let client = mesh.plaintext_client(client_address.parse().unwrap());
+            assert_eq!(client, expected, "{client_address} {sidecar} {labels:?}");
         }
     }
 }

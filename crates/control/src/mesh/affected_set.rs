@@ -3,7 +3,12 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use leno_model::{ServiceAccount, ServiceName, Workload, WorkloadName};
+use leno_model::{
+    RouteGroupName, ServiceAccount, ServiceName, TargetRule, TcpRouteName, TrafficSplit, Workload,
+    WorkloadName,
+};
+
+use super::Mesh;
 
 /// The affected set of a change. It is never too small; a superset costs a compilation, and its unchanged
 /// output is not sent.
@@ -13,9 +18,9 @@ pub(crate) struct AffectedSet {
     pub(crate) all_proxies: bool,
     /// Workloads with a changed proxy configuration, or added or removed.
     pub(crate) workloads: BTreeSet<WorkloadName>,
-    /// Services with changed views, for all their clients.
+    /// Services with a changed service configuration, for all their clients.
     pub(crate) services: BTreeSet<ServiceName>,
-    /// Accounts of clients with changed views of all services.
+    /// Accounts of clients for which the configurations of all services may have changed.
     pub(crate) accounts: BTreeSet<ServiceAccount>,
     /// Changed address entries.
     pub(crate) addresses: BTreeSet<IpAddr>,
@@ -35,8 +40,60 @@ impl AffectedSet {
     }
 }
 
-/// True if services have the same views with either version of a workload.
-pub(super) fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
+impl Mesh {
+    /// Marks the workloads of an account.
+    pub(super) fn mark_account_affected(
+        &self,
+        account: &ServiceAccount,
+        affected_set: &mut AffectedSet,
+    ) {
+        affected_set.workloads.extend(self.account_workloads(account).cloned());
+    }
+
+    /// Marks the splits, boundary rules and policies that use a route group.
+    pub(super) fn mark_group_users_affected(
+        &self,
+        name: &RouteGroupName,
+        affected_set: &mut AffectedSet,
+    ) {
+        let uses = |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
+        let splits = self.splits.all_routes().filter(uses);
+        affected_set.services.extend(splits.map(|split| split.root.service.clone()));
+        self.mark_boundary_users_affected(name, affected_set);
+        self.mark_targets_affected(affected_set, |rule| match rule {
+            TargetRule::Http { group, .. } => group == name,
+            TargetRule::Tcp { .. } => false,
+        });
+    }
+
+    /// Marks the workloads of policies that use a TCP route.
+    pub(super) fn mark_tcp_route_users_affected(
+        &self,
+        name: &TcpRouteName,
+        affected_set: &mut AffectedSet,
+    ) {
+        self.mark_targets_affected(affected_set, |rule| match rule {
+            TargetRule::Http { .. } => false,
+            TargetRule::Tcp { route } => route == name,
+        });
+    }
+
+    fn mark_targets_affected(
+        &self,
+        affected_set: &mut AffectedSet,
+        uses: impl Fn(&TargetRule) -> bool,
+    ) {
+        if !self.has_evaluated_policies() {
+            return;
+        }
+        for target in self.targets.values().filter(|target| target.rules.iter().any(&uses)) {
+            self.mark_account_affected(&target.destination, affected_set);
+        }
+    }
+}
+
+/// True if service configurations are the same with either version of a workload.
+pub(super) fn is_same_for_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
     match (old, new) {
         (Some(old), Some(new)) => {
             old.labels == new.labels

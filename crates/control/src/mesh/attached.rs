@@ -17,7 +17,7 @@ pub(crate) trait AttachedRoute: PartialEq {
     fn parents(&self) -> &[RouteParent];
 
     /// Returns the services that it refers to as backends.
-    fn leads_to(&self) -> impl Iterator<Item = &ServiceName>;
+    fn backend_names(&self) -> impl Iterator<Item = &ServiceName>;
 
     /// Returns its creation time, in seconds since 1970; 0 if not needed.
     fn creation_time(&self) -> i64 {
@@ -34,7 +34,7 @@ impl AttachedRoute for HttpRoute {
         &self.parents
     }
 
-    fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
+    fn backend_names(&self) -> impl Iterator<Item = &ServiceName> {
         let rules = self.rules.iter();
         let backends = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
         backends.map(|backend| &backend.service)
@@ -54,7 +54,7 @@ impl AttachedRoute for TlsRoute {
         &self.parents
     }
 
-    fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
+    fn backend_names(&self) -> impl Iterator<Item = &ServiceName> {
         self.rule.backends.iter().map(|backend| &backend.service)
     }
 
@@ -72,7 +72,7 @@ impl AttachedRoute for GatewayTcpRoute {
         &self.parents
     }
 
-    fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
+    fn backend_names(&self) -> impl Iterator<Item = &ServiceName> {
         self.rule.backends.iter().map(|backend| &backend.service)
     }
 
@@ -90,7 +90,7 @@ impl AttachedRoute for TrafficSplit {
         std::slice::from_ref(&self.root)
     }
 
-    fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
+    fn backend_names(&self) -> impl Iterator<Item = &ServiceName> {
         self.backends.iter().map(|backend| &backend.service)
     }
 }
@@ -137,7 +137,9 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
     ) -> impl Iterator<Item = &R> {
         let attached = move |route: &&R| {
             let mut parents = route.parents().iter();
-            parents.any(|p| p.service == *service && p.port.is_none_or(|number| number == port))
+            parents.any(|parent| {
+                parent.service == *service && parent.port.is_none_or(|number| number == port)
+            })
         };
         let consumer = consumer.filter(|name| {
             **name != service.namespace
@@ -146,12 +148,14 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
                     .filter(attached)
                     .any(|route| route.namespace() == *name)
         });
-        let of = consumer.cloned().unwrap_or_else(|| service.namespace.clone());
-        let own =
-            self.attached_to(service).filter(attached).filter(|route| *route.namespace() == of);
-        let mut own: Vec<&R> = own.collect();
-        own.sort_by_key(|route| route.creation_time());
-        own.into_iter()
+        let namespace = consumer.cloned().unwrap_or_else(|| service.namespace.clone());
+        let routes = self
+            .attached_to(service)
+            .filter(attached)
+            .filter(|route| *route.namespace() == namespace);
+        let mut routes: Vec<&R> = routes.collect();
+        routes.sort_by_key(|route| route.creation_time());
+        routes.into_iter()
     }
 
     /// True if a route of a namespace is attached to a service of another.
@@ -161,7 +165,10 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
     }
 
     /// Returns the services with a route that has this backend.
-    pub(crate) fn leading_to(&self, backend: &ServiceName) -> impl Iterator<Item = &ServiceName> {
+    pub(crate) fn parents_of_backend(
+        &self,
+        backend: &ServiceName,
+    ) -> impl Iterator<Item = &ServiceName> {
         let parents = self.routes_to(backend).flat_map(|route| route.parents());
         parents.map(|parent| &parent.service)
     }
@@ -172,10 +179,13 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
     }
 
     /// Returns the services with a route of another namespace that has a backend in this one.
-    pub(crate) fn leading_into(&self, namespace: &Name) -> impl Iterator<Item = ServiceName> {
+    pub(crate) fn parents_with_backend_in(
+        &self,
+        namespace: &Name,
+    ) -> impl Iterator<Item = ServiceName> {
         let routes = self.routes.values().filter(move |route| {
-            let leads_there = |backend: &ServiceName| backend.namespace == *namespace;
-            route.namespace() != namespace && route.leads_to().any(leads_there)
+            let is_inside = |backend: &ServiceName| backend.namespace == *namespace;
+            route.namespace() != namespace && route.backend_names().any(is_inside)
         });
         routes.flat_map(|route| route.parents()).map(|parent| parent.service.clone())
     }
@@ -190,7 +200,7 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
                 self.by_parent.remove(&parent.service, name);
                 parents.insert(parent.service.clone());
             }
-            for backend in old.leads_to() {
+            for backend in old.backend_names() {
                 self.by_backend.remove(backend, name);
             }
         }
@@ -199,7 +209,7 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
                 self.by_parent.insert(&parent.service, name);
                 parents.insert(parent.service.clone());
             }
-            for backend in new.leads_to() {
+            for backend in new.backend_names() {
                 self.by_backend.insert(backend, name);
             }
             self.routes.insert(name.clone(), new);

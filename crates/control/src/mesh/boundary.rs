@@ -45,16 +45,18 @@ impl Mesh {
     }
 
     /// Returns the policy that opens this port with precedence over `policy`.
-    pub(crate) fn opened_before(
+    pub(crate) fn preceding_ingress(
         &self,
         policy: &IngressPolicy,
         backend: &IngressBackend,
     ) -> Option<&IngressName> {
-        let same = |it: &IngressBackend| (&it.service, it.port) == (&backend.service, backend.port);
-        let mut before = self
+        let is_same_backend = |other: &IngressBackend| {
+            (&other.service, other.port) == (&backend.service, backend.port)
+        };
+        let mut preceding = self
             .ingress_in(&policy.name.namespace)
-            .take_while(|it| it.precedence() < policy.precedence());
-        before.find(|it| it.backends.iter().any(same)).map(|it| &it.name)
+            .take_while(|other| other.precedence() < policy.precedence());
+        preceding.find(|other| other.backends.iter().any(is_same_backend)).map(|other| &other.name)
     }
 
     /// Returns all egress policies, by name.
@@ -96,7 +98,7 @@ impl Mesh {
         self.boundary.ingress_by_namespace.remove(&name.namespace, name);
         if old != new {
             for policy in old.iter().chain(&new) {
-                affected_set.workloads.extend(self.behind_backends(policy).cloned());
+                affected_set.workloads.extend(self.backend_workloads(policy).cloned());
             }
         }
         if let Some(new) = new {
@@ -117,7 +119,7 @@ impl Mesh {
         }
         if old != new {
             for source in old.iter().chain(&new).flat_map(|policy| &policy.sources) {
-                self.touch_access(source, affected_set);
+                self.mark_account_affected(source, affected_set);
             }
         }
         if let Some(new) = new {
@@ -129,49 +131,59 @@ impl Mesh {
     }
 
     /// Marks workloads with ingress rules for the members of a service, after these members changed.
-    pub(super) fn touch_opened_to(&self, affected_set: &mut AffectedSet) {
+    pub(super) fn mark_ingress_affected(&self, affected_set: &mut AffectedSet) {
         if self.boundary.ingress.is_empty() {
             return;
         }
         // A workload's address change does not mark its services as changed, since callers see them unchanged.
-        let moved = affected_set.workloads.iter().flat_map(|name| self.selecting.values_for(name));
-        let others: BTreeSet<&ServiceName> = affected_set.services.iter().chain(moved).collect();
+        let moved = affected_set
+            .workloads
+            .iter()
+            .flat_map(|name| self.services_by_workload.values_for(name));
+        let changed_services: BTreeSet<&ServiceName> =
+            affected_set.services.iter().chain(moved).collect();
         let is_affected = |source: &IngressSource| match source {
-            IngressSource::Service(service) => others.contains(service),
+            IngressSource::Service(service) => changed_services.contains(service),
             IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => {
                 false
             }
         };
         let policies = self.boundary.ingress.values();
-        let about: BTreeSet<WorkloadName> = policies
+        let workloads: BTreeSet<WorkloadName> = policies
             .filter(|policy| policy.sources.iter().any(is_affected))
-            .flat_map(|policy| self.behind_backends(policy).cloned())
+            .flat_map(|policy| self.backend_workloads(policy).cloned())
             .collect();
-        affected_set.workloads.extend(about);
+        affected_set.workloads.extend(workloads);
     }
 
     /// Marks workloads with ingress or egress rules for requests of this group.
-    pub(super) fn touch_boundary_users(
+    pub(super) fn mark_boundary_users_affected(
         &self,
         group: &RouteGroupName,
         affected_set: &mut AffectedSet,
     ) {
-        for policy in self.boundary.ingress.values().filter(|it| it.groups.contains(group)) {
-            affected_set.workloads.extend(self.behind_backends(policy).cloned());
+        for policy in self.boundary.ingress.values().filter(|policy| policy.groups.contains(group))
+        {
+            affected_set.workloads.extend(self.backend_workloads(policy).cloned());
         }
-        for policy in self.boundary.egress.values().filter(|it| it.groups.contains(group)) {
-            policy.sources.iter().for_each(|source| self.touch_access(source, affected_set));
+        for policy in self.boundary.egress.values().filter(|policy| policy.groups.contains(group)) {
+            policy
+                .sources
+                .iter()
+                .for_each(|source| self.mark_account_affected(source, affected_set));
         }
     }
 
-    fn behind_backends<'a>(
+    fn backend_workloads<'a>(
         &'a self,
         policy: &'a IngressPolicy,
     ) -> impl Iterator<Item = &'a WorkloadName> {
         let namespace = &policy.name.namespace;
         policy.backends.iter().flat_map(|backend| {
             let (namespace, name) = (namespace.clone(), backend.service.clone());
-            self.selected.values_for(&ServiceName { namespace, name }).collect::<Vec<_>>()
+            self.workloads_by_service
+                .values_for(&ServiceName { namespace, name })
+                .collect::<Vec<_>>()
         })
     }
 }

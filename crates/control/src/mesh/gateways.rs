@@ -16,8 +16,8 @@ use super::{AffectedSet, Index, Mesh, service_selects};
 pub(super) struct UnmeshedWorkloads {
     by_name: BTreeMap<WorkloadName, Workload>,
     /// The unmeshed workloads that each service selects, and the reverse.
-    pub(super) selected: Index<ServiceName, WorkloadName>,
-    pub(super) selecting: Index<WorkloadName, ServiceName>,
+    pub(super) workloads_by_service: Index<ServiceName, WorkloadName>,
+    pub(super) services_by_workload: Index<WorkloadName, ServiceName>,
 }
 
 impl Mesh {
@@ -30,17 +30,20 @@ impl Mesh {
     }
 
     /// Returns the workloads of a service with a sidecar, by name. Gateway proxies have none.
-    pub(crate) fn members_behind(&self, service: &ServiceName) -> impl Iterator<Item = &Workload> {
-        self.service_workloads(service).filter(|it| self.gateway_of(it).is_none())
-    }
-
-    /// Returns the unmeshed workloads of a service, by name.
-    pub(crate) fn unmeshed_workloads_behind(
+    pub(crate) fn workloads_with_sidecar(
         &self,
         service: &ServiceName,
     ) -> impl Iterator<Item = &Workload> {
-        let UnmeshedWorkloads { by_name, selected, .. } = &self.unmeshed_workloads;
-        selected.values_for(service).filter_map(|name| by_name.get(name))
+        self.service_workloads(service).filter(|workload| self.gateway_of(workload).is_none())
+    }
+
+    /// Returns the unmeshed workloads of a service, by name.
+    pub(crate) fn unmeshed_workloads_of(
+        &self,
+        service: &ServiceName,
+    ) -> impl Iterator<Item = &Workload> {
+        let UnmeshedWorkloads { by_name, workloads_by_service, .. } = &self.unmeshed_workloads;
+        workloads_by_service.values_for(service).filter_map(|name| by_name.get(name))
     }
 
     /// Returns all unmeshed workloads, by name.
@@ -55,9 +58,9 @@ impl Mesh {
         new: Option<Gateway>,
         affected_set: &mut AffectedSet,
     ) {
-        let same = self.gateways.get(name).map(|old| &**old) == new.as_ref();
+        let is_same = self.gateways.get(name).map(|old| &**old) == new.as_ref();
         match new {
-            _ if same => return,
+            _ if is_same => return,
             Some(new) => drop(self.gateways.insert(name.clone(), Arc::new(new))),
             None => drop(self.gateways.remove(name)),
         }
@@ -68,8 +71,10 @@ impl Mesh {
         for proxy in proxies {
             affected_set.workloads.insert(proxy.name.clone());
             // Its addresses join or leave the mesh.
-            affected_set.services.extend(self.in_front_of(&proxy.name).map(|it| it.name.clone()));
-            self.touch_address_of(&proxy.name, affected_set);
+            affected_set
+                .services
+                .extend(self.services_of(&proxy.name).map(|service| service.name.clone()));
+            self.mark_addresses_affected(&proxy.name, affected_set);
         }
     }
 
@@ -88,39 +93,40 @@ impl Mesh {
             && old.labels == new.labels
         {
             let services: Vec<ServiceName> =
-                self.unmeshed_workloads.selecting.values_for(name).cloned().collect();
+                self.unmeshed_workloads.services_by_workload.values_for(name).cloned().collect();
             self.unmeshed_workloads.by_name.insert(name.clone(), new.clone());
-            services.iter().for_each(|service| self.touch_service(service, affected_set));
+            services.iter().for_each(|service| self.mark_service_affected(service, affected_set));
             return;
         }
         self.unmeshed_workloads.by_name.remove(name);
-        let mut services = self.unmeshed_workloads.selecting.remove_key(name);
+        let mut services = self.unmeshed_workloads.services_by_workload.remove_key(name);
         for service in &services {
-            self.unmeshed_workloads.selected.remove(service, name);
+            self.unmeshed_workloads.workloads_by_service.remove(service, name);
         }
         if let Some(new) = new {
             for service in self.services.values().filter(|service| service_selects(service, &new)) {
-                self.unmeshed_workloads.selected.insert(&service.name, name);
-                self.unmeshed_workloads.selecting.insert(name, &service.name);
+                self.unmeshed_workloads.workloads_by_service.insert(&service.name, name);
+                self.unmeshed_workloads.services_by_workload.insert(name, &service.name);
                 services.insert(service.name.clone());
             }
             self.unmeshed_workloads.by_name.insert(name.clone(), new);
         }
         for service in &services {
-            self.touch_service(service, affected_set);
+            self.mark_service_affected(service, affected_set);
         }
     }
 
     /// Updates the index for an added, changed or removed service.
     pub(super) fn select_unmeshed_workloads(&mut self, name: &ServiceName, new: Option<&Service>) {
-        let UnmeshedWorkloads { by_name, selected, selecting } = &mut self.unmeshed_workloads;
-        for workload in selected.remove_key(name) {
-            selecting.remove(&workload, name);
+        let UnmeshedWorkloads { by_name, workloads_by_service, services_by_workload } =
+            &mut self.unmeshed_workloads;
+        for workload in workloads_by_service.remove_key(name) {
+            services_by_workload.remove(&workload, name);
         }
         let Some(new) = new else { return };
         for workload in by_name.values().filter(|workload| service_selects(new, workload)) {
-            selected.insert(name, &workload.name);
-            selecting.insert(&workload.name, name);
+            workloads_by_service.insert(name, &workload.name);
+            services_by_workload.insert(&workload.name, name);
         }
     }
 }

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leaves_no_trace_of_what_was_removed() {
+    fn removed_values_leave_no_empty_keys() {
         let mut index = Index::default();
         index.insert(&1, &"a");
         index.insert(&1, &"b");

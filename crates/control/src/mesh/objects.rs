@@ -74,7 +74,7 @@ impl Mesh {
     /// Returns all objects.
     #[cfg(test)]
     pub(crate) fn all_objects(&self) -> Vec<Object> {
-        let gateways = self.gateways.values().map(|it| Object::Gateway((**it).clone()));
+        let gateways = self.gateways.values().map(|gateway| Object::Gateway((**gateway).clone()));
         let unmeshed_workloads = self.unmeshed_workloads().cloned().map(Object::Workload);
         self.explained_objects().into_iter().chain(unmeshed_workloads).chain(gateways).collect()
     }

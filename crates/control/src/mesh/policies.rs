@@ -102,21 +102,21 @@ impl Mesh {
     }
 
     /// Returns the routes for requests and sessions that are attached to a service.
-    pub(crate) fn routes_at(
+    pub(crate) fn attached_rules(
         &self,
         service: &ServiceName,
     ) -> impl Iterator<Item = (RuleKind, Name, Name)> {
-        let requests =
+        let http_routes =
             self.http_routes().attached_to(service).map(|route| (route.kind, &route.name));
-        let sessions =
-            self.tls_routes().attached_to(service).map(|it| (RouteKind::Tls, &it.rule.route));
-        requests
-            .chain(sessions)
-            .map(|(kind, it)| (RuleKind::Route(kind), it.namespace.clone(), it.name.clone()))
+        let tls_routes =
+            self.tls_routes().attached_to(service).map(|route| (RouteKind::Tls, &route.rule.route));
+        http_routes.chain(tls_routes).map(|(kind, route)| {
+            (RuleKind::Route(kind), route.namespace.clone(), route.name.clone())
+        })
     }
 
-    /// True for a policy or route of a service, and for objects that name none.
-    pub(crate) fn is_about(&self, object: &ObjectKey, service: &ServiceName) -> bool {
+    /// True if a policy, route or tag rule concerns a service; true for all objects of other kinds.
+    pub(crate) fn concerns_service(&self, object: &ObjectKey, service: &ServiceName) -> bool {
         match object {
             ObjectKey::ServicePolicy(name) => {
                 self.policies.for_service(service).any(|policy| policy.name == *name)
@@ -124,22 +124,23 @@ impl Mesh {
             ObjectKey::HttpRoute(name) => self
                 .http_routes()
                 .attached_to(service)
-                .any(|it| it.kind == RouteKind::Http && it.name == *name),
+                .any(|route| route.kind == RouteKind::Http && route.name == *name),
             ObjectKey::GrpcRoute(name) => self
                 .http_routes()
                 .attached_to(service)
-                .any(|it| it.kind == RouteKind::Grpc && it.name == *name),
+                .any(|route| route.kind == RouteKind::Grpc && route.name == *name),
             ObjectKey::TlsRoute(name) => {
-                self.tls_routes().attached_to(service).any(|it| it.rule.route == *name)
+                self.tls_routes().attached_to(service).any(|route| route.rule.route == *name)
             }
-            ObjectKey::GatewayTcpRoute(name) => {
-                self.gateway_tcp_routes().attached_to(service).any(|it| it.rule.route == *name)
-            }
+            ObjectKey::GatewayTcpRoute(name) => self
+                .gateway_tcp_routes()
+                .attached_to(service)
+                .any(|route| route.rule.route == *name),
             ObjectKey::TrafficSplit(name) => {
-                self.traffic_splits().attached_to(service).any(|it| it.name == *name)
+                self.traffic_splits().attached_to(service).any(|route| route.name == *name)
             }
             ObjectKey::TagRoute(_) | ObjectKey::SermantRouteRule(_) | ObjectKey::Lane(_) => {
-                self.tags.is_about(object, service)
+                self.tags.concerns_service(object, service)
             }
             _ => true,
         }
@@ -156,22 +157,22 @@ impl Mesh {
 
     /// Returns the external checks that policies require for requests to a service port.
     pub(crate) fn port_checks(&self, service: &ServiceName, port: u16) -> Vec<PortCheck> {
-        let mut guards = PortCheck::for_port(self.policies.for_service(service), service, port);
-        for guard in &mut guards {
-            if let RequestCheck::Tokens(rule) = &mut guard.check {
+        let mut checks = PortCheck::for_port(self.policies.for_service(service), service, port);
+        for port_check in &mut checks {
+            if let RequestCheck::Tokens(rule) = &mut port_check.check {
                 let issuers = rule.issuers.iter_mut();
-                issuers.for_each(|issuer| issuer.keys = self.keys_as_read(&issuer.keys));
+                issuers.for_each(|issuer| issuer.keys = self.resolve_keys(&issuer.keys));
             }
         }
-        guards
+        checks
     }
 
-    /// Returns the keys as sent to sidecars.
-    fn keys_as_read(&self, keys: &IssuerKeys) -> IssuerKeys {
+    /// Returns the keys as sent to sidecars: those of a JWKS endpoint as last fetched.
+    fn resolve_keys(&self, keys: &IssuerKeys) -> IssuerKeys {
         match keys.source() {
             None => keys.clone(),
             Some(source) => match self.policies.keys.get(source) {
-                Some(set) => IssuerKeys::Set(Arc::clone(set)),
+                Some(jwks) => IssuerKeys::Set(Arc::clone(jwks)),
                 None => IssuerKeys::Awaited,
             },
         }
@@ -194,48 +195,48 @@ impl Mesh {
 
     /// Returns the conflict status of a policy.
     pub(crate) fn conflict_status(&self, policy: &ServicePolicy) -> ConflictStatus {
-        let about = self.affected_services(policy);
-        let there = about.iter().filter_map(|name| self.services.get(name));
-        let ports = there
+        let names = self.affected_services(policy);
+        let services = names.iter().filter_map(|name| self.services.get(name));
+        let ports = services
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
         ConflictStatus::for_policy(policy, ports, &self)
     }
 
     /// Sets the keys of an endpoint, or removes them if it is no longer in use.
-    pub(crate) fn set_keys(&mut self, source: &KeySource, set: Option<Arc<str>>) -> AffectedSet {
+    pub(crate) fn set_keys(&mut self, source: &KeySource, jwks: Option<Arc<str>>) -> AffectedSet {
         let keys = &mut self.policies.keys;
-        let before = match &set {
-            Some(set) => keys.insert(source.clone(), Arc::clone(set)),
+        let before = match &jwks {
+            Some(jwks) => keys.insert(source.clone(), Arc::clone(jwks)),
             None => keys.remove(source),
         };
         let mut affected_set = AffectedSet::default();
-        if before == set {
+        if before == jwks {
             return affected_set;
         }
-        let named = self.policies.by_key_source.values_for(source);
-        for policy in named.filter_map(|name| self.policies.by_name.get(name)) {
+        let policies = self.policies.by_key_source.values_for(source);
+        for policy in policies.filter_map(|name| self.policies.by_name.get(name)) {
             affected_set
                 .workloads
-                .extend(self.behind_all(&self.affected_services(policy)).cloned());
+                .extend(self.workloads_of_all(&self.affected_services(policy)).cloned());
         }
         affected_set
     }
 
     /// Returns the services that a policy applies to, existing or not.
     fn affected_services(&self, policy: &ServicePolicy) -> BTreeSet<ServiceName> {
-        let mut about: BTreeSet<ServiceName> = named_services(policy).cloned().collect();
+        let mut services: BTreeSet<ServiceName> = named_services(policy).cloned().collect();
         if policy.scope == PolicyScope::Namespace {
-            let all = self.services.keys();
-            about.extend(all.filter(|it| it.namespace == policy.name.namespace).cloned());
+            let names = self.services.keys();
+            services.extend(names.filter(|name| name.namespace == policy.name.namespace).cloned());
         }
-        about
+        services
     }
 
-    fn behind_all<'a>(
+    fn workloads_of_all<'a>(
         &'a self,
         services: &'a BTreeSet<ServiceName>,
     ) -> impl Iterator<Item = &'a WorkloadName> {
-        services.iter().flat_map(|service| self.selected.values_for(service))
+        services.iter().flat_map(|service| self.workloads_by_service.values_for(service))
     }
 
     pub(super) fn set_policy(
@@ -247,17 +248,17 @@ impl Mesh {
         let old = self.policies.remove_policy(name);
         let differs = old != new;
         let is_inbound = old.iter().chain(&new).any(|policy| policy.rule.is_inbound());
-        let both = old.iter().chain(&new);
-        let about: BTreeSet<ServiceName> =
-            both.flat_map(|policy| self.affected_services(policy)).collect();
+        let policies = old.iter().chain(&new);
+        let services: BTreeSet<ServiceName> =
+            policies.flat_map(|policy| self.affected_services(policy)).collect();
         if let Some(new) = new {
             self.policies.insert_policy(new);
         }
         if differs {
             if is_inbound {
-                affected_set.workloads.extend(self.behind_all(&about).cloned());
+                affected_set.workloads.extend(self.workloads_of_all(&services).cloned());
             }
-            affected_set.services.extend(about);
+            affected_set.services.extend(services);
         }
     }
 }
@@ -276,26 +277,33 @@ impl<'a> PolicyContext<'a> for &'a Mesh {
         };
         let is_opaque = is_opaque(self, service, port);
         let may_forward =
-            |object: (RouteKind, &RouteName), to: &ServiceName| self.may_lead(object, to);
+            |object: (RouteKind, &RouteName), to: &ServiceName| self.may_refer_to(object, to);
         attached.compute_destinations(service, port, is_opaque, may_forward)
     }
 
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
-        let Some(own) = self.services.get(service) else { return false };
-        let Some(port) = own.ports.iter().find(|it| it.port == port) else { return false };
+        let Some(service_object) = self.services.get(service) else { return false };
+        let Some(port) = service_object.ports.iter().find(|candidate| candidate.port == port)
+        else {
+            return false;
+        };
         self.service_workloads(service).any(|workload| {
             let number = target_port(&port.target, workload);
-            let mut others = self.in_front_of(&workload.name).filter(|it| it.name != *service);
-            let mut ports = others.by_ref().flat_map(|other| &other.ports);
+            let mut other_services =
+                self.services_of(&workload.name).filter(|other| other.name != *service);
+            let mut ports = other_services.by_ref().flat_map(|other| &other.ports);
             ports.any(|port| target_port(&port.target, workload) == number)
         })
     }
 
     fn is_backend(&self, service: &ServiceName, port: u16) -> bool {
         self.forwards_requests_to(service, port)
-            || self.gateway_tcp_routes().routes_to(service).any(|it| it.forwards_to(service, port))
-            || self.tls_routes().routes_to(service).any(|it| it.forwards_to(service, port))
-            || self.traffic_splits().routes_to(service).any(|it| it.forwards_to(service))
+            || self
+                .gateway_tcp_routes()
+                .routes_to(service)
+                .any(|route| route.forwards_to(service, port))
+            || self.tls_routes().routes_to(service).any(|route| route.forwards_to(service, port))
+            || self.traffic_splits().routes_to(service).any(|route| route.forwards_to(service))
     }
 
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {
@@ -310,25 +318,28 @@ impl Mesh {
     /// True if a route of another service or of a gateway forwards requests to a port.
     fn forwards_requests_to(&self, service: &ServiceName, port: u16) -> bool {
         let mut splits =
-            self.traffic_splits().routes_to(service).filter(|it| it.forwards_to(service));
+            self.traffic_splits().routes_to(service).filter(|split| split.forwards_to(service));
         let mut gateways = self.gateways.values().flat_map(|gateway| gateway.backends());
-        splits.any(|it| !is_opaque(self, &it.root.service, port))
-            || self.http_routes().routes_to(service).any(|it| it.forwards_to(service, port))
-            || gateways.any(|it| it.service == *service && it.port == port)
+        splits.any(|split| !is_opaque(self, &split.root.service, port))
+            || self.http_routes().routes_to(service).any(|route| route.forwards_to(service, port))
+            || gateways.any(|backend| backend.service == *service && backend.port == port)
     }
 
     /// True if a workload of a port declares another protocol than TCP, or another service forwards to the same
     /// workload port with another protocol.
     fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
-        let own = self.services.get(service);
-        let Some(port) = own.and_then(|own| own.ports.iter().find(|it| it.port == port)) else {
+        let service_object = self.services.get(service);
+        let Some(port) = service_object
+            .and_then(|found| found.ports.iter().find(|candidate| candidate.port == port))
+        else {
             return false;
         };
         self.service_workloads(service).any(|workload| {
-            let others = self.in_front_of(&workload.name);
-            let others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
-            let clear = others.filter(|(name, it)| !is_opaque(self, name, it.port));
-            port.target.sees_requests_at(workload, clear.map(|(_, it)| &it.target))
+            let ports = self.services_of(&workload.name);
+            let ports =
+                ports.flat_map(|service| service.ports.iter().map(|port| (&service.name, port)));
+            let inspected_ports = ports.filter(|(name, other)| !is_opaque(self, name, other.port));
+            port.target.sees_requests_at(workload, inspected_ports.map(|(_, other)| &other.target))
         })
     }
 }

@@ -49,7 +49,7 @@ impl Mesh {
         }
         if old != new {
             for policy in old.iter().chain(&new) {
-                self.touch_access(&policy.source, affected_set);
+                self.mark_account_affected(&policy.source, affected_set);
             }
         }
         if let Some(new) = new {

@@ -21,9 +21,12 @@ impl Mesh {
     }
 
     /// Sets the revocations by `leno revoke`, in addition to those of the config.
-    pub(crate) fn set_revocations(&mut self, recorded: BTreeSet<RevokedWorkload>) -> AffectedSet {
-        let all_proxies = self.recorded != recorded;
-        self.recorded = recorded;
+    pub(crate) fn set_revocations(
+        &mut self,
+        operator_revocations: BTreeSet<RevokedWorkload>,
+    ) -> AffectedSet {
+        let all_proxies = self.operator_revocations != operator_revocations;
+        self.operator_revocations = operator_revocations;
         self.collect_revocations();
         AffectedSet { all_proxies, ..AffectedSet::default() }
     }
@@ -37,7 +40,12 @@ impl Mesh {
     fn collect_revocations(&mut self) {
         self.revocations = Revocations {
             accounts: self.config.revoked.clone(),
-            workloads: self.config.revoked_workloads.union(&self.recorded).cloned().collect(),
+            workloads: self
+                .config
+                .revoked_workloads
+                .union(&self.operator_revocations)
+                .cloned()
+                .collect(),
         };
     }
 }

@@ -6,8 +6,8 @@ use leno_model::{Workload, WorkloadName};
 
 use super::{AffectedSet, Listeners, Mesh};
 
-/// Recently changed workloads. They are ignored by comparisons: meshes with the same objects are equal,
-/// whatever their history.
+/// Recently changed workloads. Comparisons ignore them: meshes with the same objects are equal regardless of
+/// their history.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ChangedWorkloads(BTreeSet<WorkloadName>);
 
@@ -22,12 +22,12 @@ impl Eq for ChangedWorkloads {}
 impl Mesh {
     /// Returns the mTLS addresses of a workload's sidecar; `None` without a sidecar.
     pub(crate) fn sidecar_listeners(&self, workload: &WorkloadName) -> Option<&Listeners> {
-        self.listening.get(workload)
+        self.sidecar_listeners.get(workload)
     }
 
     /// True if the sidecar of a workload is connected and has opened every port of its application.
     pub(crate) fn is_registered(&self, workload: &Workload) -> bool {
-        let Some(listeners) = self.listening.get(&workload.name) else {
+        let Some(listeners) = self.sidecar_listeners.get(&workload.name) else {
             return false;
         };
         let mut ports = workload.ports.iter();
@@ -54,46 +54,46 @@ impl Mesh {
         if !self.workloads.contains_key(name) {
             return affected_set;
         }
-        let before = self.listening.remove(name);
+        let before = self.sidecar_listeners.remove(name);
         if before != listeners {
-            affected_set.services.extend(self.selecting.values_for(name).cloned());
-            self.touch_address_of(name, &mut affected_set);
+            affected_set.services.extend(self.services_by_workload.values_for(name).cloned());
+            self.mark_addresses_affected(name, &mut affected_set);
         }
         if let Some(listeners) = listeners {
-            self.listening.insert(name.clone(), listeners);
+            self.sidecar_listeners.insert(name.clone(), listeners);
         }
         affected_set
     }
 
     /// Ends the wait for the sidecar of a changed workload: requests no longer wait for it.
-    pub(crate) fn give_up(&mut self, name: &WorkloadName) -> AffectedSet {
+    pub(crate) fn stop_waiting_for(&mut self, name: &WorkloadName) -> AffectedSet {
         let mut affected_set = AffectedSet::default();
         if self.workload(name).is_some_and(|workload| self.is_awaited(workload)) {
-            affected_set.services.extend(self.selecting.values_for(name).cloned());
+            affected_set.services.extend(self.services_by_workload.values_for(name).cloned());
         }
         self.changed.0.remove(name);
         affected_set
     }
 
     /// Removes a changed workload's sidecar if it may still be that of the old workload.
-    pub(super) fn keep_sidecar(
+    pub(super) fn update_sidecar(
         &mut self,
         name: &WorkloadName,
         old: Option<&Workload>,
         new: Option<&Workload>,
     ) {
         let Some(new) = new else {
-            self.listening.remove(name);
+            self.sidecar_listeners.remove(name);
             self.changed.0.remove(name);
             return;
         };
         let Some(old) = old else { return };
-        let has_sidecar = self.listening.contains_key(name);
+        let has_sidecar = self.sidecar_listeners.contains_key(name);
         // The sidecar has the old identity, and clients would expect the new one.
         if old.account != new.account {
-            self.listening.remove(name);
+            self.sidecar_listeners.remove(name);
         }
-        // If another change follows before the sidecar reconnects, the mark stays.
+        // If another change follows before the sidecar reconnects, the workload stays marked as changed.
         if has_sidecar && (old.account != new.account || old.ports != new.ports) {
             self.changed.0.insert(name.clone());
         }

@@ -20,7 +20,7 @@ pub(crate) struct TagObjects {
     routes_by_scope: Index<RuleScope, TagRouteName>,
     sermant_by_scope: Index<RuleScope, TagRouteName>,
     lanes_by_service: Index<ServiceName, TagRouteName>,
-    asked: MatchedAttributes,
+    matched_attributes: MatchedAttributes,
 }
 
 /// The caller attributes that rules match, with the number of objects that use each.
@@ -43,26 +43,26 @@ pub(crate) enum RuleScope {
 pub(crate) struct AffectedByTags {
     /// Scopes with changed rules.
     pub(crate) scopes: BTreeSet<RuleScope>,
-    /// Services with changed marks at their ports.
+    /// Services with changed lane rules for the requests that they receive.
     pub(crate) entry_services: BTreeSet<ServiceName>,
     /// True if the caller attributes in proxy configurations may change.
     pub(crate) callers: bool,
 }
 
 impl MatchedAttributes {
-    /// True if any rule matches caller attributes.
-    pub(crate) fn is_anything(&self) -> bool {
+    /// True if any object has rules that match caller attributes.
+    pub(crate) fn has_rules(&self) -> bool {
         self.objects > 0
     }
 
-    /// True if a rule matches this label.
-    pub(crate) fn is_asked(&self, label: &str) -> bool {
+    /// True if a rule matches this label of callers.
+    pub(crate) fn matches_label(&self, label: &str) -> bool {
         self.tags.contains_key(label)
     }
 
     fn count_rules(&mut self, rules: &TagRules, step: CountChange) {
-        let (tags, asks) = rules.caller_tags();
-        if asks {
+        let (tags, matches_callers) = rules.caller_tags();
+        if matches_callers {
             step.apply(&mut self.objects);
         }
         for tag in tags {
@@ -75,7 +75,7 @@ impl MatchedAttributes {
     }
 
     fn matched_labels(&self) -> (bool, BTreeSet<&String>) {
-        (self.is_anything(), self.tags.keys().collect())
+        (self.has_rules(), self.tags.keys().collect())
     }
 }
 
@@ -104,24 +104,27 @@ impl TagObjects {
             RuleScope::Namespace(service.namespace.clone()),
             RuleScope::Mesh,
         ];
-        let found = TagRules::most_specific(scopes.iter().flat_map(|scope| {
-            let published = self.published_rules(scope).map(|(_, rules)| rules.rules.clone());
-            [self.native_rules(scope, port)].into_iter().chain(published)
+        let rules = TagRules::most_specific(scopes.iter().flat_map(|scope| {
+            let sermant_rules =
+                self.sermant_rules_for(scope).map(|(_, sermant)| sermant.rules.clone());
+            [self.tag_route_rules(scope, port)].into_iter().chain(sermant_rules)
         }));
-        (!found.is_empty()).then(|| Arc::new(found))
+        (!rules.is_empty()).then(|| Arc::new(rules))
     }
 
-    /// True for rules for a service, its namespace, or the mesh.
-    pub(crate) fn is_about(&self, object: &ObjectKey, service: &ServiceName) -> bool {
+    /// True if an object has rules for a service, its namespace, or the mesh.
+    pub(crate) fn concerns_service(&self, object: &ObjectKey, service: &ServiceName) -> bool {
         let namespace = RuleScope::Namespace(service.namespace.clone());
         let scopes = [RuleScope::Service(service.clone()), namespace, RuleScope::Mesh];
-        let is_in = |index: &Index<RuleScope, TagRouteName>, name: &TagRouteName| {
-            scopes.iter().any(|scope| index.values_for(scope).any(|it| it == name))
+        let is_listed = |index: &Index<RuleScope, TagRouteName>, name: &TagRouteName| {
+            scopes.iter().any(|scope| index.values_for(scope).any(|listed| listed == name))
         };
         match object {
-            ObjectKey::TagRoute(name) => is_in(&self.routes_by_scope, name),
-            ObjectKey::SermantRouteRule(name) => is_in(&self.sermant_by_scope, name),
-            ObjectKey::Lane(name) => self.lanes_by_service.values_for(service).any(|it| it == name),
+            ObjectKey::TagRoute(name) => is_listed(&self.routes_by_scope, name),
+            ObjectKey::SermantRouteRule(name) => is_listed(&self.sermant_by_scope, name),
+            ObjectKey::Lane(name) => {
+                self.lanes_by_service.values_for(service).any(|listed| listed == name)
+            }
             _ => false,
         }
     }
@@ -131,17 +134,17 @@ impl TagObjects {
         let names = self.lanes_by_service.values_for(service);
         let mut lanes: Vec<&Lane> = names.filter_map(|name| self.lanes.get(name)).collect();
         lanes.sort_by_key(|lane| lane.precedence());
-        let native = lanes.into_iter().flat_map(|lane| &lane.rules);
-        let published = self.published_rules(&RuleScope::Service(service.clone()));
-        let published = published.into_iter().flat_map(|(_, rules)| &rules.lanes);
-        let mut rules: Vec<LaneRule> = native.chain(published).cloned().collect();
+        let lane_rules = lanes.into_iter().flat_map(|lane| &lane.rules);
+        let sermant_rules = self.sermant_rules_for(&RuleScope::Service(service.clone()));
+        let sermant_rules = sermant_rules.into_iter().flat_map(|(_, rules)| &rules.lanes);
+        let mut rules: Vec<LaneRule> = lane_rules.chain(sermant_rules).cloned().collect();
         rules.sort_by_key(|rule| Reverse(rule.precedence));
         rules
     }
 
     /// Returns the caller attributes that rules match.
     pub(crate) fn matched_attributes(&self) -> &MatchedAttributes {
-        &self.asked
+        &self.matched_attributes
     }
 
     /// True if the object exists and is of one of these kinds.
@@ -178,11 +181,13 @@ impl TagObjects {
     }
 
     /// Returns the rules of all `TagRoute`s of a scope.
-    fn native_rules(&self, scope: &RuleScope, port: u16) -> TagRules {
+    fn tag_route_rules(&self, scope: &RuleScope, port: u16) -> TagRules {
         let names = self.routes_by_scope.values_for(scope);
         let routes = names.filter_map(|name| self.routes.get(name));
         let routes = routes.filter(|route| match &route.scope {
-            TagScope::Service(_, only) => only.is_none_or(|only| only == port),
+            TagScope::Service(_, port_limit) => {
+                port_limit.is_none_or(|port_limit| port_limit == port)
+            }
             TagScope::Namespace(_) | TagScope::Mesh => true,
         });
         TagRules::merge_routes(routes)
@@ -190,11 +195,11 @@ impl TagObjects {
 
     /// Returns the single value of a Sermant configuration key: that of the oldest object, then the first by
     /// name.
-    fn published_rules(&self, scope: &RuleScope) -> Option<&(TagScope, SermantRules)> {
+    fn sermant_rules_for(&self, scope: &RuleScope) -> Option<&(TagScope, SermantRules)> {
         let names = self.sermant_by_scope.values_for(scope);
         let objects = names.filter_map(|name| self.sermant.get(name));
         let object = objects.min_by_key(|object| object.precedence())?;
-        object.entries.iter().find(|(known, _)| scope_of(known) == *scope)
+        object.entries.iter().find(|(tag_scope, _)| scope_of(tag_scope) == *scope)
     }
 }
 
@@ -211,21 +216,21 @@ impl TagObjects {
             self.routes.extend(new.map(|new| (name.clone(), new)));
             return affected;
         }
-        let before = self.asked.clone();
+        let before = self.matched_attributes.clone();
         if let Some(old) = old {
             let scope = scope_of(&old.scope);
-            self.asked.count_rules(&old.rules, CountChange::Down);
+            self.matched_attributes.count_rules(&old.rules, CountChange::Down);
             self.routes_by_scope.remove(&scope, name);
             affected.scopes.insert(scope);
         }
         if let Some(new) = new {
             let scope = scope_of(&new.scope);
-            self.asked.count_rules(&new.rules, CountChange::Up);
+            self.matched_attributes.count_rules(&new.rules, CountChange::Up);
             self.routes_by_scope.insert(&scope, name);
             affected.scopes.insert(scope);
             self.routes.insert(name.clone(), new);
         }
-        affected.callers = before.matched_labels() != self.asked.matched_labels();
+        affected.callers = before.matched_labels() != self.matched_attributes.matched_labels();
         affected
     }
 
@@ -236,14 +241,14 @@ impl TagObjects {
     ) -> AffectedByTags {
         let mut affected = AffectedByTags::default();
         let old = self.sermant.remove(name);
-        let before = self.asked.clone();
+        let before = self.matched_attributes.clone();
         for (scope, rules) in old.iter().flat_map(|old| &old.entries) {
-            self.asked.count_rules(&rules.rules, CountChange::Down);
+            self.matched_attributes.count_rules(&rules.rules, CountChange::Down);
             self.sermant_by_scope.remove(&scope_of(scope), name);
             affected.scopes.insert(scope_of(scope));
         }
         for (scope, rules) in new.iter().flat_map(|new| &new.entries) {
-            self.asked.count_rules(&rules.rules, CountChange::Up);
+            self.matched_attributes.count_rules(&rules.rules, CountChange::Up);
             self.sermant_by_scope.insert(&scope_of(scope), name);
             affected.scopes.insert(scope_of(scope));
         }
@@ -256,7 +261,7 @@ impl TagObjects {
             RuleScope::Namespace(_) | RuleScope::Mesh => None,
         });
         affected.entry_services = entry_services.collect();
-        affected.callers = before.matched_labels() != self.asked.matched_labels();
+        affected.callers = before.matched_labels() != self.matched_attributes.matched_labels();
         affected
     }
 

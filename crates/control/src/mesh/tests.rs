@@ -26,7 +26,7 @@ fn account_names<const N: usize>(names: [&str; N]) -> BTreeSet<ServiceAccount> {
 }
 
 #[test]
-fn a_sidecar_touches_the_services_in_front_of_it_and_nothing_else() {
+fn a_sidecar_affects_only_the_services_of_its_workload() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let affected_set = mesh.set_listeners(&workload_name("reviews-v1-1"), None);
     let expected = AffectedSet {
@@ -39,7 +39,7 @@ fn a_sidecar_touches_the_services_in_front_of_it_and_nothing_else() {
 }
 
 #[test]
-fn a_workload_touches_itself_and_the_services_it_joins_or_leaves() {
+fn a_workload_affects_itself_and_the_services_it_joins_or_leaves() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let moved = r#"
 apiVersion: leno.dev/v1alpha1
@@ -54,7 +54,7 @@ spec: {serviceAccount: details, ports: [{name: http, port: 9081, protocol: HTTP}
 }
 
 #[test]
-fn how_a_workload_is_started_matters_to_no_client() {
+fn the_command_of_a_workload_affects_no_client() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let mut details = mesh.workload(&workload_name("details-1")).unwrap().clone();
     details.run = vec!["true".to_owned()];
@@ -65,7 +65,7 @@ fn how_a_workload_is_started_matters_to_no_client() {
 }
 
 #[test]
-fn a_service_touches_its_users_and_its_owners() {
+fn a_service_affects_its_clients_and_its_workloads() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let affected_set = mesh.apply(Change::Remove(ObjectKey::Service(service_name("details"))));
     let expected = AffectedSet {
@@ -77,7 +77,7 @@ fn a_service_touches_its_users_and_its_owners() {
 }
 
 #[test]
-fn a_route_touches_its_parents_before_and_after() {
+fn a_route_affects_its_old_and_new_parents() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let moved = r#"
 apiVersion: gateway.networking.k8s.io/v1
@@ -94,7 +94,7 @@ spec:
 }
 
 #[test]
-fn what_a_split_stands_on_touches_its_root() {
+fn the_dependencies_of_a_split_affect_its_root() {
     let split = r#"
 ---
 apiVersion: split.smi-spec.io/v1alpha4
@@ -114,8 +114,9 @@ spec:
   to: [{group: "", kind: Service}]
 "#;
     let mut mesh = mesh_with_sidecars(&[BOOKINFO, split].concat());
-    let group =
-        parse_objects(STRICT).into_iter().find(|it| matches!(it, Object::HttpRouteGroup(_)));
+    let group = parse_objects(STRICT)
+        .into_iter()
+        .find(|object| matches!(object, Object::HttpRouteGroup(_)));
     let root = AffectedSet { services: service_names(["details"]), ..AffectedSet::default() };
     for object in [group.unwrap(), parse_object(grant), parse_object(split)] {
         let key = object.object_key();
@@ -130,7 +131,7 @@ spec:
 }
 
 #[test]
-fn policies_touch_nobody_in_permissive_mode() {
+fn policies_affect_no_proxy_in_permissive_mode() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     for object in parse_objects(&strict_bookinfo("")) {
         if !matches!(object, Object::MeshConfig(_)) {
@@ -143,7 +144,7 @@ fn policies_touch_nobody_in_permissive_mode() {
 }
 
 #[test]
-fn a_policy_touches_its_destination_and_the_views_of_its_sources() {
+fn a_policy_affects_its_destination_and_its_sources() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let target = mesh.traffic_targets().next().unwrap().clone();
     let mut more = target.clone();
@@ -158,7 +159,7 @@ fn a_policy_touches_its_destination_and_the_views_of_its_sources() {
 }
 
 #[test]
-fn a_group_of_matches_touches_the_destinations_of_its_policies_only() {
+fn a_route_group_affects_only_the_destinations_of_its_policies() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let name = RouteGroupName::new("bookinfo", "reviews").unwrap();
     let affected_set = mesh.apply(Change::Remove(ObjectKey::HttpRouteGroup(name)));
@@ -168,7 +169,7 @@ fn a_group_of_matches_touches_the_destinations_of_its_policies_only() {
 }
 
 #[test]
-fn a_strict_service_touches_who_routes_to_it() {
+fn a_strict_service_affects_the_services_that_route_to_it() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let affected_set =
         mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v2-1"))));
@@ -178,7 +179,7 @@ fn a_strict_service_touches_who_routes_to_it() {
 }
 
 #[test]
-fn the_mode_touches_everybody_and_going_back_restores_everything() {
+fn the_default_policy_affects_all_proxies_and_can_be_reverted() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let before = mesh.clone();
     let strict = Object::MeshConfig(mesh.config().clone());
@@ -188,28 +189,28 @@ fn the_mode_touches_everybody_and_going_back_restores_everything() {
 }
 
 #[test]
-fn a_strict_workload_in_a_permissive_mesh_touches_everybody_as_it_comes_and_goes() {
+fn a_strict_workload_in_a_permissive_mesh_affects_all_proxies() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let before = mesh.clone();
     let mut details = mesh.workload(&workload_name("details-1")).unwrap().clone();
     let permissive = details.clone();
     details.admission.default_policy = Some(DefaultPolicy::Deny);
     assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).all_proxies);
-    assert!(mesh.has_strict());
+    assert!(mesh.has_default_deny());
     details.admission.default_policy = Some(DefaultPolicy::DryRun);
     assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).all_proxies);
-    assert!(!mesh.has_strict() && mesh.has_policed());
+    assert!(!mesh.has_default_deny() && mesh.has_evaluated_policies());
     let affected_set = mesh.apply(Change::Upsert(Object::Workload(permissive)));
     assert!(
         !affected_set.all_proxies && affected_set.workloads.contains(&details.name),
         "{affected_set:?}"
     );
-    assert!(!mesh.has_policed());
+    assert!(!mesh.has_evaluated_policies());
     assert_eq!(mesh, before);
 }
 
 #[test]
-fn an_access_policy_touches_what_it_is_about_and_who_may_see_it() {
+fn an_access_policy_affects_its_workloads_and_their_clients() {
     let policy = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
                   metadata: {name: guard, namespace: bookinfo}\n\
                   spec: {serviceAccounts: [details], allow: [{from: [{serviceAccount: \"s*\"}]}]}\n";
@@ -230,17 +231,19 @@ fn an_access_policy_touches_what_it_is_about_and_who_may_see_it() {
 }
 
 #[test]
-fn a_selector_chooses_by_all_labels_within_its_namespace_and_an_empty_one_nothing() {
+fn a_selector_matches_all_labels_in_its_namespace_and_an_empty_one_nothing() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let behind = |mesh: &Mesh, name: &str| {
+    let workloads_of = |mesh: &Mesh, name: &str| {
         let name = service_name(name);
-        mesh.service_workloads(&name).map(|w| w.name.name.to_string()).collect::<Vec<_>>()
+        mesh.service_workloads(&name)
+            .map(|workload| workload.name.name.to_string())
+            .collect::<Vec<_>>()
     };
-    assert_eq!(behind(&mesh, "reviews-v2"), ["reviews-v2-1"]);
+    assert_eq!(workloads_of(&mesh, "reviews-v2"), ["reviews-v2-1"]);
     let mut all = mesh.service(&service_name("reviews")).unwrap().clone();
     all.selector.clear();
     mesh.apply(Change::Upsert(Object::Service(all.clone())));
-    assert_eq!(behind(&mesh, "reviews"), [""; 0]);
+    assert_eq!(workloads_of(&mesh, "reviews"), [""; 0]);
     all.selector.insert("app".to_owned(), "reviews".to_owned());
     all.name.namespace = Name::new("elsewhere").unwrap();
     let name = all.name.clone();
@@ -249,12 +252,12 @@ fn a_selector_chooses_by_all_labels_within_its_namespace_and_an_empty_one_nothin
 }
 
 #[test]
-fn a_workload_that_changes_its_account_has_no_sidecar_until_one_comes_as_that() {
+fn a_workload_with_a_new_account_has_no_sidecar_until_one_connects_with_it() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let mut details = mesh.workload(&workload_name("details-1")).unwrap().clone();
     details.run = vec!["true".to_owned()];
     mesh.apply(Change::Upsert(Object::Workload(details.clone())));
-    assert!(mesh.sidecar_listeners(&details.name).is_some(), "it is who it was");
+    assert!(mesh.sidecar_listeners(&details.name).is_some(), "its account is unchanged");
     details.account.name = Name::new("other").unwrap();
     let affected_set = mesh.apply(Change::Upsert(Object::Workload(details.clone())));
     assert_eq!(mesh.sidecar_listeners(&details.name), None);
@@ -263,19 +266,22 @@ fn a_workload_that_changes_its_account_has_no_sidecar_until_one_comes_as_that() 
 
 /// The port or account changes, and the sidecar reconnects shortly after.
 #[test]
-fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
+fn requests_wait_for_the_sidecar_of_a_changed_workload() {
     let awaited = |mesh: &Mesh| {
-        let found = mesh.service(&service_name("reviews-v1")).unwrap();
-        let view =
-            crate::compile::compile_service(mesh, &crate::compile::ClientClass::AllClients, found);
-        let port = view.ports.values().next().unwrap();
-        (port.endpoints.len(), view.awaited)
+        let service = mesh.service(&service_name("reviews-v1")).unwrap();
+        let service_config = crate::compile::compile_service(
+            mesh,
+            &crate::compile::ClientClass::AllClients,
+            service,
+        );
+        let port = service_config.ports.values().next().unwrap();
+        (port.endpoints.len(), service_config.awaited)
     };
     let name = workload_name("reviews-v1-1");
     let mut unchanged = mesh_with_sidecars(BOOKINFO);
     assert_eq!(awaited(&unchanged), (1, false));
     let before = unchanged.workload(&name).unwrap().clone();
-    let change = |change: &dyn Fn(&mut Workload)| {
+    let apply_edit = |change: &dyn Fn(&mut Workload)| {
         let mut mesh = mesh_with_sidecars(BOOKINFO);
         let mut reviews = before.clone();
         change(&mut reviews);
@@ -285,15 +291,15 @@ fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
     let listeners = |port: u16| Some(Listeners::from([(port, ([127, 0, 0, 1], 20_000).into())]));
     type Edit<'a> = &'a dyn Fn(&mut Workload);
     let cases: [(u16, Edit<'_>); 3] = [
-        (9999, &|it| it.ports[0].port = 9999),
-        (9082, &|it| it.account = ServiceAccount::new("bookinfo", "other").unwrap()),
-        (9999, &|it| {
-            it.ports[0].port = 9999;
-            it.account = ServiceAccount::new("bookinfo", "other").unwrap();
+        (9999, &|workload| workload.ports[0].port = 9999),
+        (9082, &|workload| workload.account = ServiceAccount::new("bookinfo", "other").unwrap()),
+        (9999, &|workload| {
+            workload.ports[0].port = 9999;
+            workload.account = ServiceAccount::new("bookinfo", "other").unwrap();
         }),
     ];
-    for (port, changes) in cases {
-        let (mut mesh, affected_set) = change(changes);
+    for (port, edit) in cases {
+        let (mut mesh, affected_set) = apply_edit(edit);
         assert!(affected_set.services.contains(&service_name("reviews-v1")));
         assert_eq!(awaited(&mesh), (0, true));
         // A sidecar that has not applied the change yet.
@@ -306,17 +312,17 @@ fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
         mesh.set_listeners(&name, Some(Listeners::new()));
         assert_eq!(awaited(&mesh), (0, true));
         mesh.set_listeners(&name, listeners(port));
-        assert!(mesh.give_up(&name).is_empty(), "its sidecar is back");
+        assert!(mesh.stop_waiting_for(&name).is_empty(), "its sidecar has reconnected");
         mesh.set_listeners(&name, None);
         assert_eq!(awaited(&mesh), (0, false));
 
         // It never reconnects.
-        let (mut mesh, _) = change(changes);
-        assert!(mesh.give_up(&name).services.contains(&service_name("reviews-v1")));
+        let (mut mesh, _) = apply_edit(edit);
+        assert!(mesh.stop_waiting_for(&name).services.contains(&service_name("reviews-v1")));
         assert_eq!(awaited(&mesh), (0, false));
 
         // The change is reverted at once.
-        let (mut mesh, _) = change(changes);
+        let (mut mesh, _) = apply_edit(edit);
         mesh.apply(Change::Upsert(Object::Workload(before.clone())));
         let endpoints = awaited(&mesh).0;
         assert_eq!(awaited(&mesh), (endpoints, endpoints == 0));
@@ -324,13 +330,13 @@ fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
         assert_eq!(awaited(&mesh), (0, true));
 
         // The workload is removed.
-        let (mut mesh, _) = change(changes);
+        let (mut mesh, _) = apply_edit(edit);
         mesh.apply(Change::Remove(ObjectKey::Workload(name.clone())));
         assert!(!mesh.has_changed(&name));
     }
-    let (mesh, _) = change(&|reviews| drop(reviews.labels.insert("a".into(), "b".into())));
+    let (mesh, _) = apply_edit(&|reviews| drop(reviews.labels.insert("a".into(), "b".into())));
     assert_eq!(awaited(&mesh), (1, false));
-    // Without a sidecar there is none to wait for.
+    // A workload without a sidecar: there is none to wait for.
     unchanged.set_listeners(&name, None);
     let mut reviews = before.clone();
     reviews.ports[0].port = 9999;

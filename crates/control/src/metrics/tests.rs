@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::applications::Applications;
-use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_proofs};
+use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_join_credentials};
 use crate::config::Times;
 use crate::fixture::{BOOKINFO, mesh_with_sidecars};
 use crate::history;
@@ -27,22 +27,22 @@ use crate::publish::{ConnectedProxies, PublishCounters, SentPush};
 use crate::watch::Diagnostics;
 
 /// A control plane with a value for every metric.
-struct Busy {
+struct ControlPlane {
     mesh: Mesh,
     connected: ConnectedProxies,
     presence: Presence,
     applications: Applications,
-    start: StartupGrace,
+    startup_grace: StartupGrace,
     certifier: Certifier,
     diagnostics: Diagnostics,
     keys: JwksFetches,
     peers: Peers,
-    gauges: Gauges,
+    connection_counters: ConnectionCounters,
     now: Instant,
     _data: TempDir,
 }
 
-impl Busy {
+impl ControlPlane {
     fn new() -> Self {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let data = tempfile::tempdir().unwrap();
@@ -50,8 +50,8 @@ impl Busy {
         let directory = data.path().join(AUTHORITY_DIRECTORY);
         let authority = Authority::open_or_create(&directory, &mesh.config().trust_domain, wall);
         let authority = watch::Sender::new(Arc::new(authority.unwrap())).subscribe();
-        let proofs = Arc::new(open_proofs(data.path(), wall).unwrap());
-        let mut certifier = Certifier::new(authority, proofs, LEAF_LIFETIME);
+        let join_credentials = Arc::new(open_join_credentials(data.path(), wall).unwrap());
+        let mut certifier = Certifier::new(authority, join_credentials, LEAF_LIFETIME);
         (certifier.issued, certifier.rejected) = (6, 7);
         let mut keys = JwksFetches::default();
         let source = KeySource::File("/keys.json".into());
@@ -60,21 +60,21 @@ impl Busy {
         {
             keys.record_result(&KeyUpdate { source: source.clone(), fetched });
         }
-        let gauges = Gauges::default();
+        let connection_counters = ConnectionCounters::default();
         for reason in [Reason::UntrustedPeer, Reason::UntrustedPeer, Reason::HandshakeFailed] {
-            gauges.record_failure(reason);
+            connection_counters.record_failure(reason);
         }
         let times = Times::default();
         Self {
             mesh,
             connected: connected_proxies(times, now),
             presence: Presence::default(),
-            start: StartupGrace::new(now, times.settle),
+            startup_grace: StartupGrace::new(now, times.settle),
             certifier,
             diagnostics: Diagnostics::default(),
             keys,
             peers: Peers::default(),
-            gauges,
+            connection_counters,
             applications: Applications::default(),
             now,
             _data: data,
@@ -86,15 +86,15 @@ impl Busy {
             mesh: &self.mesh,
             connected: &self.connected,
             presence: &self.presence,
-            start: &self.start,
+            startup_grace: &self.startup_grace,
             certifier: &self.certifier,
             diagnostics: &self.diagnostics,
             keys: &self.keys,
             peers: &self.peers,
             queues: Queues { updates: 1, events: 2, queries: 3 },
             history: history::ReportCounters { reports: 11, dropped: 12 },
-            page: None,
-            live: None,
+            page_url: None,
+            live_url: None,
             applications: &self.applications,
             supervised: false,
             kubernetes: false,
@@ -103,8 +103,8 @@ impl Busy {
         }
     }
 
-    fn render_page(&self, form: ExpositionFormat, names: Option<AliasNames>) -> String {
-        let page = render_metrics(&self.report(), &self.gauges, form, names);
+    fn render_page(&self, format: ExpositionFormat, names: Option<AliasNames>) -> String {
+        let page = render_metrics(&self.report(), &self.connection_counters, format, names);
         page.replace(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), "version=\"0\"")
     }
 }
@@ -112,7 +112,7 @@ impl Busy {
 /// No proxy is connected any more, but two changes have been applied and one has not.
 fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
     let mut connected = ConnectedProxies::new(times, ChangeId(1));
-    connected.tally = PublishCounters {
+    connected.counters = PublishCounters {
         changes: 1,
         compiled: 2,
         pushes: 3,
@@ -134,24 +134,25 @@ fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
 }
 
 #[tokio::test]
-async fn the_page_is_as_the_formats_demand() {
-    let busy = Busy::new();
-    expect_file!["page.txt"].assert_eq(&busy.render_page(ExpositionFormat::Prometheus, None));
+async fn the_page_conforms_to_its_formats() {
+    let control_plane = ControlPlane::new();
+    expect_file!["page.txt"]
+        .assert_eq(&control_plane.render_page(ExpositionFormat::Prometheus, None));
     expect_file!["page.openmetrics.txt"]
-        .assert_eq(&busy.render_page(ExpositionFormat::OpenMetrics, None));
+        .assert_eq(&control_plane.render_page(ExpositionFormat::OpenMetrics, None));
     expect_file!["page.osm.txt"]
-        .assert_eq(&busy.render_page(ExpositionFormat::Prometheus, Some(AliasNames::Osm)));
+        .assert_eq(&control_plane.render_page(ExpositionFormat::Prometheus, Some(AliasNames::Osm)));
     expect_file!["page.fsm.txt"]
-        .assert_eq(&busy.render_page(ExpositionFormat::Prometheus, Some(AliasNames::Fsm)));
+        .assert_eq(&control_plane.render_page(ExpositionFormat::Prometheus, Some(AliasNames::Fsm)));
 }
 
 #[tokio::test]
 async fn every_alias_has_a_number() {
-    let page = Busy::new().render_page(ExpositionFormat::Prometheus, Some(AliasNames::Osm));
+    let page = ControlPlane::new().render_page(ExpositionFormat::Prometheus, Some(AliasNames::Osm));
     for alias in ALIASES {
-        let begins = format!("osm_{}", alias.name);
-        let ends = |rest: &str| rest.starts_with([' ', '{', '_']);
-        let mut lines = page.lines().filter_map(|line| line.strip_prefix(&begins));
-        assert!(lines.any(ends), "{}", alias.name);
+        let prefix = format!("osm_{}", alias.name);
+        let is_name_end = |rest: &str| rest.starts_with([' ', '{', '_']);
+        let mut lines = page.lines().filter_map(|line| line.strip_prefix(&prefix));
+        assert!(lines.any(is_name_end), "{}", alias.name);
     }
 }

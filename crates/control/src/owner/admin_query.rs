@@ -77,18 +77,19 @@ pub(crate) enum SidecarLocation {
 impl Owner {
     pub(super) fn publish_state(&mut self, now: EventTime) {
         let status = Arc::new(self.report(now).status());
-        self.sent.status.send_if_modified(|last| {
-            let has_changed = !same_but_for_age(last, &status);
+        self.outputs.status.send_if_modified(|last| {
+            let has_changed = !is_same_except_age(last, &status);
             if has_changed {
                 *last = status;
             }
             has_changed
         });
-        self.tell_peers();
+        self.publish_to_peers();
         self.publish_sidecar_facts();
-        let registered = self.mesh.workloads().filter(|w| self.mesh.is_registered(w));
-        let registered: BTreeSet<WorkloadName> = registered.map(|w| w.name.clone()).collect();
-        self.sent.registered.send_if_modified(|last| {
+        let registered = self.mesh.workloads().filter(|workload| self.mesh.is_registered(workload));
+        let registered: BTreeSet<WorkloadName> =
+            registered.map(|workload| workload.name.clone()).collect();
+        self.outputs.registered.send_if_modified(|last| {
             let has_changed = **last != registered;
             if has_changed {
                 *last = Arc::new(registered);
@@ -100,22 +101,25 @@ impl Owner {
 
     /// Publishes the workloads with a replaced sidecar that may join again.
     fn publish_replaced(&self, now: EventTime) {
-        let has_settled = self.start.grace_state() == GracePeriod::No;
+        let grace_period_ended = self.startup_grace.grace_state() == GracePeriod::No;
         let is_absent = |name: &WorkloadName| {
-            has_settled
+            grace_period_ended
                 && self.connected.of_workload(name).is_none()
                 && !self.presence.is_missing(name)
-                && self.mesh.workload(name).is_some_and(|found| !self.mesh.is_registered(found))
+                && self
+                    .mesh
+                    .workload(name)
+                    .is_some_and(|workload| !self.mesh.is_registered(workload))
         };
         self.replaced.publish_absent(is_absent, self.times.grace, now.clock);
     }
 
     /// Publishes the current metrics destination.
-    pub(super) fn want_metrics(&self) {
-        let wanted = &self.mesh.config().observability.metrics;
-        self.sent.metrics.send_if_modified(|known| {
-            let differs = known != wanted;
-            known.clone_from(wanted);
+    pub(super) fn publish_metrics_destination(&self) {
+        let destination = &self.mesh.config().observability.metrics;
+        self.outputs.metrics.send_if_modified(|published| {
+            let differs = published != destination;
+            published.clone_from(destination);
             differs
         });
     }
@@ -125,15 +129,15 @@ impl Owner {
             mesh: &self.mesh,
             connected: &self.connected,
             presence: &self.presence,
-            start: &self.start,
+            startup_grace: &self.startup_grace,
             certifier: &self.certifier,
             diagnostics: &self.diagnostics,
             keys: &self.keys,
             peers: &self.peers,
             queues: self.queues,
-            history: self.history.tally,
-            page: self.page.as_deref(),
-            live: self.live.as_deref(),
+            history: self.history.counters,
+            page_url: self.page_url.as_deref(),
+            live_url: self.live_url.as_deref(),
             applications: &self.applications,
             supervised: self.supervised,
             kubernetes: self.kubernetes,
@@ -142,7 +146,7 @@ impl Owner {
         }
     }
 
-    fn sidecar_place(&self, workload: &WorkloadName) -> SidecarLocation {
+    fn sidecar_location(&self, workload: &WorkloadName) -> SidecarLocation {
         if let Some(connection) = self.connected.of_workload(workload) {
             return SidecarLocation::Here(connection);
         }
@@ -155,18 +159,23 @@ impl Owner {
 
     pub(super) fn handle_query(&self, query: AdminQuery, now: EventTime) -> AdminResponse {
         let report = self.report(now);
-        let at = now.clock.duration_since(self.began);
+        let at = now.clock.duration_since(self.history_start);
         let json = match query {
-            AdminQuery::Metrics(form, names) => {
-                let page = crate::metrics::render_metrics(&report, &self.gauges, form, names);
-                return AdminResponse::Metrics(form, page);
+            AdminQuery::Metrics(format, names) => {
+                let text = crate::metrics::render_metrics(
+                    &report,
+                    &self.connection_counters,
+                    format,
+                    names,
+                );
+                return AdminResponse::Metrics(format, text);
             }
             AdminQuery::Points(mut pages) => {
-                crate::metrics::read(&report, &self.gauges, &mut *pages);
+                crate::metrics::visit_metrics(&report, &self.connection_counters, &mut *pages);
                 return AdminResponse::Points(pages);
             }
             AdminQuery::Sidecar(workload) => {
-                return AdminResponse::Sidecar(self.sidecar_place(&workload));
+                return AdminResponse::Sidecar(self.sidecar_location(&workload));
             }
             AdminQuery::Objects => return AdminResponse::Objects(self.mesh.explained_objects()),
             AdminQuery::RejectedJoins => serde_json::to_value(report.rejected_joins()),
@@ -196,10 +205,10 @@ impl Owner {
     }
 }
 
-fn same_but_for_age(one: &Status, other: &Status) -> bool {
-    let mut aged = one.clone();
-    if let (Some(aged), Some(other)) = (&mut aged.change, &other.change) {
-        aged.age_ms = other.age_ms;
+fn is_same_except_age(last: &Status, new: &Status) -> bool {
+    let mut last_with_new_age = last.clone();
+    if let (Some(last_with_new_age), Some(new)) = (&mut last_with_new_age.change, &new.change) {
+        last_with_new_age.age_ms = new.age_ms;
     }
-    aged == *other
+    last_with_new_age == *new
 }

@@ -79,16 +79,19 @@ impl Owner {
         if self.mesh.revocations().covers_workload(workload, peer.instance.as_ref()) {
             return Err(CertifyError::RevokedWorkload(workload.clone()).to_string().into());
         }
-        let found = self.mesh.workload(workload);
-        let instance = found.map(|found| self.certifier.instance_of(found));
-        verify_claim(peer, workload, found.zip(instance.as_ref()), trust_domain).map_err(|error| {
-            let is_replaced = matches!(error, ClaimError::OtherInstance { .. });
-            Rejection { reason: error.to_string(), is_replaced }
-        })
+        let workload_object = self.mesh.workload(workload);
+        let instance =
+            workload_object.map(|workload_object| self.certifier.instance_of(workload_object));
+        verify_claim(peer, workload, workload_object.zip(instance.as_ref()), trust_domain).map_err(
+            |error| {
+                let is_replaced = matches!(error, ClaimError::OtherInstance { .. });
+                Rejection { reason: error.to_string(), is_replaced }
+            },
+        )
     }
 
     /// Records the rejection of a stream, for operators and for the sidecar's supervisor.
-    pub(super) fn note_rejected(
+    pub(super) fn record_stream_rejection(
         &mut self,
         workload: &WorkloadName,
         rejection: &Rejection,
@@ -101,7 +104,7 @@ impl Owner {
         }
     }
 
-    /// Lets a proxy replace the connected one of its workload, if any, or returns the reason against it.
+    /// Checks that a proxy may replace the connected one of its workload, if any; otherwise returns the reason.
     ///
     /// A reconnecting proxy replaces its own stream, and a new process that of a proxy that disappeared
     /// silently. If a displaced process reconnects, it was not gone: there are two proxies, and the first keeps
@@ -111,33 +114,39 @@ impl Owner {
         joining: &mut ConnectedProxy,
         now: Instant,
     ) -> Result<(), Rejection> {
-        let present = self.connected.of_workload(&joining.workload);
-        let Some(present) = present.and_then(|present| self.connected.proxy_mut(present)) else {
+        let connection = self.connected.of_workload(&joining.workload);
+        let Some(connected) =
+            connection.and_then(|connection| self.connected.proxy_mut(connection))
+        else {
             return Ok(());
         };
-        let differ = present.process != joining.process;
-        if !differ || present.process == 0 || joining.process == 0 || present.is_gone() {
-            joining.kept_until = present.kept_until.filter(|_| !differ);
+        let is_other_process = connected.process != joining.process;
+        if !is_other_process
+            || connected.process == 0
+            || joining.process == 0
+            || connected.is_closed()
+        {
+            joining.kept_until = connected.kept_until.filter(|_| !is_other_process);
             return Ok(());
         }
-        if present.kept_until.is_some_and(|until| now < until) {
-            let admin = present.admin.map(|admin| format!(" with its admin page at {admin}"));
+        if connected.kept_until.is_some_and(|until| now < until) {
+            let admin = connected.admin.map(|admin| format!(" with its admin endpoint at {admin}"));
             let reason = format!(
                 "another proxy of workload {} is connected (process {}{}): a workload has one proxy, stop one \
                  of the two",
                 joining.workload,
-                present.pid,
+                connected.pid,
                 admin.unwrap_or_default()
             );
             return Err(reason.into());
         }
-        match present.displaced {
+        match connected.displaced {
             Some((process, at))
-                if process == joining.process && now.duration_since(at) < RETURNS_WITHIN =>
+                if process == joining.process && now.duration_since(at) < MAX_RECONNECT =>
             {
-                joining.kept_until = Some(now + KEPT_FOR);
+                joining.kept_until = Some(now + PLACE_KEPT_FOR);
             }
-            _ => joining.displaced = Some((present.process, now)),
+            _ => joining.displaced = Some((connected.process, now)),
         }
         Ok(())
     }
@@ -150,8 +159,9 @@ impl Owner {
         now: EventTime,
     ) {
         let proxy = self.connected.proxy_mut(connection);
-        let proxy = proxy.map(|it| (it.workload.clone(), PreviousCertificate::from_peer(&it.peer)));
-        let Some((name, held)) = proxy else {
+        let proxy = proxy
+            .map(|proxy| (proxy.workload.clone(), PreviousCertificate::from_peer(&proxy.peer)));
+        let Some((name, previous)) = proxy else {
             return;
         };
         match self.mesh.workload(&name) {
@@ -165,7 +175,7 @@ impl Owner {
             }
             Some(workload) => {
                 self.certifier
-                    .renew_certificate(connection, workload, held, csr, response, now.wall);
+                    .renew_certificate(connection, workload, previous, csr, response, now.wall);
             }
             None => self.certifier.reject_request(response, CertifyError::UnknownWorkload(name)),
         }
@@ -174,32 +184,32 @@ impl Owner {
     /// Extends the stream of a proxy to the lifetime of the certificate that it got over this stream.
     pub(super) fn handle_signed(
         &mut self,
-        signed: &SignedCertificate,
-        occasion: SigningReason,
+        certificate: &SignedCertificate,
+        reason: SigningReason,
         now: EventTime,
     ) {
-        let key = format!("{} {}", signed.id, signed.workload);
+        let key = format!("{} {}", certificate.id, certificate.workload);
         if let Some(line) = self.logs.permit_line(key, now.clock.into_std()) {
             let suppressed = line.suppressed;
-            tracing::info!(workload = %signed.workload, id = %signed.id, suppressed, "signed a certificate");
+            tracing::info!(workload = %certificate.workload, id = %certificate.id, suppressed, "signed a certificate");
         }
-        if occasion == SigningReason::Join {
-            self.replaced.remove_workload(&signed.workload);
+        if reason == SigningReason::Join {
+            self.replaced.remove_workload(&certificate.workload);
             // A stream of an earlier registration ends.
-            self.check_claim(&signed.workload, now);
+            self.check_claim(&certificate.workload, now);
         }
-        if let SigningReason::Renewal(connection) = occasion
+        if let SigningReason::Renewal(connection) = reason
             && let Some(proxy) = self.connected.proxy_mut(connection)
         {
-            proxy.expires = signed.not_after;
-            proxy.ca_generation = signed.ca_generation;
+            proxy.expires = certificate.not_after;
+            proxy.ca_generation = certificate.ca_generation;
         }
     }
 }
 
-/// A proxy that lost its stream reconnects sooner, unless it has ended.
-const RETURNS_WITHIN: Duration = Duration::from_secs(60);
+/// The time in which a displaced proxy that still runs reconnects.
+const MAX_RECONNECT: Duration = Duration::from_secs(60);
 
 /// The time for which the first of two proxies keeps its place after its last return; the second one retries
 /// every few seconds.
-const KEPT_FOR: Duration = Duration::from_secs(600);
+const PLACE_KEPT_FOR: Duration = Duration::from_secs(600);

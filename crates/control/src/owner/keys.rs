@@ -8,30 +8,30 @@ use crate::publish::ChangeCause;
 
 impl Owner {
     /// Publishes the JWKS endpoints in use.
-    pub(super) fn want_keys(&self) {
+    pub(super) fn publish_key_sources(&self) {
         let mesh = &self.mesh;
-        self.sent.keys.send_if_modified(|wanted| {
-            let differs = !wanted.iter().eq(mesh.key_sources());
+        self.outputs.keys.send_if_modified(|active| {
+            let differs = !active.iter().eq(mesh.key_sources());
             if differs {
-                *wanted = Arc::new(mesh.key_sources().cloned().collect());
+                *active = Arc::new(mesh.key_sources().cloned().collect());
             }
             differs
         });
     }
 
-    pub(super) fn keys_read(&mut self, update: KeyUpdate, now: EventTime) {
+    pub(super) fn apply_key_update(&mut self, update: KeyUpdate, now: EventTime) {
         self.keys.record_result(&update);
         let KeyUpdate { source, fetched } = update;
-        let set = match fetched {
-            FetchOutcome::Changed(set) => Some(set),
+        let jwks = match fetched {
+            FetchOutcome::Changed(jwks) => Some(jwks),
             // The endpoint is in use again: its keys stay valid until the next fetch.
-            FetchOutcome::Dropped if self.mesh.key_sources().any(|wanted| *wanted == source) => {
+            FetchOutcome::Dropped if self.mesh.key_sources().any(|active| *active == source) => {
                 return;
             }
             FetchOutcome::Dropped => None,
             FetchOutcome::Same | FetchOutcome::Failed(_) => return,
         };
-        let affected_set = self.mesh.set_keys(&source, set);
+        let affected_set = self.mesh.set_keys(&source, jwks);
         if !affected_set.is_empty() {
             self.connected.record_change(
                 &affected_set,

@@ -5,25 +5,26 @@ use std::sync::Arc;
 use leno_discovery::{ConnectionId, RegisteredSidecars, Registration};
 use leno_model::WorkloadName;
 
-use super::{EventTime, Owner, in_order};
+use super::{EventTime, Owner, listener_map};
 
 impl Owner {
     /// Processes another control plane's report of sidecars that connected there or disconnected.
-    pub(super) fn other_replicas(
+    pub(super) fn apply_replica_report(
         &mut self,
         peer: ConnectionId,
-        here: RegisteredSidecars,
+        connected_there: RegisteredSidecars,
         gone: &[WorkloadName],
         now: EventTime,
     ) {
         self.peers.add_peer(peer);
-        for (workload, registration) in here {
+        for (workload, registration) in connected_there {
             let session = registration.session;
             self.peers.record_registration(peer, workload.clone(), registration);
             if let Some(connection) = self.connected.of_workload(&workload) {
-                let ours = self.connected.proxy_mut(connection).map_or(0, |proxy| proxy.session);
-                if ours >= session {
-                    // It has connected here since; the other control plane will notice.
+                let own_session =
+                    self.connected.proxy_mut(connection).map_or(0, |proxy| proxy.session);
+                if own_session >= session {
+                    // It has reconnected here since; the other control plane will detect that.
                     continue;
                 }
                 // A stream can end unnoticed in many ways.
@@ -45,7 +46,7 @@ impl Owner {
         else {
             return;
         };
-        let listeners = in_order(listeners);
+        let listeners = listener_map(listeners);
         if self.mesh.workload(workload).is_some() {
             self.presence.mark_connected(workload, peer);
             self.set_listeners(workload, Some(listeners), now);
@@ -72,11 +73,11 @@ impl Owner {
     }
 
     /// Publishes the sidecars connected here to other control planes, if any follows.
-    pub(super) fn tell_peers(&self) {
-        if self.sent.here.receiver_count() == 0 {
+    pub(super) fn publish_to_peers(&self) {
+        if self.outputs.local_sidecars.receiver_count() == 0 {
             return;
         }
-        let here = self.connected.proxies().filter_map(|(_, proxy)| {
+        let local_sidecars = self.connected.proxies().filter_map(|(_, proxy)| {
             let listeners = self.mesh.sidecar_listeners(&proxy.workload)?;
             let listeners = listeners.iter();
             let listeners = listeners
@@ -88,11 +89,11 @@ impl Owner {
             let registration = Registration { listeners, session: proxy.session };
             Some((proxy.workload.clone(), registration))
         });
-        let here: RegisteredSidecars = here.collect();
-        self.sent.here.send_if_modified(|last| {
-            let has_changed = **last != here;
+        let local_sidecars: RegisteredSidecars = local_sidecars.collect();
+        self.outputs.local_sidecars.send_if_modified(|last| {
+            let has_changed = **last != local_sidecars;
             if has_changed {
-                *last = Arc::new(here);
+                *last = Arc::new(local_sidecars);
             }
             has_changed
         });

@@ -9,20 +9,20 @@ use super::{EventTime, Owner};
 use crate::certify::{CertificateHolder, CertifyError, ReviewResult};
 use crate::review::TokenSubject;
 
-/// A pending join: its token names a workload that is not known in this form yet, since a new pod may join
-/// before the source has reported it.
+/// A pending join: no registry has reported the workload as its token describes it, since a new pod may join
+/// before its registry reports it.
 #[derive(Debug)]
 pub(crate) struct PendingRegistration {
     joining: PendingJoin,
-    holder: TokenSubject,
-    proof: TokenEvidence,
+    subject: TokenSubject,
+    evidence: TokenEvidence,
     until: Instant,
 }
 
-/// The evidence that a token belongs to its holder.
+/// The evidence for the subject of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TokenEvidence {
-    /// The unverified text of the token: it is reviewed once its workload is known.
+    /// The text of the token, unverified: the token is reviewed once its workload is known.
     Text,
     /// A completed review.
     Review,
@@ -33,48 +33,50 @@ impl Owner {
         let Some(reviewer) = self.certifier.reviewer_of(&joining.token) else {
             let target = self.mesh.workload(&joining.workload);
             // A revoked workload gets the same response as an unknown one.
-            let target =
-                target.filter(|it| !self.mesh.is_revoked(it)).map(CertificateHolder::from_workload);
+            let target = target
+                .filter(|workload| !self.mesh.is_revoked(workload))
+                .map(CertificateHolder::from_workload);
             self.certifier.join(joining, target, now.wall);
             return;
         };
-        let holder = match reviewer.claimed_holder(&joining.token, now.wall) {
-            Ok(holder) => holder,
+        let subject = match reviewer.claimed_subject(&joining.token, now.wall) {
+            Ok(subject) => subject,
             Err(error) => return self.reject_join(joining, error.into()),
         };
         if let Err(reason) = self.certifier.permit_review(&joining, now.clock) {
             return self.reject_join(joining, reason.into());
         }
-        match holder {
+        match subject {
             None => self.certifier.start_review(joining, now.clock),
-            Some(holder) => self.handle_joining(joining, holder, TokenEvidence::Text, now),
+            Some(subject) => self.handle_joining(joining, subject, TokenEvidence::Text, now),
         }
     }
 
     /// Processes the result of a token review.
     pub(super) fn handle_review(&mut self, reviewed: ReviewResult, now: EventTime) {
-        let ReviewResult { joining, holder } = reviewed;
-        match holder {
+        let ReviewResult { joining, subject } = reviewed;
+        match subject {
             Err(error) => self.reject_join(joining, error.into()),
-            Ok(holder) => self.handle_joining(joining, holder, TokenEvidence::Review, now),
+            Ok(subject) => self.handle_joining(joining, subject, TokenEvidence::Review, now),
         }
     }
 
     fn handle_joining(
         &mut self,
         joining: PendingJoin,
-        holder: TokenSubject,
-        proof: TokenEvidence,
+        subject: TokenSubject,
+        evidence: TokenEvidence,
         now: EventTime,
     ) {
-        if holder.workload != joining.workload {
-            let (claimed, holder) = (joining.workload.clone(), holder.workload);
-            let error = CertifyError::OtherHolder { claimed, holder };
+        if subject.workload != joining.workload {
+            let (claimed, subject) = (joining.workload.clone(), subject.workload);
+            let error = CertifyError::OtherSubject { claimed, subject };
             return self.reject_join(joining, error);
         }
         let until = now.clock + self.times.joining;
-        let waits = self.decide_join(PendingRegistration { joining, holder, proof, until }, now);
-        let Some((pending, mismatch)) = waits else { return };
+        let still_waiting =
+            self.decide_join(PendingRegistration { joining, subject, evidence, until }, now);
+        let Some((pending, mismatch)) = still_waiting else { return };
         match self.has_room(&pending) {
             true => self.pending_registrations.push(pending),
             false => self.reject_join(pending.joining, mismatch),
@@ -82,18 +84,18 @@ impl Owner {
     }
 
     /// Checks again if the workloads of pending joins are known by now.
-    pub(super) fn consider_all(&mut self, now: EventTime) {
+    pub(super) fn retry_pending_joins(&mut self, now: EventTime) {
         for pending in std::mem::take(&mut self.pending_registrations) {
-            if pending.joining.answer.is_closed() {
+            if pending.joining.reply.is_closed() {
                 continue;
             }
-            let waits = self.decide_join(pending, now);
-            self.pending_registrations.extend(waits.map(|(pending, _)| pending));
+            let still_waiting = self.decide_join(pending, now);
+            self.pending_registrations.extend(still_waiting.map(|(pending, _)| pending));
         }
     }
 
     /// Returns the time at which the first pending join times out.
-    pub(super) fn max_wait_ends(&self) -> Option<Instant> {
+    pub(super) fn join_deadline(&self) -> Option<Instant> {
         self.pending_registrations.iter().map(|pending| pending.until).min()
     }
 
@@ -103,8 +105,8 @@ impl Owner {
         pending: PendingRegistration,
         now: EventTime,
     ) -> Option<(PendingRegistration, CertifyError)> {
-        let found = self.mesh.workload(&pending.holder.workload);
-        match check_holder(&pending.holder, found) {
+        let workload = self.mesh.workload(&pending.subject.workload);
+        match check_subject(&pending.subject, workload) {
             Ok(target) => self.accept_join(pending, target, now),
             Err(mismatch) if now.clock < pending.until => return Some((pending, mismatch)),
             Err(mismatch) => self.reject_join(pending.joining, mismatch),
@@ -119,12 +121,12 @@ impl Owner {
         target: CertificateHolder,
         now: EventTime,
     ) {
-        let PendingRegistration { joining, proof, .. } = pending;
-        match proof {
+        let PendingRegistration { joining, evidence, .. } = pending;
+        match evidence {
             TokenEvidence::Text => self.certifier.start_review(joining, now.clock),
             TokenEvidence::Review => match self.revocation_error(&target) {
                 Some(error) => self.reject_join(joining, error),
-                None => self.certifier.issue_first(joining, target, now.wall),
+                None => self.certifier.sign_first_certificate(joining, target, now.wall),
             },
         }
     }
@@ -136,53 +138,57 @@ impl Owner {
 
     /// Returns the reason why an existing workload gets no certificate.
     fn revocation_error(&self, target: &CertificateHolder) -> Option<CertifyError> {
-        let found = self.mesh.workload(&target.name)?;
-        if self.mesh.config().revoked.contains(&found.account) {
-            return Some(CertifyError::Revoked(found.account.clone()));
+        let workload = self.mesh.workload(&target.name)?;
+        if self.mesh.config().revoked.contains(&workload.account) {
+            return Some(CertifyError::Revoked(workload.account.clone()));
         }
-        let is_revoked = self.mesh.is_revoked(found);
-        is_revoked.then(|| CertifyError::RevokedWorkload(found.name.clone()))
+        let is_revoked = self.mesh.is_revoked(workload);
+        is_revoked.then(|| CertifyError::RevokedWorkload(workload.name.clone()))
     }
 
     /// True if there is room for a pending join; unverified tokens have few slots per source.
     fn has_room(&self, pending: &PendingRegistration) -> bool {
-        if self.pending_registrations.len() >= APPLICANTS_MAX {
+        if self.pending_registrations.len() >= MAX_PENDING_JOINS {
             return false;
         }
         let source = ConnectionSource::from(pending.joining.source);
-        let unproved =
-            || self.pending_registrations.iter().filter(|other| other.proof == TokenEvidence::Text);
-        let own = unproved().filter(|other| ConnectionSource::from(other.joining.source) == source);
-        pending.proof == TokenEvidence::Review
-            || (own.count() < UNPROVED_PER_SOURCE && unproved().count() < UNPROVED_MAX)
+        let unverified = || {
+            self.pending_registrations.iter().filter(|other| other.evidence == TokenEvidence::Text)
+        };
+        let same_source =
+            unverified().filter(|other| ConnectionSource::from(other.joining.source) == source);
+        pending.evidence == TokenEvidence::Review
+            || (same_source.count() < UNVERIFIED_JOINS_PER_SOURCE
+                && unverified().count() < MAX_UNVERIFIED_JOINS)
     }
 }
 
 /// Compares the subject of a token with the workload of that name.
-fn check_holder(
-    holder: &TokenSubject,
-    found: Option<&Workload>,
+fn check_subject(
+    subject: &TokenSubject,
+    existing: Option<&Workload>,
 ) -> Result<CertificateHolder, CertifyError> {
-    let workload = holder.workload.clone();
-    let Some(found) = found else { return Err(CertifyError::Unseen(workload)) };
-    if found.account != holder.account {
-        let (held, expected) = (holder.account.clone(), found.account.clone());
+    let workload = subject.workload.clone();
+    let Some(existing) = existing else { return Err(CertifyError::UnknownPod(workload)) };
+    if existing.account != subject.account {
+        let (held, expected) = (subject.account.clone(), existing.account.clone());
         return Err(CertifyError::OtherAccount { workload, held, expected });
     }
-    match (&holder.uid, &found.uid) {
+    match (&subject.uid, &existing.uid) {
         (Some(held), Some(expected)) if held != expected => {
             let (held, expected) = (held.clone(), expected.clone());
             Err(CertifyError::OtherPod { workload, held, expected })
         }
-        _ => Ok(CertificateHolder::from_workload(found)),
+        _ => Ok(CertificateHolder::from_workload(existing)),
     }
 }
 
 /// Maximum pending joins: a new deployment on many machines. Further joins must retry.
-const APPLICANTS_MAX: usize = 4096;
+const MAX_PENDING_JOINS: usize = 4096;
 
-/// Of these, the maximum with tokens that are not reviewed yet,
-const UNPROVED_MAX: usize = 1024;
+/// Maximum pending joins with tokens that are not reviewed yet, in total.
+const MAX_UNVERIFIED_JOINS: usize = 1024;
 
-/// and per source: the pods of a node that share its address.
-const UNPROVED_PER_SOURCE: usize = 32;
+/// Maximum pending joins with tokens that are not reviewed yet, per source: pods of a node may share its
+/// address.
+const UNVERIFIED_JOINS_PER_SOURCE: usize = 32;

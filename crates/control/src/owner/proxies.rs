@@ -4,7 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{Connected, ConnectionId, InboundListener, ResourceRejection};
 
-use super::{EventHandling, EventTime, Owner, in_order, subscriptions};
+use super::subscriptions::initial_subscriptions;
+use super::{EventHandling, EventTime, Owner, listener_map};
 use crate::certify::SignedCertificate;
 use crate::publish::ConnectedProxy;
 use crate::server::peer_identity;
@@ -13,20 +14,20 @@ impl Owner {
     pub(super) fn record_rejections(
         &mut self,
         connection: ConnectionId,
-        refusals: Vec<ResourceRejection>,
+        rejections: Vec<ResourceRejection>,
         now: EventTime,
     ) {
-        self.connected.tally.rejected += 1;
+        self.connected.counters.rejected += 1;
         self.connected.pushes.record_nack(connection);
         let Some(proxy) = self.connected.proxy_mut(connection) else { return };
         let at = now.clock.into_std();
-        for refusal in &refusals {
+        for rejection in &rejections {
             if let Some(line) = self.logs.permit_line(peer_identity(&proxy.peer), at) {
                 let suppressed = line.suppressed;
-                tracing::warn!(workload = %proxy.workload, reason = %refusal, suppressed, "update rejected");
+                tracing::warn!(workload = %proxy.workload, reason = %rejection, suppressed, "update rejected");
             }
         }
-        proxy.record_rejections(refusals);
+        proxy.record_rejections(rejections);
     }
 
     pub(super) fn handle_connected(
@@ -36,16 +37,16 @@ impl Owner {
     ) -> EventHandling {
         let connection = connected.connection;
         let workload = connected.hello.workload.clone();
-        let wanted = subscriptions::initial_subscriptions(&connected.hello);
-        let listeners = in_order(&connected.hello.listeners);
+        let subscriptions = initial_subscriptions(&connected.hello);
+        let listeners = listener_map(&connected.hello.listeners);
         let Some((peer, connection_addresses)) = self.pending_connections.peer(connection) else {
             tracing::debug!(%workload, %connection, "the connection has already ended");
             return EventHandling::Handled;
         };
         let line = self.logs.permit_line(peer_identity(&peer), now.clock.into_std());
         let suppressed = line.and_then(|line| line.suppressed);
-        if let Some(found) = self.mesh.workload(&workload) {
-            self.certifier.look_up_registration(found);
+        if let Some(existing) = self.mesh.workload(&workload) {
+            self.certifier.read_registration(existing);
         }
         let claim = self.verify_claim(&peer, &workload);
         let mut proxy = ConnectedProxy::new(connected, peer.clone(), now.clock);
@@ -56,7 +57,7 @@ impl Owner {
             proxy.reported_admin = proxy.admin.take();
         }
         if let Err(rejection) = claim.and_then(|()| self.check_replacement(&mut proxy, now.clock)) {
-            self.note_rejected(&workload, &rejection, now.clock);
+            self.record_stream_rejection(&workload, &rejection, now.clock);
             let reason = rejection.reason;
             if line.is_some() {
                 tracing::warn!(%workload, %reason, suppressed, "proxy rejected");
@@ -69,27 +70,27 @@ impl Owner {
         if line.is_some() {
             tracing::info!(%workload, %connection, suppressed, "proxy connected");
         }
-        if let Some(former) = self.connected.add_proxy(connection, proxy, now.clock) {
-            former.end_connection("replaced by a newer stream of the same workload".to_owned());
+        if let Some(replaced) = self.connected.add_proxy(connection, proxy, now.clock) {
+            replaced.end_connection("replaced by a newer stream of the same workload".to_owned());
         }
         let ca_generation =
             self.connected.proxy_mut(connection).map_or(0, |proxy| proxy.ca_generation);
         let (issued, not_after) = (peer.issue_time(), peer.not_after);
-        let (workload_of, id, instance) = (workload.clone(), peer.id, peer.instance);
-        let signed = SignedCertificate {
-            workload: workload_of,
+        let (certified_workload, id, instance) = (workload.clone(), peer.id, peer.instance);
+        let certificate = SignedCertificate {
+            workload: certified_workload,
             id,
             instance,
             issued,
             not_after,
             ca_generation,
         };
-        self.certifier.record_certificate(signed);
+        self.certifier.record_certificate(certificate);
         self.presence.mark_connected(&workload, connection);
         // A reconnected proxy without its ports yet withdraws nothing: the known addresses stay until it
         // reports its own, or for the grace period.
-        let serves = self.mesh.workload(&workload).is_some_and(|w| !w.ports.is_empty());
-        if listeners.is_empty() && serves {
+        let has_ports = self.mesh.workload(&workload).is_some_and(|found| !found.ports.is_empty());
+        if listeners.is_empty() && has_ports {
             if self.mesh.sidecar_listeners(&workload).is_some() {
                 let until = now.clock + self.times.grace;
                 self.presence.mark_uncertain(&workload, until);
@@ -97,7 +98,7 @@ impl Owner {
         } else {
             self.set_listeners(&workload, Some(listeners), now);
         }
-        self.change_subscriptions(connection, wanted, now)
+        self.change_subscriptions(connection, subscriptions, now)
     }
 
     pub(super) fn update_listeners(
@@ -111,7 +112,7 @@ impl Owner {
         };
         let workload = proxy.workload.clone();
         self.presence.mark_connected(&workload, connection);
-        self.set_listeners(&workload, Some(in_order(listeners)), now);
+        self.set_listeners(&workload, Some(listener_map(listeners)), now);
     }
 
     pub(super) fn handle_disconnect(&mut self, connection: ConnectionId, now: EventTime) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leno_model::{
-    DISCONNECTED_MAX, REJECTED_CLIENTS_MAX, RejectedClient, SidecarConnections, SidecarFacts,
+    MAX_DISCONNECTED, MAX_REJECTED_CLIENTS, RejectedClient, SidecarConnections, SidecarFacts,
 };
 
 use super::Owner;
@@ -12,14 +12,14 @@ use crate::publish::GracePeriod;
 impl Owner {
     /// Publishes the facts while there is a receiver.
     pub(super) fn publish_sidecar_facts(&self) {
-        if self.sent.sidecar_facts.receiver_count() == 0 {
+        if self.outputs.sidecar_facts.receiver_count() == 0 {
             return;
         }
         let facts = SidecarFacts {
             rejected_clients: self.rejected_clients(),
             connections: self.sidecar_connections(),
         };
-        self.sent.sidecar_facts.send_if_modified(|last| {
+        self.outputs.sidecar_facts.send_if_modified(|last| {
             let is_new = **last != facts;
             if is_new {
                 *last = Arc::new(facts);
@@ -29,14 +29,14 @@ impl Owner {
     }
 
     fn rejected_clients(&self) -> Vec<RejectedClient> {
-        let mut found = Vec::new();
+        let mut rejected = Vec::new();
         for (_, proxy) in self.connected.proxies() {
             let conditions = proxy.report.conditions.iter();
             for (port, clients) in
                 conditions.filter_map(leno_discovery::ProxyCondition::rejected_clients)
             {
                 let Some(workload) = self.mesh.workload(&proxy.workload) else { continue };
-                found.extend(clients.into_iter().map(|client| RejectedClient {
+                rejected.extend(clients.into_iter().map(|client| RejectedClient {
                     workload: workload.name.clone(),
                     uid: workload.uid.clone(),
                     client,
@@ -45,14 +45,14 @@ impl Owner {
                 }));
             }
         }
-        found.sort_unstable();
-        found.truncate(REJECTED_CLIENTS_MAX);
-        found
+        rejected.sort_unstable();
+        rejected.truncate(MAX_REJECTED_CLIENTS);
+        rejected
     }
 
     /// A sidecar that has just lost its connection is not listed: it may be moving to another control plane.
     fn sidecar_connections(&self) -> Option<SidecarConnections> {
-        if self.start.grace_state() == GracePeriod::Yes {
+        if self.startup_grace.grace_state() == GracePeriod::Yes {
             return None;
         }
         let is_connected = |name| {
@@ -60,10 +60,11 @@ impl Owner {
                 || self.peers.newest_registration(name).is_some()
                 || self.presence.is_missing(name)
         };
-        let all = self.mesh.workloads().filter(|workload| workload.ready);
-        let mut without = all.map(|workload| &workload.name).filter(|name| !is_connected(*name));
-        let disconnected: Vec<_> = without.by_ref().take(DISCONNECTED_MAX).cloned().collect();
-        let count = disconnected.len() + without.count();
+        let ready = self.mesh.workloads().filter(|workload| workload.ready);
+        let mut unconnected =
+            ready.map(|workload| &workload.name).filter(|name| !is_connected(*name));
+        let disconnected: Vec<_> = unconnected.by_ref().take(MAX_DISCONNECTED).cloned().collect();
+        let count = disconnected.len() + unconnected.count();
         Some(SidecarConnections { peers: self.peers.peer_count(), disconnected, count })
     }
 }

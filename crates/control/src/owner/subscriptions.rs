@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use leno_discovery::{
-    ADDRESSES_MAX, ConnectionId, Hello, NAMES_MAX, SubscribedResources, SubscriptionChange,
+    ConnectionId, Hello, MAX_ADDRESSES, MAX_NAMES, SubscribedResources, SubscriptionChange,
 };
 
 use super::{EventHandling, EventTime, Owner};
@@ -33,27 +33,27 @@ impl Owner {
             return EventHandling::Handled;
         };
         let SubscriptionChange { added, removed, over_limit } = change;
-        let room = self.limits.subscriptions;
-        let many = added.len() > AT_ONCE_MAX;
+        let limit = self.limits.subscriptions;
+        let is_large = added.len() > MAX_UNSLICED;
         let ConnectedProxy { subscriptions, addresses, names, .. } = proxy;
         remove_all(subscriptions, &removed.services);
         remove_all(addresses, &removed.addresses);
         remove_all(names, &removed.names);
-        let fits = [
-            add_within(subscriptions, added.services, room),
-            add_within(addresses, added.addresses, ADDRESSES_MAX),
-            add_within(names, added.names, NAMES_MAX),
+        let within_limits = [
+            add_within(subscriptions, added.services, limit),
+            add_within(addresses, added.addresses, MAX_ADDRESSES),
+            add_within(names, added.names, MAX_NAMES),
         ];
-        if (over_limit > 0 || fits.contains(&false))
+        if (over_limit > 0 || within_limits.contains(&false))
             && let Some(line) =
                 self.logs.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
         {
             let (workload, suppressed) = (&proxy.workload, line.suppressed);
             tracing::warn!(%workload, suppressed, "subscription limit reached: the rest is ignored");
         }
-        match many {
+        match is_large {
             true => EventHandling::InSlices(connection),
-            false => self.answer_now(connection),
+            false => self.respond(connection),
         }
     }
 
@@ -61,34 +61,34 @@ impl Owner {
     pub(super) fn continue_response(&mut self, connection: ConnectionId) -> EventHandling {
         match self.connected.prepare_config(connection, &self.mesh) {
             SliceProgress::More => EventHandling::InSlices(connection),
-            SliceProgress::Done => self.answer_now(connection),
+            SliceProgress::Done => self.respond(connection),
         }
     }
 
-    fn answer_now(&mut self, connection: ConnectionId) -> EventHandling {
-        let settling = self.start.grace_state();
-        self.connected.send_response(connection, &self.mesh, settling);
+    fn respond(&mut self, connection: ConnectionId) -> EventHandling {
+        let grace_period = self.startup_grace.grace_state();
+        self.connected.send_response(connection, &self.mesh, grace_period);
         EventHandling::Handled
     }
 }
 
 /// Removes subscriptions; the cost depends on the removed ones only, not on the size of the set.
-fn remove_all<T: Ord>(known: &mut BTreeSet<T>, unwanted: &BTreeSet<T>) {
-    for one in unwanted {
-        known.remove(one);
+fn remove_all<T: Ord>(subscribed: &mut BTreeSet<T>, removed: &BTreeSet<T>) {
+    for item in removed {
+        subscribed.remove(item);
     }
 }
 
 /// Adds subscriptions, within the limit.
-fn add_within<T: Ord>(known: &mut BTreeSet<T>, wanted: BTreeSet<T>, room: usize) -> bool {
-    for one in wanted {
-        if known.len() >= room {
+fn add_within<T: Ord>(subscribed: &mut BTreeSet<T>, added: BTreeSet<T>, limit: usize) -> bool {
+    for item in added {
+        if subscribed.len() >= limit {
             return false;
         }
-        known.insert(one);
+        subscribed.insert(item);
     }
     true
 }
 
 /// A proxy that adds more subscriptions than this is served in slices.
-const AT_ONCE_MAX: usize = 128;
+const MAX_UNSLICED: usize = 128;

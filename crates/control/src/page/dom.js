@@ -2,10 +2,12 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// Creates an HTML element. Attributes with a function as value are event listeners.
 export function h(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
+// Creates an SVG element.
 export function s(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -21,7 +23,7 @@ function fill(element, attributes, children) {
 }
 
 // Writes only differences, so that nothing flickers and no screen reader is interrupted.
-export function say(element, text) {
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
@@ -57,11 +59,11 @@ export function span(seconds) {
   const units = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
   const first = units.findIndex(([, size]) => seconds >= size);
   if (first < 0) return "0s";
-  let left = Math.floor(seconds);
+  let remaining = Math.floor(seconds);
   let text = "";
   for (const [unit, size] of units.slice(first, first + 2)) {
-    const count = Math.floor(left / size);
-    left -= count * size;
+    const count = Math.floor(remaining / size);
+    remaining -= count * size;
     if (count > 0) text += count + unit;
   }
   return text;
@@ -76,9 +78,9 @@ export function verdict(rates) {
 export function spark(steps) {
   // The last step is incomplete.
   const numbers = steps.slice(0, -1);
-  const top = Math.max(1, ...numbers);
+  const max = Math.max(1, ...numbers);
   const x = (index) => (index / Math.max(1, numbers.length - 1)) * 100;
-  const points = numbers.map((number, index) => `${x(index).toFixed(1)} ${(22 - (number / top) * 20).toFixed(1)}`);
+  const points = numbers.map((number, index) => `${x(index).toFixed(1)} ${(22 - (number / max) * 20).toFixed(1)}`);
   // Without steps the area is empty.
   const path = s("path", { d: `M0 23 ${points.map((point) => `L${point} `).join("")}L100 23 Z` });
   return s("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, path);

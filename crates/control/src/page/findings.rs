@@ -43,19 +43,19 @@ impl FindingsCache {
     pub(super) async fn findings_response(
         &self,
         queries: &AdminQueries,
-        asking: &QueryShare,
+        query_share: &QueryShare,
     ) -> Response<Full<Bytes>> {
         let mut latest = self.latest.lock().await;
-        let fresh = latest.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR);
-        if let Some((_, found)) = fresh {
-            return typed_response(StatusCode::OK, "application/json", found.clone());
+        let cached = latest.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR);
+        if let Some((_, findings)) = cached {
+            return typed_response(StatusCode::OK, "application/json", findings.clone());
         }
-        let _turn = asking.acquire_turn().await;
+        let _permit = query_share.acquire_turn().await;
         match FindingInputs::collect(|path| self.query_json(queries, path)).await {
-            Ok(facts) => {
-                let found = Bytes::from(format!("{:#}\n", json!(collect_findings(&facts))));
-                *latest = Some((Instant::now(), found.clone()));
-                typed_response(StatusCode::OK, "application/json", found)
+            Ok(inputs) => {
+                let findings = Bytes::from(format!("{:#}\n", json!(collect_findings(&inputs))));
+                *latest = Some((Instant::now(), findings.clone()));
+                typed_response(StatusCode::OK, "application/json", findings)
             }
             Err(ShuttingDown) => stopping_response(),
         }
@@ -79,8 +79,8 @@ impl FindingsCache {
                 .map(|status| json!(status))
                 .ok_or(ShuttingDown);
         }
-        let question = parse_query(path, query).ok_or(ShuttingDown)?;
-        match query_owner(queries, question).await {
+        let query = parse_query(path, query).ok_or(ShuttingDown)?;
+        match query_owner(queries, query).await {
             Some(AdminResponse::Json(value)) => Ok(value),
             Some(
                 AdminResponse::Metrics(..)

@@ -1,57 +1,57 @@
 // The call graph, from left to right: ranks, an order with few crossings in each, and curves.
 
-import { h, s, say, rate, share, latency, verdict } from "./dom.js";
+import { h, s, setText, rate, share, latency, verdict } from "./dom.js";
 
 const WIDTH = 204;
 const HEIGHT = 62;
 const GAP_X = 128;
 const GAP_Y = 34;
-const VIA = 26;
+const VIA_HEIGHT = 26;
 const SWEEPS = 8;
-const LEAST_SCALE = 0.62;
+const SCALE_MIN = 0.62;
 
 // nodes: [{ id, kind, name, namespace, rates }], edges: [{ from, to, kind, mtls, rates }]
 export function layout(nodes, edges) {
-  const out = new Map(nodes.map((node) => [node.id, []]));
-  for (const edge of edges) if (edge.from !== edge.to) out.get(edge.from).push(edge.to);
-  const ranks = rank(nodes, out);
+  const successors = new Map(nodes.map((node) => [node.id, []]));
+  for (const edge of edges) if (edge.from !== edge.to) successors.get(edge.from).push(edge.to);
+  const ranks = rank(nodes, successors);
   const columns = [];
-  const place = (id, at) => { (columns[at] ??= []).push(id); };
-  for (const node of nodes) place(node.id, ranks.get(node.id));
+  const addToColumn = (id, rank) => { (columns[rank] ??= []).push(id); };
+  for (const node of nodes) addToColumn(node.id, ranks.get(node.id));
   const links = [];
-  // A curve that passes ranks gets a slot in each of them.
+  // A curve that passes other ranks gets a slot in each of them.
   const routes = new Map();
   edges.forEach((edge, index) => {
     const [from, to] = [ranks.get(edge.from), ranks.get(edge.to)];
     const steps = [edge.from];
-    for (let at = from + 1; at < to; at += 1) {
-      const via = `via ${index} ${at}`;
-      place(via, at);
+    for (let rank = from + 1; rank < to; rank += 1) {
+      const via = `via ${index} ${rank}`;
+      addToColumn(via, rank);
       steps.push(via);
     }
     steps.push(edge.to);
-    for (let at = 1; at < steps.length; at += 1) links.push([steps[at - 1], steps[at]]);
+    for (let step = 1; step < steps.length; step += 1) links.push([steps[step - 1], steps[step]]);
     routes.set(index, steps);
   });
-  for (let at = 0; at < columns.length; at += 1) columns[at] ??= [];
-  untangle(columns, links);
-  const height = (id) => (id.startsWith("via ") ? VIA : HEIGHT);
-  const tall = (column) => column.reduce((sum, id) => sum + height(id) + GAP_Y, -GAP_Y);
-  const total = Math.max(HEIGHT, ...columns.map(tall));
-  const at = new Map();
+  for (let index = 0; index < columns.length; index += 1) columns[index] ??= [];
+  reduceCrossings(columns, links);
+  const height = (id) => (id.startsWith("via ") ? VIA_HEIGHT : HEIGHT);
+  const columnHeight = (column) => column.reduce((sum, id) => sum + height(id) + GAP_Y, -GAP_Y);
+  const total = Math.max(HEIGHT, ...columns.map(columnHeight));
+  const positions = new Map();
   columns.forEach((column, index) => {
-    let y = (total - tall(column)) / 2;
+    let y = (total - columnHeight(column)) / 2;
     for (const id of column) {
-      at.set(id, { x: index * (WIDTH + GAP_X), y: y + height(id) / 2 });
+      positions.set(id, { x: index * (WIDTH + GAP_X), y: y + height(id) / 2 });
       y += height(id) + GAP_Y;
     }
   });
   const width = Math.max(1, columns.length) * (WIDTH + GAP_X) - GAP_X;
-  return { at, routes, width, height: total };
+  return { positions, routes, width, height: total };
 }
 
-// The longest path to each node; back edges are ignored.
-function rank(nodes, out) {
+// Returns the rank of each node: the length of the longest path to it, without back edges.
+function rank(nodes, successors) {
   const ranks = new Map();
   const state = new Map();
   const sorted = [];
@@ -60,7 +60,7 @@ function rank(nodes, out) {
     state.set(start, 1);
     while (stack.length > 0) {
       const top = stack[stack.length - 1];
-      const next = out.get(top[0])[top[1]];
+      const next = successors.get(top[0])[top[1]];
       top[1] += 1;
       if (next === undefined) {
         state.set(top[0], 2);
@@ -72,50 +72,50 @@ function rank(nodes, out) {
       }
     }
   };
-  const called = new Set([...out.values()].flat());
+  const called = new Set([...successors.values()].flat());
   const first = nodes.filter((node) => !called.has(node.id));
   for (const node of [...first, ...nodes]) if (!state.get(node.id)) visit(node.id);
   const order = new Map(sorted.reverse().map((id, index) => [id, index]));
   for (const id of sorted) {
-    const own = ranks.get(id) ?? 0;
-    ranks.set(id, own);
-    for (const next of out.get(id)) {
-      if (order.get(next) > order.get(id)) ranks.set(next, Math.max(ranks.get(next) ?? 0, own + 1));
+    const ownRank = ranks.get(id) ?? 0;
+    ranks.set(id, ownRank);
+    for (const next of successors.get(id)) {
+      if (order.get(next) > order.get(id)) ranks.set(next, Math.max(ranks.get(next) ?? 0, ownRank + 1));
     }
   }
   return ranks;
 }
 
-function untangle(columns, links) {
+function reduceCrossings(columns, links) {
   const left = new Map();
   const right = new Map();
   for (const [from, to] of links) {
     right.set(from, [...(right.get(from) ?? []), to]);
     left.set(to, [...(left.get(to) ?? []), from]);
   }
-  const sweep = (column, other, neighbors) => {
-    const index = new Map(other.map((id, at) => [id, at / Math.max(1, other.length - 1)]));
-    const weight = new Map(column.map((id, at) => {
-      const near = (neighbors.get(id) ?? []).filter((id) => index.has(id)).map((id) => index.get(id));
-      const own = at / Math.max(1, column.length - 1);
-      return [id, near.length ? near.reduce((sum, y) => sum + y, 0) / near.length : own];
+  const sweep = (column, adjacent, neighbors) => {
+    const adjacentPositions = new Map(adjacent.map((id, index) => [id, index / Math.max(1, adjacent.length - 1)]));
+    const weight = new Map(column.map((id, index) => {
+      const neighborWeights = (neighbors.get(id) ?? []).filter((id) => adjacentPositions.has(id)).map((id) => adjacentPositions.get(id));
+      const ownWeight = index / Math.max(1, column.length - 1);
+      return [id, neighborWeights.length ? neighborWeights.reduce((sum, y) => sum + y, 0) / neighborWeights.length : ownWeight];
     }));
-    column.sort((one, two) => weight.get(one) - weight.get(two));
+    column.sort((a, b) => weight.get(a) - weight.get(b));
   };
-  for (let round = 0; round < SWEEPS; round += 1) {
-    for (let at = 1; at < columns.length; at += 1) sweep(columns[at], columns[at - 1], left);
-    for (let at = columns.length - 2; at >= 0; at -= 1) sweep(columns[at], columns[at + 1], right);
+  for (let sweepIndex = 0; sweepIndex < SWEEPS; sweepIndex += 1) {
+    for (let index = 1; index < columns.length; index += 1) sweep(columns[index], columns[index - 1], left);
+    for (let index = columns.length - 2; index >= 0; index -= 1) sweep(columns[index], columns[index + 1], right);
   }
 }
 
-function curve(steps, at, isBack) {
-  const points = steps.map((id) => at.get(id));
+function curve(steps, positions, isBack) {
+  const points = steps.map((id) => positions.get(id));
   const start = points[0];
   const end = points[points.length - 1];
   let [x, y] = [start.x + WIDTH, start.y];
   let path = `M${x} ${y}`;
   if (isBack) {
-    // Over the top.
+    // Back edges pass above the nodes.
     const above = Math.min(start.y, end.y) - HEIGHT;
     return { path: `${path} C${x + 60} ${above} ${end.x - 60} ${above} ${end.x} ${end.y}`, label: { x: (x + end.x) / 2, y: above + 16 } };
   }
@@ -143,33 +143,33 @@ export function graph({ open }) {
   let parts = null;
 
   function build(nodes, edges) {
-    const { at, routes, width, height } = layout(nodes, edges);
+    const { positions, routes, width, height } = layout(nodes, edges);
     const pad = 28;
     const svg = s("svg", { class: "graph", role: "group", "aria-label": "Calls between services", viewBox: `${-pad} ${-pad} ${width + 2 * pad} ${height + 2 * pad}` });
     // At most the drawn size, smaller to fit, and never too small to read.
     svg.style.maxWidth = `${width + 2 * pad}px`;
-    svg.style.minWidth = `${(width + 2 * pad) * LEAST_SCALE}px`;
+    svg.style.minWidth = `${(width + 2 * pad) * SCALE_MIN}px`;
     const lines = s("g");
     const labels = s("g");
     const boxes = s("g");
     svg.append(lines, boxes, labels);
-    const made = { nodes: new Map(), edges: [] };
+    const built = { nodes: new Map(), edges: [] };
     edges.forEach((edge, index) => {
       const steps = routes.get(index);
-      const isBack = at.get(edge.to).x <= at.get(edge.from).x;
-      const { path, label } = curve(steps, at, isBack);
+      const isBack = positions.get(edge.to).x <= positions.get(edge.from).x;
+      const { path, label } = curve(steps, positions, isBack);
       const flow = s("path", { class: "flow", d: path });
       const group = s("g", { class: "edge" }, s("path", { class: "line", d: path }), flow);
       const text = s("text", { "text-anchor": "middle", dy: ".35em" });
       const box = s("rect", { rx: 9, height: 18, y: -9 });
       const lock = s("g", { class: "lock" }, s("title", {}, "mutual TLS, both peers verified"), s("rect", { class: "body", x: -4, y: -1, width: 8, height: 6, rx: 1 }), s("path", { d: "M-2.500 -1 v-1.500 a2.500 2.500 0 0 1 5 0 V-1" }));
-      const tag = s("g", { class: "edge" }, s("g", { class: "label", transform: `translate(${label.x} ${label.y})` }, box, lock, text));
+      const labelGroup = s("g", { class: "edge" }, s("g", { class: "label", transform: `translate(${label.x} ${label.y})` }, box, lock, text));
       lines.append(group);
-      labels.append(tag);
-      made.edges.push({ group, tag, flow, text, box, lock });
+      labels.append(labelGroup);
+      built.edges.push({ group, labelGroup, flow, text, box, lock });
     });
     for (const node of nodes) {
-      const { x, y } = at.get(node.id);
+      const { x, y } = positions.get(node.id);
       const figures = s("text", { class: "figures", x: 18, y: HEIGHT / 2 + 17 });
       const press = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(node); } };
       const name = node.name.length > 22 ? `${node.name.slice(0, 21)}…` : node.name;
@@ -180,18 +180,18 @@ export function graph({ open }) {
         s("text", { class: "name", x: 18, y: HEIGHT / 2 + 1 }, name),
         figures);
       boxes.append(group);
-      made.nodes.set(node.id, { group, figures });
+      built.nodes.set(node.id, { group, figures });
     }
     element.replaceChildren(svg, table);
-    return made;
+    return built;
   }
 
   function update(nodes, edges) {
-    const now = JSON.stringify([nodes.map((node) => node.id), edges.map((edge) => [edge.from, edge.to])]);
-    if (now !== shape) {
+    const newShape = JSON.stringify([nodes.map((node) => node.id), edges.map((edge) => [edge.from, edge.to])]);
+    if (newShape !== shape) {
       const focused = element.contains(document.activeElement) ? document.activeElement.dataset.node : null;
       parts = build(nodes, edges);
-      shape = now;
+      shape = newShape;
       if (focused) parts.nodes.get(focused)?.group.focus();
     }
     for (const node of nodes) {
@@ -200,16 +200,16 @@ export function graph({ open }) {
       group.setAttribute("class", `node ${node.kind} ${state}`);
       const summary = state === "idle" ? (node.kind === "workload" ? "client only" : "no requests")
         : `${rate(node.rates.per_second)} · ${share(node.rates.success)} · ${latency(node.rates.p99_ms)}`;
-      say(figures, summary);
+      setText(figures, summary);
       group.setAttribute("aria-label", `${node.name}, ${node.namespace}: ${summary}`);
     }
     edges.forEach((edge, index) => {
-      const { group, tag, flow, text, box, lock } = parts.edges[index];
+      const { group, labelGroup, flow, text, box, lock } = parts.edges[index];
       const state = verdict(edge.rates);
-      for (const part of [group, tag]) part.setAttribute("class", `edge ${edge.kind} ${state}`);
+      for (const part of [group, labelGroup]) part.setAttribute("class", `edge ${edge.kind} ${state}`);
       const summary = state === "idle" ? "idle" : state === "good" ? rate(edge.rates.per_second)
         : `${rate(edge.rates.per_second)} · ${Math.floor(edge.rates.success * 100)} %`;
-      say(text, summary);
+      setText(text, summary);
       const width = summary.length * 6.4 + (edge.mtls ? 30 : 16);
       box.setAttribute("width", width);
       box.setAttribute("x", -width / 2);
@@ -217,9 +217,9 @@ export function graph({ open }) {
       lock.setAttribute("transform", `translate(${-width / 2 + 12} 0)`);
       lock.setAttribute("visibility", edge.mtls ? "visible" : "hidden");
       // Busy edges are thicker and move faster.
-      const busy = Math.log10(1 + edge.rates.per_second);
-      flow.style.strokeWidth = `${2.4 + Math.min(2.4, busy * 0.7)}px`;
-      const seconds = `${(2.4 / (1 + busy)).toFixed(1)}s`;
+      const activity = Math.log10(1 + edge.rates.per_second);
+      flow.style.strokeWidth = `${2.4 + Math.min(2.4, activity * 0.7)}px`;
+      const seconds = `${(2.4 / (1 + activity)).toFixed(1)}s`;
       if (flow.style.animationDuration !== seconds) flow.style.animationDuration = seconds;
     });
     const row = (edge) => h("tr", {}, h("td", {}, edge.from), h("td", {}, edge.to), h("td", {}, rate(edge.rates.per_second)), h("td", {}, share(edge.rates.success)), h("td", {}, edge.mtls ? "mutual TLS" : "not observed"));

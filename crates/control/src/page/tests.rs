@@ -13,15 +13,19 @@ fn header_map(pairs: &[(&'static str, &str)]) -> HeaderMap {
     pairs.iter().map(pair).collect()
 }
 
-fn admission_status(key: Option<&PageToken>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
-    match admit_request(key, &target.parse().unwrap(), &header_map(pairs), target) {
+fn admission_status(
+    page_token: Option<&PageToken>,
+    pairs: &[(&'static str, &str)],
+    target: &str,
+) -> u16 {
+    match admit_request(page_token, &target.parse().unwrap(), &header_map(pairs), target) {
         PageAdmission::Admitted => 200,
-        PageAdmission::Turned(response) => response.status().as_u16(),
+        PageAdmission::Respond(response) => response.status().as_u16(),
     }
 }
 
 #[test]
-fn a_name_of_somebody_else_does_not_lead_here() {
+fn a_request_with_another_host_name_is_rejected() {
     for host in ["127.0.0.1", "127.0.0.1:9", "[::1]:80", "[::1]", "localhost:1", "LocalHost"] {
         assert_eq!(admission_status(None, &[("host", host)], "/"), 200, "{host}");
     }
@@ -35,12 +39,12 @@ fn a_name_of_somebody_else_does_not_lead_here() {
 }
 
 #[test]
-fn a_page_of_another_site_has_nothing_done_here() {
-    let key = PageToken::new("secret".to_owned(), 80);
+fn a_page_of_another_site_is_rejected() {
+    let token = PageToken::new("secret".to_owned(), 80);
     let host = ("host", "127.0.0.1:80");
     let bearer = ("authorization", "Bearer secret");
     let link = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
-    for (key, own) in [(None, ("accept", "*/*")), (Some(&key), bearer)] {
+    for (token, credentials) in [(None, ("accept", "*/*")), (Some(&token), bearer)] {
         for target in ["/api/status", "/api/explain?url=x", "/api/tap?service=a/b", "/main.js", "/"]
         {
             for foreign in [
@@ -50,29 +54,33 @@ fn a_page_of_another_site_has_nothing_done_here() {
                 ("origin", "http://127.0.0.1:81"),
                 ("origin", "null"),
             ] {
-                let pairs = [host, own, foreign];
-                assert_eq!(admission_status(key, &pairs, target), 403, "{target} {foreign:?}");
+                let pairs = [host, credentials, foreign];
+                assert_eq!(admission_status(token, &pairs, target), 403, "{target} {foreign:?}");
             }
             for own_page in [("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:80")] {
-                assert_eq!(admission_status(key, &[host, own, own_page], target), 200, "{target}");
+                assert_eq!(
+                    admission_status(token, &[host, credentials, own_page], target),
+                    200,
+                    "{target}"
+                );
             }
             let sites = [("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")];
             assert_eq!(
-                admission_status(key, &[host, own, sites[0], sites[1]], target),
+                admission_status(token, &[host, credentials, sites[0], sites[1]], target),
                 403,
                 "{target}"
             );
-            let pairs = [host, own, ("sec-fetch-site", "cross-site"), link[0], link[1]];
+            let pairs = [host, credentials, ("sec-fetch-site", "cross-site"), link[0], link[1]];
             let expected = if target.starts_with("/api/") { 403 } else { 200 };
-            assert_eq!(admission_status(key, &pairs, target), expected, "a link to {target}");
+            assert_eq!(admission_status(token, &pairs, target), expected, "a link to {target}");
         }
     }
 }
 
 #[test]
-fn beyond_loopback_only_the_token_lets_in() {
-    let key = PageToken::new("secret".to_owned(), 80);
-    let key = Some(&key);
+fn the_token_is_required_beyond_loopback() {
+    let token = PageToken::new("secret".to_owned(), 80);
+    let token = Some(&token);
     let host = ("host", "192.0.2.1:80");
     for (pairs, target, expected) in [
         (&[host][..], "/", 401),
@@ -89,12 +97,12 @@ fn beyond_loopback_only_the_token_lets_in() {
         (&[("host", "mesh.example")], "/", 401),
         (&[("host", "mesh.example"), ("authorization", "Bearer secret")], "/", 200),
     ] {
-        assert_eq!(admission_status(key, pairs, target), expected, "{pairs:?} {target}");
+        assert_eq!(admission_status(token, pairs, target), expected, "{pairs:?} {target}");
     }
-    let PageAdmission::Turned(response) =
-        admit_request(key, &"/".parse().unwrap(), &header_map(&[host]), "/?token=secret")
+    let PageAdmission::Respond(response) =
+        admit_request(token, &"/".parse().unwrap(), &header_map(&[host]), "/?token=secret")
     else {
-        panic!("it is sent on");
+        panic!("the response is a redirect");
     };
     let cookie = response.headers().get(SET_COOKIE).unwrap().to_str().unwrap();
     assert_eq!(cookie, "leno-page-80=secret; HttpOnly; SameSite=Strict; Path=/");
@@ -106,9 +114,9 @@ async fn send_request(address: SocketAddr, request: &str) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
 }
 
 #[tokio::test]
@@ -117,46 +125,49 @@ async fn it_serves_its_files_and_only_reads() {
     let page = Page::open("127.0.0.1:0".parse().unwrap(), data.path()).await.unwrap();
     let address = page.address();
     assert_eq!(page.url(), format!("http://{address}/"));
-    let (queries, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<AdminResponse>)>(1);
+    let (queries, mut queries_receiver) =
+        mpsc::channel::<(_, tokio::sync::oneshot::Sender<AdminResponse>)>(1);
     let (stop, stopping) = watch::channel(false);
-    let explainer = Explainer::new(|objects, asked| match asked.from.as_str() {
+    let explainer = Explainer::new(|objects, query| match query.from.as_str() {
         "a/b" => Ok(Explanation {
-            text: format!("{} objects, {}", objects.len(), asked.url),
+            text: format!("{} objects, {}", objects.len(), query.url),
             ..Explanation::default()
         }),
         other => Err(format!("there is no {other}")),
     });
     let mut tasks = tokio::task::JoinSet::new();
-    let live = page.live_url();
+    let live_url = page.live_url();
     let taps = Arc::new(Taps::new(7));
-    let explaining = ExplainRunner::with_explainer(Some(explainer));
+    let explain_runner = ExplainRunner::with_explainer(Some(explainer));
     let directory = DataDirectory::new(data.path().to_owned());
-    let resources = PageResources { explaining, taps: Arc::clone(&taps), directory };
+    let resources = PageResources { explain_runner, taps: Arc::clone(&taps), directory };
     tasks.spawn(page.serve(queries, resources, stopping));
     tasks.spawn(async move {
-        while let Some((question, answer)) = asked.recv().await {
-            let sent = match question {
+        while let Some((query, reply)) = queries_receiver.recv().await {
+            let sent = match query {
                 AdminQuery::Objects => AdminResponse::Objects(Vec::new()),
                 AdminQuery::Status => {
                     AdminResponse::Json(serde_json::json!({"page": "/?token=x", "live": "x"}))
                 }
-                question => AdminResponse::Json(format!("{question:?}").into()),
+                query => AdminResponse::Json(format!("{query:?}").into()),
             };
-            drop(answer.send(sent));
+            drop(reply.send(sent));
         }
     });
     let request =
         |line: &str| format!("{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    for (path, kind, _) in FILES {
-        let answer = send_request(address, &request(&format!("GET {path}"))).await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
-        assert!(answer.contains(&format!("content-type: {kind}")), "{path}");
-        assert!(answer.contains("content-security-policy: default-src 'none'; script-src 'self'"));
-        assert!(answer.contains("x-content-type-options: nosniff"));
+    for (path, content_type, _) in FILES {
+        let response = send_request(address, &request(&format!("GET {path}"))).await;
+        assert!(response.starts_with("HTTP/1.1 200"), "{path}: {response}");
+        assert!(response.contains(&format!("content-type: {content_type}")), "{path}");
+        assert!(
+            response.contains("content-security-policy: default-src 'none'; script-src 'self'")
+        );
+        assert!(response.contains("x-content-type-options: nosniff"));
     }
     paths_are_read_only(address).await;
     assert!(send_request(address, &request("GET /api/status")).await.ends_with("{}\n"));
-    live_requests_need_their_token(address, &live).await;
+    live_requests_need_their_token(address, &live_url).await;
     stop.send_replace(true);
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
@@ -185,70 +196,71 @@ async fn paths_are_read_only(address: SocketAddr) {
         ("DELETE /", "405 Method Not Allowed"),
         ("GET /../page.css", "404 Not Found"),
     ] {
-        let answer = send_request(address, &request(line)).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{line}: {answer}");
-        assert!(answer.contains("frame-ancestors 'none'"), "{line}: {answer}");
+        let response = send_request(address, &request(line)).await;
+        assert!(response.starts_with(&format!("HTTP/1.1 {expected}")), "{line}: {response}");
+        assert!(response.contains("frame-ancestors 'none'"), "{line}: {response}");
     }
 }
 
-async fn live_requests_need_their_token(address: SocketAddr, live: &str) {
+async fn live_requests_need_their_token(address: SocketAddr, live_url: &str) {
     let request =
         |line: &str| format!("{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    let (_, token) = live.rsplit_once('/').unwrap();
-    for (shown, query, expected) in [
+    let (_, token) = live_url.rsplit_once('/').unwrap();
+    for (sent_token, query, expected) in [
         (token, "service=a/b&status=9xx", "400 Bad Request"),
         (token, "", "400 Bad Request"),
         (&token[1..], "service=a/b", "401 Unauthorized"),
         ("", "service=a/b", "401 Unauthorized"),
     ] {
-        let bearer = format!("Authorization: Bearer {shown}\r\nHost:");
-        let asked = request(&format!("GET /api/tap?{query}")).replacen("Host:", &bearer, 1);
-        let answer = send_request(address, &asked).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{query}: {answer}");
+        let bearer = format!("Authorization: Bearer {sent_token}\r\nHost:");
+        let live_request = request(&format!("GET /api/tap?{query}")).replacen("Host:", &bearer, 1);
+        let response = send_request(address, &live_request).await;
+        assert!(response.starts_with(&format!("HTTP/1.1 {expected}")), "{query}: {response}");
     }
 }
 
 /// An explanation compiles the whole mesh: a client that disconnects and reconnects may not have more than one
 /// running.
 #[tokio::test]
-async fn who_leaves_does_not_make_room_for_another_explanation() {
-    let (queries, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<AdminResponse>)>(1);
-    let (begun, mut begins) = mpsc::channel(1);
-    let (go_on, waits) = std::sync::mpsc::channel::<()>();
-    let waits = std::sync::Mutex::new(waits);
+async fn a_disconnected_client_still_occupies_its_explanation() {
+    let (queries, mut queries_receiver) =
+        mpsc::channel::<(_, tokio::sync::oneshot::Sender<AdminResponse>)>(1);
+    let (started, mut starts) = mpsc::channel(1);
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = std::sync::Mutex::new(released);
     let explainer = Explainer::new(move |_, _| {
-        begun.blocking_send(()).unwrap();
-        waits.lock().unwrap().recv().unwrap();
+        started.blocking_send(()).unwrap();
+        released.lock().unwrap().recv().unwrap();
         Ok(Explanation::default())
     });
-    let explaining = ExplainRunner::with_explainer(Some(explainer));
+    let explain_runner = ExplainRunner::with_explainer(Some(explainer));
     let server = PageServer {
         queries,
-        key: None,
-        live: String::new(),
-        explaining: explaining.clone(),
+        page_token: None,
+        live_token: String::new(),
+        explain_runner: explain_runner.clone(),
         taps: Arc::new(Taps::new(7)),
-        asking: QueryShare::new(ASKING_PAUSE),
-        explained: QueryShare::new(EXPLAINED_PAUSE),
+        query_share: QueryShare::new(QUERY_PAUSE),
+        explain_share: QueryShare::new(EXPLAIN_PAUSE),
         findings: FindingsCache::new(DataDirectory::new(std::path::PathBuf::new())),
     };
     let owner = async {
-        let (_, answer) = asked.recv().await.unwrap();
-        answer.send(AdminResponse::Objects(Vec::new())).unwrap();
-        begins.recv().await.unwrap();
+        let (_, reply) = queries_receiver.recv().await.unwrap();
+        reply.send(AdminResponse::Objects(Vec::new())).unwrap();
+        starts.recv().await.unwrap();
     };
     tokio::select! {
-        _ = server.explain_request("from=a/b") => panic!("it waits"),
+        _ = server.explain_request("from=a/b") => panic!("it does not wait"),
         () = owner => {}
     }
     // The client has disconnected.
-    assert!(!explaining.is_idle());
-    go_on.send(()).unwrap();
-    explaining.wait_until_idle().await;
+    assert!(!explain_runner.is_idle());
+    release.send(()).unwrap();
+    explain_runner.wait_until_idle().await;
 }
 
 #[tokio::test]
-async fn it_keeps_its_address_over_a_restart_unless_that_is_taken() {
+async fn it_keeps_its_address_over_a_restart_unless_another_uses_it() {
     let data = tempfile::tempdir().unwrap();
     let any = "127.0.0.1:0".parse().unwrap();
     let first = Page::open(any, data.path()).await.unwrap().address();
@@ -279,16 +291,17 @@ async fn beyond_loopback_it_keeps_its_token_over_a_restart() {
 
 /// The page loads nothing from elsewhere, and needs nothing that its policy forbids.
 #[test]
-fn the_files_keep_to_the_policy() {
+fn the_files_comply_with_the_policy() {
     for (path, _, content) in FILES {
-        for foreign in ["https://", "//cdn", "@import", " style=", "onclick=", "eval(", "innerHTML"]
+        for forbidden in
+            ["https://", "//cdn", "@import", " style=", "onclick=", "eval(", "innerHTML"]
         {
-            assert!(!content.contains(foreign), "{path} has {foreign}");
+            assert!(!content.contains(forbidden), "{path} has {forbidden}");
         }
         let schemes = content.matches("http://").count();
         // An XML namespace, and a sample input.
-        let meant = ["http://www.w3.org/2000/svg", "http://ratings.bookinfo:9080/"];
-        let meant: usize = meant.iter().map(|text| content.matches(text).count()).sum();
-        assert_eq!(schemes, meant, "{path} names another site");
+        let permitted = ["http://www.w3.org/2000/svg", "http://ratings.bookinfo:9080/"];
+        let permitted: usize = permitted.iter().map(|text| content.matches(text).count()).sum();
+        assert_eq!(schemes, permitted, "{path} names another site");
     }
 }

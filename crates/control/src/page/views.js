@@ -1,6 +1,6 @@
 // The views: each creates its elements once, and updates them while it is open.
 
-import { h, say, rate, share, latency, cpu, memory, span, verdict, spark } from "./dom.js";
+import { h, setText, rate, share, latency, cpu, memory, span, verdict, spark } from "./dom.js";
 import { graph } from "./graph.js";
 import { list } from "./list.js";
 import { plot } from "./plot.js";
@@ -9,7 +9,7 @@ import { report, watch } from "./mesh.js";
 const NODES_MAX = 80;
 
 const link = (service, text = service) => h("a", { href: `#/service/${service}` }, text);
-const words = (items) => items.join(", ") || "–";
+const joinNames = (items) => items.join(", ") || "–";
 const ink = (state, text) => h("span", { class: `${state}-ink` }, text);
 
 // An open view: the element for the page, and the function that ends it. It shows that it is loading until the
@@ -18,10 +18,10 @@ function view(element, paths, show, end) {
   const loading = h("p", { class: "card empty loading" }, "Loading…");
   element.classList.add("is-loading");
   element.append(loading);
-  const stop = watch(paths, (...answers) => {
+  const stop = watch(paths, (...responses) => {
     element.classList.remove("is-loading");
     loading.remove();
-    show(...answers);
+    show(...responses);
   });
   return { element, end: () => { stop(); end?.(); } };
 }
@@ -37,16 +37,16 @@ export function topology() {
   const card = h("section", { class: "card" }, picture.element, empty, legend);
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Topology"), more), card);
   return view(element, ["/traffic", "/services"], (traffic, services) => {
-    const { nodes, edges, left } = drawn(traffic, services);
+    const { nodes, edges, hiddenCount } = visibleGraph(traffic, services);
     empty.hidden = nodes.length > 0;
     picture.element.hidden = nodes.length === 0;
-    say(more, left > 0 ? `the ${NODES_MAX} busiest; ${left} more under Services` : "");
+    setText(more, hiddenCount > 0 ? `the ${NODES_MAX} busiest; ${hiddenCount} more under Services` : "");
     if (nodes.length > 0) picture.update(nodes, edges);
   });
 }
 
 // Connected services and callers; failing ones and the busiest first.
-export function drawn(traffic, services) {
+export function visibleGraph(traffic, services) {
   const rates = new Map(traffic.services.map((service) => [service.name, service]));
   const nodes = new Map();
   const add = (kind, name) => {
@@ -66,15 +66,15 @@ export function drawn(traffic, services) {
   // Services without callers are included while the whole graph fits.
   if (services.length <= NODES_MAX / 2) for (const service of services) add("service", service.name);
   const weight = (node) => (verdict(node.rates) === "bad" ? 1e9 : 0) + (node.rates.per_second ?? 0) + (node.kind === "workload" ? 1e6 : 0);
-  const kept = [...nodes.values()].sort((one, other) => weight(other) - weight(one) || one.id.localeCompare(other.id, "en"));
-  const left = Math.max(0, kept.length - NODES_MAX);
-  const shown = kept.slice(0, NODES_MAX).sort((one, other) => one.id.localeCompare(other.id, "en"));
-  const ids = new Set(shown.map((node) => node.id));
+  const sorted = [...nodes.values()].sort((a, b) => weight(b) - weight(a) || a.id.localeCompare(b.id, "en"));
+  const hiddenCount = Math.max(0, sorted.length - NODES_MAX);
+  const visible = sorted.slice(0, NODES_MAX).sort((a, b) => a.id.localeCompare(b.id, "en"));
+  const ids = new Set(visible.map((node) => node.id));
   edges = edges.filter((edge) => ids.has(edge.from) && ids.has(edge.to));
-  return { nodes: shown, edges, left };
+  return { nodes: visible, edges, hiddenCount };
 }
 
-const rated = [
+const rateColumns = [
   { name: "Rate", width: "90px", number: true, value: (row) => row.rates.per_second, show: (row) => rate(row.rates.per_second) },
   { name: "Success", width: "90px", number: true, value: (row) => row.rates.success ?? 2, show: (row) => ink(verdict(row.rates), share(row.rates.success)) },
   { name: "p50", width: "84px", number: true, value: (row) => row.rates.p50_ms, show: (row) => latency(row.rates.p50_ms) },
@@ -87,16 +87,16 @@ export function services() {
     label: "Services",
     columns: [
       { name: "Service", width: "minmax(180px, 2fr)", value: (row) => row.name, show: (row) => link(row.name) },
-      ...rated,
+      ...rateColumns,
       { name: "Endpoints", width: "90px", number: true, value: (row) => row.endpoints, show: (row) => `${row.endpoints}` },
-      { name: "Routes", width: "minmax(120px, 1fr)", value: (row) => words(row.routes), show: (row) => words(row.routes) },
+      { name: "Routes", width: "minmax(120px, 1fr)", value: (row) => joinNames(row.routes), show: (row) => joinNames(row.routes) },
     ],
     verdict: (row) => verdict(row.rates),
     sort: { column: 1, down: true },
   });
-  return view(table.element, ["/services", "/traffic"], (all, traffic) => {
+  return view(table.element, ["/services", "/traffic"], (services, traffic) => {
     const rates = new Map(traffic.services.map((service) => [service.name, service]));
-    table.update(all.map((service) => ({
+    table.update(services.map((service) => ({
       name: service.name,
       rates: rates.get(service.name) ?? idle,
       endpoints: Math.max(0, ...service.ports.map((port) => port.endpoints.length)),
@@ -116,24 +116,24 @@ const matchCounts = {
   show: (row) => h("span", { title: row.matchCounts.map((rule) => `${rule.rule ? `rule ${rule.rule}: ` : ""}${rule.matches_1h}`).join("\n") }, `${sumOf(row.matchCounts)}`),
 };
 
-// The rule in words, if the object describes more than its position.
+// Returns the text of a rule, if its object has one.
 function meaningOf(rule, routes, policies) {
-  // The rules of these kinds are counts.
+  // Objects of these kinds have counts of rules only.
   if (["TagRoute", "SermantRouteRule", "Lane"].includes(rule.kind)) return "";
-  const object = [...routes, ...policies].find((one) => one.kind === rule.kind && one.name === rule.name);
+  const object = [...routes, ...policies].find((object) => object.kind === rule.kind && object.name === rule.name);
   const texts = object?.rule_texts ?? (Array.isArray(object?.rules) ? object.rules : []);
   return texts[Number(rule.rule || 0)] ?? "";
 }
 
 export function rules() {
-  const place = (row) => (/^\d+$/.test(row.rule) ? `rules[${row.rule}]` : row.rule);
+  const ruleName = (row) => (/^\d+$/.test(row.rule) ? `rules[${row.rule}]` : row.rule);
   const table = list({
     label: "Rules",
     hint: "rules that matched a request within the last hour",
     columns: [
       { name: "Kind", width: "150px", value: (row) => row.kind, show: (row) => row.kind },
       { name: "Object", width: "minmax(160px, 1fr)", value: (row) => row.name, show: (row) => row.name },
-      { name: "Rule", width: "minmax(90px, 0.6fr)", value: place, show: place },
+      { name: "Rule", width: "minmax(90px, 0.6fr)", value: ruleName, show: ruleName },
       { name: "Meaning", width: "minmax(200px, 2fr)", value: (row) => row.meaning, show: (row) => row.meaning || "–" },
       { name: "Matches, 1 h", width: "100px", number: true, value: (row) => row.matches_1h, show: (row) => `${row.matches_1h}` },
       { name: "Matches so far", width: "100px", number: true, value: (row) => row.matches, show: (row) => `${row.matches}` },
@@ -151,22 +151,22 @@ export function routes() {
     columns: [
       { name: "Route", width: "minmax(180px, 1.4fr)", value: (row) => row.name, show: (row) => row.name },
       { name: "Kind", width: "110px", value: (row) => row.kind, show: (row) => row.kind },
-      { name: "Attached to", width: "minmax(160px, 1fr)", value: (row) => words(row.parents), show: (row) => words(row.parents) },
-      { name: "Backends", width: "minmax(200px, 1.6fr)", value: (row) => words(row.backends), show: (row) => words(row.backends) },
-      ...rated.slice(0, 2),
+      { name: "Attached to", width: "minmax(160px, 1fr)", value: (row) => joinNames(row.parents), show: (row) => joinNames(row.parents) },
+      { name: "Backends", width: "minmax(200px, 1.6fr)", value: (row) => joinNames(row.backends), show: (row) => joinNames(row.backends) },
+      ...rateColumns.slice(0, 2),
       { name: "Requests", width: "90px", number: true, value: (row) => row.rates.requests, show: (row) => `${row.rates.requests}` },
       matchCounts,
-      { name: "Status", width: "minmax(120px, 1fr)", value: (row) => words(row.problems), show: (row) => state(row.problems) },
+      { name: "Status", width: "minmax(120px, 1fr)", value: (row) => joinNames(row.problems), show: (row) => problemState(row.problems) },
     ],
     verdict: (row) => (row.problems.length ? "bad" : verdict(row.rates)),
   });
-  return view(table.element, ["/routes", "/traffic"], (all, traffic) => {
+  return view(table.element, ["/routes", "/traffic"], (routes, traffic) => {
     const rates = new Map(traffic.routes.map((route) => [route.name, route]));
-    table.update(all.map((route) => ({ ...route, rates: rates.get(route.name) ?? idle, matchCounts: matchCountsOf(traffic, route) })));
+    table.update(routes.map((route) => ({ ...route, rates: rates.get(route.name) ?? idle, matchCounts: matchCountsOf(traffic, route) })));
   }, table.end);
 }
 
-const state = (problems) => (problems.length ? h("span", { class: "bad-ink", title: problems.join("\n") }, problems.join("; ")) : ink("good", "in force"));
+const problemState = (problems) => (problems.length ? h("span", { class: "bad-ink", title: problems.join("\n") }, problems.join("; ")) : ink("good", "in force"));
 
 export function policies() {
   const table = list({
@@ -175,14 +175,14 @@ export function policies() {
       { name: "Policy", width: "minmax(180px, 1fr)", value: (row) => row.name, show: (row) => row.name },
       { name: "Kind", width: "120px", value: (row) => row.kind, show: (row) => row.kind },
       { name: "For", width: "minmax(160px, 1fr)", value: (row) => row.destination, show: (row) => row.destination },
-      { name: "Allows", width: "minmax(200px, 1.4fr)", value: (row) => words(row.sources), show: (row) => h("span", { title: row.sources.join("\n") }, words(row.sources)) },
-      { name: "Rules", width: "minmax(200px, 1.4fr)", value: (row) => words(row.rules), show: (row) => h("span", { title: row.rules.join("\n") }, words(row.rules)) },
-      { name: "Status", width: "minmax(140px, 1fr)", value: (row) => words(row.problems), show: (row) => (row.problems.length || row.in_force ? state(row.problems) : ink("idle", `not in force${row.reason ? `: ${row.reason}` : ""}`)) },
+      { name: "Allows", width: "minmax(200px, 1.4fr)", value: (row) => joinNames(row.sources), show: (row) => h("span", { title: row.sources.join("\n") }, joinNames(row.sources)) },
+      { name: "Rules", width: "minmax(200px, 1.4fr)", value: (row) => joinNames(row.rules), show: (row) => h("span", { title: row.rules.join("\n") }, joinNames(row.rules)) },
+      { name: "Status", width: "minmax(140px, 1fr)", value: (row) => joinNames(row.problems), show: (row) => (row.problems.length || row.in_force ? problemState(row.problems) : ink("idle", `not in force${row.reason ? `: ${row.reason}` : ""}`)) },
       matchCounts,
     ],
     verdict: (row) => (row.problems.length ? "bad" : ""),
   });
-  return view(table.element, ["/policies", "/traffic"], (all, traffic) => table.update(all.map((policy) => ({ ...policy, matchCounts: matchCountsOf(traffic, policy) }))), table.end);
+  return view(table.element, ["/policies", "/traffic"], (policies, traffic) => table.update(policies.map((policy) => ({ ...policy, matchCounts: matchCountsOf(traffic, policy) }))), table.end);
 }
 
 const expiry = (certificate) => {
@@ -196,28 +196,28 @@ export function sidecars() {
     columns: [
       { name: "Workload", width: "minmax(180px, 1.4fr)", value: (row) => row.name, show: (row) => row.name },
       { name: "State", width: "minmax(130px, 1fr)", value: (row) => row.summary, show: (row) => ink(row.state, row.summary) },
-      { name: "In", width: "84px", number: true, value: (row) => row.use?.inbound_per_second ?? 0, show: (row) => rate(row.use?.inbound_per_second) },
-      { name: "Out", width: "84px", number: true, value: (row) => row.use?.outbound_per_second ?? 0, show: (row) => rate(row.use?.outbound_per_second) },
-      { name: "CPU", width: "96px", number: true, value: (row) => row.use?.cpu_cores ?? 0, show: (row) => cpu(row.use?.cpu_cores ?? 0) },
-      { name: "Memory", width: "90px", number: true, value: (row) => row.use?.memory_kib ?? 0, show: (row) => (row.use ? memory(row.use.memory_kib) : "–") },
+      { name: "In", width: "84px", number: true, value: (row) => row.usage?.inbound_per_second ?? 0, show: (row) => rate(row.usage?.inbound_per_second) },
+      { name: "Out", width: "84px", number: true, value: (row) => row.usage?.outbound_per_second ?? 0, show: (row) => rate(row.usage?.outbound_per_second) },
+      { name: "CPU", width: "96px", number: true, value: (row) => row.usage?.cpu_cores ?? 0, show: (row) => cpu(row.usage?.cpu_cores ?? 0) },
+      { name: "Memory", width: "90px", number: true, value: (row) => row.usage?.memory_kib ?? 0, show: (row) => (row.usage ? memory(row.usage.memory_kib) : "–") },
       { name: "Connected", width: "96px", number: true, value: (row) => row.proxy?.connected_seconds ?? -1, show: (row) => span(row.proxy?.connected_seconds) },
       { name: "Issued", width: "96px", number: true, value: (row) => row.certificate?.age_seconds ?? -1, show: (row) => (row.certificate ? `${span(row.certificate.age_seconds)} ago` : "–") },
       { name: "Expires", width: "96px", number: true, value: (row) => row.certificate?.valid_for_seconds ?? -1, show: (row) => expiry(row.certificate) },
-      { name: "Services", width: "minmax(120px, 1fr)", value: (row) => words(row.services), show: (row) => words(row.services) },
+      { name: "Services", width: "minmax(120px, 1fr)", value: (row) => joinNames(row.services), show: (row) => joinNames(row.services) },
       { name: "Version", width: "80px", value: (row) => row.proxy?.version ?? "", show: (row) => row.proxy?.version ?? "–" },
     ],
     verdict: (row) => row.state,
   });
   return view(table.element, ["/workloads", "/proxies", "/certificates", "/traffic"], (workloads, proxies, certificates, traffic) => {
-    const by = (items) => new Map(items.map((item) => [item.workload, item]));
-    const [proxy, certificate, use] = [by(proxies), by(certificates), by(traffic.sidecars)];
+    const byWorkload = (items) => new Map(items.map((item) => [item.workload, item]));
+    const [proxy, certificate, usage] = [byWorkload(proxies), byWorkload(certificates), byWorkload(traffic.sidecars)];
     table.update(workloads.map((workload) => {
-      const found = proxy.get(workload.name);
-      const behind = found && (found.out_of_sync_seconds ?? 0) > 10;
-      const [state, summary] = !found ? [workload.sidecar === "other-replica" ? "good" : "bad", workload.sidecar]
-        : found.rejected > 0 ? ["bad", `rejects ${found.rejected}`]
-          : behind ? ["warn", `out of sync for ${span(found.out_of_sync_seconds)}`] : ["good", "current"];
-      return { name: workload.name, services: workload.services, proxy: found, state, summary, use: use.get(workload.name), certificate: certificate.get(workload.name) };
+      const connected = proxy.get(workload.name);
+      const isOutOfSync = connected && (connected.out_of_sync_seconds ?? 0) > 10;
+      const [state, summary] = !connected ? [workload.sidecar === "other-replica" ? "good" : "bad", workload.sidecar]
+        : connected.rejected > 0 ? ["bad", `rejects ${connected.rejected}`]
+          : isOutOfSync ? ["warn", `out of sync for ${span(connected.out_of_sync_seconds)}`] : ["good", "current"];
+      return { name: workload.name, services: workload.services, proxy: connected, state, summary, usage: usage.get(workload.name), certificate: certificate.get(workload.name) };
     }));
   }, table.end);
 }
@@ -226,40 +226,40 @@ export function findings() {
   const cards = h("div");
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Findings"), h("span", { class: "note" }, "problems and notices of the mesh, as leno status prints them")), cards);
   const card = (finding) => h("section", { class: `card finding ${finding.severity === "problem" ? "" : "warn"}` }, h("h2", {}, finding.message), h("p", {}, finding.hint));
-  return view(element, ["/findings"], (found) => {
-    cards.replaceChildren(...(found.length ? found.map(card) : [h("p", { class: "card empty" }, "There are no problems and no notices.")]));
+  return view(element, ["/findings"], (findings) => {
+    cards.replaceChildren(...(findings.length ? findings.map(card) : [h("p", { class: "card empty" }, "There are no problems and no notices.")]));
   });
 }
 
 export function rejected() {
   const findings = h("div");
-  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Documents"), h("span", { class: "note" }, "rejected documents and warnings")), findings);
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Rejected"), h("span", { class: "note" }, "rejected documents and warnings")), findings);
   const finding = (kind, item) => {
-    const place = [item.file, item.line, item.column].filter(Boolean).join(":");
+    const location = [item.file, item.line, item.column].filter(Boolean).join(":");
     const object = [item.kind, [item.namespace, item.name].filter(Boolean).join("/")].filter(Boolean).join(" ");
-    return h("section", { class: `card finding ${kind}` }, h("h2", {}, [object, item.field].filter(Boolean).join(": ") || place), h("p", { class: "mono" }, place), h("p", {}, item.problem), h("p", {}, item.hint));
+    return h("section", { class: `card finding ${kind}` }, h("h2", {}, [object, item.field].filter(Boolean).join(": ") || location), h("p", { class: "mono" }, location), h("p", {}, item.problem), h("p", {}, item.hint));
   };
   return view(element, ["/rejected"], (summary) => {
-    const made = [...summary.rejected.map((item) => finding("", item)), ...summary.warnings.map((item) => finding("warn", item))];
-    if (summary.trust_domain) made.unshift(finding("", { kind: "MeshConfig", problem: summary.trust_domain }));
-    findings.replaceChildren(...(made.length ? made : [h("p", { class: "card empty" }, "No document is rejected, and there are no warnings.")]));
+    const cards = [...summary.rejected.map((item) => finding("", item)), ...summary.warnings.map((item) => finding("warn", item))];
+    if (summary.trust_domain) cards.unshift(finding("", { kind: "MeshConfig", problem: summary.trust_domain }));
+    findings.replaceChildren(...(cards.length ? cards : [h("p", { class: "card empty" }, "No document is rejected, and there are no warnings.")]));
   });
 }
 
 export function service(name) {
   let hour = false;
-  const figure = (what) => {
+  const tile = (label) => {
     const value = h("div", { class: "value" }, "–");
-    return { value, element: h("div", { class: "card tile" }, h("div", { class: "what" }, what), value) };
+    return { value, element: h("div", { class: "card tile" }, h("div", { class: "what" }, label), value) };
   };
-  const [perSecond, success, p50, p99, total] = ["Requests", "Success", "Latency p50", "Latency p99", "Requests so far"].map(figure);
+  const [perSecond, success, p50, p99, total] = ["Requests", "Success", "Latency p50", "Latency p99", "Requests so far"].map(tile);
   const plots = [
-    plot({ title: "Traffic", curves: [{ name: "requests", color: "accent", area: true }], format: rate, least: 0.2 }),
-    plot({ title: "Latency", curves: [{ name: "p99", color: "warn" }, { name: "p50", color: "accent" }], format: latency, least: 0.2 }),
-    plot({ title: "Errors", curves: [{ name: "failed", color: "bad", area: true }], format: rate, least: 0.2 }),
+    plot({ title: "Traffic", curves: [{ name: "requests", color: "accent", area: true }], format: rate, topMin: 0.2 }),
+    plot({ title: "Latency", curves: [{ name: "p99", color: "warn" }, { name: "p50", color: "accent" }], format: latency, topMin: 0.2 }),
+    plot({ title: "Errors", curves: [{ name: "failed", color: "bad", area: true }], format: rate, topMin: 0.2 }),
   ];
-  const pick = (wanted, text) => h("button", { type: "button", "aria-pressed": String(hour === wanted), click: () => { hour = wanted; buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(hour === (index === 1)))); if (last) show(...last); } }, text);
-  const buttons = [pick(false, "6 minutes"), pick(true, "1 hour")];
+  const rangeButton = (isHour, text) => h("button", { type: "button", "aria-pressed": String(hour === isHour), click: () => { hour = isHour; buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(hour === (index === 1)))); if (last) show(...last); } }, text);
+  const buttons = [rangeButton(false, "6 minutes"), rangeButton(true, "1 hour")];
   const chip = h("span", { class: "chip" });
   const callers = h("tbody");
   const callees = h("tbody");
@@ -267,37 +267,37 @@ export function service(name) {
   const rejections = h("tbody");
   const endpoints = h("tbody");
   const card = (title, names, body) => h("section", { class: "card" }, h("header", {}, h("h2", {}, title)), h("table", { class: "plain" }, h("thead", {}, h("tr", {}, ...names.map((text, index) => h("th", { class: index > 0 ? "number" : "", scope: "col" }, text)))), body));
-  const routed = h("tbody");
-  const sentOn = card("Its routes send requests to", ["service", "rate", "success", "p99"], routed);
+  const routedRows = h("tbody");
+  const routedCard = card("Its routes send requests to", ["service", "rate", "success", "p99"], routedRows);
   const missing = h("p", { class: "card empty", hidden: true }, "There is no such service. ", h("a", { href: "#/services" }, "All services"));
   const element = h("div", {},
     h("div", { class: "head" }, h("h1", {}, name), chip, h("span", { class: "space" }), h("div", { class: "switch", role: "group", "aria-label": "Time range" }, ...buttons)),
     h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((part) => part.element)),
     h("div", { class: "grid" }, ...plots.map((part) => part.element)),
-    h("div", { class: "grid" }, card("Called by", ["caller", "rate", "success", "p99"], callers), card("Calls", ["service", "rate", "success", "p99"], callees), sentOn),
+    h("div", { class: "grid" }, card("Called by", ["caller", "rate", "success", "p99"], callers), card("Calls", ["service", "rate", "success", "p99"], callees), routedCard),
     h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures, since the start", ["reason", "requests"], reasons)),
     h("div", { class: "grid" }, card("Rejected by the mesh, last half minute", ["reason", "share", "requests", "sidecars", "policies"], rejections)),
     missing);
   let last = null;
-  const none = (text, columns) => h("tr", {}, h("td", { class: "note", colspan: columns }, text));
-  const cells = (first, ...rest) => h("tr", {}, h("td", {}, first), ...rest.map((text) => h("td", { class: "number" }, text)));
+  const emptyRow = (text, columns) => h("tr", {}, h("td", { class: "note", colspan: columns }, text));
+  const cells = (first, ...values) => h("tr", {}, h("td", {}, first), ...values.map((text) => h("td", { class: "number" }, text)));
   function show(history, traffic, services, explanations) {
     last = [history, traffic, services, explanations];
-    const found = services.find((one) => one.name === name);
-    const isKnown = Boolean(found || history);
+    const current = services.find((service) => service.name === name);
+    const isKnown = Boolean(current || history);
     for (const part of element.children) part.hidden = isKnown ? part === missing : !(part === missing || part.classList.contains("head"));
     chip.hidden = !isKnown;
     if (!isKnown) return;
     const rates = history?.rates ?? idle;
     const state = verdict(rates);
     chip.setAttribute("class", `chip ${state === "idle" ? "" : state}`);
-    say(chip, { good: "healthy", warn: "some fail", bad: "failing", idle: "no requests" }[state]);
-    say(perSecond.value, rate(rates.per_second));
-    say(success.value, share(rates.success));
+    setText(chip, { good: "healthy", warn: "some fail", bad: "failing", idle: "no requests" }[state]);
+    setText(perSecond.value, rate(rates.per_second));
+    setText(success.value, share(rates.success));
     success.value.setAttribute("class", `value ${state === "idle" ? "" : `${state}-ink`}`);
-    say(p50.value, latency(rates.p50_ms));
-    say(p99.value, latency(rates.p99_ms));
-    say(total.value, `${rates.requests}`);
+    setText(p50.value, latency(rates.p50_ms));
+    setText(p99.value, latency(rates.p99_ms));
+    setText(total.value, `${rates.requests}`);
     const steps = history?.plots[hour ? 1 : 0];
     if (steps) {
       const seconds = steps.step_seconds;
@@ -308,30 +308,30 @@ export function service(name) {
       plots[1].update([past(steps.p99_ms), past(steps.p50_ms)], seconds);
       plots[2].update([perStep(steps.failed)], seconds);
     }
-    const line = (edge, other, isService) => cells(isService ? link(other) : other, rate(edge.per_second), ink(verdict(edge), share(edge.success)), latency(edge.p99_ms));
-    const into = traffic.edges.filter((edge) => edge.to === name).map((edge) => line(edge, edge.from, edge.kind !== "workload"));
-    const from = (kind) => traffic.edges.filter((edge) => edge.from === name && edge.kind === kind).map((edge) => line(edge, edge.to, true));
-    const out = from("service");
-    const forwarded = from("route");
-    routed.replaceChildren(...forwarded);
-    sentOn.hidden = forwarded.length === 0;
-    callers.replaceChildren(...(into.length ? into : [none("No calls yet.", 4)]));
-    callees.replaceChildren(...(out.length ? out : [none("No calls yet.", 4)]));
-    const places = (found?.ports ?? []).flatMap((port) => port.endpoints.map((endpoint) => cells(endpoint.workload, h("span", { class: "mono" }, endpoint.address))));
-    endpoints.replaceChildren(...(places.length ? places : [none(found ? "No endpoints." : "The service was removed.", 2)]));
-    const rejected = (traffic.rejections ?? []).filter((one) => one.service === name).map((one) => cells(reasonOf(explanations, one.reason), share(one.share), `${one.requests}`, one.sidecars.join(", "), one.policies.join(", ")));
-    rejections.replaceChildren(...(rejected.length ? rejected : [none("The mesh rejected no request.", 5)]));
-    const why = Object.entries(history?.reasons ?? {}).sort((one, other) => other[1] - one[1]).map(([reason, count]) => cells(reasonOf(explanations, reason), `${count}`));
-    reasons.replaceChildren(...(why.length ? why : [none(rates.failed > 0 ? "The application itself responded with errors." : "No request has failed with a reason.", 2)]));
+    const line = (edge, peer, isService) => cells(isService ? link(peer) : peer, rate(edge.per_second), ink(verdict(edge), share(edge.success)), latency(edge.p99_ms));
+    const callerRows = traffic.edges.filter((edge) => edge.to === name).map((edge) => line(edge, edge.from, edge.kind !== "workload"));
+    const rowsFrom = (kind) => traffic.edges.filter((edge) => edge.from === name && edge.kind === kind).map((edge) => line(edge, edge.to, true));
+    const calleeRows = rowsFrom("service");
+    const forwardedRows = rowsFrom("route");
+    routedRows.replaceChildren(...forwardedRows);
+    routedCard.hidden = forwardedRows.length === 0;
+    callers.replaceChildren(...(callerRows.length ? callerRows : [emptyRow("No calls yet.", 4)]));
+    callees.replaceChildren(...(calleeRows.length ? calleeRows : [emptyRow("No calls yet.", 4)]));
+    const endpointRows = (current?.ports ?? []).flatMap((port) => port.endpoints.map((endpoint) => cells(endpoint.workload, h("span", { class: "mono" }, endpoint.address))));
+    endpoints.replaceChildren(...(endpointRows.length ? endpointRows : [emptyRow(current ? "No endpoints." : "The service was removed.", 2)]));
+    const rejectionRows = (traffic.rejections ?? []).filter((rejection) => rejection.service === name).map((rejection) => cells(reasonOf(explanations, rejection.reason), share(rejection.share), `${rejection.requests}`, rejection.sidecars.join(", "), rejection.policies.join(", ")));
+    rejections.replaceChildren(...(rejectionRows.length ? rejectionRows : [emptyRow("The mesh rejected no request.", 5)]));
+    const reasonRows = Object.entries(history?.reasons ?? {}).sort((a, b) => b[1] - a[1]).map(([reason, count]) => cells(reasonOf(explanations, reason), `${count}`));
+    reasons.replaceChildren(...(reasonRows.length ? reasonRows : [emptyRow(rates.failed > 0 ? "The application itself responded with errors." : "No request has failed with a reason.", 2)]));
   }
   return view(element, [`/history?service=${name}`, "/traffic", "/services", "/reasons"], show);
 }
 
 // A reason with a link to its explanation, and the hint below it.
 function reasonOf(explanations, label) {
-  const known = explanations.find((one) => one.label === label);
-  if (!known) return h("span", { class: "mono" }, label);
-  return h("div", {}, h("a", { class: "mono", href: `#/reason/${label}`, title: known.caption }, label), h("p", { class: "note hint" }, known.hint));
+  const explanation = explanations.find((entry) => entry.label === label);
+  if (!explanation) return h("span", { class: "mono" }, label);
+  return h("div", {}, h("a", { class: "mono", href: `#/reason/${label}`, title: explanation.caption }, label), h("p", { class: "note hint" }, explanation.hint));
 }
 
 export function reason(label) {
@@ -340,14 +340,14 @@ export function reason(label) {
   const more = h("p", { class: "note" });
   const element = h("div", {}, h("div", { class: "head" }, h("h1", { class: "mono" }, label), h("span", { class: "note" }, "reason of a failure")), h("section", { class: "card finding warn" }, h("h2", {}, "Meaning"), caption, h("h2", {}, "Hint"), hint, more));
   return view(element, ["/reasons"], (explanations) => {
-    const known = explanations.find((one) => one.label === label);
-    say(caption, known?.caption ?? "There is no such reason.");
-    say(hint, known?.hint ?? "–");
-    say(more, known ? `Status ${known.status || "none"}. In a terminal: leno explain ${label}` : "");
+    const explanation = explanations.find((entry) => entry.label === label);
+    setText(caption, explanation?.caption ?? "There is no such reason.");
+    setText(hint, explanation?.hint ?? "–");
+    setText(more, explanation ? `Status ${explanation.status || "none"}. In a terminal: leno explain ${label}` : "");
   });
 }
 
-export function playground() {
+export function explain() {
   const output = h("pre", { class: "mono answer", "aria-live": "polite", tabindex: 0 }, "Shows the rules, policies and endpoints that apply to a request. No request is sent: the page evaluates the current configuration with the code of the sidecars.");
   const input = (label, attributes) => {
     const field = h("input", { type: "text", spellcheck: "false", ...attributes });
@@ -363,13 +363,13 @@ export function playground() {
     const query = new URLSearchParams({ from: from.field.value.trim(), url: url.field.value.trim(), method: method.field.value.trim() });
     if (header.field.value.trim()) query.append("header", header.field.value.trim());
     // A blank becomes %20, because the server reads a plus literally.
-    const answer = await fetch(`/api/explain?${query.toString().replaceAll("+", "%20")}`).catch(report);
-    if (!answer) return;
-    output.textContent = await answer.text();
-    output.classList.toggle("bad-ink", !answer.ok);
+    const response = await fetch(`/api/explain?${query.toString().replaceAll("+", "%20")}`).catch(report);
+    if (!response) return;
+    output.textContent = await response.text();
+    output.classList.toggle("bad-ink", !response.ok);
   };
   const form = h("form", { class: "card ask", submit: decide }, from.element, url.element, method.element, header.element, names, h("button", { class: "primary" }, "Explain"));
-  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Playground"), h("span", { class: "note" }, "how the mesh would handle a request")), form, h("section", { class: "card" }, output));
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Explain a request"), h("span", { class: "note" }, "how the mesh would handle a request")), form, h("section", { class: "card" }, output));
   const end = watch(["/workloads"], (workloads) => {
     if (names.childElementCount !== workloads.length) names.replaceChildren(...workloads.map((workload) => h("option", { value: workload.name })));
   });

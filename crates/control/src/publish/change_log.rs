@@ -91,45 +91,41 @@ pub(crate) struct RecordedChange {
 /// Recent changes.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeLog {
-    recorded_change: VecDeque<RecordedChange>,
+    changes: VecDeque<RecordedChange>,
 }
 
 impl ChangeLog {
     /// Adds a change; evicts the oldest at the limit.
     pub(crate) fn record_change(&mut self, recorded_change: RecordedChange) {
-        if self.recorded_change.len() == NOTED_MAX {
-            self.recorded_change.pop_front();
+        if self.changes.len() == MAX_CHANGES {
+            self.changes.pop_front();
         }
-        self.recorded_change.push_back(recorded_change);
+        self.changes.push_back(recorded_change);
     }
 
     /// Returns a change by its number.
     pub(crate) fn find(&self, id: ChangeId) -> Option<&RecordedChange> {
-        let at = self
-            .recorded_change
-            .binary_search_by(|recorded_change| recorded_change.id.cmp(&id))
-            .ok()?;
-        self.recorded_change.get(at)
+        let index =
+            self.changes.binary_search_by(|recorded_change| recorded_change.id.cmp(&id)).ok()?;
+        self.changes.get(index)
     }
 
     /// Returns the changes, newest first.
     pub(crate) fn newest_first(&self) -> impl Iterator<Item = &RecordedChange> {
-        self.recorded_change.iter().rev()
+        self.changes.iter().rev()
     }
 
     /// Returns the number of recorded changes after one and up to another: a push contains the changes since
     /// the previous push.
     pub(crate) fn count_between(&self, after: ChangeId, until: ChangeId) -> usize {
-        let first =
-            self.recorded_change.partition_point(|recorded_change| recorded_change.id <= after);
-        let end =
-            self.recorded_change.partition_point(|recorded_change| recorded_change.id <= until);
+        let first = self.changes.partition_point(|recorded_change| recorded_change.id <= after);
+        let end = self.changes.partition_point(|recorded_change| recorded_change.id <= until);
         end.saturating_sub(first)
     }
 }
 
 /// Maximum changes kept: ten seconds of a burst, a day of an ordinary mesh.
-const NOTED_MAX: usize = 2048;
+const MAX_CHANGES: usize = 2048;
 
 #[cfg(test)]
 mod tests {
@@ -142,7 +138,7 @@ mod tests {
         let mut change_log = ChangeLog::default();
         let start = Instant::now();
         let workload: WorkloadName = "shop/cart-1".parse().unwrap();
-        for id in 0..NOTED_MAX as u64 + 10 {
+        for id in 0..MAX_CHANGES as u64 + 10 {
             // Numbers have gaps: responses to subscriptions use some.
             let seen = start + Duration::from_millis(id);
             let cause = ChangeCause::ListenersChanged(workload.clone());
@@ -153,9 +149,9 @@ mod tests {
                 seen,
             });
         }
-        assert_eq!(change_log.find(ChangeId(27)), None, "forgotten");
-        assert_eq!(change_log.find(ChangeId(31)), None, "never was");
-        let found = change_log.find(ChangeId(30)).unwrap();
+        assert_eq!(change_log.find(ChangeId(27)), None, "evicted");
+        assert_eq!(change_log.find(ChangeId(31)), None, "no change has this number");
+        let change = change_log.find(ChangeId(30)).unwrap();
         let key = || ObjectKey::MeshConfig;
         for (cause, text) in [
             (ChangeCause::Object(key(), ObjectEdit::Removed), "MeshConfig was removed"),
@@ -167,8 +163,8 @@ mod tests {
         ] {
             assert_eq!(cause.to_string(), text);
         }
-        assert_eq!(found.cause.to_string(), "the sidecar of shop/cart-1 reported its listeners");
-        assert_eq!(change_log.newest_first().count(), NOTED_MAX);
+        assert_eq!(change.cause.to_string(), "the sidecar of shop/cart-1 reported its listeners");
+        assert_eq!(change_log.newest_first().count(), MAX_CHANGES);
         assert_eq!(change_log.count_between(ChangeId(30), ChangeId(60)), 10);
     }
 }

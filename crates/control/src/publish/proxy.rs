@@ -49,8 +49,8 @@ pub(crate) struct ConnectedProxy {
     pub(crate) config_units: u64,
     /// The configuration that was sent last.
     pub(crate) pushed: Option<ConfigUpdate>,
-    /// Endpoints that it was instructed to keep, if it has them.
-    doubt: UnknownEndpoints,
+    /// Endpoints that it keeps if it has them, since their sidecars have not reported yet.
+    unknown_endpoints: UnknownEndpoints,
     /// The newest change up to which it has applied everything.
     pub(crate) applied: Option<ChangeId>,
     /// The time of its last acknowledgment.
@@ -58,17 +58,17 @@ pub(crate) struct ConnectedProxy {
     /// Bytes sent since it last had applied everything.
     pub(crate) unsettled_bytes: u64,
     /// The number of resources held back after it rejected them.
-    pub(crate) refused: usize,
+    pub(crate) rejected: usize,
     /// Its last rejections, newest last.
-    pub(crate) refusals: VecDeque<ResourceRejection>,
+    pub(crate) rejections: VecDeque<ResourceRejection>,
     /// Its reported state, for operators.
     pub(crate) report: ProxyReport,
-    standing: watch::Sender<OwnerResponse>,
+    responses: watch::Sender<OwnerResponse>,
 }
 
 impl ConnectedProxy {
     pub(crate) fn new(connected: Connected, peer: VerifiedPeer, now: Instant) -> Self {
-        let Connected { hello, responses: standing, .. } = connected;
+        let Connected { hello, responses, .. } = connected;
         Self {
             workload: hello.workload,
             expires: peer.not_after,
@@ -88,27 +88,30 @@ impl ConnectedProxy {
             ca_generation: hello.ca_generation,
             config_units: 0,
             pushed: None,
-            doubt: UnknownEndpoints::default(),
+            unknown_endpoints: UnknownEndpoints::default(),
             applied: None,
             applied_at: None,
             unsettled_bytes: 0,
-            refused: 0,
-            refusals: VecDeque::new(),
+            rejected: 0,
+            rejections: VecDeque::new(),
             report: hello.report,
-            standing,
+            responses,
         }
     }
 
-    /// Sends it a configuration and the uncertain endpoints, unless both equal the last ones sent.
+    /// Sends it a configuration and the endpoints in an unknown state, unless both equal the last ones sent.
     pub(crate) fn send_if_changed(
         &mut self,
         compiled_config: CompiledConfig,
-        doubt: UnknownEndpoints,
+        unknown_endpoints: UnknownEndpoints,
         change: ChangeId,
     ) -> PushOutcome {
         let CompiledConfig { mut snapshot, absent } = compiled_config;
         if let Some(last) = &self.pushed {
-            if last.snapshot == snapshot && last.absent == absent && self.doubt == doubt {
+            if last.snapshot == snapshot
+                && last.absent == absent
+                && self.unknown_endpoints == unknown_endpoints
+            {
                 return PushOutcome::Same;
             }
             if last.snapshot.config == snapshot.config {
@@ -117,28 +120,28 @@ impl ConnectedProxy {
         }
         let update = ConfigUpdate { snapshot, absent, change };
         self.pushed = Some(update.clone());
-        self.doubt = doubt.clone();
-        self.standing.send_replace(match doubt.is_empty() {
+        self.unknown_endpoints = unknown_endpoints.clone();
+        self.responses.send_replace(match unknown_endpoints.is_empty() {
             true => OwnerResponse::Config(update),
-            false => OwnerResponse::PartialConfig(update, doubt),
+            false => OwnerResponse::PartialConfig(update, unknown_endpoints),
         });
         PushOutcome::New
     }
 
     /// Records that it applied everything up to `change`, except the resources that it rejected.
-    pub(crate) fn record_applied(&mut self, change: ChangeId, refused: usize, now: Instant) {
+    pub(crate) fn record_applied(&mut self, change: ChangeId, rejected: usize, now: Instant) {
         self.applied = Some(change);
         self.applied_at = Some(now);
-        self.refused = refused;
-        if refused == 0 {
-            self.refusals.clear();
+        self.rejected = rejected;
+        if rejected == 0 {
+            self.rejections.clear();
         }
     }
 
-    pub(crate) fn record_rejections(&mut self, refusals: Vec<ResourceRejection>) {
-        self.refusals.extend(refusals);
-        while self.refusals.len() > REFUSALS_MAX {
-            self.refusals.pop_front();
+    pub(crate) fn record_rejections(&mut self, rejections: Vec<ResourceRejection>) {
+        self.rejections.extend(rejections);
+        while self.rejections.len() > MAX_REJECTIONS {
+            self.rejections.pop_front();
         }
     }
 
@@ -150,16 +153,16 @@ impl ConnectedProxy {
 
     /// Ends the connection with this reason.
     pub(crate) fn end_connection(self, reason: String) {
-        self.standing.send_replace(OwnerResponse::Goodbye(reason));
+        self.responses.send_replace(OwnerResponse::Goodbye(reason));
     }
 
-    /// True if the connection ended silently.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.standing.is_closed()
+    /// True if the task of its stream has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.responses.is_closed()
     }
 }
 
-/// The result of offering a configuration to a proxy.
+/// The result of a comparison of a configuration with the last one sent to a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PushOutcome {
     /// An update was sent.
@@ -169,4 +172,4 @@ pub(crate) enum PushOutcome {
 }
 
 /// Maximum rejections kept per proxy.
-const REFUSALS_MAX: usize = 16;
+const MAX_REJECTIONS: usize = 16;

@@ -20,7 +20,7 @@ pub(crate) struct ConfigPush {
     pub(crate) recipients: usize,
     /// Bytes of the updates that were applied.
     pub(crate) bytes: u64,
-    pub(crate) refused: u64,
+    pub(crate) rejected: u64,
     /// Proxies that have not applied the update yet.
     pub(crate) waiting: BTreeSet<ConnectionId>,
     /// The time of the last acknowledgment so far.
@@ -53,9 +53,9 @@ pub(crate) struct PushProgress {
 /// Recent pushes, including those in progress, and convergence times.
 #[derive(Debug, Default)]
 pub(crate) struct ConfigPushes {
-    kept: VecDeque<ConfigPush>,
+    recent: VecDeque<ConfigPush>,
     /// Pushes with outstanding acknowledgments.
-    open: usize,
+    unacknowledged: usize,
     newest: ChangeId,
     latest: Option<PushProgress>,
     convergence: Histogram,
@@ -76,42 +76,42 @@ impl ConfigPushes {
             converged: waiting.is_empty().then_some(Duration::ZERO),
         });
         let after = std::mem::replace(&mut self.newest, change);
-        self.open += usize::from(!waiting.is_empty());
-        self.kept.push_back(ConfigPush {
+        self.unacknowledged += usize::from(!waiting.is_empty());
+        self.recent.push_back(ConfigPush {
             after,
             change,
             sent: at,
             affected_proxies,
             recipients,
             bytes: 0,
-            refused: 0,
+            rejected: 0,
             waiting,
             last_applied: None,
             seen,
         });
-        while self.open > OPEN_PUSHES_MAX || self.kept.len() > PUSHES_MAX {
+        while self.unacknowledged > MAX_OPEN_PUSHES || self.recent.len() > MAX_PUSHES {
             // Some proxy does not acknowledge; its own status shows that.
-            let Some(oldest) = self.kept.pop_front() else { break };
-            self.open -= usize::from(!oldest.waiting.is_empty());
+            let Some(oldest) = self.recent.pop_front() else { break };
+            self.unacknowledged -= usize::from(!oldest.waiting.is_empty());
         }
     }
 
     /// Handles an acknowledgment of all updates, with their bytes, or a disconnect.
     pub(crate) fn settle_connection(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
-        if self.open == 0 {
+        if self.unacknowledged == 0 {
             return;
         }
         let mut bytes = bytes;
         // The newest push first: an acknowledgment of several counts its bytes there.
-        for push in self.kept.iter_mut().rev() {
+        for push in self.recent.iter_mut().rev() {
             if !push.waiting.remove(&connection) {
                 continue;
             }
             push.bytes += std::mem::take(&mut bytes);
             push.last_applied = Some(now);
-            let over = push.waiting.is_empty();
-            if over {
-                self.open -= 1;
+            let is_complete = push.waiting.is_empty();
+            if is_complete {
+                self.unacknowledged -= 1;
                 for seen in &push.seen {
                     self.convergence.record(now.duration_since(*seen));
                 }
@@ -121,7 +121,7 @@ impl ConfigPushes {
                 && latest.change == push.change
             {
                 latest.applied += 1;
-                if over {
+                if is_complete {
                     latest.converged = Some(now.duration_since(latest.seen));
                 }
             }
@@ -130,27 +130,27 @@ impl ConfigPushes {
 
     /// Counts a NACK for a proxy's last update.
     pub(crate) fn record_nack(&mut self, connection: ConnectionId) {
-        let mut pushes = self.kept.iter_mut().rev();
+        let mut pushes = self.recent.iter_mut().rev();
         if let Some(push) = pushes.find(|push| push.waiting.contains(&connection)) {
-            push.refused += 1;
+            push.rejected += 1;
         }
     }
 
     /// Returns the push of a change, while it is kept.
     pub(crate) fn push_for_change(&self, id: ChangeId) -> Option<&ConfigPush> {
-        let at = self.kept.partition_point(|push| push.change < id);
-        self.kept.get(at).filter(|push| push.after < id)
+        let index = self.recent.partition_point(|push| push.change < id);
+        self.recent.get(index).filter(|push| push.after < id)
     }
 
     /// Returns the time since which a proxy has not applied an update.
     pub(crate) fn awaited_since(&self, connection: ConnectionId) -> Option<Instant> {
-        let mut pushes = self.kept.iter();
+        let mut pushes = self.recent.iter();
         pushes.find(|push| push.waiting.contains(&connection)).map(|push| push.sent)
     }
 
     /// Returns the number of pushes with outstanding acknowledgments.
     pub(crate) fn open_count(&self) -> usize {
-        self.open
+        self.unacknowledged
     }
 
     /// Returns the progress of the newest change, if there was any.
@@ -165,10 +165,10 @@ impl ConfigPushes {
 }
 
 /// Maximum pushes with outstanding acknowledgments; beyond it, the oldest is abandoned.
-const OPEN_PUSHES_MAX: usize = 64;
+const MAX_OPEN_PUSHES: usize = 64;
 
 /// Maximum pushes kept for queries about a change.
-const PUSHES_MAX: usize = 512;
+const MAX_PUSHES: usize = 512;
 
 #[cfg(test)]
 mod tests {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_concerns_nobody_converges_at_once_and_is_not_averaged() {
+    fn a_change_without_recipients_converges_at_once_and_is_not_recorded() {
         let mut pushes = ConfigPushes::default();
         let now = Instant::now();
         pushes.begin_push(ChangeId(1), vec![now], sent_to(now, []));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_found_in_the_round_that_it_went_out_with() {
+    fn a_change_belongs_to_the_push_that_sent_it() {
         let mut pushes = ConfigPushes::default();
         let now = Instant::now();
         for change in [3, 7, 9] {
@@ -226,24 +226,24 @@ mod tests {
         // Updates that are applied together count with the newest, and so do rejections.
         pushes.record_nack(ConnectionId(1));
         pushes.settle_connection(ConnectionId(1), 50, now);
-        let recipients =
-            |id| pushes.push_for_change(ChangeId(id)).map(|push| (push.bytes, push.refused));
-        assert_eq!([3, 9].map(recipients), [Some((0, 0)), Some((50, 1))]);
+        let bytes_and_rejections =
+            |id| pushes.push_for_change(ChangeId(id)).map(|push| (push.bytes, push.rejected));
+        assert_eq!([3, 9].map(bytes_and_rejections), [Some((0, 0)), Some((50, 1))]);
     }
 
     #[test]
-    fn a_silent_proxy_does_not_let_rounds_pile_up() {
+    fn unacknowledged_pushes_are_bounded() {
         let mut pushes = ConfigPushes::default();
         let now = Instant::now();
         for change in 1..1000 {
             pushes.begin_push(ChangeId(change), vec![now], sent_to(now, [1]));
         }
-        assert_eq!((pushes.open_count(), pushes.kept.len()), (OPEN_PUSHES_MAX, OPEN_PUSHES_MAX));
+        assert_eq!((pushes.open_count(), pushes.recent.len()), (MAX_OPEN_PUSHES, MAX_OPEN_PUSHES));
         pushes.settle_connection(ConnectionId(1), 1, now);
         assert_eq!(pushes.open_count(), 0);
         for change in 1000..3000 {
             pushes.begin_push(ChangeId(change), vec![now], sent_to(now, []));
         }
-        assert_eq!(pushes.kept.len(), PUSHES_MAX);
+        assert_eq!(pushes.recent.len(), MAX_PUSHES);
     }
 }

@@ -16,24 +16,24 @@ use crate::fixture::{
 };
 use crate::mesh::Listeners;
 
-/// An audience, and the updates sent to each proxy.
+/// Connected proxies, and the updates sent to each.
 struct PublisherFixture {
     mesh: Mesh,
     connected: ConnectedProxies,
-    heard: BTreeMap<WorkloadName, (ConnectionId, watch::Receiver<OwnerResponse>)>,
+    receivers: BTreeMap<WorkloadName, (ConnectionId, watch::Receiver<OwnerResponse>)>,
     now: Instant,
 }
 
 impl PublisherFixture {
     fn new(mesh: Mesh) -> Self {
         let connected = ConnectedProxies::new(Times::default(), ChangeId(0));
-        Self { mesh, connected, heard: BTreeMap::new(), now: Instant::now() }
+        Self { mesh, connected, receivers: BTreeMap::new(), now: Instant::now() }
     }
 
     /// Connects the proxy of a workload with subscriptions.
     fn connect_proxy(&mut self, name: &WorkloadName, services: &[&str]) {
-        let connection = ConnectionId(self.heard.len() as u64 + 1);
-        let (standing, heard) = watch::channel(OwnerResponse::Pending);
+        let connection = ConnectionId(self.receivers.len() as u64 + 1);
+        let (responses, receiver) = watch::channel(OwnerResponse::Pending);
         let peer = VerifiedPeer {
             id: "spiffe://cluster.local/ns/bookinfo/sa/any".parse().unwrap(),
             workload: Some(name.clone()),
@@ -56,16 +56,16 @@ impl PublisherFixture {
             answers_queries: false,
             report: Default::default(),
         };
-        let connected = Connected { connection, hello, responses: standing };
+        let connected = Connected { connection, hello, responses };
         let mut proxy = ConnectedProxy::new(connected, peer, self.now);
         proxy.subscriptions = services.iter().map(|name| service_name(name)).collect();
         assert!(self.connected.add_proxy(connection, proxy, self.now).is_none());
-        self.heard.insert(name.clone(), (connection, heard));
+        self.receivers.insert(name.clone(), (connection, receiver));
     }
 
-    fn send_response(&mut self, name: &str, settling: GracePeriod) {
-        let (connection, _) = self.heard[&workload_name(name)];
-        self.connected.send_response(connection, &self.mesh, settling);
+    fn send_response(&mut self, name: &str, grace_period: GracePeriod) {
+        let (connection, _) = self.receivers[&workload_name(name)];
+        self.connected.send_response(connection, &self.mesh, grace_period);
     }
 
     fn change(&mut self, change: Change) {
@@ -87,7 +87,7 @@ impl PublisherFixture {
 
     /// Returns the last update of a workload.
     fn last_update(&self, name: &str) -> Option<ConfigUpdate> {
-        match &*self.heard[&workload_name(name)].1.borrow() {
+        match &*self.receivers[&workload_name(name)].1.borrow() {
             OwnerResponse::Config(update) | OwnerResponse::PartialConfig(update, _) => {
                 Some(update.clone())
             }
@@ -98,10 +98,11 @@ impl PublisherFixture {
 
     /// Returns the workloads with endpoints that a workload was instructed to keep.
     fn kept_workloads(&self, name: &str) -> Vec<String> {
-        match &*self.heard[&workload_name(name)].1.borrow() {
-            OwnerResponse::PartialConfig(_, doubt) => {
-                doubt.iter().map(|id| format!("{} {}", id.service.name, id.workload.name)).collect()
-            }
+        match &*self.receivers[&workload_name(name)].1.borrow() {
+            OwnerResponse::PartialConfig(_, uncertain) => uncertain
+                .iter()
+                .map(|id| format!("{} {}", id.service.name, id.workload.name))
+                .collect(),
             _ => Vec::new(),
         }
     }
@@ -109,9 +110,9 @@ impl PublisherFixture {
     /// Returns the workloads with new updates since the last call.
     fn updated_workloads(&mut self) -> Vec<String> {
         let mut received = Vec::new();
-        for (name, (_, heard)) in &mut self.heard {
-            if heard.has_changed().unwrap() {
-                heard.mark_unchanged();
+        for (name, (_, receiver)) in &mut self.receivers {
+            if receiver.has_changed().unwrap() {
+                receiver.mark_unchanged();
                 received.push(name.name.to_string());
             }
         }
@@ -142,7 +143,7 @@ fn connected_bookinfo(yaml: &str) -> PublisherFixture {
 }
 
 #[test]
-fn only_those_hear_of_a_sidecar_who_use_its_services() {
+fn only_clients_of_its_services_receive_a_change_of_a_sidecar() {
     let mut fixture = connected_bookinfo(BOOKINFO);
     fixture.set_listeners("details-1", None);
     fixture.publish();
@@ -153,7 +154,7 @@ fn only_those_hear_of_a_sidecar_who_use_its_services() {
 }
 
 #[test]
-fn only_its_users_and_its_owner_hear_of_a_service() {
+fn only_its_clients_and_its_workload_receive_a_change_of_a_service() {
     let mut fixture = connected_bookinfo(BOOKINFO);
     fixture.change(Change::Remove(ObjectKey::Service(service_name("details"))));
     fixture.publish();
@@ -165,21 +166,21 @@ fn only_its_users_and_its_owner_hear_of_a_service() {
 }
 
 #[test]
-fn equal_outcomes_are_not_sent() {
+fn an_unchanged_configuration_is_not_sent() {
     let mut fixture = connected_bookinfo(BOOKINFO);
-    let before = fixture.connected.tally;
+    let before = fixture.connected.counters;
     let mut details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     details.run = vec!["true".to_owned()];
     fixture.change(Change::Upsert(Object::Workload(details)));
     fixture.publish();
     assert_eq!(fixture.updated_workloads(), [""; 0]);
-    let after = fixture.connected.tally;
+    let after = fixture.connected.counters;
     assert_eq!((after.compiled, after.pushes), (before.compiled + 1, before.pushes));
     assert_eq!(fixture.connected.pushes.latest_progress().unwrap().converged, Some(Duration::ZERO));
 }
 
 #[test]
-fn changes_in_quick_succession_are_sent_together_but_not_put_off_for_ever() {
+fn changes_in_quick_succession_are_sent_together_with_a_limited_delay() {
     let mut fixture = connected_bookinfo(BOOKINFO);
     let Times { quiet, quiet_max, .. } = Times::default();
     let start = fixture.now;
@@ -199,7 +200,7 @@ fn changes_in_quick_succession_are_sent_together_but_not_put_off_for_ever() {
 }
 
 #[test]
-fn all_clients_share_what_they_see_alike() {
+fn clients_share_equal_service_configurations() {
     let fixture = {
         let mut fixture = PublisherFixture::new(mesh_with_sidecars(BOOKINFO));
         for name in ["stranger-1", "productpage-1"] {
@@ -216,35 +217,35 @@ fn all_clients_share_what_they_see_alike() {
 }
 
 #[test]
-fn a_round_is_over_when_all_it_concerned_have_applied_it() {
+fn a_push_ends_when_all_its_recipients_have_applied_it() {
     let mut fixture = connected_bookinfo(BOOKINFO);
     fixture.set_listeners("details-1", None);
     fixture.publish();
     let latest = fixture.connected.pushes.latest_progress().unwrap();
     assert_eq!((latest.affected_proxies, latest.applied, latest.converged), (1, 0, None));
-    let (connection, _) = fixture.heard[&workload_name("stranger-1")];
+    let (connection, _) = fixture.receivers[&workload_name("stranger-1")];
     fixture.connected.remove_proxy(connection, fixture.now + Duration::from_millis(7));
     let latest = fixture.connected.pushes.latest_progress().unwrap();
     assert_eq!(latest.converged, Some(Duration::from_millis(7)));
 }
 
 #[test]
-fn while_sidecars_come_back_all_that_is_certain_is_reported_and_the_rest_is_kept() {
+fn while_sidecars_reconnect_certain_changes_are_sent_and_the_rest_is_kept() {
     let mesh: Mesh = crate::fixture::parse_objects(BOOKINFO).into_iter().collect();
     let mut fixture = PublisherFixture::new(mesh);
     fixture.connect_proxy(&workload_name("productpage-1"), &["details"]);
     fixture.send_response("productpage-1", GracePeriod::Yes);
-    let services =
+    let snapshot_of =
         |fixture: &PublisherFixture| fixture.last_update("productpage-1").unwrap().snapshot;
-    assert_eq!(services(&fixture).services.len(), 4, "details, reviews and its two backends");
-    let all = [
+    assert_eq!(snapshot_of(&fixture).services.len(), 4, "details, reviews and its two backends");
+    let every_endpoint = [
         "details details-1",
         "reviews reviews-v1-1",
         "reviews reviews-v2-1",
         "reviews-v1 reviews-v1-1",
         "reviews-v2 reviews-v2-1",
     ];
-    assert_eq!(fixture.kept_workloads("productpage-1"), all);
+    assert_eq!(fixture.kept_workloads("productpage-1"), every_endpoint);
 
     fixture.set_listeners("details-1", Some(listeners_on(9081)));
     fixture.connected.publish(&fixture.mesh, GracePeriod::Yes, fixture.now);
@@ -254,7 +255,7 @@ fn while_sidecars_come_back_all_that_is_certain_is_reported_and_the_rest_is_kept
         fixture.kept_workloads("productpage-1"),
         ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]
     );
-    let reviews = &services(&fixture).services[&service_name("reviews")];
+    let reviews = &snapshot_of(&fixture).services[&service_name("reviews")];
     assert_eq!(reviews.ports[&9080].endpoints.len(), 1);
 
     // A sidecar's report without listeners is applied at once.
@@ -267,12 +268,12 @@ fn while_sidecars_come_back_all_that_is_certain_is_reported_and_the_rest_is_kept
 
     fixture.connected.update_all(&fixture.mesh, GracePeriod::No);
     assert_eq!(fixture.kept_workloads("productpage-1"), [""; 0]);
-    let reviews = &services(&fixture).services[&service_name("reviews")];
-    assert_eq!(reviews.ports[&9080].endpoints.len(), 0, "it did not come back");
+    let reviews = &snapshot_of(&fixture).services[&service_name("reviews")];
+    assert_eq!(reviews.ports[&9080].endpoints.len(), 0, "it did not reconnect");
 }
 
 #[test]
-fn what_a_client_may_not_call_is_no_matter_of_doubt() {
+fn denied_services_have_no_uncertain_endpoints() {
     let mesh: Mesh = crate::fixture::parse_objects(&strict_bookinfo("")).into_iter().collect();
     let mut fixture = PublisherFixture::new(mesh);
     fixture.connect_proxy(&workload_name("productpage-1"), &["details"]);
@@ -314,9 +315,9 @@ fn simulate_changes(seed: u64) {
     for name in LETTERS {
         let uses = [dice.pick(LETTERS), dice.pick(LETTERS)];
         fixture.connect_proxy(&workload_name(name), &uses);
-        let (connection, _) = fixture.heard[&workload_name(name)];
-        let asked = [0, 1, 2].map(|_| random_address(&mut dice));
-        fixture.connected.proxy_mut(connection).unwrap().addresses.extend(asked);
+        let (connection, _) = fixture.receivers[&workload_name(name)];
+        let queried = [0, 1, 2].map(|_| random_address(&mut dice));
+        fixture.connected.proxy_mut(connection).unwrap().addresses.extend(queried);
         fixture.send_response(name, GracePeriod::No);
     }
     for step in 0..120 {
@@ -325,8 +326,8 @@ fn simulate_changes(seed: u64) {
                 0 => {
                     let name = dice.pick(LETTERS);
                     let port = [80, 81][dice.next_below(2)];
-                    let there = dice.next_below(3) > 0;
-                    fixture.set_listeners(name, there.then(|| listeners_on(port)));
+                    let is_connected = dice.next_below(3) > 0;
+                    fixture.set_listeners(name, is_connected.then(|| listeners_on(port)));
                 }
                 _ => {
                     let mut change = random_change(&mut dice);
@@ -337,32 +338,32 @@ fn simulate_changes(seed: u64) {
         }
         fixture.publish();
         for proxy in fixture.connected.proxies.values() {
-            let Some(found) = fixture.mesh.workload(&proxy.workload) else { continue };
-            let mut wanted = used_services(found, &proxy.subscriptions);
+            let Some(workload) = fixture.mesh.workload(&proxy.workload) else { continue };
+            let mut used = used_services(workload, &proxy.subscriptions);
             let address_entries = address_entries(
                 &fixture.mesh,
                 &proxy.addresses,
                 &mut ServiceConfigCache::default(),
             );
-            wanted.extend(address_entries.services);
+            used.extend(address_entries.services);
             let expected =
-                compile_config(&fixture.mesh, found, &wanted, &mut ServiceConfigCache::default());
-            let expected = expected.with_addresses(address_entries.at);
-            let recipients = proxy.pushed.as_ref().map(|u| (&*u.snapshot, &u.absent));
+                compile_config(&fixture.mesh, workload, &used, &mut ServiceConfigCache::default());
+            let expected = expected.with_addresses(address_entries.by_address);
+            let pushed = proxy.pushed.as_ref().map(|u| (&*u.snapshot, &u.absent));
             let expected = Some((&*expected.snapshot, &expected.absent));
-            assert_eq!(recipients, expected, "seed {seed}, step {step}, {}", proxy.workload);
+            assert_eq!(pushed, expected, "seed {seed}, step {step}, {}", proxy.workload);
         }
     }
     let mut rebuilt: Mesh = fixture.mesh.all_objects().into_iter().collect();
-    for workload in fixture.mesh.workloads() {
-        let listeners = fixture.mesh.sidecar_listeners(&workload.name).cloned();
-        rebuilt.set_listeners(&workload.name, listeners);
+    for other in fixture.mesh.workloads() {
+        let listeners = fixture.mesh.sidecar_listeners(&other.name).cloned();
+        rebuilt.set_listeners(&other.name, listeners);
     }
     assert_eq!(rebuilt, fixture.mesh, "seed {seed}");
 }
 
 #[test]
-fn nobody_misses_anything_whatever_changes() {
+fn every_proxy_receives_every_change() {
     for seed in 0..64 {
         simulate_changes(seed);
     }
@@ -371,72 +372,72 @@ fn nobody_misses_anything_whatever_changes() {
 /// Services without workloads at addresses 10.96.*.*, and a proxy that queries all of them.
 fn unbacked_services(services: u16) -> PublisherFixture {
     let mut fixture = PublisherFixture::new(mesh_with_sidecars(BOOKINFO));
-    let mut asked = BTreeSet::new();
+    let mut queried = BTreeSet::new();
     for number in 0..services {
         let mut plain = fixture.mesh.service(&service_name("details")).unwrap().clone();
         plain.name = service_name(&format!("plain-{number}"));
         plain.selector.clear();
         let [high, low] = number.to_be_bytes();
         plain.addresses = BTreeSet::from([IpAddr::from([10, 96, high, low])]);
-        asked.extend(plain.addresses.iter().copied());
+        queried.extend(plain.addresses.iter().copied());
         fixture.mesh.apply(Change::Upsert(Object::Service(plain)));
     }
     fixture.connect_proxy(&workload_name("stranger-1"), &[]);
-    let (connection, _) = fixture.heard[&workload_name("stranger-1")];
-    fixture.connected.proxy_mut(connection).unwrap().addresses = asked;
+    let (connection, _) = fixture.receivers[&workload_name("stranger-1")];
+    fixture.connected.proxy_mut(connection).unwrap().addresses = queried;
     fixture
 }
 
 #[test]
-fn addresses_of_services_without_sidecars_are_looked_into_once() {
+fn addresses_of_services_without_sidecars_are_compiled_once() {
     let mut fixture = unbacked_services(300);
     fixture.send_response("stranger-1", GracePeriod::No);
-    let compiled = fixture.connected.views.compiled_count();
+    let compiled = fixture.connected.service_configs.compiled_count();
     assert!(compiled >= 300);
     for _ in 0..50 {
         fixture.send_response("stranger-1", GracePeriod::No);
-        // An unrelated change sweeps the views.
+        // An unrelated change cleans up the service configurations.
         fixture.set_listeners("details-1", Some(listeners_on(80)));
         fixture.set_listeners("details-1", Some(listeners_on(81)));
         fixture.publish();
     }
-    let again = fixture.connected.views.compiled_count() - compiled;
-    assert!(again < 200, "{again} views were compiled again");
+    let again = fixture.connected.service_configs.compiled_count() - compiled;
+    assert!(again < 200, "{again} service configurations were compiled again");
 }
 
 #[test]
-fn a_proxy_that_wants_much_is_answered_after_slices_of_work() {
+fn a_large_configuration_is_compiled_in_slices() {
     let mut fixture = unbacked_services(2000);
-    let (connection, _) = fixture.heard[&workload_name("stranger-1")];
+    let (connection, _) = fixture.receivers[&workload_name("stranger-1")];
     let names = (0..2000).map(|number| service_name(&format!("plain-{number}")));
     fixture.connected.proxy_mut(connection).unwrap().subscriptions = names.collect();
     let mut slices = 0;
     loop {
-        let before = fixture.connected.views.compiled_count();
+        let before = fixture.connected.service_configs.compiled_count();
         let progress = fixture.connected.prepare_config(connection, &fixture.mesh);
-        let compiled = fixture.connected.views.compiled_count() - before;
-        assert!(compiled <= 257, "{compiled} views in one slice");
+        let compiled = fixture.connected.service_configs.compiled_count() - before;
+        assert!(compiled <= 257, "{compiled} service configurations in one slice");
         if progress == SliceProgress::Done {
             break;
         }
         slices += 1;
     }
     assert!(slices >= 7, "{slices}");
-    assert!(fixture.last_update("stranger-1").is_none(), "a part is not told");
-    let before = fixture.connected.views.compiled_count();
+    assert!(fixture.last_update("stranger-1").is_none(), "an incomplete configuration is not sent");
+    let before = fixture.connected.service_configs.compiled_count();
     fixture.send_response("stranger-1", GracePeriod::No);
-    assert_eq!(fixture.connected.views.compiled_count(), before);
+    assert_eq!(fixture.connected.service_configs.compiled_count(), before);
 }
 
 #[test]
-fn a_change_that_concerns_many_is_sent_in_slices() {
+fn a_change_with_many_recipients_is_sent_in_slices() {
     let mut fixture = unbacked_services(0);
     let many: Vec<WorkloadName> =
         (0..600).map(|number| workload_name(&format!("many-{number}"))).collect();
     for name in &many {
-        let mut one = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
-        one.name = name.clone();
-        fixture.mesh.apply(Change::Upsert(Object::Workload(one)));
+        let mut workload = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
+        workload.name = name.clone();
+        fixture.mesh.apply(Change::Upsert(Object::Workload(workload)));
         fixture.connect_proxy(name, &["reviews"]);
         fixture.send_response(&name.name.to_string(), GracePeriod::No);
     }
@@ -459,7 +460,7 @@ fn a_change_that_concerns_many_is_sent_in_slices() {
 }
 
 #[test]
-fn what_a_change_of_listeners_costs_grows_with_its_clients() {
+fn the_cost_of_a_change_of_listeners_grows_with_its_clients() {
     let mut fixture = connected_bookinfo(BOOKINFO);
     let before = fixture.connected.total_work();
     fixture.set_listeners("details-1", Some(listeners_on(1)));
@@ -469,14 +470,14 @@ fn what_a_change_of_listeners_costs_grows_with_its_clients() {
     fixture.set_listeners("reviews-v1-1", Some(listeners_on(2)));
     let more = fixture.connected.total_work() - before;
     assert!(more > few, "{few}, {more}");
-    // Proxies that are pending already cost nothing more.
+    // Proxies that are pending already cause no further work.
     let before = fixture.connected.total_work();
     fixture.set_listeners("reviews-v1-1", Some(listeners_on(3)));
     assert_eq!(fixture.connected.total_work(), before);
 }
 
 #[test]
-fn attending_again_changes_nothing() {
+fn connecting_sidecars_again_changes_nothing() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let before = mesh.clone();
     connect_sidecars(&mut mesh);

@@ -7,7 +7,7 @@ use crate::publish::{ConfigPush, RecordedChange};
 use crate::status::ChangeReport;
 
 impl Report<'_> {
-    /// Returns a change by its number; `None` if it is not known, or no longer kept.
+    /// Returns a change by its number; `None` if it is unknown or no longer recorded.
     pub(crate) fn change_report(&self, id: ChangeId) -> Option<ChangeReport> {
         self.connected
             .change_log
@@ -17,14 +17,15 @@ impl Report<'_> {
 
     /// Returns the newest changes, newest first.
     pub(crate) fn newest_changes(&self) -> Vec<ChangeReport> {
-        let newest = self.connected.change_log.newest_first().take(LISTED_MAX);
+        let newest = self.connected.change_log.newest_first().take(MAX_LISTED);
         newest.map(|recorded_change| self.report_change(recorded_change)).collect()
     }
 
     fn report_change(&self, recorded_change: &RecordedChange) -> ChangeReport {
         let RecordedChange { id, cause, noticed, seen } = recorded_change;
         let push = self.connected.pushes.push_for_change(*id);
-        let after = |at: tokio::time::Instant| to_milliseconds(at.duration_since(*noticed));
+        let milliseconds_after =
+            |at: tokio::time::Instant| to_milliseconds(at.duration_since(*noticed));
         // There is no last acknowledgment until all proxies have applied it.
         let applied = push.filter(|push| push.waiting.is_empty());
         let pending =
@@ -33,15 +34,15 @@ impl Report<'_> {
             id: id.0,
             cause: cause.to_string(),
             age_ms: to_milliseconds(self.now.duration_since(*noticed)),
-            processed_after_ms: after(*seen),
-            sent_after_ms: push.map(|push| after(push.sent)),
-            applied_after_ms: applied.and_then(|push| push.last_applied).map(after),
+            processed_after_ms: milliseconds_after(*seen),
+            sent_after_ms: push.map(|push| milliseconds_after(push.sent)),
+            applied_after_ms: applied.and_then(|push| push.last_applied).map(milliseconds_after),
             push_size: push
                 .map_or(1, |push| self.connected.change_log.count_between(push.after, push.change)),
             affected: push.map_or(0, |push| push.affected_proxies),
             recipients: push.map_or(0, |push| push.recipients),
             applied: push.map_or(0, |push| push.recipients.saturating_sub(push.waiting.len())),
-            rejected: push.map_or(0, |push| push.refused),
+            rejected: push.map_or(0, |push| push.rejected),
             bytes: push.map_or(0, |push| push.bytes),
             waiting: push.map(|push| self.waiting_proxies(push)).unwrap_or_default(),
             expired: push.is_none() && !pending,
@@ -52,12 +53,12 @@ impl Report<'_> {
         let proxies = self.connected.proxies();
         let waiting = proxies.filter(|(connection, _)| push.waiting.contains(connection));
         let names = waiting.map(|(_, proxy)| proxy.workload.to_string());
-        names.take(WAITING_MAX).collect()
+        names.take(MAX_WAITING).collect()
     }
 }
 
 /// Maximum changes in a listing.
-const LISTED_MAX: usize = 64;
+const MAX_LISTED: usize = 64;
 
 /// Maximum workloads listed for a change.
-const WAITING_MAX: usize = 16;
+const MAX_WAITING: usize = 16;

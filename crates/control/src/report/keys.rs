@@ -10,15 +10,15 @@ use crate::status::MissingKeysStatus;
 impl Report<'_> {
     /// Returns the number of JWKS endpoints, and of those without keys.
     pub(crate) fn key_sources(&self) -> (usize, usize) {
-        let without = self.mesh.key_sources().filter(|source| !self.mesh.has_keys(source));
-        (self.mesh.key_sources().count(), without.count())
+        let without_keys = self.mesh.key_sources().filter(|source| !self.mesh.has_keys(source));
+        (self.mesh.key_sources().count(), without_keys.count())
     }
 
-    pub(super) fn unread_keys(&self) -> impl Iterator<Item = Warning> {
+    pub(super) fn missing_key_warnings(&self) -> impl Iterator<Item = Warning> {
         let policies = self.mesh.service_policies();
         policies.flat_map(|policy| {
-            let unread = issuer_sources(policy);
-            unread.filter_map(|(issuer, source)| self.unread_warning(policy, issuer, source))
+            let sources = issuer_sources(policy);
+            sources.filter_map(|(issuer, source)| self.missing_key_warning(policy, issuer, source))
         })
     }
 
@@ -41,14 +41,14 @@ impl Report<'_> {
         (!issuers.is_empty()).then(|| MissingKeysStatus { requests: requests.to_owned(), issuers })
     }
 
-    fn unread_warning(
+    fn missing_key_warning(
         &self,
         policy: &ServicePolicy,
         issuer: usize,
         source: &KeySource,
     ) -> Option<Warning> {
         let reason = self.keys.failure_cause(source)?;
-        let (word, hint) = match source {
+        let (field, hint) = match source {
             KeySource::File(_) => ("file", "write the issuer's JWK set to this file"),
             KeySource::Server(_) => {
                 ("url", "make sure that this URL returns a JWK set to the control plane")
@@ -60,7 +60,7 @@ impl Report<'_> {
         };
         let key = ObjectKey::ServicePolicy(policy.name.clone());
         Some(Warning {
-            at: DocumentLocation::for_object(&key, format!("spec.issuers[{issuer}].jwks.{word}")),
+            at: DocumentLocation::for_object(&key, format!("spec.issuers[{issuer}].jwks.{field}")),
             problem: format!("{source} {reason}; {meanwhile}"),
             hint: hint.to_owned(),
         })

@@ -10,7 +10,9 @@ use leno_model::{
 };
 
 use super::{Report, other_namespaces};
-use crate::compile::{is_opaque, left_out, missing_groups, missing_references, policy_problems};
+use crate::compile::{
+    excluded_endpoints, is_opaque, missing_groups, missing_references, policy_problems,
+};
 use crate::figures::format_count;
 use crate::status::PolicyStatus;
 
@@ -21,29 +23,33 @@ impl Report<'_> {
         let ingress = self.mesh.ingress_policies().map(|policy| self.ingress_status(policy));
         let egress = self.mesh.egress_policies().map(|policy| self.egress_status(policy));
         let retries = self.mesh.retry_policies().map(|policy| self.retry_status(policy));
-        let certs = self.mesh.access_certs().map(|cert| self.access_cert(cert));
-        let of_services = self.mesh.service_policies().map(|policy| self.service_policy(policy));
+        let certs = self.mesh.access_certs().map(|cert| self.access_cert_status(cert));
+        let service_policies =
+            self.mesh.service_policies().map(|policy| self.service_policy_status(policy));
         let access = targets.chain(access).chain(ingress).chain(egress).chain(retries).chain(certs);
-        access.chain(of_services).chain(self.tag_rules()).collect()
+        access.chain(service_policies).chain(self.tag_rule_statuses()).collect()
     }
 
     fn ingress_status(&self, policy: &IngressPolicy) -> PolicyStatus {
         let IngressName { kind, namespace, name } = &policy.name;
         let backends = policy.backends.iter();
-        let destination = backends.clone().map(|it| format!("{namespace}/{}", it.service));
+        let destination =
+            backends.clone().map(|backend| format!("{namespace}/{}", backend.service));
         let destination: BTreeSet<String> = destination.collect();
         let sources = policy.sources.iter().map(|source| match source {
             IngressSource::Service(service) => format!("Service {service}"),
             IngressSource::Range(range) => range.to_string(),
             IngressSource::Principal(id) => format!("{} of {}", id.account, id.trust_domain),
             IngressSource::Named(name) => {
-                let own = &self.mesh.config().trust_domain;
-                let account = source.account_in(own).map(|account| format!("{account} of {own}"));
+                let trust_domain = &self.mesh.config().trust_domain;
+                let account = source
+                    .account_in(trust_domain)
+                    .map(|account| format!("{account} of {trust_domain}"));
                 account.unwrap_or_else(|| name.to_string())
             }
         });
         let rules = backends.clone().map(|backend| {
-            let how = match &backend.protocol {
+            let protocol = match &backend.protocol {
                 IngressProtocol::Http => "HTTP",
                 IngressProtocol::Grpc => "gRPC",
                 IngressProtocol::Tcp => "TCP",
@@ -56,12 +62,13 @@ impl Report<'_> {
                     ..
                 } => "HTTPS",
             };
-            format!("{how} at port {} of {namespace}/{}", backend.port, backend.service)
+            format!("{protocol} at port {} of {namespace}/{}", backend.port, backend.service)
         });
-        let is_open = |it| self.mesh.opened_before(policy, it).is_none();
-        let in_force = backends.clone().any(is_open);
-        let mut before = backends.clone().filter_map(|it| self.mesh.opened_before(policy, it));
-        let first = before.next().filter(|_| !in_force);
+        let is_in_force = |backend| self.mesh.preceding_ingress(policy, backend).is_none();
+        let in_force = backends.clone().any(is_in_force);
+        let mut preceding =
+            backends.clone().filter_map(|backend| self.mesh.preceding_ingress(policy, backend));
+        let first = preceding.next().filter(|_| !in_force);
         PolicyStatus {
             kind: kind.as_str().to_owned(),
             name: format!("{namespace}/{name}"),
@@ -77,12 +84,12 @@ impl Report<'_> {
 
     fn egress_status(&self, policy: &EgressPolicy) -> PolicyStatus {
         let rules = policy.ports.iter().map(|port| {
-            let how = match port.matched_by {
+            let protocol = match port.matched_by {
                 MatchedBy::Http => "HTTP",
                 MatchedBy::ServerName => "TLS",
                 MatchedBy::Address => "TCP",
             };
-            format!("{how} to port {}", port.port)
+            format!("{protocol} to port {}", port.port)
         });
         let hosts = policy.hosts.iter().map(ToString::to_string);
         let ranges = policy.ranges.iter().map(ToString::to_string);
@@ -100,12 +107,15 @@ impl Report<'_> {
         }
     }
 
-    /// Its names are in force; the status of the Secret is reported by the component that writes it.
-    fn access_cert(&self, cert: &AccessCert) -> PolicyStatus {
-        let own = &self.mesh.config().trust_domain;
-        let sponsor = SubjectScope::Namespace(&cert.name.namespace);
+    /// Returns the status of the names of an `AccessCert`; the component that writes its Secret reports the
+    /// status of the Secret.
+    fn access_cert_status(&self, cert: &AccessCert) -> PolicyStatus {
+        let trust_domain = &self.mesh.config().trust_domain;
+        let issuing_namespace = SubjectScope::Namespace(&cert.name.namespace);
         let check = |name: &Name| {
-            check_subject(name, sponsor, own).err().map(|reason| format!("`{name}` {reason}"))
+            check_subject(name, issuing_namespace, trust_domain)
+                .err()
+                .map(|reason| format!("`{name}` {reason}"))
         };
         let problems: Vec<String> = cert.subjects.iter().filter_map(check).collect();
         PolicyStatus {
@@ -123,35 +133,39 @@ impl Report<'_> {
 
     fn retry_status(&self, policy: &RetryPolicy) -> PolicyStatus {
         let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
-        let there = policy.services.iter().filter(|it| self.mesh.service(it).is_some());
-        let firsts = there.filter_map(|service| {
-            let mut of_source = self.mesh.retries_of(&policy.source);
-            of_source.find(|it| it.services.contains(service)).map(|it| &it.name)
+        let existing = policy.services.iter().filter(|name| self.mesh.service(name).is_some());
+        let firsts = existing.filter_map(|service| {
+            let mut source_policies = self.mesh.retries_of(&policy.source);
+            source_policies.find(|other| other.services.contains(service)).map(|other| &other.name)
         });
         let firsts: Vec<&PolicyName> = firsts.collect();
         let has_source = self.mesh.account_workloads(&policy.source).next().is_some();
-        let carries_tcp = |name: &ServiceName| {
-            let service = self.mesh.service(name).filter(|it| !it.ports.is_empty());
-            service
-                .is_some_and(|it| it.ports.iter().all(|port| is_opaque(self.mesh, name, port.port)))
+        let is_tcp_service = |name: &ServiceName| {
+            let service = self.mesh.service(name).filter(|service| !service.ports.is_empty());
+            service.is_some_and(|service| {
+                service.ports.iter().all(|port| is_opaque(self.mesh, name, port.port))
+            })
         };
-        let is_opaque = policy.services.iter().all(carries_tcp);
+        let all_tcp = policy.services.iter().all(is_tcp_service);
         let reason = match firsts.first() {
             _ if !has_source => Some("no workload runs under its source account".to_owned()),
             None => Some("none of its services exists".to_owned()),
-            Some(_) if is_opaque => Some(no_requests(&policy.services)),
+            Some(_) if all_tcp => Some(no_requests(&policy.services)),
             Some(_) if firsts.contains(&&policy.name) => {
-                let there = policy.services.iter().filter_map(|it| self.mesh.service(it));
-                let ports = there.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
-                NoEffect::of_all_retries(ports, &self.mesh).map(|idle| idle.to_string())
+                let services = policy.services.iter().filter_map(|name| self.mesh.service(name));
+                let ports = services.flat_map(|service| {
+                    service.ports.iter().map(|port| (&service.name, port.port))
+                });
+                NoEffect::of_all_retries(ports, &self.mesh).map(|no_effect| no_effect.to_string())
             }
             Some(first) => Some(format!("Retry {first} applies to the same requests")),
         };
-        let nobody =
+        let missing_source =
             (!has_source).then(|| format!("no workload runs under the account {}", policy.source));
-        let missing = policy.services.iter().filter(|it| self.mesh.service(it).is_none());
-        let missing = missing
-            .map(|it| format!("Service {it} does not exist{}", other_namespaces(self.mesh, it)));
+        let missing = policy.services.iter().filter(|name| self.mesh.service(name).is_none());
+        let missing = missing.map(|name| {
+            format!("Service {name} does not exist{}", other_namespaces(self.mesh, name))
+        });
         PolicyStatus {
             kind: "Retry".to_owned(),
             name: policy.name.to_string(),
@@ -160,7 +174,7 @@ impl Report<'_> {
             rules: vec![format!("at most {}", format_count(policy.rule.attempts, "retry"))],
             in_force: reason.is_none(),
             reason,
-            problems: nobody.into_iter().chain(missing).collect(),
+            problems: missing_source.into_iter().chain(missing).collect(),
             ..PolicyStatus::default()
         }
     }
@@ -168,7 +182,8 @@ impl Report<'_> {
     fn access_status(&self, policy: &AccessPolicy) -> PolicyStatus {
         let namespace = &policy.name.namespace;
         let in_force = self.mesh.is_policy_in_force(policy);
-        let is_about_any = self.mesh.workloads().any(|it| policy.is_about(&it.account));
+        let selects_workload =
+            self.mesh.workloads().any(|workload| policy.is_about(&workload.account));
         let accounts = policy.accounts.iter().map(|name| format!("{namespace}/{name}"));
         let accounts: Vec<String> = accounts.collect();
         let peers = policy.rules.iter().flat_map(|rule| &rule.peers).map(ToString::to_string);
@@ -196,34 +211,40 @@ impl Report<'_> {
             sources: peers.into_iter().collect(),
             rules: rules.collect(),
             in_force,
-            reason: (!in_force).then(|| match is_about_any {
+            reason: (!in_force).then(|| match selects_workload {
                 true => ALLOWED_BY_DEFAULT.to_owned(),
-                false => NOBODY.to_owned(),
+                false => NO_WORKLOAD.to_owned(),
             }),
-            problems: self.left_out(&ObjectKey::AccessPolicy(policy.name.clone())).collect(),
+            problems: self
+                .excluded_endpoints(&ObjectKey::AccessPolicy(policy.name.clone()))
+                .collect(),
             ..PolicyStatus::default()
         }
     }
 
     /// Returns the unmeshed endpoints that are left out because of a policy, as a sentence for its author.
-    pub(super) fn left_out(&self, policy: &ObjectKey) -> impl Iterator<Item = String> + use<> {
+    pub(super) fn excluded_endpoints(
+        &self,
+        policy: &ObjectKey,
+    ) -> impl Iterator<Item = String> + use<> {
         let pods: Vec<String> =
-            left_out(self.mesh, policy).into_iter().map(ToString::to_string).collect();
-        let shown = match pods.get(..LEFT_OUT_MAX) {
-            Some(first) if pods.len() > LEFT_OUT_MAX => {
-                format!("{} and {} more", first.join(", "), pods.len() - LEFT_OUT_MAX)
+            excluded_endpoints(self.mesh, policy).into_iter().map(ToString::to_string).collect();
+        let names = match pods.get(..MAX_EXCLUDED_LISTED) {
+            Some(first) if pods.len() > MAX_EXCLUDED_LISTED => {
+                format!("{} and {} more", first.join(", "), pods.len() - MAX_EXCLUDED_LISTED)
             }
             _ => pods.join(", "),
         };
         let sentence = format!(
-            "gateways and sidecars send no request to endpoints without a sidecar, which cannot enforce it: {shown}"
+            "gateways and sidecars send no request to endpoints without a sidecar, which cannot enforce it: {names}"
         );
         (!pods.is_empty()).then_some(sentence).into_iter()
     }
 
     fn target_status(&self, target: &TrafficTarget) -> PolicyStatus {
         let missing = missing_references(self.mesh, target).into_iter();
-        let left_out = self.left_out(&ObjectKey::TrafficTarget(target.name.clone()));
+        let excluded_endpoints =
+            self.excluded_endpoints(&ObjectKey::TrafficTarget(target.name.clone()));
         let rules = target.rules.iter().map(|rule| match rule {
             TargetRule::Http { group, matches } => {
                 format!("HTTPRouteGroup {group}: {}", matches.join(", "))
@@ -246,15 +267,15 @@ impl Report<'_> {
             rules: rules.collect(),
             in_force: self.mesh.is_in_force(target),
             reason: (!self.mesh.is_in_force(target)).then(|| ALLOWED_BY_DEFAULT.to_owned()),
-            problems: missing.chain(left_out).collect(),
+            problems: missing.chain(excluded_endpoints).collect(),
             ..PolicyStatus::default()
         }
     }
 }
 
 /// Maximum endpoints in one sentence.
-const LEFT_OUT_MAX: usize = 3;
+const MAX_EXCLUDED_LISTED: usize = 3;
 /// The reason why an allow policy has no effect with `defaultPolicy: allow`.
 const ALLOWED_BY_DEFAULT: &str = "default policy allow: all clients are allowed";
 /// The reason why a policy without workloads has no effect.
-const NOBODY: &str = "it selects no workload";
+const NO_WORKLOAD: &str = "it selects no workload";

@@ -13,24 +13,26 @@ use crate::figures::format_count;
 use crate::status::PolicyStatus;
 
 impl Report<'_> {
-    pub(super) fn service_policy(&self, policy: &ServicePolicy) -> PolicyStatus {
+    pub(super) fn service_policy_status(&self, policy: &ServicePolicy) -> PolicyStatus {
         let namespace = &policy.name.namespace;
         let (destination, mut problems) = match &policy.scope {
             PolicyScope::Namespace => (vec![format!("{namespace}/*")], Vec::new()),
             PolicyScope::Services(targets) => {
-                let shown = targets.iter().map(|it| format_target(&it.service, it.port));
-                let absent =
-                    targets.iter().filter_map(|it| self.missing_reference(&it.service, it.port));
-                (shown.collect(), absent.collect())
+                let names =
+                    targets.iter().map(|target| format_target(&target.service, target.port));
+                let absent = targets
+                    .iter()
+                    .filter_map(|target| self.missing_reference(&target.service, target.port));
+                (names.collect(), absent.collect())
             }
         };
-        problems.extend(self.left_out(&ObjectKey::ServicePolicy(policy.name.clone())));
+        problems.extend(self.excluded_endpoints(&ObjectKey::ServicePolicy(policy.name.clone())));
         let reason = match self.mesh.conflict_status(policy) {
             ConflictStatus::InForce => None,
             ConflictStatus::Overridden(other) => {
                 Some(format!("{other} takes precedence at all of its targets"))
             }
-            ConflictStatus::NoEffect(idle) => Some(idle.to_string()),
+            ConflictStatus::NoEffect(no_effect) => Some(no_effect.to_string()),
             ConflictStatus::NoTarget => Some("none of its targets exists".to_owned()),
         };
         PolicyStatus {
@@ -47,37 +49,37 @@ impl Report<'_> {
     }
 
     /// Returns the status of tag rules and lanes.
-    pub(super) fn tag_rules(&self) -> impl Iterator<Item = PolicyStatus> {
+    pub(super) fn tag_rule_statuses(&self) -> impl Iterator<Item = PolicyStatus> {
         let tags = self.mesh.tags();
         let routes = tags.tag_routes().map(|route| self.tag_route(route));
-        let sermant = tags.sermant_rules().map(|item| self.sermant_status(item));
+        let sermant = tags.sermant_rules().map(|rule_object| self.sermant_status(rule_object));
         routes.chain(sermant).chain(tags.lanes().map(|lane| self.lane_status(lane)))
     }
 
     fn tag_route(&self, TagRoute { name, scope, rules, .. }: &TagRoute) -> PolicyStatus {
-        self.of_scopes(TagDialect::TagRoute, name, &[(scope, rules, &[])])
+        self.scoped_rules_status(TagDialect::TagRoute, name, &[(scope, rules, &[])])
     }
 
-    fn sermant_status(&self, item: &SermantRouteRule) -> PolicyStatus {
-        let scopes = item.entries.iter();
+    fn sermant_status(&self, rule_object: &SermantRouteRule) -> PolicyStatus {
+        let scopes = rule_object.entries.iter();
         let scopes: Vec<_> =
-            scopes.map(|(scope, it)| (scope, &it.rules, it.lanes.as_slice())).collect();
-        self.of_scopes(TagDialect::Sermant, &item.name, &scopes)
+            scopes.map(|(scope, entry)| (scope, &entry.rules, entry.lanes.as_slice())).collect();
+        self.scoped_rules_status(TagDialect::Sermant, &rule_object.name, &scopes)
     }
 
-    fn of_scopes(
+    fn scoped_rules_status(
         &self,
         dialect: TagDialect,
         name: &TagRouteName,
         scopes: &[(&TagScope, &TagRules, &[LaneRule])],
     ) -> PolicyStatus {
-        let own = dialect.object_key(name.clone());
+        let own_key = dialect.object_key(name.clone());
         let mut others = Vec::new();
-        let (mut decides, mut idle) = (false, None);
+        let (mut is_in_force, mut no_effect) = (false, None);
         let mut destination = BTreeSet::new();
         let mut problems = Vec::new();
         let (mut by_request, mut by_caller, mut lanes) = (0, 0, 0);
-        for (scope, rules, marks) in scopes {
+        for (scope, rules, lane_rules) in scopes {
             destination.insert(match scope {
                 TagScope::Service(service, port) => format_target(service, *port),
                 TagScope::Namespace(namespace) => format!("{namespace}/*"),
@@ -88,18 +90,18 @@ impl Report<'_> {
             }
             by_request += rules.rules.len();
             by_caller += rules.by_caller.len();
-            lanes += marks.len();
-            if !decides {
-                match self.effect_of_tags(&own, scope, &mut others) {
-                    TagEffect::Decides => decides = true,
-                    TagEffect::Idle(found) => idle = idle.or(Some(found)),
-                    TagEffect::Nowhere => {}
+            lanes += lane_rules.len();
+            if !is_in_force {
+                match self.effect_of_tags(&own_key, scope, &mut others) {
+                    TagEffect::InForce => is_in_force = true,
+                    TagEffect::NoEffect(reason) => no_effect = no_effect.or(Some(reason)),
+                    TagEffect::NoPort => {}
                 }
             }
         }
-        let reason = match (idle, others.first()) {
-            _ if decides => None,
-            (Some(idle), _) => Some(idle.to_string()),
+        let reason = match (no_effect, others.first()) {
+            _ if is_in_force => None,
+            (Some(no_effect), _) => Some(no_effect.to_string()),
             (None, Some(other)) => Some(format!("{other} takes precedence")),
             (None, None) => Some("none of its targets exists".to_owned()),
         };
@@ -109,8 +111,8 @@ impl Report<'_> {
             kind: dialect.as_str().to_owned(),
             name: name.to_string(),
             destination: destination.into_iter().collect::<Vec<_>>().join(", "),
-            rules: counted.map(|(count, what)| format!("{count} {what}")).collect(),
-            in_force: decides,
+            rules: counted.map(|(count, kind)| format!("{count} {kind}")).collect(),
+            in_force: is_in_force,
             reason,
             problems,
             ..PolicyStatus::default()
@@ -120,58 +122,58 @@ impl Report<'_> {
     /// Returns the effect of an object at the ports of its scope; overriding objects are added to `others`.
     fn effect_of_tags(
         &self,
-        own: &ObjectKey,
+        own_key: &ObjectKey,
         scope: &TagScope,
         others: &mut Vec<ObjectKey>,
     ) -> TagEffect {
         let is_for = |service: &ServiceName| match scope {
-            TagScope::Service(only, _) => only == service,
+            TagScope::Service(own_service, _) => own_service == service,
             TagScope::Namespace(namespace) => service.namespace == *namespace,
             TagScope::Mesh => true,
         };
         let tags = self.mesh.tags();
-        let mut idle = None;
-        for service in self.mesh.services().filter(|it| is_for(&it.name)) {
-            let marks = tags.lanes_of(&service.name);
-            let marks = marks.iter().any(|it| it.origin.object_key() == *own);
-            let mut decide: Vec<ObjectKey> = Vec::new();
-            let mut is_here = false;
+        let mut no_effect = None;
+        for service in self.mesh.services().filter(|service| is_for(&service.name)) {
+            let lane_rules = tags.lanes_of(&service.name);
+            let marks = lane_rules.iter().any(|rule| rule.origin.object_key() == *own_key);
+            let mut deciding: Vec<ObjectKey> = Vec::new();
+            let mut has_rules = false;
             for port in &service.ports {
                 let rules = tags.rules_for(&service.name, port.port);
                 let rules = rules.iter();
-                let by_request = rules.clone().flat_map(|it| &it.rules);
-                let by_request: Vec<_> = by_request.map(|it| it.origin.object_key()).collect();
-                let by_caller = rules.flat_map(|it| &it.by_caller);
-                let by_caller: Vec<_> = by_caller.map(|it| it.origin.object_key()).collect();
+                let by_request = rules.clone().flat_map(|rules| &rules.rules);
+                let by_request: Vec<_> = by_request.map(|rule| rule.origin.object_key()).collect();
+                let by_caller = rules.flat_map(|rules| &rules.by_caller);
+                let by_caller: Vec<_> = by_caller.map(|rule| rule.origin.object_key()).collect();
                 let effects = TagEffects {
-                    by_request: by_request.contains(own),
-                    by_caller: by_caller.contains(own),
+                    by_request: by_request.contains(own_key),
+                    by_caller: by_caller.contains(own_key),
                     marks,
                 };
                 if !effects.is_none() {
-                    is_here = true;
-                    let Some(found) =
+                    has_rules = true;
+                    let Some(reason) =
                         NoEffect::of_tags(effects, &service.name, port.port, &self.mesh)
                     else {
-                        return TagEffect::Decides;
+                        return TagEffect::InForce;
                     };
-                    idle = idle.or(Some(found));
+                    no_effect = no_effect.or(Some(reason));
                 }
-                decide.extend(by_request.into_iter().chain(by_caller));
+                deciding.extend(by_request.into_iter().chain(by_caller));
             }
-            if !is_here {
-                others.extend(decide.into_iter().next().filter(|_| others.is_empty()));
+            if !has_rules {
+                others.extend(deciding.into_iter().next().filter(|_| others.is_empty()));
             }
         }
-        idle.map_or(TagEffect::Nowhere, TagEffect::Idle)
+        no_effect.map_or(TagEffect::NoPort, TagEffect::NoEffect)
     }
 
     fn lane_status(&self, lane: &Lane) -> PolicyStatus {
-        let is_there = self.mesh.service(&lane.service).is_some();
-        let has_listener_kind = self.mesh.service_workloads(&lane.service).next().is_some();
-        let reason = match has_listener_kind {
-            true => self.idle_lane(lane).map(|idle| idle.to_string()),
-            false if is_there => Some("its service has no workloads".to_owned()),
+        let service_exists = self.mesh.service(&lane.service).is_some();
+        let has_workloads = self.mesh.service_workloads(&lane.service).next().is_some();
+        let reason = match has_workloads {
+            true => self.idle_lane(lane).map(|no_effect| no_effect.to_string()),
+            false if service_exists => Some("its service has no workloads".to_owned()),
             false => Some("its service does not exist".to_owned()),
         };
         PolicyStatus {
@@ -191,30 +193,32 @@ impl Report<'_> {
         let service = self.mesh.service(&lane.service)?;
         let effects = TagEffects { marks: true, ..TagEffects::default() };
         let ports = service.ports.iter();
-        let idle: Option<Vec<NoEffect>> = ports
-            .map(|it| NoEffect::of_tags(effects, &service.name, it.port, &self.mesh))
+        let no_effect: Option<Vec<NoEffect>> = ports
+            .map(|port| NoEffect::of_tags(effects, &service.name, port.port, &self.mesh))
             .collect();
-        idle?.into_iter().next()
+        no_effect?.into_iter().next()
     }
 }
 
 /// The effect of tag rules in their scope.
 enum TagEffect {
     /// They apply at one port at least.
-    Decides,
+    InForce,
     /// They have no effect, for the first reason found.
-    Idle(NoEffect),
+    NoEffect(NoEffect),
     /// They apply at no port.
-    Nowhere,
+    NoPort,
 }
 
-/// Returns the rules of a policy that have names.
+/// Returns the names of the rules of a policy.
 fn rule_names(rule: &ServiceRule) -> Vec<String> {
     match rule {
-        ServiceRule::FaultInjection(rules) => rules.iter().map(|it| it.name.clone()).collect(),
-        ServiceRule::RateLimit(limits) => limits.rules.iter().map(|it| it.name.clone()).collect(),
-        ServiceRule::UpstreamTrafficSetting(both) => {
-            both.1.rules.iter().map(|it| it.name.clone()).collect()
+        ServiceRule::FaultInjection(rules) => rules.iter().map(|rule| rule.name.clone()).collect(),
+        ServiceRule::RateLimit(limits) => {
+            limits.rules.iter().map(|rule| rule.name.clone()).collect()
+        }
+        ServiceRule::UpstreamTrafficSetting(settings) => {
+            settings.1.rules.iter().map(|rule| rule.name.clone()).collect()
         }
         ServiceRule::OutlierDetection(_)
         | ServiceRule::SermantRemoval(_)

@@ -7,7 +7,7 @@ use crate::compile::{overriding_objects, tcp_conflict};
 use crate::status::RouteStatus;
 
 impl Report<'_> {
-    pub(super) fn gateway_tcp_route(&self, route: &GatewayTcpRoute) -> RouteStatus {
+    pub(super) fn gateway_tcp_route_status(&self, route: &GatewayTcpRoute) -> RouteStatus {
         let name = &route.rule.route;
         let backends: Vec<_> = route.rule.backends.iter().collect();
         let mut status =
@@ -26,13 +26,16 @@ impl Report<'_> {
     pub(super) fn split_status(&self, split: &TrafficSplit) -> RouteStatus {
         let root = &split.root.service;
         let shares = split.backends.iter();
-        let shares = shares.map(|b| format!("{} weight {}", b.service, b.weight));
+        let shares = shares.map(|backend| format!("{} weight {}", backend.service, backend.weight));
         let kind = RouteKind::Split.as_str();
         let parents = std::iter::once(root.to_string());
         let mut status = RouteStatus::new(kind, &split.name, parents, 1, shares.collect());
         status.reject_parent(FIRST, self.missing_reference(root, None));
         status.add_unresolved(
-            split.backends.iter().flat_map(|b| self.backend_problems(split, &b.service)),
+            split
+                .backends
+                .iter()
+                .flat_map(|backend| self.backend_problems(split, &backend.service)),
         );
         let groups = split.groups.iter().flatten();
         let missing = groups.filter(|group| self.mesh.route_group(group).is_none());
@@ -44,16 +47,17 @@ impl Report<'_> {
 
     /// Returns the problems that keep a backend from receiving its share.
     fn backend_problems(&self, split: &TrafficSplit, backend: &ServiceName) -> Vec<String> {
-        if !self.mesh.may_lead((RouteKind::Split, &split.name), backend) {
+        if !self.mesh.may_refer_to((RouteKind::Split, &split.name), backend) {
             return vec![format!("no ReferenceGrant permits the Service {backend}")];
         }
-        let Some(found) = self.mesh.service(backend) else {
+        let Some(service) = self.mesh.service(backend) else {
             return self.missing_reference(backend, None).into_iter().collect();
         };
         let root = self.mesh.service(&split.root.service);
         let ports = root.into_iter().flat_map(|root| &root.ports).map(|port| port.port);
-        let lacks = ports.filter(|port| !found.ports.iter().any(|own| own.port == *port));
-        lacks.map(|port| format!("Service {backend} has no port {port}")).collect()
+        let missing_ports =
+            ports.filter(|port| !service.ports.iter().any(|candidate| candidate.port == *port));
+        missing_ports.map(|port| format!("Service {backend} has no port {port}")).collect()
     }
 }
 

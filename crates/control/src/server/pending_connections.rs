@@ -12,15 +12,15 @@ use tokio::sync::Notify;
 use super::ConnectionError;
 use crate::admin_address::ConnectionAddresses;
 
-/// The peer of each stream, by its certificate.
+/// The connections of members and of other control planes, each with the peer that its certificate names.
 #[derive(Debug, Default)]
 pub(crate) struct PendingConnections(Mutex<ConnectionTable>);
 
 #[derive(Debug, Default)]
 struct ConnectionTable {
-    here: BTreeMap<ConnectionId, MemberConnection>,
+    connections: BTreeMap<ConnectionId, MemberConnection>,
     /// The connections of each identity, the oldest first.
-    shares: BTreeMap<MemberIdentity, VecDeque<ConnectionId>>,
+    by_identity: BTreeMap<MemberIdentity, VecDeque<ConnectionId>>,
 }
 
 /// A workload under its account. Certificates of control planes name no workload.
@@ -31,7 +31,7 @@ struct MemberConnection {
     peer: VerifiedPeer,
     connection_addresses: ConnectionAddresses,
     half_open: Arc<HalfOpen>,
-    is_proven: bool,
+    is_authenticated: bool,
     ended: Arc<Notify>,
 }
 
@@ -41,14 +41,17 @@ impl PendingConnections {
         &self,
         connection: ConnectionId,
     ) -> Option<(VerifiedPeer, ConnectionAddresses)> {
-        self.lock().here.get(&connection).map(|here| (here.peer.clone(), here.connection_addresses))
+        self.lock()
+            .connections
+            .get(&connection)
+            .map(|member| (member.peer.clone(), member.connection_addresses))
     }
 
     /// Marks a connection as no longer half-open: its peer is authenticated.
     pub(crate) fn mark_authenticated(&self, connection: ConnectionId) {
-        if let Some(here) = self.lock().here.get_mut(&connection) {
-            here.is_proven = true;
-            here.half_open.mark_complete();
+        if let Some(member) = self.lock().connections.get_mut(&connection) {
+            member.is_authenticated = true;
+            member.half_open.mark_complete();
         }
     }
 
@@ -63,30 +66,34 @@ impl PendingConnections {
     ) -> PendingConnection {
         let ended = Arc::new(Notify::new());
         let identity = (peer.id.clone(), peer.workload.clone());
-        let here = MemberConnection {
+        let member = MemberConnection {
             peer,
             connection_addresses,
             half_open,
-            is_proven: false,
+            is_authenticated: false,
             ended: Arc::clone(&ended),
         };
-        let mut locked = self.lock();
-        let ConnectionTable { here: all, shares } = &mut *locked;
-        all.insert(connection, here);
-        let share = shares.entry(identity.clone()).or_default();
-        if share.len() >= OF_IDENTITY_MAX {
-            let is_half_open = |it: &ConnectionId| all.get(it).is_some_and(|here| !here.is_proven);
-            let oldest = share.iter().position(is_half_open).unwrap_or(0);
-            if let Some(here) = share.remove(oldest).and_then(|oldest| all.get(&oldest)) {
-                here.ended.notify_one();
+        let mut table = self.lock();
+        let ConnectionTable { connections, by_identity } = &mut *table;
+        connections.insert(connection, member);
+        let own_connections = by_identity.entry(identity.clone()).or_default();
+        if own_connections.len() >= MAX_PER_IDENTITY {
+            let is_half_open = |candidate: &ConnectionId| {
+                connections.get(candidate).is_some_and(|member| !member.is_authenticated)
+            };
+            let oldest = own_connections.iter().position(is_half_open).unwrap_or(0);
+            if let Some(member) =
+                own_connections.remove(oldest).and_then(|oldest| connections.get(&oldest))
+            {
+                member.ended.notify_one();
             }
         }
-        share.push_back(connection);
-        drop(locked);
+        own_connections.push_back(connection);
+        drop(table);
         PendingConnection { pending_connections: Arc::clone(self), connection, identity, ended }
     }
 
-    /// A thread that panicked while it held the lock left no inconsistent state.
+    /// Locks the table. A thread that panicked with the lock left no inconsistent state.
     fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -102,25 +109,25 @@ pub(super) struct PendingConnection {
 
 impl PendingConnection {
     /// Serves the stream until newer ones of the same identity replace it.
-    pub(super) async fn within_share(
+    pub(super) async fn serve_until_replaced(
         self,
-        served: impl Future<Output = Result<(), ServeError>>,
+        serving: impl Future<Output = Result<(), ServeError>>,
     ) -> Result<(), ConnectionError> {
         tokio::select! {
-            served = served => Ok(served?),
-            () = self.ended.notified() => Err(ConnectionError::Crowd),
+            serving = serving => Ok(serving?),
+            () = self.ended.notified() => Err(ConnectionError::Replaced),
         }
     }
 }
 
 impl Drop for PendingConnection {
     fn drop(&mut self) {
-        let mut inner = self.pending_connections.lock();
-        inner.here.remove(&self.connection);
-        if let Some(share) = inner.shares.get_mut(&self.identity) {
-            share.retain(|connection| *connection != self.connection);
-            if share.is_empty() {
-                inner.shares.remove(&self.identity);
+        let mut table = self.pending_connections.lock();
+        table.connections.remove(&self.connection);
+        if let Some(own_connections) = table.by_identity.get_mut(&self.identity) {
+            own_connections.retain(|connection| *connection != self.connection);
+            if own_connections.is_empty() {
+                table.by_identity.remove(&self.identity);
             }
         }
     }
@@ -128,4 +135,4 @@ impl Drop for PendingConnection {
 
 /// Maximum connections of one workload, or of all other control planes: each has one, and briefly a second one
 /// when it reconnects.
-const OF_IDENTITY_MAX: usize = 32;
+const MAX_PER_IDENTITY: usize = 32;

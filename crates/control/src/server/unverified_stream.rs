@@ -8,40 +8,40 @@ use std::task::{Context, Poll};
 use leno_listen::HalfOpen;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A stream that waits for its peer until the first message is complete; then it is this side's turn to verify
-/// the message.
+/// A stream that waits for its peer until the first message is complete; then the message is verified. The
+/// stream is half-open until then.
 #[derive(Debug)]
 pub(crate) struct UnverifiedStream<S> {
     stream: S,
     half_open: Arc<HalfOpen>,
-    first: FirstMessage,
+    first_message: FirstMessage,
 }
 
 impl<S> UnverifiedStream<S> {
     pub(crate) fn new(stream: S, half_open: Arc<HalfOpen>) -> Self {
-        Self { stream, half_open, first: FirstMessage::default() }
+        Self { stream, half_open, first_message: FirstMessage::default() }
     }
 }
 
 /// The received part of the first message: a length of 4 bytes, big-endian, and as many bytes.
 #[derive(Debug, Default)]
 struct FirstMessage {
-    head: u32,
-    seen: u64,
+    length: u32,
+    received: u64,
 }
 
 impl FirstMessage {
-    fn read(&mut self, bytes: &[u8]) {
+    fn record(&mut self, bytes: &[u8]) {
         for byte in bytes {
-            if self.seen < HEAD_BYTES {
-                self.head = self.head << 8 | u32::from(*byte);
+            if self.received < LENGTH_BYTES {
+                self.length = self.length << 8 | u32::from(*byte);
             }
-            self.seen += 1;
+            self.received += 1;
         }
     }
 
-    fn is_whole(&self) -> bool {
-        self.seen >= HEAD_BYTES + u64::from(self.head)
+    fn is_complete(&self) -> bool {
+        self.received >= LENGTH_BYTES + u64::from(self.length)
     }
 }
 
@@ -53,14 +53,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for UnverifiedStream<S> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        if self.first.is_whole() {
+        if self.first_message.is_complete() {
             return polled;
         }
         match polled {
             Poll::Ready(Ok(())) => {
-                let read = buffer.filled().get(before..).unwrap_or_default();
-                self.first.read(read);
-                if self.first.is_whole() {
+                let received_bytes = buffer.filled().get(before..).unwrap_or_default();
+                self.first_message.record(received_bytes);
+                if self.first_message.is_complete() {
                     self.half_open.mark_busy();
                 }
                 Poll::Ready(self.half_open.record_progress().map_err(io::Error::from))
@@ -90,22 +90,22 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for UnverifiedStream<S> {
 }
 
 /// The length prefix of a message.
-const HEAD_BYTES: u64 = 4;
+const LENGTH_BYTES: u64 = 4;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_whole_with_its_last_byte_however_it_comes() {
+    fn a_message_is_complete_with_its_last_byte() {
         let message = [&[0, 0, 1, 44][..], &[7; 300]].concat();
         for size in [1, 3, 4, 5, 303, 304] {
-            let mut first = FirstMessage::default();
-            for (index, piece) in message.chunks(size).enumerate() {
-                assert!(!first.is_whole(), "{size}: after {index} pieces");
-                first.read(piece);
+            let mut first_message = FirstMessage::default();
+            for (index, chunk) in message.chunks(size).enumerate() {
+                assert!(!first_message.is_complete(), "{size}: after {index} chunks");
+                first_message.record(chunk);
             }
-            assert!(first.is_whole(), "{size}");
+            assert!(first_message.is_complete(), "{size}");
         }
     }
 }

@@ -25,13 +25,13 @@ spec: {selector: {app: stock}, ports: [{name: main, port: 9080, targetPort: main
 ";
 
 #[test]
-fn limits_let_in_what_they_say() {
+fn limits_allow_the_requests_of_the_vectors() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/limits/limits.json");
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let groups = vectors["groups"].as_array().unwrap();
     assert!(groups.len() >= 9, "{} groups", groups.len());
-    let wrong: Vec<String> = groups.iter().flat_map(find_mismatches).collect();
-    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+    let mismatches: Vec<String> = groups.iter().flat_map(find_mismatches).collect();
+    assert!(mismatches.is_empty(), "{}:\n{}", mismatches.len(), mismatches.join("\n"));
 }
 
 /// Returns the mismatches of a group. Its cases follow one another in time.
@@ -41,18 +41,18 @@ fn find_mismatches(group: &Value) -> Vec<String> {
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let stock = WorkloadName::new("shop", "stock-1").unwrap();
     let snapshot = Arc::new(snapshot_for(&objects, &stock, &[]).unwrap());
-    let plans = CompiledSnapshot::build(snapshot, None).unwrap();
-    let mut wrong = Vec::new();
+    let compiled = CompiledSnapshot::build(snapshot, None).unwrap();
+    let mut mismatches = Vec::new();
     for case in group["cases"].as_array().unwrap() {
-        let found = decide_requests(&plans.limits, case);
+        let found = decide_requests(&compiled.limits, case);
         let number = |key: &str| case[key].as_u64();
         let expected = (number("admitted").unwrap(), number("status"), number("retry_after"));
         if found != expected {
             let (group, case) = (&group["name"], &case["name"]);
-            wrong.push(format!("{group}, {case}: {found:?}, not {expected:?}"));
+            mismatches.push(format!("{group}, {case}: {found:?}, not {expected:?}"));
         }
     }
-    wrong
+    mismatches
 }
 
 /// Returns the number of allowed requests, and the response to the others: a status, and the retry time.
@@ -65,7 +65,7 @@ fn decide_requests(limits: &CompiledLimits, case: &Value) -> (u64, Option<u64>, 
     let headers: Vec<(String, String)> = headers
         .map(|pair| (pair[0].as_str().unwrap().to_owned(), pair[1].as_str().unwrap().to_owned()))
         .collect();
-    let (mut admitted, mut refused_with, mut retry_after) = (0, None, None);
+    let (mut admitted, mut status, mut retry_after) = (0, None, None);
     for _ in 0..case["times"].as_u64().unwrap() {
         let outcome = if request.is_null() {
             limits.admit_connection(PORT, now)
@@ -82,14 +82,14 @@ fn decide_requests(limits: &CompiledLimits, case: &Value) -> (u64, Option<u64>, 
         match outcome {
             Ok(()) => admitted += 1,
             Err(exceeded) => {
-                let own = exceeded.answer.as_ref().and_then(|answer| answer.status);
-                let status = own.unwrap_or(Reason::RateLimited.status());
-                refused_with = Some(u64::from(status));
+                let response_status = exceeded.response.as_ref().and_then(|answer| answer.status);
+                let code = response_status.unwrap_or(Reason::RateLimited.status());
+                status = Some(u64::from(code));
                 retry_after = Some(exceeded.retry_after());
             }
         }
     }
-    (admitted, refused_with, retry_after)
+    (admitted, status, retry_after)
 }
 
 const PORT: u16 = 8080;

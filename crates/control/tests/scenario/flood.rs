@@ -11,7 +11,7 @@ use tracing::{Level, Metadata, Subscriber};
 
 use super::*;
 
-/// Returns a mesh with so many services in addition to those of the shop.
+/// Returns a mesh with this number of services in addition to those of the shop.
 fn large_mesh(services: usize) -> String {
     let mut yaml = MESH.to_owned();
     for number in 0..services {
@@ -45,7 +45,7 @@ async fn read_counter(shop: &Shop, name: &str) -> u64 {
 }
 
 #[test]
-fn pairs_of_subscriptions_are_put_together_while_others_are_served() {
+fn pairs_of_subscriptions_are_combined_while_others_are_served() {
     const SERVICES: usize = 200;
     const PAIRS: usize = 20_000;
     run(async {
@@ -72,13 +72,13 @@ fn pairs_of_subscriptions_are_put_together_while_others_are_served() {
         };
         tokio::join!(flood, others);
         let compiled = read_counter(&shop, "leno_control_snapshots_compiled_total").await - before;
-        // A burst, and a second's allowance, many times over.
-        assert!(compiled < PAIRS as u64 / 2, "{compiled} worlds for {PAIRS} pairs");
+        // Far more than a burst and the budget of the duration.
+        assert!(compiled < PAIRS as u64 / 2, "{compiled} configurations for {PAIRS} pairs");
     });
 }
 
 #[test]
-fn listeners_that_alternate_are_changes_within_the_budget_of_their_proxy() {
+fn alternating_listeners_are_limited_by_the_budget_of_their_proxy() {
     const TIMES: usize = 10_000;
     run(async {
         let shop = Shop::open().await;
@@ -105,7 +105,7 @@ fn listeners_that_alternate_are_changes_within_the_budget_of_their_proxy() {
 }
 
 #[test]
-fn a_proxy_of_thousands_of_services_has_them_all_at_once_and_no_other_waits_for_it() {
+fn a_proxy_with_many_services_receives_them_at_once_and_does_not_delay_others() {
     // More than a Hello holds.
     const SERVICES: usize = 1100;
     run(async {
@@ -124,7 +124,7 @@ fn a_proxy_of_thousands_of_services_has_them_all_at_once_and_no_other_waits_for_
                 .iter()
                 .all(|update| update.snapshot.services.len() == SERVICES)
         );
-        // The same one by one, as applications first use them.
+        // The same services one after another, as applications use them.
         for number in 0..SERVICES {
             large.send_request(ProxyRequest::Unsubscribe(vec![numbered_service(number)])).await;
         }
@@ -162,7 +162,7 @@ impl Subscriber for Lines {
 }
 
 #[test]
-fn no_member_fills_the_log() {
+fn a_member_cannot_fill_the_log() {
     const TIMES: usize = 200;
     let lines = Arc::<AtomicUsize>::default();
     let _logging = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
@@ -189,7 +189,7 @@ fn no_member_fills_the_log() {
             // Until it has been processed.
             let _: Status = shop.query_json("/status").await;
         }
-        // Under a false name, and under its own, on many connections.
+        // With a false name, and with its own, on many connections.
         for _ in 0..TIMES {
             Proxy::connect_claiming(&shop.control, &client, &workload_name("stock-1"))
                 .await

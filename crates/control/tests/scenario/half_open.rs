@@ -11,13 +11,13 @@ use crate::proxy::{Proxy, connect_member};
 use crate::{Shop, run, stock_service};
 
 /// A small limit, so that ten times as many connections need few descriptors.
-const ROOM: usize = 8;
+const LIMIT: usize = 8;
 
 /// A limit of a few connections; none ends because of a timeout.
 fn set_low_limit(config: &mut Config) {
-    config.limits.connections = 10 * ROOM;
-    config.limits.external_clients = ROOM;
-    config.limits.external_clients_per_source = ROOM;
+    config.limits.connections = 10 * LIMIT;
+    config.limits.external_clients = LIMIT;
+    config.limits.external_clients_per_source = LIMIT;
     config.limits.first_byte = Duration::from_secs(3600);
     config.limits.handshake = Duration::from_secs(3600);
 }
@@ -31,14 +31,14 @@ fn set_high_limit(config: &mut Config) {
 }
 
 #[test]
-fn joins_and_members_come_in_past_ten_times_as_many_silent_clients() {
+fn joins_and_members_are_served_despite_ten_times_as_many_silent_clients() {
     run(async {
         let shop = Shop::open_with(set_low_limit).await;
         let stock_1 = shop.join("stock-1").await;
         for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
             expect_served(
                 shop.control.listen_address(),
-                10 * ROOM,
+                10 * LIMIT,
                 sent,
                 leno_discovery::JOIN_ALPN,
                 async || {
@@ -54,14 +54,14 @@ fn joins_and_members_come_in_past_ten_times_as_many_silent_clients() {
 }
 
 #[test]
-fn a_member_that_sends_no_hello_keeps_no_other_out() {
+fn a_member_that_sends_no_hello_does_not_block_others() {
     run(async {
         let shop = Shop::open_with(set_low_limit).await;
         let (silent, other) = (shop.join("client-1").await, shop.join("stock-1").await);
         let mut former = Proxy::connect(&shop.control, &other, &[stock_service()], &[]).await;
         former.wait_for_update(|_| true).await;
         let mut streams = Vec::new();
-        for _ in 0..20 * ROOM {
+        for _ in 0..20 * LIMIT {
             streams.push(connect_member(&shop.control, &silent).await);
         }
         let mut newer = Proxy::connect(&shop.control, &other, &[stock_service()], &[]).await;
@@ -91,8 +91,8 @@ fn connections_without_a_hello_end_before_the_stream_of_their_identity() {
     run(async {
         let shop = Shop::open_with(set_high_limit).await;
         let member_1 = shop.join("client-1").await;
-        let mut proven = Proxy::connect(&shop.control, &member_1, &[], &[]).await;
-        proven.wait_for_update(|_| true).await;
+        let mut connected = Proxy::connect(&shop.control, &member_1, &[], &[]).await;
+        connected.wait_for_update(|_| true).await;
         let mut streams = Vec::new();
         for _ in 0..64 {
             streams.push(connect_member(&shop.control, &member_1).await);
@@ -101,8 +101,8 @@ fn connections_without_a_hello_end_before_the_stream_of_their_identity() {
             // Any kind of end.
             assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
         }
-        proven.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
-        proven
+        connected.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
+        connected
             .wait_for_update(|update| update.snapshot.services.contains_key(&stock_service()))
             .await;
     });

@@ -18,7 +18,7 @@ async fn get(health: &Health, path: &str) -> (u16, String) {
 }
 
 #[test]
-fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_goes() {
+fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_during_shutdown() {
     run(async {
         let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         assert_eq!(get(&health, "/livez").await.0, 200);
@@ -42,10 +42,10 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_go
 
 /// The name may belong to a foreign page (DNS rebinding).
 #[test]
-fn a_request_under_a_foreign_name_gets_a_status_alone() {
+fn a_request_with_a_foreign_host_name_gets_only_a_status() {
     run(async {
         let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let under = async |host: &str, path: &str| {
+        let get_with_host = async |host: &str, path: &str| {
             let mut stream = TcpStream::connect(health.address()).await.unwrap();
             let request =
                 format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
@@ -54,21 +54,21 @@ fn a_request_under_a_foreign_name_gets_a_status_alone() {
             stream.read_to_string(&mut response).await.unwrap();
             response
         };
-        let response = under("evil.example", "/readyz").await;
+        let response = get_with_host("evil.example", "/readyz").await;
         assert!(response.contains(" 503 ") && !response.contains("not loaded yet"), "{response}");
-        assert!(under("evil.example", "/livez").await.contains(" 200 "));
-        let two = under("a\r\nhost: b", "/readyz").await;
-        assert!(two.starts_with("HTTP/1.1 400 "), "{two}");
+        assert!(get_with_host("evil.example", "/livez").await.contains(" 200 "));
+        let response = get_with_host("a\r\nhost: b", "/readyz").await;
+        assert!(response.starts_with("HTTP/1.1 400 "), "{response}");
         let shop = Shop::open().await;
         health.set_ready(&shop.control);
-        assert!(under("evil.example", "/readyz").await.contains(" 200 "));
-        assert!(under("evil.example", "/metrics").await.contains(" 421 "));
+        assert!(get_with_host("evil.example", "/readyz").await.contains(" 200 "));
+        assert!(get_with_host("evil.example", "/metrics").await.contains(" 421 "));
     });
 }
 
 /// Half-close by the client (RFC 9112 §9.6).
 #[test]
-fn a_client_that_ends_its_direction_gets_its_response() {
+fn a_client_that_half_closes_gets_its_response() {
     run(async {
         let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let shop = Shop::open().await;
@@ -108,7 +108,7 @@ fn flood_scrapes(health: &Health) -> JoinSet<()> {
 }
 
 #[test]
-fn scrapes_of_one_client_keep_neither_the_kubelet_out_nor_another_collector() {
+fn scrapes_of_one_client_do_not_block_the_kubelet_or_another_collector() {
     run(async {
         let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let shop = Shop::open().await;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_new_join_ends_the_stream_of_the_one_before_it_and_keeps_it_out() {
+fn a_new_join_ends_the_stream_of_the_former_instance_and_rejects_it() {
     run(async {
         let shop = Shop::open().await;
         let former = shop.join("client-1").await;
@@ -25,7 +25,7 @@ fn a_new_join_ends_the_stream_of_the_one_before_it_and_keeps_it_out() {
 }
 
 #[test]
-fn of_two_proxies_of_one_workload_the_first_keeps_its_place() {
+fn of_two_proxies_of_one_workload_the_first_keeps_its_stream() {
     run(async {
         let shop = Shop::open().await;
         let identity = shop.join("client-1").await;
@@ -44,7 +44,7 @@ fn of_two_proxies_of_one_workload_the_first_keeps_its_place() {
             assert!(rejected.contains("another proxy of workload shop/client-1"), "{rejected}");
         }
         // It may replace its own stream.
-        let mut again = connect(1).await;
-        again.wait_for_update(|_| true).await;
+        let mut replacement = connect(1).await;
+        replacement.wait_for_update(|_| true).await;
     });
 }

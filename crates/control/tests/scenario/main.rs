@@ -12,13 +12,13 @@ mod flood;
 mod half_open;
 mod health;
 mod instances;
+mod object_status;
 mod peers;
 mod proxy;
 mod pushed;
 #[path = "../../../outside/src/tests/receiver.rs"]
 mod receiver;
 mod review;
-mod standing;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use leno_control::status::{CertificateStatus, ProxyStatus, ServiceStatus, Status, WorkloadStatus};
-use leno_control::{Config, Control, StartError, UPDATES_MAX, admin};
+use leno_control::{Config, Control, MAX_UPDATES, StartError, admin};
 use leno_discovery::{ConfigUpdate, DiscoveryError, JoinError, ProxyRequest};
 use leno_identity::{JoinBundle, Roots};
 use leno_model::{Access, Change, ClientAuthorization, ObjectKey, ServiceName, WorkloadName};
@@ -137,24 +137,24 @@ fn stock_addresses(update: &ConfigUpdate) -> Option<Vec<SocketAddr>> {
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let bounded = async {
-        tokio::time::timeout(TEST_MAX, test).await.expect("the test ends in time");
+        tokio::time::timeout(MAX_TEST, test).await.expect("the test ends in time");
     };
     runtime.block_on(LocalSet::new().run_until(bounded));
 }
 
-const TEST_MAX: Duration = Duration::from_secs(30);
+const MAX_TEST: Duration = Duration::from_secs(30);
 
 #[test]
-fn proxies_join_subscribe_and_hear_of_changes() {
+fn proxies_join_subscribe_and_receive_changes() {
     run(async {
         let shop = Shop::open().await;
         let server = shop.join("stock-1").await;
         let mut server =
             Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
         shop.control.wait_until_registered(&workload_name("stock-1")).await.unwrap();
-        let plan = server.wait_for_update(|_| true).await.snapshot.config.clone();
+        let config = server.wait_for_update(|_| true).await.snapshot.config.clone();
         assert_eq!(
-            (plan.access.clone(), &plan.port_services[&8080]),
+            (config.access.clone(), &config.port_services[&8080]),
             (Access::AllowAll, &stock_service())
         );
 
@@ -167,9 +167,10 @@ fn proxies_join_subscribe_and_hear_of_changes() {
 
         shop.write(&format!("{MESH}{STRICT}"));
         let denied = |update: &ConfigUpdate| {
-            let view = update.snapshot.services.get(&stock_service());
-            view.is_some_and(|view| {
-                view.client_authorization == ClientAuthorization::Denied && view.ports.is_empty()
+            let service_config = update.snapshot.services.get(&stock_service());
+            service_config.is_some_and(|service_config| {
+                service_config.client_authorization == ClientAuthorization::Denied
+                    && service_config.ports.is_empty()
             })
         };
         client.wait_for_update(denied).await;
@@ -202,40 +203,40 @@ fn a_service_that_does_not_exist_is_reported_at_once_and_appears_later() {
 }
 
 #[test]
-fn a_token_is_good_once_and_for_its_workload_only() {
+fn a_token_is_valid_once_and_only_for_its_workload() {
     run(async {
         let shop = Shop::open().await;
         let (control, address) = (&shop.control, shop.control.listen_address());
         let bundle = control.mint_bundle(&workload_name("client-1")).unwrap();
         assert_eq!(bundle.control, [address]);
-        let refused = |joined: Result<Identity, JoinError>, expected: &str| match joined {
+        let expect_rejection = |joined: Result<Identity, JoinError>, expected: &str| match joined {
             Err(JoinError::Rejected { reason, .. }) => {
                 assert!(reason.contains(expected), "{reason}")
             }
             other => panic!("{other:?}"),
         };
         let other = join_with(&bundle, address, &workload_name("stock-1")).await;
-        refused(other, "another workload");
+        expect_rejection(other, "another workload");
         let first = join_with(&bundle, address, &workload_name("client-1")).await.unwrap();
         assert_eq!(first.credential.workload(), Some(&workload_name("client-1")));
-        let again = join_with(&bundle, address, &workload_name("client-1")).await;
-        refused(again, "token");
+        let second = join_with(&bundle, address, &workload_name("client-1")).await;
+        expect_rejection(second, "token");
         let mut forged = control.mint_bundle(&workload_name("client-1")).unwrap();
         forged.token = format!("leno-join-{}", "0".repeat(64));
-        refused(join_with(&forged, address, &workload_name("client-1")).await, "token");
+        expect_rejection(join_with(&forged, address, &workload_name("client-1")).await, "token");
         let error = control.mint_bundle(&workload_name("nobody")).unwrap_err();
         assert!(error.to_string().contains("shop/nobody"), "{error}");
     });
 }
 
 #[test]
-fn a_proxy_cannot_speak_for_another_workload_or_for_nobody() {
+fn a_proxy_cannot_claim_another_workload_or_be_anonymous() {
     run(async {
         let shop = Shop::open().await;
         let client = shop.join("client-1").await;
-        let mut liar =
+        let mut impostor =
             Proxy::connect_claiming(&shop.control, &client, &workload_name("stock-1")).await;
-        match liar.wait_until_ended().await {
+        match impostor.wait_until_ended().await {
             DiscoveryError::Goodbye(reason) => {
                 assert!(reason.contains("issued to workload `shop/client-1`"), "{reason}");
             }
@@ -256,23 +257,23 @@ fn a_proxy_cannot_speak_for_another_workload_or_for_nobody() {
 }
 
 #[test]
-fn a_proxy_has_to_go_when_its_workload_goes_or_changes_its_account() {
+fn a_stream_ends_when_its_workload_is_removed_or_changes_its_account() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
         let mut stream =
             Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
         stream.wait_for_update(|_| true).await;
-        let mut watching = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
-        watching
+        let mut watcher = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
+        watcher
             .wait_for_update(|update| stock_addresses(update) == Some(vec![listener_address()]))
             .await;
         shop.write(&MESH.replace("serviceAccount: stock", "serviceAccount: other"));
         let reason = stream.wait_until_ended().await.to_string();
         assert!(reason.contains("join again"), "{reason}");
         // The grace period of an hour does not apply to a sidecar that lost its identity.
-        watching.wait_for_update(|update| stock_addresses(update) == Some(Vec::new())).await;
-        drop(watching);
+        watcher.wait_for_update(|update| stock_addresses(update) == Some(Vec::new())).await;
+        drop(watcher);
         let mut stream =
             Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
         let reason = stream.wait_until_ended().await.to_string();
@@ -287,34 +288,34 @@ fn a_proxy_has_to_go_when_its_workload_goes_or_changes_its_account() {
 }
 
 #[test]
-fn endpoints_stay_for_a_grace_when_a_stream_ends_and_go_at_once_when_a_sidecar_drains() {
+fn endpoints_stay_for_a_grace_period_after_a_stream_ends_but_not_while_a_sidecar_drains() {
     run(async {
         let shop = Shop::open_with(|config| {
             config.times.grace = Duration::from_millis(300);
         })
         .await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let listens = [(8080, listener_address())];
-        let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
+        let listeners = [(8080, listener_address())];
+        let stream = Proxy::connect(&shop.control, &server, &[], &listeners).await;
         let mut client = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
-        let there =
+        let is_present =
             |update: &ConfigUpdate| stock_addresses(update) == Some(vec![listener_address()]);
-        let gone = |update: &ConfigUpdate| stock_addresses(update) == Some(Vec::new());
-        client.wait_for_update(there).await;
+        let is_absent = |update: &ConfigUpdate| stock_addresses(update) == Some(Vec::new());
+        client.wait_for_update(is_present).await;
         drop(stream);
         let before = tokio::time::Instant::now();
-        client.wait_for_update(gone).await;
+        client.wait_for_update(is_absent).await;
         assert!(before.elapsed() >= Duration::from_millis(290), "{:?}", before.elapsed());
 
-        let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
-        client.wait_for_update(there).await;
+        let stream = Proxy::connect(&shop.control, &server, &[], &listeners).await;
+        client.wait_for_update(is_present).await;
         stream.send_request(ProxyRequest::Listeners(Vec::new(), Default::default())).await;
-        client.wait_for_update(gone).await;
+        client.wait_for_update(is_absent).await;
     });
 }
 
 #[test]
-fn a_sidecar_that_reconnects_to_another_replica_within_the_grace_only_moves() {
+fn a_sidecar_that_reconnects_with_another_address_keeps_its_endpoint() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
@@ -327,11 +328,9 @@ fn a_sidecar_that_reconnects_to_another_replica_within_the_grace_only_moves() {
         // It reconnects before the old stream has ended, and has not opened its listeners yet.
         let new = Proxy::connect(&shop.control, &server, &[], &[]).await;
         assert!(old.wait_until_ended().await.to_string().contains("newer stream"));
-        let other_replicas: SocketAddr = "127.0.0.1:18081".parse().unwrap();
-        new.send_request(Proxy::listeners_request(&[(8080, other_replicas)])).await;
-        client
-            .wait_for_update(|update| stock_addresses(update) == Some(vec![other_replicas]))
-            .await;
+        let new_address: SocketAddr = "127.0.0.1:18081".parse().unwrap();
+        new.send_request(Proxy::listeners_request(&[(8080, new_address)])).await;
+        client.wait_for_update(|update| stock_addresses(update) == Some(vec![new_address])).await;
         let seen = client.received_updates();
         assert!(!seen.iter().any(|update| stock_addresses(update) == Some(Vec::new())), "{seen:?}");
     });
@@ -346,16 +345,16 @@ fn certificates_are_renewed_over_the_stream() {
         let renewed = client.renew_certificate(&stream).await;
         assert_eq!(renewed.credential.id(), client.credential.id());
         assert_ne!(renewed.credential.chain(), client.credential.chain());
-        let mut again = Proxy::connect(&shop.control, &renewed, &[], &[]).await;
-        again.wait_for_update(|_| true).await;
-        let (answer, answered) = oneshot::channel();
-        again.send_request(ProxyRequest::Renew { csr: vec![0; 100], answer }).await;
-        assert!(answered.await.unwrap().unwrap_err().reason.contains("PKCS #10"));
+        let mut renewed_stream = Proxy::connect(&shop.control, &renewed, &[], &[]).await;
+        renewed_stream.wait_for_update(|_| true).await;
+        let (answer, response) = oneshot::channel();
+        renewed_stream.send_request(ProxyRequest::Renew { csr: vec![0; 100], reply: answer }).await;
+        assert!(response.await.unwrap().unwrap_err().reason.contains("PKCS #10"));
     });
 }
 
 #[test]
-fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them() {
+fn a_restarted_control_plane_keeps_the_endpoints_of_its_members() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
@@ -381,11 +380,9 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
         assert_eq!(roots.certificates(), client.credential.roots().certificates());
         let mut stream = Proxy::resume(&control, &client, &[stock_service()], &first).await;
         let denied = |update: &ConfigUpdate| {
-            update
-                .snapshot
-                .services
-                .get(&stock_service())
-                .is_some_and(|view| view.client_authorization == ClientAuthorization::Denied)
+            update.snapshot.services.get(&stock_service()).is_some_and(|service_config| {
+                service_config.client_authorization == ClientAuthorization::Denied
+            })
         };
         stream.wait_for_update(denied).await;
 
@@ -399,23 +396,32 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
         let strict = Access::AllowListed(Vec::new());
         stream.wait_for_update(|update| update.snapshot.config.access != strict).await;
         let update = stream.received_updates().pop().unwrap();
-        assert_eq!(stock_addresses(&update), Some(vec![listener_address()]), "what it had");
-        assert!(!update.snapshot.services.contains_key(&later), "nobody is known to answer");
+        assert_eq!(
+            stock_addresses(&update),
+            Some(vec![listener_address()]),
+            "the previous endpoints"
+        );
+        assert!(!update.snapshot.services.contains_key(&later), "no endpoint is known");
 
-        let other_replicas: SocketAddr = "127.0.0.1:18081".parse().unwrap();
-        let _server = Proxy::connect(&control, &server, &[], &[(8080, other_replicas)]).await;
+        let new_address: SocketAddr = "127.0.0.1:18081".parse().unwrap();
+        let _server = Proxy::connect(&control, &server, &[], &[(8080, new_address)]).await;
         let update =
             stream.wait_for_update(|update| update.snapshot.services.contains_key(&later)).await;
-        assert_eq!(stock_addresses(&update), Some(vec![other_replicas]));
+        assert_eq!(stock_addresses(&update), Some(vec![new_address]));
         let seen = stream.received_updates();
-        let none =
-            |update: &&ConfigUpdate| stock_addresses(update).is_none_or(|known| known.is_empty());
-        assert_eq!(seen.iter().find(none), None, "it never hears of a service without endpoints");
+        let has_none = |update: &&ConfigUpdate| {
+            stock_addresses(update).is_none_or(|addresses| addresses.is_empty())
+        };
+        assert_eq!(
+            seen.iter().find(has_none),
+            None,
+            "it never receives a service without endpoints"
+        );
     });
 }
 
 #[test]
-fn a_sidecar_that_does_not_come_back_is_given_up_in_the_end() {
+fn a_sidecar_that_does_not_reconnect_loses_its_endpoints_in_the_end() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
@@ -438,7 +444,7 @@ fn a_sidecar_that_does_not_come_back_is_given_up_in_the_end() {
 }
 
 #[test]
-fn operators_are_answered_on_a_socket_of_their_own() {
+fn operators_use_a_socket_of_their_own() {
     run(async {
         let shop = Shop::open().await;
         let socket = shop.control.socket_path().to_owned();
@@ -454,7 +460,8 @@ fn operators_are_answered_on_a_socket_of_their_own() {
         let status: Status = shop.query_json("/status").await;
         assert_eq!((status.workloads, status.registered, status.proxies), (2, 1, 1));
         let workloads: Vec<WorkloadStatus> = shop.query_json("/workloads").await;
-        let sidecars: Vec<&str> = workloads.iter().map(|w| w.sidecar.as_str()).collect();
+        let sidecars: Vec<&str> =
+            workloads.iter().map(|workload| workload.sidecar.as_str()).collect();
         assert_eq!(sidecars, ["absent", "connected"]);
         let services: Vec<ServiceStatus> = shop.query_json("/services").await;
         assert_eq!(services[0].ports[0].endpoints[0].address, listener_address().to_string());
@@ -499,7 +506,7 @@ fn operators_are_answered_on_a_socket_of_their_own() {
 }
 
 #[test]
-fn operators_get_tokens_and_words_about_what_they_did_wrong() {
+fn operators_get_tokens_and_descriptions_of_their_mistakes() {
     run(async {
         let shop = Shop::open().await;
         let socket = shop.control.socket_path().to_owned();
@@ -521,14 +528,14 @@ fn operators_get_tokens_and_words_about_what_they_did_wrong() {
         ] {
             let (status, body) = admin::query_admin(&socket, method, path).await.unwrap();
             assert_eq!(status, expected, "{method} {path}: {body}");
-            let explained = body.contains("use up to 24 h");
-            assert_eq!(explained, path.contains("lifetime_ms"), "{path}: {body}");
+            let is_explained = body.contains("use up to 24 h");
+            assert_eq!(is_explained, path.contains("lifetime_ms"), "{path}: {body}");
         }
     });
 }
 
 #[test]
-fn two_control_planes_do_not_share_a_data_directory_and_a_dead_one_is_no_obstacle() {
+fn two_control_planes_cannot_share_a_data_directory_unless_one_has_ended() {
     run(async {
         let shop = Shop::open().await;
         let second = Control::start(test_config(shop.directory.path())).await;
@@ -545,7 +552,7 @@ fn two_control_planes_do_not_share_a_data_directory_and_a_dead_one_is_no_obstacl
 }
 
 #[test]
-fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
+fn a_mesh_with_an_invalid_configuration_does_not_start() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         write(directory.path(), &format!("{MESH}{}", STRICT.replace("deny", "Deny")));
@@ -567,7 +574,7 @@ fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
 }
 
 #[test]
-fn a_trust_domain_does_not_change_under_a_running_mesh() {
+fn the_trust_domain_of_a_running_mesh_does_not_change() {
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{STRICT}").replace("cluster.local", "other.example"));
@@ -576,13 +583,16 @@ fn a_trust_domain_does_not_change_under_a_running_mesh() {
         assert_eq!(status.trust_domain, "cluster.local");
         drop(status);
         let rejected: serde_json::Value = shop.query_json("/rejected").await;
-        let said = rejected["trust_domain"].as_str().unwrap();
-        assert!(said.contains("other.example") && said.contains("data directory"), "{said}");
+        let message = rejected["trust_domain"].as_str().unwrap();
+        assert!(
+            message.contains("other.example") && message.contains("data directory"),
+            "{message}"
+        );
     });
 }
 
 #[test]
-fn facts_may_be_brought_by_somebody_else() {
+fn updates_may_come_from_another_source() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let read = |yaml: &str| {
@@ -591,26 +601,24 @@ fn facts_may_be_brought_by_somebody_else() {
             let changes = objects.into_iter().map(|(object, _)| Change::Upsert(object)).collect();
             leno_registry::RegistryUpdate { changes, ..leno_registry::RegistryUpdate::default() }
         };
-        let (feed, updates) = mpsc::channel(UPDATES_MAX);
+        let (updates_sender, updates) = mpsc::channel(MAX_UPDATES);
         let strict = STRICT.replace("cluster.local", "other.example");
-        feed.send(read(&strict)).await.unwrap();
+        updates_sender.send(read(&strict)).await.unwrap();
         let config = Config::new(directory.path().join("data"), Vec::new());
         let control = Control::start_fed(config, updates).await.unwrap();
         assert_eq!(control.trust_domain().to_string(), "other.example");
-        feed.send(read(MESH)).await.unwrap();
+        updates_sender.send(read(MESH)).await.unwrap();
         let mut workloads = control.watch_workloads();
-        workloads.wait_for(|all| all.len() == 2).await.unwrap();
+        workloads.wait_for(|current| current.len() == 2).await.unwrap();
         let key = ObjectKey::Workload(workload_name("client-1"));
-        let gone = vec![Change::Remove(key)];
-        let update = leno_registry::RegistryUpdate {
-            changes: gone,
-            ..leno_registry::RegistryUpdate::default()
-        };
-        feed.send(update).await.unwrap();
-        drop(feed);
-        let left = workloads.wait_for(|all| all.len() == 1).await.unwrap();
-        assert_eq!(left[0].name, workload_name("stock-1"));
-        drop(left);
+        let changes = vec![Change::Remove(key)];
+        let update =
+            leno_registry::RegistryUpdate { changes, ..leno_registry::RegistryUpdate::default() };
+        updates_sender.send(update).await.unwrap();
+        drop(updates_sender);
+        let remaining = workloads.wait_for(|current| current.len() == 1).await.unwrap();
+        assert_eq!(remaining[0].name, workload_name("stock-1"));
+        drop(remaining);
         // The source of the updates has ended, and its last state remains.
         let (status, _) =
             admin::query_admin(control.socket_path(), "GET", "/status").await.unwrap();

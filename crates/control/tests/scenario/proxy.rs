@@ -40,7 +40,9 @@ impl Identity {
     pub(crate) async fn renew_certificate(&self, proxy: &Proxy) -> Self {
         let key = PrivateKey::generate();
         let (answer, issued) = oneshot::channel();
-        proxy.send_request(ProxyRequest::Renew { csr: key.certificate_request(), answer }).await;
+        proxy
+            .send_request(ProxyRequest::Renew { csr: key.certificate_request(), reply: answer })
+            .await;
         Self::new(key, issued.await.unwrap().unwrap())
     }
 
@@ -100,7 +102,7 @@ async fn handshake_over(
 pub(crate) struct Proxy {
     requests: mpsc::Sender<ProxyRequest>,
     newest: watch::Receiver<Option<ConfigUpdate>>,
-    seen: Rc<RefCell<Vec<ConfigUpdate>>>,
+    updates: Rc<RefCell<Vec<ConfigUpdate>>>,
     task: JoinSet<DiscoveryError>,
 }
 
@@ -145,8 +147,8 @@ impl Proxy {
     ) -> Self {
         let name = identity.credential.workload().unwrap();
         let stream = connect_member(control, identity).await;
-        let known = former.newest.borrow().as_ref().unwrap().to_bytes();
-        let subscriber = Subscriber::from_bytes(&known).unwrap();
+        let state = former.newest.borrow().as_ref().unwrap().to_bytes();
+        let subscriber = Subscriber::from_bytes(&state).unwrap();
         Self::start(stream, hello_message(name, services, &[]), subscriber)
     }
 
@@ -183,15 +185,15 @@ impl Proxy {
     /// Waits for an update that satisfies the condition.
     pub(crate) async fn wait_for_update(
         &mut self,
-        is_so: impl Fn(&ConfigUpdate) -> bool,
+        is_expected: impl Fn(&ConfigUpdate) -> bool,
     ) -> ConfigUpdate {
-        let found = self.newest.wait_for(|update| update.as_ref().is_some_and(&is_so)).await;
-        found.expect("the stream goes on").clone().unwrap()
+        let found = self.newest.wait_for(|update| update.as_ref().is_some_and(&is_expected)).await;
+        found.expect("the stream is open").clone().unwrap()
     }
 
     /// Returns all updates so far.
     pub(crate) fn received_updates(&self) -> Vec<ConfigUpdate> {
-        self.seen.borrow().clone()
+        self.updates.borrow().clone()
     }
 
     /// Waits for the end of the stream.
@@ -200,20 +202,21 @@ impl Proxy {
     }
 
     fn start(stream: TlsStream<TcpStream>, hello: Hello, mut subscriber: Subscriber) -> Self {
-        let (requests, mut wanted) = mpsc::channel(16);
+        let (requests, mut request_receiver) = mpsc::channel(16);
         let (sender, newest) = watch::channel(None);
-        let seen = Rc::new(RefCell::new(Vec::new()));
-        let memory = Rc::clone(&seen);
+        let updates = Rc::new(RefCell::new(Vec::new()));
+        let recorded = Rc::clone(&updates);
         let mut task = JoinSet::new();
         task.spawn_local(async move {
             let mut apply = |update: ConfigUpdate| {
-                memory.borrow_mut().push(update.clone());
+                recorded.borrow_mut().push(update.clone());
                 sender.send_replace(Some(update));
                 Ok(())
             };
-            follow_control_plane(stream, hello, &mut subscriber, &mut wanted, &mut apply).await
+            follow_control_plane(stream, hello, &mut subscriber, &mut request_receiver, &mut apply)
+                .await
         });
-        Self { requests, newest, seen, task }
+        Self { requests, newest, updates, task }
     }
 }
 

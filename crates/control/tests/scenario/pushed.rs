@@ -31,7 +31,7 @@ impl Shop {
 }
 
 #[test]
-fn the_control_plane_pushes_what_its_page_says_and_counts_it() {
+fn the_control_plane_exports_the_metrics_of_its_page_and_counts_points() {
     run(async {
         let rejection = response_with(400, None, b"not today".to_vec());
         let receiver = Receiver::start(vec![rejection]).await;
@@ -40,9 +40,9 @@ fn the_control_plane_pushes_what_its_page_says_and_counts_it() {
             tokio::task::yield_now().await;
         }
         assert!(shop.exported_points("rejected").await > 30);
-        let arrived = receiver.arrived_requests();
-        let (path, kind, body) = arrived.last().unwrap();
-        assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));
+        let requests = receiver.arrived_requests();
+        let (path, content_type, body) = requests.last().unwrap();
+        assert_eq!((&**path, &**content_type), ("/v1/metrics", "application/x-protobuf"));
         let body = String::from_utf8_lossy(body);
         let (port, name) = (shop.control.listen_address().port(), "service.instance.id");
         for sent in ["leno-control", "leno-system", name, &format!(":{port}")] {
@@ -55,25 +55,25 @@ fn the_control_plane_pushes_what_its_page_says_and_counts_it() {
 }
 
 #[test]
-fn the_last_push_is_when_the_control_plane_ends() {
+fn the_last_export_is_at_shutdown() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
         let shop = open_exporting(receiver.address, "1h").await;
         shop.control.shutdown().await;
-        let arrived = receiver.arrived_requests();
-        let [(_, _, body)] = &arrived[..] else { panic!("{} pushes", arrived.len()) };
+        let requests = receiver.arrived_requests();
+        let [(_, _, body)] = &requests[..] else { panic!("{} pushes", requests.len()) };
         assert!(String::from_utf8_lossy(body).contains("leno_control_workloads"));
     });
 }
 
 #[test]
-fn a_collector_that_says_nothing_does_not_hold_up_the_end() {
+fn a_collector_that_does_not_respond_does_not_delay_the_shutdown() {
     run(async {
         // The kernel accepts the connection, but no process reads from it.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let shop = open_exporting(silent.local_addr().unwrap(), "1h").await;
-        let began = Instant::now();
+        let start = Instant::now();
         shop.control.shutdown().await;
-        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
     });
 }

@@ -12,17 +12,17 @@ use leno_model::ServiceAccount;
 use super::*;
 use crate::proxy::join_from;
 
-/// Knows the holders of some tokens.
+/// Knows the subjects of some tokens.
 #[derive(Debug)]
-struct Registrar(BTreeMap<&'static str, TokenSubject>);
+struct KnownTokens(BTreeMap<&'static str, TokenSubject>);
 
-impl Reviewer for Registrar {
+impl Reviewer for KnownTokens {
     fn review_token<'a>(&'a self, token: &'a str) -> ReviewFuture<'a> {
         Box::pin(async move {
             match token {
                 "down" => Err(ReviewError::Unavailable("it is down".to_owned())),
                 token => {
-                    let unknown = || ReviewError::Refused("nobody knows the token".to_owned());
+                    let unknown = || ReviewError::Rejected("nobody knows the token".to_owned());
                     self.0.get(token).cloned().ok_or_else(unknown)
                 }
             }
@@ -30,19 +30,19 @@ impl Reviewer for Registrar {
     }
 }
 
-fn pod_holder(pod: &str, account: &str) -> TokenSubject {
+fn pod_subject(pod: &str, account: &str) -> TokenSubject {
     let account = ServiceAccount::new("shop", account).unwrap();
     TokenSubject { workload: workload_name(pod), account, uid: None }
 }
 
 async fn open_shop(joining: Duration) -> Shop {
-    let known = [
-        ("of-client", pod_holder("client-1", "client")),
-        ("of-stock", pod_holder("stock-1", "client")),
-        ("of-late", pod_holder("late-1", "client")),
+    let tokens = [
+        ("of-client", pod_subject("client-1", "client")),
+        ("of-stock", pod_subject("stock-1", "client")),
+        ("of-late", pod_subject("late-1", "client")),
     ];
     Shop::open_with(|config| {
-        config.reviewer = Some(Arc::new(Registrar(known.into())));
+        config.reviewer = Some(Arc::new(KnownTokens(tokens.into())));
         config.times.joining = joining;
     })
     .await
@@ -56,7 +56,7 @@ async fn join_as(shop: &Shop, token: &str, name: &str) -> Result<Identity, Strin
 }
 
 #[test]
-fn whoever_holds_the_token_of_a_pod_is_that_workload_and_no_other() {
+fn the_token_of_a_pod_is_valid_only_for_its_workload() {
     run(async {
         let shop = open_shop(Duration::ZERO).await;
         for _ in 0..2 {
@@ -81,23 +81,23 @@ fn whoever_holds_the_token_of_a_pod_is_that_workload_and_no_other() {
 }
 
 #[test]
-fn a_pod_that_asks_before_it_is_known_is_answered_when_it_is() {
+fn a_pod_that_joins_before_it_is_known_waits_for_its_workload() {
     run(async {
         let shop = open_shop(Duration::from_secs(3600)).await;
         let late = MESH.replacen("name: client-1", "name: late-1", 1);
-        let asked = join_as(&shop, "of-late", "late-1");
-        let sent = async {
+        let pending = join_as(&shop, "of-late", "late-1");
+        let change = async {
             // A pending join does not block others.
             join_as(&shop, "of-client", "client-1").await.unwrap();
             shop.write(&late);
         };
-        let (joined, ()) = tokio::join!(asked, sent);
+        let (joined, ()) = tokio::join!(pending, change);
         assert_eq!(joined.unwrap().credential.workload(), Some(&workload_name("late-1")));
     });
 }
 
 #[test]
-fn a_revoked_account_does_not_join_by_the_token_of_a_pod() {
+fn a_revoked_account_cannot_join_with_the_token_of_a_pod() {
     run(async {
         let shop = open_shop(Duration::ZERO).await;
         let account = "revoked: [{kind: ServiceAccount, name: client, namespace: shop}]";
@@ -113,7 +113,7 @@ fn a_revoked_account_does_not_join_by_the_token_of_a_pod() {
 }
 
 #[test]
-fn without_somebody_to_ask_only_tokens_of_ours_are_good() {
+fn without_a_reviewer_only_tokens_of_this_mesh_are_valid() {
     run(async {
         let shop = Shop::open().await;
         let rejected = join_as(&shop, "of-client", "client-1").await.unwrap_err();
@@ -121,49 +121,49 @@ fn without_somebody_to_ask_only_tokens_of_ours_are_good() {
     });
 }
 
-/// As slow as a busy API server. Parses the holder from the text of a token: a pod of the account `client`, the
-/// UID of the pod, and if it is forged.
+/// As slow as a busy API server. Parses the subject from the text of a token: a pod of the account `client`,
+/// the UID of the pod, and whether it is forged.
 #[derive(Debug, Default)]
-struct Slow {
+struct SlowReviewer {
     reviews: AtomicUsize,
 }
 
-impl Slow {
-    fn read(token: &str) -> Option<(TokenSubject, bool)> {
+impl SlowReviewer {
+    fn parse_token(token: &str) -> Option<(TokenSubject, bool)> {
         let mut parts = token.split('|');
         let (pod, uid, secret) = (parts.next()?, parts.next()?, parts.next()?);
-        let holder = TokenSubject { uid: uid.parse().ok(), ..pod_holder(pod, "client") };
-        Some((holder, secret == "good"))
+        let subject = TokenSubject { uid: uid.parse().ok(), ..pod_subject(pod, "client") };
+        Some((subject, secret == "good"))
     }
 }
 
-impl Reviewer for Slow {
-    fn claimed_holder(
+impl Reviewer for SlowReviewer {
+    fn claimed_subject(
         &self,
         token: &str,
         _: SystemTime,
     ) -> Result<Option<TokenSubject>, ReviewError> {
-        let read = Self::read(token).map(|(holder, _)| Some(holder));
-        read.ok_or_else(|| ReviewError::Refused("not a token".to_owned()))
+        let parsed = Self::parse_token(token).map(|(subject, _)| Some(subject));
+        parsed.ok_or_else(|| ReviewError::Rejected("not a token".to_owned()))
     }
 
     fn review_token<'a>(&'a self, token: &'a str) -> ReviewFuture<'a> {
         self.reviews.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            match Self::read(token) {
-                Some((holder, true)) => Ok(holder),
-                _ => Err(ReviewError::Refused("it is forged".to_owned())),
+            match Self::parse_token(token) {
+                Some((subject, true)) => Ok(subject),
+                _ => Err(ReviewError::Rejected("it is forged".to_owned())),
             }
         })
     }
 }
 
 #[test]
-fn forged_tokens_of_one_source_keep_nobody_else_out_and_cost_few_reviews() {
+fn forged_tokens_from_one_source_do_not_block_others_and_cost_few_reviews() {
     run(async {
-        let slow = Arc::new(Slow::default());
-        let reviewer = Arc::clone(&slow);
+        let slow_reviewer = Arc::new(SlowReviewer::default());
+        let reviewer = Arc::clone(&slow_reviewer);
         let shop = Shop::open_with(|config| {
             config.reviewer = Some(reviewer);
             config.times.joining = Duration::ZERO;
@@ -177,49 +177,49 @@ fn forged_tokens_of_one_source_keep_nobody_else_out_and_cost_few_reviews() {
         let source = Ipv4Addr::new(127, 0, 0, 9);
         let flood = async {
             let mut attempts = tokio::task::JoinSet::new();
-            for number in 0..FORGED {
+            for number in 0..FORGED_COUNT {
                 let (bundle, name) = (bundle(format!("client-1||{number}")), name.clone());
                 attempts.spawn_local(async move {
                     join_from(source, &bundle, address, &name).await.is_err()
                 });
             }
             let mut rejected = 0;
-            while let Some(is_refused) = attempts.join_next().await {
-                rejected += usize::from(is_refused.unwrap());
+            while let Some(is_rejected) = attempts.join_next().await {
+                rejected += usize::from(is_rejected.unwrap());
             }
-            assert_eq!(rejected, FORGED);
+            assert_eq!(rejected, FORGED_COUNT);
         };
-        let honest = async {
-            // While forged ones wait.
-            while slow.reviews.load(Ordering::Relaxed) == 0 {
+        let valid_join = async {
+            // While forged tokens wait.
+            while slow_reviewer.reviews.load(Ordering::Relaxed) == 0 {
                 tokio::task::yield_now().await;
             }
             join_as(&shop, "client-1||good", "client-1").await.unwrap();
         };
-        let began = std::time::Instant::now();
-        tokio::join!(flood, honest);
-        // The concurrent ones, one per second, and the honest one.
-        let allowed = 2 * 16 + 2 * usize::try_from(began.elapsed().as_secs()).unwrap() + 2;
-        let reviews = slow.reviews.load(Ordering::Relaxed);
-        assert!(reviews <= allowed, "{reviews} reviews of {FORGED} forged tokens");
+        let start = std::time::Instant::now();
+        tokio::join!(flood, valid_join);
+        // The concurrent ones, one per second, and the valid one.
+        let max_reviews = 2 * 16 + 2 * usize::try_from(start.elapsed().as_secs()).unwrap() + 2;
+        let reviews = slow_reviewer.reviews.load(Ordering::Relaxed);
+        assert!(reviews <= max_reviews, "{reviews} reviews of {FORGED_COUNT} forged tokens");
         // A token that was just rejected is not reviewed again, nor is the token of another pod.
-        let before = slow.reviews.load(Ordering::Relaxed);
+        let before = slow_reviewer.reviews.load(Ordering::Relaxed);
         let other = Ipv4Addr::new(127, 0, 0, 7);
         for (token, name) in
             [("client-1||other", "stock-1"), ("nobody-1||x", "nobody-1"), ("", "client-1")]
         {
             let bundle = bundle(token.to_owned());
-            let joined = join_from(other, &bundle, address, &workload_name(name)).await;
-            joined.unwrap_err();
+            let result = join_from(other, &bundle, address, &workload_name(name)).await;
+            result.unwrap_err();
         }
-        assert_eq!(slow.reviews.load(Ordering::Relaxed), before);
+        assert_eq!(slow_reviewer.reviews.load(Ordering::Relaxed), before);
         for _ in 0..3 {
             let bundle = bundle("client-1||again".to_owned());
             let rejected = join_from(other, &bundle, address, &name).await.unwrap_err().to_string();
             assert!(rejected.contains("it is forged"), "{rejected}");
         }
-        assert_eq!(slow.reviews.load(Ordering::Relaxed), before + 1);
+        assert_eq!(slow_reviewer.reviews.load(Ordering::Relaxed), before + 1);
     });
 }
 
-const FORGED: usize = 300;
+const FORGED_COUNT: usize = 300;

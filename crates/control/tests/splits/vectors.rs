@@ -11,13 +11,13 @@ use leno_traffic::{CompiledSnapshot, RequestView, RouteChoice, tcp_backend};
 use serde_json::Value;
 
 #[test]
-fn splits_choose_as_they_say() {
+fn splits_match_the_vectors() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/splits/splits.json");
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let groups = vectors["groups"].as_array().unwrap();
     assert!(groups.len() >= 33, "{} groups", groups.len());
-    let wrong: Vec<String> = groups.iter().flat_map(find_mismatches).collect();
-    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+    let mismatches: Vec<String> = groups.iter().flat_map(find_mismatches).collect();
+    assert!(mismatches.is_empty(), "{}:\n{}", mismatches.len(), mismatches.join("\n"));
 }
 
 /// Returns the mismatches of a group.
@@ -26,7 +26,7 @@ fn find_mismatches(group: &Value) -> Vec<String> {
     let (objects, rejected) = group_objects(&group["documents"]);
     if group["refused"].as_bool().unwrap_or(false) {
         return match rejected.is_empty() {
-            true => vec![format!("{name}: is not refused")],
+            true => vec![format!("{name}: is not rejected")],
             false => Vec::new(),
         };
     }
@@ -35,32 +35,32 @@ fn find_mismatches(group: &Value) -> Vec<String> {
     }
     let root: ServiceName = "shop/stock".parse().unwrap();
     let caller = WorkloadName::new("shop", "caller").unwrap();
-    let plans =
+    let compiled =
         CompiledSnapshot::build(Arc::new(snapshot_for(&objects, &caller, &[root]).unwrap()), None);
-    let plans = plans.unwrap();
-    let mut wrong = Vec::new();
+    let compiled = compiled.unwrap();
+    let mut mismatches = Vec::new();
     for case in group["cases"].as_array().unwrap() {
         for (draw, expected) in (0..).zip(case["expect"].as_array().unwrap()) {
-            let found = selected_backend(&plans, case, draw);
+            let found = selected_backend(&compiled, case, draw);
             if expected != &found {
                 let case = case["name"].as_str().unwrap();
-                wrong.push(format!("{name}, {case}, {draw}: {found}, not {expected}"));
+                mismatches.push(format!("{name}, {case}, {draw}: {found}, not {expected}"));
             }
         }
     }
-    wrong
+    mismatches
 }
 
 /// Returns the backend that the root's sidecar selects, `own` for the root's own endpoints, or the reason.
-fn selected_backend(plans: &CompiledSnapshot, case: &Value, draw: u64) -> String {
-    let root = plans.service(&"shop/stock".parse().unwrap()).unwrap();
+fn selected_backend(compiled: &CompiledSnapshot, case: &Value, draw: u64) -> String {
+    let root = compiled.service(&"shop/stock".parse().unwrap()).unwrap();
     let port = u16::try_from(case["port"].as_u64().unwrap()).unwrap();
     let port = &root.ports[&port];
     let request = &case["request"];
     if request.is_null() {
         return match &port.tcp_rule {
             None => "own".to_owned(),
-            Some(rule) => existing_backend(plans, tcp_backend(rule, draw)),
+            Some(rule) => existing_backend(compiled, tcp_backend(rule, draw)),
         };
     }
     let headers = request["headers"].as_array().unwrap().iter();
@@ -76,20 +76,20 @@ fn selected_backend(plans: &CompiledSnapshot, case: &Value, draw: u64) -> String
     };
     match port.routes.choose_backend(&view, draw) {
         RouteChoice::Direct => "own".to_owned(),
-        RouteChoice::To { backend, .. } => existing_backend(plans, Some(backend)),
-        RouteChoice::InvalidBackend { .. } => existing_backend(plans, None),
+        RouteChoice::To { backend, .. } => existing_backend(compiled, Some(backend)),
+        RouteChoice::InvalidBackend { .. } => existing_backend(compiled, None),
         RouteChoice::NoRoute => Reason::NoRoute.label().to_owned(),
         RouteChoice::Redirect { .. } => "elsewhere".to_owned(),
     }
 }
 
 /// Returns a backend that exists with its port; a sidecar rejects requests for others.
-fn existing_backend(plans: &CompiledSnapshot, backend: Option<&WeightedBackend>) -> String {
-    let known = backend.filter(|backend| {
-        let plan = plans.service(&backend.service);
-        plan.is_some_and(|plan| plan.ports.contains_key(&backend.port))
+fn existing_backend(compiled: &CompiledSnapshot, backend: Option<&WeightedBackend>) -> String {
+    let existing = backend.filter(|backend| {
+        let service = compiled.service(&backend.service);
+        service.is_some_and(|service| service.ports.contains_key(&backend.port))
     });
-    let name = known.map(|backend| backend.service.to_string());
+    let name = existing.map(|backend| backend.service.to_string());
     name.unwrap_or_else(|| Reason::InvalidBackend.label().to_owned())
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use leno_control::snapshot_for;
 use leno_model::{Endpoint, Object, ServiceName, WorkloadName};
 use leno_registry::{RejectedDocument, read_str};
-use leno_traffic::{CompiledSnapshot, DrawPurpose, RandomChoice, RequestView, WeightedTargets};
+use leno_traffic::{ChoicePurpose, CompiledSnapshot, RandomChoice, RequestView, WeightedTargets};
 use serde_json::{Value, json};
 
 /// Reads a file of vectors.
@@ -35,11 +35,11 @@ impl Group<'_> {
             return Vec::new();
         }
         let (objects, rejected) = self.mesh_objects(rules);
-        let refused = self.group["refused"].as_bool().unwrap_or(false);
-        if refused == rejected.is_empty() {
+        let is_rejected = self.group["refused"].as_bool().unwrap_or(false);
+        if is_rejected == rejected.is_empty() {
             return vec![format!("{name}: rejected: {rejected:?}")];
         }
-        if refused {
+        if is_rejected {
             return Vec::new();
         }
         let service: ServiceName = "shop/orders".parse().unwrap();
@@ -48,19 +48,19 @@ impl Group<'_> {
             None => workload_name("caller"),
         };
         let snapshot = snapshot_for(&objects, &caller, &[service]).unwrap();
-        let plans = CompiledSnapshot::build(Arc::new(snapshot), None).unwrap();
-        let mut wrong = Vec::new();
+        let compiled = CompiledSnapshot::build(Arc::new(snapshot), None).unwrap();
+        let mut mismatches = Vec::new();
         for case in self.group["cases"].as_array().unwrap() {
             for expected in case["expect"].as_array().unwrap() {
-                let found = decide_request(&plans, &case["request"], expected);
+                let found = decide_request(&compiled, &case["request"], expected);
                 let draws = expected.get("draws").cloned().unwrap_or_default();
                 if found != without_draws(expected) {
                     let case = case["name"].as_str().unwrap();
-                    wrong.push(format!("{name}, {case}, {draws}: {found}, not {expected}"));
+                    mismatches.push(format!("{name}, {case}, {draws}: {found}, not {expected}"));
                 }
             }
         }
-        wrong
+        mismatches
     }
 
     /// Returns the mesh of the group: the fleet of `orders`, the caller, and the rules.
@@ -135,7 +135,7 @@ fn rule_document(index: usize, rules: &Value) -> Value {
 }
 
 /// Returns the result for a request, in the form of an expectation.
-fn decide_request(plans: &CompiledSnapshot, request: &Value, expected: &Value) -> Value {
+fn decide_request(compiled: &CompiledSnapshot, request: &Value, expected: &Value) -> Value {
     let headers: Vec<(String, String)> = request["headers"]
         .as_array()
         .into_iter()
@@ -151,11 +151,11 @@ fn decide_request(plans: &CompiledSnapshot, request: &Value, expected: &Value) -
     };
     let mut draws = Draws(expected.get("draws"));
     if expected.get("headers").is_some() {
-        let marks = plans.lanes.marks_for(PORT, &view, &mut draws);
+        let marks = compiled.lanes.marks_for(PORT, &view, &mut draws);
         let marks: BTreeMap<&str, &str> = marks.missing_headers(&view).collect();
         return json!({"headers": marks});
     }
-    let service = plans.service(&"shop/orders".parse().unwrap()).unwrap();
+    let service = compiled.service(&"shop/orders".parse().unwrap()).unwrap();
     let port = &service.ports[&PORT];
     let endpoints = match &port.tags {
         None => Some(&port.endpoints),
@@ -187,21 +187,21 @@ fn without_draws(expected: &Value) -> Value {
 struct Draws<'a>(Option<&'a Value>);
 
 impl RandomChoice for Draws<'_> {
-    fn pick_target(&mut self, draw: DrawPurpose, shares: &WeightedTargets) -> usize {
+    fn pick_target(&mut self, draw: ChoicePurpose, shares: &WeightedTargets) -> usize {
         let name = match draw {
-            DrawPurpose::Route => "route",
-            DrawPurpose::Fallback => "fallback",
-            DrawPurpose::Caller => "tag",
-            DrawPurpose::Lane => "lane",
+            ChoicePurpose::Route => "route",
+            ChoicePurpose::Fallback => "fallback",
+            ChoicePurpose::Caller => "tag",
+            ChoicePurpose::Lane => "lane",
         };
-        let drawn = self.0.and_then(|draws| draws[name].as_u64());
-        let drawn = drawn.unwrap_or_else(|| panic!("{name} is drawn, and no draw is given"));
+        let number = self.0.and_then(|draws| draws[name].as_u64());
+        let number = number.unwrap_or_else(|| panic!("{name} is drawn, and no draw is given"));
         assert!(
-            (1..=shares.total_points()).contains(&drawn),
-            "{drawn} of {}",
+            (1..=shares.total_points()).contains(&number),
+            "{number} of {}",
             shares.total_points()
         );
-        shares.target_at(drawn - 1)
+        shares.target_at(number - 1)
     }
 }
 

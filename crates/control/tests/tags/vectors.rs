@@ -4,24 +4,24 @@
 use crate::group::{Group, read_vectors};
 
 #[test]
-fn published_rules_choose_as_the_service_router_does() {
+fn published_rules_select_the_same_instances_as_the_service_router() {
     run("sermant.json", 70);
 }
 
 #[test]
-fn native_rules_choose_as_they_say() {
+fn native_rules_match_the_vectors() {
     run("native.json", 80);
 }
 
-/// Runs the groups of a file, at least so many.
-fn run(file: &str, least: usize) {
+/// Runs the groups of a file, at least `min_groups`.
+fn run(file: &str, min_groups: usize) {
     let vectors = read_vectors(file);
     let groups = vectors["groups"].as_array().unwrap();
-    assert!(groups.len() >= least, "{} groups", groups.len());
-    let mut wrong = Vec::new();
+    assert!(groups.len() >= min_groups, "{} groups", groups.len());
+    let mut mismatches = Vec::new();
     for group in groups {
         let group = Group { vectors: &vectors, group };
-        wrong.extend(group.find_mismatches(&group.rule_manifests()));
+        mismatches.extend(group.find_mismatches(&group.rule_manifests()));
     }
-    assert!(wrong.is_empty(), "{} of {file}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(mismatches.is_empty(), "{} of {file}:\n{}", mismatches.len(), mismatches.join("\n"));
 }

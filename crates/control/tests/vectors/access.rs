@@ -17,25 +17,25 @@ use serde_json::{Value, json};
 use crate::case::{parse_workload, request_headers, request_view, run};
 
 #[test]
-fn access_is_as_it_says() {
+fn access_matches_the_vectors() {
     run("access/access.json", 48, find_mismatches);
 }
 
 /// Returns the mismatches of a group.
 fn find_mismatches(objects: &[Object], group: &Value) -> Vec<String> {
-    let mut wrong = Vec::new();
+    let mut mismatches = Vec::new();
     for case in group["cases"].as_array().unwrap() {
         let found = decide_case(objects, case);
         if found != case["expect"] {
-            wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
+            mismatches.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
         }
         // Each case with a different result from OSM documents the difference, and no other case does.
         let differs = case.get("osm").is_some_and(|code| code.as_u64() != Some(exit_code(&found)));
         if differs != case.get("differs").is_some() {
-            wrong.push(format!("{}: `osm` and `differs` do not fit {found}", case["name"]));
+            mismatches.push(format!("{}: `osm` and `differs` do not fit {found}", case["name"]));
         }
     }
-    wrong
+    mismatches
 }
 
 /// Returns the exit code of `curl --fail`.
@@ -76,11 +76,14 @@ fn decide_inbound(objects: &[Object], case: &Value, request: Option<&RequestView
             let peer = tls.and_then(|tls| tls["identity"].as_str()).map(member_id);
             let origin = parse_origin(&case["from"]);
             let is_external_principal = tls.and_then(external_principal).is_some();
-            let is_taken = match is_external_principal {
-                true => access.takes_external_principals(port, origin.address),
+            let is_accepted = match is_external_principal {
+                true => access.accepts_external_principals(port, origin.address),
                 false => peer.is_some(),
             };
-            if tls.is_some() && !is_taken && !access.skips_proof(port, origin.address) {
+            if tls.is_some()
+                && !is_accepted
+                && !access.skips_client_certificate(port, origin.address)
+            {
                 let reason = if is_external_principal {
                     Reason::UntrustedPeer
                 } else {
@@ -91,7 +94,7 @@ fn decide_inbound(objects: &[Object], case: &Value, request: Option<&RequestView
             (peer, origin)
         }
     };
-    let connection = access.visit(peer.as_ref(), port, Some(origin));
+    let connection = access.authorize_connection_from(peer.as_ref(), port, Some(origin));
     let outcome = connection.and_then(|permit| decide_access(&access, &permit, request));
     match outcome {
         Ok(permit) => match permit.would_deny() {
@@ -117,7 +120,10 @@ fn decide_access(
 fn may_call(objects: &[Object], client: &str) -> bool {
     let service = "shop/stock".parse().unwrap();
     let snapshot = snapshot_for(objects, &parse_workload(client), &[service]).unwrap();
-    snapshot.services.values().all(|view| view.client_authorization == ClientAuthorization::Allowed)
+    snapshot
+        .services
+        .values()
+        .all(|service_config| service_config.client_authorization == ClientAuthorization::Allowed)
 }
 
 /// Decides a call to an address outside the mesh.
@@ -127,23 +133,23 @@ fn decide_outbound(
     to: &str,
     request: Option<&RequestView<'_>>,
 ) -> Value {
-    let at: SocketAddr = to.parse().unwrap();
+    let address: SocketAddr = to.parse().unwrap();
     let client = parse_workload(case["from"].as_str().unwrap());
-    let plans =
+    let compiled =
         CompiledSnapshot::build(Arc::new(snapshot_for(objects, &client, &[]).unwrap()), None);
-    let plans = plans.unwrap();
-    let way = plans.egress_rules.permission_for(at);
-    if plans.snapshot.config.egress == Egress::Allow || way == EgressDecision::Allowed {
+    let compiled = compiled.unwrap();
+    let permission = compiled.egress_rules.permission_for(address);
+    if compiled.snapshot.config.egress == Egress::Allow || permission == EgressDecision::Allowed {
         return json!("allowed");
     }
-    let denied = |is_seen| client_result(Reason::EgressDenied, is_seen);
+    let denied = |is_request| client_result(Reason::EgressDenied, is_request);
     let by_name = || {
         let name = case["serverName"].as_str()?;
-        plans.egress_rules.by_server_name(at, name)
+        compiled.egress_rules.by_server_name(address, name)
     };
-    match (way, request) {
+    match (permission, request) {
         (EgressDecision::Inspected { by_request: true, .. }, Some(request)) => {
-            match plans.egress_rules.by_request(at, request) {
+            match compiled.egress_rules.by_request(address, request) {
                 Some(_) => json!("allowed"),
                 None => denied(true),
             }
@@ -156,9 +162,9 @@ fn decide_outbound(
 }
 
 /// Returns the result at the client: a response if a request is detected and the reason has a status.
-fn client_result(reason: Reason, is_seen: bool) -> Value {
+fn client_result(reason: Reason, is_request: bool) -> Value {
     match reason.status() {
-        status if is_seen && status != 0 => json!({"status": status, "reason": reason.label()}),
+        status if is_request && status != 0 => json!({"status": status, "reason": reason.label()}),
         _ => json!({"reset": reason.label()}),
     }
 }
@@ -177,17 +183,14 @@ fn external_principal(tls: &Value) -> Option<Name> {
 }
 
 fn parse_origin(from: &Value) -> ConnectionOrigin {
-    let carrier = match from.get("tls") {
+    let transport = match from.get("tls") {
         None => SessionTransport::Plaintext,
         Some(tls) => SessionTransport::Tls {
             server_name: tls["serverName"].as_str().map(Into::into),
             external_principal: external_principal(tls).into_iter().collect(),
         },
     };
-    ConnectionOrigin {
-        address: from["address"].as_str().unwrap().parse().unwrap(),
-        transport: carrier,
-    }
+    ConnectionOrigin { address: from["address"].as_str().unwrap().parse().unwrap(), transport }
 }
 
 /// Returns the application port of a service port.

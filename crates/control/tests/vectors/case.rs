@@ -13,24 +13,32 @@ pub(crate) fn read_vectors(file: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Runs the groups of a file, at least so many; `wrong` returns the mismatches of a group, given the objects of
-/// its documents and of the file's mesh.
-pub(crate) fn run(file: &str, least: usize, wrong: impl Fn(&[Object], &Value) -> Vec<String>) {
+/// Runs the groups of a file, at least `min_groups`; `mismatches` returns the mismatches of a group, given the
+/// objects of its documents and of the file's mesh.
+pub(crate) fn run(
+    file: &str,
+    min_groups: usize,
+    mismatches: impl Fn(&[Object], &Value) -> Vec<String>,
+) {
     let vectors = read_vectors(file);
     let groups = vectors["groups"].as_array().unwrap();
-    assert!(groups.len() >= least, "{} groups", groups.len());
-    let of_group = |group: &Value| -> Vec<String> {
-        let sent = |what: String| format!("{}: {what}", group["name"]);
+    assert!(groups.len() >= min_groups, "{} groups", groups.len());
+    let group_mismatches = |group: &Value| -> Vec<String> {
+        let with_group_name = |text: String| format!("{}: {text}", group["name"]);
         let (objects, rejected) = group_objects(&vectors, group);
-        let refused = group["refused"].as_bool().unwrap_or(false);
-        if refused || !rejected.is_empty() {
-            let is_meant = refused && !rejected.is_empty();
-            return if is_meant { Vec::new() } else { vec![sent(format!("{rejected:?}"))] };
+        let is_rejected = group["refused"].as_bool().unwrap_or(false);
+        if is_rejected || !rejected.is_empty() {
+            let is_expected = is_rejected && !rejected.is_empty();
+            return if is_expected {
+                Vec::new()
+            } else {
+                vec![with_group_name(format!("{rejected:?}"))]
+            };
         }
-        wrong(&objects, group).into_iter().map(sent).collect()
+        mismatches(&objects, group).into_iter().map(with_group_name).collect()
     };
-    let wrong: Vec<String> = groups.iter().flat_map(of_group).collect();
-    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+    let mismatches: Vec<String> = groups.iter().flat_map(group_mismatches).collect();
+    assert!(mismatches.is_empty(), "{}:\n{}", mismatches.len(), mismatches.join("\n"));
 }
 
 /// Returns the mesh of all groups, the settings of the group if any, and its documents.
@@ -44,8 +52,8 @@ fn group_objects(vectors: &Value, group: &Value) -> (Vec<Object>, Vec<RejectedDo
         })
     });
     let documents = group["documents"].as_array().unwrap();
-    let all = vectors["mesh"].as_array().unwrap().iter().chain(documents).chain(&config);
-    let text: Vec<String> = all.map(Value::to_string).collect();
+    let manifests = vectors["mesh"].as_array().unwrap().iter().chain(documents).chain(&config);
+    let text: Vec<String> = manifests.map(Value::to_string).collect();
     let (objects, rejected) = read_str("vectors", &text.join("\n---\n"));
     (objects.into_iter().map(|(object, _)| object).collect(), rejected)
 }

@@ -8,24 +8,29 @@ use serde_json::{Value, json};
 use crate::case::read_vectors;
 
 #[test]
-fn what_sermant_is_reported_to_count_counts() {
+fn results_that_sermant_counts_are_counted() {
     let vectors = read_vectors("removal/classifier.json");
     let cases = vectors["cases"].as_array().unwrap();
     // Only an agent within the client's process sees its exceptions.
-    let (inside, seen): (Vec<&Value>, Vec<&Value>) =
+    let (agent_only, visible): (Vec<&Value>, Vec<&Value>) =
         cases.iter().partition(|case| case["agent"].as_bool() == Some(true));
-    assert!(inside.len() >= 10 && seen.len() >= 10, "{} and {}", inside.len(), seen.len());
-    for case in seen {
+    assert!(
+        agent_only.len() >= 10 && visible.len() >= 10,
+        "{} and {}",
+        agent_only.len(),
+        visible.len()
+    );
+    for case in visible {
         let exceptions = case.get("exceptions").unwrap_or(&vectors["exceptions"]);
-        let ending = &case["ending"];
-        let ending = match ending["reason"].as_str() {
+        let result = &case["ending"];
+        let result = match result["reason"].as_str() {
             Some(label) => EndpointResult::Failed(Reason::from_label(label).unwrap()),
             None => {
-                let status = u16::try_from(ending["status"].as_u64().unwrap()).unwrap();
+                let status = u16::try_from(result["status"].as_u64().unwrap()).unwrap();
                 EndpointResult::Response { status, grpc: None }
             }
         };
-        let counts = classify_ending(&failure_classes(exceptions), ending) == FailureEvidence::Yes;
+        let counts = classify_ending(&failure_classes(exceptions), result) == FailureEvidence::Yes;
         assert_eq!(json!(counts), case["counts"], "{}", case["name"]);
     }
 }

@@ -15,23 +15,23 @@ use serde_json::{Value, json};
 use crate::case::{parse_workload, read_vectors, request_headers, request_view, run};
 
 #[test]
-fn requests_are_sent_once_more_as_it_says() {
+fn retries_match_the_vectors() {
     run("retry/retries.json", 15, find_mismatches);
 }
 
 #[test]
-fn a_budget_bounds_retries() {
+fn a_budget_limits_retries() {
     let vectors = read_vectors("retry/budget.json");
     let cases = vectors["cases"].as_array().unwrap();
     assert!(cases.len() >= 4, "{} cases", cases.len());
     for case in cases {
-        let begin = Instant::now();
-        let mut budget = RetryBudget::new(begin);
+        let start = Instant::now();
+        let mut budget = RetryBudget::new(start);
         for step in case["steps"].as_array().unwrap() {
-            let now = begin + Duration::from_millis(step["at"].as_u64().unwrap());
+            let now = start + Duration::from_millis(step["at"].as_u64().unwrap());
             (0..step["requests"].as_u64().unwrap_or(0)).for_each(|_| budget.deposit());
-            let wanted = 0..step["retries"].as_u64().unwrap_or(0);
-            let granted = wanted.filter(|_| budget.withdraw(now)).count();
+            let requested = 0..step["retries"].as_u64().unwrap_or(0);
+            let granted = requested.filter(|_| budget.withdraw(now)).count();
             assert_eq!(json!(granted), step["granted"], "{} {step}", case["name"]);
         }
     }
@@ -42,18 +42,18 @@ fn find_mismatches(objects: &[Object], group: &Value) -> Vec<String> {
     let client = parse_workload("shop/web");
     let service = || "shop/stock".parse().unwrap();
     let snapshot = snapshot_for(objects, &client, &[service()]).unwrap();
-    let plans = CompiledSnapshot::build(Arc::new(snapshot), None).unwrap();
-    let routes = &plans.service(&service()).unwrap().ports[&9080].routes;
-    let mut wrong = Vec::new();
+    let compiled = CompiledSnapshot::build(Arc::new(snapshot), None).unwrap();
+    let routes = &compiled.service(&service()).unwrap().ports[&9080].routes;
+    let mut mismatches = Vec::new();
     for case in group["cases"].as_array().unwrap() {
         let headers = request_headers(&case["request"]);
         let request = request_view(&case["request"], &headers).unwrap();
         let found = retry_pauses(routes, &request, case);
         if found != case["expect"] {
-            wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
+            mismatches.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
         }
     }
-    wrong
+    mismatches
 }
 
 /// Returns the minimum pause in milliseconds before each further attempt, and false at the end.
@@ -64,31 +64,31 @@ fn retry_pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) ->
     };
     let rule = actions.and_then(|actions| actions.retry.as_ref());
     let mut pauses = Vec::new();
-    for (number, setback) in (0..).zip(case["setbacks"].as_array().unwrap()) {
-        let was_sent = setback["sent"].as_bool().unwrap_or(true);
+    for (number, failure) in (0..).zip(case["setbacks"].as_array().unwrap()) {
+        let was_sent = failure["sent"].as_bool().unwrap_or(true);
         let attempt = FailedAttempt {
             sent: if was_sent { SentPart::HeadOrMore } else { SentPart::Nothing },
             idempotent: is_idempotent(request.method),
             body_replayable: case["body"].as_str() != Some("lost"),
-            response_started: setback["started"].as_bool().unwrap_or(false),
+            response_started: failure["started"].as_bool().unwrap_or(false),
             number,
-            others: 0,
+            alternatives: 0,
             waited: Duration::ZERO,
         };
-        let failed = setback["reason"].as_str().map(|label| Reason::from_label(label).unwrap());
-        let setback = match failed {
+        let failed = failure["reason"].as_str().map(|label| Reason::from_label(label).unwrap());
+        let failure = match failed {
             Some(reason) => AttemptFailure::Failed(reason),
             None => AttemptFailure::Response(
-                u16::try_from(setback["status"].as_u64().unwrap()).unwrap(),
+                u16::try_from(failure["status"].as_u64().unwrap()).unwrap(),
             ),
         };
-        let again = match (rule, setback) {
-            (Some(rule), _) => retry_by_rule(rule, setback, &attempt),
+        let retries = match (rule, failure) {
+            (Some(rule), _) => retry_by_rule(rule, failure, &attempt),
             (None, AttemptFailure::Failed(reason)) => may_retry(reason, &attempt),
             // Without a rule, responses are not retried.
             (None, AttemptFailure::Response(_)) => false,
         };
-        if !again {
+        if !retries {
             pauses.push(json!(false));
             break;
         }

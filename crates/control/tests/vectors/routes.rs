@@ -11,38 +11,38 @@ use serde_json::{Map, Value, json};
 use crate::case::{parse_workload, request_headers, request_view, run};
 
 #[test]
-fn routes_decide_in_the_order_of_the_gateway_api() {
+fn routes_apply_in_the_order_of_the_gateway_api() {
     run("routes/precedence.json", 30, |objects, group| {
         find_mismatches(objects, group, chosen_backend)
     });
 }
 
 #[test]
-fn pages_of_other_origins_are_reported_what_they_may() {
+fn cors_responses_match_the_vectors() {
     run("routes/cors.json", 10, |objects, group| find_mismatches(objects, group, response_changes));
 }
 
 /// Decides a request, in the form of an expectation.
-type Decide = fn(&RouteChoice<'_>, &RequestView<'_>) -> Value;
+type Decision = fn(&RouteChoice<'_>, &RequestView<'_>) -> Value;
 
 /// Returns the mismatches of a group.
-fn find_mismatches(objects: &[Object], group: &Value, decide: Decide) -> Vec<String> {
-    let mut wrong = Vec::new();
+fn find_mismatches(objects: &[Object], group: &Value, decide: Decision) -> Vec<String> {
+    let mut mismatches = Vec::new();
     for case in group["cases"].as_array().unwrap() {
         let client = parse_workload(case["from"].as_str().unwrap_or("shop/web"));
         let service = "shop/stock".parse().unwrap();
         let snapshot = snapshot_for(objects, &client, &[service]).unwrap();
-        let plans = CompiledSnapshot::build(Arc::new(snapshot), None).unwrap();
-        let stock = plans.service(&"shop/stock".parse().unwrap()).unwrap();
+        let compiled = CompiledSnapshot::build(Arc::new(snapshot), None).unwrap();
+        let stock = compiled.service(&"shop/stock".parse().unwrap()).unwrap();
         let port = u16::try_from(case["port"].as_u64().unwrap_or(9080)).unwrap();
         let headers = request_headers(&case["request"]);
         let request = request_view(&case["request"], &headers).unwrap();
         let found = decide(&stock.ports[&port].routes.choose_backend(&request, 0), &request);
         if found != case["expect"] {
-            wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
+            mismatches.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
         }
     }
-    wrong
+    mismatches
 }
 
 /// Returns the backend, `own` for the service's own endpoints, or the reason.

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::envelope::delta_to_wire;
 use crate::fixture::{bookinfo_update, gateway_hello, service_config, service_name, update_with};
-use crate::keepalive::SILENCE_MAX;
+use crate::keepalive::MAX_SILENCE;
 use crate::key::ChangeId;
 use crate::publisher::Publisher;
 
@@ -44,18 +44,19 @@ fn delta_for(update: ConfigUpdate) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mute_control_plane_is_left_after_a_bounded_silence() {
+async fn a_silent_control_plane_is_disconnected_after_the_limit() {
     let start = Instant::now();
     let error = follow_bytes(&[], &mut Subscriber::new()).await;
     assert!(matches!(error, DiscoveryError::Silent), "{error}");
-    assert_eq!(start.elapsed(), SILENCE_MAX);
+    assert_eq!(start.elapsed(), MAX_SILENCE);
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_is_not_of_the_protocol_ends_the_stream_with_a_reason() {
-    let no_key = proto::Delta { upserts: vec![proto::Upsert::default()], ..Default::default() };
+async fn an_invalid_message_ends_the_stream_with_a_reason() {
+    let without_key =
+        proto::Delta { upserts: vec![proto::Upsert::default()], ..Default::default() };
     let cases = [
-        (frame_message(to_proxy::Message::Delta(no_key)), "key: is missing"),
+        (frame_message(to_proxy::Message::Delta(without_key)), "key: is missing"),
         (vec![0, 0, 0, 0], "without content"),
         (vec![0, 0, 0, 2, 0xff, 0xff], "invalid message"),
         (vec![0x7f, 0, 0, 0], "exceeds the limit of 4194304"),
@@ -75,8 +76,8 @@ async fn whatever_is_not_of_the_protocol_ends_the_stream_with_a_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_closed_stream_is_reported_from_a_broken_one() {
-    for (bytes, closed) in [(&[][..], true), (&[0, 0, 0, 9, 1][..], false)] {
+async fn a_closed_stream_is_distinguished_from_a_broken_one() {
+    for (bytes, is_closed) in [(&[][..], true), (&[0, 0, 0, 9, 1][..], false)] {
         let (near, mut far) = duplex(1024);
         far.write_all(bytes).await.unwrap();
         far.shutdown().await.unwrap();
@@ -90,13 +91,13 @@ async fn a_closed_stream_is_reported_from_a_broken_one() {
             &mut |_: ConfigUpdate| Ok(()),
         )
         .await;
-        assert_eq!(matches!(error, DiscoveryError::Closed), closed, "{error}");
-        assert_eq!(matches!(error, DiscoveryError::Io(_)), !closed, "{error}");
+        assert_eq!(matches!(error, DiscoveryError::Closed), is_closed, "{error}");
+        assert_eq!(matches!(error, DiscoveryError::Io(_)), !is_closed, "{error}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_the_future_keeps_what_was_applied() {
+async fn dropping_the_future_keeps_the_applied_config() {
     let (near, mut far) = duplex(1 << 20);
     far.write_all(&delta_for(bookinfo_update())).await.unwrap();
     let (_requests, mut queue) = mpsc::channel(1);
@@ -115,7 +116,7 @@ async fn dropping_the_future_keeps_what_was_applied() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_world_that_is_too_large_to_be_listed_is_asked_for_anew() {
+async fn a_config_with_too_many_held_versions_is_requested_in_full() {
     let mut subscriber = Subscriber::new();
     let large = update_with(1, [service_config(&"a".repeat(40), 12_000)]);
     let mut publisher = Publisher::new(Vec::new());
@@ -132,7 +133,7 @@ async fn a_world_that_is_too_large_to_be_listed_is_asked_for_anew() {
     let following =
         follow_control_plane(near, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let reading = async {
-        let mut reader = FrameReader::new(far, REQUEST_BYTES_MAX);
+        let mut reader = FrameReader::new(far, MAX_REQUEST_BYTES);
         let frame = reader.next().await.unwrap().unwrap();
         drop(requests);
         (proto::FromProxy::decode(frame).unwrap().message, reader)
@@ -141,20 +142,20 @@ async fn a_world_that_is_too_large_to_be_listed_is_asked_for_anew() {
     assert!(matches!(error, DiscoveryError::Stopped), "{error}");
     match first {
         Some(from_proxy::Message::Hello(hello)) => assert!(hello.held.is_empty()),
-        other => panic!("not a hello: {other:?}"),
+        message => panic!("not a hello: {message:?}"),
     }
     assert!(subscriber.held_versions().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_while_another_waits_is_refused_at_once() {
+async fn a_renewal_while_another_is_pending_is_rejected_at_once() {
     let (near, _far) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(16);
-    let mut waiting = Vec::new();
-    for size in [100, 100, CSR_BYTES_MAX + 1] {
-        let (answer, receiver) = tokio::sync::oneshot::channel();
-        requests.send(ProxyRequest::Renew { csr: vec![0; size], answer }).await.unwrap();
-        waiting.push(receiver);
+    let mut receivers = Vec::new();
+    for size in [100, 100, MAX_CSR_BYTES + 1] {
+        let (reply, receiver) = tokio::sync::oneshot::channel();
+        requests.send(ProxyRequest::Renew { csr: vec![0; size], reply }).await.unwrap();
+        receivers.push(receiver);
     }
     drop(requests);
     let mut subscriber = Subscriber::new();
@@ -166,42 +167,42 @@ async fn a_renewal_while_another_waits_is_refused_at_once() {
         &mut |_: ConfigUpdate| Ok(()),
     )
     .await;
-    let mut answers = Vec::new();
-    for receiver in waiting {
-        answers.push(
-            receiver.await.map_or_else(|_| String::new(), |answer| answer.unwrap_err().reason),
-        );
+    let mut reasons = Vec::new();
+    for receiver in receivers {
+        reasons
+            .push(receiver.await.map_or_else(|_| String::new(), |reply| reply.unwrap_err().reason));
     }
-    assert_eq!(answers[0], "", "it waits until the stream ends");
-    assert!(answers[1].contains("request is pending"), "{}", answers[1]);
-    assert!(answers[2].contains("64 KiB"), "{}", answers[2]);
+    assert_eq!(reasons[0], "", "it waits until the stream ends");
+    assert!(reasons[1].contains("request is pending"), "{}", reasons[1]);
+    assert!(reasons[2].contains("64 KiB"), "{}", reasons[2]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_services_are_subscribed_in_messages_that_fit() {
+async fn many_services_are_subscribed_in_messages_within_the_size_limit() {
     let mut hello = gateway_hello();
-    hello.services = (0..3000).map(|n| service_name(&format!("{}-{n}", "s".repeat(50)))).collect();
+    hello.services =
+        (0..3000).map(|index| service_name(&format!("{}-{index}", "s".repeat(50)))).collect();
     let (near, far) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(1);
-    let (mut subscriber, wanted) = (Subscriber::new(), hello.services.clone());
+    let (mut subscriber, expected) = (Subscriber::new(), hello.services.clone());
     let mut apply = |_: ConfigUpdate| Ok(());
     let following = follow_control_plane(near, hello, &mut subscriber, &mut queue, &mut apply);
     let reading = async {
-        let mut reader = FrameReader::new(far, REQUEST_BYTES_MAX);
+        let mut reader = FrameReader::new(far, MAX_REQUEST_BYTES);
         let mut names = Vec::new();
-        while names.len() < wanted.len() {
+        while names.len() < expected.len() {
             let frame = reader.next().await.unwrap().unwrap();
             match proto::FromProxy::decode(frame).unwrap().message.unwrap() {
                 from_proxy::Message::Hello(hello) => names.extend(hello.services),
                 from_proxy::Message::Subscribe(services) => names.extend(services.names),
-                other => panic!("unexpected {other:?}"),
+                message => panic!("unexpected {message:?}"),
             }
         }
         drop(requests);
         names
     };
     let (_, names) = tokio::join!(following, reading);
-    assert_eq!(names, wanted.iter().map(ToString::to_string).collect::<Vec<_>>());
+    assert_eq!(names, expected.iter().map(ToString::to_string).collect::<Vec<_>>());
 }
 
 proptest! {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use leno_model::{EndpointId, PortConfig, ServiceConfig, ServiceName, Snapshot};
 
-use super::sendable::Kept;
+use super::sendable::RetainedResources;
 use crate::held_versions::{HeldService, HeldVersions, endpoints_of};
 use crate::key::ResourceKey;
 use crate::message::Upsert;
 use crate::resource::{
-    encode_address_entry, encode_dns_record, encode_endpoint, encode_plan, encode_service,
+    encode_address_entry, encode_dns_record, encode_endpoint, encode_service,
+    encode_workload_config,
 };
 
 /// All differences between the held and the desired resources of a proxy.
@@ -20,37 +21,40 @@ use crate::resource::{
 /// last reference to them.
 #[derive(Debug, Default)]
 pub(super) struct PendingDelta {
+    /// Removed endpoints of services that remain.
     dropped: Vec<ResourceKey>,
+    /// The workload configuration and services.
     upserts: Vec<Upsert>,
     endpoints: Vec<Upsert>,
     addresses: Vec<Upsert>,
     names: Vec<Upsert>,
+    /// Removed services, addresses and names.
     removed: Vec<ResourceKey>,
 }
 
 impl PendingDelta {
     pub(super) fn new(
         snapshot: &Snapshot,
-        agreed: Option<&Snapshot>,
+        synced: Option<&Snapshot>,
         held: &HeldVersions,
-        kept: Kept<'_>,
+        retained: RetainedResources<'_>,
     ) -> Self {
         let mut draft = Self::default();
-        if agreed.is_none_or(|agreed| !is_same(&agreed.config, &snapshot.config)) {
-            draft.add_plan(snapshot, held, kept);
+        if synced.is_none_or(|synced| !is_same(&synced.config, &snapshot.config)) {
+            draft.add_workload_config(snapshot, held, retained);
         }
-        for (name, view) in &snapshot.services {
-            let before = agreed.and_then(|agreed| agreed.services.get(name));
-            if before.is_none_or(|before| !is_same(before, view)) {
+        for (name, service) in &snapshot.services {
+            let before = synced.and_then(|synced| synced.services.get(name));
+            if before.is_none_or(|before| !is_same(before, service)) {
                 let before = before.map(|before| &**before);
-                draft.add_service(view, before, held.services.get(name), kept);
+                draft.add_service(service, before, held.services.get(name), retained);
             }
         }
-        draft.add_addresses(snapshot, agreed, held, kept);
-        draft.add_names(snapshot, agreed, held, kept);
+        draft.add_addresses(snapshot, synced, held, retained);
+        draft.add_names(snapshot, synced, held, retained);
         for (name, service) in &held.services {
             if !snapshot.services.contains_key(name) {
-                draft.remove_service(name, service, kept);
+                draft.remove_service(name, service, retained);
             }
         }
         draft
@@ -65,44 +69,53 @@ impl PendingDelta {
             && self.removed.is_empty()
     }
 
-    pub(super) fn has_plan(&self) -> bool {
+    pub(super) fn has_workload_config(&self) -> bool {
         self.upserts.first().is_some_and(|upsert| upsert.key == ResourceKey::Workload)
     }
 
     /// The resources that exceed the size limit.
     pub(super) fn oversized_resources(&self) -> impl Iterator<Item = &Upsert> {
-        let all = self.upserts.iter().chain(&self.endpoints).chain(&self.addresses);
-        let all = all.chain(&self.names);
-        all.filter(|upsert| upsert.content.len() > RESOURCE_BYTES_MAX)
+        let upserts = self.upserts.iter().chain(&self.endpoints).chain(&self.addresses);
+        let upserts = upserts.chain(&self.names);
+        upserts.filter(|upsert| upsert.content.len() > MAX_RESOURCE_BYTES)
     }
 
-    /// Takes a prefix that fits into one delta; true if it is everything.
+    /// Takes a prefix that fits into one delta: upserts, removals, and true if it contains all differences.
     pub(super) fn take_prefix(self) -> (Vec<Upsert>, Vec<ResourceKey>, bool) {
-        let mut room = DELTA_BYTES_MAX;
+        let mut available = MAX_DELTA_BYTES;
         let mut whole = true;
-        let mut fits = |bytes: usize| {
-            let left = room.checked_sub(bytes).filter(|_| whole);
-            room = left.unwrap_or(room);
-            whole = left.is_some();
+        let mut take_bytes = |bytes: usize| {
+            let remaining = available.checked_sub(bytes).filter(|_| whole);
+            available = remaining.unwrap_or(available);
+            whole = remaining.is_some();
             whole
         };
-        let key_fits =
-            |key: &ResourceKey, fits: &mut dyn FnMut(usize) -> bool| fits(encoded_size(key));
+        let take_key = |key: &ResourceKey, take_bytes: &mut dyn FnMut(usize) -> bool| {
+            take_bytes(encoded_size(key))
+        };
         let mut removed = self.dropped;
-        removed.retain(|key| key_fits(key, &mut fits));
+        removed.retain(|key| take_key(key, &mut take_bytes));
         let mut upserts = self.upserts;
         upserts.extend(self.endpoints);
         upserts.extend(self.addresses);
         upserts.extend(self.names);
-        upserts.retain(|upsert| fits(encoded_size(&upsert.key) + upsert.content.len()));
-        removed.extend(self.removed.into_iter().filter(|key| key_fits(key, &mut fits)));
+        upserts.retain(|upsert| take_bytes(encoded_size(&upsert.key) + upsert.content.len()));
+        removed.extend(self.removed.into_iter().filter(|key| take_key(key, &mut take_bytes)));
         (upserts, removed, whole)
     }
 
-    fn add_plan(&mut self, snapshot: &Snapshot, held: &HeldVersions, kept: Kept<'_>) {
-        let upsert = Upsert { key: ResourceKey::Workload, content: encode_plan(&snapshot.config) };
+    fn add_workload_config(
+        &mut self,
+        snapshot: &Snapshot,
+        held: &HeldVersions,
+        retained: RetainedResources<'_>,
+    ) {
+        let upsert = Upsert {
+            key: ResourceKey::Workload,
+            content: encode_workload_config(&snapshot.config),
+        };
         let version = Some(upsert.version());
-        if held.config != version && !kept.contains(&upsert.key, version) {
+        if held.config != version && !retained.contains(&upsert.key, version) {
             self.upserts.push(upsert);
         }
     }
@@ -111,12 +124,12 @@ impl PendingDelta {
     fn add_addresses(
         &mut self,
         snapshot: &Snapshot,
-        agreed: Option<&Snapshot>,
+        synced: Option<&Snapshot>,
         held: &HeldVersions,
-        kept: Kept<'_>,
+        retained: RetainedResources<'_>,
     ) {
         for (address, address_entry) in &snapshot.addresses {
-            let before = agreed.and_then(|agreed| agreed.addresses.get(address));
+            let before = synced.and_then(|synced| synced.addresses.get(address));
             if before.is_some_and(|before| is_same(before, address_entry)) {
                 continue;
             }
@@ -124,25 +137,25 @@ impl PendingDelta {
             let upsert = Upsert { key, content: encode_address_entry(address_entry) };
             let version = upsert.version();
             let is_held = held.addresses.get(address) == Some(&version);
-            if !is_held && !kept.contains(&upsert.key, Some(version)) {
+            if !is_held && !retained.contains(&upsert.key, Some(version)) {
                 self.addresses.push(upsert);
             }
         }
-        let gone = held.addresses.keys().filter(|held| !snapshot.addresses.contains_key(held));
-        let gone = gone.map(|address| ResourceKey::Address(*address));
-        self.removed.extend(gone.filter(|key| !kept.contains(key, None)));
+        let removed = held.addresses.keys().filter(|held| !snapshot.addresses.contains_key(held));
+        let removed = removed.map(|address| ResourceKey::Address(*address));
+        self.removed.extend(removed.filter(|key| !retained.contains(key, None)));
     }
 
     /// Adds DNS records, and removals of unsubscribed ones.
     fn add_names(
         &mut self,
         snapshot: &Snapshot,
-        agreed: Option<&Snapshot>,
+        synced: Option<&Snapshot>,
         held: &HeldVersions,
-        kept: Kept<'_>,
+        retained: RetainedResources<'_>,
     ) {
         for (name, dns_record) in &snapshot.names {
-            let before = agreed.and_then(|agreed| agreed.names.get(name));
+            let before = synced.and_then(|synced| synced.names.get(name));
             if before.is_some_and(|before| is_same(before, dns_record)) {
                 continue;
             }
@@ -150,39 +163,39 @@ impl PendingDelta {
             let upsert = Upsert { key, content: encode_dns_record(dns_record) };
             let version = upsert.version();
             let is_held = held.names.get(name) == Some(&version);
-            if !is_held && !kept.contains(&upsert.key, Some(version)) {
+            if !is_held && !retained.contains(&upsert.key, Some(version)) {
                 self.names.push(upsert);
             }
         }
-        let gone = held.names.keys().filter(|held| !snapshot.names.contains_key(held));
-        let gone = gone.map(|name| ResourceKey::Name(name.clone()));
-        self.removed.extend(gone.filter(|key| !kept.contains(key, None)));
+        let removed = held.names.keys().filter(|held| !snapshot.names.contains_key(held));
+        let removed = removed.map(|name| ResourceKey::Name(name.clone()));
+        self.removed.extend(removed.filter(|key| !retained.contains(key, None)));
     }
 
     fn add_service(
         &mut self,
-        view: &ServiceConfig,
+        service: &ServiceConfig,
         before: Option<&ServiceConfig>,
         held: Option<&HeldService>,
-        kept: Kept<'_>,
+        retained: RetainedResources<'_>,
     ) {
-        let key = ResourceKey::Service(view.name.clone());
-        let upsert = Upsert { key, content: encode_service(view) };
+        let key = ResourceKey::Service(service.name.clone());
+        let upsert = Upsert { key, content: encode_service(service) };
         let version = Some(upsert.version());
         let held_version = held.and_then(|held| held.version);
-        let send = held_version != version && !kept.contains(&upsert.key, version);
-        if send {
+        let is_sent = held_version != version && !retained.contains(&upsert.key, version);
+        if is_sent {
             self.upserts.push(upsert);
         }
         // Endpoints of a service that the proxy rejects are not sent.
-        if send || held_version.is_some() {
-            for (number, port) in &view.ports {
+        if is_sent || held_version.is_some() {
+            for (number, port) in &service.ports {
                 let before = before.and_then(|before| before.ports.get(number));
-                self.add_endpoints(port, before, held, kept);
+                self.add_endpoints(port, before, held, retained);
             }
         }
         if let Some(held) = held {
-            self.drop_endpoints(&view.name, Some(view), held, kept);
+            self.drop_endpoints(&service.name, Some(service), held, retained);
         }
     }
 
@@ -191,7 +204,7 @@ impl PendingDelta {
         port: &PortConfig,
         before: Option<&PortConfig>,
         held: Option<&HeldService>,
-        kept: Kept<'_>,
+        retained: RetainedResources<'_>,
     ) {
         let mut before = before.map_or(&[][..], |port| &port.endpoints).iter().peekable();
         for endpoint in &port.endpoints {
@@ -202,9 +215,9 @@ impl PendingDelta {
             let key = ResourceKey::Endpoint(endpoint.id.clone());
             let upsert = Upsert { key, content: encode_endpoint(endpoint) };
             let version = upsert.version();
-            let place = (endpoint.id.port, endpoint.id.workload.clone());
-            let held = held.and_then(|held| held.endpoints.get(&place));
-            if held != Some(&version) && !kept.contains(&upsert.key, Some(version)) {
+            let endpoint_key = (endpoint.id.port, endpoint.id.workload.clone());
+            let held = held.and_then(|held| held.endpoints.get(&endpoint_key));
+            if held != Some(&version) && !retained.contains(&upsert.key, Some(version)) {
                 self.endpoints.push(upsert);
             }
         }
@@ -213,44 +226,50 @@ impl PendingDelta {
     fn drop_endpoints(
         &mut self,
         name: &ServiceName,
-        view: Option<&ServiceConfig>,
+        service: Option<&ServiceConfig>,
         held: &HeldService,
-        kept: Kept<'_>,
+        retained: RetainedResources<'_>,
     ) {
-        let wanted = view.into_iter().flat_map(endpoints_of);
-        let wanted = wanted.map(|(port, endpoint)| (port, &endpoint.id.workload));
-        let wanted: BTreeSet<_> = wanted.collect();
-        let gone = held.endpoints.keys().filter(|(port, name)| !wanted.contains(&(*port, name)));
-        let keys = gone.map(|(port, workload)| {
+        let desired = service.into_iter().flat_map(endpoints_of);
+        let desired = desired.map(|(port, endpoint)| (port, &endpoint.id.workload));
+        let desired: BTreeSet<_> = desired.collect();
+        let removed =
+            held.endpoints.keys().filter(|(port, name)| !desired.contains(&(*port, name)));
+        let keys = removed.map(|(port, workload)| {
             ResourceKey::Endpoint(EndpointId {
                 service: name.clone(),
                 port: *port,
                 workload: workload.clone(),
             })
         });
-        self.dropped.extend(keys.filter(|key| !kept.contains(key, None)));
+        self.dropped.extend(keys.filter(|key| !retained.contains(key, None)));
     }
 
-    fn remove_service(&mut self, name: &ServiceName, held: &HeldService, kept: Kept<'_>) {
+    fn remove_service(
+        &mut self,
+        name: &ServiceName,
+        held: &HeldService,
+        retained: RetainedResources<'_>,
+    ) {
         if held.version.is_none() {
-            return self.drop_endpoints(name, None, held, kept);
+            return self.drop_endpoints(name, None, held, retained);
         }
         let key = ResourceKey::Service(name.clone());
-        if !kept.contains(&key, None) {
+        if !retained.contains(&key, None) {
             self.removed.push(key);
         }
     }
 }
 
-fn is_same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {
-    Arc::ptr_eq(one, other) || one == other
+fn is_same<T: PartialEq>(left: &Arc<T>, right: &Arc<T>) -> bool {
+    Arc::ptr_eq(left, right) || left == right
 }
 
 /// The encoded size of a key in a message, rounded up.
 fn encoded_size(key: &ResourceKey) -> usize {
     let names = match key {
         ResourceKey::Workload => 0,
-        ResourceKey::Address(_) => ADDRESS_BYTES_MAX,
+        ResourceKey::Address(_) => MAX_ADDRESS_BYTES,
         ResourceKey::Service(name) | ResourceKey::Name(name) => {
             name.namespace.as_str().len() + name.name.as_str().len()
         }
@@ -269,11 +288,11 @@ fn encoded_size(key: &ResourceKey) -> usize {
 const KEY_BYTES: usize = 48;
 
 /// The length of an IPv6 address.
-const ADDRESS_BYTES_MAX: usize = 16;
+const MAX_ADDRESS_BYTES: usize = 16;
 
 /// The maximum content of a delta: a message, minus its own fields and absent services.
-const DELTA_BYTES_MAX: usize = 3 << 20;
+const MAX_DELTA_BYTES: usize = 3 << 20;
 
 /// The maximum size of a resource: a service with 10,000 rules is about half as large, and a delta has room for
 /// it and a little more.
-pub(super) const RESOURCE_BYTES_MAX: usize = 5 << 19;
+pub(super) const MAX_RESOURCE_BYTES: usize = 5 << 19;

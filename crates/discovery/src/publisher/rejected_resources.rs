@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use leno_model::Snapshot;
 
-use crate::envelope::{REASON_BYTES_MAX, truncate_text};
+use crate::envelope::{MAX_REASON_BYTES, truncate_text};
 use crate::held_versions::{HeldVersions, endpoints_of};
 use crate::key::{ChangeId, ResourceKey, ResourceVersion};
 use crate::message::{ConfigUpdate, ResourceRejection};
 use crate::resource::{
-    encode_address_entry, encode_dns_record, encode_endpoint, encode_plan, encode_service,
+    encode_address_entry, encode_dns_record, encode_endpoint, encode_service,
+    encode_workload_config,
 };
 
 /// Rejected resources, at most one entry for each resource that was sent.
@@ -34,14 +35,14 @@ enum RetryTrigger {
     Changed,
     /// A change of the state of another resource.
     DependencyChanged(ResourceKey, DependencyState),
-    /// Any change: the proxy did not name the invalid part of the delta.
+    /// Any newer configuration than that of this change: the proxy did not name the invalid part of the delta.
     NextConfig(ChangeId),
 }
 
 /// The state of a resource that another one depends on.
 #[derive(Debug, PartialEq, Eq)]
 struct DependencyState {
-    wanted: Option<ResourceVersion>,
+    desired: Option<ResourceVersion>,
     held: Option<ResourceVersion>,
     absent: bool,
 }
@@ -56,6 +57,7 @@ impl RejectedResources {
         self.entries.get(key).is_some_and(|entry| entry.version == version)
     }
 
+    /// Returns all rejections, with their reasons.
     pub(super) fn list_rejections(&self) -> impl Iterator<Item = ResourceRejection> {
         self.entries.iter().map(|(key, entry)| ResourceRejection {
             key: key.clone(),
@@ -67,7 +69,13 @@ impl RejectedResources {
         })
     }
 
-    pub(super) fn set_aside(&mut self, key: ResourceKey, version: ResourceVersion, reason: &str) {
+    /// Records a resource that is rejected before it is sent, until its content changes.
+    pub(super) fn add_rejection(
+        &mut self,
+        key: ResourceKey,
+        version: ResourceVersion,
+        reason: &str,
+    ) {
         let reason = reason.to_owned();
         self.entries.insert(
             key,
@@ -78,75 +86,76 @@ impl RejectedResources {
     /// Records the rejections of a delta; returns true if one of them names a part of it.
     pub(super) fn record_rejections(
         &mut self,
-        sent: &[(ResourceKey, Option<ResourceVersion>)],
-        refusals: &[ResourceRejection],
+        sent_resources: &[(ResourceKey, Option<ResourceVersion>)],
+        rejections: &[ResourceRejection],
         update: &ConfigUpdate,
         held: &HeldVersions,
     ) -> bool {
-        let by_key: BTreeMap<_, _> = refusals.iter().map(|r| (&r.key, r)).collect();
-        let mut named = false;
-        for (key, version) in sent {
-            let Some(refusal) = by_key.get(key) else {
+        let by_key: BTreeMap<_, _> =
+            rejections.iter().map(|rejection| (&rejection.key, rejection)).collect();
+        let mut names_part = false;
+        for (key, version) in sent_resources {
+            let Some(rejection) = by_key.get(key) else {
                 continue;
             };
-            named = true;
-            let until = match &refusal.because {
-                Some(other) => {
-                    let circumstance = DependencyState::new(other, update, held);
-                    RetryTrigger::DependencyChanged(other.clone(), circumstance)
+            names_part = true;
+            let until = match &rejection.because {
+                Some(dependency) => {
+                    let state = DependencyState::new(dependency, update, held);
+                    RetryTrigger::DependencyChanged(dependency.clone(), state)
                 }
                 None if version.is_some() => RetryTrigger::Changed,
                 None => RetryTrigger::NextConfig(update.change),
             };
-            let reason = truncate_text(&refusal.reason, REASON_BYTES_MAX).to_owned();
+            let reason = truncate_text(&rejection.reason, MAX_REASON_BYTES).to_owned();
             self.entries.insert(key.clone(), RejectedResource { version: *version, reason, until });
         }
-        named
+        names_part
     }
 
-    /// Records a rejected delta of which no part was named. Nothing of it is sent again before the next offer;
-    /// otherwise the same delta would be sent and rejected forever.
-    pub(super) fn refused_unnamed(
+    /// Records a rejected delta of which no part was named. None of its resources is sent again before the next
+    /// configuration; otherwise the same delta would be sent and rejected forever.
+    pub(super) fn reject_whole_delta(
         &mut self,
-        sent: &[(ResourceKey, Option<ResourceVersion>)],
-        refusals: &[ResourceRejection],
+        sent_resources: &[(ResourceKey, Option<ResourceVersion>)],
+        rejections: &[ResourceRejection],
         change: ChangeId,
     ) {
-        let reason = match refusals.first() {
-            Some(first) => truncate_text(&first.to_string(), REASON_BYTES_MAX).to_owned(),
+        let reason = match rejections.first() {
+            Some(first) => truncate_text(&first.to_string(), MAX_REASON_BYTES).to_owned(),
             None => "rejected without a reason".to_owned(),
         };
-        for (key, version) in sent {
+        for (key, version) in sent_resources {
             let (reason, until) = (reason.clone(), RetryTrigger::NextConfig(change));
             self.entries.insert(key.clone(), RejectedResource { version: *version, reason, until });
         }
     }
 
-    /// Releases all that waits for the state of another resource; returns true if there was any.
-    pub(super) fn let_go(&mut self) -> bool {
+    /// Releases all resources that wait for the state of another one; returns true if there were any.
+    pub(super) fn try_release_dependents(&mut self) -> bool {
         let before = self.entries.len();
-        self.absent_accepted();
+        self.release_dependents();
         self.entries.len() < before
     }
 
     /// Releases rejections about references after the proxy accepted a set of absent services: dangling
     /// references may be valid now, and referenced resources may be removable.
-    pub(super) fn absent_accepted(&mut self) {
+    pub(super) fn release_dependents(&mut self) {
         self.entries.retain(|_, entry| !matches!(entry.until, RetryTrigger::DependencyChanged(..)));
     }
 
     /// Releases resources that are no longer desired in the rejected form, and those that may be accepted now.
     pub(super) fn release(&mut self, update: &ConfigUpdate, held: &HeldVersions) {
         self.entries.retain(|key, entry| {
-            let wanted = desired_version(&update.snapshot, key);
-            let kept = match &entry.until {
+            let desired = desired_version(&update.snapshot, key);
+            let is_withheld = match &entry.until {
                 RetryTrigger::Changed => true,
-                RetryTrigger::DependencyChanged(other, then) => {
-                    DependencyState::new(other, update, held) == *then
+                RetryTrigger::DependencyChanged(dependency, state) => {
+                    DependencyState::new(dependency, update, held) == *state
                 }
                 RetryTrigger::NextConfig(change) => update.change == *change,
             };
-            kept && wanted == entry.version && wanted != held.version(key)
+            is_withheld && desired == entry.version && desired != held.version(key)
         });
     }
 }
@@ -154,7 +163,7 @@ impl RejectedResources {
 impl DependencyState {
     fn new(key: &ResourceKey, update: &ConfigUpdate, held: &HeldVersions) -> Self {
         Self {
-            wanted: desired_version(&update.snapshot, key),
+            desired: desired_version(&update.snapshot, key),
             held: held.version(key),
             absent: key.service().is_some_and(|service| update.absent.contains(service)),
         }
@@ -164,7 +173,7 @@ impl DependencyState {
 /// The desired version of a resource, if any.
 fn desired_version(snapshot: &Snapshot, key: &ResourceKey) -> Option<ResourceVersion> {
     let content = match key {
-        ResourceKey::Workload => encode_plan(&snapshot.config),
+        ResourceKey::Workload => encode_workload_config(&snapshot.config),
         ResourceKey::Service(name) => encode_service(snapshot.services.get(name)?),
         ResourceKey::Address(address) => encode_address_entry(snapshot.addresses.get(address)?),
         ResourceKey::Name(name) => encode_dns_record(snapshot.names.get(name)?),

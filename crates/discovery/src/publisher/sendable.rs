@@ -1,4 +1,4 @@
-//! The part of an offer that can be sent while some of its endpoints are uncertain.
+//! The part of a desired configuration that can be sent while some of its endpoints are uncertain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,93 +17,98 @@ use crate::unknown_endpoints::UnknownEndpoints;
 /// endpoints. Services that a held service routes to are always sent, because references must be valid.
 pub(super) fn sendable_part(
     snapshot: &Arc<Snapshot>,
-    doubt: &UnknownEndpoints,
+    unknown_endpoints: &UnknownEndpoints,
     held: &HeldVersions,
 ) -> Arc<Snapshot> {
-    let mut hidden = with_users(snapshot, services_without_endpoints(snapshot, doubt, held));
-    if hidden.is_empty() {
+    let mut excluded =
+        with_dependents(snapshot, services_without_endpoints(snapshot, unknown_endpoints, held));
+    if excluded.is_empty() {
         return Arc::clone(snapshot);
     }
     let is_held = |name: &ServiceName| {
         held.services.get(name).is_some_and(|service| service.version.is_some())
     };
-    let mut open: Vec<&ServiceName> =
+    let mut queue: Vec<&ServiceName> =
         snapshot.services.keys().filter(|name| is_held(name)).collect();
-    let mut seen: BTreeSet<&ServiceName> = open.iter().copied().collect();
-    while let Some(name) = open.pop() {
-        hidden.remove(name);
-        let used = snapshot.services.get(name).into_iter().flat_map(|view| backend_services(view));
-        open.extend(used.filter(|name| seen.insert(name)));
+    let mut visited: BTreeSet<&ServiceName> = queue.iter().copied().collect();
+    while let Some(name) = queue.pop() {
+        excluded.remove(name);
+        let backends =
+            snapshot.services.get(name).into_iter().flat_map(|service| backend_services(service));
+        queue.extend(backends.filter(|name| visited.insert(name)));
     }
-    let shown = snapshot.services.iter().filter(|(name, _)| !hidden.contains(name));
-    let services = shown.map(|(name, view)| (name.clone(), Arc::clone(view))).collect();
+    let included = snapshot.services.iter().filter(|(name, _)| !excluded.contains(name));
+    let services = included.map(|(name, service)| (name.clone(), Arc::clone(service))).collect();
     let addresses = snapshot.addresses.clone();
     let names = snapshot.names.clone();
     Arc::new(Snapshot { config: Arc::clone(&snapshot.config), services, addresses, names })
 }
 
-/// The resources that a proxy keeps unchanged.
+/// The resources that a proxy retains unchanged although they differ from the desired ones.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Kept<'a> {
+pub(super) struct RetainedResources<'a> {
     /// Rejected resources.
     pub(super) rejected_resources: &'a RejectedResources,
     /// Uncertain endpoints and addresses.
     pub(super) unknown_endpoints: &'a UnknownEndpoints,
 }
 
-impl Kept<'_> {
+impl RetainedResources<'_> {
     /// True if this content, or the removal (`None`), is not sent although it differs.
     pub(super) fn contains(&self, key: &ResourceKey, version: Option<ResourceVersion>) -> bool {
         let uncertain = match key {
             ResourceKey::Endpoint(id) => version.is_none() && self.unknown_endpoints.contains(id),
-            ResourceKey::Address(address) => self.unknown_endpoints.is_about(address),
+            ResourceKey::Address(address) => self.unknown_endpoints.contains_address(address),
             ResourceKey::Workload | ResourceKey::Service(_) | ResourceKey::Name(_) => false,
         };
         uncertain || self.rejected_resources.contains(key, version)
     }
 }
 
-/// Services with a port that has no endpoint, keeps none at the proxy, and may still get one.
+/// Services with a port that has no known endpoint, retains none at the proxy, and may still get one.
 fn services_without_endpoints<'a>(
     snapshot: &'a Snapshot,
-    doubt: &'a UnknownEndpoints,
+    unknown_endpoints: &'a UnknownEndpoints,
     held: &HeldVersions,
 ) -> BTreeSet<&'a ServiceName> {
-    let mut answered = BTreeMap::new();
-    for EndpointId { service, port, workload } in doubt.iter() {
-        let view = snapshot.services.get(service).and_then(|view| view.ports.get(port));
-        let there = view.is_none_or(|view| !view.endpoints.is_empty());
-        let kept = held.services.get(service);
-        let kept = kept.is_some_and(|held| held.endpoints.contains_key(&(*port, workload.clone())));
-        *answered.entry((service, port)).or_insert(false) |= there || kept;
+    let mut has_endpoint = BTreeMap::new();
+    for EndpointId { service, port, workload } in unknown_endpoints.iter() {
+        let port_config =
+            snapshot.services.get(service).and_then(|service| service.ports.get(port));
+        let has_known = port_config.is_none_or(|port_config| !port_config.endpoints.is_empty());
+        let has_retained = held.services.get(service);
+        let has_retained = has_retained
+            .is_some_and(|held| held.endpoints.contains_key(&(*port, workload.clone())));
+        *has_endpoint.entry((service, port)).or_insert(false) |= has_known || has_retained;
     }
-    let unanswered = answered.into_iter().filter(|(_, answered)| !answered);
-    unanswered.map(|((service, _), _)| service).collect()
+    let without_endpoint = has_endpoint.into_iter().filter(|(_, has_endpoint)| !has_endpoint);
+    without_endpoint.map(|((service, _), _)| service).collect()
 }
 
-/// The services, and all that route to them directly or indirectly.
-fn with_users<'a>(
+/// The services, and all services that route to them directly or indirectly.
+fn with_dependents<'a>(
     snapshot: &'a Snapshot,
     services: BTreeSet<&'a ServiceName>,
 ) -> BTreeSet<&'a ServiceName> {
-    let mut all = services;
-    if all.is_empty() {
-        return all;
+    let mut closure = services;
+    if closure.is_empty() {
+        return closure;
     }
-    let mut users: BTreeMap<&ServiceName, Vec<&ServiceName>> = BTreeMap::new();
-    for (user, view) in &snapshot.services {
-        for used in backend_services(view) {
-            users.entry(used).or_default().push(user);
+    let mut dependents: BTreeMap<&ServiceName, Vec<&ServiceName>> = BTreeMap::new();
+    for (dependent, service) in &snapshot.services {
+        for backend in backend_services(service) {
+            dependents.entry(backend).or_default().push(dependent);
         }
     }
-    let mut open: Vec<&ServiceName> = all.iter().copied().collect();
-    while let Some(name) = open.pop() {
-        let users = users.get(name).into_iter().flatten().copied();
-        open.extend(users.filter(|user| all.insert(user)));
+    let mut queue: Vec<&ServiceName> = closure.iter().copied().collect();
+    while let Some(name) = queue.pop() {
+        let dependents = dependents.get(name).into_iter().flatten().copied();
+        queue.extend(dependents.filter(|dependent| closure.insert(dependent)));
     }
-    all
+    closure
 }
 
-fn backend_services(view: &ServiceConfig) -> impl Iterator<Item = &ServiceName> {
-    view.ports.values().flat_map(PortConfig::backends).map(|backend| &backend.service)
+/// The services that a service routes to.
+fn backend_services(service: &ServiceConfig) -> impl Iterator<Item = &ServiceName> {
+    service.ports.values().flat_map(PortConfig::backends).map(|backend| &backend.service)
 }

@@ -1,4 +1,4 @@
-//! Tests of the publisher: one delta in flight, newest offer wins, differences only, rejections remembered.
+//! Tests of the publisher: one delta in flight, the newest update wins, only differences, remembered rejections.
 
 use leno_model::{EndpointId, ValueMatch};
 
@@ -9,25 +9,25 @@ use crate::fixture::{
 use crate::message::Upsert;
 use crate::subscriber::Subscriber;
 
-/// Publishes until nothing is left to send; resources that `judge` rejects are rejected.
+/// Publishes until nothing is left to send; resources that `reject` rejects are rejected.
 fn publish_all(
     publisher: &mut Publisher,
     subscriber: &mut Subscriber,
-    judge: impl Fn(&Upsert) -> Option<ResourceRejection>,
+    reject: impl Fn(&Upsert) -> Option<ResourceRejection>,
 ) -> Vec<Delta> {
     let mut deltas = Vec::new();
     while let Some(delta) = publisher.next_delta() {
-        assert!(deltas.len() < 100, "deltas go back and forth for ever: {delta:?}");
+        assert!(deltas.len() < 100, "the deltas do not converge: {delta:?}");
         deltas.push(delta.clone());
-        let refusals: Vec<_> = delta.upserts.iter().filter_map(&judge).collect();
+        let rejections: Vec<_> = delta.upserts.iter().filter_map(&reject).collect();
         let nonce = delta.nonce;
         match subscriber.stage(delta) {
-            Ok(staged) if refusals.is_empty() => {
+            Ok(staged) if rejections.is_empty() => {
                 subscriber.commit(staged);
                 publisher.acknowledge(nonce).unwrap();
             }
-            Ok(_) => assert!(publisher.reject_delta(nonce, &refusals).is_some()),
-            Err(refusals) => assert!(publisher.reject_delta(nonce, &refusals).is_some()),
+            Ok(_) => assert!(publisher.reject_delta(nonce, &rejections).is_some()),
+            Err(rejections) => assert!(publisher.reject_delta(nonce, &rejections).is_some()),
         }
     }
     deltas
@@ -45,7 +45,7 @@ fn publisher_and_subscriber(update: ConfigUpdate) -> (Publisher, Subscriber) {
 }
 
 #[test]
-fn the_first_delta_carries_everything_and_the_next_only_differences() {
+fn the_first_delta_contains_all_resources_and_the_next_only_differences() {
     let (mut publisher, mut subscriber) = publisher_and_subscriber(bookinfo_update());
     assert_eq!(subscriber.current_update(), Some(&bookinfo_update()));
     assert_eq!(publisher.applied_change(), Some(ChangeId(1)));
@@ -53,7 +53,7 @@ fn the_first_delta_carries_everything_and_the_next_only_differences() {
     let mut next = bookinfo_update();
     next.change = ChangeId(2);
     publisher.set_update(next.clone());
-    assert_eq!(publisher.next_delta(), None, "equal worlds send nothing");
+    assert_eq!(publisher.next_delta(), None, "an equal configuration sends nothing");
     assert_eq!(publisher.applied_change(), Some(ChangeId(2)));
 
     let snapshot = Arc::make_mut(&mut next.snapshot);
@@ -67,7 +67,7 @@ fn the_first_delta_carries_everything_and_the_next_only_differences() {
 }
 
 #[test]
-fn endpoint_churn_sends_only_that_endpoint_in_few_bytes() {
+fn a_changed_endpoint_is_sent_alone() {
     let (mut publisher, mut subscriber) =
         publisher_and_subscriber(update_with(1, [service_config("ratings", 1000)]));
     let mut moved = service_config("ratings", 1000);
@@ -86,7 +86,7 @@ fn endpoint_churn_sends_only_that_endpoint_in_few_bytes() {
 }
 
 #[test]
-fn one_delta_is_in_flight_and_the_newest_offer_wins() {
+fn one_delta_is_in_flight_and_the_newest_update_wins() {
     let mut publisher = Publisher::new(Vec::new());
     publisher.set_update(update_with(1, [service_config("a", 1)]));
     let first = publisher.next_delta().unwrap();
@@ -94,17 +94,17 @@ fn one_delta_is_in_flight_and_the_newest_offer_wins() {
     publisher.set_update(update_with(3, [service_config("a", 1), service_config("c", 1)]));
     assert_eq!(publisher.next_delta(), None);
     assert_eq!(publisher.acknowledge(first.nonce + 7), None, "not in flight");
-    let acked = publisher.acknowledge(first.nonce);
-    assert_eq!(acked, Some(AcknowledgedDelta { change: ChangeId(1), whole: true }));
-    assert_eq!(publisher.acknowledge(first.nonce), None, "already answered");
+    let acknowledged = publisher.acknowledge(first.nonce);
+    assert_eq!(acknowledged, Some(AcknowledgedDelta { change: ChangeId(1), whole: true }));
+    assert_eq!(publisher.acknowledge(first.nonce), None, "already acknowledged");
     let second = publisher.next_delta().unwrap();
     assert_eq!(second.change, ChangeId(3));
-    assert!(second.removed.is_empty(), "b never left");
-    assert!(second.upserts.iter().all(|u| u.key.service() == Some(&service_name("c"))));
+    assert!(second.removed.is_empty(), "b was never sent");
+    assert!(second.upserts.iter().all(|upsert| upsert.key.service() == Some(&service_name("c"))));
 }
 
 #[test]
-fn a_proxy_that_reconnects_gets_only_what_differs() {
+fn a_reconnected_proxy_receives_only_differences() {
     let (_, mut subscriber) = publisher_and_subscriber(bookinfo_update());
     let mut publisher = Publisher::new(subscriber.held_versions());
     let mut changed = bookinfo_update();
@@ -124,27 +124,32 @@ fn a_proxy_that_reconnects_gets_only_what_differs() {
 }
 
 #[test]
-fn a_refused_resource_is_not_sent_again_until_it_changes() {
-    let bad = |upsert: &Upsert| {
-        let bad = upsert.key == ResourceKey::Service(service_name("bad"));
-        bad.then(|| ResourceRejection::new(upsert.key.clone(), "not a regular expression"))
+fn a_rejected_resource_is_not_sent_again_until_it_changes() {
+    let reject_bad = |upsert: &Upsert| {
+        let is_bad = upsert.key == ResourceKey::Service(service_name("bad"));
+        is_bad.then(|| ResourceRejection::new(upsert.key.clone(), "not a regular expression"))
     };
     let (mut publisher, mut subscriber) = publisher_and_subscriber(update_with(1, []));
     publisher.set_update(update_with(2, [service_config("bad", 2), service_config("good", 2)]));
-    let deltas = publish_all(&mut publisher, &mut subscriber, bad);
+    let deltas = publish_all(&mut publisher, &mut subscriber, reject_bad);
     assert_eq!(deltas.len(), 2, "with it, then without");
-    assert!(deltas[1].upserts.iter().all(|u| u.key.service() == Some(&service_name("good"))));
+    assert!(
+        deltas[1].upserts.iter().all(|upsert| upsert.key.service() == Some(&service_name("good")))
+    );
     assert!(
         subscriber.current_update().unwrap().snapshot.services.contains_key(&service_name("good"))
     );
-    let refused: Vec<_> = publisher.rejected_resources().collect();
-    assert_eq!(refused.len(), 1);
-    assert_eq!(refused[0].to_string(), "service bookinfo/bad: not a regular expression");
+    let rejections: Vec<_> = publisher.rejected_resources().collect();
+    assert_eq!(rejections.len(), 1);
+    assert_eq!(rejections[0].to_string(), "service bookinfo/bad: not a regular expression");
     assert_eq!(publisher.applied_change(), Some(ChangeId(2)));
 
     publisher.set_update(update_with(3, [service_config("bad", 2), service_config("good", 3)]));
-    let deltas = publish_all(&mut publisher, &mut subscriber, bad);
-    assert!(deltas.iter().all(|d| d.upserts.iter().all(|u| bad(u).is_none())), "sent again");
+    let deltas = publish_all(&mut publisher, &mut subscriber, reject_bad);
+    assert!(
+        deltas.iter().all(|delta| delta.upserts.iter().all(|upsert| reject_bad(upsert).is_none())),
+        "sent again"
+    );
 
     let mut repaired = service_config("bad", 2);
     add_route(&mut repaired, &["good"]);
@@ -156,22 +161,22 @@ fn a_refused_resource_is_not_sent_again_until_it_changes() {
 }
 
 #[test]
-fn what_depends_on_a_refused_resource_waits_for_it() {
-    let refuse_ratings = |upsert: &Upsert| {
-        let bad = upsert.key == ResourceKey::Service(service_name("ratings"));
-        bad.then(|| ResourceRejection::new(upsert.key.clone(), "no"))
+fn a_resource_waits_for_a_rejected_resource_that_it_depends_on() {
+    let reject_ratings = |upsert: &Upsert| {
+        let is_ratings = upsert.key == ResourceKey::Service(service_name("ratings"));
+        is_ratings.then(|| ResourceRejection::new(upsert.key.clone(), "no"))
     };
     let mut publisher = Publisher::new(Vec::new());
     let mut subscriber = Subscriber::new();
     publisher.set_update(bookinfo_update());
-    publish_all(&mut publisher, &mut subscriber, refuse_ratings);
+    publish_all(&mut publisher, &mut subscriber, reject_ratings);
     let services = &subscriber.current_update().unwrap().snapshot.services;
     assert!(services.is_empty(), "reviews refers to ratings: {services:?}");
-    let refused: Vec<_> = publisher.rejected_resources().collect();
+    let rejections: Vec<_> = publisher.rejected_resources().collect();
     assert_eq!(
-        refused[1].because,
+        rejections[1].because,
         Some(ResourceKey::Service(service_name("ratings"))),
-        "{refused:?}"
+        "{rejections:?}"
     );
 
     let mut repaired = bookinfo_update();
@@ -182,21 +187,21 @@ fn what_depends_on_a_refused_resource_waits_for_it() {
         .insert(service_name("ratings"), Arc::new(ratings));
     publisher.set_update(repaired.clone());
     publish_all(&mut publisher, &mut subscriber, accept_all);
-    assert_eq!(subscriber.current_update(), Some(&repaired), "both came");
+    assert_eq!(subscriber.current_update(), Some(&repaired), "both were sent");
 }
 
 #[test]
-fn a_refusal_that_names_nothing_that_was_sent_waits_for_the_next_offer() {
+fn a_rejection_without_a_sent_resource_withholds_the_delta_until_the_next_update() {
     let (mut publisher, mut subscriber) = publisher_and_subscriber(update_with(1, []));
     publisher.set_update(update_with(2, [service_config("a", 1)]));
     let delta = publisher.next_delta().unwrap();
-    let other = ResourceRejection::new(ResourceKey::Workload, "the address is in use");
-    assert_eq!(publisher.reject_delta(delta.nonce, &[other]), Some(ChangeId(2)));
+    let unrelated = ResourceRejection::new(ResourceKey::Workload, "the address is in use");
+    assert_eq!(publisher.reject_delta(delta.nonce, &[unrelated]), Some(ChangeId(2)));
     assert_eq!(publisher.next_delta(), None);
     assert!(
         publisher
             .rejected_resources()
-            .all(|refusal| refusal.reason == "plan: the address is in use")
+            .all(|rejection| rejection.reason == "plan: the address is in use")
     );
     let next = update_with(3, [service_config("a", 1)]);
     publisher.set_update(next.clone());
@@ -205,7 +210,7 @@ fn a_refusal_that_names_nothing_that_was_sent_waits_for_the_next_offer() {
 }
 
 #[test]
-fn a_resource_too_large_to_send_is_named_and_the_rest_is_sent() {
+fn an_oversized_resource_is_reported_and_the_others_are_sent() {
     let mut large = service_config("large", 1);
     add_route(&mut large, &vec!["large"; 200_000]);
     let mut publisher = Publisher::new(Vec::new());
@@ -221,14 +226,14 @@ fn a_resource_too_large_to_send_is_named_and_the_rest_is_sent() {
 }
 
 #[test]
-fn a_service_with_ten_thousand_rules_arrives() {
+fn a_service_with_ten_thousand_rules_is_sent() {
     let mut checkout = service_config("checkout", 3);
     add_route(&mut checkout, &["checkout-stable", "checkout-canary"]);
     let rules = &mut checkout.ports.get_mut(&9080).unwrap().rules;
-    let like = rules.pop().unwrap();
+    let template = rules.pop().unwrap();
     // The maximum of the Gateway API for a route.
     for number in 0..10_000 {
-        let mut rule = like.clone();
+        let mut rule = template.clone();
         rule.route = format!("bookinfo/checkout-of-the-tenants-{}", number / 16).parse().unwrap();
         rule.matches[0].headers[0].value = ValueMatch::Exact(format!("tenant-{number}"));
         rules.push(rule);
@@ -236,15 +241,15 @@ fn a_service_with_ten_thousand_rules_arrives() {
     let mut publisher = Publisher::new(Vec::new());
     let mut subscriber = Subscriber::new();
     let backends = ["checkout-stable", "checkout-canary"].map(|name| service_config(name, 1));
-    let world = update_with(1, [checkout].into_iter().chain(backends));
-    publisher.set_update(world.clone());
+    let update = update_with(1, [checkout].into_iter().chain(backends));
+    publisher.set_update(update.clone());
     publish_all(&mut publisher, &mut subscriber, accept_all);
     assert_eq!(publisher.take_oversized(), []);
-    assert!(subscriber.current_update() == Some(&world));
+    assert!(subscriber.current_update() == Some(&update));
 }
 
 #[test]
-fn a_world_larger_than_a_message_arrives_in_parts() {
+fn a_configuration_larger_than_a_message_is_sent_in_parts() {
     let large = update_with(1, [service_config("a", 30_000), service_config("b", 30_000)]);
     let mut publisher = Publisher::new(Vec::new());
     let mut subscriber = Subscriber::new();
@@ -253,7 +258,7 @@ fn a_world_larger_than_a_message_arrives_in_parts() {
     assert!(deltas.len() > 1);
     for (index, delta) in deltas.iter().enumerate() {
         let wire = crate::envelope::delta_to_wire(delta.clone());
-        assert!(prost::Message::encoded_len(&wire) <= crate::frame::MESSAGE_BYTES_MAX);
+        assert!(prost::Message::encoded_len(&wire) <= crate::frame::MAX_MESSAGE_BYTES);
         assert_eq!(delta.whole, index + 1 == deltas.len());
     }
     assert!(subscriber.current_update() == Some(&large));
@@ -265,16 +270,17 @@ fn a_world_larger_than_a_message_arrives_in_parts() {
 
 /// The configuration without some endpoints of a service; their absence is uncertain.
 fn without_endpoints(
-    mut world: ConfigUpdate,
+    mut update: ConfigUpdate,
     name: &str,
     indexes: &[u16],
 ) -> (ConfigUpdate, Vec<EndpointId>) {
     let service = service_name(name);
-    let ids: Vec<EndpointId> = indexes.iter().map(|i| service_endpoint(&service, *i).id).collect();
-    let services = &mut Arc::make_mut(&mut world.snapshot).services;
+    let ids: Vec<EndpointId> =
+        indexes.iter().map(|index| service_endpoint(&service, *index).id).collect();
+    let services = &mut Arc::make_mut(&mut update.snapshot).services;
     let view = Arc::make_mut(services.get_mut(&service).unwrap());
     view.ports.get_mut(&9080).unwrap().endpoints.retain(|held| !ids.contains(&held.id));
-    (world, ids)
+    (update, ids)
 }
 
 fn endpoint_count(subscriber: &Subscriber, name: &str) -> usize {
@@ -283,18 +289,18 @@ fn endpoint_count(subscriber: &Subscriber, name: &str) -> usize {
 }
 
 #[test]
-fn endpoints_in_doubt_stay_and_all_that_is_certain_is_sent() {
+fn uncertain_endpoints_are_retained_and_certain_changes_are_sent() {
     let (_, mut subscriber) = publisher_and_subscriber(bookinfo_update());
     let mut publisher = Publisher::new(subscriber.held_versions());
-    let (mut partial, doubtful) = without_endpoints(bookinfo_update(), "ratings", &[0, 2]);
+    let (mut partial, uncertain) = without_endpoints(bookinfo_update(), "ratings", &[0, 2]);
     partial.change = ChangeId(2);
     Arc::make_mut(&mut Arc::make_mut(&mut partial.snapshot).config).outbound_listeners.clear();
     let services = &mut Arc::make_mut(&mut partial.snapshot).services;
     services.insert(service_name("details"), Arc::new(service_config("details", 1)));
-    publisher.offer_in_doubt(partial.clone(), doubtful.into_iter().collect());
+    publisher.set_partial_update(partial.clone(), uncertain.into_iter().collect());
     let deltas = publish_all(&mut publisher, &mut subscriber, accept_all);
     assert!(deltas.len() == 1 && deltas[0].removed.is_empty(), "{deltas:?}");
-    assert_eq!(publisher.applied_change(), Some(ChangeId(2)), "all that can be said has been said");
+    assert_eq!(publisher.applied_change(), Some(ChangeId(2)), "all certain changes were sent");
     let held = &subscriber.current_update().unwrap().snapshot;
     assert_eq!(held.config, partial.snapshot.config);
     assert_eq!(
@@ -320,28 +326,28 @@ fn endpoints_in_doubt_stay_and_all_that_is_certain_is_sent() {
 }
 
 #[test]
-fn a_new_service_that_nobody_answers_for_yet_is_held_back_with_all_that_leads_to_it() {
+fn a_new_service_without_known_endpoints_is_withheld_with_the_services_that_route_to_it() {
     let mut reviews = service_config("reviews", 0);
     add_route(&mut reviews, &["ratings"]);
-    let whole =
+    let full_update =
         update_with(1, [reviews, service_config("ratings", 2), service_config("details", 1)]);
     let mut publisher = Publisher::new(Vec::new());
     let mut subscriber = Subscriber::new();
-    let (nobody, doubtful) = without_endpoints(whole.clone(), "ratings", &[0, 1]);
-    publisher.offer_in_doubt(nobody, doubtful.into_iter().collect());
+    let (without_any, uncertain) = without_endpoints(full_update.clone(), "ratings", &[0, 1]);
+    publisher.set_partial_update(without_any, uncertain.into_iter().collect());
     publish_all(&mut publisher, &mut subscriber, accept_all);
     let services = &subscriber.current_update().unwrap().snapshot.services;
     assert_eq!(services.keys().collect::<Vec<_>>(), [&service_name("details")]);
 
-    let (somebody, doubtful) = without_endpoints(whole.clone(), "ratings", &[1]);
-    publisher.offer_in_doubt(somebody.clone(), doubtful.into_iter().collect());
+    let (with_one, uncertain) = without_endpoints(full_update.clone(), "ratings", &[1]);
+    publisher.set_partial_update(with_one.clone(), uncertain.into_iter().collect());
     publish_all(&mut publisher, &mut subscriber, accept_all);
-    assert_eq!(subscriber.current_update(), Some(&somebody), "one can answer");
+    assert_eq!(subscriber.current_update(), Some(&with_one), "one endpoint is known");
 }
 
 #[test]
-fn what_a_held_service_leads_to_is_sent_however_it_is() {
-    let whole = |routed: bool| {
+fn the_backends_of_a_held_service_are_sent_even_without_endpoints() {
+    let full_update = |routed: bool| {
         let mut reviews = service_config("reviews", 1);
         if routed {
             add_route(&mut reviews, &["ratings"]);
@@ -351,9 +357,9 @@ fn what_a_held_service_leads_to_is_sent_however_it_is() {
         let ratings = routed.then(|| [details, service_config("ratings", 1)]);
         update_with(1, [reviews].into_iter().chain(ratings.into_iter().flatten()))
     };
-    let (mut publisher, mut subscriber) = publisher_and_subscriber(whole(false));
-    let (partial, doubtful) = without_endpoints(whole(true), "ratings", &[0]);
-    publisher.offer_in_doubt(partial, doubtful.into_iter().collect());
+    let (mut publisher, mut subscriber) = publisher_and_subscriber(full_update(false));
+    let (partial, uncertain) = without_endpoints(full_update(true), "ratings", &[0]);
+    publisher.set_partial_update(partial, uncertain.into_iter().collect());
     publish_all(&mut publisher, &mut subscriber, accept_all);
     let services = &subscriber.current_update().unwrap().snapshot.services;
     let names: Vec<_> = services.keys().collect();
@@ -363,34 +369,37 @@ fn what_a_held_service_leads_to_is_sent_however_it_is() {
         "details is new and can wait"
     );
     assert_eq!(endpoint_count(&subscriber, "ratings"), 0);
-    publisher.set_update(whole(true));
+    publisher.set_update(full_update(true));
     publish_all(&mut publisher, &mut subscriber, accept_all);
-    assert_eq!(subscriber.current_update(), Some(&whole(true)));
+    assert_eq!(subscriber.current_update(), Some(&full_update(true)));
 }
 
 #[test]
-fn absent_services_that_were_not_accepted_are_reported_again() {
-    let refuse_missing = |upsert: &Upsert| {
-        let bad = upsert.key == ResourceKey::Service(service_name("missing"));
-        bad.then(|| ResourceRejection::new(upsert.key.clone(), "no"))
+fn absent_services_that_were_not_accepted_are_sent_again() {
+    let reject_missing = |upsert: &Upsert| {
+        let is_missing = upsert.key == ResourceKey::Service(service_name("missing"));
+        is_missing.then(|| ResourceRejection::new(upsert.key.clone(), "no"))
     };
     let (mut publisher, mut subscriber) = publisher_and_subscriber(bookinfo_update());
-    let whole = |change: u64, endpoints: u16| {
-        let mut whole = bookinfo_update();
-        let services = &mut Arc::make_mut(&mut whole.snapshot).services;
+    let full_update = |change: u64, endpoints: u16| {
+        let mut full_update = bookinfo_update();
+        let services = &mut Arc::make_mut(&mut full_update.snapshot).services;
         for name in ["missing", "details"] {
             services.insert(service_name(name), Arc::new(service_config(name, endpoints)));
         }
         let missing = Arc::make_mut(services.get_mut(&service_name("missing")).unwrap());
         missing.ports.get_mut(&9080).unwrap().name = (endpoints == 1).then(|| "a".parse().unwrap());
-        ConfigUpdate { absent: BTreeSet::new(), change: ChangeId(change), ..whole }
+        ConfigUpdate { absent: BTreeSet::new(), change: ChangeId(change), ..full_update }
     };
-    publisher.set_update(whole(2, 1));
-    publish_all(&mut publisher, &mut subscriber, refuse_missing);
+    publisher.set_update(full_update(2, 1));
+    publish_all(&mut publisher, &mut subscriber, reject_missing);
     let held = subscriber.current_update().unwrap();
-    assert_eq!(held.absent, BTreeSet::from([service_name("missing")]), "reviews leads there");
-    assert!(held.snapshot.services.contains_key(&service_name("details")), "the rest came");
-    publisher.set_update(whole(3, 2));
+    assert_eq!(held.absent, BTreeSet::from([service_name("missing")]), "reviews routes to it");
+    assert!(
+        held.snapshot.services.contains_key(&service_name("details")),
+        "the other service was sent"
+    );
+    publisher.set_update(full_update(3, 2));
     publish_all(&mut publisher, &mut subscriber, accept_all);
-    assert_eq!(subscriber.current_update(), Some(&whole(3, 2)));
+    assert_eq!(subscriber.current_update(), Some(&full_update(3, 2)));
 }

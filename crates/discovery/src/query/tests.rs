@@ -16,9 +16,9 @@ use crate::subscriber::Subscriber;
 const CONNECTION: ConnectionId = ConnectionId(7);
 
 /// A proxy that passes its queries to the test.
-struct Handing(mpsc::Sender<Query>);
+struct QueryForwarder(mpsc::Sender<Query>);
 
-impl UpdateHandler for Handing {
+impl UpdateHandler for QueryForwarder {
     fn apply_update(&mut self, _: ConfigUpdate) -> Result<(), Vec<ResourceRejection>> {
         Ok(())
     }
@@ -42,27 +42,27 @@ impl Exchange {
         self.queries.send_query(CONNECTION, path.to_owned()).await
     }
 
-    /// Answers the next query at the proxy with this body.
+    /// Responds to the next query at the proxy with this body, and returns its path.
     async fn respond_next(&mut self, body: &[u8]) -> String {
         let query = self.at_proxy.recv().await.unwrap();
-        query.answer.send(QueryResponse { status: 200, body: body.to_vec() }).unwrap();
+        query.reply.send(QueryResponse { status: 200, body: body.to_vec() }).unwrap();
         query.path
     }
 }
 
 async fn control_plane(near: DuplexStream, budget: Arc<Budget>, operators: OperatorSessions) {
     let (queue, mut events) = event_queue(16);
-    let served = serve_proxy(near, CONNECTION, queue.create_sender(budget), None, operators);
+    let result = serve_proxy(near, CONNECTION, queue.create_sender(budget), None, operators);
     let owner = async {
-        let mut standings = Vec::new();
+        let mut response_senders = Vec::new();
         while let Some(queued) = events.recv().await {
             if let Event::Connected(connected) = queued.event {
-                standings.push(connected.responses);
+                response_senders.push(connected.responses);
             }
         }
     };
     tokio::select! {
-        served = served => served.unwrap_or_else(|error| assert!(!error.to_string().is_empty())),
+        result = result => result.unwrap_or_else(|error| assert!(!error.to_string().is_empty())),
         () = owner => {}
     }
 }
@@ -73,7 +73,7 @@ async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
     let (operators, budget) =
         (OperatorSessions::new(u64::MAX), Arc::new(Budget::new(Instant::now())));
     let (sender, at_proxy) = mpsc::channel(4);
-    let (hang_up, hung_up) = oneshot::channel();
+    let (hang_up, hang_up_receiver) = oneshot::channel();
     let queries = Arc::clone(&operators.queries);
     let test = async {
         // The proxy has sent its Hello.
@@ -85,13 +85,13 @@ async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
     };
     let proxy = async {
         let (_requests, mut requests) = mpsc::channel(1);
-        let (mut subscriber, mut handing) = (Subscriber::new(), Handing(sender));
+        let (mut subscriber, mut forwarder) = (Subscriber::new(), QueryForwarder(sender));
         let hello = Hello { answers_queries, ..gateway_hello() };
-        let followed =
-            follow_control_plane(far, hello, &mut subscriber, &mut requests, &mut handing);
+        let client =
+            follow_control_plane(far, hello, &mut subscriber, &mut requests, &mut forwarder);
         tokio::select! {
-            error = followed => panic!("{error}"),
-            _ = hung_up => {}
+            error = client => panic!("{error}"),
+            _ = hang_up_receiver => {}
         }
     };
     let control = control_plane(near, Arc::clone(&budget), operators);
@@ -108,7 +108,7 @@ async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
+async fn a_long_response_arrives_whole_and_is_not_charged_to_the_proxy() {
     with_stream(true, async |mut exchange: Exchange| {
         let body: Vec<u8> = (0..1_000_001_u32).map(|byte| byte.to_le_bytes()[0]).collect();
         let now = Instant::now();
@@ -116,9 +116,9 @@ async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
         exchange.budget.charge_reading(999_000, now);
         let queries = Arc::clone(&exchange.queries);
         let query = queries.send_query(CONNECTION, "/config".to_owned());
-        let (answer, path) = tokio::join!(query, exchange.respond_next(&body));
+        let (response, path) = tokio::join!(query, exchange.respond_next(&body));
         assert_eq!(path, "/config");
-        assert_eq!(answer, Ok(QueryResponse { status: 200, body }));
+        assert_eq!(response, Ok(QueryResponse { status: 200, body }));
         assert_eq!(exchange.budget.reads_at(now), None);
         let (empty, _) =
             tokio::join!(queries.send_query(CONNECTION, "/".into()), exchange.respond_next(b""));
@@ -128,11 +128,11 @@ async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_answer_is_dropped_and_the_next_query_gets_its_own() {
+async fn a_late_response_is_dropped_and_the_next_query_gets_its_own() {
     with_stream(true, async |mut exchange: Exchange| {
-        let began = Instant::now();
+        let start = Instant::now();
         assert_eq!(exchange.send_query("/first").await, Err(QueryError::Timeout));
-        assert_eq!(began.elapsed(), QUERY_DEADLINE);
+        assert_eq!(start.elapsed(), QUERY_DEADLINE);
         assert_eq!(exchange.respond_next(b"late").await, "/first");
         // It is sent before the next query.
         sleep(Duration::from_millis(1)).await;
@@ -145,24 +145,24 @@ async fn a_late_answer_is_dropped_and_the_next_query_gets_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_beyond_the_bound_is_an_error_and_the_stream_goes_on() {
+async fn an_oversized_response_is_an_error_and_the_stream_stays_open() {
     with_stream(true, async |mut exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
         let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
-        let long = vec![0; ANSWER_BYTES_MAX + 1];
-        let (answer, _) = tokio::join!(query("/config"), exchange.respond_next(&long));
-        assert_eq!(answer, Err(QueryError::Oversized));
-        assert_eq!(query(&"/".repeat(PATH_BYTES_MAX + 1)).await, Err(QueryError::Path));
-        let (answer, _) = tokio::join!(query("/ready"), exchange.respond_next(b"ready"));
-        assert_eq!(answer.unwrap().body, b"ready");
+        let oversized = vec![0; MAX_ANSWER_BYTES + 1];
+        let (response, _) = tokio::join!(query("/config"), exchange.respond_next(&oversized));
+        assert_eq!(response, Err(QueryError::Oversized));
+        assert_eq!(query(&"/".repeat(MAX_PATH_BYTES + 1)).await, Err(QueryError::Path));
+        let (response, _) = tokio::join!(query("/ready"), exchange.respond_next(b"ready"));
+        assert_eq!(response.unwrap().body, b"ready");
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proxy_that_disconnects_ends_the_wait() {
+async fn a_query_fails_at_once_when_its_proxy_disconnects() {
     with_stream(true, async |mut exchange: Exchange| {
-        let began = Instant::now();
+        let start = Instant::now();
         let queries = Arc::clone(&exchange.queries);
         let query = queries.send_query(CONNECTION, "/config".to_owned());
         let hang_up = async {
@@ -170,16 +170,16 @@ async fn a_proxy_that_disconnects_ends_the_wait() {
             exchange.hang_up.send(()).unwrap();
             query
         };
-        let (answer, _query) = tokio::join!(query, hang_up);
-        assert_eq!((answer, began.elapsed()), (Err(QueryError::Disconnected), Duration::ZERO));
-        let again = queries.send_query(CONNECTION, "/config".to_owned()).await;
-        assert_eq!(again, Err(QueryError::Disconnected), "its stream is forgotten");
+        let (response, _query) = tokio::join!(query, hang_up);
+        assert_eq!((response, start.elapsed()), (Err(QueryError::Disconnected), Duration::ZERO));
+        let later_response = queries.send_query(CONNECTION, "/config".to_owned()).await;
+        assert_eq!(later_response, Err(QueryError::Disconnected), "its stream is removed");
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proxy_has_one_query_at_a_time_and_each_operator_gets_the_own_answer() {
+async fn a_proxy_has_one_query_at_a_time_and_each_operator_gets_their_own_response() {
     with_stream(true, async |mut exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
         let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
@@ -188,20 +188,21 @@ async fn a_proxy_has_one_query_at_a_time_and_each_operator_gets_the_own_answer()
             sleep(Duration::from_secs(1)).await;
             assert!(exchange.at_proxy.try_recv().is_err(), "the second query waits");
             let body = first.path.clone().into_bytes();
-            first.answer.send(QueryResponse { status: 200, body }).unwrap();
+            first.reply.send(QueryResponse { status: 200, body }).unwrap();
             let second = exchange.at_proxy.recv().await.unwrap();
             let body = second.path.clone().into_bytes();
-            second.answer.send(QueryResponse { status: 503, body }).unwrap();
+            second.reply.send(QueryResponse { status: 503, body }).unwrap();
         };
-        let (one, two, ()) = tokio::join!(query("/one"), query("/two"), proxy);
-        assert_eq!(one, Ok(QueryResponse { status: 200, body: b"/one".to_vec() }));
-        assert_eq!(two, Ok(QueryResponse { status: 503, body: b"/two".to_vec() }));
+        let (first_response, second_response, ()) =
+            tokio::join!(query("/one"), query("/two"), proxy);
+        assert_eq!(first_response, Ok(QueryResponse { status: 200, body: b"/one".to_vec() }));
+        assert_eq!(second_response, Ok(QueryResponse { status: 503, body: b"/two".to_vec() }));
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_operator_that_leaves_holds_up_no_other() {
+async fn an_operator_that_leaves_does_not_block_the_next_one() {
     with_stream(true, async |mut exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
         let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
@@ -219,32 +220,32 @@ async fn an_operator_that_leaves_holds_up_no_other() {
 async fn the_queries_of_a_control_plane_are_bounded() {
     with_stream(true, async |exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
-        let mut all = tokio::task::JoinSet::new();
-        for _ in 0..=QUERIES_MAX {
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..=MAX_QUERIES {
             let queries = Arc::clone(&queries);
-            all.spawn(async move { queries.send_query(CONNECTION, "/config".to_owned()).await });
+            tasks.spawn(async move { queries.send_query(CONNECTION, "/config".to_owned()).await });
         }
-        let began = Instant::now();
-        let first = all.join_next().await.unwrap().unwrap();
+        let start = Instant::now();
+        let first = tasks.join_next().await.unwrap().unwrap();
         // One does not get a permit in time.
-        assert_eq!((first, began.elapsed()), (Err(QueryError::Busy), PLACE_WAIT));
-        let mut late = 0;
-        while let Some(answer) = all.join_next().await {
-            late += usize::from(answer.unwrap() == Err(QueryError::Timeout));
+        assert_eq!((first, start.elapsed()), (Err(QueryError::Busy), PERMIT_TIMEOUT));
+        let mut timeout_count = 0;
+        while let Some(response) = tasks.join_next().await {
+            timeout_count += usize::from(response.unwrap() == Err(QueryError::Timeout));
         }
-        assert_eq!(late, 1, "the proxy had one of them");
-        assert!(began.elapsed() <= PLACE_WAIT + QUERY_DEADLINE + ANSWER_GRACE);
+        assert_eq!(timeout_count, 1, "the proxy had one of them");
+        assert!(start.elapsed() <= PERMIT_TIMEOUT + QUERY_DEADLINE + STREAM_TIMEOUT);
         drop(exchange);
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proxy_of_an_earlier_release_is_sent_no_query() {
+async fn a_proxy_without_query_support_is_sent_no_query() {
     with_stream(false, async |mut exchange: Exchange| {
-        let began = Instant::now();
+        let start = Instant::now();
         assert_eq!(exchange.send_query("/config").await, Err(QueryError::Unsupported));
-        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert_eq!(start.elapsed(), Duration::ZERO);
         assert!(exchange.at_proxy.try_recv().is_err());
     })
     .await;

@@ -51,7 +51,7 @@ pub(super) fn from_wire(
         cors: cors.map_err(|invalid| invalid.with_parent("cors"))?,
         persistence: persistence.map_err(|invalid| invalid.with_parent("persistence"))?,
     };
-    if actions.mirrors.len() > RuleActions::MIRRORS_MAX {
+    if actions.mirrors.len() > RuleActions::MAX_MIRRORS {
         return Err(InvalidField::new("mirrors", "are too many"));
     }
     if actions.redirect.is_some() && actions.rewrite.is_some() {

@@ -11,7 +11,7 @@ use super::field::{
 use crate::proto::{self, address_entry};
 
 pub(super) fn to_wire(address_entry: &AddressEntry) -> proto::AddressEntry {
-    let what = match address_entry {
+    let entry = match address_entry {
         AddressEntry::External => address_entry::What::Outside(proto::Nothing {}),
         AddressEntry::Service(name) => address_entry::What::Service(name.to_string()),
         AddressEntry::Workload { workload, ports } => {
@@ -21,10 +21,10 @@ pub(super) fn to_wire(address_entry: &AddressEntry) -> proto::AddressEntry {
             })
         }
     };
-    proto::AddressEntry { what: Some(what) }
+    proto::AddressEntry { what: Some(entry) }
 }
 
-/// An unknown kind of entry must not be taken for an external address.
+/// An unknown kind of entry must not be interpreted as an external address.
 pub(super) fn from_wire(wire: proto::AddressEntry) -> Result<AddressEntry, InvalidField> {
     match wire.what {
         None => Err(InvalidField::new("what", "is missing, or unknown to this version")),
@@ -62,8 +62,7 @@ fn port_from_wire(
     let endpoint = wire.endpoint.map(|wire| endpoint::from_wire(&id, &wire)).transpose();
     let endpoint = endpoint.map_err(|invalid| invalid.with_parent("endpoint"))?;
     let protocol = parse_protocol("protocol", wire.protocol)?;
-    let EndpointId { service, port: of_service, .. } = id;
-    let read =
-        AddressPort { service, port: of_service, protocol, endpoint: endpoint.map(Arc::new) };
-    Ok((parse_port("number", wire.number)?, read))
+    let EndpointId { service, port, .. } = id;
+    let address_port = AddressPort { service, port, protocol, endpoint: endpoint.map(Arc::new) };
+    Ok((parse_port("number", wire.number)?, address_port))
 }

@@ -21,14 +21,14 @@ pub(super) fn to_wire(balancing: &PortLoadBalancing) -> proto::Balancing {
         BalanceAlgorithm::RingHash(key) => Algorithm::RingHash(key_to_wire(key)),
         BalanceAlgorithm::Maglev(key) => Algorithm::Maglev(key_to_wire(key)),
     };
-    let warm_up = |warm_up: SlowStart| proto::SlowStart {
-        time_nanoseconds: to_nanoseconds(warm_up.time),
-        percent_min: warm_up.percent_min.into(),
+    let slow_start = |slow_start: SlowStart| proto::SlowStart {
+        time_nanoseconds: to_nanoseconds(slow_start.time),
+        percent_min: slow_start.percent_min.into(),
     };
     proto::Balancing {
         policy: Some(policy_to_wire(&balancing.policy)),
         algorithm: Some(algorithm),
-        warm_up: balancing.rule.slow_start.map(warm_up),
+        warm_up: balancing.rule.slow_start.map(slow_start),
         by_latency: matches!(balancing.rule.algorithm, BalanceAlgorithm::PeakEwma { .. }),
     }
 }
@@ -39,7 +39,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<PortLoadBalancing, Inv
             return Err(InvalidField::new("algorithm", "is missing, or unknown to this version"));
         }
         Some(Algorithm::LeastRequest(choices)) => {
-            let choices = parse_small("least_request", choices, 2, LoadBalancing::CHOICES_MAX)?;
+            let choices = parse_small("least_request", choices, 2, LoadBalancing::MAX_CHOICES)?;
             match wire.by_latency {
                 true => BalanceAlgorithm::PeakEwma { choices },
                 false => BalanceAlgorithm::LeastRequest { choices },
@@ -56,7 +56,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<PortLoadBalancing, Inv
         Some(Algorithm::RingHash(key)) => BalanceAlgorithm::RingHash(key_from_wire(key)?),
         Some(Algorithm::Maglev(key)) => BalanceAlgorithm::Maglev(key_from_wire(key)?),
     };
-    let warm_up = match wire.warm_up {
+    let slow_start = match wire.warm_up {
         None => None,
         Some(_) if algorithm.hash_key().is_some() => {
             return Err(InvalidField::new("warm_up", "must be absent with a hash"));
@@ -66,7 +66,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<PortLoadBalancing, Inv
             percent_min: parse_small("warm_up.percent_min", percent_min, 1, 100)?,
         }),
     };
-    let rule = LoadBalancing { algorithm, slow_start: warm_up };
+    let rule = LoadBalancing { algorithm, slow_start };
     Ok(PortLoadBalancing { policy: policy_from_wire(wire.policy)?, rule })
 }
 

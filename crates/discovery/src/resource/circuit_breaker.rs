@@ -24,7 +24,7 @@ pub(super) fn to_wire(breaker: &PortCircuitBreaker) -> proto::CircuitBreaker {
         pending: limits.pending,
         retries: limits.retries,
         trip: trip.as_ref().map(trip_to_wire),
-        response: answer_to_wire(response),
+        response: response_to_wire(response),
         connect_timeout_nanoseconds: connect_timeout.map(to_nanoseconds),
     }
 }
@@ -39,7 +39,7 @@ pub(super) fn from_wire(wire: proto::CircuitBreaker) -> Result<PortCircuitBreake
             retries: wire.retries,
         },
         trip: trip.map_err(|invalid| invalid.with_parent("trip"))?,
-        response: answer_from_wire(wire.response)
+        response: response_from_wire(wire.response)
             .map_err(|invalid| invalid.with_parent("response"))?,
         connect_timeout: wire.connect_timeout_nanoseconds.map(Duration::from_nanos),
     };
@@ -47,7 +47,7 @@ pub(super) fn from_wire(wire: proto::CircuitBreaker) -> Result<PortCircuitBreake
 }
 
 /// Absent for a default response.
-pub(super) fn answer_to_wire(response: &FixedResponse) -> Option<proto::FixedResponse> {
+pub(super) fn response_to_wire(response: &FixedResponse) -> Option<proto::FixedResponse> {
     (*response != FixedResponse::default()).then(|| proto::FixedResponse {
         status: response.status.map(u32::from),
         body: response.body.clone(),
@@ -55,7 +55,7 @@ pub(super) fn answer_to_wire(response: &FixedResponse) -> Option<proto::FixedRes
     })
 }
 
-pub(super) fn answer_from_wire(
+pub(super) fn response_from_wire(
     wire: Option<proto::FixedResponse>,
 ) -> Result<FixedResponse, InvalidField> {
     let Some(wire) = wire else {
@@ -64,7 +64,7 @@ pub(super) fn answer_from_wire(
     let status = match wire.status {
         None => None,
         Some(status) => match u16::try_from(status) {
-            Ok(status) if FixedResponse::may_have(status) => Some(status),
+            Ok(status) if FixedResponse::is_valid_status(status) => Some(status),
             _ => {
                 return Err(InvalidField::new(
                     "status",
@@ -99,8 +99,8 @@ fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, Invalid
     }
     let slow = match wire.slow_nanoseconds {
         0 => None,
-        from => Some(SlowRequests {
-            threshold: Duration::from_nanos(from),
+        threshold_nanoseconds => Some(SlowRequests {
+            threshold: Duration::from_nanos(threshold_nanoseconds),
             too_many: too_many_from_wire(wire.slow),
         }),
     };
@@ -124,6 +124,6 @@ fn too_many_to_wire(too_many: FailureThreshold) -> proto::FailureThreshold {
 
 fn too_many_from_wire(wire: Option<proto::FailureThreshold>) -> FailureThreshold {
     let proto::FailureThreshold { share_ppm, number } = wire.unwrap_or_default();
-    let some = |number: u32| (number > 0).then_some(number);
-    FailureThreshold { share_ppm: some(share_ppm), number: some(number) }
+    let nonzero = |number: u32| (number > 0).then_some(number);
+    FailureThreshold { share_ppm: nonzero(share_ppm), number: nonzero(number) }
 }

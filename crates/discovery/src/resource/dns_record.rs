@@ -11,7 +11,7 @@ pub(super) fn to_wire(dns_record: &DnsRecord) -> proto::DnsRecord {
 }
 
 pub(super) fn from_wire(wire: proto::DnsRecord) -> Result<DnsRecord, InvalidField> {
-    if wire.addresses.len() > ADDRESSES_OF_NAME_MAX {
+    if wire.addresses.len() > MAX_ADDRESSES_OF_NAME {
         return Err(InvalidField::new("addresses", "more than 64 addresses"));
     }
     let addresses = convert_each("addresses", wire.addresses, |bytes| ip_address("", &bytes))?;
@@ -23,4 +23,4 @@ pub(super) fn from_wire(wire: proto::DnsRecord) -> Result<DnsRecord, InvalidFiel
 }
 
 /// The maximum number of addresses of a name.
-pub(crate) const ADDRESSES_OF_NAME_MAX: usize = 64;
+pub(crate) const MAX_ADDRESSES_OF_NAME: usize = 64;

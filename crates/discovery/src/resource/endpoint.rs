@@ -31,8 +31,8 @@ pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpo
         weight: match wire.weight {
             0 => None,
             weight => {
-                let known = u16::try_from(weight).ok().and_then(Weight::new);
-                Some(known.ok_or(InvalidField::new("weight", "is above 1000"))?)
+                let weight = u16::try_from(weight).ok().and_then(Weight::new);
+                Some(weight.ok_or(InvalidField::new("weight", "is above 1000"))?)
             }
         },
     })

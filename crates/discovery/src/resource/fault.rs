@@ -2,7 +2,7 @@
 
 use leno_model::{FaultAbort, FaultDelay, FaultRule, PortFaults};
 
-use super::circuit_breaker::{answer_from_wire, answer_to_wire};
+use super::circuit_breaker::{response_from_wire, response_to_wire};
 use super::field::{InvalidField, convert_each};
 use super::inbound::{peer_from_wire, peer_to_wire};
 use super::request;
@@ -33,7 +33,7 @@ fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
     };
     let abort = |abort: &FaultAbort| proto::FaultAbort {
         share_ppm: abort.share_ppm,
-        response: answer_to_wire(&abort.response),
+        response: response_to_wire(&abort.response),
         grpc: abort.grpc.unwrap_or(0).into(),
     };
     proto::FaultRule {
@@ -63,7 +63,7 @@ fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, InvalidField> {
 
 fn delay_from_wire(wire: proto::FaultDelay) -> Result<FaultDelay, InvalidField> {
     let time = parse_duration("time_nanoseconds", wire.time_nanoseconds)?;
-    if time > FaultDelay::TIME_MAX {
+    if time > FaultDelay::MAX_TIME {
         return Err(InvalidField::new("time_nanoseconds", format!("{time:?} is too long")));
     }
     Ok(FaultDelay { share_ppm: parse_share(wire.share_ppm)?, time })
@@ -71,7 +71,7 @@ fn delay_from_wire(wire: proto::FaultDelay) -> Result<FaultDelay, InvalidField> 
 
 fn abort_from_wire(wire: proto::FaultAbort) -> Result<FaultAbort, InvalidField> {
     let response =
-        answer_from_wire(wire.response).map_err(|invalid| invalid.with_parent("response"))?;
+        response_from_wire(wire.response).map_err(|invalid| invalid.with_parent("response"))?;
     let grpc = parse_small("grpc", wire.grpc, 0, 16)?;
     Ok(FaultAbort {
         share_ppm: parse_share(wire.share_ppm)?,

@@ -26,8 +26,8 @@ pub(super) fn to_wire(gateway: &Gateway) -> proto::Gateway {
 pub(super) fn from_wire(wire: proto::Gateway) -> Result<Gateway, InvalidField> {
     let ports = convert_each("ports", wire.ports, port_from_wire)?;
     let mut numbers = BTreeSet::new();
-    if let Some(twice) = ports.iter().find(|port| !numbers.insert(port.port)) {
-        return Err(InvalidField::new("ports", format!("port {} appears twice", twice.port)));
+    if let Some(duplicate) = ports.iter().find(|port| !numbers.insert(port.port)) {
+        return Err(InvalidField::new("ports", format!("port {} appears twice", duplicate.port)));
     }
     Ok(Gateway { name: parse_name("name", &wire.name)?, ports })
 }
@@ -66,9 +66,9 @@ fn port_from_wire(wire: proto::GatewayPort) -> Result<GatewayPort, InvalidField>
 }
 
 fn listener_to_wire(listener: &GatewayListener) -> proto::GatewayListener {
-    let certificate = |it: &GatewayCertificate| proto::GatewayCertificate {
-        chain: it.chain.clone(),
-        key: it.key.clone(),
+    let certificate = |certificate: &GatewayCertificate| proto::GatewayCertificate {
+        chain: certificate.chain.clone(),
+        key: certificate.key.clone(),
     };
     let host = |host: &HostRules| proto::HostRules {
         hostname: host.hostname.as_ref().map(ToString::to_string),
@@ -86,7 +86,7 @@ fn listener_to_wire(listener: &GatewayListener) -> proto::GatewayListener {
 /// configuration.
 fn listener_from_wire(wire: proto::GatewayListener) -> Result<GatewayListener, InvalidField> {
     let certificate =
-        |it: proto::GatewayCertificate| GatewayCertificate { chain: it.chain, key: it.key };
+        |wire: proto::GatewayCertificate| GatewayCertificate { chain: wire.chain, key: wire.key };
     let host = |host: proto::HostRules| {
         let hostname = parse_hostname(host.hostname.as_deref())?;
         Ok(HostRules { hostname, rules: convert_each("rules", host.rules, rule_from_wire)? })

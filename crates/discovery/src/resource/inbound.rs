@@ -29,8 +29,10 @@ fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
         (PolicyAction::Deny, false) => proto::PolicyAction::DenyClaims,
         (PolicyAction::Allow, false) => proto::PolicyAction::AllowClaims,
     };
-    let claim =
-        |it: &ClaimMatch| proto::ClaimMatch { name: it.name.clone(), values: it.values.clone() };
+    let claim = |claim: &ClaimMatch| proto::ClaimMatch {
+        name: claim.name.clone(),
+        values: claim.values.clone(),
+    };
     let (all_ports, ports) = match &rule.ports {
         PortSet::All => (true, Vec::new()),
         PortSet::Only(ports) => (false, ports.iter().map(|port| u32::from(*port)).collect()),
@@ -47,7 +49,7 @@ fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
     }
 }
 
-/// An unknown action must not be taken for another.
+/// An unknown action must not be interpreted as another.
 fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, InvalidField> {
     let action = match wire.action() {
         proto::PolicyAction::Deny | proto::PolicyAction::DenyClaims => PolicyAction::Deny,
@@ -56,9 +58,9 @@ fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, InvalidField> {
             return Err(InvalidField::new("action", "is missing, or unknown to this version"));
         }
     };
-    let by_claims =
+    let matches_claims =
         matches!(wire.action(), proto::PolicyAction::DenyClaims | proto::PolicyAction::AllowClaims);
-    if by_claims == wire.claims.is_empty() {
+    if matches_claims == wire.claims.is_empty() {
         return Err(InvalidField::new("claims", "are not allowed with this action"));
     }
     let claims = convert_each("claims", wire.claims, |wire| match wire.values.is_empty() {

@@ -8,41 +8,42 @@ use super::field::{InvalidField, convert_each, parse_account, parse_name, parse_
 use super::request;
 use crate::proto;
 
-pub(super) fn opening_to_wire(opening: &IngressRule) -> proto::IngressRule {
+pub(super) fn ingress_rule_to_wire(rule: &IngressRule) -> proto::IngressRule {
     use proto::ingress_rule::Entry as Wire;
     let nothing = proto::Nothing {};
-    let entry = match &opening.protocol {
+    let entry = match &rule.protocol {
         IngressProtocol::Http => Wire::Http(nothing),
         IngressProtocol::Grpc => Wire::Grpc(nothing),
         IngressProtocol::Tcp => Wire::Tcp(nothing),
-        IngressProtocol::Https { client_certificate: proof, server_names } => {
+        IngressProtocol::Https { client_certificate, server_names } => {
             Wire::Https(proto::HttpsEntry {
-                proof_skipped: *proof == ClientCertificateMode::Skipped,
+                proof_skipped: *client_certificate == ClientCertificateMode::Skipped,
                 server_names: server_names.clone(),
             })
         }
     };
     proto::IngressRule {
-        policy: opening.policy.to_string(),
-        port: opening.port.into(),
+        policy: rule.policy.to_string(),
+        port: rule.port.into(),
         entry: Some(entry),
-        ranges: opening.ranges.iter().flatten().map(ToString::to_string).collect(),
-        from_anywhere: opening.ranges.is_none(),
-        accounts: opening.accounts.iter().map(ToString::to_string).collect(),
-        requests: requests_to_wire(opening.requests.as_deref()),
-        external_principals: opening.external_principals.iter().map(ToString::to_string).collect(),
+        ranges: rule.ranges.iter().flatten().map(ToString::to_string).collect(),
+        from_anywhere: rule.ranges.is_none(),
+        accounts: rule.accounts.iter().map(ToString::to_string).collect(),
+        requests: requests_to_wire(rule.requests.as_deref()),
+        external_principals: rule.external_principals.iter().map(ToString::to_string).collect(),
     }
 }
 
-/// An unknown listener kind must not be taken for another.
-pub(super) fn opening_from_wire(wire: proto::IngressRule) -> Result<IngressRule, InvalidField> {
+/// An unknown listener kind must not be interpreted as another.
+pub(super) fn ingress_rule_from_wire(
+    wire: proto::IngressRule,
+) -> Result<IngressRule, InvalidField> {
     use proto::ingress_rule::Entry as Wire;
-    let nothing = |proto::Nothing {}, entry| entry;
-    let entry = match wire.entry {
+    let protocol = match wire.entry {
         None => return Err(InvalidField::new("entry", "is missing, or unknown to this version")),
-        Some(Wire::Http(it)) => nothing(it, IngressProtocol::Http),
-        Some(Wire::Grpc(it)) => nothing(it, IngressProtocol::Grpc),
-        Some(Wire::Tcp(it)) => nothing(it, IngressProtocol::Tcp),
+        Some(Wire::Http(proto::Nothing {})) => IngressProtocol::Http,
+        Some(Wire::Grpc(proto::Nothing {})) => IngressProtocol::Grpc,
+        Some(Wire::Tcp(proto::Nothing {})) => IngressProtocol::Tcp,
         Some(Wire::Https(https)) => IngressProtocol::Https {
             client_certificate: if https.proof_skipped {
                 ClientCertificateMode::Skipped
@@ -54,7 +55,7 @@ pub(super) fn opening_from_wire(wire: proto::IngressRule) -> Result<IngressRule,
     };
     let ranges = convert_each("ranges", wire.ranges, |text| parse_name("", &text))?;
     let ranges = match (wire.from_anywhere, ranges.is_empty()) {
-        (true, true) if !entry.is_clear() => None,
+        (true, true) if !protocol.is_plaintext() => None,
         (true, _) => {
             return Err(InvalidField::new(
                 "from_anywhere",
@@ -66,7 +67,7 @@ pub(super) fn opening_from_wire(wire: proto::IngressRule) -> Result<IngressRule,
     Ok(IngressRule {
         policy: parse_name("policy", &wire.policy)?,
         port: parse_port("port", wire.port)?,
-        protocol: entry,
+        protocol,
         ranges,
         accounts: convert_each("accounts", wire.accounts, |text| parse_account("", &text))?,
         requests: requests_from_wire(wire.requests)?,
@@ -78,23 +79,23 @@ pub(super) fn opening_from_wire(wire: proto::IngressRule) -> Result<IngressRule,
     })
 }
 
-pub(super) fn egress_rule_to_wire(sender: &EgressRule) -> proto::EgressRule {
-    let matched_by = match sender.matched_by {
+pub(super) fn egress_rule_to_wire(rule: &EgressRule) -> proto::EgressRule {
+    let matched_by = match rule.matched_by {
         MatchedBy::Http => proto::MatchedBy::Http,
         MatchedBy::ServerName => proto::MatchedBy::ServerName,
         MatchedBy::Address => proto::MatchedBy::Address,
     };
     proto::EgressRule {
-        policy: sender.policy.to_string(),
-        port: sender.port.into(),
+        policy: rule.policy.to_string(),
+        port: rule.port.into(),
         matched_by: matched_by.into(),
-        hosts: sender.hosts.iter().map(ToString::to_string).collect(),
-        ranges: sender.ranges.iter().map(ToString::to_string).collect(),
-        requests: requests_to_wire(sender.requests.as_deref()),
+        hosts: rule.hosts.iter().map(ToString::to_string).collect(),
+        ranges: rule.ranges.iter().map(ToString::to_string).collect(),
+        requests: requests_to_wire(rule.requests.as_deref()),
     }
 }
 
-/// An unknown source of the destination name must not be taken for another.
+/// An unknown source of the destination name must not be interpreted as another.
 pub(super) fn egress_rule_from_wire(wire: proto::EgressRule) -> Result<EgressRule, InvalidField> {
     let matched_by = match wire.matched_by() {
         proto::MatchedBy::Http => MatchedBy::Http,
@@ -139,35 +140,35 @@ mod tests {
     }
 
     #[test]
-    fn openings_arrive_as_they_left() {
-        let https = |proof, names: &[&str]| IngressProtocol::Https {
-            client_certificate: proof,
+    fn ingress_rules_survive_a_round_trip() {
+        let https = |client_certificate, names: &[&str]| IngressProtocol::Https {
+            client_certificate,
             server_names: names.iter().map(ToString::to_string).collect(),
         };
         let ranges = Some(vec!["10.1.0.0/16".parse().unwrap(), "fd00::/8".parse().unwrap()]);
-        for (entry, ranges, requests) in [
+        for (protocol, ranges, requests) in [
             (IngressProtocol::Http, ranges.clone(), None),
             (IngressProtocol::Grpc, Some(Vec::new()), Some(Vec::new())),
             (IngressProtocol::Tcp, ranges.clone(), None),
             (https(ClientCertificateMode::Required, &["a.b"]), None, Some(vec![request_match()])),
             (https(ClientCertificateMode::Skipped, &[]), ranges.clone(), None),
         ] {
-            let opening = IngressRule {
+            let rule = IngressRule {
                 policy: "AccessControl shop/web".parse().unwrap(),
                 port: 8080,
-                protocol: entry,
+                protocol,
                 ranges,
                 accounts: vec![ServiceAccount::new("edge", "nginx").unwrap()],
                 external_principals: vec![Name::new("batch.corp.example").unwrap()],
                 requests,
             };
-            assert_eq!(opening_from_wire(opening_to_wire(&opening)).unwrap(), opening);
+            assert_eq!(ingress_rule_from_wire(ingress_rule_to_wire(&rule)).unwrap(), rule);
         }
     }
 
     #[test]
-    fn what_would_open_more_than_is_meant_is_refused() {
-        let opening = IngressRule {
+    fn an_invalid_ingress_rule_is_rejected() {
+        let rule = IngressRule {
             policy: "IngressBackend shop/web".parse().unwrap(),
             port: 8080,
             protocol: IngressProtocol::Http,
@@ -176,24 +177,24 @@ mod tests {
             external_principals: Vec::new(),
             requests: None,
         };
-        let spoilt: [fn(&mut proto::IngressRule); 5] = [
-            |it| it.entry = None,
-            |it| it.from_anywhere = true,
-            |it| (it.from_anywhere, it.ranges) = (true, Vec::new()),
-            |it| it.ranges.push("10.1.0.1/16".to_owned()),
-            |it| it.port = 0,
+        let edits: [fn(&mut proto::IngressRule); 5] = [
+            |wire| wire.entry = None,
+            |wire| wire.from_anywhere = true,
+            |wire| (wire.from_anywhere, wire.ranges) = (true, Vec::new()),
+            |wire| wire.ranges.push("10.1.0.1/16".to_owned()),
+            |wire| wire.port = 0,
         ];
-        for spoil in spoilt {
-            let mut wire = opening_to_wire(&opening);
-            spoil(&mut wire);
-            assert!(opening_from_wire(wire).is_err());
+        for edit in edits {
+            let mut wire = ingress_rule_to_wire(&rule);
+            edit(&mut wire);
+            assert!(ingress_rule_from_wire(wire).is_err());
         }
     }
 
     #[test]
-    fn egress_rules_arrive_as_they_left() {
+    fn egress_rules_survive_a_round_trip() {
         for matched_by in MatchedBy::ALL {
-            let sender = EgressRule {
+            let rule = EgressRule {
                 policy: PolicyName::new("shop", "out").unwrap(),
                 port: 443,
                 matched_by: *matched_by,
@@ -201,8 +202,8 @@ mod tests {
                 ranges: vec!["10.1.0.0/16".parse().unwrap()],
                 requests: Some(vec![request_match()]),
             };
-            assert_eq!(egress_rule_from_wire(egress_rule_to_wire(&sender)).unwrap(), sender);
-            let unknown = proto::EgressRule { matched_by: 77, ..egress_rule_to_wire(&sender) };
+            assert_eq!(egress_rule_from_wire(egress_rule_to_wire(&rule)).unwrap(), rule);
+            let unknown = proto::EgressRule { matched_by: 77, ..egress_rule_to_wire(&rule) };
             assert!(egress_rule_from_wire(unknown).is_err());
         }
     }

@@ -51,7 +51,7 @@ pub(super) fn from_wire(wire: proto::JwtValidation) -> Result<JwtValidation, Inv
 
 fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
     use proto::jwt_location::Place as Wire;
-    let place = |place: &JwtLocation| match place {
+    let location = |location: &JwtLocation| match location {
         JwtLocation::Header { name, prefix } => {
             let place = Some(Wire::Header(name.clone()));
             proto::JwtLocation { place, prefix: prefix.clone() }
@@ -61,9 +61,9 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
             proto::JwtLocation { place, prefix: String::new() }
         }
     };
-    let forward = |it: &ClaimHeader| proto::ClaimHeader {
-        claim: it.claim.clone(),
-        header: it.header.clone(),
+    let claim_header = |claim_header: &ClaimHeader| proto::ClaimHeader {
+        claim: claim_header.claim.clone(),
+        header: claim_header.header.clone(),
     };
     proto::JwtIssuer {
         issuer: issuer.issuer.clone(),
@@ -73,9 +73,9 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
             // An empty set verifies no token, in older sidecars too.
             IssuerKeys::At(_) | IssuerKeys::Awaited => String::new(),
         },
-        places: issuer.locations.iter().map(place).collect(),
+        places: issuer.locations.iter().map(location).collect(),
         clock_skew_nanoseconds: to_nanoseconds(issuer.clock_skew),
-        claim_to_headers: issuer.claim_to_headers.iter().map(forward).collect(),
+        claim_to_headers: issuer.claim_to_headers.iter().map(claim_header).collect(),
         forward_original_token: issuer.forward_original_token,
         accepts_without_expiration: !issuer.requires_expiration,
         max_age_nanoseconds: issuer.max_age.map_or(0, to_nanoseconds),
@@ -84,7 +84,7 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
 
 fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, InvalidField> {
     use proto::jwt_location::Place as Wire;
-    let places = convert_each("places", wire.places, |wire| match wire.place {
+    let locations = convert_each("places", wire.places, |wire| match wire.place {
         None => Err(InvalidField::new("place", "is missing, or unknown to this version")),
         Some(Wire::Header(name)) => {
             Ok(JwtLocation::Header { name: parse_header_name(name)?, prefix: wire.prefix })
@@ -94,17 +94,17 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, InvalidField> {
         }
         Some(Wire::Query(name)) => Ok(JwtLocation::Query(name)),
     })?;
-    if places.is_empty() {
+    if locations.is_empty() {
         return Err(InvalidField::new("places", "is empty"));
     }
     let clock_skew = Duration::from_nanos(wire.clock_skew_nanoseconds);
-    if clock_skew > JwtIssuer::CLOCK_SKEW_MAX {
+    if clock_skew > JwtIssuer::MAX_CLOCK_SKEW {
         return Err(InvalidField::new(
             "clock_skew_nanoseconds",
             format!("{clock_skew:?} is too long"),
         ));
     }
-    let max_age = Some(Duration::from_nanos(wire.max_age_nanoseconds)).filter(|it| !it.is_zero());
+    let max_age = Duration::from_nanos(wire.max_age_nanoseconds);
     Ok(JwtIssuer {
         issuer: wire.issuer,
         aud: wire.aud,
@@ -112,13 +112,13 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, InvalidField> {
             true => IssuerKeys::Awaited,
             false => IssuerKeys::Set(wire.keys.into()),
         },
-        locations: places,
+        locations,
         clock_skew,
         claim_to_headers: convert_each("claim_to_headers", wire.claim_to_headers, |wire| {
             Ok(ClaimHeader { claim: wire.claim, header: parse_header_name(wire.header)? })
         })?,
         forward_original_token: wire.forward_original_token,
         requires_expiration: !wire.accepts_without_expiration,
-        max_age,
+        max_age: (!max_age.is_zero()).then_some(max_age),
     })
 }

@@ -11,12 +11,12 @@ use super::field::InvalidField;
 use crate::proto;
 
 /// Absent for default settings.
-pub(super) fn to_wire(sight: &Observability) -> Option<proto::Observability> {
-    let tracing = sight.tracing.as_ref().map(tracing_to_wire);
-    let access_log = sight.access_log.as_ref().map(access_log_to_wire);
-    let metrics = sight.metrics.as_deref().map(metrics_to_wire);
+pub(super) fn to_wire(observability: &Observability) -> Option<proto::Observability> {
+    let tracing = observability.tracing.as_ref().map(tracing_to_wire);
+    let access_log = observability.access_log.as_ref().map(access_log_to_wire);
+    let metrics = observability.metrics.as_deref().map(metrics_to_wire);
     let wire = proto::Observability { tracing, access_log, metrics };
-    (*sight != Observability::default()).then_some(wire)
+    (*observability != Observability::default()).then_some(wire)
 }
 
 pub(super) fn from_wire(wire: Option<proto::Observability>) -> Result<Observability, InvalidField> {
@@ -32,7 +32,7 @@ pub(super) fn from_wire(wire: Option<proto::Observability>) -> Result<Observabil
 }
 
 fn tracing_to_wire(tracing: &Tracing) -> proto::Tracing {
-    let begins = match tracing.propagation {
+    let propagation = match tracing.propagation {
         PropagationFormat::W3c => proto::ContextForm::W3c,
         PropagationFormat::B3 => proto::ContextForm::B3,
         PropagationFormat::B3Multi => proto::ContextForm::B3Multi,
@@ -40,14 +40,14 @@ fn tracing_to_wire(tracing: &Tracing) -> proto::Tracing {
     proto::Tracing {
         sampling: tracing.sampling.millionths(),
         errors: tracing.errors,
-        begins: begins.into(),
+        begins: propagation.into(),
         protocol: protocol_to_wire(tracing.collector.protocol).into(),
         endpoint: tracing.collector.to_string(),
     }
 }
 
 fn tracing_from_wire(wire: proto::Tracing) -> Result<Tracing, InvalidField> {
-    let begins = match proto::ContextForm::try_from(wire.begins) {
+    let propagation = match proto::ContextForm::try_from(wire.begins) {
         Ok(proto::ContextForm::W3c) => PropagationFormat::W3c,
         Ok(proto::ContextForm::B3) => PropagationFormat::B3,
         Ok(proto::ContextForm::B3Multi) => PropagationFormat::B3Multi,
@@ -60,7 +60,7 @@ fn tracing_from_wire(wire: proto::Tracing) -> Result<Tracing, InvalidField> {
     Ok(Tracing {
         sampling: parse_sampling(wire.sampling)?,
         errors: wire.errors,
-        propagation: begins,
+        propagation,
         collector: collector.map_err(|error| InvalidField::new("endpoint", error))?,
     })
 }
@@ -75,7 +75,7 @@ fn metrics_to_wire(metrics: &MetricsPush) -> proto::MetricsPush {
 fn metrics_from_wire(wire: proto::MetricsPush) -> Result<MetricsPush, InvalidField> {
     let otlp = wire.otlp.ok_or_else(|| InvalidField::new("otlp", "is missing"))?;
     let interval = Duration::from_millis(wire.interval_ms.into());
-    if !(MetricsPush::INTERVAL_MIN..=MetricsPush::INTERVAL_MAX).contains(&interval) {
+    if !(MetricsPush::MIN_INTERVAL..=MetricsPush::MAX_INTERVAL).contains(&interval) {
         return Err(InvalidField::new("interval_ms", format!("{interval:?} is out of range")));
     }
     let collector = otlp_from_wire(&otlp, Signal::Metrics);
@@ -134,7 +134,7 @@ fn access_log_to_wire(log: &AccessLog) -> proto::AccessLog {
 }
 
 fn access_log_from_wire(wire: proto::AccessLog) -> Result<AccessLog, InvalidField> {
-    let form = match wire.template.as_str() {
+    let format = match wire.template.as_str() {
         "" => LogFormat::Json,
         text => LogFormat::Template(
             LogTemplate::parse(text).map_err(|error| InvalidField::new("template", error))?,
@@ -144,14 +144,14 @@ fn access_log_from_wire(wire: proto::AccessLog) -> Result<AccessLog, InvalidFiel
     Ok(AccessLog {
         sampling: parse_sampling(wire.sampling)?,
         errors: wire.errors,
-        format: form,
+        format,
         collector: collector.map_err(|invalid| invalid.with_parent("otlp"))?,
     })
 }
 
 fn parse_sampling(millionths: u32) -> Result<Sampling, InvalidField> {
-    let most = Sampling::ALL.millionths();
-    let message = || InvalidField::new("sampling", format!("{millionths} is more than {most}"));
+    let max = Sampling::ALL.millionths();
+    let message = || InvalidField::new("sampling", format!("{millionths} is more than {max}"));
     Sampling::of_millionths(millionths).ok_or_else(message)
 }
 

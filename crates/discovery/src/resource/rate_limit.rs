@@ -6,7 +6,7 @@ use leno_model::{
     AdaptiveConcurrency, Concurrency, PortLimits, Rate, RateLimitKey, RateLimits, RateRule,
 };
 
-use super::circuit_breaker::{answer_from_wire, answer_to_wire};
+use super::circuit_breaker::{response_from_wire, response_to_wire};
 use super::field::{InvalidField, convert_each, parse_port};
 use super::inbound::{peer_from_wire, peer_to_wire};
 use super::traffic_policy::{policy_from_wire, policy_to_wire, to_nanoseconds};
@@ -63,41 +63,43 @@ fn rule_to_wire(rule: &RateRule) -> proto::RateRule {
         buckets,
         rate: Some(rate_to_wire(rule.rate)),
         stop: rule.stop,
-        response: answer_to_wire(&rule.response),
+        response: response_to_wire(&rule.response),
     }
 }
 
 fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, InvalidField> {
     use proto::rate_rule::Key as Wire;
     let buckets = match wire.buckets {
-        number if number <= Rate::BUCKETS_MAX => number,
+        number if number <= Rate::MAX_BUCKETS => number,
         number => return Err(InvalidField::new("buckets", format!("{number} are too many"))),
     };
-    let several = || match buckets {
+    let nonzero_buckets = || match buckets {
         0 => Err(InvalidField::new("buckets", "is 0")),
         buckets => Ok(buckets),
     };
-    let by = match wire.key {
+    let key = match wire.key {
         None => return Err(InvalidField::new("key", "is missing, or unknown to this version")),
         Some(Wire::Nothing(proto::Nothing {})) if buckets == 0 => RateLimitKey::Nothing,
         Some(Wire::Nothing(proto::Nothing {})) => {
             return Err(InvalidField::new("buckets", "must be 0 where there is one bucket"));
         }
-        Some(Wire::Client(proto::Nothing {})) => RateLimitKey::Client { buckets: several()? },
+        Some(Wire::Client(proto::Nothing {})) => {
+            RateLimitKey::Client { buckets: nonzero_buckets()? }
+        }
         Some(Wire::Header(name)) if name.is_empty() || name.contains(char::is_uppercase) => {
             return Err(InvalidField::new("header", "is not a lowercase header name"));
         }
-        Some(Wire::Header(name)) => RateLimitKey::Header { name, buckets: several()? },
+        Some(Wire::Header(name)) => RateLimitKey::Header { name, buckets: nonzero_buckets()? },
     };
     let rate = wire.rate.ok_or_else(|| InvalidField::new("rate", "is missing"))?;
     Ok(RateRule {
         name: wire.name,
         requests: convert_each("requests", wire.requests, request::from_wire)?,
         peers: convert_each("peers", wire.peers, peer_from_wire)?,
-        key: by,
+        key,
         rate: rate_from_wire(rate).map_err(|invalid| invalid.with_parent("rate"))?,
         stop: wire.stop,
-        response: answer_from_wire(wire.response)
+        response: response_from_wire(wire.response)
             .map_err(|invalid| invalid.with_parent("response"))?,
     })
 }
@@ -110,33 +112,34 @@ fn concurrency_to_wire(concurrency: &Concurrency) -> proto::Concurrency {
     proto::Concurrency {
         requests: concurrency.requests,
         adaptive: concurrency.adaptive.map(adaptive),
-        response: answer_to_wire(&concurrency.response),
+        response: response_to_wire(&concurrency.response),
     }
 }
 
 fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, InvalidField> {
     let requests = wire.requests;
-    if !(1..=Rate::COUNT_MAX).contains(&requests) {
+    if !(1..=Rate::MAX_COUNT).contains(&requests) {
         return Err(InvalidField::new(
             "requests",
-            format!("{requests} is not from 1 to {}", Rate::COUNT_MAX),
+            format!("{requests} is not from 1 to {}", Rate::MAX_COUNT),
         ));
     }
     let adaptive = |wire: proto::AdaptiveConcurrency| {
-        let (min_concurrency, slower) = (wire.min_concurrency, wire.latency_tolerance_percent);
+        let (min_concurrency, tolerance_percent) =
+            (wire.min_concurrency, wire.latency_tolerance_percent);
         if !(1..=requests).contains(&min_concurrency) {
             return Err(InvalidField::new(
                 "min_concurrency",
                 format!("{min_concurrency} is not from 1 to {requests}"),
             ));
         }
-        match u16::try_from(slower) {
+        match u16::try_from(tolerance_percent) {
             Ok(latency_tolerance_percent @ 1..) => {
                 Ok(AdaptiveConcurrency { min_concurrency, latency_tolerance_percent })
             }
             _ => Err(InvalidField::new(
                 "latency_tolerance_percent",
-                format!("{slower} is out of range"),
+                format!("{tolerance_percent} is out of range"),
             )),
         }
     };
@@ -144,7 +147,7 @@ fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, Invali
     Ok(Concurrency {
         requests,
         adaptive: adaptive.map_err(|invalid| invalid.with_parent("adaptive"))?,
-        response: answer_from_wire(wire.response)
+        response: response_from_wire(wire.response)
             .map_err(|invalid| invalid.with_parent("response"))?,
     })
 }
@@ -154,14 +157,14 @@ fn rate_to_wire(rate: Rate) -> proto::Rate {
 }
 
 fn rate_from_wire(wire: proto::Rate) -> Result<Rate, InvalidField> {
-    let number = |field: &str, number: u32, most: u32| match number {
-        1.. if number <= most => Ok(number),
-        _ => Err(InvalidField::new(field, format!("{number} is not from 1 to {most}"))),
+    let number = |field: &str, number: u32, max: u32| match number {
+        1.. if number <= max => Ok(number),
+        _ => Err(InvalidField::new(field, format!("{number} is not from 1 to {max}"))),
     };
     let time = Duration::from_nanos(wire.time_nanoseconds);
-    if !(Rate::TIME_MIN..=Rate::TIME_MAX).contains(&time) {
+    if !(Rate::MIN_TIME..=Rate::MAX_TIME).contains(&time) {
         return Err(InvalidField::new("time_nanoseconds", format!("{time:?} is out of range")));
     }
-    let count = number("count", wire.count, Rate::COUNT_MAX)?;
-    Ok(Rate { count, time, size: number("size", wire.size, Rate::SIZE_MAX)? })
+    let count = number("count", wire.count, Rate::MAX_COUNT)?;
+    Ok(Rate { count, time, size: number("size", wire.size, Rate::MAX_SIZE)? })
 }

@@ -19,7 +19,9 @@ pub(super) fn from_wire(wire: proto::RequestMatch) -> Result<RequestMatch, Inval
         return Err(InvalidField::new("methods", "a method is empty"));
     }
     let headers = convert_each("headers", wire.headers, field_from_wire)?;
-    if let Some(header) = headers.iter().find(|h| h.name.bytes().any(|b| b.is_ascii_uppercase())) {
+    if let Some(header) =
+        headers.iter().find(|header| header.name.bytes().any(|byte| byte.is_ascii_uppercase()))
+    {
         let reason = format!("the header name `{}` is not lower case", header.name);
         return Err(InvalidField::new("headers", reason));
     }

@@ -7,31 +7,31 @@ use leno_model::{
     DescriptorValue, FailureMode, GlobalLimit, LongBodyAction, PortCheck, RequestCheck, Server,
 };
 
-use super::circuit_breaker::{answer_from_wire, answer_to_wire};
+use super::circuit_breaker::{response_from_wire, response_to_wire};
 use super::field::{InvalidField, convert_each, parse_name, parse_port};
 use super::traffic_policy::{policy_from_wire, policy_to_wire, to_nanoseconds};
 use super::{jwt, request};
 use crate::proto;
 
-pub(super) fn to_wire((port, guards): (&u16, &Vec<PortCheck>)) -> proto::CheckedPort {
+pub(super) fn to_wire((port, checks): (&u16, &Vec<PortCheck>)) -> proto::CheckedPort {
     proto::CheckedPort {
         port: u32::from(*port),
-        guards: guards.iter().map(guard_to_wire).collect(),
+        guards: checks.iter().map(check_to_wire).collect(),
     }
 }
 
 pub(super) fn from_wire(wire: proto::CheckedPort) -> Result<(u16, Vec<PortCheck>), InvalidField> {
-    let guards = convert_each("guards", wire.guards, guard_from_wire)?;
-    if guards.is_empty() {
+    let checks = convert_each("guards", wire.guards, check_from_wire)?;
+    if checks.is_empty() {
         return Err(InvalidField::new("guards", "is empty"));
     }
-    Ok((parse_port("port", wire.port)?, guards))
+    Ok((parse_port("port", wire.port)?, checks))
 }
 
-fn guard_to_wire(guard: &PortCheck) -> proto::RequestCheck {
+fn check_to_wire(port_check: &PortCheck) -> proto::RequestCheck {
     use proto::request_check::Guard as Wire;
-    let policy = Some(policy_to_wire(&guard.policy));
-    let guard = match &guard.check {
+    let policy = Some(policy_to_wire(&port_check.policy));
+    let guard = match &port_check.check {
         RequestCheck::Authorization(rule) => Wire::Authorization(authorization_to_wire(rule)),
         RequestCheck::Tokens(rule) => Wire::Tokens(jwt::to_wire(rule)),
     };
@@ -39,9 +39,9 @@ fn guard_to_wire(guard: &PortCheck) -> proto::RequestCheck {
 }
 
 /// An unknown policy must not allow any request.
-fn guard_from_wire(wire: proto::RequestCheck) -> Result<PortCheck, InvalidField> {
+fn check_from_wire(wire: proto::RequestCheck) -> Result<PortCheck, InvalidField> {
     use proto::request_check::Guard as Wire;
-    let guard = match wire.guard {
+    let check = match wire.guard {
         None => return Err(InvalidField::new("guard", "is missing, or unknown to this version")),
         Some(Wire::Authorization(rule)) => authorization_from_wire(rule)
             .map(|rule| RequestCheck::Authorization(Box::new(rule)))
@@ -50,7 +50,7 @@ fn guard_from_wire(wire: proto::RequestCheck) -> Result<PortCheck, InvalidField>
             .map(|rule| RequestCheck::Tokens(Box::new(rule)))
             .map_err(|invalid| invalid.with_parent("tokens"))?,
     };
-    Ok(PortCheck { policy: policy_from_wire(wire.policy)?, check: guard })
+    Ok(PortCheck { policy: policy_from_wire(wire.policy)?, check })
 }
 
 fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
@@ -59,7 +59,7 @@ fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
         check_service: Some(check_service_to_wire(&rule.check_service)),
         requests: rule.requests.iter().map(request::to_wire).collect(),
         headers,
-        context_extensions: rule.context_extensions.iter().map(sent).collect(),
+        context_extensions: rule.context_extensions.iter().map(context_entry_to_wire).collect(),
         body: rule.body.map(|body| proto::BodyExcerpt {
             bytes_max: body.bytes_max,
             allow_partial_message: body.long_body == LongBodyAction::SendPrefix,
@@ -68,7 +68,7 @@ fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
     }
 }
 
-fn sent((name, text): &(String, String)) -> proto::ContextEntry {
+fn context_entry_to_wire((name, text): &(String, String)) -> proto::ContextEntry {
     proto::ContextEntry { name: name.clone(), text: text.clone() }
 }
 
@@ -82,7 +82,7 @@ fn authorization_from_wire(wire: proto::Authorization) -> Result<Authorization, 
         context_extensions: wire
             .context_extensions
             .into_iter()
-            .map(|sent| (sent.name, sent.text))
+            .map(|entry| (entry.name, entry.text))
             .collect(),
         body: wire.body.map(body_from_wire).transpose()?,
     })
@@ -90,25 +90,25 @@ fn authorization_from_wire(wire: proto::Authorization) -> Result<Authorization, 
 
 fn body_from_wire(wire: proto::BodyExcerpt) -> Result<BodyExcerpt, InvalidField> {
     let proto::BodyExcerpt { bytes_max, allow_partial_message, pack_as_bytes } = wire;
-    if !(1..=BodyExcerpt::BYTES_MAX).contains(&bytes_max) {
+    if !(1..=BodyExcerpt::MAX_BYTES).contains(&bytes_max) {
         return Err(InvalidField::new("body.bytes_max", format!("{bytes_max} is out of range")));
     }
-    let longer =
+    let long_body =
         if allow_partial_message { LongBodyAction::SendPrefix } else { LongBodyAction::Reject };
-    Ok(BodyExcerpt { bytes_max, long_body: longer, pack_as_bytes })
+    Ok(BodyExcerpt { bytes_max, long_body, pack_as_bytes })
 }
 
 pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {
-    let descriptor = |it: &Descriptor| proto::Descriptor {
-        requests: it.requests.iter().map(request::to_wire).collect(),
-        entries: it.entries.iter().map(entry_to_wire).collect(),
-        hits_addend: it.hits_addend,
+    let descriptor = |descriptor: &Descriptor| proto::Descriptor {
+        requests: descriptor.requests.iter().map(request::to_wire).collect(),
+        entries: descriptor.entries.iter().map(entry_to_wire).collect(),
+        hits_addend: descriptor.hits_addend,
     };
     proto::GlobalLimit {
         check_service: Some(check_service_to_wire(&limit.check_service)),
         domain: limit.domain.clone(),
         descriptors: limit.descriptors.iter().map(descriptor).collect(),
-        response: answer_to_wire(&limit.response),
+        response: response_to_wire(&limit.response),
         rate_limit_headers: limit.rate_limit_headers,
     }
 }
@@ -135,7 +135,7 @@ pub(super) fn limit_from_wire(wire: proto::GlobalLimit) -> Result<GlobalLimit, I
         check_service: check_service_from_wire(wire.check_service)?,
         domain: wire.domain,
         descriptors,
-        response: answer_from_wire(wire.response)
+        response: response_from_wire(wire.response)
             .map_err(|invalid| invalid.with_parent("response"))?,
         rate_limit_headers: wire.rate_limit_headers,
     })
@@ -211,7 +211,7 @@ fn check_service_from_wire(
         }
     };
     let timeout = Duration::from_nanos(wire.timeout_nanoseconds);
-    if !(CheckService::TIMEOUT_MIN..=CheckService::TIMEOUT_MAX).contains(&timeout) {
+    if !(CheckService::MIN_TIMEOUT..=CheckService::MAX_TIMEOUT).contains(&timeout) {
         let reason = format!("{timeout:?} is out of range");
         return Err(InvalidField::new("check_service.timeout_nanoseconds", reason));
     }

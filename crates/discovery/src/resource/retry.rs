@@ -23,7 +23,7 @@ pub(super) fn rule_from_wire(wire: &proto::RetryRule) -> Result<RetryRule, Inval
         code.ok_or_else(|| InvalidField::new("codes", "has a status that is not from 400 to 599"))
     });
     let attempts = u8::try_from(wire.attempts).ok();
-    let attempts = attempts.filter(|attempts| *attempts <= RetryRule::ATTEMPTS_MAX);
+    let attempts = attempts.filter(|attempts| *attempts <= RetryRule::MAX_ATTEMPTS);
     Ok(RetryRule {
         codes: codes.collect::<Result<_, _>>()?,
         attempts: attempts.ok_or_else(|| InvalidField::new("attempts", "is more than 10"))?,
@@ -44,15 +44,17 @@ pub(super) fn from_wire(
     wire: Vec<proto::ServiceRetry>,
 ) -> Result<BTreeMap<ServiceName, ServiceRetry>, InvalidField> {
     let mut retries = BTreeMap::new();
-    for (service, retry) in convert_each("retries", wire, one_from_wire)? {
-        if let Some(_twice) = retries.insert(service, retry) {
+    for (service, retry) in convert_each("retries", wire, service_retry_from_wire)? {
+        if let Some(_previous) = retries.insert(service, retry) {
             return Err(InvalidField::new("retries", "has a service twice"));
         }
     }
     Ok(retries)
 }
 
-fn one_from_wire(wire: proto::ServiceRetry) -> Result<(ServiceName, ServiceRetry), InvalidField> {
+fn service_retry_from_wire(
+    wire: proto::ServiceRetry,
+) -> Result<(ServiceName, ServiceRetry), InvalidField> {
     let rule = wire.rule.ok_or_else(|| InvalidField::new("rule", "is missing"))?;
     let retry = ServiceRetry {
         policy: parse_name("policy", &wire.policy)?,

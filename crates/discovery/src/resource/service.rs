@@ -16,11 +16,11 @@ use super::field::{
 use super::{action, hedging, request, tag, traffic_policy};
 use crate::proto;
 
-pub(super) fn to_wire(view: &ServiceConfig) -> proto::Service {
+pub(super) fn to_wire(service: &ServiceConfig) -> proto::Service {
     proto::Service {
-        denied: view.client_authorization == ClientAuthorization::Denied,
-        ports: view.ports.iter().map(|(number, port)| port_to_wire(*number, port)).collect(),
-        awaited: view.awaited,
+        denied: service.client_authorization == ClientAuthorization::Denied,
+        ports: service.ports.iter().map(|(number, port)| port_to_wire(*number, port)).collect(),
+        awaited: service.awaited,
     }
 }
 
@@ -29,33 +29,28 @@ pub(super) fn from_wire(
     wire: proto::Service,
 ) -> Result<ServiceConfig, InvalidField> {
     let ports = by_port("ports", convert_each("ports", wire.ports, port_from_wire)?)?;
-    let reach = match wire.denied {
+    let client_authorization = match wire.denied {
         true if ports.is_empty() => ClientAuthorization::Denied,
         true => {
             return Err(InvalidField::new("ports", "must be empty when the service is denied"));
         }
         false => ClientAuthorization::Allowed,
     };
-    Ok(ServiceConfig {
-        name: name.clone(),
-        client_authorization: reach,
-        ports,
-        awaited: wire.awaited,
-    })
+    Ok(ServiceConfig { name: name.clone(), client_authorization, ports, awaited: wire.awaited })
 }
 
-fn port_to_wire(number: u16, view: &PortConfig) -> proto::ServicePort {
+fn port_to_wire(number: u16, port: &PortConfig) -> proto::ServicePort {
     proto::ServicePort {
         port: number.into(),
-        name: view.name.as_ref().map(ToString::to_string),
-        protocol: protocol_to_wire(view.protocol),
-        routed: view.routed,
-        rules: view.rules.iter().map(rule_to_wire).collect(),
-        tls_rules: view.tls_rules.iter().map(tls_rule_to_wire).collect(),
-        traffic_policy: traffic_policy::to_wire(&view.traffic_policy),
-        hedging: view.traffic_policy.hedging.as_ref().map(hedging::to_wire),
-        tags: view.tags.as_deref().map(tag::to_wire),
-        tcp_rule: view.tcp_rule.as_ref().map(tcp_rule_to_wire),
+        name: port.name.as_ref().map(ToString::to_string),
+        protocol: protocol_to_wire(port.protocol),
+        routed: port.routed,
+        rules: port.rules.iter().map(rule_to_wire).collect(),
+        tls_rules: port.tls_rules.iter().map(tls_rule_to_wire).collect(),
+        traffic_policy: traffic_policy::to_wire(&port.traffic_policy),
+        hedging: port.traffic_policy.hedging.as_ref().map(hedging::to_wire),
+        tags: port.tags.as_deref().map(tag::to_wire),
+        tcp_rule: port.tcp_rule.as_ref().map(tcp_rule_to_wire),
     }
 }
 
@@ -66,7 +61,7 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortConfig), Invalid
         hedging: hedging.map_err(|invalid| invalid.with_parent("hedging"))?,
         ..traffic_policy.map_err(|invalid| invalid.with_parent("traffic_policy"))?
     };
-    let view = PortConfig {
+    let port = PortConfig {
         name: optional_name("name", wire.name.as_deref())?,
         protocol: parse_protocol("protocol", wire.protocol)?,
         routed: wire.routed,
@@ -85,7 +80,7 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortConfig), Invalid
             .transpose()
             .map_err(|invalid| invalid.with_parent("tcp_rule"))?,
     };
-    Ok((parse_port("port", wire.port)?, view))
+    Ok((parse_port("port", wire.port)?, port))
 }
 
 pub(super) fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
@@ -186,12 +181,18 @@ pub(super) fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
         service: backend.service.to_string(),
         port: backend.port.into(),
         weight: backend.weight,
-        request_headers: backend.edits.as_ref().and_then(|it| headers_to_wire(&it.request_headers)),
+        request_headers: backend
+            .edits
+            .as_ref()
+            .and_then(|edits| headers_to_wire(&edits.request_headers)),
         response_headers: backend
             .edits
             .as_ref()
-            .and_then(|it| headers_to_wire(&it.response_headers)),
-        rewrite: backend.edits.as_ref().and_then(|it| it.rewrite.as_ref().map(rewrite_to_wire)),
+            .and_then(|edits| headers_to_wire(&edits.response_headers)),
+        rewrite: backend
+            .edits
+            .as_ref()
+            .and_then(|edits| edits.rewrite.as_ref().map(rewrite_to_wire)),
     }
 }
 

@@ -9,14 +9,14 @@ use super::field::InvalidField;
 use crate::proto;
 
 pub(super) fn to_wire(persistence: &SessionPersistence) -> proto::SessionPersistence {
-    let carrier = match persistence.kind {
+    let kind = match persistence.kind {
         PersistenceType::Cookie => proto::Carries::Cookie,
         PersistenceType::LastingCookie => proto::Carries::LastingCookie,
         PersistenceType::Header => proto::Carries::Header,
     };
     proto::SessionPersistence {
         name: persistence.name.clone(),
-        carrier: carrier.into(),
+        carrier: kind.into(),
         absolute_nanoseconds: persistence.absolute.map(to_nanoseconds),
         idle_nanoseconds: persistence.idle.map(to_nanoseconds),
         path: persistence.path.clone(),
@@ -27,7 +27,7 @@ pub(super) fn to_wire(persistence: &SessionPersistence) -> proto::SessionPersist
 pub(super) fn from_wire(
     wire: proto::SessionPersistence,
 ) -> Result<SessionPersistence, InvalidField> {
-    let carrier = match proto::Carries::try_from(wire.carrier) {
+    let kind = match proto::Carries::try_from(wire.carrier) {
         Ok(proto::Carries::Cookie) => PersistenceType::Cookie,
         Ok(proto::Carries::LastingCookie) => PersistenceType::LastingCookie,
         Ok(proto::Carries::Header) => PersistenceType::Header,
@@ -35,18 +35,18 @@ pub(super) fn from_wire(
             return Err(InvalidField::new("carrier", "is unknown to this version"));
         }
     };
-    if wire.name.as_ref().is_some_and(|name| !SessionPersistence::is_name(name, carrier)) {
+    if wire.name.as_ref().is_some_and(|name| !SessionPersistence::is_name(name, kind)) {
         return Err(InvalidField::new("name", "is not a valid cookie or header name"));
     }
     if wire.path.as_ref().is_some_and(|path| !SessionPersistence::is_path(path)) {
         return Err(InvalidField::new("path", "is not a valid cookie path"));
     }
-    if carrier == PersistenceType::LastingCookie && wire.absolute_nanoseconds.is_none() {
+    if kind == PersistenceType::LastingCookie && wire.absolute_nanoseconds.is_none() {
         return Err(InvalidField::new("absolute_nanoseconds", "is missing"));
     }
     Ok(SessionPersistence {
         name: wire.name,
-        kind: carrier,
+        kind,
         absolute: wire.absolute_nanoseconds.map(Duration::from_nanos),
         idle: wire.idle_nanoseconds.map(Duration::from_nanos),
         path: wire.path,

@@ -6,7 +6,7 @@ mod test;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    CallerAttributes, CallerRule, FallbackPolicy, RuleOrigin, STEMS_MAX, StickyKey, TagDialect,
+    CallerAttributes, CallerRule, FallbackPolicy, MAX_STEMS, RuleOrigin, StickyKey, TagDialect,
     TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue, WeightUnit,
 };
 
@@ -34,10 +34,10 @@ pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, InvalidField>
     let sources = &wire.sources;
     let rules = convert_each("rules", wire.rules, |rule| rule_from_wire(rule, sources))?;
     let stems = rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
-    if stems.collect::<BTreeSet<_>>().len() > STEMS_MAX {
+    if stems.collect::<BTreeSet<_>>().len() > MAX_STEMS {
         return Err(InvalidField::new(
             "rules",
-            format!("have more than {STEMS_MAX} stems of paths"),
+            format!("have more than {MAX_STEMS} stems of paths"),
         ));
     }
     Ok(TagRules {
@@ -53,19 +53,19 @@ pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, InvalidField>
 #[derive(Default)]
 struct TagSources {
     list: Vec<proto::TagSource>,
-    places: BTreeMap<(TagDialect, String), u32>,
+    indexes: BTreeMap<(TagDialect, String), u32>,
 }
 
 impl TagSources {
     fn source_index(&mut self, origin: &RuleOrigin) -> u32 {
         let key = (origin.dialect, origin.name.to_string());
-        if let Some(place) = self.places.get(&key) {
-            return *place;
+        if let Some(index) = self.indexes.get(&key) {
+            return *index;
         }
-        let place = u32::try_from(self.list.len()).unwrap_or(u32::MAX);
+        let index = u32::try_from(self.list.len()).unwrap_or(u32::MAX);
         self.list.push(source_to_wire(origin));
-        self.places.insert(key, place);
-        place
+        self.indexes.insert(key, index);
+        index
     }
 }
 
@@ -96,10 +96,10 @@ fn origin_at(
     source: u32,
     index: u32,
 ) -> Result<RuleOrigin, InvalidField> {
-    let found = usize::try_from(source).ok().and_then(|place| sources.get(place));
-    let found =
-        found.ok_or_else(|| InvalidField::new("source", format!("{source} is not listed")))?;
-    origin_from_wire(found, index).map_err(|invalid| invalid.with_parent("source"))
+    let tag_source = usize::try_from(source).ok().and_then(|position| sources.get(position));
+    let tag_source =
+        tag_source.ok_or_else(|| InvalidField::new("source", format!("{source} is not listed")))?;
+    origin_from_wire(tag_source, index).map_err(|invalid| invalid.with_parent("source"))
 }
 
 fn rule_to_wire(rule: &TagRule, sources: &mut TagSources) -> proto::TagRule {
@@ -200,8 +200,8 @@ fn target_to_wire(target: &TagTarget) -> proto::TagTarget {
         proto::TagValues { tags: tags.iter().map(value).collect() }
     };
     let set = match &target.set {
-        TagSet::All(all) => Set::All(tags(all)),
-        TagSet::Any(any) => Set::Any(tags(any)),
+        TagSet::All(values) => Set::All(tags(values)),
+        TagSet::Any(values) => Set::Any(tags(values)),
         TagSet::Default => Set::Default(proto::Nothing {}),
         TagSet::Every => Set::Every(proto::Nothing {}),
     };
@@ -217,8 +217,8 @@ fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, InvalidField> {
     };
     let set = match wire.set {
         None => return Err(InvalidField::new("set", "is missing, or unknown to this version")),
-        Some(Set::All(all)) => TagSet::All(tags(all)),
-        Some(Set::Any(any)) => TagSet::Any(tags(any)),
+        Some(Set::All(values)) => TagSet::All(tags(values)),
+        Some(Set::Any(values)) => TagSet::Any(tags(values)),
         Some(Set::Default(proto::Nothing {})) => TagSet::Default,
         Some(Set::Every(proto::Nothing {})) => TagSet::Every,
     };
@@ -226,15 +226,15 @@ fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, InvalidField> {
 }
 
 fn fallback_policy_to_wire(fallback_policy: &[FallbackPolicy]) -> Vec<i32> {
-    let word = |fallback_policy: &FallbackPolicy| match fallback_policy {
+    let to_number = |fallback_policy: &FallbackPolicy| match fallback_policy {
         FallbackPolicy::Any => proto::FallbackPolicy::Any.into(),
         FallbackPolicy::Default => proto::FallbackPolicy::Default.into(),
     };
-    fallback_policy.iter().map(word).collect()
+    fallback_policy.iter().map(to_number).collect()
 }
 
 fn fallback_policy_from_wire(wire: &[i32]) -> Result<Vec<FallbackPolicy>, InvalidField> {
-    let word = |number: &i32| match proto::FallbackPolicy::try_from(*number) {
+    let from_number = |number: &i32| match proto::FallbackPolicy::try_from(*number) {
         Ok(proto::FallbackPolicy::Any) => Ok(FallbackPolicy::Any),
         Ok(proto::FallbackPolicy::Default) => Ok(FallbackPolicy::Default),
         Ok(proto::FallbackPolicy::Unspecified) | Err(_) => Err(InvalidField::new(
@@ -242,7 +242,7 @@ fn fallback_policy_from_wire(wire: &[i32]) -> Result<Vec<FallbackPolicy>, Invali
             format!("{number} is unknown to this version"),
         )),
     };
-    wire.iter().map(word).collect()
+    wire.iter().map(from_number).collect()
 }
 
 /// Absent if no rule uses the caller.

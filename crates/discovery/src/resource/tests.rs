@@ -32,74 +32,81 @@ use super::*;
 use crate::fixture;
 use crate::proto;
 
+/// Makes an encoded resource invalid.
+type Edit<W> = fn(&mut W);
+
 proptest! {
     #[test]
-    fn plans_survive_the_journey(plan in any_proxy_config()) {
-        let upsert = Upsert { key: ResourceKey::Workload, content: encode_plan(&plan) };
-        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Workload(Box::new(plan))));
+    fn workload_configs_survive_a_round_trip(config in any_proxy_config()) {
+        let content = encode_workload_config(&config);
+        let upsert = Upsert { key: ResourceKey::Workload, content };
+        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Workload(Box::new(config))));
     }
 
     #[test]
-    fn services_survive_the_journey_without_their_endpoints(view in any_service_config()) {
-        let key = ResourceKey::Service(view.name.clone());
-        let upsert = Upsert { key, content: encode_service(&view) };
-        let mut bare = view.clone();
-        bare.ports.values_mut().for_each(|port| port.endpoints.clear());
-        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Service(bare.clone())));
-        prop_assert_eq!(encode_service(&bare), upsert.content);
+    fn services_survive_a_round_trip_without_their_endpoints(service in any_service_config()) {
+        let key = ResourceKey::Service(service.name.clone());
+        let upsert = Upsert { key, content: encode_service(&service) };
+        let mut without_endpoints = service.clone();
+        without_endpoints.ports.values_mut().for_each(|port| port.endpoints.clear());
+        let expected = Resource::Service(without_endpoints.clone());
+        prop_assert_eq!(Resource::decode(&upsert), Ok(expected));
+        prop_assert_eq!(encode_service(&without_endpoints), upsert.content);
     }
 
     #[test]
-    fn address_entries_survive_the_journey(
-        at in any_address(1),
+    fn address_entries_survive_a_round_trip(
+        address in any_address(1),
         ports in btree_map(1u16.., (1u16.., any_protocol(), any::<bool>()), 0..4),
         service in service_name(),
     ) {
-        let known = fixture::service_endpoint(&service, 1);
-        let workload = known.id.workload.clone();
-        let ports = ports.into_iter().map(|(number, (port, protocol, is_there))| {
-            let mut endpoint = known.clone();
+        let template = fixture::service_endpoint(&service, 1);
+        let workload = template.id.workload.clone();
+        let ports = ports.into_iter().map(|(number, (port, protocol, has_endpoint))| {
+            let mut endpoint = template.clone();
             endpoint.id.port = port;
-            let endpoint = is_there.then(|| Arc::new(endpoint));
+            let endpoint = has_endpoint.then(|| Arc::new(endpoint));
             (number, AddressPort { service: service.clone(), port, protocol, endpoint })
         });
         let workload = AddressEntry::Workload { workload, ports: ports.collect() };
-        for address_entry in [workload, AddressEntry::Service(service.clone()), AddressEntry::External] {
-            let key = ResourceKey::Address(at.ip());
+        let entries = [workload, AddressEntry::Service(service.clone()), AddressEntry::External];
+        for address_entry in entries {
+            let key = ResourceKey::Address(address.ip());
             let upsert = Upsert { key, content: encode_address_entry(&address_entry) };
-            prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::AddressEntry(at.ip(), address_entry)));
+            let expected = Resource::AddressEntry(address.ip(), address_entry);
+            prop_assert_eq!(Resource::decode(&upsert), Ok(expected));
         }
     }
 
     #[test]
-    fn endpoints_survive_the_journey(
+    fn endpoints_survive_a_round_trip(
         address in any_address(1),
         account in prop::option::of(any_account()),
         tags in btree_map("[a-z]{1,3}", "[a-z]{0,3}", 0..3),
         weight in 0..=1000_u16,
     ) {
-        let known = fixture::service_endpoint(&fixture::service_name("a"), 1);
+        let template = fixture::service_endpoint(&fixture::service_name("a"), 1);
         let weight = Weight::new(weight);
-        let endpoint = Endpoint { address, account, tags, weight, ..known };
+        let endpoint = Endpoint { address, account, tags, weight, ..template };
         let key = ResourceKey::Endpoint(endpoint.id.clone());
         let upsert = Upsert { key, content: encode_endpoint(&endpoint) };
         prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Endpoint(endpoint)));
     }
 
     #[test]
-    fn hostile_bytes_are_refused_or_read_but_never_panic(content in vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_never_panic(content in vec(any::<u8>(), 0..200)) {
         for key in resource_keys() {
             Resource::decode(&Upsert { key, content: Bytes::from(content.clone()) }).ok();
         }
     }
 
     #[test]
-    fn damaged_resources_are_refused_or_read_but_never_panic(
+    fn damaged_resources_never_panic(
         index in any::<prop::sample::Index>(),
         bit in 0..8u8,
     ) {
         let contents = [
-            encode_plan(&fixture::proxy_config()),
+            encode_workload_config(&fixture::proxy_config()),
             encode_service(&fixture::bookinfo_update().snapshot.services[&fixture::service_name("reviews")]),
             encode_endpoint(&fixture::service_endpoint(&fixture::service_name("a"), 1)),
         ];
@@ -113,135 +120,143 @@ proptest! {
 }
 
 #[test]
-fn every_wrong_action_is_named() {
-    fn actions(service: &mut proto::Service) -> &mut proto::RuleActions {
-        service.ports[0].rules[0].actions.as_mut().unwrap()
+fn an_invalid_action_is_rejected_with_its_field() {
+    fn actions(wire: &mut proto::Service) -> &mut proto::RuleActions {
+        wire.ports[0].rules[0].actions.as_mut().unwrap()
     }
-    type Spoil = fn(&mut proto::Service);
-    let cases: [(Spoil, &str); 11] = [
+    let cases: [(Edit<proto::Service>, &str); 11] = [
         (
-            |s| actions(s).request_headers.as_mut().unwrap().set[0].name = "Host".into(),
-            "ports[0].rules[0].actions.request_headers.set[0].name",
+            |wire| actions(wire).request_headers.as_mut().unwrap().set[0].name = "Host".into(),
+            "request_headers.set[0].name",
         ),
         (
-            |s| actions(s).request_headers.as_mut().unwrap().set[0].value = "a\r\nb: c".into(),
-            "ports[0].rules[0].actions.request_headers.set[0].value",
-        ),
-        (
-            |s| actions(s).request_headers.as_mut().unwrap().remove.push("x-a".into()),
-            "ports[0].rules[0].actions.request_headers.set",
-        ),
-        (
-            |s| actions(s).redirect = Some(proto::Redirect { status: 200, ..<_>::default() }),
-            "ports[0].rules[0].actions.redirect.status",
-        ),
-        (
-            |s| actions(s).redirect = Some(proto::Redirect { status: 301, ..<_>::default() }),
-            "ports[0].rules[0].actions.rewrite",
-        ),
-        (
-            |s| {
-                let edit = Some(proto::path_edit::Edit::Full("/a b".into()));
-                actions(s).rewrite.as_mut().unwrap().path = Some(proto::PathEdit { edit });
+            |wire| {
+                actions(wire).request_headers.as_mut().unwrap().set[0].value = "a\r\nb: c".into()
             },
-            "ports[0].rules[0].actions.rewrite.path",
+            "request_headers.set[0].value",
         ),
         (
-            |s| actions(s).retry = Some(proto::RetryRule { codes: vec![200], ..<_>::default() }),
-            "ports[0].rules[0].actions.retry.codes",
+            |wire| actions(wire).request_headers.as_mut().unwrap().remove.push("x-a".into()),
+            "request_headers.set",
         ),
         (
-            |s| actions(s).retry = Some(proto::RetryRule { attempts: 11, ..<_>::default() }),
-            "ports[0].rules[0].actions.retry.attempts",
+            |wire| actions(wire).redirect = Some(proto::Redirect { status: 200, ..<_>::default() }),
+            "redirect.status",
         ),
         (
-            |s| actions(s).persistence = Some(proto::SessionPersistence::default()),
-            "ports[0].rules[0].actions.persistence.carrier",
+            |wire| actions(wire).redirect = Some(proto::Redirect { status: 301, ..<_>::default() }),
+            "rewrite",
         ),
         (
-            |s| {
+            |wire| {
+                let edit = Some(proto::path_edit::Edit::Full("/a b".into()));
+                actions(wire).rewrite.as_mut().unwrap().path = Some(proto::PathEdit { edit });
+            },
+            "rewrite.path",
+        ),
+        (
+            |wire| {
+                actions(wire).retry = Some(proto::RetryRule { codes: vec![200], ..<_>::default() })
+            },
+            "retry.codes",
+        ),
+        (
+            |wire| actions(wire).retry = Some(proto::RetryRule { attempts: 11, ..<_>::default() }),
+            "retry.attempts",
+        ),
+        (
+            |wire| actions(wire).persistence = Some(proto::SessionPersistence::default()),
+            "persistence.carrier",
+        ),
+        (
+            |wire| {
                 let (carrier, name) = (proto::Carries::Cookie.into(), Some("a;b".to_owned()));
-                actions(s).persistence =
+                actions(wire).persistence =
                     Some(proto::SessionPersistence { carrier, name, ..<_>::default() });
             },
-            "ports[0].rules[0].actions.persistence.name",
+            "persistence.name",
         ),
         (
-            |s| {
+            |wire| {
                 let carrier = proto::Carries::LastingCookie.into();
-                actions(s).persistence =
+                actions(wire).persistence =
                     Some(proto::SessionPersistence { carrier, ..<_>::default() });
             },
-            "ports[0].rules[0].actions.persistence.absolute_nanoseconds",
+            "persistence.absolute_nanoseconds",
         ),
     ];
     let name = fixture::service_name("reviews");
     for (edit, field) in cases {
         let content = encode_service(&fixture::bookinfo_update().snapshot.services[&name]);
-        check_invalid(ResourceKey::Service(name.clone()), content, edit, field);
+        let field = format!("ports[0].rules[0].actions.{field}");
+        check_invalid(ResourceKey::Service(name.clone()), content, edit, &field);
     }
 }
 
 #[test]
-fn every_wrong_field_is_named() {
-    type Edit<T> = fn(&mut T);
-    let plans: [(Edit<proto::WorkloadConfig>, &str); 15] = [
-        (|p| p.workload = "gateway".into(), "workload"),
-        (|p| p.account = "bookinfo".into(), "account"),
-        (|p| p.trust_domain = "Cluster".into(), "trust_domain"),
-        (|p| p.address = vec![1, 2, 3], "address"),
-        (|p| p.ports[0].port = 0, "ports[0].port"),
-        (|p| p.ports[0].port = 65_536, "ports[0].port"),
-        (|p| p.ports[0].protocol = 99, "ports[0].protocol"),
-        (|p| p.ports[0].name = Some("a b".into()), "ports[0].name"),
-        (|p| p.ports.push(p.ports[0].clone()), "ports"),
-        (|p| p.served.push(p.served[0].clone()), "served"),
-        (|p| p.outbound_listeners[0].listen = None, "outbound_listeners[0].listen"),
+fn an_invalid_field_is_rejected_with_its_path() {
+    let configs: [(Edit<proto::WorkloadConfig>, &str); 15] = [
+        (|config| config.workload = "gateway".into(), "workload"),
+        (|config| config.account = "bookinfo".into(), "account"),
+        (|config| config.trust_domain = "Cluster".into(), "trust_domain"),
+        (|config| config.address = vec![1, 2, 3], "address"),
+        (|config| config.ports[0].port = 0, "ports[0].port"),
+        (|config| config.ports[0].port = 65_536, "ports[0].port"),
+        (|config| config.ports[0].protocol = 99, "ports[0].protocol"),
+        (|config| config.ports[0].name = Some("a b".into()), "ports[0].name"),
+        (|config| config.ports.push(config.ports[0].clone()), "ports"),
+        (|config| config.served.push(config.served[0].clone()), "served"),
+        (|config| config.outbound_listeners[0].listen = None, "outbound_listeners[0].listen"),
         (
-            |p| p.outbound_listeners[0].listen.as_mut().unwrap().scope = 1,
+            |config| config.outbound_listeners[0].listen.as_mut().unwrap().scope = 1,
             "outbound_listeners[0].listen",
         ),
-        (|p| p.access = None, "access.mode"),
-        (|p| first_access_rule(p).sources[0] = "x".into(), "access.rules[0].sources[0]"),
-        (|p| first_access_rule(p).http[0].path = None, "access.rules[0].http[0].path"),
+        (|config| config.access = None, "access.mode"),
+        (|config| first_access_rule(config).sources[0] = "x".into(), "access.rules[0].sources[0]"),
+        (|config| first_access_rule(config).http[0].path = None, "access.rules[0].http[0].path"),
     ];
-    for (edit, field) in plans {
-        check_invalid(ResourceKey::Workload, encode_plan(&fixture::proxy_config()), edit, field);
+    for (edit, field) in configs {
+        check_invalid(
+            ResourceKey::Workload,
+            encode_workload_config(&fixture::proxy_config()),
+            edit,
+            field,
+        );
     }
     let services: [(Edit<proto::Service>, &str); 9] = [
-        (|s| s.denied = true, "ports"),
-        (|s| s.ports.push(s.ports[0].clone()), "ports"),
-        (|s| s.ports[0].protocol = 0, "ports[0].protocol"),
-        (|s| s.ports[0].rules[0].route = "/".into(), "ports[0].rules[0].route"),
-        (|s| s.ports[0].rules[0].matches.clear(), "ports[0].rules[0].matches"),
+        (|service| service.denied = true, "ports"),
+        (|service| service.ports.push(service.ports[0].clone()), "ports"),
+        (|service| service.ports[0].protocol = 0, "ports[0].protocol"),
+        (|service| service.ports[0].rules[0].route = "/".into(), "ports[0].rules[0].route"),
+        (|service| service.ports[0].rules[0].matches.clear(), "ports[0].rules[0].matches"),
         (
-            |s| s.ports[0].rules[0].backends[1].service = "A/b".into(),
+            |service| service.ports[0].rules[0].backends[1].service = "A/b".into(),
             "ports[0].rules[0].backends[1].service",
         ),
         (
-            |s| s.ports[0].rules[0].matches[0].headers[0].name = "End-User".into(),
+            |service| service.ports[0].rules[0].matches[0].headers[0].name = "End-User".into(),
             "ports[0].rules[0].matches[0].headers",
         ),
         (
-            |s| s.ports[0].rules[0].matches[0].headers[0].value = None,
+            |service| service.ports[0].rules[0].matches[0].headers[0].value = None,
             "ports[0].rules[0].matches[0].headers[0].value",
         ),
         (
-            |s| s.ports[0].rules[0].matches[0].methods.push(String::new()),
+            |service| service.ports[0].rules[0].matches[0].methods.push(String::new()),
             "ports[0].rules[0].matches[0].methods",
         ),
     ];
-    let world = fixture::bookinfo_update();
+    let update = fixture::bookinfo_update();
     let name = fixture::service_name("reviews");
     for (edit, field) in services {
-        let content = encode_service(&world.snapshot.services[&name]);
+        let content = encode_service(&update.snapshot.services[&name]);
         check_invalid(ResourceKey::Service(name.clone()), content, edit, field);
     }
     let endpoints: [(Edit<proto::Endpoint>, &str); 4] = [
-        (|e| e.address = None, "address"),
-        (|e| e.address.as_mut().unwrap().port = 0, "address"),
-        (|e| e.address.as_mut().unwrap().address.clear(), "address.address"),
-        (|e| e.account = "bookinfo".into(), "account"),
+        (|endpoint| endpoint.address = None, "address"),
+        (|endpoint| endpoint.address.as_mut().unwrap().port = 0, "address"),
+        (|endpoint| endpoint.address.as_mut().unwrap().address.clear(), "address.address"),
+        (|endpoint| endpoint.account = "bookinfo".into(), "account"),
     ];
     let endpoint = fixture::service_endpoint(&name, 1);
     for (edit, field) in endpoints {
@@ -250,7 +265,7 @@ fn every_wrong_field_is_named() {
     }
 }
 
-fn check_invalid<W>(key: ResourceKey, content: Bytes, edit: fn(&mut W), field: &str)
+fn check_invalid<W>(key: ResourceKey, content: Bytes, edit: Edit<W>, field: &str)
 where
     W: Message + Default,
 {
@@ -261,8 +276,8 @@ where
     assert_eq!((&*invalid.field, &invalid.key), (field, &upsert.key), "{invalid}");
 }
 
-fn first_access_rule(plan: &mut proto::WorkloadConfig) -> &mut proto::AccessRule {
-    match plan.access.as_mut().unwrap().mode.as_mut().unwrap() {
+fn first_access_rule(config: &mut proto::WorkloadConfig) -> &mut proto::AccessRule {
+    match config.access.as_mut().unwrap().mode.as_mut().unwrap() {
         proto::access::Mode::AllowListed(rules) => &mut rules.rules[0],
         proto::access::Mode::AllowAll(_) => panic!("the fixture is strict"),
     }
@@ -325,12 +340,17 @@ fn any_access_rule() -> impl Strategy<Value = AccessRule> {
         vec(1u16.., 0..3),
         any::<bool>(),
     );
-    rule.prop_map(|(name, sources, http, ports, all)| AccessRule {
+    rule.prop_map(|(name, sources, http, ports, all_ports)| AccessRule {
         policy: leno_model::PolicyName { namespace: name.clone(), name },
         sources,
         http,
-        tcp: if all { PortSet::All } else { PortSet::Only(ports) },
+        tcp: if all_ports { PortSet::All } else { PortSet::Only(ports) },
     })
+}
+
+fn workload_port((port, protocol): (u16, Protocol)) -> WorkloadPort {
+    let name = Some(Name::new(&format!("p{port}")).unwrap()).filter(|_| port % 2 == 0);
+    WorkloadPort { name, port, protocol }
 }
 
 fn any_proxy_config() -> impl Strategy<Value = WorkloadConfig> {
@@ -342,70 +362,67 @@ fn any_proxy_config() -> impl Strategy<Value = WorkloadConfig> {
     let listener =
         listener.prop_map(|(service, port, listen)| OutboundListener { service, port, listen });
     let ports = btree_map(1u16.., any_protocol(), 0..4);
-    let served = btree_map(1u16.., service_name(), 0..4);
+    let port_services = btree_map(1u16.., service_name(), 0..4);
     let address = prop_oneof![
         any::<[u8; 4]>().prop_map(Into::into),
         any::<[u8; 16]>().prop_map(Into::<IpAddr>::into)
     ];
-    let edges = (0..2_usize, 0..2_usize, btree_map(service_name(), service_retry(), 0..3));
+    let modes_and_retries =
+        (0..2_usize, 0..2_usize, btree_map(service_name(), service_retry(), 0..3));
     let limits = (
         rate_limit::any_port_limits(),
         request_check::any_port_checks(),
         observability::any_observability(),
-        edges,
+        modes_and_retries,
     );
     let tags = (tags::any_caller(), tags::any_lanes(), access::any_inbound_policy(), limits);
-    (any_account(), any_name(), address, ports, served, vec(listener, 0..3), access, tags).prop_map(
-        |(
-            account,
-            domain,
-            address,
-            ports,
-            served,
-            outbound_listeners,
-            access,
-            (caller, lanes, inbound, (limits, guards, sight, edges)),
-        )| {
-            WorkloadConfig {
-                workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
+    (any_account(), any_name(), address, ports, port_services, vec(listener, 0..3), access, tags)
+        .prop_map(
+            |(
                 account,
-                trust_domain: TrustDomain(domain),
+                domain,
                 address,
-                ports: ports
-                    .into_iter()
-                    .map(|(port, protocol)| WorkloadPort {
-                        name: Some(Name::new(&format!("p{port}")).unwrap())
-                            .filter(|_| port % 2 == 0),
-                        port,
-                        protocol,
-                    })
-                    .collect(),
-                port_services: served,
+                ports,
+                port_services,
                 outbound_listeners,
                 access,
-                revoked: Default::default(),
-                revoked_workloads: Default::default(),
-                ca_generation: 0,
-                caller,
-                lanes: lanes.into_iter().collect(),
-                inbound,
-                limits,
-                observability: sight,
-                egress: Egress::ALL[edges.0],
-                mtls: MtlsMode::ALL[edges.1],
-                gateway: None,
-                ingress_rules: Vec::new(),
-                egress_rules: Vec::new(),
-                request_checks: guards,
-                retries: edges.2,
-            }
-        },
-    )
+                (caller, lanes, inbound, (limits, checks, observability, (egress, mtls, retries))),
+            )| {
+                WorkloadConfig {
+                    workload: WorkloadName {
+                        namespace: domain.clone(),
+                        name: account.name.clone(),
+                    },
+                    account,
+                    trust_domain: TrustDomain(domain),
+                    address,
+                    ports: ports.into_iter().map(workload_port).collect(),
+                    port_services,
+                    outbound_listeners,
+                    access,
+                    revoked: Default::default(),
+                    revoked_workloads: Default::default(),
+                    ca_generation: 0,
+                    caller,
+                    lanes: lanes.into_iter().collect(),
+                    inbound,
+                    limits,
+                    observability,
+                    egress: Egress::ALL[egress],
+                    mtls: MtlsMode::ALL[mtls],
+                    gateway: None,
+                    ingress_rules: Vec::new(),
+                    egress_rules: Vec::new(),
+                    request_checks: checks,
+                    retries,
+                }
+            },
+        )
 }
 
 fn any_retry() -> impl Strategy<Value = RetryRule> {
     let backoff = any::<u64>().prop_map(Duration::from_nanos);
-    (vec(RetryRule::CODES, 0..4), 0..=RetryRule::ATTEMPTS_MAX, backoff)
+    (vec(RetryRule::CODES, 0..4), 0..=RetryRule::MAX_ATTEMPTS, backoff)
         .prop_map(|(codes, attempts, backoff)| RetryRule { codes, attempts, backoff })
 }
 
@@ -421,9 +438,10 @@ fn service_retry() -> impl Strategy<Value = ServiceRetry> {
 fn header_edits() -> impl Strategy<Value = HeaderEdits> + Clone {
     btree_map("[a-z]{1,9}", "[!-~]{0,9}", 0..6).prop_map(|headers| {
         let headers = headers.into_iter().map(|(name, value)| Header { name, value });
-        let headers: Vec<Header> = headers.filter(|it| HeaderEdits::may_edit(&it.name)).collect();
-        let (set, rest) = headers.split_at(headers.len() / 3);
-        let (add, remove) = rest.split_at(rest.len() / 2);
+        let headers: Vec<Header> =
+            headers.filter(|header| HeaderEdits::may_edit(&header.name)).collect();
+        let (set, others) = headers.split_at(headers.len() / 3);
+        let (add, remove) = others.split_at(others.len() / 2);
         HeaderEdits {
             set: set.to_vec(),
             add: add.to_vec(),
@@ -448,31 +466,35 @@ fn any_actions() -> impl Strategy<Value = RuleActions> {
     });
     let rewrite = (prop::option::of(any_name()), path);
     let rewrite = rewrite.prop_map(|(hostname, path)| UrlRewrite { hostname, path });
-    let either = prop_oneof![
+    let redirect_or_rewrite = prop_oneof![
         Just((None, None)),
         redirect.prop_map(|redirect| (Some(redirect), None)),
         rewrite.prop_map(|rewrite| (None, Some(rewrite))),
     ];
     let duration = || any::<u64>().prop_map(Duration::from_nanos);
-    let times = (prop::option::of(duration()), prop::option::of(any_retry()), any::<u32>());
+    let timing = (prop::option::of(duration()), prop::option::of(any_retry()), any::<u32>());
     let mirror = (service_name(), 1u16.., 0..=1_000_000_u32);
     let mirror =
         mirror.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight));
     let persistence = (prop::option::of("[a-z]{1,9}-x"), 0..3_usize, duration(), duration());
-    let persistence = persistence.prop_map(|(name, carrier, absolute, idle)| SessionPersistence {
+    let persistence = persistence.prop_map(|(name, kind, absolute, idle)| SessionPersistence {
         name,
         kind: [PersistenceType::Cookie, PersistenceType::LastingCookie, PersistenceType::Header]
-            [carrier],
+            [kind],
         absolute: Some(absolute),
-        idle: Some(idle).filter(|_| carrier > 0),
-        path: Some("/a".to_owned()).filter(|_| carrier == 1),
+        idle: Some(idle).filter(|_| kind > 0),
+        path: Some("/a".to_owned()).filter(|_| kind == 1),
     });
-    let others = (vec(mirror, 0..=RuleActions::MIRRORS_MAX), prop::option::of(any_cors()));
-    let others = (others, prop::option::of(persistence));
-    (headers.clone(), headers, either, times, others).prop_map(
-        |(request_headers, response_headers, (redirect, rewrite), times, others)| {
-            let ((mirrors, cors), persistence) = others;
-            let (attempt_timeout, retry, ungranted_weight) = times;
+    let mirrors = vec(mirror, 0..=RuleActions::MAX_MIRRORS);
+    let extras = (mirrors, prop::option::of(any_cors()), prop::option::of(persistence));
+    (headers.clone(), headers, redirect_or_rewrite, timing, extras).prop_map(
+        |(
+            request_headers,
+            response_headers,
+            (redirect, rewrite),
+            (attempt_timeout, retry, ungranted_weight),
+            (mirrors, cors, persistence),
+        )| {
             RuleActions {
                 request_headers,
                 response_headers,
@@ -517,8 +539,8 @@ fn plain_backend() -> impl Strategy<Value = WeightedBackend> {
 }
 
 fn any_backend() -> impl Strategy<Value = WeightedBackend> {
-    let full = |name| PathEdit::Full(format!("/{name}"));
-    let rewrite = (prop::option::of(any_name()), prop::option::of(any_name().prop_map(full)))
+    let full_path = |name| PathEdit::Full(format!("/{name}"));
+    let rewrite = (prop::option::of(any_name()), prop::option::of(any_name().prop_map(full_path)))
         .prop_map(|(hostname, path)| UrlRewrite { hostname, path });
     let edits = (header_edits(), header_edits(), prop::option::of(rewrite)).prop_map(
         |(request_headers, response_headers, rewrite)| {
@@ -556,7 +578,7 @@ fn any_route_rule() -> impl Strategy<Value = RouteRule> {
 }
 
 fn any_service_config() -> impl Strategy<Value = ServiceConfig> {
-    let host = (any_name(), any::<bool>()).prop_map(|(name, exact)| match exact {
+    let host = (any_name(), any::<bool>()).prop_map(|(name, is_exact)| match is_exact {
         true => HostPattern::Exact(name),
         false => HostPattern::Below(name),
     });
@@ -621,10 +643,13 @@ fn any_service_config() -> impl Strategy<Value = ServiceConfig> {
 
 fn traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
     let breaker = prop::option::of(circuit_breaker::any_breaker());
-    let more = (prop::option::of(fault::any_faults()), prop::option::of(fault::any_balancing()));
-    let more = (more, prop::option::of(fault::any_hedging()));
-    (prop::option::of(outlier_detection::any_outlier_detection()), breaker, more).prop_map(
-        |(outlier_detection, breaker, ((faults, balancing), hedging))| TrafficPolicy {
+    let client_side = (
+        prop::option::of(fault::any_faults()),
+        prop::option::of(fault::any_balancing()),
+        prop::option::of(fault::any_hedging()),
+    );
+    (prop::option::of(outlier_detection::any_outlier_detection()), breaker, client_side).prop_map(
+        |(outlier_detection, breaker, (faults, balancing, hedging))| TrafficPolicy {
             outlier_detection,
             breaker,
             faults,

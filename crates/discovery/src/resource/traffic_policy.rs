@@ -200,7 +200,7 @@ fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, I
     if failures.is_empty() {
         return Err(InvalidField::new("failures", "has no failure condition"));
     }
-    let rate = match wire.percent {
+    let failure_rate = match wire.percent {
         0 => None,
         percent => {
             let percent = parse_small("percent", percent, 1, 100)?;
@@ -214,7 +214,7 @@ fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, I
         failures,
         window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
         buckets: parse_small("buckets", wire.buckets, 1, 255)?,
-        failure_rate: rate,
+        failure_rate,
         consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
         max_ejection_percent: parse_small(
             "max_ejection_percent",
@@ -283,15 +283,10 @@ pub(super) fn parse_duration(field: &str, nanoseconds: u64) -> Result<Duration, 
     }
 }
 
-pub(super) fn parse_small(
-    field: &str,
-    number: u32,
-    least: u8,
-    most: u8,
-) -> Result<u8, InvalidField> {
+pub(super) fn parse_small(field: &str, number: u32, min: u8, max: u8) -> Result<u8, InvalidField> {
     match u8::try_from(number) {
-        Ok(small) if (least..=most).contains(&small) => Ok(small),
-        _ => Err(InvalidField::new(field, format!("{number} is not from {least} to {most}"))),
+        Ok(small) if (min..=max).contains(&small) => Ok(small),
+        _ => Err(InvalidField::new(field, format!("{number} is not from {min} to {max}"))),
     }
 }
 

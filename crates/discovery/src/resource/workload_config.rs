@@ -19,45 +19,49 @@ use super::{
 };
 use crate::proto;
 
-pub(super) fn to_wire(plan: &WorkloadConfig) -> proto::WorkloadConfig {
-    let served = |(port, service): (&u16, &ServiceName)| proto::PortService {
+pub(super) fn to_wire(config: &WorkloadConfig) -> proto::WorkloadConfig {
+    let port_service = |(port, service): (&u16, &ServiceName)| proto::PortService {
         port: u32::from(*port),
         service: service.to_string(),
     };
     proto::WorkloadConfig {
-        workload: plan.workload.to_string(),
-        account: plan.account.to_string(),
-        trust_domain: plan.trust_domain.to_string(),
-        address: ip_address_to_wire(plan.address),
-        ports: plan.ports.iter().map(port_to_wire).collect(),
-        served: plan.port_services.iter().map(served).collect(),
-        outbound_listeners: plan.outbound_listeners.iter().map(listener_to_wire).collect(),
-        access: Some(access_to_wire(&plan.access)),
-        revoked: plan.revoked.iter().map(ToString::to_string).collect(),
-        ca_generation: plan.ca_generation,
-        revoked_workloads: plan.revoked_workloads.iter().map(revoked_to_wire).collect(),
-        caller: tag::caller_to_wire(&plan.caller),
-        lanes: plan.lanes.iter().map(tag::lanes_to_wire).collect(),
-        sight: observability::to_wire(&plan.observability),
-        inbound: inbound::to_wire(&plan.inbound),
-        limits: plan.limits.iter().map(rate_limit::to_wire).collect(),
-        egress_denied: plan.egress == Egress::Deny,
-        plaintext_accepted: plan.mtls == MtlsMode::Permissive,
-        gateway: plan.gateway.as_deref().map(gateway::to_wire),
-        openings: plan.ingress_rules.iter().map(ingress_and_egress::opening_to_wire).collect(),
-        egress_rules: plan
+        workload: config.workload.to_string(),
+        account: config.account.to_string(),
+        trust_domain: config.trust_domain.to_string(),
+        address: ip_address_to_wire(config.address),
+        ports: config.ports.iter().map(port_to_wire).collect(),
+        served: config.port_services.iter().map(port_service).collect(),
+        outbound_listeners: config.outbound_listeners.iter().map(listener_to_wire).collect(),
+        access: Some(access_to_wire(&config.access)),
+        revoked: config.revoked.iter().map(ToString::to_string).collect(),
+        ca_generation: config.ca_generation,
+        revoked_workloads: config.revoked_workloads.iter().map(revoked_to_wire).collect(),
+        caller: tag::caller_to_wire(&config.caller),
+        lanes: config.lanes.iter().map(tag::lanes_to_wire).collect(),
+        sight: observability::to_wire(&config.observability),
+        inbound: inbound::to_wire(&config.inbound),
+        limits: config.limits.iter().map(rate_limit::to_wire).collect(),
+        egress_denied: config.egress == Egress::Deny,
+        plaintext_accepted: config.mtls == MtlsMode::Permissive,
+        gateway: config.gateway.as_deref().map(gateway::to_wire),
+        openings: config
+            .ingress_rules
+            .iter()
+            .map(ingress_and_egress::ingress_rule_to_wire)
+            .collect(),
+        egress_rules: config
             .egress_rules
             .iter()
             .map(ingress_and_egress::egress_rule_to_wire)
             .collect(),
-        guards: plan.request_checks.iter().map(request_check::to_wire).collect(),
-        retries: plan.retries.iter().map(retry::to_wire).collect(),
+        guards: config.request_checks.iter().map(request_check::to_wire).collect(),
+        retries: config.retries.iter().map(retry::to_wire).collect(),
     }
 }
 
 pub(super) fn from_wire(wire: proto::WorkloadConfig) -> Result<WorkloadConfig, InvalidField> {
-    let served = convert_each("served", wire.served, |served| {
-        Ok((parse_port("port", served.port)?, parse_name("service", &served.service)?))
+    let port_services = convert_each("served", wire.served, |wire| {
+        Ok((parse_port("port", wire.port)?, parse_name("service", &wire.service)?))
     })?;
     let ports = convert_each("ports", wire.ports, port_from_wire)?;
     check_ports(&ports)?;
@@ -69,7 +73,7 @@ pub(super) fn from_wire(wire: proto::WorkloadConfig) -> Result<WorkloadConfig, I
         trust_domain: TrustDomain(parse_name("trust_domain", &wire.trust_domain)?),
         address: ip_address("address", &wire.address)?,
         ports,
-        port_services: by_port("served", served)?,
+        port_services: by_port("served", port_services)?,
         outbound_listeners: convert_each(
             "outbound_listeners",
             wire.outbound_listeners,
@@ -107,7 +111,7 @@ pub(super) fn from_wire(wire: proto::WorkloadConfig) -> Result<WorkloadConfig, I
         ingress_rules: convert_each(
             "openings",
             wire.openings,
-            ingress_and_egress::opening_from_wire,
+            ingress_and_egress::ingress_rule_from_wire,
         )?,
         egress_rules: convert_each(
             "egress_rules",

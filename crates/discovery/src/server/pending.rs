@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use crate::condition::ProxyReport;
-use crate::envelope::REFUSALS_MAX;
+use crate::envelope::MAX_REJECTIONS;
 use crate::event::{ConnectionId, Event};
 use crate::key::ChangeId;
 use crate::message::{CertificateReply, Hello, InboundListener, ResourceRejection};
@@ -21,19 +21,22 @@ pub(super) struct PendingEvents {
     last_listeners: Option<Listeners>,
     /// The newest report, unless the owner has it.
     report: Option<Box<ProxyReport>>,
+    /// The report that the owner took last.
     last_report: ProxyReport,
-    refusals: VecDeque<ResourceRejection>,
+    rejections: VecDeque<ResourceRejection>,
     applied: Option<Applied>,
     traffic: Option<Box<TrafficReport>>,
     certificate: Option<(Vec<u8>, CertificateReply)>,
 }
 
+/// The addresses of listeners by application port.
 type Listeners = BTreeMap<u16, SocketAddr>;
 
+/// The last acknowledgement, with the bytes of deltas since the last event.
 #[derive(Debug)]
 struct Applied {
     change: ChangeId,
-    refused: usize,
+    rejected_count: usize,
     bytes: u64,
 }
 
@@ -48,7 +51,7 @@ pub(super) enum AllowedEvents {
 
 impl PendingEvents {
     pub(super) fn new(connection: ConnectionId, hello: &Hello) -> Self {
-        let listeners = in_order(&hello.listeners);
+        let listeners = listeners_by_port(&hello.listeners);
         Self {
             connection,
             desired: TrackedSubscriptions::from_hello(hello),
@@ -56,16 +59,16 @@ impl PendingEvents {
             last_listeners: (!listeners.is_empty()).then_some(listeners),
             report: None,
             last_report: hello.report.clone(),
-            refusals: VecDeque::new(),
+            rejections: VecDeque::new(),
             applied: None,
             traffic: None,
             certificate: None,
         }
     }
 
-    /// Updates the listeners of the proxy. Known ones are not sent again.
+    /// Updates the listeners of the proxy. Those that the owner has are not sent again.
     pub(super) fn update_listeners(&mut self, listeners: &[InboundListener]) {
-        let listeners = in_order(listeners);
+        let listeners = listeners_by_port(listeners);
         self.listeners = (self.last_listeners.as_ref() != Some(&listeners)).then_some(listeners);
     }
 
@@ -75,15 +78,17 @@ impl PendingEvents {
     }
 
     /// Adds rejected or unsent resources. The newest ones are kept.
-    pub(super) fn add_rejections(&mut self, refusals: Vec<ResourceRejection>) {
-        self.refusals.extend(refusals);
-        let surplus = self.refusals.len().saturating_sub(REFUSALS_MAX);
-        self.refusals.drain(..surplus);
+    pub(super) fn add_rejections(&mut self, rejections: Vec<ResourceRejection>) {
+        self.rejections.extend(rejections);
+        let surplus = self.rejections.len().saturating_sub(MAX_REJECTIONS);
+        self.rejections.drain(..surplus);
     }
 
-    pub(super) fn add_applied(&mut self, change: ChangeId, refused: usize, bytes: u64) {
+    /// Records the newest applied change.
+    pub(super) fn add_applied(&mut self, change: ChangeId, rejected_count: usize, bytes: u64) {
         let before = self.applied.take().map_or(0, |applied| applied.bytes);
-        self.applied = Some(Applied { change, refused, bytes: before.saturating_add(bytes) });
+        self.applied =
+            Some(Applied { change, rejected_count, bytes: before.saturating_add(bytes) });
     }
 
     /// Adds a report; returns it if another one is pending.
@@ -95,33 +100,33 @@ impl PendingEvents {
     }
 
     /// Adds a certificate request. The session ensures that there is one at a time.
-    pub(super) fn add_certificate_request(&mut self, csr: Vec<u8>, answer: CertificateReply) {
-        self.certificate = Some((csr, answer));
+    pub(super) fn add_certificate_request(&mut self, csr: Vec<u8>, reply: CertificateReply) {
+        self.certificate = Some((csr, reply));
     }
 
     /// True if there is an event to send.
     pub(super) fn has_next(&self, permitted: AllowedEvents) -> bool {
-        let costly = self.listeners.is_some() || self.desired.has_changed();
+        let has_costly = self.listeners.is_some() || self.desired.has_changed();
         self.certificate.is_some()
-            || !self.refusals.is_empty()
+            || !self.rejections.is_empty()
             || self.applied.is_some()
             || self.report.is_some()
             || self.traffic.is_some()
-            || permitted == AllowedEvents::All && costly
+            || permitted == AllowedEvents::All && has_costly
     }
 
     /// The next event. Rejections precede the change that was applied despite them.
     pub(super) fn next(&mut self, permitted: AllowedEvents) -> Option<Event> {
         let connection = self.connection;
-        if let Some((csr, answer)) = self.certificate.take() {
-            return Some(Event::CertificateRequested { connection, csr, answer });
+        if let Some((csr, reply)) = self.certificate.take() {
+            return Some(Event::CertificateRequested { connection, csr, reply });
         }
-        if !self.refusals.is_empty() {
-            let refusals = std::mem::take(&mut self.refusals).into();
-            return Some(Event::Rejected { connection, refusals });
+        if !self.rejections.is_empty() {
+            let rejections = std::mem::take(&mut self.rejections).into();
+            return Some(Event::Rejected { connection, rejections });
         }
-        if let Some(Applied { change, refused, bytes }) = self.applied.take() {
-            return Some(Event::Applied { connection, change, refused, bytes });
+        if let Some(Applied { change, rejected_count, bytes }) = self.applied.take() {
+            return Some(Event::Applied { connection, change, rejected_count, bytes });
         }
         if let Some(report) = self.report.take() {
             self.last_report.clone_from(&report);
@@ -155,7 +160,7 @@ impl PendingEvents {
     }
 }
 
-fn in_order(listeners: &[InboundListener]) -> Listeners {
+fn listeners_by_port(listeners: &[InboundListener]) -> Listeners {
     listeners.iter().map(|listener| (listener.port, listener.address)).collect()
 }
 
@@ -174,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_that_alternate_are_no_event_once_they_are_back() {
+    fn alternating_listeners_cause_no_event_when_they_are_restored() {
         let mut pending = empty_pending();
         pending.update_listeners(&listener_at(1));
         assert!(matches!(pending.next(AllowedEvents::All), Some(Event::Listeners { .. })));
@@ -188,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_that_says_that_it_listens_nowhere_is_heard_once() {
+    fn an_empty_list_of_listeners_is_one_event() {
         let mut pending = empty_pending();
         pending.update_listeners(&[]);
         assert!(matches!(pending.next(AllowedEvents::All), Some(Event::Listeners { .. })));
@@ -197,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_an_event_when_it_differs_from_the_one_that_the_owner_has() {
+    fn a_report_is_an_event_only_if_it_differs_from_the_last_one() {
         let closed = || ProxyReport {
             conditions: vec![ProxyCondition::new("listener-closed", "door", "in use")],
             ..ProxyReport::default()
@@ -216,25 +221,25 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_however_much_comes() {
+    fn pending_rejections_and_acknowledgements_are_bounded() {
         let mut pending = empty_pending();
-        let refusal = |number: usize| {
+        let rejection = |number: usize| {
             ResourceRejection::new(
                 crate::ResourceKey::Service(service_name("a")),
                 number.to_string(),
             )
         };
         for number in 0..10_000 {
-            pending.add_rejections(vec![refusal(number)]);
+            pending.add_rejections(vec![rejection(number)]);
             pending.add_applied(ChangeId(number as u64), 1, 2);
         }
-        let Some(Event::Rejected { refusals, .. }) = pending.next(AllowedEvents::Cheap) else {
-            panic!("refusals come first")
+        let Some(Event::Rejected { rejections, .. }) = pending.next(AllowedEvents::Cheap) else {
+            panic!("rejections come first")
         };
-        assert_eq!(refusals.len(), REFUSALS_MAX);
-        assert_eq!(refusals.last(), Some(&refusal(9_999)));
+        assert_eq!(rejections.len(), MAX_REJECTIONS);
+        assert_eq!(rejections.last(), Some(&rejection(9_999)));
         let Some(Event::Applied { change, bytes, .. }) = pending.next(AllowedEvents::Cheap) else {
-            panic!("then what was applied")
+            panic!("the applied change comes next")
         };
         assert_eq!((change, bytes), (ChangeId(9_999), 20_000));
         assert!(!pending.has_next(AllowedEvents::All));

@@ -9,15 +9,15 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::pending::{AllowedEvents, PendingEvents};
-use super::{ServeError, read};
-use crate::client::CSR_BYTES_MAX;
+use super::{ServeError, read_message};
+use crate::client::MAX_CSR_BYTES;
 use crate::condition::report_from_wire;
 use crate::envelope::{
-    addresses_from_wire, delta_to_wire, issued_to_wire, listeners_from_wire, refusals_from_wire,
+    addresses_from_wire, delta_to_wire, issued_to_wire, listeners_from_wire, rejections_from_wire,
     services_from_wire,
 };
 use crate::event::OwnerResponse;
-use crate::frame::{FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX};
+use crate::frame::{FrameReader, FrameWriter, MAX_MESSAGE_BYTES, MAX_OUTBOX_BYTES};
 use crate::keepalive::Keepalive;
 use crate::key::ChangeId;
 use crate::message::{IssuanceFailure, IssuedCertificate};
@@ -28,7 +28,7 @@ use crate::queue::EventSender;
 use crate::subscriptions::SubscriptionLists;
 use crate::tap::{OpenTap, TapRecords, records_from_wire, tap_to_wire};
 use crate::traffic::traffic_from_wire;
-use crate::{ADDRESSES_MAX, NAMES_MAX, SUBSCRIPTIONS_MAX};
+use crate::{MAX_ADDRESSES, MAX_NAMES, MAX_SUBSCRIPTIONS};
 
 /// A connection after its first message.
 pub(super) struct Session<'a, W> {
@@ -38,8 +38,9 @@ pub(super) struct Session<'a, W> {
     pending: Box<PendingEvents>,
     events: &'a EventSender,
     keepalive: Keepalive,
-    /// The deadline for the response to the delta in flight.
-    answer_by: Option<Instant>,
+    /// The deadline for the acknowledgement of the delta in flight.
+    acknowledge_by: Option<Instant>,
+    /// The pending certificate request.
     renewal: Option<Renewal>,
     /// The earliest time to forward the next certificate request.
     renew_from: Instant,
@@ -47,8 +48,8 @@ pub(super) struct Session<'a, W> {
     traffic: MessageRateLimit,
     tapped: MessageRateLimit,
     /// The number of series in dropped traffic reports.
-    unheard: u32,
-    /// The last reported acknowledgement.
+    dropped_series: u32,
+    /// The last reported acknowledgement: the change, and the number of rejected resources.
     applied: Option<(ChangeId, usize)>,
     /// Bytes of deltas that were not reported yet.
     delta_bytes: u64,
@@ -60,10 +61,10 @@ pub(super) struct Session<'a, W> {
     queries: Box<StreamQueries>,
 }
 
-/// A certificate request that the mesh owner has not answered yet.
+/// A certificate request without a response of the mesh owner.
 struct Renewal {
     id: u64,
-    answer: oneshot::Receiver<Result<IssuedCertificate, IssuanceFailure>>,
+    receiver: oneshot::Receiver<Result<IssuedCertificate, IssuanceFailure>>,
 }
 
 /// The end of a connection.
@@ -101,8 +102,8 @@ impl ConnectionEnd {
 pub(super) async fn send_goodbye<W: AsyncWrite + Unpin>(mut writer: FrameWriter<W>, reason: &str) {
     let goodbye = to_proxy::Message::Goodbye(proto::Goodbye { reason: reason.to_owned() });
     let message = proto::ToProxy { message: Some(goodbye) };
-    if writer.push(&message, MESSAGE_BYTES_MAX).is_ok() {
-        timeout(SHUTDOWN_WAIT, writer.finish()).await.ok();
+    if writer.push(&message, MAX_MESSAGE_BYTES).is_ok() {
+        timeout(SHUTDOWN_TIMEOUT, writer.finish()).await.ok();
     }
 }
 
@@ -123,16 +124,20 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             pending,
             events,
             keepalive: Keepalive::new(now),
-            answer_by: None,
+            acknowledge_by: None,
             renewal: None,
             renew_from: now,
             traffic: MessageRateLimit {
-                from: now,
-                every: TRAFFIC_INTERVAL_MIN,
-                saved: TRAFFIC_BURST,
+                next_at: now,
+                interval: MIN_TRAFFIC_INTERVAL,
+                burst: TRAFFIC_BURST,
             },
-            tapped: MessageRateLimit { from: now, every: TAPPED_INTERVAL_MIN, saved: TAPPED_BURST },
-            unheard: 0,
+            tapped: MessageRateLimit {
+                next_at: now,
+                interval: MIN_TAPPED_INTERVAL,
+                burst: TAPPED_BURST,
+            },
+            dropped_series: 0,
             applied: None,
             delta_bytes: 0,
             workload,
@@ -141,11 +146,11 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
-    /// The event loop; all decisions are made in other functions.
+    /// Runs the event loop until the connection ends.
     pub(super) async fn run<R: AsyncRead + Unpin>(
         &mut self,
         reader: &mut FrameReader<R>,
-        mut standing: watch::Receiver<OwnerResponse>,
+        mut responses: watch::Receiver<OwnerResponse>,
     ) -> Result<ConnectionEnd, ServeError> {
         if !self.taps.borrow_and_update().is_empty() {
             self.send_ping(0)?;
@@ -153,49 +158,51 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         let events = self.events;
         loop {
             let now = Instant::now();
-            let (unread, idle) = (events.budget().reads_at(now), events.budget().works_at(now));
-            let permitted = if idle.is_none() { AllowedEvents::All } else { AllowedEvents::Cheap };
+            let (read_again_at, work_again_at) =
+                (events.budget().reads_at(now), events.budget().works_at(now));
+            let permitted =
+                if work_again_at.is_none() { AllowedEvents::All } else { AllowedEvents::Cheap };
             // A proxy that does not read responses, or has exceeded its budget, is not read.
-            let room = unread.is_none() && self.writer.queued_bytes() < OUTBOX_BYTES_MAX;
+            let may_read = read_again_at.is_none() && self.writer.queued_bytes() < MAX_OUTBOX_BYTES;
             tokio::select! {
-                frame = read(reader, events.budget()), if room => {
+                frame = read_message(reader, events.budget()), if may_read => {
                     let Some(message) = frame? else { return Ok(ConnectionEnd::Closed) };
                     self.keepalive.record_received(Instant::now());
                     self.handle_message(message)?;
                 }
-                place = events.reserve_slot(), if self.pending.has_next(permitted) => {
-                    let place = place.map_err(|_| ServeError::Stopped)?;
+                slot = events.reserve_slot(), if self.pending.has_next(permitted) => {
+                    let slot = slot.map_err(|_| ServeError::Stopped)?;
                     if let Some(event) = self.pending.next(permitted) {
-                        place.send_event(event);
+                        slot.send_event(event);
                     }
                 }
-                () = wait_until(unread) => {
+                () = wait_until(read_again_at) => {
                     if events.budget().is_abused(Instant::now()) {
                         return Err(ServeError::Overload);
                     }
                 }
-                () = wait_until(idle), if self.pending.has_next(AllowedEvents::All) => {}
-                changed = standing.changed() => {
-                    let newest = standing.borrow_and_update().clone();
+                () = wait_until(work_again_at), if self.pending.has_next(AllowedEvents::All) => {}
+                changed = responses.changed() => {
+                    let newest = responses.borrow_and_update().clone();
                     match newest {
                         OwnerResponse::Goodbye(reason) => return Ok(ConnectionEnd::Goodbye(reason)),
-                        _ if changed.is_err() => return Ok(ConnectionEnd::Goodbye(LET_GO.to_owned())),
+                        _ if changed.is_err() => return Ok(ConnectionEnd::Goodbye(SESSION_ENDED.to_owned())),
                         OwnerResponse::Pending => {}
                         OwnerResponse::Config(update) => self.publisher.set_update(update),
-                        OwnerResponse::PartialConfig(update, doubt) => {
-                            self.publisher.offer_in_doubt(update, doubt);
+                        OwnerResponse::PartialConfig(update, unknown_endpoints) => {
+                            self.publisher.set_partial_update(update, unknown_endpoints);
                         }
                     }
                 }
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,
                 result = wait_for_certificate(&mut self.renewal) => self.send_certificate(result)?,
                 () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => self.send_ping(0)?,
-                () = wait_for_taps(&mut self.taps), if room => self.send_ping(0)?,
-                query = self.queries.next(), if room => {
+                () = wait_for_taps(&mut self.taps), if may_read => self.send_ping(0)?,
+                query = self.queries.next(), if may_read => {
                     self.send_message(to_proxy::Message::Query(query))?;
                 }
                 () = sleep_until(self.keepalive.silent_at()) => return Err(ServeError::Silent),
-                () = wait_until(self.answer_by) => return Err(ServeError::Unacknowledged),
+                () = wait_until(self.acknowledge_by) => return Err(ServeError::Unacknowledged),
             }
             self.send_next_delta()?;
         }
@@ -210,10 +217,10 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
-    /// Requests traffic reports at this interval. A proxy of a release without them takes the message for a
+    /// Requests traffic reports at this interval. A proxy of a release without them interprets the message as a
     /// keepalive.
-    pub(super) fn ask_for_reports(&mut self, every: Duration) -> Result<(), ServeError> {
-        let report_interval_ms = u32::try_from(every.as_millis()).unwrap_or(u32::MAX);
+    pub(super) fn request_reports(&mut self, interval: Duration) -> Result<(), ServeError> {
+        let report_interval_ms = u32::try_from(interval.as_millis()).unwrap_or(u32::MAX);
         self.send_ping(report_interval_ms)
     }
 
@@ -224,15 +231,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 return Err(ServeError::Malformed("a second Hello".into()));
             }
             Some(from_proxy::Message::Ping(_)) => {}
-            Some(from_proxy::Message::QueryAnswer(wire)) => self.query_answer(wire),
+            Some(from_proxy::Message::QueryAnswer(wire)) => self.receive_query_part(wire),
             Some(from_proxy::Message::Tapped(wire)) => self.forward_tapped(wire, Instant::now()),
             Some(from_proxy::Message::Ack(ack)) => self.handle_ack(ack.nonce)?,
             Some(from_proxy::Message::Nack(nack)) => {
-                let refusals = refusals_from_wire(nack.rejections)?;
-                let known = self.publisher.reject_delta(nack.nonce, &refusals);
-                known.ok_or_else(|| unknown_nonce(nack.nonce))?;
-                self.answer_by = None;
-                self.pending.add_rejections(refusals);
+                let rejections = rejections_from_wire(nack.rejections)?;
+                let rejected_change = self.publisher.reject_delta(nack.nonce, &rejections);
+                rejected_change.ok_or_else(|| unknown_nonce(nack.nonce))?;
+                self.acknowledge_by = None;
+                self.pending.add_rejections(rejections);
             }
             Some(from_proxy::Message::Subscribe(wire)) => {
                 self.pending.desired.add(lists_from_wire(wire)?);
@@ -256,15 +263,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     /// Stores a report for the mesh owner. A report that arrives too soon is only counted.
     fn store_report(&mut self, wire: proto::Traffic, now: Instant) {
         let mut traffic = Box::new(traffic_from_wire(wire));
-        traffic.overflowed = traffic.overflowed.saturating_add(self.unheard);
-        self.unheard = 0;
+        traffic.overflowed = traffic.overflowed.saturating_add(self.dropped_series);
+        self.dropped_series = 0;
         let surplus = match self.traffic.take_message(now) {
             true => self.pending.add_report(traffic),
             false => Some(traffic),
         };
         if let Some(traffic) = surplus {
             let series = u32::try_from(traffic.series.len()).unwrap_or(u32::MAX);
-            self.unheard = traffic.overflowed.saturating_add(series);
+            self.dropped_series = traffic.overflowed.saturating_add(series);
         }
     }
 
@@ -277,29 +284,28 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     /// Forwards tapped requests to their tap, if that is still open. Requests over the rate limit are only
     /// counted.
     fn forward_tapped(&mut self, wire: proto::Tapped, now: Instant) {
-        let may = self.tapped.take_message(now);
+        let is_within_limit = self.tapped.take_message(now);
         let proto::Tapped { tap, records, dropped } = wire;
         let open = self.taps.borrow();
         let Some(open) = open.iter().find(|open| open.tap.id == tap) else { return };
-        if !may {
+        if !is_within_limit {
             return open.record_lost(dropped.saturating_add(records.len() as u64));
         }
-        let (records, left_out) = records_from_wire(records);
-        let dropped = dropped.saturating_add(left_out);
+        let (records, excluded) = records_from_wire(records);
+        let dropped = dropped.saturating_add(excluded);
         open.forward_records(TapRecords { workload: self.workload.clone(), records, dropped });
     }
 
-    /// Handles a part of a response to a query. The operator pays for a requested part: the proxy gets the
-    /// units back.
-    fn query_answer(&mut self, wire: proto::QueryAnswer) {
+    /// Handles a part of a response to a query. The cost of reading a requested part is refunded to the proxy.
+    fn receive_query_part(&mut self, wire: proto::QueryAnswer) {
         let units = reading_units(wire.part.len());
         if self.queries.receive_part(wire) {
-            self.events.budget().return_reading(units, Instant::now());
+            self.events.budget().refund_reading(units, Instant::now());
         }
     }
 
     fn handle_ack(&mut self, nonce: u64) -> Result<(), ServeError> {
-        self.answer_by = None;
+        self.acknowledge_by = None;
         self.publisher.acknowledge(nonce).map(drop).ok_or_else(|| unknown_nonce(nonce))
     }
 
@@ -312,37 +318,37 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             return Err(ServeError::Malformed(SECOND_RENEWAL.to_owned()));
         }
         let now = Instant::now();
-        let refusal = if wire.csr.len() > CSR_BYTES_MAX {
+        let rejection = if wire.csr.len() > MAX_CSR_BYTES {
             "the request is larger than 64 KiB"
         } else if now < self.renew_from {
             "certificate requests are too frequent: try again later"
         } else {
-            let (answer, receiver) = oneshot::channel();
-            self.renewal = Some(Renewal { id: wire.id, answer: receiver });
-            self.renew_from = now + RENEWAL_INTERVAL_MIN;
-            self.pending.add_certificate_request(wire.csr, answer);
+            let (reply, receiver) = oneshot::channel();
+            self.renewal = Some(Renewal { id: wire.id, receiver });
+            self.renew_from = now + MIN_RENEWAL_INTERVAL;
+            self.pending.add_certificate_request(wire.csr, reply);
             return Ok(());
         };
-        let outcome = Some(proto::certificate::Outcome::Error(refusal.to_owned()));
+        let outcome = Some(proto::certificate::Outcome::Error(rejection.to_owned()));
         self.send_message(to_proxy::Message::Certificate(proto::Certificate {
             id: wire.id,
             outcome,
         }))
     }
 
-    fn send_certificate(&mut self, answer: CertificateResult) -> Result<(), ServeError> {
-        let outcome = match answer.result {
+    fn send_certificate(&mut self, result: CertificateResult) -> Result<(), ServeError> {
+        let outcome = match result.result {
             Ok(issued) => proto::certificate::Outcome::Issued(issued_to_wire(issued)),
             Err(IssuanceFailure { reason, .. }) => proto::certificate::Outcome::Error(reason),
         };
-        let certificate = proto::Certificate { id: answer.id, outcome: Some(outcome) };
+        let certificate = proto::Certificate { id: result.id, outcome: Some(outcome) };
         self.send_message(to_proxy::Message::Certificate(certificate))
     }
 
     /// Sends the next delta, and records the change that the proxy has reached.
     fn send_next_delta(&mut self) -> Result<(), ServeError> {
         if let Some(delta) = self.publisher.next_delta() {
-            self.answer_by = Some(Instant::now() + ANSWER_WAIT);
+            self.acknowledge_by = Some(Instant::now() + ACKNOWLEDGE_TIMEOUT);
             let before = self.writer.queued_bytes();
             self.send_message(to_proxy::Message::Delta(delta_to_wire(delta)))?;
             self.delta_bytes += self.writer.queued_bytes().saturating_sub(before) as u64;
@@ -354,9 +360,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         let Some(change) = self.publisher.applied_change() else {
             return Ok(());
         };
-        let refused = self.publisher.rejected_resources().count();
-        if self.applied.replace((change, refused)) != Some((change, refused)) {
-            self.pending.add_applied(change, refused, std::mem::take(&mut self.delta_bytes));
+        let rejected_count = self.publisher.rejected_resources().count();
+        if self.applied.replace((change, rejected_count)) != Some((change, rejected_count)) {
+            self.pending.add_applied(change, rejected_count, std::mem::take(&mut self.delta_bytes));
         }
         Ok(())
     }
@@ -364,16 +370,16 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     fn send_message(&mut self, message: to_proxy::Message) -> Result<(), ServeError> {
         self.keepalive.record_sent(Instant::now());
         let message = proto::ToProxy { message: Some(message) };
-        Ok(self.writer.push(&message, MESSAGE_BYTES_MAX)?)
+        Ok(self.writer.push(&message, MAX_MESSAGE_BYTES)?)
     }
 }
 
 fn lists_from_wire(wire: proto::Services) -> Result<SubscriptionLists, ServeError> {
     let proto::Services { names, addresses, dns_names } = wire;
-    let fits = names.len() <= SUBSCRIPTIONS_MAX
-        && addresses.len() <= ADDRESSES_MAX
-        && dns_names.len() <= NAMES_MAX;
-    if !fits {
+    let is_within_limits = names.len() <= MAX_SUBSCRIPTIONS
+        && addresses.len() <= MAX_ADDRESSES
+        && dns_names.len() <= MAX_NAMES;
+    if !is_within_limits {
         return Err(ServeError::Malformed(TOO_MANY.to_owned()));
     }
     Ok(SubscriptionLists {
@@ -393,21 +399,22 @@ pub(super) fn reading_units(bytes: usize) -> u64 {
 /// are dropped.
 struct MessageRateLimit {
     /// The earliest time of the next message.
-    from: Instant,
-    every: Duration,
+    next_at: Instant,
+    /// The average minimum time between two messages.
+    interval: Duration,
     /// The burst, as unused time.
-    saved: Duration,
+    burst: Duration,
 }
 
 impl MessageRateLimit {
     /// Takes one message; false if it is over the limit.
     fn take_message(&mut self, now: Instant) -> bool {
-        let takes = self.from <= now;
-        if takes {
-            let saved_up = now.checked_sub(self.saved).unwrap_or(now);
-            self.from = self.from.max(saved_up) + self.every;
+        let is_permitted = self.next_at <= now;
+        if is_permitted {
+            let earliest = now.checked_sub(self.burst).unwrap_or(now);
+            self.next_at = self.next_at.max(earliest) + self.interval;
         }
-        takes
+        is_permitted
     }
 }
 
@@ -419,13 +426,13 @@ struct CertificateResult {
 
 /// Waits for the response to the pending request; forever if there is none. Cancel-safe.
 async fn wait_for_certificate(renewal: &mut Option<Renewal>) -> CertificateResult {
-    let Some(Renewal { id, answer }) = renewal else {
+    let Some(Renewal { id, receiver }) = renewal else {
         return std::future::pending().await;
     };
-    let result = answer.await.unwrap_or_else(|_| Err(TRY_AGAIN.into()));
-    let answer = CertificateResult { id: *id, result };
+    let result = receiver.await.unwrap_or_else(|_| Err(TRY_AGAIN.into()));
+    let certificate = CertificateResult { id: *id, result };
     *renewal = None;
-    answer
+    certificate
 }
 
 /// Waits for a new set of taps; forever if there will be none.
@@ -453,32 +460,32 @@ const MESSAGE_UNITS: u64 = 16;
 const BYTES_PER_UNIT: usize = 128;
 
 /// The deadline for applying a delta.
-const ANSWER_WAIT: Duration = Duration::from_secs(30);
+const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The minimum time between two certificate requests of one connection. Certificates live for at least a second
 /// and are renewed after half of that; after a failure proxies wait for twice this long.
-pub(super) const RENEWAL_INTERVAL_MIN: Duration = Duration::from_millis(100);
+pub(super) const MIN_RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The average minimum time between two traffic reports: half of the minimum that the protocol allows proxies.
-const TRAFFIC_INTERVAL_MIN: Duration = Duration::from_millis(500);
+const MIN_TRAFFIC_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The burst of traffic reports, as unused time.
 const TRAFFIC_BURST: Duration = Duration::from_secs(2);
 
 /// The average minimum time between two messages for taps: a proxy sends one per tenth of a second for each
 /// tap, and more only for taps of thousands of requests per second.
-const TAPPED_INTERVAL_MIN: Duration = Duration::from_millis(10);
+const MIN_TAPPED_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The burst of tap messages, as unused time.
 const TAPPED_BURST: Duration = Duration::from_secs(1);
 
 /// The maximum time for sending the last message.
-pub(super) const SHUTDOWN_WAIT: Duration = Duration::from_secs(2);
+pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 const SECOND_RENEWAL: &str = "a certificate request while another one is pending";
 
 const TOO_MANY: &str = "a message requests more resources than a proxy may subscribe to";
 
-const LET_GO: &str = "the control plane has ended the session of this workload";
+const SESSION_ENDED: &str = "the control plane has ended the session of this workload";
 
 const TRY_AGAIN: &str = "the control plane could not respond: try again";

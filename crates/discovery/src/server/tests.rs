@@ -17,13 +17,13 @@ use crate::budget::Budget;
 use crate::client::{DiscoveryError, ProxyRequest, UpdateHandler, follow_control_plane};
 use crate::condition::ProxyReport;
 use crate::fixture::{bookinfo_update, gateway_hello, service_config, service_name, update_with};
-use crate::keepalive::SILENCE_MAX;
+use crate::keepalive::MAX_SILENCE;
 use crate::key::{ChangeId, ResourceKey};
 use crate::message::{
     ConfigUpdate, InboundListener, IssuanceFailure, IssuedCertificate, ResourceRejection,
 };
 use crate::queue::{EventSender, QueuedEvent, event_queue};
-use crate::server::session::RENEWAL_INTERVAL_MIN;
+use crate::server::session::MIN_RENEWAL_INTERVAL;
 use crate::subscriber::Subscriber;
 use crate::subscriptions::SubscriptionChange;
 use crate::traffic::TrafficReport;
@@ -39,7 +39,7 @@ impl Owner {
     async fn wait_for_connected(&mut self) -> Connected {
         match self.next_event().await {
             Some(Event::Connected(connected)) => *connected,
-            other => panic!("not connected: {other:?}"),
+            event => panic!("not connected: {event:?}"),
         }
     }
 
@@ -51,7 +51,7 @@ impl Owner {
     async fn next(&mut self) -> String {
         match self.next_event().await {
             Some(event) => describe_event(&event),
-            None => "nobody left".into(),
+            None => "closed".into(),
         }
     }
 }
@@ -74,16 +74,18 @@ fn describe_event(event: &Event) -> String {
             ];
             let lists = lists.into_iter().filter(|(.., list)| list != "{}");
             let lists: Vec<String> =
-                lists.map(|(sign, what, list)| format!("{sign}{what} {list}")).collect();
+                lists.map(|(sign, kind, list)| format!("{sign}{kind} {list}")).collect();
             lists.join(" ")
         }
-        Event::Applied { change, refused, .. } => format!("applied {change}, {refused} refused"),
-        Event::Rejected { refusals, .. } => format!("refused {}", refusals[0]),
+        Event::Applied { change, rejected_count, .. } => {
+            format!("applied {change}, {rejected_count} rejected")
+        }
+        Event::Rejected { rejections, .. } => format!("rejected {}", rejections[0]),
         Event::Traffic { traffic, .. } => format!("traffic of {:?}", traffic.span),
         Event::CertificateRequested { csr, .. } => format!("certify {csr:?}"),
-        Event::JoinRequested(joining) => format!("join {}", joining.workload),
-        Event::OtherReplica { .. } | Event::PeerArrived | Event::PeerLeft { .. } => {
-            panic!("of no proxy: {event:?}")
+        Event::JoinRequested(pending_join) => format!("join {}", pending_join.workload),
+        Event::PeerSidecars { .. } | Event::PeerConnected | Event::PeerDisconnected { .. } => {
+            panic!("not about a proxy: {event:?}")
         }
         Event::Disconnected { connection } => format!("left {connection}"),
     }
@@ -104,7 +106,8 @@ fn start_server() -> (impl Future<Output = Result<(), ServeError>>, Owner, Duple
 
 /// A proxy with a traffic report at each call except the second.
 struct Busy {
-    asked: u32,
+    /// The number of calls for a report.
+    report_count: u32,
 }
 
 impl UpdateHandler for Busy {
@@ -113,14 +116,14 @@ impl UpdateHandler for Busy {
     }
 
     fn take_traffic(&mut self) -> Option<TrafficReport> {
-        self.asked += 1;
-        let span = Duration::from_secs(self.asked.into());
-        (self.asked != 2).then(|| TrafficReport { span, ..TrafficReport::default() })
+        self.report_count += 1;
+        let span = Duration::from_secs(self.report_count.into());
+        (self.report_count != 2).then(|| TrafficReport { span, ..TrafficReport::default() })
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn traffic_is_reported_as_often_as_asked_for_and_only_when_there_was_some() {
+async fn traffic_is_reported_at_the_requested_interval_when_there_was_some() {
     let (near, far) = duplex(4096);
     let (sender, events) = event_sender();
     let server = serve_proxy(
@@ -132,25 +135,25 @@ async fn traffic_is_reported_as_often_as_asked_for_and_only_when_there_was_some(
     );
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
-    let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
-    let began = Instant::now();
+    let (mut subscriber, mut busy) = (Subscriber::new(), Busy { report_count: 0 });
+    let start = Instant::now();
     let client = follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut busy);
     let script = async {
-        let standing = owner.wait_for_connected().await.responses;
+        let responses = owner.wait_for_connected().await.responses;
         assert_eq!(owner.next().await, "traffic of 1s");
-        let first = began.elapsed();
+        let first = start.elapsed();
         assert_eq!(owner.next().await, "traffic of 3s");
-        let second = began.elapsed();
-        standing.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
+        let second = start.elapsed();
+        responses.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
         (first, second)
     };
-    let (served, _, (first, second)) = tokio::join!(server, client, script);
-    served.unwrap();
+    let (server_result, _, (first, second)) = tokio::join!(server, client, script);
+    server_result.unwrap();
     assert_eq!((first, second), (Duration::from_secs(7), Duration::from_secs(21)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proxy_that_tells_of_traffic_without_end_is_not_heard() {
+async fn excess_traffic_reports_of_a_proxy_are_dropped() {
     let (server, mut owner, mut far) = start_server();
     let flood = async {
         let hello = crate::envelope::hello_to_wire(&gateway_hello(), &[]);
@@ -163,43 +166,43 @@ async fn a_proxy_that_tells_of_traffic_without_end_is_not_heard() {
     };
     let script = async {
         let _connected = owner.wait_for_connected().await;
-        let mut heard = 0;
+        let mut received = 0;
         while owner.next().await.starts_with("traffic") {
-            heard += 1;
+            received += 1;
         }
-        heard
+        received
     };
-    let (served, (), heard) = tokio::join!(server, flood, script);
-    served.unwrap();
-    assert!((1..=5).contains(&heard), "{heard}");
+    let (server_result, (), received) = tokio::join!(server, flood, script);
+    server_result.unwrap();
+    assert!((1..=5).contains(&received), "{received}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_control_plane_that_does_not_ask_is_reported_nothing() {
+async fn no_traffic_is_reported_without_an_interval() {
     let (server, mut owner, far) = start_server();
     let (_requests, mut queue) = mpsc::channel(1);
-    let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
+    let (mut subscriber, mut busy) = (Subscriber::new(), Busy { report_count: 0 });
     let client = follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut busy);
     let script = async {
-        let standing = owner.wait_for_connected().await.responses;
+        let responses = owner.wait_for_connected().await.responses;
         // Meanwhile both ends send pings without payload.
-        sleep(SILENCE_MAX * 3).await;
-        standing.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
+        sleep(MAX_SILENCE * 3).await;
+        responses.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
         owner.next().await
     };
-    let (served, _, last) = tokio::join!(server, client, script);
-    served.unwrap();
-    assert_eq!((last.as_str(), busy.asked), ("left 7", 0));
+    let (server_result, _, last) = tokio::join!(server, client, script);
+    server_result.unwrap();
+    assert_eq!((last.as_str(), busy.report_count), ("left 7", 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_offer_is_applied_and_then_reported() {
+async fn an_update_is_applied_and_acknowledged() {
     let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
-    let mut worlds = Vec::new();
+    let mut updates = Vec::new();
     let mut apply = |update: ConfigUpdate| {
-        worlds.push(update);
+        updates.push(update);
         Ok(())
     };
     let client =
@@ -210,24 +213,24 @@ async fn an_offer_is_applied_and_then_reported() {
         assert_eq!(connected.connection, CONNECTION);
         assert_eq!(connected.hello, gateway_hello());
         connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
-        assert_eq!(owner.next().await, "applied 1, 0 refused");
+        assert_eq!(owner.next().await, "applied 1, 0 rejected");
         connected.responses.send(OwnerResponse::Config(next.clone())).unwrap();
-        assert_eq!(owner.next().await, "applied 2, 0 refused");
+        assert_eq!(owner.next().await, "applied 2, 0 rejected");
         let equal = ConfigUpdate { change: ChangeId(3), ..next.clone() };
         connected.responses.send(OwnerResponse::Config(equal)).unwrap();
-        assert_eq!(owner.next().await, "applied 3, 0 refused");
+        assert_eq!(owner.next().await, "applied 3, 0 rejected");
         drop(requests);
         assert_eq!(owner.next().await, "left 7");
     };
-    let (served, followed, ()) = tokio::join!(server, client, script);
-    served.unwrap();
-    assert!(matches!(followed, DiscoveryError::Stopped), "{followed}");
-    assert_eq!(worlds, [bookinfo_update(), next.clone()]);
+    let (server_result, client_error, ()) = tokio::join!(server, client, script);
+    server_result.unwrap();
+    assert!(matches!(client_error, DiscoveryError::Stopped), "{client_error}");
+    assert_eq!(updates, [bookinfo_update(), next.clone()]);
     assert_eq!(subscriber.current_update(), Some(&next));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_resource_is_named_with_its_reason_and_the_rest_is_applied() {
+async fn a_rejected_resource_is_reported_with_its_reason_and_the_others_are_applied() {
     let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
@@ -243,21 +246,21 @@ async fn a_refused_resource_is_named_with_its_reason_and_the_rest_is_applied() {
         follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let script = async {
         let connected = owner.wait_for_connected().await;
-        let offer = update_with(5, [service_config("bad", 1), service_config("good", 1)]);
-        connected.responses.send(OwnerResponse::Config(offer)).unwrap();
-        let refused = "refused service bookinfo/bad: rule 1: unclosed group in `(`";
-        assert_eq!(owner.next().await, refused);
-        assert_eq!(owner.next().await, "applied 5, 1 refused");
+        let next = update_with(5, [service_config("bad", 1), service_config("good", 1)]);
+        connected.responses.send(OwnerResponse::Config(next)).unwrap();
+        let expected = "rejected service bookinfo/bad: rule 1: unclosed group in `(`";
+        assert_eq!(owner.next().await, expected);
+        assert_eq!(owner.next().await, "applied 5, 1 rejected");
         drop(requests);
     };
-    let (served, _, ()) = tokio::join!(server, client, script);
-    served.unwrap();
+    let (server_result, _, ()) = tokio::join!(server, client, script);
+    server_result.unwrap();
     let services = &subscriber.current_update().unwrap().snapshot.services;
     assert_eq!(services.keys().collect::<Vec<_>>(), [&service_name("good")]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_reach_the_owner_and_certificates_come_back() {
+async fn requests_reach_the_owner_and_certificates_reach_the_proxy() {
     let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(8);
     let mut subscriber = Subscriber::new();
@@ -267,19 +270,19 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
     let issued = IssuedCertificate { chain: vec![vec![1], vec![2]], roots: vec![vec![3]] };
     let renew = async |owner: &mut Owner,
                        result: Option<Result<IssuedCertificate, IssuanceFailure>>| {
-        let (answer, answered) = oneshot::channel();
-        requests.send(ProxyRequest::Renew { csr: vec![9], answer }).await.unwrap();
+        let (reply, receiver) = oneshot::channel();
+        requests.send(ProxyRequest::Renew { csr: vec![9], reply }).await.unwrap();
         match owner.next_event().await.unwrap() {
-            Event::CertificateRequested { connection: CONNECTION, csr, answer } if csr == [9] => {
+            Event::CertificateRequested { connection: CONNECTION, csr, reply } if csr == [9] => {
                 // Without a result, the owner drops the request.
                 if let Some(result) = result {
-                    answer.send(result).unwrap();
+                    reply.send(result).unwrap();
                 }
             }
-            other => panic!("not a certificate request: {other:?}"),
+            event => panic!("not a certificate request: {event:?}"),
         }
-        let result = answered.await.unwrap();
-        sleep(RENEWAL_INTERVAL_MIN).await;
+        let result = receiver.await.unwrap();
+        sleep(MIN_RENEWAL_INTERVAL).await;
         result
     };
     let script = async {
@@ -306,19 +309,19 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
         assert_eq!(owner.next().await, format!("listeners {:?}", [listener]));
         assert_eq!(renew(&mut owner, Some(Ok(issued.clone()))).await, Ok(issued.clone()));
         assert_eq!(renew(&mut owner, Some(Err("no".into()))).await, Err("no".into()));
-        let forgotten = renew(&mut owner, None).await.unwrap_err().reason;
-        assert!(forgotten.contains("try again"), "{forgotten}");
+        let reason = renew(&mut owner, None).await.unwrap_err().reason;
+        assert!(reason.contains("try again"), "{reason}");
     };
     tokio::select! {
         () = script => {}
-        served = server => panic!("{served:?}"),
-        followed = client => panic!("{followed}"),
+        server_result = server => panic!("{server_result:?}"),
+        client_error = client => panic!("{client_error}"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_owner_ends_a_connection_with_a_reason_or_by_letting_go() {
-    for (standing, reason) in [
+async fn the_owner_ends_a_connection_with_a_goodbye_or_by_dropping_it() {
+    for (response, reason) in [
         (Some(OwnerResponse::Goodbye("not your workload".into())), "not your workload"),
         (None, "has ended the session"),
     ] {
@@ -330,21 +333,21 @@ async fn the_owner_ends_a_connection_with_a_reason_or_by_letting_go() {
             follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
         let script = async {
             let connected = owner.wait_for_connected().await;
-            if let Some(standing) = standing {
-                connected.responses.send(standing).unwrap();
+            if let Some(response) = response {
+                connected.responses.send(response).unwrap();
             }
             drop(connected);
             assert_eq!(owner.next().await, "left 7");
         };
-        let (served, followed, ()) = tokio::join!(server, client, script);
-        served.unwrap();
-        assert!(matches!(&followed, DiscoveryError::Goodbye(_)), "{followed}");
-        assert!(followed.to_string().contains(reason), "{followed}");
+        let (server_result, client_error, ()) = tokio::join!(server, client, script);
+        server_result.unwrap();
+        assert!(matches!(&client_error, DiscoveryError::Goodbye(_)), "{client_error}");
+        assert!(client_error.to_string().contains(reason), "{client_error}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_streams_live_on_pings() {
+async fn pings_keep_idle_streams_open() {
     let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
@@ -355,12 +358,12 @@ async fn idle_streams_live_on_pings() {
         let connected = owner.wait_for_connected().await;
         sleep(Duration::from_secs(24 * 3600)).await;
         connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
-        assert_eq!(owner.next().await, "applied 1, 0 refused");
+        assert_eq!(owner.next().await, "applied 1, 0 rejected");
         drop(requests);
     };
-    let (served, followed, ()) = tokio::join!(server, client, script);
-    served.unwrap();
-    assert!(matches!(followed, DiscoveryError::Stopped), "{followed}");
+    let (server_result, client_error, ()) = tokio::join!(server, client, script);
+    server_result.unwrap();
+    assert!(matches!(client_error, DiscoveryError::Stopped), "{client_error}");
 }
 
 /// Sends these bytes as a proxy, then stays silent, and reads the responses.
@@ -369,24 +372,24 @@ async fn serve_bytes(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
     let proxy = async {
         // A server that has hung up does not read anymore.
         far.write_all(bytes).await.ok();
-        let mut sent = Vec::new();
-        tokio::io::AsyncReadExt::read_to_end(&mut far, &mut sent).await.ok();
+        let mut responses = Vec::new();
+        tokio::io::AsyncReadExt::read_to_end(&mut far, &mut responses).await.ok();
     };
     let script = async {
         let mut events = Vec::new();
-        let mut kept = None;
+        let mut connection = None;
         while let Some(event) = owner.next_event().await {
             events.push(describe_event(&event));
             if let Event::Connected(connected) = event {
                 connected.responses.send(OwnerResponse::Config(bookinfo_update())).ok();
-                kept = Some(connected);
+                connection = Some(connected);
             }
         }
-        drop(kept);
+        drop(connection);
         events
     };
-    let (served, events, ()) = tokio::join!(server, script, proxy);
-    (served, events)
+    let (server_result, events, ()) = tokio::join!(server, script, proxy);
+    (server_result, events)
 }
 
 fn frame_message(message: from_proxy::Message) -> Vec<u8> {
@@ -400,27 +403,28 @@ fn framed_hello() -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
-    let foreign = proto::Hello { protocol: 99, ..Default::default() };
-    let nameless = proto::Hello { protocol: crate::PROTOCOL, ..Default::default() };
-    let nobody = proto::Services {
+async fn an_invalid_message_ends_the_connection_with_a_reason() {
+    let unknown_protocol = proto::Hello { protocol: 99, ..Default::default() };
+    let without_workload = proto::Hello { protocol: crate::PROTOCOL, ..Default::default() };
+    let without_namespace = proto::Services {
         names: vec!["nobody".into()],
         addresses: Vec::new(),
         dns_names: Vec::new(),
     };
-    let crowd = vec!["a/b".to_owned(); crate::NAMES_MAX + 1];
-    let crowd = proto::Services { dns_names: crowd, ..Default::default() };
+    let dns_names = vec!["a/b".to_owned(); crate::MAX_NAMES + 1];
+    let too_many_names = proto::Services { dns_names, ..Default::default() };
     let address = crate::resource::socket_address_to_wire(([127, 0, 0, 1], 1).into());
     let listener = proto::Listener { port: 1, address: Some(address) };
-    let everywhere = proto::Listeners { listeners: vec![listener; 4097], ..Default::default() };
+    let too_many_listeners =
+        proto::Listeners { listeners: vec![listener; 4097], ..Default::default() };
     let cases = [
         (
             vec![],
             frame_message(from_proxy::Message::Ping(proto::Ping::default())),
             "must be a Hello",
         ),
-        (vec![], frame_message(from_proxy::Message::Hello(foreign)), "version 99"),
-        (vec![], frame_message(from_proxy::Message::Hello(nameless)), "workload"),
+        (vec![], frame_message(from_proxy::Message::Hello(unknown_protocol)), "version 99"),
+        (vec![], frame_message(from_proxy::Message::Hello(without_workload)), "workload"),
         (vec![], vec![0x10, 0, 0, 0], "exceeds the limit of 1048576"),
         (framed_hello(), framed_hello(), "second Hello"),
         (framed_hello(), vec![0, 0, 0, 0], "without content"),
@@ -430,23 +434,27 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
             frame_message(from_proxy::Message::Ack(proto::Ack { nonce: 42 })),
             "delta 42",
         ),
-        (framed_hello(), frame_message(from_proxy::Message::Subscribe(nobody)), "services"),
         (
             framed_hello(),
-            frame_message(from_proxy::Message::Unsubscribe(crowd)),
+            frame_message(from_proxy::Message::Subscribe(without_namespace)),
+            "services",
+        ),
+        (
+            framed_hello(),
+            frame_message(from_proxy::Message::Unsubscribe(too_many_names)),
             "more resources than a proxy",
         ),
         (
             framed_hello(),
-            frame_message(from_proxy::Message::Listeners(everywhere)),
+            frame_message(from_proxy::Message::Listeners(too_many_listeners)),
             "4096 are allowed",
         ),
     ];
-    for (before, bytes, reason) in cases {
-        let (served, events) = serve_bytes(&[&before[..], &bytes].concat()).await;
-        let error = served.expect_err(reason).to_string();
+    for (prefix, bytes, reason) in cases {
+        let (server_result, events) = serve_bytes(&[&prefix[..], &bytes].concat()).await;
+        let error = server_result.expect_err(reason).to_string();
         assert!(error.contains(reason), "{error} should say {reason}");
-        match before.is_empty() {
+        match prefix.is_empty() {
             true => assert!(events.is_empty(), "{events:?}"),
             false => assert_eq!(events, ["connected", "left 7"]),
         }
@@ -458,84 +466,84 @@ fn framed_renewal(id: u64) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_certificate_request_before_the_answer_ends_the_connection() {
+async fn a_second_certificate_request_before_the_response_ends_the_connection() {
     let (server, mut owner, mut far) = start_server();
     let script = async {
         far.write_all(&[framed_hello(), framed_renewal(1)].concat()).await.unwrap();
         let _connected = owner.wait_for_connected().await;
-        let _waiting = owner.next_event().await.unwrap();
+        let _first_request = owner.next_event().await.unwrap();
         far.write_all(&framed_renewal(2)).await.unwrap();
         assert_eq!(owner.next().await, "left 7");
     };
-    let (served, ()) = tokio::join!(server, script);
-    let error = served.unwrap_err().to_string();
+    let (server_result, ()) = tokio::join!(server, script);
+    let error = server_result.unwrap_err().to_string();
     assert!(error.contains("while another one is pending"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn certificate_requests_in_quick_succession_are_refused() {
+async fn certificate_requests_in_quick_succession_are_rejected() {
     let (server, mut owner, mut far) = start_server();
     let script = async {
         far.write_all(&framed_hello()).await.unwrap();
         let _connected = owner.wait_for_connected().await;
-        let (read, mut write) = tokio::io::split(&mut far);
-        let mut reader = FrameReader::new(read, 1 << 20);
-        for (id, passed_on) in [(1, true), (2, false), (3, true)] {
-            write.write_all(&framed_renewal(id)).await.unwrap();
-            if passed_on {
+        let (read_half, mut write_half) = tokio::io::split(&mut far);
+        let mut reader = FrameReader::new(read_half, 1 << 20);
+        for (id, is_forwarded) in [(1, true), (2, false), (3, true)] {
+            write_half.write_all(&framed_renewal(id)).await.unwrap();
+            if is_forwarded {
                 // The owner drops the request, which is a response.
                 assert_eq!(owner.next().await, "certify [9]");
             }
             let frame = reader.next().await.unwrap().unwrap();
-            let sent = format!("{:?}", proto::ToProxy::decode(frame).unwrap().message);
-            assert_eq!(sent.contains("too frequent"), !passed_on, "{id}: {sent}");
-            if !passed_on {
-                sleep(RENEWAL_INTERVAL_MIN).await;
+            let message = format!("{:?}", proto::ToProxy::decode(frame).unwrap().message);
+            assert_eq!(message.contains("too frequent"), !is_forwarded, "{id}: {message}");
+            if !is_forwarded {
+                sleep(MIN_RENEWAL_INTERVAL).await;
             }
         }
     };
     tokio::select! {
         () = script => {}
-        served = server => panic!("{served:?}"),
+        server_result = server => panic!("{server_result:?}"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proxy_that_asks_and_never_reads_is_not_listened_to() {
+async fn requests_of_a_proxy_that_never_reads_are_no_longer_read() {
     const REQUESTS: usize = 100_000;
     let (server, mut owner, mut far) = start_server();
-    let mut asked = 0;
+    let mut request_count = 0;
     let script = async {
         far.write_all(&framed_hello()).await.unwrap();
         let _connected = owner.wait_for_connected().await;
         far.write_all(&framed_renewal(0)).await.unwrap();
         assert_eq!(owner.next().await, "certify [9]");
         // The response is being sent; from now on each request is rejected, which is a response too.
-        sleep(RENEWAL_INTERVAL_MIN / 2).await;
+        sleep(MIN_RENEWAL_INTERVAL / 2).await;
         let flood = async {
-            while asked < REQUESTS {
+            while request_count < REQUESTS {
                 far.write_all(&framed_renewal(1)).await.unwrap();
-                asked += 1;
+                request_count += 1;
             }
         };
         timeout(Duration::from_secs(1), flood).await.unwrap_err();
     };
     tokio::select! {
         () = script => {}
-        served = server => panic!("{served:?}"),
+        server_result = server => panic!("{server_result:?}"),
     }
-    assert!(asked < REQUESTS / 10, "{asked}");
+    assert!(request_count < REQUESTS / 10, "{request_count}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn waits_for_a_proxy_are_bounded() {
     let start = Instant::now();
-    let (served, events) = serve_bytes(&[]).await;
-    assert!(matches!(served, Err(ServeError::Silent)), "{served:?}");
-    assert!(events.is_empty() && start.elapsed() < SILENCE_MAX);
+    let (server_result, events) = serve_bytes(&[]).await;
+    assert!(matches!(server_result, Err(ServeError::Silent)), "{server_result:?}");
+    assert!(events.is_empty() && start.elapsed() < MAX_SILENCE);
 
-    let (served, events) = serve_bytes(&framed_hello()).await;
-    assert!(matches!(served, Err(ServeError::Unacknowledged)), "{served:?}");
+    let (server_result, events) = serve_bytes(&framed_hello()).await;
+    assert!(matches!(server_result, Err(ServeError::Unacknowledged)), "{server_result:?}");
     assert_eq!(events, ["connected", "left 7"]);
 
     let (server, mut owner, mut far) = start_server();
@@ -547,13 +555,13 @@ async fn waits_for_a_proxy_are_bounded() {
         let start = Instant::now();
         let ack = frame_message(from_proxy::Message::Ack(proto::Ack { nonce: 1 }));
         far.write_all(&ack).await.unwrap();
-        assert_eq!(owner.next().await, "applied 1, 0 refused");
+        assert_eq!(owner.next().await, "applied 1, 0 rejected");
         assert_eq!(owner.next().await, "left 7");
-        assert_eq!(start.elapsed(), SILENCE_MAX);
+        assert_eq!(start.elapsed(), MAX_SILENCE);
         connected
     };
-    let (served, _) = tokio::join!(server, script);
-    assert!(matches!(served, Err(ServeError::Silent)), "{served:?}");
+    let (server_result, _) = tokio::join!(server, script);
+    assert!(matches!(server_result, Err(ServeError::Silent)), "{server_result:?}");
 }
 
 #[tokio::test]
@@ -581,46 +589,55 @@ proptest! {
             .build()
             .unwrap();
         for bytes in [bytes, announced, damaged, later] {
-            let (served, events) = runtime.block_on(serve_bytes(&bytes));
-            prop_assert!(served.is_err() || events.len() != 1, "{:?} {:?}", served, events);
+            let (result, events) = runtime.block_on(serve_bytes(&bytes));
+            prop_assert!(result.is_err() || events.len() != 1, "{:?} {:?}", result, events);
             prop_assert_ne!(events.last().map(String::as_str), Some("connected"));
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn joins_are_answered_refused_or_given_up() {
-    type Judge = fn(crate::event::PendingJoin);
+async fn joins_are_accepted_rejected_or_time_out() {
+    type Handler = fn(crate::event::PendingJoin);
     let workload: WorkloadName = "bookinfo/gateway-1".parse().unwrap();
     let issued = IssuedCertificate { chain: vec![vec![1]], roots: vec![vec![2]] };
-    let judges: [(Judge, &str); 4] = [
+    let handlers: [(Handler, &str); 4] = [
         (
-            |joining| {
-                let chain = vec![joining.csr.clone()];
-                joining.answer.send(Ok(IssuedCertificate { chain, roots: vec![vec![2]] })).unwrap();
+            |pending_join| {
+                let chain = vec![pending_join.csr.clone()];
+                pending_join
+                    .reply
+                    .send(Ok(IssuedCertificate { chain, roots: vec![vec![2]] }))
+                    .unwrap();
             },
             "",
         ),
-        (|joining| joining.answer.send(Err("used".into())).unwrap(), "rejected the join: used"),
+        (
+            |pending_join| pending_join.reply.send(Err("used".into())).unwrap(),
+            "rejected the join: used",
+        ),
         (drop, "try again"),
         (
-            |joining| {
-                let crate::PendingJoin { answer, .. } = joining;
-                std::mem::forget(answer);
+            |pending_join| {
+                let crate::PendingJoin { reply, .. } = pending_join;
+                std::mem::forget(reply);
             },
             "in time: try again",
         ),
     ];
-    for (judge, reason) in judges {
+    for (handle_join, reason) in handlers {
         let (near, far) = duplex(1024);
         let (sender, mut events) = event_sender();
         let owner = async {
             match events.recv().await.map(|queued| queued.event) {
-                Some(Event::JoinRequested(joining)) => {
-                    assert_eq!((&*joining.token, &joining.workload), ("secret", &workload));
-                    judge(joining);
+                Some(Event::JoinRequested(pending_join)) => {
+                    assert_eq!(
+                        (&*pending_join.token, &pending_join.workload),
+                        ("secret", &workload)
+                    );
+                    handle_join(pending_join);
                 }
-                other => panic!("not a join: {other:?}"),
+                event => panic!("not a join: {event:?}"),
             }
         };
         let client = crate::join(far, "secret", &workload, &[1]);
@@ -636,7 +653,7 @@ async fn joins_are_answered_refused_or_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_join_that_nobody_answers_ends() {
+async fn a_join_without_response_times_out() {
     let (near, _far) = duplex(1024);
     let workload = "bookinfo/gateway-1".parse().unwrap();
     let error = crate::join(near, "secret", &workload, &[1]).await.unwrap_err();
@@ -644,7 +661,7 @@ async fn a_join_that_nobody_answers_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_is_not_a_join_is_refused() {
+async fn an_invalid_join_request_is_an_error() {
     for bytes in [&[0, 0, 0, 0][..], &[0, 0, 0, 2, 0xff, 0xff], &[0, 1, 0, 1], &[0, 0, 0, 9, 1]] {
         let (near, mut far) = duplex(1024);
         far.write_all(bytes).await.unwrap();

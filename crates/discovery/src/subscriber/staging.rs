@@ -19,10 +19,10 @@ use crate::resource::Resource;
 pub(super) struct DecodedDelta {
     config: Option<Arc<WorkloadConfig>>,
     /// New services and new versions of services, without endpoints.
-    views: BTreeMap<ServiceName, ServiceConfig>,
-    gone: BTreeSet<ServiceName>,
+    services: BTreeMap<ServiceName, ServiceConfig>,
+    removed_services: BTreeSet<ServiceName>,
     endpoints: BTreeMap<ServiceName, EndpointChanges>,
-    /// `None` for unsubscribed ones.
+    /// Address entries and, below, DNS records; `None` for unsubscribed ones.
     addresses: BTreeMap<IpAddr, Option<Arc<AddressEntry>>>,
     names: BTreeMap<ServiceName, Option<Arc<DnsRecord>>>,
 }
@@ -34,20 +34,20 @@ impl DecodedDelta {
     /// Decodes every resource of a delta.
     pub(super) fn read(delta: &Delta) -> Result<Self, Vec<ResourceRejection>> {
         let mut staging = Self::default();
-        let mut refusals = Vec::new();
+        let mut rejections = Vec::new();
         for key in &delta.removed {
-            refusals.extend(staging.remove(key));
+            rejections.extend(staging.remove(key));
         }
         for upsert in &delta.upserts {
             match Resource::decode(upsert) {
                 Ok(resource) => staging.insert(resource),
                 Err(invalid) => {
                     let reason = format!("{}: {}", invalid.field, invalid.reason);
-                    refusals.push(ResourceRejection::new(invalid.key, reason));
+                    rejections.push(ResourceRejection::new(invalid.key, reason));
                 }
             }
         }
-        if refusals.is_empty() { Ok(staging) } else { Err(refusals) }
+        if rejections.is_empty() { Ok(staging) } else { Err(rejections) }
     }
 
     /// The resulting configuration; the previous one if it is equal.
@@ -84,24 +84,24 @@ impl DecodedDelta {
     ) -> Result<Option<BTreeMap<ServiceName, Arc<ServiceConfig>>>, Vec<ResourceRejection>> {
         let old = before.map(|before| &before.snapshot.services);
         let mut services = old.cloned().unwrap_or_default();
-        let mut refusals = Vec::new();
-        services.retain(|name, _| !self.gone.contains(name));
-        let mut differs = old.is_some_and(|old| old.len() != services.len());
+        let mut rejections = Vec::new();
+        services.retain(|name, _| !self.removed_services.contains(name));
+        let mut has_changed = old.is_some_and(|old| old.len() != services.len());
         for name in self.affected_services() {
             let old = services.get(name);
-            let Some(view) = self.rebuild_service(name, old.map(|old| &**old), &mut refusals)
+            let Some(service) = self.rebuild_service(name, old.map(|old| &**old), &mut rejections)
             else {
                 continue;
             };
-            if old.is_none_or(|old| **old != view) {
-                differs = true;
-                services.insert(name.clone(), Arc::new(view));
+            if old.is_none_or(|old| **old != service) {
+                has_changed = true;
+                services.insert(name.clone(), Arc::new(service));
             }
         }
-        if differs || before.is_none_or(|before| before.absent != *absent) {
-            self.check_backends(&services, absent, &mut refusals);
+        if has_changed || before.is_none_or(|before| before.absent != *absent) {
+            self.check_backends(&services, absent, &mut rejections);
         }
-        if refusals.is_empty() { Ok(differs.then_some(services)) } else { Err(refusals) }
+        if rejections.is_empty() { Ok(has_changed.then_some(services)) } else { Err(rejections) }
     }
 
     /// Records the removal of a resource, or returns the reason that it cannot be removed.
@@ -112,7 +112,7 @@ impl DecodedDelta {
                 return Some(ResourceRejection::new(key.clone(), reason));
             }
             ResourceKey::Service(name) => {
-                self.gone.insert(name.clone());
+                self.removed_services.insert(name.clone());
             }
             ResourceKey::Address(address) => {
                 self.addresses.insert(*address, None);
@@ -128,11 +128,12 @@ impl DecodedDelta {
         None
     }
 
+    /// Records a new or changed resource.
     fn insert(&mut self, resource: Resource) {
         match resource {
-            Resource::Workload(plan) => self.config = Some(Arc::from(plan)),
-            Resource::Service(view) => {
-                self.views.insert(view.name.clone(), view);
+            Resource::Workload(config) => self.config = Some(Arc::from(config)),
+            Resource::Service(service) => {
+                self.services.insert(service.name.clone(), service);
             }
             Resource::AddressEntry(address, address_entry) => {
                 self.addresses.insert(address, Some(Arc::new(address_entry)));
@@ -148,8 +149,9 @@ impl DecodedDelta {
         }
     }
 
+    /// The services that the delta adds or changes, and those with changed endpoints.
     fn affected_services(&self) -> BTreeSet<&ServiceName> {
-        self.views.keys().chain(self.endpoints.keys()).collect()
+        self.services.keys().chain(self.endpoints.keys()).collect()
     }
 
     /// The resulting service with its endpoints; `None` if there is no such service.
@@ -157,40 +159,42 @@ impl DecodedDelta {
         &self,
         name: &ServiceName,
         old: Option<&ServiceConfig>,
-        refusals: &mut Vec<ResourceRejection>,
+        rejections: &mut Vec<ResourceRejection>,
     ) -> Option<ServiceConfig> {
-        let nothing = EndpointChanges::new();
-        let changes = self.endpoints.get(name).unwrap_or(&nothing);
-        let Some(mut view) = self.views.get(name).cloned().or_else(|| old.map(without_endpoints))
+        let no_changes = EndpointChanges::new();
+        let changes = self.endpoints.get(name).unwrap_or(&no_changes);
+        let Some(mut service) =
+            self.services.get(name).cloned().or_else(|| old.map(without_endpoints))
         else {
-            let strays = changes.values().flatten();
-            let stray =
-                |endpoint: &Arc<Endpoint>| misplaced_endpoint(endpoint, "its service is unknown");
-            refusals.extend(strays.map(stray));
+            let misplaced = changes.values().flatten();
+            let reject =
+                |endpoint: &Arc<Endpoint>| reject_endpoint(endpoint, "its service is unknown");
+            rejections.extend(misplaced.map(reject));
             return None;
         };
-        let kept = old.into_iter().flat_map(endpoints_of);
-        let kept = kept.map(|(port, endpoint)| ((port, endpoint.id.workload.clone()), endpoint));
-        let mut endpoints: BTreeMap<_, _> = kept.collect();
-        for (place, change) in changes {
+        let retained = old.into_iter().flat_map(endpoints_of);
+        let retained =
+            retained.map(|(port, endpoint)| ((port, endpoint.id.workload.clone()), endpoint));
+        let mut endpoints: BTreeMap<_, _> = retained.collect();
+        for (endpoint_key, change) in changes {
             match change {
                 // An equal endpoint keeps its `Arc`.
-                Some(new) if endpoints.get(place).is_some_and(|old| *old == new) => {}
+                Some(new) if endpoints.get(endpoint_key).is_some_and(|old| *old == new) => {}
                 Some(new) => {
-                    endpoints.insert(place.clone(), new);
+                    endpoints.insert(endpoint_key.clone(), new);
                 }
                 None => {
-                    endpoints.remove(place);
+                    endpoints.remove(endpoint_key);
                 }
             }
         }
         for ((port, _), endpoint) in endpoints {
-            match view.ports.get_mut(&port) {
+            match service.ports.get_mut(&port) {
                 Some(port) => port.endpoints.push(Arc::clone(endpoint)),
-                None => refusals.push(misplaced_endpoint(endpoint, "its service has no such port")),
+                None => rejections.push(reject_endpoint(endpoint, "its service has no such port")),
             }
         }
-        Some(view)
+        Some(service)
     }
 
     /// Checks that every backend of every rule is held or known to be absent.
@@ -198,28 +202,30 @@ impl DecodedDelta {
         &self,
         services: &BTreeMap<ServiceName, Arc<ServiceConfig>>,
         absent: &BTreeSet<ServiceName>,
-        refusals: &mut Vec<ResourceRejection>,
+        rejections: &mut Vec<ResourceRejection>,
     ) {
-        for (name, view) in services {
-            let mut backends = view.ports.values().flat_map(PortConfig::backends);
-            let dangling = backends
-                .find(|b| !services.contains_key(&b.service) && !absent.contains(&b.service));
-            let Some(backend) = dangling else {
+        for (name, service) in services {
+            let mut backends = service.ports.values().flat_map(PortConfig::backends);
+            let missing_backend = backends.find(|backend| {
+                !services.contains_key(&backend.service) && !absent.contains(&backend.service)
+            });
+            let Some(backend) = missing_backend else {
                 continue;
             };
-            let (user, used) = (name.clone(), backend.service.clone());
-            let route = leading_to(view, &used).map_or(String::new(), |key| key.to_string());
-            let removal_at_fault = self.gone.contains(&used) && !self.views.contains_key(name);
-            let (key, because, reason) = if removal_at_fault {
-                let reason = format!("cannot be removed: {route} of {user} refers to it");
-                (used, user, reason)
+            let (from, to) = (name.clone(), backend.service.clone());
+            let route = route_to_backend(service, &to).map_or(String::new(), |key| key.to_string());
+            let is_wrong_removal =
+                self.removed_services.contains(&to) && !self.services.contains_key(name);
+            let (key, because, reason) = if is_wrong_removal {
+                let reason = format!("cannot be removed: {route} of {from} refers to it");
+                (to, from, reason)
             } else {
                 let reason = format!(
-                    "{route} refers to service {used}, which is neither present nor marked as absent"
+                    "{route} refers to service {to}, which is neither present nor marked as absent"
                 );
-                (user, used, reason)
+                (from, to, reason)
             };
-            refusals.push(ResourceRejection {
+            rejections.push(ResourceRejection {
                 key: ResourceKey::Service(key),
                 reason,
                 because: Some(ResourceKey::Service(because)),
@@ -238,27 +244,29 @@ fn merge_changes<K: Ord + Clone, A: PartialEq>(
     if !update.iter().any(differs) {
         return None;
     }
-    let mut answers = old.cloned().unwrap_or_default();
+    let mut result = old.cloned().unwrap_or_default();
     for (key, new) in update {
         match new {
             // An equal value keeps its `Arc`.
-            Some(new) if answers.get(key) == Some(new) => {}
-            Some(new) => drop(answers.insert(key.clone(), Arc::clone(new))),
-            None => drop(answers.remove(key)),
+            Some(new) if result.get(key) == Some(new) => {}
+            Some(new) => drop(result.insert(key.clone(), Arc::clone(new))),
+            None => drop(result.remove(key)),
         }
     }
-    Some(answers)
+    Some(result)
 }
 
-fn without_endpoints(view: &ServiceConfig) -> ServiceConfig {
-    let mut view = view.clone();
-    for port in view.ports.values_mut() {
+/// Returns a copy of a service without its endpoints.
+fn without_endpoints(service: &ServiceConfig) -> ServiceConfig {
+    let mut service = service.clone();
+    for port in service.ports.values_mut() {
         port.endpoints = Vec::new();
     }
-    view
+    service
 }
 
-fn misplaced_endpoint(endpoint: &Endpoint, reason: &str) -> ResourceRejection {
+/// Returns the rejection of an endpoint that depends on its service.
+fn reject_endpoint(endpoint: &Endpoint, reason: &str) -> ResourceRejection {
     ResourceRejection {
         key: ResourceKey::Endpoint(endpoint.id.clone()),
         reason: reason.to_owned(),
@@ -267,8 +275,8 @@ fn misplaced_endpoint(endpoint: &Endpoint, reason: &str) -> ResourceRejection {
 }
 
 /// The first route of a service that forwards to this backend.
-fn leading_to(view: &ServiceConfig, backend: &ServiceName) -> Option<ObjectKey> {
-    let mut ports = view.ports.values();
+fn route_to_backend(service: &ServiceConfig, backend: &ServiceName) -> Option<ObjectKey> {
+    let mut ports = service.ports.values();
     ports.find_map(|port| {
         let rule = port.rules.iter().find(|rule| has_backend(&rule.backends, backend));
         let tls = port.tls_rules.iter().find(|rule| has_backend(&rule.backends, backend));

@@ -25,7 +25,7 @@ fn delta_towards(subscriber: &Subscriber, update: ConfigUpdate) -> Delta {
 }
 
 #[test]
-fn untouched_services_and_endpoints_are_the_same_allocation() {
+fn unchanged_services_and_endpoints_keep_their_allocation() {
     let mut subscriber = subscriber_holding(bookinfo_update());
     let before = subscriber.current_update().unwrap().snapshot.clone();
     let mut next = bookinfo_update();
@@ -56,15 +56,15 @@ fn a_delta_without_differences_keeps_the_snapshot() {
 }
 
 #[test]
-fn wrong_resources_are_refused_by_name_and_nothing_changes() {
+fn an_invalid_resource_is_rejected_by_name_and_the_configuration_is_unchanged() {
     let subscriber = subscriber_holding(bookinfo_update());
     let (held, before) = (subscriber.held_versions(), subscriber.current_update().cloned());
     let mut dangling = service_config("ratings", 0);
     add_route(&mut dangling, &["nowhere"]);
-    let stray = service_endpoint(&service_name("unknown"), 1);
+    let misplaced = service_endpoint(&service_name("unknown"), 1);
     let mut other_port = service_endpoint(&service_name("ratings"), 1);
     other_port.id.port = 81;
-    let content = encode_endpoint(&stray);
+    let content = encode_endpoint(&misplaced);
     let upsert = |key, content| Upsert { key, content };
     let service_key = |name| ResourceKey::Service(service_name(name));
     let cases = [
@@ -79,7 +79,7 @@ fn wrong_resources_are_refused_by_name_and_nothing_changes() {
              refers to it",
         ),
         (
-            delta_of(vec![upsert(ResourceKey::Endpoint(stray.id), content.clone())], vec![]),
+            delta_of(vec![upsert(ResourceKey::Endpoint(misplaced.id), content.clone())], vec![]),
             "endpoint bookinfo/unknown:9080 at bookinfo/unknown-00001: its service is unknown",
         ),
         (
@@ -97,14 +97,14 @@ fn wrong_resources_are_refused_by_name_and_nothing_changes() {
         ),
     ];
     for (delta, expected) in cases {
-        let refusals = subscriber.stage(delta).map(|_| ()).expect_err(expected);
-        assert_eq!(refusals[0].to_string(), expected);
+        let rejections = subscriber.stage(delta).map(|_| ()).expect_err(expected);
+        assert_eq!(rejections[0].to_string(), expected);
     }
     assert_eq!((subscriber.held_versions(), subscriber.current_update().cloned()), (held, before));
 }
 
 #[test]
-fn a_service_that_is_said_to_be_absent_may_be_referred_to() {
+fn a_route_may_refer_to_an_absent_service() {
     let mut subscriber = subscriber_holding(bookinfo_update());
     let mut removal = delta_of(vec![], vec![ResourceKey::Service(service_name("ratings"))]);
     removal.absent = Some([service_name("missing"), service_name("ratings")].into());
@@ -119,16 +119,17 @@ fn a_service_that_is_said_to_be_absent_may_be_referred_to() {
 }
 
 #[test]
-fn nothing_is_applied_before_a_plan_came() {
-    let view = service_config("a", 0);
-    let key = ResourceKey::Service(view.name.clone());
-    let upsert = Upsert { key, content: encode_service(&view) };
-    let refusals = Subscriber::new().stage(delta_of(vec![upsert], vec![])).map(|_| ()).unwrap_err();
-    assert_eq!(refusals[0].key, ResourceKey::Workload);
+fn the_first_delta_must_contain_a_workload_configuration() {
+    let service = service_config("a", 0);
+    let key = ResourceKey::Service(service.name.clone());
+    let upsert = Upsert { key, content: encode_service(&service) };
+    let rejections =
+        Subscriber::new().stage(delta_of(vec![upsert], vec![])).map(|_| ()).unwrap_err();
+    assert_eq!(rejections[0].key, ResourceKey::Workload);
 }
 
 #[test]
-fn held_versions_are_those_of_a_world_read_from_disk() {
+fn a_stored_configuration_restores_the_held_versions() {
     let mut subscriber = Subscriber::new();
     let staged = subscriber
         .stage(delta_towards(&subscriber, update_with(1, [service_config("a", 3)])))

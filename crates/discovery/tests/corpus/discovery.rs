@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use leno_discovery::{
     Budget, ChangeId, ConfigUpdate, Connected, ConnectionId, Event, Hello, OperatorSessions,
-    OwnerResponse, QueuedEvent, ResourceVersion, Subscriber, event_queue, follow_control_plane,
-    serve_proxy,
+    OwnerResponse, QueuedEvent, ResourceRejection, ResourceVersion, Subscriber, event_queue,
+    follow_control_plane, serve_proxy,
 };
 use leno_model::{
-    Access, ServiceAccount, Snapshot, TAP_TEXT_BYTES_MAX, TrustDomain, WorkloadConfig, WorkloadName,
+    Access, MAX_TAP_TEXT_BYTES, ServiceAccount, Snapshot, TrustDomain, WorkloadConfig, WorkloadName,
 };
 use tokio::io::{join, sink};
 use tokio::sync::{mpsc, watch};
@@ -20,18 +20,18 @@ use tokio::sync::{mpsc, watch};
 /// The first byte selects the reader; the rest is its stream, or messages with two bytes of length each, or the
 /// content of a stored configuration.
 pub(crate) fn check_input(bytes: &[u8]) {
-    let Some((reader, rest)) = bytes.split_first() else { return };
+    let Some((reader, input)) = bytes.split_first() else { return };
     match reader % 5 {
-        0 => control_plane_reads(&frame_messages(rest)),
-        1 => proxy_reads(&frame_messages(rest)),
-        2 => proxy_restarts(rest),
-        3 => control_plane_reads(rest),
-        _ => proxy_reads(rest),
+        0 => control_plane_reads(&frame_messages(input)),
+        1 => proxy_reads(&frame_messages(input)),
+        2 => proxy_restarts(input),
+        3 => control_plane_reads(input),
+        _ => proxy_reads(input),
     }
 }
 
-/// The stream of a proxy ends, with an error message or without an error. Every event belongs to that
-/// connection, and stays within the limits.
+/// Serves the stream of a proxy until it ends. Each event is about that connection and within the limits, and
+/// an error has a message.
 fn control_plane_reads(stream: &[u8]) {
     run_to_end(async {
         let (events, mut received) = event_queue(1);
@@ -39,7 +39,7 @@ fn control_plane_reads(stream: &[u8]) {
         let sender = events.create_sender(budget);
         drop(events);
         let operators = OperatorSessions::new(1);
-        let served = serve_proxy(
+        let server = serve_proxy(
             join(stream, sink()),
             CONNECTION,
             sender,
@@ -47,26 +47,26 @@ fn control_plane_reads(stream: &[u8]) {
             operators,
         );
         let owner = async {
-            let mut standing: Option<watch::Sender<OwnerResponse>> = None;
+            let mut responses: Option<watch::Sender<OwnerResponse>> = None;
             while let Some(QueuedEvent { event, turn: _turn }) = received.recv().await {
                 match event {
                     Event::Connected(connected) => {
-                        assert!(standing.is_none(), "a connection introduces itself once");
+                        assert!(responses.is_none(), "a connection introduces itself once");
                         let Connected { connection, hello, responses: sender } = *connected;
                         assert_eq!(connection, CONNECTION);
                         assert!(hello.version.len() <= 64);
                         sender.send_replace(OwnerResponse::Config(smallest_update()));
-                        standing = Some(sender);
+                        responses = Some(sender);
                     }
                     event => {
-                        assert!(standing.is_some(), "the introduction is first: {event:?}");
+                        assert!(responses.is_some(), "the introduction is first: {event:?}");
                         check_event(event);
                     }
                 }
             }
         };
-        let (served, ()) = tokio::join!(served, owner);
-        assert!(served.is_ok() || served.is_err_and(|error| !error.to_string().is_empty()));
+        let (result, ()) = tokio::join!(server, owner);
+        assert!(result.is_ok() || result.is_err_and(|error| !error.to_string().is_empty()));
     });
 }
 
@@ -75,19 +75,20 @@ fn check_event(event: Event) {
         Event::SubscriptionsChanged { change, .. } => {
             let (added, removed) = (change.added, change.removed);
             assert!(!added.is_empty() || !removed.is_empty() || change.over_limit > 0);
-            assert!(added.services.len() <= leno_discovery::SUBSCRIPTIONS_MAX);
-            assert!(added.addresses.len() <= leno_discovery::ADDRESSES_MAX);
-            assert!(added.names.len() <= leno_discovery::NAMES_MAX);
+            assert!(added.services.len() <= leno_discovery::MAX_SUBSCRIPTIONS);
+            assert!(added.addresses.len() <= leno_discovery::MAX_ADDRESSES);
+            assert!(added.names.len() <= leno_discovery::MAX_NAMES);
             assert!(added.services.is_disjoint(&removed.services));
         }
-        Event::Rejected { refusals, .. } => {
-            assert!(
-                refusals.iter().all(|refusal| refusal.reason.len() <= TAP_TEXT_BYTES_MAX.max(512))
-            );
+        Event::Rejected { rejections, .. } => {
+            let is_bounded = |rejection: &ResourceRejection| {
+                rejection.reason.len() <= MAX_TAP_TEXT_BYTES.max(512)
+            };
+            assert!(rejections.iter().all(is_bounded));
         }
-        Event::CertificateRequested { answer, .. } => {
+        Event::CertificateRequested { reply, .. } => {
             // The proxy may be gone.
-            answer.send(Err("not here".into())).ok();
+            reply.send(Err("not here".into())).ok();
         }
         _ => {}
     }
@@ -119,34 +120,34 @@ fn proxy_reads(stream: &[u8]) {
 
 /// A stored configuration is rejected, or its decoded form is stored again.
 fn proxy_restarts(content: &[u8]) {
-    let stored = [MARK, &ResourceVersion::from_content(content).0.to_be_bytes(), content].concat();
+    let stored = [MAGIC, &ResourceVersion::from_content(content).0.to_be_bytes(), content].concat();
     if let Ok(subscriber) = Subscriber::from_bytes(&stored) {
-        read_back(subscriber.current_update().expect("a stored world is one"));
+        read_back(subscriber.current_update().expect("a stored configuration is complete"));
     }
 }
 
 /// True if a proxy accepts the stored configuration of an input.
 pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
     let content = &bytes[1..];
-    let stored = [MARK, &ResourceVersion::from_content(content).0.to_be_bytes(), content].concat();
+    let stored = [MAGIC, &ResourceVersion::from_content(content).0.to_be_bytes(), content].concat();
     Subscriber::from_bytes(&stored).is_ok()
 }
 
 fn read_back(update: &ConfigUpdate) {
-    let again =
-        Subscriber::from_bytes(&update.to_bytes()).expect("an accepted world can be stored");
-    assert_eq!(again.current_update(), Some(update));
+    let restored = Subscriber::from_bytes(&update.to_bytes())
+        .expect("an accepted configuration can be stored");
+    assert_eq!(restored.current_update(), Some(update));
 }
 
 /// Messages of at most 64 KiB, with four bytes of length each; the last one contains the rest.
 pub(crate) fn frame_messages(mut rest: &[u8]) -> Vec<u8> {
     let mut stream = Vec::with_capacity(rest.len() * 2);
-    while let Some((length, behind)) = rest.split_first_chunk::<2>() {
-        let length = usize::from(u16::from_be_bytes(*length)).min(behind.len());
-        let (message, behind) = behind.split_at(length);
+    while let Some((length, remaining)) = rest.split_first_chunk::<2>() {
+        let length = usize::from(u16::from_be_bytes(*length)).min(remaining.len());
+        let (message, remaining) = remaining.split_at(length);
         stream.extend(u32::try_from(length).expect("16 bits").to_be_bytes());
         stream.extend(message);
-        rest = behind;
+        rest = remaining;
     }
     stream
 }
@@ -177,7 +178,7 @@ fn gateway_hello() -> Hello {
 
 /// The smallest configuration.
 fn smallest_update() -> ConfigUpdate {
-    let plan = WorkloadConfig::identity_only(
+    let config = WorkloadConfig::identity_only(
         workload_name(),
         ServiceAccount::new("shop", "web").expect("an account"),
         TrustDomain::new("cluster.local").expect("a name"),
@@ -185,7 +186,7 @@ fn smallest_update() -> ConfigUpdate {
         Access::AllowListed(Vec::new()),
     );
     let snapshot = Snapshot {
-        config: Arc::new(plan),
+        config: Arc::new(config),
         services: Default::default(),
         addresses: BTreeMap::new(),
         names: BTreeMap::new(),
@@ -199,4 +200,4 @@ fn workload_name() -> WorkloadName {
 
 const CONNECTION: ConnectionId = ConnectionId(1);
 /// The magic number of a stored configuration.
-const MARK: &[u8] = b"lenowld\x01";
+const MAGIC: &[u8] = b"lenowld\x01";

@@ -16,39 +16,39 @@ use super::discovery::{frame_messages, run_to_end};
 
 /// The first byte selects the reader; the rest is its input.
 pub(crate) fn check_input(bytes: &[u8]) {
-    let Some((reader, rest)) = bytes.split_first() else { return };
+    let Some((reader, input)) = bytes.split_first() else { return };
     match reader % 5 {
-        0 => control_plane_reads(&frame_messages(rest)),
-        1 => control_plane_reads(rest),
-        2 => proxy_reads(&frame_messages(rest)),
-        3 => check_request(rest),
-        _ => check_bundle(rest),
+        0 => control_plane_reads(&frame_messages(input)),
+        1 => control_plane_reads(input),
+        2 => proxy_reads(&frame_messages(input)),
+        3 => check_request(input),
+        _ => check_bundle(input),
     }
 }
 
-/// A join is malformed, or requests exactly one certificate.
+/// Serves a join, which is malformed or requests exactly one certificate.
 fn control_plane_reads(stream: &[u8]) {
     run_to_end(async {
         let (events, mut received) = event_queue(1);
         let sender = events.create_sender(Arc::new(Budget::new(Instant::now())));
         drop(events);
-        let served =
-            serve_join(tokio::io::join(stream, tokio::io::sink()), [127, 0, 0, 1].into(), sender);
+        let stream = tokio::io::join(stream, tokio::io::sink());
+        let server = serve_join(stream, [127, 0, 0, 1].into(), sender);
         let owner = async {
             let mut joins = 0;
             while let Some(QueuedEvent { event, turn: _turn }) = received.recv().await {
-                let Event::JoinRequested(joining) = event else {
+                let Event::JoinRequested(pending_join) = event else {
                     unreachable!("a join has one event")
                 };
-                check_token(&joining.token, &joining.workload);
-                check_request(&joining.csr);
-                joining.answer.send(Err("not here".into())).expect("the client waits");
+                check_token(&pending_join.token, &pending_join.workload);
+                check_request(&pending_join.csr);
+                pending_join.reply.send(Err("not here".into())).expect("the client waits");
                 joins += 1;
             }
             assert!(joins <= 1);
         };
-        let (served, ()) = tokio::join!(served, owner);
-        assert!(served.is_ok() || served.is_err_and(|error| !error.to_string().is_empty()));
+        let (result, ()) = tokio::join!(server, owner);
+        assert!(result.is_ok() || result.is_err_and(|error| !error.to_string().is_empty()));
     });
 }
 
@@ -88,8 +88,8 @@ pub(crate) fn is_request(bytes: &[u8]) -> bool {
 fn check_bundle(text: &[u8]) {
     let text = String::from_utf8_lossy(text);
     if let Ok(bundle) = JoinBundle::parse(&text) {
-        let again = JoinBundle::parse(&bundle.render()).expect("a bundle can be read again");
-        assert_eq!(again, bundle);
+        let parsed = JoinBundle::parse(&bundle.render()).expect("a bundle can be read again");
+        assert_eq!(parsed, bundle);
     }
 }
 

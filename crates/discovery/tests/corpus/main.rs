@@ -1,4 +1,5 @@
-//! Replays the corpora of the fuzz targets for messages of the discovery protocol and for joins, on stable Rust.
+//! Replays the corpora of the fuzz targets for messages of the discovery protocol and for joins, on stable
+//! Rust.
 
 mod discovery;
 mod join;
@@ -6,19 +7,19 @@ mod join;
 mod replay;
 
 #[test]
-fn discovery_messages_hold() {
+fn discovery_messages_satisfy_the_properties() {
     replay::replay("discovery", discovery::check_input);
 }
 
 #[test]
-fn joins_hold() {
+fn joins_satisfy_the_properties() {
     replay::replay("join", join::check_input);
 }
 
 #[test]
-fn a_world_that_is_accepted_is_in_the_corpus() {
-    let world = include_bytes!("../../../../fuzz/corpus/discovery/world_bare");
-    assert!(discovery::is_accepted(world));
+fn an_accepted_config_is_in_the_corpus() {
+    let config = include_bytes!("../../../../fuzz/corpus/discovery/world_bare");
+    assert!(discovery::is_accepted(config));
 }
 
 #[test]

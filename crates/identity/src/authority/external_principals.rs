@@ -1,4 +1,4 @@
-//! Certificates for external principals.
+//! Issuance of certificates for external principals by an authority.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,11 +7,11 @@ use rcgen::{DnType, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose, SanType};
 use rustls::pki_types::CertificateDer;
 
 use super::{
-    Authority, AuthorityError, LEAF_LIFETIME_MAX, LEAF_LIFETIME_MIN, common_parameters, uri_name,
+    Authority, AuthorityError, MAX_LEAF_LIFETIME, MIN_LEAF_LIFETIME, common_parameters, uri_name,
 };
 use crate::credential::CertificateBundle;
+use crate::csr::CertificateRequest;
 use crate::external_principal::ExternalSubject;
-use crate::request::CertificateRequest;
 use crate::roots::Roots;
 
 impl Authority {
@@ -28,21 +28,21 @@ impl Authority {
         lifetime: Duration,
         now: SystemTime,
     ) -> Result<CertificateBundle, AuthorityError> {
-        let ExternalSubject { id, names, sponsor } = subject;
+        let ExternalSubject { id, names, issuing_scope } = subject;
         if id.trust_domain != self.trust_domain {
             return Err(AuthorityError::ForeignTrustDomain {
                 found: id.to_string(),
                 expected: self.trust_domain.clone(),
             });
         }
-        let Some(first) = names.first() else {
-            return Err(AuthorityError::Nameless(id.clone()));
+        let Some(first_name) = names.first() else {
+            return Err(AuthorityError::ExternalPrincipalWithoutName(id.clone()));
         };
         for name in names {
-            check_subject(name, sponsor, &self.trust_domain)
+            check_subject(name, issuing_scope, &self.trust_domain)
                 .map_err(|cause| AuthorityError::Subject { name: name.clone(), cause })?;
         }
-        if lifetime < LEAF_LIFETIME_MIN || lifetime > LEAF_LIFETIME_MAX {
+        if lifetime < MIN_LEAF_LIFETIME || lifetime > MAX_LEAF_LIFETIME {
             return Err(AuthorityError::Lifetime(lifetime));
         }
         let (not_before, not_after) = self.validity_period(lifetime, now)?;
@@ -52,9 +52,9 @@ impl Authority {
             let name = name.as_str().try_into().map_err(AuthorityError::Encoding)?;
             parameters.subject_alt_names.push(SanType::DnsName(name));
         }
-        // Informational; not evaluated.
-        if first.as_str().len() <= COMMON_NAME_BYTES_MAX {
-            parameters.distinguished_name.push(DnType::CommonName, first.as_str());
+        // The common name is informational: verifiers evaluate only the DNS names.
+        if first_name.as_str().len() <= MAX_COMMON_NAME_BYTES {
+            parameters.distinguished_name.push(DnType::CommonName, first_name.as_str());
         }
         parameters.is_ca = IsCa::ExplicitNoCa;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -70,16 +70,16 @@ impl Authority {
         })
     }
 
-    /// Returns the roots that verify a chain if this signer may have issued it: the certificates above its leaf
-    /// must equal those of this authority.
-    pub(crate) fn signs_with(&self, chain: &[CertificateDer<'static>]) -> Option<Roots> {
-        let above = chain.get(1..)?;
+    /// Returns the roots to verify a chain with, if this authority may have issued it: the certificates after its
+    /// leaf must equal the chain of this authority.
+    pub(crate) fn roots_for_chain(&self, chain: &[CertificateDer<'static>]) -> Option<Roots> {
+        let issuers = chain.get(1..)?;
         match self.chain.is_empty() {
-            true => Roots::new(vec![self.signer.clone()]).ok().filter(|_| above.is_empty()),
-            false => (above == self.chain).then(|| self.roots.clone()),
+            true => Roots::new(vec![self.signer.clone()]).ok().filter(|_| issuers.is_empty()),
+            false => (issuers == self.chain).then(|| self.roots.clone()),
         }
     }
 }
 
-/// X.520: ub-common-name.
-const COMMON_NAME_BYTES_MAX: usize = 64;
+/// Length limit of a common name (X.520, ub-common-name).
+const MAX_COMMON_NAME_BYTES: usize = 64;

@@ -9,25 +9,25 @@ use std::path::Path;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::rotation::{FORMER_FILE, NEXT_FILE};
+use super::rotation::{NEXT_FILE, PREVIOUS_FILE};
 use super::{AuthoritySource, KEY_FILE, ROOTS_FILE};
 use crate::directory::create_private_directory;
 use crate::disk::{self, FileReaders};
-use crate::pem::{CERTIFICATE, write};
+use crate::pem::{CERTIFICATE_LABEL, write_pem};
 use crate::roots::is_self_issued;
 
-/// The existing or future files in an authority's directory.
+/// The files of an authority's directory, by name.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct AuthorityFiles(BTreeMap<&'static str, String>);
 
 impl AuthorityFiles {
     /// Selects the files of an authority by name; others are ignored.
-    pub fn from_files<'a>(found: impl IntoIterator<Item = (&'a str, String)>) -> Self {
-        let known = |(name, text): (&str, String)| {
+    pub fn from_files<'a>(files: impl IntoIterator<Item = (&'a str, String)>) -> Self {
+        let authority_file = |(name, text): (&str, String)| {
             let (file, _) = FILES.iter().find(|(file, _)| *file == name)?;
             Some((*file, text))
         };
-        Self(found.into_iter().filter_map(known).collect())
+        Self(files.into_iter().filter_map(authority_file).collect())
     }
 
     /// Reads the files of a directory, which may not exist.
@@ -64,8 +64,8 @@ impl AuthorityFiles {
         create_private_directory(parent)?;
         // Control planes share directories, and all of them write the same draft.
         let path = dir.with_extension("lock");
-        let locked = disk::open_lock(&path).and_then(|lock| lock.lock().map(|()| lock));
-        let _lock = locked.map_err(|cause| disk::file_error("lock", &path, cause))?;
+        let lock_result = disk::open_lock(&path).and_then(|lock| lock.lock().map(|()| lock));
+        let _lock = lock_result.map_err(|cause| disk::file_error("lock", &path, cause))?;
         if dir.exists() {
             return self.replace(dir);
         }
@@ -114,11 +114,11 @@ impl AuthorityFiles {
     /// intermediate; `None` if there is neither.
     #[must_use]
     pub fn source(&self, dir: &Path) -> Option<AuthoritySource> {
-        let has = |file| self.0.contains_key(file);
-        if has(KEY_FILE) && has(ROOTS_FILE) {
+        let has_file = |file| self.0.contains_key(file);
+        if has_file(KEY_FILE) && has_file(ROOTS_FILE) {
             return Some(AuthoritySource::Own(dir.to_owned()));
         }
-        let is_issuer = ISSUER_FILES.into_iter().all(has);
+        let is_issuer = ISSUER_FILES.into_iter().all(has_file);
         is_issuer.then(|| AuthoritySource::Issuer(dir.to_owned()))
     }
 
@@ -136,17 +136,17 @@ impl AuthorityFiles {
             if !text.ends_with('\n') {
                 text.push('\n');
             }
-            write(&mut text, CERTIFICATE, &signer);
+            write_pem(&mut text, CERTIFICATE_LABEL, &signer);
         }
         Some(text)
     }
 }
 
-/// The files of an intermediate may be links, as in mounted Secrets.
+/// Reads a file of the directory. The files of an intermediate may be links, as in mounted Secrets.
 fn read(dir: &Path, file: &str, readers: FileReaders) -> io::Result<Option<String>> {
     let path = dir.join(file);
     match ISSUER_FILES.contains(&file) {
-        true => disk::read_of_user(&path, readers),
+        true => disk::read_user_file(&path, readers),
         false => disk::read(&path, readers),
     }
 }
@@ -158,14 +158,14 @@ impl fmt::Debug for AuthorityFiles {
     }
 }
 
-/// All files in writing order.
+/// All files and their readers, in the order in which they are written.
 const FILES: [(&str, FileReaders); 7] = [
-    (ROOTS_FILE, FileReaders::Everyone),
+    (ROOTS_FILE, FileReaders::AllUsers),
     (NEXT_FILE, FileReaders::Owner),
     (KEY_FILE, FileReaders::Owner),
-    (FORMER_FILE, FileReaders::Owner),
-    (ISSUER_ROOTS_FILE, FileReaders::Everyone),
-    ("tls.crt", FileReaders::Everyone),
+    (PREVIOUS_FILE, FileReaders::Owner),
+    (ISSUER_ROOTS_FILE, FileReaders::AllUsers),
+    ("tls.crt", FileReaders::AllUsers),
     ("tls.key", FileReaders::Owner),
 ];
 
@@ -185,12 +185,12 @@ mod tests {
     use crate::testing::{TestAuthority, now};
 
     #[test]
-    fn an_authority_is_the_same_wherever_its_files_are_carried() {
+    fn a_copied_authority_equals_the_original() {
         let fixture = TestAuthority::new("cluster.local");
         let domain = TrustDomain::new("cluster.local").unwrap();
         let rotation = Rotation::for_authority(fixture.dir.path(), domain.clone());
-        let place = tempfile::tempdir().unwrap();
-        let there = place.path().join("authority");
+        let scratch = tempfile::tempdir().unwrap();
+        let target = scratch.path().join("authority");
         for step in 0..4 {
             match step {
                 1 => rotation.add_root(now()).unwrap(),
@@ -199,58 +199,59 @@ mod tests {
                 _ => {}
             }
             let files = AuthorityFiles::read(fixture.dir.path()).unwrap();
-            files.write(&there).unwrap();
-            assert!(AuthorityFiles::read(&there).unwrap() == files, "{step}");
-            let carried =
+            files.write(&target).unwrap();
+            assert!(AuthorityFiles::read(&target).unwrap() == files, "{step}");
+            let copied =
                 AuthorityFiles::from_files(files.iter().map(|(name, text)| (name, text.into())));
-            assert!(carried == files);
-            let source = files.source(&there).unwrap();
-            assert_eq!(source, AuthoritySource::Own(there.clone()));
-            let here = AuthoritySource::Own(fixture.dir.path().to_owned());
-            assert!(source.open(&domain, now()).unwrap() == here.open(&domain, now()).unwrap());
+            assert!(copied == files);
+            let source = files.source(&target).unwrap();
+            assert_eq!(source, AuthoritySource::Own(target.clone()));
+            let original = AuthoritySource::Own(fixture.dir.path().to_owned());
+            assert!(source.open(&domain, now()).unwrap() == original.open(&domain, now()).unwrap());
             let roots = source.open(&domain, now()).unwrap().roots().to_pem();
             assert_eq!(files.root_pem(), Some(roots));
-            assert_eq!(Rotation::for_authority(&there, domain.clone()).stage(), rotation.stage());
+            assert_eq!(Rotation::for_authority(&target, domain.clone()).stage(), rotation.stage());
         }
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&there), mode(&there.join(KEY_FILE))), (0o700, 0o600));
-        assert!(!format!("{:?}", AuthorityFiles::read(&there).unwrap()).contains("PRIVATE"));
+        assert_eq!((mode(&target), mode(&target.join(KEY_FILE))), (0o700, 0o600));
+        assert!(!format!("{:?}", AuthorityFiles::read(&target).unwrap()).contains("PRIVATE"));
     }
 
     #[test]
-    fn an_absent_directory_is_made_with_all_files_or_not_at_all() {
+    fn a_missing_directory_is_created_with_all_files_or_not_at_all() {
         let fixture = TestAuthority::new("cluster.local");
         let files = AuthorityFiles::read(fixture.dir.path()).unwrap();
-        let place = tempfile::tempdir().unwrap();
-        let [there, draft] = ["authority", ".draft-authority"].map(|name| place.path().join(name));
+        let scratch = tempfile::tempdir().unwrap();
+        let [target, draft] =
+            ["authority", ".draft-authority"].map(|name| scratch.path().join(name));
         // A file blocks the draft directory.
         fs::write(&draft, "").unwrap();
-        files.write(&there).unwrap_err();
-        assert!(!there.exists());
+        files.write(&target).unwrap_err();
+        assert!(!target.exists());
         // A process was killed before it had written the root.
         fs::remove_file(&draft).unwrap();
         fs::create_dir(&draft).unwrap();
         fs::write(draft.join(KEY_FILE), "another").unwrap();
         fs::write(draft.join("other"), "").unwrap();
-        files.write(&there).unwrap();
-        assert!(AuthorityFiles::read(&there).unwrap() == files);
-        assert!(!draft.exists() && !there.join("other").exists());
+        files.write(&target).unwrap();
+        assert!(AuthorityFiles::read(&target).unwrap() == files);
+        assert!(!draft.exists() && !target.join("other").exists());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&there), mode(&there.join(KEY_FILE))), (0o700, 0o600));
+        assert_eq!((mode(&target), mode(&target.join(KEY_FILE))), (0o700, 0o600));
     }
 
     #[test]
-    fn what_is_no_authority_is_none() {
+    fn incomplete_files_are_no_authority() {
         let dir = Path::new("/x");
-        let of = |names: &[&str]| {
+        let source_of = |names: &[&str]| {
             AuthorityFiles::from_files(names.iter().map(|name| (*name, String::new()))).source(dir)
         };
-        assert_eq!(of(&[]), None);
-        assert_eq!(of(&["ca.key"]), None);
-        assert_eq!(of(&["tls.crt", "tls.key", "other"]), None);
-        let issuer = Some(AuthoritySource::Issuer(dir.to_owned()));
-        assert_eq!(of(&["tls.crt", "tls.key", "ca.crt"]), issuer);
-        let own = Some(AuthoritySource::Own(dir.to_owned()));
-        assert_eq!(of(&["tls.crt", "tls.key", "ca.crt", "ca.key", "ca.pem"]), own);
+        assert_eq!(source_of(&[]), None);
+        assert_eq!(source_of(&["ca.key"]), None);
+        assert_eq!(source_of(&["tls.crt", "tls.key", "other"]), None);
+        let issuer_source = Some(AuthoritySource::Issuer(dir.to_owned()));
+        assert_eq!(source_of(&["tls.crt", "tls.key", "ca.crt"]), issuer_source);
+        let own_source = Some(AuthoritySource::Own(dir.to_owned()));
+        assert_eq!(source_of(&["tls.crt", "tls.key", "ca.crt", "ca.key", "ca.pem"]), own_source);
     }
 }

@@ -1,4 +1,4 @@
-//! The source of an authority: its own directory, or the files of an external CA.
+//! The source of an authority: the built-in CA in its directory, or an intermediate of an external CA.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,12 +8,12 @@ use rcgen::Issuer;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-use super::{Authority, AuthorityError, CertificateSubject, LEAF_LIFETIME_MIN};
-use crate::credential::{Credential, CredentialError, verify_unpinned};
+use super::{Authority, AuthorityError, CertificateSubject, MIN_LEAF_LIFETIME};
+use crate::credential::{Credential, CredentialError, verify_with_full_store};
+use crate::csr::CertificateRequest;
 use crate::directory::check_if_exists;
 use crate::disk::{self, FileReaders};
 use crate::key::PrivateKey;
-use crate::request::CertificateRequest;
 use crate::roots::{Roots, is_self_issued, may_sign_certificates};
 use crate::tls::control_id;
 use crate::verify::to_system_time;
@@ -69,78 +69,83 @@ fn open_issuer(
     trust_domain: &TrustDomain,
     now: SystemTime,
 ) -> Result<Authority, AuthorityError> {
-    let read = |file, readers| {
-        disk::read_of_user(&dir.join(file), readers)?.ok_or(AuthorityError::IssuerMissing { file })
+    let read_file = |file, readers| {
+        disk::read_user_file(&dir.join(file), readers)?
+            .ok_or(AuthorityError::IssuerMissing { file })
     };
-    let key = PrivateKey::from_pem(&read("tls.key", FileReaders::Owner)?);
+    let key = PrivateKey::from_pem(&read_file("tls.key", FileReaders::Owner)?);
     let key = key.map_err(AuthorityError::IssuerKey)?;
-    let roots = Roots::from_pem(&read("ca.crt", FileReaders::Everyone)?)?;
-    let text = read("tls.crt", FileReaders::Everyone)?;
+    let roots = Roots::from_pem(&read_file("ca.crt", FileReaders::AllUsers)?)?;
+    let text = read_file("tls.crt", FileReaders::AllUsers)?;
     let certificates: Result<Vec<CertificateDer<'static>>, _> =
-        CertificateDer::pem_slice_iter(text.as_bytes()).take(CERTIFICATES_MAX).collect();
-    let mut chain = certificates.map_err(|_| AuthorityError::Issuer)?;
-    // Some CAs append the root; members have it already.
+        CertificateDer::pem_slice_iter(text.as_bytes()).take(MAX_CERTIFICATES).collect();
+    let mut chain = certificates.map_err(|_| AuthorityError::InvalidIssuer)?;
+    // Some CAs append the root, which members have already.
     chain.retain(|certificate| !roots.certificates().contains(certificate));
-    let signer = chain.first().filter(|_| chain.len() < CERTIFICATES_MAX);
+    let signer = chain.first().filter(|_| chain.len() < MAX_CERTIFICATES);
     let signer = signer.filter(|signer| may_sign_certificates(signer)).cloned();
-    let signer = signer.ok_or(AuthorityError::Issuer)?;
+    let signer = signer.ok_or(AuthorityError::InvalidIssuer)?;
     let mut not_before = UNIX_EPOCH;
     let mut not_after: Option<SystemTime> = None;
     for (index, der) in chain.iter().enumerate() {
-        let parsed = x509_parser::parse_x509_certificate(der).map_err(|_| AuthorityError::Issuer);
+        let parsed =
+            x509_parser::parse_x509_certificate(der).map_err(|_| AuthorityError::InvalidIssuer);
         let (_, certificate) = parsed?;
         if index == 0 && *certificate.public_key().subject_public_key.data != *key.public_key() {
-            return Err(AuthorityError::Issuer);
+            return Err(AuthorityError::InvalidIssuer);
         }
-        let begin = to_system_time(certificate.validity().not_before).unwrap_or(UNIX_EPOCH);
-        not_before = not_before.max(begin);
-        let end = to_system_time(certificate.validity().not_after).unwrap_or(UNIX_EPOCH);
-        not_after = Some(not_after.map_or(end, |before| before.min(end)));
+        let start = to_system_time(certificate.validity().not_before).unwrap_or(UNIX_EPOCH);
+        not_before = not_before.max(start);
+        let expiry = to_system_time(certificate.validity().not_after).unwrap_or(UNIX_EPOCH);
+        not_after = Some(not_after.map_or(expiry, |earliest| earliest.min(expiry)));
     }
     let issuer = Issuer::from_ca_cert_der(&signer, key.into_pair());
-    let company = roots;
-    // Members trust this intermediate, and no other one of the company.
-    let all = company.certificates().iter().filter(|der| is_self_issued(der)).chain([&signer]);
-    let roots = Roots::new(all.cloned().collect())?;
+    let external_roots = roots;
+    // Members trust this intermediate, and no other intermediate of the external root.
+    let trusted =
+        external_roots.certificates().iter().filter(|der| is_self_issued(der)).chain([&signer]);
+    let roots = Roots::new(trusted.cloned().collect())?;
     let authority = Authority {
         trust_domain: trust_domain.clone(),
         issuer: issuer.map_err(AuthorityError::Encoding)?,
         signer,
         chain,
         roots,
-        pins: Vec::new(),
+        former_intermediates: Vec::new(),
         cross_certificates: Vec::new(),
         not_before,
-        not_after: not_after.ok_or(AuthorityError::Issuer)?,
+        not_after: not_after.ok_or(AuthorityError::InvalidIssuer)?,
     };
-    check_signing(&authority, &company, now)?;
+    check_signing(&authority, &external_roots, now)?;
     Ok(authority)
 }
 
-/// Signs a certificate and verifies it as a peer would, so that constraints in the chain are found now rather
-/// than by members.
+/// Signs a certificate and verifies it as a peer would, so that constraints in the chain are reported now and not
+/// by members.
 fn check_signing(
     authority: &Authority,
-    company: &Roots,
+    external_roots: &Roots,
     now: SystemTime,
 ) -> Result<(), AuthorityError> {
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.certificate_request());
-    let request = request.map_err(|_| AuthorityError::Issuer)?;
+    let request = request.map_err(|_| AuthorityError::InvalidIssuer)?;
     let id = control_id(&authority.trust_domain);
     let subject = CertificateSubject { id: &id, workload: None, instance: None };
-    let issued = authority.sign(&request, subject, LEAF_LIFETIME_MIN.max(PROOF), now)?;
-    // Members of older releases trust only the company's root, and must accept the certificate too.
-    let useless = |error| AuthorityError::IssuerUseless(Box::new(error));
-    verify_unpinned(&issued, company).map_err(|error| useless(CredentialError::Chain(error)))?;
-    Credential::new(key, issued).map_err(|error| AuthorityError::IssuerUseless(Box::new(error)))?;
+    let issued = authority.sign(&request, subject, MIN_LEAF_LIFETIME.max(PROBE_LIFETIME), now)?;
+    // Members of older releases trust the external root only, and must accept the certificate as well.
+    let unusable = |error| AuthorityError::IssuerUnusable(Box::new(error));
+    verify_with_full_store(&issued, external_roots)
+        .map_err(|error| unusable(CredentialError::Chain(error)))?;
+    Credential::new(key, issued)
+        .map_err(|error| AuthorityError::IssuerUnusable(Box::new(error)))?;
     Ok(())
 }
 
-/// One more than allowed: the signer and two certificates above it.
-const CERTIFICATES_MAX: usize = 4;
-/// Far shorter than the lifetime of any authority.
-const PROOF: Duration = Duration::from_secs(60);
+/// Limit of the certificates read: one more than allowed, which are the signer and two of its issuers.
+const MAX_CERTIFICATES: usize = 4;
+/// The lifetime of the certificate that checks an authority: far shorter than that of any authority.
+const PROBE_LIFETIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -151,7 +156,7 @@ mod tests {
 
     use super::*;
     use crate::credential::CertificateBundle;
-    use crate::pem::{CERTIFICATE, write};
+    use crate::pem::{CERTIFICATE_LABEL, write_pem};
     use crate::testing::{TestAuthority, now, run_handshake, workload_id};
     use crate::tls::{client_config, server_config};
 
@@ -169,7 +174,7 @@ mod tests {
             edit(parameters);
         });
         let mut text = String::new();
-        write(&mut text, CERTIFICATE, &chain[0]);
+        write_pem(&mut text, CERTIFICATE_LABEL, &chain[0]);
         fs::write(dir.path().join("tls.crt"), text).unwrap();
         fs::write(dir.path().join("ca.crt"), fixture.authority.roots().to_pem()).unwrap();
         let file = dir.path().join("tls.key");
@@ -194,15 +199,15 @@ mod tests {
     }
 
     #[test]
-    fn members_of_an_intermediate_and_of_its_root_know_each_other() {
-        let company = TestAuthority::new("cluster.local");
-        let dir = intermediate_files(&company, |_| {});
+    fn members_trust_the_intermediate_that_signs_them() {
+        let root_authority = TestAuthority::new("cluster.local");
+        let dir = intermediate_files(&root_authority, |_| {});
         let authority = open(dir.path()).unwrap();
         let (key, issued) = issue_member(&authority);
-        assert_eq!(issued.chain.len(), 2, "its own certificate goes along");
+        assert_eq!(issued.chain.len(), 2, "the chain contains the intermediate");
         let members = issued.roots.certificates();
-        assert_eq!(members.first(), company.authority.roots().certificates().first());
-        assert_eq!(members.get(1), issued.chain.get(1), "and members trust it alone");
+        assert_eq!(members.first(), root_authority.authority.roots().certificates().first());
+        assert_eq!(members.get(1), issued.chain.get(1), "members trust the intermediate");
         let credential = Credential::new(key, issued).unwrap();
         assert_eq!(credential.ca_generation(), authority.ca_generation());
         assert!(authority == open(dir.path()).unwrap());
@@ -224,141 +229,158 @@ mod tests {
     ) -> (Option<String>, Option<String>) {
         let config = client_config(client, &workload_id("ratings"), &[b"x"]).unwrap();
         let outcome = run_handshake(&config, &server_config(server, &[b"x"]).unwrap());
-        let said = |error: rustls::Error| error.to_string();
-        (outcome.client.err().map(said), outcome.server.err().map(said))
+        let to_text = |error: rustls::Error| error.to_string();
+        (outcome.client.err().map(to_text), outcome.server.err().map(to_text))
     }
 
     #[test]
-    fn another_intermediate_of_the_same_root_makes_no_members() {
-        let company = TestAuthority::new("cluster.local");
-        let (ours, others) =
-            (intermediate_files(&company, |_| {}), intermediate_files(&company, |_| {}));
-        let (ours, others) = (open(ours.path()).unwrap(), open(others.path()).unwrap());
-        let member = member_credential(&ours, None);
+    fn certificates_of_another_intermediate_are_rejected() {
+        let root_authority = TestAuthority::new("cluster.local");
+        let (own, other) = (
+            intermediate_files(&root_authority, |_| {}),
+            intermediate_files(&root_authority, |_| {}),
+        );
+        let (own, other) = (open(own.path()).unwrap(), open(other.path()).unwrap());
+        let member = member_credential(&own, None);
         // The forged credential has any name, and trusts us as well.
-        let both = ours.roots().merge_with(&others.roots()).unwrap();
-        let forged = member_credential(&others, Some(&both));
+        let merged_roots = own.roots().merge_with(&other.roots()).unwrap();
+        let forged = member_credential(&other, Some(&merged_roots));
         let (client, server) = handshake_errors(&member, &forged);
-        assert!(client.is_some_and(|it| it.contains("OtherIssuer")), "the server is forged");
-        assert_eq!(server.filter(|it| it.contains("OtherIssuer")), None);
+        assert!(client.is_some_and(|error| error.contains("OtherIssuer")), "the server is forged");
+        assert_eq!(server.filter(|error| error.contains("OtherIssuer")), None);
         let (_, server) = handshake_errors(&forged, &member);
-        assert!(server.is_some_and(|it| it.contains("OtherIssuer")), "the client is forged");
-        assert_eq!(handshake_errors(&member, &member_credential(&ours, None)), (None, None));
+        assert!(server.is_some_and(|error| error.contains("OtherIssuer")), "the client is forged");
+        assert_eq!(handshake_errors(&member, &member_credential(&own, None)), (None, None));
         // The root itself is not accepted either.
-        let by_root = member_credential(&company.authority, None);
+        let root_member = member_credential(&root_authority.authority, None);
         assert!(
-            handshake_errors(&by_root, &member).1.is_some()
-                && handshake_errors(&member, &by_root).0.is_some()
+            handshake_errors(&root_member, &member).1.is_some()
+                && handshake_errors(&member, &root_member).0.is_some()
         );
     }
 
     #[test]
-    fn a_new_intermediate_is_known_to_members_of_the_one_before_and_the_other_way_round() {
-        let company = TestAuthority::new("cluster.local");
-        let dirs = [(); 3].map(|()| intermediate_files(&company, |_| {}));
-        let [one, two, three] = dirs.each_ref().map(|dir| open(dir.path()).unwrap());
-        let before = member_credential(&one, None);
-        let two = two.succeed_to(&one, now());
-        let after = member_credential(&two, None);
-        assert_ne!(before.ca_generation(), after.ca_generation());
-        for (client, server) in [(&before, &after), (&after, &before), (&after, &after)] {
+    fn members_of_consecutive_intermediates_trust_each_other() {
+        let root_authority = TestAuthority::new("cluster.local");
+        let dirs = [(); 3].map(|()| intermediate_files(&root_authority, |_| {}));
+        let [first, second, third] = dirs.each_ref().map(|dir| open(dir.path()).unwrap());
+        let first_member = member_credential(&first, None);
+        let second = second.as_successor_of(&first, now());
+        let second_member = member_credential(&second, None);
+        assert_ne!(first_member.ca_generation(), second_member.ca_generation());
+        for (client, server) in [
+            (&first_member, &second_member),
+            (&second_member, &first_member),
+            (&second_member, &second_member),
+        ] {
             assert_eq!(handshake_errors(client, server), (None, None));
         }
         // Reopening changes nothing.
-        let again = open(dirs[1].path()).unwrap().succeed_to(&two, now());
-        assert!(again == two);
-        let last = member_credential(&three.succeed_to(&two, now()), None);
-        for (client, server) in [(&before, &last), (&last, &after), (&last, &last)] {
+        let reopened = open(dirs[1].path()).unwrap().as_successor_of(&second, now());
+        assert!(reopened == second);
+        let latest = member_credential(&third.as_successor_of(&second, now()), None);
+        for (client, server) in
+            [(&first_member, &latest), (&latest, &second_member), (&latest, &latest)]
+        {
             assert_eq!(handshake_errors(client, server), (None, None));
         }
     }
 
     #[test]
-    fn a_restart_remembers_the_intermediates_that_members_trust() {
-        let company = TestAuthority::new("cluster.local");
-        let (former, new) =
-            (intermediate_files(&company, |_| {}), intermediate_files(&company, |_| {}));
-        let kept = former.path().join("kept/issuers.pem");
-        let first = open(former.path()).unwrap().restore_trusted(&kept, now()).unwrap();
-        let before = member_credential(&first, None);
-        let next = open(new.path()).unwrap().succeed_to(&first, now());
-        next.save_trusted(&kept).unwrap();
-        let restarted = open(new.path()).unwrap().restore_trusted(&kept, now()).unwrap();
+    fn a_restart_restores_the_trusted_intermediates() {
+        let root_authority = TestAuthority::new("cluster.local");
+        let (former, new) = (
+            intermediate_files(&root_authority, |_| {}),
+            intermediate_files(&root_authority, |_| {}),
+        );
+        let file = former.path().join("kept/issuers.pem");
+        let first = open(former.path()).unwrap().restore_trusted(&file, now()).unwrap();
+        let first_member = member_credential(&first, None);
+        let next = open(new.path()).unwrap().as_successor_of(&first, now());
+        next.save_trusted(&file).unwrap();
+        let restarted = open(new.path()).unwrap().restore_trusted(&file, now()).unwrap();
         assert!(restarted == next);
-        let after = member_credential(&restarted, None);
-        assert_eq!(handshake_errors(&before, &after), (None, None));
-        assert_eq!(handshake_errors(&after, &before), (None, None));
+        let restarted_member = member_credential(&restarted, None);
+        assert_eq!(handshake_errors(&first_member, &restarted_member), (None, None));
+        assert_eq!(handshake_errors(&restarted_member, &first_member), (None, None));
         // A damaged file adds no trust and is not fatal.
-        fs::write(&kept, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
-        let alone = open(new.path()).unwrap().restore_trusted(&kept, now()).unwrap();
-        assert_eq!(alone.roots().certificates().len(), 2);
+        fs::write(&file, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+        let restored = open(new.path()).unwrap().restore_trusted(&file, now()).unwrap();
+        assert_eq!(restored.roots().certificates().len(), 2);
     }
 
     #[test]
-    fn an_intermediate_signs_from_its_first_moment() {
-        let company = TestAuthority::new("cluster.local");
-        let dir = intermediate_files(&company, |parameters| parameters.not_before = now().into());
+    fn an_intermediate_signs_as_soon_as_it_is_valid() {
+        let root_authority = TestAuthority::new("cluster.local");
+        let dir =
+            intermediate_files(&root_authority, |parameters| parameters.not_before = now().into());
         let (key, issued) = issue_member(&open(dir.path()).unwrap());
         assert!(issued.not_before + Duration::from_secs(1) > now() - Duration::from_secs(1));
         Credential::new(key, issued).unwrap();
     }
 
     #[test]
-    fn an_intermediate_that_may_not_use_every_name_signs_none_of_the_dns() {
+    fn an_intermediate_with_name_constraints_signs_no_dns_names() {
         let names = |authority: &Authority| {
             let (_, issued) = issue_member(authority);
             let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
             let names = leaf.subject_alternative_name().unwrap().unwrap();
             names.value.general_names.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        let company = TestAuthority::new("cluster.local");
-        let free = intermediate_files(&company, |_| {});
-        let both = names(&open(free.path()).unwrap());
-        assert_eq!(both.len(), 2, "{both:?}");
-        assert!(both[1].contains("ratings.bookinfo.cluster.local"), "{both:?}");
-        let bound = intermediate_files(&company, |parameters| {
+        let root_authority = TestAuthority::new("cluster.local");
+        let unconstrained = intermediate_files(&root_authority, |_| {});
+        let unconstrained_names = names(&open(unconstrained.path()).unwrap());
+        assert_eq!(unconstrained_names.len(), 2, "{unconstrained_names:?}");
+        assert!(
+            unconstrained_names[1].contains("ratings.bookinfo.cluster.local"),
+            "{unconstrained_names:?}"
+        );
+        let constrained = intermediate_files(&root_authority, |parameters| {
             let permitted = rcgen::GeneralSubtree::DnsName("company.example".to_owned());
             parameters.name_constraints = Some(rcgen::NameConstraints {
                 permitted_subtrees: vec![permitted],
                 excluded_subtrees: Vec::new(),
             });
         });
-        let authority = open(bound.path()).unwrap();
+        let authority = open(constrained.path()).unwrap();
         assert_eq!(names(&authority).len(), 1);
         let (key, issued) = issue_member(&authority);
         Credential::new(key, issued).unwrap();
     }
 
     #[test]
-    fn a_root_that_is_gone_is_made_at_a_start_only() {
+    fn a_missing_root_is_created_only_at_startup() {
         let dir = tempfile::tempdir().unwrap();
         let source = AuthoritySource::Own(dir.path().join("authority"));
         let domain = TrustDomain::new("cluster.local").unwrap();
         assert!(matches!(source.open(&domain, now()), Err(AuthorityError::Missing)));
         assert!(!dir.path().join("authority").exists());
-        let made = source.open_or_create(&domain, now()).unwrap();
-        assert!(made == source.open(&domain, now()).unwrap());
+        let created = source.open_or_create(&domain, now()).unwrap();
+        assert!(created == source.open(&domain, now()).unwrap());
     }
 
     #[test]
-    fn what_would_be_refused_later_is_refused_now() {
-        let company = TestAuthority::new("cluster.local");
-        let external_client = intermediate_files(&company, |_| {});
+    fn unusable_issuers_are_rejected_when_opened() {
+        let root_authority = TestAuthority::new("cluster.local");
+        let mismatched = intermediate_files(&root_authority, |_| {});
         let roots = TestAuthority::new("cluster.local").authority.roots();
-        fs::write(external_client.path().join("ca.crt"), roots.to_pem()).unwrap();
-        let error = open(external_client.path()).unwrap_err();
-        assert!(matches!(error, AuthorityError::IssuerUseless(_)), "{error}");
-        let leaf = intermediate_files(&company, |parameters| parameters.is_ca = IsCa::ExplicitNoCa);
-        assert!(matches!(open(leaf.path()), Err(AuthorityError::Issuer)));
-        let (one, two) =
-            (intermediate_files(&company, |_| {}), intermediate_files(&company, |_| {}));
-        fs::copy(one.path().join("tls.key"), two.path().join("tls.key")).unwrap();
-        assert!(matches!(open(two.path()), Err(AuthorityError::Issuer)));
-        fs::write(two.path().join("tls.key"), "").unwrap();
-        let error = open(two.path()).unwrap_err().to_string();
+        fs::write(mismatched.path().join("ca.crt"), roots.to_pem()).unwrap();
+        let error = open(mismatched.path()).unwrap_err();
+        assert!(matches!(error, AuthorityError::IssuerUnusable(_)), "{error}");
+        let leaf =
+            intermediate_files(&root_authority, |parameters| parameters.is_ca = IsCa::ExplicitNoCa);
+        assert!(matches!(open(leaf.path()), Err(AuthorityError::InvalidIssuer)));
+        let (first, second) = (
+            intermediate_files(&root_authority, |_| {}),
+            intermediate_files(&root_authority, |_| {}),
+        );
+        fs::copy(first.path().join("tls.key"), second.path().join("tls.key")).unwrap();
+        assert!(matches!(open(second.path()), Err(AuthorityError::InvalidIssuer)));
+        fs::write(second.path().join("tls.key"), "").unwrap();
+        let error = open(second.path()).unwrap_err().to_string();
         assert!(error.contains("`tls.key` contains no P-256 private key"), "{error}");
-        fs::remove_file(one.path().join("ca.crt")).unwrap();
-        let error = open(one.path()).unwrap_err().to_string();
+        fs::remove_file(first.path().join("ca.crt")).unwrap();
+        let error = open(first.path()).unwrap_err().to_string();
         assert!(error.contains("`ca.crt` does not exist"), "{error}");
     }
 }

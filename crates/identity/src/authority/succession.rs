@@ -1,4 +1,5 @@
-//! Succession of intermediate authorities: members trust the current one, and the previous one for a while.
+//! Succession of intermediate authorities: members trust the current intermediate, and former ones until they
+//! expire.
 
 use std::io;
 use std::path::Path;
@@ -16,7 +17,7 @@ use x509_parser::der_parser::asn1_rs::Tag;
 use super::{Authority, AuthorityError, common_parameters};
 use crate::directory::create_private_directory;
 use crate::disk::{self, FileReaders};
-use crate::pem::{CERTIFICATE, write};
+use crate::pem::{CERTIFICATE_LABEL, write_pem};
 use crate::roots::{Roots, is_self_issued};
 use crate::verify::to_system_time;
 
@@ -26,21 +27,21 @@ impl Authority {
     ///
     /// Does not affect an authority with a built-in root: its roots are in a file.
     #[must_use]
-    pub fn succeed_to(self, former: &Self, now: SystemTime) -> Self {
+    pub fn as_successor_of(self, former: &Self, now: SystemTime) -> Self {
         if !self.is_intermediate() || !former.is_intermediate() {
             return self;
         }
-        let mut carried: Vec<CertificateDer<'static>> = vec![former.signer.clone()];
-        carried.extend(former.pins.iter().cloned());
+        let mut trusted: Vec<CertificateDer<'static>> = vec![former.signer.clone()];
+        trusted.extend(former.former_intermediates.iter().cloned());
         let mut cross_certificates = former.cross_certificates.clone();
-        if key_of(&former.signer) != key_of(&self.signer) {
-            match former.vouch_for(&self, now) {
-                Ok(cross) => cross_certificates.insert(0, cross),
-                // Members that are offline meanwhile have to join again.
+        if public_key_of(&former.signer) != public_key_of(&self.signer) {
+            match former.cross_sign(&self, now) {
+                Ok(cross_certificate) => cross_certificates.insert(0, cross_certificate),
+                // Without it, members that are offline during the succession have to join again.
                 Err(error) => drop(error),
             }
         }
-        self.with_former(carried, cross_certificates, now)
+        self.with_former(trusted, cross_certificates, now)
     }
 
     /// Adds the trusted intermediates and cross-certificates from the last run of a control plane, and then
@@ -52,15 +53,16 @@ impl Authority {
         if !self.is_intermediate() {
             return Ok(self);
         }
-        let text = disk::read(file, FileReaders::Everyone)?.unwrap_or_default();
-        let read = CertificateDer::pem_slice_iter(text.as_bytes()).take(READ_MAX);
+        let text = disk::read(file, FileReaders::AllUsers)?.unwrap_or_default();
+        let parsed = CertificateDer::pem_slice_iter(text.as_bytes()).take(MAX_SAVED_CERTIFICATES);
         // Damaged certificates are not trusted.
-        let all: Vec<CertificateDer<'static>> = read.filter_map(Result::ok).collect();
-        let is_cross = |der: &CertificateDer<'static>| {
-            all.iter().any(|other| other != der && is_issued_by(der, other))
+        let certificates: Vec<CertificateDer<'static>> = parsed.filter_map(Result::ok).collect();
+        let is_cross_certificate = |der: &CertificateDer<'static>| {
+            certificates.iter().any(|issuer| issuer != der && is_issued_by(der, issuer))
         };
-        let (cross_certificates, pins) = all.iter().cloned().partition(is_cross);
-        let authority = self.with_former(pins, cross_certificates, now);
+        let (cross_certificates, former_intermediates) =
+            certificates.iter().cloned().partition(is_cross_certificate);
+        let authority = self.with_former(former_intermediates, cross_certificates, now);
         authority.save_trusted(file)?;
         Ok(authority)
     }
@@ -74,90 +76,99 @@ impl Authority {
             return Ok(());
         }
         let mut text = String::new();
-        for der in [&self.signer].into_iter().chain(&self.pins).chain(&self.cross_certificates) {
-            write(&mut text, CERTIFICATE, der);
+        for der in [&self.signer]
+            .into_iter()
+            .chain(&self.former_intermediates)
+            .chain(&self.cross_certificates)
+        {
+            write_pem(&mut text, CERTIFICATE_LABEL, der);
         }
-        if disk::read(file, FileReaders::Everyone)?.as_ref() == Some(&text) {
+        if disk::read(file, FileReaders::AllUsers)?.as_ref() == Some(&text) {
             return Ok(());
         }
         if let Some(dir) = file.parent() {
             create_private_directory(dir)?;
         }
-        disk::replace(file, text.as_bytes(), FileReaders::Everyone)
+        disk::replace(file, text.as_bytes(), FileReaders::AllUsers)
     }
 
-    /// True if the signer is an intermediate of a company's root.
+    /// True if the signer is an intermediate of an external root.
     pub(super) fn is_intermediate(&self) -> bool {
         !self.chain.is_empty()
     }
 
+    /// Returns this authority with the former intermediates and cross-certificates that are still valid, up to
+    /// their limits.
     fn with_former(
         mut self,
-        pins: Vec<CertificateDer<'static>>,
+        former_intermediates: Vec<CertificateDer<'static>>,
         cross_certificates: Vec<CertificateDer<'static>>,
         now: SystemTime,
     ) -> Self {
-        let own = key_of(&self.signer);
-        let mut kept: Vec<CertificateDer<'static>> = Vec::new();
-        for pin in pins {
-            let is_known = kept.contains(&pin) || key_of(&pin) == own;
-            if !is_known
-                && !is_self_issued(&pin)
-                && certificate_expiry(&pin) > now
-                && kept.len() < FORMER_MAX
+        let own_key = public_key_of(&self.signer);
+        let mut retained: Vec<CertificateDer<'static>> = Vec::new();
+        for former in former_intermediates {
+            let is_duplicate = retained.contains(&former) || public_key_of(&former) == own_key;
+            if !is_duplicate
+                && !is_self_issued(&former)
+                && certificate_expiry(&former) > now
+                && retained.len() < MAX_FORMER_INTERMEDIATES
             {
-                kept.push(pin);
+                retained.push(former);
             }
         }
-        let mut ways: Vec<CertificateDer<'static>> = Vec::new();
-        for cross in cross_certificates {
-            let leads_on = kept.iter().any(|pin| is_issued_by(&cross, pin));
-            if leads_on
-                && !ways.contains(&cross)
-                && certificate_expiry(&cross) > now
-                && ways.len() < CROSSES_MAX
+        let mut retained_cross: Vec<CertificateDer<'static>> = Vec::new();
+        for cross_certificate in cross_certificates {
+            let is_usable = retained.iter().any(|former| is_issued_by(&cross_certificate, former));
+            if is_usable
+                && !retained_cross.contains(&cross_certificate)
+                && certificate_expiry(&cross_certificate) > now
+                && retained_cross.len() < MAX_CROSS_CERTIFICATES
             {
-                ways.push(cross);
+                retained_cross.push(cross_certificate);
             }
         }
         self.chain.retain(|der| !self.cross_certificates.contains(der));
-        self.chain.extend(ways.iter().cloned());
-        let company = self.roots.certificates().iter().filter(|der| is_self_issued(der));
-        let all = company.chain([&self.signer]).chain(&kept).cloned().collect();
-        // The list is not empty, and not much longer than before.
-        if let Ok(roots) = Roots::new(all) {
+        self.chain.extend(retained_cross.iter().cloned());
+        let roots = self.roots.certificates().iter().filter(|der| is_self_issued(der));
+        let trusted = roots.chain([&self.signer]).chain(&retained).cloned().collect();
+        // The list is neither empty nor longer than the limit of roots allows.
+        if let Ok(roots) = Roots::new(trusted) {
             self.roots = roots;
-            self.pins = kept;
-            self.cross_certificates = ways;
+            self.former_intermediates = retained;
+            self.cross_certificates = retained_cross;
         }
         self
     }
 
     /// Signs a cross-certificate for the successor's key, with the successor's issuer name.
-    fn vouch_for(
+    fn cross_sign(
         &self,
         successor: &Self,
         now: SystemTime,
     ) -> Result<CertificateDer<'static>, AuthorityError> {
-        let bad = |_| AuthorityError::Issuer;
-        let (_, read) = x509_parser::parse_x509_certificate(&successor.signer).map_err(bad)?;
-        let end = self.not_after.min(successor.not_after);
-        if now >= end {
+        let invalid = |_| AuthorityError::InvalidIssuer;
+        let (_, certificate) =
+            x509_parser::parse_x509_certificate(&successor.signer).map_err(invalid)?;
+        let not_after = self.not_after.min(successor.not_after);
+        if now >= not_after {
             return Err(AuthorityError::RootExpired);
         }
-        let mut parameters = common_parameters(self.not_before.max(successor.not_before), end)?;
-        parameters.distinguished_name = name_of(&read).ok_or(AuthorityError::Issuer)?;
-        // Members that trust only an older one verify a chain of two cross-certificates.
-        let below = u8::try_from(CROSSES_MAX).unwrap_or(u8::MAX);
-        parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(below));
+        let mut parameters =
+            common_parameters(self.not_before.max(successor.not_before), not_after)?;
+        parameters.distinguished_name =
+            subject_name(&certificate).ok_or(AuthorityError::InvalidIssuer)?;
+        // Members that trust only an older intermediate verify a chain of two cross-certificates.
+        let path_length = u8::try_from(MAX_CROSS_CERTIFICATES).unwrap_or(u8::MAX);
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(path_length));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let key = SubjectPublicKeyInfo::from_der(read.public_key().raw);
+        let key = SubjectPublicKeyInfo::from_der(certificate.public_key().raw);
         self.issue_certificate(&parameters, &key.map_err(AuthorityError::Encoding)?)
     }
 }
 
 /// Copies the subject of a certificate.
-fn name_of(certificate: &X509Certificate<'_>) -> Option<DistinguishedName> {
+fn subject_name(certificate: &X509Certificate<'_>) -> Option<DistinguishedName> {
     let mut name = DistinguishedName::new();
     for attribute in certificate.subject().iter_attributes() {
         let oid: Vec<u64> = attribute.attr_type().iter()?.collect();
@@ -174,15 +185,17 @@ fn name_of(certificate: &X509Certificate<'_>) -> Option<DistinguishedName> {
 }
 
 /// Returns the public key of a certificate; `None` if it cannot be parsed.
-fn key_of(der: &CertificateDer<'_>) -> Option<Vec<u8>> {
-    let (_, read) = x509_parser::parse_x509_certificate(der).ok()?;
-    Some(read.public_key().subject_public_key.data.to_vec())
+fn public_key_of(der: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
+    Some(certificate.public_key().subject_public_key.data.to_vec())
 }
 
 fn certificate_expiry(der: &CertificateDer<'_>) -> SystemTime {
-    let read = x509_parser::parse_x509_certificate(der);
-    let end = read.ok().and_then(|(_, read)| to_system_time(read.validity().not_after).ok());
-    end.unwrap_or(UNIX_EPOCH)
+    let certificate = x509_parser::parse_x509_certificate(der);
+    let expiry = certificate
+        .ok()
+        .and_then(|(_, certificate)| to_system_time(certificate.validity().not_after).ok());
+    expiry.unwrap_or(UNIX_EPOCH)
 }
 
 /// True if the certificate's issuer has the name of the other certificate.
@@ -194,11 +207,10 @@ fn is_issued_by(der: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
 }
 
 /// Limit of previous intermediates that stay trusted.
-const FORMER_MAX: usize = 2;
+const MAX_FORMER_INTERMEDIATES: usize = 2;
 
-/// Limit of cross-certificates: together with the leaf and the signer as many as members of older releases
-/// accept.
-const CROSSES_MAX: usize = 2;
+/// Limit of cross-certificates. Members of older releases accept chains of a leaf, the signer and this many.
+const MAX_CROSS_CERTIFICATES: usize = 2;
 
-/// More than is ever saved.
-const READ_MAX: usize = 16;
+/// Limit of the certificates read from the file; more than are ever saved.
+const MAX_SAVED_CERTIFICATES: usize = 16;

@@ -25,13 +25,13 @@ fn certificate_request() -> CertificateRequest {
 }
 
 #[test]
-fn is_the_same_after_a_restart_and_keeps_its_key_to_itself() {
+fn an_authority_survives_a_restart_and_its_key_is_private() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
-    let first = open(&data).unwrap();
+    let authority = open(&data).unwrap();
     let key = fs::read_to_string(data.join(KEY_FILE)).unwrap();
-    let again = open(&data).unwrap();
-    assert_eq!(first.roots(), again.roots());
+    let reopened = open(&data).unwrap();
+    assert_eq!(authority.roots(), reopened.roots());
     assert_eq!(fs::read_to_string(data.join(KEY_FILE)).unwrap(), key);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&data.join(KEY_FILE)), 0o600);
@@ -40,7 +40,7 @@ fn is_the_same_after_a_restart_and_keeps_its_key_to_itself() {
 }
 
 #[test]
-fn refuses_a_key_that_others_may_read() {
+fn a_key_that_others_may_read_is_rejected() {
     let fixture = TestAuthority::new("cluster.local");
     let key = fixture.dir.path().join(KEY_FILE);
     fs::set_permissions(&key, Permissions::from_mode(0o640)).unwrap();
@@ -49,92 +49,93 @@ fn refuses_a_key_that_others_may_read() {
 }
 
 #[test]
-fn refuses_the_authority_of_another_trust_domain() {
+fn an_authority_of_another_trust_domain_is_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    for other in ["other.local", "cluster.loca", "cluster.local.a"] {
-        let opened = Authority::open_or_create(fixture.dir.path(), &parse_domain(other), now());
-        assert!(matches!(opened, Err(AuthorityError::ForeignTrustDomain { .. })), "{other}");
+    for name in ["other.local", "cluster.loca", "cluster.local.a"] {
+        let opened = Authority::open_or_create(fixture.dir.path(), &parse_domain(name), now());
+        assert!(matches!(opened, Err(AuthorityError::ForeignTrustDomain { .. })), "{name}");
     }
 }
 
 #[test]
-fn refuses_to_replace_a_lost_key() {
+fn a_lost_key_is_not_replaced() {
     let fixture = TestAuthority::new("cluster.local");
     fs::remove_file(fixture.dir.path().join(KEY_FILE)).unwrap();
     assert!(matches!(open(fixture.dir.path()), Err(AuthorityError::KeyMissing)));
 }
 
 #[test]
-fn finishes_a_first_start_that_was_cut_short() {
+fn an_interrupted_first_start_is_completed() {
     let fixture = TestAuthority::new("cluster.local");
-    let before = fixture.issue_credential(&workload_id("ratings"));
+    let credential = fixture.issue_credential(&workload_id("ratings"));
     fs::remove_file(fixture.dir.path().join(ROOTS_FILE)).unwrap();
-    let again = open(fixture.dir.path()).unwrap();
+    let reopened = open(fixture.dir.path()).unwrap();
     // The key is unchanged, so certificates signed before are still trusted.
-    let issued = CertificateBundle {
-        chain: before.chain().to_vec(),
-        roots: again.roots(),
-        not_before: before.not_before(),
-        not_after: before.not_after(),
+    let bundle = CertificateBundle {
+        chain: credential.chain().to_vec(),
+        roots: reopened.roots(),
+        not_before: credential.not_before(),
+        not_after: credential.not_after(),
     };
-    let other = PrivateKey::generate();
-    let error = crate::Credential::new(other, issued).unwrap_err();
+    let other_key = PrivateKey::generate();
+    let error = crate::Credential::new(other_key, bundle).unwrap_err();
     assert!(matches!(error, CredentialError::Key(_)), "{error}");
 }
 
 #[test]
-fn refuses_a_key_and_roots_that_do_not_belong_together() {
-    let (one, two) = (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
-    let (from, to) = (two.dir.path().join(KEY_FILE), one.dir.path().join(KEY_FILE));
+fn a_key_that_does_not_match_the_roots_is_rejected() {
+    let (first, second) =
+        (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
+    let (from, to) = (second.dir.path().join(KEY_FILE), first.dir.path().join(KEY_FILE));
     fs::copy(from, to).unwrap();
-    assert!(matches!(open(one.dir.path()), Err(AuthorityError::KeyOfAnotherRoot)));
-    fs::write(one.dir.path().join(KEY_FILE), "nonsense").unwrap();
-    assert!(matches!(open(one.dir.path()), Err(AuthorityError::Key(_))));
-    fs::write(two.dir.path().join(ROOTS_FILE), "nonsense").unwrap();
-    assert!(matches!(open(two.dir.path()), Err(AuthorityError::Roots(_))));
+    assert!(matches!(open(first.dir.path()), Err(AuthorityError::KeyMismatch)));
+    fs::write(first.dir.path().join(KEY_FILE), "nonsense").unwrap();
+    assert!(matches!(open(first.dir.path()), Err(AuthorityError::Key(_))));
+    fs::write(second.dir.path().join(ROOTS_FILE), "nonsense").unwrap();
+    assert!(matches!(open(second.dir.path()), Err(AuthorityError::Roots(_))));
 }
 
 #[test]
-fn many_that_start_at_once_agree_on_one_authority() {
+fn concurrent_starts_create_one_authority() {
     let dir = tempfile::tempdir().unwrap();
     let roots: Vec<Roots> = thread::scope(|scope| {
-        let starts: Vec<_> = (0..8).map(|_| scope.spawn(|| open(dir.path()).unwrap())).collect();
-        let opened = starts.into_iter().map(|start| start.join().unwrap());
-        opened.map(|authority| authority.roots()).collect()
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| open(dir.path()).unwrap())).collect();
+        let authorities = threads.into_iter().map(|thread| thread.join().unwrap());
+        authorities.map(|authority| authority.roots()).collect()
     });
-    let settled = open(dir.path()).unwrap().roots();
+    let final_roots = open(dir.path()).unwrap().roots();
     for root in roots {
-        assert_eq!(root, settled);
+        assert_eq!(root, final_roots);
     }
 }
 
 #[test]
-fn trusts_further_roots_and_signs_with_the_one_whose_key_it_has() {
+fn the_root_with_the_key_signs_and_further_roots_are_trusted() {
     let (old, new) = (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
-    let both = old.authority.roots().merge_with(&new.authority.roots()).unwrap();
+    let merged = old.authority.roots().merge_with(&new.authority.roots()).unwrap();
     for fixture in [&old, &new] {
-        fs::write(fixture.dir.path().join(ROOTS_FILE), both.to_pem()).unwrap();
+        fs::write(fixture.dir.path().join(ROOTS_FILE), merged.to_pem()).unwrap();
         let authority = open(fixture.dir.path()).unwrap();
         let id = workload_id("ratings");
         let issued =
             authority.sign(&certificate_request(), account_subject(&id), LEAF_LIFETIME, now());
         let issued = issued.unwrap();
-        assert_eq!(issued.roots, both);
+        assert_eq!(issued.roots, merged);
         let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
-        let own = &fixture.authority.roots();
-        let (_, root) = x509_parser::parse_x509_certificate(&own.certificates()[0]).unwrap();
+        let own_roots = &fixture.authority.roots();
+        let (_, root) = x509_parser::parse_x509_certificate(&own_roots.certificates()[0]).unwrap();
         assert_eq!(leaf.issuer(), root.subject());
     }
 }
 
 #[test]
-fn a_member_certificate_says_what_it_must_and_no_more() {
+fn a_member_certificate_has_exactly_the_required_extensions() {
     let fixture = TestAuthority::new("cluster.local");
     let (id, workload) = (workload_id("ratings"), workload_name("ratings-1"));
     let subject = CertificateSubject { id: &id, workload: Some(&workload), instance: None };
-    let at = now();
+    let issue_time = now();
     let issued =
-        fixture.authority.sign(&certificate_request(), subject, LEAF_LIFETIME, at).unwrap();
+        fixture.authority.sign(&certificate_request(), subject, LEAF_LIFETIME, issue_time).unwrap();
     assert_eq!(issued.chain.len(), 1, "the root is not sent");
     let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
     assert_eq!(sole_uri(&leaf).unwrap(), id.to_string());
@@ -147,13 +148,16 @@ fn a_member_certificate_says_what_it_must_and_no_more() {
     assert_eq!(to_system_time(leaf.validity().not_before), Ok(issued.not_before));
     assert_eq!(to_system_time(leaf.validity().not_after), Ok(issued.not_after));
     let second = Duration::from_secs(1);
-    assert!(issued.not_before <= at - CLOCK_SKEW && issued.not_before + second > at - CLOCK_SKEW);
-    assert!(issued.not_after <= at + LEAF_LIFETIME);
-    assert!(issued.not_after + second > at + LEAF_LIFETIME);
+    assert!(
+        issued.not_before <= issue_time - CLOCK_SKEW
+            && issued.not_before + second > issue_time - CLOCK_SKEW
+    );
+    assert!(issued.not_after <= issue_time + LEAF_LIFETIME);
+    assert!(issued.not_after + second > issue_time + LEAF_LIFETIME);
 }
 
 #[test]
-fn serial_numbers_differ_for_one_key() {
+fn serial_numbers_differ_for_the_same_key() {
     let fixture = TestAuthority::new("cluster.local");
     let (request, id) = (certificate_request(), workload_id("ratings"));
     let serial = || {
@@ -162,13 +166,13 @@ fn serial_numbers_differ_for_one_key() {
         let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
         leaf.raw_serial().to_vec()
     };
-    let (one, two) = (serial(), serial());
-    assert_ne!(one, two);
-    assert_eq!(one.len(), 16);
+    let (first, second) = (serial(), serial());
+    assert_ne!(first, second);
+    assert_eq!(first.len(), 16);
 }
 
 #[test]
-fn refuses_to_vouch_for_others() {
+fn invalid_subjects_and_lifetimes_are_not_signed() {
     let fixture = TestAuthority::new("cluster.local");
     let sign = |id: &SpiffeId, workload: Option<&WorkloadName>, lifetime| {
         fixture.authority.sign(
@@ -195,27 +199,27 @@ fn refuses_to_vouch_for_others() {
     assert!(matches!(error, AuthorityError::Reserved(_)), "{error}");
     assert!(error.to_string().contains("another `spec.serviceAccount`"), "{error}");
     assert!(sign(&control, None, LEAF_LIFETIME).is_ok());
-    let long = LEAF_LIFETIME_MAX + Duration::from_secs(1);
-    for lifetime in [Duration::ZERO, Duration::from_millis(999), long, Duration::MAX] {
+    let too_long = MAX_LEAF_LIFETIME + Duration::from_secs(1);
+    for lifetime in [Duration::ZERO, Duration::from_millis(999), too_long, Duration::MAX] {
         assert!(matches!(sign(&ratings, None, lifetime), Err(AuthorityError::Lifetime(_))));
     }
-    assert!(sign(&ratings, None, LEAF_LIFETIME_MAX).is_ok());
+    assert!(sign(&ratings, None, MAX_LEAF_LIFETIME).is_ok());
 }
 
 #[test]
 fn no_certificate_outlives_its_root() {
     let fixture = TestAuthority::new("cluster.local");
     let (request, id) = (certificate_request(), workload_id("ratings"));
-    let at = |now| fixture.authority.sign(&request, account_subject(&id), LEAF_LIFETIME, now);
+    let sign_at = |now| fixture.authority.sign(&request, account_subject(&id), LEAF_LIFETIME, now);
     let hour = Duration::from_secs(3600);
-    let last = at(now() + ROOT_LIFETIME - hour).unwrap();
-    assert!(last.not_after <= now() + ROOT_LIFETIME);
-    let after = now() + ROOT_LIFETIME + hour;
-    assert!(matches!(at(after), Err(AuthorityError::RootExpired)));
+    let last_certificate = sign_at(now() + ROOT_LIFETIME - hour).unwrap();
+    assert!(last_certificate.not_after <= now() + ROOT_LIFETIME);
+    let after_expiry = now() + ROOT_LIFETIME + hour;
+    assert!(matches!(sign_at(after_expiry), Err(AuthorityError::RootExpired)));
     let trust_domain = parse_domain("cluster.local");
     assert!(matches!(
-        Authority::open_or_create(fixture.dir.path(), &trust_domain, after),
+        Authority::open_or_create(fixture.dir.path(), &trust_domain, after_expiry),
         Err(AuthorityError::RootExpired)
     ));
-    assert!(matches!(at(UNIX_EPOCH), Err(AuthorityError::Clock)));
+    assert!(matches!(sign_at(UNIX_EPOCH), Err(AuthorityError::Clock)));
 }

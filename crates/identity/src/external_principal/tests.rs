@@ -11,7 +11,7 @@ use super::*;
 use crate::testing::{HandshakeResult, TestAuthority, now, run_handshake, workload_id};
 use crate::tls::{
     client_config, control_id, external_principal_server_config, join_server_config,
-    open_server_config, server_config,
+    permissive_server_config, server_config,
 };
 use crate::verifier::IdentityVerifier;
 use crate::verify::session_peer;
@@ -33,16 +33,16 @@ fn issue(fixture: &TestAuthority, texts: &[&str]) -> Result<ExternalCertificate,
     let shop = Name::new("shop").unwrap();
     let (id, names) = (principal_id(), parse_names(texts));
     let subject =
-        ExternalSubject { id: &id, names: &names, sponsor: SubjectScope::Namespace(&shop) };
+        ExternalSubject { id: &id, names: &names, issuing_scope: SubjectScope::Namespace(&shop) };
     ExternalCertificate::issue(&fixture.authority, subject, DAY, now())
 }
 
 /// Returns a client such as nginx or curl, with the contents of the Secret only.
-fn external_client_config(made: &ExternalCertificate, server: &SpiffeId) -> Arc<ClientConfig> {
-    let chain = CertificateDer::pem_slice_iter(made.chain_pem().as_bytes());
+fn external_client_config(issued: &ExternalCertificate, server: &SpiffeId) -> Arc<ClientConfig> {
+    let chain = CertificateDer::pem_slice_iter(issued.chain_pem().as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
-    let key = PrivateKeyDer::from_pem_slice(made.key_pem().as_bytes()).unwrap();
-    let roots = Roots::from_pem(made.roots_pem()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(issued.key_pem().as_bytes()).unwrap();
+    let roots = Roots::from_pem(issued.roots_pem()).unwrap();
     let verifier = IdentityVerifier::new(&roots, server.clone());
     let config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -53,30 +53,25 @@ fn external_client_config(made: &ExternalCertificate, server: &SpiffeId) -> Arc<
 }
 
 #[test]
-fn a_external_principal_is_let_in_where_external_principals_are_and_is_never_a_member() {
+fn external_principals_are_accepted_where_allowed_and_never_as_members() {
     let fixture = TestAuthority::new("cluster.local");
-    let made = issue(&fixture, &["batch.corp.example", "nginx.shop.cluster.local"]).unwrap();
+    let issued = issue(&fixture, &["batch.corp.example", "nginx.shop.cluster.local"]).unwrap();
     let server = workload_id("ratings");
     let credential = fixture.issue_credential(&server);
-    let client = external_client_config(&made, &server);
-    for config in
-        [external_principal_server_config(&credential, &[]), open_server_config(&credential, &[])]
-    {
+    let client = external_client_config(&issued, &server);
+    for config in [
+        external_principal_server_config(&credential, &[]),
+        permissive_server_config(&credential, &[]),
+    ] {
         let HandshakeResult { client, server } = run_handshake(&client, &config.unwrap());
         client.unwrap();
         let server = server.unwrap();
-        let shown = server.peer_certificates().unwrap();
-        assert!(matches!(session_peer(Some(shown), now()), Err(VerifyError::Uri(_))));
-        let external_principal = external_principal(&shown[0], now()).unwrap();
-        assert_eq!(external_principal.id, principal_id());
-        assert_eq!(
-            external_principal.names,
-            parse_names(&["batch.corp.example", "nginx.shop.cluster.local"])
-        );
-        assert_eq!(
-            super::external_principal(&shown[0], external_principal.not_after),
-            Err(VerifyError::Expired)
-        );
+        let chain = server.peer_certificates().unwrap();
+        assert!(matches!(session_peer(Some(chain), now()), Err(VerifyError::Uri(_))));
+        let peer = external_principal(&chain[0], now()).unwrap();
+        assert_eq!(peer.id, principal_id());
+        assert_eq!(peer.names, parse_names(&["batch.corp.example", "nginx.shop.cluster.local"]));
+        assert_eq!(external_principal(&chain[0], peer.not_after), Err(VerifyError::Expired));
     }
     // The server of a sidecar, and that of a control plane.
     for config in [server_config(&credential, &[]), join_server_config(&credential, &[])] {
@@ -85,15 +80,15 @@ fn a_external_principal_is_let_in_where_external_principals_are_and_is_never_a_m
 }
 
 #[test]
-fn no_server_can_be_run_with_it() {
+fn a_server_cannot_use_the_certificate() {
     let fixture = TestAuthority::new("cluster.local");
-    let made = issue(&fixture, &["nginx.shop.cluster.local"]).unwrap();
-    let chain = CertificateDer::pem_slice_iter(made.chain_pem().as_bytes());
+    let issued = issue(&fixture, &["nginx.shop.cluster.local"]).unwrap();
+    let chain = CertificateDer::pem_slice_iter(issued.chain_pem().as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
     let (_, leaf) = x509_parser::parse_x509_certificate(&chain[0]).unwrap();
     let usage = leaf.extended_key_usage().unwrap().unwrap().value;
     assert!(usage.client_auth && !usage.server_auth && !usage.any);
-    let key = PrivateKeyDer::from_pem_slice(made.key_pem().as_bytes()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(issued.key_pem().as_bytes()).unwrap();
     let config = rustls::ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
@@ -107,7 +102,7 @@ fn no_server_can_be_run_with_it() {
 }
 
 #[test]
-fn external_principals_of_others_and_certificates_of_others_for_such_names_are_refused() {
+fn certificates_of_other_authorities_and_ids_are_rejected() {
     let (fixture, other) =
         (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
     let server = workload_id("ratings");
@@ -124,99 +119,101 @@ fn external_principals_of_others_and_certificates_of_others_for_such_names_are_r
     // rejected.
     let uri = |text: &str| SanType::URI(text.try_into().unwrap());
     let dns = SanType::DnsName("batch.corp.example".try_into().unwrap());
-    let ours = "leno://cluster.local/guest/shop/batch";
-    for (alternatives, is_let_in) in [
+    let own_uri = "leno://cluster.local/guest/shop/batch";
+    for (alternatives, is_accepted) in [
         (vec![dns.clone()], false),
         (vec![uri("leno://other/guest/shop/batch"), dns.clone()], false),
         (vec![uri("https://cluster.local/guest/shop/batch"), dns.clone()], false),
-        (vec![uri(ours), uri(ours), dns.clone()], false),
-        (vec![uri(ours)], false),
-        (vec![uri(ours), dns], true),
+        (vec![uri(own_uri), uri(own_uri), dns.clone()], false),
+        (vec![uri(own_uri)], false),
+        (vec![uri(own_uri), dns], true),
     ] {
         let (chain, key) =
             fixture.forge_certificate(|parameters| parameters.subject_alt_names = alternatives);
         let mut text = String::new();
-        write(&mut text, CERTIFICATE, &chain[0]);
+        write_pem(&mut text, CERTIFICATE_LABEL, &chain[0]);
         let roots = fixture.authority.roots().to_pem();
         let forged = ExternalCertificate { key, chain: text, roots, not_after: now() + DAY };
-        let met = run_handshake(&external_client_config(&forged, &server), &config);
-        assert_eq!(met.server.is_ok(), is_let_in, "{forged:?}");
+        let handshake = run_handshake(&external_client_config(&forged, &server), &config);
+        assert_eq!(handshake.server.is_ok(), is_accepted, "{forged:?}");
     }
 }
 
 #[test]
-fn names_that_are_not_its_own_to_have_are_not_signed() {
+fn names_of_the_mesh_are_not_signed() {
     let fixture = TestAuthority::new("cluster.local");
-    for bad in [
+    for name in [
         "ratings.bookinfo.cluster.local",
         "web.shop.svc.cluster.local",
         "shop.cluster.local",
         "cluster.local",
     ] {
-        let error = issue(&fixture, &["batch.corp.example", bad]).unwrap_err();
-        assert!(matches!(error, AuthorityError::Subject { .. }), "{bad}: {error}");
+        let error = issue(&fixture, &["batch.corp.example", name]).unwrap_err();
+        assert!(matches!(error, AuthorityError::Subject { .. }), "{name}: {error}");
     }
-    assert!(matches!(issue(&fixture, &[]), Err(AuthorityError::Nameless(_))));
+    assert!(matches!(issue(&fixture, &[]), Err(AuthorityError::ExternalPrincipalWithoutName(_))));
     let foreign =
         ExternalPrincipalId { trust_domain: TrustDomain::new("other").unwrap(), ..principal_id() };
     let names = parse_names(&["batch.corp.example"]);
-    let subject = ExternalSubject { id: &foreign, names: &names, sponsor: SubjectScope::Mesh };
-    let made = ExternalCertificate::issue(&fixture.authority, subject, DAY, now());
-    assert!(matches!(made, Err(AuthorityError::ForeignTrustDomain { .. })));
     let subject =
-        ExternalSubject { id: &principal_id(), names: &names, sponsor: SubjectScope::Mesh };
-    let made = ExternalCertificate::issue(&fixture.authority, subject, DAY * 91, now());
-    assert!(matches!(made, Err(AuthorityError::Lifetime(_))));
+        ExternalSubject { id: &foreign, names: &names, issuing_scope: SubjectScope::Mesh };
+    let issued = ExternalCertificate::issue(&fixture.authority, subject, DAY, now());
+    assert!(matches!(issued, Err(AuthorityError::ForeignTrustDomain { .. })));
+    let subject =
+        ExternalSubject { id: &principal_id(), names: &names, issuing_scope: SubjectScope::Mesh };
+    let issued = ExternalCertificate::issue(&fixture.authority, subject, DAY * 91, now());
+    assert!(matches!(issued, Err(AuthorityError::Lifetime(_))));
 }
 
 #[test]
-fn what_is_kept_is_good_for_two_thirds_of_its_life_if_it_is_as_it_would_be_made() {
+fn a_current_certificate_is_renewed_after_two_thirds_of_its_lifetime() {
     let fixture = TestAuthority::new("cluster.local");
     let (id, shop) = (principal_id(), Name::new("shop").unwrap());
-    let (called, otherwise) =
+    let (own_names, other_names) =
         (parse_names(&["batch.corp.example"]), parse_names(&["other.corp.example"]));
     let subject =
-        |names| ExternalSubject { id: &id, names, sponsor: SubjectScope::Namespace(&shop) };
-    let made = issue(&fixture, &["batch.corp.example"]).unwrap();
-    let again = issue(&fixture, &["batch.corp.example"]).unwrap();
-    let (key, others_key) = (made.key_pem(), again.key_pem());
-    let held = StoredCertificate { key: &key, chain: made.chain_pem(), roots: made.roots_pem() };
-    let until = held.good_until(&fixture.authority, subject(&called), DAY).unwrap();
-    let close = |left: SystemTime, right: SystemTime| {
-        let apart = left.duration_since(right).unwrap_or_else(|error| error.duration());
-        apart < Duration::from_secs(5)
+        |names| ExternalSubject { id: &id, names, issuing_scope: SubjectScope::Namespace(&shop) };
+    let issued = issue(&fixture, &["batch.corp.example"]).unwrap();
+    let other_issued = issue(&fixture, &["batch.corp.example"]).unwrap();
+    let (key, other_key) = (issued.key_pem(), other_issued.key_pem());
+    let stored =
+        StoredCertificate { key: &key, chain: issued.chain_pem(), roots: issued.roots_pem() };
+    let renewal_time = stored.renewal_time(&fixture.authority, subject(&own_names), DAY).unwrap();
+    let is_close = |first: SystemTime, second: SystemTime| {
+        let distance = first.duration_since(second).unwrap_or_else(|error| error.duration());
+        distance < Duration::from_secs(5)
     };
-    assert!(close(until, now() + Duration::from_secs(16 * 3600)));
+    assert!(is_close(renewal_time, now() + Duration::from_secs(16 * 3600)));
     // A shorter lifetime configured later takes effect.
     let hour = Duration::from_secs(3600);
-    let until = held.good_until(&fixture.authority, subject(&called), hour).unwrap();
-    assert!(close(until, now() + Duration::from_secs(2400)));
-    assert_eq!(held.good_until(&fixture.authority, subject(&otherwise), DAY), None);
+    let renewal_time = stored.renewal_time(&fixture.authority, subject(&own_names), hour).unwrap();
+    assert!(is_close(renewal_time, now() + Duration::from_secs(2400)));
+    assert_eq!(stored.renewal_time(&fixture.authority, subject(&other_names), DAY), None);
     let damaged = [
-        StoredCertificate { key: &others_key, ..held },
-        StoredCertificate { key: "", ..held },
-        StoredCertificate { chain: "", ..held },
-        StoredCertificate { chain: made.roots_pem(), ..held },
-        StoredCertificate { roots: "", ..held },
+        StoredCertificate { key: &other_key, ..stored },
+        StoredCertificate { key: "", ..stored },
+        StoredCertificate { chain: "", ..stored },
+        StoredCertificate { chain: issued.roots_pem(), ..stored },
+        StoredCertificate { roots: "", ..stored },
     ];
-    for held in damaged {
-        assert_eq!(held.good_until(&fixture.authority, subject(&called), DAY), None);
+    for stored in damaged {
+        assert_eq!(stored.renewal_time(&fixture.authority, subject(&own_names), DAY), None);
     }
     let other = TestAuthority::new("cluster.local");
-    assert_eq!(held.good_until(&other.authority, subject(&called), DAY), None);
+    assert_eq!(stored.renewal_time(&other.authority, subject(&own_names), DAY), None);
     // The roots are those of the other authority, the signer is not.
-    let theirs = other.authority.roots().to_pem();
-    let held = StoredCertificate { roots: &theirs, ..held };
-    assert_eq!(held.good_until(&other.authority, subject(&called), DAY), None);
+    let other_roots = other.authority.roots().to_pem();
+    let stored = StoredCertificate { roots: &other_roots, ..stored };
+    assert_eq!(stored.renewal_time(&other.authority, subject(&own_names), DAY), None);
 }
 
 #[test]
-fn a_external_principal_cannot_be_the_control_plane() {
+fn an_external_principal_cannot_be_the_control_plane() {
     let fixture = TestAuthority::new("cluster.local");
-    let made = issue(&fixture, &["batch.corp.example"]).unwrap();
-    let chain = CertificateDer::pem_slice_iter(made.chain_pem().as_bytes());
+    let issued = issue(&fixture, &["batch.corp.example"]).unwrap();
+    let chain = CertificateDer::pem_slice_iter(issued.chain_pem().as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
     let control = control_id(fixture.authority.trust_domain());
     assert_ne!(ExternalPrincipal::read(&chain[0]).unwrap().id.to_string(), control.to_string());
-    assert!(!format!("{made:?}").contains("PRIVATE"));
+    assert!(!format!("{issued:?}").contains("PRIVATE"));
 }

@@ -44,24 +44,24 @@ enum KeyMaterial {
     Ed25519(Vec<u8>),
 }
 
-/// A curve, and its algorithm of RFC 7518 §3.4.
+/// An elliptic curve and its signature algorithm (RFC 7518 §3.4).
 #[derive(Debug, Clone, Copy)]
 struct Curve {
     name: &'static str,
     algorithm: &'static str,
     /// The length of a coordinate in bytes.
     bytes: usize,
-    verifies: &'static EcdsaVerificationAlgorithm,
+    verification: &'static EcdsaVerificationAlgorithm,
 }
 
 const CURVES: [Curve; 3] = [
-    Curve { name: "P-256", algorithm: "ES256", bytes: 32, verifies: &ECDSA_P256_SHA256_FIXED },
-    Curve { name: "P-384", algorithm: "ES384", bytes: 48, verifies: &ECDSA_P384_SHA384_FIXED },
-    Curve { name: "P-521", algorithm: "ES512", bytes: 66, verifies: &ECDSA_P521_SHA512_FIXED },
+    Curve { name: "P-256", algorithm: "ES256", bytes: 32, verification: &ECDSA_P256_SHA256_FIXED },
+    Curve { name: "P-384", algorithm: "ES384", bytes: 48, verification: &ECDSA_P384_SHA384_FIXED },
+    Curve { name: "P-521", algorithm: "ES512", bytes: 66, verification: &ECDSA_P521_SHA512_FIXED },
 ];
 
 /// The RSA algorithms (RFC 7518 §3.3 and §3.5).
-const RSA: [(&str, &RsaParameters); 6] = [
+const RSA_ALGORITHMS: [(&str, &RsaParameters); 6] = [
     ("RS256", &RSA_PKCS1_2048_8192_SHA256),
     ("RS384", &RSA_PKCS1_2048_8192_SHA384),
     ("RS512", &RSA_PKCS1_2048_8192_SHA512),
@@ -78,8 +78,8 @@ impl JwtKeys {
     pub fn parse(text: &str) -> Result<Self, JwkSetError> {
         let set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
-        let known: Vec<JwtKey> = keys.iter().take(KEYS_MAX).filter_map(parse_key).collect();
-        if known.is_empty() { Err(JwkSetError::None) } else { Ok(Self(known)) }
+        let usable_keys: Vec<JwtKey> = keys.iter().take(MAX_KEYS).filter_map(parse_key).collect();
+        if usable_keys.is_empty() { Err(JwkSetError::None) } else { Ok(Self(usable_keys)) }
     }
 
     /// Returns the public verification part of a JWK set in canonical order: equivalent sets mostly have equal
@@ -90,20 +90,23 @@ impl JwtKeys {
     pub fn public_part(text: &str) -> Result<String, JwkSetError> {
         let set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
-        let verifying = keys.iter().take(KEYS_MAX).filter(|jwk| parse_key(jwk).is_some());
-        let public = verifying.map(|jwk| {
-            let members = PUBLIC.iter().filter_map(|name| Some((*name, jwk.get(name)?)));
-            Value::Object(members.map(|(name, it)| (name.to_owned(), it.clone())).collect())
+        let usable = keys.iter().take(MAX_KEYS).filter(|jwk| parse_key(jwk).is_some());
+        let public_keys = usable.map(|jwk| {
+            let members = PUBLIC_MEMBERS.iter().filter_map(|name| Some((*name, jwk.get(name)?)));
+            Value::Object(members.map(|(name, value)| (name.to_owned(), value.clone())).collect())
         });
-        let mut public: Vec<String> = public.map(|jwk| jwk.to_string()).collect();
-        public.sort();
-        match public.is_empty() {
-            false => Ok(format!("{{\"keys\":[{}]}}", public.join(","))),
+        let mut public_keys: Vec<String> = public_keys.map(|jwk| jwk.to_string()).collect();
+        public_keys.sort();
+        match public_keys.is_empty() {
+            false => Ok(format!("{{\"keys\":[{}]}}", public_keys.join(","))),
             true => Err(JwkSetError::None),
         }
     }
 
-    /// True if a key verifies a signature: the key with this id, or any key if the token has no id.
+    /// Verifies a signature with the key of this id, or with any key if the token has no id.
+    ///
+    /// # Errors
+    /// [`JwtError::Algorithm`] if the algorithm is not supported, [`JwtError::Signature`] if no key verifies it.
     pub(super) fn verify_signature(
         &self,
         algorithm: &str,
@@ -111,17 +114,17 @@ impl JwtKeys {
         signed: &[u8],
         signature: &[u8],
     ) -> Result<(), JwtError> {
-        let is_known = RSA.iter().any(|(known, _)| *known == algorithm)
+        let is_supported = RSA_ALGORITHMS.iter().any(|(name, _)| *name == algorithm)
             || CURVES.iter().any(|curve| curve.algorithm == algorithm)
-            || EDWARDS.contains(&algorithm);
-        if !is_known {
+            || EDDSA_NAMES.contains(&algorithm);
+        if !is_supported {
             return Err(JwtError::Algorithm);
         }
-        let named =
-            |known: &&JwtKey| id.is_none() || known.id.is_none() || known.id.as_deref() == id;
-        let meant = |known: &&JwtKey| known.algorithm.as_deref().is_none_or(|it| it == algorithm);
-        let mut keys = self.0.iter().filter(named).filter(meant);
-        match keys.any(|known| known.key.is_valid_signature(algorithm, signed, signature)) {
+        let has_id = |key: &&JwtKey| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
+        let has_algorithm =
+            |key: &&JwtKey| key.algorithm.as_deref().is_none_or(|expected| expected == algorithm);
+        let mut keys = self.0.iter().filter(has_id).filter(has_algorithm);
+        match keys.any(|key| key.key.is_valid_signature(algorithm, signed, signature)) {
             true => Ok(()),
             false => Err(JwtError::Signature),
         }
@@ -132,7 +135,7 @@ impl KeyMaterial {
     fn is_valid_signature(&self, algorithm: &str, signed: &[u8], signature: &[u8]) -> bool {
         match self {
             Self::Rsa { modulus: n, exponent: e } => {
-                let parameters = RSA.iter().find(|(known, _)| *known == algorithm);
+                let parameters = RSA_ALGORITHMS.iter().find(|(name, _)| *name == algorithm);
                 parameters.is_some_and(|(_, parameters)| {
                     let key = RsaPublicKeyComponents { n, e };
                     key.verify(parameters, signed, signature).is_ok()
@@ -140,12 +143,12 @@ impl KeyMaterial {
             }
             Self::Curve { curve, point } => {
                 curve.algorithm == algorithm
-                    && UnparsedPublicKey::new(curve.verifies, point)
+                    && UnparsedPublicKey::new(curve.verification, point)
                         .verify(signed, signature)
                         .is_ok()
             }
             Self::Ed25519(key) => {
-                EDWARDS.contains(&algorithm)
+                EDDSA_NAMES.contains(&algorithm)
                     && UnparsedPublicKey::new(&ED25519, key).verify(signed, signature).is_ok()
             }
         }
@@ -154,20 +157,22 @@ impl KeyMaterial {
 
 fn parse_key(jwk: &Value) -> Option<JwtKey> {
     let text = |name: &str| jwk.get(name).and_then(Value::as_str);
-    if text("use").is_some_and(|of| of != "sig") {
+    if text("use").is_some_and(|key_use| key_use != "sig") {
         return None;
     }
-    // RFC 7517 §4.3.
-    let is_verify = |operation: &Value| operation.as_str() == Some("verify");
-    let may_verify = |it: &Value| it.as_array().is_some_and(|all| all.iter().any(is_verify));
-    if !jwk.get("key_ops").is_none_or(may_verify) {
+    // `key_ops` (RFC 7517 §4.3) must include verification if it is present.
+    let is_verify_operation = |operation: &Value| operation.as_str() == Some("verify");
+    let allows_verification = |operations: &Value| {
+        operations.as_array().is_some_and(|list| list.iter().any(is_verify_operation))
+    };
+    if !jwk.get("key_ops").is_none_or(allows_verification) {
         return None;
     }
     let bytes = |name: &str| URL_SAFE_NO_PAD.decode(text(name)?).ok();
     let key = match text("kty")? {
         "RSA" => {
             let (modulus, exponent) = (bytes("n")?, bytes("e")?);
-            (modulus.len() >= RSA_BYTES_MIN).then_some(KeyMaterial::Rsa { modulus, exponent })?
+            (modulus.len() >= MIN_RSA_BYTES).then_some(KeyMaterial::Rsa { modulus, exponent })?
         }
         "EC" => {
             let curve = *CURVES.iter().find(|curve| Some(curve.name) == text("crv"))?;
@@ -175,7 +180,7 @@ fn parse_key(jwk: &Value) -> Option<JwtKey> {
             if x.len() != curve.bytes || y.len() != curve.bytes {
                 return None;
             }
-            KeyMaterial::Curve { curve, point: [&[UNCOMPRESSED][..], &x, &y].concat() }
+            KeyMaterial::Curve { curve, point: [&[UNCOMPRESSED_POINT][..], &x, &y].concat() }
         }
         "OKP" if text("crv") == Some("Ed25519") => KeyMaterial::Ed25519(bytes("x")?),
         _ => return None,
@@ -185,12 +190,12 @@ fn parse_key(jwk: &Value) -> Option<JwtKey> {
 }
 
 /// The supported members of a JWK.
-const PUBLIC: [&str; 9] = ["kty", "use", "alg", "kid", "crv", "n", "e", "x", "y"];
-/// Both names of the same algorithm (RFC 8037 §3.1, RFC 9864).
-const EDWARDS: [&str; 2] = ["EdDSA", "Ed25519"];
-/// SEC 1 §2.3.3.
-const UNCOMPRESSED: u8 = 4;
-/// 2048 bits, the minimum of RFC 7518 §3.3.
-const RSA_BYTES_MIN: usize = 256;
-/// More than issuers have at a time.
-const KEYS_MAX: usize = 64;
+const PUBLIC_MEMBERS: [&str; 9] = ["kty", "use", "alg", "kid", "crv", "n", "e", "x", "y"];
+/// The two names of the Ed25519 signature algorithm (RFC 8037 §3.1, RFC 9864).
+const EDDSA_NAMES: [&str; 2] = ["EdDSA", "Ed25519"];
+/// The first byte of an uncompressed point (SEC 1 §2.3.3).
+const UNCOMPRESSED_POINT: u8 = 4;
+/// Minimum length of an RSA modulus: 2048 bits (RFC 7518 §3.3).
+const MIN_RSA_BYTES: usize = 256;
+/// Limit of the keys read from a set; more than issuers publish at a time.
+const MAX_KEYS: usize = 64;

@@ -25,30 +25,30 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 struct TestIssuer {
-    curve: EcdsaKeyPair,
-    edwards: Ed25519KeyPair,
+    ec: EcdsaKeyPair,
+    ed25519: Ed25519KeyPair,
     rsa: RsaKeyPair,
 }
 
 impl TestIssuer {
     fn new() -> Self {
         Self {
-            curve: EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap(),
-            edwards: Ed25519KeyPair::generate().unwrap(),
+            ec: EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap(),
+            ed25519: Ed25519KeyPair::generate().unwrap(),
             rsa: RsaKeyPair::generate(KeySize::Rsa2048).unwrap(),
         }
     }
 
     fn key_set(&self) -> Value {
-        let point = self.curve.public_key().as_ref();
+        let point = self.ec.public_key().as_ref();
         let (x, y) = point[1..].split_at(32);
-        let edwards = self.edwards.public_key().as_ref();
+        let ed25519 = self.ed25519.public_key().as_ref();
         let rsa = self.rsa.public_key();
         let (n, e) = (rsa.modulus().big_endian_without_leading_zero(), rsa.exponent());
         json!({"keys": [
             {"kty": "oct", "k": "c2VjcmV0", "kid": "secret"},
             {"kty": "EC", "crv": "P-256", "kid": "ec", "use": "sig", "x": base64(x), "y": base64(y)},
-            {"kty": "OKP", "crv": "Ed25519", "kid": "ed", "x": base64(edwards)},
+            {"kty": "OKP", "crv": "Ed25519", "kid": "ed", "x": base64(ed25519)},
             {"kty": "RSA", "kid": "rsa", "n": base64(n),
              "e": base64(e.big_endian_without_leading_zero())},
         ]})
@@ -58,13 +58,13 @@ impl TestIssuer {
         JwtKeys::parse(&self.key_set().to_string()).unwrap()
     }
 
-    fn by_curve(&self, signed: &[u8]) -> Vec<u8> {
-        self.curve.sign(&SystemRandom::new(), signed).unwrap().as_ref().to_vec()
+    fn sign_with_ec(&self, signed: &[u8]) -> Vec<u8> {
+        self.ec.sign(&SystemRandom::new(), signed).unwrap().as_ref().to_vec()
     }
 
-    fn by_rsa(&self, how: &'static dyn RsaEncoding, signed: &[u8]) -> Vec<u8> {
+    fn sign_with_rsa(&self, encoding: &'static dyn RsaEncoding, signed: &[u8]) -> Vec<u8> {
         let mut signature = vec![0; self.rsa.public_modulus_len()];
-        self.rsa.sign(how, &SystemRandom::new(), signed, &mut signature).unwrap();
+        self.rsa.sign(encoding, &SystemRandom::new(), signed, &mut signature).unwrap();
         signature
     }
 }
@@ -95,33 +95,33 @@ fn verify_token(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, JwtEr
 type Sign<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
 
 #[test]
-fn every_algorithm_verifies_what_its_key_signed() {
+fn each_algorithm_verifies_signatures_of_its_key() {
     let issuer = TestIssuer::new();
     let keys = issuer.jwt_keys();
-    let sign: [(&str, &str, Sign<'_>); 5] = [
-        ("ES256", "ec", &|signed| issuer.by_curve(signed)),
-        ("EdDSA", "ed", &|signed| issuer.edwards.sign(signed).as_ref().to_vec()),
-        ("Ed25519", "ed", &|signed| issuer.edwards.sign(signed).as_ref().to_vec()),
-        ("RS256", "rsa", &|signed| issuer.by_rsa(&RSA_PKCS1_SHA256, signed)),
-        ("PS384", "rsa", &|signed| issuer.by_rsa(&RSA_PSS_SHA384, signed)),
+    let signers: [(&str, &str, Sign<'_>); 5] = [
+        ("ES256", "ec", &|signed| issuer.sign_with_ec(signed)),
+        ("EdDSA", "ed", &|signed| issuer.ed25519.sign(signed).as_ref().to_vec()),
+        ("Ed25519", "ed", &|signed| issuer.ed25519.sign(signed).as_ref().to_vec()),
+        ("RS256", "rsa", &|signed| issuer.sign_with_rsa(&RSA_PKCS1_SHA256, signed)),
+        ("PS384", "rsa", &|signed| issuer.sign_with_rsa(&RSA_PSS_SHA384, signed)),
     ];
-    for (algorithm, id, sign) in sign {
-        let named = sign_token(&json!({"alg": algorithm, "kid": id}), &valid_claims(), sign);
-        assert_eq!(verify_token(&named, &keys).unwrap()["sub"], "ann", "{algorithm}");
-        let unnamed = sign_token(&json!({"alg": algorithm}), &valid_claims(), sign);
-        assert!(verify_token(&unnamed, &keys).is_ok(), "{algorithm}");
+    for (algorithm, id, sign) in signers {
+        let with_key_id = sign_token(&json!({"alg": algorithm, "kid": id}), &valid_claims(), sign);
+        assert_eq!(verify_token(&with_key_id, &keys).unwrap()["sub"], "ann", "{algorithm}");
+        let without_key_id = sign_token(&json!({"alg": algorithm}), &valid_claims(), sign);
+        assert!(verify_token(&without_key_id, &keys).is_ok(), "{algorithm}");
         for other in ["ec", "ed", "rsa", "secret"].into_iter().filter(|other| *other != id) {
             let other = sign_token(&json!({"alg": algorithm, "kid": other}), &valid_claims(), sign);
             assert_eq!(verify_token(&other, &keys), Err(JwtError::Signature), "{algorithm}");
         }
-        let (head, signature) = named.rsplit_once('.').unwrap();
-        let swapped = format!("{}.{signature}", head.replacen('.', ".e30", 1));
-        assert!(verify_token(&swapped, &keys).is_err());
+        let (signed_part, signature) = with_key_id.rsplit_once('.').unwrap();
+        let tampered = format!("{}.{signature}", signed_part.replacen('.', ".e30", 1));
+        assert!(verify_token(&tampered, &keys).is_err());
     }
 }
 
 #[test]
-fn no_algorithm_is_taken_for_another() {
+fn tokens_with_another_algorithm_are_rejected() {
     let issuer = TestIssuer::new();
     let keys = issuer.jwt_keys();
     for algorithm in ["none", "None", "HS256", "ES256K", "RS1", ""] {
@@ -131,46 +131,61 @@ fn no_algorithm_is_taken_for_another() {
             assert_eq!(verify_token(&forged, &keys), Err(JwtError::Algorithm), "{algorithm}");
         }
     }
-    let by_curve = |signed: &[u8]| issuer.by_curve(signed);
-    let wrong = sign_token(&json!({"alg": "ES384", "kid": "ec"}), &valid_claims(), by_curve);
-    assert_eq!(verify_token(&wrong, &keys), Err(JwtError::Signature));
-    let critical = sign_token(&json!({"alg": "ES256", "crit": ["b64"]}), &valid_claims(), by_curve);
+    let sign_with_ec = |signed: &[u8]| issuer.sign_with_ec(signed);
+    let mismatched =
+        sign_token(&json!({"alg": "ES384", "kid": "ec"}), &valid_claims(), sign_with_ec);
+    assert_eq!(verify_token(&mismatched, &keys), Err(JwtError::Signature));
+    let critical =
+        sign_token(&json!({"alg": "ES256", "crit": ["b64"]}), &valid_claims(), sign_with_ec);
     assert_eq!(verify_token(&critical, &keys), Err(JwtError::Algorithm));
     // A key for one algorithm does not verify another.
     let mut set = issuer.key_set();
     set["keys"][3]["alg"] = "RS512".into();
     let keys = JwtKeys::parse(&set.to_string()).unwrap();
-    let by_rsa = |signed: &[u8]| issuer.by_rsa(&RSA_PKCS1_SHA256, signed);
-    let wrong = sign_token(&json!({"alg": "RS256", "kid": "rsa"}), &valid_claims(), by_rsa);
-    assert_eq!(verify_token(&wrong, &keys), Err(JwtError::Signature));
+    let sign_with_rsa = |signed: &[u8]| issuer.sign_with_rsa(&RSA_PKCS1_SHA256, signed);
+    let mismatched =
+        sign_token(&json!({"alg": "RS256", "kid": "rsa"}), &valid_claims(), sign_with_rsa);
+    assert_eq!(verify_token(&mismatched, &keys), Err(JwtError::Signature));
 }
 
 #[test]
-fn claims_must_hold() {
+fn claims_are_verified() {
     let issuer = TestIssuer::new();
     let keys = issuer.jwt_keys();
-    let said = |change: &dyn Fn(&mut Value)| {
+    let verify_changed = |change: &dyn Fn(&mut Value)| {
         let mut claims = valid_claims();
         change(&mut claims);
         let header = json!({"alg": "ES256", "kid": "ec"});
-        verify_token(&sign_token(&header, &claims, |signed| issuer.by_curve(signed)), &keys)
+        verify_token(&sign_token(&header, &claims, |signed| issuer.sign_with_ec(signed)), &keys)
             .map(drop)
     };
-    assert_eq!(said(&|_| {}), Ok(()));
-    assert_eq!(said(&|it| it["iss"] = "https://issuer/".into()), Err(JwtError::Issuer));
-    assert_eq!(said(&|it| it["exp"] = (NOW - 9).into()), Ok(()));
-    assert_eq!(said(&|it| it["exp"] = (NOW - 10).into()), Err(JwtError::Expired));
-    assert_eq!(said(&|it| it["nbf"] = (NOW + 10).into()), Ok(()));
-    assert_eq!(said(&|it| it["nbf"] = (NOW + 11).into()), Err(JwtError::Early));
-    assert_eq!(said(&|it| it["iat"] = (NOW + 10).into()), Ok(()));
-    assert_eq!(said(&|it| it["iat"] = (NOW + 11).into()), Err(JwtError::Early));
-    assert_eq!(said(&|it| it["exp"] = "soon".into()), Err(JwtError::Malformed));
-    assert_eq!(said(&|it| it["exp"] = Value::Null), Err(JwtError::Malformed));
-    assert_eq!(said(&|it| it["iat"] = "x".into()), Err(JwtError::Malformed));
-    assert_eq!(said(&|it| drop(it.as_object_mut().unwrap().remove("exp"))), Err(JwtError::Endless));
-    assert_eq!(said(&|it| it["aud"] = "shop".into()), Ok(()));
-    assert_eq!(said(&|it| it["aud"] = json!(["x"])), Err(JwtError::Aud));
-    assert_eq!(said(&|it| it["aud"] = Value::Null), Err(JwtError::Aud));
+    assert_eq!(verify_changed(&|_| {}), Ok(()));
+    assert_eq!(
+        verify_changed(&|claims| claims["iss"] = "https://issuer/".into()),
+        Err(JwtError::Issuer)
+    );
+    assert_eq!(verify_changed(&|claims| claims["exp"] = (NOW - 9).into()), Ok(()));
+    assert_eq!(verify_changed(&|claims| claims["exp"] = (NOW - 10).into()), Err(JwtError::Expired));
+    assert_eq!(verify_changed(&|claims| claims["nbf"] = (NOW + 10).into()), Ok(()));
+    assert_eq!(
+        verify_changed(&|claims| claims["nbf"] = (NOW + 11).into()),
+        Err(JwtError::NotYetValid)
+    );
+    assert_eq!(verify_changed(&|claims| claims["iat"] = (NOW + 10).into()), Ok(()));
+    assert_eq!(
+        verify_changed(&|claims| claims["iat"] = (NOW + 11).into()),
+        Err(JwtError::NotYetValid)
+    );
+    assert_eq!(verify_changed(&|claims| claims["exp"] = "soon".into()), Err(JwtError::Malformed));
+    assert_eq!(verify_changed(&|claims| claims["exp"] = Value::Null), Err(JwtError::Malformed));
+    assert_eq!(verify_changed(&|claims| claims["iat"] = "x".into()), Err(JwtError::Malformed));
+    assert_eq!(
+        verify_changed(&|claims| drop(claims.as_object_mut().unwrap().remove("exp"))),
+        Err(JwtError::MissingExpiration)
+    );
+    assert_eq!(verify_changed(&|claims| claims["aud"] = "shop".into()), Ok(()));
+    assert_eq!(verify_changed(&|claims| claims["aud"] = json!(["x"])), Err(JwtError::Aud));
+    assert_eq!(verify_changed(&|claims| claims["aud"] = Value::Null), Err(JwtError::Aud));
 }
 
 #[test]
@@ -179,16 +194,16 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
     let keys = issuer.jwt_keys();
     let age = Some(Duration::from_secs(100));
     for (exp, iat, requires_expiration, max_age, expected) in [
-        (None, None, true, None, Err(JwtError::Endless)),
+        (None, None, true, None, Err(JwtError::MissingExpiration)),
         (None, None, false, None, Ok(())),
-        (None, Some(NOW), true, age, Err(JwtError::Endless)),
+        (None, Some(NOW), true, age, Err(JwtError::MissingExpiration)),
         (None, Some(NOW - 100), false, age, Ok(())),
         (None, Some(NOW - 109), false, age, Ok(())),
         (None, Some(NOW - 110), false, age, Err(JwtError::Expired)),
         (Some(NOW + 60), Some(NOW - 110), true, age, Err(JwtError::Expired)),
-        (Some(NOW + 60), None, true, age, Err(JwtError::Ageless)),
+        (Some(NOW + 60), None, true, age, Err(JwtError::MissingIssueTime)),
         (Some(NOW - 10), Some(NOW - 20), true, age, Err(JwtError::Expired)),
-        (Some(NOW + 60), Some(NOW + 11), true, None, Err(JwtError::Early)),
+        (Some(NOW + 60), Some(NOW + 11), true, None, Err(JwtError::NotYetValid)),
     ] {
         let mut claims = json!({"iss": "https://issuer"});
         for (name, value) in [("exp", exp), ("iat", iat)] {
@@ -196,8 +211,9 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
                 claims[name] = value.into();
             }
         }
-        let token = sign_token(&json!({"alg": "ES256"}), &claims, |signed| issuer.by_curve(signed));
-        let expected_of = JwtRequirements {
+        let token =
+            sign_token(&json!({"alg": "ES256"}), &claims, |signed| issuer.sign_with_ec(signed));
+        let requirements = JwtRequirements {
             issuer: "https://issuer",
             aud: &[],
             clock_skew: Duration::from_secs(10),
@@ -205,16 +221,16 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
             max_age,
             now: UNIX_EPOCH + Duration::from_secs(NOW),
         };
-        let verified = UnverifiedJwt::read(&token).unwrap().verify(&keys, expected_of).map(drop);
+        let verified = UnverifiedJwt::read(&token).unwrap().verify(&keys, requirements).map(drop);
         assert_eq!(verified, expected, "{exp:?} {iat:?} {requires_expiration} {max_age:?}");
     }
 }
 
 #[test]
-fn a_key_that_is_not_for_verification_is_passed_over() {
+fn keys_that_are_not_for_verification_are_ignored() {
     let issuer = TestIssuer::new();
     let token =
-        sign_token(&json!({"alg": "ES256"}), &valid_claims(), |signed| issuer.by_curve(signed));
+        sign_token(&json!({"alg": "ES256"}), &valid_claims(), |signed| issuer.sign_with_ec(signed));
     for (operations, expected) in [
         (json!(["verify"]), Ok(())),
         (json!(["sign", "verify"]), Ok(())),
@@ -232,12 +248,12 @@ fn a_key_that_is_not_for_verification_is_passed_over() {
 }
 
 #[test]
-fn what_is_no_token_or_no_keys_is_refused() {
+fn invalid_tokens_and_key_sets_are_rejected() {
     for text in ["", "a", "a.b", "a.b.c", "..", "e30.e30", "W10.e30.", "e30.e30.!"] {
         assert!(UnverifiedJwt::read(text).is_err(), "{text}");
     }
-    let long = format!("e30.{}.", "a".repeat(TOKEN_BYTES_MAX));
-    assert!(UnverifiedJwt::read(&long).is_err());
+    let too_long = format!("e30.{}.", "a".repeat(MAX_TOKEN_BYTES));
+    assert!(UnverifiedJwt::read(&too_long).is_err());
     for (text, error) in [
         ("", JwkSetError::Malformed),
         ("[]", JwkSetError::Malformed),
@@ -252,17 +268,17 @@ fn what_is_no_token_or_no_keys_is_refused() {
 }
 
 #[test]
-fn claims_are_found_by_name_and_inside_others() {
+fn claims_are_found_by_name_and_by_path() {
     let claims = json!({"groups": ["a", 1, true, null], "realm": {"roles": ["x"]}, "a.b": "c"});
     let Value::Object(claims) = claims else { unreachable!() };
-    assert_eq!(texts_of(&claims, "groups"), ["a", "1", "true"]);
-    assert_eq!(texts_of(&claims, "realm.roles"), ["x"]);
-    assert_eq!(texts_of(&claims, "a.b"), ["c"]);
-    assert!(texts_of(&claims, "realm").is_empty() && texts_of(&claims, "x.y").is_empty());
+    assert_eq!(claim_values(&claims, "groups"), ["a", "1", "true"]);
+    assert_eq!(claim_values(&claims, "realm.roles"), ["x"]);
+    assert_eq!(claim_values(&claims, "a.b"), ["c"]);
+    assert!(claim_values(&claims, "realm").is_empty() && claim_values(&claims, "x.y").is_empty());
 }
 
 #[test]
-fn what_is_passed_on_of_a_set_is_public_and_verifies_the_same() {
+fn the_public_part_of_a_key_set_verifies_the_same_tokens() {
     let issuer = TestIssuer::new();
     let mut set = issuer.key_set();
     let keys = set["keys"].as_array_mut().unwrap();
@@ -270,8 +286,8 @@ fn what_is_passed_on_of_a_set_is_public_and_verifies_the_same() {
     keys[3]["x5c"] = json!(["AAAA"]);
     let public = JwtKeys::public_part(&set.to_string()).unwrap();
     assert!(!public.contains("c2VjcmV0") && !public.contains("AAAA"), "{public}");
-    let token = sign_token(&json!({"alg": "ES256", "kid": "ec"}), &valid_claims(), |it| {
-        issuer.by_curve(it)
+    let token = sign_token(&json!({"alg": "ES256", "kid": "ec"}), &valid_claims(), |signed| {
+        issuer.sign_with_ec(signed)
     });
     verify_token(&token, &JwtKeys::parse(&public).unwrap()).unwrap();
 

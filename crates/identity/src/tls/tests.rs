@@ -12,7 +12,7 @@ use rustls::server::ServerConnection;
 use super::*;
 use crate::authority::CertificateSubject;
 use crate::key::PrivateKey;
-use crate::rejection::reason_of_tls;
+use crate::rejection::tls_failure_reason;
 use crate::testing::{
     HandshakeResult, TestAuthority, handshake_with, now, run_handshake, workload_id, workload_name,
 };
@@ -22,28 +22,28 @@ const ALPN: &[&[u8]] = &[b"leno-link/1", b"http/1.1"];
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Returns a server for ratings, and a client that is productpage and expects ratings.
-fn good_pair(fixture: &TestAuthority) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+fn valid_pair(fixture: &TestAuthority) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
     (
-        server_of(&fixture.issue_credential(&workload_id("ratings"))),
-        client_of(&fixture.issue_credential(&workload_id("productpage"))),
+        member_server(&fixture.issue_credential(&workload_id("ratings"))),
+        member_client(&fixture.issue_credential(&workload_id("productpage"))),
     )
 }
 
-fn server_of(credential: &Credential) -> Arc<ServerConfig> {
+fn member_server(credential: &Credential) -> Arc<ServerConfig> {
     server_config(credential, ALPN).unwrap()
 }
 
-fn client_of(credential: &Credential) -> Arc<ClientConfig> {
+fn member_client(credential: &Credential) -> Arc<ClientConfig> {
     client_config(credential, &workload_id("ratings"), ALPN).unwrap()
 }
 
 /// A subject without an instance.
-fn account_of(id: &SpiffeId) -> CertificateSubject<'_> {
+fn account_subject(id: &SpiffeId) -> CertificateSubject<'_> {
     CertificateSubject { id, workload: None, instance: None }
 }
 
 /// Returns a client that presents any chain.
-fn client_showing(
+fn client_presenting(
     fixture: &TestAuthority,
     (chain, key): (Vec<CertificateDer<'static>>, PrivateKey),
 ) -> Arc<ClientConfig> {
@@ -59,7 +59,9 @@ fn client_showing(
 }
 
 /// Returns a server that presents any chain.
-fn server_showing((chain, key): (Vec<CertificateDer<'static>>, PrivateKey)) -> Arc<ServerConfig> {
+fn server_presenting(
+    (chain, key): (Vec<CertificateDer<'static>>, PrivateKey),
+) -> Arc<ServerConfig> {
     let config = ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])
         .unwrap()
@@ -69,32 +71,32 @@ fn server_showing((chain, key): (Vec<CertificateDer<'static>>, PrivateKey)) -> A
     Arc::new(config)
 }
 
-fn refused_by_server(outcome: &HandshakeResult, expected: Reason) {
-    let error = outcome.server.as_ref().expect_err("the server refuses");
-    assert_eq!(reason_of_tls(error, FailureSide::Downstream), expected, "{error}");
+fn assert_rejected_by_server(outcome: &HandshakeResult, expected: Reason) {
+    let error = outcome.server.as_ref().expect_err("the server rejects the client");
+    assert_eq!(tls_failure_reason(error, FailureSide::Downstream), expected, "{error}");
     // The client receives the alert, and does not report an identity problem of the server.
-    let alert = outcome.client.as_ref().expect_err("the client is told");
-    assert_eq!(reason_of_tls(alert, FailureSide::Upstream), Reason::UpstreamHandshakeFailed);
+    let alert = outcome.client.as_ref().expect_err("the client receives an alert");
+    assert_eq!(tls_failure_reason(alert, FailureSide::Upstream), Reason::UpstreamHandshakeFailed);
 }
 
-fn refused_by_client(outcome: &HandshakeResult, expected: Reason) {
-    let error = outcome.client.as_ref().expect_err("the client refuses");
-    assert_eq!(reason_of_tls(error, FailureSide::Upstream), expected, "{error}");
-    let alert = outcome.server.as_ref().expect_err("the server is told");
-    assert_eq!(reason_of_tls(alert, FailureSide::Downstream), Reason::HandshakeFailed);
+fn assert_rejected_by_client(outcome: &HandshakeResult, expected: Reason) {
+    let error = outcome.client.as_ref().expect_err("the client rejects the server");
+    assert_eq!(tls_failure_reason(error, FailureSide::Upstream), expected, "{error}");
+    let alert = outcome.server.as_ref().expect_err("the server receives an alert");
+    assert_eq!(tls_failure_reason(alert, FailureSide::Downstream), Reason::HandshakeFailed);
 }
 
 #[test]
-fn members_see_each_other() {
+fn members_verify_each_other() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, client) = good_pair(&fixture);
+    let (server, client) = valid_pair(&fixture);
     let outcome = run_handshake(&client, &server);
     let (client, server) = (outcome.client.unwrap(), outcome.server.unwrap());
-    let seen = session_peer(server.peer_certificates(), now()).unwrap().unwrap();
-    assert_eq!(seen.id, workload_id("productpage"));
-    assert_eq!(seen.workload, Some(workload_name("productpage-1")));
-    let seen = session_peer(client.peer_certificates(), now()).unwrap().unwrap();
-    assert_eq!(seen.id, workload_id("ratings"));
+    let peer = session_peer(server.peer_certificates(), now()).unwrap().unwrap();
+    assert_eq!(peer.id, workload_id("productpage"));
+    assert_eq!(peer.workload, Some(workload_name("productpage-1")));
+    let peer = session_peer(client.peer_certificates(), now()).unwrap().unwrap();
+    assert_eq!(peer.id, workload_id("ratings"));
     assert_eq!(server.alpn_protocol(), Some(&b"leno-link/1"[..]));
     assert_eq!(server.protocol_version(), Some(rustls::ProtocolVersion::TLSv1_3));
     assert_eq!(
@@ -105,93 +107,103 @@ fn members_see_each_other() {
 }
 
 #[test]
-fn refuses_clients_outside_their_time() {
+fn clients_outside_their_validity_are_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, _) = good_pair(&fixture);
-    for at in [now() - 2 * DAY, now() + DAY] {
-        let credential = fixture.credential_at(&workload_id("productpage"), DAY, at);
-        refused_by_server(&run_handshake(&client_of(&credential), &server), Reason::ExpiredPeer);
+    let (server, _) = valid_pair(&fixture);
+    for start in [now() - 2 * DAY, now() + DAY] {
+        let credential = fixture.credential_at(&workload_id("productpage"), DAY, start);
+        assert_rejected_by_server(
+            &run_handshake(&member_client(&credential), &server),
+            Reason::ExpiredPeer,
+        );
     }
 }
 
 #[test]
-fn refuses_servers_outside_their_time() {
+fn servers_outside_their_validity_are_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    let (_, client) = good_pair(&fixture);
-    for at in [now() - 2 * DAY, now() + DAY] {
-        let credential = fixture.credential_at(&workload_id("ratings"), DAY, at);
-        refused_by_client(&run_handshake(&client, &server_of(&credential)), Reason::WrongIdentity);
+    let (_, client) = valid_pair(&fixture);
+    for start in [now() - 2 * DAY, now() + DAY] {
+        let credential = fixture.credential_at(&workload_id("ratings"), DAY, start);
+        assert_rejected_by_client(
+            &run_handshake(&client, &member_server(&credential)),
+            Reason::WrongIdentity,
+        );
     }
 }
 
 #[test]
-fn a_clock_that_is_a_little_behind_is_forgiven() {
+fn a_slightly_slow_clock_is_tolerated() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, _) = good_pair(&fixture);
+    let (server, _) = valid_pair(&fixture);
     let ahead = now() + Duration::from_secs(50);
     let credential = fixture.credential_at(&workload_id("productpage"), DAY, ahead);
-    assert!(run_handshake(&client_of(&credential), &server).server.is_ok());
+    assert!(run_handshake(&member_client(&credential), &server).server.is_ok());
 }
 
 #[test]
-fn refuses_members_of_a_mesh_with_another_root() {
-    let (ours, theirs) = (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
-    let (our_server, our_client) = good_pair(&ours);
-    let (their_server, _) = good_pair(&theirs);
+fn members_of_a_mesh_with_another_root_are_rejected() {
+    let (own_mesh, other_mesh) =
+        (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
+    let (own_server, own_client) = valid_pair(&own_mesh);
+    let (other_server, _) = valid_pair(&other_mesh);
     // The attacker trusts our roots, so only the server can reject it.
     let key = PrivateKey::generate();
     let request = crate::CertificateRequest::from_der(&key.certificate_request()).unwrap();
     let id = workload_id("productpage");
-    let issued = theirs.authority.sign(&request, account_of(&id), DAY, now());
+    let issued = other_mesh.authority.sign(&request, account_subject(&id), DAY, now());
     let chain = issued.unwrap().chain;
-    refused_by_server(
-        &run_handshake(&client_showing(&ours, (chain, key)), &our_server),
+    assert_rejected_by_server(
+        &run_handshake(&client_presenting(&own_mesh, (chain, key)), &own_server),
         Reason::UntrustedPeer,
     );
-    refused_by_client(&run_handshake(&our_client, &their_server), Reason::WrongIdentity);
+    assert_rejected_by_client(&run_handshake(&own_client, &other_server), Reason::WrongIdentity);
 }
 
 #[test]
-fn refuses_a_foreign_trust_domain_even_under_a_shared_root() {
+fn another_trust_domain_with_the_same_root_is_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, client) = good_pair(&fixture);
+    let (server, client) = valid_pair(&fixture);
     let foreign = || {
         fixture.forge_certificate(|parameters| {
             let id = "spiffe://other.local/ns/bookinfo/sa/ratings";
             parameters.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
         })
     };
-    refused_by_server(
-        &run_handshake(&client_showing(&fixture, foreign()), &server),
+    assert_rejected_by_server(
+        &run_handshake(&client_presenting(&fixture, foreign()), &server),
         Reason::ForeignTrustDomain,
     );
-    refused_by_client(&run_handshake(&client, &server_showing(foreign())), Reason::WrongIdentity);
+    assert_rejected_by_client(
+        &run_handshake(&client, &server_presenting(foreign())),
+        Reason::WrongIdentity,
+    );
 }
 
 #[test]
-fn refuses_the_right_certificate_of_the_wrong_service() {
+fn a_valid_certificate_of_another_service_is_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    let (_, client) = good_pair(&fixture);
+    let (_, client) = valid_pair(&fixture);
     for account in ["reviews", "productpage", "ratings-1", "rating"] {
-        let server = server_of(&fixture.issue_credential(&workload_id(account)));
-        refused_by_client(&run_handshake(&client, &server), Reason::WrongIdentity);
+        let server = member_server(&fixture.issue_credential(&workload_id(account)));
+        assert_rejected_by_client(&run_handshake(&client, &server), Reason::WrongIdentity);
     }
 }
 
 #[test]
-fn refuses_clients_without_certificate() {
+fn clients_without_a_certificate_are_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, _) = good_pair(&fixture);
+    let (server, _) = valid_pair(&fixture);
     let roots = fixture.authority.roots();
     let anonymous = join_client_config(&roots, &workload_id("ratings"), ALPN).unwrap();
-    refused_by_server(&run_handshake(&anonymous, &server), Reason::HandshakeFailed);
+    assert_rejected_by_server(&run_handshake(&anonymous, &server), Reason::HandshakeFailed);
 }
 
 #[test]
-fn refuses_certificates_that_no_member_has() {
+fn certificates_that_are_not_a_members_are_rejected() {
     type Edit = fn(&mut rcgen::CertificateParams);
     let uri = |text: &str| SanType::URI(text.try_into().unwrap());
-    let other = move || uri("spiffe://cluster.local/ns/bookinfo/sa/reviews");
+    let other_uri = move || uri("spiffe://cluster.local/ns/bookinfo/sa/reviews");
     let edits: [(&str, Edit); 4] = [
         ("no URI", |parameters| parameters.subject_alt_names.clear()),
         ("a URI of another form", |parameters| {
@@ -206,89 +218,101 @@ fn refuses_certificates_that_no_member_has() {
         }),
     ];
     let fixture = TestAuthority::new("cluster.local");
-    let (server, client) = good_pair(&fixture);
+    let (server, client) = valid_pair(&fixture);
     for (name, edit) in edits {
         let outcome =
-            run_handshake(&client_showing(&fixture, fixture.forge_certificate(edit)), &server);
+            run_handshake(&client_presenting(&fixture, fixture.forge_certificate(edit)), &server);
         let error = outcome.server.as_ref().expect_err(name);
         assert_eq!(
-            reason_of_tls(error, FailureSide::Downstream),
+            tls_failure_reason(error, FailureSide::Downstream),
             Reason::UntrustedPeer,
             "{name}: {error}"
         );
-        let outcome = run_handshake(&client, &server_showing(fixture.forge_certificate(edit)));
+        let outcome = run_handshake(&client, &server_presenting(fixture.forge_certificate(edit)));
         assert!(outcome.client.is_err(), "{name}");
     }
-    let two = || fixture.forge_certificate(|parameters| parameters.subject_alt_names.push(other()));
-    refused_by_server(
-        &run_handshake(&client_showing(&fixture, two()), &server),
+    let with_two_uris =
+        || fixture.forge_certificate(|parameters| parameters.subject_alt_names.push(other_uri()));
+    assert_rejected_by_server(
+        &run_handshake(&client_presenting(&fixture, with_two_uris()), &server),
         Reason::UntrustedPeer,
     );
-    refused_by_client(&run_handshake(&client, &server_showing(two())), Reason::WrongIdentity);
+    assert_rejected_by_client(
+        &run_handshake(&client, &server_presenting(with_two_uris())),
+        Reason::WrongIdentity,
+    );
     // The same client with a valid certificate is accepted.
-    let honest = fixture.forge_certificate(|_| {});
-    assert!(run_handshake(&client_showing(&fixture, honest), &server).server.is_ok());
+    let valid = fixture.forge_certificate(|_| {});
+    assert!(run_handshake(&client_presenting(&fixture, valid), &server).server.is_ok());
     assert!(
-        run_handshake(&client, &server_showing(fixture.forge_certificate(|_| {}))).client.is_ok()
+        run_handshake(&client, &server_presenting(fixture.forge_certificate(|_| {})))
+            .client
+            .is_ok()
     );
 }
 
 #[test]
-fn a_certificate_for_one_direction_is_refused_in_the_other() {
+fn a_client_certificate_is_not_accepted_from_a_server_and_vice_versa() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, client) = good_pair(&fixture);
-    let only = |purpose| {
+    let (server, client) = valid_pair(&fixture);
+    let with_purpose = |purpose| {
         fixture.forge_certificate(|parameters| parameters.extended_key_usages = vec![purpose])
     };
-    refused_by_server(
+    assert_rejected_by_server(
         &run_handshake(
-            &client_showing(&fixture, only(ExtendedKeyUsagePurpose::ServerAuth)),
+            &client_presenting(&fixture, with_purpose(ExtendedKeyUsagePurpose::ServerAuth)),
             &server,
         ),
         Reason::UntrustedPeer,
     );
-    refused_by_client(
-        &run_handshake(&client, &server_showing(only(ExtendedKeyUsagePurpose::ClientAuth))),
+    assert_rejected_by_client(
+        &run_handshake(
+            &client,
+            &server_presenting(with_purpose(ExtendedKeyUsagePurpose::ClientAuth)),
+        ),
         Reason::WrongIdentity,
     );
 }
 
 #[test]
-fn a_stolen_certificate_is_nothing_without_its_key() {
+fn a_certificate_without_its_key_is_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, _) = good_pair(&fixture);
-    let (stolen, _) = fixture.forge_certificate(|_| {});
+    let (server, _) = valid_pair(&fixture);
+    let (chain, _) = fixture.forge_certificate(|_| {});
     // rustls checks this in its own code, but not in `CertifiedKey::new`.
     let key = PrivateKey::generate();
     let signer = crypto_provider().key_provider.load_private_key(key.to_der()).unwrap();
-    let shown = rustls::sign::CertifiedKey::new(stolen, signer);
+    let certified_key = rustls::sign::CertifiedKey::new(chain, signer);
     let verifier = IdentityVerifier::new(&fixture.authority.roots(), workload_id("ratings"));
-    let thief = ClientConfig::builder_with_provider(crypto_provider())
+    let client = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])
         .unwrap()
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(shown)));
-    refused_by_server(&run_handshake(&Arc::new(thief), &server), Reason::UntrustedPeer);
+        .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(certified_key)));
+    assert_rejected_by_server(&run_handshake(&Arc::new(client), &server), Reason::UntrustedPeer);
 }
 
 #[test]
-fn refuses_tls12_in_both_directions() {
+fn tls12_is_rejected_in_both_directions() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, client) = good_pair(&fixture);
-    let mut old = rustls::crypto::aws_lc_rs::default_provider();
-    old.kx_groups = crypto_provider().kx_groups.clone();
-    let old = Arc::new(old);
+    let (server, client) = valid_pair(&fixture);
+    let mut tls12_provider = rustls::crypto::aws_lc_rs::default_provider();
+    tls12_provider.kx_groups = crypto_provider().kx_groups.clone();
+    let tls12_provider = Arc::new(tls12_provider);
     let verifier = IdentityVerifier::new(&fixture.authority.roots(), workload_id("ratings"));
-    let old_client = ClientConfig::builder_with_provider(Arc::clone(&old))
+    let old_client = ClientConfig::builder_with_provider(Arc::clone(&tls12_provider))
         .with_protocol_versions(&[&rustls::version::TLS12])
         .unwrap()
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_no_client_auth();
-    refused_by_server(&run_handshake(&Arc::new(old_client), &server), Reason::HandshakeFailed);
+    assert_rejected_by_server(
+        &run_handshake(&Arc::new(old_client), &server),
+        Reason::HandshakeFailed,
+    );
     let (chain, key) = fixture.forge_certificate(|_| {});
-    let old_server = ServerConfig::builder_with_provider(old)
+    let old_server = ServerConfig::builder_with_provider(tls12_provider)
         .with_protocol_versions(&[&rustls::version::TLS12])
         .unwrap()
         .with_no_client_auth()
@@ -299,12 +323,12 @@ fn refuses_tls12_in_both_directions() {
 }
 
 #[test]
-fn refuses_a_peer_that_speaks_no_common_protocol() {
+fn a_peer_without_a_common_alpn_protocol_is_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, _) = good_pair(&fixture);
+    let (server, _) = valid_pair(&fixture);
     let credential = fixture.issue_credential(&workload_id("productpage"));
-    let other = client_config(&credential, &workload_id("ratings"), &[b"h2"]).unwrap();
-    refused_by_server(&run_handshake(&other, &server), Reason::HandshakeFailed);
+    let other_client = client_config(&credential, &workload_id("ratings"), &[b"h2"]).unwrap();
+    assert_rejected_by_server(&run_handshake(&other_client, &server), Reason::HandshakeFailed);
     let fallback = client_config(&credential, &workload_id("ratings"), &[b"http/1.1"]).unwrap();
     let outcome = run_handshake(&fallback, &server);
     let client = outcome.client.unwrap();
@@ -312,10 +336,10 @@ fn refuses_a_peer_that_speaks_no_common_protocol() {
 }
 
 #[test]
-fn plaintext_is_reported_from_broken_tls() {
+fn plaintext_is_distinguished_from_broken_tls() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, _) = good_pair(&fixture);
-    for (first, expected) in [
+    let (server, _) = valid_pair(&fixture);
+    for (first_bytes, expected) in [
         (&b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..], Reason::PlaintextRejected),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Reason::PlaintextRejected),
         (b"SSH-2.0-OpenSSH_9.2\r\n", Reason::PlaintextRejected),
@@ -324,36 +348,36 @@ fn plaintext_is_reported_from_broken_tls() {
         (b"\x15\x03\x03\x00\x02\x02\x28", Reason::HandshakeFailed),
     ] {
         let mut connection = ServerConnection::new(Arc::clone(&server)).unwrap();
-        connection.read_tls(&mut Cursor::new(first)).unwrap();
+        connection.read_tls(&mut Cursor::new(first_bytes)).unwrap();
         let error = connection.process_new_packets().unwrap_err();
-        assert_eq!(reason_of_tls(&error, FailureSide::Downstream), expected, "{error}");
+        assert_eq!(tls_failure_reason(&error, FailureSide::Downstream), expected, "{error}");
     }
 }
 
 #[test]
-fn a_resumed_session_keeps_the_identity_and_skips_nothing_else() {
+fn a_resumed_session_retains_the_peer_identity() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, client) = good_pair(&fixture);
+    let (server, client) = valid_pair(&fixture);
     assert!(run_handshake(&client, &server).client.is_ok());
     for _ in 0..3 {
         let outcome = run_handshake(&client, &server);
         let (client, server) = (outcome.client.unwrap(), outcome.server.unwrap());
         assert_eq!(client.handshake_kind(), Some(HandshakeKind::Resumed));
-        let seen = session_peer(server.peer_certificates(), now()).unwrap().unwrap();
-        assert_eq!(seen.id, workload_id("productpage"));
-        assert_eq!(seen.workload, Some(workload_name("productpage-1")));
-        let seen = session_peer(client.peer_certificates(), now()).unwrap().unwrap();
-        assert_eq!(seen.id, workload_id("ratings"));
+        let peer = session_peer(server.peer_certificates(), now()).unwrap().unwrap();
+        assert_eq!(peer.id, workload_id("productpage"));
+        assert_eq!(peer.workload, Some(workload_name("productpage-1")));
+        let peer = session_peer(client.peer_certificates(), now()).unwrap().unwrap();
+        assert_eq!(peer.id, workload_id("ratings"));
         assert!(!client.is_early_data_accepted());
     }
 }
 
 #[test]
-fn nothing_is_resumed_across_a_rotation_at_either_end() {
+fn sessions_are_not_resumed_after_a_renewal_at_either_end() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, client) = good_pair(&fixture);
+    let (server, client) = valid_pair(&fixture);
     assert!(run_handshake(&client, &server).client.is_ok());
-    let (renewed_server, renewed_client) = good_pair(&fixture);
+    let (renewed_server, renewed_client) = valid_pair(&fixture);
     for (client, server) in [(&client, &renewed_server), (&renewed_client, &server)] {
         let connection = run_handshake(client, server).client.unwrap();
         assert_eq!(connection.handshake_kind(), Some(HandshakeKind::Full));
@@ -363,7 +387,7 @@ fn nothing_is_resumed_across_a_rotation_at_either_end() {
 #[test]
 fn a_resumed_session_does_not_outlive_its_certificate() {
     let fixture = TestAuthority::new("cluster.local");
-    let (server, client) = good_pair(&fixture);
+    let (server, client) = valid_pair(&fixture);
     assert!(run_handshake(&client, &server).client.is_ok());
     let resumed = run_handshake(&client, &server).server.unwrap();
     let certificates = resumed.peer_certificates();
@@ -372,51 +396,52 @@ fn a_resumed_session_does_not_outlive_its_certificate() {
 }
 
 #[test]
-fn one_port_serves_joining_and_members() {
+fn one_port_serves_joining_proxies_and_members() {
     let fixture = TestAuthority::new("cluster.local");
     let trust_domain = fixture.authority.trust_domain();
     let control = control_id(trust_domain);
     assert_eq!(control.to_string(), "spiffe://cluster.local/ns/leno-system/sa/leno-control");
     let key = PrivateKey::generate();
     let request = crate::CertificateRequest::from_der(&key.certificate_request()).unwrap();
-    let issued = fixture.authority.sign(&request, account_of(&control), DAY, now());
-    let own = Credential::new(key, issued.unwrap()).unwrap();
-    assert_eq!(own.workload(), None);
-    let both: &[&[u8]] = &[b"leno-join/1", b"leno-discovery/1"];
-    let server = join_server_config(&own, both).unwrap();
+    let issued = fixture.authority.sign(&request, account_subject(&control), DAY, now());
+    let control_credential = Credential::new(key, issued.unwrap()).unwrap();
+    assert_eq!(control_credential.workload(), None);
+    let protocols: &[&[u8]] = &[b"leno-join/1", b"leno-discovery/1"];
+    let server = join_server_config(&control_credential, protocols).unwrap();
 
     let roots = fixture.authority.roots();
-    let joining = join_client_config(&roots, &control, &both[..1]).unwrap();
+    let joining = join_client_config(&roots, &control, &protocols[..1]).unwrap();
     for _ in 0..2 {
         let connection = run_handshake(&joining, &server).server.unwrap();
         assert_eq!(session_peer(connection.peer_certificates(), now()), Ok(None));
-        assert_eq!(connection.alpn_protocol(), Some(both[0]));
+        assert_eq!(connection.alpn_protocol(), Some(protocols[0]));
         assert_eq!(connection.handshake_kind(), Some(HandshakeKind::Full));
     }
     let member = fixture.issue_credential(&workload_id("ratings"));
-    let member = client_config(&member, &control, &both[1..]).unwrap();
+    let member = client_config(&member, &control, &protocols[1..]).unwrap();
     for _ in 0..2 {
         let connection = run_handshake(&member, &server).server.unwrap();
-        let seen = session_peer(connection.peer_certificates(), now()).unwrap().unwrap();
-        assert_eq!(seen.id, workload_id("ratings"));
-        assert_eq!(connection.alpn_protocol(), Some(both[1]));
+        let peer = session_peer(connection.peer_certificates(), now()).unwrap().unwrap();
+        assert_eq!(peer.id, workload_id("ratings"));
+        assert_eq!(connection.alpn_protocol(), Some(protocols[1]));
     }
     // An optional certificate is still verified.
     let expired = fixture.credential_at(&workload_id("ratings"), DAY, now() - 2 * DAY);
-    let expired = client_config(&expired, &control, &both[1..]).unwrap();
-    refused_by_server(&run_handshake(&expired, &server), Reason::ExpiredPeer);
+    let expired = client_config(&expired, &control, &protocols[1..]).unwrap();
+    assert_rejected_by_server(&run_handshake(&expired, &server), Reason::ExpiredPeer);
 }
 
 #[test]
-fn a_slow_start_endpoint_shows_nothing_to_a_false_control_plane() {
-    let (ours, theirs) = (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
-    let control = control_id(ours.authority.trust_domain());
-    let joining = join_client_config(&ours.authority.roots(), &control, ALPN).unwrap();
-    let member = ours.issue_credential(&workload_id("ratings"));
-    let foreign = theirs.issue_credential(&control_workload(&control));
+fn a_joining_proxy_rejects_a_false_control_plane() {
+    let (own_mesh, other_mesh) =
+        (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
+    let control = control_id(own_mesh.authority.trust_domain());
+    let joining = join_client_config(&own_mesh.authority.roots(), &control, ALPN).unwrap();
+    let member = own_mesh.issue_credential(&workload_id("ratings"));
+    let foreign = other_mesh.issue_credential(&control_workload(&control));
     for server in [member, foreign] {
         let server = join_server_config(&server, ALPN).unwrap();
-        refused_by_client(&run_handshake(&joining, &server), Reason::WrongIdentity);
+        assert_rejected_by_client(&run_handshake(&joining, &server), Reason::WrongIdentity);
     }
 }
 
@@ -428,37 +453,40 @@ fn control_workload(control: &SpiffeId) -> SpiffeId {
 }
 
 #[test]
-fn old_and_new_root_are_both_trusted_while_they_overlap() {
+fn the_old_and_the_new_root_are_trusted_during_a_rotation() {
     let (old, new) = (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
-    let both = old.authority.roots().merge_with(&new.authority.roots()).unwrap();
-    let overlapping = |fixture: &TestAuthority, account: &str| {
+    let merged = old.authority.roots().merge_with(&new.authority.roots()).unwrap();
+    let credential_with_both_roots = |fixture: &TestAuthority, account: &str| {
         let key = PrivateKey::generate();
         let request = crate::CertificateRequest::from_der(&key.certificate_request()).unwrap();
         let id = workload_id(account);
-        let issued = fixture.authority.sign(&request, account_of(&id), DAY, now());
+        let issued = fixture.authority.sign(&request, account_subject(&id), DAY, now());
         let mut issued = issued.unwrap();
-        issued.roots = both.clone();
+        issued.roots = merged.clone();
         Credential::new(key, issued).unwrap()
     };
-    for (left, right) in [(&old, &new), (&new, &old), (&old, &old), (&new, &new)] {
-        let server = server_of(&overlapping(left, "ratings"));
-        let client = client_of(&overlapping(right, "productpage"));
+    for (server_mesh, client_mesh) in [(&old, &new), (&new, &old), (&old, &old), (&new, &new)] {
+        let server = member_server(&credential_with_both_roots(server_mesh, "ratings"));
+        let client = member_client(&credential_with_both_roots(client_mesh, "productpage"));
         let outcome = run_handshake(&client, &server);
         assert!(outcome.client.is_ok() && outcome.server.is_ok());
     }
     // Once the old root is retired, its certificates are rejected.
-    let retired = client_of(&overlapping(&old, "productpage"));
-    let server = server_of(&new.issue_credential(&workload_id("ratings")));
-    refused_by_server(&run_handshake(&retired, &server), Reason::UntrustedPeer);
+    let retired = member_client(&credential_with_both_roots(&old, "productpage"));
+    let server = member_server(&new.issue_credential(&workload_id("ratings")));
+    assert_rejected_by_server(&run_handshake(&retired, &server), Reason::UntrustedPeer);
 }
 
 #[test]
-fn names_services_as_dns_does() {
-    let name =
+fn server_names_are_dns_names_of_services() {
+    let server_name_of =
         |namespace: &str, name: &str| server_name(&ServiceName::new(namespace, name).unwrap());
-    assert_eq!(name("bookinfo", "ratings").unwrap().to_str(), "ratings.bookinfo.svc.cluster.local");
-    let long = vec!["a".repeat(60); 4].join(".");
-    let error = name("bookinfo", &long).unwrap_err();
+    assert_eq!(
+        server_name_of("bookinfo", "ratings").unwrap().to_str(),
+        "ratings.bookinfo.svc.cluster.local"
+    );
+    let long_name = vec!["a".repeat(60); 4].join(".");
+    let error = server_name_of("bookinfo", &long_name).unwrap_err();
     assert!(matches!(error, TlsError::LongName { .. }), "{error}");
 }
 
@@ -479,9 +507,9 @@ fn foreign_client(fixture: &TestAuthority) -> Arc<ClientConfig> {
 }
 
 #[test]
-fn who_verifies_names_knows_a_workload_by_its_account() {
+fn clients_that_verify_names_accept_the_dns_name_of_the_account() {
     let fixture = TestAuthority::new("cluster.local");
-    let server = server_of(&fixture.issue_credential(&workload_id("ratings")));
+    let server = member_server(&fixture.issue_credential(&workload_id("ratings")));
     let client = foreign_client(&fixture);
     let outcome = handshake_with("ratings.bookinfo.cluster.local", &client, &server);
     assert!(outcome.client.is_ok() && outcome.server.is_ok(), "{:?}", outcome.client.err());
@@ -493,6 +521,6 @@ fn who_verifies_names_knows_a_workload_by_its_account() {
         assert!(error.contains("not valid for name"), "{other}: {error}");
     }
     // Accounts with an ambiguous name have no DNS name.
-    let dotted = server_of(&fixture.issue_credential(&workload_id("ratings.v1")));
+    let dotted = member_server(&fixture.issue_credential(&workload_id("ratings.v1")));
     assert!(handshake_with("ratings.v1.bookinfo.cluster.local", &client, &dotted).client.is_err());
 }

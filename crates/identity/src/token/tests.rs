@@ -17,7 +17,7 @@ fn open_tokens() -> (tempfile::TempDir, Tokens) {
 }
 
 #[test]
-fn is_good_once_even_across_a_restart() {
+fn a_token_is_valid_once_even_across_a_restart() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
@@ -29,7 +29,7 @@ fn is_good_once_even_across_a_restart() {
 }
 
 #[test]
-fn a_removed_directory_is_made_again() {
+fn a_removed_directory_is_created_again() {
     let (dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     fs::remove_dir_all(dir.path()).unwrap();
@@ -38,7 +38,7 @@ fn a_removed_directory_is_made_again() {
 }
 
 #[test]
-fn exactly_one_of_many_racing_redeemers_wins() {
+fn exactly_one_of_several_concurrent_redemptions_succeeds() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     for _ in 0..50 {
@@ -49,33 +49,33 @@ fn exactly_one_of_many_racing_redeemers_wins() {
             tokens.redeem(&token, &ratings, now())
         };
         let results: Vec<_> = thread::scope(|scope| {
-            let racers: Vec<_> = (0..4).map(|_| scope.spawn(redeem)).collect();
-            racers.into_iter().map(|racer| racer.join().unwrap()).collect()
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(redeem)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
-        for lost in results.into_iter().filter_map(Result::err) {
-            assert!(matches!(lost, TokenError::Unknown), "{lost}");
+        for error in results.into_iter().filter_map(Result::err) {
+            assert!(matches!(error, TokenError::Unknown), "{error}");
         }
     }
 }
 
 #[test]
-fn is_refused_when_late_and_then_for_good() {
+fn an_expired_token_is_rejected_and_removed() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
-    let made = now();
-    let token = tokens.mint(&ratings, MINUTE, made).unwrap();
-    let late = tokens.redeem(&token, &ratings, made + MINUTE);
-    assert!(matches!(late, Err(TokenError::Expired)));
-    let back = tokens.redeem(&token, &ratings, made);
-    assert!(matches!(back, Err(TokenError::Unknown)));
-    let token = tokens.mint(&ratings, MINUTE, made).unwrap();
-    let in_time = made + MINUTE - Duration::from_secs(2);
+    let issue_time = now();
+    let token = tokens.mint(&ratings, MINUTE, issue_time).unwrap();
+    let first = tokens.redeem(&token, &ratings, issue_time + MINUTE);
+    assert!(matches!(first, Err(TokenError::Expired)));
+    let second = tokens.redeem(&token, &ratings, issue_time);
+    assert!(matches!(second, Err(TokenError::Unknown)));
+    let token = tokens.mint(&ratings, MINUTE, issue_time).unwrap();
+    let in_time = issue_time + MINUTE - Duration::from_secs(2);
     tokens.redeem(&token, &ratings, in_time).unwrap();
 }
 
 #[test]
-fn is_refused_for_another_workload_and_not_used_up_by_it() {
+fn a_token_for_another_workload_is_rejected_and_stays_valid() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
@@ -86,7 +86,7 @@ fn is_refused_for_another_workload_and_not_used_up_by_it() {
 }
 
 #[test]
-fn refuses_what_was_never_made() {
+fn unknown_tokens_are_rejected() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
@@ -94,16 +94,19 @@ fn refuses_what_was_never_made() {
     let last = wrong.pop().unwrap();
     wrong.push(if last == '0' { '1' } else { '0' });
     let digits = token.trim_start_matches(TOKEN_PREFIX);
-    for bad in ["", "leno-join-", "../../etc/passwd", digits, &wrong, &token[1..]] {
-        assert!(matches!(tokens.redeem(bad, &ratings, now()), Err(TokenError::Unknown)), "{bad}");
+    for rejected in ["", "leno-join-", "../../etc/passwd", digits, &wrong, &token[1..]] {
+        assert!(
+            matches!(tokens.redeem(rejected, &ratings, now()), Err(TokenError::Unknown)),
+            "{rejected}"
+        );
     }
-    let upper = token.to_uppercase();
-    assert!(tokens.redeem(&upper, &ratings, now()).is_err());
+    let uppercase = token.to_uppercase();
+    assert!(tokens.redeem(&uppercase, &ratings, now()).is_err());
     tokens.redeem(&token, &ratings, now()).unwrap();
 }
 
 #[test]
-fn leaves_nothing_on_disk_that_could_be_shown() {
+fn no_token_is_stored_on_disk() {
     let (_dir, tokens) = open_tokens();
     let token = tokens.mint(&workload_name("ratings-1"), MINUTE, now()).unwrap();
     let entries: Vec<_> = fs::read_dir(&tokens.dir).unwrap().map(Result::unwrap).collect();
@@ -116,44 +119,44 @@ fn leaves_nothing_on_disk_that_could_be_shown() {
 }
 
 #[test]
-fn tokens_differ_and_live_within_bounds() {
+fn tokens_differ_and_their_lifetimes_are_bounded() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let mint = |lifetime| tokens.mint(&ratings, lifetime, now());
     assert_ne!(mint(MINUTE).unwrap(), mint(MINUTE).unwrap());
-    assert!(mint(TOKEN_LIFETIME_MAX).is_ok());
-    for bad in [Duration::ZERO, TOKEN_LIFETIME_MAX + Duration::from_secs(1)] {
-        let error = mint(bad).unwrap_err();
+    assert!(mint(MAX_TOKEN_LIFETIME).is_ok());
+    for lifetime in [Duration::ZERO, MAX_TOKEN_LIFETIME + Duration::from_secs(1)] {
+        let error = mint(lifetime).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }
 
 #[test]
-fn sweeps_what_nobody_will_use_and_nothing_else() {
+fn only_expired_tokens_and_old_drafts_are_removed() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
-    let made = now();
-    tokens.mint(&ratings, MINUTE, made).unwrap();
-    let kept = tokens.mint(&ratings, 3 * MINUTE, made).unwrap();
+    let issue_time = now();
+    tokens.mint(&ratings, MINUTE, issue_time).unwrap();
+    let valid = tokens.mint(&ratings, 3 * MINUTE, issue_time).unwrap();
     let draft = tokens.dir.join(".draft-0000000000000000");
     File::create(&draft).unwrap();
     File::create(tokens.dir.join("README")).unwrap();
     // A token file truncated by a failing disk.
     disk::create(&tokens.dir.join("0".repeat(64)), b"bookinfo", FileReaders::Owner).unwrap();
-    assert_eq!(tokens.remove_expired(made + 2 * MINUTE).unwrap(), 2, "one token, one draft");
+    assert_eq!(tokens.remove_expired(issue_time + 2 * MINUTE).unwrap(), 2, "one token, one draft");
     assert_eq!(fs::read_dir(&tokens.dir).unwrap().count(), 3);
-    tokens.redeem(&kept, &ratings, made + 2 * MINUTE).unwrap();
-    assert_eq!(tokens.remove_expired(made + 2 * TOKEN_LIFETIME_MAX).unwrap(), 0);
+    tokens.redeem(&valid, &ratings, issue_time + 2 * MINUTE).unwrap();
+    assert_eq!(tokens.remove_expired(issue_time + 2 * MAX_TOKEN_LIFETIME).unwrap(), 0);
     assert!(!draft.exists());
     assert!(tokens.dir.join("README").exists());
 }
 
 #[test]
-fn minting_sweeps_from_time_to_time() {
+fn minting_removes_expired_tokens_periodically() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
-    let made = now();
-    tokens.mint(&ratings, Duration::from_secs(10), made).unwrap();
-    tokens.mint(&ratings, MINUTE, made + SWEEP_INTERVAL).unwrap();
+    let issue_time = now();
+    tokens.mint(&ratings, Duration::from_secs(10), issue_time).unwrap();
+    tokens.mint(&ratings, MINUTE, issue_time + SWEEP_INTERVAL).unwrap();
     assert_eq!(fs::read_dir(&tokens.dir).unwrap().count(), 1);
 }

@@ -17,24 +17,31 @@ use rustls::{ServerConfig, ServerConnection};
 ///
 /// A listener that passes TLS through finds the same server name in the same bytes, and must decide by then.
 pub(crate) fn check_input(bytes: &[u8]) {
-    let whole = Reported::from_bytes(bytes, bytes.len().max(1));
-    assert!(whole.answer_bytes <= ANSWER_BYTES_MAX, "{} bytes", whole.answer_bytes);
-    if whole.answered && bytes.first() != Some(&ALERT_RECORD) {
+    let whole = HandshakeStart::from_bytes(bytes, bytes.len().max(1));
+    assert!(whole.response_bytes <= MAX_RESPONSE_BYTES, "{} bytes", whole.response_bytes);
+    if whole.has_response && bytes.first() != Some(&ALERT_RECORD) {
         assert_eq!(sniff_protocol(bytes), DetectedProtocol::Tls);
     }
     for size in [1, 5, 64] {
-        let cut = Reported::from_bytes(bytes, size);
-        assert_eq!((cut.answered, &cut.error), (whole.answered, &whole.error), "cut by {size}");
+        let split = HandshakeStart::from_bytes(bytes, size);
+        assert_eq!(
+            (split.has_response, &split.error),
+            (whole.has_response, &whole.error),
+            "cut by {size}"
+        );
     }
-    let passed = read_server_name(bytes, bytes.len().max(1));
+    let passthrough_name = read_server_name(bytes, bytes.len().max(1));
     for size in [1, 5, 64] {
-        assert_eq!(read_server_name(bytes, size), passed, "cut by {size}");
+        assert_eq!(read_server_name(bytes, size), passthrough_name, "cut by {size}");
     }
     if let Some(name) = whole.name.filter(|_| bytes.first() != Some(&ALERT_RECORD)) {
-        assert_eq!(passed, name.map_or(ClientHello::Unnamed, ClientHello::Named));
+        assert_eq!(
+            passthrough_name,
+            name.map_or(ClientHello::NoServerName, ClientHello::ServerName)
+        );
     }
-    let endless = [bytes, &[0; UNDECIDED_BYTES_MAX]].concat();
-    assert_ne!(read_server_name(&endless, 4096), ClientHello::More);
+    let endless = [bytes, &[0; MAX_UNDECIDED_BYTES]].concat();
+    assert_ne!(read_server_name(&endless, 4096), ClientHello::Incomplete);
 }
 
 /// Returns the server name as a TLS passthrough listener reads it.
@@ -44,51 +51,51 @@ pub(crate) fn read_server_name(bytes: &[u8], packet: usize) -> ClientHello {
     while end < bytes.len() {
         end = bytes.len().min(end.saturating_add(packet));
         match reader.read(&bytes[..end]) {
-            ClientHello::More => {}
+            ClientHello::Incomplete => {}
             decided => return decided,
         }
     }
-    ClientHello::More
+    ClientHello::Incomplete
 }
 
 /// True if a sidecar continues the handshake that these bytes begin.
-pub(crate) fn is_answered(bytes: &[u8]) -> bool {
-    Reported::from_bytes(bytes, bytes.len()).answered
+pub(crate) fn starts_handshake(bytes: &[u8]) -> bool {
+    HandshakeStart::from_bytes(bytes, bytes.len()).has_response
 }
 
 /// The server's result for the first bytes.
-struct Reported {
-    answered: bool,
-    answer_bytes: usize,
+struct HandshakeStart {
+    has_response: bool,
+    response_bytes: usize,
     error: Option<String>,
-    /// The server name requested by an answered client.
+    /// The server name requested by a client that gets a response.
     name: Option<Option<String>>,
 }
 
-impl Reported {
+impl HandshakeStart {
     fn from_bytes(bytes: &[u8], packet: usize) -> Self {
         let mut server =
             ServerConnection::new(inbound_config()).expect("a connection needs no peer");
-        let mut reported = Self { answered: false, answer_bytes: 0, error: None, name: None };
+        let mut start = Self { has_response: false, response_bytes: 0, error: None, name: None };
         for mut rest in bytes.chunks(packet) {
-            while !rest.is_empty() && reported.error.is_none() {
+            while !rest.is_empty() && start.error.is_none() {
                 server.read_tls(&mut rest).expect("memory can be read");
                 let state = server.process_new_packets();
-                reported.error = state.err().map(|error| format!("{error:?}"));
+                start.error = state.err().map(|error| format!("{error:?}"));
                 let mut response = Vec::new();
                 while server.wants_write() {
                     server.write_tls(&mut response).expect("memory can be written");
                 }
-                reported.answered |= response.starts_with(&[HANDSHAKE_RECORD]);
-                reported.answer_bytes += response.len();
-                if reported.answered && reported.name.is_none() {
-                    reported.name = Some(server.server_name().map(str::to_owned));
+                start.has_response |= response.starts_with(&[HANDSHAKE_RECORD]);
+                start.response_bytes += response.len();
+                if start.has_response && start.name.is_none() {
+                    start.name = Some(server.server_name().map(str::to_owned));
                 }
             }
         }
-        assert!(server.is_handshaking(), "nobody has shown a certificate");
+        assert!(server.is_handshaking(), "no peer has presented a certificate");
         assert!(server.peer_certificates().is_none());
-        reported
+        start
     }
 }
 
@@ -116,6 +123,6 @@ fn create_config() -> Arc<ServerConfig> {
 const ALERT_RECORD: u8 = 21;
 const HANDSHAKE_RECORD: u8 = 22;
 /// A ServerHello and our certificate chain; an unauthenticated client receives no more.
-const ANSWER_BYTES_MAX: usize = 4 * 1024;
+const MAX_RESPONSE_BYTES: usize = 4 * 1024;
 /// The server name is known, or definitely absent, after this number of bytes.
-const UNDECIDED_BYTES_MAX: usize = 32 * 1024;
+const MAX_UNDECIDED_BYTES: usize = 32 * 1024;

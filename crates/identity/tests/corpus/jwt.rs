@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use leno_identity::{JwtKeys, JwtRequirements, UnverifiedJwt, texts_of};
+use leno_identity::{JwtKeys, JwtRequirements, UnverifiedJwt, claim_values};
 
 /// The last line is a token, the lines before it are a JWK set.
 ///
@@ -56,7 +56,7 @@ fn keys_verify(token: &str, keys: &JwtKeys) -> bool {
     let Ok(claims) = unverified.verify(keys, expected) else { return false };
     assert_eq!(issuer.as_deref(), Some("https://issuer"));
     for name in claims.keys().map(String::as_str).chain(["realm_access.roles"]) {
-        assert!(texts_of(&claims, name).len() <= token.len());
+        assert!(claim_values(&claims, name).len() <= token.len());
     }
     true
 }

@@ -6,32 +6,34 @@ mod jwt;
 mod replay;
 
 #[test]
-fn client_hellos_hold() {
+fn client_hellos_have_the_checked_properties() {
     replay::replay("client_hello", client_hello::check_input);
 }
 
 #[test]
-fn a_hello_that_a_sidecar_would_send_is_answered() {
-    assert!(client_hello::is_answered(include_bytes!("../../../../fuzz/corpus/client_hello/link")));
-    assert!(!client_hello::is_answered(b"GET / HTTP/1.1\r\n\r\n"));
+fn the_client_hello_of_a_sidecar_is_accepted() {
+    assert!(client_hello::starts_handshake(include_bytes!(
+        "../../../../fuzz/corpus/client_hello/link"
+    )));
+    assert!(!client_hello::starts_handshake(b"GET / HTTP/1.1\r\n\r\n"));
 }
 
 #[test]
-fn a_hello_that_names_a_server_is_in_the_corpus() {
+fn the_corpus_contains_a_client_hello_with_a_server_name() {
     let hello = include_bytes!("../../../../fuzz/corpus/client_hello/link");
     assert!(matches!(
         client_hello::read_server_name(hello, 1),
-        leno_identity::ClientHello::Named(_)
+        leno_identity::ClientHello::ServerName(_)
     ));
 }
 
 #[test]
-fn json_web_tokens_hold() {
+fn json_web_tokens_have_the_checked_properties() {
     replay::replay("jwt", jwt::check_input);
 }
 
 #[test]
-fn a_token_of_the_issuer_is_in_the_corpus() {
+fn the_corpus_contains_valid_tokens() {
     for input in [
         include_str!("../../../../fuzz/corpus/jwt/ec"),
         include_str!("../../../../fuzz/corpus/jwt/ed"),

@@ -130,21 +130,21 @@ impl From<watcher::Error> for ApiError {
 
 /// Escapes and truncates untrusted text to one short line.
 pub(crate) fn escape_text(text: &str) -> String {
-    let mut shown: String = text
+    let mut escaped: String = text
         .chars()
-        .take(TEXT_CHARACTERS_MAX)
+        .take(MAX_TEXT_CHARACTERS)
         .flat_map(leno_telemetry::terminal::escape_char)
         .collect();
-    if text.chars().nth(TEXT_CHARACTERS_MAX).is_some() {
-        shown.push('…');
+    if text.chars().nth(MAX_TEXT_CHARACTERS).is_some() {
+        escaped.push('…');
     }
-    shown
+    escaped
 }
 
 /// The reason of a Status that the client creates for a body that it cannot decode.
 const RECONSTRUCTED: &str = "Failed to parse error data";
 /// The longest error text, in characters. The API server exceeds it only when it lists many objects.
-const TEXT_CHARACTERS_MAX: usize = 1000;
+const MAX_TEXT_CHARACTERS: usize = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -153,7 +153,7 @@ mod tests {
     const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
 
     #[test]
-    fn a_rejection_is_in_the_words_of_the_api_server_and_one_line() {
+    fn a_rejection_has_the_message_of_the_api_server_on_one_line() {
         let status = |message: &str| Status {
             code: 404,
             status: Some(StatusSummary::Failure),
@@ -169,31 +169,31 @@ mod tests {
     }
 
     #[test]
-    fn no_error_has_a_part_of_a_body() {
-        let made = Status::failure(MARKER, RECONSTRUCTED).with_code(500);
-        let found = serde_json::from_str::<u32>(&format!("{{\"{MARKER}\": \"{MARKER}\"}}"));
-        let text = serde_json::from_str::<u32>(&format!("\"{MARKER}\""));
+    fn no_error_contains_a_part_of_a_body() {
+        let reconstructed = Status::failure(MARKER, RECONSTRUCTED).with_code(500);
+        let map_error = serde_json::from_str::<u32>(&format!("{{\"{MARKER}\": \"{MARKER}\"}}"));
+        let text_error = serde_json::from_str::<u32>(&format!("\"{MARKER}\""));
         let mut bytes = MARKER.as_bytes().to_vec();
         bytes.push(0xff);
         let errors: Vec<kube::Error> = vec![
-            kube::Error::Api(Box::new(made.clone())),
+            kube::Error::Api(Box::new(reconstructed.clone())),
             // A body that happens to have the field.
             kube::Error::Api(Box::new(Status {
                 message: MARKER.to_owned(),
                 code: 500,
                 ..Status::default()
             })),
-            kube::Error::SerdeError(found.unwrap_err()),
-            kube::Error::SerdeError(text.unwrap_err()),
+            kube::Error::SerdeError(map_error.unwrap_err()),
+            kube::Error::SerdeError(text_error.unwrap_err()),
             kube::Error::FromUtf8(String::from_utf8(bytes).unwrap_err()),
         ];
         for error in errors {
             let error = ApiError::from(error);
-            let shown = format!("{error} {error:?} {}", with_causes(&error));
-            assert!(!shown.contains(MARKER), "{shown}");
+            let text = format!("{error} {error:?} {}", with_causes(&error));
+            assert!(!text.contains(MARKER), "{text}");
         }
-        let watched = ApiError::from(watcher::Error::WatchError(Box::new(made)));
-        assert!(!format!("{watched} {watched:?}").contains(MARKER));
-        assert_eq!(watched.status_code(), Some(500));
+        let watch_error = ApiError::from(watcher::Error::WatchError(Box::new(reconstructed)));
+        assert!(!format!("{watch_error} {watch_error:?}").contains(MARKER));
+        assert_eq!(watch_error.status_code(), Some(500));
     }
 }

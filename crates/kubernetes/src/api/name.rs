@@ -108,10 +108,10 @@ impl TryFrom<&Name> for NamespaceName {
 
 /// Returns the start of an invalid name, on one line.
 fn describe_invalid_name(text: &str) -> String {
-    escape_text(text.get(..text.floor_char_boundary(NAME_BYTES_MAX)).unwrap_or_default())
+    escape_text(text.get(..text.floor_char_boundary(MAX_NAME_BYTES)).unwrap_or_default())
 }
 
-macro_rules! text {
+macro_rules! impl_text_traits {
     ($type:ident) => {
         impl FromStr for $type {
             type Err = InvalidPathName;
@@ -143,17 +143,17 @@ macro_rules! text {
     };
 }
 
-text!(ObjectName);
-text!(NamespaceName);
+impl_text_traits!(ObjectName);
+impl_text_traits!(NamespaceName);
 
 /// Checks a DNS-1123 subdomain as Kubernetes does: lower-case labels separated by dots, with no bound on the
 /// length of each label.
 const fn is_subdomain(text: &[u8]) -> bool {
-    is_name(text, NAME_BYTES_MAX, true)
+    is_name(text, MAX_NAME_BYTES, true)
 }
 
 pub(super) const fn is_label(text: &[u8]) -> bool {
-    is_name(text, LABEL_BYTES_MAX, false)
+    is_name(text, MAX_LABEL_BYTES, false)
 }
 
 pub(super) const fn is_group(text: &[u8]) -> bool {
@@ -162,26 +162,26 @@ pub(super) const fn is_group(text: &[u8]) -> bool {
 
 /// Checks for letters and digits, with `-` between them, and `.` between labels.
 const fn is_name(text: &[u8], bytes_max: usize, with_dots: bool) -> bool {
-    let (mut at, mut last) = (0, b'.');
-    while at < text.len() {
-        let byte = text[at];
-        let is_good = match byte {
+    let (mut index, mut last) = (0, b'.');
+    while index < text.len() {
+        let byte = text[index];
+        let is_valid = match byte {
             b'a'..=b'z' | b'0'..=b'9' => true,
             b'-' => last != b'.',
             b'.' => with_dots && last != b'.' && last != b'-',
             _ => false,
         };
-        if !is_good {
+        if !is_valid {
             return false;
         }
-        (at, last) = (at + 1, byte);
+        (index, last) = (index + 1, byte);
     }
     // Empty text still has the initial `last`, `.`.
     text.len() <= bytes_max && last != b'.' && last != b'-'
 }
 
-const NAME_BYTES_MAX: usize = 253;
-const LABEL_BYTES_MAX: usize = 63;
+const MAX_NAME_BYTES: usize = 253;
+const MAX_LABEL_BYTES: usize = 63;
 
 #[cfg(test)]
 mod tests {
@@ -227,7 +227,7 @@ mod tests {
     ];
 
     #[test]
-    fn nothing_but_a_name_becomes_one() {
+    fn only_valid_names_are_accepted() {
         for text in HOSTILE {
             assert!(ObjectName::new(text).is_err(), "{text:?}");
             assert!(NamespaceName::new(text).is_err(), "{text:?}");
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_model_are_names_of_objects() {
+    fn names_of_the_model_are_object_names() {
         for text in HOSTILE.iter().chain(&["a", "a.b", "a-b.c", "a--b"]) {
             assert_eq!(ObjectName::new(text).is_ok(), Name::new(text).is_ok(), "{text:?}");
         }

@@ -56,10 +56,10 @@ impl DesiredCertificate {
     }
 
     /// Returns the path of a field in the requesting object.
-    pub(super) fn field_path(&self, of_cert: &str) -> String {
+    pub(super) fn field_path(&self, field: &str) -> String {
         match self.owner.kind {
-            ACCESS_CERT => format!("spec.{of_cert}"),
-            _ => format!("spec.certificate.ingressGateway.{of_cert}"),
+            ACCESS_CERT => format!("spec.{field}"),
+            _ => format!("spec.certificate.ingressGateway.{field}"),
         }
     }
 }
@@ -80,9 +80,9 @@ pub struct SecretPermissions {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DesiredCertificates {
     /// The certificates that should exist.
-    pub(crate) wanted: Vec<DesiredCertificate>,
+    pub(crate) certificates: Vec<DesiredCertificate>,
     /// Objects, by uid, with invalid or unreadable requests. Their existing Secrets stay as they are.
-    pub(crate) left: BTreeSet<String>,
+    pub(crate) unchanged: BTreeSet<String>,
 }
 
 /// The result of the validation.
@@ -90,66 +90,66 @@ pub struct DesiredCertificates {
 pub(crate) struct CertificateDecisions {
     pub(crate) desired: DesiredCertificates,
     /// The reasons for rejection, by the uid of the object.
-    pub(crate) refused: BTreeMap<String, String>,
+    pub(crate) rejected: BTreeMap<String, String>,
 }
 
 /// Validates all requests together, with the same result in every control plane: if several request the same
 /// Secret the oldest wins, and a name that several namespaces request is granted to none of them.
 pub(crate) fn validate_requests(
-    mut all: Vec<DesiredCertificate>,
-    grants: &SecretPermissions,
+    mut requests: Vec<DesiredCertificate>,
+    permissions: &SecretPermissions,
     trust_domain: &TrustDomain,
 ) -> CertificateDecisions {
-    all.sort_by(|one, two| one.precedence_key().cmp(&two.precedence_key()));
-    let mut validated = CertificateDecisions::default();
-    let mut able = Vec::new();
-    for desired in all {
-        match rejection_reason(&desired, grants, trust_domain) {
-            Some(reason) => validated.reject(desired, reason),
-            None => able.push(desired),
+    requests.sort_by(|left, right| left.precedence_key().cmp(&right.precedence_key()));
+    let mut decisions = CertificateDecisions::default();
+    let mut valid = Vec::new();
+    for desired in requests {
+        match rejection_reason(&desired, permissions, trust_domain) {
+            Some(reason) => decisions.reject(desired, reason),
+            None => valid.push(desired),
         }
     }
-    let claims = namespaces_by_name(&able, trust_domain);
+    let claims = namespaces_by_name(&valid, trust_domain);
     let mut secrets: BTreeMap<SecretName, String> = BTreeMap::new();
-    for desired in able {
-        let rejection = if validated.desired.wanted.len() == EXTERNAL_PRINCIPALS_MAX {
-            Some(format!("spec: the limit of {EXTERNAL_PRINCIPALS_MAX} is exceeded; remove some"))
+    for desired in valid {
+        let rejection = if decisions.desired.certificates.len() == MAX_EXTERNAL_PRINCIPALS {
+            Some(format!("spec: the limit of {MAX_EXTERNAL_PRINCIPALS} is exceeded; remove some"))
         } else {
-            taken_reason(&desired, &secrets).or_else(|| contested_reason(&desired, &claims))
+            occupied_reason(&desired, &secrets).or_else(|| contested_reason(&desired, &claims))
         };
         match rejection {
-            Some(reason) => validated.reject(desired, reason),
+            Some(reason) => decisions.reject(desired, reason),
             None => {
                 secrets.insert(desired.id.secret.clone(), desired.owner.to_string());
-                validated.desired.wanted.push(desired);
+                decisions.desired.certificates.push(desired);
             }
         }
     }
-    validated
+    decisions
 }
 
 impl CertificateDecisions {
     fn reject(&mut self, desired: DesiredCertificate, reason: String) {
-        self.desired.left.insert(desired.owner.uid.clone());
-        self.refused.insert(desired.owner.uid, reason);
+        self.desired.unchanged.insert(desired.owner.uid.clone());
+        self.rejected.insert(desired.owner.uid, reason);
     }
 }
 
 /// Returns the reason that a request is invalid by itself.
 fn rejection_reason(
     desired: &DesiredCertificate,
-    grants: &SecretPermissions,
+    permissions: &SecretPermissions,
     trust_domain: &TrustDomain,
 ) -> Option<String> {
     let namespace = &desired.id.secret.namespace;
-    if grants.own.as_ref() == Some(namespace) {
+    if permissions.own.as_ref() == Some(namespace) {
         let field = desired.field_path("secret.namespace");
         return Some(format!(
             "{field}: {namespace} is the namespace of {CONTROL}, with the authority of the mesh; \
              use another"
         ));
     }
-    if !grants.namespaces.contains(namespace) {
+    if !permissions.namespaces.contains(namespace) {
         let field = desired.field_path("secret.namespace");
         return Some(format!(
             "{field}: the control plane may not write Secrets in {namespace}; install it with \
@@ -167,11 +167,11 @@ fn rejection_reason(
 /// Returns the names without an owner, each with the namespaces that request it. A name below the trust domain
 /// belongs to its namespace and to the mesh settings.
 fn namespaces_by_name(
-    all: &[DesiredCertificate],
+    requests: &[DesiredCertificate],
     trust_domain: &TrustDomain,
 ) -> BTreeMap<Name, BTreeSet<Name>> {
     let mut claims: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
-    for desired in all {
+    for desired in requests {
         for name in desired.names.iter().filter(|name| domain_prefix(name, trust_domain).is_none())
         {
             let namespaces = claims.entry(name.clone()).or_default();
@@ -182,7 +182,7 @@ fn namespaces_by_name(
 }
 
 /// Returns the reason that a request is rejected because an older object has the Secret.
-fn taken_reason(
+fn occupied_reason(
     desired: &DesiredCertificate,
     secrets: &BTreeMap<SecretName, String>,
 ) -> Option<String> {
@@ -199,13 +199,13 @@ fn contested_reason(
     claims: &BTreeMap<Name, BTreeSet<Name>>,
 ) -> Option<String> {
     desired.names.iter().enumerate().find_map(|(index, name)| {
-        let others = claims.get(name)?.iter().filter(|it| **it != desired.id.secret.namespace);
-        let others: Vec<&str> = others.map(Name::as_str).collect();
+        let other_namespaces = claims.get(name)?.iter().filter(|namespace| **namespace != desired.id.secret.namespace);
+        let other_namespaces: Vec<&str> = other_namespaces.map(Name::as_str).collect();
         let field = desired.field_path(&format!("subjectAltNames[{index}]"));
-        (!others.is_empty()).then(|| {
-            let others = others.join(", ");
+        (!other_namespaces.is_empty()).then(|| {
+            let other_namespaces = other_namespaces.join(", ");
             format!(
-                "{field}: {name} is also requested in {others}, and issued to no AccessCert; use \
+                "{field}: {name} is also requested in {other_namespaces}, and issued to no AccessCert; use \
                  another name"
             )
         })
@@ -214,7 +214,7 @@ fn contested_reason(
 
 pub(crate) const ACCESS_CERT: &str = "AccessCert";
 /// Far more than meshes have external principals: each costs a read of its Secret every minute.
-const EXTERNAL_PRINCIPALS_MAX: usize = 1000;
+const MAX_EXTERNAL_PRINCIPALS: usize = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -256,13 +256,13 @@ mod tests {
 
     /// Returns the rejections, one per line. The other requests are granted.
     fn list_rejections(desired: Vec<DesiredCertificate>) -> Vec<String> {
-        let validated = validate_requests(desired.clone(), &test_grants(), &test_domain());
-        assert_eq!(validated.desired.wanted.len() + validated.refused.len(), desired.len());
-        validated.refused.into_values().collect()
+        let decisions = validate_requests(desired.clone(), &test_grants(), &test_domain());
+        assert_eq!(decisions.desired.certificates.len() + decisions.rejected.len(), desired.len());
+        decisions.rejected.into_values().collect()
     }
 
     #[test]
-    fn only_namespaces_that_are_listed_get_secrets_and_never_that_of_the_authority() {
+    fn only_listed_namespaces_get_secrets_and_never_that_of_the_authority() {
         assert_eq!(
             list_rejections(vec![desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1)]),
             [""; 0]
@@ -271,14 +271,14 @@ mod tests {
             ("other/a", "may not write Secrets in other; install it with `--access-certs other`"),
             ("leno-system/leno-authority", "with the authority of the mesh"),
         ] {
-            let refused =
+            let rejected =
                 list_rejections(vec![desired_certificate(ACCESS_CERT, secret, &["a.example"], 1)]);
-            assert!(refused[0].contains(expected), "{refused:?}");
+            assert!(rejected[0].contains(expected), "{rejected:?}");
         }
     }
 
     #[test]
-    fn a_namespace_names_its_own_accounts_and_the_settings_of_the_mesh_those_of_all() {
+    fn a_namespace_may_name_its_own_accounts_and_mesh_settings_any_account() {
         let name = ["nginx.ingress.cluster.local"];
         assert_eq!(
             list_rejections(vec![desired_certificate(ACCESS_CERT, "ingress/a", &name, 1)]),
@@ -288,9 +288,9 @@ mod tests {
             list_rejections(vec![desired_certificate("MeshConfig", "shop/a", &name, 1)]),
             [""; 0]
         );
-        let refused = list_rejections(vec![desired_certificate(ACCESS_CERT, "shop/a", &name, 1)]);
+        let rejected = list_rejections(vec![desired_certificate(ACCESS_CERT, "shop/a", &name, 1)]);
         assert_eq!(
-            refused,
+            rejected,
             [
                 "spec.subjectAltNames[0]: `nginx.ingress.cluster.local` is the name of an account of \
               another namespace: names in this namespace end in `.shop.cluster.local`; use a name outside the mesh"
@@ -299,35 +299,35 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_has_a_secret_and_a_name_is_for_one_namespace() {
-        let both = vec![
+    fn the_oldest_request_gets_the_secret_and_a_name_belongs_to_one_namespace() {
+        let requests = vec![
             desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 2),
             desired_certificate(ACCESS_CERT, "shop/a", &["b.example"], 1),
         ];
         assert_eq!(
-            list_rejections(both),
+            list_rejections(requests),
             ["spec.secret: AccessCert shop/a-1 is older and uses shop/a; name another Secret"]
         );
-        let both = vec![
+        let requests = vec![
             desired_certificate(ACCESS_CERT, "ingress/b", &["b.example", "a.example"], 2),
             desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1),
             desired_certificate(ACCESS_CERT, "shop/c", &["c.example"], 3),
             // Invalid requests block no others.
             desired_certificate(ACCESS_CERT, "other/a", &["c.example"], 4),
         ];
-        let validated = validate_requests(both, &test_grants(), &test_domain());
-        let left: Vec<&str> = validated.desired.left.iter().map(String::as_str).collect();
-        assert_eq!(left, ["u-1", "u-2", "u-4"]);
+        let decisions = validate_requests(requests, &test_grants(), &test_domain());
+        let unchanged: Vec<&str> = decisions.desired.unchanged.iter().map(String::as_str).collect();
+        assert_eq!(unchanged, ["u-1", "u-2", "u-4"]);
         assert_eq!(
-            validated.refused["u-2"],
+            decisions.rejected["u-2"],
             "spec.subjectAltNames[1]: a.example is also requested in shop, and issued to no \
              AccessCert; use another name"
         );
-        assert_eq!(validated.desired.wanted[0].owner.uid, "u-3");
-        let own = vec![
+        assert_eq!(decisions.desired.certificates[0].owner.uid, "u-3");
+        let same_namespace = vec![
             desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1),
             desired_certificate(ACCESS_CERT, "shop/b", &["a.example"], 2),
         ];
-        assert_eq!(list_rejections(own), [""; 0]);
+        assert_eq!(list_rejections(same_namespace), [""; 0]);
     }
 }

@@ -14,7 +14,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::desired::{CertificateOutcomes, DesiredCertificate, DesiredCertificates};
-use super::secret::{IssuanceParameters, SecretState, check_secret, is_of, issue_into_secret};
+use super::secret::{
+    IssuanceParameters, SecretState, check_secret, is_owned_by_request, issue_into_secret,
+};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 
 /// Creates a Secret with a key and a certificate for each desired external principal while this control plane
@@ -22,7 +24,7 @@ use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 /// Deletes the Secret when no object requests it any more. Publishes the outcomes. Never returns.
 ///
 /// Secrets are not watched: each is read by its name, and only its metadata while it is unchanged.
-pub async fn keep_external_principals(
+pub async fn reconcile_external_principals(
     client: Client,
     lifetime: Duration,
     authority: watch::Receiver<Arc<Authority>>,
@@ -30,7 +32,7 @@ pub async fn keep_external_principals(
     leading: watch::Receiver<bool>,
     outcomes: watch::Sender<Arc<CertificateOutcomes>>,
 ) {
-    let reconciler = CertificateReconciler { client, lifetime, kept: BTreeMap::new(), outcomes };
+    let reconciler = CertificateReconciler { client, lifetime, secrets: BTreeMap::new(), outcomes };
     reconciler.run(authority, desired, leading).await;
 }
 
@@ -38,7 +40,7 @@ struct CertificateReconciler {
     client: Client,
     /// The default lifetime of certificates.
     lifetime: Duration,
-    kept: BTreeMap<SecretName, SecretReconciliation>,
+    secrets: BTreeMap<SecretName, SecretReconciliation>,
     outcomes: watch::Sender<Arc<CertificateOutcomes>>,
 }
 
@@ -46,9 +48,9 @@ struct CertificateReconciler {
 struct SecretReconciliation {
     desired: DesiredCertificate,
     /// True if an object still requests it.
-    is_wanted: bool,
+    is_requested: bool,
     /// The Secret at the last check, if it was valid.
-    good: Option<ValidSecret>,
+    valid: Option<ValidSecret>,
     /// The renewal time of the last valid certificate.
     due: Option<SystemTime>,
     /// The time of the next check.
@@ -82,18 +84,18 @@ impl CertificateReconciler {
         mut desired: watch::Receiver<Arc<DesiredCertificates>>,
         mut leading: watch::Receiver<bool>,
     ) {
-        let mut clock = interval(TICK);
-        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 Ok(()) = desired.changed() => {}
                 Ok(()) = authority.changed() => {}
                 Ok(()) = leading.changed() => {}
-                _ = clock.tick() => {}
+                _ = ticks.tick() => {}
             }
             self.update_desired(&desired.borrow_and_update().clone());
             if !*leading.borrow_and_update() {
-                self.forget_state();
+                self.reset_state();
                 self.publish_outcomes();
                 continue;
             }
@@ -102,7 +104,7 @@ impl CertificateReconciler {
                 if !*leading.borrow() {
                     break;
                 }
-                self.see_to(&name, &authority).await;
+                self.reconcile_by_name(&name, &authority).await;
             }
             self.publish_outcomes();
         }
@@ -111,115 +113,122 @@ impl CertificateReconciler {
     /// Updates the desired state. A Secret that is no longer requested is scheduled for deletion, unless its
     /// object now has an invalid request.
     fn update_desired(&mut self, desired: &DesiredCertificates) {
-        for kept in self.kept.values_mut() {
-            kept.is_wanted = false;
+        for state in self.secrets.values_mut() {
+            state.is_requested = false;
         }
-        for desired in &desired.wanted {
-            let known = self.kept.get_mut(&desired.id.secret);
-            match known.filter(|known| known.desired == *desired) {
-                Some(known) => known.is_wanted = true,
+        for desired in &desired.certificates {
+            let existing = self.secrets.get_mut(&desired.id.secret);
+            match existing.filter(|existing| existing.desired == *desired) {
+                Some(existing) => existing.is_requested = true,
                 None => {
-                    let fresh = SecretReconciliation::new(desired.clone());
-                    self.kept.insert(desired.id.secret.clone(), fresh);
+                    let new_state = SecretReconciliation::new(desired.clone());
+                    self.secrets.insert(desired.id.secret.clone(), new_state);
                 }
             }
         }
-        self.kept
-            .retain(|_, kept| kept.is_wanted || !desired.left.contains(&kept.desired.owner.uid));
-        for kept in self.kept.values_mut().filter(|kept| !kept.is_wanted && kept.outcome.is_some())
+        self.secrets.retain(|_, state| {
+            state.is_requested || !desired.unchanged.contains(&state.desired.owner.uid)
+        });
+        for state in
+            self.secrets.values_mut().filter(|state| !state.is_requested && state.outcome.is_some())
         {
             // Check immediately.
-            (kept.outcome, kept.next, kept.failures) = (None, Instant::now(), 0);
+            (state.outcome, state.next, state.failures) = (None, Instant::now(), 0);
         }
     }
 
     /// Forgets all state: only the leader reconciles Secrets, and its state is authoritative.
-    fn forget_state(&mut self) {
-        self.kept.retain(|_, kept| kept.is_wanted);
-        for kept in self.kept.values_mut() {
-            *kept = SecretReconciliation::new(kept.desired.clone());
+    fn reset_state(&mut self) {
+        self.secrets.retain(|_, state| state.is_requested);
+        for state in self.secrets.values_mut() {
+            *state = SecretReconciliation::new(state.desired.clone());
         }
     }
 
     fn due_secrets(&self, authority: &Authority) -> Vec<SecretName> {
         let (now, ca_generation) = (Instant::now(), authority.ca_generation());
         let is_due =
-            |kept: &SecretReconciliation| kept.next <= now || kept.is_outdated(ca_generation);
-        self.kept.iter().filter(|(_, kept)| is_due(kept)).map(|(name, _)| name.clone()).collect()
+            |state: &SecretReconciliation| state.next <= now || state.is_outdated(ca_generation);
+        self.secrets
+            .iter()
+            .filter(|(_, state)| is_due(state))
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
-    async fn see_to(&mut self, name: &SecretName, authority: &Authority) {
-        let Some(kept) = self.kept.get(name) else { return };
-        let terms =
+    async fn reconcile_by_name(&mut self, name: &SecretName, authority: &Authority) {
+        let Some(state) = self.secrets.get(name) else { return };
+        let issuance =
             IssuanceParameters { authority, lifetime: self.lifetime, now: SystemTime::now() };
         let namespace = match NamespaceName::try_from(&name.namespace) {
             Ok(namespace) => namespace,
-            Err(error) => return self.put_off(name, ReconcileError::Reported(error.to_string())),
+            Err(error) => {
+                return self.schedule_retry(name, ReconcileError::Reported(error.to_string()));
+            }
         };
         let api: ObjectApi<Secret> = ObjectApi::for_namespace(self.client.clone(), &namespace);
-        let late =
+        let timeout_error =
             || ReconcileError::Transient("the API server did not respond in time".to_owned());
-        if !kept.is_wanted {
-            let removed = timeout(ANSWER_MAX, remove(&api, &kept.desired)).await;
-            match removed.unwrap_or_else(|_| Err(late())) {
-                Ok(()) => drop(self.kept.remove(name)),
-                Err(trouble) => self.put_off(name, trouble),
+        if !state.is_requested {
+            let removed = timeout(RESPONSE_TIMEOUT, remove(&api, &state.desired)).await;
+            match removed.unwrap_or_else(|_| Err(timeout_error())) {
+                Ok(()) => drop(self.secrets.remove(name)),
+                Err(error) => self.schedule_retry(name, error),
             }
             return;
         }
-        let looked = timeout(ANSWER_MAX, reconcile_secret(&api, kept, terms)).await;
-        match looked.unwrap_or_else(|_| Err(late())) {
-            Ok(good) => {
-                let Some(kept) = self.kept.get_mut(name) else { return };
-                let left = good.until.duration_since(terms.now).unwrap_or_default();
-                kept.next = Instant::now() + left.min(LOOK_EVERY);
-                kept.due = Some(good.until);
-                (kept.good, kept.failures, kept.outcome) = (Some(good), 0, Some(Ok(())));
+        let reconciled = timeout(RESPONSE_TIMEOUT, reconcile_secret(&api, state, issuance)).await;
+        match reconciled.unwrap_or_else(|_| Err(timeout_error())) {
+            Ok(valid) => {
+                let Some(state) = self.secrets.get_mut(name) else { return };
+                let remaining = valid.until.duration_since(issuance.now).unwrap_or_default();
+                state.next = Instant::now() + remaining.min(POLL_INTERVAL);
+                state.due = Some(valid.until);
+                (state.valid, state.failures, state.outcome) = (Some(valid), 0, Some(Ok(())));
             }
-            Err(trouble) => self.put_off(name, trouble),
+            Err(error) => self.schedule_retry(name, error),
         }
     }
 
     /// Schedules a retry with exponential backoff. A transient error is published only if it persists and the
     /// last valid certificate is due for renewal.
-    fn put_off(&mut self, name: &SecretName, trouble: ReconcileError) {
-        let Some(kept) = self.kept.get_mut(name) else { return };
-        kept.next =
-            Instant::now() + AGAIN_AFTER.saturating_mul(1 << kept.failures.min(6)).min(AGAIN_MAX);
-        kept.failures = kept.failures.saturating_add(1);
+    fn schedule_retry(&mut self, name: &SecretName, error: ReconcileError) {
+        let Some(state) = self.secrets.get_mut(name) else { return };
+        state.next = Instant::now()
+            + MIN_RETRY_DELAY.saturating_mul(1 << state.failures.min(6)).min(MAX_RETRY_DELAY);
+        state.failures = state.failures.saturating_add(1);
         // The next check reads the whole Secret, and a change of the authority does not cause immediate
         // retries.
-        kept.good = None;
-        let (cause, is_reported) = match trouble {
-            ReconcileError::Reported(cause) => (cause, true),
-            ReconcileError::Transient(cause) => {
-                let is_due = kept.due.is_none_or(|due| due <= SystemTime::now());
-                (cause, is_due && kept.failures > PASSING_MAX)
+        state.valid = None;
+        let (reason, is_reported) = match error {
+            ReconcileError::Reported(reason) => (reason, true),
+            ReconcileError::Transient(reason) => {
+                let is_due = state.due.is_none_or(|due| due <= SystemTime::now());
+                (reason, is_due && state.failures > MAX_TRANSIENT_FAILURES)
             }
         };
-        let outcome = Err(format!("{}: {cause}", kept.desired.field_path("secret")));
-        if kept.outcome.as_ref() == Some(&outcome) {
+        let outcome = Err(format!("{}: {reason}", state.desired.field_path("secret")));
+        if state.outcome.as_ref() == Some(&outcome) {
             return;
         }
-        tracing::warn!(secret = %name, owner = %kept.desired.owner, reason = cause, "certificate Secret not reconciled");
-        if kept.is_wanted && is_reported {
-            kept.outcome = Some(outcome);
+        tracing::warn!(secret = %name, owner = %state.desired.owner, reason, "certificate Secret not reconciled");
+        if state.is_requested && is_reported {
+            state.outcome = Some(outcome);
         }
     }
 
     fn publish_outcomes(&self) {
-        let reported = self
-            .kept
-            .values()
-            .filter(|kept| kept.is_wanted)
-            .filter_map(|kept| Some((kept.desired.owner.uid.clone(), kept.outcome.clone()?)));
-        let reported: CertificateOutcomes = reported.collect();
-        self.outcomes.send_if_modified(|known| {
-            let event = **known != reported;
-            if event {
-                *known = Arc::new(reported);
+        let outcomes =
+            self.secrets.values().filter(|state| state.is_requested).filter_map(|state| {
+                Some((state.desired.owner.uid.clone(), state.outcome.clone()?))
+            });
+        let outcomes: CertificateOutcomes = outcomes.collect();
+        self.outcomes.send_if_modified(|published| {
+            let is_changed = **published != outcomes;
+            if is_changed {
+                *published = Arc::new(outcomes);
             }
-            event
+            is_changed
         });
     }
 }
@@ -227,37 +236,46 @@ impl CertificateReconciler {
 impl SecretReconciliation {
     fn new(desired: DesiredCertificate) -> Self {
         let next = Instant::now();
-        Self { desired, is_wanted: true, good: None, due: None, next, failures: 0, outcome: None }
+        Self {
+            desired,
+            is_requested: true,
+            valid: None,
+            due: None,
+            next,
+            failures: 0,
+            outcome: None,
+        }
     }
 
     /// Returns true if the certificate is from another CA generation.
     fn is_outdated(&self, ca_generation: u64) -> bool {
-        self.is_wanted && self.good.as_ref().is_some_and(|good| good.ca_generation != ca_generation)
+        self.is_requested
+            && self.valid.as_ref().is_some_and(|valid| valid.ca_generation != ca_generation)
     }
 }
 
 /// Checks a Secret, and creates or updates it if necessary.
 async fn reconcile_secret(
     api: &ObjectApi<Secret>,
-    kept: &SecretReconciliation,
-    terms: IssuanceParameters<'_>,
+    state: &SecretReconciliation,
+    issuance: IssuanceParameters<'_>,
 ) -> Result<ValidSecret, ReconcileError> {
-    let (desired, name) = (&kept.desired, ObjectName::from(&kept.desired.id.secret.name));
-    let ca_generation = terms.authority.ca_generation();
-    if let Some(good) = &kept.good
-        && good.ca_generation == ca_generation
-        && good.until > terms.now
+    let (desired, name) = (&state.desired, ObjectName::from(&state.desired.id.secret.name));
+    let ca_generation = issuance.authority.ca_generation();
+    if let Some(valid) = &state.valid
+        && valid.ca_generation == ca_generation
+        && valid.until > issuance.now
     {
-        let there = api.get_metadata_opt(&name).await.map_err(|error| classify_error(&error))?;
-        let version = there.and_then(|there| there.metadata.resource_version);
-        if version.is_some() && version == good.version {
-            return Ok(ValidSecret { version, ..*good });
+        let object = api.get_metadata_opt(&name).await.map_err(|error| classify_error(&error))?;
+        let version = object.and_then(|object| object.metadata.resource_version);
+        if version.is_some() && version == valid.version {
+            return Ok(ValidSecret { version, ..*valid });
         }
     }
-    let found = api.get_opt(&name).await.map_err(|error| classify_error(&error))?;
-    if let Some(secret) = &found {
-        match check_secret(secret, desired, terms) {
-            SecretState::Good(until) => {
+    let existing = api.get_opt(&name).await.map_err(|error| classify_error(&error))?;
+    if let Some(secret) = &existing {
+        match check_secret(secret, desired, issuance) {
+            SecretState::Valid(until) => {
                 let version = secret.metadata.resource_version.clone();
                 return Ok(ValidSecret { version, until, ca_generation });
             }
@@ -267,8 +285,8 @@ async fn reconcile_secret(
             SecretState::Due => {}
         }
     }
-    let is_new = found.is_none();
-    let secret = issue_into_secret(found, desired, terms)
+    let is_new = existing.is_none();
+    let secret = issue_into_secret(existing, desired, issuance)
         .map_err(|error| ReconcileError::Reported(with_causes(&error)))?;
     // Only the version that was read is replaced.
     let parameters = PostParams::default();
@@ -282,8 +300,8 @@ async fn reconcile_secret(
         _ => classify_error(&error),
     })?;
     tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "certificate issued for an external client");
-    match check_secret(&written, desired, terms) {
-        SecretState::Good(until) => {
+    match check_secret(&written, desired, issuance) {
+        SecretState::Valid(until) => {
             Ok(ValidSecret { version: written.metadata.resource_version, until, ca_generation })
         }
         // An admission controller changed the object.
@@ -301,11 +319,14 @@ async fn remove(
     desired: &DesiredCertificate,
 ) -> Result<(), ReconcileError> {
     let name = ObjectName::from(&desired.id.secret.name);
-    let there = api.get_metadata_opt(&name).await.map_err(|error| classify_error(&error))?;
-    let Some(there) = there.filter(|there| is_of(&there.metadata, desired)) else { return Ok(()) };
+    let object = api.get_metadata_opt(&name).await.map_err(|error| classify_error(&error))?;
+    let Some(object) = object.filter(|object| is_owned_by_request(&object.metadata, desired))
+    else {
+        return Ok(());
+    };
     let preconditions = Preconditions {
-        uid: there.metadata.uid,
-        resource_version: there.metadata.resource_version,
+        uid: object.metadata.uid,
+        resource_version: object.metadata.resource_version,
     };
     let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match api.delete(&name, &parameters).await {
@@ -320,13 +341,13 @@ async fn remove(
 
 /// Classifies an error: a rejection by the API server is permanent, a transport error may be transient.
 fn classify_error(error: &ApiError) -> ReconcileError {
-    let said = error.to_string();
+    let message = error.to_string();
     match error.status_code() {
-        Some(code) if PASSING.contains(&code) || code >= SERVER_ERROR => {
-            ReconcileError::Transient(said)
+        Some(code) if TRANSIENT_STATUS_CODES.contains(&code) || code >= SERVER_ERROR => {
+            ReconcileError::Transient(message)
         }
-        Some(_) => ReconcileError::Reported(said),
-        None => ReconcileError::Transient(said),
+        Some(_) => ReconcileError::Reported(message),
+        None => ReconcileError::Transient(message),
     }
 }
 
@@ -339,19 +360,19 @@ fn describe_foreign(desired: &DesiredCertificate) -> String {
 
 const NOT_FOUND: u16 = 404;
 /// An expired token, a timeout, a conflict, and too many requests.
-const PASSING: [u16; 4] = [401, 408, 409, 429];
+const TRANSIENT_STATUS_CODES: [u16; 4] = [401, 408, 409, 429];
 const SERVER_ERROR: u16 = 500;
 /// The number of consecutive transient failures that are not published.
-const PASSING_MAX: u32 = 2;
+const MAX_TRANSIENT_FAILURES: u32 = 2;
 /// The interval between checks for due work.
 const TICK: Duration = Duration::from_secs(5);
 /// The interval between checks of the metadata of each Secret.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// The timeout for all API requests about one Secret.
-const ANSWER_MAX: Duration = Duration::from_secs(15);
-/// The initial delay of retries, which doubles up to `AGAIN_MAX`.
-const AGAIN_AFTER: Duration = Duration::from_secs(5);
-const AGAIN_MAX: Duration = Duration::from_secs(300);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
+/// The initial delay of retries, which doubles up to `MAX_RETRY_DELAY`.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(5);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use leno_identity::{
 };
 
 use super::desired::DesiredCertificate;
-use crate::words::ACCESS_CERT_MARK;
+use crate::words::ACCESS_CERT_KEY;
 
 /// The state of a Secret, compared with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(super) enum SecretState {
     /// Its certificate has to be issued again.
     Due,
     /// Its certificate is valid until this time.
-    Good(SystemTime),
+    Valid(SystemTime),
 }
 
 /// The parameters of a certificate that is issued now.
@@ -35,37 +35,40 @@ pub(super) struct IssuanceParameters<'a> {
 pub(super) fn check_secret(
     secret: &Secret,
     desired: &DesiredCertificate,
-    terms: IssuanceParameters<'_>,
+    issuance: IssuanceParameters<'_>,
 ) -> SecretState {
-    if !is_of(&secret.metadata, desired) || secret.type_.as_deref() != Some(TYPE) {
+    if !is_owned_by_request(&secret.metadata, desired) || secret.type_.as_deref() != Some(TYPE) {
         return SecretState::Foreign;
     }
     let text = |key: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(key));
         bytes.and_then(|bytes| str::from_utf8(&bytes.0).ok()).unwrap_or_default()
     };
-    let held = StoredCertificate { key: text(KEY), chain: text(CHAIN), roots: text(ROOTS) };
-    let until = held.good_until(
-        terms.authority,
+    let stored = StoredCertificate { key: text(KEY), chain: text(CHAIN), roots: text(ROOTS) };
+    let until = stored.renewal_time(
+        issuance.authority,
         certificate_subject(desired),
-        certificate_lifetime(desired, terms),
+        certificate_lifetime(desired, issuance),
     );
     // The owner may be an earlier object of the same name. The current object must own the Secret for garbage
     // collection.
     let is_owned = !can_own_secret(desired)
-        || owner_of(&secret.metadata, desired).is_some_and(|it| it.uid == desired.owner.uid);
-    match until.filter(|until| *until > terms.now && is_owned) {
-        Some(until) => SecretState::Good(until),
+        || owner_of(&secret.metadata, desired)
+            .is_some_and(|reference| reference.uid == desired.owner.uid);
+    match until.filter(|until| *until > issuance.now && is_owned) {
+        Some(until) => SecretState::Valid(until),
         None => SecretState::Due,
     }
 }
 
 /// Returns true if a Secret was created for this request, or for an earlier object of its kind and name.
-pub(super) fn is_of(meta: &ObjectMeta, desired: &DesiredCertificate) -> bool {
-    let mark = meta.annotations.as_ref().and_then(|all| all.get(ACCESS_CERT_MARK));
-    let is_marked = mark.is_some_and(|mark| *mark == desired.owner.to_string());
-    let has_label = meta.labels.as_ref().is_some_and(|all| all.contains_key(ACCESS_CERT_MARK));
-    is_marked && has_label && (!can_own_secret(desired) || owner_of(meta, desired).is_some())
+pub(super) fn is_owned_by_request(meta: &ObjectMeta, desired: &DesiredCertificate) -> bool {
+    let annotation =
+        meta.annotations.as_ref().and_then(|annotations| annotations.get(ACCESS_CERT_KEY));
+    let has_annotation =
+        annotation.is_some_and(|annotation| *annotation == desired.owner.to_string());
+    let has_label = meta.labels.as_ref().is_some_and(|labels| labels.contains_key(ACCESS_CERT_KEY));
+    has_annotation && has_label && (!can_own_secret(desired) || owner_of(meta, desired).is_some())
 }
 
 /// Fills a Secret with a new certificate, and keeps the metadata of other writers.
@@ -73,30 +76,31 @@ pub(super) fn is_of(meta: &ObjectMeta, desired: &DesiredCertificate) -> bool {
 /// # Errors
 /// As [`ExternalCertificate::issue`].
 pub(super) fn issue_into_secret(
-    before: Option<Secret>,
+    existing: Option<Secret>,
     desired: &DesiredCertificate,
-    terms: IssuanceParameters<'_>,
+    issuance: IssuanceParameters<'_>,
 ) -> Result<Secret, AuthorityError> {
-    let lifetime = certificate_lifetime(desired, terms);
-    let made = ExternalCertificate::issue(
-        terms.authority,
+    let lifetime = certificate_lifetime(desired, issuance);
+    let certificate = ExternalCertificate::issue(
+        issuance.authority,
         certificate_subject(desired),
         lifetime,
-        terms.now,
+        issuance.now,
     )?;
-    let mut secret = before.unwrap_or_default();
+    let mut secret = existing.unwrap_or_default();
     let meta = &mut secret.metadata;
     meta.name = Some(desired.id.secret.name.to_string());
     meta.namespace = Some(desired.id.secret.namespace.to_string());
     let labels = meta.labels.get_or_insert_default();
     labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());
-    labels.insert(ACCESS_CERT_MARK.to_owned(), desired.owner.kind.to_owned());
+    labels.insert(ACCESS_CERT_KEY.to_owned(), desired.owner.kind.to_owned());
     let annotations = meta.annotations.get_or_insert_default();
-    annotations.insert(ACCESS_CERT_MARK.to_owned(), desired.owner.to_string());
+    annotations.insert(ACCESS_CERT_KEY.to_owned(), desired.owner.to_string());
     if can_own_secret(desired) {
         let owners = meta.owner_references.get_or_insert_default();
-        owners
-            .retain(|it| (it.kind.as_str(), &it.name) != (desired.owner.kind, &desired.owner.name));
+        owners.retain(|reference| {
+            (reference.kind.as_str(), &reference.name) != (desired.owner.kind, &desired.owner.name)
+        });
         owners.push(OwnerReference {
             api_version: desired.owner.api_version.clone(),
             kind: desired.owner.kind.to_owned(),
@@ -107,13 +111,13 @@ pub(super) fn issue_into_secret(
         });
     }
     secret.type_ = Some(TYPE.to_owned());
-    let parts = [
-        (KEY, made.key_pem()),
-        (CHAIN, made.chain_pem().to_owned()),
-        (ROOTS, made.roots_pem().to_owned()),
+    let entries = [
+        (KEY, certificate.key_pem()),
+        (CHAIN, certificate.chain_pem().to_owned()),
+        (ROOTS, certificate.roots_pem().to_owned()),
     ];
-    let parts = parts.map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
-    secret.data = Some(parts.into());
+    let entries = entries.map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
+    secret.data = Some(entries.into());
     Ok(secret)
 }
 
@@ -124,15 +128,24 @@ fn can_own_secret(desired: &DesiredCertificate) -> bool {
 
 fn owner_of<'a>(meta: &'a ObjectMeta, desired: &DesiredCertificate) -> Option<&'a OwnerReference> {
     let mut owners = meta.owner_references.iter().flatten();
-    owners.find(|it| (it.kind.as_str(), &it.name) == (desired.owner.kind, &desired.owner.name))
+    owners.find(|reference| {
+        (reference.kind.as_str(), &reference.name) == (desired.owner.kind, &desired.owner.name)
+    })
 }
 
 fn certificate_subject(desired: &DesiredCertificate) -> ExternalSubject<'_> {
-    ExternalSubject { id: &desired.id, names: &desired.names, sponsor: desired.issuing_namespace() }
+    ExternalSubject {
+        id: &desired.id,
+        names: &desired.names,
+        issuing_scope: desired.issuing_namespace(),
+    }
 }
 
-fn certificate_lifetime(desired: &DesiredCertificate, terms: IssuanceParameters<'_>) -> Duration {
-    desired.lifetime.unwrap_or(terms.lifetime)
+fn certificate_lifetime(
+    desired: &DesiredCertificate,
+    issuance: IssuanceParameters<'_>,
+) -> Duration {
+    desired.lifetime.unwrap_or(issuance.lifetime)
 }
 
 /// The type of Secrets with a key, a chain and optionally roots. Ingress controllers read no other type.
@@ -165,7 +178,7 @@ mod tests {
     }
 
     impl AuthorityFixture {
-        fn terms_at(&self, now: SystemTime) -> IssuanceParameters<'_> {
+        fn issuance_at(&self, now: SystemTime) -> IssuanceParameters<'_> {
             IssuanceParameters { authority: &self.authority, lifetime: DAY, now }
         }
     }
@@ -190,80 +203,89 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_as_ingress_controllers_read_it_and_goes_with_its_owner() {
-        let (world, now) = (test_setup(), SystemTime::now());
+    fn a_secret_has_the_form_of_ingress_controllers_and_is_owned_by_its_object() {
+        let (setup, now) = (test_setup(), SystemTime::now());
         let desired = desired_certificate(ACCESS_CERT, "shop");
-        let secret = issue_into_secret(None, &desired, world.terms_at(now)).unwrap();
+        let secret = issue_into_secret(None, &desired, setup.issuance_at(now)).unwrap();
         assert_eq!(secret.type_.as_deref(), Some("kubernetes.io/tls"));
         let keys: Vec<&str> = secret.data.iter().flatten().map(|(key, _)| key.as_str()).collect();
         assert_eq!(keys, ["ca.crt", "tls.crt", "tls.key"]);
         let owner = &secret.metadata.owner_references.as_ref().unwrap()[0];
         assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("AccessCert", "u-1"));
         assert!(matches!(
-            check_secret(&secret, &desired, world.terms_at(now)),
-            SecretState::Good(_)
+            check_secret(&secret, &desired, setup.issuance_at(now)),
+            SecretState::Valid(_)
         ));
         // Well before its end.
         let later = now + DAY.mul_f64(0.7);
-        assert_eq!(check_secret(&secret, &desired, world.terms_at(later)), SecretState::Due);
+        assert_eq!(check_secret(&secret, &desired, setup.issuance_at(later)), SecretState::Due);
         let other = test_setup();
         assert_eq!(
-            check_secret(&secret, &desired, other.terms_at(now)),
+            check_secret(&secret, &desired, other.issuance_at(now)),
             SecretState::Due,
             "another signer"
         );
         let mut renamed = desired.clone();
         renamed.names = vec![Name::new("other.corp.example").unwrap()];
-        assert_eq!(check_secret(&secret, &renamed, world.terms_at(now)), SecretState::Due);
+        assert_eq!(check_secret(&secret, &renamed, setup.issuance_at(now)), SecretState::Due);
     }
 
     #[test]
-    fn what_was_not_made_for_it_is_nobodys_to_write() {
-        let (world, now) = (test_setup(), SystemTime::now());
+    fn a_secret_that_was_not_created_for_the_request_is_foreign() {
+        let (setup, now) = (test_setup(), SystemTime::now());
         let desired = desired_certificate(ACCESS_CERT, "shop");
-        let ours = issue_into_secret(None, &desired, world.terms_at(now)).unwrap();
-        let spoilt: [fn(&mut Secret); 6] = [
-            |it| it.metadata.annotations = None,
-            |it| it.metadata.labels = None,
-            |it| it.metadata.owner_references = None,
-            |it| it.metadata.owner_references.as_mut().unwrap()[0].name = "other".to_owned(),
-            |it| it.type_ = Some("Opaque".to_owned()),
-            |it| {
-                let annotations = it.metadata.annotations.as_mut().unwrap();
-                annotations.insert(ACCESS_CERT_MARK.to_owned(), "AccessCert shop/other".to_owned());
+        let own_secret = issue_into_secret(None, &desired, setup.issuance_at(now)).unwrap();
+        let changes: [fn(&mut Secret); 6] = [
+            |secret| secret.metadata.annotations = None,
+            |secret| secret.metadata.labels = None,
+            |secret| secret.metadata.owner_references = None,
+            |secret| {
+                secret.metadata.owner_references.as_mut().unwrap()[0].name = "other".to_owned()
+            },
+            |secret| secret.type_ = Some("Opaque".to_owned()),
+            |secret| {
+                let annotations = secret.metadata.annotations.as_mut().unwrap();
+                annotations.insert(ACCESS_CERT_KEY.to_owned(), "AccessCert shop/other".to_owned());
             },
         ];
-        for spoil in spoilt {
-            let mut secret = ours.clone();
-            spoil(&mut secret);
-            assert_eq!(check_secret(&secret, &desired, world.terms_at(now)), SecretState::Foreign);
+        for change in changes {
+            let mut secret = own_secret.clone();
+            change(&mut secret);
+            assert_eq!(
+                check_secret(&secret, &desired, setup.issuance_at(now)),
+                SecretState::Foreign
+            );
         }
         // A recreated object of the same name takes the Secret over.
-        let mut again = desired.clone();
-        again.owner.uid = "u-2".to_owned();
-        assert_eq!(check_secret(&ours, &again, world.terms_at(now)), SecretState::Due);
-        let taken = issue_into_secret(Some(ours), &again, world.terms_at(now)).unwrap();
-        assert_eq!(taken.metadata.owner_references.as_ref().unwrap().len(), 1);
-        assert!(matches!(check_secret(&taken, &again, world.terms_at(now)), SecretState::Good(_)));
+        let mut recreated = desired.clone();
+        recreated.owner.uid = "u-2".to_owned();
+        assert_eq!(check_secret(&own_secret, &recreated, setup.issuance_at(now)), SecretState::Due);
+        let taken_over =
+            issue_into_secret(Some(own_secret), &recreated, setup.issuance_at(now)).unwrap();
+        assert_eq!(taken_over.metadata.owner_references.as_ref().unwrap().len(), 1);
+        assert!(matches!(
+            check_secret(&taken_over, &recreated, setup.issuance_at(now)),
+            SecretState::Valid(_)
+        ));
     }
 
     #[test]
-    fn content_of_others_stays_and_settings_of_another_namespace_own_nothing() {
-        let (world, now) = (test_setup(), SystemTime::now());
+    fn labels_of_other_writers_are_kept_and_settings_of_another_namespace_own_nothing() {
+        let (setup, now) = (test_setup(), SystemTime::now());
         let desired = desired_certificate("MeshConfig", "osm-system");
-        let mut secret = issue_into_secret(None, &desired, world.terms_at(now)).unwrap();
+        let mut secret = issue_into_secret(None, &desired, setup.issuance_at(now)).unwrap();
         assert_eq!(secret.metadata.owner_references, None);
         assert!(matches!(
-            check_secret(&secret, &desired, world.terms_at(now)),
-            SecretState::Good(_)
+            check_secret(&secret, &desired, setup.issuance_at(now)),
+            SecretState::Valid(_)
         ));
         let labels = secret.metadata.labels.as_mut().unwrap();
         labels.insert("team".to_owned(), "edge".to_owned());
         let hour = Duration::from_secs(3600);
         let brief = DesiredCertificate { lifetime: Some(hour), ..desired };
-        let again = issue_into_secret(Some(secret), &brief, world.terms_at(now)).unwrap();
+        let again = issue_into_secret(Some(secret), &brief, setup.issuance_at(now)).unwrap();
         assert_eq!(again.metadata.labels.as_ref().unwrap()["team"], "edge");
-        let SecretState::Good(until) = check_secret(&again, &brief, world.terms_at(now)) else {
+        let SecretState::Valid(until) = check_secret(&again, &brief, setup.issuance_at(now)) else {
             panic!()
         };
         assert!(until < now + hour);

@@ -41,17 +41,17 @@ pub(super) fn attach_route(
 ) -> Result<Vec<ListenerAttachment>, ConditionReason> {
     let section = parent.get("sectionName").and_then(Value::as_str);
     let port = parent.get("port").and_then(Value::as_u64);
-    let is_meant = |validated: &ValidatedListener<'_>| {
+    let is_named = |validated: &ValidatedListener<'_>| {
         section.is_none_or(|section| validated.listener.name == section)
             && port.is_none_or(|port| u64::from(validated.listener.port) == port)
     };
-    let meant = listeners.iter().enumerate().filter(|(_, validated)| is_meant(validated));
-    let meant: Vec<_> = meant.collect();
-    if meant.is_empty() {
+    let named = listeners.iter().enumerate().filter(|(_, validated)| is_named(validated));
+    let named: Vec<_> = named.collect();
+    if named.is_empty() {
         let message = format!("the Gateway {} has no such listener", gateway.name);
         return Err(ConditionReason::new("NoMatchingParent", message));
     }
-    let allowed: Vec<_> = meant
+    let allowed: Vec<_> = named
         .into_iter()
         .filter(|(_, validated)| {
             let namespaces = &validated.listener.allowed_routes.namespaces;
@@ -100,15 +100,20 @@ fn intersect_hostnames(
     names
 }
 
-fn is_allowed(facts: &ClusterFacts, allowed: &AllowedNamespaces, own: &str, theirs: &str) -> bool {
+fn is_allowed(
+    facts: &ClusterFacts,
+    allowed: &AllowedNamespaces,
+    gateway_namespace: &str,
+    route_namespace: &str,
+) -> bool {
     match allowed.from.as_deref().unwrap_or("Same") {
         "All" => true,
-        "Same" => own == theirs,
+        "Same" => gateway_namespace == route_namespace,
         "Selector" => {
             let selector = allowed.selector.clone().map(Selector::try_from);
-            let labels = facts.namespaces.get(theirs);
+            let labels = facts.namespaces.get(route_namespace);
             selector.is_some_and(|selector| {
-                selector.is_ok_and(|it| labels.is_some_and(|labels| it.matches(labels)))
+                selector.is_ok_and(|selector| labels.is_some_and(|labels| selector.matches(labels)))
             })
         }
         _ => false,

@@ -21,46 +21,49 @@ pub(super) fn resolve_backends(
     facts: &ClusterFacts,
     services: ServiceLookup<'_>,
     route: &RouteId,
-    good: &ValidRoute,
+    valid: &ValidRoute,
 ) -> ResolvedRouteRules {
-    let mut unresolved = good.unsupported.first().map(|unsupported| {
+    let mut unresolved = valid.unsupported.first().map(|unsupported| {
         let message = format!(
             "rule {}: {} is not supported as a backend: use a Service",
             unsupported.rule, unsupported.kind
         );
         ConditionReason::new("InvalidKind", message)
     });
-    let unsupported = |rule: usize| -> u32 {
-        let of_rule = good.unsupported.iter().filter(|it| it.rule == rule);
-        of_rule.fold(0, |sum, it| sum.saturating_add(it.weight))
+    let unsupported_weight = |rule: usize| -> u32 {
+        let of_rule = valid.unsupported.iter().filter(|target| target.rule == rule);
+        of_rule.fold(0, |sum, target| sum.saturating_add(target.weight))
     };
     // Removes backends that cannot be used, and returns their total weight.
-    let mut keep = |backends: &mut Vec<WeightedBackend>| {
-        let mut lost = 0_u32;
+    let mut retain_available = |backends: &mut Vec<WeightedBackend>| {
+        let mut removed_weight = 0_u32;
         backends.retain(|backend| match missing_backend(facts, services, route, backend) {
             None => true,
             Some(reason) => {
-                lost = lost.saturating_add(backend.weight);
+                removed_weight = removed_weight.saturating_add(backend.weight);
                 unresolved.get_or_insert(reason);
                 false
             }
         });
-        lost
+        removed_weight
     };
-    let mut rules = good.route.rules.clone();
+    let mut rules = valid.route.rules.clone();
     match &mut rules {
         GatewayRules::Requests(rules) => {
             for (index, rule) in rules.iter_mut().enumerate() {
-                let lost = keep(&mut rule.backends).saturating_add(unsupported(index));
-                rule.actions.ungranted_weight = lost;
-                keep(&mut rule.actions.mirrors);
+                let removed_weight =
+                    retain_available(&mut rule.backends).saturating_add(unsupported_weight(index));
+                rule.actions.ungranted_weight = removed_weight;
+                retain_available(&mut rule.actions.mirrors);
             }
         }
         GatewayRules::Connections(rule) => {
-            rule.ungranted_weight = keep(&mut rule.backends).saturating_add(unsupported(0));
+            rule.ungranted_weight =
+                retain_available(&mut rule.backends).saturating_add(unsupported_weight(0));
         }
         GatewayRules::Sessions(rule) => {
-            rule.ungranted_weight = keep(&mut rule.backends).saturating_add(unsupported(0));
+            rule.ungranted_weight =
+                retain_available(&mut rule.backends).saturating_add(unsupported_weight(0));
         }
     }
     ResolvedRouteRules { rules, unresolved }
@@ -81,7 +84,7 @@ fn missing_backend(
         );
         return Some(ConditionReason::new("RefNotPermitted", message));
     }
-    let Some(known) = services(service) else {
+    let Some(target) = services(service) else {
         let message =
             format!("the Service {service} does not exist or has no endpoints in the cluster");
         return Some(ConditionReason::new("BackendNotFound", message));
@@ -95,7 +98,7 @@ fn missing_backend(
         );
         return Some(ConditionReason::new("UnsupportedProtocol", message));
     }
-    if known.ports.iter().any(|port| port.port == backend.port) {
+    if target.ports.iter().any(|port| port.port == backend.port) {
         return None;
     }
     let message = format!("the Service {service} has no TCP port {}", backend.port);

@@ -31,14 +31,14 @@ pub(super) fn read(secret: &Secret) -> Result<GatewayCertificate, String> {
 fn secret_text(secret: &Secret, key: &str) -> Result<String, String> {
     let bytes = secret.data.as_ref().and_then(|data| data.get(key));
     let bytes = bytes.ok_or_else(|| format!("it has no {key}"))?;
-    if bytes.0.len() > BYTES_MAX {
-        return Err(format!("its {key} has more than {BYTES_MAX} bytes"));
+    if bytes.0.len() > MAX_BYTES {
+        return Err(format!("its {key} has more than {MAX_BYTES} bytes"));
     }
     String::from_utf8(bytes.0.clone()).map_err(|_| format!("its {key} is not text"))
 }
 
 /// More than the longest chains need. Every configuration snapshot of the gateway contains it.
-const BYTES_MAX: usize = 64 * 1024;
+const MAX_BYTES: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -60,14 +60,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_chain_with_its_key_is_of_use() {
-        let ((chain, key), (_, other)) = (generate_pair(), generate_pair());
+    fn a_certificate_needs_a_chain_and_the_matching_key() {
+        let ((chain, key), (_, other_key)) = (generate_pair(), generate_pair());
         let read =
             |chain: &str, key: &str| read(&tls_secret(&[("tls.crt", chain), ("tls.key", key)]));
-        let good = read(&chain, &key).unwrap();
-        assert_eq!((good.chain, good.key), (chain.clone(), key.clone()));
+        let valid = read(&chain, &key).unwrap();
+        assert_eq!((valid.chain, valid.key), (chain.clone(), key.clone()));
         for (chain, key, reason) in [
-            (chain.as_str(), other.as_str(), "do not match"),
+            (chain.as_str(), other_key.as_str(), "do not match"),
             ("Hello world", "Hello world", "no certificate"),
             (chain.as_str(), "Hello world", "not PEM with a private key"),
             (key.as_str(), key.as_str(), "no certificate"),

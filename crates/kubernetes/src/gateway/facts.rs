@@ -94,7 +94,7 @@ pub(crate) struct GatewaySpec {
     #[serde(default)]
     pub(crate) tls: Option<Value>,
     #[serde(flatten)]
-    pub(crate) rest: UnknownFields,
+    pub(crate) unknown_fields: UnknownFields,
 }
 
 /// Labels and annotations of all objects that are created for a gateway.
@@ -108,7 +108,7 @@ pub(crate) struct Infrastructure {
     #[serde(default)]
     pub(crate) parameters_ref: Option<Value>,
     #[serde(flatten)]
-    pub(crate) rest: UnknownFields,
+    pub(crate) unknown_fields: UnknownFields,
 }
 
 /// An address that a Gateway requests or has.
@@ -134,7 +134,7 @@ pub(crate) struct ListenerSpec {
     #[serde(default)]
     pub(crate) allowed_routes: AllowedRoutes,
     #[serde(flatten)]
-    pub(crate) rest: UnknownFields,
+    pub(crate) unknown_fields: UnknownFields,
 }
 
 /// TLS settings of a listener.
@@ -148,7 +148,7 @@ pub(crate) struct ListenerTls {
     #[serde(default)]
     pub(crate) options: BTreeMap<String, String>,
     #[serde(flatten)]
-    pub(crate) rest: UnknownFields,
+    pub(crate) unknown_fields: UnknownFields,
 }
 
 /// A reference to a certificate.
@@ -171,7 +171,7 @@ pub(crate) struct AllowedRoutes {
     #[serde(default)]
     pub(crate) kinds: Vec<RouteKindRef>,
     #[serde(flatten)]
-    pub(crate) rest: UnknownFields,
+    pub(crate) unknown_fields: UnknownFields,
 }
 
 /// The namespaces of these routes.
@@ -182,7 +182,7 @@ pub(crate) struct AllowedNamespaces {
     #[serde(default)]
     pub(crate) selector: Option<LabelSelector>,
     #[serde(flatten)]
-    pub(crate) rest: UnknownFields,
+    pub(crate) unknown_fields: UnknownFields,
 }
 
 /// A kind of routes.
@@ -203,9 +203,9 @@ pub(crate) struct RouteFacts {
     /// The gateways that the route refers to, as written.
     pub(crate) parents: Vec<Value>,
     /// The last valid version of the route.
-    pub(crate) good: Option<Arc<ValidRoute>>,
+    pub(crate) valid: Option<Arc<ValidRoute>>,
     /// The reason that the newest version is invalid.
-    pub(crate) refusal: Option<String>,
+    pub(crate) rejection: Option<String>,
 }
 
 /// A route that passed validation, with its parents and the backends that are not supported.
@@ -275,13 +275,13 @@ impl ClusterFacts {
         if namespace == to.namespace {
             return true;
         }
-        let is_from = |it: &GrantFrom| {
-            it.group == GATEWAY_GROUP && it.kind == kind && it.namespace == namespace
+        let is_from = |from: &GrantFrom| {
+            from.group == GATEWAY_GROUP && from.kind == kind && from.namespace == namespace
         };
-        let is_to = |it: &GrantTo| {
-            matches!(it.group.as_str(), "" | "core")
-                && it.kind == to_kind
-                && it.name.as_ref().is_none_or(|name| *name == to.name)
+        let is_to = |grant_to: &GrantTo| {
+            matches!(grant_to.group.as_str(), "" | "core")
+                && grant_to.kind == to_kind
+                && grant_to.name.as_ref().is_none_or(|name| *name == to.name)
         };
         self.grants.iter().any(|(id, grant)| {
             id.namespace == to.namespace
@@ -307,12 +307,12 @@ impl ClusterFacts {
 }
 
 /// Returns the first unknown field with a value. `null` and `"None"` count as unset.
-pub(crate) fn first_unknown_field(rest: &UnknownFields) -> Option<&str> {
-    let says_nothing = |value: &Value| {
-        let of = |value: &Value| value.is_null() || *value == "None";
-        of(value) || value.pointer("/namespaces/from").is_some_and(of)
+pub(crate) fn first_unknown_field(fields: &UnknownFields) -> Option<&str> {
+    let is_unset = |value: &Value| {
+        let is_empty = |value: &Value| value.is_null() || *value == "None";
+        is_empty(value) || value.pointer("/namespaces/from").is_some_and(is_empty)
     };
-    rest.iter().find(|(_, value)| !says_nothing(value)).map(|(key, _)| key.as_str())
+    fields.iter().find(|(_, value)| !is_unset(value)).map(|(key, _)| key.as_str())
 }
 
 impl GatewayAddress {
@@ -329,35 +329,35 @@ impl GatewayAddress {
 
 /// Returns the intersection of two host name patterns. `None` matches any host name.
 pub(crate) fn intersect_patterns(
-    one: Option<&HostPattern>,
-    other: Option<&HostPattern>,
+    left: Option<&HostPattern>,
+    right: Option<&HostPattern>,
 ) -> Option<Option<HostPattern>> {
-    let (one, other) = match (one, other) {
-        (None, any) | (any, None) => return Some(any.cloned()),
-        (Some(one), Some(other)) => (one, other),
+    let (left, right) = match (left, right) {
+        (None, pattern) | (pattern, None) => return Some(pattern.cloned()),
+        (Some(left), Some(right)) => (left, right),
     };
-    let both = match (one, other) {
-        (HostPattern::Exact(a), HostPattern::Exact(b)) => (a == b).then_some(one),
+    let intersection = match (left, right) {
+        (HostPattern::Exact(a), HostPattern::Exact(b)) => (a == b).then_some(left),
         (HostPattern::Exact(a), HostPattern::Below(b)) => {
-            is_below(a.as_str(), b.as_str()).then_some(one)
+            is_below(a.as_str(), b.as_str()).then_some(left)
         }
         (HostPattern::Below(a), HostPattern::Exact(b)) => {
-            is_below(b.as_str(), a.as_str()).then_some(other)
+            is_below(b.as_str(), a.as_str()).then_some(right)
         }
         (HostPattern::Below(a), HostPattern::Below(b)) => {
             if a == b || is_below(a.as_str(), b.as_str()) {
-                Some(one)
+                Some(left)
             } else {
-                is_below(b.as_str(), a.as_str()).then_some(other)
+                is_below(b.as_str(), a.as_str()).then_some(right)
             }
         }
     };
-    both.cloned().map(Some)
+    intersection.cloned().map(Some)
 }
 
 /// Returns true if a name is a proper subdomain of another one.
-fn is_below(name: &str, above: &str) -> bool {
-    name.strip_suffix(above).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
+fn is_below(name: &str, parent: &str) -> bool {
+    name.strip_suffix(parent).is_some_and(|prefix| prefix.len() > 1 && prefix.ends_with('.'))
 }
 
 fn ip_address() -> String {

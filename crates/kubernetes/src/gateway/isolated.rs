@@ -9,36 +9,38 @@ pub(super) type PortListeners = Vec<(Option<HostPattern>, Vec<TlsRule>)>;
 /// session: host names that belong to another listener are removed from the rules of this one. Sessions that
 /// match no rule of their listener have no backend.
 pub(super) fn isolate_listeners(listeners: PortListeners) -> Vec<TlsRule> {
-    let taken: Vec<HostPattern> = listeners.iter().filter_map(|(name, _)| name.clone()).collect();
-    let taker = |name: &HostPattern| {
-        let takers = taken.iter().filter(|taker| covers_hostnames(taker, name));
-        takers.max_by_key(|taker| taker.specificity())
+    let hostnames: Vec<HostPattern> =
+        listeners.iter().filter_map(|(name, _)| name.clone()).collect();
+    let most_specific = |name: &HostPattern| {
+        let candidates = hostnames.iter().filter(|covering| covers_hostnames(covering, name));
+        candidates.max_by_key(|covering| covering.specificity())
     };
-    let alone = listeners.len() < 2;
+    let is_only_listener = listeners.len() < 2;
     let mut rules = Vec::new();
-    for (own, of_listener) in &listeners {
-        for rule in of_listener {
+    for (hostname, listener_rules) in &listeners {
+        for rule in listener_rules {
             let mut rule = rule.clone();
-            rule.hostnames.retain(|name| alone || taker(name) == own.as_ref());
+            rule.hostnames
+                .retain(|name| is_only_listener || most_specific(name) == hostname.as_ref());
             if !rule.hostnames.is_empty() {
                 rules.push(rule);
             }
         }
     }
-    if !alone && let Some(rule) = rules.first().cloned() {
+    if !is_only_listener && let Some(rule) = rules.first().cloned() {
         // The first rule for a host name wins.
-        rules.push(TlsRule { hostnames: taken, backends: Vec::new(), ..rule });
+        rules.push(TlsRule { hostnames, backends: Vec::new(), ..rule });
     }
     rules
 }
 
-/// Returns true if `taker` covers all host names of `name`.
-fn covers_hostnames(taker: &HostPattern, name: &HostPattern) -> bool {
+/// Returns true if `covering` covers all host names of `name`.
+fn covers_hostnames(covering: &HostPattern, name: &HostPattern) -> bool {
     match name {
-        HostPattern::Exact(host) => taker.matches_host(host.as_str()),
-        HostPattern::Below(_) if taker == name => true,
+        HostPattern::Exact(host) => covering.matches_host(host.as_str()),
+        HostPattern::Below(_) if covering == name => true,
         HostPattern::Below(parent) => {
-            matches!(taker, HostPattern::Below(_)) && taker.matches_host(parent.as_str())
+            matches!(covering, HostPattern::Below(_)) && covering.matches_host(parent.as_str())
         }
     }
 }

@@ -27,14 +27,14 @@ pub(super) enum ListenerProtocol {
 pub(super) struct ValidatedListener<'a> {
     pub(super) listener: &'a ListenerSpec,
     pub(super) name: Option<Name>,
-    pub(super) speaks: Option<ListenerProtocol>,
+    pub(super) protocol: Option<ListenerProtocol>,
     pub(super) hostname: Option<HostPattern>,
     /// The kinds of routes that the listener supports.
     pub(super) kinds: Vec<&'static str>,
     /// The valid certificates.
     pub(super) certificates: Vec<GatewayCertificate>,
     /// The reason that the listener is not accepted.
-    pub(super) refusal: Option<ConditionReason>,
+    pub(super) rejection: Option<ConditionReason>,
     /// The reason for a conflict with another listener.
     pub(super) conflict: Option<ConditionReason>,
     /// The reason that a reference is not resolved.
@@ -46,21 +46,21 @@ pub(super) struct ValidatedListener<'a> {
 /// The reason and message of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ConditionReason {
-    pub(super) word: &'static str,
+    pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
 impl ConditionReason {
-    pub(super) fn new(word: &'static str, message: impl Into<String>) -> Self {
-        Self { word, message: message.into() }
+    pub(super) fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
     }
 
     /// Converts the reason into a condition with status `False`.
     pub(super) fn to_condition(&self, condition: &'static str) -> StatusCondition {
         StatusCondition {
-            word: condition,
+            name: condition,
             status: "False",
-            reason: self.word,
+            reason: self.reason,
             message: self.message.clone(),
         }
     }
@@ -70,13 +70,13 @@ impl ValidatedListener<'_> {
     /// Returns true if the proxies serve the listener.
     pub(super) fn is_served(&self) -> bool {
         let has_keys =
-            self.speaks != Some(ListenerProtocol::Https) || !self.certificates.is_empty();
-        self.refusal.is_none() && self.conflict.is_none() && has_keys
+            self.protocol != Some(ListenerProtocol::Https) || !self.certificates.is_empty();
+        self.rejection.is_none() && self.conflict.is_none() && has_keys
     }
 
     /// Returns true if the listener is accepted.
     pub(super) fn is_accepted(&self) -> bool {
-        self.refusal.is_none() && self.conflict.is_none()
+        self.rejection.is_none() && self.conflict.is_none()
     }
 }
 
@@ -86,25 +86,30 @@ pub(super) fn validate_listeners<'a>(
     id: &ObjectId,
     listeners: &'a [ListenerSpec],
 ) -> Vec<ValidatedListener<'a>> {
-    let mut all: Vec<ValidatedListener<'a>> =
+    let mut validated_listeners: Vec<ValidatedListener<'a>> =
         listeners.iter().map(|listener| validate_listener(facts, id, listener)).collect();
     let mut by_port: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
-    for (index, validated) in all.iter().enumerate() {
-        if validated.speaks.is_some() {
+    for (index, validated) in validated_listeners.iter().enumerate() {
+        if validated.protocol.is_some() {
             by_port.entry(validated.listener.port).or_default().push(index);
         }
     }
     for (port, indexes) in by_port {
-        let said = |index: &usize| all.get(*index).map(|it| (it.speaks, it.hostname.clone()));
-        let said: Vec<_> = indexes.iter().filter_map(said).collect();
-        let mixed = said.windows(2).any(|pair| matches!(pair, [a, b] if a.0 != b.0));
-        for (index, own) in indexes.iter().zip(&said) {
-            let twice = said.iter().filter(|other| *other == own).count() > 1;
-            let Some(validated) = all.get_mut(*index) else { continue };
-            validated.conflict = if mixed {
+        let protocol_and_host = |index: &usize| {
+            validated_listeners
+                .get(*index)
+                .map(|listener| (listener.protocol, listener.hostname.clone()))
+        };
+        let protocols_and_hosts: Vec<_> = indexes.iter().filter_map(protocol_and_host).collect();
+        let has_mixed_protocols =
+            protocols_and_hosts.windows(2).any(|pair| matches!(pair, [a, b] if a.0 != b.0));
+        for (index, own) in indexes.iter().zip(&protocols_and_hosts) {
+            let is_duplicate = protocols_and_hosts.iter().filter(|other| *other == own).count() > 1;
+            let Some(validated) = validated_listeners.get_mut(*index) else { continue };
+            validated.conflict = if has_mixed_protocols {
                 let message = format!("listeners of port {port} have different protocols");
                 Some(ConditionReason::new("ProtocolConflict", message))
-            } else if twice {
+            } else if is_duplicate {
                 let message = format!("another listener of port {port} has the same host name");
                 Some(ConditionReason::new("HostnameConflict", message))
             } else {
@@ -112,7 +117,7 @@ pub(super) fn validate_listeners<'a>(
             };
         }
     }
-    all
+    validated_listeners
 }
 
 fn validate_listener<'a>(
@@ -120,36 +125,36 @@ fn validate_listener<'a>(
     id: &ObjectId,
     listener: &'a ListenerSpec,
 ) -> ValidatedListener<'a> {
-    let (speaks, mut refusal) = supported_protocol(listener);
+    let (protocol, mut rejection) = supported_protocol(listener);
     if let Some(field) = unknown_field(listener)
-        && refusal.is_none()
+        && rejection.is_none()
     {
         let message = format!("{field} is unknown and would not be enforced: remove it");
-        refusal = Some(ConditionReason::new("UnsupportedValue", message));
+        rejection = Some(ConditionReason::new("UnsupportedValue", message));
     }
-    if listener.port == HEALTH_PORT && speaks.is_some() {
+    if listener.port == HEALTH_PORT && protocol.is_some() {
         let message = format!("port {HEALTH_PORT} is reserved for health checks: use another");
-        refusal = Some(ConditionReason::new("PortUnavailable", message));
+        rejection = Some(ConditionReason::new("PortUnavailable", message));
     }
     let name = Name::new(&listener.name).ok();
     if name.is_none() {
-        refusal = Some(ConditionReason::new("UnsupportedValue", "its name is invalid"));
+        rejection = Some(ConditionReason::new("UnsupportedValue", "its name is invalid"));
     }
-    let written = listener.hostname.as_deref().filter(|text| !text.is_empty());
+    let hostname = listener.hostname.as_deref().filter(|text| !text.is_empty());
     // TCP listeners have no host name.
-    let written = written.filter(|_| speaks != Some(ListenerProtocol::Tcp));
-    let hostname = written.map(str::parse::<HostPattern>).transpose();
+    let hostname = hostname.filter(|_| protocol != Some(ListenerProtocol::Tcp));
+    let hostname = hostname.map(str::parse::<HostPattern>).transpose();
     let hostname = hostname.unwrap_or_else(|error| {
-        refusal = Some(ConditionReason::new("UnsupportedValue", error.to_string()));
+        rejection = Some(ConditionReason::new("UnsupportedValue", error.to_string()));
         None
     });
-    let (kinds, mut unresolved) = supported_kinds(listener, speaks);
+    let (kinds, mut unresolved) = supported_kinds(listener, protocol);
     let mut certificates = Vec::new();
-    if speaks == Some(ListenerProtocol::Https) {
-        let refs = listener.tls.iter().flat_map(|tls| &tls.certificate_refs);
-        for certificate in refs {
+    if protocol == Some(ListenerProtocol::Https) {
+        let references = listener.tls.iter().flat_map(|tls| &tls.certificate_refs);
+        for certificate in references {
             match find_certificate(facts, id, certificate) {
-                Ok(found) => certificates.push(found),
+                Ok(certificate_and_key) => certificates.push(certificate_and_key),
                 Err(reason) => unresolved = Some(unresolved.unwrap_or(reason)),
             }
         }
@@ -161,11 +166,11 @@ fn validate_listener<'a>(
     ValidatedListener {
         listener,
         name,
-        speaks,
+        protocol,
         hostname,
         kinds,
         certificates,
-        refusal,
+        rejection,
         conflict: None,
         unresolved,
         attached: 0,
@@ -178,15 +183,15 @@ fn unknown_field(listener: &ListenerSpec) -> Option<String> {
     let option = tls.and_then(|tls| tls.options.keys().next());
     let routes = &listener.allowed_routes;
     let parts = [
-        ("", Some(&listener.rest)),
-        ("tls.", tls.map(|tls| &tls.rest)),
-        ("allowedRoutes.", Some(&routes.rest)),
-        ("allowedRoutes.namespaces.", Some(&routes.namespaces.rest)),
+        ("", Some(&listener.unknown_fields)),
+        ("tls.", tls.map(|tls| &tls.unknown_fields)),
+        ("allowedRoutes.", Some(&routes.unknown_fields)),
+        ("allowedRoutes.namespaces.", Some(&routes.namespaces.unknown_fields)),
     ];
     let mut fields =
-        parts.into_iter().filter_map(|(at, rest)| Some((at, first_unknown_field(rest?)?)));
+        parts.into_iter().filter_map(|(path, fields)| Some((path, first_unknown_field(fields?)?)));
     let option = option.map(|option| format!("tls.options.{option}"));
-    option.or_else(|| fields.next().map(|(at, field)| format!("{at}{field}")))
+    option.or_else(|| fields.next().map(|(path, field)| format!("{path}{field}")))
 }
 
 fn supported_protocol(
@@ -215,12 +220,12 @@ fn supported_protocol(
     }
 }
 
-/// Returns the route kinds that the listener supports: the allowed kinds that fit its protocol.
+/// Returns the route kinds that the listener supports: the allowed kinds that match its protocol.
 fn supported_kinds(
     listener: &ListenerSpec,
-    speaks: Option<ListenerProtocol>,
+    protocol: Option<ListenerProtocol>,
 ) -> (Vec<&'static str>, Option<ConditionReason>) {
-    let fitting: &[&'static str] = match speaks {
+    let supported: &[&'static str] = match protocol {
         Some(ListenerProtocol::Http | ListenerProtocol::Https) => &["HTTPRoute", "GRPCRoute"],
         Some(ListenerProtocol::Passthrough | ListenerProtocol::Terminate) => &["TLSRoute"],
         Some(ListenerProtocol::Tcp) => &["TCPRoute"],
@@ -228,35 +233,36 @@ fn supported_kinds(
     };
     let allowed = &listener.allowed_routes.kinds;
     if allowed.is_empty() {
-        return (fitting.to_vec(), None);
+        return (supported.to_vec(), None);
     }
-    let (mut kinds, mut strange) = (Vec::new(), None);
+    let (mut kinds, mut unsupported) = (Vec::new(), None);
     for kind in allowed {
         let group = kind.group.as_deref().unwrap_or(GATEWAY_GROUP);
-        let known = fitting.iter().find(|fits| group == GATEWAY_GROUP && **fits == kind.kind);
-        match known {
-            Some(known) if !kinds.contains(known) => kinds.push(*known),
+        let supported_kind =
+            supported.iter().find(|supported| group == GATEWAY_GROUP && **supported == kind.kind);
+        match supported_kind {
+            Some(supported_kind) if !kinds.contains(supported_kind) => kinds.push(*supported_kind),
             Some(_) => {}
             None => {
                 let message = format!(
                     "routes of the kind {} of {group} are not supported by the listener's protocol",
                     kind.kind
                 );
-                strange = Some(ConditionReason::new("InvalidRouteKinds", message));
+                unsupported = Some(ConditionReason::new("InvalidRouteKinds", message));
             }
         }
     }
-    (kinds, strange)
+    (kinds, unsupported)
 }
 
 fn find_certificate(
     facts: &ClusterFacts,
     id: &ObjectId,
-    wanted: &CertificateRef,
+    reference: &CertificateRef,
 ) -> Result<GatewayCertificate, ConditionReason> {
     let invalid = |message: String| ConditionReason::new("InvalidCertificateRef", message);
-    let secret =
-        secret_of(id, wanted).ok_or_else(|| invalid(format!("{} is not a Secret", wanted.name)))?;
+    let secret = secret_of(id, reference)
+        .ok_or_else(|| invalid(format!("{} is not a Secret", reference.name)))?;
     let ObjectId { namespace, name } = &secret;
     if !facts.permits_reference(("Gateway", &id.namespace), ("Secret", &secret)) {
         let message = format!(
@@ -267,7 +273,7 @@ fn find_certificate(
     }
     match facts.certificates.get(&secret) {
         Some(Ok(certificate)) => Ok(certificate.clone()),
-        Some(Err(cause)) => Err(invalid(format!("the Secret {namespace}/{name}: {cause}"))),
+        Some(Err(reason)) => Err(invalid(format!("the Secret {namespace}/{name}: {reason}"))),
         None => Err(invalid(format!(
             "there is no readable Secret {namespace}/{name} of type kubernetes.io/tls"
         ))),
@@ -275,11 +281,11 @@ fn find_certificate(
 }
 
 /// Returns the Secret that a reference names.
-pub(super) fn secret_of(gateway: &ObjectId, wanted: &CertificateRef) -> Option<ObjectId> {
-    let is_secret = matches!(wanted.group.as_str(), "" | "core")
-        && wanted.kind.as_deref().is_none_or(|kind| kind == "Secret");
+pub(super) fn secret_of(gateway: &ObjectId, reference: &CertificateRef) -> Option<ObjectId> {
+    let is_secret = matches!(reference.group.as_str(), "" | "core")
+        && reference.kind.as_deref().is_none_or(|kind| kind == "Secret");
     is_secret.then(|| ObjectId {
-        namespace: wanted.namespace.clone().unwrap_or_else(|| gateway.namespace.clone()),
-        name: wanted.name.clone(),
+        namespace: reference.namespace.clone().unwrap_or_else(|| gateway.namespace.clone()),
+        name: reference.name.clone(),
     })
 }

@@ -207,15 +207,17 @@ fn account_metadata(desired: &DesiredGateway, name: &str) -> Value {
 pub(super) fn is_below(key: &str, domains: &[&str]) -> bool {
     let Some((prefix, _)) = key.split_once('/') else { return false };
     let is_below = |domain: &&str| {
-        prefix.strip_suffix(*domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        prefix
+            .strip_suffix(*domain)
+            .is_some_and(|subdomain| subdomain.is_empty() || subdomain.ends_with('.'))
     };
     domains.iter().any(is_below)
 }
 
-/// Returns the author's labels, overridden by ours.
+/// Returns the author's labels, overridden by those of this module.
 fn merged_labels(desired: &DesiredGateway) -> Map<String, Value> {
-    let wanted = desired.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
-    let mut labels: Map<String, Value> = wanted.collect();
+    let configured = desired.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
+    let mut labels: Map<String, Value> = configured.collect();
     labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".into());
     labels.extend(pod_selector(desired));
     labels
@@ -243,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_runs_for_a_gateway() {
+    fn manifests_of_a_gateway_match_the_golden_file() {
         let desired = DesiredGateway {
             name: "shop/edge".parse().unwrap(),
             account: "leno-gateway-edge".to_owned(),

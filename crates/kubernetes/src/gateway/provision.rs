@@ -29,12 +29,12 @@ pub async fn provision_gateways(
     desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
     leading: watch::Receiver<bool>,
 ) {
-    GatewayProvisioner { client, made: HashMap::new() }.run(settings, desired, leading).await;
+    GatewayProvisioner { client, attempts: HashMap::new() }.run(settings, desired, leading).await;
 }
 
 struct GatewayProvisioner {
     client: Client,
-    made: HashMap<GatewayName, ProvisionAttempt>,
+    attempts: HashMap<GatewayName, ProvisionAttempt>,
 }
 
 /// The last attempt to apply the objects of a gateway.
@@ -45,7 +45,7 @@ struct ProvisionAttempt {
     /// The number of consecutive attempts with the same desired state.
     times: u32,
     /// The error of the attempt, if it failed.
-    refused: Option<String>,
+    error: Option<String>,
 }
 
 impl GatewayProvisioner {
@@ -55,81 +55,81 @@ impl GatewayProvisioner {
         mut desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
         mut leading: watch::Receiver<bool>,
     ) {
-        let mut again = interval(AGAIN_EVERY);
+        let mut ticks = interval(RETRY_INTERVAL);
         loop {
             tokio::select! {
                 Ok(()) = desired.changed() => {}
                 Ok(()) = settings.changed() => {}
                 Ok(()) = leading.changed() => {}
-                _ = again.tick() => {}
+                _ = ticks.tick() => {}
             }
             let batch = Arc::clone(&desired.borrow_and_update());
             let settings = settings.borrow_and_update().clone();
             if !*leading.borrow_and_update() {
                 // Another leader may apply different objects in the meantime.
-                self.made.clear();
+                self.attempts.clear();
                 continue;
             }
-            self.made.retain(|name, _| batch.iter().any(|desired| desired.name == *name));
+            self.attempts.retain(|name, _| batch.iter().any(|desired| desired.name == *name));
             for desired in batch.iter() {
                 if !*leading.borrow() {
                     break;
                 }
                 if self.is_due(desired, &settings) {
                     self.apply_gateway(desired, &settings).await;
-                } else if let Some(made) = self.made.get_mut(&desired.name) {
-                    made.desired.incomplete = desired.incomplete;
+                } else if let Some(attempt) = self.attempts.get_mut(&desired.name) {
+                    attempt.desired.incomplete = desired.incomplete;
                 }
             }
         }
     }
 
     fn is_due(&self, desired: &DesiredGateway, settings: &InjectionSettings) -> bool {
-        let Some(made) = self.made.get(&desired.name) else { return true };
+        let Some(attempt) = self.attempts.get(&desired.name) else { return true };
         // An object was deleted.
-        let is_gone = desired.incomplete && !made.desired.incomplete;
-        let is_same = DesiredGateway { incomplete: desired.incomplete, ..made.desired.clone() }
+        let is_gone = desired.incomplete && !attempt.desired.incomplete;
+        let is_same = DesiredGateway { incomplete: desired.incomplete, ..attempt.desired.clone() }
             == *desired
-            && made.settings == *settings;
+            && attempt.settings == *settings;
         // Back off while another client deletes the objects repeatedly or the API server rejects them.
-        let again = AGAIN_EVERY.saturating_mul(1 << made.times.min(5)).min(WHOLE_AGAIN);
-        let max_wait = match desired.incomplete || made.refused.is_some() {
-            true if is_gone && made.times == 0 => Duration::ZERO,
-            true => again,
-            false => WHOLE_AGAIN,
+        let retry_interval =
+            RETRY_INTERVAL.saturating_mul(1 << attempt.times.min(5)).min(REAPPLY_INTERVAL);
+        let max_wait = match desired.incomplete || attempt.error.is_some() {
+            true if is_gone && attempt.times == 0 => Duration::ZERO,
+            true => retry_interval,
+            false => REAPPLY_INTERVAL,
         };
-        !is_same || made.at.elapsed() >= max_wait
+        !is_same || attempt.at.elapsed() >= max_wait
     }
 
     async fn apply_gateway(&mut self, desired: &DesiredGateway, settings: &InjectionSettings) {
-        let mut refused = None;
+        let mut error = None;
         for manifest in gateway_manifests(desired, settings) {
             if let Err(cause) = apply_manifest(&self.client, desired, &manifest).await {
-                refused = Some(cause);
+                error = Some(cause);
                 break;
             }
         }
-        let before = self.made.get(&desired.name);
-        let known = before.and_then(|made| made.refused.as_ref());
-        let is_same = |made: &ProvisionAttempt| {
-            made.at.elapsed() < WHOLE_AGAIN * 2
-                && made.settings == *settings
-                && DesiredGateway { incomplete: desired.incomplete, ..made.desired.clone() }
+        let previous = self.attempts.get(&desired.name);
+        let previous_error = previous.and_then(|attempt| attempt.error.as_ref());
+        let is_same = |attempt: &ProvisionAttempt| {
+            attempt.at.elapsed() < REAPPLY_INTERVAL * 2
+                && attempt.settings == *settings
+                && DesiredGateway { incomplete: desired.incomplete, ..attempt.desired.clone() }
                     == *desired
         };
-        let times = before.filter(|made| is_same(made)).map_or(0, |made| made.times + 1);
-        if let Some(cause) = &refused
-            && known != Some(cause)
+        let times =
+            previous.filter(|attempt| is_same(attempt)).map_or(0, |attempt| attempt.times + 1);
+        if let Some(cause) = &error
+            && previous_error != Some(cause)
         {
             tracing::warn!(gateway = %desired.name, reason = cause, "cannot create the objects of a gateway");
             self.report_error(desired, cause).await;
         }
         let (desired, settings) = (desired.clone(), settings.clone());
         let at = Instant::now();
-        self.made.insert(
-            desired.name.clone(),
-            ProvisionAttempt { desired, settings, at, times, refused },
-        );
+        self.attempts
+            .insert(desired.name.clone(), ProvisionAttempt { desired, settings, at, times, error });
     }
 
     /// Reports an error as an event of the Gateway.
@@ -155,26 +155,26 @@ async fn apply_manifest(
 ) -> Result<(), String> {
     let ApiTarget { object, name, api } =
         ApiTarget::from_manifest(client, manifest).map_err(|error| error.to_string())?;
-    let failed = |error: ApiError| format!("{object}: {error}");
+    let describe_error = |error: ApiError| format!("{object}: {error}");
     let mut manifest = manifest.clone();
     // Objects that do not exist are created without force, to leave an object alone that another client creates
     // meanwhile.
     let mut parameters = PatchParams::apply(FIELD_MANAGER);
-    if let Some(known) = api.get_opt(&name).await.map_err(failed)? {
-        if !is_of(desired, &known.metadata) {
+    if let Some(existing) = api.get_opt(&name).await.map_err(describe_error)? {
+        if !is_owned_by(desired, &existing.metadata) {
             return Err(format!(
                 "{object} exists and is not managed by Leno: rename it, or the Gateway"
             ));
         }
-        manifest["metadata"]["uid"] = known.metadata.uid.into();
+        manifest["metadata"]["uid"] = existing.metadata.uid.into();
         parameters = parameters.force();
     }
-    api.patch(&name, &parameters, &Patch::Apply(&manifest)).await.map_err(failed)?;
+    api.patch(&name, &parameters, &Patch::Apply(&manifest)).await.map_err(describe_error)?;
     Ok(())
 }
 
 /// Returns true if an object belongs to this gateway, and not to an earlier one of the same name.
-fn is_of(desired: &DesiredGateway, meta: &ObjectMeta) -> bool {
+fn is_owned_by(desired: &DesiredGateway, meta: &ObjectMeta) -> bool {
     let label = meta.labels.as_ref().and_then(|labels| labels.get(GATEWAY_PART));
     let mut owners = meta.owner_references.iter().flatten();
     label.is_some_and(|label| *label == desired.name.name.as_str())
@@ -183,9 +183,9 @@ fn is_of(desired: &DesiredGateway, meta: &ObjectMeta) -> bool {
 
 const FIELD_MANAGER: &str = "leno-gateway";
 /// The interval between attempts while objects are missing.
-const AGAIN_EVERY: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// The interval after which all objects are applied again, to undo changes by other clients.
-const WHOLE_AGAIN: Duration = Duration::from_secs(300);
+const REAPPLY_INTERVAL: Duration = Duration::from_secs(300);
 
 #[cfg(test)]
 mod tests {
@@ -211,10 +211,13 @@ mod tests {
             let meta = json!({"labels": {GATEWAY_PART: gateway}, "ownerReferences": [owner]});
             serde_json::from_value::<ObjectMeta>(meta).unwrap()
         };
-        assert!(is_of(&desired, &meta("edge", "u-1")));
-        assert!(!is_of(&desired, &meta("edge", "u-0")));
-        assert!(!is_of(&desired, &meta("other", "u-1")));
-        assert!(!is_of(&desired, &ObjectMeta { owner_references: None, ..meta("edge", "u-1") }));
-        assert!(!is_of(&desired, &ObjectMeta::default()));
+        assert!(is_owned_by(&desired, &meta("edge", "u-1")));
+        assert!(!is_owned_by(&desired, &meta("edge", "u-0")));
+        assert!(!is_owned_by(&desired, &meta("other", "u-1")));
+        assert!(!is_owned_by(
+            &desired,
+            &ObjectMeta { owner_references: None, ..meta("edge", "u-1") }
+        ));
+        assert!(!is_owned_by(&desired, &ObjectMeta::default()));
     }
 }

@@ -17,7 +17,7 @@ use super::facts::{
 use crate::words::{GATEWAY_CONTROLLER, SERVICE_TYPE};
 
 /// The kinds that only gateways need.
-pub(crate) const EDGE_KINDS: [ServedKind; 3] = [
+pub(crate) const GATEWAY_KINDS: [ServedKind; 3] = [
     ServedKind {
         group: GATEWAY_GROUP,
         kind: "GatewayClass",
@@ -61,7 +61,7 @@ pub(crate) fn read_fact(
 fn read_class(meta: &ObjectMeta, spec: &Value) -> Option<GatewayClassFacts> {
     let is_ours = spec.get("controllerName").is_some_and(|name| name == GATEWAY_CONTROLLER);
     is_ours.then(|| GatewayClassFacts {
-        has_parameters: spec.get("parametersRef").is_some_and(|it| !it.is_null()),
+        has_parameters: spec.get("parametersRef").is_some_and(|parameters| !parameters.is_null()),
         service_type: service_type(meta),
         generation: generation(meta),
     })
@@ -80,7 +80,7 @@ fn read_gateway(meta: &ObjectMeta, spec: &Value) -> Option<GatewayFacts> {
 /// Returns the services that a BackendTLSPolicy targets, regardless of the port.
 fn encrypted_services(spec: &Value) -> BTreeSet<String> {
     let targets = spec.get("targetRefs").and_then(Value::as_array).into_iter().flatten();
-    let services = targets.filter(|target| strange_kind(target).is_none());
+    let services = targets.filter(|target| unsupported_kind(target).is_none());
     let names = services.filter_map(|target| target.get("name").and_then(Value::as_str));
     names.map(str::to_owned).collect()
 }
@@ -122,32 +122,32 @@ fn read_route(
         return None;
     }
     let mut spec = spec.clone();
-    let unsupported = take_strange(&mut spec);
+    let unsupported = remove_unsupported_backends(&mut spec);
     let document = json!({
         "apiVersion": api_version,
         "kind": kind,
         "metadata": {"name": meta.name, "namespace": meta.namespace},
         "spec": spec,
     });
-    let facts = |good, refusal| RouteFacts {
+    let facts = |valid, rejection| RouteFacts {
         generation: generation(meta),
         created: creation_time(meta),
         parents: parents.clone(),
-        good,
-        refusal,
+        valid,
+        rejection,
     };
     Some(match read_gateway_route(&document) {
         Ok(route) => {
-            let good = ValidRoute { parents: parents.clone(), route, unsupported };
-            facts(Some(Arc::new(good)), None)
+            let valid = ValidRoute { parents: parents.clone(), route, unsupported };
+            facts(Some(Arc::new(valid)), None)
         }
         Err(rejected) => {
-            let lines = rejected.iter().take(REFUSALS_MAX).map(|it| {
-                let field = it.at.field.as_deref().unwrap_or_default();
-                format!("{field}: {}; {}", it.problem, it.hint)
+            let lines = rejected.iter().take(MAX_REJECTIONS).map(|document| {
+                let field = document.at.field.as_deref().unwrap_or_default();
+                format!("{field}: {}; {}", document.problem, document.hint)
             });
             let lines = lines.collect::<Vec<_>>().join("\n");
-            facts(None, Some(lines.chars().take(REFUSAL_CHARACTERS_MAX).collect()))
+            facts(None, Some(lines.chars().take(MAX_REJECTION_CHARACTERS).collect()))
         }
     })
 }
@@ -160,13 +160,13 @@ fn is_gateway_parent(parent: &Value) -> bool {
 }
 
 /// Removes references to backends other than Services from the rules; the remaining backends stay in use.
-fn take_strange(spec: &mut Value) -> Vec<UnsupportedBackend> {
+fn remove_unsupported_backends(spec: &mut Value) -> Vec<UnsupportedBackend> {
     let mut unsupported = Vec::new();
     let rules = spec.get_mut("rules").and_then(Value::as_array_mut);
     for (index, rule) in rules.into_iter().flatten().enumerate() {
         if let Some(backends) = rule.get_mut("backendRefs").and_then(Value::as_array_mut) {
             backends.retain(|backend| {
-                let Some(kind) = strange_kind(backend) else { return true };
+                let Some(kind) = unsupported_kind(backend) else { return true };
                 let weight = backend.get("weight").and_then(Value::as_u64).unwrap_or(1);
                 let weight = u32::try_from(weight).unwrap_or(u32::MAX);
                 unsupported.push(UnsupportedBackend { rule: index, weight, kind });
@@ -176,7 +176,7 @@ fn take_strange(spec: &mut Value) -> Vec<UnsupportedBackend> {
         if let Some(filters) = rule.get_mut("filters").and_then(Value::as_array_mut) {
             filters.retain(|filter| {
                 let mirrored = filter.pointer("/requestMirror/backendRef");
-                let Some(kind) = mirrored.and_then(strange_kind) else { return true };
+                let Some(kind) = mirrored.and_then(unsupported_kind) else { return true };
                 unsupported.push(UnsupportedBackend { rule: index, weight: 0, kind });
                 false
             });
@@ -186,7 +186,7 @@ fn take_strange(spec: &mut Value) -> Vec<UnsupportedBackend> {
 }
 
 /// Returns the kind of a backend reference that is not a Service.
-fn strange_kind(backend: &Value) -> Option<String> {
+fn unsupported_kind(backend: &Value) -> Option<String> {
     let group = backend.get("group").and_then(Value::as_str).unwrap_or_default();
     let kind = backend.get("kind").and_then(Value::as_str).unwrap_or("Service");
     let is_service = matches!(group, "" | "core") && kind == "Service";
@@ -211,11 +211,15 @@ pub(crate) fn read_deployment(deployment: &Deployment) -> ClusterFact {
 /// Converts the Service of a gateway into its addresses.
 pub(crate) fn read_service(service: &Service) -> ClusterFact {
     let spec = service.spec.as_ref();
-    let is_load_balancer =
-        spec.and_then(|spec| spec.type_.as_deref()).is_some_and(|it| it == "LoadBalancer");
-    let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
-    let ingress = ingress.filter_map(|one| match (&one.ip, &one.hostname) {
+    let is_load_balancer = spec
+        .and_then(|spec| spec.type_.as_deref())
+        .is_some_and(|service_type| service_type == "LoadBalancer");
+    let load_balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let ingress = load_balancer
+        .and_then(|load_balancer| load_balancer.ingress.as_ref())
+        .into_iter()
+        .flatten();
+    let ingress = ingress.filter_map(|entry| match (&entry.ip, &entry.hostname) {
         (Some(ip), _) => Some(GatewayAddress::from_ip(ip)),
         (None, Some(name)) => Some(GatewayAddress::from_hostname(name)),
         (None, None) => None,
@@ -230,6 +234,6 @@ pub(crate) fn read_service(service: &Service) -> ClusterFact {
 }
 
 /// The maximum number of errors in one status.
-const REFUSALS_MAX: usize = 5;
+const MAX_REJECTIONS: usize = 5;
 /// The maximum length of the message. The API allows 32768 bytes, which is too long to read.
-const REFUSAL_CHARACTERS_MAX: usize = 2000;
+const MAX_REJECTION_CHARACTERS: usize = 2000;

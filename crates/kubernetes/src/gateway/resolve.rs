@@ -16,7 +16,8 @@ use super::listener::{ConditionReason, ValidatedListener, secret_of, validate_li
 use super::manifests::{DOMAINS, is_below, object_name};
 use super::served::{ServedRoute, compile_ports};
 use super::status::{
-    GatewayListenerStatus, GatewayStatus, RouteParentStatus, gateway_awaited, true_condition,
+    GatewayListenerStatus, GatewayStatus, RouteParentStatus, gateway_pending_condition,
+    true_condition,
 };
 use crate::source::ObjectId;
 use crate::status::StatusCondition;
@@ -63,10 +64,10 @@ pub(crate) struct PreviousResult<'a> {
 struct GatewayResolution<'a> {
     id: &'a ObjectId,
     /// The name in the mesh, and the account of its proxies; `None` if a part of the name is not a DNS label.
-    named: Option<(GatewayName, String)>,
+    name_and_account: Option<(GatewayName, String)>,
     facts: &'a GatewayFacts,
     listeners: Vec<ValidatedListener<'a>>,
-    refusal: Option<ConditionReason>,
+    rejection: Option<ConditionReason>,
     service_type: &'static str,
     /// The routes of each listener, oldest first.
     served_routes: Vec<ServedRoute>,
@@ -77,7 +78,7 @@ struct GatewayResolution<'a> {
 impl GatewayResolution<'_> {
     /// Returns the name of its Service and its Deployment.
     fn object_id(&self) -> ObjectId {
-        let account = self.named.as_ref().map(|(_, account)| account.as_str());
+        let account = self.name_and_account.as_ref().map(|(_, account)| account.as_str());
         let name = object_name(account.unwrap_or_default());
         ObjectId { namespace: self.id.namespace.clone(), name }
     }
@@ -91,15 +92,16 @@ pub(crate) fn secrets_of(facts: &ClusterFacts) -> BTreeSet<ObjectId> {
         .collect()
 }
 
-/// Returns those of one gateway.
+/// Returns the Secrets that one gateway refers to and may use.
 fn referenced_secrets<'a>(
     facts: &'a ClusterFacts,
     id: &'a ObjectId,
     gateway: &'a GatewayFacts,
 ) -> impl Iterator<Item = ObjectId> + 'a {
-    let tls = gateway.spec.listeners.iter().filter_map(|it| it.tls.as_ref());
-    let refs = tls.flat_map(|tls| &tls.certificate_refs);
-    refs.filter_map(|certificate| secret_of(id, certificate))
+    let tls = gateway.spec.listeners.iter().filter_map(|listener| listener.tls.as_ref());
+    let references = tls.flat_map(|tls| &tls.certificate_refs);
+    references
+        .filter_map(|certificate| secret_of(id, certificate))
         .filter(|secret| facts.permits_reference(("Gateway", &id.namespace), ("Secret", secret)))
 }
 
@@ -107,58 +109,69 @@ fn referenced_secrets<'a>(
 pub(crate) fn resolve_gateways(
     facts: &ClusterFacts,
     services: ServiceLookup<'_>,
-    before: &PreviousResult<'_>,
+    previous: &PreviousResult<'_>,
 ) -> ResolvedGateways {
-    let mut sides: BTreeMap<&ObjectId, GatewayResolution<'_>> =
-        validate_gateways(facts, before.pending);
+    let mut resolutions: BTreeMap<&ObjectId, GatewayResolution<'_>> =
+        validate_gateways(facts, previous.pending);
     let mut resolved =
         ResolvedGateways { classes: class_conditions(facts), ..ResolvedGateways::default() };
     let mut routes: Vec<(&RouteId, &RouteFacts)> = facts.routes.iter().collect();
     routes.sort_by_key(|(id, route)| (route.created, &id.id, id.kind));
     for (id, route) in routes {
-        let good = route.good.iter().flat_map(|good| &good.parents);
-        if !route.parents.iter().chain(good).any(|it| sides.contains_key(&gateway_of(id, it))) {
+        let valid = route.valid.iter().flat_map(|valid| &valid.parents);
+        if !route
+            .parents
+            .iter()
+            .chain(valid)
+            .any(|parent| resolutions.contains_key(&gateway_of(id, parent)))
+        {
             continue;
         }
         let resolved_rules =
-            route.good.as_deref().map(|good| resolve_backends(facts, services, id, good));
+            route.valid.as_deref().map(|valid| resolve_backends(facts, services, id, valid));
         let statuses = attach_to_parents(
             facts,
-            &mut sides,
+            &mut resolutions,
             id,
             route,
             resolved_rules.as_ref(),
-            before.resolved,
+            previous.resolved,
         );
         if !statuses.is_empty() {
             resolved.parents.insert(id.clone(), statuses);
         }
     }
-    for (id, side) in sides {
-        let Some((name, account)) = side.named.clone() else {
-            resolved.gateway_statuses.insert(id.clone(), gateway_status(facts, &side, true));
+    for (id, resolution) in resolutions {
+        let Some((name, account)) = resolution.name_and_account.clone() else {
+            resolved.gateway_statuses.insert(id.clone(), gateway_status(facts, &resolution, true));
             continue;
         };
-        if side.is_pending {
-            resolved.retain_previous(before.resolved, id, name);
+        if resolution.is_pending {
+            resolved.retain_previous(previous.resolved, id, name);
             continue;
         }
-        let ports = match side.refusal {
-            None => compile_ports(&name, &side.listeners, side.served_routes.clone()),
+        let ports = match resolution.rejection {
+            None => compile_ports(&name, &resolution.listeners, resolution.served_routes.clone()),
             Some(_) => Vec::new(),
         };
         let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
         resolved
             .gateway_statuses
-            .insert(id.clone(), gateway_status(facts, &side, numbers.is_empty()));
+            .insert(id.clone(), gateway_status(facts, &resolution, numbers.is_empty()));
         if !numbers.is_empty() {
-            resolved.desired.push(desired_gateway(facts, &side, name.clone(), account, numbers));
+            resolved.desired.push(desired_gateway(
+                facts,
+                &resolution,
+                name.clone(),
+                account,
+                numbers,
+            ));
         }
         resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
     resolved.wait_for_gateways();
-    let led_to = resolved.gateways.values().flat_map(Gateway::backends);
-    resolved.backends = led_to.map(|backend| backend.service.clone()).collect();
+    let backends = resolved.gateways.values().flat_map(Gateway::backends);
+    resolved.backends = backends.map(|backend| backend.service.clone()).collect();
     resolved
 }
 
@@ -168,22 +181,26 @@ impl ResolvedGateways {
         for (route, parents) in &mut self.parents {
             for status in parents {
                 let gateway = self.gateway_statuses.get(&gateway_of(route, &status.parent));
-                let is_there = gateway.is_some_and(|it| it.conditions.iter().any(is_programmed));
-                let served = status.conditions.iter_mut().find(|it| !is_there && is_programmed(it));
-                if let Some(served) = served {
-                    *served = gateway_awaited();
+                let is_gateway_programmed =
+                    gateway.is_some_and(|gateway| gateway.conditions.iter().any(is_programmed));
+                let programmed = status
+                    .conditions
+                    .iter_mut()
+                    .find(|condition| !is_gateway_programmed && is_programmed(condition));
+                if let Some(programmed) = programmed {
+                    *programmed = gateway_pending_condition();
                 }
             }
         }
     }
 
     /// Keeps the previous result for a gateway, if there is one.
-    fn retain_previous(&mut self, before: &Self, id: &ObjectId, name: GatewayName) {
-        if let Some(status) = before.gateway_statuses.get(id) {
+    fn retain_previous(&mut self, previous: &Self, id: &ObjectId, name: GatewayName) {
+        if let Some(status) = previous.gateway_statuses.get(id) {
             self.gateway_statuses.insert(id.clone(), status.clone());
         }
-        self.desired.extend(before.desired.iter().find(|desired| desired.name == name).cloned());
-        if let Some(gateway) = before.gateways.get(&name) {
+        self.desired.extend(previous.desired.iter().find(|desired| desired.name == name).cloned());
+        if let Some(gateway) = previous.gateways.get(&name) {
             self.gateways.insert(name, gateway.clone());
         }
     }
@@ -208,26 +225,26 @@ fn validate_gateways<'a>(
     facts: &'a ClusterFacts,
     pending: &BTreeSet<ObjectId>,
 ) -> BTreeMap<&'a ObjectId, GatewayResolution<'a>> {
-    let mut ours: Vec<_> = facts.our_gateways().collect();
-    ours.sort_by_key(|(id, gateway, _)| (gateway.created, *id));
+    let mut gateways: Vec<_> = facts.our_gateways().collect();
+    gateways.sort_by_key(|(id, gateway, _)| (gateway.created, *id));
     let mut names = BTreeSet::new();
-    let mut sides = BTreeMap::new();
-    for (id, gateway, class) in ours {
+    let mut resolutions = BTreeMap::new();
+    for (id, gateway, class) in gateways {
         let name = GatewayName::new(&id.namespace, &id.name).ok();
-        let named = name.and_then(|name| {
+        let name_and_account = name.and_then(|name| {
             let account = gateway_account(&name)?.name.to_string();
             Some((name, account))
         });
         let service_type = service_type(gateway, class);
-        let mut refusal = rejection_reason(id, gateway, class);
+        let mut rejection = rejection_reason(id, gateway, class);
         if let Err(reason) = &service_type {
-            refusal.get_or_insert(reason.clone());
+            rejection.get_or_insert(reason.clone());
         }
-        if let Some((_, account)) = &named
+        if let Some((_, account)) = &name_and_account
             && !names.insert((&id.namespace, object_name(account)))
         {
             let message = "the name has the same prefix as that of an older Gateway: use another";
-            refusal.get_or_insert(ConditionReason::new("Invalid", message));
+            rejection.get_or_insert(ConditionReason::new("Invalid", message));
         }
         let listeners = validate_listeners(facts, id, &gateway.spec.listeners);
         let service_type = service_type.unwrap_or(LOAD_BALANCER);
@@ -235,19 +252,19 @@ fn validate_gateways<'a>(
         let is_pending =
             referenced_secrets(facts, id, gateway).any(|secret| pending.contains(&secret));
         let facts = gateway;
-        let side = GatewayResolution {
+        let resolution = GatewayResolution {
             id,
-            named,
+            name_and_account,
             facts,
             listeners,
-            refusal,
+            rejection,
             service_type,
             served_routes,
             is_pending,
         };
-        sides.insert(id, side);
+        resolutions.insert(id, resolution);
     }
-    sides
+    resolutions
 }
 
 /// Returns the reason that a gateway is not accepted, regardless of its listeners.
@@ -264,17 +281,20 @@ fn rejection_reason(
         );
         return Some(ConditionReason::new("InvalidParameters", message));
     }
-    if let Some(part) = spec.tls.as_ref().and_then(Value::as_object).and_then(|it| it.keys().next())
+    if let Some(field) =
+        spec.tls.as_ref().and_then(Value::as_object).and_then(|fields| fields.keys().next())
     {
         let message =
-            format!("spec.tls.{part} is not supported and would not be enforced: remove it");
+            format!("spec.tls.{field} is not supported and would not be enforced: remove it");
         return Some(ConditionReason::new("Invalid", message));
     }
-    let rests = [("", &spec.rest), ("infrastructure.", &spec.infrastructure.rest)];
-    let mut strange =
-        rests.into_iter().filter_map(|(at, rest)| Some((at, first_unknown_field(rest)?)));
-    if let Some((at, field)) = strange.next() {
-        let message = format!("spec.{at}{field} is unknown and would not be enforced: remove it");
+    let unknown_fields =
+        [("", &spec.unknown_fields), ("infrastructure.", &spec.infrastructure.unknown_fields)];
+    let mut unknown = unknown_fields
+        .into_iter()
+        .filter_map(|(path, fields)| Some((path, first_unknown_field(fields)?)));
+    if let Some((path, field)) = unknown.next() {
+        let message = format!("spec.{path}{field} is unknown and would not be enforced: remove it");
         return Some(ConditionReason::new("Invalid", message));
     }
     let Infrastructure { labels, annotations, .. } = &spec.infrastructure;
@@ -284,31 +304,31 @@ fn rejection_reason(
         let message = format!("spec.infrastructure: {key} is reserved: remove it");
         return Some(ConditionReason::new("InvalidParameters", message));
     }
-    let unsupported = |it: &&GatewayAddress| {
-        it.kind != "IPAddress" && !(it.kind == "Hostname" && it.value.is_empty())
+    let is_unsupported = |address: &&GatewayAddress| {
+        address.kind != "IPAddress" && !(address.kind == "Hostname" && address.value.is_empty())
     };
-    if let Some(address) = spec.addresses.iter().find(unsupported) {
+    if let Some(address) = spec.addresses.iter().find(is_unsupported) {
         let message =
             format!("addresses of type {} are not supported: use IPAddress", address.kind);
         return Some(ConditionReason::new("UnsupportedAddress", message));
     }
-    let is_label = id.name.len() <= LABEL_BYTES_MAX;
-    let long =
+    let is_label = id.name.len() <= MAX_LABEL_BYTES;
+    let too_long =
         || ConditionReason::new("Invalid", "its name exceeds 63 bytes, the limit of a label");
-    (!is_label).then(long)
+    (!is_label).then(too_long)
 }
 
 fn service_type(
     gateway: &GatewayFacts,
     class: &GatewayClassFacts,
 ) -> Result<&'static str, ConditionReason> {
-    let written = gateway.service_type.as_ref().or(class.service_type.as_ref());
-    let Some(written) = written else { return Ok(LOAD_BALANCER) };
-    let known = SERVICE_TYPES.iter().find(|known| *known == written);
-    known.copied().ok_or_else(|| {
+    let service_type = gateway.service_type.as_ref().or(class.service_type.as_ref());
+    let Some(service_type) = service_type else { return Ok(LOAD_BALANCER) };
+    let supported = SERVICE_TYPES.iter().find(|supported| *supported == service_type);
+    supported.copied().ok_or_else(|| {
         let annotation = SERVICE_TYPE;
         let message = format!(
-            "{annotation}: {written:?} is not a supported Service type; use {}",
+            "{annotation}: {service_type:?} is not a supported Service type; use {}",
             SERVICE_TYPES.join(" or ")
         );
         ConditionReason::new("InvalidParameters", message)
@@ -319,86 +339,88 @@ fn service_type(
 /// and the last valid one stays in use.
 fn attach_to_parents(
     facts: &ClusterFacts,
-    sides: &mut BTreeMap<&ObjectId, GatewayResolution<'_>>,
+    resolutions: &mut BTreeMap<&ObjectId, GatewayResolution<'_>>,
     id: &RouteId,
     route: &RouteFacts,
     resolved_rules: Option<&ResolvedRouteRules>,
-    before: &ResolvedGateways,
+    previous: &ResolvedGateways,
 ) -> Vec<RouteParentStatus> {
-    let resolved = match resolved_rules {
+    let references = match resolved_rules {
         Some(ResolvedRouteRules { unresolved: Some(reason), .. }) => {
             reason.to_condition("ResolvedRefs")
         }
         Some(_) => true_condition("ResolvedRefs", "ResolvedRefs", "all backends exist"),
         None => {
             let message = "the references of the route have not been checked".to_owned();
-            StatusCondition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
+            StatusCondition { name: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
         }
     };
-    let mut taken: BTreeMap<(ObjectId, usize), Vec<RouteHost>> = BTreeMap::new();
+    let mut hosts_by_listener: BTreeMap<(ObjectId, usize), Vec<RouteHost>> = BTreeMap::new();
     let mut outcomes = Vec::new();
-    let serving = route.good.as_deref();
-    for parent in serving.map(|good| good.parents.as_slice()).unwrap_or_default() {
-        let hostnames = serving.map(|good| good.route.hostnames.as_slice()).unwrap_or_default();
+    let valid = route.valid.as_deref();
+    for parent in valid.map(|valid| valid.parents.as_slice()).unwrap_or_default() {
+        let hostnames = valid.map(|valid| valid.route.hostnames.as_slice()).unwrap_or_default();
         let gateway = gateway_of(id, parent);
-        let Some(side) = sides.get(&gateway) else { continue };
-        let outcome = attach_route(facts, id, parent, hostnames, side.id, &side.listeners);
+        let Some(resolution) = resolutions.get(&gateway) else { continue };
+        let outcome =
+            attach_route(facts, id, parent, hostnames, resolution.id, &resolution.listeners);
         if let Ok(attached) = &outcome {
             for (index, names) in attached {
-                taken.insert((gateway.clone(), *index), names.clone());
+                hosts_by_listener.insert((gateway.clone(), *index), names.clone());
             }
         }
         outcomes.push((parent, outcome));
     }
     if let Some(resolved_rules) = resolved_rules {
-        for ((gateway, index), names) in taken {
-            let Some(side) = sides.get_mut(&gateway) else { continue };
+        for ((gateway, index), names) in hosts_by_listener {
+            let Some(resolution) = resolutions.get_mut(&gateway) else { continue };
             if let Some(validated) =
-                side.listeners.get_mut(index).filter(|_| route.refusal.is_none())
+                resolution.listeners.get_mut(index).filter(|_| route.rejection.is_none())
             {
                 validated.attached += 1;
             }
-            side.served_routes.push(ServedRoute {
+            resolution.served_routes.push(ServedRoute {
                 listener: index,
                 names,
                 rules: resolved_rules.rules.clone(),
             });
         }
     }
-    let ours = route.parents.iter().filter_map(|parent| {
-        let side = sides.get(&gateway_of(id, parent))?;
-        if side.is_pending {
-            let mut statuses = before.parents.get(id).into_iter().flatten();
-            return statuses.find(|it| it.parent == *parent).cloned();
+    let statuses = route.parents.iter().filter_map(|parent| {
+        let resolution = resolutions.get(&gateway_of(id, parent))?;
+        if resolution.is_pending {
+            let mut previous_statuses = previous.parents.get(id).into_iter().flatten();
+            return previous_statuses.find(|status| status.parent == *parent).cloned();
         }
-        let outcome = outcomes.iter().find(|(it, _)| *it == parent).map(|(_, outcome)| outcome);
-        let refusal = route.refusal.as_ref();
+        let outcome =
+            outcomes.iter().find(|(other, _)| *other == parent).map(|(_, outcome)| outcome);
+        let rejection = route.rejection.as_ref();
         let [accepted, programmed] =
-            parent_conditions(sides, &gateway_of(id, parent), refusal, outcome);
+            parent_conditions(resolutions, &gateway_of(id, parent), rejection, outcome);
         Some(RouteParentStatus {
             parent: parent.clone(),
             controller: GATEWAY_CONTROLLER,
             generation: route.generation,
-            conditions: vec![accepted, resolved.clone(), programmed],
+            conditions: vec![accepted, references.clone(), programmed],
         })
     });
-    ours.collect()
+    statuses.collect()
 }
 
 /// Returns the `Accepted` and `Programmed` conditions of a route at a gateway.
 fn parent_conditions(
-    sides: &BTreeMap<&ObjectId, GatewayResolution<'_>>,
+    resolutions: &BTreeMap<&ObjectId, GatewayResolution<'_>>,
     gateway: &ObjectId,
-    refusal: Option<&String>,
+    rejection: Option<&String>,
     outcome: Option<&Result<Vec<ListenerAttachment>, ConditionReason>>,
 ) -> [StatusCondition; 2] {
-    let accepted = match (refusal, outcome) {
-        (Some(refusal), _) => {
-            ConditionReason::new("UnsupportedValue", refusal.clone()).to_condition("Accepted")
+    let accepted = match (rejection, outcome) {
+        (Some(rejection), _) => {
+            ConditionReason::new("UnsupportedValue", rejection.clone()).to_condition("Accepted")
         }
         (None, Some(Err(reason))) => reason.to_condition("Accepted"),
         (None, Some(Ok(attached)))
-            if !is_any(sides, gateway, attached, ValidatedListener::is_accepted) =>
+            if !is_any(resolutions, gateway, attached, ValidatedListener::is_accepted) =>
         {
             let message = "neither its gateway nor any matching listener is accepted";
             ConditionReason::new("ListenersNotAccepted", message).to_condition("Accepted")
@@ -406,7 +428,9 @@ fn parent_conditions(
         (None, _) => true_condition("Accepted", "Accepted", "in force"),
     };
     let programmed = match outcome {
-        Some(Ok(attached)) if !is_any(sides, gateway, attached, ValidatedListener::is_served) => {
+        Some(Ok(attached))
+            if !is_any(resolutions, gateway, attached, ValidatedListener::is_served) =>
+        {
             ConditionReason::new("Invalid", "no matching listener is programmed")
                 .to_condition("Programmed")
         }
@@ -416,48 +440,52 @@ fn parent_conditions(
 }
 
 fn is_programmed(condition: &StatusCondition) -> bool {
-    condition.word == "Programmed" && condition.status == "True"
+    condition.name == "Programmed" && condition.status == "True"
 }
 
 /// Returns true if a gateway is accepted and any of these listeners passes `test`.
 fn is_any<'a>(
-    sides: &BTreeMap<&ObjectId, GatewayResolution<'a>>,
+    resolutions: &BTreeMap<&ObjectId, GatewayResolution<'a>>,
     gateway: &ObjectId,
     attached: &[ListenerAttachment],
     test: fn(&ValidatedListener<'a>) -> bool,
 ) -> bool {
-    let side = sides.get(gateway).filter(|side| side.refusal.is_none());
-    let mut listeners = attached.iter().filter_map(|(index, _)| side?.listeners.get(*index));
+    let resolution = resolutions.get(gateway).filter(|resolution| resolution.rejection.is_none());
+    let mut listeners = attached.iter().filter_map(|(index, _)| resolution?.listeners.get(*index));
     listeners.any(test)
 }
 
 fn gateway_status(
     facts: &ClusterFacts,
-    side: &GatewayResolution<'_>,
-    serves_nothing: bool,
+    resolution: &GatewayResolution<'_>,
+    has_no_ports: bool,
 ) -> GatewayStatus {
-    let accepted = match &side.refusal {
+    let accepted = match &resolution.rejection {
         Some(reason) => reason.to_condition("Accepted"),
         None => {
-            let well = side.listeners.iter().filter(|validated| validated.is_accepted()).count();
-            let message = format!("{well} of {} listeners are accepted", side.listeners.len());
-            match (well, side.listeners.len()) {
+            let accepted_count =
+                resolution.listeners.iter().filter(|validated| validated.is_accepted()).count();
+            let message = format!(
+                "{accepted_count} of {} listeners are accepted",
+                resolution.listeners.len()
+            );
+            match (accepted_count, resolution.listeners.len()) {
                 (0, _) => {
                     ConditionReason::new("ListenersNotValid", message).to_condition("Accepted")
                 }
-                (well, all) if well < all => {
+                (accepted_count, total) if accepted_count < total => {
                     true_condition("Accepted", "ListenersNotValid", &message)
                 }
                 _ => true_condition("Accepted", "Accepted", &message),
             }
         }
     };
-    let (addresses, missing) = gateway_addresses(facts, side);
-    let object = side.object_id();
-    let runs = facts.deployments.get(&object).copied().unwrap_or_default();
-    let obstacle = if serves_nothing {
+    let (addresses, missing) = gateway_addresses(facts, resolution);
+    let object = resolution.object_id();
+    let has_pods = facts.deployments.get(&object).copied().unwrap_or_default();
+    let obstacle = if has_no_ports {
         Some(ConditionReason::new("Invalid", "no listener can be served"))
-    } else if !runs {
+    } else if !has_pods {
         Some(ConditionReason::new(
             "Pending",
             format!("no pod of the Deployment {} is ready", object.name),
@@ -469,40 +497,48 @@ fn gateway_status(
         Some(reason) => reason.to_condition("Programmed"),
         None => true_condition("Programmed", "Programmed", "the gateway is programmed"),
     };
-    let listeners = side.listeners.iter();
+    let listeners = resolution.listeners.iter();
     GatewayStatus {
-        generation: side.facts.generation,
+        generation: resolution.facts.generation,
         listeners: listeners
-            .map(|it| GatewayListenerStatus::from_listener(it, obstacle.is_none()))
+            .map(|listener| GatewayListenerStatus::from_listener(listener, obstacle.is_none()))
             .collect(),
         conditions: vec![accepted, programmed],
-        addresses: if serves_nothing { Vec::new() } else { addresses },
+        addresses: if has_no_ports { Vec::new() } else { addresses },
     }
 }
 
 /// Returns the addresses of a gateway, and the reason that a requested or expected one is missing.
 fn gateway_addresses(
     facts: &ClusterFacts,
-    side: &GatewayResolution<'_>,
+    resolution: &GatewayResolution<'_>,
 ) -> (Vec<GatewayAddress>, Option<ConditionReason>) {
-    let object = side.object_id();
+    let object = resolution.object_id();
     let gateway_service = facts.gateway_services.get(&object).cloned().unwrap_or_default();
-    let mut there = match gateway_service.is_load_balancer {
+    let mut addresses = match gateway_service.is_load_balancer {
         true => gateway_service.ingress,
         false => gateway_service.cluster,
     };
-    let wanted: Vec<&GatewayAddress> =
-        side.facts.spec.addresses.iter().filter(|address| !address.value.is_empty()).collect();
-    if !wanted.is_empty() {
-        there.retain(|address| wanted.iter().any(|it| is_same(it, address)));
-        if there.len() < wanted.len() {
-            let message =
-                format!("{} of {} requested addresses can be used", there.len(), wanted.len());
-            return (there, Some(ConditionReason::new("AddressNotUsable", message)));
+    let requested: Vec<&GatewayAddress> = resolution
+        .facts
+        .spec
+        .addresses
+        .iter()
+        .filter(|address| !address.value.is_empty())
+        .collect();
+    if !requested.is_empty() {
+        addresses.retain(|address| requested.iter().any(|desired| is_same(desired, address)));
+        if addresses.len() < requested.len() {
+            let message = format!(
+                "{} of {} requested addresses can be used",
+                addresses.len(),
+                requested.len()
+            );
+            return (addresses, Some(ConditionReason::new("AddressNotUsable", message)));
         }
     }
-    there.truncate(ADDRESSES_MAX);
-    let missing = there.is_empty().then(|| {
+    addresses.truncate(MAX_ADDRESSES);
+    let missing = addresses.is_empty().then(|| {
         let message = format!(
             "the Service {} has no address yet; without a load balancer, use the annotation {}: \
              ClusterIP",
@@ -510,34 +546,35 @@ fn gateway_addresses(
         );
         ConditionReason::new("AddressNotAssigned", message)
     });
-    (there, missing)
+    (addresses, missing)
 }
 
 /// Compares addresses by value: an IP address has several notations.
-fn is_same(one: &GatewayAddress, other: &GatewayAddress) -> bool {
+fn is_same(left: &GatewayAddress, right: &GatewayAddress) -> bool {
     let ip = |address: &GatewayAddress| address.value.parse::<IpAddr>().ok();
-    one.value == other.value || ip(one).is_some_and(|one| ip(other) == Some(one))
+    left.value == right.value || ip(left).is_some_and(|left| ip(right) == Some(left))
 }
 
 fn desired_gateway(
     facts: &ClusterFacts,
-    side: &GatewayResolution<'_>,
+    resolution: &GatewayResolution<'_>,
     name: GatewayName,
     account: String,
     ports: Vec<u16>,
 ) -> DesiredGateway {
-    let object = side.object_id();
-    let wanted = side.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
-    let infrastructure = &side.facts.spec.infrastructure;
+    let object = resolution.object_id();
+    let requested =
+        resolution.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
+    let infrastructure = &resolution.facts.spec.infrastructure;
     DesiredGateway {
         name,
         account,
-        uid: side.facts.uid.clone(),
+        uid: resolution.facts.uid.clone(),
         ports,
         labels: infrastructure.labels.clone(),
         annotations: infrastructure.annotations.clone(),
-        service_type: side.service_type,
-        address: wanted.map(|address| address.value.clone()),
+        service_type: resolution.service_type,
+        address: requested.map(|address| address.value.clone()),
         incomplete: !facts.deployments.contains_key(&object)
             || !facts.gateway_services.contains_key(&object),
     }
@@ -546,6 +583,6 @@ fn desired_gateway(
 const LOAD_BALANCER: &str = "LoadBalancer";
 const SERVICE_TYPES: &[&str] = &[LOAD_BALANCER, "NodePort", "ClusterIP"];
 /// The longest label (RFC 1123).
-const LABEL_BYTES_MAX: usize = 63;
+const MAX_LABEL_BYTES: usize = 63;
 /// The maximum number of addresses that the schema of Gateways allows.
-const ADDRESSES_MAX: usize = 16;
+const MAX_ADDRESSES: usize = 16;

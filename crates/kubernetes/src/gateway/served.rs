@@ -29,41 +29,42 @@ pub(super) fn compile_ports(
     listeners: &[ValidatedListener<'_>],
     served_routes: Vec<ServedRoute>,
 ) -> Vec<GatewayPort> {
-    let mut of_listener: BTreeMap<usize, Vec<ServedRoute>> = BTreeMap::new();
-    for one in served_routes {
-        of_listener.entry(one.listener).or_default().push(one);
+    let mut by_listener: BTreeMap<usize, Vec<ServedRoute>> = BTreeMap::new();
+    for route in served_routes {
+        by_listener.entry(route.listener).or_default().push(route);
     }
     let mut ports: BTreeMap<u16, GatewayPortRules> = BTreeMap::new();
-    let mut through: BTreeMap<u16, PortListeners> = BTreeMap::new();
-    for (index, validated) in listeners.iter().enumerate().filter(|(_, it)| it.is_served()) {
-        let (Some(speaks), Some(name)) = (validated.speaks, validated.name.clone()) else {
+    let mut passthrough: BTreeMap<u16, PortListeners> = BTreeMap::new();
+    for (index, validated) in
+        listeners.iter().enumerate().filter(|(_, listener)| listener.is_served())
+    {
+        let (Some(protocol), Some(name)) = (validated.protocol, validated.name.clone()) else {
             continue;
         };
-        let routes = of_listener.remove(&index).unwrap_or_default();
-        let listener = |routes| GatewayListener {
+        let routes = by_listener.remove(&index).unwrap_or_default();
+        let compile_listener = |routes| GatewayListener {
             name,
             hostname: validated.hostname.clone(),
             certificates: validated.certificates.clone(),
             hosts: group_by_host(routes),
         };
         let port = validated.listener.port;
-        match speaks {
+        match protocol {
             ListenerProtocol::Http => {
-                let serves =
-                    ports.entry(port).or_insert_with(|| GatewayPortRules::Http(Vec::new()));
-                if let GatewayPortRules::Http(all) = serves {
-                    all.push(listener(routes));
+                let rules = ports.entry(port).or_insert_with(|| GatewayPortRules::Http(Vec::new()));
+                if let GatewayPortRules::Http(port_listeners) = rules {
+                    port_listeners.push(compile_listener(routes));
                 }
             }
             ListenerProtocol::Https => {
-                let serves =
+                let rules =
                     ports.entry(port).or_insert_with(|| GatewayPortRules::Https(Vec::new()));
-                if let GatewayPortRules::Https(all) = serves {
-                    all.push(listener(routes));
+                if let GatewayPortRules::Https(port_listeners) = rules {
+                    port_listeners.push(compile_listener(routes));
                 }
             }
             ListenerProtocol::Passthrough => {
-                through
+                passthrough
                     .entry(port)
                     .or_default()
                     .push((validated.hostname.clone(), tls_rules(routes)));
@@ -74,12 +75,10 @@ pub(super) fn compile_ports(
             ListenerProtocol::Terminate => {}
         }
     }
-    ports.extend(
-        through
-            .into_iter()
-            .map(|(port, it)| (port, GatewayPortRules::Passthrough(isolate_listeners(it)))),
-    );
-    ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect()
+    ports.extend(passthrough.into_iter().map(|(port, listeners)| {
+        (port, GatewayPortRules::Passthrough(isolate_listeners(listeners)))
+    }));
+    ports.into_iter().map(|(port, rules)| GatewayPort { port, serves: rules }).collect()
 }
 
 /// Groups HTTP rules by host name, as written in the routes. If two host names have the same intersection with

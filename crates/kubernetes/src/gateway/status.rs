@@ -40,8 +40,8 @@ pub(crate) struct GatewayListenerStatus {
 impl GatewayListenerStatus {
     /// Creates the status of a listener; `programmed` is true if the proxies of its gateway are running.
     pub(super) fn from_listener(validated: &ValidatedListener<'_>, programmed: bool) -> Self {
-        let blocked = validated.conflict.as_ref().or(validated.refusal.as_ref());
-        let accepted = match blocked {
+        let obstacle = validated.conflict.as_ref().or(validated.rejection.as_ref());
+        let accepted = match obstacle {
             Some(reason) => reason.to_condition("Accepted"),
             None => true_condition("Accepted", "Accepted", "the listener is accepted"),
         };
@@ -57,14 +57,14 @@ impl GatewayListenerStatus {
         let programmed = match (validated.is_served(), programmed) {
             (false, _) => ConditionReason::new("Invalid", "the listener is not programmed")
                 .to_condition("Programmed"),
-            (true, false) => gateway_awaited(),
+            (true, false) => gateway_pending_condition(),
             (true, true) => {
                 true_condition("Programmed", "Programmed", "the listener is programmed")
             }
         };
         Self {
             name: validated.listener.name.clone(),
-            kinds: match validated.refusal {
+            kinds: match validated.rejection {
                 Some(_) => Vec::new(),
                 None => validated.kinds.clone(),
             },
@@ -81,17 +81,17 @@ impl GatewayListenerStatus {
 }
 
 /// Creates the condition of a listener or route that waits for its gateway.
-pub(super) fn gateway_awaited() -> StatusCondition {
+pub(super) fn gateway_pending_condition() -> StatusCondition {
     ConditionReason::new("Pending", "its gateway is not programmed yet").to_condition("Programmed")
 }
 
 /// Creates a condition with status `True`.
 pub(super) fn true_condition(
-    word: &'static str,
+    name: &'static str,
     reason: &'static str,
     message: &str,
 ) -> StatusCondition {
-    StatusCondition { word, status: "True", reason, message: message.to_owned() }
+    StatusCondition { name, status: "True", reason, message: message.to_owned() }
 }
 
 /// Returns the supported features of the Gateway API, sorted.

@@ -26,10 +26,10 @@ fn object_id(namespace: &str, name: &str) -> ObjectId {
     ObjectId { namespace: namespace.to_owned(), name: name.to_owned() }
 }
 
-fn served_kind(word: &str) -> ServedKind {
-    let all = served_kinds().into_iter().chain(EDGE_KINDS);
-    let mut of_api = all.filter(|it| it.group == "gateway.networking.k8s.io");
-    of_api.find(|it| it.kind == word).unwrap()
+fn served_kind(kind_name: &str) -> ServedKind {
+    let kinds = served_kinds().into_iter().chain(GATEWAY_KINDS);
+    let mut kinds_of_api = kinds.filter(|kind| kind.group == "gateway.networking.k8s.io");
+    kinds_of_api.find(|kind| kind.kind == kind_name).unwrap()
 }
 
 impl ClusterFixture {
@@ -51,7 +51,7 @@ impl ClusterFixture {
             "metadata": {"name": name, "namespace": namespace},
             "spec": {"clusterIP": "10.0.0.1", "selector": {"app": name}, "ports": [{"port": 80}]},
         });
-        let ServiceReading::Ours(service, _) =
+        let ServiceReading::WithSelector(service, _) =
             crate::read::read_service(&serde_json::from_value(object).unwrap())
         else {
             panic!()
@@ -60,8 +60,8 @@ impl ClusterFixture {
     }
 
     /// Adds an object, as a watch would report it.
-    fn add_object(&mut self, word: &str, namespace: &str, name: &str, spec: Value) {
-        let kind = served_kind(word);
+    fn add_object(&mut self, kind_name: &str, namespace: &str, name: &str, spec: Value) {
+        let kind = served_kind(kind_name);
         let created = format!("2025-01-01T00:00:{:02}Z", self.facts.routes.len());
         let object: DynamicObject = serde_json::from_value(json!({
             "metadata": {
@@ -90,23 +90,23 @@ impl ClusterFixture {
     /// Adds a route to `infra/edge`, with one rule.
     fn add_route(
         &mut self,
-        word: &str,
+        kind_name: &str,
         namespace: &str,
         name: &str,
         parent: Value,
         hosts: &[&str],
     ) {
-        let mut parents = parent;
-        parents["name"] = json!("edge");
-        parents["namespace"] = json!("infra");
+        let mut parent_ref = parent;
+        parent_ref["name"] = json!("edge");
+        parent_ref["namespace"] = json!("infra");
         let mut spec = json!({
-            "parentRefs": [parents],
+            "parentRefs": [parent_ref],
             "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
         });
         if !hosts.is_empty() {
             spec["hostnames"] = json!(hosts);
         }
-        self.add_object(word, namespace, name, spec);
+        self.add_object(kind_name, namespace, name, spec);
     }
 
     fn add_certificate(&mut self, namespace: &str, name: &str) {
@@ -134,9 +134,9 @@ impl ClusterFixture {
     }
 
     /// Returns the reasons of `Accepted` and `ResolvedRefs` for the only parent of a route.
-    fn parent_reasons(&self, word: &str, namespace: &str, name: &str) -> [&'static str; 2] {
+    fn parent_reasons(&self, kind_name: &str, namespace: &str, name: &str) -> [&'static str; 2] {
         let resolved = self.resolve_all();
-        let route = RouteId { kind: served_kind(word).kind, id: object_id(namespace, name) };
+        let route = RouteId { kind: served_kind(kind_name).kind, id: object_id(namespace, name) };
         let parents = &resolved.parents[&route];
         assert_eq!(parents.len(), 1);
         let conditions = &parents[0].conditions;
@@ -145,23 +145,26 @@ impl ClusterFixture {
 }
 
 /// Returns the reason of a condition.
-fn condition_reason(conditions: &[StatusCondition], word: &str) -> &'static str {
-    conditions.iter().find(|it| it.word == word).unwrap().reason
+fn condition_reason(conditions: &[StatusCondition], name: &str) -> &'static str {
+    conditions.iter().find(|condition| condition.name == name).unwrap().reason
 }
 
 /// Returns host names and the routes of their rules, at one listener of `infra/edge`.
 fn hosts_at_listener(resolved: &ResolvedGateways, listener: &str) -> Vec<(String, Vec<String>)> {
     let gateway = resolved.gateways.values().next().unwrap();
-    let all = gateway.ports.iter().flat_map(|port| match &port.serves {
+    let listeners_of_all_ports = gateway.ports.iter().flat_map(|port| match &port.serves {
         GatewayPortRules::Http(listeners) | GatewayPortRules::Https(listeners) => {
             listeners.as_slice()
         }
         _ => &[],
     });
-    let found = all.into_iter().find(|it| it.name.as_str() == listener).unwrap();
-    let row = |it: &leno_model::HostRules| {
-        let name = it.hostname.as_ref().map_or("any".to_owned(), ToString::to_string);
-        (name, it.rules.iter().map(|rule| rule.route.name.to_string()).collect())
+    let selected = listeners_of_all_ports
+        .into_iter()
+        .find(|candidate| candidate.name.as_str() == listener)
+        .unwrap();
+    let describe_host = |host_rules: &leno_model::HostRules| {
+        let name = host_rules.hostname.as_ref().map_or("any".to_owned(), ToString::to_string);
+        (name, host_rules.rules.iter().map(|rule| rule.route.name.to_string()).collect())
     };
-    found.hosts.iter().map(row).collect()
+    selected.hosts.iter().map(describe_host).collect()
 }

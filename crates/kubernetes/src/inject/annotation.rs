@@ -9,28 +9,30 @@ use crate::words::{DEFAULT_POLICY, MTLS, WEIGHT, is_disabled, is_enabled};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InjectError {
     /// A boolean value that is neither on nor off.
-    #[error("{of}: `{key}` is `{value}`; use `enabled` or `disabled`")]
+    #[error("{object}: `{key}` is `{value}`; use `enabled` or `disabled`")]
     Switch {
         /// The object that has it.
-        of: AnnotatedObject,
+        object: AnnotatedObject,
         /// Its key.
         key: String,
         /// Its value.
         value: String,
     },
     /// Label and annotation of one object contradict each other.
-    #[error("{of}: `{key}` is a label and an annotation that contradict each other; remove one")]
+    #[error(
+        "{object}: `{key}` is a label and an annotation that contradict each other; remove one"
+    )]
     Contradiction {
         /// The object that has them.
-        of: AnnotatedObject,
+        object: AnnotatedObject,
         /// Their key.
         key: String,
     },
     /// An invalid list, image or quantity.
-    #[error("{of}: annotation `{key}`: `{value}` is not {expected}")]
+    #[error("{object}: annotation `{key}`: `{value}` is not {expected}")]
     Annotation {
         /// The object that has it.
-        of: AnnotatedObject,
+        object: AnnotatedObject,
         /// Its key.
         key: String,
         /// The invalid part.
@@ -112,7 +114,7 @@ impl std::fmt::Display for AnnotatedObject {
 pub(super) struct RuntimeAnnotation {
     pub(super) key: &'static str,
     /// Its validator.
-    pub(super) is_right: fn(&str) -> bool,
+    pub(super) is_valid_value: fn(&str) -> bool,
     /// A description of a valid value, for the error message.
     pub(super) expected: &'static str,
 }
@@ -121,31 +123,31 @@ pub(super) struct RuntimeAnnotation {
 pub(super) const RUNTIME_ANNOTATIONS: &[RuntimeAnnotation] = &[
     RuntimeAnnotation {
         key: DEFAULT_POLICY,
-        is_right: |text| DefaultPolicy::ALL.iter().any(|mode| mode.as_str() == text),
+        is_valid_value: |text| DefaultPolicy::ALL.iter().any(|mode| mode.as_str() == text),
         expected: "a default policy; use `allow`, `deny` or `dry-run`",
     },
     RuntimeAnnotation {
         key: MTLS,
-        is_right: |text| MtlsMode::ALL.iter().any(|choice| choice.as_str() == text),
+        is_valid_value: |text| MtlsMode::ALL.iter().any(|choice| choice.as_str() == text),
         expected: "a mutual TLS mode; use `permissive` or `strict`",
     },
     RuntimeAnnotation {
         key: WEIGHT,
-        is_right: |text| text.parse().ok().and_then(Weight::new).is_some(),
+        is_valid_value: |text| text.parse().ok().and_then(Weight::new).is_some(),
         expected: "a weight; use a number from 1 to 1000",
     },
 ];
 
 /// Parses a boolean value as OSM and FSM do: case-insensitively.
 pub(super) fn parse_switch(
-    of: AnnotatedObject,
+    object: AnnotatedObject,
     key: &str,
     value: &str,
 ) -> Result<bool, InjectError> {
     match (is_enabled(value), is_disabled(value)) {
         (true, _) => Ok(true),
         (_, true) => Ok(false),
-        _ => Err(InjectError::Switch { of, key: key.to_owned(), value: value.to_owned() }),
+        _ => Err(InjectError::Switch { object, key: key.to_owned(), value: value.to_owned() }),
     }
 }
 
@@ -155,6 +157,6 @@ pub(super) fn split_list(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the value of a label or annotation of a pod.
-pub(super) fn of_pod<'a>(pod: &'a Value, kind: &str, key: &str) -> Option<&'a str> {
+pub(super) fn pod_metadata<'a>(pod: &'a Value, kind: &str, key: &str) -> Option<&'a str> {
     pod["metadata"][kind].as_object()?.get(key)?.as_str()
 }

@@ -74,8 +74,9 @@ impl SidecarInputs<'_> {
     pub(super) fn regular_container(&self) -> Value {
         let mut container = self.sidecar_container();
         if let Some(arguments) = container["args"].as_array_mut() {
-            let ending = ["--drain-delay", CLASSIC_DRAIN_DELAY, "--drain-timeout", CLASSIC_DRAIN];
-            arguments.extend(ending.map(Value::from));
+            let drain_options =
+                ["--drain-delay", REGULAR_DRAIN_DELAY, "--drain-timeout", REGULAR_DRAIN_TIMEOUT];
+            arguments.extend(drain_options.map(Value::from));
         }
         container["readinessProbe"] = http_probe("/readyz", 2, 3);
         container
@@ -87,7 +88,7 @@ impl SidecarInputs<'_> {
         if self.options.dns {
             arguments.push(json!("--dns"));
         }
-        if self.options.scraped {
+        if self.options.is_scraped {
             let clients = self.settings.metrics_from.clone().unwrap_or(ClientRanges::Any);
             arguments.push(format!("--metrics-from={clients}").into());
         }
@@ -206,7 +207,7 @@ pub(super) const VOLUMES: [&str; 2] = [STATE_VOLUME, TOKEN_VOLUME];
 /// Any user ID except root and the sidecar's. Connections of the sidecar are not redirected.
 const VERIFIER_UID: u32 = PROXY_UID + 1;
 /// Together less than the default grace period of 30 seconds.
-const CLASSIC_DRAIN_DELAY: &str = "5s";
-const CLASSIC_DRAIN: &str = "20s";
+const REGULAR_DRAIN_DELAY: &str = "5s";
+const REGULAR_DRAIN_TIMEOUT: &str = "20s";
 /// The lifetime of a token. The kubelet renews it when a fifth is left.
 const TOKEN_SECONDS: u32 = 3600;

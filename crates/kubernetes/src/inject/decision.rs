@@ -6,37 +6,37 @@
 use leno_model::{Floor, repository_of};
 use serde_json::Value;
 
-use super::annotation::{AnnotatedObject, InjectError, of_pod, parse_switch};
-use super::options::wanted_image;
+use super::annotation::{AnnotatedObject, InjectError, parse_switch, pod_metadata};
+use super::options::requested_image;
 use super::{InjectionSettings, InjectionTrigger, NamespaceFacts, SkipReason, is_ours};
 use crate::words::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
 
 /// Returns the reason that the pod gets no sidecar, or `None` if it gets one.
 pub(crate) fn decide_injection(
     pod: &Value,
-    demand: InjectionTrigger<'_>,
+    trigger: InjectionTrigger<'_>,
     system_namespace: &str,
 ) -> Result<Option<SkipReason>, InjectError> {
-    if let Some(skip) = skip_reason(pod) {
-        return Ok(Some(skip));
+    if let Some(reason) = skip_reason(pod) {
+        return Ok(Some(reason));
     }
-    let namespace = match demand {
+    let namespace = match trigger {
         InjectionTrigger::Namespace(facts) => facts,
         InjectionTrigger::User(_) => {
-            let word = match spoken_by_pod(pod, None)? {
+            let reason = match pod_switch(pod, None)? {
                 Some(false) => Some(SkipReason::Disabled),
                 Some(true) | None => None,
             };
-            return Ok(word);
+            return Ok(reason);
         }
     };
-    if let Some(skip) = never_in(namespace, system_namespace) {
-        return Ok(Some(skip));
+    if let Some(reason) = namespace_skip_reason(namespace, system_namespace) {
+        return Ok(Some(reason));
     }
     // Both are parsed, so that an invalid value is reported even if it has no effect.
-    let (of_pod, of_namespace) =
-        (spoken_by_pod(pod, Some(namespace))?, spoken_by_namespace(namespace)?);
-    Ok(match of_pod.or(of_namespace) {
+    let (pod_setting, namespace_setting) =
+        (pod_switch(pod, Some(namespace))?, namespace_switch(namespace)?);
+    Ok(match pod_setting.or(namespace_setting) {
         Some(true) => None,
         Some(false) => Some(SkipReason::Disabled),
         None => Some(SkipReason::NotRequested),
@@ -45,34 +45,34 @@ pub(crate) fn decide_injection(
 
 /// Returns true if the floor of the mesh requires a sidecar although the pod opts out, because its namespace
 /// has injection.
-pub(super) fn is_required(pod: &Value, demand: InjectionTrigger<'_>, floor: &Floor) -> bool {
-    let opts_out = || spoken_by_pod(pod, demand.namespace_facts()) == Ok(Some(false));
-    let wants = |facts: &NamespaceFacts| spoken_by_namespace(facts) == Ok(Some(true));
-    floor.injection_required && demand.namespace_facts().is_some_and(wants) && opts_out()
+pub(super) fn is_required(pod: &Value, trigger: InjectionTrigger<'_>, floor: &Floor) -> bool {
+    let opts_out = || pod_switch(pod, trigger.namespace_facts()) == Ok(Some(false));
+    let has_injection = |facts: &NamespaceFacts| namespace_switch(facts) == Ok(Some(true));
+    floor.injection_required && trigger.namespace_facts().is_some_and(has_injection) && opts_out()
 }
 
 /// Rejects a pod with containers that have the names of a sidecar but none of its images, if the floor of the
 /// mesh requires a sidecar: such a pod would run without one.
 pub(super) fn reject_imitation(
     pod: &Value,
-    demand: InjectionTrigger<'_>,
+    trigger: InjectionTrigger<'_>,
     settings: &InjectionSettings,
 ) -> Result<(), InjectError> {
     let floor =
-        settings.floor_in(demand.namespace_facts()).filter(|floor| floor.injection_required);
+        settings.floor_in(trigger.namespace_facts()).filter(|floor| floor.injection_required);
     let has_injection = |facts: &&NamespaceFacts| {
-        never_in(facts, &settings.system_namespace).is_none()
-            && spoken_by_namespace(facts) == Ok(Some(true))
+        namespace_skip_reason(facts, &settings.system_namespace).is_none()
+            && namespace_switch(facts) == Ok(Some(true))
     };
-    let (Some(floor), Some(namespace)) = (floor, demand.namespace_facts().filter(has_injection))
+    let (Some(floor), Some(namespace)) = (floor, trigger.namespace_facts().filter(has_injection))
     else {
         return Ok(());
     };
-    let wanted = wanted_image(pod, Some(namespace))?;
+    let requested = requested_image(pod, Some(namespace))?;
     let is_permitted = |image: &str| {
         if floor.sidecar_images.is_empty() {
             // Annotations may name any image, and an already injected pod may be reviewed again.
-            wanted == Some(image) || repository_of(image) == repository_of(&settings.image)
+            requested == Some(image) || repository_of(image) == repository_of(&settings.image)
         } else {
             settings.permits_image(floor, image)
         }
@@ -80,7 +80,8 @@ pub(super) fn reject_imitation(
     let mut has_sidecar = false;
     for list in ["initContainers", "containers"] {
         let containers = pod["spec"][list].as_array().into_iter().flatten();
-        for (index, container) in containers.enumerate().filter(|(_, it)| is_ours(it)) {
+        for (index, container) in containers.enumerate().filter(|(_, container)| is_ours(container))
+        {
             let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
             if !is_permitted(container["image"].as_str().unwrap_or_default()) {
                 return Err(InjectError::Imitation {
@@ -100,8 +101,8 @@ pub(super) fn reject_imitation(
 pub(super) fn check_shape(pod: &Value) -> Result<(), InjectError> {
     const MAPS: [&str; 4] = ["/metadata", "/metadata/labels", "/metadata/annotations", "/spec"];
     const LISTS: [&str; 3] = ["/spec/containers", "/spec/initContainers", "/spec/volumes"];
-    let has_shape = |field: &str, is_one: fn(&Value) -> bool| {
-        pod.pointer(field).is_none_or(|value| value.is_null() || is_one(value))
+    let has_shape = |field: &str, is_expected: fn(&Value) -> bool| {
+        pod.pointer(field).is_none_or(|value| value.is_null() || is_expected(value))
     };
     if !pod.is_object() {
         return Err(InjectError::Shape { field: "the pod".to_owned(), expected: "a map" });
@@ -118,12 +119,12 @@ pub(super) fn check_shape(pod: &Value) -> Result<(), InjectError> {
 }
 
 /// Rejects containers with the user ID of the sidecar: their traffic would not be redirected.
-pub(super) fn refuse_sidecar_user(pod: &Value) -> Result<(), InjectError> {
+pub(super) fn reject_sidecar_user(pod: &Value) -> Result<(), InjectError> {
     let spec = &pod["spec"];
-    let of_pod = spec["securityContext"]["runAsUser"].as_i64();
+    let pod_user = spec["securityContext"]["runAsUser"].as_i64();
     for list in ["initContainers", "containers"] {
         for container in spec[list].as_array().into_iter().flatten() {
-            let user = container["securityContext"]["runAsUser"].as_i64().or(of_pod);
+            let user = container["securityContext"]["runAsUser"].as_i64().or(pod_user);
             if user == Some(i64::from(PROXY_UID)) {
                 let container = container["name"].as_str().unwrap_or_default().to_owned();
                 return Err(InjectError::SidecarUser { container, uid: PROXY_UID });
@@ -134,7 +135,7 @@ pub(super) fn refuse_sidecar_user(pod: &Value) -> Result<(), InjectError> {
 }
 
 /// Returns the reason that no pod of a namespace gets a sidecar, regardless of its settings.
-fn never_in(namespace: &NamespaceFacts, system_namespace: &str) -> Option<SkipReason> {
+fn namespace_skip_reason(namespace: &NamespaceFacts, system_namespace: &str) -> Option<SkipReason> {
     let name = namespace.name.as_str();
     if SYSTEM_NAMESPACES.contains(&name) || name == system_namespace {
         return Some(SkipReason::SystemNamespace);
@@ -153,68 +154,71 @@ fn skip_reason(pod: &Value) -> Option<SkipReason> {
     }
     let names = || containers().flatten().filter_map(|container| container["name"].as_str());
     for (label, container, mesh) in OTHER_MESHES {
-        let labelled = of_pod(pod, "labels", label).is_some();
-        if labelled && names().any(|name| name == *container) {
+        let has_label = pod_metadata(pod, "labels", label).is_some();
+        if has_label && names().any(|name| name == *container) {
             return Some(SkipReason::OtherMesh(mesh));
         }
     }
     if spec["hostNetwork"].as_bool() == Some(true) {
         return Some(SkipReason::HostNetwork);
     }
-    let system = &spec["nodeSelector"]["kubernetes.io/os"];
-    let is_windows = spec["os"]["name"] == "windows" || system == "windows";
+    let operating_system = &spec["nodeSelector"]["kubernetes.io/os"];
+    let is_windows = spec["os"]["name"] == "windows" || operating_system == "windows";
     is_windows.then_some(SkipReason::Windows)
 }
 
 /// Returns the setting of the pod.
-fn spoken_by_pod(
+fn pod_switch(
     pod: &Value,
     namespace: Option<&NamespaceFacts>,
 ) -> Result<Option<bool>, InjectError> {
-    let label = of_pod(pod, "labels", INJECTION);
-    let own = own_form(AnnotatedObject::Pod, label, of_pod(pod, "annotations", INJECTION))?;
-    let mut found = own;
+    let label = pod_metadata(pod, "labels", INJECTION);
+    let own_setting =
+        own_form(AnnotatedObject::Pod, label, pod_metadata(pod, "annotations", INJECTION))?;
+    let mut setting = own_setting;
     for prefix in OTHER_PREFIXES {
         let key = format!("{prefix}/{SIDECAR_INJECTION}");
-        let Some(text) = of_pod(pod, "annotations", &key) else { continue };
-        let word = parse_switch(AnnotatedObject::Pod, &key, text)?;
-        let monitored = namespace.is_some_and(|namespace| is_monitored(namespace, prefix));
+        let Some(text) = pod_metadata(pod, "annotations", &key) else { continue };
+        let is_on = parse_switch(AnnotatedObject::Pod, &key, text)?;
+        let is_monitored_namespace =
+            namespace.is_some_and(|namespace| is_monitored(namespace, prefix));
         // Opting out of OSM's or FSM's sidecar counts everywhere; opting in only in a namespace that it
         // monitors.
-        if monitored || !word {
-            found = found.or(Some(word));
+        if is_monitored_namespace || !is_on {
+            setting = setting.or(Some(is_on));
         }
     }
-    Ok(found)
+    Ok(setting)
 }
 
-fn spoken_by_namespace(namespace: &NamespaceFacts) -> Result<Option<bool>, InjectError> {
+fn namespace_switch(namespace: &NamespaceFacts) -> Result<Option<bool>, InjectError> {
     let label = namespace.labels.get(INJECTION).map(String::as_str);
     let annotation = namespace.annotations.get(INJECTION).map(String::as_str);
-    let mut found = own_form(AnnotatedObject::Namespace, label, annotation)?;
+    let mut setting = own_form(AnnotatedObject::Namespace, label, annotation)?;
     for prefix in OTHER_PREFIXES {
         let key = format!("{prefix}/{SIDECAR_INJECTION}");
         if let (true, Some(text)) =
             (is_monitored(namespace, prefix), namespace.annotations.get(&key))
         {
-            let word = parse_switch(AnnotatedObject::Namespace, &key, text)?;
-            found = found.or(Some(word));
+            let is_on = parse_switch(AnnotatedObject::Namespace, &key, text)?;
+            setting = setting.or(Some(is_on));
         }
     }
-    Ok(found)
+    Ok(setting)
 }
 
 fn own_form(
-    of: AnnotatedObject,
+    annotated: AnnotatedObject,
     label: Option<&str>,
     annotation: Option<&str>,
 ) -> Result<Option<bool>, InjectError> {
-    let read = |text: Option<&str>| text.map(|text| parse_switch(of, INJECTION, text)).transpose();
+    let read =
+        |text: Option<&str>| text.map(|text| parse_switch(annotated, INJECTION, text)).transpose();
     match (read(label)?, read(annotation)?) {
-        (Some(one), Some(other)) if one != other => {
-            Err(InjectError::Contradiction { of, key: INJECTION.to_owned() })
+        (Some(label), Some(annotation)) if label != annotation => {
+            Err(InjectError::Contradiction { object: annotated, key: INJECTION.to_owned() })
         }
-        (one, other) => Ok(one.or(other)),
+        (label, annotation) => Ok(label.or(annotation)),
     }
 }
 
@@ -286,9 +290,10 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_another_shape_is_rejected() {
-        let on = shop_namespace(&[("leno.dev/injection", "enabled")]);
-        let said = |pod: &Value| floor_verdict(pod, &on, Floor::default()).unwrap_or_default();
+    fn a_pod_with_fields_of_wrong_types_is_rejected() {
+        let enabled = shop_namespace(&[("leno.dev/injection", "enabled")]);
+        let rejection =
+            |pod: &Value| floor_verdict(pod, &enabled, Floor::default()).unwrap_or_default();
         for (pod, field) in [
             (json!("a pod"), "the pod is not a map"),
             (json!({"metadata": {}, "spec": "80"}), "spec is not a map"),
@@ -302,20 +307,20 @@ mod tests {
             ),
             (json!({"spec": {"volumes": "a", "containers": []}}), "spec.volumes is not a list"),
         ] {
-            assert!(said(&pod).starts_with(field), "{pod}: {}", said(&pod));
+            assert!(rejection(&pod).starts_with(field), "{pod}: {}", rejection(&pod));
         }
     }
 
     #[test]
-    fn a_container_with_the_name_of_the_sidecar_is_none_where_the_floor_requires_one() {
-        let on = || shop_namespace(&[("leno.dev/injection", "enabled")]);
+    fn an_imitation_of_the_sidecar_is_rejected_if_the_floor_requires_a_sidecar() {
+        let enabled = || shop_namespace(&[("leno.dev/injection", "enabled")]);
         let pod = |image: &str| {
             pod_with_containers(
                 json!([{"name": "app", "image": "app:1"}, {"name": "leno-proxy", "image": image}]),
             )
         };
-        let idle = pod("busybox:1");
-        let reason = floor_verdict(&idle, &on(), required_images(&[])).unwrap();
+        let imitation = pod("busybox:1");
+        let reason = floor_verdict(&imitation, &enabled(), required_images(&[])).unwrap();
         assert_eq!(
             reason,
             "container leno-proxy (spec.containers[1].image) has the name of the sidecar and runs \
@@ -323,30 +328,39 @@ mod tests {
              requires a sidecar; remove the container, and the pod gets a sidecar, or add the \
              repository to spec.floor.sidecarImages"
         );
-        assert!(floor_verdict(&idle, &on(), required_images(&["mirror.example/"])).is_some());
+        assert!(
+            floor_verdict(&imitation, &enabled(), required_images(&["mirror.example/"])).is_some()
+        );
         for image in ["registry.example/leno:1", "registry.example/leno@sha256:0"] {
-            assert_eq!(floor_verdict(&pod(image), &on(), required_images(&[])), None, "{image}");
             assert_eq!(
-                floor_verdict(&pod(image), &on(), required_images(&["other"])),
+                floor_verdict(&pod(image), &enabled(), required_images(&[])),
+                None,
+                "{image}"
+            );
+            assert_eq!(
+                floor_verdict(&pod(image), &enabled(), required_images(&["other"])),
                 None,
                 "{image}"
             );
         }
         let mirrored = pod("mirror.example/leno:1");
-        assert_eq!(floor_verdict(&mirrored, &on(), required_images(&["mirror.example/"])), None);
-        assert!(floor_verdict(&mirrored, &on(), required_images(&[])).is_some());
+        assert_eq!(
+            floor_verdict(&mirrored, &enabled(), required_images(&["mirror.example/"])),
+            None
+        );
+        assert!(floor_verdict(&mirrored, &enabled(), required_images(&[])).is_some());
         // A pod that got the image of its annotation.
         let mut annotated = mirrored;
         annotated["metadata"]["annotations"] =
             json!({"leno.dev/sidecar-image": "mirror.example/leno:1"});
-        assert_eq!(floor_verdict(&annotated, &on(), required_images(&[])), None);
+        assert_eq!(floor_verdict(&annotated, &enabled(), required_images(&[])), None);
         // Without an image.
         let bare = pod_with_containers(json!([{"name": "leno-proxy"}]));
-        assert!(floor_verdict(&bare, &on(), required_images(&[])).is_some());
+        assert!(floor_verdict(&bare, &enabled(), required_images(&[])).is_some());
     }
 
     #[test]
-    fn redirection_alone_is_no_sidecar() {
+    fn a_redirection_container_alone_is_not_a_sidecar() {
         let facts = shop_namespace(&[("leno.dev/injection", "enabled")]);
         let pod =
             pod_with_containers(json!([{"name": "leno-init", "image": "registry.example/leno:1"}]));
@@ -356,19 +370,19 @@ mod tests {
     }
 
     #[test]
-    fn any_container_counts_where_no_sidecar_is_required() {
+    fn any_container_with_the_name_counts_if_no_sidecar_is_required() {
         let pod = pod_with_containers(json!([{"name": "leno-proxy", "image": "busybox"}]));
-        let on = ("leno.dev/injection", "enabled");
+        let enabled = ("leno.dev/injection", "enabled");
         let shop_name = Name::new("shop").unwrap();
         let excepted = Floor { except_namespaces: [shop_name].into(), ..required_images(&[]) };
         for (facts, floor) in [
-            (shop_namespace(&[on]), Floor::default()),
-            (shop_namespace(&[on]), excepted),
+            (shop_namespace(&[enabled]), Floor::default()),
+            (shop_namespace(&[enabled]), excepted),
             (shop_namespace(&[]), required_images(&[])),
             (shop_namespace(&[("leno.dev/injection", "disabled")]), required_images(&[])),
-            (shop_namespace(&[on, ("leno.dev/ignore", "true")]), required_images(&[])),
+            (shop_namespace(&[enabled, ("leno.dev/ignore", "true")]), required_images(&[])),
             (
-                NamespaceFacts { name: "leno-system".to_owned(), ..shop_namespace(&[on]) },
+                NamespaceFacts { name: "leno-system".to_owned(), ..shop_namespace(&[enabled]) },
                 required_images(&[]),
             ),
         ] {

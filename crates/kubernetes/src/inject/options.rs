@@ -9,8 +9,8 @@ use leno_model::Upgrades;
 use serde_json::{Value, json};
 
 use super::annotation::{
-    AnnotatedObject, InjectError, RUNTIME_ANNOTATIONS, RuntimeAnnotation, of_pod, parse_switch,
-    split_list,
+    AnnotatedObject, InjectError, RUNTIME_ANNOTATIONS, RuntimeAnnotation, parse_switch,
+    pod_metadata, split_list,
 };
 use super::{AddressRange, InjectionSettings, NamespaceFacts};
 use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_read};
@@ -65,13 +65,13 @@ pub(super) struct SidecarOptions {
     pub(super) resources: Resources,
     pub(super) image: String,
     /// True if annotations for Prometheus are requested.
-    pub(super) scraped: bool,
+    pub(super) is_scraped: bool,
     /// True if the sidecar answers DNS queries.
     pub(super) dns: bool,
     /// The `PORT/PATH` of the application's own metrics, if the sidecar exposes them as well.
     pub(super) application_metrics: Option<String>,
     /// The annotations that the floor of the mesh overrides, as one warning each.
-    pub(super) overruled: Vec<String>,
+    pub(super) warnings: Vec<String>,
     /// The protocols to which connections may be upgraded, if not only WebSocket.
     pub(super) upgrades: Option<Upgrades>,
 }
@@ -82,42 +82,44 @@ impl SidecarOptions {
         namespace: Option<&NamespaceFacts>,
         settings: &InjectionSettings,
     ) -> Result<Self, InjectError> {
-        let written = AnnotationSources { pod, namespace };
-        written.validate_admission()?;
+        let annotations = AnnotationSources { pod, namespace };
+        annotations.validate_admission()?;
         let floor = settings.floor_in(namespace);
-        let mut overruled = Vec::new();
+        let mut warnings = Vec::new();
         let mut exclusions = settings.exclusions.clone();
-        written.read_exclusions(&mut exclusions)?;
-        if exclusions != settings.exclusions && floor.is_some_and(|it| it.exclusions_forbidden) {
+        annotations.read_exclusions(&mut exclusions)?;
+        if exclusions != settings.exclusions
+            && floor.is_some_and(|floor| floor.exclusions_forbidden)
+        {
             exclusions = settings.exclusions.clone();
-            overruled.push(NO_EXCLUSIONS.to_owned());
+            warnings.push(EXCLUSIONS_FORBIDDEN.to_owned());
         }
-        let dns = written.has_dns()?;
+        let dns = annotations.has_dns()?;
         if dns && exclusions.outbound_ports.contains(&DNS_PORT) {
             return Err(InjectError::DnsPort);
         }
-        let mut image = written.read_image()?.unwrap_or(&settings.image);
+        let mut image = annotations.read_image()?.unwrap_or(&settings.image);
         if floor.is_some_and(|floor| !settings.permits_image(floor, image)) {
             let problem =
                 "is not permitted by spec.floor.sidecarImages of the MeshConfig: the sidecar has";
-            overruled.push(format!("{SIDECAR_IMAGE}: {image} {problem} {}", settings.image));
+            warnings.push(format!("{SIDECAR_IMAGE}: {image} {problem} {}", settings.image));
             image = &settings.image;
         }
         Ok(Self {
             exclusions,
-            resources: written.read_resources(settings)?,
+            resources: annotations.read_resources(settings)?,
             image: image.to_owned(),
-            scraped: written.is_scraped()?,
+            is_scraped: annotations.is_scraped()?,
             dns,
-            application_metrics: written.application_metrics()?,
-            overruled,
-            upgrades: written.read_upgrades()?,
+            application_metrics: annotations.application_metrics()?,
+            warnings,
+            upgrades: annotations.read_upgrades()?,
         })
     }
 }
 
 /// Returns the image that an annotation of the pod or its namespace names.
-pub(super) fn wanted_image<'a>(
+pub(super) fn requested_image<'a>(
     pod: &'a Value,
     namespace: Option<&'a NamespaceFacts>,
 ) -> Result<Option<&'a str>, InjectError> {
@@ -136,7 +138,8 @@ impl<'a> AnnotationSources<'a> {
         debug_assert!(is_read(name), "{name} is not listed as supported");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
         let of_pod = keys().filter_map(|key| {
-            of_pod(self.pod, "annotations", &key).map(|it| (AnnotatedObject::Pod, key, it))
+            pod_metadata(self.pod, "annotations", &key)
+                .map(|value| (AnnotatedObject::Pod, key, value))
         });
         let of_namespace = keys().filter_map(|key| {
             let text = self.namespace?.annotations.get(&key)?;
@@ -158,13 +161,13 @@ impl<'a> AnnotationSources<'a> {
     }
 
     fn read_ports(&self, name: &str, into: &mut BTreeSet<u16>) -> Result<(), InjectError> {
-        for (of, key, text) in self.annotations_named(name) {
+        for (annotated_object, key, text) in self.annotations_named(name) {
             for element in split_list(text) {
                 match element.parse() {
                     Ok(port @ 1..) => into.insert(port),
                     _ => {
                         let expected = "a port; use numbers from 1 to 65535, such as `25, 5432`";
-                        return Err(invalid_value(of, key, element, expected));
+                        return Err(invalid_value(annotated_object, key, element, expected));
                     }
                 };
             }
@@ -177,12 +180,12 @@ impl<'a> AnnotationSources<'a> {
         name: &str,
         into: &mut BTreeSet<AddressRange>,
     ) -> Result<(), InjectError> {
-        for (of, key, text) in self.annotations_named(name) {
+        for (annotated_object, key, text) in self.annotations_named(name) {
             for element in split_list(text) {
                 let expected = "a range of addresses; use one such as 192.0.2.0/24";
-                let range = element
-                    .parse()
-                    .map_err(|()| invalid_value(of, key.clone(), element, expected))?;
+                let range = element.parse().map_err(|()| {
+                    invalid_value(annotated_object, key.clone(), element, expected)
+                })?;
                 into.insert(range);
             }
         }
@@ -190,11 +193,11 @@ impl<'a> AnnotationSources<'a> {
     }
 
     fn read_interfaces(&self, name: &str, into: &mut BTreeSet<String>) -> Result<(), InjectError> {
-        for (of, key, text) in self.annotations_named(name) {
+        for (annotated_object, key, text) in self.annotations_named(name) {
             for element in split_list(text) {
                 if !is_interface(element) {
                     let expected = "the name of a network interface; use one such as eth1";
-                    return Err(invalid_value(of, key, element, expected));
+                    return Err(invalid_value(annotated_object, key, element, expected));
                 }
                 into.insert(element.to_owned());
             }
@@ -205,37 +208,43 @@ impl<'a> AnnotationSources<'a> {
     /// Reads resources from annotations in FSM's form, such as `sidecar-resource-limits-memory`.
     fn read_resources(&self, settings: &InjectionSettings) -> Result<Resources, InjectError> {
         let mut resources = settings.resources.clone();
-        let mut wished = [BTreeMap::new(), BTreeMap::new()];
-        for (which, kind) in ["requests", "limits"].into_iter().enumerate() {
-            for (resource, words) in RESOURCES {
-                let name = |word| format!("sidecar-resource-{kind}-{word}");
-                let found = words.iter().filter_map(|word| self.first_annotation(&name(word)));
-                let Some((of, key, text)) = found.min_by_key(|(of, ..)| *of) else { continue };
+        let mut requested = [BTreeMap::new(), BTreeMap::new()];
+        for (index, kind) in ["requests", "limits"].into_iter().enumerate() {
+            for (resource, suffixes) in RESOURCES {
+                let name = |suffix| format!("sidecar-resource-{kind}-{suffix}");
+                let annotations =
+                    suffixes.iter().filter_map(|suffix| self.first_annotation(&name(suffix)));
+                let Some((annotated_object, key, text)) =
+                    annotations.min_by_key(|(annotated_object, ..)| *annotated_object)
+                else {
+                    continue;
+                };
                 if !is_quantity(text) {
                     return Err(invalid_value(
-                        of,
+                        annotated_object,
                         key,
                         text,
                         "a quantity; use one such as 100m or 64Mi",
                     ));
                 }
-                wished[which].insert((*resource).to_owned(), text.to_owned());
+                requested[index].insert((*resource).to_owned(), text.to_owned());
             }
         }
-        let [requests, limits] = wished;
+        let [requests, limits] = requested;
         resources.requests.extend(requests.clone());
         resources.limits.extend(limits.clone());
         // The API server rejects a request above its limit. If only one of the two is annotated, it replaces
         // the other.
-        let both: Vec<String> = resources
+        let keys: Vec<String> = resources
             .requests
             .keys()
             .filter(|key| resources.limits.contains_key(*key))
             .cloned()
             .collect();
-        for key in both {
+        for key in keys {
             let (request, limit) = (resources.requests.get(&key), resources.limits.get(&key));
-            if request.and_then(|it| parse_quantity(it)) <= limit.and_then(|it| parse_quantity(it))
+            if request.and_then(|quantity| parse_quantity(quantity))
+                <= limit.and_then(|quantity| parse_quantity(quantity))
             {
                 continue;
             }
@@ -252,17 +261,20 @@ impl<'a> AnnotationSources<'a> {
     fn own_annotation(&self, key: &str) -> Option<(AnnotatedObject, &'a str)> {
         let of_namespace =
             || Some((AnnotatedObject::Namespace, self.namespace?.annotations.get(key)?.as_str()));
-        let of_pod = of_pod(self.pod, "annotations", key).map(|text| (AnnotatedObject::Pod, text));
+        let of_pod =
+            pod_metadata(self.pod, "annotations", key).map(|text| (AnnotatedObject::Pod, text));
         of_pod.or_else(of_namespace)
     }
 
     /// Returns the image. Annotations of other meshes are ignored because they name other programs.
     fn read_image(&self) -> Result<Option<&'a str>, InjectError> {
-        let Some((of, image)) = self.own_annotation(SIDECAR_IMAGE) else { return Ok(None) };
-        let is_odd = |c: char| c.is_whitespace() || c.is_control();
-        if image.is_empty() || image.contains(is_odd) {
+        let Some((annotated_object, image)) = self.own_annotation(SIDECAR_IMAGE) else {
+            return Ok(None);
+        };
+        let is_forbidden_character = |c: char| c.is_whitespace() || c.is_control();
+        if image.is_empty() || image.contains(is_forbidden_character) {
             let expected = "the name of an image; use one such as `leno:0.1`";
-            return Err(invalid_value(of, SIDECAR_IMAGE.to_owned(), image, expected));
+            return Err(invalid_value(annotated_object, SIDECAR_IMAGE.to_owned(), image, expected));
         }
         Ok(Some(image))
     }
@@ -270,9 +282,9 @@ impl<'a> AnnotationSources<'a> {
     /// Validates the annotations that are read at run time. Invalid values of the namespace do not block pods:
     /// the previous values stay in force, and an event reports the error.
     fn validate_admission(&self) -> Result<(), InjectError> {
-        for RuntimeAnnotation { key, is_right, expected } in RUNTIME_ANNOTATIONS {
-            match of_pod(self.pod, "annotations", key) {
-                Some(text) if !is_right(text) => {
+        for RuntimeAnnotation { key, is_valid_value, expected } in RUNTIME_ANNOTATIONS {
+            match pod_metadata(self.pod, "annotations", key) {
+                Some(text) if !is_valid_value(text) => {
                     return Err(invalid_value(
                         AnnotatedObject::Pod,
                         (*key).to_owned(),
@@ -291,61 +303,63 @@ impl<'a> AnnotationSources<'a> {
         match self.own_annotation(DNS) {
             None | Some((_, "cluster")) => Ok(false),
             Some((_, "proxy")) => Ok(true),
-            Some((of, text)) => {
+            Some((annotated_object, text)) => {
                 let expected = "a DNS mode; use `proxy` or `cluster`";
-                Err(invalid_value(of, DNS.to_owned(), text, expected))
+                Err(invalid_value(annotated_object, DNS.to_owned(), text, expected))
             }
         }
     }
 
     fn read_upgrades(&self) -> Result<Option<Upgrades>, InjectError> {
-        let Some((of, text)) = self.own_annotation(UPGRADES) else { return Ok(None) };
+        let Some((annotated_object, text)) = self.own_annotation(UPGRADES) else { return Ok(None) };
         let expected = "a list of protocols; use one such as `websocket,tcp`, or `any`";
         let upgrades = text.parse();
-        upgrades.map(Some).map_err(|_| invalid_value(of, UPGRADES.to_owned(), text, expected))
+        upgrades
+            .map(Some)
+            .map_err(|_| invalid_value(annotated_object, UPGRADES.to_owned(), text, expected))
     }
 
     /// Returns the pod's own Prometheus endpoint, if the sidecar exposes metrics. Endpoints that the sidecar
     /// cannot scrape are left to Prometheus. So is a copied annotation that already refers to a sidecar.
     fn application_metrics(&self) -> Result<Option<String>, InjectError> {
-        let reported = |key: &str| of_pod(self.pod, "annotations", key);
-        if !self.is_scraped()? || reported("prometheus.io/scrape") != Some("true") {
+        let annotation = |key: &str| pod_metadata(self.pod, "annotations", key);
+        if !self.is_scraped()? || annotation("prometheus.io/scrape") != Some("true") {
             return Ok(None);
         }
-        let port = reported("prometheus.io/port").and_then(|port| port.parse::<u16>().ok());
-        let path = reported("prometheus.io/path").unwrap_or("/metrics").trim_start_matches('/');
-        let is_plain = reported("prometheus.io/scheme").is_none_or(|scheme| scheme == "http");
-        let visible = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}$".contains(&byte);
-        let fits = is_plain && path.len() < 1024 && path.bytes().all(visible);
-        let port = port.filter(|port| fits && *port != 0 && *port != HEALTH_PORT);
+        let port = annotation("prometheus.io/port").and_then(|port| port.parse::<u16>().ok());
+        let path = annotation("prometheus.io/path").unwrap_or("/metrics").trim_start_matches('/');
+        let is_plaintext = annotation("prometheus.io/scheme").is_none_or(|scheme| scheme == "http");
+        let is_path_byte = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}$".contains(&byte);
+        let is_scrapable = is_plaintext && path.len() < 1024 && path.bytes().all(is_path_byte);
+        let port = port.filter(|port| is_scrapable && *port != 0 && *port != HEALTH_PORT);
         Ok(port.map(|port| format!("{port}/{path}")))
     }
 
     fn is_scraped(&self) -> Result<bool, InjectError> {
         match self.first_annotation("metrics") {
-            Some((of, key, text)) => parse_switch(of, &key, text),
+            Some((annotated_object, key, text)) => parse_switch(annotated_object, &key, text),
             None => Ok(false),
         }
     }
 }
 
 fn invalid_value(
-    of: AnnotatedObject,
+    annotated_object: AnnotatedObject,
     key: String,
     value: &str,
     expected: &'static str,
 ) -> InjectError {
-    InjectError::Annotation { of, key, value: value.to_owned(), expected }
+    InjectError::Annotation { object: annotated_object, key, value: value.to_owned(), expected }
 }
 
 /// Returns true if the kernel accepts a text as the name of a network interface.
 #[must_use]
 pub fn is_interface(text: &str) -> bool {
-    let is_odd =
+    let is_forbidden_character =
         |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '"' | ',');
     !text.is_empty()
         && text.len() < INTERFACE_BYTES
-        && !text.contains(is_odd)
+        && !text.contains(is_forbidden_character)
         && !matches!(text, "." | "..")
 }
 
@@ -357,13 +371,13 @@ fn is_quantity(text: &str) -> bool {
 fn parse_quantity(text: &str) -> Option<f64> {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.get(number.len()..)?;
-    let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
+    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
     let number: f64 = number.parse().ok()?;
     (number.is_finite() && number >= 0.0).then_some(number * factor)
 }
 
 /// The warning for exclusions that the floor rejects.
-const NO_EXCLUSIONS: &str = "annotations exclude ports, addresses or interfaces from the mesh, and \
+const EXCLUSIONS_FORBIDDEN: &str = "annotations exclude ports, addresses or interfaces from the mesh, and \
                              spec.floor.exclusions of the MeshConfig does not permit that: nothing \
                              is excluded";
 /// The size of the kernel's buffer for an interface name, with a terminating byte (`IFNAMSIZ`).

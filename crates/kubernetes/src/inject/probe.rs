@@ -17,16 +17,16 @@ impl SidecarProbes {
     pub(super) fn take_over(&mut self, container: &mut Value) {
         let name = container["name"].as_str().unwrap_or_default().to_owned();
         let ports = container["ports"].clone();
-        let mut taken = Map::new();
+        let mut probes = Map::new();
         for kind in KINDS {
             let key = format!("{kind}Probe");
             let Some(probe) = container.get_mut(&key).and_then(Value::as_object_mut) else {
                 continue;
             };
-            match made_by_sidecar(probe, &ports) {
-                Ok(Some(made)) => {
+            match sidecar_probe(probe, &ports) {
+                Ok(Some(sidecar_probe)) => {
                     redirect_probe(probe, &format!("/probe/{name}/{kind}"));
-                    taken.insert((*kind).to_owned(), made);
+                    probes.insert((*kind).to_owned(), sidecar_probe);
                 }
                 Ok(None) => {}
                 Err(UnknownPort(port)) => self.warnings.push(format!(
@@ -35,15 +35,15 @@ impl SidecarProbes {
                 )),
             }
         }
-        if !taken.is_empty() {
-            self.by_container.insert(name.clone(), Value::Object(taken));
+        if !probes.is_empty() {
+            self.by_container.insert(name.clone(), Value::Object(probes));
         }
         for hook in ["postStart", "preStop"] {
-            for what in ["httpGet", "tcpSocket"] {
-                let action = &container["lifecycle"][hook][what];
+            for action_kind in ["httpGet", "tcpSocket"] {
+                let action = &container["lifecycle"][hook][action_kind];
                 if action.is_object() && action["host"].is_null() {
                     self.warnings.push(format!(
-                        "container {name}: lifecycle.{hook}.{what} is called from outside the mesh \
+                        "container {name}: lifecycle.{hook}.{action_kind} is called from outside the mesh \
                          and reset; use `exec`, or exclude its port with \
                          `leno.dev/inbound-port-exclusion-list`"
                     ));
@@ -68,20 +68,17 @@ impl SidecarProbes {
 struct UnknownPort(Value);
 
 /// Returns the probe for the sidecar, or `None` if the kubelet keeps it.
-fn made_by_sidecar(
-    probe: &Map<String, Value>,
-    ports: &Value,
-) -> Result<Option<Value>, UnknownPort> {
+fn sidecar_probe(probe: &Map<String, Value>, ports: &Value) -> Result<Option<Value>, UnknownPort> {
     let timeout = probe.get("timeoutSeconds").and_then(Value::as_u64).unwrap_or(1);
-    let with = |what: &str, action: Value| {
-        let mut made = Map::new();
-        made.insert(what.to_owned(), action);
-        made.insert("timeoutSeconds".to_owned(), timeout.into());
-        Some(Value::Object(made))
+    let build_probe = |action_kind: &str, action: Value| {
+        let mut probe = Map::new();
+        probe.insert(action_kind.to_owned(), action);
+        probe.insert("timeoutSeconds".to_owned(), timeout.into());
+        Some(Value::Object(probe))
     };
     let has_other_host =
         |action: &Value| action["host"].as_str().is_some_and(|host| !host.is_empty());
-    if let Some(action) = probe.get("httpGet").filter(|it| it.is_object()) {
+    if let Some(action) = probe.get("httpGet").filter(|action| action.is_object()) {
         if has_other_host(action) {
             return Ok(None);
         }
@@ -90,21 +87,26 @@ fn made_by_sidecar(
             "port": resolve_port(&action["port"], ports)?,
             "scheme": action["scheme"].as_str().unwrap_or("HTTP"),
         });
-        if let Some(headers) = action["httpHeaders"].as_array().filter(|it| !it.is_empty()) {
+        if let Some(headers) =
+            action["httpHeaders"].as_array().filter(|headers| !headers.is_empty())
+        {
             get["httpHeaders"] = headers.clone().into();
         }
-        return Ok(with("httpGet", get));
+        return Ok(build_probe("httpGet", get));
     }
-    if let Some(action) = probe.get("tcpSocket").filter(|it| it.is_object()) {
+    if let Some(action) = probe.get("tcpSocket").filter(|action| action.is_object()) {
         if has_other_host(action) {
             return Ok(None);
         }
-        return Ok(with("tcpSocket", json!({"port": resolve_port(&action["port"], ports)?})));
+        return Ok(build_probe(
+            "tcpSocket",
+            json!({"port": resolve_port(&action["port"], ports)?}),
+        ));
     }
-    match probe.get("grpc").filter(|it| it.is_object()) {
+    match probe.get("grpc").filter(|action| action.is_object()) {
         Some(action) => {
             let service = action["service"].as_str().unwrap_or_default();
-            Ok(with("grpc", json!({"port": action["port"], "service": service})))
+            Ok(build_probe("grpc", json!({"port": action["port"], "service": service})))
         }
         None => Ok(None),
     }
@@ -123,8 +125,8 @@ fn resolve_port(port: &Value, ports: &Value) -> Result<u64, UnknownPort> {
     let Some(name) = port.as_str() else {
         return port.as_u64().ok_or_else(|| UnknownPort(port.clone()));
     };
-    let named = ports.as_array().into_iter().flatten().find(|it| it["name"] == name);
-    let number = named.and_then(|it| it["containerPort"].as_u64());
+    let named_port = ports.as_array().into_iter().flatten().find(|port| port["name"] == name);
+    let number = named_port.and_then(|port| port["containerPort"].as_u64());
     number.or_else(|| name.parse().ok()).ok_or_else(|| UnknownPort(port.clone()))
 }
 

@@ -15,7 +15,7 @@ pub struct InjectedManifest {
     /// The manifest, with sidecars.
     pub manifest: Value,
     /// For each object with a pod template: its kind and name, and the outcome.
-    pub reported: Vec<(String, TemplateOutcome)>,
+    pub outcomes: Vec<(String, TemplateOutcome)>,
 }
 
 /// The outcome for one object.
@@ -46,36 +46,39 @@ pub fn inject_manifest(
     namespaces: &BTreeMap<String, NamespaceFacts>,
     settings: &InjectionSettings,
 ) -> Result<InjectedManifest, (String, InjectError)> {
-    let mut reported = Vec::new();
-    visit(&mut manifest, (namespaces, settings), &mut reported)?;
-    Ok(InjectedManifest { manifest, reported })
+    let mut outcomes = Vec::new();
+    inject_object(&mut manifest, (namespaces, settings), &mut outcomes)?;
+    Ok(InjectedManifest { manifest, outcomes })
 }
 
-fn visit(
+fn inject_object(
     object: &mut Value,
-    known: (&BTreeMap<String, NamespaceFacts>, &InjectionSettings),
-    reported: &mut Vec<(String, TemplateOutcome)>,
+    context: (&BTreeMap<String, NamespaceFacts>, &InjectionSettings),
+    outcomes: &mut Vec<(String, TemplateOutcome)>,
 ) -> Result<(), (String, InjectError)> {
     if is_list(object) {
         for item in object["items"].as_array_mut().into_iter().flatten() {
-            visit(item, known, reported)?;
+            inject_object(item, context, outcomes)?;
         }
         return Ok(());
     }
     let Some((kind, pointer)) = pods_of(object) else { return Ok(()) };
-    let (namespaces, settings) = known;
+    let (namespaces, settings) = context;
     let demand = InjectionTrigger::User(namespaces.get(namespace_of(object)));
     let name = format!("{kind} {}", object["metadata"]["name"].as_str().unwrap_or_default());
-    let template = object.pointer_mut(pointer).filter(|it| it["spec"]["containers"].is_array());
+    let template =
+        object.pointer_mut(pointer).filter(|template| template["spec"]["containers"].is_array());
     let Some(template) = template else {
         return Err((name.clone(), InjectError::NoPod(name)));
     };
     match inject_sidecar(template, demand, settings).map_err(|error| (name.clone(), error))? {
         InjectionOutcome::Injected { pod, warnings } => {
             *template = pod;
-            reported.push((name, TemplateOutcome::Injected(warnings)));
+            outcomes.push((name, TemplateOutcome::Injected(warnings)));
         }
-        InjectionOutcome::Skipped(skip) => reported.push((name, TemplateOutcome::Skipped(skip))),
+        InjectionOutcome::Skipped(reason) => {
+            outcomes.push((name, TemplateOutcome::Skipped(reason)))
+        }
     }
     Ok(())
 }

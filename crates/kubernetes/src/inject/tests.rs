@@ -21,15 +21,15 @@ fn with_a_network_plugin_no_container_has_privileges() {
         let outcome = inject_sidecar(&pod, InjectionTrigger::User(None), &settings).unwrap();
         let InjectionOutcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let first = &pod["spec"]["initContainers"][0];
-        let reported = &pod["metadata"]["annotations"]["leno.dev/redirect"];
+        let redirect = &pod["metadata"]["annotations"]["leno.dev/redirect"];
         if by_plugin {
             assert_eq!(first["args"], json!(["redirect", "--verify"]));
             assert_eq!(first["securityContext"]["runAsNonRoot"], true);
             assert_eq!(first["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
-            assert_eq!(*reported, "--exclude-outbound-ports=25");
+            assert_eq!(*redirect, "--exclude-outbound-ports=25");
         } else {
             assert_eq!(first["args"], json!(["redirect", "--exclude-outbound-ports=25"]));
-            assert!(reported.is_null(), "{reported}");
+            assert!(redirect.is_null(), "{redirect}");
         }
     }
 }
@@ -82,7 +82,7 @@ fn inject_pod(pod: &Value, settings: &InjectionSettings) -> (Value, Vec<String>)
 }
 
 #[test]
-fn who_gets_a_sidecar() {
+fn labels_and_annotations_decide_about_injection() {
     let osm = "openservicemesh.io/monitored-by=osm";
     let fsm = "flomesh.io/monitored-by=fsm";
     // Labels and annotations of the namespace and of the pod, and the verdict.
@@ -142,60 +142,63 @@ fn who_gets_a_sidecar() {
         ),
         (fsm, "flomesh.io/sidecar-injection=true", "", "", "yes"),
         (fsm, "openservicemesh.io/sidecar-injection=true", "", "", "NotRequested"),
-        // Opting out of their sidecar opts out of ours.
+        // Opting out of another mesh's sidecar opts out of Leno's.
         ("leno.dev/injection=enabled", "", "", "flomesh.io/sidecar-injection=disabled", "Disabled"),
         ("leno.dev/injection=enabled leno.dev/ignore=true", "", "", "", "Ignored"),
         ("leno.dev/injection=enabled openservicemesh.io/ignore=x", "", "", "", "Ignored"),
     ];
     for (labels, annotations, pod_labels, pod_annotations, expected) in table {
         let pod = pod_with_metadata(pod_labels, pod_annotations);
-        let found = injection_verdict(&pod, &namespace_facts(labels, annotations));
-        assert_eq!(found, expected, "{labels} | {annotations} | {pod_labels} | {pod_annotations}");
+        let verdict = injection_verdict(&pod, &namespace_facts(labels, annotations));
+        assert_eq!(
+            verdict, expected,
+            "{labels} | {annotations} | {pod_labels} | {pod_annotations}"
+        );
     }
 }
 
 #[test]
-fn who_never_gets_one() {
-    let asking = namespace_facts("leno.dev/injection=enabled", "");
+fn system_namespaces_and_unsupported_pods_get_no_sidecar() {
+    let enabled = namespace_facts("leno.dev/injection=enabled", "");
     for name in ["kube-system", "kube-public", "kube-node-lease", "leno-system"] {
-        let of = NamespaceFacts { name: name.to_owned(), ..asking.clone() };
+        let facts = NamespaceFacts { name: name.to_owned(), ..enabled.clone() };
         assert_eq!(
-            injection_verdict(&pod_with_metadata("leno.dev/injection=enabled", ""), &of),
+            injection_verdict(&pod_with_metadata("leno.dev/injection=enabled", ""), &facts),
             "SystemNamespace"
         );
     }
-    let with = |change: &dyn Fn(&mut Value)| {
+    let verdict_after = |change: &dyn Fn(&mut Value)| {
         let mut pod = pod_with_metadata("", "");
         change(&mut pod);
-        injection_verdict(&pod, &asking)
+        injection_verdict(&pod, &enabled)
     };
-    assert_eq!(with(&|pod| pod["spec"]["hostNetwork"] = json!(true)), "HostNetwork");
-    assert_eq!(with(&|pod| pod["spec"]["os"] = json!({"name": "windows"})), "Windows");
+    assert_eq!(verdict_after(&|pod| pod["spec"]["hostNetwork"] = json!(true)), "HostNetwork");
+    assert_eq!(verdict_after(&|pod| pod["spec"]["os"] = json!({"name": "windows"})), "Windows");
     assert_eq!(
-        with(&|pod| {
+        verdict_after(&|pod| {
             pod["metadata"]["labels"]["osm-proxy-uuid"] = json!("1");
             pod["spec"]["containers"][0]["name"] = json!("envoy");
         }),
         "OtherMesh(\"OSM\")"
     );
     assert!(
-        with(&|pod| pod["spec"]["securityContext"] = json!({"runAsUser": 1500}))
+        verdict_after(&|pod| pod["spec"]["securityContext"] = json!({"runAsUser": 1500}))
             .starts_with("container app runs as user 1500")
     );
 }
 
 #[test]
-fn nobody_gets_two() {
+fn a_pod_with_a_sidecar_does_not_get_another() {
     for native_sidecars in [true, false] {
         let settings = InjectionSettings { native_sidecars, ..test_settings() };
-        let (once, _) = inject_pod(&pod_with_metadata("", ""), &settings);
-        let again = inject_sidecar(&once, InjectionTrigger::User(None), &settings);
-        assert_eq!(again, Ok(InjectionOutcome::Skipped(SkipReason::Present)));
+        let (injected, _) = inject_pod(&pod_with_metadata("", ""), &settings);
+        let second = inject_sidecar(&injected, InjectionTrigger::User(None), &settings);
+        assert_eq!(second, Ok(InjectionOutcome::Skipped(SkipReason::Present)));
     }
 }
 
 #[test]
-fn a_pod_with_a_native_sidecar() {
+fn a_native_sidecar_matches_the_golden_file() {
     let pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -218,48 +221,49 @@ fn a_pod_with_a_native_sidecar() {
             "volumes": [{"name": "files", "emptyDir": {}}],
         },
     });
-    let (after, warnings) = inject_pod(&pod, &test_settings());
+    let (injected, warnings) = inject_pod(&pod, &test_settings());
     assert!(warnings.is_empty());
-    expect_test::expect_file!["golden/native.json"].assert_eq(&format!("{after:#}\n"));
+    expect_test::expect_file!["golden/native.json"].assert_eq(&format!("{injected:#}\n"));
     let mut patched = pod.clone();
-    let patch: json_patch::Patch = serde_json::from_value(injection_patch(&pod, &after)).unwrap();
+    let patch: json_patch::Patch =
+        serde_json::from_value(injection_patch(&pod, &injected)).unwrap();
     json_patch::patch(&mut patched, &patch).unwrap();
-    assert_eq!(patched, after);
+    assert_eq!(patched, injected);
 }
 
 #[test]
-fn a_pod_with_a_classic_sidecar() {
+fn a_sidecar_without_native_support_is_a_container() {
     let settings = InjectionSettings { native_sidecars: false, ..test_settings() };
     let mut pod = pod_with_metadata("", "");
     pod["spec"]["initContainers"] = json!([{"name": "first"}]);
-    let (after, _) = inject_pod(&pod, &settings);
+    let (injected, _) = inject_pod(&pod, &settings);
     let names = |list: &str| -> Vec<&str> {
-        after["spec"][list]
+        injected["spec"][list]
             .as_array()
             .unwrap()
             .iter()
-            .map(|it| it["name"].as_str().unwrap())
+            .map(|item| item["name"].as_str().unwrap())
             .collect()
     };
     assert_eq!(names("initContainers"), ["first", "leno-init"]);
     assert_eq!(names("containers"), ["leno-proxy", "app"]);
-    let sidecar = &after["spec"]["containers"][0];
+    let sidecar = &injected["spec"]["containers"][0];
     assert_eq!(sidecar["restartPolicy"], Value::Null);
     assert_eq!(sidecar["readinessProbe"]["httpGet"]["path"], "/readyz");
     // All containers receive SIGTERM at the same time: the sidecar keeps serving within the pod's 30 seconds.
     let args = sidecar["args"].as_array().unwrap();
     assert_eq!(args[args.len() - 4..], ["--drain-delay", "5s", "--drain-timeout", "20s"]);
-    let annotations = &after["metadata"]["annotations"];
+    let annotations = &injected["metadata"]["annotations"];
     assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "app");
 }
 
 #[test]
-fn what_would_surprise_the_author_of_a_pod_is_a_warning_at_its_creation() {
+fn unsupported_dns_policies_and_unknown_annotations_cause_warnings() {
     let warnings = |field: &str, value: Value| {
         let mut pod = pod_with_metadata("", "");
         *pod.pointer_mut(field).unwrap() = value;
-        let (after, warnings) = inject_pod(&pod, &test_settings());
-        let annotations = &after["metadata"]["annotations"];
+        let (injected, warnings) = inject_pod(&pod, &test_settings());
+        let annotations = &injected["metadata"]["annotations"];
         assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "app");
         warnings
     };
@@ -271,23 +275,24 @@ fn what_would_surprise_the_author_of_a_pod_is_a_warning_at_its_creation() {
     assert!(warning.contains("spec.dnsConfig.nameservers has to have"), "{warning}");
     // Issue 27: the name of the control plane ends with `.svc`.
     assert!(warning.contains("spec.dnsConfig.searches the domain of the cluster"), "{warning}");
-    let annotated =
+    let metadata =
         json!({"annotations": {"leno.dev/outbound-port-exclusion": "80", "a.example/b": "c"}});
     assert_eq!(
-        warnings("/metadata", annotated),
+        warnings("/metadata", metadata),
         ["annotations: leno.dev/outbound-port-exclusion is not supported; did you mean \
           `leno.dev/outbound-port-exclusion-list`?"]
     );
     // A container chosen by the author is kept.
-    let mut chosen = pod_with_metadata("", "");
-    chosen["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = json!("other");
-    let (after, _) = inject_pod(&chosen, &test_settings());
-    let kept = &after["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
-    assert_eq!(kept, "other");
+    let mut pod = pod_with_metadata("", "");
+    pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = json!("other");
+    let (injected, _) = inject_pod(&pod, &test_settings());
+    let default_container =
+        &injected["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
+    assert_eq!(default_container, "other");
 }
 
 #[test]
-fn many_unknown_labels_and_annotations_cost_few_hints_and_hide_no_other_warning() {
+fn hints_about_unknown_annotations_are_limited_and_hide_no_other_warning() {
     let keys = |count: usize| -> Value {
         (0..count).map(|number| (format!("leno.dev/injectio{number}"), json!("x"))).collect()
     };
@@ -297,8 +302,8 @@ fn many_unknown_labels_and_annotations_cost_few_hints_and_hide_no_other_warning(
     pod["spec"]["dnsPolicy"] = json!("Default");
     let (_, warnings) = inject_pod(&pod, &test_settings());
     assert!(warnings[0].starts_with("spec.dnsPolicy is Default"), "{}", warnings[0]);
-    let hints = warnings.iter().filter(|it| it.contains("is not supported")).count();
-    assert_eq!(hints, UNKNOWN_MARKS_MAX);
+    let hints = warnings.iter().filter(|warning| warning.contains("is not supported")).count();
+    assert_eq!(hints, MAX_UNKNOWN_ANNOTATIONS);
 }
 
 #[test]
@@ -332,8 +337,8 @@ fn probes_are_made_by_the_sidecar() {
             {"name": "third", "readinessProbe": {"tcpSocket": {"port": "gone"}}},
         ]},
     });
-    let (after, warnings) = inject_pod(&pod, &test_settings());
-    let containers = &after["spec"]["containers"];
+    let (injected, warnings) = inject_pod(&pod, &test_settings());
+    let containers = &injected["spec"]["containers"];
     expect![[r#"
         {"timeoutSeconds":3,"periodSeconds":7,"terminationGracePeriodSeconds":5,"httpGet":{"path":"/probe/app/readiness","port":15020}}"#]]
     .assert_eq(&containers[0]["readinessProbe"].to_string());
@@ -345,8 +350,8 @@ fn probes_are_made_by_the_sidecar() {
     for (container, kind) in [(1, "livenessProbe"), (1, "startupProbe"), (2, "readinessProbe")] {
         assert_eq!(containers[container][kind], pod["spec"]["containers"][container][kind]);
     }
-    let env = after["spec"]["initContainers"][1]["env"].as_array().unwrap();
-    let probes = env.iter().find(|it| it["name"] == "LENO_PROBES").unwrap();
+    let env = injected["spec"]["initContainers"][1]["env"].as_array().unwrap();
+    let probes = env.iter().find(|variable| variable["name"] == "LENO_PROBES").unwrap();
     expect![[r#"{"app":{"startup":{"grpc":{"port":9000,"service":"x"},"timeoutSeconds":1},"readiness":{"httpGet":{"path":"/x?a=$$(HOME)","port":8080,"scheme":"HTTP","httpHeaders":[{"name":"Host","value":"a"}]},"timeoutSeconds":3},"liveness":{"httpGet":{"path":"/","port":9443,"scheme":"HTTPS"},"timeoutSeconds":1}},"other":{"readiness":{"tcpSocket":{"port":8081},"timeoutSeconds":1}}}"#]]
         .assert_eq(probes["value"].as_str().unwrap());
     expect![[r#"
@@ -359,7 +364,7 @@ fn probes_are_made_by_the_sidecar() {
 }
 
 #[test]
-fn annotations_that_cannot_be_read_are_refused() {
+fn invalid_annotations_are_rejected() {
     let error = |annotation: &str| {
         let (key, value) = annotation.split_once('=').unwrap();
         let mut pod = pod_with_metadata("", "");
@@ -368,7 +373,7 @@ fn annotations_that_cannot_be_read_are_refused() {
             .unwrap_err()
             .to_string()
     };
-    let reported: Vec<String> = [
+    let errors: Vec<String> = [
         "leno.dev/outbound-port-exclusion-list=80,http",
         "openservicemesh.io/inbound-port-exclusion-list=0",
         "flomesh.io/outbound-ip-range-exclusion-list=10.0.0.0/33",
@@ -386,26 +391,26 @@ fn annotations_that_cannot_be_read_are_refused() {
             "pod: annotation `flomesh.io/sidecar-resource-limits-cpu`: `much` is not a quantity; use one such as 100m or 64Mi",
         ]
     "#]]
-    .assert_debug_eq(&reported);
+    .assert_debug_eq(&errors);
 }
 
 #[test]
-fn a_limit_that_nobody_chose_does_not_contradict_a_request() {
+fn a_default_limit_below_a_request_is_omitted() {
     let mut pod = pod_with_metadata("", "");
     let annotations = &mut pod["metadata"]["annotations"];
     annotations["leno.dev/sidecar-resource-requests-memory"] = json!("1Gi");
     annotations["leno.dev/sidecar-resource-limits-cpu"] = json!("5m");
-    let (after, _) = inject_pod(&pod, &test_settings());
-    let resources = &after["spec"]["initContainers"][1]["resources"];
+    let (injected, _) = inject_pod(&pod, &test_settings());
+    let resources = &injected["spec"]["initContainers"][1]["resources"];
     assert_eq!(*resources, json!({"requests": {"memory": "1Gi"}, "limits": {"cpu": "5m"}}));
 }
 
 #[test]
-fn a_sidecar_is_never_of_an_image_that_another_mesh_names() {
-    let image = |namespace_says: &str, pod_says: &str| {
-        let facts = namespace_facts("leno.dev/injection=enabled", namespace_says);
+fn sidecar_images_of_another_mesh_are_ignored() {
+    let image = |namespace_annotations: &str, pod_annotations: &str| {
+        let facts = namespace_facts("leno.dev/injection=enabled", namespace_annotations);
         match inject_sidecar(
-            &pod_with_metadata("", pod_says),
+            &pod_with_metadata("", pod_annotations),
             InjectionTrigger::Namespace(&facts),
             &test_settings(),
         ) {
@@ -424,11 +429,11 @@ fn a_sidecar_is_never_of_an_image_that_another_mesh_names() {
 }
 
 #[test]
-fn storage_is_the_ephemeral_one_that_containers_have() {
-    let resources = |namespace_says: &str, pod_says: &str| {
-        let facts = namespace_facts("leno.dev/injection=enabled", namespace_says);
+fn storage_annotations_set_ephemeral_storage() {
+    let resources = |namespace_annotations: &str, pod_annotations: &str| {
+        let facts = namespace_facts("leno.dev/injection=enabled", namespace_annotations);
         match inject_sidecar(
-            &pod_with_metadata("", pod_says),
+            &pod_with_metadata("", pod_annotations),
             InjectionTrigger::Namespace(&facts),
             &test_settings(),
         ) {
@@ -440,15 +445,15 @@ fn storage_is_the_ephemeral_one_that_containers_have() {
     };
     let storage = "flomesh.io/sidecar-resource-limits-storage";
     let ephemeral = "flomesh.io/sidecar-resource-limits-ephemeral-storage";
-    for (namespace_says, pod_says, expected) in [
+    for (namespace_annotations, pod_annotations, expected) in [
         (String::new(), format!("{storage}=1Gi"), "1Gi"),
         (String::new(), format!("{storage}=1Gi {ephemeral}=2Gi"), "2Gi"),
         (format!("{ephemeral}=2Gi"), format!("{storage}=1Gi"), "1Gi"),
         (format!("{storage}=1Gi {ephemeral}=2Gi"), String::new(), "2Gi"),
     ] {
-        let limits = &resources(&namespace_says, &pod_says)["limits"];
+        let limits = &resources(&namespace_annotations, &pod_annotations)["limits"];
         let expected = json!({"memory": "128Mi", "ephemeral-storage": expected});
-        assert_eq!(*limits, expected, "{namespace_says}; {pod_says}");
+        assert_eq!(*limits, expected, "{namespace_annotations}; {pod_annotations}");
     }
     let requests =
         resources("", "leno.dev/sidecar-resource-requests-storage=1Gi")["requests"].clone();
@@ -456,12 +461,11 @@ fn storage_is_the_ephemeral_one_that_containers_have() {
 }
 
 #[test]
-fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
-    let wanted =
-        namespace_facts("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
+fn prometheus_annotations_are_added_if_metrics_are_enabled() {
+    let facts = namespace_facts("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
     let annotations = |pod: &Value| match inject_sidecar(
         pod,
-        InjectionTrigger::Namespace(&wanted),
+        InjectionTrigger::Namespace(&facts),
         &test_settings(),
     ) {
         Ok(InjectionOutcome::Injected { pod, .. }) => pod["metadata"]["annotations"].clone(),
@@ -469,31 +473,32 @@ fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
     };
     let added = annotations(&pod_with_metadata("", ""));
     assert_eq!(added["prometheus.io/port"], "15020");
-    let own = annotations(&pod_with_metadata("", "prometheus.io/scrape=true"));
-    assert_eq!(own["prometheus.io/scrape"], "true");
-    assert_eq!(own["prometheus.io/port"], Value::Null);
+    let existing = annotations(&pod_with_metadata("", "prometheus.io/scrape=true"));
+    assert_eq!(existing["prometheus.io/scrape"], "true");
+    assert_eq!(existing["prometheus.io/port"], Value::Null);
 }
 
 #[test]
-fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
+fn annotations_enable_metrics_and_upgrades() {
     let arguments = |annotations: &str, settings: &InjectionSettings| {
-        let wanted = namespace_facts("leno.dev/injection=enabled", annotations);
+        let facts = namespace_facts("leno.dev/injection=enabled", annotations);
         let outcome = inject_sidecar(
             &pod_with_metadata("", ""),
-            InjectionTrigger::Namespace(&wanted),
+            InjectionTrigger::Namespace(&facts),
             settings,
         )?;
         let InjectionOutcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let arguments = pod["spec"]["initContainers"][1]["args"].as_array().unwrap().clone();
-        let opens = |it: &Value| {
-            let it = it.as_str()?;
-            (it.starts_with("--metrics-from") || it.starts_with("--upgrades"))
-                .then(|| it.to_owned())
+        let relevant_argument = |argument: &Value| {
+            let argument = argument.as_str()?;
+            (argument.starts_with("--metrics-from") || argument.starts_with("--upgrades"))
+                .then(|| argument.to_owned())
         };
-        Ok(arguments.iter().filter_map(opens).collect::<Vec<String>>())
+        Ok(arguments.iter().filter_map(relevant_argument).collect::<Vec<String>>())
     };
-    let narrow = InjectionSettings { metrics_from: "10.0.0.0/8".parse().ok(), ..test_settings() };
-    for (annotations, open, of_narrow) in [
+    let restricted =
+        InjectionSettings { metrics_from: "10.0.0.0/8".parse().ok(), ..test_settings() };
+    for (annotations, default_arguments, restricted_arguments) in [
         ("", vec![], vec![]),
         ("leno.dev/metrics=disabled", vec![], vec![]),
         ("leno.dev/metrics=enabled", vec!["--metrics-from=any"], vec!["--metrics-from=10.0.0.0/8"]),
@@ -506,20 +511,24 @@ fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
     ] {
         assert_eq!(
             arguments(annotations, &test_settings()),
-            Ok::<_, InjectError>(to_strings(&open))
+            Ok::<_, InjectError>(to_strings(&default_arguments))
         );
-        assert_eq!(arguments(annotations, &narrow), Ok::<_, InjectError>(to_strings(&of_narrow)));
+        assert_eq!(
+            arguments(annotations, &restricted),
+            Ok::<_, InjectError>(to_strings(&restricted_arguments))
+        );
     }
-    for bad in ["leno.dev/upgrades=h2c", "leno.dev/upgrades=tcp,", "leno.dev/upgrades=$(HOME)"] {
-        let error = arguments(bad, &test_settings()).unwrap_err().to_string();
+    for invalid in ["leno.dev/upgrades=h2c", "leno.dev/upgrades=tcp,", "leno.dev/upgrades=$(HOME)"]
+    {
+        let error = arguments(invalid, &test_settings()).unwrap_err().to_string();
         assert!(error.contains("websocket,tcp"), "{error}");
     }
 }
 
 #[test]
-fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
-    let wanted = namespace_facts("leno.dev/injection=enabled", "");
-    for (annotation, words) in [
+fn an_invalid_value_of_any_annotation_of_a_pod_is_rejected() {
+    let facts = namespace_facts("leno.dev/injection=enabled", "");
+    for (annotation, hint) in [
         ("leno.dev/default-policy=Deny", "use `allow`, `deny` or `dry-run`"),
         ("leno.dev/mtls=yes", "use `permissive` or `strict`"),
         ("leno.dev/weight=0", "use a number from 1 to 1000"),
@@ -530,28 +539,29 @@ fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
     ] {
         let outcome = inject_sidecar(
             &pod_with_metadata("", annotation),
-            InjectionTrigger::Namespace(&wanted),
+            InjectionTrigger::Namespace(&facts),
             &test_settings(),
         );
         let error = outcome.unwrap_err().to_string();
         let key = annotation.split('=').next().unwrap();
-        assert!(error.contains(key) && error.contains(words), "{annotation}: {error}");
+        assert!(error.contains(key) && error.contains(hint), "{annotation}: {error}");
     }
-    for good in ["leno.dev/default-policy=dry-run", "leno.dev/mtls=permissive", "leno.dev/weight=7"]
+    for valid in
+        ["leno.dev/default-policy=dry-run", "leno.dev/mtls=permissive", "leno.dev/weight=7"]
     {
         inject_sidecar(
-            &pod_with_metadata("", good),
-            InjectionTrigger::Namespace(&wanted),
+            &pod_with_metadata("", valid),
+            InjectionTrigger::Namespace(&facts),
             &test_settings(),
         )
         .unwrap();
     }
     // The previous values stay in force in the namespace: new pods start.
-    let wrong = "leno.dev/default-policy=Deny leno.dev/mtls=yes";
-    let wanted = namespace_facts("leno.dev/injection=enabled", wrong);
+    let invalid = "leno.dev/default-policy=Deny leno.dev/mtls=yes";
+    let facts = namespace_facts("leno.dev/injection=enabled", invalid);
     inject_sidecar(
         &pod_with_metadata("", ""),
-        InjectionTrigger::Namespace(&wanted),
+        InjectionTrigger::Namespace(&facts),
         &test_settings(),
     )
     .unwrap();
@@ -562,18 +572,19 @@ fn to_strings(texts: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn the_sidecar_tells_the_metrics_of_an_application_that_says_where_they_are() {
-    let wanted = namespace_facts("leno.dev/injection=enabled", "leno.dev/metrics=enabled");
-    let reported = |annotations: &str| {
+fn the_sidecar_exposes_application_metrics_of_prometheus_annotations() {
+    let facts = namespace_facts("leno.dev/injection=enabled", "leno.dev/metrics=enabled");
+    let metrics_of = |annotations: &str| {
         let annotations = format!("prometheus.io/scrape=true {annotations}");
         let pod = pod_with_metadata("", &annotations);
         let Ok(InjectionOutcome::Injected { pod, .. }) =
-            inject_sidecar(&pod, InjectionTrigger::Namespace(&wanted), &test_settings())
+            inject_sidecar(&pod, InjectionTrigger::Namespace(&facts), &test_settings())
         else {
             panic!("{annotations}")
         };
         let sidecar = &pod["spec"]["initContainers"][1]["args"];
-        let arguments = sidecar.as_array().unwrap().iter().map(|it| it.as_str().unwrap());
+        let arguments =
+            sidecar.as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
         let arguments: Vec<&str> = arguments.collect();
         let flag = arguments.iter().position(|argument| *argument == "--application-metrics");
         let annotations = &pod["metadata"]["annotations"];
@@ -581,19 +592,19 @@ fn the_sidecar_tells_the_metrics_of_an_application_that_says_where_they_are() {
         let path = annotations["prometheus.io/path"].as_str().unwrap_or_default().to_owned();
         (flag.map(|flag| arguments[flag + 1].to_owned()), port, path)
     };
-    let ours = |of_application: &str| {
-        (Some(of_application.to_owned()), "15020".to_owned(), "/metrics".to_owned())
+    let exposed = |application_metrics: &str| {
+        (Some(application_metrics.to_owned()), "15020".to_owned(), "/metrics".to_owned())
     };
-    assert_eq!(reported("prometheus.io/port=9102"), ours("9102/metrics"));
-    assert_eq!(reported("prometheus.io/port=9102 prometheus.io/path=/a/b"), ours("9102/a/b"));
-    for (left_alone, port) in [
+    assert_eq!(metrics_of("prometheus.io/port=9102"), exposed("9102/metrics"));
+    assert_eq!(metrics_of("prometheus.io/port=9102 prometheus.io/path=/a/b"), exposed("9102/a/b"));
+    for (unchanged, port) in [
         ("prometheus.io/port=x", "x"),
         ("prometheus.io/port=9102 prometheus.io/scheme=https", "9102"),
         ("prometheus.io/port=9102 prometheus.io/path=/$(HOME)", "9102"),
         ("prometheus.io/port=15020", "15020"),
     ] {
-        let (flag, reported, _) = reported(left_alone);
-        assert_eq!((flag, reported.as_str()), (None, port), "{left_alone}");
+        let (flag, annotated_port, _) = metrics_of(unchanged);
+        assert_eq!((flag, annotated_port.as_str()), (None, port), "{unchanged}");
     }
 }
 
@@ -608,10 +619,10 @@ fn manifests_of_every_kind_get_sidecars() {
          "spec": {"containers": []}},
         {"kind": "Service", "metadata": {"name": "d"}},
     ]});
-    let InjectedManifest { manifest, reported } =
+    let InjectedManifest { manifest, outcomes } =
         inject_manifest(manifest, &BTreeMap::new(), &test_settings()).unwrap();
     let reported: Vec<String> =
-        reported.iter().map(|(name, reported)| format!("{name}: {reported:?}")).collect();
+        outcomes.iter().map(|(name, outcome)| format!("{name}: {outcome:?}")).collect();
     expect![[r#"
         [
             "Deployment a: Injected([])",
@@ -622,14 +633,14 @@ fn manifests_of_every_kind_get_sidecars() {
     .assert_debug_eq(&reported);
     let pointer = "/items/1/spec/jobTemplate/spec/template/metadata/labels/leno.dev~1meshed";
     assert_eq!(manifest.pointer(pointer), Some(&json!("sidecar")));
-    let wrong = json!({"kind": "Job", "metadata": {"name": "e"}, "spec": {}});
-    let (name, error) = inject_manifest(wrong, &BTreeMap::new(), &test_settings()).unwrap_err();
+    let invalid = json!({"kind": "Job", "metadata": {"name": "e"}, "spec": {}});
+    let (name, error) = inject_manifest(invalid, &BTreeMap::new(), &test_settings()).unwrap_err();
     assert_eq!(name, "Job e");
     assert!(error.to_string().starts_with("Job e has no `spec` with `containers`"));
 }
 
 #[test]
-fn annotations_of_namespaces_count_for_manifests() {
+fn annotations_of_namespaces_apply_to_manifests() {
     let deployment = |metadata: Value| {
         let template = json!({"spec": {"containers": [{"name": "app"}]}});
         json!({"kind": "Deployment", "metadata": metadata, "spec": {"template": template}})
@@ -642,13 +653,13 @@ fn annotations_of_namespaces_count_for_manifests() {
     ]});
     assert_eq!(namespaces_of(&manifest), ["", "shop", "unknown"].map(str::to_owned).into());
     // Injection by name needs no namespace in the mesh.
-    let of = |port: &str| {
+    let facts = |port: &str| {
         let annotation = format!("leno.dev/outbound-port-exclusion-list={port}");
         namespace_facts("leno.dev/injection=disabled", &annotation)
     };
-    let known = [("shop".to_owned(), of("25")), (String::new(), of("26"))].into();
+    let namespaces = [("shop".to_owned(), facts("25")), (String::new(), facts("26"))].into();
     let InjectedManifest { manifest, .. } =
-        inject_manifest(manifest, &known, &test_settings()).unwrap();
+        inject_manifest(manifest, &namespaces, &test_settings()).unwrap();
     let args = |index: usize| {
         let spec = &manifest["items"][index]["spec"]["template"]["spec"];
         spec["initContainers"][0]["args"].clone()
@@ -660,7 +671,7 @@ fn annotations_of_namespaces_count_for_manifests() {
 
 /// Returns the outcome for a pod under a floor, `yes` or the reason that it has no sidecar, and the number of
 /// warnings.
-fn under_floor(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> (String, usize) {
+fn inject_with_floor(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> (String, usize) {
     let settings = InjectionSettings { floor, ..test_settings() };
     match inject_sidecar(pod, InjectionTrigger::Namespace(facts), &settings).unwrap() {
         InjectionOutcome::Injected { warnings, .. } => ("yes".to_owned(), warnings.len()),
@@ -669,36 +680,45 @@ fn under_floor(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> (String, us
 }
 
 #[test]
-fn pods_cannot_opt_out_where_the_floor_requires_a_sidecar() {
+fn pods_cannot_opt_out_if_the_floor_requires_a_sidecar() {
     let required = || Floor { injection_required: true, ..Floor::default() };
-    let excepted =
+    let with_exception =
         || Floor { except_namespaces: [Name::new("shop").unwrap()].into(), ..required() };
-    let (on, off) = ("leno.dev/injection=enabled", "leno.dev/injection=disabled");
+    let (enabled, disabled) = ("leno.dev/injection=enabled", "leno.dev/injection=disabled");
     let fsm = "flomesh.io/monitored-by=fsm";
-    let yes = |warnings: usize| ("yes".to_owned(), warnings);
-    let no = ("Disabled".to_owned(), 0);
+    let injected = |warnings: usize| ("yes".to_owned(), warnings);
+    let skipped = ("Disabled".to_owned(), 0);
     for (labels, annotations) in
-        [(off, ""), ("", off), ("", "openservicemesh.io/sidecar-injection=no")]
+        [(disabled, ""), ("", disabled), ("", "openservicemesh.io/sidecar-injection=no")]
     {
         let pod = pod_with_metadata(labels, annotations);
-        assert_eq!(under_floor(&pod, &namespace_facts(on, ""), Floor::default()), no);
-        assert_eq!(under_floor(&pod, &namespace_facts(on, ""), required()), yes(1));
-        assert_eq!(under_floor(&pod, &namespace_facts(on, ""), excepted()), no);
+        assert_eq!(
+            inject_with_floor(&pod, &namespace_facts(enabled, ""), Floor::default()),
+            skipped
+        );
+        assert_eq!(inject_with_floor(&pod, &namespace_facts(enabled, ""), required()), injected(1));
+        assert_eq!(
+            inject_with_floor(&pod, &namespace_facts(enabled, ""), with_exception()),
+            skipped
+        );
         let monitored = namespace_facts(fsm, "flomesh.io/sidecar-injection=enabled");
-        assert_eq!(under_floor(&pod, &monitored, required()), yes(1));
+        assert_eq!(inject_with_floor(&pod, &monitored, required()), injected(1));
         // Its namespace has no injection.
-        assert_eq!(under_floor(&pod, &namespace_facts(off, ""), required()), no);
+        assert_eq!(inject_with_floor(&pod, &namespace_facts(disabled, ""), required()), skipped);
     }
     assert_eq!(
-        under_floor(&pod_with_metadata("", ""), &namespace_facts(on, ""), required()),
-        yes(0)
+        inject_with_floor(&pod_with_metadata("", ""), &namespace_facts(enabled, ""), required()),
+        injected(0)
     );
     let ignored = namespace_facts("leno.dev/injection=enabled leno.dev/ignore=true", "");
-    assert_eq!(under_floor(&pod_with_metadata(off, ""), &ignored, required()).0, "Ignored");
+    assert_eq!(
+        inject_with_floor(&pod_with_metadata(disabled, ""), &ignored, required()).0,
+        "Ignored"
+    );
 }
 
 #[test]
-fn annotations_exclude_nothing_where_the_floor_refuses_it() {
+fn annotations_exclude_nothing_if_the_floor_forbids_exclusions() {
     let lists = [
         "inbound-port-exclusion-list=80",
         "outbound-port-exclusion-list=25",
@@ -709,13 +729,14 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
     for prefix in PREFIXES {
         for list in lists {
             let annotation = format!("{prefix}/{list}");
-            for (of_pod, of_namespace) in [(&*annotation, ""), ("", &*annotation)] {
-                let facts = namespace_facts("leno.dev/injection=enabled", of_namespace);
-                for (rejected, options) in [(false, 1), (true, 0)] {
-                    let floor = Floor { exclusions_forbidden: rejected, ..Floor::default() };
+            for (pod_annotations, namespace_annotations) in [(&*annotation, ""), ("", &*annotation)]
+            {
+                let facts = namespace_facts("leno.dev/injection=enabled", namespace_annotations);
+                for (is_forbidden, options) in [(false, 1), (true, 0)] {
+                    let floor = Floor { exclusions_forbidden: is_forbidden, ..Floor::default() };
                     let settings = InjectionSettings { floor, ..test_settings() };
                     let outcome = inject_sidecar(
-                        &pod_with_metadata("", of_pod),
+                        &pod_with_metadata("", pod_annotations),
                         InjectionTrigger::Namespace(&facts),
                         &settings,
                     );
@@ -724,7 +745,7 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
                     };
                     let args = &pod["spec"]["initContainers"][0]["args"];
                     assert_eq!(args.as_array().unwrap().len(), 1 + options, "{annotation}: {args}");
-                    assert_eq!(warnings.len(), usize::from(rejected), "{annotation}");
+                    assert_eq!(warnings.len(), usize::from(is_forbidden), "{annotation}");
                 }
             }
         }
@@ -741,27 +762,27 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
 }
 
 #[test]
-fn sidecars_have_images_that_the_floor_permits() {
+fn sidecar_images_that_the_floor_does_not_permit_are_replaced() {
     let images = |text: &str| [text.to_owned()].into();
     let floor = Floor { sidecar_images: images("mirror.example/leno"), ..Floor::default() };
     let settings = InjectionSettings { floor, ..test_settings() };
-    for (wanted, found, warned) in [
+    for (requested, expected, warning_count) in [
         ("mirror.example/leno:0.2", "mirror.example/leno:0.2", 0),
         ("evil.example/leno:0.2", "leno:test", 1),
         // The repository of the mesh is always permitted, with other tags too.
         ("leno:next", "leno:next", 0),
     ] {
-        let pod = pod_with_metadata("", &format!("leno.dev/sidecar-image={wanted}"));
+        let pod = pod_with_metadata("", &format!("leno.dev/sidecar-image={requested}"));
         let (pod, warnings) = inject_pod(&pod, &settings);
         for container in pod["spec"]["initContainers"].as_array().unwrap() {
-            assert_eq!(container["image"], found);
+            assert_eq!(container["image"], expected);
         }
-        assert_eq!(warnings.len(), warned, "{warnings:?}");
+        assert_eq!(warnings.len(), warning_count, "{warnings:?}");
     }
 }
 
 #[test]
-fn versions_with_native_sidecars() {
+fn native_sidecars_are_supported_from_kubernetes_1_29() {
     for (minor, expected) in [("28", false), ("29", true), ("29+", true), ("34", true), ("", false)]
     {
         assert_eq!(has_native_sidecars("1", minor), expected, "{minor}");
@@ -769,32 +790,32 @@ fn versions_with_native_sidecars() {
 }
 
 #[test]
-fn look_ups_go_to_the_sidecar_where_an_annotation_says_so() {
-    let led = |pod_says: &str, namespace_says: &str| {
-        let facts = namespace_facts("leno.dev/injection=enabled", namespace_says);
+fn an_annotation_redirects_dns_queries_to_the_sidecar() {
+    let has_dns_redirection = |pod_annotations: &str, namespace_annotations: &str| {
+        let facts = namespace_facts("leno.dev/injection=enabled", namespace_annotations);
         match inject_sidecar(
-            &pod_with_metadata("", pod_says),
+            &pod_with_metadata("", pod_annotations),
             InjectionTrigger::Namespace(&facts),
             &test_settings(),
         ) {
             Ok(InjectionOutcome::Injected { pod, .. }) => {
-                let has = |index: usize| {
+                let has_dns_argument = |index: usize| {
                     let args = pod["spec"]["initContainers"][index]["args"].as_array().unwrap();
                     args.contains(&json!("--dns"))
                 };
-                assert_eq!(has(0), has(1));
-                has(0).to_string()
+                assert_eq!(has_dns_argument(0), has_dns_argument(1));
+                has_dns_argument(0).to_string()
             }
             other => format!("{other:?}"),
         }
     };
-    assert_eq!(led("", ""), "false");
-    assert_eq!(led("leno.dev/dns=proxy", ""), "true");
-    assert_eq!(led("", "leno.dev/dns=proxy"), "true");
-    assert_eq!(led("leno.dev/dns=cluster", "leno.dev/dns=proxy"), "false");
-    assert!(led("leno.dev/dns=yes", "").contains("leno.dev/dns"));
-    let both = "leno.dev/dns=proxy leno.dev/outbound-port-exclusion-list=53";
-    assert!(led(both, "").contains("DnsPort"));
+    assert_eq!(has_dns_redirection("", ""), "false");
+    assert_eq!(has_dns_redirection("leno.dev/dns=proxy", ""), "true");
+    assert_eq!(has_dns_redirection("", "leno.dev/dns=proxy"), "true");
+    assert_eq!(has_dns_redirection("leno.dev/dns=cluster", "leno.dev/dns=proxy"), "false");
+    assert!(has_dns_redirection("leno.dev/dns=yes", "").contains("leno.dev/dns"));
+    let contradictory = "leno.dev/dns=proxy leno.dev/outbound-port-exclusion-list=53";
+    assert!(has_dns_redirection(contradictory, "").contains("DnsPort"));
 }
 
 #[test]

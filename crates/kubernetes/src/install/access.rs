@@ -14,13 +14,13 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
         "kind": "ServiceAccount",
         "metadata": namespaced_metadata(CONTROL, options),
     });
-    let everywhere = json!({
+    let cluster_role = json!({
         "apiVersion": GROUP_VERSION,
         "kind": "ClusterRole",
         "metadata": cluster_metadata(CONTROL),
         "rules": cluster_permissions(),
     });
-    let here = json!({
+    let role_in_namespace = json!({
         "apiVersion": GROUP_VERSION,
         "kind": "Role",
         "metadata": namespaced_metadata(CONTROL, options),
@@ -37,23 +37,27 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
             "subjects": subjects,
         })
     };
-    let gateways = json!({
+    let gateway_role = json!({
         "apiVersion": GROUP_VERSION,
         "kind": "ClusterRole",
         "metadata": cluster_metadata(GATEWAYS),
         "rules": gateway_permissions(),
     });
-    let mut of_gateways = binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(GATEWAYS));
-    of_gateways["roleRef"]["name"] = json!(GATEWAYS);
+    let mut gateway_binding =
+        binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(GATEWAYS));
+    gateway_binding["roleRef"]["name"] = json!(GATEWAYS);
     let mut objects = vec![
         account,
-        everywhere,
+        cluster_role,
         binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(CONTROL)),
     ];
     if options.gateways {
-        objects.extend([gateways, of_gateways]);
+        objects.extend([gateway_role, gateway_binding]);
     }
-    objects.extend([here, binding("RoleBinding", "Role", namespaced_metadata(CONTROL, options))]);
+    objects.extend([
+        role_in_namespace,
+        binding("RoleBinding", "Role", namespaced_metadata(CONTROL, options)),
+    ]);
     for namespace in &options.access_certs {
         let mut metadata = cluster_metadata(ACCESS_CERTS);
         metadata["namespace"] = json!(namespace.as_str());
@@ -63,7 +67,7 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
             "apiVersion": GROUP_VERSION,
             "kind": "Role",
             "metadata": metadata,
-            "rules": access_certs(),
+            "rules": access_cert_permissions(),
         }));
         objects.push(binding);
     }
@@ -108,17 +112,17 @@ fn cluster_permissions() -> Value {
 pub(super) fn retraction_objects(options: &InstallOptions) -> Vec<Value> {
     let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
-    let edge = [&ROUTES[..], &["gatewayclasses", "gateways"]].concat();
+    let gateway_resources = [&ROUTES[..], &["gatewayclasses", "gateways"]].concat();
     let kinds: [(&[&str], &[&str]); 3] = [
         (&["leno.dev"], &own),
-        (&["gateway.networking.k8s.io"], &edge),
+        (&["gateway.networking.k8s.io"], &gateway_resources),
         (&[kinds::OSM, kinds::FSM], &POLICIES),
     ];
-    let everywhere = kinds.map(|(groups, resources)| {
+    let cluster_rules = kinds.map(|(groups, resources)| {
         let statuses = policy_rule(groups, &statuses_of(resources), &["patch"]);
         [policy_rule(groups, resources, &["get", "list"]), statuses]
     });
-    let here = json!([
+    let namespace_rules = json!([
         policy_rule(&[""], &["pods"], &["list"]),
         restrict_to_names(
             policy_rule(&["coordination.k8s.io"], &["leases"], &["delete"]),
@@ -141,15 +145,15 @@ pub(super) fn retraction_objects(options: &InstallOptions) -> Vec<Value> {
     };
     vec![
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": in_namespace}),
-        role("ClusterRole", &in_cluster, json!(everywhere.concat())),
+        role("ClusterRole", &in_cluster, json!(cluster_rules.concat())),
         binding("ClusterRoleBinding", "ClusterRole", &in_cluster),
-        role("Role", &in_namespace, here),
+        role("Role", &in_namespace, namespace_rules),
         binding("RoleBinding", "Role", &in_namespace),
     ]
 }
 
 fn statuses_of<T: AsRef<str>>(resources: &[T]) -> Vec<String> {
-    resources.iter().map(|it| format!("{}/status", it.as_ref())).collect()
+    resources.iter().map(|resource| format!("{}/status", resource.as_ref())).collect()
 }
 
 /// Returns the permissions for gateways. They are a separate role, created only if gateways are enabled,
@@ -174,18 +178,18 @@ fn gateway_permissions() -> Value {
 
 /// Returns the permissions for Secrets of external principals, created only if they are enabled. A role cannot
 /// restrict Secrets by owner. The control plane requests only Secrets that objects name, and lists none.
-fn access_certs() -> Value {
+fn access_cert_permissions() -> Value {
     json!([policy_rule(&[""], &["secrets"], &["get", "create", "update", "delete"])])
 }
 
 /// Returns the permissions in the control plane's namespace. The `create` verb cannot be restricted to a name.
 fn namespace_permissions() -> Value {
-    let followed = ["get", "list", "watch", "update"];
+    let watched = ["get", "list", "watch", "update"];
     json!([
         // Control planes discover each other by these.
         read(&["discovery.k8s.io"], &["endpointslices"]),
         policy_rule(&[""], &["secrets"], &["create"]),
-        restrict_to_names(policy_rule(&[""], &["secrets"], &followed), &[AUTHORITY_SECRET]),
+        restrict_to_names(policy_rule(&[""], &["secrets"], &watched), &[AUTHORITY_SECRET]),
         restrict_to_names(policy_rule(&[""], &["secrets"], &["get", "update"]), &[WEBHOOK_SECRET]),
         policy_rule(&[""], &["configmaps"], &["create"]),
         restrict_to_names(

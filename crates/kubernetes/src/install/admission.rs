@@ -12,14 +12,15 @@ use crate::words::{CONTROL, INJECTION, MEMBERSHIPS, PREFIXES};
 
 /// Returns the configuration, with one webhook for each way to request a sidecar.
 pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
-    let mut never = SYSTEM_NAMESPACES.to_vec();
-    never.push(&options.namespace);
-    let mut namespaces = vec![selector_requirement("kubernetes.io/metadata.name", "NotIn", &never)];
+    let mut excluded = SYSTEM_NAMESPACES.to_vec();
+    excluded.push(&options.namespace);
+    let mut namespaces =
+        vec![selector_requirement("kubernetes.io/metadata.name", "NotIn", &excluded)];
     for prefix in PREFIXES {
         namespaces.push(selector_requirement(&format!("{prefix}/ignore"), "DoesNotExist", &[]));
     }
     let pods = [selector_requirement(INJECTION, "NotIn", &OFF)];
-    let with = |expressions: &[Value], more: &[Value]| [expressions, more].concat();
+    let combine = |expressions: &[Value], additional: &[Value]| [expressions, additional].concat();
     let exists = |key: &str| selector_requirement(key, "Exists", &[]);
     let absent = |key: &str| selector_requirement(key, "DoesNotExist", &[]);
     let mut webhooks = vec![
@@ -27,23 +28,26 @@ pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
         webhook_entry(
             "namespace",
             options,
-            with(&namespaces, &[exists(INJECTION), selector_requirement(INJECTION, "NotIn", &OFF)]),
+            combine(
+                &namespaces,
+                &[exists(INJECTION), selector_requirement(INJECTION, "NotIn", &OFF)],
+            ),
             pods.to_vec(),
         ),
         // The pod has our label, in any namespace.
         webhook_entry(
             "pod",
             options,
-            with(&namespaces, &[selector_requirement(INJECTION, "NotIn", &ON)]),
-            with(&pods, &[exists(INJECTION)]),
+            combine(&namespaces, &[selector_requirement(INJECTION, "NotIn", &ON)]),
+            combine(&pods, &[exists(INJECTION)]),
         ),
     ];
     // The namespace is a member of the mesh for OSM or FSM; annotations decide.
     for (name, label) in [("osm", MEMBERSHIPS[1]), ("fsm", MEMBERSHIPS[2])] {
-        let asked = [exists(label), absent(INJECTION)];
+        let requirements = [exists(label), absent(INJECTION)];
         // The webhook for pods with our label handles these.
         let pods = vec![absent(INJECTION)];
-        webhooks.push(webhook_entry(name, options, with(&namespaces, &asked), pods));
+        webhooks.push(webhook_entry(name, options, combine(&namespaces, &requirements), pods));
     }
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",

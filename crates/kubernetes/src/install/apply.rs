@@ -13,7 +13,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::{PART_OF, PART_OF_LABEL, is_borrowed_kind, left_out};
+use super::{PART_OF, PART_OF_LABEL, is_foreign_crd, skip_result};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::webhook::{INJECTOR, INJECTOR_NAME, TrustState, trust_state};
 use crate::words::{CONTROL, CONTROL_NAME, INJECTION, PROXY_CONTAINER};
@@ -44,22 +44,22 @@ pub enum InstallError {
         message: String,
     },
     /// The API server rejected the request for another reason, or is unreachable.
-    #[error("cannot {verb} {object}: {said}")]
+    #[error("cannot {verb} {object}: {problem}")]
     Api {
         /// The attempted action.
         verb: &'static str,
         /// Kind and name of the object.
         object: String,
         /// The error.
-        said: String,
+        problem: String,
     },
     /// A condition was not met in time.
-    #[error("{what} did not complete within {within:?}: {state}")]
-    Late {
+    #[error("{operation} did not complete within {limit:?}: {state}")]
+    TimedOut {
         /// The awaited condition.
-        what: &'static str,
+        operation: &'static str,
         /// The timeout.
-        within: Duration,
+        limit: Duration,
         /// The last observed state.
         state: String,
     },
@@ -75,7 +75,7 @@ impl InstallError {
             ApiError::Rejected { code: FORBIDDEN, message } => {
                 Self::Forbidden { verb, object, message }
             }
-            error => Self::Api { verb, object, said: error.to_string() },
+            error => Self::Api { verb, object, problem: error.to_string() },
         }
     }
 }
@@ -87,27 +87,27 @@ impl InstallError {
 pub async fn apply_manifests(
     client: &Client,
     manifests: &[Value],
-    mut reported: impl FnMut(InstallStep),
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     for manifest in manifests {
         let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, manifest)?;
         if is_of_another_mesh(client, manifest, &name).await? {
-            reported(InstallStep { object, done: "exists already" });
+            report(InstallStep { object, done: "exists already" });
             continue;
         }
         let applied = api.patch(&name, &parameters, &Patch::Apply(manifest)).await;
         if applied.as_ref().is_err_and(|error| error.status_code() == Some(NOT_FOUND))
-            && let Some(done) = left_out(manifest)
+            && let Some(done) = skip_result(manifest)
         {
-            reported(InstallStep { object, done });
+            report(InstallStep { object, done });
             continue;
         }
         applied.map_err(|error| InstallError::from_api_error("apply", &object, error))?;
         if manifest["kind"] == "CustomResourceDefinition" {
             wait_for_kind(client, &name).await?;
         }
-        reported(InstallStep { object, done: "applied" });
+        report(InstallStep { object, done: "applied" });
     }
     Ok(())
 }
@@ -118,30 +118,34 @@ async fn is_of_another_mesh(
     manifest: &Value,
     name: &ObjectName,
 ) -> Result<bool, InstallError> {
-    if !is_borrowed_kind(manifest) {
+    if !is_foreign_crd(manifest) {
         return Ok(false);
     }
     let definitions: ObjectApi<CustomResourceDefinition> =
         ObjectApi::for_all_namespaces(client.clone());
-    let found = definitions.get_metadata_opt(name).await;
-    let found = found.map_err(|error| InstallError::from_api_error("get", name, error))?;
+    let definition = definitions.get_metadata_opt(name).await;
+    let definition =
+        definition.map_err(|error| InstallError::from_api_error("get", name, error))?;
     let is_ours = |labels: &BTreeMap<String, String>| {
         labels.get(PART_OF_LABEL).is_some_and(|part| part == PART_OF)
     };
-    Ok(found.is_some_and(|found| !is_ours(found.labels())))
+    Ok(definition.is_some_and(|definition| !is_ours(definition.labels())))
 }
 
 /// Waits until objects of a kind can be created.
 async fn wait_for_kind(client: &Client, name: &ObjectName) -> Result<(), InstallError> {
     let api: ObjectApi<CustomResourceDefinition> = ObjectApi::for_all_namespaces(client.clone());
-    poll_until("the registration of a kind", KIND_MAX, async || {
-        let found = api.get(name).await;
-        let found = found.map_err(|error| InstallError::from_api_error("get", name, error))?;
-        let conditions = found.status.unwrap_or_default().conditions.unwrap_or_default();
-        let established = |status: &str| {
-            conditions.iter().any(|it| it.type_ == "Established" && it.status == status)
+    poll_until("the registration of a kind", KIND_TIMEOUT, async || {
+        let definition = api.get(name).await;
+        let definition =
+            definition.map_err(|error| InstallError::from_api_error("get", name, error))?;
+        let conditions = definition.status.unwrap_or_default().conditions.unwrap_or_default();
+        let has_established = |status: &str| {
+            conditions
+                .iter()
+                .any(|condition| condition.type_ == "Established" && condition.status == status)
         };
-        Ok(if established("True") { Ok(()) } else { Err(format!("{name} is not established")) })
+        Ok(if has_established("True") { Ok(()) } else { Err(format!("{name} is not established")) })
     })
     .await
 }
@@ -149,48 +153,53 @@ async fn wait_for_kind(client: &Client, name: &ObjectName) -> Result<(), Install
 /// Waits until all control planes run with the current specification.
 ///
 /// # Errors
-/// When the timeout `within` expires, with the state of their pods.
+/// When the timeout `limit` expires, with the state of their pods.
 pub async fn wait_for_rollout(
     client: &Client,
     namespace: &NamespaceName,
-    within: Duration,
+    limit: Duration,
 ) -> Result<(), InstallError> {
     let deployments: ObjectApi<Deployment> = ObjectApi::for_namespace(client.clone(), namespace);
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
-    poll_until("the rollout of the control plane", within, async || {
-        let found = deployments.get(&CONTROL_NAME).await;
-        let found =
-            found.map_err(|error| InstallError::from_api_error("get", "the Deployment", error))?;
-        let Some(lacks) = incomplete_rollout(&found) else { return Ok(Ok(())) };
+    poll_until("the rollout of the control plane", limit, async || {
+        let deployment = deployments.get(&CONTROL_NAME).await;
+        let deployment = deployment
+            .map_err(|error| InstallError::from_api_error("get", "the Deployment", error))?;
+        let Some(incomplete) = incomplete_rollout(&deployment) else { return Ok(Ok(())) };
         let selector = format!("app.kubernetes.io/name={CONTROL}");
         let listed = pods.list(&ListParams::default().labels(&selector)).await;
         let states =
             listed.map(|pods| pods.items.iter().filter_map(unready_reason).collect::<Vec<_>>());
         let states = states.unwrap_or_default();
-        Ok(Err(if states.is_empty() { lacks } else { format!("{lacks}; {}", states.join("; ")) }))
+        Ok(Err(if states.is_empty() {
+            incomplete
+        } else {
+            format!("{incomplete}; {}", states.join("; "))
+        }))
     })
     .await
 }
 
 /// Returns a description of an incomplete rollout of a Deployment.
 pub(super) fn incomplete_rollout(deployment: &Deployment) -> Option<String> {
-    let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+    let desired = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     let status = deployment.status.clone().unwrap_or_default();
     if status.observed_generation < deployment.metadata.generation {
         return Some("the Deployment has not been observed yet".to_owned());
     }
     let available = status.available_replicas.unwrap_or(0);
     let updated = status.updated_replicas.unwrap_or(0);
-    let all = status.replicas.unwrap_or(0);
-    let done = updated == wanted && available >= wanted && all == wanted;
-    (!done).then(|| format!("{updated} of {wanted} pods are updated, {available} available"))
+    let total = status.replicas.unwrap_or(0);
+    let is_complete = updated == desired && available >= desired && total == desired;
+    (!is_complete)
+        .then(|| format!("{updated} of {desired} pods are updated, {available} available"))
 }
 
 /// Returns the reason that a pod is not ready.
 fn unready_reason(pod: &Pod) -> Option<String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let status = pod.status.as_ref()?;
-    let reported = |reason: Option<&str>, message: Option<&str>| {
+    let describe = |reason: Option<&str>, message: Option<&str>| {
         let reason = reason.unwrap_or("not ready");
         Some(match message.filter(|message| !message.is_empty()) {
             Some(message) => format!("pod {name}: {reason}: {message}"),
@@ -200,28 +209,29 @@ fn unready_reason(pod: &Pod) -> Option<String> {
     for container in status.container_statuses.iter().flatten() {
         let state = container.state.as_ref();
         if let Some(waiting) = state.and_then(|state| state.waiting.as_ref()) {
-            return reported(waiting.reason.as_deref(), waiting.message.as_deref());
+            return describe(waiting.reason.as_deref(), waiting.message.as_deref());
         }
-        if let Some(ended) = state.and_then(|state| state.terminated.as_ref()) {
-            return reported(ended.reason.as_deref(), ended.message.as_deref());
+        if let Some(terminated) = state.and_then(|state| state.terminated.as_ref()) {
+            return describe(terminated.reason.as_deref(), terminated.message.as_deref());
         }
     }
     let unmet = status.conditions.iter().flatten().find(|condition| condition.status == "False");
-    unmet.and_then(|it| reported(it.reason.as_deref(), it.message.as_deref()))
+    unmet.and_then(|condition| describe(condition.reason.as_deref(), condition.message.as_deref()))
 }
 
 /// Waits until pods get sidecars, which means that the API server trusts and reaches the webhook. Uses a dry
 /// run: no pod is created.
 ///
 /// # Errors
-/// When the timeout `within` expires, with the error of the API server.
-pub async fn wait_for_webhook(client: &Client, within: Duration) -> Result<(), InstallError> {
+/// When the timeout `limit` expires, with the error of the API server.
+pub async fn wait_for_webhook(client: &Client, limit: Duration) -> Result<(), InstallError> {
     let configurations: ObjectApi<MutatingWebhookConfiguration> =
         ObjectApi::for_all_namespaces(client.clone());
-    poll_until("the setup of sidecar injection", within, async || {
-        let found = configurations.get_opt(&INJECTOR_NAME).await;
-        let found = found.map_err(|error| InstallError::from_api_error("get", INJECTOR, error))?;
-        Ok(match trust_state(found.as_ref()) {
+    poll_until("the setup of sidecar injection", limit, async || {
+        let configuration = configurations.get_opt(&INJECTOR_NAME).await;
+        let configuration =
+            configuration.map_err(|error| InstallError::from_api_error("get", INJECTOR, error))?;
+        Ok(match trust_state(configuration.as_ref()) {
             TrustState::Absent => Err(format!("there is no {INJECTOR}")),
             TrustState::Untrusted => Err("no control plane has set its CA bundle".to_owned()),
             TrustState::Trusted => try_injection(client).await,
@@ -265,20 +275,20 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
 
 /// Polls until the condition is met or the timeout expires.
 async fn poll_until(
-    what: &'static str,
-    within: Duration,
-    mut ask: impl AsyncFnMut() -> Result<Result<(), String>, InstallError>,
+    operation: &'static str,
+    limit: Duration,
+    mut check: impl AsyncFnMut() -> Result<Result<(), String>, InstallError>,
 ) -> Result<(), InstallError> {
-    let begin = Instant::now();
+    let start = Instant::now();
     loop {
-        let state = match ask().await? {
+        let state = match check().await? {
             Ok(()) => return Ok(()),
             Err(state) => state,
         };
-        if begin.elapsed() >= within {
-            return Err(InstallError::Late { what, within, state });
+        if start.elapsed() >= limit {
+            return Err(InstallError::TimedOut { operation, limit, state });
         }
-        sleep(PAUSE).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -298,14 +308,14 @@ impl ApiTarget {
         let resource = kind_of(manifest);
         let name = metadata["name"].as_str().unwrap_or_default();
         let namespace = metadata["namespace"].as_str();
-        let place = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
-        let object = format!("{} {place}{name}", resource.kind);
-        let failed = |error| InstallError::from_api_error("address", &object, error);
+        let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let object = format!("{} {prefix}{name}", resource.kind);
+        let invalid_path = |error| InstallError::from_api_error("address", &object, error);
         let namespace = namespace.map(NamespaceName::new).transpose();
-        let namespace = namespace.map_err(|error| failed(error.into()))?;
-        let name = ObjectName::new(name).map_err(|error| failed(error.into()))?;
+        let namespace = namespace.map_err(|error| invalid_path(error.into()))?;
+        let name = ObjectName::new(name).map_err(|error| invalid_path(error.into()))?;
         let api = ObjectApi::for_dynamic_kind(client.clone(), namespace.as_ref(), &resource);
-        Ok(Self { api: api.map_err(failed)?, object, name })
+        Ok(Self { api: api.map_err(invalid_path)?, object, name })
     }
 }
 
@@ -322,9 +332,9 @@ const FIELD_MANAGER: &str = "leno-install";
 const FORBIDDEN: u16 = 403;
 const DEFAULT_NAMESPACE: NamespaceName = NamespaceName::from_literal("default");
 const NOT_FOUND: u16 = 404;
-const KIND_MAX: Duration = Duration::from_secs(30);
+const KIND_TIMEOUT: Duration = Duration::from_secs(30);
 /// The polling interval.
-const PAUSE: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
@@ -340,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_is_over_when_all_pods_are_new_and_available() {
+    fn a_rollout_is_complete_when_all_pods_are_updated_and_available() {
         let lacks = |status: Value| incomplete_rollout(&deployment_with_status(&status));
         let done = json!({
             "observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
@@ -359,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_pod_back_is_reported() {
+    fn the_reason_that_a_pod_is_not_ready_is_reported() {
         let pod = |status: Value| -> Pod {
             serde_json::from_value(json!({"metadata": {"name": "a"}, "status": status})).unwrap()
         };
@@ -378,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_is_reported_what_to_do() {
+    fn a_rejection_names_the_required_permissions() {
         let error = ApiError::Rejected { code: 403, message: "forbidden: user bob".to_owned() };
         expect_test::expect![[r#"
             "not permitted to apply ClusterRole leno-control: forbidden: user bob; run it with the permissions of cluster-admin, or have an administrator apply the output of `leno install` without --apply""#]]

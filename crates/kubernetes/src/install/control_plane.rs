@@ -20,24 +20,24 @@ pub(super) fn control_namespace(options: &InstallOptions) -> Value {
 
 /// Returns Services, the Deployment, and its PodDisruptionBudget.
 pub(super) fn control_plane_objects(options: &InstallOptions) -> Vec<Value> {
-    let disruption = json!({
+    let disruption_budget = json!({
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": namespaced_metadata(CONTROL, options),
         "spec": {"minAvailable": 1, "selector": {"matchLabels": pod_selector()}},
     });
     let mut objects = vec![control_service(options), peer_service(options)];
-    if let Some(authorities) = &options.webhook_client_ca {
+    if let Some(certificates) = &options.webhook_client_ca {
         objects.push(json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": namespaced_metadata(WEBHOOK_CLIENTS, options),
-            "data": {CLIENT_CA_KEY: authorities},
+            "data": {CLIENT_CA_KEY: certificates},
         }));
     }
     // With one replica, a node could never be drained.
     if options.replicas > 1 {
-        objects.push(disruption);
+        objects.push(disruption_budget);
     }
     objects.push(control_deployment(options));
     objects
@@ -98,9 +98,9 @@ fn volumes_and_mounts(options: &InstallOptions) -> (Vec<Value>, Vec<Value>) {
 }
 
 fn control_deployment(options: &InstallOptions) -> Value {
-    let mut metadata_here = namespaced_metadata(CONTROL, options);
+    let mut metadata = namespaced_metadata(CONTROL, options);
     if !options.network_policies {
-        metadata_here["annotations"] = json!({NETWORK_POLICIES: "false"});
+        metadata["annotations"] = json!({NETWORK_POLICIES: "false"});
     }
     let (volumes, mounts) = volumes_and_mounts(options);
     // Spread only pods of one release: those of the previous one are about to terminate. Nodes that accept no
@@ -120,7 +120,7 @@ fn control_deployment(options: &InstallOptions) -> Value {
     json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata_here,
+        "metadata": metadata,
         "spec": {
             "replicas": options.replicas,
             "revisionHistoryLimit": 3,

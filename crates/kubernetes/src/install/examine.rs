@@ -7,7 +7,7 @@ mod gateways;
 mod members;
 mod network;
 mod objects;
-mod rights;
+mod permissions;
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -57,11 +57,11 @@ pub struct ExamineProblem {
 }
 
 impl ExamineResult {
-    fn odd(problem: impl Into<String>, hint: impl Into<String>) -> Self {
+    fn warning(problem: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Warning(ExamineProblem { problem: problem.into(), hint: hint.into() })
     }
 
-    fn wrong(problem: impl Into<String>, hint: impl Into<String>) -> Self {
+    fn failure(problem: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Failed(ExamineProblem { problem: problem.into(), hint: hint.into() })
     }
 }
@@ -86,9 +86,9 @@ pub async fn examine_all(
     client: &Client,
     namespace: Option<&NamespaceName>,
 ) -> Result<Vec<ExaminedSubject>, ApiError> {
-    let mut all = Vec::new();
-    Box::pin(examine_each(client, namespace, |examined| all.push(examined))).await?;
-    Ok(all)
+    let mut subjects = Vec::new();
+    Box::pin(examine_each(client, namespace, |examined| subjects.push(examined))).await?;
+    Ok(subjects)
 }
 
 /// Examines all subjects one after another: the control plane of `namespace`, or the one found in the cluster.
@@ -101,13 +101,13 @@ pub async fn examine_each(
     namespace: Option<&NamespaceName>,
     report: impl FnMut(ExaminedSubject),
 ) -> Result<(), ApiError> {
-    let mut steps = DeadlineSteps { report, end: Instant::now() + ALL_MAX };
+    let mut steps = DeadlineSteps { report, end: Instant::now() + TOTAL_TIMEOUT };
     let version = steps.with_timeout(server_version(client)).await;
-    let version = version.unwrap_or_else(|| Err(ApiError::Client(NO_ANSWER.to_owned())))?;
-    steps.report("version of the API server", of_version(&version.major, &version.minor));
+    let version = version.unwrap_or_else(|| Err(ApiError::Client(NO_RESPONSE.to_owned())))?;
+    steps.report("version of the API server", version_finding(&version.major, &version.minor));
     steps.run_step("nodes", check_nodes(client)).await;
     steps.run_step("clocks", check_clocks(client)).await;
-    steps.run_step("permissions to install", rights::check_permissions(client)).await;
+    steps.run_step("permissions to install", permissions::check_permissions(client)).await;
     let found = steps.with_timeout(control::find_control_plane(client, namespace)).await;
     let (namespace, deployment) = match found.unwrap_or_else(|| Err(timeout_finding())) {
         Ok(found) => found,
@@ -126,7 +126,7 @@ pub async fn examine_each(
         Some(Ok(desired)) => desired,
         Some(Err(error)) => {
             let read = "run it as a user with read permission";
-            let finding = ExamineResult::odd(format!("cannot be checked: {error}"), read);
+            let finding = ExamineResult::warning(format!("cannot be checked: {error}"), read);
             steps.report(OBJECTS, finding);
             Vec::new()
         }
@@ -146,7 +146,7 @@ pub async fn examine_each(
     for (subject, finding) in sidecars.unwrap_or_else(|| vec![("sidecars", timeout_finding())]) {
         steps.report(subject, finding);
     }
-    steps.run_step("pods rejected by the webhook", members::held_back(client)).await;
+    steps.run_step("pods rejected by the webhook", members::check_uncreated_pods(client)).await;
     let now = SystemTime::now();
     steps.run_step("authority", certificates::check_issuer(client, namespace, now)).await;
     steps.run_step("roots of the mesh", certificates::check_roots(client, namespace, now)).await;
@@ -165,35 +165,39 @@ impl<F: FnMut(ExaminedSubject)> DeadlineSteps<F> {
         (self.report)(ExaminedSubject { subject, finding });
     }
 
-    async fn run_step(&mut self, subject: &'static str, look: impl Future<Output = ExamineResult>) {
-        let finding = self.with_timeout(look).await.unwrap_or_else(timeout_finding);
+    async fn run_step(
+        &mut self,
+        subject: &'static str,
+        check: impl Future<Output = ExamineResult>,
+    ) {
+        let finding = self.with_timeout(check).await.unwrap_or_else(timeout_finding);
         self.report(subject, finding);
     }
 
     /// Returns `None` on timeout.
-    async fn with_timeout<T>(&self, look: impl Future<Output = T>) -> Option<T> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        timeout(left.min(STEP_MAX), Box::pin(look)).await.ok()
+    async fn with_timeout<T>(&self, check: impl Future<Output = T>) -> Option<T> {
+        let remaining = self.end.saturating_duration_since(Instant::now());
+        timeout(remaining.min(STEP_TIMEOUT), Box::pin(check)).await.ok()
     }
 }
 
 /// Returns the finding of a step without a response in time.
 fn timeout_finding() -> ExamineResult {
-    ExamineResult::wrong(NO_ANSWER, "check `kubectl get --raw /readyz`, and run this again")
+    ExamineResult::failure(NO_RESPONSE, "check `kubectl get --raw /readyz`, and run this again")
 }
 
-fn of_version(major: &str, minor: &str) -> ExamineResult {
-    let shown = format!("{major}.{minor}");
+fn version_finding(major: &str, minor: &str) -> ExamineResult {
+    let version = format!("{major}.{minor}");
     let number: u32 = minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0);
     match has_native_sidecars(major, minor) {
-        true => ExamineResult::Passed(format!("{shown}, with native sidecars")),
-        false if number < MINOR_MIN => ExamineResult::wrong(
-            format!("{shown} is too old"),
-            format!("use 1.{MINOR_MIN} or newer"),
+        true => ExamineResult::Passed(format!("{version}, with native sidecars")),
+        false if number < MIN_MINOR => ExamineResult::failure(
+            format!("{version} is too old"),
+            format!("use 1.{MIN_MINOR} or newer"),
         ),
-        false => ExamineResult::odd(
+        false => ExamineResult::warning(
             format!(
-                "{shown} has no native sidecars: Jobs do not complete by themselves, and init \
+                "{version} has no native sidecars: Jobs do not complete by themselves, and init \
                  containers bypass the mesh"
             ),
             "use 1.29 or newer",
@@ -204,19 +208,20 @@ fn of_version(major: &str, minor: &str) -> ExamineResult {
 /// Checks node versions: kubelets may be older than the API server, and kernels too old for redirection.
 async fn check_nodes(client: &Client) -> ExamineResult {
     let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
-    let nodes = match nodes.list(&ListParams::default().limit(NODES_MAX)).await {
+    let nodes = match nodes.list(&ListParams::default().limit(MAX_NODES)).await {
         Ok(nodes) => nodes.items,
         Err(error) => return unreadable_finding(&error),
     };
-    let which = |is_old: fn(&NodeSystemInfo) -> Option<&str>| -> Vec<String> {
+    let nodes_with = |outdated_version: fn(&NodeSystemInfo) -> Option<&str>| -> Vec<String> {
         let old = nodes.iter().filter_map(|node| {
-            let version = is_old(node.status.as_ref()?.node_info.as_ref()?)?;
+            let version = outdated_version(node.status.as_ref()?.node_info.as_ref()?)?;
             Some(format!("{} ({version})", node.name_any()))
         });
         old.collect()
     };
-    let kernels = which(|info| Some(&*info.kernel_version).filter(|it| is_old_kernel(it)));
-    let kubelets = which(|info| {
+    let kernels =
+        nodes_with(|info| Some(&*info.kernel_version).filter(|version| is_old_kernel(version)));
+    let kubelets = nodes_with(|info| {
         let version = info.kubelet_version.trim_start_matches('v');
         let mut parts = version.split('.');
         let (major, minor) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
@@ -224,12 +229,12 @@ async fn check_nodes(client: &Client) -> ExamineResult {
     });
     match (kernels.as_slice(), kubelets.as_slice()) {
         ([], []) => ExamineResult::Passed(format!("{}, all with native sidecars", nodes.len())),
-        ([], old) => ExamineResult::odd(
+        ([], old) => ExamineResult::warning(
             format!("no native sidecars on {}", summarize_names(old)),
             "upgrade their kubelets to 1.29 or newer",
         ),
         // Distributions backport features to kernels with old version numbers.
-        (kernels, _) => ExamineResult::odd(
+        (kernels, _) => ExamineResult::warning(
             format!(
                 "kernels of {} may not support redirection to sidecars",
                 summarize_names(kernels)
@@ -244,7 +249,7 @@ async fn check_nodes(client: &Client) -> ExamineResult {
 fn is_old_kernel(version: &str) -> bool {
     let mut parts = version.split(['.', '-']).map(str::parse::<u32>);
     match (parts.next(), parts.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < KERNEL_MIN,
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < MIN_KERNEL,
         _ => false,
     }
 }
@@ -255,20 +260,20 @@ async fn check_clocks(client: &Client) -> ExamineResult {
         Ok(date) => date,
         Err(error) => return unreadable_finding(&error),
     };
-    let theirs = date.as_deref().and_then(seconds_of_date);
-    let ours = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    match theirs {
+    let server_time = date.as_deref().and_then(parse_http_date);
+    let local_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    match server_time {
         None => missing_time_finding(),
-        Some(theirs) => skew_finding(ours.abs_diff(theirs)),
+        Some(server_time) => skew_finding(local_time.abs_diff(server_time)),
     }
 }
 
-fn skew_finding(between: Duration) -> ExamineResult {
-    match between {
-        skew if skew <= SKEW_MAX => {
+fn skew_finding(difference: Duration) -> ExamineResult {
+    match difference {
+        skew if skew <= MAX_SKEW => {
             ExamineResult::Passed("of this machine and the API server agree".to_owned())
         }
-        skew => ExamineResult::wrong(
+        skew => ExamineResult::failure(
             format!(
                 "the API server's and this machine's differ by {} s: certificates may be expired \
                  or not yet valid",
@@ -280,14 +285,14 @@ fn skew_finding(between: Duration) -> ExamineResult {
 }
 
 fn missing_time_finding() -> ExamineResult {
-    ExamineResult::odd(
+    ExamineResult::warning(
         "the API server does not report its time",
         "compare the clocks of the nodes yourself",
     )
 }
 
 /// RFC 9110 §5.6.7: `Sun, 06 Nov 1994 08:49:37 GMT`.
-fn seconds_of_date(text: &str) -> Option<Duration> {
+fn parse_http_date(text: &str) -> Option<Duration> {
     let format = time::format_description::parse_borrowed::<2>(
         "[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT",
     );
@@ -312,9 +317,10 @@ async fn check_kinds(client: &Client) -> ExamineResult {
     }
     match absent.as_slice() {
         [] => ExamineResult::Passed("all of leno.dev are installed".to_owned()),
-        absent => {
-            ExamineResult::wrong(format!("{} are not installed", absent.join(", ")), INSTALL_AGAIN)
-        }
+        absent => ExamineResult::failure(
+            format!("{} are not installed", absent.join(", ")),
+            REINSTALL_HINT,
+        ),
     }
 }
 
@@ -323,30 +329,33 @@ async fn check_kinds(client: &Client) -> ExamineResult {
 async fn check_webhook(client: &Client, desired: &[Value], now: SystemTime) -> ExamineResult {
     let configurations: ObjectApi<MutatingWebhookConfiguration> =
         ObjectApi::for_all_namespaces(client.clone());
-    let found = match configurations.get_opt(&INJECTOR_NAME).await {
-        Ok(found) => found,
+    let configuration = match configurations.get_opt(&INJECTOR_NAME).await {
+        Ok(configuration) => configuration,
         Err(error) => return unreadable_finding(&error),
     };
     let log = "see the log of the control plane";
-    match trust_state(found.as_ref()) {
-        TrustState::Absent => ExamineResult::wrong(
+    match trust_state(configuration.as_ref()) {
+        TrustState::Absent => ExamineResult::failure(
             format!("there is no {INJECTOR}, so pods get no sidecars"),
-            INSTALL_AGAIN,
+            REINSTALL_HINT,
         ),
         TrustState::Untrusted => {
-            ExamineResult::wrong("the webhook configuration has no CA bundle", log)
+            ExamineResult::failure("the webhook configuration has no CA bundle", log)
         }
         TrustState::Trusted => {
-            let ManifestDifferences { lacks, more } = compare_entries(desired, found.as_ref());
+            let ManifestDifferences { missing, surplus_entries } =
+                compare_entries(desired, configuration.as_ref());
             let differing = |fields: &[String]| format!("{INJECTOR}: {}", summarize_names(fields));
-            if let [_, ..] = lacks.as_slice() {
-                let problem = format!("{}: pods may get no sidecars", differing(&lacks));
-                return ExamineResult::wrong(problem, INSTALL_AGAIN);
+            if let [_, ..] = missing.as_slice() {
+                let problem = format!("{}: pods may get no sidecars", differing(&missing));
+                return ExamineResult::failure(problem, REINSTALL_HINT);
             }
             match try_injection(client).await {
-                Ok(()) if !more.is_empty() => ExamineResult::odd(differing(&more), INSTALL_AGAIN),
-                Ok(()) => certificates::check_bundle(found.as_ref(), now),
-                Err(reason) => ExamineResult::wrong(
+                Ok(()) if !surplus_entries.is_empty() => {
+                    ExamineResult::warning(differing(&surplus_entries), REINSTALL_HINT)
+                }
+                Ok(()) => certificates::check_bundle(configuration.as_ref(), now),
+                Err(reason) => ExamineResult::failure(
                     format!("pods that request sidecars are not created: {reason}"),
                     log,
                 ),
@@ -358,55 +367,60 @@ async fn check_webhook(client: &Client, desired: &[Value], now: SystemTime) -> E
 /// Returns the differences between the entries of the webhook and those of the installation.
 fn compare_entries(
     desired: &[Value],
-    found: Option<&MutatingWebhookConfiguration>,
+    configuration: Option<&MutatingWebhookConfiguration>,
 ) -> ManifestDifferences {
-    let manifest = desired.iter().find(|it| it["kind"] == "MutatingWebhookConfiguration");
-    let Some((manifest, found)) = manifest.zip(found) else {
+    let manifest =
+        desired.iter().find(|manifest| manifest["kind"] == "MutatingWebhookConfiguration");
+    let Some((manifest, configuration)) = manifest.zip(configuration) else {
         return ManifestDifferences::default();
     };
-    let mut all =
-        ManifestDifferences::between(manifest, &serde_json::to_value(found).unwrap_or_default());
+    let mut differences = ManifestDifferences::between(
+        manifest,
+        &serde_json::to_value(configuration).unwrap_or_default(),
+    );
     // No manifest has match conditions. They exclude pods from injection.
-    let conditional = found.webhooks.iter().flatten().filter(|webhook| {
+    let conditional = configuration.webhooks.iter().flatten().filter(|webhook| {
         webhook.match_conditions.as_ref().is_some_and(|conditions| !conditions.is_empty())
     });
-    all.more.extend(conditional.map(|it| format!("webhooks[{}].matchConditions are set", it.name)));
-    all
+    differences.surplus_entries.extend(
+        conditional.map(|webhook| format!("webhooks[{}].matchConditions are set", webhook.name)),
+    );
+    differences
 }
 
 /// Returns the first few names, and the number of others.
 fn summarize_names(names: &[String]) -> String {
-    let shown = names.get(..SHOWN_MAX).unwrap_or(names).join(", ");
-    match names.len().saturating_sub(SHOWN_MAX) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
+    let listed = names.get(..MAX_SHOWN).unwrap_or(names).join(", ");
+    match names.len().saturating_sub(MAX_SHOWN) {
+        0 => listed,
+        omitted => format!("{listed} and {omitted} more"),
     }
 }
 
 fn unreadable_finding(error: &ApiError) -> ExamineResult {
-    ExamineResult::odd(
+    ExamineResult::warning(
         format!("cannot be checked: {error}"),
         "run it as a user with read permission",
     )
 }
 
 /// The maximum time of one step. A client may retry a rejected request for minutes.
-const STEP_MAX: Duration = Duration::from_secs(15);
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// The maximum time of all steps.
-const ALL_MAX: Duration = Duration::from_secs(50);
-const NO_ANSWER: &str = "no response in time";
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(50);
+const NO_RESPONSE: &str = "no response in time";
 const OBJECTS: &str = "objects of the installation";
 /// The first minor version that supports `matchLabelKeys` and `nodeTaintsPolicy`, used to spread control
 /// planes.
-const MINOR_MIN: u32 = 27;
-const NODES_MAX: u32 = 500;
+const MIN_MINOR: u32 = 27;
+const MAX_NODES: u32 = 500;
 /// The first kernel with `nat` chains in `inet` tables.
-const KERNEL_MIN: (u32, u32) = (5, 2);
+const MIN_KERNEL: (u32, u32) = (5, 2);
 /// The maximum number of listed names.
-const SHOWN_MAX: usize = 8;
-const INSTALL_AGAIN: &str = "run `leno install --apply` again";
+const MAX_SHOWN: usize = 8;
+const REINSTALL_HINT: &str = "run `leno install --apply` again";
 /// Half of the tolerance of certificates.
-const SKEW_MAX: Duration = Duration::from_secs(30);
+const MAX_SKEW: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
@@ -418,55 +432,63 @@ mod tests {
 
         let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
         let desired = installation_manifests(&InstallOptions::new("leno:test".to_owned(), domain));
-        let manifest = desired.iter().find(|it| it["kind"] == "MutatingWebhookConfiguration");
+        let manifest =
+            desired.iter().find(|manifest| manifest["kind"] == "MutatingWebhookConfiguration");
         let read = |value: &Value| -> MutatingWebhookConfiguration {
             serde_json::from_value(value.clone()).unwrap()
         };
-        let mut found = manifest.unwrap().clone();
-        assert_eq!(compare_entries(&desired, Some(&read(&found))), ManifestDifferences::default());
+        let mut configuration = manifest.unwrap().clone();
+        assert_eq!(
+            compare_entries(&desired, Some(&read(&configuration))),
+            ManifestDifferences::default()
+        );
         let conditions = serde_json::json!([{"name": "a", "expression": "false"}]);
-        found["webhooks"][1]["matchConditions"] = conditions;
-        let more = ["webhooks[pod.sidecar-injector.leno.dev].matchConditions are set"];
-        assert_eq!(compare_entries(&desired, Some(&read(&found))).more, more);
-        found["webhooks"].as_array_mut().unwrap().remove(0);
-        let lacks = ["webhooks[namespace.sidecar-injector.leno.dev] is absent"];
-        assert_eq!(compare_entries(&desired, Some(&read(&found))).lacks, lacks);
+        configuration["webhooks"][1]["matchConditions"] = conditions;
+        let surplus_entries = ["webhooks[pod.sidecar-injector.leno.dev].matchConditions are set"];
+        assert_eq!(
+            compare_entries(&desired, Some(&read(&configuration))).surplus_entries,
+            surplus_entries
+        );
+        configuration["webhooks"].as_array_mut().unwrap().remove(0);
+        let missing = ["webhooks[namespace.sidecar-injector.leno.dev] is absent"];
+        assert_eq!(compare_entries(&desired, Some(&read(&configuration))).missing, missing);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_step_without_an_answer_ends_and_is_reported() {
-        let (begin, mut found) = (Instant::now(), Vec::new());
+    async fn a_step_without_a_response_ends_at_its_deadline() {
+        let (start, mut findings) = (Instant::now(), Vec::new());
         let report = |examined: ExaminedSubject| {
-            found.push((examined.subject, examined.finding, begin.elapsed()))
+            findings.push((examined.subject, examined.finding, start.elapsed()))
         };
-        let mut steps = DeadlineSteps { report, end: begin + ALL_MAX };
+        let mut steps = DeadlineSteps { report, end: start + TOTAL_TIMEOUT };
         for subject in ["a", "b", "c", "d", "e"] {
             steps.run_step(subject, std::future::pending()).await;
         }
         steps.run_step("f", async { ExamineResult::Passed("at once".to_owned()) }).await;
         assert!(
-            found.iter().take(5).all(|(_, finding, _)| *finding == timeout_finding()),
-            "{found:?}"
+            findings.iter().take(5).all(|(_, finding, _)| *finding == timeout_finding()),
+            "{findings:?}"
         );
         // Timers have a resolution of a millisecond.
-        let at = |index: usize| Duration::from_secs((found[index].2.as_secs_f64()).round() as u64);
-        assert_eq!(at(0), STEP_MAX);
-        assert_eq!(at(4), ALL_MAX, "all together have a deadline as well");
+        let seconds_at =
+            |index: usize| Duration::from_secs((findings[index].2.as_secs_f64()).round() as u64);
+        assert_eq!(seconds_at(0), STEP_TIMEOUT);
+        assert_eq!(seconds_at(4), TOTAL_TIMEOUT, "all together have a deadline as well");
     }
 
     #[test]
-    fn versions_are_reported_apart() {
-        let verdict = |minor: &str| match of_version("1", minor) {
-            ExamineResult::Passed(_) => "well",
-            ExamineResult::Warning(_) => "odd",
-            ExamineResult::Failed(_) => "wrong",
+    fn old_versions_of_the_api_server_are_reported() {
+        let verdict = |minor: &str| match version_finding("1", minor) {
+            ExamineResult::Passed(_) => "passed",
+            ExamineResult::Warning(_) => "warning",
+            ExamineResult::Failed(_) => "failed",
         };
-        let found = ["34+", "29", "28", "27", "26"].map(verdict);
-        assert_eq!(found, ["well", "well", "odd", "odd", "wrong"]);
+        let verdicts = ["34+", "29", "28", "27", "26"].map(verdict);
+        assert_eq!(verdicts, ["passed", "passed", "warning", "warning", "failed"]);
     }
 
     #[test]
-    fn old_kernels_are_reported_apart() {
+    fn old_kernels_are_recognized() {
         for (version, expected) in [
             ("4.19.0-26-amd64", true),
             ("5.1.21", true),
@@ -480,14 +502,14 @@ mod tests {
     }
 
     #[test]
-    fn dates_of_http_are_read() {
-        let read = seconds_of_date("Sun, 06 Nov 1994 08:49:37 GMT");
+    fn http_dates_are_parsed() {
+        let read = parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(read, Some(Duration::from_secs(784_111_777)));
-        assert_eq!(seconds_of_date("yesterday"), None);
+        assert_eq!(parse_http_date("yesterday"), None);
     }
 
     #[test]
-    fn clocks_that_are_far_apart_are_reported() {
+    fn a_large_clock_skew_is_reported() {
         assert!(matches!(skew_finding(Duration::from_secs(5)), ExamineResult::Passed(_)));
         assert!(matches!(skew_finding(Duration::from_secs(500)), ExamineResult::Failed(_)));
     }

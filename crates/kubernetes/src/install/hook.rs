@@ -6,8 +6,8 @@ use super::access::{self, RETRACTION};
 use super::{InstallOptions, PART_OF, PART_OF_LABEL};
 use crate::words::PROXY_UID;
 
-/// Returns the objects of a chart in addition to [`installation_manifests`](super::installation_manifests): a Job
-/// that runs `leno uninstall --statuses-only` after Helm has deleted the release, its account, and its
+/// Returns the objects of a chart in addition to [`installation_manifests`](super::installation_manifests): a
+/// Job that runs `leno uninstall --statuses-only` after Helm has deleted the release, its account, and its
 /// permissions. They exist only during the hook. A failed Job stays, with its log, until the next `helm
 /// uninstall`.
 #[must_use]
@@ -36,7 +36,7 @@ fn retraction_job(options: &InstallOptions) -> Value {
         "kind": "Job",
         "metadata": {"name": RETRACTION, "namespace": namespace, "labels": labels},
         "spec": {
-            "backoffLimit": ATTEMPTS_MAX,
+            "backoffLimit": MAX_ATTEMPTS,
             "activeDeadlineSeconds": DEADLINE_SECONDS,
             "template": {
                 "metadata": {"labels": labels},
@@ -70,7 +70,7 @@ fn retraction_job(options: &InstallOptions) -> Value {
 }
 
 /// The number of retries of the Job.
-const ATTEMPTS_MAX: u32 = 2;
+const MAX_ATTEMPTS: u32 = 2;
 /// The deadline of the Job: less than Helm's timeout of five minutes, so that Helm reports the failure of the
 /// Job.
 const DEADLINE_SECONDS: u32 = 240;

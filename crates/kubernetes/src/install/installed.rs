@@ -58,13 +58,13 @@ impl Installed {
     ) -> Result<Option<Self>, InstallError> {
         let deployments: ObjectApi<Deployment> =
             ObjectApi::for_namespace(client.clone(), namespace);
-        let found = deployments.get_opt(&CONTROL_NAME).await;
-        let Some(found) =
-            found.map_err(|error| InstallError::from_api_error("get", CONTROL, error))?
+        let deployment = deployments.get_opt(&CONTROL_NAME).await;
+        let Some(deployment) =
+            deployment.map_err(|error| InstallError::from_api_error("get", CONTROL, error))?
         else {
             return Ok(None);
         };
-        let mut installed = Self::from_deployment(&found);
+        let mut installed = Self::from_deployment(&deployment);
         if installed.cni {
             let sets: ObjectApi<DaemonSet> =
                 ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
@@ -72,13 +72,13 @@ impl Installed {
             let set = set.map_err(|error| InstallError::from_api_error("get", CNI, error))?;
             installed.network = set.as_ref().and_then(node_network);
         }
-        if has_option(&found, CLIENT_CA_OPTION) {
+        if has_option(&deployment, CLIENT_CA_OPTION) {
             let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
             let map = maps.get_opt(&const { ObjectName::from_literal(WEBHOOK_CLIENTS) }).await;
             let map =
                 map.map_err(|error| InstallError::from_api_error("get", WEBHOOK_CLIENTS, error))?;
             let data = map.and_then(|map| map.data);
-            installed.webhook_client_ca = data.and_then(|mut it| it.remove(CLIENT_CA_KEY));
+            installed.webhook_client_ca = data.and_then(|mut data| data.remove(CLIENT_CA_KEY));
         }
         let policies: ObjectApi<NetworkPolicy> =
             ObjectApi::for_namespace(client.clone(), namespace);
@@ -93,10 +93,10 @@ impl Installed {
     /// specified it.
     pub(super) fn into_options(self, namespace: &NamespaceName) -> InstallOptions {
         let domain = self.trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
-        let fresh = InstallOptions::new(String::new(), domain);
+        let defaults = InstallOptions::new(String::new(), domain);
         InstallOptions {
             namespace: namespace.to_string(),
-            replicas: self.replicas.unwrap_or(fresh.replicas),
+            replicas: self.replicas.unwrap_or(defaults.replicas),
             cni: self.cni.then(|| self.network.unwrap_or_default()),
             gateways: self.gateways,
             access_certs: self.access_certs,
@@ -106,7 +106,7 @@ impl Installed {
             settings_namespaces: self.settings_namespaces,
             jwks_allow: self.jwks_allow,
             metrics_from: self.metrics_from,
-            ..fresh
+            ..defaults
         }
     }
 
@@ -115,35 +115,39 @@ impl Installed {
     pub fn from_deployment(deployment: &Deployment) -> Self {
         let Some(spec) = &deployment.spec else { return Self::default() };
         let containers = spec.template.spec.iter().flat_map(|pod| &pod.containers);
-        let container = containers.into_iter().find(|it| it.name == CONTROL);
+        let container = containers.into_iter().find(|container| container.name == CONTROL);
         let annotations = deployment.metadata.annotations.as_ref();
-        let policies = annotations.and_then(|all| all.get(NETWORK_POLICIES));
-        let has = |word: &str| {
-            let args = container.and_then(|it: &Container| it.args.as_ref());
-            args.into_iter().flatten().any(|argument| argument == word)
+        let network_policies =
+            annotations.and_then(|annotations| annotations.get(NETWORK_POLICIES));
+        let has_argument = |argument: &str| {
+            let args = container.and_then(|container: &Container| container.args.as_ref());
+            args.into_iter().flatten().any(|current| current == argument)
         };
-        let args = || container.and_then(|it| it.args.as_ref()).into_iter().flatten();
-        let list = |option: &str| args().find_map(|it| it.strip_prefix(option)).map(str::to_owned);
-        let namespaces = |option: &str| -> BTreeSet<Name> {
-            let namespaces = args().filter_map(|it| it.strip_prefix(option));
-            namespaces.flat_map(|it| it.split(',')).filter_map(|it| Name::new(it).ok()).collect()
+        let args = || container.and_then(|container| container.args.as_ref()).into_iter().flatten();
+        let value_of = |option: &str| {
+            args().find_map(|argument| argument.strip_prefix(option)).map(str::to_owned)
         };
-        let variables = container.and_then(|it| it.env.as_ref()).into_iter().flatten();
-        let domain = variables.into_iter().find(|it| it.name == "LENO_TRUST_DOMAIN");
-        let domain = domain.and_then(|it| TrustDomain::new(it.value.as_deref()?).ok());
+        let namespaces_of = |option: &str| -> BTreeSet<Name> {
+            let lists = args().filter_map(|argument| argument.strip_prefix(option));
+            lists.flat_map(|list| list.split(',')).filter_map(|name| Name::new(name).ok()).collect()
+        };
+        let variables =
+            container.and_then(|container| container.env.as_ref()).into_iter().flatten();
+        let domain = variables.into_iter().find(|variable| variable.name == "LENO_TRUST_DOMAIN");
+        let domain = domain.and_then(|variable| TrustDomain::new(variable.value.as_deref()?).ok());
         Self {
             replicas: spec.replicas.and_then(|count| u32::try_from(count).ok()),
             trust_domain: domain,
-            cni: has("--cni"),
+            cni: has_argument("--cni"),
             network: None,
-            gateways: has("--gateways"),
-            access_certs: namespaces(ACCESS_CERTS_OPTION),
-            settings_namespaces: namespaces(SETTINGS_NAMESPACES_OPTION),
+            gateways: has_argument("--gateways"),
+            access_certs: namespaces_of(ACCESS_CERTS_OPTION),
+            settings_namespaces: namespaces_of(SETTINGS_NAMESPACES_OPTION),
             webhook_client_ca: None,
-            network_policies: policies.map(|it| it != "false"),
+            network_policies: network_policies.map(|value| value != "false"),
             api_server: BTreeSet::new(),
-            jwks_allow: list(JWKS_ALLOW_OPTION),
-            metrics_from: list(METRICS_FROM_OPTION),
+            jwks_allow: value_of(JWKS_ALLOW_OPTION),
+            metrics_from: value_of(METRICS_FROM_OPTION),
         }
     }
 }
@@ -152,8 +156,9 @@ impl Installed {
 fn has_option(deployment: &Deployment, option: &str) -> bool {
     let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let containers = pod.into_iter().flat_map(|pod| &pod.containers);
-    let mut args =
-        containers.filter(|it| it.name == CONTROL).flat_map(|it| it.args.iter().flatten());
+    let mut args = containers
+        .filter(|container| container.name == CONTROL)
+        .flat_map(|container| container.args.iter().flatten());
     args.any(|argument| argument.starts_with(option))
 }
 
@@ -162,7 +167,12 @@ fn webhook_ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
     let webhook = IntOrString::Int(i32::from(WEBHOOK_PORT));
     let rules = policy.spec.iter().flat_map(|spec| spec.ingress.iter().flatten());
     rules
-        .filter(|rule| rule.ports.iter().flatten().any(|it| it.port.as_ref() == Some(&webhook)))
+        .filter(|rule| {
+            rule.ports
+                .iter()
+                .flatten()
+                .any(|network_port| network_port.port.as_ref() == Some(&webhook))
+        })
         .flat_map(|rule| rule.from.iter().flatten())
         .filter_map(|peer| peer.ip_block.as_ref()?.cidr.parse().ok())
         .collect()
@@ -171,8 +181,8 @@ fn webhook_ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
 fn node_network(set: &DaemonSet) -> Option<NodeNetwork> {
     let volumes = set.spec.as_ref()?.template.spec.as_ref()?.volumes.as_ref()?;
     let path = |name: &str| {
-        let is_it = |volume: &&Volume| volume.name == name;
-        Some(volumes.iter().find(is_it)?.host_path.as_ref()?.path.clone())
+        let has_name = |volume: &&Volume| volume.name == name;
+        Some(volumes.iter().find(has_name)?.host_path.as_ref()?.path.clone())
     };
     Some(NodeNetwork { bin_dir: path("bin")?, conf_dir: path("conf")? })
 }
@@ -185,12 +195,12 @@ mod tests {
     use crate::install::installation_manifests;
 
     fn written_manifest(options: &InstallOptions, kind: &str) -> Value {
-        let all = installation_manifests(options).into_iter();
-        all.into_iter().find(|it| it["kind"] == kind).unwrap()
+        let manifests = installation_manifests(options).into_iter();
+        manifests.into_iter().find(|manifest| manifest["kind"] == kind).unwrap()
     }
 
     #[test]
-    fn what_was_asked_for_is_read_again() {
+    fn options_are_read_from_the_installed_objects() {
         let domain = TrustDomain::new("prod.example").unwrap();
         let network = NodeNetwork { bin_dir: "/b".to_owned(), conf_dir: "/c".to_owned() };
         for (cni, gateways) in [(None, true), (Some(network), false)] {
@@ -200,7 +210,7 @@ mod tests {
                 gateways,
                 webhook_client_ca: gateways.then(|| "PEM".to_owned()),
                 network_policies: !gateways,
-                access_certs: (["jobs", "shop"].map(|it| Name::new(it).unwrap())).into(),
+                access_certs: (["jobs", "shop"].map(|name| Name::new(name).unwrap())).into(),
                 settings_namespaces: [Name::new("osm-system").unwrap()].into(),
                 jwks_allow: gateways.then(|| "keys.shop.svc,10.0.0.0/8".to_owned()),
                 metrics_from: gateways.then(|| "any".to_owned()),
@@ -226,7 +236,7 @@ mod tests {
             assert_eq!(has_option(&deployment, CLIENT_CA_OPTION), gateways);
             if !gateways {
                 let api_server: BTreeSet<AddressRange> =
-                    ["10.0.0.0/28", "2001:db8::1/128"].map(|it| it.parse().unwrap()).into();
+                    ["10.0.0.0/28", "2001:db8::1/128"].map(|range| range.parse().unwrap()).into();
                 let options = InstallOptions { api_server: api_server.clone(), ..options.clone() };
                 let policy =
                     serde_json::from_value(written_manifest(&options, "NetworkPolicy")).unwrap();

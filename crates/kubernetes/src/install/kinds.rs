@@ -119,8 +119,8 @@ fn kind_definition(kind: &CrdKind) -> Value {
 
 /// Returns definitions of the supported kinds of SMI and OSM, for clusters without their own. They have no
 /// schema: the control plane reports errors.
-pub(super) fn of_smi() -> Vec<Value> {
-    let of = |(group, kind, plural, versions): &(&str, &str, &str, &[&str])| {
+pub(super) fn smi_kind_definitions() -> Vec<Value> {
+    let definition = |(group, kind, plural, versions): &(&str, &str, &str, &[&str])| {
         let version = |(index, name): (usize, &&str)| {
             let schema = with_keyword(any_value(), "type", json!("object"));
             json!({
@@ -149,7 +149,7 @@ pub(super) fn of_smi() -> Vec<Value> {
             },
         })
     };
-    SMI.iter().map(of).collect()
+    SMI.iter().map(definition).collect()
 }
 
 /// Returns the schema of target references: services of the policy's namespace, by name and optional port.

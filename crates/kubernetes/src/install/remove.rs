@@ -34,7 +34,7 @@ pub enum RemovalExtent {
 /// Returns the objects to remove, in this order: the webhook first, so that pods can be created at any time.
 #[must_use]
 pub fn objects_to_remove(options: &InstallOptions, extent: RemovalExtent) -> Vec<Value> {
-    let beside = |kind: &str, name: &str| {
+    let namespaced = |kind: &str, name: &str| {
         json!({
             "apiVersion": "v1",
             "kind": kind,
@@ -53,12 +53,12 @@ pub fn objects_to_remove(options: &InstallOptions, extent: RemovalExtent) -> Vec
         };
         by_rank.entry(rank).or_default().push(manifest);
     }
-    let rest = by_rank.entry(2).or_default();
-    rest.push(beside("Secret", WEBHOOK_SECRET));
-    rest.push(beside("ConfigMap", ROOTS_CONFIG_MAP));
-    rest.push(lease_reference(&options.namespace));
+    let last_objects = by_rank.entry(2).or_default();
+    last_objects.push(namespaced("Secret", WEBHOOK_SECRET));
+    last_objects.push(namespaced("ConfigMap", ROOTS_CONFIG_MAP));
+    last_objects.push(lease_reference(&options.namespace));
     if extent == RemovalExtent::Everything {
-        rest.push(beside("Secret", AUTHORITY_SECRET));
+        last_objects.push(namespaced("Secret", AUTHORITY_SECRET));
         by_rank.entry(3).or_default().extend(FORMER_PLURALS.iter().map(|plural| {
             json!({
                 "apiVersion": "apiextensions.k8s.io/v1",
@@ -87,7 +87,7 @@ pub fn lease_reference(namespace: &str) -> Value {
 pub async fn remove(
     client: &Client,
     removals: &[Value],
-    mut reported: impl FnMut(InstallStep),
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     for manifest in removals {
         let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, manifest)?;
@@ -98,16 +98,16 @@ pub async fn remove(
             }
             _ => DeleteParams::foreground(),
         };
-        let done = match api.delete(&name, &parameters).await {
-            Ok(()) if is_awaited(manifest) => {
-                let gone = until_gone(&api, &name).await;
-                gone.map_err(|error| InstallError::from_api_error("get", &object, error))?
+        let result = match api.delete(&name, &parameters).await {
+            Ok(()) if must_be_gone(manifest) => {
+                let deleted = wait_until_deleted(&api, &name).await;
+                deleted.map_err(|error| InstallError::from_api_error("get", &object, error))?
             }
             Ok(()) => "removed",
             Err(error) if error.status_code() == Some(NOT_FOUND) => "does not exist",
             Err(error) => return Err(InstallError::from_api_error("remove", &object, error)),
         };
-        reported(InstallStep { object, done });
+        report(InstallStep { object, done: result });
     }
     Ok(())
 }
@@ -119,7 +119,7 @@ pub async fn remove(
 /// When the API server rejects a call; the objects before it are removed.
 pub async fn remove_gateways(
     client: &Client,
-    mut reported: impl FnMut(InstallStep),
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     for (version, kind) in [
         ("apps/v1", "Deployment"),
@@ -127,48 +127,48 @@ pub async fn remove_gateways(
         ("v1", "Service"),
         ("v1", "ServiceAccount"),
     ] {
-        let all = api_for_all(client, &json!({"apiVersion": version, "kind": kind}))?;
-        let made = ListParams::default().labels(GATEWAY_PART);
-        let listed = all.list(&made).await;
-        for found in listed.map_err(|error| InstallError::from_api_error("list", kind, error))? {
-            let is_owned = |it: &OwnerReference| it.kind == "Gateway";
-            if !found.owner_references().iter().any(is_owned) {
+        let api = api_for_all(client, &json!({"apiVersion": version, "kind": kind}))?;
+        let selection = ListParams::default().labels(GATEWAY_PART);
+        let listed = api.list(&selection).await;
+        for object in listed.map_err(|error| InstallError::from_api_error("list", kind, error))? {
+            let is_owned = |owner: &OwnerReference| owner.kind == "Gateway";
+            if !object.owner_references().iter().any(is_owned) {
                 continue;
             }
-            let (name, namespace) = (found.name_any(), found.namespace());
+            let (name, namespace) = (object.name_any(), object.namespace());
             let metadata = json!({"name": name, "namespace": namespace});
             let manifest = json!({"apiVersion": version, "kind": kind, "metadata": metadata});
-            remove(client, &[manifest], &mut reported).await?;
+            remove(client, &[manifest], &mut report).await?;
         }
     }
     Ok(())
 }
 
-/// Removes the permissions to write Secrets in namespaces other than these.
+/// Removes the permissions to write Secrets in namespaces other than `retained`.
 ///
 /// # Errors
 /// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw_permissions(
     client: &Client,
-    but: &BTreeSet<Name>,
-    mut reported: impl FnMut(InstallStep),
+    retained: &BTreeSet<Name>,
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     // Neither grants permissions without the other, so the order does not matter.
     for kind in ["RoleBinding", "Role"] {
-        let described = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind});
-        let all = api_for_all(client, &described)?;
-        let ours = ListParams::default()
+        let kind_reference = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind});
+        let api = api_for_all(client, &kind_reference)?;
+        let selection = ListParams::default()
             .labels(&format!("{PART_OF_LABEL}={PART_OF}"))
             .fields(&format!("metadata.name={ACCESS_CERTS}"));
-        let listed = all.list(&ours).await;
-        for found in listed.map_err(|error| InstallError::from_api_error("list", kind, error))? {
-            let namespace = found.namespace().unwrap_or_default();
-            if but.iter().any(|it| it.as_str() == namespace) {
+        let listed = api.list(&selection).await;
+        for object in listed.map_err(|error| InstallError::from_api_error("list", kind, error))? {
+            let namespace = object.namespace().unwrap_or_default();
+            if retained.iter().any(|excluded| excluded.as_str() == namespace) {
                 continue;
             }
-            let mut manifest = described.clone();
+            let mut manifest = kind_reference.clone();
             manifest["metadata"] = json!({"name": ACCESS_CERTS, "namespace": namespace});
-            remove(client, &[manifest], &mut reported).await?;
+            remove(client, &[manifest], &mut report).await?;
         }
     }
     Ok(())
@@ -180,7 +180,7 @@ pub async fn withdraw_permissions(
 /// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw_gateways(
     client: &Client,
-    mut reported: impl FnMut(InstallStep),
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     for kind in ["ClusterRoleBinding", "ClusterRole"] {
         let manifest = json!({
@@ -188,7 +188,7 @@ pub async fn withdraw_gateways(
             "kind": kind,
             "metadata": {"name": GATEWAYS},
         });
-        remove_ours(client, manifest, &mut reported).await?;
+        remove_if_installed(client, manifest, &mut report).await?;
     }
     Ok(())
 }
@@ -201,30 +201,30 @@ pub async fn withdraw_gateways(
 pub async fn withdraw_cni(
     client: &Client,
     options: &InstallOptions,
-    mut reported: impl FnMut(InstallStep),
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     // In reverse order: the DaemonSet first, because its pods need the permissions during shutdown, and the
     // namespace last.
     for manifest in cni::cni_objects(options, &NodeNetwork::default()).into_iter().rev() {
-        let is_agents = manifest["kind"] == "DaemonSet";
+        let is_daemon_set = manifest["kind"] == "DaemonSet";
         let mut last = None;
-        let mut reported = |step: InstallStep| {
+        let mut report = |step: InstallStep| {
             last = Some(step.clone());
-            reported(step);
+            report(step);
         };
-        remove_ours(client, manifest, &mut reported).await?;
-        if let Some(step) = last.filter(|step| is_agents && step.done == BEING_REMOVED) {
-            return Err(agents_remain(&step));
+        remove_if_installed(client, manifest, &mut report).await?;
+        if let Some(step) = last.filter(|step| is_daemon_set && step.done == BEING_REMOVED) {
+            return Err(remaining_agents_error(&step));
         }
     }
     Ok(())
 }
 
 /// Reports that node agents still run and need their permissions: the rest cannot be removed yet.
-fn agents_remain(step: &InstallStep) -> InstallError {
-    InstallError::Late {
-        what: "the removal of the agents of nodes",
-        within: GONE_LOOK_EVERY.saturating_mul(GONE_LOOKS),
+fn remaining_agents_error(step: &InstallStep) -> InstallError {
+    InstallError::TimedOut {
+        operation: "the removal of the agents of nodes",
+        limit: DELETION_POLL_INTERVAL.saturating_mul(MAX_DELETION_POLLS),
         state: format!(
             "pods of {} are still terminating, perhaps on a node that is not ready; their account \
              and its permissions are kept: repeat the command when the pods are gone",
@@ -240,9 +240,9 @@ fn agents_remain(step: &InstallStep) -> InstallError {
 pub async fn withdraw_protections(
     client: &Client,
     options: &InstallOptions,
-    mut reported: impl FnMut(InstallStep),
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
-    let unwanted = |version: &str, kind: &str, name: &str| {
+    let reference = |version: &str, kind: &str, name: &str| {
         json!({
             "apiVersion": version,
             "kind": kind,
@@ -250,28 +250,30 @@ pub async fn withdraw_protections(
         })
     };
     if !options.network_policies {
-        let policy = unwanted("networking.k8s.io/v1", "NetworkPolicy", CONTROL);
-        remove_ours(client, policy, &mut reported).await?;
+        let policy = reference("networking.k8s.io/v1", "NetworkPolicy", CONTROL);
+        remove_if_installed(client, policy, &mut report).await?;
     }
     if options.webhook_client_ca.is_none() {
-        remove_ours(client, unwanted("v1", "ConfigMap", WEBHOOK_CLIENTS), &mut reported).await?;
+        remove_if_installed(client, reference("v1", "ConfigMap", WEBHOOK_CLIENTS), &mut report)
+            .await?;
     }
     Ok(())
 }
 
 /// Removes an object if it exists and was installed by Leno.
-async fn remove_ours(
+async fn remove_if_installed(
     client: &Client,
     manifest: Value,
-    reported: &mut impl FnMut(InstallStep),
+    report: &mut impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, &manifest)?;
-    let found = api.get_opt(&name).await;
-    let found = found.map_err(|error| InstallError::from_api_error("get", &object, error))?;
-    let is_ours =
-        |it: &DynamicObject| it.labels().get(PART_OF_LABEL).is_some_and(|it| it == PART_OF);
-    if found.as_ref().is_some_and(is_ours) {
-        remove(client, &[manifest], reported).await?;
+    let existing = api.get_opt(&name).await;
+    let existing = existing.map_err(|error| InstallError::from_api_error("get", &object, error))?;
+    let is_ours = |object: &DynamicObject| {
+        object.labels().get(PART_OF_LABEL).is_some_and(|part| part == PART_OF)
+    };
+    if existing.as_ref().is_some_and(is_ours) {
+        remove(client, &[manifest], report).await?;
     }
     Ok(())
 }
@@ -286,7 +288,7 @@ fn api_for_all(client: &Client, kind: &Value) -> Result<ObjectApi<DynamicObject>
 /// Returns true if the object has to be gone before the next step. Node agents restore their nodes with the
 /// permissions that are removed next. A control plane would recreate the objects of gateways. A terminating
 /// namespace accepts no objects of a new installation.
-fn is_awaited(manifest: &Value) -> bool {
+fn must_be_gone(manifest: &Value) -> bool {
     match manifest["kind"].as_str() {
         Some("DaemonSet" | "Namespace") => true,
         Some("Deployment") => manifest["metadata"]["name"] == CONTROL,
@@ -295,15 +297,15 @@ fn is_awaited(manifest: &Value) -> bool {
 }
 
 /// Waits until an object and its dependents are gone, up to a timeout.
-async fn until_gone(
+async fn wait_until_deleted(
     api: &ObjectApi<DynamicObject>,
     name: &ObjectName,
 ) -> Result<&'static str, ApiError> {
-    for _ in 0..GONE_LOOKS {
+    for _ in 0..MAX_DELETION_POLLS {
         if api.get_opt(name).await?.is_none() {
             return Ok("removed");
         }
-        sleep(GONE_LOOK_EVERY).await;
+        sleep(DELETION_POLL_INTERVAL).await;
     }
     Ok(BEING_REMOVED)
 }
@@ -313,18 +315,18 @@ const BEING_REMOVED: &str = "is being removed";
 /// The kinds of earlier versions that this version does not have.
 const FORMER_PLURALS: &[&str] = &["workloads"];
 const NOT_FOUND: u16 = 404;
-const GONE_LOOK_EVERY: Duration = Duration::from_millis(500);
-const GONE_LOOKS: u32 = 120;
+const DELETION_POLL_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_DELETION_POLLS: u32 = 120;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn agents_that_remain_are_named_and_keep_their_rights() {
+    fn an_error_names_the_remaining_agents() {
         let step =
             InstallStep { object: "DaemonSet leno-cni/leno-cni".to_owned(), done: BEING_REMOVED };
-        let error = agents_remain(&step).to_string();
+        let error = remaining_agents_error(&step).to_string();
         assert!(
             error.contains("did not complete within 60s: pods of DaemonSet leno-cni/leno-cni"),
             "{error}"

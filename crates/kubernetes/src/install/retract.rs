@@ -14,7 +14,7 @@ use tokio::time::sleep;
 
 use super::{InstallError, InstallStep, pod_selector};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
-use crate::gateway::EDGE_KINDS;
+use crate::gateway::GATEWAY_KINDS;
 use crate::source::{DiscoveredKind, find_version};
 use crate::status::{StatusForm, is_ours};
 use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
@@ -26,35 +26,35 @@ use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 /// When the API server rejects calls; all other statuses are retracted.
 pub async fn retract_statuses(
     client: &Client,
-    mut reported: impl FnMut(InstallStep),
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     // The installed class has been removed before.
     let classes = BTreeSet::from([GATEWAY_CLASS.to_owned()]);
-    retract_all(client, StatusClaims::new(AbsentPart::Mesh, classes), &mut reported).await
+    retract_all(client, StatusClaims::new(AbsentPart::Mesh, classes), &mut report).await
 }
 
-/// Retracts the claims in statuses that gateways serve. Call this when every control plane runs without gateways.
+/// Retracts the claims in statuses that gateways serve. Call this when every control plane runs without
+/// gateways.
 ///
 /// # Errors
 /// When the API server rejects calls; all other statuses are retracted.
 pub async fn retract_gateways(
     client: &Client,
-    mut reported: impl FnMut(InstallStep),
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
-    retract_all(client, StatusClaims::new(AbsentPart::Gateways, BTreeSet::new()), &mut reported)
-        .await
+    retract_all(client, StatusClaims::new(AbsentPart::Gateways, BTreeSet::new()), &mut report).await
 }
 
 async fn retract_all(
     client: &Client,
     claims: StatusClaims,
-    reported: &mut impl FnMut(InstallStep),
+    report: &mut impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     let mut retraction = Retraction { client, claims, failures: RejectedCalls::default() };
     // GatewayClasses come first: they identify our gateways.
-    for kind in EDGE_KINDS.into_iter().chain(served_kinds()) {
+    for kind in GATEWAY_KINDS.into_iter().chain(served_kinds()) {
         if retraction.claims.absent.affects_form(StatusForm::for_kind(kind))
-            && let Err(error) = retraction.retract_kind(kind, reported).await
+            && let Err(error) = retraction.retract_kind(kind, report).await
         {
             retraction.failures.add(InstallError::from_api_error("list", kind.kind, error));
         }
@@ -70,27 +70,27 @@ async fn retract_all(
 pub async fn wait_for_control_planes(
     client: &Client,
     namespace: &NamespaceName,
-    mut reported: impl FnMut(InstallStep),
+    mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     let api: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
     let labels: Vec<String> = pod_selector()
         .iter()
         .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
         .collect();
-    let ours = ListParams::default().labels(&labels.join(","));
-    for _ in 0..END_LOOKS {
-        let left = api.list(&ours).await;
-        if left
+    let selection = ListParams::default().labels(&labels.join(","));
+    for _ in 0..MAX_POD_POLLS {
+        let remaining = api.list(&selection).await;
+        if remaining
             .map_err(|error| InstallError::from_api_error("list", "Pod", error))?
             .items
             .is_empty()
         {
             return Ok(());
         }
-        sleep(END_LOOK_EVERY).await;
+        sleep(POD_POLL_INTERVAL).await;
     }
     let object = format!("Pods of Deployment {namespace}/{CONTROL}");
-    reported(InstallStep { object, done: "still exist, without permissions" });
+    report(InstallStep { object, done: "still exist, without permissions" });
     Ok(())
 }
 
@@ -122,7 +122,7 @@ impl AbsentPart {
 
     fn condition_message(self) -> &'static str {
         match self {
-            Self::Mesh => MESSAGE,
+            Self::Mesh => UNINSTALLED_MESSAGE,
             Self::Gateways => "the mesh is installed without gateways",
         }
     }
@@ -153,13 +153,13 @@ impl Retraction<'_> {
     async fn retract_kind(
         &mut self,
         kind: ServedKind,
-        reported: &mut impl FnMut(InstallStep),
+        report: &mut impl FnMut(InstallStep),
     ) -> Result<(), ApiError> {
         let form = StatusForm::for_kind(kind);
-        let DiscoveredKind::Served(found) = find_version(self.client, kind).await? else {
+        let DiscoveredKind::Served(served) = find_version(self.client, kind).await? else {
             return Ok(());
         };
-        let (api, resource) = *found;
+        let (api, resource) = *served;
         let listed = match api.list(&ListParams::default()).await {
             Ok(listed) => listed,
             // The kind itself is being removed.
@@ -174,15 +174,17 @@ impl Retraction<'_> {
                     false => self.claims.classes.remove(&name),
                 };
             }
-            let shown = match object.namespace() {
+            let object_text = match object.namespace() {
                 Some(namespace) => format!("{} {namespace}/{name}", kind.kind),
                 None => format!("{} {name}", kind.kind),
             };
             match self.retract_status(form, object, &resource).await {
-                Ok(true) => reported(InstallStep { object: shown, done: "status is withdrawn" }),
+                Ok(true) => {
+                    report(InstallStep { object: object_text, done: "status is withdrawn" })
+                }
                 Ok(false) => {}
                 Err(error) => {
-                    self.failures.add(InstallError::from_api_error("patch", &shown, error))
+                    self.failures.add(InstallError::from_api_error("patch", &object_text, error))
                 }
             }
         }
@@ -207,7 +209,7 @@ impl Retraction<'_> {
         )?;
         let field_manager = Some(CONTROL.to_owned());
         let parameters = PatchParams { field_manager, ..PatchParams::default() };
-        let mut is_again = false;
+        let mut is_retry = false;
         loop {
             let Some(status) = retracted_status(form, &object, &self.claims) else {
                 return Ok(false);
@@ -218,9 +220,9 @@ impl Retraction<'_> {
             match api.patch_status(&name, &parameters, &patch).await {
                 Ok(_) => return Ok(true),
                 Err(error) if error.status_code() == Some(404) => return Ok(false),
-                Err(error) if error.status_code() == Some(409) && !is_again => {
-                    let Some(found) = api.get_opt(&name).await? else { return Ok(false) };
-                    (object, is_again) = (found, true);
+                Err(error) if error.status_code() == Some(409) && !is_retry => {
+                    let Some(current) = api.get_opt(&name).await? else { return Ok(false) };
+                    (object, is_retry) = (current, true);
                 }
                 Err(error) => return Err(error),
             }
@@ -232,14 +234,14 @@ impl Retraction<'_> {
 #[derive(Default)]
 struct RejectedCalls {
     first: Vec<InstallError>,
-    more: usize,
+    omitted: usize,
 }
 
 impl RejectedCalls {
     fn add(&mut self, error: InstallError) {
-        match self.first.len() < FAILURES_SHOWN_MAX {
+        match self.first.len() < MAX_FAILURES_SHOWN {
             true => self.first.push(error),
-            false => self.more += 1,
+            false => self.omitted += 1,
         }
     }
 
@@ -249,12 +251,12 @@ impl RejectedCalls {
             (1, Some(only)) => Err(only),
             (_, Some(last)) => {
                 self.first.push(last);
-                let more = match self.more {
+                let suffix = match self.omitted {
                     0 => String::new(),
-                    more => format!("; and {more} more"),
+                    count => format!("; and {count} more"),
                 };
-                let all: Vec<String> = self.first.iter().map(ToString::to_string).collect();
-                Err(InstallError::Several(all.join("; ") + &more))
+                let messages: Vec<String> = self.first.iter().map(ToString::to_string).collect();
+                Err(InstallError::Several(messages.join("; ") + &suffix))
             }
         }
     }
@@ -273,16 +275,16 @@ fn retracted_status(
     let mut after = before.clone();
     match form {
         StatusForm::Parents => {
-            let others = before.get("parents").and_then(Value::as_array)?.iter();
-            let others: Vec<&Value> =
-                others.filter(|entry| !claims.absent.has_claim(entry)).collect();
-            after["parents"] = json!(others);
+            let other_entries = before.get("parents").and_then(Value::as_array)?.iter();
+            let other_entries: Vec<&Value> =
+                other_entries.filter(|entry| !claims.absent.has_claim(entry)).collect();
+            after["parents"] = json!(other_entries);
         }
         StatusForm::Class if classes.contains(&object.name_any()) => {
             after["conditions"] = conditions(before);
         }
         StatusForm::Gateway
-            if text("/spec/gatewayClassName").is_some_and(|it| classes.contains(it)) =>
+            if text("/spec/gatewayClassName").is_some_and(|class| classes.contains(class)) =>
         {
             after["conditions"] = conditions(before);
             after["addresses"] = json!([]);
@@ -295,18 +297,18 @@ fn retracted_status(
         StatusForm::Conditions => after["conditions"] = conditions(before),
         // A running OSM uses other reasons.
         StatusForm::Current if text("/status/reason") == Some("in force") => {
-            after = json!({"currentStatus": "pending", "reason": MESSAGE});
+            after = json!({"currentStatus": "pending", "reason": UNINSTALLED_MESSAGE});
         }
         StatusForm::Class | StatusForm::Gateway | StatusForm::Current | StatusForm::Nothing => {}
     }
     (after != *before).then_some(after)
 }
 
-/// Returns the conditions, with ours set to `Unknown` and those of other controllers unchanged.
+/// Returns the conditions, with those of Leno set to `Unknown` and those of other controllers unchanged.
 fn retract_conditions(conditions: Option<&Value>, claims: &StatusClaims) -> Value {
-    let mut all = conditions.and_then(Value::as_array).cloned().unwrap_or_default();
-    for condition in &mut all {
-        let is_ours = OURS.iter().any(|word| condition["type"] == *word);
+    let mut conditions = conditions.and_then(Value::as_array).cloned().unwrap_or_default();
+    for condition in &mut conditions {
+        let is_ours = OWN_CONDITIONS.iter().any(|name| condition["type"] == *name);
         if is_ours && condition["status"] != "Unknown" {
             condition["status"] = json!("Unknown");
             condition["reason"] = json!("Pending");
@@ -314,7 +316,7 @@ fn retract_conditions(conditions: Option<&Value>, claims: &StatusClaims) -> Valu
             condition["lastTransitionTime"] = claims.now.clone();
         }
     }
-    Value::Array(all)
+    Value::Array(conditions)
 }
 
 fn our_controller() -> Option<Value> {
@@ -322,12 +324,13 @@ fn our_controller() -> Option<Value> {
 }
 
 /// The types of the conditions that control planes write.
-const OURS: &[&str] = &["Accepted", "ResolvedRefs", "Programmed", "Enforced", "Conflicted"];
-const MESSAGE: &str = "no control plane of the mesh is installed";
-const END_LOOK_EVERY: Duration = Duration::from_millis(500);
-const END_LOOKS: u32 = 120;
+const OWN_CONDITIONS: &[&str] =
+    &["Accepted", "ResolvedRefs", "Programmed", "Enforced", "Conflicted"];
+const UNINSTALLED_MESSAGE: &str = "no control plane of the mesh is installed";
+const POD_POLL_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_POD_POLLS: u32 = 120;
 /// The maximum number of rejected calls that are reported in full.
-const FAILURES_SHOWN_MAX: usize = 10;
+const MAX_FAILURES_SHOWN: usize = 10;
 
 #[cfg(test)]
 mod tests {
@@ -335,7 +338,7 @@ mod tests {
     use crate::testing::Server;
 
     #[tokio::test]
-    async fn gateways_of_the_removed_class_are_retracted_past_a_conflict_and_a_rejection() {
+    async fn statuses_of_gateways_are_retracted_despite_a_conflict_and_a_rejection() {
         let server = Server::start_server().await;
         let api = "/apis/gateway.networking.k8s.io/v1";
         let gateway = |name: &str, class: &str| {
@@ -346,7 +349,7 @@ mod tests {
                 "status": {"addresses": [{"value": "10.0.0.1"}], "conditions": []},
             })
         };
-        let all = [
+        let gateways = [
             gateway("a", "leno"),
             gateway("b", "leno"),
             gateway("c", "leno"),
@@ -360,23 +363,24 @@ mod tests {
             let resources =
                 json!({"groupVersion": "gateway.networking.k8s.io/v1", "resources": [resource]});
             store.objects.insert(api.to_owned(), resources);
-            let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": all});
+            let list =
+                json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": gateways});
             store.objects.insert(format!("{api}/gateways"), list);
             let first = format!("{api}/namespaces/shop/gateways/a");
-            store.objects.insert(first, all[0].clone());
+            store.objects.insert(first, gateways[0].clone());
             store.conflicts = 1;
             store.forbidden = Some(("PATCH", "/gateways/b/"));
         }
         let mut steps = Vec::new();
-        let reported = |step: InstallStep| steps.push(step.object);
-        let error = retract_statuses(&server.client, reported).await.unwrap_err().to_string();
+        let report = |step: InstallStep| steps.push(step.object);
+        let error = retract_statuses(&server.client, report).await.unwrap_err().to_string();
         assert!(error.contains("patch Gateway shop/b"), "{error}");
         assert_eq!(steps, ["Gateway shop/a", "Gateway shop/c"]);
     }
 
     /// Issue 27: without gateways no control plane writes these statuses.
     #[tokio::test]
-    async fn an_installation_without_gateways_retracts_what_gateways_claimed() {
+    async fn an_installation_without_gateways_retracts_the_statuses_of_gateways() {
         let server = Server::start_server().await;
         let api = "/apis/gateway.networking.k8s.io/v1";
         let object = |kind: &str, spec: Value, status: Value| {
@@ -444,27 +448,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn control_planes_end_before_statuses_are_retracted() {
+    async fn the_wait_ends_when_no_pod_of_a_control_plane_is_left() {
         let server = Server::start_server().await;
         let path = "/api/v1/namespaces/mesh/pods";
         let list = |items: Value| json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items});
         let pod = json!({"metadata": {"name": "leno-control-1", "namespace": "mesh"}});
         server.store.lock().unwrap().objects.insert(path.to_owned(), list(json!([pod])));
-        let looks = || server.store.lock().unwrap().asked.len();
-        let ends = async {
-            while looks() == 0 {
+        let request_count = || server.store.lock().unwrap().requests.len();
+        let pod_deletion = async {
+            while request_count() == 0 {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(looks(), 1, "the first look finds a pod");
+            assert_eq!(request_count(), 1, "the first request finds a pod");
             server.store.lock().unwrap().objects.insert(path.to_owned(), list(json!([])));
         };
         let namespace = NamespaceName::new("mesh").unwrap();
         let mut steps = Vec::new();
-        let waits =
+        let wait =
             wait_for_control_planes(&server.client, &namespace, |step| steps.push(step.object));
-        let (waited, ()) = tokio::join!(waits, ends);
-        waited.unwrap();
-        assert_eq!(looks(), 2);
+        let (result, ()) = tokio::join!(wait, pod_deletion);
+        result.unwrap();
+        assert_eq!(request_count(), 2);
         assert_eq!(steps, [""; 0]);
     }
 
@@ -475,9 +479,9 @@ mod tests {
             let rejected = ApiError::Rejected { code: 500, message: format!("no {number}") };
             failures.add(InstallError::from_api_error("patch", "Gateway shop/a", rejected));
         }
-        let shown = failures.into_result().unwrap_err().to_string();
-        assert!(shown.contains("no 0") && shown.contains("no 9"), "{shown}");
-        assert!(shown.ends_with("; and 2 more"), "{shown}");
+        let text = failures.into_result().unwrap_err().to_string();
+        assert!(text.contains("no 0") && text.contains("no 9"), "{text}");
+        assert!(text.ends_with("; and 2 more"), "{text}");
     }
 
     fn dynamic_object(mut value: Value) -> DynamicObject {
@@ -485,16 +489,16 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn condition_value(word: &str, status: &str) -> Value {
-        json!({"type": word, "status": status, "reason": word, "message": "in force", "lastTransitionTime": "before"})
+    fn condition_value(condition_type: &str, status: &str) -> Value {
+        json!({"type": condition_type, "status": status, "reason": condition_type, "message": "in force", "lastTransitionTime": "before"})
     }
 
-    fn now_unknown(word: &str) -> Value {
-        json!({"type": word, "status": "Unknown", "reason": "Pending", "message": MESSAGE, "lastTransitionTime": "now"})
+    fn now_unknown(condition_type: &str) -> Value {
+        json!({"type": condition_type, "status": "Unknown", "reason": "Pending", "message": UNINSTALLED_MESSAGE, "lastTransitionTime": "now"})
     }
 
     #[test]
-    fn no_status_claims_an_effect_afterwards() {
+    fn a_retracted_status_claims_no_effect() {
         let classes = BTreeSet::from(["leno".to_owned()]);
         let check = |form, spec: Value, status: Value, expected: Option<Value>| {
             let object = dynamic_object(json!({"spec": spec, "status": status}));
@@ -536,16 +540,17 @@ mod tests {
         );
         check(StatusForm::Gateway, json!({"gatewayClassName": "other"}), status, None);
         let entry = |name: &str| json!({"controllerName": name, "parentRef": {"name": "web"}});
-        let both =
+        let both_parents =
             json!({"parents": [entry("leno.dev/mesh-controller"), entry("other.example/c")]});
-        let theirs = json!({"parents": [entry("other.example/c")]});
-        check(StatusForm::Parents, json!({}), both, Some(theirs));
-        let current = |word: &str, reason: &str| json!({"currentStatus": word, "reason": reason});
+        let other_parents = json!({"parents": [entry("other.example/c")]});
+        check(StatusForm::Parents, json!({}), both_parents, Some(other_parents));
+        let current =
+            |status: &str, reason: &str| json!({"currentStatus": status, "reason": reason});
         check(
             StatusForm::Current,
             json!({}),
             current("committed", "in force"),
-            Some(current("pending", MESSAGE)),
+            Some(current("pending", UNINSTALLED_MESSAGE)),
         );
         check(StatusForm::Current, json!({}), current("committed", "by OSM"), None);
         check(StatusForm::Current, json!({}), current("error", "endpoints not found"), None);

@@ -29,16 +29,16 @@ pub(super) fn duration() -> Value {
 }
 
 /// Returns the schema of an enumeration.
-pub(super) fn enumeration(words: &[&str]) -> Value {
-    json!({"type": "string", "enum": words})
+pub(super) fn enumeration(values: &[&str]) -> Value {
+    json!({"type": "string", "enum": values})
 }
 
 pub(super) fn boolean() -> Value {
     json!({"type": "boolean"})
 }
 
-pub(super) fn integer(least: u32, most: u32) -> Value {
-    json!({"type": "integer", "format": "int64", "minimum": least, "maximum": most})
+pub(super) fn integer(minimum: u32, maximum: u32) -> Value {
+    json!({"type": "integer", "format": "int64", "minimum": minimum, "maximum": maximum})
 }
 
 pub(super) fn port() -> Value {
@@ -55,19 +55,19 @@ pub(super) fn any_value() -> Value {
     json!({"x-kubernetes-preserve-unknown-fields": true})
 }
 
-/// Returns the schema of a list with at most `most` elements.
-pub(super) fn list(element: Value, most: u32) -> Value {
-    json!({"type": "array", "items": element, "maxItems": most})
+/// Returns the schema of a list with at most `items_max` elements.
+pub(super) fn list(element: Value, items_max: u32) -> Value {
+    json!({"type": "array", "items": element, "maxItems": items_max})
 }
 
-/// Returns the schema of a list with 1 to `most` elements.
-pub(super) fn non_empty_list(element: Value, most: u32) -> Value {
-    with_keyword(list(element, most), "minItems", json!(1))
+/// Returns the schema of a list with 1 to `items_max` elements.
+pub(super) fn non_empty_list(element: Value, items_max: u32) -> Value {
+    with_keyword(list(element, items_max), "minItems", json!(1))
 }
 
 /// Returns the schema of a map from names to values.
-pub(super) fn map(value: Value, most: u32) -> Value {
-    json!({"type": "object", "additionalProperties": value, "maxProperties": most})
+pub(super) fn map(value: Value, entries_max: u32) -> Value {
+    json!({"type": "object", "additionalProperties": value, "maxProperties": entries_max})
 }
 
 /// Returns the schema of an object with these fields; `!` after a name marks a required field. The API server

@@ -9,57 +9,60 @@ fn test_options() -> InstallOptions {
 }
 
 fn manifest_of_kind(kind: &str) -> Value {
-    let mut all = installation_manifests(&test_options()).into_iter();
-    all.find(|manifest| manifest["kind"] == kind).unwrap()
+    let mut manifests = installation_manifests(&test_options()).into_iter();
+    manifests.find(|manifest| manifest["kind"] == kind).unwrap()
 }
 
 fn object_names(manifests: &[Value]) -> Vec<String> {
-    let name = |it: &Value| {
+    let describe_manifest = |manifest: &Value| {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        format!("{} {}", text(&it["kind"]), text(&it["metadata"]["name"]))
+        format!("{} {}", text(&manifest["kind"]), text(&manifest["metadata"]["name"]))
     };
-    manifests.iter().map(name).collect()
+    manifests.iter().map(describe_manifest).collect()
 }
 
 #[test]
-fn the_objects_that_run_and_what_they_may() {
-    let all = installation_manifests(&InstallOptions { gateways: true, ..test_options() });
-    let shown: Vec<&Value> =
-        all.iter().filter(|it| it["kind"] != "CustomResourceDefinition").collect();
-    let text = format!("{:#}\n", json!(shown));
+fn the_installed_objects_match_the_golden_file() {
+    let manifests = installation_manifests(&InstallOptions { gateways: true, ..test_options() });
+    let objects: Vec<&Value> = manifests
+        .iter()
+        .filter(|manifest| manifest["kind"] != "CustomResourceDefinition")
+        .collect();
+    let text = format!("{:#}\n", json!(objects));
     expect_test::expect_file!["golden/objects.json"].assert_eq(&text);
 }
 
 /// The account of the chart's hook can read each kind with a status, and write the status.
 #[test]
-fn the_hook_of_the_chart_may_retract_the_status_of_each_kind() {
+fn the_hook_of_the_chart_may_remove_the_status_of_each_kind() {
     let hook = uninstall_hook(&test_options());
-    let role = hook.iter().find(|it| it["kind"] == "ClusterRole").unwrap();
-    let control = installation_manifests(&test_options());
-    let is_control =
-        |it: &&Value| it["kind"] == "ClusterRole" && it["metadata"]["name"] != "leno-cni";
-    let controls: Vec<&Value> = control.iter().filter(is_control).collect();
-    let has = |role: &Value, group: &str, resource: &str, verb: &str| {
-        let lists = |rule: &Value, key: &str, word: &str| {
-            rule[key].as_array().unwrap().iter().any(|it| it == word)
+    let role = hook.iter().find(|manifest| manifest["kind"] == "ClusterRole").unwrap();
+    let manifests = installation_manifests(&test_options());
+    let is_control_role = |manifest: &&Value| {
+        manifest["kind"] == "ClusterRole" && manifest["metadata"]["name"] != "leno-cni"
+    };
+    let control_roles: Vec<&Value> = manifests.iter().filter(is_control_role).collect();
+    let permits = |role: &Value, group: &str, resource: &str, verb: &str| {
+        let contains = |rule: &Value, key: &str, value: &str| {
+            rule[key].as_array().unwrap().iter().any(|key| key == value)
         };
         role["rules"].as_array().unwrap().iter().any(|rule| {
-            lists(rule, "apiGroups", group)
-                && lists(rule, "resources", resource)
-                && lists(rule, "verbs", verb)
+            contains(rule, "apiGroups", group)
+                && contains(rule, "resources", resource)
+                && contains(rule, "verbs", verb)
         })
     };
     let mut statuses = 0;
-    for rule in controls.iter().flat_map(|it| it["rules"].as_array().unwrap()) {
+    for rule in control_roles.iter().flat_map(|role| role["rules"].as_array().unwrap()) {
         for resource in rule["resources"].as_array().unwrap() {
             let Some(kind) = resource.as_str().unwrap().strip_suffix("/status") else { continue };
             for group in rule["apiGroups"].as_array().unwrap() {
                 let group = group.as_str().unwrap();
                 statuses += 1;
                 for verb in ["get", "list"] {
-                    assert!(has(role, group, kind, verb), "{verb} {kind}.{group}");
+                    assert!(permits(role, group, kind, verb), "{verb} {kind}.{group}");
                 }
-                assert!(has(role, group, &format!("{kind}/status"), "patch"), "{kind}.{group}");
+                assert!(permits(role, group, &format!("{kind}/status"), "patch"), "{kind}.{group}");
             }
         }
     }
@@ -76,13 +79,13 @@ fn the_hook_of_the_chart_may_retract_the_status_of_each_kind() {
 }
 
 #[test]
-fn the_schemas_of_kinds() {
-    let all = installation_manifests(&test_options());
-    let schemas: Map<String, Value> = all
+fn the_schemas_match_the_golden_file() {
+    let manifests = installation_manifests(&test_options());
+    let schemas: Map<String, Value> = manifests
         .iter()
-        .filter(|it| it["kind"] == "CustomResourceDefinition")
-        .map(|it| {
-            let spec = &it["spec"];
+        .filter(|manifest| manifest["kind"] == "CustomResourceDefinition")
+        .map(|manifest| {
+            let spec = &manifest["spec"];
             let schema = &spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
             (spec["names"]["kind"].as_str().unwrap().to_owned(), schema.clone())
         })
@@ -103,8 +106,9 @@ fn the_schema_and_the_registry_reject_the_same_empty_lists() {
     let rejects = |spec: &str| !leno_registry::read_str("a.yaml", &policy(spec)).1.is_empty();
     assert!(!rejects("{deny: [{}]}"));
     let definitions = kinds::kind_definitions();
-    let of_kind = |it: &&Value| it["spec"]["names"]["kind"] == "AccessPolicy";
-    let definition = definitions.iter().find(of_kind).unwrap();
+    let is_access_policy =
+        |definition: &&Value| definition["spec"]["names"]["kind"] == "AccessPolicy";
+    let definition = definitions.iter().find(is_access_policy).unwrap();
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let spec = &schema["properties"]["spec"];
     let rule = &spec["properties"]["deny"]["items"]["properties"];
@@ -122,26 +126,26 @@ fn the_schema_and_the_registry_reject_the_same_empty_lists() {
         ("{deny: [{requests: [{headers: []}]}]}", &request["headers"]),
     ] {
         assert!(rejects(text), "{text}");
-        let least = [&schema["minItems"], &schema["minProperties"]];
-        assert!(least.iter().any(|it| **it == 1), "{text}: {schema}");
+        let bounds = [&schema["minItems"], &schema["minProperties"]];
+        assert!(bounds.iter().any(|bound| **bound == 1), "{text}: {schema}");
     }
 }
 
 #[test]
-fn schemas_are_structural_and_bounded() {
+fn schemas_are_structural_and_have_bounds() {
     fn visit(path: &str, schema: &Value) {
-        let free = schema["x-kubernetes-preserve-unknown-fields"] == true;
-        assert!(schema["type"].is_string() || free, "{path} has no type");
+        let is_free_form = schema["x-kubernetes-preserve-unknown-fields"] == true;
+        assert!(schema["type"].is_string() || is_free_form, "{path} has no type");
         // API servers keep bounds as 64-bit floating-point numbers, and compare integers with them.
         for bound in ["minimum", "maximum"].iter().filter_map(|bound| schema[bound].as_f64()) {
             assert!(bound.abs() <= 2_f64.powi(53), "{path} has a bound that is not exact: {bound}");
         }
         match schema["type"].as_str() {
             Some("string") => {
-                let bounded = schema["maxLength"].is_u64()
+                let has_bound = schema["maxLength"].is_u64()
                     || schema["enum"].is_array()
                     || schema["format"].is_string();
-                assert!(bounded, "{path} has no bound");
+                assert!(has_bound, "{path} has no bound");
             }
             Some("array") => {
                 assert!(schema["maxItems"].is_u64(), "{path} has no bound");
@@ -150,8 +154,8 @@ fn schemas_are_structural_and_bounded() {
             _ => {}
         }
         // The fields that a rule uses must be typed: otherwise the API server rejects the kind.
-        let known = schema["properties"].as_object().into_iter().flatten();
-        let typed: BTreeSet<&str> = known
+        let fields = schema["properties"].as_object().into_iter().flatten();
+        let typed: BTreeSet<&str> = fields
             .clone()
             .filter(|(_, field)| field["type"].is_string())
             .map(|(name, _)| name.as_str())
@@ -163,7 +167,7 @@ fn schemas_are_structural_and_bounded() {
                 assert!(typed.contains(&field[..end]), "{path}: {rule}");
             }
         }
-        for (name, field) in known {
+        for (name, field) in fields {
             visit(&format!("{path}.{name}"), field);
         }
         if schema["additionalProperties"].is_object() {
@@ -179,7 +183,7 @@ fn schemas_are_structural_and_bounded() {
 }
 
 #[test]
-fn the_control_plane_keeps_to_the_restricted_profile() {
+fn the_control_plane_satisfies_the_restricted_profile() {
     let pod = manifest_of_kind("Deployment")["spec"]["template"]["spec"].clone();
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
     assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
@@ -191,25 +195,28 @@ fn the_control_plane_keeps_to_the_restricted_profile() {
 }
 
 #[test]
-fn secrets_are_read_in_one_namespace_only_but_for_gateways() {
-    let everywhere = manifest_of_kind("ClusterRole")["rules"].to_string();
-    assert!(!everywhere.contains("secrets") && !everywhere.contains('*'), "{everywhere}");
+fn secrets_are_read_in_other_namespaces_only_for_gateways() {
+    let cluster_rules = manifest_of_kind("ClusterRole")["rules"].to_string();
+    assert!(!cluster_rules.contains("secrets") && !cluster_rules.contains('*'), "{cluster_rules}");
     let default = json!(installation_manifests(&test_options())).to_string();
     for only_for_gateways in ["leno-gateways", "GatewayClass", "\"--gateways\""] {
         assert!(!default.contains(only_for_gateways), "{only_for_gateways}");
     }
     let roles = installation_manifests(&InstallOptions { gateways: true, ..test_options() });
-    let roles = roles.iter().filter(|it| it["kind"] == "ClusterRole");
+    let roles = roles.iter().filter(|manifest| manifest["kind"] == "ClusterRole");
     for role in roles {
         let rules = role["rules"].as_array().unwrap();
-        let all: Vec<&Value> = rules
+        let secret_rules: Vec<&Value> = rules
             .iter()
             .filter(|rule| rule["resources"].as_array().unwrap().contains(&json!("secrets")))
             .collect();
         // Those of gateways, which are selected by type in the request.
         let expected = role["metadata"]["name"] == "leno-gateways";
-        assert_eq!(all.len(), usize::from(expected), "{role}");
-        assert!(all.iter().all(|rule| rule["verbs"] == json!(["list", "watch"])), "{role}");
+        assert_eq!(secret_rules.len(), usize::from(expected), "{role}");
+        assert!(
+            secret_rules.iter().all(|rule| rule["verbs"] == json!(["list", "watch"])),
+            "{role}"
+        );
     }
     for rule in manifest_of_kind("Role")["rules"].as_array().unwrap() {
         let creates = rule["verbs"] == json!(["create"]);
@@ -219,65 +226,76 @@ fn secrets_are_read_in_one_namespace_only_but_for_gateways() {
 }
 
 #[test]
-fn secrets_are_written_where_somebody_wants_it_and_nowhere_else() {
+fn secrets_are_written_only_in_configured_namespaces() {
     let default = json!(installation_manifests(&test_options())).to_string();
     assert!(!default.contains("leno-access-certs") && !default.contains("--access-certs"));
-    let access_certs = ["ingress", "shop"].map(|it| Name::new(it).unwrap()).into();
-    let all = installation_manifests(&InstallOptions { access_certs, ..test_options() });
-    let made: Vec<&Value> =
-        all.iter().filter(|it| it["metadata"]["name"] == "leno-access-certs").collect();
-    let shown: Vec<String> = made
+    let access_certs = ["ingress", "shop"].map(|name| Name::new(name).unwrap()).into();
+    let manifests = installation_manifests(&InstallOptions { access_certs, ..test_options() });
+    let created: Vec<&Value> = manifests
         .iter()
-        .map(|it| format!("{} {}", it["kind"], it["metadata"]["namespace"]).replace('"', ""))
+        .filter(|manifest| manifest["metadata"]["name"] == "leno-access-certs")
         .collect();
-    assert_eq!(shown, ["Role ingress", "RoleBinding ingress", "Role shop", "RoleBinding shop"]);
+    let described: Vec<String> = created
+        .iter()
+        .map(|manifest| {
+            format!("{} {}", manifest["kind"], manifest["metadata"]["namespace"]).replace('"', "")
+        })
+        .collect();
+    assert_eq!(described, ["Role ingress", "RoleBinding ingress", "Role shop", "RoleBinding shop"]);
     let verbs = json!(["get", "create", "update", "delete"]);
     let rule = json!({"apiGroups": [""], "resources": ["secrets"], "verbs": verbs});
-    assert_eq!(made[0]["rules"], json!([rule]));
-    assert_eq!(made[1]["subjects"][0]["namespace"], "leno-system");
-    assert_eq!(made[1]["roleRef"]["name"], "leno-access-certs");
-    let args = all.iter().find(|it| it["kind"] == "Deployment").unwrap();
+    assert_eq!(created[0]["rules"], json!([rule]));
+    assert_eq!(created[1]["subjects"][0]["namespace"], "leno-system");
+    assert_eq!(created[1]["roleRef"]["name"], "leno-access-certs");
+    let args = manifests.iter().find(|manifest| manifest["kind"] == "Deployment").unwrap();
     let args = args["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
     assert!(args.contains(&json!("--access-certs=ingress,shop")), "{args:?}");
-    for role in all.iter().filter(|it| it["kind"] == "ClusterRole") {
+    for role in manifests.iter().filter(|manifest| manifest["kind"] == "ClusterRole") {
         assert!(!role["rules"].to_string().contains("secrets"), "{role}");
     }
 }
 
 /// Returns true if labels match a selector, as the API server evaluates it.
 fn matches_selector(selector: &Value, labels: &[(&str, &str)]) -> bool {
-    selector["matchExpressions"].as_array().unwrap().iter().all(|it| {
-        let found = labels.iter().find(|(key, _)| it["key"] == *key).map(|(_, value)| *value);
-        let listed = found.is_some_and(|value| {
-            it["values"].as_array().into_iter().flatten().any(|known| known == value)
+    selector["matchExpressions"].as_array().unwrap().iter().all(|expression| {
+        let value_of_label =
+            labels.iter().find(|(key, _)| expression["key"] == *key).map(|(_, value)| *value);
+        let is_listed = value_of_label.is_some_and(|value| {
+            expression["values"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|listed_value| listed_value == value)
         });
-        match it["operator"].as_str().unwrap() {
-            "Exists" => found.is_some(),
-            "DoesNotExist" => found.is_none(),
-            "NotIn" => !listed,
+        match expression["operator"].as_str().unwrap() {
+            "Exists" => value_of_label.is_some(),
+            "DoesNotExist" => value_of_label.is_none(),
+            "NotIn" => !is_listed,
             other => panic!("{other}"),
         }
     })
 }
 
 #[test]
-fn rules_are_refused_once_and_in_namespaces_of_the_mesh_alone() {
+fn rules_are_validated_once_and_only_in_namespaces_of_the_mesh() {
     let bindings: Vec<Value> = validation_rules::policy_objects()
         .into_iter()
-        .filter(|it| it["kind"] == "ValidatingAdmissionPolicyBinding")
+        .filter(|object| object["kind"] == "ValidatingAdmissionPolicyBinding")
         .collect();
-    let refusing = |labels: &[(&str, &str)]| -> Vec<String> {
-        let selector = |it: &Value| it["spec"]["matchResources"]["namespaceSelector"].clone();
-        let found = bindings.iter().filter(|it| matches_selector(&selector(it), labels));
-        found.map(|it| it["spec"]["policyName"].as_str().unwrap().to_owned()).collect()
+    let policies_for = |labels: &[(&str, &str)]| -> Vec<String> {
+        let selector =
+            |binding: &Value| binding["spec"]["matchResources"]["namespaceSelector"].clone();
+        let matching =
+            bindings.iter().filter(|binding| matches_selector(&selector(binding), labels));
+        matching.map(|binding| binding["spec"]["policyName"].as_str().unwrap().to_owned()).collect()
     };
-    let ours = ("leno.dev/injection", "enabled");
+    let leno = ("leno.dev/injection", "enabled");
     let (osm, fsm) = (("openservicemesh.io/monitored-by", "a"), ("flomesh.io/monitored-by", "b"));
-    let both = ["leno-rejects", "leno-warns"];
-    for labels in [&[ours][..], &[osm], &[fsm], &[ours, osm], &[osm, fsm], &[ours, osm, fsm]] {
-        assert_eq!(refusing(labels), both, "{labels:?}");
+    let all_policies = ["leno-rejects", "leno-warns"];
+    for labels in [&[leno][..], &[osm], &[fsm], &[leno, osm], &[osm, fsm], &[leno, osm, fsm]] {
+        assert_eq!(policies_for(labels), all_policies, "{labels:?}");
     }
-    assert_eq!(refusing(&[("app", "web")]), [""; 0]);
+    assert_eq!(policies_for(&[("app", "web")]), [""; 0]);
     let removed = object_names(&objects_to_remove(&test_options(), RemovalExtent::Running));
     for binding in object_names(&bindings) {
         assert!(removed.contains(&binding), "{binding}");
@@ -285,41 +303,47 @@ fn rules_are_refused_once_and_in_namespaces_of_the_mesh_alone() {
 }
 
 #[test]
-fn nobody_waits_for_the_webhook_who_did_not_ask_for_the_mesh() {
+fn the_webhook_is_called_only_for_pods_with_injection() {
     let webhooks = manifest_of_kind("MutatingWebhookConfiguration")["webhooks"].clone();
-    let asked = |namespace: &[(&str, &str)], pod: &[(&str, &str)]| -> Vec<String> {
+    let called_webhooks = |namespace: &[(&str, &str)], pod: &[(&str, &str)]| -> Vec<String> {
         let webhooks = webhooks.as_array().unwrap().iter();
         webhooks
-            .filter(|it| {
-                matches_selector(&it["namespaceSelector"], namespace)
-                    && matches_selector(&it["objectSelector"], pod)
+            .filter(|webhook| {
+                matches_selector(&webhook["namespaceSelector"], namespace)
+                    && matches_selector(&webhook["objectSelector"], pod)
             })
-            .map(|it| it["name"].as_str().unwrap().split('.').next().unwrap().to_owned())
+            .map(|webhook| webhook["name"].as_str().unwrap().split('.').next().unwrap().to_owned())
             .collect()
     };
-    let on = ("leno.dev/injection", "enabled");
-    let off = ("leno.dev/injection", "disabled");
+    let enabled = ("leno.dev/injection", "enabled");
+    let disabled = ("leno.dev/injection", "disabled");
     let osm = ("openservicemesh.io/monitored-by", "osm");
     let none: [&str; 0] = [];
-    assert_eq!(asked(&[], &[]), none);
-    assert_eq!(asked(&[on], &[]), ["namespace"]);
-    assert_eq!(asked(&[on], &[on]), ["namespace"]);
-    assert_eq!(asked(&[on], &[off]), none);
-    assert_eq!(asked(&[off], &[]), none);
-    assert_eq!(asked(&[off], &[on]), ["pod"]);
-    assert_eq!(asked(&[], &[on]), ["pod"]);
-    assert_eq!(asked(&[osm], &[]), ["osm"]);
-    assert_eq!(asked(&[osm], &[on]), ["pod"]);
-    assert_eq!(asked(&[osm, on], &[]), ["namespace"]);
-    assert_eq!(asked(&[osm, ("openservicemesh.io/ignore", "true")], &[]), none);
-    assert_eq!(asked(&[on, ("kubernetes.io/metadata.name", "kube-system")], &[on]), none);
-    assert_eq!(asked(&[on, ("kubernetes.io/metadata.name", "leno-system")], &[on]), none);
+    assert_eq!(called_webhooks(&[], &[]), none);
+    assert_eq!(called_webhooks(&[enabled], &[]), ["namespace"]);
+    assert_eq!(called_webhooks(&[enabled], &[enabled]), ["namespace"]);
+    assert_eq!(called_webhooks(&[enabled], &[disabled]), none);
+    assert_eq!(called_webhooks(&[disabled], &[]), none);
+    assert_eq!(called_webhooks(&[disabled], &[enabled]), ["pod"]);
+    assert_eq!(called_webhooks(&[], &[enabled]), ["pod"]);
+    assert_eq!(called_webhooks(&[osm], &[]), ["osm"]);
+    assert_eq!(called_webhooks(&[osm], &[enabled]), ["pod"]);
+    assert_eq!(called_webhooks(&[osm, enabled], &[]), ["namespace"]);
+    assert_eq!(called_webhooks(&[osm, ("openservicemesh.io/ignore", "true")], &[]), none);
+    assert_eq!(
+        called_webhooks(&[enabled, ("kubernetes.io/metadata.name", "kube-system")], &[enabled]),
+        none
+    );
+    assert_eq!(
+        called_webhooks(&[enabled, ("kubernetes.io/metadata.name", "leno-system")], &[enabled]),
+        none
+    );
     // A typo reaches the webhook, which rejects it.
-    assert!(!asked(&[("leno.dev/injection", "on")], &[]).is_empty());
+    assert!(!called_webhooks(&[("leno.dev/injection", "on")], &[]).is_empty());
 }
 
 #[test]
-fn the_webhook_goes_first_and_rules_stay_unless_everything_goes() {
+fn the_webhook_is_removed_first_and_rules_only_with_everything() {
     let running = object_names(&objects_to_remove(&test_options(), RemovalExtent::Running));
     assert_eq!(running[0], "MutatingWebhookConfiguration sidecar-injector.leno.dev");
     assert_eq!(running[1], "Deployment leno-control");
@@ -328,13 +352,13 @@ fn the_webhook_goes_first_and_rules_stay_unless_everything_goes() {
     assert!(!running.iter().any(|name| kept.iter().any(|kept| name.starts_with(kept))));
     let everything = object_names(&objects_to_remove(&test_options(), RemovalExtent::Everything));
     assert!(everything.contains(&"Secret leno-authority".to_owned()));
-    let former = "CustomResourceDefinition workloads.leno.dev".to_owned();
-    assert!(everything.contains(&former) && !running.contains(&former));
+    let obsolete_kind = "CustomResourceDefinition workloads.leno.dev".to_owned();
+    assert!(everything.contains(&obsolete_kind) && !running.contains(&obsolete_kind));
     assert_eq!(everything.last().unwrap(), "Namespace leno-system");
 }
 
 #[test]
-fn options_change_what_they_are_about() {
+fn options_change_the_manifests() {
     let trust_domain = TrustDomain::new("example.org").unwrap();
     let options = InstallOptions {
         namespace: "mesh".to_owned(),
@@ -343,26 +367,27 @@ fn options_change_what_they_are_about() {
         with_smi: true,
         ..test_options()
     };
-    let all = installation_manifests(&options);
-    let names = object_names(&all);
+    let manifests = installation_manifests(&options);
+    let names = object_names(&manifests);
     assert!(
         names.contains(&"CustomResourceDefinition traffictargets.access.smi-spec.io".to_owned())
     );
-    let place = |name: &str| names.iter().position(|it| it == name).unwrap();
-    assert!(place("MeshConfig mesh") < place("Deployment leno-control"));
+    let position = |name: &str| names.iter().position(|path| path == name).unwrap();
+    assert!(position("MeshConfig mesh") < position("Deployment leno-control"));
     assert!(!names.contains(&"PodDisruptionBudget leno-control".to_owned()));
-    let text = json!(all).to_string();
+    let text = json!(manifests).to_string();
     assert!(!text.contains("leno-system"), "{text}");
 }
 
 #[test]
-fn what_was_wrong_before_may_lose_its_finalizers() {
-    let all = validation_rules::policy_objects();
-    let policies = all.iter().filter(|it| it["kind"] == "ValidatingAdmissionPolicy");
-    let expressions = policies.flat_map(|it| it["spec"]["validations"].as_array().unwrap());
+fn updates_without_a_change_of_the_spec_are_not_rejected() {
+    let objects = validation_rules::policy_objects();
+    let policies =
+        objects.iter().filter(|manifest| manifest["kind"] == "ValidatingAdmissionPolicy");
+    let expressions = policies.flat_map(|policy| policy["spec"]["validations"].as_array().unwrap());
     let unchanged = "(oldObject != null && has(object.spec) && has(oldObject.spec) && \
                      object.spec == oldObject.spec)";
-    for expression in expressions.map(|it| it["expression"].as_str().unwrap()) {
+    for expression in expressions.map(|validation| validation["expression"].as_str().unwrap()) {
         assert!(expression.contains(unchanged), "{expression}");
     }
 }
@@ -385,15 +410,15 @@ fn every_name_can_be_part_of_an_api_path() {
         let metadata = &manifest["metadata"];
         assert!(ObjectName::new(metadata["name"].as_str().unwrap()).is_ok(), "{metadata}");
         let namespace = metadata["namespace"].as_str();
-        assert!(namespace.is_none_or(|it| NamespaceName::new(it).is_ok()), "{metadata}");
+        assert!(namespace.is_none_or(|text| NamespaceName::new(text).is_ok()), "{metadata}");
     }
 }
 
 #[test]
-fn the_network_policy_names_who_may_connect() {
+fn the_network_policy_permits_only_expected_clients() {
     let rules = |options: &InstallOptions| {
-        let all = installation_manifests(options);
-        let policy = all.iter().find(|it| it["kind"] == "NetworkPolicy")?;
+        let manifests = installation_manifests(options);
+        let policy = manifests.iter().find(|manifest| manifest["kind"] == "NetworkPolicy")?;
         assert_eq!(policy["metadata"]["namespace"], "leno-system");
         let spec = &policy["spec"];
         assert_eq!(
@@ -402,8 +427,8 @@ fn the_network_policy_names_who_may_connect() {
         );
         assert_eq!(spec["policyTypes"], json!(["Ingress"]));
         // It is created before the pods that it protects.
-        let place = |kind: &str| all.iter().position(|it| it["kind"] == kind);
-        assert!(place("NetworkPolicy") < place("Deployment"));
+        let position = |kind: &str| manifests.iter().position(|manifest| manifest["kind"] == kind);
+        assert!(position("NetworkPolicy") < position("Deployment"));
         Some(spec["ingress"].clone())
     };
     let by_default = rules(&test_options()).unwrap();
@@ -419,14 +444,15 @@ fn the_network_policy_names_who_may_connect() {
     permitted.sort_by_key(|port| port.as_u64());
     assert_eq!(permitted, served);
     let from = |rules: &Value, port: u16| {
-        let rule = rules.as_array().unwrap().iter().find(|it| it["ports"][0]["port"] == port);
+        let rule = rules.as_array().unwrap().iter().find(|rule| rule["ports"][0]["port"] == port);
         rule.unwrap()["from"].clone()
     };
     assert_eq!(from(&by_default, 15_017), Value::Null, "an API server has any address");
-    let of_mesh = json!({"matchExpressions": [{"key": "leno.dev/meshed", "operator": "Exists"}]});
+    let mesh_selector =
+        json!({"matchExpressions": [{"key": "leno.dev/meshed", "operator": "Exists"}]});
     assert_eq!(
         from(&by_default, 15_010)[0],
-        json!({"namespaceSelector": {}, "podSelector": of_mesh})
+        json!({"namespaceSelector": {}, "podSelector": mesh_selector})
     );
     assert_eq!(
         from(&by_default, 15_010)[1],
@@ -434,7 +460,7 @@ fn the_network_policy_names_who_may_connect() {
     );
     assert_eq!(from(&by_default, 15_020), json!([{"namespaceSelector": {}}]));
     let api_server =
-        ["10.0.0.0/28", "192.0.2.1", "2001:db8::1"].map(|it| it.parse().unwrap()).into();
+        ["10.0.0.0/28", "192.0.2.1", "2001:db8::1"].map(|range| range.parse().unwrap()).into();
     let restricted = rules(&InstallOptions { api_server, ..test_options() }).unwrap();
     let block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
     let expected = json!([block("10.0.0.0/28"), block("192.0.2.1/32"), block("2001:db8::1/128")]);
@@ -443,14 +469,17 @@ fn the_network_policy_names_who_may_connect() {
 }
 
 #[test]
-fn clients_of_the_webhook_are_verified_where_their_authority_is_given() {
+fn clients_of_the_webhook_are_verified_if_their_ca_is_configured() {
     let default = json!(installation_manifests(&test_options())).to_string();
     assert!(!default.contains("webhook-client"), "{default}");
     let webhook_client_ca = Some("PEM".to_owned());
-    let all = installation_manifests(&InstallOptions { webhook_client_ca, ..test_options() });
-    let map = all.iter().find(|it| it["metadata"]["name"] == "leno-webhook-clients").unwrap();
+    let manifests = installation_manifests(&InstallOptions { webhook_client_ca, ..test_options() });
+    let map = manifests
+        .iter()
+        .find(|manifest| manifest["metadata"]["name"] == "leno-webhook-clients")
+        .unwrap();
     assert_eq!(map["data"], json!({"ca.pem": "PEM"}));
-    let pod = all.iter().find(|it| it["kind"] == "Deployment").unwrap();
+    let pod = manifests.iter().find(|manifest| manifest["kind"] == "Deployment").unwrap();
     let pod = &pod["spec"]["template"]["spec"];
     let args = pod["containers"][0]["args"].as_array().unwrap();
     let expected = json!("--webhook-client-ca=/etc/leno/webhook-clients/ca.pem");

@@ -9,22 +9,22 @@ use super::kinds;
 fn prune_unknown(value: &mut Value, schema: &Value) {
     match value {
         Value::Object(fields) => {
-            let keeps = schema[PRESERVE] == true;
-            let (known, others) = (&schema["properties"], &schema["additionalProperties"]);
+            let keeps_unknown = schema[PRESERVE] == true;
+            let (properties, additional) = (&schema["properties"], &schema["additionalProperties"]);
             fields.retain(|key, value| {
                 // The API server has a separate schema for it.
                 if key == "metadata" {
                     return true;
                 }
-                let inner = if known[key].is_object() { &known[key] } else { others };
+                let inner = if properties[key].is_object() { &properties[key] } else { additional };
                 if inner.is_object() {
                     prune_unknown(value, inner);
                 }
-                inner.is_object() || keeps
+                inner.is_object() || keeps_unknown
             });
         }
         Value::Array(elements) => {
-            elements.iter_mut().for_each(|it| prune_unknown(it, &schema["items"]))
+            elements.iter_mut().for_each(|element| prune_unknown(element, &schema["items"]))
         }
         _ => {}
     }
@@ -34,19 +34,19 @@ fn prune_unknown(value: &mut Value, schema: &Value) {
 type SchemaPath = Vec<String>;
 
 /// Collects the paths of all objects with fields of their own.
-fn collect_object_paths(schema: &Value, at: &SchemaPath, found: &mut Vec<SchemaPath>) {
+fn collect_object_paths(schema: &Value, path: &SchemaPath, paths: &mut Vec<SchemaPath>) {
     if schema["properties"].is_object() {
-        found.push(at.clone());
+        paths.push(path.clone());
     }
-    let below = |step: &str| [at.as_slice(), &[step.to_owned()]].concat();
+    let child_path = |step: &str| [path.as_slice(), &[step.to_owned()]].concat();
     for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
-        collect_object_paths(inner, &below(name), found);
+        collect_object_paths(inner, &child_path(name), paths);
     }
     if schema["items"].is_object() {
-        collect_object_paths(&schema["items"], &below("0"), found);
+        collect_object_paths(&schema["items"], &child_path("0"), paths);
     }
     if schema["additionalProperties"].is_object() {
-        collect_object_paths(&schema["additionalProperties"], &below("any"), found);
+        collect_object_paths(&schema["additionalProperties"], &child_path("any"), paths);
     }
 }
 
@@ -54,20 +54,21 @@ fn collect_object_paths(schema: &Value, at: &SchemaPath, found: &mut Vec<SchemaP
 /// of the path.
 fn build_sample(name: &str, schema: &Value, steps: Option<&[String]>) -> Value {
     let next = steps.and_then(<[String]>::first);
-    let rest =
-        |of: &str| steps.filter(|_| next.is_some_and(|next| next == of)).map(|all| &all[1..]);
+    let remaining_steps =
+        |key: &str| steps.filter(|_| next.is_some_and(|next| next == key)).map(|steps| &steps[1..]);
     match schema["type"].as_str() {
         Some("object") => {
             let mut fields = Map::new();
             for (key, inner) in schema["properties"].as_object().into_iter().flatten() {
-                let required =
-                    schema["required"].as_array().into_iter().flatten().any(|it| it == key);
-                if required || next == Some(key) {
-                    fields.insert(key.clone(), build_sample(key, inner, rest(key)));
+                let is_required =
+                    schema["required"].as_array().into_iter().flatten().any(|name| name == key);
+                if is_required || next == Some(key) {
+                    fields.insert(key.clone(), build_sample(key, inner, remaining_steps(key)));
                 }
             }
             if schema["additionalProperties"].is_object() {
-                let inner = build_sample(name, &schema["additionalProperties"], rest("any"));
+                let inner =
+                    build_sample(name, &schema["additionalProperties"], remaining_steps("any"));
                 fields.insert("any".to_owned(), inner);
             }
             if steps.is_some_and(<[String]>::is_empty) {
@@ -75,13 +76,13 @@ fn build_sample(name: &str, schema: &Value, steps: Option<&[String]>) -> Value {
             }
             Value::Object(fields)
         }
-        Some("array") => json!([build_sample(name, &schema["items"], rest("0"))]),
+        Some("array") => json!([build_sample(name, &schema["items"], remaining_steps("0"))]),
         Some("integer" | "number") => {
-            schema["minimum"].as_i64().map_or(json!(1), |it| json!(it.max(1)))
+            schema["minimum"].as_i64().map_or(json!(1), |minimum| json!(minimum.max(1)))
         }
         Some("boolean") => json!(true),
         Some("string") => match (schema["enum"].as_array(), name) {
-            (Some(words), _) => words.iter().find(|it| *it != "").unwrap().clone(),
+            (Some(choices), _) => choices.iter().find(|choice| *choice != "").unwrap().clone(),
             (None, "endpoint") => json!("http://collector.example:4317"),
             (None, _) => json!("1s"),
         },
@@ -116,14 +117,15 @@ fn field_path(steps: &[String]) -> String {
 
 #[test]
 fn every_unknown_field_survives_pruning_and_is_rejected() {
-    let (mut places, mut silent) = (0, Vec::new());
+    let (mut count, mut not_rejected) = (0, Vec::new());
     for definition in kinds::kind_definitions() {
         let kind = definition["spec"]["names"]["kind"].as_str().unwrap();
         let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-        let mut found = Vec::new();
-        collect_object_paths(schema, &Vec::new(), &mut found);
-        for steps in found.iter().filter(|steps| steps.first().is_none_or(|it| it != "status")) {
-            places += 1;
+        let mut paths = Vec::new();
+        collect_object_paths(schema, &Vec::new(), &mut paths);
+        for steps in paths.iter().filter(|steps| steps.first().is_none_or(|step| step != "status"))
+        {
+            count += 1;
             let mut object = build_sample("", schema, Some(steps));
             object["apiVersion"] = json!("leno.dev/v1alpha1");
             object["kind"] = json!(kind);
@@ -134,27 +136,32 @@ fn every_unknown_field_survives_pruning_and_is_rejected() {
                 }
             }
             prune_unknown(&mut object, schema);
-            let here = [steps.as_slice(), &[UNKNOWN.to_owned()]].concat();
-            assert!(value_at(&object, &here).is_some(), "{kind}: {} is dropped", field_path(&here));
+            let field_steps = [steps.as_slice(), &[UNKNOWN.to_owned()]].concat();
+            assert!(
+                value_at(&object, &field_steps).is_some(),
+                "{kind}: {} is dropped",
+                field_path(&field_steps)
+            );
             let rejected = read_json(&object).err().unwrap_or_default();
-            let is_it = |it: &RejectedDocument| {
-                it.problem == UNKNOWN_FIELD && it.at.field.as_deref() == Some(&field_path(&here))
+            let is_unknown_field = |rejected: &RejectedDocument| {
+                rejected.problem == UNKNOWN_FIELD
+                    && rejected.at.field.as_deref() == Some(&field_path(&field_steps))
             };
-            if !rejected.iter().any(is_it) {
-                let all: Vec<String> = rejected.iter().map(ToString::to_string).collect();
-                silent.push(format!("{kind} {}: {all:?}", field_path(&here)));
+            if !rejected.iter().any(is_unknown_field) {
+                let problems: Vec<String> = rejected.iter().map(ToString::to_string).collect();
+                not_rejected.push(format!("{kind} {}: {problems:?}", field_path(&field_steps)));
             }
         }
     }
-    assert!(places > 100, "{places}");
-    assert_eq!(silent, [""; 0]);
+    assert!(count > 100, "{count}");
+    assert_eq!(not_rejected, [""; 0]);
 }
 
 #[test]
-fn a_rule_with_a_misspelled_field_is_not_read_without_it() {
+fn a_rule_with_a_misspelled_field_is_rejected() {
     let definition = kinds::kind_definitions()
         .into_iter()
-        .find(|it| it["spec"]["names"]["kind"] == "AccessPolicy")
+        .find(|definition| definition["spec"]["names"]["kind"] == "AccessPolicy")
         .unwrap();
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let mut object = json!({

@@ -16,19 +16,23 @@ use crate::words::MEMBERSHIPS;
 struct RuleCheck {
     kind: &'static str,
     /// A CEL expression that is true for valid objects.
-    holds: &'static str,
+    expression: &'static str,
     /// The field, the problem, and the solution.
     message: &'static str,
 }
 
 /// Returns the policies and their bindings.
 pub(super) fn policy_objects() -> Vec<Value> {
-    let of = |name: &str, action: &str, checks: &[RuleCheck]| {
-        let mut all = vec![admission_policy(name, checks)];
-        all.extend(policy_bindings(name, action));
-        all
+    let policy_with_bindings = |name: &str, action: &str, checks: &[RuleCheck]| {
+        let mut objects = vec![admission_policy(name, checks)];
+        objects.extend(policy_bindings(name, action));
+        objects
     };
-    [of("leno-rejects", "Deny", REFUSED), of("leno-warns", "Warn", WARNED)].concat()
+    [
+        policy_with_bindings("leno-rejects", "Deny", REJECTED_RULES),
+        policy_with_bindings("leno-warns", "Warn", WARNING_RULES),
+    ]
+    .concat()
 }
 
 /// Returns true for kinds that clusters before 1.30 lack.
@@ -46,9 +50,9 @@ fn admission_policy(name: &str, checks: &[RuleCheck]) -> Value {
         })
     };
     let validation = |check: &RuleCheck| {
-        let RuleCheck { kind, holds, message } = check;
+        let RuleCheck { kind, expression, message } = check;
         json!({
-            "expression": format!("object.kind != '{kind}' || {UNCHANGED} || ({holds})"),
+            "expression": format!("object.kind != '{kind}' || {UNCHANGED} || ({expression})"),
             "message": message,
             "reason": "Invalid",
         })
@@ -73,9 +77,9 @@ fn admission_policy(name: &str, checks: &[RuleCheck]) -> Value {
 /// labels". The bindings are disjoint, so that a namespace with two labels causes one warning only.
 fn policy_bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
     ["", "-osm", "-fsm"].into_iter().enumerate().map(move |(index, suffix)| {
-        let (before, label) = (MEMBERSHIPS.iter().take(index), MEMBERSHIPS[index]);
+        let (preceding, label) = (MEMBERSHIPS.iter().take(index), MEMBERSHIPS[index]);
         let mut namespaces = vec![selector_requirement(label, "Exists", &[])];
-        namespaces.extend(before.map(|label| selector_requirement(label, "DoesNotExist", &[])));
+        namespaces.extend(preceding.map(|label| selector_requirement(label, "DoesNotExist", &[])));
         json!({
             "apiVersion": VERSION,
             "kind": BINDING,
@@ -90,32 +94,32 @@ fn policy_bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
 }
 
 /// Rules that every mesh with these kinds rejects.
-const REFUSED: &[RuleCheck] = &[
+const REJECTED_RULES: &[RuleCheck] = &[
     RuleCheck {
         kind: "TrafficTarget",
-        holds: "!has(object.spec.destination) || !has(object.spec.destination.namespace) || \
+        expression: "!has(object.spec.destination) || !has(object.spec.destination.namespace) || \
                 object.spec.destination.namespace == request.namespace",
         message: "spec.destination.namespace: is not the namespace of the TrafficTarget; put it into \
                   the namespace of its destination",
     },
     RuleCheck {
         kind: "IngressBackend",
-        holds: "has(object.spec.sources) && size(object.spec.sources) > 0",
+        expression: "has(object.spec.sources) && size(object.spec.sources) > 0",
         message: "spec.sources: is empty, which allows no client; name a Service, an IPRange, or \
                   with `protocol: https` an AuthenticatedPrincipal",
     },
     RuleCheck {
         kind: "IngressBackend",
-        holds: "has(object.spec.backends) && size(object.spec.backends) > 0",
+        expression: "has(object.spec.backends) && size(object.spec.backends) > 0",
         message: "spec.backends: is empty, which opens no port; name a Service and a port",
     },
 ];
 
 /// Rules that Leno ignores, although their author intended an effect.
-const WARNED: &[RuleCheck] = &[
+const WARNING_RULES: &[RuleCheck] = &[
     RuleCheck {
         kind: "IngressBackend",
-        holds: "!has(object.spec.backends) || !has(object.spec.sources) || \
+        expression: "!has(object.spec.backends) || !has(object.spec.sources) || \
                 object.spec.sources.exists(it, it.kind in ['Service', 'IPRange']) || \
                 object.spec.backends.all(it, has(it.port) && has(it.port.protocol) && \
                 it.port.protocol.lowerAscii() == 'https')",
@@ -125,14 +129,14 @@ const WARNED: &[RuleCheck] = &[
     },
     RuleCheck {
         kind: "Egress",
-        holds: "(has(object.spec.hosts) && size(object.spec.hosts) > 0) || \
+        expression: "(has(object.spec.hosts) && size(object.spec.hosts) > 0) || \
                 (has(object.spec.ipAddresses) && size(object.spec.ipAddresses) > 0)",
         message: "spec: has neither `hosts` nor `ipAddresses`, and would match every destination; \
                   name the hosts, or write `ipAddresses: [0.0.0.0/0]`. Leno rejects the policy",
     },
     RuleCheck {
         kind: "Egress",
-        holds: "!has(object.spec.ports) || !has(object.spec.hosts) || size(object.spec.hosts) == 0 || \
+        expression: "!has(object.spec.ports) || !has(object.spec.hosts) || size(object.spec.hosts) == 0 || \
                 (has(object.spec.ipAddresses) && size(object.spec.ipAddresses) > 0) || \
                 object.spec.ports.all(it, has(it.protocol) && \
                 it.protocol.lowerAscii() in ['http', 'https'])",

@@ -31,19 +31,19 @@ fn combine_addresses<'a>(
     ports: impl Iterator<Item = i32>,
 ) -> BTreeSet<SocketAddr> {
     let ports = ports.filter_map(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
-    let ports: BTreeSet<u16> = ports.take(PORTS_MAX).collect();
+    let ports: BTreeSet<u16> = ports.take(MAX_PORTS).collect();
     let addresses = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
     let addresses = addresses.map(|address| address.to_canonical());
     let usable = addresses.filter(|address| !AddressClass::is_own_or_special(*address));
-    let usable: BTreeSet<IpAddr> = usable.take(ADDRESSES_MAX).collect();
-    let each = usable.iter().flat_map(|address| ports.iter().map(move |port| (*address, *port)));
-    each.map(SocketAddr::from).collect()
+    let usable: BTreeSet<IpAddr> = usable.take(MAX_ADDRESSES).collect();
+    let pairs = usable.iter().flat_map(|address| ports.iter().map(move |port| (*address, *port)));
+    pairs.map(SocketAddr::from).collect()
 }
 
 /// Every sidecar receives all of them; clusters have fewer than ten API servers.
-const ADDRESSES_MAX: usize = 32;
+const MAX_ADDRESSES: usize = 32;
 /// The API server has one port.
-const PORTS_MAX: usize = 4;
+const MAX_PORTS: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -51,8 +51,8 @@ mod tests {
 
     use super::*;
 
-    fn sorted_strings(found: &BTreeSet<SocketAddr>) -> Vec<String> {
-        found.iter().map(ToString::to_string).collect()
+    fn sorted_strings(addresses: &BTreeSet<SocketAddr>) -> Vec<String> {
+        addresses.iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -61,11 +61,11 @@ mod tests {
             "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"],
             "ports": [{"name": "https", "port": 443, "targetPort": 6443}, {"port": 53, "protocol": "UDP"}],
         }});
-        let found = service_addresses(&serde_json::from_value(service).unwrap());
-        assert_eq!(sorted_strings(&found), ["10.96.0.1:443", "[fd00::1]:443"]);
+        let addresses = service_addresses(&serde_json::from_value(service).unwrap());
+        assert_eq!(sorted_strings(&addresses), ["10.96.0.1:443", "[fd00::1]:443"]);
         let headless = json!({"spec": {"clusterIP": "None", "ports": [{"port": 443}]}});
-        let found = service_addresses(&serde_json::from_value(headless).unwrap());
-        assert_eq!(sorted_strings(&found), [] as [&str; 0]);
+        let addresses = service_addresses(&serde_json::from_value(headless).unwrap());
+        assert_eq!(sorted_strings(&addresses), [] as [&str; 0]);
     }
 
     #[test]
@@ -77,12 +77,12 @@ mod tests {
                 {"addresses": ["127.0.0.1"]}, {"addresses": ["169.254.169.254"]}, {"addresses": ["name.example"]},
             ],
         });
-        let found = endpoint_addresses(&serde_json::from_value(slice).unwrap());
-        assert_eq!(sorted_strings(&found), ["192.0.2.7:6443", "192.0.2.8:6443"]);
+        let addresses = endpoint_addresses(&serde_json::from_value(slice).unwrap());
+        assert_eq!(sorted_strings(&addresses), ["192.0.2.7:6443", "192.0.2.8:6443"]);
         let many: Vec<_> =
-            (0..200).map(|it| json!({"addresses": [format!("192.0.2.{it}")]})).collect();
+            (0..200).map(|number| json!({"addresses": [format!("192.0.2.{number}")]})).collect();
         let slice = json!({"addressType": "IPv4", "ports": [{"port": 6443}], "endpoints": many});
-        let found = endpoint_addresses(&serde_json::from_value(slice).unwrap());
-        assert_eq!(found.len(), ADDRESSES_MAX);
+        let addresses = endpoint_addresses(&serde_json::from_value(slice).unwrap());
+        assert_eq!(addresses.len(), MAX_ADDRESSES);
     }
 }

@@ -8,7 +8,7 @@ use leno_registry::{RejectedDocument, ServedKind, UNKNOWN_FIELD, Warning, read_j
 use serde_json::{Map, Value, json};
 
 use super::creation_time;
-use super::ours::keep_ours;
+use super::mesh_parts::retain_mesh_parts;
 
 /// The result of reading a custom resource.
 pub(crate) struct CustomResource {
@@ -16,7 +16,7 @@ pub(crate) struct CustomResource {
     /// The creation time, in Unix seconds.
     pub(crate) created: i64,
     /// The fields that mesh settings specify; empty for other kinds.
-    pub(crate) mentioned: BTreeSet<String>,
+    pub(crate) specified_fields: BTreeSet<String>,
 }
 
 /// Reads a custom resource that is served as `api_version`. Returns `None` if it does not concern the mesh.
@@ -26,15 +26,15 @@ pub(crate) fn read_custom(
     mut object: DynamicObject,
 ) -> Option<CustomResource> {
     let mut spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
-    let whole = (kind.kind == GRANT).then(|| spec.clone());
-    if !keep_ours(kind.group, kind.kind, &mut spec) {
+    let unreduced = (kind.kind == GRANT).then(|| spec.clone());
+    if !retain_mesh_parts(kind.group, kind.kind, &mut spec) {
         return None;
     }
-    let mentioned = match kind.kind {
+    let specified_fields = match kind.kind {
         "MeshConfig" => spec.as_object().map(|spec| spec.keys().cloned().collect()),
         _ => None,
     };
-    let dropped = dropped_fields(kind, &object, whole.as_ref().unwrap_or(&spec));
+    let dropped = dropped_fields(kind, &object, unreduced.as_ref().unwrap_or(&spec));
     // Only the fields that readers check: a cluster adds many that are not the author's.
     let created = creation_time(&object.metadata);
     let mut metadata = json!({"name": object.metadata.name});
@@ -44,19 +44,19 @@ pub(crate) fn read_custom(
     let mut document =
         json!({"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "spec": spec});
     // Our schemas keep unknown fields, also outside `spec`; the reader rejects them.
-    let others = object.data.as_object_mut().map(std::mem::take).unwrap_or_default();
+    let other_fields = object.data.as_object_mut().map(std::mem::take).unwrap_or_default();
     for (key, value) in
-        others.into_iter().filter(|(key, _)| !["spec", "status"].contains(&key.as_str()))
+        other_fields.into_iter().filter(|(key, _)| !["spec", "status"].contains(&key.as_str()))
     {
         document[key] = value;
     }
-    let mentioned = mentioned.unwrap_or_default();
+    let specified_fields = specified_fields.unwrap_or_default();
     let outcome = read_json(&document);
     let outcome = match outcome {
         Ok(_) if !dropped.is_empty() => Err(dropped),
         outcome => outcome,
     };
-    Some(CustomResource { outcome, created, mentioned })
+    Some(CustomResource { outcome, created, specified_fields })
 }
 
 /// Returns the fields that the author applied but the API server dropped because they are not in the schema: a
@@ -70,7 +70,7 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
         return Vec::new();
     }
     let meta = &object.metadata;
-    let applied = meta.annotations.as_ref().and_then(|all| all.get(LAST_APPLIED));
+    let applied = meta.annotations.as_ref().and_then(|annotations| annotations.get(LAST_APPLIED));
     let applied = applied.and_then(|text| serde_json::from_str::<Value>(text).ok());
     let Some(mut applied) = applied else { return Vec::new() };
     let version = applied.get("apiVersion").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -78,18 +78,18 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
         return Vec::new();
     }
     let mut spec = applied.get_mut("spec").map_or(Value::Null, Value::take);
-    if kind.kind != GRANT && !keep_ours(kind.group, kind.kind, &mut spec) {
+    if kind.kind != GRANT && !retain_mesh_parts(kind.group, kind.kind, &mut spec) {
         return Vec::new();
     }
     let mut metadata = json!({"name": meta.name});
     if let Some(namespace) = &meta.namespace {
         metadata["namespace"] = Value::String(namespace.clone());
     }
-    let written =
+    let manifest =
         json!({"apiVersion": version, "kind": kind.kind, "metadata": metadata, "spec": spec});
-    let mut unknown = read_json(&written).err().unwrap_or_default();
+    let mut unknown = read_json(&manifest).err().unwrap_or_default();
     unknown.retain(|rejected| rejected.problem == UNKNOWN_FIELD);
-    let corrected = corrected_fields(&written["spec"], live, &unknown);
+    let corrected = corrected_fields(&manifest["spec"], live, &unknown);
     let is_corrected = |rejected: &RejectedDocument| {
         rejected.at.field.as_ref().is_some_and(|field| corrected.contains(field))
     };
@@ -106,14 +106,19 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
         .collect()
 }
 
-/// Reads a `ReferenceGrant` with dropped fields, including one for gateways only: it grants nothing.
-pub(crate) fn spoilt_grant(kind: ServedKind, object: &DynamicObject) -> Option<CustomResource> {
+/// Reads a `ReferenceGrant` with dropped fields, including one for gateways only. Such a grant permits no
+/// references.
+pub(crate) fn incomplete_grant(kind: ServedKind, object: &DynamicObject) -> Option<CustomResource> {
     let dropped = match kind.kind {
         GRANT => dropped_fields(kind, object, &object.data["spec"]),
         _ => Vec::new(),
     };
-    let (created, mentioned) = (creation_time(&object.metadata), BTreeSet::new());
-    (!dropped.is_empty()).then_some(CustomResource { outcome: Err(dropped), created, mentioned })
+    let (created, specified_fields) = (creation_time(&object.metadata), BTreeSet::new());
+    (!dropped.is_empty()).then_some(CustomResource {
+        outcome: Err(dropped),
+        created,
+        specified_fields,
+    })
 }
 
 /// Returns the unknown fields of an applied spec that another client has corrected since.
@@ -122,8 +127,9 @@ fn corrected_fields(
     live: &Value,
     unknown: &[RejectedDocument],
 ) -> BTreeSet<String> {
-    let field = |it: &RejectedDocument| Some((it.at.field.clone()?, it.hint.clone()));
-    let unknown = unknown.iter().filter_map(field).collect();
+    let field_and_hint =
+        |rejected: &RejectedDocument| Some((rejected.at.field.clone()?, rejected.hint.clone()));
+    let unknown = unknown.iter().filter_map(field_and_hint).collect();
     let mut comparison = SpecComparison { unknown, corrected: BTreeSet::new() };
     comparison.compare_fields(applied, Some(live), "spec");
     comparison.corrected
@@ -140,23 +146,27 @@ impl SpecComparison {
     fn compare_fields(&mut self, applied: &Value, live: Option<&Value>, path: &str) {
         match applied {
             Value::Object(fields) => {
-                let there = live.and_then(Value::as_object);
+                let live_value = live.and_then(Value::as_object);
                 for (key, value) in fields {
-                    let at = append_field(path, key);
-                    if !self.unknown.contains_key(&at) {
-                        self.compare_fields(value, there.and_then(|there| there.get(key)), &at);
-                    } else if there
-                        .is_none_or(|it| self.is_corrected(fields, it, path, key.as_str()))
+                    let field = append_field(path, key);
+                    if !self.unknown.contains_key(&field) {
+                        self.compare_fields(
+                            value,
+                            live_value.and_then(|live_value| live_value.get(key)),
+                            &field,
+                        );
+                    } else if live_value
+                        .is_none_or(|live| self.is_corrected(fields, live, path, key.as_str()))
                     {
-                        self.corrected.insert(at);
+                        self.corrected.insert(field);
                     }
                 }
             }
             Value::Array(elements) => {
-                let there = live.and_then(Value::as_array);
+                let live_value = live.and_then(Value::as_array);
                 for (index, element) in elements.iter().enumerate() {
-                    let element_there = there.and_then(|there| there.get(index));
-                    self.compare_fields(element, element_there, &format!("{path}[{index}]"));
+                    let live_element = live_value.and_then(|live_value| live_value.get(index));
+                    self.compare_fields(element, live_element, &format!("{path}[{index}]"));
                 }
             }
             _ => {}
@@ -172,13 +182,18 @@ impl SpecComparison {
         path: &str,
         key: &str,
     ) -> bool {
-        let at = append_field(path, key);
-        let hint = self.unknown.get(&at).map(String::as_str).unwrap_or_default();
-        let is_meant = |(name, value): (&String, &Value)| {
+        let field = append_field(path, key);
+        let hint = self.unknown.get(&field).map(String::as_str).unwrap_or_default();
+        let is_suggested = |(name, value): (&String, &Value)| {
             let is_new = !applied.contains_key(name) && hint.contains(&format!("`{name}`"));
-            is_new && applied.get(key).is_some_and(|written| self.is_within(written, value, &at))
+            is_new
+                && applied
+                    .get(key)
+                    .is_some_and(|applied_value| self.is_within(applied_value, value, &field))
         };
-        live.contains_key(key) || !self.are_within(applied, live, path) || live.iter().any(is_meant)
+        live.contains_key(key)
+            || !self.are_within(applied, live, path)
+            || live.iter().any(is_suggested)
     }
 
     /// Returns true if the live map contains the known fields of an applied map with the same values.
@@ -189,10 +204,10 @@ impl SpecComparison {
         path: &str,
     ) -> bool {
         applied.iter().all(|(key, value)| {
-            let at = append_field(path, key);
+            let field = append_field(path, key);
             match live.get(key) {
-                _ if self.unknown.contains_key(&at) => true,
-                Some(there) => self.is_within(value, there, &at),
+                _ if self.unknown.contains_key(&field) => true,
+                Some(live_value) => self.is_within(value, live_value, &field),
                 None => value.is_null(),
             }
         })
@@ -297,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_live_spec_has_the_applied_one_within_it() {
+    fn a_field_counts_as_corrected_if_its_object_changed_or_has_the_suggested_field() {
         let unknown = |field: &str| RejectedDocument {
             at: DocumentLocation { field: Some(field.to_owned()), ..DocumentLocation::default() },
             problem: UNKNOWN_FIELD.to_owned(),
@@ -308,7 +323,7 @@ mod tests {
             {"matches": []},
         ]});
         let field = "spec.rules[0].matches[0].pth";
-        for (found, is_corrected) in [
+        for (live_match, is_corrected) in [
             (json!({"weight": 1}), false),
             // A default is not the value that was written.
             (json!({"weight": 1, "path": {"type": "PathPrefix", "value": "/"}}), false),
@@ -317,7 +332,7 @@ mod tests {
             (json!({}), true),
         ] {
             // An edit of another rule does not restore the field.
-            let live = json!({"rules": [{"matches": [found]}], "more": true});
+            let live = json!({"rules": [{"matches": [live_match]}], "more": true});
             let corrected = corrected_fields(&applied, &live, &[unknown(field)]);
             assert_eq!(corrected.contains(field), is_corrected, "{live}");
         }
@@ -346,13 +361,13 @@ mod tests {
                 "spec": {"from": [from], "to": [to]},
             })
         };
-        for (applied, live, spoilt) in
+        for (applied, live, is_incomplete) in
             [(Some("nmae"), None, true), (Some("name"), Some("name"), false), (None, None, false)]
         {
             let mut object = grant(live);
             object["metadata"]["annotations"] = json!({LAST_APPLIED: grant(applied).to_string()});
             let object: DynamicObject = serde_json::from_value(object).unwrap();
-            assert_eq!(spoilt_grant(kind, &object).is_some(), spoilt, "{applied:?}");
+            assert_eq!(incomplete_grant(kind, &object).is_some(), is_incomplete, "{applied:?}");
         }
     }
 

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kube::core::DynamicObject;
-use leno_identity::{LEAF_LIFETIME, LEAF_LIFETIME_MAX};
+use leno_identity::{LEAF_LIFETIME, MAX_LEAF_LIFETIME};
 use leno_model::{DefaultPolicy, Egress, Name, SecretName};
 use leno_registry::{ServedKind, Warning};
 use serde_json::Value;
 
-use super::{creation_time, place_of_field};
+use super::{creation_time, field_location};
 use crate::inject::{AddressRange, Exclusions, is_interface};
 
 /// The kinds of other meshes' settings.
@@ -32,7 +32,7 @@ pub(crate) const FOREIGN_CONFIGS: [ServedKind; 2] = [
 
 /// Fields of other meshes' settings that are not supported, with a hint. They cause a warning if they enable
 /// something.
-pub const UNHEEDED: &[(&str, &str)] = &[
+pub const UNSUPPORTED_FIELDS: &[(&str, &str)] = &[
     (
         "spec.traffic.inboundExternalAuthorization.enable",
         "write an ExternalAuthorization for the services that need it",
@@ -54,11 +54,12 @@ pub const UNHEEDED: &[(&str, &str)] = &[
         "no replacement: Leno supports only TLS 1.3 and its cipher suites",
     ),
     ("spec.sidecar.ecdhCurves", "no replacement: Leno supports only TLS 1.3 and its groups"),
-    ("spec.featureFlags.enableEnvoyActiveHealthChecks", PROBED),
-    ("spec.featureFlags.enableSidecarActiveHealthChecks", PROBED),
+    ("spec.featureFlags.enableEnvoyActiveHealthChecks", HEALTH_CHECK_HINT),
+    ("spec.featureFlags.enableSidecarActiveHealthChecks", HEALTH_CHECK_HINT),
     ("spec.warmup.enable", "write `warmup` into a LoadBalancing for the services that need it"),
 ];
-const PROBED: &str = "write `healthCheck` into an OutlierDetection for the services that need it";
+const HEALTH_CHECK_HINT: &str =
+    "write `healthCheck` into an OutlierDetection for the services that need it";
 
 /// Fields for features that are always on, with a hint. They cause a warning if they disable the feature.
 pub const ALWAYS_ON: &[(&str, &str)] = &[
@@ -113,37 +114,37 @@ impl ForeignMeshSettings {
         if !NAMES.contains(&name) {
             return None;
         }
-        let mut reading = ForeignReader { object, warnings: Vec::new() };
+        let mut reader = ForeignReader { object, warnings: Vec::new() };
         // The schema's default is false for both.
-        let permissive = reading.is_on("/spec/traffic/enablePermissiveTrafficPolicyMode");
-        let egress = reading.is_on("/spec/traffic/enableEgress");
+        let is_permissive = reader.is_on("/spec/traffic/enablePermissiveTrafficPolicyMode");
+        let egress = reader.is_on("/spec/traffic/enableEgress");
         let exclusions = Exclusions {
-            outbound_ports: reading.read_ports("outboundPortExclusionList"),
-            inbound_ports: reading.read_ports("inboundPortExclusionList"),
-            outbound_ranges: reading.read_ranges("outboundIPRangeExclusionList"),
-            included_ranges: reading.read_ranges("outboundIPRangeInclusionList"),
-            interfaces: reading.read_interfaces("networkInterfaceExclusionList"),
+            outbound_ports: reader.read_ports("outboundPortExclusionList"),
+            inbound_ports: reader.read_ports("inboundPortExclusionList"),
+            outbound_ranges: reader.read_ranges("outboundIPRangeExclusionList"),
+            included_ranges: reader.read_ranges("outboundIPRangeInclusionList"),
+            interfaces: reader.read_interfaces("networkInterfaceExclusionList"),
         };
-        let ingress_gateway = reading.ingress_gateway();
-        for (field, hint) in UNHEEDED {
+        let ingress_gateway = reader.ingress_gateway();
+        for (field, hint) in UNSUPPORTED_FIELDS {
             let pointer = format!("/{}", field.replace('.', "/"));
-            if object.data.pointer(&pointer).is_some_and(asks_for_something) {
-                reading.warn_unsupported(field, hint);
+            if object.data.pointer(&pointer).is_some_and(enables_something) {
+                reader.warn_unsupported(field, hint);
             }
         }
         for (field, hint) in ALWAYS_ON {
             let pointer = format!("/{}", field.replace('.', "/"));
             if object.data.pointer(&pointer) == Some(&Value::Bool(false)) {
-                reading.warn_unsupported(field, hint);
+                reader.warn_unsupported(field, hint);
             }
         }
         Some(Self {
-            default_policy: if permissive { DefaultPolicy::Allow } else { DefaultPolicy::Deny },
+            default_policy: if is_permissive { DefaultPolicy::Allow } else { DefaultPolicy::Deny },
             egress: if egress { Egress::Allow } else { Egress::Deny },
             exclusions,
             ingress_gateway,
             created: creation_time(&object.metadata),
-            warnings: reading.warnings,
+            warnings: reader.warnings,
         })
     }
 }
@@ -176,7 +177,7 @@ impl ForeignReader<'_> {
 
     fn warn_unsupported(&mut self, field: &str, hint: &str) {
         self.warnings.push(Warning {
-            at: place_of_field(&self.object.metadata, "MeshConfig", field),
+            at: field_location(&self.object.metadata, "MeshConfig", field),
             problem: "is not supported by Leno".to_owned(),
             hint: hint.to_owned(),
         });
@@ -186,36 +187,36 @@ impl ForeignReader<'_> {
     fn read_list<T: Ord>(&mut self, key: &str, read: impl Fn(&Value) -> Option<T>) -> BTreeSet<T> {
         let list = self.object.data.pointer(&format!("/spec/traffic/{key}"));
         let elements = list.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-        let mut found = BTreeSet::new();
+        let mut elements_read = BTreeSet::new();
         for (index, element) in elements.iter().enumerate() {
             match read(element) {
-                Some(element) => drop(found.insert(element)),
+                Some(element) => drop(elements_read.insert(element)),
                 None => self.warn_unsupported(
                     &format!("spec.traffic.{key}[{index}]"),
                     "correct or remove it",
                 ),
             }
         }
-        found
+        elements_read
     }
 
     /// Reads the certificate request. If a field is invalid, rejects it as a whole with a warning.
     fn ingress_gateway(&mut self) -> Option<Result<IngressGateway, InvalidCertificateRequest>> {
-        let wanted = self.object.data.pointer("/spec/certificate/ingressGateway");
-        let wanted = wanted.filter(|wanted| asks_for_something(wanted))?;
-        let text = |pointer: &str| wanted.pointer(pointer).and_then(Value::as_str);
-        let names = wanted.get("subjectAltNames").and_then(Value::as_array);
+        let request = self.object.data.pointer("/spec/certificate/ingressGateway");
+        let request = request.filter(|request| enables_something(request))?;
+        let text = |pointer: &str| request.pointer(pointer).and_then(Value::as_str);
+        let names = request.get("subjectAltNames").and_then(Value::as_array);
         let names = names.map(Vec::as_slice).unwrap_or_default();
         let names: Option<Vec<Name>> =
             names.iter().map(|name| Name::new(name.as_str()?).ok()).collect();
-        let names = names.filter(|names| (1..=INGRESS_NAMES_MAX).contains(&names.len()));
-        let lifetime = match wanted.get("validityDuration") {
+        let names = names.filter(|names| (1..=MAX_INGRESS_NAMES).contains(&names.len()));
+        let lifetime = match request.get("validityDuration") {
             None => Some(LEAF_LIFETIME),
-            Some(written) => written.as_str().and_then(parse_lifetime),
+            Some(lifetime) => lifetime.as_str().and_then(parse_lifetime),
         };
         let secret = text("/secret/namespace").zip(text("/secret/name"));
         let secret = secret.and_then(|(namespace, name)| SecretName::new(namespace, name).ok());
-        for (is_good, field, hint) in [
+        for (is_valid, field, hint) in [
             (
                 names.is_some(),
                 "subjectAltNames",
@@ -224,7 +225,7 @@ impl ForeignReader<'_> {
             (lifetime.is_some(), "validityDuration", "use 10m to 2160h, such as 24h"),
             (secret.is_some(), "secret", "write the `name` and the `namespace` of a Secret"),
         ] {
-            if !is_good {
+            if !is_valid {
                 self.warn_unsupported(&format!("spec.certificate.ingressGateway.{field}"), hint);
             }
         }
@@ -235,56 +236,58 @@ impl ForeignReader<'_> {
     }
 
     fn read_ports(&mut self, key: &str) -> BTreeSet<u16> {
-        self.read_list(key, |it| u16::try_from(it.as_u64()?).ok().filter(|port| *port > 0))
+        self.read_list(key, |number| u16::try_from(number.as_u64()?).ok().filter(|port| *port > 0))
     }
 
     fn read_ranges(&mut self, key: &str) -> BTreeSet<AddressRange> {
-        self.read_list(key, |it| it.as_str()?.parse().ok())
+        self.read_list(key, |range| range.as_str()?.parse().ok())
     }
 
     fn read_interfaces(&mut self, key: &str) -> BTreeSet<String> {
-        self.read_list(key, |it| it.as_str().filter(|name| is_interface(name)).map(str::to_owned))
+        self.read_list(key, |interface| {
+            interface.as_str().filter(|name| is_interface(name)).map(str::to_owned)
+        })
     }
 }
 
 /// Parses a duration in Go syntax, such as `1h30m`, within the allowed lifetimes of certificates.
 fn parse_lifetime(text: &str) -> Option<Duration> {
-    let (mut rest, mut all) = (text, Duration::ZERO);
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
-        let (number, unit) = rest.split_at_checked(digits)?;
+    let (mut unparsed, mut total) = (text, Duration::ZERO);
+    while !unparsed.is_empty() {
+        let digits = unparsed.find(|c: char| !c.is_ascii_digit())?;
+        let (number, unit) = unparsed.split_at_checked(digits)?;
         let number: u32 = number.parse().ok()?;
-        let word = unit.find(|c: char| c.is_ascii_digit()).unwrap_or(unit.len());
-        let (unit, next) = unit.split_at_checked(word)?;
+        let unit_length = unit.find(|c: char| c.is_ascii_digit()).unwrap_or(unit.len());
+        let (unit, remaining) = unit.split_at_checked(unit_length)?;
         let unit = match unit {
             "h" => Duration::from_secs(3600),
             "m" => Duration::from_secs(60),
             "s" => Duration::from_secs(1),
             _ => return None,
         };
-        all = all.checked_add(unit.checked_mul(number)?)?;
-        rest = next;
+        total = total.checked_add(unit.checked_mul(number)?)?;
+        unparsed = remaining;
     }
-    (INGRESS_LIFETIME_MIN..=LEAF_LIFETIME_MAX).contains(&all).then_some(all)
+    (MIN_INGRESS_LIFETIME..=MAX_LEAF_LIFETIME).contains(&total).then_some(total)
 }
 
 /// Returns true if a field of another mesh's settings enables something.
 #[must_use]
-pub fn asks_for_something(value: &Value) -> bool {
+pub fn enables_something(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Bool(on) => *on,
         Value::Number(number) => number.as_f64() != Some(0.0),
         Value::String(text) => !text.is_empty(),
         Value::Array(list) => !list.is_empty(),
-        Value::Object(fields) => fields.values().any(asks_for_something),
+        Value::Object(fields) => fields.values().any(enables_something),
     }
 }
 
 /// Kubelets update a Secret in pods after a minute or two, when a third of its lifetime has to remain.
-const INGRESS_LIFETIME_MIN: Duration = Duration::from_secs(600);
+const MIN_INGRESS_LIFETIME: Duration = Duration::from_secs(600);
 /// The maximum number of names in one certificate.
-const INGRESS_NAMES_MAX: usize = 16;
+const MAX_INGRESS_NAMES: usize = 16;
 /// The names of those meshes' settings.
 const NAMES: [&str; 2] = ["osm-mesh-config", "fsm-mesh-config"];
 
@@ -331,7 +334,7 @@ mod tests {
         assert_eq!(exclusions.included_ranges, BTreeSet::from(["10.0.0.0/8".parse().unwrap()]));
         assert_eq!(exclusions.interfaces, BTreeSet::from(["eth1".to_owned()]));
         let fields: Vec<_> =
-            foreign.warnings.iter().map(|it| it.at.field.clone().unwrap()).collect();
+            foreign.warnings.iter().map(|warning| warning.at.field.clone().unwrap()).collect();
         assert_eq!(
             fields,
             [
@@ -344,8 +347,8 @@ mod tests {
     }
 
     #[test]
-    fn an_ingress_gateway_gets_a_certificate_if_all_of_it_is_said() {
-        let good = json!({
+    fn an_ingress_gateway_gets_a_certificate_if_its_request_is_complete() {
+        let valid = json!({
             "subjectAltNames": ["ingress-nginx.ingress-nginx.cluster.local"],
             "validityDuration": "1h30m",
             "secret": {"name": "osm-nginx-client-cert", "namespace": "osm-system"},
@@ -354,13 +357,13 @@ mod tests {
             let spec = json!({"certificate": {"ingressGateway": gateway}});
             read("osm-mesh-config", &spec).unwrap()
         };
-        let foreign = read_gateway(&good);
-        let wanted = foreign.ingress_gateway.unwrap().unwrap();
-        assert_eq!(wanted.lifetime, Duration::from_secs(5400));
-        assert_eq!(wanted.secret.to_string(), "osm-system/osm-nginx-client-cert");
+        let foreign = read_gateway(&valid);
+        let request = foreign.ingress_gateway.unwrap().unwrap();
+        assert_eq!(request.lifetime, Duration::from_secs(5400));
+        assert_eq!(request.secret.to_string(), "osm-system/osm-nginx-client-cert");
         assert_eq!(foreign.warnings, []);
         assert_eq!(read_gateway(&json!({})).ingress_gateway, None);
-        for (field, bad) in [
+        for (field, invalid_value) in [
             ("subjectAltNames", json!([])),
             ("subjectAltNames", json!(["*.example"])),
             ("validityDuration", json!("1d")),
@@ -369,36 +372,36 @@ mod tests {
             ("validityDuration", json!("")),
             ("secret", json!({"name": "a"})),
         ] {
-            let mut spoilt = good.clone();
-            spoilt[field] = bad;
-            let foreign = read_gateway(&spoilt);
-            assert_eq!(foreign.ingress_gateway, Some(Err(InvalidCertificateRequest)), "{spoilt}");
-            let reported = foreign.warnings[0].to_string();
-            assert!(reported.contains(&format!("ingressGateway.{field}: ")), "{reported}");
+            let mut invalid = valid.clone();
+            invalid[field] = invalid_value;
+            let foreign = read_gateway(&invalid);
+            assert_eq!(foreign.ingress_gateway, Some(Err(InvalidCertificateRequest)), "{invalid}");
+            let warning = foreign.warnings[0].to_string();
+            assert!(warning.contains(&format!("ingressGateway.{field}: ")), "{warning}");
         }
     }
 
     #[test]
-    fn what_is_not_supported_is_reported_where_it_asks_for_something() {
-        let off = json!({
+    fn unsupported_fields_are_reported_if_they_enable_something() {
+        let disabled = json!({
             "observability": {"tracing": {"enable": false, "port": 9411}},
             "sidecar": {"resources": {}, "cipherSuites": [], "localDNSProxy": {"enable": false}},
         });
-        assert_eq!(read("osm-mesh-config", &off).unwrap().warnings, []);
+        assert_eq!(read("osm-mesh-config", &disabled).unwrap().warnings, []);
         let no_egress = json!({"featureFlags": {"enableEgressPolicy": false}});
         assert_eq!(read("osm-mesh-config", &no_egress).unwrap().warnings.len(), 1);
-        let on = json!({
+        let enabled = json!({
             "observability": {"tracing": {"enable": true}},
             "sidecar": {"resources": {"limits": {"cpu": "1"}}},
         });
-        let reported: Vec<String> = read("osm-mesh-config", &on)
+        let warnings: Vec<String> = read("osm-mesh-config", &enabled)
             .unwrap()
             .warnings
             .iter()
             .map(ToString::to_string)
             .collect();
         assert_eq!(
-            reported,
+            warnings,
             [
                 "MeshConfig osm-system/osm-mesh-config: spec.observability.tracing.enable: is not \
                  supported by Leno; write `tracing` into a MeshConfig of leno.dev",

@@ -4,9 +4,9 @@ use k8s_openapi::api::core::v1::Namespace;
 use leno_registry::Warning;
 
 use super::AdmissionReading;
-use super::image::images_of_others;
-use super::marks::unknown_marks;
+use super::image::foreign_images;
 use super::sidecar_settings::SidecarSettings;
+use super::unknown_annotations::unknown_annotations;
 
 /// The settings of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +25,8 @@ pub fn read_namespace(namespace: &Namespace) -> NamespaceReading {
     let meta = &namespace.metadata;
     NamespaceReading {
         admission: AdmissionReading::from_annotations(meta, "Namespace"),
-        warnings: [images_of_others(meta, "Namespace"), unknown_marks(meta, "Namespace")].concat(),
+        warnings: [foreign_images(meta, "Namespace"), unknown_annotations(meta, "Namespace")]
+            .concat(),
         sidecar_settings: SidecarSettings::of_namespace(meta),
     }
 }
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_annotation_decides() {
+    fn annotations_set_the_default_policy_and_the_mtls_mode() {
         let read = |annotations| {
             let object = json!({"metadata": {"name": "shop", "annotations": annotations}});
             let object = serde_json::from_value(object).unwrap();
@@ -50,9 +51,10 @@ mod tests {
         };
         assert_eq!(read(json!({})), Ok(AdmissionSettings::default()));
         assert_eq!(read(json!({"leno.dev/other": "x"})), Ok(AdmissionSettings::default()));
-        let both = json!({"leno.dev/default-policy": "dry-run", "leno.dev/mtls": "permissive"});
+        let both_annotations =
+            json!({"leno.dev/default-policy": "dry-run", "leno.dev/mtls": "permissive"});
         let (default_policy, mtls) = (Some(DefaultPolicy::DryRun), Some(MtlsMode::Permissive));
-        assert_eq!(read(both), Ok(AdmissionSettings { default_policy, mtls }));
+        assert_eq!(read(both_annotations), Ok(AdmissionSettings { default_policy, mtls }));
         assert_eq!(
             read(json!({"leno.dev/mtls": "yes"})).unwrap_err(),
             "Namespace shop: metadata.annotations[\"leno.dev/mtls\"]: \"yes\" is not a \

@@ -12,12 +12,12 @@ use leno_model::{
 };
 use leno_registry::{NODE_NETWORK_LABEL, RejectedDocument, Warning};
 
-use super::image::images_of_others;
-use super::marks::unknown_marks;
+use super::image::foreign_images;
 use super::sidecar_settings::SidecarSettings;
+use super::unknown_annotations::unknown_annotations;
 use super::{
-    AdmissionReading, SHOWN_CHARACTERS_MAX, is_tcp, matches_selector, named_protocol,
-    place_of_field,
+    AdmissionReading, MAX_QUOTED_CHARACTERS, field_location, is_tcp, matches_selector,
+    named_protocol,
 };
 use crate::words::{
     CONTROL, INIT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE, WEIGHT,
@@ -48,38 +48,38 @@ pub fn read_pod(pod: &Pod) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
         return read(pod, spec);
     }
     // A pod in the host network cannot have a sidecar, so a floor that requires one does not apply.
-    let sidecar_settings = |sidecar_settings: SidecarSettings| match spec.host_network {
+    let unmeshed_settings = |sidecar_settings: SidecarSettings| match spec.host_network {
         Some(true) => SidecarSettings::default(),
         Some(false) | None => SidecarSettings { images: BTreeSet::new(), ..sidecar_settings },
     };
     // Unmeshed pods cause no warnings.
-    let plain = read(pod, spec).unwrap_or_default().map(|member| MeshPod {
+    let unmeshed = read(pod, spec).unwrap_or_default().map(|member| MeshPod {
         workload: Workload { sidecar: false, ..member.workload },
         admission: AdmissionReading::NONE,
         node: member.node,
         warnings: Vec::new(),
-        sidecar_settings: sidecar_settings(member.sidecar_settings),
+        sidecar_settings: unmeshed_settings(member.sidecar_settings),
     });
-    Ok(plain)
+    Ok(unmeshed)
 }
 
 /// Returns the addresses of a pod that has its own network.
 #[must_use]
 pub fn pod_addresses(pod: &Pod) -> BTreeSet<IpAddr> {
-    let is_of_node = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
-    let status = pod.status.as_ref().filter(|_| !is_of_node);
-    status.map(addresses_in).unwrap_or_default()
+    let is_host_network = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
+    let status = pod.status.as_ref().filter(|_| !is_host_network);
+    status.map(all_addresses).unwrap_or_default()
 }
 
 /// Returns all addresses of a pod: both IP families in a dual-stack cluster.
-fn addresses_in(status: &PodStatus) -> BTreeSet<IpAddr> {
-    let others = status.pod_ips.iter().flatten().map(|it| it.ip.as_str());
-    let all = status.pod_ip.as_deref().into_iter().chain(others);
-    all.filter_map(address_in).collect()
+fn all_addresses(status: &PodStatus) -> BTreeSet<IpAddr> {
+    let other_ips = status.pod_ips.iter().flatten().map(|pod_ip| pod_ip.ip.as_str());
+    let ips = status.pod_ip.as_deref().into_iter().chain(other_ips);
+    ips.filter_map(parse_address).collect()
 }
 
 /// Parses an address into the canonical form that is used for comparison.
-fn address_in(text: &str) -> Option<IpAddr> {
+fn parse_address(text: &str) -> Option<IpAddr> {
     text.parse::<IpAddr>().ok().map(|address| address.to_canonical())
 }
 
@@ -90,41 +90,42 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<RejectedDocume
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return Ok(None);
     }
-    let address = status.pod_ip.as_deref().and_then(address_in);
+    let address = status.pod_ip.as_deref().and_then(parse_address);
     let Some(address) = address else { return Ok(None) };
-    let mut other_addresses = addresses_in(status);
+    let mut other_addresses = all_addresses(status);
     other_addresses.remove(&address);
-    let rejected = |field: &str, problem: String, hint: &str| {
+    let rejection = |field: &str, problem: String, hint: &str| {
         Box::new(RejectedDocument {
-            at: place_of_field(meta, "Pod", field),
+            at: field_location(meta, "Pod", field),
             problem,
             hint: hint.to_owned(),
         })
     };
-    let name = |text: Option<&str>, field: &str| {
+    let parse_name = |text: Option<&str>, field: &str| {
         Name::new(text.unwrap_or_default())
-            .map_err(|error| rejected(field, error.to_string(), "use another name"))
+            .map_err(|error| rejection(field, error.to_string(), "use another name"))
     };
-    let namespace = name(meta.namespace.as_deref(), "metadata.namespace")?;
+    let namespace = parse_name(meta.namespace.as_deref(), "metadata.namespace")?;
     let account = spec.service_account_name.as_deref().filter(|text| !text.is_empty());
-    let account = name(Some(account.unwrap_or(ACCOUNT_DEFAULT)), "spec.serviceAccountName")?;
+    let account = parse_name(Some(account.unwrap_or(ACCOUNT_DEFAULT)), "spec.serviceAccountName")?;
     if namespace.as_str() == SYSTEM_NAMESPACE && account.as_str() == CONTROL {
         // Every sidecar would accept this account as the control plane.
         let problem = format!("{SYSTEM_NAMESPACE}/{CONTROL} is the account of the control plane");
         let hint = "use another account, or no sidecar";
-        return Err(rejected("spec.serviceAccountName", problem, hint));
+        return Err(rejection("spec.serviceAccountName", problem, hint));
     }
     let conditions = status.conditions.as_deref().unwrap_or_default();
-    let says_ready = conditions.iter().any(|it| it.type_ == "Ready" && it.status == "True");
+    let is_ready =
+        conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
     let is_deleted = meta.deletion_timestamp.is_some();
-    let (weight, warning) = read_weight(meta);
+    let (weight, weight_warning) = read_weight(meta);
     let mut labels = meta.labels.clone().unwrap_or_default();
     if spec.host_network == Some(true) {
         labels.insert(NODE_NETWORK_LABEL.to_owned(), String::new());
     }
     let workload = Workload {
         account: ServiceAccount { namespace: namespace.clone(), name: account },
-        name: WorkloadName { namespace, name: name(meta.name.as_deref(), "metadata.name")? },
+        name: WorkloadName { namespace, name: parse_name(meta.name.as_deref(), "metadata.name")? },
         uid: meta.uid.as_deref().and_then(|uid| Uid::new(uid).ok()),
         labels,
         ports: declared_ports(spec),
@@ -135,13 +136,14 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<RejectedDocume
         outbound_listeners: Vec::new(),
         admission: AdmissionSettings::default(),
         weight,
-        ready: says_ready && !is_deleted,
-        terminating: says_ready && is_deleted,
+        ready: is_ready && !is_deleted,
+        terminating: is_ready && is_deleted,
         sidecar: true,
     };
     let node = spec.node_name.clone();
-    let marks = images_of_others(meta, "Pod").into_iter().chain(unknown_marks(meta, "Pod"));
-    let warnings = warning.into_iter().chain(marks).collect();
+    let annotation_warnings =
+        foreign_images(meta, "Pod").into_iter().chain(unknown_annotations(meta, "Pod"));
+    let warnings = weight_warning.into_iter().chain(annotation_warnings).collect();
     let (admission, sidecar_settings) =
         (AdmissionReading::from_annotations(meta, "Pod"), SidecarSettings::of_pod(pod));
     Ok(Some(MeshPod { workload, admission, node, warnings, sidecar_settings }))
@@ -149,19 +151,19 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<RejectedDocume
 
 /// Returns the weight from the annotation. An invalid value is ignored, with a warning.
 fn read_weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
-    let said = meta.annotations.as_ref().and_then(|annotations| annotations.get(WEIGHT));
-    let Some(said) = said else { return (Weight::default(), None) };
-    if let Some(weight) = said.parse().ok().and_then(Weight::new) {
+    let annotation = meta.annotations.as_ref().and_then(|annotations| annotations.get(WEIGHT));
+    let Some(annotation) = annotation else { return (Weight::default(), None) };
+    if let Some(weight) = annotation.parse().ok().and_then(Weight::new) {
         return (weight, None);
     }
-    let shown: String = said.chars().take(SHOWN_CHARACTERS_MAX).collect();
-    let usual = Weight::default();
+    let quoted: String = annotation.chars().take(MAX_QUOTED_CHARACTERS).collect();
+    let default = Weight::default();
     let warning = Warning {
-        at: place_of_field(meta, "Pod", &format!("metadata.annotations[{WEIGHT:?}]")),
-        problem: format!("{shown:?} is not a weight; {} is in force", usual.as_u16()),
+        at: field_location(meta, "Pod", &format!("metadata.annotations[{WEIGHT:?}]")),
+        problem: format!("{quoted:?} is not a weight; {} is in force", default.as_u16()),
         hint: "use a number from 1 to 1000, or remove it".to_owned(),
     };
-    (usual, Some(warning))
+    (default, Some(warning))
 }
 
 /// Adds the numeric target ports of the services that select a workload: containers need not declare their
@@ -184,7 +186,7 @@ pub fn with_target_ports<'a>(
         }
         for port in &service.ports {
             if let TargetPort::Number(number) = port.target
-                && !workload.ports.iter().any(|known| known.port == number)
+                && !workload.ports.iter().any(|declared| declared.port == number)
             {
                 let protocol = Protocol::Detect;
                 workload.ports.push(WorkloadPort { name: None, port: number, protocol });
@@ -204,31 +206,35 @@ fn is_meshed(pod: &Pod, spec: &PodSpec) -> bool {
         return true;
     }
     let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    spec.host_network != Some(true) && containers.any(|it| it.name == PROXY_CONTAINER)
+    spec.host_network != Some(true) && containers.any(|container| container.name == PROXY_CONTAINER)
 }
 
 /// Returns the TCP ports of all containers that run as long as the application: regular containers and native
 /// sidecars.
 fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
-    let stays = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
-    let containers =
-        spec.containers.iter().chain(spec.init_containers.iter().flatten().filter(stays));
-    let of_application =
-        containers.filter(|it| ![PROXY_CONTAINER, INIT_CONTAINER].contains(&&*it.name));
+    let is_native_sidecar =
+        |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let containers = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten().filter(is_native_sidecar));
+    let application_containers = containers
+        .filter(|container| ![PROXY_CONTAINER, INIT_CONTAINER].contains(&&*container.name));
     let mut ports: Vec<WorkloadPort> = Vec::new();
-    for port in of_application.flat_map(|container| container.ports.iter().flatten()) {
+    for port in application_containers.flat_map(|container| container.ports.iter().flatten()) {
         let Ok(number) = u16::try_from(port.container_port) else { continue };
         if number == 0
             || !is_tcp(port.protocol.as_deref())
-            || ports.iter().any(|known| known.port == number)
+            || ports.iter().any(|declared| declared.port == number)
         {
             continue;
         }
-        let written = port.name.as_deref();
-        let name = written.and_then(|text| Name::new(text).ok());
+        let port_name = port.name.as_deref();
+        let name = port_name.and_then(|text| Name::new(text).ok());
         // The first container with a port name defines it.
-        let name = name.filter(|name| !ports.iter().any(|known| known.name.as_ref() == Some(name)));
-        let protocol = written.and_then(named_protocol).unwrap_or_default();
+        let name =
+            name.filter(|name| !ports.iter().any(|declared| declared.name.as_ref() == Some(name)));
+        let protocol = port_name.and_then(named_protocol).unwrap_or_default();
         ports.push(WorkloadPort { name, port: number, protocol });
     }
     ports.sort_by_key(|port| port.port);

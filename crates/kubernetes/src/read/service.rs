@@ -10,22 +10,22 @@ use leno_model::{IpFamilies, Name, Protocol, Service, ServiceName, ServicePort, 
 use leno_registry::{RejectedDocument, Warning, app_protocol};
 
 use super::slice::{listed_port, listed_selector};
-use super::{is_tcp, named_protocol, place_of_field};
+use super::{field_location, is_tcp, named_protocol};
 use crate::words::GATEWAY_PART;
 
 /// The result of reading a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceReading {
     /// A service that clients in the mesh may call.
-    Ours(Service, Vec<Warning>),
+    WithSelector(Service, Vec<Warning>),
     /// A service without a selector; EndpointSlices list its endpoints. Gateways route to it, and sidecars do
     /// so while one of the addresses belongs to a pod with a sidecar. Its selector and its targets match the
     /// workloads of [`read_endpoints`](super::read_endpoints).
-    Listed(Service, Vec<Warning>),
+    Selectorless(Service, Vec<Warning>),
     /// Not a service of the mesh, with the reason.
-    Foreign(&'static str),
+    NotInMesh(&'static str),
     /// An invalid service.
-    Refused(RejectedDocument),
+    Rejected(RejectedDocument),
 }
 
 /// Converts a Service.
@@ -33,18 +33,18 @@ pub enum ServiceReading {
 pub fn read_service(service: &Served) -> ServiceReading {
     let meta = &service.metadata;
     let Some(spec) = &service.spec else {
-        return ServiceReading::Foreign("it has no spec");
+        return ServiceReading::NotInMesh("it has no spec");
     };
     if spec.type_.as_deref() == Some("ExternalName") {
-        return ServiceReading::Foreign("it refers to a name outside the cluster");
+        return ServiceReading::NotInMesh("it refers to a name outside the cluster");
     }
     if meta.labels.as_ref().is_some_and(|labels| labels.contains_key(GATEWAY_PART)) {
-        return ServiceReading::Foreign("it is the Service of a gateway");
+        return ServiceReading::NotInMesh("it is the Service of a gateway");
     }
-    let written = spec.selector.clone().filter(|selector| !selector.is_empty());
-    let is_listed = written.is_none();
+    let own_selector = spec.selector.clone().filter(|selector| !selector.is_empty());
+    let is_selectorless = own_selector.is_none();
     let selector =
-        written.unwrap_or_else(|| listed_selector(meta.name.as_deref().unwrap_or_default()));
+        own_selector.unwrap_or_else(|| listed_selector(meta.name.as_deref().unwrap_or_default()));
     let mut warnings = unsupported_warnings(meta, spec);
     let mut ports = Vec::new();
     for (index, port) in spec.ports.iter().flatten().enumerate() {
@@ -52,10 +52,10 @@ pub fn read_service(service: &Served) -> ServiceReading {
             continue;
         }
         match read_port(port) {
-            Some((port, known)) => {
-                if !known {
+            Some((port, is_protocol_known)) => {
+                if !is_protocol_known {
                     warnings.push(Warning {
-                        at: place_of_field(
+                        at: field_location(
                             meta,
                             "Service",
                             &format!("spec.ports[{index}].appProtocol"),
@@ -67,8 +67,8 @@ pub fn read_service(service: &Served) -> ServiceReading {
                 ports.push(port);
             }
             None => {
-                return ServiceReading::Refused(RejectedDocument {
-                    at: place_of_field(meta, "Service", &format!("spec.ports[{index}]")),
+                return ServiceReading::Rejected(RejectedDocument {
+                    at: field_location(meta, "Service", &format!("spec.ports[{index}]")),
                     problem: "has an invalid number or name".to_owned(),
                     hint: "use a number from 1 to 65535 and names of lower-case letters, digits \
                              and `-`"
@@ -78,13 +78,13 @@ pub fn read_service(service: &Served) -> ServiceReading {
         }
     }
     if ports.is_empty() {
-        return ServiceReading::Foreign("it has no TCP port");
+        return ServiceReading::NotInMesh("it has no TCP port");
     }
     let name = match service_name(meta) {
         Ok(name) => name,
-        Err(rejected) => return ServiceReading::Refused(*rejected),
+        Err(rejected) => return ServiceReading::Rejected(*rejected),
     };
-    if is_listed {
+    if is_selectorless {
         for port in &mut ports {
             port.target = TargetPort::Name(listed_port(port.name.as_ref()));
         }
@@ -97,17 +97,17 @@ pub fn read_service(service: &Served) -> ServiceReading {
         unready: spec.publish_not_ready_addresses == Some(true),
         families: address_families(spec),
     };
-    match is_listed {
-        true => ServiceReading::Listed(service, warnings),
-        false => ServiceReading::Ours(service, warnings),
+    match is_selectorless {
+        true => ServiceReading::Selectorless(service, warnings),
+        false => ServiceReading::WithSelector(service, warnings),
     }
 }
 
 fn service_name(meta: &ObjectMeta) -> Result<ServiceName, Box<RejectedDocument>> {
-    let part = |text: &Option<String>| text.clone().unwrap_or_default();
-    ServiceName::new(&part(&meta.namespace), &part(&meta.name)).map_err(|error| {
+    let or_empty = |text: &Option<String>| text.clone().unwrap_or_default();
+    ServiceName::new(&or_empty(&meta.namespace), &or_empty(&meta.name)).map_err(|error| {
         Box::new(RejectedDocument {
-            at: place_of_field(meta, "Service", "metadata.name"),
+            at: field_location(meta, "Service", "metadata.name"),
             problem: error.to_string(),
             hint: "use another name".to_owned(),
         })
@@ -116,14 +116,15 @@ fn service_name(meta: &ObjectMeta) -> Result<ServiceName, Box<RejectedDocument>>
 
 /// Returns the cluster IPs; a headless Service has "None".
 fn cluster_addresses(spec: &ServiceSpec) -> BTreeSet<IpAddr> {
-    let all = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
-    all.filter_map(|text| text.parse().ok()).collect()
+    let addresses = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
+    addresses.filter_map(|text| text.parse().ok()).collect()
 }
 
 /// Returns the IP families of a Service; `Both` if it does not specify any.
 fn address_families(spec: &ServiceSpec) -> IpFamilies {
-    let has = |family: &str| spec.ip_families.iter().flatten().any(|it| it == family);
-    match (has("IPv4"), has("IPv6")) {
+    let has_family =
+        |family: &str| spec.ip_families.iter().flatten().any(|ip_family| ip_family == family);
+    match (has_family("IPv4"), has_family("IPv6")) {
         (true, false) => IpFamilies::V4,
         (false, true) => IpFamilies::V6,
         (true, true) | (false, false) => IpFamilies::Both,
@@ -133,8 +134,8 @@ fn address_families(spec: &ServiceSpec) -> IpFamilies {
 /// Reads a port; the flag is true if its `appProtocol` is known.
 fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
     let number = u16::try_from(port.port).ok().filter(|number| *number > 0)?;
-    let written = port.name.as_deref().filter(|text| !text.is_empty());
-    let name = match written {
+    let port_name = port.name.as_deref().filter(|text| !text.is_empty());
+    let name = match port_name {
         Some(text) => Some(Name::new(text).ok()?),
         None => None,
     };
@@ -146,21 +147,21 @@ fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
             Err(_) => TargetPort::Name(Name::new(target).ok()?),
         },
     };
-    let (protocol, known) = match port.app_protocol.as_deref() {
+    let (protocol, is_known) = match port.app_protocol.as_deref() {
         // Other values may belong to other controllers; opaque TCP carries every protocol.
-        Some(word) => match app_protocol(word) {
+        Some(protocol_name) => match app_protocol(protocol_name) {
             Some(protocol) => (Some(protocol), true),
             None => (Some(Protocol::Tcp), false),
         },
-        None => (written.and_then(named_protocol), true),
+        None => (port_name.and_then(named_protocol), true),
     };
-    Some((ServicePort { name, port: number, target, protocol }, known))
+    Some((ServicePort { name, port: number, target, protocol }, is_known))
 }
 
 /// Returns warnings about features of a Service that the mesh does not support.
 fn unsupported_warnings(meta: &ObjectMeta, spec: &ServiceSpec) -> Vec<Warning> {
     let warn = |field: &str, problem: &str, hint: &str| Warning {
-        at: place_of_field(meta, "Service", field),
+        at: field_location(meta, "Service", field),
         problem: problem.to_owned(),
         hint: hint.to_owned(),
     };
@@ -195,10 +196,10 @@ mod tests {
 
     fn read_meshed(spec: Value) -> (Service, Vec<String>) {
         match read(spec) {
-            ServiceReading::Ours(service, warnings) => {
+            ServiceReading::WithSelector(service, warnings) => {
                 (service, warnings.iter().map(ToString::to_string).collect())
             }
-            other => panic!("{other:?}"),
+            reading => panic!("{reading:?}"),
         }
     }
 
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_the_addresses_of_both_families() {
+    fn a_service_has_addresses_of_both_families() {
         let (service, warnings) = read_meshed(json!({
             "type": "LoadBalancer",
             "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9", "fd00::9"],
@@ -233,13 +234,13 @@ mod tests {
         assert_eq!(service.addresses, BTreeSet::new());
         assert!(!service.unready);
         assert_eq!(service.families, IpFamilies::Both);
-        for (written, expected) in [
+        for (families, expected) in [
             (json!(["IPv4"]), IpFamilies::V4),
             (json!(["IPv6"]), IpFamilies::V6),
             (json!(["IPv6", "IPv4"]), IpFamilies::Both),
         ] {
             let spec = json!({
-                "clusterIP": "None", "ipFamilies": written, "selector": {"app": "db"},
+                "clusterIP": "None", "ipFamilies": families, "selector": {"app": "db"},
                 "ports": [{"port": 5432}],
             });
             assert_eq!(read_meshed(spec).0.families, expected);
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_mesh_does_not_serve_is_left_out() {
+    fn services_that_the_mesh_does_not_serve_are_not_in_it() {
         let port = json!([{"port": 80}]);
         let udp = json!([{"port": 53, "protocol": "UDP"}]);
         for spec in [
@@ -255,37 +256,37 @@ mod tests {
             json!({"clusterIP": "10.0.0.1", "selector": {"a": "b"}, "ports": udp}),
             json!({"clusterIP": "10.0.0.1", "selector": {"a": "b"}}),
         ] {
-            let found = read(spec.clone());
-            assert!(matches!(found, ServiceReading::Foreign(_)), "{spec}: {found:?}");
+            let reading = read(spec.clone());
+            assert!(matches!(reading, ServiceReading::NotInMesh(_)), "{spec}: {reading:?}");
         }
     }
 
     #[test]
-    fn without_a_selector_it_is_for_gateways() {
+    fn a_service_without_a_selector_is_selectorless() {
         for spec in
             [json!({"ports": [{"port": 80}]}), json!({"selector": {}, "ports": [{"port": 80}]})]
         {
-            let found = read(spec.clone());
-            assert!(matches!(found, ServiceReading::Listed(..)), "{spec}: {found:?}");
+            let reading = read(spec.clone());
+            assert!(matches!(reading, ServiceReading::Selectorless(..)), "{spec}: {reading:?}");
         }
     }
 
     #[test]
-    fn target_ports_are_numbers_or_names_or_the_port_itself() {
-        for (written, expected) in [
+    fn a_target_port_is_a_number_a_name_or_the_port_itself() {
+        for (port, expected) in [
             (json!({"port": 80}), TargetPort::Number(80)),
             (json!({"port": 80, "targetPort": 8080}), TargetPort::Number(8080)),
             (json!({"port": 80, "targetPort": "web"}), TargetPort::Name(Name::new("web").unwrap())),
         ] {
-            assert_eq!(read_service_port(written.clone()).target, expected, "{written}");
+            assert_eq!(read_service_port(port.clone()).target, expected, "{port}");
         }
         let spec = json!({"selector": {"a": "b"}, "ports": [{"port": 80, "targetPort": "Web_"}]});
-        assert!(matches!(read(spec), ServiceReading::Refused(_)));
+        assert!(matches!(read(spec), ServiceReading::Rejected(_)));
     }
 
     #[test]
-    fn what_is_spoken_is_said_by_app_protocol_or_by_the_name() {
-        for (name, app, expected) in [
+    fn app_protocol_or_else_the_port_name_determines_the_protocol() {
+        for (name, app_protocol, expected) in [
             (None, None, None),
             (Some("web"), None, None),
             (Some("http"), None, Some(Protocol::Http)),
@@ -305,13 +306,13 @@ mod tests {
             (Some("http-x"), Some("mysql"), Some(Protocol::Tcp)),
             (Some("http-x"), Some("amqp"), Some(Protocol::Tcp)),
         ] {
-            let written = json!({"port": 80, "name": name, "appProtocol": app});
-            assert_eq!(read_service_port(written.clone()).protocol, expected, "{written}");
+            let port = json!({"port": 80, "name": name, "appProtocol": app_protocol});
+            assert_eq!(read_service_port(port.clone()).protocol, expected, "{port}");
         }
     }
 
     #[test]
-    fn says_what_it_does_not_heed() {
+    fn unsupported_features_cause_warnings() {
         let (_, warnings) = read_meshed(json!({
             "clusterIP": "10.0.0.9", "selector": {"app": "web"}, "sessionAffinity": "ClientIP",
             "internalTrafficPolicy": "Local", "ports": [{"port": 80, "appProtocol": "amqp"}],

@@ -18,7 +18,7 @@ pub struct SidecarSettings {
     /// The label or annotation by which a pod opts out of injection.
     pub(crate) opt_out: Option<String>,
     /// The image from an annotation.
-    pub(crate) wanted_image: Option<String>,
+    pub(crate) requested_image: Option<String>,
     /// True if a pod has a sidecar container.
     pub(crate) has_sidecar: bool,
     /// The images of Leno's containers.
@@ -34,13 +34,14 @@ impl SidecarSettings {
         let containers = spec
             .into_iter()
             .flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
-        let is_ours =
-            |it: &&Container| [PROXY_CONTAINER, INIT_CONTAINER].contains(&it.name.as_str());
-        let ours: Vec<&Container> = containers.filter(is_ours).collect();
-        let images = ours.iter().filter_map(|it| it.image.clone());
+        let is_own = |container: &&Container| {
+            [PROXY_CONTAINER, INIT_CONTAINER].contains(&container.name.as_str())
+        };
+        let own_containers: Vec<&Container> = containers.filter(is_own).collect();
+        let images = own_containers.iter().filter_map(|container| container.image.clone());
         Self {
             opt_out: opt_out(&pod.metadata),
-            has_sidecar: ours.iter().any(|it| it.name == PROXY_CONTAINER),
+            has_sidecar: own_containers.iter().any(|container| container.name == PROXY_CONTAINER),
             images: images.collect(),
             ..Self::from_annotations(&pod.metadata)
         }
@@ -50,30 +51,36 @@ impl SidecarSettings {
     pub(super) fn of_namespace(meta: &ObjectMeta) -> Self {
         let (labels, annotations) = (meta.labels.as_ref(), meta.annotations.as_ref());
         let monitored = MEMBERSHIPS.iter().filter(|label| **label != INJECTION);
-        let is_monitored =
-            monitored.into_iter().any(|it| labels.is_some_and(|all| all.contains_key(*it)));
-        let own = [labels, annotations].into_iter().flatten().find_map(|all| all.get(INJECTION));
+        let is_monitored = monitored
+            .into_iter()
+            .any(|label| labels.is_some_and(|labels| labels.contains_key(*label)));
+        let injection =
+            [labels, annotations].into_iter().flatten().find_map(|entries| entries.get(INJECTION));
         Self {
-            has_injection: own.map_or(is_monitored, |word| is_enabled(word)),
+            has_injection: injection.map_or(is_monitored, |value| is_enabled(value)),
             ..Self::from_annotations(meta)
         }
     }
 
     fn from_annotations(meta: &ObjectMeta) -> Self {
         let annotations = meta.annotations.iter().flatten();
-        let excludes = |(key, value): &(&String, &String)| {
-            let name = PREFIXES.iter().find_map(|it| key.strip_prefix(it)?.strip_prefix('/'));
+        let is_exclusion_set = |(key, value): &(&String, &String)| {
+            let name =
+                PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix)?.strip_prefix('/'));
             name.is_some_and(is_exclusion) && !value.trim().is_empty()
         };
-        let exclusions = annotations.filter(excludes).map(|(key, _)| key.clone());
-        let wanted_image =
-            meta.annotations.as_ref().and_then(|all| all.get(SIDECAR_IMAGE)).cloned();
-        Self { exclusions: exclusions.collect(), wanted_image, ..Self::default() }
+        let exclusions = annotations.filter(is_exclusion_set).map(|(key, _)| key.clone());
+        let requested_image = meta
+            .annotations
+            .as_ref()
+            .and_then(|annotations| annotations.get(SIDECAR_IMAGE))
+            .cloned();
+        Self { exclusions: exclusions.collect(), requested_image, ..Self::default() }
     }
 
     /// Returns true if a floor may override one of the settings.
-    pub(crate) fn says_something(&self) -> bool {
-        !self.exclusions.is_empty() || self.opt_out.is_some() || self.wanted_image.is_some()
+    pub(crate) fn may_be_overridden(&self) -> bool {
+        !self.exclusions.is_empty() || self.opt_out.is_some() || self.requested_image.is_some()
     }
 }
 
@@ -81,7 +88,8 @@ fn opt_out(meta: &ObjectMeta) -> Option<String> {
     let labels = meta.labels.iter().flatten().filter(|(key, _)| *key == INJECTION);
     let annotations = meta.annotations.iter().flatten().filter(|(key, _)| {
         *key == INJECTION
-            || key.ends_with("/sidecar-injection") && PREFIXES.iter().any(|it| key.starts_with(it))
+            || key.ends_with("/sidecar-injection")
+                && PREFIXES.iter().any(|prefix| key.starts_with(prefix))
     });
-    labels.chain(annotations).find(|(_, word)| is_disabled(word)).map(|(key, _)| key.clone())
+    labels.chain(annotations).find(|(_, value)| is_disabled(value)).map(|(key, _)| key.clone())
 }

@@ -11,35 +11,39 @@ use leno_model::{
 
 use super::is_tcp;
 
-/// Converts the addresses of a slice into unmeshed workloads. Returns none if the slice has no service.
+/// Converts the addresses of a slice into unmeshed workloads. Returns an empty list if the slice has no
+/// service.
 #[must_use]
 pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     let meta = &slice.metadata;
     let service = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME));
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     let service = service.and_then(|name| ServiceName::new(namespace, name).ok());
-    let (Some(service), Some(own)) = (service, meta.name.as_deref()) else { return Vec::new() };
+    let (Some(service), Some(slice_name)) = (service, meta.name.as_deref()) else {
+        return Vec::new();
+    };
     let ports: Vec<WorkloadPort> = slice.ports.iter().flatten().filter_map(read_port).collect();
     let Ok(account) = Name::new(ACCOUNT) else { return Vec::new() };
     let account = ServiceAccount { namespace: service.namespace.clone(), name: account };
-    let mut found = Vec::new();
+    let mut workloads = Vec::new();
     for endpoint in &slice.endpoints {
         let conditions = endpoint.conditions.as_ref();
         // By the API, an absent `ready` means true, and an absent `serving` equals `ready`.
-        let ready = conditions.and_then(|it| it.ready).unwrap_or(true);
-        let serving = conditions.and_then(|it| it.serving).unwrap_or(ready);
-        let ends = conditions.and_then(|it| it.terminating).unwrap_or(false);
+        let ready = conditions.and_then(|conditions| conditions.ready).unwrap_or(true);
+        let serving = conditions.and_then(|conditions| conditions.serving).unwrap_or(ready);
+        let is_terminating =
+            conditions.and_then(|conditions| conditions.terminating).unwrap_or(false);
         // By the API, consumers use the first address.
         let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
         // Canonical form, because conflicts with addresses of pods are found by comparison.
-        let Some(address) = address.map(|it| it.to_canonical()) else { continue };
+        let Some(address) = address.map(|address| address.to_canonical()) else { continue };
         if AddressClass::is_own_or_special(address) {
-            tracing::warn!(slice = own, namespace, %address, "EndpointSlice address matches no workload");
+            tracing::warn!(slice = slice_name, namespace, %address, "EndpointSlice address matches no workload");
             continue;
         }
-        let name = format!("{own}.{}", address.to_string().replace(['.', ':'], "-"));
+        let name = format!("{slice_name}.{}", address.to_string().replace(['.', ':'], "-"));
         let Ok(name) = Name::new(name.trim_end_matches('-')) else { continue };
-        found.push(Workload {
+        workloads.push(Workload {
             name: WorkloadName { namespace: service.namespace.clone(), name },
             uid: None,
             labels: listed_selector(service.name.as_str()),
@@ -53,15 +57,16 @@ pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
             admission: AdmissionSettings::default(),
             weight: Weight::default(),
             ready,
-            terminating: serving && ends && !ready,
+            terminating: serving && is_terminating && !ready,
             sidecar: false,
         });
     }
-    found
+    workloads
 }
 
 fn read_port(port: &EndpointPort) -> Option<WorkloadPort> {
-    let number = port.port.and_then(|number| u16::try_from(number).ok()).filter(|it| *it > 0)?;
+    let number =
+        port.port.and_then(|number| u16::try_from(number).ok()).filter(|number| *number > 0)?;
     if !is_tcp(port.protocol.as_deref()) {
         return None;
     }
@@ -106,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_address_is_a_workload_that_its_service_selects() {
+    fn every_address_becomes_a_workload_that_its_service_selects() {
         let slice = serde_json::from_value(json!({
             "metadata": {
                 "name": "web-1", "namespace": "shop",
@@ -128,14 +133,16 @@ mod tests {
             ],
         }))
         .unwrap();
-        let found = read_endpoints(&slice);
-        let shown: Vec<(String, String, bool)> = found
+        let workloads = read_endpoints(&slice);
+        let rows: Vec<(String, String, bool)> = workloads
             .iter()
-            .map(|it| (it.name.to_string(), it.address.to_string(), it.ready))
+            .map(|workload| {
+                (workload.name.to_string(), workload.address.to_string(), workload.ready)
+            })
             .collect();
         let row = |name: &str, address: &str, ready| (name.to_owned(), address.to_owned(), ready);
         assert_eq!(
-            shown,
+            rows,
             [
                 row("shop/web-1.10-0-0-1", "10.0.0.1", true),
                 row("shop/web-1.10-0-0-2", "10.0.0.2", false),
@@ -143,11 +150,17 @@ mod tests {
                 row("shop/web-1.10-0-0-3", "10.0.0.3", true),
             ]
         );
-        assert!(found.iter().all(|it| !it.sidecar && it.labels == listed_selector("web")));
-        let ports: Vec<(String, u16)> = found[0]
+        assert!(
+            workloads
+                .iter()
+                .all(|workload| !workload.sidecar && workload.labels == listed_selector("web"))
+        );
+        let ports: Vec<(String, u16)> = workloads[0]
             .ports
             .iter()
-            .map(|it| (it.name.as_ref().unwrap().to_string(), it.port))
+            .map(|workload_port| {
+                (workload_port.name.as_ref().unwrap().to_string(), workload_port.port)
+            })
             .collect();
         assert_eq!(ports, [("http".to_owned(), 3000)]);
     }
@@ -171,13 +184,13 @@ mod tests {
                 "addressType": "IPv4",
                 "endpoints": [{"addresses": ["10.0.0.1"], "conditions": conditions.clone()}],
             }));
-            let found = read_endpoints(&slice.unwrap());
-            assert_eq!((found[0].ready, found[0].terminating), expected, "{conditions}");
+            let workloads = read_endpoints(&slice.unwrap());
+            assert_eq!((workloads[0].ready, workloads[0].terminating), expected, "{conditions}");
         }
     }
 
     #[test]
-    fn slices_of_no_service_are_nothing() {
+    fn a_slice_without_a_service_has_no_workloads() {
         let slice = json!({
             "metadata": {"name": "web-1", "namespace": "shop"}, "addressType": "IPv4",
             "endpoints": [{"addresses": ["10.0.0.1"]}],

@@ -7,7 +7,7 @@ use leno_model::{
 };
 use leno_registry::Warning;
 
-use super::place_of_field;
+use super::field_location;
 
 /// The zone preference of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub(crate) enum ZonePreference {
 }
 
 /// Returns the zone preference of a service, and a warning about an unsupported one.
-pub(crate) fn read_nearness(service: &Served) -> (Option<ZonePreference>, Option<Warning>) {
+pub(crate) fn read_zone_preference(service: &Served) -> (Option<ZonePreference>, Option<Warning>) {
     let spec = service.spec.as_ref();
     let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref());
     let warn = |field: &str, problem: &str, hint: &str| Warning {
-        at: place_of_field(&service.metadata, "Service", field),
+        at: field_location(&service.metadata, "Service", field),
         problem: problem.to_owned(),
         hint: hint.to_owned(),
     };
@@ -67,7 +67,7 @@ pub(crate) fn preference_rule(
         },
         min_percent: match zone_preference {
             ZonePreference::Zone => 0,
-            ZonePreference::Balanced => SHARE_MIN_PERCENT,
+            ZonePreference::Balanced => MIN_SHARE_PERCENT,
         },
         min_total: 0,
         goes_on: true,
@@ -98,7 +98,7 @@ const DISTRIBUTION: &str = "spec.trafficDistribution";
 const MODES: [&str; 2] =
     ["service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints"];
 /// A zone with a smaller share of the endpoints would be overloaded.
-const SHARE_MIN_PERCENT: u32 = 20;
+const MIN_SHARE_PERCENT: u32 = 20;
 
 #[cfg(test)]
 mod tests {
@@ -114,12 +114,13 @@ mod tests {
             "metadata": {"name": "web", "namespace": "shop", "annotations": annotations},
             "spec": {"trafficDistribution": distribution},
         });
-        let (zone_preference, warning) = read_nearness(&serde_json::from_value(service).unwrap());
-        (zone_preference, warning.map(|it| it.to_string()))
+        let (zone_preference, warning) =
+            read_zone_preference(&serde_json::from_value(service).unwrap());
+        (zone_preference, warning.map(|warning| warning.to_string()))
     }
 
     #[test]
-    fn services_say_how_near_their_endpoints_are_to_be() {
+    fn a_service_sets_its_zone_preference() {
         let none = json!({});
         let auto = json!({"service.kubernetes.io/topology-mode": "Auto"});
         for (distribution, annotations, expected) in [

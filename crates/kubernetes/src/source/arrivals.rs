@@ -16,7 +16,7 @@ use crate::read::FOREIGN_CONFIGS;
 
 /// Counts changes of definitions in the supported groups. Without permission to watch them, kinds are still
 /// looked up periodically.
-pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u64>>) {
+pub(crate) async fn watch_definitions(client: Client, definition_changes: Arc<watch::Sender<u64>>) {
     let kinds = served_kinds().into_iter().chain(FOREIGN_CONFIGS);
     let groups: Vec<&str> = kinds.map(|kind| kind.group).collect();
     let api: ObjectApi<PartialObjectMeta<CustomResourceDefinition>> =
@@ -29,7 +29,7 @@ pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u
                 // The name of a definition is `plural.group`.
                 let name = object.name_any();
                 if name.split_once('.').is_some_and(|(_, group)| groups.contains(&group)) {
-                    arrivals.send_modify(|count| *count += 1);
+                    definition_changes.send_modify(|count| *count += 1);
                 }
             }
             Ok(Event::Init | Event::InitDone | Event::Delete(_)) => {}

@@ -13,32 +13,32 @@ use leno_model::{Service, Workload};
 use leno_registry::{RejectedDocument, ServedKind, Warning};
 
 use super::status_record::StatusRecord;
-use crate::gateway::{self, ClusterFact, EDGE_KINDS};
+use crate::gateway::{self, ClusterFact, GATEWAY_KINDS};
 use crate::read::{
     AdmissionReading, CustomResource, FOREIGN_CONFIGS, ForeignMeshSettings, MeshPod,
-    NamespaceReading, ServiceReading, ZONE, ZonePreference, endpoint_addresses, pod_addresses,
-    read_custom, read_endpoints, read_namespace, read_nearness, read_pod, read_service,
-    service_addresses, spoilt_grant,
+    NamespaceReading, ServiceReading, ZONE, ZonePreference, endpoint_addresses, incomplete_grant,
+    pod_addresses, read_custom, read_endpoints, read_namespace, read_pod, read_service,
+    read_zone_preference, service_addresses,
 };
 
 /// A watch event of one kind.
 pub(crate) enum WatchEvent {
-    /// A list begins: all objects follow, then [`WatchEvent::Complete`].
-    Begin,
+    /// A list begins: all objects follow, then [`WatchEvent::ListComplete`].
+    ListStarted,
     /// An object was added or changed.
-    Seen(Box<ConvertedObject>),
+    Applied(Box<ConvertedObject>),
     /// An object was deleted.
-    Gone(ObjectId),
-    /// The list is complete: objects not seen since [`WatchEvent::Begin`] are deleted.
-    Complete,
-    /// All existing Secrets of this set have been seen.
+    Deleted(ObjectId),
+    /// The list is complete: objects that were not received since [`WatchEvent::ListStarted`] are deleted.
+    ListComplete,
+    /// All existing Secrets of this set have been received.
     Covered(Arc<BTreeSet<ObjectId>>),
-    /// The server lacks the kind.
+    /// The server does not have the kind.
     Absent,
     /// The server forbids reading it, with this message.
     Forbidden(String),
     /// The server is currently unavailable.
-    Failing(String),
+    Unavailable(String),
 }
 
 /// The identity of an object within its kind.
@@ -65,13 +65,13 @@ pub(crate) enum MeshItem {
     Pod(Result<MeshPod, Box<RejectedDocument>>),
     Service(Result<SelectorService, RejectedDocument>),
     /// A service without a selector.
-    Listed(Service),
+    SelectorlessService(Service),
     /// The endpoints of an EndpointSlice.
     Endpoints(Vec<Workload>),
     Namespace(NamespaceReading),
     Custom(CustomResource),
     /// The settings of another mesh.
-    Foreign(ForeignMeshSettings),
+    ForeignSettings(ForeignMeshSettings),
     /// Addresses of the API server.
     ApiServer(BTreeSet<SocketAddr>),
     /// A node with its zone.
@@ -95,41 +95,45 @@ impl ObjectId {
 impl ConvertedObject {
     pub(crate) fn from_pod(pod: Pod) -> Self {
         let item = read_pod(&pod).transpose().map(MeshItem::Pod);
-        let fact = Some(pod_addresses(&pod)).filter(|all| !all.is_empty()).map(ClusterFact::Pod);
-        let is_odd = match &item {
+        let fact = Some(pod_addresses(&pod))
+            .filter(|addresses| !addresses.is_empty())
+            .map(ClusterFact::Pod);
+        let needs_record = match &item {
             Some(MeshItem::Pod(Ok(member))) => {
                 member.admission != AdmissionReading::NONE
                     || !member.warnings.is_empty()
-                    || member.sidecar_settings.says_something()
+                    || member.sidecar_settings.may_be_overridden()
             }
             Some(MeshItem::Pod(Err(_))) => true,
             _ => false,
         };
-        let record = is_odd.then(|| StatusRecord::from_builtin(&pod));
+        let record = needs_record.then(|| StatusRecord::from_builtin(&pod));
         Self { id: ObjectId::from_object(&pod), item, fact, record }
     }
 
     pub(crate) fn from_service(served: ServedService) -> Self {
         let item = match read_service(&served) {
-            ServiceReading::Ours(service, mut warnings) => {
-                let (zone_preference, warning) = read_nearness(&served);
+            ServiceReading::WithSelector(service, mut warnings) => {
+                let (zone_preference, warning) = read_zone_preference(&served);
                 warnings.extend(warning);
                 Some(MeshItem::Service(Ok(SelectorService { service, warnings, zone_preference })))
             }
-            ServiceReading::Listed(service, _) => Some(MeshItem::Listed(service)),
-            ServiceReading::Refused(rejected) => Some(MeshItem::Service(Err(rejected))),
-            ServiceReading::Foreign(cause) => {
+            ServiceReading::Selectorless(service, _) => {
+                Some(MeshItem::SelectorlessService(service))
+            }
+            ServiceReading::Rejected(rejected) => Some(MeshItem::Service(Err(rejected))),
+            ServiceReading::NotInMesh(cause) => {
                 let (namespace, name) = (served.namespace(), served.name_any());
                 tracing::debug!(namespace, name, reason = cause, "Service is not part of the mesh");
                 None
             }
         };
-        let is_odd = match &item {
-            Some(MeshItem::Service(Ok(offered))) => !offered.warnings.is_empty(),
+        let needs_record = match &item {
+            Some(MeshItem::Service(Ok(service))) => !service.warnings.is_empty(),
             Some(MeshItem::Service(Err(_))) => true,
             _ => false,
         };
-        let record = is_odd.then(|| StatusRecord::from_builtin(&served));
+        let record = needs_record.then(|| StatusRecord::from_builtin(&served));
         Self { id: ObjectId::from_object(&served), item, fact: None, record }
     }
 
@@ -158,9 +162,9 @@ impl ConvertedObject {
     }
 
     /// Converts a Secret if a gateway refers to it; other Secrets are ignored.
-    pub(crate) fn from_secret(secret: Secret, wanted: &BTreeSet<ObjectId>) -> Self {
+    pub(crate) fn from_secret(secret: Secret, referenced: &BTreeSet<ObjectId>) -> Self {
         let id = ObjectId::from_object(&secret);
-        let fact = wanted.contains(&id).then(|| gateway::read_certificate(&secret));
+        let fact = referenced.contains(&id).then(|| gateway::read_certificate(&secret));
         Self { id, item: None, fact, record: None }
     }
 
@@ -177,12 +181,12 @@ impl ConvertedObject {
 
     pub(crate) fn from_namespace(object: Namespace) -> Self {
         let reading = read_namespace(&object);
-        let is_odd = reading.admission != AdmissionReading::NONE
+        let needs_record = reading.admission != AdmissionReading::NONE
             || !reading.warnings.is_empty()
-            || reading.sidecar_settings.says_something();
-        let record = is_odd.then(|| StatusRecord::from_builtin(&object));
-        let says_something = is_odd || reading.sidecar_settings.has_injection;
-        let item = says_something.then_some(MeshItem::Namespace(reading));
+            || reading.sidecar_settings.may_be_overridden();
+        let record = needs_record.then(|| StatusRecord::from_builtin(&object));
+        let has_settings = needs_record || reading.sidecar_settings.has_injection;
+        let item = has_settings.then_some(MeshItem::Namespace(reading));
         let fact = Some(ClusterFact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
         Self { id: ObjectId::from_object(&object), item, fact, record }
     }
@@ -194,21 +198,21 @@ impl ConvertedObject {
     ) -> Self {
         let (id, record) =
             (ObjectId::from_object(&object), StatusRecord::from_custom(kind, resource, &object));
-        let spoilt = spoilt_grant(kind, &object).map(MeshItem::Custom);
+        let incomplete = incomplete_grant(kind, &object).map(MeshItem::Custom);
         let fact = gateway::read_fact(kind, &resource.api_version, &object);
-        let fact = fact.filter(|_| spoilt.is_none());
-        let item = if spoilt.is_some() {
-            spoilt
-        } else if EDGE_KINDS.contains(&kind) {
+        let fact = fact.filter(|_| incomplete.is_none());
+        let item = if incomplete.is_some() {
+            incomplete
+        } else if GATEWAY_KINDS.contains(&kind) {
             None
         } else if FOREIGN_CONFIGS.contains(&kind) {
-            ForeignMeshSettings::read(&object).map(MeshItem::Foreign)
+            ForeignMeshSettings::read(&object).map(MeshItem::ForeignSettings)
         } else {
             read_custom(kind, &resource.api_version, object).map(MeshItem::Custom)
         };
-        // No record for objects that do not concern the mesh and have no status of ours.
-        let matters = item.is_some() || fact.is_some();
-        let record = record.filter(|record| matters || record.is_ours());
+        // No record for objects that do not concern the mesh and have no status by this mesh.
+        let is_relevant = item.is_some() || fact.is_some();
+        let record = record.filter(|record| is_relevant || record.is_ours());
         Self { id, item, fact, record }
     }
 }

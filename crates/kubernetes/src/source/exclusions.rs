@@ -24,10 +24,10 @@ pub async fn sidecar_settings(
     client: &Client,
     namespaces: BTreeSet<Name>,
 ) -> Result<(Exclusions, Floor), ApiError> {
-    let own = served_kinds().into_iter().filter(|it| it.kind == "MeshConfig");
-    let kinds: Vec<_> = own.chain(FOREIGN_CONFIGS).collect();
+    let own_kinds = served_kinds().into_iter().filter(|kind| kind.kind == "MeshConfig");
+    let kinds: Vec<_> = own_kinds.chain(FOREIGN_CONFIGS).collect();
     let mut store = ObjectStore::new(kinds.iter().copied().map(WatchedKind::Custom).collect());
-    store.take_settings_of(namespaces);
+    store.set_settings_namespaces(namespaces);
     for (index, kind) in kinds.into_iter().enumerate() {
         let DiscoveredKind::Served(served) = find_version(client, kind).await? else { continue };
         let (api, resource) = *served;
@@ -35,7 +35,9 @@ pub async fn sidecar_settings(
         for object in api.list(&ListParams::default()).await? {
             store.apply_event(
                 index,
-                WatchEvent::Seen(Box::new(ConvertedObject::from_custom(kind, &resource, object))),
+                WatchEvent::Applied(Box::new(ConvertedObject::from_custom(
+                    kind, &resource, object,
+                ))),
             );
         }
     }
@@ -50,11 +52,11 @@ mod tests {
     use crate::testing::Server;
 
     #[tokio::test]
-    async fn settings_of_other_meshes_are_supported_as_by_a_control_plane() {
+    async fn settings_of_other_meshes_apply_in_the_permitted_namespaces_only() {
         let server = Server::start_server().await;
-        let named = || BTreeSet::from([Name::new("fsm-system").unwrap()]);
-        let none = (Exclusions::default(), Floor::default());
-        assert_eq!(sidecar_settings(&server.client, named()).await.unwrap(), none);
+        let namespaces = || BTreeSet::from([Name::new("fsm-system").unwrap()]);
+        let no_settings = (Exclusions::default(), Floor::default());
+        assert_eq!(sidecar_settings(&server.client, namespaces()).await.unwrap(), no_settings);
         let config = |namespace: &str, year: &str, port: u16| {
             json!({
                 "apiVersion": "config.flomesh.io/v1alpha3", "kind": "MeshConfig",
@@ -79,18 +81,18 @@ mod tests {
                 "kind": "MeshConfig", "verbs": ["list"],
             }],
         });
-        let put = |path: &str, value: Value| {
+        let insert_object = |path: &str, value: Value| {
             server.store.lock().unwrap().objects.insert(path.to_owned(), value);
         };
-        put("/apis/config.flomesh.io/v1alpha3", resources);
-        let all = json!([config("a", "2023", 25), config("fsm-system", "2024", 26)]);
-        put("/apis/config.flomesh.io/v1alpha3/meshconfigs", list(all));
+        insert_object("/apis/config.flomesh.io/v1alpha3", resources);
+        let configs = json!([config("a", "2023", 25), config("fsm-system", "2024", 26)]);
+        insert_object("/apis/config.flomesh.io/v1alpha3/meshconfigs", list(configs));
         // Another namespace has no effect, even if its object is older.
-        let (found, _) = sidecar_settings(&server.client, named()).await.unwrap();
-        assert_eq!(found.outbound_ports, [26].into());
-        assert_eq!(sidecar_settings(&server.client, BTreeSet::new()).await.unwrap(), none);
+        let (exclusions, _) = sidecar_settings(&server.client, namespaces()).await.unwrap();
+        assert_eq!(exclusions.outbound_ports, [26].into());
+        assert_eq!(sidecar_settings(&server.client, BTreeSet::new()).await.unwrap(), no_settings);
         server.store.lock().unwrap().forbidden = Some(("GET", "meshconfigs"));
-        let forbidden = sidecar_settings(&server.client, named()).await;
+        let forbidden = sidecar_settings(&server.client, namespaces()).await;
         assert_eq!(forbidden.unwrap_err().status_code(), Some(403));
     }
 }

@@ -89,13 +89,13 @@ pub(crate) struct KindWatch {
     /// The index of the kind in events.
     pub(crate) index: usize,
     /// The number of changes of definitions.
-    pub(crate) arrivals: watch::Receiver<u64>,
+    pub(crate) definition_changes: watch::Receiver<u64>,
     /// The Secrets that gateways refer to.
     pub(crate) secrets: watch::Receiver<Arc<BTreeSet<ObjectId>>>,
     /// The Secrets that the watch covers; `None` for watches of all objects.
-    pub(crate) covering: Option<CoveredSecrets>,
-    pub(crate) event: mpsc::Sender<(usize, WatchEvent)>,
-    pub(crate) look_again: Duration,
+    pub(crate) covered_secrets: Option<CoveredSecrets>,
+    pub(crate) events: mpsc::Sender<(usize, WatchEvent)>,
+    pub(crate) discovery_interval: Duration,
 }
 
 /// The Secrets that a watch covers.
@@ -112,7 +112,7 @@ struct ReceiverDropped;
 enum WatchEnd {
     /// The server lacks the kind, or this version of it.
     Absent,
-    Over,
+    ReceiverDropped,
 }
 
 /// The result of discovery for a kind.
@@ -179,31 +179,31 @@ impl KindWatch {
     /// Watches the Secrets that gateways refer to, and keeps no others. Sends no request while there are none.
     async fn watch_secrets(&mut self) -> Result<(), ReceiverDropped> {
         loop {
-            let mut reported = self.secrets.clone();
-            let wanted = Arc::clone(&reported.borrow_and_update());
-            if wanted.is_empty() {
-                self.send_event(WatchEvent::Covered(wanted)).await?;
-                reported.changed().await.map_err(|_| ReceiverDropped)?;
+            let mut references = self.secrets.clone();
+            let needed = Arc::clone(&references.borrow_and_update());
+            if needed.is_empty() {
+                self.send_event(WatchEvent::Covered(needed)).await?;
+                references.changed().await.map_err(|_| ReceiverDropped)?;
                 continue;
             }
             let (listed, is_listed) = watch::channel(false);
-            self.covering = Some(CoveredSecrets { secrets: Arc::clone(&wanted), listed });
+            self.covered_secrets = Some(CoveredSecrets { secrets: Arc::clone(&needed), listed });
             let api: ObjectApi<Secret> = ObjectApi::for_all_namespaces(self.client.clone());
             let config = Config::default().fields("type=kubernetes.io/tls").page_size(PAGE_SIZE);
-            let read = |secret| ConvertedObject::from_secret(secret, &wanted);
+            let read = |secret| ConvertedObject::from_secret(secret, &needed);
             tokio::select! {
-                end = self.stream_of(api, config, read) => match end {
-                    WatchEnd::Over => return Err(ReceiverDropped),
-                    WatchEnd::Absent => sleep(PAUSE_MIN).await,
+                end = self.watch_objects(api, config, read) => match end {
+                    WatchEnd::ReceiverDropped => return Err(ReceiverDropped),
+                    WatchEnd::Absent => sleep(MIN_PAUSE).await,
                 },
                 // Restart: Secrets that are newly referred to were not kept, and others must be dropped.
-                changed = until_others(&mut reported, &wanted, is_listed) => changed?,
+                changed = wait_for_other_secrets(&mut references, &needed, is_listed) => changed?,
             }
         }
     }
 
     async fn watch_custom(&mut self, kind: ServedKind) -> Result<(), ReceiverDropped> {
-        let mut pause = PAUSE_MIN;
+        let mut pause = MIN_PAUSE;
         loop {
             match find_version(&self.client, kind).await {
                 Ok(DiscoveredKind::Served(served)) => {
@@ -211,25 +211,25 @@ impl KindWatch {
                     let resource = Arc::new(resource);
                     let config = Config::default().page_size(PAGE_SIZE);
                     let read = move |object| ConvertedObject::from_custom(kind, &resource, object);
-                    match self.stream_of(api, config, read).await {
-                        WatchEnd::Over => return Err(ReceiverDropped),
-                        WatchEnd::Absent => sleep(PAUSE_MIN).await,
+                    match self.watch_objects(api, config, read).await {
+                        WatchEnd::ReceiverDropped => return Err(ReceiverDropped),
+                        WatchEnd::Absent => sleep(MIN_PAUSE).await,
                     }
-                    pause = PAUSE_MIN;
+                    pause = MIN_PAUSE;
                 }
                 Ok(DiscoveredKind::Absent) => {
                     self.send_event(WatchEvent::Absent).await?;
-                    self.wait_for_arrival(kind).await;
-                    pause = PAUSE_MIN;
+                    self.wait_for_definition(kind).await;
+                    pause = MIN_PAUSE;
                 }
                 Err(error) => {
                     let event = match error.status_code() {
                         Some(403) => WatchEvent::Forbidden(error.to_string()),
-                        _ => WatchEvent::Failing(error.to_string()),
+                        _ => WatchEvent::Unavailable(error.to_string()),
                     };
                     self.send_event(event).await?;
                     sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
+                    pause = (pause * 2).min(MAX_PAUSE);
                 }
             }
         }
@@ -237,22 +237,22 @@ impl KindWatch {
 
     /// Waits until the kind may exist: after an interval at the latest, or when a definition of its group
     /// changes. In that case it checks repeatedly, because the kind is served with a delay.
-    async fn wait_for_arrival(&mut self, kind: ServedKind) {
-        let latest = Instant::now() + self.look_again;
+    async fn wait_for_definition(&mut self, kind: ServedKind) {
+        let deadline = Instant::now() + self.discovery_interval;
         tokio::select! {
-            () = sleep_until(latest) => return,
-            Ok(()) = self.arrivals.changed() => {}
+            () = sleep_until(deadline) => return,
+            Ok(()) = self.definition_changes.changed() => {}
         }
-        for _ in 0..LOOKS_AFTER_ARRIVAL {
+        for _ in 0..CHECKS_AFTER_ARRIVAL {
             if matches!(find_version(&self.client, kind).await, Ok(DiscoveredKind::Served(..))) {
                 return;
             }
-            sleep(PAUSE_MIN).await;
+            sleep(MIN_PAUSE).await;
         }
     }
 
     async fn send_event(&self, event: WatchEvent) -> Result<(), ReceiverDropped> {
-        self.event.send((self.index, event)).await.map_err(|_| ReceiverDropped)
+        self.events.send((self.index, event)).await.map_err(|_| ReceiverDropped)
     }
 
     /// Watches the objects of all namespaces of a kind that every server has.
@@ -275,12 +275,12 @@ impl KindWatch {
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         K::DynamicType: Clone,
     {
-        while let WatchEnd::Absent = self.stream_of(api.clone(), config.clone(), &read).await {
-            sleep(PAUSE_MIN).await;
+        while let WatchEnd::Absent = self.watch_objects(api.clone(), config.clone(), &read).await {
+            sleep(MIN_PAUSE).await;
         }
     }
 
-    async fn stream_of<K>(
+    async fn watch_objects<K>(
         &self,
         api: ObjectApi<K>,
         config: Config,
@@ -292,44 +292,45 @@ impl KindWatch {
         let mut events = pin!(api.watch(config));
         while let Some(event) = events.next().await {
             let event = match event {
-                Ok(Event::Init) => WatchEvent::Begin,
+                Ok(Event::Init) => WatchEvent::ListStarted,
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
-                    WatchEvent::Seen(Box::new(read(object)))
+                    WatchEvent::Applied(Box::new(read(object)))
                 }
-                Ok(Event::InitDone) => match &self.covering {
-                    Some(covering) => {
-                        let covered = WatchEvent::Covered(Arc::clone(&covering.secrets));
-                        for event in [WatchEvent::Complete, covered] {
+                Ok(Event::InitDone) => match &self.covered_secrets {
+                    Some(covered_secrets) => {
+                        let covered_event =
+                            WatchEvent::Covered(Arc::clone(&covered_secrets.secrets));
+                        for event in [WatchEvent::ListComplete, covered_event] {
                             if self.send_event(event).await.is_err() {
-                                return WatchEnd::Over;
+                                return WatchEnd::ReceiverDropped;
                             }
                         }
-                        covering.listed.send_replace(true);
+                        covered_secrets.listed.send_replace(true);
                         continue;
                     }
-                    None => WatchEvent::Complete,
+                    None => WatchEvent::ListComplete,
                 },
-                Ok(Event::Delete(object)) => WatchEvent::Gone(ObjectId::from_object(&object)),
+                Ok(Event::Delete(object)) => WatchEvent::Deleted(ObjectId::from_object(&object)),
                 Err(error) => match error.status_code() {
                     Some(404) => return WatchEnd::Absent,
                     // The resource version has expired: the client lists again.
                     Some(410) => continue,
                     Some(403) => WatchEvent::Forbidden(error.to_string()),
-                    _ => WatchEvent::Failing(error.to_string()),
+                    _ => WatchEvent::Unavailable(error.to_string()),
                 },
             };
             if self.send_event(event).await.is_err() {
-                return WatchEnd::Over;
+                return WatchEnd::ReceiverDropped;
             }
         }
-        WatchEnd::Over
+        WatchEnd::ReceiverDropped
     }
 }
 
 /// Waits until a different set of Secrets is needed, but not before the current one has been listed: otherwise
 /// frequent changes would prevent any list from completing.
-async fn until_others(
-    reported: &mut watch::Receiver<Arc<BTreeSet<ObjectId>>>,
+async fn wait_for_other_secrets(
+    references: &mut watch::Receiver<Arc<BTreeSet<ObjectId>>>,
     covered: &Arc<BTreeSet<ObjectId>>,
     mut is_listed: watch::Receiver<bool>,
 ) -> Result<(), ReceiverDropped> {
@@ -337,7 +338,11 @@ async fn until_others(
         return std::future::pending().await;
     }
     // Compares by pointer: Secrets that were dropped and added again in between were not kept.
-    reported.wait_for(|now| !Arc::ptr_eq(now, covered)).await.map(drop).map_err(|_| ReceiverDropped)
+    references
+        .wait_for(|needed| !Arc::ptr_eq(needed, covered))
+        .await
+        .map(drop)
+        .map_err(|_| ReceiverDropped)
 }
 
 /// Finds the preferred version of a kind on the server.
@@ -351,9 +356,11 @@ pub(crate) async fn find_version(
             Err(error) if error.status_code() == Some(404) => continue,
             Err(error) => return Err(error),
         };
-        let found =
-            list.resources.into_iter().find(|it| it.kind == kind.kind && !it.name.contains('/'));
-        if let Some(resource) = found {
+        let served = list
+            .resources
+            .into_iter()
+            .find(|resource| resource.kind == kind.kind && !resource.name.contains('/'));
+        if let Some(resource) = served {
             let version = api_version.rsplit('/').next().unwrap_or_default();
             let resource = ApiResource {
                 group: kind.group.to_owned(),
@@ -377,8 +384,8 @@ fn api_server() -> Config {
 /// Selects slices that the built-in controller does not manage.
 const NOT_OF_PODS: &str = "endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io";
 /// The minimum delay before a retry.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// The maximum delay before a retry.
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// The number of checks for a kind after its definition has changed.
-const LOOKS_AFTER_ARRIVAL: usize = 5;
+const CHECKS_AFTER_ARRIVAL: usize = 5;

@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListProgress {
     /// Kinds that are not listed yet.
-    pub(crate) waiting: Vec<&'static str>,
+    pub(crate) unlisted: Vec<&'static str>,
     /// Kinds that are not listed because the server forbids it.
     pub(crate) forbidden: Vec<&'static str>,
 }
@@ -15,16 +15,16 @@ impl ListProgress {
     /// Returns true if every kind has been listed, or is known to be absent.
     #[must_use]
     pub fn is_synced(&self) -> bool {
-        self.waiting.is_empty() && self.forbidden.is_empty()
+        self.unlisted.is_empty() && self.forbidden.is_empty()
     }
 }
 
 impl fmt::Display for ListProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.forbidden.as_slice(), self.waiting.as_slice()) {
+        match (self.forbidden.as_slice(), self.unlisted.as_slice()) {
             ([], []) => f.write_str("every kind of the API server has been listed"),
-            ([], waiting) => {
-                write!(f, "the API server has not listed {} yet", waiting.join(", "))
+            ([], unlisted) => {
+                write!(f, "the API server has not listed {} yet", unlisted.join(", "))
             }
             (forbidden, _) => write!(
                 f,

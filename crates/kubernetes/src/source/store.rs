@@ -2,16 +2,16 @@
 
 mod boundary;
 mod conflicts;
-mod dangling;
 mod desired_statuses;
-mod effect;
 mod enforcement;
 mod external_principals;
 mod floor;
 mod gateway_state;
-mod idle;
-mod joined;
+mod ineffective_routes;
+mod ineffective_rules;
+mod joined_services;
 mod mesh_config;
+mod missing_references;
 mod objects_in_force;
 mod routed_services;
 mod selectorless_services;
@@ -49,26 +49,28 @@ pub(crate) struct ObjectStore {
     seen: BTreeMap<ObjectOrigin, u64>,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: ServiceIndex,
-    listed: SelectorlessServices,
+    selectorless: SelectorlessServices,
     /// Gateways, if the kinds that they need are watched.
-    edge: Option<GatewayState>,
+    gateways: Option<GatewayState>,
     namespaces: BTreeMap<Name, AdmissionSettings>,
     /// The namespaces that were read at least once; those without annotations are not in `namespaces`.
     read_namespaces: BTreeSet<Name>,
     settings: MeshSettings,
     floors: Floors,
     external_principals: ExternalPrincipals,
-    places: ZonePreferences,
+    zone_preferences: ZonePreferences,
     custom_resources: ObjectsInForce,
-    routed: RoutedServices,
-    /// The services that routes name, also where each names one only.
-    attached: RoutedServices,
-    /// Those of them with pods of which none has a sidecar.
-    outside: BTreeSet<ServiceName>,
+    /// The services that a route or split of the mesh names together with others.
+    routed_services: RoutedServices,
+    /// The services that routes name, including those of routes that name only one service.
+    attached_services: RoutedServices,
+    /// Those of `attached_services` that have pods, but none with a sidecar.
+    unmeshed_services: BTreeSet<ServiceName>,
     /// The services with pods that are sources of an ingress policy.
     ingress_sources: BTreeSet<ServiceName>,
     /// The services that have had pods with a sidecar.
-    joined: BTreeSet<ServiceName>,
+    joined_services: BTreeSet<ServiceName>,
+    /// The rejections and warnings of each object.
     diagnostics: BTreeMap<ObjectOrigin, (Vec<RejectedDocument>, Vec<Warning>)>,
     /// Statuses that the API server rejects.
     unwritten: Arc<Vec<Warning>>,
@@ -78,9 +80,10 @@ pub(crate) struct ObjectStore {
     statuses_stale: bool,
     /// The objects that may differ from the published ones.
     dirty: BTreeSet<ObjectKey>,
-    reported: BTreeMap<ObjectKey, Object>,
+    /// The objects as last published.
+    published_objects: BTreeMap<ObjectKey, Object>,
     /// The published rejections and warnings; `None` before the first update.
-    last: Option<(Vec<RejectedDocument>, Vec<Warning>)>,
+    published_diagnostics: Option<(Vec<RejectedDocument>, Vec<Warning>)>,
 }
 
 /// An object, with the index of its kind.
@@ -103,7 +106,7 @@ struct KindState {
 
 impl ObjectStore {
     pub(crate) fn new(kinds: Vec<WatchedKind>) -> Self {
-        let edge = kinds.contains(&WatchedKind::GatewayServices).then(GatewayState::default);
+        let gateways = kinds.contains(&WatchedKind::GatewayServices).then(GatewayState::default);
         let kind_state =
             |watched| KindState { watched, settled: false, listing: 0, forbidden: None };
         Self {
@@ -111,27 +114,27 @@ impl ObjectStore {
             seen: BTreeMap::new(),
             workloads: BTreeMap::new(),
             services: ServiceIndex::default(),
-            listed: SelectorlessServices::default(),
-            edge,
+            selectorless: SelectorlessServices::default(),
+            gateways,
             namespaces: BTreeMap::new(),
             read_namespaces: BTreeSet::new(),
             settings: MeshSettings::default(),
             floors: Floors::default(),
             external_principals: ExternalPrincipals::default(),
-            places: ZonePreferences::default(),
+            zone_preferences: ZonePreferences::default(),
             custom_resources: ObjectsInForce::default(),
-            routed: RoutedServices::default(),
-            attached: RoutedServices::default(),
-            outside: BTreeSet::new(),
+            routed_services: RoutedServices::default(),
+            attached_services: RoutedServices::default(),
+            unmeshed_services: BTreeSet::new(),
             ingress_sources: BTreeSet::new(),
-            joined: BTreeSet::new(),
+            joined_services: BTreeSet::new(),
             diagnostics: BTreeMap::new(),
             unwritten: Arc::default(),
             records: BTreeMap::new(),
             statuses_stale: false,
             dirty: BTreeSet::new(),
-            reported: BTreeMap::new(),
-            last: None,
+            published_objects: BTreeMap::new(),
+            published_diagnostics: None,
         }
     }
 
@@ -142,19 +145,19 @@ impl ObjectStore {
 
     /// Returns the kinds that have not been listed yet.
     pub(crate) fn progress(&self) -> ListProgress {
-        let waiting = self.kinds.iter().filter(|kind_state| !kind_state.settled);
-        let (forbidden, waiting): (Vec<_>, Vec<_>) =
-            waiting.partition(|kind_state| kind_state.forbidden.is_some());
+        let unlisted = self.kinds.iter().filter(|kind_state| !kind_state.settled);
+        let (forbidden, unlisted): (Vec<_>, Vec<_>) =
+            unlisted.partition(|kind_state| kind_state.forbidden.is_some());
         // The first update waits for Secrets, so that it does not publish gateways without certificates.
-        let first = self.last.is_none() && self.waits_for_secrets();
+        let is_waiting = self.published_diagnostics.is_none() && self.waits_for_secrets();
         ListProgress {
-            waiting: kind_names(&waiting).chain(first.then_some("Secret")).collect(),
+            unlisted: kind_names(&unlisted).chain(is_waiting.then_some("Secret")).collect(),
             forbidden: kind_names(&forbidden).collect(),
         }
     }
 
     /// Updates the statuses that cannot be written.
-    pub(crate) fn take_unwritten(&mut self, unwritten: Arc<Vec<Warning>>) {
+    pub(crate) fn set_unwritten(&mut self, unwritten: Arc<Vec<Warning>>) {
         self.unwritten = unwritten;
     }
 
@@ -162,23 +165,23 @@ impl ObjectStore {
     pub(crate) fn apply_event(&mut self, kind: usize, event: WatchEvent) {
         let Some(kind_state) = self.kinds.get_mut(kind) else { return };
         match event {
-            WatchEvent::Begin => {
+            WatchEvent::ListStarted => {
                 kind_state.listing += 1;
                 kind_state.forbidden = None;
             }
-            WatchEvent::Seen(seen) => {
+            WatchEvent::Applied(object) => {
                 let listing = kind_state.listing;
-                self.store_seen(kind, listing, *seen);
+                self.apply_object(kind, listing, *object);
             }
-            WatchEvent::Gone(id) => self.forget_object(&ObjectOrigin { kind, id }),
+            WatchEvent::Deleted(id) => self.remove_object(&ObjectOrigin { kind, id }),
             WatchEvent::Covered(ids) => {
                 kind_state.settled = true;
                 if ids.is_empty() {
                     self.remove_unlisted(kind, |_| true);
                 }
-                self.edge.iter_mut().for_each(|edge| edge.set_covered(Arc::clone(&ids)));
+                self.gateways.iter_mut().for_each(|state| state.set_covered(Arc::clone(&ids)));
             }
-            WatchEvent::Complete => {
+            WatchEvent::ListComplete => {
                 kind_state.settled = true;
                 let listing = kind_state.listing;
                 self.remove_unlisted(kind, |seen| seen < listing);
@@ -193,12 +196,12 @@ impl ObjectStore {
                 kind_state.settled |= !kind_state.watched.decides_access();
                 kind_state.forbidden = Some(reason);
                 if kind_state.watched == WatchedKind::Secrets {
-                    self.edge.iter_mut().for_each(GatewayState::cover_nothing);
+                    self.gateways.iter_mut().for_each(GatewayState::mark_forbidden);
                 }
             }
-            WatchEvent::Failing(_) => {
+            WatchEvent::Unavailable(_) => {
                 if kind_state.watched == WatchedKind::Secrets {
-                    self.edge.iter_mut().for_each(GatewayState::mark_failed);
+                    self.gateways.iter_mut().for_each(GatewayState::mark_failed);
                 }
             }
         }
@@ -206,41 +209,43 @@ impl ObjectStore {
 
     /// Returns the changes to publish; `None` before every kind has been listed.
     pub(crate) fn flush(&mut self) -> Option<RegistryUpdate> {
-        if !self.is_settled() || (self.last.is_none() && self.waits_for_secrets()) {
+        if !self.is_settled() || (!self.has_published() && self.waits_for_secrets()) {
             return None;
         }
         let (mut removals, mut upserts) = (Vec::new(), Vec::new());
         for key in std::mem::take(&mut self.dirty) {
             match self.current_object(&key) {
-                Some(object) if self.reported.get(&key) != Some(&object) => {
-                    self.reported.insert(key, object.clone());
+                Some(object) if self.published_objects.get(&key) != Some(&object) => {
+                    self.published_objects.insert(key, object.clone());
                     upserts.push(Change::Upsert(object));
                 }
-                None if self.reported.remove(&key).is_some() => removals.push(Change::Remove(key)),
+                None if self.published_objects.remove(&key).is_some() => {
+                    removals.push(Change::Remove(key))
+                }
                 Some(_) | None => {}
             }
         }
         removals.append(&mut upserts);
         let (rejected, warnings) = self.all_diagnostics();
-        let last = Some((rejected.clone(), warnings.clone()));
-        if removals.is_empty() && self.last == last {
+        let diagnostics = Some((rejected.clone(), warnings.clone()));
+        if removals.is_empty() && self.published_diagnostics == diagnostics {
             return None;
         }
-        self.last = last;
-        let objects = self.reported.len();
+        self.published_diagnostics = diagnostics;
+        let objects = self.published_objects.len();
         Some(RegistryUpdate {
             changes: removals,
             rejected,
             warnings,
             objects,
             locations: Vec::new(),
-            noticed: None,
+            first_event_at: None,
         })
     }
 
     /// Returns true if the first update was published.
-    fn has_reported(&self) -> bool {
-        self.last.is_some()
+    fn has_published(&self) -> bool {
+        self.published_diagnostics.is_some()
     }
 
     /// Returns true if every kind has been listed.
@@ -250,18 +255,18 @@ impl ObjectStore {
 
     /// Returns true while gateways refer to Secrets that have not been listed.
     fn waits_for_secrets(&self) -> bool {
-        self.edge.as_ref().is_some_and(GatewayState::holds_back)
+        self.gateways.as_ref().is_some_and(GatewayState::has_pending_secrets)
     }
 
-    fn store_seen(&mut self, kind: usize, listing: u64, seen: ConvertedObject) {
-        let origin = ObjectOrigin { kind, id: seen.id };
-        let item = seen.item;
+    fn apply_object(&mut self, kind: usize, listing: u64, object: ConvertedObject) {
+        let origin = ObjectOrigin { kind, id: object.id };
+        let item = object.item;
         if item.is_none() {
-            self.forget_item(&origin);
-            self.see_silent_namespace(&origin, listing);
+            self.remove_item(&origin);
+            self.mark_namespace_read(&origin, listing);
         }
-        self.see_fact(&origin, listing, seen.fact);
-        match seen.record {
+        self.apply_fact(&origin, listing, object.fact);
+        match object.record {
             Some(record) => {
                 self.statuses_stale = true;
                 self.records.insert(origin.clone(), record);
@@ -273,47 +278,47 @@ impl ObjectStore {
         let Some(item) = item else { return };
         self.diagnostics.remove(&origin);
         match item {
-            MeshItem::Pod(pod) => self.see_pod(&origin, pod),
-            MeshItem::Service(service) => self.see_service(&origin, service),
-            MeshItem::Listed(service) => self.see_listed(service),
-            MeshItem::Endpoints(workloads) => self.see_endpoints(&origin, workloads),
-            MeshItem::Namespace(reading) => self.see_namespace(&origin, reading),
-            MeshItem::Custom(custom) => self.see_custom(&origin, custom),
-            MeshItem::Foreign(foreign) => self.see_foreign(&origin, foreign),
-            MeshItem::ApiServer(addresses) => self.see_api_server(&origin, addresses),
-            MeshItem::Node(zone) => self.see_node(&origin.id.name, zone),
+            MeshItem::Pod(pod) => self.apply_pod(&origin, pod),
+            MeshItem::Service(service) => self.apply_service(&origin, service),
+            MeshItem::SelectorlessService(service) => self.apply_selectorless_service(service),
+            MeshItem::Endpoints(workloads) => self.apply_endpoints(&origin, workloads),
+            MeshItem::Namespace(reading) => self.apply_namespace(&origin, reading),
+            MeshItem::Custom(custom) => self.apply_custom_resource(&origin, custom),
+            MeshItem::ForeignSettings(foreign) => self.apply_foreign_settings(&origin, foreign),
+            MeshItem::ApiServer(addresses) => self.apply_api_server(&origin, addresses),
+            MeshItem::Node(zone) => self.apply_node(&origin.id.name, zone),
         }
         self.seen.insert(origin, listing);
     }
 
-    fn see_pod(&mut self, origin: &ObjectOrigin, pod: Result<MeshPod, Box<RejectedDocument>>) {
+    fn apply_pod(&mut self, origin: &ObjectOrigin, pod: Result<MeshPod, Box<RejectedDocument>>) {
         let MeshPod { mut workload, admission, node, warnings, sidecar_settings } = match pod {
             Ok(member) => member,
-            Err(refused) => return self.add_diagnostics(origin, vec![*refused], Vec::new()),
+            Err(invalid) => return self.add_diagnostics(origin, vec![*invalid], Vec::new()),
         };
         self.add_diagnostics(origin, Vec::new(), warnings);
-        let known = self.workloads.get(&workload.name);
+        let current = self.workloads.get(&workload.name);
         // A pod that replaces one of the same name has no previous state.
-        let is_same = |known: &&Workload| known.sidecar && known.uid == workload.uid;
-        let before = known.filter(is_same).map(|known| known.admission);
+        let is_same = |current: &&Workload| current.sidecar && current.uid == workload.uid;
+        let before = current.filter(is_same).map(|current| current.admission);
         let (admission, rejected) = admission.resolve_with(before);
         workload.admission = admission;
         self.add_diagnostics(origin, rejected, Vec::new());
-        self.see_choices_of_pod(&workload.name, sidecar_settings);
-        self.see_place(&workload.name, node);
+        self.set_pod_settings(&workload.name, sidecar_settings);
+        self.set_node(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
-        self.listed.see_pod(self.workloads.get(&workload.name), Some(&workload));
-        workload.labels.extend(self.listed.labels_of(&workload));
+        self.selectorless.apply_pod(self.workloads.get(&workload.name), Some(&workload));
+        workload.labels.extend(self.selectorless.labels_of(&workload));
         let before = self.workloads.insert(workload.name.clone(), workload.clone());
-        self.see_joining(&workload);
-        self.see_joining_namespace(&workload);
-        self.touch_listed(before.as_ref(), Some(&workload));
-        self.touch_openings(before.as_ref(), Some(&workload));
-        self.touch_enforcement(before.as_ref(), Some(&workload));
-        self.touch_outside(before.as_ref(), Some(&workload));
+        self.join_services_of(&workload);
+        self.join_selectorless_services(&workload);
+        self.mark_listed_endpoints(before.as_ref(), Some(&workload));
+        self.mark_ingress_policies(before.as_ref(), Some(&workload));
+        self.mark_enforcement(before.as_ref(), Some(&workload));
+        self.mark_unmeshed_services(before.as_ref(), Some(&workload));
     }
 
-    fn see_service(
+    fn apply_service(
         &mut self,
         origin: &ObjectOrigin,
         service: Result<SelectorService, RejectedDocument>,
@@ -322,18 +327,18 @@ impl ObjectStore {
             Ok(SelectorService { service, warnings, zone_preference }) => {
                 self.add_diagnostics(origin, Vec::new(), warnings);
                 let key = service.name.clone();
-                self.see_nearness(&key, zone_preference);
-                let listed = self.listed.remove_service(&key);
+                self.set_zone_preference(&key, zone_preference);
+                let listed = self.selectorless.remove_service(&key);
                 let before = self.services.insert(service).or(listed);
-                self.touch_service(&key, before.as_ref());
+                self.mark_service(&key, before.as_ref());
             }
-            Err(refused) => self.add_diagnostics(origin, vec![refused], Vec::new()),
+            Err(rejected) => self.add_diagnostics(origin, vec![rejected], Vec::new()),
         }
     }
 
     /// Notes that a namespace without our annotations was read: an invalid annotation that is added later is
     /// ignored.
-    fn see_silent_namespace(&mut self, origin: &ObjectOrigin, listing: u64) {
+    fn mark_namespace_read(&mut self, origin: &ObjectOrigin, listing: u64) {
         let kind = self.kinds.get(origin.kind).map(|kind_state| kind_state.watched);
         if kind == Some(WatchedKind::Namespaces)
             && let Ok(name) = Name::new(&origin.id.name)
@@ -343,11 +348,11 @@ impl ObjectStore {
         }
     }
 
-    fn see_namespace(&mut self, origin: &ObjectOrigin, reading: NamespaceReading) {
+    fn apply_namespace(&mut self, origin: &ObjectOrigin, reading: NamespaceReading) {
         let Ok(name) = Name::new(&origin.id.name) else { return };
         let NamespaceReading { admission, warnings, sidecar_settings } = reading;
         self.add_diagnostics(origin, Vec::new(), warnings);
-        self.see_choices_of_namespace(&name, Some(sidecar_settings));
+        self.set_namespace_settings(&name, Some(sidecar_settings));
         self.statuses_stale = true;
         self.dirty.insert(ObjectKey::MeshConfig);
         let is_first = self.read_namespaces.insert(name.clone());
@@ -360,22 +365,22 @@ impl ObjectStore {
         };
     }
 
-    fn see_custom(&mut self, origin: &ObjectOrigin, custom: CustomResource) {
+    fn apply_custom_resource(&mut self, origin: &ObjectOrigin, custom: CustomResource) {
         match custom.outcome {
             Ok((mut object, warnings)) => {
-                if let Some(refused) = self.out_of_place(&object) {
-                    return self.add_diagnostics(origin, vec![refused], Vec::new());
+                if let Some(rejected) = self.misplaced_rejection(&object) {
+                    return self.add_diagnostics(origin, vec![rejected], Vec::new());
                 }
                 object.set_created(custom.created);
                 self.add_diagnostics(origin, Vec::new(), warnings);
-                self.see_preferences(origin, Some(&object));
-                self.see_routed(origin, Some(&object));
+                self.apply_tag_rules(origin, Some(&object));
+                self.apply_routes(origin, Some(&object));
                 let affected = self.custom_resources.store_version(origin, object, custom.created);
-                self.set_mentioned(origin, custom.mentioned);
-                self.touch_customs(affected);
+                self.set_specified_fields(origin, custom.specified_fields);
+                self.mark_custom_resources(affected);
             }
             // The last valid version stays in use.
-            Err(refused) => self.add_diagnostics(origin, refused, Vec::new()),
+            Err(rejected) => self.add_diagnostics(origin, rejected, Vec::new()),
         }
     }
 
@@ -393,23 +398,24 @@ impl ObjectStore {
     }
 
     /// Removes objects that are not in a complete list.
-    fn remove_unlisted(&mut self, kind: usize, gone: impl Fn(u64) -> bool) {
+    fn remove_unlisted(&mut self, kind: usize, is_gone: impl Fn(u64) -> bool) {
         let first =
             ObjectOrigin { kind, id: ObjectId { namespace: String::new(), name: String::new() } };
         let of_kind = self.seen.range(first..).take_while(|(origin, _)| origin.kind == kind);
-        let swept = of_kind.filter(|(_, seen)| gone(**seen)).map(|(origin, _)| origin.clone());
-        for origin in swept.collect::<Vec<_>>() {
-            self.forget_object(&origin);
+        let unlisted =
+            of_kind.filter(|(_, seen)| is_gone(**seen)).map(|(origin, _)| origin.clone());
+        for origin in unlisted.collect::<Vec<_>>() {
+            self.remove_object(&origin);
         }
     }
 
-    fn forget_object(&mut self, origin: &ObjectOrigin) {
-        self.forget_fact(origin);
-        self.forget_item(origin);
+    fn remove_object(&mut self, origin: &ObjectOrigin) {
+        self.remove_fact(origin);
+        self.remove_item(origin);
     }
 
     /// Removes an object, except its facts for gateways.
-    fn forget_item(&mut self, origin: &ObjectOrigin) {
+    fn remove_item(&mut self, origin: &ObjectOrigin) {
         if self.seen.remove(origin).is_none() {
             return;
         }
@@ -421,81 +427,82 @@ impl ObjectStore {
             WatchedKind::Pods => {
                 if let Ok(name) = WorkloadName::new(namespace, name) {
                     let before = self.workloads.remove(&name);
-                    self.listed.see_pod(before.as_ref(), None);
-                    self.touch_listed(before.as_ref(), None);
-                    self.forget_pod_choices(&name);
-                    self.see_place(&name, None);
-                    self.touch_openings(before.as_ref(), None);
-                    self.touch_enforcement(before.as_ref(), None);
-                    self.touch_outside(before.as_ref(), None);
+                    self.selectorless.apply_pod(before.as_ref(), None);
+                    self.mark_listed_endpoints(before.as_ref(), None);
+                    self.remove_pod_settings(&name);
+                    self.set_node(&name, None);
+                    self.mark_ingress_policies(before.as_ref(), None);
+                    self.mark_enforcement(before.as_ref(), None);
+                    self.mark_unmeshed_services(before.as_ref(), None);
                     self.dirty.insert(ObjectKey::Workload(name));
                 }
             }
             WatchedKind::Services => {
                 if let Ok(name) = ServiceName::new(namespace, name) {
-                    let listed = self.listed.remove_service(&name);
+                    let listed = self.selectorless.remove_service(&name);
                     let before = self.services.remove(&name).or(listed);
-                    self.see_nearness(&name, None);
-                    self.touch_service(&name, before.as_ref());
+                    self.set_zone_preference(&name, None);
+                    self.mark_service(&name, before.as_ref());
                 }
             }
-            WatchedKind::Nodes => self.see_node(name, None),
+            WatchedKind::Nodes => self.apply_node(name, None),
             WatchedKind::Namespaces => {
                 if let Ok(name) = Name::new(name) {
-                    self.see_choices_of_namespace(&name, None);
+                    self.set_namespace_settings(&name, None);
                     self.namespaces.remove(&name);
                     self.read_namespaces.remove(&name);
                     self.dirty.insert(ObjectKey::MeshConfig);
                 }
             }
             WatchedKind::ApiServerService | WatchedKind::ApiServerEndpoints => {
-                self.see_api_server(origin, BTreeSet::new());
+                self.apply_api_server(origin, BTreeSet::new());
             }
-            WatchedKind::Slices => self.see_endpoints(origin, Vec::new()),
+            WatchedKind::Slices => self.apply_endpoints(origin, Vec::new()),
             WatchedKind::Secrets | WatchedKind::Deployments | WatchedKind::GatewayServices => {}
             WatchedKind::Custom(_) => {
                 let affected = self.custom_resources.remove(origin);
-                self.see_preferences(origin, None);
-                self.see_routed(origin, None);
-                self.forget_settings(origin);
-                self.touch_customs(affected);
+                self.apply_tag_rules(origin, None);
+                self.apply_routes(origin, None);
+                self.remove_settings(origin);
+                self.mark_custom_resources(affected);
             }
         }
     }
 
     /// Marks a changed service, and the workloads in its namespace because their ports may have changed.
-    fn touch_service(&mut self, name: &ServiceName, before: Option<&Service>) {
+    fn mark_service(&mut self, name: &ServiceName, before: Option<&Service>) {
         self.dirty.insert(ObjectKey::Service(name.clone()));
         self.statuses_stale = true;
-        self.note_outside(name);
-        self.edge.iter_mut().for_each(GatewayState::mark_changed);
-        let now = self.known_service(name).cloned();
-        let now = now.as_ref();
-        let same = before.zip(now).is_some_and(|(before, now)| {
-            before.selector == now.selector
-                && before.ports == now.ports
-                && before.addresses.is_empty() == now.addresses.is_empty()
+        self.update_unmeshed_service(name);
+        self.gateways.iter_mut().for_each(GatewayState::mark_changed);
+        let current = self.known_service(name).cloned();
+        let current = current.as_ref();
+        let is_unchanged = before.zip(current).is_some_and(|(before, current)| {
+            before.selector == current.selector
+                && before.ports == current.ports
+                && before.addresses.is_empty() == current.addresses.is_empty()
         });
-        if !same {
-            self.see_joining_service(name);
-            self.touch_selected(name, &[before, now]);
+        if !is_unchanged {
+            self.update_joined_service(name);
+            self.mark_selected_workloads(name, &[before, current]);
         }
     }
 
     /// Marks the workloads that any of these versions of a service selects.
-    fn touch_selected(&mut self, name: &ServiceName, versions: &[Option<&Service>]) {
-        let selected = |workload: &Workload| {
-            versions.iter().flatten().any(|it| matches_selector(&it.selector, &workload.labels))
+    fn mark_selected_workloads(&mut self, name: &ServiceName, versions: &[Option<&Service>]) {
+        let is_selected = |workload: &Workload| {
+            let mut services = versions.iter().flatten();
+            services.any(|service| matches_selector(&service.selector, &workload.labels))
         };
         let first = WorkloadName { namespace: name.namespace.clone(), name: smallest_name() };
-        let is_near =
+        let is_in_namespace =
             |(workload, _): &(&WorkloadName, &Workload)| workload.namespace == name.namespace;
         // The range of a namespace ends at the next one.
-        let own = self.workloads.range(first.clone()..).take_while(is_near);
-        let listed = self.listed.workloads_from(first).take_while(is_near);
-        let affected = own
+        let pods = self.workloads.range(first.clone()..).take_while(is_in_namespace);
+        let listed = self.selectorless.workloads_from(first).take_while(is_in_namespace);
+        let affected = pods
             .chain(listed)
-            .filter(|(_, workload)| selected(workload))
+            .filter(|(_, workload)| is_selected(workload))
             .map(|(workload, _)| ObjectKey::Workload(workload.clone()));
         self.dirty.extend(affected);
     }
@@ -504,25 +511,27 @@ impl ObjectStore {
     fn current_object(&self, key: &ObjectKey) -> Option<Object> {
         match key {
             ObjectKey::Workload(name) => {
-                let is_own = |it: &&Workload| !self.is_borrowed(it) && !self.is_of_member(it);
-                let listed = || self.listed.workload(name).filter(is_own);
+                let is_endpoint = |workload: &&Workload| {
+                    !self.is_of_other_namespace(workload) && !self.is_meshed_pod(workload)
+                };
+                let listed = || self.selectorless.workload(name).filter(is_endpoint);
                 let workload = self.workloads.get(name).or_else(listed)?;
                 if workload.sidecar && self.has_forbidden_image(name) {
                     return None;
                 }
-                // An unmeshed workload is included if gateways or routes of the mesh lead to it, if it is behind a
+                // An unmeshed workload is included if gateways or routes of the mesh use it, if it is behind a
                 // headless service or a service that has had pods with a sidecar, or if it is the source of an
                 // ingress policy.
                 if !workload.sidecar
-                    && !self.is_led_to(workload)
+                    && !self.is_routed_to(workload)
                     && !self.has_joined(workload)
-                    && !self.is_let_in(workload)
+                    && !self.is_ingress_source(workload)
                 {
                     return None;
                 }
-                let listed = self.offered_near(workload);
+                let listed = self.selectorless_services_of(workload);
                 let services = self.services.may_select(workload).chain(&listed);
-                let workload = self.mark_balanced(with_target_ports(workload, services));
+                let workload = self.with_joining_label(with_target_ports(workload, services));
                 Some(Object::Workload(self.with_zone(workload)))
             }
             ObjectKey::Service(name) => {
@@ -530,29 +539,29 @@ impl ObjectStore {
                 own.or_else(|| self.configured_service(name)).map(Object::Service)
             }
             ObjectKey::Gateway(name) => {
-                let gateway = self.edge.as_ref().and_then(|edge| edge.gateway(name));
+                let gateway = self.gateways.as_ref().and_then(|gateways| gateways.gateway(name));
                 gateway.cloned().map(Object::Gateway)
             }
             ObjectKey::MeshConfig => self.mesh_config().map(Object::MeshConfig),
             ObjectKey::TagRoute(name) => {
                 self.custom_resources.get(key).cloned().or_else(|| self.zone_preference(name))
             }
-            other => self.custom_resources.get(other).cloned(),
+            key => self.custom_resources.get(key).cloned(),
         }
     }
 
     fn all_diagnostics(&self) -> (Vec<RejectedDocument>, Vec<Warning>) {
         let (mut rejected, mut warnings) = (Vec::new(), Vec::new());
-        for (origin, (refusals, diagnostics)) in &self.diagnostics {
-            rejected.extend_from_slice(refusals);
-            if self.is_of_mesh(origin) {
-                warnings.extend_from_slice(diagnostics);
+        for (origin, (rejections, object_warnings)) in &self.diagnostics {
+            rejected.extend_from_slice(rejections);
+            if self.belongs_to_mesh(origin) {
+                warnings.extend_from_slice(object_warnings);
             }
         }
         rejected.extend(self.custom_resources.list_duplicates());
         warnings.extend(self.mode_warnings());
-        warnings.extend(self.all_overridden());
-        warnings.extend(self.all_below_floor());
+        warnings.extend(self.all_overridden_warnings());
+        warnings.extend(self.all_floor_warnings());
         rejected.extend(self.forbidden_images());
         warnings.extend(self.excluded_warnings());
         warnings.extend_from_slice(&self.unwritten);

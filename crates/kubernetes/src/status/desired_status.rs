@@ -22,7 +22,7 @@ pub struct DesiredStatus {
     pub(crate) current_status: Value,
     pub(crate) content: StatusContent,
     /// The reason for rejection, if the object is rejected.
-    pub(crate) refusal: Option<String>,
+    pub(crate) rejection: Option<String>,
     /// A warning about unsupported fields, if any.
     pub(crate) diagnostic: Option<String>,
     /// The object that takes precedence, for kinds with no place for it in the status.
@@ -59,7 +59,8 @@ pub(crate) enum StatusContent {
 /// One condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StatusCondition {
-    pub(crate) word: &'static str,
+    /// The type of the condition, such as `Accepted`.
+    pub(crate) name: &'static str,
     /// `True`, `False` or `Unknown`.
     pub(crate) status: &'static str,
     pub(crate) reason: &'static str,
@@ -73,7 +74,7 @@ impl StatusCondition {
             "True" => ("True", "Programmed", reported),
             _ => ("False", "Invalid", "this generation is not in force"),
         };
-        Self { word: "Programmed", status, reason, message: message.to_owned() }
+        Self { name: "Programmed", status, reason, message: message.to_owned() }
     }
 }
 
@@ -128,40 +129,40 @@ impl DesiredStatus {
         match &self.content {
             StatusContent::Nothing => None,
             StatusContent::Conditions(conditions) => {
-                let written =
+                let merged =
                     merge_conditions(conditions, self.generation, &self.current_status, now);
-                (written != self.current_status).then(|| json!({"conditions": written}))
+                (merged != self.current_status).then(|| json!({"conditions": merged}))
             }
             StatusContent::Gateway(content) => {
-                let written = self.gateway_status(content, now);
-                (written != self.current_status).then_some(written)
+                let merged = self.gateway_status(content, now);
+                (merged != self.current_status).then_some(merged)
             }
             StatusContent::Class(generation, conditions) => {
                 let before = self.current_status.get("conditions").unwrap_or(&Value::Null);
                 let names = supported_features().iter().map(|name| json!({"name": name}));
-                let written = json!({
+                let merged = json!({
                     "conditions": merge_conditions(conditions, *generation, before, now),
                     "supportedFeatures": names.collect::<Vec<_>>(),
                 });
-                (written != self.current_status).then_some(written)
+                (merged != self.current_status).then_some(merged)
             }
             StatusContent::Current(outcome) => {
                 let (current, reason) = match outcome {
                     Ok(()) => ("committed", "in force"),
-                    Err(cause) => ("error", cause.as_str()),
+                    Err(reason) => ("error", reason.as_str()),
                 };
                 // A running OSM may use another reason for an object in force.
-                let stands = match outcome {
-                    Ok(()) => self.current_status.get(0).is_some_and(|word| word == current),
+                let is_current = match outcome {
+                    Ok(()) => self.current_status.get(0).is_some_and(|status| status == current),
                     Err(_) => self.current_status == json!([current, reason]),
                 };
-                (!stands).then(|| json!({"currentStatus": current, "reason": reason}))
+                (!is_current).then(|| json!({"currentStatus": current, "reason": reason}))
             }
             StatusContent::Parents(parents) => {
-                let written = self.parent_statuses(parents, now);
-                let nothing = written.is_empty() && self.current_status.is_null();
-                let written = Value::Array(written);
-                (!nothing && written != self.current_status).then(|| json!({"parents": written}))
+                let merged = self.parent_statuses(parents, now);
+                let is_unset = merged.is_empty() && self.current_status.is_null();
+                let merged = Value::Array(merged);
+                (!is_unset && merged != self.current_status).then(|| json!({"parents": merged}))
             }
         }
     }
@@ -170,8 +171,8 @@ impl DesiredStatus {
         let part = |key: &str| self.current_status.get(key).unwrap_or(&Value::Null);
         let before = part("listeners").as_array().map(Vec::as_slice).unwrap_or_default();
         let listeners = content.listeners.iter().map(|listener| {
-            let is_it = |it: &&Value| it.get("name").is_some_and(|name| *name == listener.name);
-            let before = before.iter().find(is_it).and_then(|it| it.get("conditions"));
+            let is_same_listener = |listener_status: &&Value| listener_status.get("name").is_some_and(|name| *name == listener.name);
+            let before = before.iter().find(is_same_listener).and_then(|listener_status| listener_status.get("conditions"));
             let before = before.unwrap_or(&Value::Null);
             json!({
                 "name": listener.name,
@@ -180,7 +181,8 @@ impl DesiredStatus {
                 "conditions": merge_conditions(&listener.conditions, content.generation, before, now),
             })
         });
-        let address = |it: &GatewayAddress| json!({"type": it.kind, "value": it.value});
+        let address =
+            |address: &GatewayAddress| json!({"type": address.kind, "value": address.value});
         json!({
             "conditions": merge_conditions(&content.conditions, content.generation, part("conditions"), now),
             "addresses": content.addresses.iter().map(address).collect::<Vec<_>>(),
@@ -188,34 +190,35 @@ impl DesiredStatus {
         })
     }
 
-    /// Returns the entries of other controllers unchanged, followed by ours.
-    fn parent_statuses(&self, ours: &[RouteParentStatus], now: &Value) -> Vec<Value> {
+    /// Returns the entries of other controllers unchanged, followed by those of this mesh.
+    fn parent_statuses(&self, own_parents: &[RouteParentStatus], now: &Value) -> Vec<Value> {
         let current_status = self.current_status.as_array().map(Vec::as_slice).unwrap_or_default();
         let is_ours = |entry: &&Value| is_ours(entry);
-        let mut all: Vec<Value> =
+        let mut entries: Vec<Value> =
             current_status.iter().filter(|entry| !is_ours(entry)).cloned().collect();
-        for RouteParentStatus { parent, controller, generation, conditions } in ours {
-            let is_it = |it: &&Value| {
-                it.get("parentRef") == Some(parent)
-                    && it.get("controllerName").is_some_and(|name| name == controller)
+        for RouteParentStatus { parent, controller, generation, conditions } in own_parents {
+            let is_same_parent_status = |entry: &&Value| {
+                entry.get("parentRef") == Some(parent)
+                    && entry.get("controllerName").is_some_and(|name| name == controller)
             };
-            let before = current_status.iter().find(is_it);
+            let before = current_status.iter().find(is_same_parent_status);
             let before = before.and_then(|entry| entry.get("conditions")).unwrap_or(&Value::Null);
-            all.push(json!({
+            entries.push(json!({
                 "parentRef": parent,
                 "controllerName": controller,
                 "conditions": merge_conditions(conditions, *generation, before, now),
             }));
         }
         // Keep the current order, so that order alone causes no write.
-        let place = |entry: &Value| current_status.iter().position(|it| is_same_parent(it, entry));
-        all.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
-        all.truncate(PARENTS_MAX);
-        all
+        let current_index =
+            |entry: &Value| current_status.iter().position(|other| is_same_parent(other, entry));
+        entries.sort_by_key(|entry| current_index(entry).unwrap_or(usize::MAX));
+        entries.truncate(MAX_PARENTS);
+        entries
     }
 
-    /// Returns true if another statement repeats this one for the same generation, for a form that allows one
-    /// writer only: two writers that disagree would overwrite each other forever.
+    /// Returns true if another desired status repeats this one for the same generation, for a form that allows
+    /// one writer only: two writers that disagree would overwrite each other forever.
     pub(crate) fn is_repeated_by(&self, other: &Self) -> bool {
         matches!(self.content, StatusContent::Current(_))
             && (&self.content, self.generation) == (&other.content, other.generation)
@@ -224,7 +227,7 @@ impl DesiredStatus {
     /// Returns the notes of events, each with its reason.
     pub(crate) fn event_notes(&self) -> [(&'static str, Option<&str>); 4] {
         [
-            ("Rejected", self.refusal.as_deref()),
+            ("Rejected", self.rejection.as_deref()),
             ("UnsupportedField", self.diagnostic.as_deref()),
             ("Conflicted", self.conflict.as_deref()),
             ("RefNotFound", self.dangling.as_deref()),
@@ -249,38 +252,40 @@ impl fmt::Display for StatusTarget {
 
 /// Merges our conditions into the current ones. Conditions of other types stay unchanged.
 fn merge_conditions(
-    ours: &[StatusCondition],
+    own_conditions: &[StatusCondition],
     generation: i64,
     before: &Value,
     now: &Value,
 ) -> Value {
     let before = before.as_array().map(Vec::as_slice).unwrap_or_default();
-    let is_of = |entry: &Value, condition: &StatusCondition| {
-        entry.get("type").is_some_and(|word| word == condition.word)
+    let has_type = |entry: &Value, condition: &StatusCondition| {
+        entry.get("type").is_some_and(|condition_type| condition_type == condition.name)
     };
-    let mut all: Vec<Value> = before
+    let mut entries: Vec<Value> = before
         .iter()
-        .filter(|entry| !ours.iter().any(|condition| is_of(entry, condition)))
-        .take(CONDITIONS_MAX.saturating_sub(ours.len()))
+        .filter(|entry| !own_conditions.iter().any(|condition| has_type(entry, condition)))
+        .take(MAX_CONDITIONS.saturating_sub(own_conditions.len()))
         .cloned()
         .collect();
-    for condition in ours {
-        let known = before.iter().find(|entry| is_of(entry, condition));
-        let same = known.filter(|it| it.get("status").is_some_and(|it| it == condition.status));
-        let since = same.and_then(|it| it.get("lastTransitionTime")).unwrap_or(now);
+    for condition in own_conditions {
+        let current = before.iter().find(|entry| has_type(entry, condition));
+        let unchanged = current
+            .filter(|current| current.get("status").is_some_and(|value| value == condition.status));
+        let since = unchanged.and_then(|current| current.get("lastTransitionTime")).unwrap_or(now);
         let mut entry = Map::new();
-        entry.insert("type".to_owned(), json!(condition.word));
+        entry.insert("type".to_owned(), json!(condition.name));
         entry.insert("status".to_owned(), json!(condition.status));
         entry.insert("reason".to_owned(), json!(condition.reason));
         entry.insert("message".to_owned(), json!(condition.message));
         entry.insert("observedGeneration".to_owned(), json!(generation));
         entry.insert("lastTransitionTime".to_owned(), since.clone());
-        all.push(Value::Object(entry));
+        entries.push(Value::Object(entry));
     }
     // Keep the current order, so that order alone causes no write.
-    let place = |entry: &Value| before.iter().position(|it| it.get("type") == entry.get("type"));
-    all.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
-    Value::Array(all)
+    let current_index =
+        |entry: &Value| before.iter().position(|other| other.get("type") == entry.get("type"));
+    entries.sort_by_key(|entry| current_index(entry).unwrap_or(usize::MAX));
+    Value::Array(entries)
 }
 
 /// Returns true if one of our controllers wrote an entry of `status.parents`.
@@ -289,22 +294,22 @@ pub(crate) fn is_ours(entry: &Value) -> bool {
     name.is_some_and(|name| name == CONTROLLER || name == GATEWAY_CONTROLLER)
 }
 
-fn is_same_parent(one: &Value, other: &Value) -> bool {
-    ["controllerName", "parentRef"].iter().all(|key| one.get(key) == other.get(key))
+fn is_same_parent(left: &Value, right: &Value) -> bool {
+    ["controllerName", "parentRef"].iter().all(|key| left.get(key) == right.get(key))
 }
 
 /// The controller name in the statuses of routes.
 pub(crate) const CONTROLLER: &str = "leno.dev/mesh-controller";
 /// The maximum number of conditions that every schema allows.
-const CONDITIONS_MAX: usize = 8;
+const MAX_CONDITIONS: usize = 8;
 /// The maximum number of entries that the schema of routes allows.
-const PARENTS_MAX: usize = 32;
+const MAX_PARENTS: usize = 32;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn statement_with_status(current_status: Value, content: StatusContent) -> DesiredStatus {
+    fn desired_with_status(current_status: Value, content: StatusContent) -> DesiredStatus {
         DesiredStatus {
             target: StatusTarget {
                 kind: "HTTPRoute",
@@ -323,7 +328,7 @@ mod tests {
             generation: 2,
             current_status,
             content,
-            refusal: None,
+            rejection: None,
             diagnostic: None,
             conflict: None,
             dangling: None,
@@ -331,7 +336,7 @@ mod tests {
     }
 
     fn accepted_condition(status: &'static str) -> StatusCondition {
-        StatusCondition { word: "Accepted", status, reason: "Accepted", message: String::new() }
+        StatusCondition { name: "Accepted", status, reason: "Accepted", message: String::new() }
     }
 
     fn condition_entry(status: &str, generation: i64, since: &str) -> Value {
@@ -353,73 +358,74 @@ mod tests {
         ] {
             let expected = expected.map(|condition| json!({"conditions": [condition]}));
             assert_eq!(
-                statement_with_status(current_status, content()).changed_status(&now),
+                desired_with_status(current_status, content()).changed_status(&now),
                 expected
             );
         }
     }
 
     #[test]
-    fn what_another_mesh_says_in_its_own_words_stays() {
+    fn a_committed_status_of_another_mesh_is_kept() {
         let osm = json!(["committed", "successfully committed by the system"]);
-        assert!(!statement_with_status(osm.clone(), StatusContent::Current(Ok(()))).is_due());
+        assert!(!desired_with_status(osm.clone(), StatusContent::Current(Ok(()))).is_due());
         let rejected =
-            statement_with_status(osm, StatusContent::Current(Err("no such service".to_owned())));
+            desired_with_status(osm, StatusContent::Current(Err("no such service".to_owned())));
         let expected = json!({"currentStatus": "error", "reason": "no such service"});
         assert_eq!(rejected.changed_status(&Value::Null), Some(expected));
         // The same status is not written again, even if the current one differs; for another generation it is.
-        let again = statement_with_status(json!(["pending", null]), rejected.content.clone());
-        assert!(rejected.is_repeated_by(&again));
-        let newer = DesiredStatus { generation: again.generation + 1, ..again };
+        let repeated = desired_with_status(json!(["pending", null]), rejected.content.clone());
+        assert!(rejected.is_repeated_by(&repeated));
+        let newer = DesiredStatus { generation: repeated.generation + 1, ..repeated };
         assert!(!rejected.is_repeated_by(&newer));
     }
 
     #[test]
-    fn conditions_of_others_stay_and_are_no_difference() {
+    fn conditions_of_other_controllers_are_kept_and_cause_no_write() {
         let now = json!("now");
-        let theirs = json!({"type": "Audited", "status": "True", "lastTransitionTime": "then"});
+        let foreign_entry =
+            json!({"type": "Audited", "status": "True", "lastTransitionTime": "then"});
         for (current_status, expected) in [
-            (json!([theirs, condition_entry("True", 2, "then")]), None),
-            (json!([condition_entry("True", 2, "then"), theirs]), None),
-            (json!([theirs]), Some(json!([theirs, condition_entry("True", 2, "now")]))),
+            (json!([foreign_entry, condition_entry("True", 2, "then")]), None),
+            (json!([condition_entry("True", 2, "then"), foreign_entry]), None),
             (
-                json!([condition_entry("True", 1, "then"), theirs]),
-                Some(json!([condition_entry("True", 2, "then"), theirs])),
+                json!([foreign_entry]),
+                Some(json!([foreign_entry, condition_entry("True", 2, "now")])),
+            ),
+            (
+                json!([condition_entry("True", 1, "then"), foreign_entry]),
+                Some(json!([condition_entry("True", 2, "then"), foreign_entry])),
             ),
         ] {
             let expected = expected.map(|conditions| json!({"conditions": conditions}));
             let content = StatusContent::Conditions(vec![accepted_condition("True")]);
-            assert_eq!(
-                statement_with_status(current_status, content).changed_status(&now),
-                expected
-            );
+            assert_eq!(desired_with_status(current_status, content).changed_status(&now), expected);
         }
     }
 
     #[test]
-    fn a_gateway_is_said_to_be_of_the_version_that_was_looked_at() {
+    fn a_gateway_status_has_the_generation_that_was_resolved() {
         let content = GatewayStatus {
             generation: 1,
             conditions: vec![accepted_condition("True")],
             listeners: Vec::new(),
             addresses: Vec::new(),
         };
-        let status = statement_with_status(json!({}), StatusContent::Gateway(content))
+        let status = desired_with_status(json!({}), StatusContent::Gateway(content))
             .changed_status(&json!("now"))
             .unwrap();
         assert_eq!(status["conditions"], json!([condition_entry("True", 1, "now")]));
     }
 
     #[test]
-    fn what_others_say_of_parents_stays() {
+    fn parent_statuses_of_other_controllers_are_kept() {
         let service = json!({"group": "", "kind": "Service", "name": "web"});
-        let theirs =
+        let foreign_entry =
             json!({"parentRef": {"name": "edge"}, "controllerName": "x/y", "conditions": []});
-        let ours = |since: &str| {
+        let own_entry = |since: &str| {
             json!({"parentRef": service, "controllerName": CONTROLLER,
                    "conditions": [condition_entry("True", 2, since)]})
         };
-        let gone =
+        let outdated =
             json!({"parentRef": {"name": "old"}, "controllerName": CONTROLLER, "conditions": []});
         let content = || {
             StatusContent::Parents(vec![RouteParentStatus {
@@ -430,17 +436,24 @@ mod tests {
             }])
         };
         for (current_status, content, expected) in [
-            (json!(null), content(), Some(json!([ours("now")]))),
-            (json!([theirs]), content(), Some(json!([theirs, ours("now")]))),
-            (json!([ours("then"), theirs]), content(), None),
-            (json!([gone, ours("then"), theirs]), content(), Some(json!([ours("then"), theirs]))),
-            (json!([theirs, ours("then")]), StatusContent::Parents(vec![]), Some(json!([theirs]))),
+            (json!(null), content(), Some(json!([own_entry("now")]))),
+            (json!([foreign_entry]), content(), Some(json!([foreign_entry, own_entry("now")]))),
+            (json!([own_entry("then"), foreign_entry]), content(), None),
+            (
+                json!([outdated, own_entry("then"), foreign_entry]),
+                content(),
+                Some(json!([own_entry("then"), foreign_entry])),
+            ),
+            (
+                json!([foreign_entry, own_entry("then")]),
+                StatusContent::Parents(vec![]),
+                Some(json!([foreign_entry])),
+            ),
             (json!(null), StatusContent::Parents(vec![]), None),
         ] {
             let expected = expected.map(|parents| json!({"parents": parents}));
             assert_eq!(
-                statement_with_status(current_status.clone(), content)
-                    .changed_status(&json!("now")),
+                desired_with_status(current_status.clone(), content).changed_status(&json!("now")),
                 expected,
                 "{current_status}"
             );
@@ -448,15 +461,15 @@ mod tests {
     }
 
     #[test]
-    fn policies_of_osm_say_it_in_their_words() {
+    fn policies_of_osm_have_a_status_in_the_form_of_osm() {
         for (current_status, outcome, expected) in [
             (json!([null, null]), Ok(()), Some(json!(["committed", "in force"]))),
             (json!(["committed", "in force"]), Ok(()), None),
             (json!(["committed", "in force"]), Err("no".to_owned()), Some(json!(["error", "no"]))),
         ] {
-            let status = statement_with_status(current_status, StatusContent::Current(outcome))
+            let status = desired_with_status(current_status, StatusContent::Current(outcome))
                 .changed_status(&Value::Null);
-            let found = status.map(|it| json!([it["currentStatus"], it["reason"]]));
+            let found = status.map(|patch| json!([patch["currentStatus"], patch["reason"]]));
             assert_eq!(found, expected);
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::events::v1::{Event as Written, EventSeries};
+use k8s_openapi::api::events::v1::{Event as ApiEvent, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
@@ -18,7 +18,7 @@ use crate::words::CONTROL;
 /// count is increased.
 pub(crate) struct WarningEvent {
     note: String,
-    event: Written,
+    event: ApiEvent,
     count: i32,
     at: Instant,
 }
@@ -51,7 +51,7 @@ impl WarningEvent {
 
     /// Increases the count if it is due. Returns false if the event does not exist any more.
     pub(crate) async fn renew_count(&mut self, client: &Client, now: Instant) -> bool {
-        if now.duration_since(self.at) < RENEW_EVERY {
+        if now.duration_since(self.at) < RENEWAL_INTERVAL {
             return true;
         }
         let count = self.count.saturating_add(1);
@@ -80,7 +80,7 @@ fn name_of(object: &ObjectReference, reason: &str, note: &str) -> String {
         bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
     format!(
         "{}.{hash:016x}",
-        truncate_characters(name, NAME_CHARACTERS_MAX).trim_end_matches(['.', '-'])
+        truncate_characters(name, MAX_NAME_CHARACTERS).trim_end_matches(['.', '-'])
     )
 }
 
@@ -91,10 +91,10 @@ fn warning_event(
     reason: &str,
     action: &str,
     note: &str,
-) -> Written {
-    let wall = Timestamp::now();
+) -> ApiEvent {
+    let timestamp = Timestamp::now();
     let namespace = object.namespace.clone().unwrap_or_else(|| "default".to_owned());
-    Written {
+    ApiEvent {
         metadata: ObjectMeta {
             name: Some(name_of(object, reason, note)),
             namespace: Some(namespace),
@@ -103,17 +103,17 @@ fn warning_event(
         type_: Some("Warning".to_owned()),
         reason: Some(reason.to_owned()),
         action: Some(action.to_owned()),
-        note: Some(shorten_middle(note, NOTE_BYTES_MAX)),
+        note: Some(shorten_middle(note, MAX_NOTE_BYTES)),
         regarding: Some(object.clone()),
-        event_time: Some(MicroTime(wall)),
+        event_time: Some(MicroTime(timestamp)),
         reporting_controller: Some(CONTROL.to_owned()),
-        reporting_instance: Some(truncate_characters(instance, INSTANCE_CHARACTERS_MAX)),
-        ..Written::default()
+        reporting_instance: Some(truncate_characters(instance, MAX_INSTANCE_CHARACTERS)),
+        ..ApiEvent::default()
     }
 }
 
 /// Creates an event, or increases the count of an existing one. Returns the new count.
-async fn create_or_count(client: &Client, event: &Written) -> Result<i32, ApiError> {
+async fn create_or_count(client: &Client, event: &ApiEvent) -> Result<i32, ApiError> {
     let api = event_api(client, event)?;
     match api.create(&PostParams::default(), event).await {
         Ok(_) => return Ok(1),
@@ -123,20 +123,20 @@ async fn create_or_count(client: &Client, event: &Written) -> Result<i32, ApiErr
     // The response to an empty patch contains the event: control planes lack permission to read events.
     let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
     let unchanged = Patch::Merge(json!({}));
-    let current_status = api.patch(&name, &PatchParams::default(), &unchanged).await?;
-    let count = current_status.series.map_or(1, |series| series.count).saturating_add(1);
+    let existing = api.patch(&name, &PatchParams::default(), &unchanged).await?;
+    let count = existing.series.map_or(1, |series| series.count).saturating_add(1);
     count_up(client, event, count).await?;
     Ok(count)
 }
 
-async fn count_up(client: &Client, event: &Written, count: i32) -> Result<(), ApiError> {
+async fn count_up(client: &Client, event: &ApiEvent, count: i32) -> Result<(), ApiError> {
     let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
     let patch = Patch::Merge(json!({"series": series}));
     let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
     event_api(client, event)?.patch(&name, &PatchParams::default(), &patch).await.map(drop)
 }
 
-fn event_api(client: &Client, event: &Written) -> Result<ObjectApi<Written>, ApiError> {
+fn event_api(client: &Client, event: &ApiEvent) -> Result<ObjectApi<ApiEvent>, ApiError> {
     let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
     Ok(ObjectApi::for_namespace(client.clone(), &NamespaceName::new(namespace)?))
 }
@@ -147,9 +147,9 @@ pub(crate) fn shorten_middle(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.to_owned();
     }
-    let room = bytes.saturating_sub(ELLIPSIS.len());
-    let head = text.floor_char_boundary(room.div_ceil(2));
-    let tail = text.ceil_char_boundary(text.len().saturating_sub(room.saturating_sub(head)));
+    let available = bytes.saturating_sub(ELLIPSIS.len());
+    let head = text.floor_char_boundary(available.div_ceil(2));
+    let tail = text.ceil_char_boundary(text.len().saturating_sub(available.saturating_sub(head)));
     format!("{}{ELLIPSIS}{}", &text[..head], &text[tail..])
 }
 
@@ -173,16 +173,16 @@ pub(crate) async fn write_warning(
 }
 
 /// The maximum length of a note in the API.
-const NOTE_BYTES_MAX: usize = 1024;
+const MAX_NOTE_BYTES: usize = 1024;
 const ELLIPSIS: &str = "…";
 /// Names have at most 253 characters; the rest is for the hash.
-const NAME_CHARACTERS_MAX: usize = 220;
+const MAX_NAME_CHARACTERS: usize = 220;
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 const CONFLICT: u16 = 409;
-const INSTANCE_CHARACTERS_MAX: usize = 128;
+const MAX_INSTANCE_CHARACTERS: usize = 128;
 /// Often enough that a failed or late renewal is still in time.
-const RENEW_EVERY: Duration = Duration::from_secs(20 * 60);
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(20 * 60);
 
 #[cfg(test)]
 mod tests {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_next_holder_of_the_lease_counts_up_the_same_event() {
+    async fn the_next_leader_increases_the_count_of_the_same_event() {
         let server = Server::start_server().await;
         let object = |uid: &str| ObjectReference {
             kind: Some("Namespace".to_owned()),
@@ -224,7 +224,7 @@ mod tests {
         };
         let counts = || -> Vec<Option<i64>> {
             let store = server.store.lock().unwrap();
-            store.objects.values().map(|it| it["series"]["count"].as_i64()).collect()
+            store.objects.values().map(|object| object["series"]["count"].as_i64()).collect()
         };
         assert_eq!(write("one", "u1", "no").await, 1);
         assert_eq!(counts(), [None]);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_counted_up_while_it_stands() {
+    async fn an_event_is_renewed_while_its_cause_exists() {
         let server = Server::start_server().await;
         let object = ObjectReference {
             kind: Some("HTTPRouteGroup".to_owned()),
@@ -247,30 +247,30 @@ mod tests {
             ..ObjectReference::default()
         };
         let start = Instant::now();
-        let mut current_status =
+        let mut event_record =
             WarningEvent::write(&server.client, "one", &object, "Rejected", "no", start)
                 .await
                 .unwrap();
-        assert!(current_status.has_note("no") && !current_status.has_note("yes"));
+        assert!(event_record.has_note("no") && !event_record.has_note("yes"));
         let events =
             || -> Vec<Value> { server.store.lock().unwrap().objects.values().cloned().collect() };
         // Well before the server deletes it after an hour, but not constantly.
         for (minutes, count) in [(1, None), (19, None), (21, Some(2)), (22, Some(2)), (42, Some(3))]
         {
             let now = start + Duration::from_secs(minutes * 60);
-            assert!(current_status.renew_count(&server.client, now).await);
-            let [event] = &events()[..] else { panic!("one event stands there") };
+            assert!(event_record.renew_count(&server.client, now).await);
+            let [event] = &events()[..] else { panic!("there is one event") };
             assert_eq!(event["series"]["count"].as_i64(), count, "after {minutes} minutes");
             assert_eq!((&event["reason"], &event["note"]), (&json!("Rejected"), &json!("no")));
         }
         server.store.lock().unwrap().objects.clear();
         assert!(
-            current_status.renew_count(&server.client, start + Duration::from_secs(50 * 60)).await
+            event_record.renew_count(&server.client, start + Duration::from_secs(50 * 60)).await
         );
         let much_later = start + Duration::from_secs(70 * 60);
         assert!(
-            !current_status.renew_count(&server.client, much_later).await,
-            "it is to be written anew"
+            !event_record.renew_count(&server.client, much_later).await,
+            "the event has to be written again"
         );
     }
 }

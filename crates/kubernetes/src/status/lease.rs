@@ -12,7 +12,7 @@ use kube::Client;
 use kube::api::PostParams;
 use kube::core::ObjectMeta;
 use kube::runtime::watcher::{Config, Event};
-use leno_model::{DISCONNECTED_MAX, SidecarConnections, SidecarFacts, WorkloadName};
+use leno_model::{MAX_DISCONNECTED, SidecarConnections, SidecarFacts, WorkloadName};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -26,53 +26,57 @@ use crate::words::{CONTROL, CONTROL_NAME};
 /// acquires it immediately.
 pub async fn hold_lease(
     client: Client,
-    writer: ElectionIdentity,
+    identity: ElectionIdentity,
     leading: watch::Sender<bool>,
     stop: watch::Receiver<bool>,
 ) {
-    Box::pin(hold_looking(client, writer, leading, stop, LOOK_EVERY)).await;
+    Box::pin(run_election(client, identity, leading, stop, POLL_INTERVAL)).await;
 }
 
-async fn hold_looking(
+async fn run_election(
     client: Client,
-    writer: ElectionIdentity,
+    identity: ElectionIdentity,
     leading: watch::Sender<bool>,
     mut stop: watch::Receiver<bool>,
-    look_every: Duration,
+    poll_interval: Duration,
 ) {
-    let api: ObjectApi<Lease> = ObjectApi::for_namespace(client, &writer.namespace);
-    let mut candidate =
-        LeaseCandidate { name: writer.name, observed: None, renewed: None, facts: writer.facts };
+    let api: ObjectApi<Lease> = ObjectApi::for_namespace(client, &identity.namespace);
+    let mut candidate = LeaseCandidate {
+        name: identity.name,
+        observed: None,
+        renewed: None,
+        facts: identity.facts,
+    };
     let mut pause = Duration::ZERO;
     // Open while another control plane holds the Lease.
     let mut events: Option<LeaseEvents> = None;
     loop {
         tokio::select! {
             () = sleep(pause) => {}
-            () = until_free(&mut events) => {}
+            () = wait_until_released(&mut events) => {}
             Ok(_) = stop.wait_for(|stop| *stop) => break,
         }
         // A leader that cannot renew in time must have stopped writing before another one may start.
-        let tried = timeout(RENEW_EVERY, candidate.try_acquire(&api)).await;
+        let result = timeout(RENEWAL_INTERVAL, candidate.try_acquire(&api)).await;
         let now = Instant::now();
-        if let Ok(Err(error)) = &tried {
+        if let Ok(Err(error)) = &result {
             tracing::debug!(%error, "cannot renew the lease");
         }
-        let holds = match tried {
-            Ok(Ok(holds)) => holds,
+        let is_holder = match result {
+            Ok(Ok(is_holder)) => is_holder,
             Ok(Err(_)) | Err(_) => {
-                candidate.renewed.is_some_and(|renewed| now - renewed < RENEWED_AT_LATEST)
+                candidate.renewed.is_some_and(|renewed| now - renewed < RENEWAL_DEADLINE)
             }
         };
-        pause = if holds { RENEW_EVERY } else { look_every };
-        if holds {
+        pause = if is_holder { RENEWAL_INTERVAL } else { poll_interval };
+        if is_holder {
             events = None;
         } else if events.is_none() {
             events = Some(Box::pin(api.clone().watch(this_lease())));
         }
-        if leading.send_replace(holds) != holds {
+        if leading.send_replace(is_holder) != is_holder {
             let name = candidate.name.as_str();
-            match holds {
+            match is_holder {
                 true => tracing::info!(name, "this control plane now writes the status of objects"),
                 false => tracing::info!(
                     name,
@@ -83,7 +87,7 @@ async fn hold_looking(
     }
     // Stop writing statuses before another leader starts.
     leading.send_replace(false);
-    match timeout(RELEASED_AT_LATEST, candidate.release(&api)).await {
+    match timeout(RELEASE_TIMEOUT, candidate.release(&api)).await {
         Ok(Ok(true)) => tracing::info!(name = candidate.name, "released the lease"),
         Ok(Ok(false)) => {}
         Ok(Err(error)) => tracing::warn!(%error, "cannot release the lease; it expires on its own"),
@@ -95,7 +99,7 @@ type LeaseEvents = Pin<Box<dyn Stream<Item = Result<Event<Lease>, ApiError>> + S
 
 /// Waits until the Lease has no holder; forever if there is no watch. A failed watch is reopened with
 /// exponential backoff, while polling continues.
-async fn until_free(events: &mut Option<LeaseEvents>) {
+async fn wait_until_released(events: &mut Option<LeaseEvents>) {
     let Some(stream) = events else { return std::future::pending().await };
     while let Some(event) = stream.next().await {
         match event {
@@ -135,21 +139,23 @@ struct LeaseCandidate {
 impl LeaseCandidate {
     /// Tries to acquire or renew the Lease; returns true if this control plane holds it.
     async fn try_acquire(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
-        let began = Instant::now();
+        let started = Instant::now();
         let Some(lease) = api.get_opt(&CONTROL_NAME).await? else {
             let metadata = ObjectMeta { name: Some(CONTROL.to_owned()), ..ObjectMeta::default() };
             let lease = self.with_holder(Lease { metadata, spec: None }, Timestamp::now());
-            return self
-                .record_outcome(api.create(&PostParams::default(), &lease).await.map(drop), began);
+            return self.record_outcome(
+                api.create(&PostParams::default(), &lease).await.map(drop),
+                started,
+            );
         };
-        if !self.may_take(&lease, began) {
+        if !self.can_acquire(&lease, started) {
             self.renewed = None;
             return Ok(false);
         }
         let lease = self.with_holder(lease, Timestamp::now());
         self.record_outcome(
             api.replace(&CONTROL_NAME, &PostParams::default(), &lease).await.map(drop),
-            began,
+            started,
         )
     }
 
@@ -164,17 +170,17 @@ impl LeaseCandidate {
         }
         let Some(spec) = &mut lease.spec else { return Ok(false) };
         spec.holder_identity = Some(String::new());
-        note_connections(&mut lease.metadata, None);
+        annotate_connections(&mut lease.metadata, None);
         spec.renew_time = Some(MicroTime(Timestamp::now()));
         api.replace(&CONTROL_NAME, &PostParams::default(), &lease).await.map(|_| true)
     }
 
     /// Returns true if the Lease has no other holder or has expired. Expiry is measured with the local clock
     /// because other clocks may be wrong.
-    fn may_take(&mut self, lease: &Lease, now: Instant) -> bool {
+    fn can_acquire(&mut self, lease: &Lease, now: Instant) -> bool {
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
         let since = match &self.observed {
-            Some((seen, since)) if *seen == version => *since,
+            Some((last_version, since)) if *last_version == version => *since,
             _ => now,
         };
         self.observed = Some((version, since));
@@ -182,23 +188,23 @@ impl LeaseCandidate {
         let holder = lease_holder(lease);
         let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
         let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let lasts = seconds.map_or(LASTS, Duration::from_secs);
-        holder.is_empty() || holder == self.name || now - since >= lasts
+        let duration = seconds.map_or(LEASE_DURATION, Duration::from_secs);
+        holder.is_empty() || holder == self.name || now - since >= duration
     }
 
     /// Returns the Lease with this control plane as its holder.
     fn with_holder(&self, mut lease: Lease, now: Timestamp) -> Lease {
-        note_connections(&mut lease.metadata, self.facts.borrow().connections.as_ref());
-        let before = lease.spec.take().unwrap_or_default();
-        let is_new = before.holder_identity.as_ref() != Some(&self.name);
-        let acquired = before.acquire_time.filter(|_| !is_new);
+        annotate_connections(&mut lease.metadata, self.facts.borrow().connections.as_ref());
+        let previous = lease.spec.take().unwrap_or_default();
+        let is_new = previous.holder_identity.as_ref() != Some(&self.name);
+        let acquired = previous.acquire_time.filter(|_| !is_new);
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(self.name.clone()),
-            lease_duration_seconds: i32::try_from(LASTS.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
             acquire_time: Some(acquired.unwrap_or(MicroTime(now))),
             renew_time: Some(MicroTime(now)),
             lease_transitions: Some(
-                before.lease_transitions.unwrap_or(0).saturating_add(i32::from(is_new)),
+                previous.lease_transitions.unwrap_or(0).saturating_add(i32::from(is_new)),
             ),
             ..LeaseSpec::default()
         });
@@ -208,11 +214,11 @@ impl LeaseCandidate {
     fn record_outcome(
         &mut self,
         outcome: Result<(), ApiError>,
-        began: Instant,
+        started: Instant,
     ) -> Result<bool, ApiError> {
         match outcome {
             Ok(()) => {
-                self.renewed = Some(began);
+                self.renewed = Some(started);
                 Ok(true)
             }
             // Another control plane was faster.
@@ -226,27 +232,27 @@ impl LeaseCandidate {
 }
 
 /// Sets or removes the annotation with the connections of sidecars.
-fn note_connections(metadata: &mut ObjectMeta, connections: Option<&SidecarConnections>) {
+fn annotate_connections(metadata: &mut ObjectMeta, connections: Option<&SidecarConnections>) {
     let annotations = metadata.annotations.get_or_insert_default();
     let Some(SidecarConnections { peers, disconnected, count }) = connections else {
         annotations.remove(CONNECTIONS);
         return;
     };
     let names: Vec<String> = disconnected.iter().map(ToString::to_string).collect();
-    let noted = json!({"peers": peers, "disconnected": names, "count": count});
-    annotations.insert(CONNECTIONS.to_owned(), noted.to_string());
+    let value = json!({"peers": peers, "disconnected": names, "count": count});
+    annotations.insert(CONNECTIONS.to_owned(), value.to_string());
 }
 
 /// Returns the connections of sidecars from the annotation of the Lease.
-pub(crate) fn noted_connections(metadata: &ObjectMeta) -> Option<SidecarConnections> {
+pub(crate) fn annotated_connections(metadata: &ObjectMeta) -> Option<SidecarConnections> {
     let text = metadata.annotations.as_ref()?.get(CONNECTIONS)?;
-    let noted: Value = serde_json::from_str(text).ok()?;
-    let number = |key: &str| noted[key].as_u64().and_then(|it| usize::try_from(it).ok());
-    let name = |it: &Value| {
-        let (namespace, name) = it.as_str()?.split_once('/')?;
+    let parsed: Value = serde_json::from_str(text).ok()?;
+    let number = |key: &str| parsed[key].as_u64().and_then(|number| usize::try_from(number).ok());
+    let name = |value: &Value| {
+        let (namespace, name) = value.as_str()?.split_once('/')?;
         WorkloadName::new(namespace, name).ok()
     };
-    let names = noted["disconnected"].as_array()?.iter().take(DISCONNECTED_MAX);
+    let names = parsed["disconnected"].as_array()?.iter().take(MAX_DISCONNECTED);
     Some(SidecarConnections {
         peers: number("peers")?,
         disconnected: names.map(name).collect::<Option<_>>()?,
@@ -257,16 +263,16 @@ pub(crate) fn noted_connections(metadata: &ObjectMeta) -> Option<SidecarConnecti
 /// An annotation of the Lease: the connections of sidecars, as reported by its holder.
 const CONNECTIONS: &str = "leno.dev/sidecar-connections";
 /// The duration of the Lease.
-const LASTS: Duration = Duration::from_secs(15);
+const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// The interval between renewals.
-const RENEW_EVERY: Duration = Duration::from_secs(5);
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(5);
 /// The polling interval of the other control planes, in addition to their watch: expiry of the Lease causes no
 /// event.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// The maximum delay of shutdown by the release of the Lease.
-const RELEASED_AT_LATEST: Duration = Duration::from_secs(2);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time after the last renewal at which the holder stops writing; less than the duration of the Lease.
-const RENEWED_AT_LATEST: Duration = Duration::from_secs(9);
+const RENEWAL_DEADLINE: Duration = Duration::from_secs(9);
 
 #[cfg(test)]
 mod tests {
@@ -280,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_notes_the_connections_of_sidecars_in_its_lease() {
+    fn the_holder_annotates_its_lease_with_the_connections_of_sidecars() {
         let connections = SidecarConnections {
             peers: 1,
             disconnected: vec![WorkloadName::new("shop", "web-1").unwrap()],
@@ -288,19 +294,19 @@ mod tests {
         };
         let facts =
             SidecarFacts { connections: Some(connections.clone()), ..SidecarFacts::default() };
-        let taken =
+        let lease =
             test_candidate("b", facts).with_holder(lease_held_by("a", "1"), Timestamp::UNIX_EPOCH);
-        assert_eq!(noted_connections(&taken.metadata), Some(connections));
+        assert_eq!(annotated_connections(&lease.metadata), Some(connections));
         // The next holder has no data yet.
-        let taken =
-            test_candidate("c", SidecarFacts::default()).with_holder(taken, Timestamp::UNIX_EPOCH);
-        assert_eq!(noted_connections(&taken.metadata), None);
-        for odd in
+        let lease =
+            test_candidate("c", SidecarFacts::default()).with_holder(lease, Timestamp::UNIX_EPOCH);
+        assert_eq!(annotated_connections(&lease.metadata), None);
+        for invalid in
             ["", "[]", r#"{"peers": 1}"#, r#"{"peers": 1, "count": 1, "disconnected": ["x"]}"#]
         {
-            let annotations = [(CONNECTIONS.to_owned(), odd.to_owned())].into();
+            let annotations = [(CONNECTIONS.to_owned(), invalid.to_owned())].into();
             let metadata = ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() };
-            assert_eq!(noted_connections(&metadata), None, "{odd}");
+            assert_eq!(annotated_connections(&metadata), None, "{invalid}");
         }
     }
 
@@ -320,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_taken_when_it_has_not_been_renewed_for_its_time() {
+    fn a_lease_is_acquired_when_it_has_expired() {
         let mut candidate = test_candidate("b", SidecarFacts::default());
         let start = Instant::now();
         for (seconds, holder, version, expected) in [
@@ -334,27 +340,27 @@ mod tests {
             (33, "b", "4", true),
         ] {
             let now = start + Duration::from_secs(seconds);
-            let may = candidate.may_take(&lease_held_by(holder, version), now);
-            assert_eq!(may, expected, "{seconds} s: {holder} {version}");
+            let acquired = candidate.can_acquire(&lease_held_by(holder, version), now);
+            assert_eq!(acquired, expected, "{seconds} s: {holder} {version}");
         }
     }
 
     #[tokio::test]
-    async fn a_lease_that_is_given_back_is_taken_at_once() {
+    async fn a_released_lease_is_acquired_immediately() {
         let server = Server::start_server().await;
         let candidate = |name: &str| {
-            let writer = ElectionIdentity {
+            let identity = ElectionIdentity {
                 namespace: NamespaceName::new("leno-system").unwrap(),
                 name: name.to_owned(),
                 facts: watch::Sender::default().subscribe(),
             };
-            let (leads, leading) = watch::channel(false);
+            let (leader_sender, leading) = watch::channel(false);
             let (stop, stopped) = watch::channel(false);
             (
-                tokio::task::spawn_local(hold_looking(
+                tokio::task::spawn_local(run_election(
                     server.client.clone(),
-                    writer,
-                    leads,
+                    identity,
+                    leader_sender,
                     stopped,
                     // Longer than the test: only the watch can report the change.
                     Duration::from_secs(3600),
@@ -366,13 +372,13 @@ mod tests {
         tokio::task::LocalSet::new()
             .run_until(async {
                 let (first, mut leading, stop) = candidate("a");
-                leading.wait_for(|leads| *leads).await.unwrap();
-                let (_second, mut next, _stays) = candidate("b");
+                leading.wait_for(|leader_sender| *leader_sender).await.unwrap();
+                let (_second, mut next, _stop) = candidate("b");
                 server.wait_for_watch("leases").await;
                 stop.send_replace(true);
                 first.await.unwrap();
                 assert!(leading.borrow_and_update().eq(&false));
-                next.wait_for(|leads| *leads).await.unwrap();
+                next.wait_for(|leader_sender| *leader_sender).await.unwrap();
             })
             .await;
         let store = server.store.lock().unwrap();
@@ -381,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_counts_its_holders() {
+    fn a_change_of_the_holder_increases_the_transitions() {
         let candidate = test_candidate("b", SidecarFacts::default());
         let now = Timestamp::UNIX_EPOCH;
         let spec = candidate.with_holder(lease_held_by("a", "1"), now).spec.unwrap();

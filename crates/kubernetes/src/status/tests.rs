@@ -6,7 +6,7 @@ use kube::core::ApiResource;
 
 fn rejected_route() -> DesiredStatus {
     let condition = StatusCondition {
-        word: "Accepted",
+        name: "Accepted",
         status: "True",
         reason: "Accepted",
         message: "in force".to_owned(),
@@ -29,7 +29,7 @@ fn rejected_route() -> DesiredStatus {
         generation: 1,
         current_status: Value::Null,
         content: StatusContent::Conditions(vec![condition]),
-        refusal: None,
+        rejection: None,
         diagnostic: None,
         conflict: None,
         dangling: None,
@@ -42,47 +42,50 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     server.store.lock().unwrap().forbidden = Some(("PATCH", "/status"));
     let (unwritten, reported) = watch::channel(Arc::default());
     let client = server.client.clone();
-    let mut scribe =
+    let mut writer =
         StatusWriter { client, name: "one".to_owned(), written: HashMap::new(), unwritten };
-    let statement = rejected_route();
+    let desired = rejected_route();
     let patches = |server: &Server| {
-        let asked = &server.store.lock().unwrap().asked;
-        asked.iter().filter(|it| it.starts_with("PATCH") && it.ends_with("/status")).count()
+        let requests = &server.store.lock().unwrap().requests;
+        requests
+            .iter()
+            .filter(|request| request.starts_with("PATCH") && request.ends_with("/status"))
+            .count()
     };
     let events = |server: &Server| -> Vec<Value> {
         server.store.lock().unwrap().objects.values().cloned().collect()
     };
-    scribe.write_statement(&statement).await;
-    scribe.write_statement(&statement).await;
+    writer.write_desired(&desired).await;
+    writer.write_desired(&desired).await;
     assert_eq!(patches(&server), 1, "it is not tried again at once");
-    scribe.publish_failures(true);
+    writer.publish_failures(true);
     let warnings: Vec<String> = reported.borrow().iter().map(ToString::to_string).collect();
     assert_eq!(warnings.len(), 1);
     assert!(warnings[0].starts_with("JwtValidation shop/api: status: the API server"));
     // Each delay is twice as long as the one before, up to a limit.
     let mut pauses = Vec::new();
     for _ in 0..9 {
-        let written = scribe.written.get_mut(&statement.target).unwrap();
+        let written = writer.written.get_mut(&desired.target).unwrap();
         let pause = written.failure.as_ref().unwrap().pause;
         pauses.push(pause.as_secs());
         let soon = written.at + pause - Duration::from_millis(1);
-        assert!(written.is_current(&statement, soon));
-        assert!(!written.is_current(&statement, written.at + pause));
+        assert!(written.is_current(&desired, soon));
+        assert!(!written.is_current(&desired, written.at + pause));
         written.at -= pause;
-        scribe.write_statement(&statement).await;
+        writer.write_desired(&desired).await;
     }
     assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
     assert_eq!(patches(&server), 10);
-    let [event] = &events(&server)[..] else { panic!("one event stands beside the object") };
+    let [event] = &events(&server)[..] else { panic!("the object has one event") };
     assert_eq!(event["reason"], "StatusUpdateFailed");
     // Another control plane reports it while that one is the leader.
-    scribe.publish_failures(false);
+    writer.publish_failures(false);
     assert!(reported.borrow().is_empty());
     server.store.lock().unwrap().forbidden = None;
-    let written = scribe.written.get_mut(&statement.target).unwrap();
-    written.at -= RETRY_PAUSE_MAX;
-    scribe.write_statement(&statement).await;
-    assert!(scribe.written[&statement.target].failure.is_none());
-    scribe.publish_failures(true);
+    let written = writer.written.get_mut(&desired.target).unwrap();
+    written.at -= MAX_RETRY_PAUSE;
+    writer.write_desired(&desired).await;
+    assert!(writer.written[&desired.target].failure.is_none());
+    writer.publish_failures(true);
     assert!(reported.borrow().is_empty(), "it is written");
 }

@@ -49,9 +49,9 @@ pub enum WebhookAuthorityError {
 }
 
 impl WebhookAuthority {
-    /// Generates a new authority, which keeps the certificate of `before`.
+    /// Generates a new authority, which keeps the certificate of `previous`.
     pub(super) fn generate(
-        before: Option<&Self>,
+        previous: Option<&Self>,
         now: SystemTime,
     ) -> Result<Self, WebhookAuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -60,7 +60,7 @@ impl WebhookAuthority {
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let mut certificates = parameters.self_signed(&key)?.pem();
-        if let Some(last) = before.and_then(|before| first_block(&before.certificates)) {
+        if let Some(last) = previous.and_then(|previous| first_block(&previous.certificates)) {
             certificates.push_str(last);
         }
         Ok(Self { key: key.serialize_pem(), certificates })
@@ -68,7 +68,7 @@ impl WebhookAuthority {
 
     /// Returns true if the authority is valid long enough not to be replaced yet.
     pub(super) fn is_fresh(&self, now: SystemTime) -> bool {
-        self.not_after().is_ok_and(|end| end > now + AUTHORITY_LEFT_MIN)
+        self.not_after().is_ok_and(|end| end > now + MIN_AUTHORITY_REMAINING)
     }
 
     fn not_after(&self) -> Result<SystemTime, WebhookAuthorityError> {
@@ -89,9 +89,10 @@ impl WebhookAuthority {
         clients: Option<Arc<dyn ClientCertVerifier>>,
         now: SystemTime,
     ) -> Result<ServerConfig, WebhookAuthorityError> {
-        let own = KeyPair::from_pkcs8_pem_and_sign_algo(&self.key, &PKCS_ECDSA_P256_SHA256)
-            .map_err(|_| WebhookAuthorityError::Unreadable("there is no key"))?;
-        let issuer = Issuer::from_ca_cert_pem(&self.certificates, own)
+        let authority_key =
+            KeyPair::from_pkcs8_pem_and_sign_algo(&self.key, &PKCS_ECDSA_P256_SHA256)
+                .map_err(|_| WebhookAuthorityError::Unreadable("there is no key"))?;
+        let issuer = Issuer::from_ca_cert_pem(&self.certificates, authority_key)
             .map_err(|_| WebhookAuthorityError::Unreadable("there is no certificate"))?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut parameters = certificate_parameters("leno webhook", now, SERVING_LIFETIME)?;
@@ -135,7 +136,7 @@ const END: &str = "-----END CERTIFICATE-----";
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// The remaining lifetime below which the authority is replaced, so that none of its certificates is in use
 /// when it expires.
-const AUTHORITY_LEFT_MIN: Duration = Duration::from_secs(365 * 86_400);
+const MIN_AUTHORITY_REMAINING: Duration = Duration::from_secs(365 * 86_400);
 /// The lifetime of a listener's certificate.
 pub(super) const SERVING_LIFETIME: Duration = Duration::from_secs(90 * 86_400);
 /// The tolerated delay of the API server's clock.
@@ -159,8 +160,8 @@ mod tests {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider);
         let verifier = verifier.build().unwrap();
-        let own = KeyPair::from_pem(&authority.key).unwrap();
-        let issuer = Issuer::from_ca_cert_pem(&authority.certificates, own).unwrap();
+        let authority_key = KeyPair::from_pem(&authority.key).unwrap();
+        let issuer = Issuer::from_ca_cert_pem(&authority.certificates, authority_key).unwrap();
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
         let mut leaf = certificate_parameters("leaf", now, SERVING_LIFETIME).unwrap();
         leaf.subject_alt_names =
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn its_certificates_are_for_the_names_that_were_asked_for() {
+    fn certificates_have_the_requested_names() {
         let authority = WebhookAuthority::generate(None, test_time()).unwrap();
         assert!(is_trusted(&authority.certificates, &authority, "a.b.svc", test_time()));
         assert!(!is_trusted(&authority.certificates, &authority, "c.b.svc", test_time()));
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_signed_before_a_replacement_is_trusted_after_it() {
+    fn certificates_of_the_previous_authority_stay_trusted() {
         let first = WebhookAuthority::generate(None, test_time()).unwrap();
         let second = WebhookAuthority::generate(Some(&first), test_time()).unwrap();
         for authority in [&first, &second] {
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_replaced_long_before_its_end() {
+    fn an_authority_is_replaced_a_year_before_it_expires() {
         let authority = WebhookAuthority::generate(None, test_time()).unwrap();
         let years = |years: u64| test_time() + Duration::from_secs(years * 365 * 86_400 + 1);
         assert!(authority.is_fresh(years(8)));

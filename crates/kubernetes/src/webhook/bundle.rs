@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::api::{ApiError, ObjectApi, ObjectName};
 
 /// The webhook configuration of the injector. The API server calls configurations in order of their names:
-/// changes by OSM (`osm-…`) and FSM (`fsm-…`) precede ours, and are kept.
+/// changes by OSM (`osm-…`) and FSM (`fsm-…`) precede those of Leno, and are kept.
 pub const INJECTOR: &str = "sidecar-injector.leno.dev";
 /// `INJECTOR` as an object name.
 pub(crate) const INJECTOR_NAME: ObjectName = ObjectName::from_literal(INJECTOR);
@@ -32,12 +32,12 @@ pub(super) async fn publish_bundle(
 ) -> Result<TrustState, ApiError> {
     let configurations: ObjectApi<MutatingWebhookConfiguration> =
         ObjectApi::for_all_namespaces(client.clone());
-    let Some(found) = configurations.get_opt(&INJECTOR_NAME).await? else {
+    let Some(configuration) = configurations.get_opt(&INJECTOR_NAME).await? else {
         return Ok(TrustState::Absent);
     };
-    let stale = outdated_webhooks(&found, certificates);
-    if !stale.is_empty() {
-        let patch = Patch::Strategic(bundle_patch(&stale, certificates));
+    let outdated = outdated_webhooks(&configuration, certificates);
+    if !outdated.is_empty() {
+        let patch = Patch::Strategic(bundle_patch(&outdated, certificates));
         configurations.patch(&INJECTOR_NAME, &PatchParams::default(), &patch).await?;
         tracing::info!("the API server trusts the webhook now");
     }
@@ -47,11 +47,13 @@ pub(super) async fn publish_bundle(
 /// Returns the state of a configuration.
 #[must_use]
 pub fn trust_state(configuration: Option<&MutatingWebhookConfiguration>) -> TrustState {
-    let Some(webhooks) = configuration.and_then(|it| it.webhooks.as_ref()) else {
+    let Some(webhooks) = configuration.and_then(|configuration| configuration.webhooks.as_ref())
+    else {
         return TrustState::Absent;
     };
-    let trusts = |bundle: &Option<ByteString>| bundle.as_ref().is_some_and(|it| !it.0.is_empty());
-    match webhooks.iter().all(|webhook| trusts(&webhook.client_config.ca_bundle)) {
+    let has_bundle =
+        |bundle: &Option<ByteString>| bundle.as_ref().is_some_and(|bundle| !bundle.0.is_empty());
+    match webhooks.iter().all(|webhook| has_bundle(&webhook.client_config.ca_bundle)) {
         true => TrustState::Trusted,
         false => TrustState::Untrusted,
     }
@@ -102,18 +104,18 @@ mod tests {
     }
 
     #[test]
-    fn only_what_trusts_somebody_else_is_changed() {
+    fn only_webhooks_with_another_bundle_are_patched() {
         let configuration = configuration_with_bundles(&[Some("a"), Some("b"), None]);
-        let stale = outdated_webhooks(&configuration, "a");
-        assert_eq!(stale, ["w1", "w2"]);
+        let outdated = outdated_webhooks(&configuration, "a");
+        assert_eq!(outdated, ["w1", "w2"]);
         expect_test::expect![[
             r#"{"webhooks":[{"name":"w1","clientConfig":{"caBundle":"YQ=="}},{"name":"w2","clientConfig":{"caBundle":"YQ=="}}]}"#
         ]]
-        .assert_eq(&bundle_patch(&stale, "a").to_string());
+        .assert_eq(&bundle_patch(&outdated, "a").to_string());
     }
 
     #[test]
-    fn a_configuration_without_trust_is_reported_from_none() {
+    fn the_trust_state_depends_on_the_bundles_of_all_webhooks() {
         assert_eq!(trust_state(None), TrustState::Absent);
         assert_eq!(
             trust_state(Some(&configuration_with_bundles(&[Some("a"), None]))),

@@ -17,7 +17,7 @@ use rustls::server::danger::ClientCertVerifier;
 pub(super) struct ClientAuthorities {
     path: PathBuf,
     /// The last seen content of the file, valid or not.
-    seen: String,
+    content: String,
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
@@ -47,9 +47,9 @@ impl ClientAuthorities {
     /// # Errors
     /// When the file cannot be read, or has no certificates.
     pub(super) fn open(path: PathBuf) -> Result<Self, ClientAuthoritiesError> {
-        let seen = read(&path)?;
-        let verifier = build_verifier(&path, &seen)?;
-        Ok(Self { path, seen, verifier })
+        let content = read(&path)?;
+        let verifier = build_verifier(&path, &content)?;
+        Ok(Self { path, content, verifier })
     }
 
     pub(super) fn verifier(&self) -> Arc<dyn ClientCertVerifier> {
@@ -59,16 +59,16 @@ impl ClientAuthorities {
     /// Reloads the file. Returns true if the certificates have changed; an invalid file changes nothing.
     pub(super) fn reload(&mut self) -> bool {
         let text = match read(&self.path) {
-            Ok(text) if text == self.seen => return false,
+            Ok(text) if text == self.content => return false,
             Ok(text) => text,
             Err(error) => {
                 tracing::debug!(%error, "cannot reload the CA certificates of webhook clients; the previous ones stay in use");
                 return false;
             }
         };
-        let made = build_verifier(&self.path, &text);
-        self.seen = text;
-        match made {
+        let verifier = build_verifier(&self.path, &text);
+        self.content = text;
+        match verifier {
             Ok(verifier) => {
                 tracing::info!(path = %self.path.display(), "the webhook verifies clients with new CA certificates");
                 self.verifier = verifier;
@@ -93,10 +93,10 @@ pub fn read_client_ca(path: &Path) -> Result<String, ClientAuthoritiesError> {
 }
 
 fn read(path: &Path) -> Result<String, ClientAuthoritiesError> {
-    let failed = |source| ClientAuthoritiesError::Io { path: path.to_owned(), source };
-    let file = open_regular(path, FileOrigin::User).map_err(failed)?;
+    let read_error = |source| ClientAuthoritiesError::Io { path: path.to_owned(), source };
+    let file = open_regular(path, FileOrigin::User).map_err(read_error)?;
     let mut text = String::new();
-    file.take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    file.take(MAX_BYTES).read_to_string(&mut text).map_err(read_error)?;
     Ok(text)
 }
 
@@ -115,12 +115,12 @@ fn build_verifier(
         roots.add(der).map_err(|error| invalid(with_causes(&error)))?;
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
-    let built = WebPkiClientVerifier::builder_with_provider(roots.into(), provider).build();
-    built.map_err(|_| invalid("it has no certificate".to_owned()))
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider).build();
+    verifier.map_err(|_| invalid("it has no certificate".to_owned()))
 }
 
 /// Enough for hundreds of certificates.
-const BYTES_MAX: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_is_an_error_that_names_it() {
+    fn an_error_names_the_unusable_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.pem");
         let problem = || ClientAuthorities::open(path.clone()).err().unwrap().to_string();
@@ -153,20 +153,20 @@ mod tests {
     }
 
     #[test]
-    fn the_last_good_authorities_stay() {
+    fn the_last_valid_certificates_stay_in_use() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.pem");
         std::fs::write(&path, authority_pem()).unwrap();
-        let mut known = ClientAuthorities::open(path.clone()).unwrap();
-        let first = known.verifier();
-        assert!(!known.reload());
+        let mut authorities = ClientAuthorities::open(path.clone()).unwrap();
+        let first = authorities.verifier();
+        assert!(!authorities.reload());
         std::fs::remove_file(&path).unwrap();
-        assert!(!known.reload());
+        assert!(!authorities.reload());
         std::fs::write(&path, "broken").unwrap();
-        assert!(!known.reload());
-        assert!(Arc::ptr_eq(&first, &known.verifier()));
+        assert!(!authorities.reload());
+        assert!(Arc::ptr_eq(&first, &authorities.verifier()));
         std::fs::write(&path, authority_pem()).unwrap();
-        assert!(known.reload());
-        assert!(!Arc::ptr_eq(&first, &known.verifier()));
+        assert!(authorities.reload());
+        assert!(!Arc::ptr_eq(&first, &authorities.verifier()));
     }
 }

@@ -34,46 +34,47 @@ pub(super) async fn renew_certificates(
         format!("{CONTROL}.{namespace}.svc"),
         format!("{CONTROL}.{namespace}.svc.cluster.local"),
     ];
-    let mut held: Option<(WebhookAuthority, SystemTime)> = None;
-    let mut pause = PAUSE_MIN;
+    let mut current: Option<(WebhookAuthority, SystemTime)> = None;
+    let mut pause = MIN_PAUSE;
     loop {
         let now = SystemTime::now();
-        let round = async {
+        let attempt = async {
             let authority = open_authority(&secrets, now).await?;
             // Publish the CA bundle first, so that the listener does not present a certificate that the API
             // server does not trust yet.
             let trust = bundle::publish_bundle(&client, &authority.certificates).await;
-            let stays = held.as_ref().is_some_and(|(known, since)| {
+            let is_current = current.as_ref().is_some_and(|(authority_in_use, since)| {
                 let age = now.duration_since(*since).unwrap_or_default();
-                *known == authority && age < SERVING_LIFETIME / 3
+                *authority_in_use == authority && age < SERVING_LIFETIME / 3
             });
-            if !stays {
+            if !is_current {
                 let verifier = clients.as_ref().map(ClientAuthorities::verifier);
                 let config = authority.server_config(names.clone(), verifier, now)?;
                 serving.send_replace(Some(Arc::new(config)));
                 tracing::info!("the webhook has a new certificate");
-                held = Some((authority, now));
+                current = Some((authority, now));
             }
             trust.map_err(KeysError::from)
         };
-        match round.await {
-            Ok(bundle::TrustState::Trusted) => pause = PAUSE_MAX,
+        match attempt.await {
+            Ok(bundle::TrustState::Trusted) => pause = MAX_PAUSE,
             // The installation is in progress.
             Ok(bundle::TrustState::Absent | bundle::TrustState::Untrusted) => pause = PAUSE_ABSENT,
             Err(error) => {
                 let error = with_causes(&error);
                 tracing::warn!(error, "cannot maintain the webhook's certificates; retrying soon");
-                pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+                pause = (pause * 2).clamp(MIN_PAUSE, MAX_PAUSE);
             }
         }
         if wait_for_next(pause, clients.as_mut()).await == WakeReason::Clients {
             // Immediately, even if the API server does not respond.
             let verifier = clients.as_ref().map(ClientAuthorities::verifier);
             let now = SystemTime::now();
-            let made = held.as_ref().map(|(it, _)| it.server_config(names.clone(), verifier, now));
-            match made {
+            let config =
+                current.as_ref().map(|(keys, _)| keys.server_config(names.clone(), verifier, now));
+            match config {
                 Some(Ok(config)) => drop(serving.send_replace(Some(Arc::new(config)))),
-                Some(Err(_)) | None => held = None,
+                Some(Err(_)) | None => current = None,
             }
         }
     }
@@ -83,23 +84,23 @@ pub(super) async fn renew_certificates(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WakeReason {
     /// The time is up.
-    Look,
+    Timeout,
     /// The client CA certificates have changed.
     Clients,
 }
 
 async fn wait_for_next(pause: Duration, clients: Option<&mut ClientAuthorities>) -> WakeReason {
-    let until = Instant::now() + pause;
+    let deadline = Instant::now() + pause;
     let Some(clients) = clients else {
-        sleep_until(until).await;
-        return WakeReason::Look;
+        sleep_until(deadline).await;
+        return WakeReason::Timeout;
     };
     loop {
         let now = Instant::now();
-        if now >= until {
-            return WakeReason::Look;
+        if now >= deadline {
+            return WakeReason::Timeout;
         }
-        sleep_until(until.min(now + CLIENTS_LOOK_EVERY)).await;
+        sleep_until(deadline.min(now + CLIENTS_POLL_INTERVAL)).await;
         if clients.reload() {
             return WakeReason::Clients;
         }
@@ -111,29 +112,29 @@ async fn open_authority(
     secrets: &ObjectApi<Secret>,
     now: SystemTime,
 ) -> Result<WebhookAuthority, KeysError> {
-    for _ in 0..ATTEMPTS {
-        let found = secrets.get_opt(&WEBHOOK_NAME).await?;
-        let known = found.as_ref().map(read).transpose()?;
-        if let Some(known) = known.as_ref().filter(|known| known.is_fresh(now)) {
-            return Ok(known.clone());
+    for _ in 0..MAX_ATTEMPTS {
+        let existing = secrets.get_opt(&WEBHOOK_NAME).await?;
+        let authority = existing.as_ref().map(read).transpose()?;
+        if let Some(authority) = authority.as_ref().filter(|authority| authority.is_fresh(now)) {
+            return Ok(authority.clone());
         }
-        let new = WebhookAuthority::generate(known.as_ref(), now)?;
-        let mut secret = found.unwrap_or_default();
+        let replacement = WebhookAuthority::generate(authority.as_ref(), now)?;
+        let mut secret = existing.unwrap_or_default();
         secret.metadata.name = Some(WEBHOOK_SECRET.to_owned());
         let labels = secret.metadata.labels.get_or_insert_default();
         labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());
         secret.data = Some(BTreeMap::from([
-            (KEY.to_owned(), ByteString(new.key.clone().into_bytes())),
-            (CERTIFICATES.to_owned(), ByteString(new.certificates.clone().into_bytes())),
+            (KEY.to_owned(), ByteString(replacement.key.clone().into_bytes())),
+            (CERTIFICATES.to_owned(), ByteString(replacement.certificates.clone().into_bytes())),
         ]));
         let parameters = PostParams::default();
-        let written = match known {
+        let written = match authority {
             None => secrets.create(&parameters, &secret).await,
             // The request names the version that was read: of two concurrent replacements one fails.
             Some(_) => secrets.replace(&WEBHOOK_NAME, &parameters, &secret).await,
         };
         match written {
-            Ok(_) => return Ok(new),
+            Ok(_) => return Ok(replacement),
             // Another control plane was faster: use its authority.
             Err(error) if error.status_code() == Some(CONFLICT) => {}
             Err(error) => return Err(error.into()),
@@ -170,9 +171,9 @@ const CERTIFICATES: &str = "ca.crt";
 /// The status code for a conflict with another client.
 const CONFLICT: u16 = 409;
 /// The maximum number of attempts after conflicts.
-const ATTEMPTS: usize = 8;
+const MAX_ATTEMPTS: usize = 8;
 /// The interval between checks of the small file with client CA certificates.
-const CLIENTS_LOOK_EVERY: Duration = Duration::from_secs(1);
-const PAUSE_MIN: Duration = Duration::from_secs(1);
+const CLIENTS_POLL_INTERVAL: Duration = Duration::from_secs(1);
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_ABSENT: Duration = Duration::from_secs(2);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);

@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use leno_listen::{
     ConcurrencyLimit, ConnectionAdmission, ConnectionSource, HalfOpen, HalfOpenLimits, Listener,
-    StopSignal, read_hello, shake_hands,
+    StopSignal, complete_handshake, read_hello,
 };
 use rustls::ServerConfig;
 use serde_json::Value;
@@ -39,33 +39,33 @@ pub(super) struct WebhookState {
 }
 
 /// Serves connections until `end`. Then it completes the reviews in progress, and those that arrive within the
-/// time for a last request. From `leaving` on, responses have `Connection: close`.
+/// time for a last request. From `shutdown` on, responses have `Connection: close`.
 pub(super) async fn serve_all(
     listener: TcpListener,
     client: Client,
     configs: watch::Receiver<Option<Arc<ServerConfig>>>,
     settings: watch::Receiver<InjectionSettings>,
-    leaving: StopSignal,
+    shutdown: StopSignal,
     mut end: StopSignal,
 ) {
-    let reviews = ConcurrencyLimit::new(REVIEWS_MAX, REVIEWS_OF_SOURCE_MAX);
-    let answering = Arc::new(WebhookState { client, settings, reviews });
-    let admission = ConnectionAdmission::new(HalfOpenLimits::new(WAITING_MAX, CONNECTIONS_MAX));
+    let reviews = ConcurrencyLimit::new(MAX_REVIEWS, MAX_REVIEWS_PER_SOURCE);
+    let state = Arc::new(WebhookState { client, settings, reviews });
+    let admission = ConnectionAdmission::new(HalfOpenLimits::new(MAX_WAITING, MAX_CONNECTIONS));
     let mut listener = Listener::new("webhook", listener);
     let mut connections = JoinSet::new();
     loop {
-        let room = connections.len() < CONNECTIONS_MAX;
+        let has_capacity = connections.len() < MAX_CONNECTIONS;
         let next = tokio::select! {
             Some(_) = connections.join_next() => continue,
-            next = listener.next_until(end.wait_requested()), if room => next,
+            next = listener.next_until(end.wait_requested()), if has_capacity => next,
         };
-        let Some((stream, from)) = next else { break };
+        let Some((stream, peer)) = next else { break };
         let Some(config) = configs.borrow().clone() else { continue };
-        let source = ConnectionSource::from(from);
+        let source = ConnectionSource::from(peer);
         let half_open = admission.admit(source);
-        let answering = Arc::clone(&answering);
-        let (leaving, end) = (leaving.clone(), end.clone());
-        connections.spawn(serve_one(stream, half_open, source, config, answering, leaving, end));
+        let state = Arc::clone(&state);
+        let (shutdown, end) = (shutdown.clone(), end.clone());
+        connections.spawn(serve_one(stream, half_open, source, config, state, shutdown, end));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -78,25 +78,25 @@ async fn serve_one(
     half_open: HalfOpen,
     source: ConnectionSource,
     config: Arc<ServerConfig>,
-    answering: Arc<WebhookState>,
-    leaving: StopSignal,
+    state: Arc<WebhookState>,
+    shutdown: StopSignal,
     end: StopSignal,
 ) {
-    let mut last_call = end.clone();
-    let greeted = tokio::select! {
-        greeted = timeout(HANDSHAKE_MAX, accept_tls(stream, &half_open, config)) => greeted,
-        () = last_call.last_call() => return,
+    let mut shutdown_deadline = end.clone();
+    let handshake = tokio::select! {
+        handshake = timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, &half_open, config)) => handshake,
+        () = shutdown_deadline.last_call() => return,
     };
-    let stream = match greeted {
+    let stream = match handshake {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake with the webhook failed"),
         Err(_) => return,
     };
     let service = service_fn(|request: Request<Incoming>| {
-        let (answering, leaving, half_open) = (Arc::clone(&answering), &leaving, &half_open);
+        let (state, shutdown, half_open) = (Arc::clone(&state), &shutdown, &half_open);
         async move {
-            let mut response = answering.handle_request(request, half_open, source).await;
-            if leaving.is_requested() {
+            let mut response = state.handle_request(request, half_open, source).await;
+            if shutdown.is_requested() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             Ok::<_, Infallible>(response)
@@ -106,11 +106,13 @@ async fn serve_one(
         .timer(TokioTimer::new())
         // A client that closes its sending direction after its request awaits the response (RFC 9112 §9.6).
         .half_close(true)
-        .header_read_timeout(IDLE_MAX)
+        .header_read_timeout(IDLE_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     let connection = pin!(connection);
-    let served = end.serve_connection(&half_open, connection, |it| it.graceful_shutdown()).await;
-    if let Ok(Err(error)) = served {
+    let outcome = end
+        .serve_connection(&half_open, connection, |connection| connection.graceful_shutdown())
+        .await;
+    if let Ok(Err(error)) = outcome {
         tracing::debug!(%error, "connection to the webhook failed");
     }
 }
@@ -121,7 +123,7 @@ async fn accept_tls(
     config: Arc<ServerConfig>,
 ) -> io::Result<TlsStream<TcpStream>> {
     let hello = read_hello(half_open, stream).await.map_err(|(error, _)| error)?;
-    shake_hands(half_open, hello, config).await
+    complete_handshake(half_open, hello, config).await
 }
 
 impl WebhookState {
@@ -137,8 +139,8 @@ impl WebhookState {
         if request.method() != Method::POST {
             return text_response(StatusCode::METHOD_NOT_ALLOWED, "send an AdmissionReview");
         }
-        let body = Limited::new(request.into_body(), BODY_MAX).collect();
-        let body = match timeout(BODY_TIME_MAX, body).await {
+        let body = Limited::new(request.into_body(), MAX_BODY).collect();
+        let body = match timeout(BODY_TIMEOUT, body).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(_)) => {
                 return text_response(
@@ -154,7 +156,7 @@ impl WebhookState {
             }
         };
         // Until here the connection waits for the peer.
-        let _answering = half_open.start_response();
+        let _response_guard = half_open.start_response();
         self.review_response(&body, source).await
     }
 
@@ -180,13 +182,23 @@ impl WebhookState {
         let Some(namespace) = review.namespace_of_pod() else { return review.allow_unchanged() };
         let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(self.client.clone());
         let name = ObjectName::from(namespace);
-        let namespace = match timeout(NAMESPACE_MAX, namespaces.get(&name)).await {
+        let namespace = match timeout(NAMESPACE_TIMEOUT, namespaces.get(&name)).await {
             Ok(Ok(namespace)) => namespace,
             // The client may not be the API server: the reason goes to the log only.
             Ok(Err(error)) => {
-                return review.refuse_for(UNAVAILABLE, UNREADABLE, &error.to_string());
+                return review.reject_with_message(
+                    UNAVAILABLE,
+                    UNREADABLE_NAMESPACE,
+                    &error.to_string(),
+                );
             }
-            Err(_) => return review.refuse_for(UNAVAILABLE, UNREADABLE, "no response in time"),
+            Err(_) => {
+                return review.reject_with_message(
+                    UNAVAILABLE,
+                    UNREADABLE_NAMESPACE,
+                    "no response in time",
+                );
+            }
         };
         let facts = NamespaceFacts::from(namespace);
         let settings = self.settings.borrow().clone();
@@ -216,22 +228,22 @@ fn response_with_type(
 /// The path for reviews of pods.
 pub const MUTATE_PATH: &str = "/mutate";
 /// The API server accepts objects of at most 3 MiB, and sends old and new versions.
-const BODY_MAX: usize = 8 << 20;
-const BODY_TIME_MAX: Duration = Duration::from_secs(5);
-const CONNECTIONS_MAX: usize = 1024;
+const MAX_BODY: usize = 8 << 20;
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_CONNECTIONS: usize = 1024;
 /// Connections without a request, half of them from one source: an API server that creates many pods at once
 /// opens a connection for each.
-pub(super) const WAITING_MAX: usize = 256;
+pub(super) const MAX_WAITING: usize = 256;
 /// Maximum number of reviews in progress; further ones are rejected. Their connections are not closed in favor
 /// of others, unlike waiting ones, so they are limited to half of all.
-const REVIEWS_MAX: usize = CONNECTIONS_MAX / 2;
+const MAX_REVIEWS: usize = MAX_CONNECTIONS / 2;
 /// The same for one source: an API server that creates many pods at once has one for each, for milliseconds.
-const REVIEWS_OF_SOURCE_MAX: usize = CONNECTIONS_MAX / 4;
-const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+const MAX_REVIEWS_PER_SOURCE: usize = MAX_CONNECTIONS / 4;
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longer than the 90 s after which the API server closes idle connections: if both sides may close at the same
 /// time, requests are lost.
-const IDLE_MAX: Duration = Duration::from_secs(120);
-const NAMESPACE_MAX: Duration = Duration::from_secs(4);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(4);
 const UNAVAILABLE: u16 = 503;
-const UNREADABLE: &str =
+const UNREADABLE_NAMESPACE: &str =
     "the namespace cannot be read at the moment; try again, and see the log of the control plane";

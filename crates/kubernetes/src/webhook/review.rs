@@ -93,16 +93,19 @@ impl AdmissionRequest {
                     "patch": patch,
                 });
                 if !warnings.is_empty() {
-                    let shown = warnings.iter().take(WARNINGS_MAX).map(|it| format!("leno: {it}"));
+                    let shown = warnings
+                        .iter()
+                        .take(MAX_WARNINGS)
+                        .map(|warning| format!("leno: {warning}"));
                     response["warnings"] = shown.collect();
                 }
                 wrap_response(response)
             }
-            Ok(InjectionOutcome::Skipped(skip)) => {
+            Ok(InjectionOutcome::Skipped(skip_reason)) => {
                 tracing::debug!(
                     namespace = namespace.name,
                     pod = self.name(),
-                    reason = %skip,
+                    reason = %skip_reason,
                     "no sidecar injected"
                 );
                 self.allow_unchanged()
@@ -117,17 +120,17 @@ impl AdmissionRequest {
     }
 
     /// Rejects the object.
-    pub(super) fn reject_pod(&self, code: u16, cause: &str) -> Value {
-        self.refuse_for(code, cause, cause)
+    pub(super) fn reject_pod(&self, code: u16, reason: &str) -> Value {
+        self.reject_with_message(code, reason, reason)
     }
 
-    /// Rejects the object for a confidential reason: `cause` goes to the log, and `message` to the client.
-    pub(super) fn refuse_for(&self, code: u16, message: &str, cause: &str) -> Value {
+    /// Rejects the object for a confidential reason: `reason` goes to the log, and `message` to the client.
+    pub(super) fn reject_with_message(&self, code: u16, message: &str, reason: &str) -> Value {
         let pod = self.name();
         let namespace = self.namespace.as_deref().unwrap_or_default();
         if let Some(line) = self.log_line() {
-            let (cause, suppressed) = (truncate_bytes(cause, WHY_BYTES_MAX), line.suppressed);
-            tracing::warn!(namespace, pod, reason = cause, suppressed, "pod rejected");
+            let (reason, suppressed) = (truncate_bytes(reason, MAX_REASON_BYTES), line.suppressed);
+            tracing::warn!(namespace, pod, reason, suppressed, "pod rejected");
         }
         let message = format!("leno: no sidecar for pod {namespace}/{pod}: {message}");
         let status = json!({"code": code, "message": message});
@@ -136,7 +139,7 @@ impl AdmissionRequest {
 
     /// Permits a log line. Any pod of the cluster may send reviews, with any namespace in them.
     fn log_line(&self) -> Option<PermittedLine> {
-        LINES.permit_line(self.source, Instant::now())
+        LOG_LIMITS.permit_line(self.source, Instant::now())
     }
 
     /// Returns the name or `generateName` of the pod.
@@ -145,7 +148,7 @@ impl AdmissionRequest {
         let name = metadata["name"].as_str().filter(|name| !name.is_empty());
         let name = name.or(metadata["generateName"].as_str()).unwrap_or_default();
         // The API server has not validated it yet.
-        truncate_bytes(name, NAME_BYTES_MAX)
+        truncate_bytes(name, MAX_NAME_BYTES)
     }
 }
 
@@ -159,16 +162,16 @@ fn wrap_response(response: Value) -> Value {
 }
 
 /// The log rate limit of reviews, per source.
-static LINES: LazyLock<LogLimits<ConnectionSource>> = LazyLock::new(LogLimits::default);
+static LOG_LIMITS: LazyLock<LogLimits<ConnectionSource>> = LazyLock::new(LogLimits::default);
 
 const VERSION: &str = "admission.k8s.io/v1";
 const BAD_REQUEST: u16 = 400;
 /// The API server limits the total size of warnings.
-const WARNINGS_MAX: usize = 10;
+const MAX_WARNINGS: usize = 10;
 /// The maximum length of names.
-const NAME_BYTES_MAX: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 /// The maximum length of a logged reason, which quotes the pod.
-const WHY_BYTES_MAX: usize = 1000;
+const MAX_REASON_BYTES: usize = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -222,12 +225,12 @@ mod tests {
     }
 
     #[test]
-    fn log_lines_are_limited_by_source_whatever_namespace_the_reviews_name() {
+    fn log_lines_are_limited_by_source_and_not_by_namespace() {
         let line = |last: u8, namespace: &str| {
-            let mut asked = pod_review("CREATE", &json!({}));
-            asked["request"]["namespace"] = json!(namespace);
+            let mut review = pod_review("CREATE", &json!({}));
+            review["request"]["namespace"] = json!(namespace);
             let source = ConnectionSource::from(IpAddr::from([192, 0, 2, last]));
-            AdmissionRequest::parse(asked.to_string().as_bytes(), source).unwrap().log_line()
+            AdmissionRequest::parse(review.to_string().as_bytes(), source).unwrap().log_line()
         };
         let lines = (0..500).filter(|number| line(1, &format!("ns-{number}")).is_some()).count();
         assert!((1..100).contains(&lines), "{lines} lines");
@@ -235,39 +238,39 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_comes_back_with_a_patch() {
-        let asked = pod_review("CREATE", &json!({}));
-        let answered = response_to(&asked, "enabled");
-        assert_eq!(answered["response"]["uid"], "u1");
-        assert_eq!(answered["response"]["allowed"], true);
-        let patch = STANDARD.decode(answered["response"]["patch"].as_str().unwrap()).unwrap();
+    fn a_pod_that_needs_a_sidecar_is_patched() {
+        let review = pod_review("CREATE", &json!({}));
+        let response = response_to(&review, "enabled");
+        assert_eq!(response["response"]["uid"], "u1");
+        assert_eq!(response["response"]["allowed"], true);
+        let patch = STANDARD.decode(response["response"]["patch"].as_str().unwrap()).unwrap();
         let patch: json_patch::Patch = serde_json::from_slice(&patch).unwrap();
-        let mut pod = asked["request"]["object"].clone();
+        let mut pod = review["request"]["object"].clone();
         json_patch::patch(&mut pod, &patch).unwrap();
         assert_eq!(pod["spec"]["initContainers"][1]["name"], "leno-proxy");
         assert_eq!(pod["metadata"]["labels"]["leno.dev/meshed"], "sidecar");
     }
 
     #[test]
-    fn what_is_not_to_be_changed_is_let_in() {
+    fn objects_that_need_no_change_are_allowed() {
         for (operation, label) in [("CREATE", "disabled"), ("UPDATE", "enabled")] {
-            let answered = response_to(&pod_review(operation, &json!({})), label);
-            assert_eq!(answered["response"], json!({"uid": "u1", "allowed": true}));
+            let response = response_to(&pod_review(operation, &json!({})), label);
+            assert_eq!(response["response"], json!({"uid": "u1", "allowed": true}));
         }
     }
 
     #[test]
-    fn a_slip_of_the_pen_is_reported_to_who_made_it() {
+    fn an_invalid_annotation_is_reported_to_the_client() {
         let annotations = json!({"leno.dev/inbound-port-exclusion-list": "http"});
-        let answered = response_to(&pod_review("CREATE", &annotations), "enabled");
-        assert_eq!(answered["response"]["allowed"], false);
+        let response = response_to(&pod_review("CREATE", &annotations), "enabled");
+        assert_eq!(response["response"]["allowed"], false);
         expect_test::expect![[r#"
             "leno: no sidecar for pod shop/web-: pod: annotation `leno.dev/inbound-port-exclusion-list`: `http` is not a port; use numbers from 1 to 65535, such as `25, 5432`""#]]
-        .assert_eq(&answered["response"]["status"]["message"].to_string());
+        .assert_eq(&response["response"]["status"]["message"].to_string());
     }
 
     #[test]
-    fn what_is_no_review_is_not_answered() {
+    fn a_body_that_is_not_a_review_is_an_error() {
         for body in
             ["", "{}", r#"{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1beta1"}"#]
         {
@@ -276,9 +279,9 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_a_label_or_the_review_is_not_answered() {
+    fn a_review_with_an_invalid_namespace_is_an_error() {
         let long = "a".repeat(64);
-        for bad in [
+        for invalid in [
             json!("leno-system/secrets/leno-authority"),
             json!("a?watch=true"),
             json!("a#"),
@@ -294,18 +297,18 @@ mod tests {
             json!(["a"]),
         ] {
             for operation in ["CREATE", "UPDATE"] {
-                let mut asked = pod_review(operation, &json!({}));
-                asked["request"]["namespace"] = bad.clone();
-                let answer = parse_body(&asked.to_string());
-                assert_eq!(answer.unwrap_err(), InvalidReview::Namespace, "{bad}");
+                let mut review = pod_review(operation, &json!({}));
+                review["request"]["namespace"] = invalid.clone();
+                let result = parse_body(&review.to_string());
+                assert_eq!(result.unwrap_err(), InvalidReview::Namespace, "{invalid}");
             }
         }
         // A pod has a namespace; other objects need not have one.
-        let mut asked = pod_review("CREATE", &json!({}));
-        asked["request"]["namespace"] = Value::Null;
-        let answer = parse_body(&asked.to_string());
-        assert_eq!(answer.unwrap_err(), InvalidReview::Namespace);
-        asked["request"]["kind"]["kind"] = json!("Node");
-        assert!(parse_body(&asked.to_string()).unwrap().namespace_of_pod().is_none());
+        let mut review = pod_review("CREATE", &json!({}));
+        review["request"]["namespace"] = Value::Null;
+        let result = parse_body(&review.to_string());
+        assert_eq!(result.unwrap_err(), InvalidReview::Namespace);
+        review["request"]["kind"]["kind"] = json!("Node");
+        assert!(parse_body(&review.to_string()).unwrap().namespace_of_pod().is_none());
     }
 }

@@ -33,18 +33,18 @@ use crowd::{Sent, expect_served};
 mod crowd;
 
 /// The state of the API server.
-struct Kept {
+struct ApiServerState {
     secret: Mutex<Option<Value>>,
     bundle: watch::Sender<String>,
     /// The requests about namespaces, with the rest of their path.
     namespaces: Mutex<Vec<String>>,
     /// A request about the namespace `slow` has arrived.
-    arrived: Notify,
+    slow_arrived: Notify,
     /// Permits for responses to it.
-    released: Semaphore,
+    slow_permits: Semaphore,
 }
 
-impl Kept {
+impl ApiServerState {
     fn take_namespaces(&self) -> Vec<String> {
         std::mem::take(&mut self.namespaces.lock().unwrap())
     }
@@ -54,26 +54,26 @@ impl Kept {
 const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
 
 /// Starts an API server; returns its state and a client.
-async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<Kept>, Client) {
-    let kept = Arc::new(Kept {
+async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<ApiServerState>, Client) {
+    let api_state = Arc::new(ApiServerState {
         secret: Mutex::new(None),
         bundle: watch::Sender::default(),
         namespaces: Mutex::default(),
-        arrived: Notify::new(),
-        released: Semaphore::new(0),
+        slow_arrived: Notify::new(),
+        slow_permits: Semaphore::new(0),
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let serving = Arc::clone(&kept);
+    let serving = Arc::clone(&api_state);
     tasks.spawn(async move {
         let mut connections = JoinSet::new();
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            let kept = Arc::clone(&serving);
+            let api_state = Arc::clone(&serving);
             connections.spawn(async move {
                 let service = service_fn(move |request| {
-                    let kept = Arc::clone(&kept);
-                    async move { Ok::<_, Infallible>(kept.handle_request(request).await) }
+                    let api_state = Arc::clone(&api_state);
+                    async move { Ok::<_, Infallible>(api_state.handle_request(request).await) }
                 });
                 let http = hyper::server::conn::http1::Builder::new();
                 drop(http.serve_connection(TokioIo::new(stream), service).await);
@@ -81,10 +81,10 @@ async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<Kept>, Client) {
         }
     });
     let config = kube::Config::new(format!("http://{address}").parse().unwrap());
-    (kept, Client::try_from(config).unwrap())
+    (api_state, Client::try_from(config).unwrap())
 }
 
-impl Kept {
+impl ApiServerState {
     async fn handle_request(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
@@ -93,11 +93,11 @@ impl Kept {
             self.namespaces.lock().unwrap().push(format!("{} {uri}", parts.method));
         }
         if uri == "/api/v1/namespaces/slow" {
-            self.arrived.notify_one();
-            self.released.acquire().await.unwrap().forget();
+            self.slow_arrived.notify_one();
+            self.slow_permits.acquire().await.unwrap().forget();
         }
-        let (status, answer) = self.respond_to(&parts.method, parts.uri.path(), &body);
-        let mut response = Response::new(Full::new(Bytes::from(answer.to_string())));
+        let (status, response) = self.respond_to(&parts.method, parts.uri.path(), &body);
+        let mut response = Response::new(Full::new(Bytes::from(response.to_string())));
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
         response
     }
@@ -136,9 +136,9 @@ impl Kept {
                 if secret.is_some() {
                     return status(409);
                 }
-                let new: Value = serde_json::from_slice(body).unwrap();
-                *secret = Some(new.clone());
-                (201, new)
+                let created: Value = serde_json::from_slice(body).unwrap();
+                *secret = Some(created.clone());
+                (201, created)
             }
             ("GET", path) if path == format!("{configurations}{INJECTOR}") => {
                 (200, self.current_configuration())
@@ -171,19 +171,19 @@ async fn send_review(
     path: &str,
     body: &Value,
 ) -> (StatusCode, Value) {
-    let (status, answer) = send_request(address, bundle, None, path, body).await.unwrap();
-    (status, serde_json::from_slice(&answer).unwrap_or(Value::Null))
+    let (status, response) = send_request(address, bundle, None, path, body).await.unwrap();
+    (status, serde_json::from_slice(&response).unwrap_or(Value::Null))
 }
 
 /// The same, with an optional client certificate.
 async fn send_request(
     address: SocketAddr,
     bundle: &str,
-    own: Option<&Client509>,
+    client_certificate: Option<&ClientCertificate>,
     path: &str,
     body: &Value,
 ) -> Result<(StatusCode, Bytes), Failure> {
-    let (sender, connection) = connect_tls(address, bundle, own).await?;
+    let (sender, connection) = connect_tls(address, bundle, client_certificate).await?;
     let (head, body) = exchange_request(sender, connection, path, body).await?.into_parts();
     Ok((head.status, body))
 }
@@ -192,8 +192,8 @@ async fn send_request(
 async fn connect_tls(
     address: SocketAddr,
     bundle: &str,
-    own: Option<&Client509>,
-) -> Result<Connected, Failure> {
+    client_certificate: Option<&ClientCertificate>,
+) -> Result<WebhookConnection, Failure> {
     let pem: k8s_openapi::ByteString = serde_json::from_value(json!(bundle)).unwrap();
     let mut roots = RootCertStore::empty();
     for der in CertificateDer::pem_slice_iter(&pem.0) {
@@ -204,7 +204,7 @@ async fn connect_tls(
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots);
-    let config = match own {
+    let config = match client_certificate {
         Some((chain, key)) => config.with_client_auth_cert(vec![chain.clone()], key.clone_key())?,
         None => config.with_no_client_auth(),
     };
@@ -228,12 +228,12 @@ async fn exchange_request(
         Ok(Response::from_parts(head, body.collect().await?.to_bytes()))
     };
     let mut exchange = pin!(exchange);
-    let ended = tokio::select! {
-        answer = exchange.as_mut() => return answer,
-        ended = connection => ended,
+    let connection_result = tokio::select! {
+        response = exchange.as_mut() => return response,
+        connection_result = connection => connection_result,
     };
     // The connection may close with the response.
-    match ended {
+    match connection_result {
         Ok(()) => exchange.await,
         Err(error) => Err(error.into()),
     }
@@ -243,29 +243,30 @@ async fn exchange_request(
 type Failure = Box<dyn std::error::Error>;
 
 /// A connection to the webhook.
-type Connected = (SendRequest<Full<Bytes>>, Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>);
+type WebhookConnection =
+    (SendRequest<Full<Bytes>>, Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>);
 
 /// A certificate and its key.
-type Client509 = (CertificateDer<'static>, PrivateKeyDer<'static>);
+type ClientCertificate = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
 /// Creates a client CA and one client certificate.
-fn client_authority() -> (String, Client509) {
+fn client_authority() -> (String, ClientCertificate) {
     let key = KeyPair::generate().unwrap();
     let mut parameters = CertificateParams::default();
     parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = parameters.self_signed(&key).unwrap();
     let issuer = Issuer::new(parameters, key);
-    let own = KeyPair::generate().unwrap();
+    let client_key = KeyPair::generate().unwrap();
     let mut parameters = CertificateParams::default();
     parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    let certificate = parameters.signed_by(&own, &issuer).unwrap();
-    let own = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(own.serialize_der()));
-    (authority.pem(), (certificate.der().clone(), own))
+    let certificate = parameters.signed_by(&client_key, &issuer).unwrap();
+    let client_key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(client_key.serialize_der()));
+    (authority.pem(), (certificate.der().clone(), client_key))
 }
 
 /// A webhook with its API server.
-struct Served {
-    kept: Arc<Kept>,
+struct WebhookFixture {
+    api_state: Arc<ApiServerState>,
     address: SocketAddr,
     bundle: String,
     stop: watch::Sender<bool>,
@@ -273,10 +274,10 @@ struct Served {
     _tasks: JoinSet<()>,
 }
 
-impl Served {
+impl WebhookFixture {
     async fn start(clients: Option<ClientAuthorities>) -> Self {
         let mut tasks = JoinSet::new();
-        let (kept, client) = api_server(&mut tasks).await;
+        let (api_state, client) = api_server(&mut tasks).await;
         let (stop, stopped) = watch::channel(false);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -285,17 +286,17 @@ impl Served {
             let settings = test_settings();
             drop(serve_with(client, listener, clients, settings, stopped, Duration::ZERO).await);
         });
-        let mut bundles = kept.bundle.subscribe();
+        let mut bundles = api_state.bundle.subscribe();
         let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
         // The webhook has its certificate by now.
-        kept.take_namespaces();
-        Self { kept, address, bundle, stop, webhook, _tasks: tasks }
+        api_state.take_namespaces();
+        Self { api_state, address, bundle, stop, webhook, _tasks: tasks }
     }
 
     async fn send_review(&self, review: &Value) -> (StatusCode, String) {
-        let answer = send_request(self.address, &self.bundle, None, MUTATE_PATH, review).await;
-        let (status, answer) = answer.unwrap();
-        (status, String::from_utf8(answer.to_vec()).unwrap())
+        let response = send_request(self.address, &self.bundle, None, MUTATE_PATH, review).await;
+        let (status, response) = response.unwrap();
+        (status, String::from_utf8(response.to_vec()).unwrap())
     }
 }
 
@@ -330,9 +331,9 @@ fn test_settings() -> watch::Receiver<InjectionSettings> {
 }
 
 #[tokio::test]
-async fn every_replica_is_trusted_and_answers() {
+async fn every_replica_is_trusted_and_responds() {
     let mut tasks = JoinSet::new();
-    let (kept, client) = api_server(&mut tasks).await;
+    let (api_state, client) = api_server(&mut tasks).await;
     let (stop, stopped) = watch::channel(false);
     let mut webhooks = JoinSet::new();
     let mut addresses = Vec::new();
@@ -347,7 +348,7 @@ async fn every_replica_is_trusted_and_answers() {
             Duration::ZERO,
         ));
     }
-    let mut bundles = kept.bundle.subscribe();
+    let mut bundles = api_state.bundle.subscribe();
     let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
     let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}});
     let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
@@ -355,10 +356,10 @@ async fn every_replica_is_trusted_and_answers() {
         "namespace": "shop", "object": pod,
     }});
     for address in addresses {
-        let (status, answer) = send_review(address, &bundle, MUTATE_PATH, &review).await;
+        let (status, response) = send_review(address, &bundle, MUTATE_PATH, &review).await;
         assert_eq!(status, StatusCode::OK);
-        assert_eq!(answer["response"]["allowed"], true, "{answer}");
-        assert_eq!(answer["response"]["patchType"], "JSONPatch", "{answer}");
+        assert_eq!(response["response"]["allowed"], true, "{response}");
+        assert_eq!(response["response"]["patchType"], "JSONPatch", "{response}");
         let (status, _) = send_review(address, &bundle, MUTATE_PATH, &json!({})).await;
         assert_eq!(status, StatusCode::BAD_REQUEST);
         let (status, _) = send_review(address, &bundle, "/another", &review).await;
@@ -371,12 +372,12 @@ async fn every_replica_is_trusted_and_answers() {
 }
 
 #[tokio::test]
-async fn a_pod_is_refused_while_its_namespace_cannot_be_read() {
-    let served = Served::start(None).await;
-    let (_, answer) = served.send_review(&pod_review(&json!("gone"), &json!({"spec": {}}))).await;
-    let answer: Value = serde_json::from_str(&answer).unwrap();
-    assert_eq!(answer["response"]["allowed"], false, "{answer}");
-    assert_eq!(answer["response"]["status"]["code"], 503, "{answer}");
+async fn a_pod_is_rejected_while_its_namespace_cannot_be_read() {
+    let served = WebhookFixture::start(None).await;
+    let (_, response) = served.send_review(&pod_review(&json!("gone"), &json!({"spec": {}}))).await;
+    let response: Value = serde_json::from_str(&response).unwrap();
+    assert_eq!(response["response"]["allowed"], false, "{response}");
+    assert_eq!(response["response"]["status"]["code"], 503, "{response}");
 }
 
 /// Returns when the address does not accept connections.
@@ -386,34 +387,34 @@ async fn wait_until_closed(address: SocketAddr) {
 
 #[tokio::test]
 async fn a_review_in_progress_at_the_stop_is_completed() {
-    let mut served = Served::start(None).await;
-    let asked = pod_review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
+    let mut served = WebhookFixture::start(None).await;
+    let review = pod_review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
     let stopping = async {
-        served.kept.arrived.notified().await;
+        served.api_state.slow_arrived.notified().await;
         served.stop.send_replace(true);
         wait_until_closed(served.address).await;
-        served.kept.released.add_permits(1);
+        served.api_state.slow_permits.add_permits(1);
     };
-    let ((status, answer), ()) = tokio::join!(served.send_review(&asked), stopping);
+    let ((status, response), ()) = tokio::join!(served.send_review(&review), stopping);
     assert_eq!(status, StatusCode::OK);
-    assert!(answer.contains("JSONPatch"), "{answer}");
+    assert!(response.contains("JSONPatch"), "{response}");
     assert!(served.webhook.join_next().await.unwrap().is_ok());
 }
 
 #[tokio::test]
-async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
-    let mut served = Served::start(None).await;
-    let asked = pod_review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
+async fn a_connection_without_a_request_at_the_stop_may_still_send_one() {
+    let mut served = WebhookFixture::start(None).await;
+    let review = pod_review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
     let (sender, connection) = connect_tls(served.address, &served.bundle, None).await.unwrap();
     served.stop.send_replace(true);
     let releasing = async {
-        served.kept.arrived.notified().await;
+        served.api_state.slow_arrived.notified().await;
         wait_until_closed(served.address).await;
-        served.kept.released.add_permits(1);
+        served.api_state.slow_permits.add_permits(1);
         std::future::pending().await
     };
     let response = tokio::select! {
-        response = exchange_request(sender, connection, MUTATE_PATH, &asked) => response.unwrap(),
+        response = exchange_request(sender, connection, MUTATE_PATH, &review) => response.unwrap(),
         () = releasing => return,
     };
     assert_eq!(response.status(), StatusCode::OK);
@@ -422,8 +423,8 @@ async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
 }
 
 #[tokio::test]
-async fn silent_clients_do_not_delay_the_stop_beyond_the_time_for_a_last_request() {
-    let mut served = Served::start(None).await;
+async fn silent_clients_delay_the_stop_only_briefly() {
+    let mut served = WebhookFixture::start(None).await;
     let _silent = TcpStream::connect(served.address).await.unwrap();
     let _idle = connect_tls(served.address, &served.bundle, None).await.unwrap();
     served.stop.send_replace(true);
@@ -457,23 +458,23 @@ const HOSTILE: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn a_namespace_that_is_no_label_gets_400_and_the_api_server_no_request() {
-    let served = Served::start(None).await;
+async fn a_namespace_that_is_not_a_label_is_rejected_without_an_api_request() {
+    let served = WebhookFixture::start(None).await;
     let long = "a".repeat(64);
     for namespace in HOSTILE.iter().copied().chain([long.as_str()]) {
-        let (status, answer) =
+        let (status, response) =
             served.send_review(&pod_review(&json!(namespace), &json!({"spec": {}}))).await;
-        assert_eq!(status, StatusCode::BAD_REQUEST, "{namespace:?}: {answer}");
-        assert_eq!(served.kept.take_namespaces(), [""; 0], "{namespace:?}");
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{namespace:?}: {response}");
+        assert_eq!(served.api_state.take_namespaces(), [""; 0], "{namespace:?}");
     }
     let (status, _) = served.send_review(&pod_review(&Value::Null, &json!({"spec": {}}))).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    assert_eq!(served.kept.take_namespaces(), [""; 0]);
+    assert_eq!(served.api_state.take_namespaces(), [""; 0]);
 }
 
 #[tokio::test]
-async fn no_other_text_of_a_review_ends_in_a_path() {
-    let served = Served::start(None).await;
+async fn no_other_text_of_a_review_is_part_of_an_api_path() {
+    let served = WebhookFixture::start(None).await;
     for text in HOSTILE {
         let pod = json!({
             "metadata": {
@@ -488,29 +489,30 @@ async fn no_other_text_of_a_review_ends_in_a_path() {
                 "volumes": [{"name": "v", "secret": {"secretName": text}}],
             },
         });
-        let mut asked = pod_review(&json!("shop"), &pod);
+        let mut review = pod_review(&json!("shop"), &pod);
         for field in ["name", "uid", "userInfo", "resource", "requestKind"] {
-            asked["request"][field] = json!(text);
+            review["request"][field] = json!(text);
         }
-        asked["request"]["oldObject"] = pod;
-        let (status, answer) = served.send_review(&asked).await;
-        assert_eq!(status, StatusCode::OK, "{text:?}: {answer}");
-        assert_eq!(served.kept.take_namespaces(), ["GET /api/v1/namespaces/shop"], "{text:?}");
+        review["request"]["oldObject"] = pod;
+        let (status, response) = served.send_review(&review).await;
+        assert_eq!(status, StatusCode::OK, "{text:?}: {response}");
+        assert_eq!(served.api_state.take_namespaces(), ["GET /api/v1/namespaces/shop"], "{text:?}");
     }
 }
 
 #[tokio::test]
-async fn the_text_of_the_api_server_is_not_for_clients_of_the_webhook() {
-    let served = Served::start(None).await;
+async fn responses_do_not_contain_text_of_the_api_server() {
+    let served = WebhookFixture::start(None).await;
     for namespace in ["secret", "failing", "text", "gone"] {
-        let (status, answer) =
+        let (status, response) =
             served.send_review(&pod_review(&json!(namespace), &json!({"spec": {}}))).await;
         assert_eq!(status, StatusCode::OK);
-        for said in [MARKER, "etcdserver", "deserializ", "Secret", "column", "NotFound", "502"] {
-            assert!(!answer.contains(said), "{said}: {answer}");
+        for internal in [MARKER, "etcdserver", "deserializ", "Secret", "column", "NotFound", "502"]
+        {
+            assert!(!response.contains(internal), "{internal}: {response}");
         }
-        let answer: Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!(answer["response"]["status"]["code"], 503, "{answer}");
+        let response: Value = serde_json::from_str(&response).unwrap();
+        assert_eq!(response["response"]["status"]["code"], 503, "{response}");
     }
 }
 
@@ -518,60 +520,62 @@ async fn the_text_of_the_api_server_is_not_for_clients_of_the_webhook() {
 async fn clients_without_a_certificate_of_the_authority_are_not_served() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ca.pem");
-    let ((ours, own), (theirs, other)) = (client_authority(), client_authority());
-    std::fs::write(&path, &ours).unwrap();
+    let ((first_ca, first_client), (second_ca, second_client)) =
+        (client_authority(), client_authority());
+    std::fs::write(&path, &first_ca).unwrap();
     let clients = ClientAuthorities::open(path.clone()).unwrap();
-    let served = Served::start(Some(clients)).await;
-    let asked = pod_review(&json!("shop"), &json!({"spec": {"containers": [{"name": "app"}]}}));
-    let is_served = async |own: Option<&Client509>| {
-        let answer = send_request(served.address, &served.bundle, own, MUTATE_PATH, &asked).await;
-        answer.is_ok_and(|(status, _)| status == StatusCode::OK)
+    let served = WebhookFixture::start(Some(clients)).await;
+    let review = pod_review(&json!("shop"), &json!({"spec": {"containers": [{"name": "app"}]}}));
+    let is_served = async |certificate: Option<&ClientCertificate>| {
+        let response =
+            send_request(served.address, &served.bundle, certificate, MUTATE_PATH, &review).await;
+        response.is_ok_and(|(status, _)| status == StatusCode::OK)
     };
-    assert!(is_served(Some(&own)).await);
-    assert!(!is_served(None).await && !is_served(Some(&other)).await);
-    served.kept.take_namespaces();
+    assert!(is_served(Some(&first_client)).await);
+    assert!(!is_served(None).await && !is_served(Some(&second_client)).await);
+    served.api_state.take_namespaces();
     // The file is reloaded: an invalid file changes nothing, another CA does.
     std::fs::write(&path, "broken").unwrap();
-    assert!(is_served(Some(&own)).await);
-    std::fs::write(&path, &theirs).unwrap();
-    let begin = Instant::now();
-    while !is_served(Some(&other)).await {
-        assert!(begin.elapsed() < Duration::from_secs(60), "the file is not read again");
+    assert!(is_served(Some(&first_client)).await);
+    std::fs::write(&path, &second_ca).unwrap();
+    let started = Instant::now();
+    while !is_served(Some(&second_client)).await {
+        assert!(started.elapsed() < Duration::from_secs(60), "the file is not read again");
         sleep(Duration::from_millis(50)).await;
     }
-    assert!(!is_served(Some(&own)).await && !is_served(None).await);
+    assert!(!is_served(Some(&first_client)).await && !is_served(None).await);
 }
 
 #[tokio::test]
-async fn reviews_of_one_source_beyond_its_limit_are_rejected_and_those_of_others_answered() {
+async fn reviews_beyond_the_limit_of_a_source_are_rejected() {
     let mut tasks = JoinSet::new();
     let (_, client) = api_server(&mut tasks).await;
     let reviews = ConcurrencyLimit::new(2, 1);
-    let answering = listen::WebhookState { client, settings: test_settings(), reviews };
+    let state = listen::WebhookState { client, settings: test_settings(), reviews };
     let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}});
     let review = pod_review(&json!("shop"), &pod).to_string();
     let source = |last: u8| ConnectionSource::from(IpAddr::from([10, 0, 0, last]));
-    let in_progress = answering.reviews.acquire(source(1)).unwrap();
+    let in_progress = state.reviews.acquire(source(1)).unwrap();
     for (last, expected) in [(1, StatusCode::SERVICE_UNAVAILABLE), (2, StatusCode::OK)] {
-        let answer = answering.review_response(review.as_bytes(), source(last)).await;
-        assert_eq!(answer.status(), expected, "{last}");
+        let response = state.review_response(review.as_bytes(), source(last)).await;
+        assert_eq!(response.status(), expected, "{last}");
     }
     drop(in_progress);
-    let answer = answering.review_response(review.as_bytes(), source(1)).await;
-    assert_eq!(answer.status(), StatusCode::OK);
+    let response = state.review_response(review.as_bytes(), source(1)).await;
+    assert_eq!(response.status(), StatusCode::OK);
 }
 
 #[tokio::test]
 async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
     let mut tasks = JoinSet::new();
-    let (kept, client) = api_server(&mut tasks).await;
+    let (api_state, client) = api_server(&mut tasks).await;
     let (_stop, stopped) = watch::channel(false);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tasks.spawn(async move {
         drop(serve_on(client, listener, test_settings(), stopped, Duration::ZERO).await);
     });
-    let mut bundles = kept.bundle.subscribe();
+    let mut bundles = api_state.bundle.subscribe();
     let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
     let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
         "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE",
@@ -579,7 +583,7 @@ async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
     }});
     for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
         // The limit of one source.
-        let number = 10 * listen::WAITING_MAX / 2;
+        let number = 10 * listen::MAX_WAITING / 2;
         expect_served(address, number, sent, b"h2", async || {
             let (status, _) = send_review(address, &bundle, MUTATE_PATH, &review).await;
             assert_eq!(status, StatusCode::OK);

@@ -47,8 +47,8 @@ pub(crate) fn is_patched(bytes: &[u8]) -> bool {
 /// Returns the names of all containers.
 fn container_names(pod: &Value) -> Vec<Value> {
     let list = |key: &str| pod["spec"][key].as_array().cloned().unwrap_or_default();
-    let all = list("containers").into_iter().chain(list("initContainers"));
-    all.map(|container| container["name"].clone()).collect()
+    let containers = list("containers").into_iter().chain(list("initContainers"));
+    containers.map(|container| container["name"].clone()).collect()
 }
 
 fn namespace_facts() -> NamespaceFacts {

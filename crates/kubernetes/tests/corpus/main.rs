@@ -5,12 +5,12 @@ mod admission_review;
 mod replay;
 
 #[test]
-fn admission_reviews_hold() {
+fn responses_to_all_reviews_of_the_corpus_are_valid() {
     replay::replay("admission_review", admission_review::check_review);
 }
 
 #[test]
-fn a_pod_that_gets_a_sidecar_is_in_the_corpus() {
+fn the_corpus_has_a_pod_that_gets_a_sidecar() {
     let review = include_bytes!("../../../../fuzz/corpus/admission_review/plain");
     assert!(admission_review::is_patched(review));
 }

@@ -20,33 +20,34 @@ fn loopback_address() -> IpAddr {
 }
 
 #[tokio::test]
-async fn a_silent_peer_makes_room_for_the_next_of_its_source() {
+async fn a_silent_peer_is_evicted_for_the_next_of_its_source() {
     let admission = test_admission(2);
     let mut silent = JoinSet::new();
-    let mut honest = Vec::new();
+    let mut results = Vec::new();
     for _ in 0..20 {
         let half_open = admission.admit(loopback_address());
         silent.spawn(async move { half_open.await_peer(pending::<()>()).await });
         yield_now().await;
         let half_open = admission.admit(loopback_address());
-        honest.push(half_open.await_peer(yield_now()).await);
+        results.push(half_open.await_peer(yield_now()).await);
     }
     for _ in 0..19 {
         assert_eq!(silent.join_next().await.unwrap().unwrap(), Err(Evicted));
     }
-    // A peer that sends at once is not taken for one that is silent, though it waits for a moment.
-    assert!(honest.iter().all(Result::is_ok), "{honest:?}");
+    // A peer that sends at once does not count as silent, although its connection waits for a moment.
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
     assert_eq!(admission.evicted_count(), 20);
 }
 
 #[tokio::test]
-async fn one_that_is_not_awaited_is_not_evicted() {
+async fn a_connection_that_does_not_wait_for_its_peer_is_not_evicted() {
     let admission = test_admission(2);
-    let (busy, left) = (admission.admit(loopback_address()), admission.admit(loopback_address()));
+    let (busy, complete) =
+        (admission.admit(loopback_address()), admission.admit(loopback_address()));
     busy.mark_waiting();
     busy.mark_busy();
-    left.mark_waiting();
-    left.mark_complete();
+    complete.mark_waiting();
+    complete.mark_complete();
     for _ in 0..10 {
         let other = admission.admit(loopback_address());
         other.mark_waiting();
@@ -65,39 +66,39 @@ async fn work_that_waits_for_its_peer_holds_no_turn() {
     let admission =
         ConnectionAdmission::new(HalfOpenLimits { waiting: 100, ..HalfOpenLimits::new(200, 1000) });
     let mut tasks = JoinSet::new();
-    let mut answers = Vec::new();
+    let mut senders = Vec::new();
     for number in 0..50 {
         let half_open = admission.admit(loopback_address());
-        let (answer, answered) = oneshot::channel::<()>();
-        answers.push(answer);
+        let (sender, response) = oneshot::channel::<()>();
+        senders.push(sender);
         tasks.spawn(async move {
-            // The peer answers after the first piece of work.
-            let work = async move { answered.await.map(|()| number) };
+            // The peer responds after the first piece of work.
+            let work = async move { response.await.map(|()| number) };
             half_open.in_turns(work).await
         });
     }
     while admission.half_open() < 50 {
         yield_now().await;
     }
-    for answer in answers.into_iter().rev() {
-        answer.send(()).unwrap();
+    for sender in senders.into_iter().rev() {
+        sender.send(()).unwrap();
         assert!(tasks.join_next().await.unwrap().unwrap().unwrap().is_ok());
     }
     assert_eq!((admission.half_open(), admission.evicted_count()), (0, 0));
 }
 
 #[tokio::test]
-async fn turns_of_tasks_that_end_are_passed_on() {
+async fn turns_of_ended_tasks_pass_on() {
     let admission = test_admission(100);
     let tasks = LocalSet::new();
-    let done = Rc::new(std::cell::Cell::new(0));
+    let completed = Rc::new(std::cell::Cell::new(0));
     let run = async {
         let mut handles = Vec::new();
         for number in 0..100 {
-            let (half_open, done) = (admission.admit(loopback_address()), done.clone());
+            let (half_open, completed) = (admission.admit(loopback_address()), completed.clone());
             handles.push(tokio::task::spawn_local(async move {
                 half_open.in_turns(async {}).await.unwrap();
-                done.set(done.get() + 1);
+                completed.set(completed.get() + 1);
             }));
             if number % 3 == 0 {
                 handles[number / 2].abort();
@@ -111,5 +112,5 @@ async fn turns_of_tasks_that_end_are_passed_on() {
         }
     };
     timeout(Duration::from_secs(60), tasks.run_until(run)).await.expect("a turn is lost");
-    assert!(done.get() > 50 && admission.half_open() == 0);
+    assert!(completed.get() > 50 && admission.half_open() == 0);
 }

@@ -1,4 +1,4 @@
-//! The table by cases, and by many random steps against what must always hold.
+//! Cases for the table, and its invariants after many random steps.
 
 use std::net::IpAddr;
 
@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BOUNDS: HalfOpenLimits =
-    HalfOpenLimits { waiting: 4, waiting_of_source: 3, half_open: 8, turns: 2 };
+const LIMITS: HalfOpenLimits =
+    HalfOpenLimits { waiting: 4, waiting_per_source: 3, half_open: 8, turns: 2 };
 
 fn source(number: u8) -> ConnectionSource {
     IpAddr::from([10, 0, 0, number]).into()
@@ -21,21 +21,21 @@ fn add_waiting(table: &mut HalfOpenTable, number: u8) -> (HalfOpenId, Option<Hal
 }
 
 #[test]
-fn the_oldest_of_a_source_makes_room_for_its_next() {
-    let mut table = HalfOpenTable::new(BOUNDS);
+fn the_oldest_of_a_source_is_evicted_for_its_next() {
+    let mut table = HalfOpenTable::new(LIMITS);
     let first: Vec<HalfOpenId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
     let (_, evicted) = add_waiting(&mut table, 1);
     assert_eq!(evicted, Some(first[0]));
     assert_eq!(table.state_of(first[0]), Some(HalfOpenState::Evicted));
-    // A connection that goes on is not evicted, and is a new one in its next phase.
+    // A connection with progress is not evicted, and counts as new in its next phase.
     table.record_phase(first[1], PeerPhase::Ended);
     table.start_waiting(first[1]);
     assert_eq!(add_waiting(&mut table, 1).1, Some(first[2]));
 }
 
 #[test]
-fn who_sends_a_byte_at_a_time_does_not_get_younger() {
-    let mut table = HalfOpenTable::new(BOUNDS);
+fn a_client_that_sends_single_bytes_keeps_its_age() {
+    let mut table = HalfOpenTable::new(LIMITS);
     let (slow, _) = add_waiting(&mut table, 1);
     let others = [add_waiting(&mut table, 1).0, add_waiting(&mut table, 1).0];
     table.record_phase(slow, PeerPhase::Continues);
@@ -45,38 +45,38 @@ fn who_sends_a_byte_at_a_time_does_not_get_younger() {
 }
 
 #[test]
-fn the_source_with_most_makes_room_for_another() {
-    let mut table = HalfOpenTable::new(BOUNDS);
-    let crowd: Vec<HalfOpenId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
+fn the_source_with_the_most_connections_loses_one_to_another() {
+    let mut table = HalfOpenTable::new(LIMITS);
+    let many: Vec<HalfOpenId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
     let (other, evicted) = add_waiting(&mut table, 2);
     assert_eq!(evicted, None);
-    assert_eq!(add_waiting(&mut table, 3).1, Some(crowd[0]));
-    assert_eq!(add_waiting(&mut table, 4).1, Some(crowd[1]));
-    // All have one: the oldest goes.
-    assert_eq!(add_waiting(&mut table, 5).1, Some(crowd[2]));
+    assert_eq!(add_waiting(&mut table, 3).1, Some(many[0]));
+    assert_eq!(add_waiting(&mut table, 4).1, Some(many[1]));
+    // All have one: the oldest is evicted.
+    assert_eq!(add_waiting(&mut table, 5).1, Some(many[2]));
     assert_eq!(add_waiting(&mut table, 6).1, Some(other));
 }
 
 #[test]
-fn turns_go_round_among_sources_and_the_newest_is_first() {
-    let mut table = HalfOpenTable::new(BOUNDS);
-    let queued = |table: &mut HalfOpenTable, number| {
+fn turns_rotate_among_sources_and_the_newest_is_first() {
+    let mut table = HalfOpenTable::new(LIMITS);
+    let admit_queued = |table: &mut HalfOpenTable, number| {
         let (id, _) = table.admit(source(number));
         table.join_queue(id);
         id
     };
-    let running = [queued(&mut table, 1), queued(&mut table, 1)];
-    let crowd = [queued(&mut table, 1), queued(&mut table, 1)];
-    let other = queued(&mut table, 2);
-    assert_eq!(table.record_phase(running[0], PeerPhase::Continues), Some(crowd[1]));
+    let running = [admit_queued(&mut table, 1), admit_queued(&mut table, 1)];
+    let many = [admit_queued(&mut table, 1), admit_queued(&mut table, 1)];
+    let other = admit_queued(&mut table, 2);
+    assert_eq!(table.record_phase(running[0], PeerPhase::Continues), Some(many[1]));
     assert_eq!(table.record_phase(running[1], PeerPhase::Ended), Some(other));
-    assert_eq!(table.remove(crowd[1]), Some(crowd[0]), "a turn of one that ends is passed on");
+    assert_eq!(table.remove(many[1]), Some(many[0]), "the turn of a closed connection passes on");
     assert_eq!(table.remove(other), None);
 }
 
 #[test]
-fn those_that_wait_for_a_turn_are_bounded_as_well() {
-    let mut table = HalfOpenTable::new(BOUNDS);
+fn connections_queued_for_a_turn_are_limited_as_well() {
+    let mut table = HalfOpenTable::new(LIMITS);
     let ids: Vec<HalfOpenId> = (0..8).map(|_| table.admit(source(1)).0).collect();
     ids.iter().for_each(|id| table.join_queue(*id));
     let (newest, evicted) = table.admit(source(2));
@@ -84,7 +84,7 @@ fn those_that_wait_for_a_turn_are_bounded_as_well() {
     assert_eq!((table.len(), table.state_of(newest)), (8, Some(HalfOpenState::Served)));
 }
 
-/// One step of a simulation, on the connection with this index among those that there are.
+/// A step of a simulation. An index selects a connection of the table.
 #[derive(Debug, Clone)]
 enum Step {
     Admit(u8),
@@ -99,7 +99,7 @@ fn any_steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         3 => prop_oneof![Just(1), Just(1), Just(1), 2..5_u8].prop_map(Step::Admit),
         3 => index.clone().prop_map(Step::Wait),
-        3 => (index.clone(), any::<bool>()).prop_map(|(at, over)| Step::Serve(at, over)),
+        3 => (index.clone(), any::<bool>()).prop_map(|(index, ended)| Step::Serve(index, ended)),
         3 => index.clone().prop_map(Step::Queue),
         2 => index.prop_map(Step::Remove),
     ];
@@ -107,17 +107,20 @@ fn any_steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 impl HalfOpenTable {
-    /// The invariants after each step.
+    /// Checks the invariants.
     fn check_invariants(&self) {
         let in_state = |state| self.entries.values().filter(|entry| entry.state == state).count();
         assert_eq!(self.waiting, in_state(HalfOpenState::Waiting));
-        assert!(self.waiting <= self.bounds.waiting);
+        assert!(self.waiting <= self.limits.waiting);
         assert_eq!(self.turns, in_state(HalfOpenState::Running));
-        assert!(self.turns <= self.bounds.turns);
+        assert!(self.turns <= self.limits.turns);
         assert_eq!(self.half_open, self.entries.len() - in_state(HalfOpenState::Evicted));
         let queued = in_state(HalfOpenState::Queued);
-        assert!(queued == 0 || self.turns == self.bounds.turns, "a turn is free and nobody has it");
-        assert_eq!(self.by_number.len(), self.shares.len());
+        assert!(
+            queued == 0 || self.turns == self.limits.turns,
+            "a turn is free while connections are queued"
+        );
+        assert_eq!(self.by_count.len(), self.shares.len());
         let counted: usize = self.shares.values().map(|share| share.queued.len()).sum();
         assert_eq!(counted, queued);
         assert_eq!(
@@ -125,48 +128,48 @@ impl HalfOpenTable {
             self.shares.values().filter(|share| !share.queued.is_empty()).count()
         );
         for (source, share) in &self.shares {
-            assert!(share.number > 0 && share.waiting.len() <= self.bounds.waiting_of_source);
-            assert!(self.by_number.contains(&(share.number, *source)));
+            assert!(share.count > 0 && share.waiting.len() <= self.limits.waiting_per_source);
+            assert!(self.by_count.contains(&(share.count, *source)));
         }
     }
 }
 
 proptest! {
     #[test]
-    fn shares_and_turns_hold_whatever_happens(steps in any_steps()) {
-        let mut table = HalfOpenTable::new(BOUNDS);
+    fn invariants_hold_after_any_steps(steps in any_steps()) {
+        let mut table = HalfOpenTable::new(LIMITS);
         let mut ids: Vec<HalfOpenId> = Vec::new();
         for step in steps {
-            let at = |index: usize| ids.get(index % ids.len().max(1)).copied();
+            let id_at = |index: usize| ids.get(index % ids.len().max(1)).copied();
             match step {
                 Step::Admit(number) => {
                     let (id, evicted) = table.admit(source(number));
                     ids.push(id);
-                    prop_assert!(evicted.is_none_or(|it| table.state_of(it) == Some(HalfOpenState::Evicted)));
+                    prop_assert!(evicted.is_none_or(|id| table.state_of(id) == Some(HalfOpenState::Evicted)));
                 }
                 Step::Wait(index) => {
-                    let Some(id) = at(index) else { continue };
+                    let Some(id) = id_at(index) else { continue };
                     let is_alone = table.entries.values().all(|entry| {
                         entry.state != HalfOpenState::Waiting || entry.source != table.entries[&id].source
                     });
                     let evicted = table.start_waiting(id);
-                    // A source that has no other half-open connection is not the one with most.
-                    if is_alone && table.shares.len() < BOUNDS.waiting {
+                    // A source with no other half-open connection does not have the most.
+                    if is_alone && table.shares.len() < LIMITS.waiting {
                         prop_assert_ne!(evicted, Some(id));
                     }
                 }
-                Step::Serve(index, over) => {
-                    let Some(id) = at(index) else { continue };
-                    table.record_phase(id, if over { PeerPhase::Ended } else { PeerPhase::Continues });
+                Step::Serve(index, has_ended) => {
+                    let Some(id) = id_at(index) else { continue };
+                    table.record_phase(id, if has_ended { PeerPhase::Ended } else { PeerPhase::Continues });
                 }
                 Step::Queue(index) => {
-                    let Some(id) = at(index) else { continue };
+                    let Some(id) = id_at(index) else { continue };
                     table.join_queue(id);
                 }
                 Step::Remove(index) => {
-                    let Some(id) = at(index) else { continue };
+                    let Some(id) = id_at(index) else { continue };
                     table.remove(id);
-                    ids.retain(|it| *it != id);
+                    ids.retain(|other| *other != id);
                 }
             }
             table.check_invariants();
@@ -176,6 +179,6 @@ proptest! {
             table.check_invariants();
         }
         prop_assert!(table.entries.is_empty() && table.shares.is_empty());
-        prop_assert!(table.by_waiting.is_empty() && table.by_number.is_empty());
+        prop_assert!(table.by_waiting.is_empty() && table.by_count.is_empty());
     }
 }

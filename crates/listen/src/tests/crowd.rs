@@ -19,20 +19,20 @@ pub(crate) enum Sent {
     Byte,
     /// Half a ClientHello.
     Half,
-    /// A whole ClientHello, and no answer to what the server says then.
+    /// A whole ClientHello, and no response to the server's messages.
     Whole,
     /// A ClientHello, one byte after another, that takes longer than the test.
     Trickle,
-    /// A part of the head of a request, in clear.
+    /// A part of the head of a plaintext request.
     Head,
-    /// A part of the preface of HTTP/2, in clear.
+    /// A part of the plaintext preface of HTTP/2.
     Preface,
 }
 
 impl Sent {
-    /// Every kind of client that begins a handshake.
+    /// All kinds of clients that start a handshake.
     pub(crate) const HANDSHAKES: [Self; 4] = [Self::Byte, Self::Half, Self::Whole, Self::Trickle];
-    /// Every kind of client in clear that sends no whole request.
+    /// All kinds of plaintext clients that do not send a whole request.
     pub(crate) const REQUESTS: [Self; 3] = [Self::Nothing, Self::Head, Self::Preface];
 }
 
@@ -43,14 +43,14 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// So many clients, which offer this protocol (ALPN).
+    /// Connects `number` clients that offer this protocol (ALPN).
     pub(crate) async fn at(
         address: SocketAddr,
         number: usize,
         sent: Sent,
         protocol: &[u8],
     ) -> Self {
-        let hello = hello(protocol);
+        let hello = client_hello(protocol);
         let (mut clients, mut trickling) = (Vec::new(), JoinSet::new());
         for _ in 0..number {
             let mut client = TcpStream::connect(address).await.unwrap();
@@ -75,7 +75,7 @@ impl Crowd {
                     continue;
                 }
             };
-            // One that was evicted already is no failure.
+            // A client that was evicted already is not a failure.
             drop(client.write_all(bytes).await);
             clients.push(client);
         }
@@ -83,8 +83,8 @@ impl Crowd {
     }
 }
 
-/// The ClientHello of a client that offers this protocol.
-fn hello(protocol: &[u8]) -> Vec<u8> {
+/// Returns the ClientHello of a client that offers this protocol.
+fn client_hello(protocol: &[u8]) -> Vec<u8> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -99,25 +99,25 @@ fn hello(protocol: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Makes a crowd and then an honest client, three times or until one of those was served within a second:
-/// a machine that stalls says nothing about a server.
+/// Expects that a client is served within a second, although a crowd is connected. Tries three times, since
+/// a stalled machine is not a failure of the server.
 pub(crate) async fn expect_served(
     address: SocketAddr,
     number: usize,
     sent: Sent,
     protocol: &[u8],
-    mut honest: impl AsyncFnMut(),
+    mut run_client: impl AsyncFnMut(),
 ) {
-    let mut took = Vec::new();
+    let mut durations = Vec::new();
     for _ in 0..3 {
         let crowd = Crowd::at(address, number, sent, protocol).await;
         let start = Instant::now();
-        honest().await;
-        took.push(start.elapsed());
+        run_client().await;
+        durations.push(start.elapsed());
         drop(crowd);
-        if took.last().is_some_and(|took| *took < Duration::from_secs(1)) {
+        if durations.last().is_some_and(|duration| *duration < Duration::from_secs(1)) {
             return;
         }
     }
-    panic!("behind {number} silent clients ({sent:?}) an honest one waited {took:?}");
+    panic!("behind {number} silent clients ({sent:?}) a client waited {durations:?}");
 }

@@ -18,17 +18,17 @@ pub(super) struct Http1Exchange<'a, S> {
     unsent: &'a [u8],
     /// True if the server reads no more of the request; it may still respond.
     write_failed: bool,
-    receiving: &'a mut ResponseReader,
+    response_reader: &'a mut ResponseReader,
 }
 
 impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Exchange<'a, S> {
     pub(super) fn new(
         stream: &'a mut S,
         request: &'a SerializedRequest,
-        receiving: &'a mut ResponseReader,
+        response_reader: &'a mut ResponseReader,
     ) -> Self {
-        receiving.begin_response(request.answers);
-        Self { stream, unsent: &request.bytes, write_failed: false, receiving }
+        response_reader.start_response(request.request_kind);
+        Self { stream, unsent: &request.bytes, write_failed: false, response_reader }
     }
 
     /// Writes as much as possible, and reads until the response is complete.
@@ -51,10 +51,10 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Exchange<'a, S> {
         loop {
             let read = ready!(self.poll_read(context, read_buffers));
             let received = match read {
-                Ok(0) => Some(self.receiving.finish_at_close()?),
+                Ok(0) => Some(self.response_reader.finish_at_close()?),
                 Ok(read) => {
                     thread_context.meter.count_received(read);
-                    self.receiving
+                    self.response_reader
                         .parse_bytes(&mut read_buffers.head, &read_buffers.buffer[..read])?
                 }
                 Err(error) => return Poll::Ready(Err(ErrorKind::of_transfer(&error))),

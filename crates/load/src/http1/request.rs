@@ -10,7 +10,7 @@ pub(super) struct SerializedRequest {
     /// Head and body.
     pub(super) bytes: Vec<u8>,
     /// The effect of its method on the response framing.
-    pub(super) answers: RequestKind,
+    pub(super) request_kind: RequestKind,
 }
 
 impl SerializedRequest {
@@ -19,17 +19,17 @@ impl SerializedRequest {
         let mut bytes = render_head(target, reuse).into_bytes();
         let head_bytes = bytes.len();
         let malformed = |rule| InvalidPlan::Request { name: target.name.clone(), rule };
-        let mut read = RequestHead::default();
-        match read.parse(&bytes).map_err(malformed)? {
+        let mut parsed = RequestHead::default();
+        match parsed.parse(&bytes).map_err(malformed)? {
             Parsed::Complete(length) if length == head_bytes => {}
             // A line end within a name or value would split the message in two.
             Parsed::Complete(_) | Parsed::Partial => return Err(malformed(Malformed::LineEnd)),
         }
-        if target.method == "CONNECT" || read.upgrade {
+        if target.method == "CONNECT" || parsed.upgrade {
             return Err(InvalidPlan::Tunnel { name: target.name.clone() });
         }
         bytes.extend_from_slice(&target.body);
-        Ok(Self { bytes, answers: RequestKind::for_method(target.method.as_bytes()) })
+        Ok(Self { bytes, request_kind: RequestKind::for_method(target.method.as_bytes()) })
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_written_as_planned() {
+    fn requests_are_serialized_as_specified() {
         let post = LoadTarget {
             method: "POST".to_owned(),
             headers: vec![("X-A".to_owned(), "b".to_owned())],

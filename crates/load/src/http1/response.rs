@@ -15,23 +15,23 @@ pub(super) struct ReceivedResponse {
 /// A response in progress.
 #[derive(Debug, Default)]
 pub(super) struct ResponseReader {
-    answers: RequestKind,
+    request_kind: RequestKind,
     /// The number of preceding interim responses.
-    interim: u32,
+    interim_count: u32,
     received: Option<ReceivedResponse>,
     body: Option<BodyDecoder>,
     /// Bytes that could not be parsed yet. Bounded, since the parsers bound heads and framing.
-    rest: Vec<u8>,
+    unparsed: Vec<u8>,
 }
 
 impl ResponseReader {
     /// Starts a new response.
-    pub(super) fn begin_response(&mut self, answers: RequestKind) {
-        self.answers = answers;
-        self.interim = 0;
+    pub(super) fn start_response(&mut self, request_kind: RequestKind) {
+        self.request_kind = request_kind;
+        self.interim_count = 0;
         self.received = None;
         self.body = None;
-        self.rest.clear();
+        self.unparsed.clear();
     }
 
     /// Parses received bytes; returns the response when it is complete.
@@ -43,20 +43,20 @@ impl ResponseReader {
         head: &mut ResponseHead,
         bytes: &[u8],
     ) -> Result<Option<ReceivedResponse>, ErrorKind> {
-        if self.rest.is_empty() {
+        if self.unparsed.is_empty() {
             let consumed = self.consume_bytes(head, bytes)?;
-            self.rest.extend_from_slice(bytes.get(consumed..).unwrap_or_default());
+            self.unparsed.extend_from_slice(bytes.get(consumed..).unwrap_or_default());
         } else {
-            let mut joined = std::mem::take(&mut self.rest);
+            let mut joined = std::mem::take(&mut self.unparsed);
             joined.extend_from_slice(bytes);
             let consumed = self.consume_bytes(head, &joined)?;
             joined.drain(..consumed);
-            self.rest = joined;
+            self.unparsed = joined;
         }
         let complete = self.body.as_ref().is_some_and(BodyDecoder::is_complete);
         match self.received.filter(|_| complete) {
             // Unsolicited bytes: they are not the next response.
-            Some(_) if !self.rest.is_empty() => Err(ErrorKind::Malformed),
+            Some(_) if !self.unparsed.is_empty() => Err(ErrorKind::Malformed),
             received => Ok(received),
         }
     }
@@ -75,31 +75,31 @@ impl ResponseReader {
 
     /// Parses as much as possible; returns the number of bytes consumed.
     fn consume_bytes(&mut self, head: &mut ResponseHead, bytes: &[u8]) -> Result<usize, ErrorKind> {
-        let mut at = 0;
+        let mut consumed = 0;
         while self.received.is_none() {
-            let rest = bytes.get(at..).unwrap_or_default();
-            match head.parse(rest, self.answers).map_err(|_| ErrorKind::Malformed)? {
-                Parsed::Partial => return Ok(at),
-                Parsed::Complete(length) => at += length,
+            let rest = bytes.get(consumed..).unwrap_or_default();
+            match head.parse(rest, self.request_kind).map_err(|_| ErrorKind::Malformed)? {
+                Parsed::Partial => return Ok(consumed),
+                Parsed::Complete(length) => consumed += length,
             }
             self.record_head(head)?;
         }
         let body = self.body.as_mut().expect("a response that was received has a body");
         while !body.is_complete() {
-            let rest = bytes.get(at..).unwrap_or_default();
+            let rest = bytes.get(consumed..).unwrap_or_default();
             let piece = body.decode(rest).map_err(|_| ErrorKind::Malformed)?;
-            at += piece.consumed;
+            consumed += piece.consumed;
             if piece.consumed == 0 {
                 break;
             }
         }
-        Ok(at)
+        Ok(consumed)
     }
 
     fn record_head(&mut self, head: &ResponseHead) -> Result<(), ErrorKind> {
         if head.is_interim() {
-            self.interim += 1;
-            return match self.interim <= INTERIM_RESPONSES_MAX {
+            self.interim_count += 1;
+            return match self.interim_count <= MAX_INTERIM_RESPONSES {
                 true => Ok(()),
                 false => Err(ErrorKind::Malformed),
             };
@@ -115,4 +115,4 @@ impl ResponseReader {
 }
 
 /// A server may send 100 Continue and early hints; more than a few make no sense.
-const INTERIM_RESPONSES_MAX: u32 = 16;
+const MAX_INTERIM_RESPONSES: u32 = 16;

@@ -53,7 +53,7 @@ async fn grpc_status(
     let status = trailers.as_ref().unwrap_or(head).get(GRPC_STATUS);
     let text = status.and_then(|status| status.to_str().ok()).ok_or(ErrorKind::Malformed)?;
     let code: u32 = text.parse().map_err(|_| ErrorKind::Malformed)?;
-    if code == 0 && !message.is_whole() {
+    if code == 0 && !message.is_complete() {
         return Err(ErrorKind::Malformed);
     }
     Ok(u8::try_from(code).unwrap_or(GRPC_UNKNOWN))
@@ -69,14 +69,14 @@ struct GrpcMessage {
 impl GrpcMessage {
     fn record_bytes(&mut self, bytes: &[u8]) {
         let at = usize::try_from(self.bytes).unwrap_or(GRPC_PREFIX_BYTES).min(GRPC_PREFIX_BYTES);
-        for (place, byte) in self.prefix[at..].iter_mut().zip(bytes) {
-            *place = *byte;
+        for (slot, byte) in self.prefix[at..].iter_mut().zip(bytes) {
+            *slot = *byte;
         }
         self.bytes += bytes.len() as u64;
     }
 
     /// True if exactly one complete message was received.
-    fn is_whole(&self) -> bool {
+    fn is_complete(&self) -> bool {
         let [_, length @ ..] = self.prefix;
         self.bytes == GRPC_PREFIX_BYTES as u64 + u64::from(u32::from_be_bytes(length))
     }
@@ -105,17 +105,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_whole_when_its_last_byte_has_come_and_nothing_else() {
+    fn a_message_is_complete_after_its_last_byte_and_no_further_one() {
         let frame = b"\0\0\0\0\x03abc";
         for pieces in [1, 2, 3, 8] {
             let mut message = GrpcMessage::default();
             for piece in frame.chunks(pieces) {
-                assert!(!message.is_whole());
+                assert!(!message.is_complete());
                 message.record_bytes(piece);
             }
-            assert!(message.is_whole());
+            assert!(message.is_complete());
             message.record_bytes(b"x");
-            assert!(!message.is_whole());
+            assert!(!message.is_complete());
         }
     }
 }

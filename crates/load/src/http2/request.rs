@@ -25,13 +25,13 @@ pub(super) enum ResponseKind {
 
 impl Http2Request {
     pub(super) fn new(target: &LoadTarget, protocol: LoadProtocol) -> Result<Self, InvalidPlan> {
-        let wrong = |part| InvalidPlan::Http2Request { name: target.name.clone(), part };
+        let invalid = |part| InvalidPlan::Http2Request { name: target.name.clone(), part };
         let kind = match protocol {
             LoadProtocol::Grpc { .. } => ResponseKind::Grpc,
             LoadProtocol::Http1 | LoadProtocol::Http2 { .. } => ResponseKind::Plain,
         };
         let method = match kind {
-            ResponseKind::Plain => target.method.parse().map_err(|_| wrong("method"))?,
+            ResponseKind::Plain => target.method.parse().map_err(|_| invalid("method"))?,
             ResponseKind::Grpc => Method::POST,
         };
         if method == Method::CONNECT {
@@ -41,16 +41,16 @@ impl Http2Request {
             .scheme("http")
             .authority(target.host.as_str())
             .path_and_query(target.path.as_str());
-        let uri = uri.build().map_err(|_| wrong("host or path"))?;
+        let uri = uri.build().map_err(|_| invalid("host or path"))?;
         let body = match kind {
             ResponseKind::Plain => Bytes::from(target.body.clone()),
             ResponseKind::Grpc => {
-                frame_message(&target.body).ok_or_else(|| wrong("message: it is too long"))?
+                frame_message(&target.body).ok_or_else(|| invalid("message: it is too long"))?
             }
         };
         let mut head = http::Request::new(());
         *head.headers_mut() =
-            request_headers(target, kind, &method).ok_or_else(|| wrong("headers"))?;
+            request_headers(target, kind, &method).ok_or_else(|| invalid("headers"))?;
         *head.method_mut() = method;
         *head.uri_mut() = uri;
         Ok(Self { head, body, kind })
@@ -73,7 +73,7 @@ fn request_headers(target: &LoadTarget, kind: ResponseKind, method: &Method) -> 
             fields.insert(TE, HeaderValue::from_static("trailers"));
         }
         // RFC 9110 section 8.6: methods that define a meaning for content send the length even without content.
-        ResponseKind::Plain if !target.body.is_empty() || gives_content_a_meaning(method) => {
+        ResponseKind::Plain if !target.body.is_empty() || always_sends_length(method) => {
             fields.insert(CONTENT_LENGTH, HeaderValue::from(target.body.len()));
         }
         ResponseKind::Plain => {}
@@ -81,7 +81,7 @@ fn request_headers(target: &LoadTarget, kind: ResponseKind, method: &Method) -> 
     Some(fields)
 }
 
-fn gives_content_a_meaning(method: &Method) -> bool {
+fn always_sends_length(method: &Method) -> bool {
     matches!(*method, Method::POST | Method::PUT | Method::PATCH)
 }
 
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_made_as_planned() {
+    fn requests_are_prepared_as_specified() {
         let header = ("x-a".to_owned(), "b".to_owned());
         let post = LoadTarget {
             method: "POST".to_owned(),

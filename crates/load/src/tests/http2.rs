@@ -21,8 +21,8 @@ use crate::{
 #[test]
 fn streams_share_the_connections_of_a_run() {
     run(async {
-        let server = Http2Server::start(ServerAction::Answer).await;
-        let target = LoadTarget { body: vec![b'x'; 10_000], ..server.target_of() };
+        let server = Http2Server::start(ServerAction::Respond).await;
+        let target = LoadTarget { body: vec![b'x'; 10_000], ..server.target() };
         let plan = LoadPlan {
             protocol: LoadProtocol::Http2 { streams: 4 },
             load_model: LoadModel::Closed { connections: 2 },
@@ -34,15 +34,15 @@ fn streams_share_the_connections_of_a_run() {
         assert_eq!(total.success_count(), total.request_count(), "{total:?}");
         assert_eq!(server.connections.get(), 2);
         assert!(report.bytes_sent > total.request_count() * 10_000);
-        assert!(report.bytes_received > total.request_count() * ANSWER.len() as u64);
+        assert!(report.bytes_received > total.request_count() * BODY.len() as u64);
     });
 }
 
 #[test]
 fn fresh_connections_carry_one_request_each() {
     run(async {
-        let server = Http2Server::start(ServerAction::Answer).await;
-        let plan = LoadPlan { reuse: ConnectionReuse::Fresh, ..http2_plan(server.target_of()) };
+        let server = Http2Server::start(ServerAction::Respond).await;
+        let plan = LoadPlan { reuse: ConnectionReuse::Fresh, ..http2_plan(server.target()) };
         let report = drive_plan(plan).await;
         assert_eq!(total_report(&report).success_count(), total_report(&report).request_count());
         assert_eq!(server.connections.get() as u64, total_report(&report).request_count());
@@ -50,12 +50,12 @@ fn fresh_connections_carry_one_request_each() {
 }
 
 #[test]
-fn a_connection_that_was_taken_back_is_opened_again_without_an_error() {
+fn a_connection_closed_by_goaway_is_replaced_without_an_error() {
     run(async {
-        let server = Http2Server::start(ServerAction::AnswerAndLeave).await;
+        let server = Http2Server::start(ServerAction::RespondAndGoAway).await;
         // Slow enough to notice it before the next request.
         let load_model = LoadModel::Open { rate: 20, connections: 1 };
-        let plan = LoadPlan { load_model, duration: ms(400), ..http2_plan(server.target_of()) };
+        let plan = LoadPlan { load_model, duration: ms(400), ..http2_plan(server.target()) };
         let report = drive_plan(plan).await;
         assert_eq!(total_report(&report).success_count(), 8, "{report:?}");
         // On a busy machine the client may notice it later.
@@ -64,25 +64,25 @@ fn a_connection_that_was_taken_back_is_opened_again_without_an_error() {
 }
 
 #[test]
-fn every_kind_of_error_is_counted_as_what_it_is() {
-    for (act, kind) in [
+fn every_error_is_counted_under_its_kind() {
+    for (action, kind) in [
         (ServerAction::Status(503), "status-503"),
         (ServerAction::Reset, "reset"),
         (ServerAction::Hang, "timeout"),
-        (ServerAction::Cut, "closed"),
-        (ServerAction::SpeakHttp1, "malformed"),
+        (ServerAction::CloseMidResponse, "closed"),
+        (ServerAction::RespondInHttp1, "malformed"),
     ] {
         run(async move {
-            let server = Http2Server::start(act).await;
+            let server = Http2Server::start(action).await;
             // Only the timeout case may time out.
             let timeout = if kind == "timeout" { ms(50) } else { ms(10_000) };
-            let plan = LoadPlan { timeout, ..http2_plan(server.target_of()) };
+            let plan = LoadPlan { timeout, ..http2_plan(server.target()) };
             let report = drive_plan(plan).await;
             let kinds: Vec<(String, u64)> = total_report(&report).errors_by_kind().collect();
             assert_eq!(
                 kinds,
                 [(kind.to_owned(), total_report(&report).request_count())],
-                "{act:?}"
+                "{action:?}"
             );
         });
     }
@@ -91,10 +91,10 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
 #[test]
 fn a_closed_port_is_a_connect_error() {
     run(async {
-        let server = Http2Server::start(ServerAction::Answer).await;
+        let server = Http2Server::start(ServerAction::Respond).await;
         let vacant = tokio::net::TcpSocket::new_v4().unwrap();
         vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let target = LoadTarget { address: vacant.local_addr().unwrap(), ..server.target_of() };
+        let target = LoadTarget { address: vacant.local_addr().unwrap(), ..server.target() };
         let report = drive_plan(http2_plan(target)).await;
         assert_eq!(
             total_report(&report).error_count(ErrorKind::Connect),
@@ -104,9 +104,9 @@ fn a_closed_port_is_a_connect_error() {
 }
 
 #[test]
-fn calls_succeed_or_fail_by_the_status_of_grpc() {
+fn calls_succeed_or_fail_by_their_grpc_status() {
     const OK: &str = "\0\0\0\0\x02ok";
-    for (act, kind) in [
+    for (action, kind) in [
         (ServerAction::Call { message: OK, status: Some("0") }, None),
         (ServerAction::Call { message: OK, status: Some("14") }, Some("grpc-unavailable")),
         (ServerAction::Call { message: "", status: Some("5") }, Some("grpc-not-found")),
@@ -119,8 +119,8 @@ fn calls_succeed_or_fail_by_the_status_of_grpc() {
         (ServerAction::Status(502), Some("status-502")),
     ] {
         run(async move {
-            let server = Http2Server::start(act).await;
-            let target = LoadTarget { body: b"hi".to_vec(), ..server.target_of() };
+            let server = Http2Server::start(action).await;
+            let target = LoadTarget { body: b"hi".to_vec(), ..server.target() };
             let plan =
                 LoadPlan { protocol: LoadProtocol::Grpc { streams: 1 }, ..http2_plan(target) };
             let report = drive_plan(plan).await;
@@ -128,7 +128,7 @@ fn calls_succeed_or_fail_by_the_status_of_grpc() {
             let expected =
                 kind.map(|kind| (kind.to_owned(), total_report(&report).request_count()));
             assert!(total_report(&report).request_count() > 0);
-            assert_eq!(kinds, Vec::from_iter(expected), "{act:?}");
+            assert_eq!(kinds, Vec::from_iter(expected), "{action:?}");
             assert_eq!(
                 total_report(&report).latency.count(),
                 total_report(&report).success_count()
@@ -152,9 +152,9 @@ fn total_report(report: &LoadReport) -> &TargetReport {
 /// The server's action for every request.
 #[derive(Debug, Clone, Copy)]
 enum ServerAction {
-    Answer,
+    Respond,
     /// Responds, and accepts no further request on this connection.
-    AnswerAndLeave,
+    RespondAndGoAway,
     Status(u16),
     Call {
         message: &'static str,
@@ -166,9 +166,9 @@ enum ServerAction {
     Reset,
     Hang,
     /// Closes the connection mid-response.
-    Cut,
+    CloseMidResponse,
     /// Speaks HTTP/1.1 only.
-    SpeakHttp1,
+    RespondInHttp1,
 }
 
 struct Http2Server {
@@ -177,7 +177,7 @@ struct Http2Server {
 }
 
 impl Http2Server {
-    async fn start(act: ServerAction) -> Self {
+    async fn start(action: ServerAction) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let connections: Rc<Cell<usize>> = Rc::default();
@@ -186,20 +186,20 @@ impl Http2Server {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 count.set(count.get() + 1);
-                spawn_local(serve_connection(stream, act));
+                spawn_local(serve_connection(stream, action));
             }
         });
         Self { address, connections }
     }
 
-    fn target_of(&self) -> LoadTarget {
+    fn target(&self) -> LoadTarget {
         LoadTarget::get("t", self.address, "test", "/shop.Cart/Get")
     }
 }
 
-async fn serve_connection(stream: TcpStream, act: ServerAction) {
+async fn serve_connection(stream: TcpStream, action: ServerAction) {
     stream.set_nodelay(true).unwrap();
-    if let ServerAction::SpeakHttp1 = act {
+    if let ServerAction::RespondInHttp1 = action {
         stream.readable().await.unwrap();
         drop(stream.try_write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"));
         // Drain input: closing with unread data would reset the connection and lose the response.
@@ -210,20 +210,20 @@ async fn serve_connection(stream: TcpStream, act: ServerAction) {
     let Ok(mut connection) = h2::server::handshake(stream).await else {
         return;
     };
-    while let Some(Ok((request, respond))) = connection.accept().await {
-        match act {
-            ServerAction::Cut => return,
-            ServerAction::AnswerAndLeave => connection.graceful_shutdown(),
+    while let Some(Ok((request, sender))) = connection.accept().await {
+        match action {
+            ServerAction::CloseMidResponse => return,
+            ServerAction::RespondAndGoAway => connection.graceful_shutdown(),
             _ => {}
         }
-        spawn_local(respond_with(request, respond, act));
+        spawn_local(respond_with(request, sender, action));
     }
 }
 
 async fn respond_with(
     request: Request<RecvStream>,
-    mut respond: SendResponse<Bytes>,
-    act: ServerAction,
+    mut sender: SendResponse<Bytes>,
+    action: ServerAction,
 ) {
     let mut body = request.into_body();
     while let Some(Ok(bytes)) = body.data().await {
@@ -231,14 +231,14 @@ async fn respond_with(
     }
     let head = |status: u16| Response::builder().status(status).body(()).unwrap();
     let value = HeaderValue::from_static;
-    match act {
-        ServerAction::Answer | ServerAction::AnswerAndLeave => {
-            let mut stream = respond.send_response(head(200), false).unwrap();
-            stream.send_data(Bytes::from_static(ANSWER), true).unwrap();
+    match action {
+        ServerAction::Respond | ServerAction::RespondAndGoAway => {
+            let mut stream = sender.send_response(head(200), false).unwrap();
+            stream.send_data(Bytes::from_static(BODY), true).unwrap();
         }
-        ServerAction::Status(status) => drop(respond.send_response(head(status), true).unwrap()),
+        ServerAction::Status(status) => drop(sender.send_response(head(status), true).unwrap()),
         ServerAction::Call { message, status } => {
-            let mut stream = respond.send_response(head(200), false).unwrap();
+            let mut stream = sender.send_response(head(200), false).unwrap();
             if !message.is_empty() {
                 stream.send_data(Bytes::from_static(message.as_bytes()), false).unwrap();
             }
@@ -248,12 +248,12 @@ async fn respond_with(
         ServerAction::CallWithoutBody { status } => {
             let mut head = head(200);
             head.headers_mut().insert("grpc-status", value(status));
-            respond.send_response(head, true).unwrap();
+            sender.send_response(head, true).unwrap();
         }
-        ServerAction::Reset => respond.send_reset(Reason::INTERNAL_ERROR),
+        ServerAction::Reset => sender.send_reset(Reason::INTERNAL_ERROR),
         ServerAction::Hang => tokio::time::sleep(Duration::from_secs(60)).await,
-        ServerAction::Cut | ServerAction::SpeakHttp1 => {}
+        ServerAction::CloseMidResponse | ServerAction::RespondInHttp1 => {}
     }
 }
 
-const ANSWER: &[u8] = b"hello";
+const BODY: &[u8] = b"hello";

@@ -37,22 +37,22 @@ impl ScriptedResponse {
 pub(super) struct ScriptedServer {
     pub(super) address: SocketAddr,
     /// The heads of all requests so far.
-    pub(super) seen: Rc<RefCell<Vec<String>>>,
+    pub(super) requests: Rc<RefCell<Vec<String>>>,
     pub(super) connections: Rc<Cell<usize>>,
 }
 
 impl ScriptedServer {
-    pub(super) async fn start(answer: impl Fn(usize) -> ScriptedResponse + 'static) -> Self {
+    pub(super) async fn start(respond: impl Fn(usize) -> ScriptedResponse + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = Self { address, seen: Rc::default(), connections: Rc::default() };
-        let (seen, connections) = (Rc::clone(&server.seen), Rc::clone(&server.connections));
-        let answer = Rc::new(answer);
+        let server = Self { address, requests: Rc::default(), connections: Rc::default() };
+        let (requests, connections) = (Rc::clone(&server.requests), Rc::clone(&server.connections));
+        let respond = Rc::new(respond);
         spawn_local(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 connections.set(connections.get() + 1);
-                spawn_local(serve_connection(stream, Rc::clone(&seen), Rc::clone(&answer)));
+                spawn_local(serve_connection(stream, Rc::clone(&requests), Rc::clone(&respond)));
             }
         });
         server
@@ -61,21 +61,21 @@ impl ScriptedServer {
 
 async fn serve_connection(
     mut stream: TcpStream,
-    seen: Rc<RefCell<Vec<String>>>,
-    answer: Rc<impl Fn(usize) -> ScriptedResponse>,
+    requests: Rc<RefCell<Vec<String>>>,
+    respond: Rc<impl Fn(usize) -> ScriptedResponse>,
 ) {
     stream.set_nodelay(true).unwrap();
     let mut received = Vec::new();
     loop {
-        let index = seen.borrow().len();
-        if answer(index).resets {
+        let index = requests.borrow().len();
+        if respond(index).resets {
             stream.readable().await.unwrap();
-            seen.borrow_mut().push(String::new());
+            requests.borrow_mut().push(String::new());
             return;
         }
         let head = loop {
-            if let Some(at) = received.windows(4).position(|end| end == b"\r\n\r\n") {
-                break String::from_utf8_lossy(&received[..at + 4]).into_owned();
+            if let Some(end) = received.windows(4).position(|end| end == b"\r\n\r\n") {
+                break String::from_utf8_lossy(&received[..end + 4]).into_owned();
             }
             match stream.read_buf(&mut received).await {
                 Ok(0) | Err(_) => return,
@@ -83,18 +83,18 @@ async fn serve_connection(
             }
         };
         received.clear();
-        let index = seen.borrow().len();
-        seen.borrow_mut().push(head);
-        let answer = answer(index);
-        if answer.stalls {
+        let index = requests.borrow().len();
+        requests.borrow_mut().push(head);
+        let response = respond(index);
+        if response.stalls {
             tokio::time::sleep(STALL).await;
         }
-        for piece in answer.bytes().chunks(answer.piece) {
+        for piece in response.bytes().chunks(response.piece) {
             if stream.write_all(piece).await.is_err() {
                 return;
             }
         }
-        if answer.closes {
+        if response.closes {
             stream.shutdown().await.ok();
             // Drain input: closing with unread data would reset the connection and lose the response.
             while stream.read(&mut [0; 65_536]).await.is_ok_and(|read| read > 0) {}

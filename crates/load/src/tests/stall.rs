@@ -17,7 +17,7 @@ use crate::thread_share::ThreadShare;
 use crate::{LoadModel, LoadPlan, LoadReport, LoadTarget, ProgressCounters, StopHandle};
 
 #[tokio::test(start_paused = true)]
-async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
+async fn every_request_due_during_a_stall_includes_its_waiting_time() {
     let report = run(LoadModel::Open { rate: 100, connections: 50 }).await;
     let target = report.sum_targets();
     assert_eq!((target.request_count(), target.success_count()), (1000, 1000));
@@ -25,8 +25,8 @@ async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
     assert_eq!(target.latency.count_from(ms(5)), 100);
     assert_eq!(target.latency.count_from(ms(505)), 50);
     let about = |quantile, expected: Duration| {
-        let found = target.latency.quantile(quantile).unwrap();
-        assert!(found.abs_diff(expected) <= ms(12), "{quantile}: {found:?}, not {expected:?}");
+        let actual = target.latency.quantile(quantile).unwrap();
+        assert!(actual.abs_diff(expected) <= ms(12), "{quantile}: {actual:?}, not {expected:?}");
     };
     about(0.5, SERVICE);
     about(0.89, SERVICE);
@@ -36,7 +36,7 @@ async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_single_connection_answers_for_the_queue_before_it_too() {
+async fn a_single_connection_also_delays_the_queue_behind_the_stall() {
     let target = run(LoadModel::Open { rate: 100, connections: 1 }).await.sum_targets();
     assert_eq!((target.request_count(), target.success_count()), (1000, 1000));
     // After the stall it catches up at 1000 per second, while more become due.
@@ -45,7 +45,7 @@ async fn a_single_connection_answers_for_the_queue_before_it_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_closed_loop_forgives_the_stall() {
+async fn a_closed_loop_measures_a_stall_only_once() {
     let target = run(LoadModel::Closed { connections: 1 }).await.sum_targets();
     assert!(target.request_count() > 4000, "{}", target.request_count());
     assert_eq!(target.latency.count_from(ms(5)), 1);
@@ -56,26 +56,26 @@ async fn run(load_model: LoadModel) -> LoadReport {
     let plan =
         LoadPlan { load_model, ..LoadPlan::new(vec![LoadTarget::get("t", address, "t", "/")]) };
     let progress = watch::channel(ProgressCounters::default()).0;
-    let order =
+    let task =
         ThreadTask { plan, share: ThreadShare::WHOLE, stop: StopHandle::default(), progress };
     let now = Instant::now();
     let second = Duration::from_secs(1);
-    order.carry_out(StalledServer { still: now + second * 4..now + second * 5 }).await.unwrap()
+    task.run_task(StalledServer { stalled: now + second * 4..now + second * 5 }).await.unwrap()
 }
 
 /// An in-memory environment with one server.
 struct StalledServer {
     /// The time in which it does not respond.
-    still: Range<Instant>,
+    stalled: Range<Instant>,
 }
 
 impl Environment for StalledServer {
     type Stream = DuplexStream;
 
     async fn connect(&self, _: SocketAddr) -> io::Result<DuplexStream> {
-        let (ours, theirs) = duplex(4096);
-        spawn_local(serve_with_stall(theirs, self.still.clone()));
-        Ok(ours)
+        let (client_end, server_end) = duplex(4096);
+        spawn_local(serve_with_stall(server_end, self.stalled.clone()));
+        Ok(client_end)
     }
 
     fn create_alarm(&self) -> io::Result<Alarm> {
@@ -83,15 +83,15 @@ impl Environment for StalledServer {
     }
 }
 
-async fn serve_with_stall(mut stream: DuplexStream, still: Range<Instant>) {
+async fn serve_with_stall(mut stream: DuplexStream, stalled: Range<Instant>) {
     let mut received = [0; 4096];
     while stream.read(&mut received).await.is_ok_and(|read| read > 0) {
         sleep(SERVICE).await;
-        if still.contains(&Instant::now()) {
-            sleep_until(still.end).await;
+        if stalled.contains(&Instant::now()) {
+            sleep_until(stalled.end).await;
         }
-        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
-        if stream.write_all(answer).await.is_err() {
+        let response = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+        if stream.write_all(response).await.is_err() {
             return;
         }
     }

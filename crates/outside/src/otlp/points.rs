@@ -3,12 +3,12 @@
 
 use std::time::SystemTime;
 
-use leno_telemetry::names::{MetricFamily as Named, MetricKind};
+use leno_telemetry::names::{MetricFamily, MetricKind};
 use leno_telemetry::{DurationBuckets, MetricValue, MetricVisitor};
 use prost::Message;
 
 use super::{
-    ELEMENT_BYTES, InstrumentationScope, KeyValue, OtlpResource, REQUEST_BYTES_MAX, key_value,
+    ELEMENT_BYTES, InstrumentationScope, KeyValue, MAX_REQUEST_BYTES, OtlpResource, key_value,
     unix_nanoseconds,
 };
 use crate::resource_identity::{AttributeValue, ResourceIdentity};
@@ -37,13 +37,13 @@ pub struct MetricRequests {
     start: u64,
     now: u64,
     bytes_max: usize,
-    full: Vec<(Vec<u8>, u64)>,
+    completed: Vec<(Vec<u8>, u64)>,
     /// The metrics of the current request.
     metrics: Vec<OtlpMetric>,
     points: u64,
     bytes: usize,
     /// The current metric.
-    named: Option<&'static Named>,
+    family: Option<&'static MetricFamily>,
     numbers: Vec<NumberPoint>,
     histograms: Vec<HistogramPoint>,
 }
@@ -51,21 +51,25 @@ pub struct MetricRequests {
 impl MetricRequests {
     /// Creates empty requests for a telemetry source and a time range.
     #[must_use]
-    pub fn new(source: &ResourceIdentity, times: TimeRange) -> Self {
-        Self::of_bytes(source, times, REQUEST_BYTES_MAX)
+    pub fn new(identity: &ResourceIdentity, range: TimeRange) -> Self {
+        Self::with_limit(identity, range, MAX_REQUEST_BYTES)
     }
 
-    pub(crate) fn of_bytes(source: &ResourceIdentity, times: TimeRange, bytes_max: usize) -> Self {
+    pub(crate) fn with_limit(
+        identity: &ResourceIdentity,
+        range: TimeRange,
+        bytes_max: usize,
+    ) -> Self {
         Self {
-            resource: OtlpResource::from_source(source),
-            start: unix_nanoseconds(times.started),
-            now: unix_nanoseconds(times.now),
+            resource: OtlpResource::from_source(identity),
+            start: unix_nanoseconds(range.started),
+            now: unix_nanoseconds(range.now),
             bytes_max,
-            full: Vec::new(),
+            completed: Vec::new(),
             metrics: Vec::new(),
             points: 0,
             bytes: 0,
-            named: None,
+            family: None,
             numbers: Vec::new(),
             histograms: Vec::new(),
         }
@@ -76,7 +80,7 @@ impl MetricRequests {
     pub fn into_requests(mut self) -> Vec<(Vec<u8>, u64)> {
         self.close_metric();
         self.close_request();
-        self.full
+        self.completed
     }
 
     /// Accounts for an added point. If the request is full, the rest of the metric goes into the next one.
@@ -90,29 +94,29 @@ impl MetricRequests {
     }
 
     fn close_metric(&mut self) {
-        let Some(named) = self.named else { return };
+        let Some(family) = self.family else { return };
         let numbers = std::mem::take(&mut self.numbers);
         let histograms = std::mem::take(&mut self.histograms);
         if numbers.is_empty() && histograms.is_empty() {
             return;
         }
-        let reported = match named.kind {
+        let data = match family.kind {
             MetricKind::Counter => MetricData::Sum(Sum {
                 points: numbers,
                 temporality: CUMULATIVE,
                 is_monotonic: true,
             }),
-            // Our metrics have no summaries.
+            // No metric of Leno is a summary.
             MetricKind::Gauge | MetricKind::Summary => MetricData::Gauge(Gauge { points: numbers }),
             MetricKind::Histogram => {
                 MetricData::Histogram(OtlpHistogram { points: histograms, temporality: CUMULATIVE })
             }
         };
         self.metrics.push(OtlpMetric {
-            name: named.name.to_owned(),
-            description: named.help.to_owned(),
-            unit: metric_unit(named.name).to_owned(),
-            reported: Some(reported),
+            name: family.name.to_owned(),
+            description: family.help.to_owned(),
+            unit: metric_unit(family.name).to_owned(),
+            data: Some(data),
         });
     }
 
@@ -125,15 +129,15 @@ impl MetricRequests {
         let resource = Some(self.resource.clone());
         let metrics = ResourceMetrics { resource, scope_metrics: vec![metrics] };
         let request = ExportMetricsRequest { resource_metrics: vec![metrics] };
-        self.full.push((request.encode_to_vec(), self.points));
+        self.completed.push((request.encode_to_vec(), self.points));
         (self.points, self.bytes) = (0, 0);
     }
 }
 
 impl MetricVisitor for MetricRequests {
-    fn begin_metric(&mut self, metric: &'static Named) {
+    fn begin_metric(&mut self, metric: &'static MetricFamily) {
         self.close_metric();
-        self.named = Some(metric);
+        self.family = Some(metric);
         self.bytes += metric.name.len() + metric.help.len() + 4 * ELEMENT_BYTES;
     }
 
@@ -142,7 +146,7 @@ impl MetricVisitor for MetricRequests {
             MetricValue::Whole(number) => number_point::PointValue::Whole(to_i64(number)),
             MetricValue::Seconds(seconds) => number_point::PointValue::Fraction(seconds),
         };
-        let is_gauge = self.named.is_some_and(|named| named.kind == MetricKind::Gauge);
+        let is_gauge = self.family.is_some_and(|family| family.kind == MetricKind::Gauge);
         let point = NumberPoint {
             start_time_unix_nano: if is_gauge { 0 } else { self.start },
             time_unix_nano: self.now,
@@ -185,8 +189,10 @@ impl MetricVisitor for MetricRequests {
 
 /// Returns labels that are not empty: Prometheus treats an empty label as absent.
 fn label_attributes(labels: &[(&'static str, &str)]) -> Vec<KeyValue> {
-    let reported = labels.iter().filter(|(_, value)| !value.is_empty());
-    reported.map(|(key, value)| key_value(key, AttributeValue::Text((*value).to_owned()))).collect()
+    let non_empty = labels.iter().filter(|(_, value)| !value.is_empty());
+    non_empty
+        .map(|(key, value)| key_value(key, AttributeValue::Text((*value).to_owned())))
+        .collect()
 }
 
 /// Returns the UCUM unit from the suffix of a metric name. Counts have no unit: Prometheus bridges would append
@@ -235,7 +241,7 @@ pub(crate) struct OtlpMetric {
     #[prost(string, tag = "3")]
     pub(crate) unit: String,
     #[prost(oneof = "MetricData", tags = "5, 7, 9")]
-    pub(crate) reported: Option<MetricData>,
+    pub(crate) data: Option<MetricData>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]

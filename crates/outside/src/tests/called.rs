@@ -61,14 +61,15 @@ fn a_response_that_arrives_with_the_end_of_its_connection_counts() {
         for response in [[&*response, &*goaway].concat(), response] {
             let (address, calls) = start_collector(response).await;
             let url = format!("http://{address}");
-            let to = Collector::parse(Signal::Traces, CollectorProtocol::OtlpGrpc, &url).unwrap();
-            let became = CountedPoints::default();
-            let mut export_status = ExportStatus::new("spans", &became);
+            let collector =
+                Collector::parse(Signal::Traces, CollectorProtocol::OtlpGrpc, &url).unwrap();
+            let counts = CountedPoints::default();
+            let mut export_status = ExportStatus::new("spans", &counts);
             let export_request = ExportRequest::new_otlp((b"spans".to_vec(), 7));
             Exporter::new(TcpConnector, None)
-                .send_request(&to, &export_request, &mut export_status)
+                .send_request(&collector, &export_request, &mut export_status)
                 .await;
-            assert_eq!((calls.get(), became.exported.get(), became.refused.get()), (1, 7, 0));
+            assert_eq!((calls.get(), counts.exported.get(), counts.rejected.get()), (1, 7, 0));
         }
     });
 }

@@ -62,7 +62,7 @@ fn busy_telemetry(series: u16) -> Arc<Telemetry> {
                 UNIX_EPOCH + Duration::from_secs(5),
             );
         }
-        shard.count_audited(series, "denied");
+        shard.count_dry_run_denial(series, "denied");
     }
     let rule = RuleLabels { kind: "HTTPRoute", name: "r\"1\"".to_owned(), ..RuleLabels::default() };
     shard.count_match(shard.rule_number(&rule));
@@ -78,9 +78,9 @@ fn encode_metrics(telemetry: &Telemetry) -> Vec<(Vec<u8>, u64)> {
     encode_in(telemetry, MetricRequests::new(&source(), test_times()))
 }
 
-fn encode_in(telemetry: &Telemetry, mut pages: MetricRequests) -> Vec<(Vec<u8>, u64)> {
-    telemetry.read(&mut pages);
-    pages.into_requests()
+fn encode_in(telemetry: &Telemetry, mut requests: MetricRequests) -> Vec<(Vec<u8>, u64)> {
+    telemetry.read(&mut requests);
+    requests.into_requests()
 }
 
 fn test_times() -> TimeRange {
@@ -89,35 +89,36 @@ fn test_times() -> TimeRange {
 }
 
 fn decode_metrics(requests: &[(Vec<u8>, u64)]) -> Vec<OtlpMetric> {
-    let mut all = Vec::new();
+    let mut metrics = Vec::new();
     for (bytes, _) in requests {
         let request = points::ExportMetricsRequest::decode(&**bytes).unwrap();
-        let [of_sidecar] = &request.resource_metrics[..] else { panic!("one resource") };
-        assert_eq!(of_sidecar.resource, Some(OtlpResource::from_source(&source())));
-        let [of_scope] = &of_sidecar.scope_metrics[..] else { panic!("one scope") };
-        all.extend(of_scope.metrics.iter().cloned());
+        let [resource_metrics] = &request.resource_metrics[..] else { panic!("one resource") };
+        assert_eq!(resource_metrics.resource, Some(OtlpResource::from_source(&source())));
+        let [scope_metrics] = &resource_metrics.scope_metrics[..] else { panic!("one scope") };
+        metrics.extend(scope_metrics.metrics.iter().cloned());
     }
-    all
+    metrics
 }
 
 /// Formats labels as on the page, without empty ones.
 fn format_labels(attributes: &[KeyValue], limit: Option<String>) -> String {
-    let of = |it: &KeyValue| match it.value.as_ref().and_then(|it| it.value.as_ref()) {
-        Some(any_value::AnyValueKind::Text(text)) => {
-            format!("{}=\"{}\"", it.key, text.replace('"', "\\\""))
-        }
-        other => panic!("{other:?}"),
-    };
+    let format_label =
+        |label: &KeyValue| match label.value.as_ref().and_then(|value| value.value.as_ref()) {
+            Some(any_value::AnyValueKind::Text(text)) => {
+                format!("{}=\"{}\"", label.key, text.replace('"', "\\\""))
+            }
+            other => panic!("{other:?}"),
+        };
     let limit = limit.map(|limit| format!("le=\"{limit}\""));
-    let all: Vec<_> = attributes.iter().map(of).chain(limit).collect();
-    if all.is_empty() { String::new() } else { format!("{{{}}}", all.join(",")) }
+    let labels: Vec<_> = attributes.iter().map(format_label).chain(limit).collect();
+    if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) }
 }
 
 /// Formats exported metrics as lines of the page.
 fn as_lines(metrics: &[OtlpMetric]) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
-    for OtlpMetric { name, reported, .. } in metrics {
-        let (numbers, histograms) = match reported.clone().unwrap() {
+    for OtlpMetric { name, data, .. } in metrics {
+        let (numbers, histograms) = match data.clone().unwrap() {
             MetricData::Gauge(gauge) => (gauge.points, Vec::new()),
             MetricData::Sum(sum) => {
                 assert!(sum.is_monotonic && sum.temporality == 2, "{name}");
@@ -154,12 +155,13 @@ fn stable_page(telemetry: &Telemetry) -> BTreeSet<String> {
     let mut page = String::new();
     telemetry.expose(ExpositionFormat::Prometheus, &mut page);
     let lines = page.lines().filter(|line| !line.starts_with(['#']));
-    let reported = lines.filter(|line| !line.starts_with("process_"));
-    reported
+    let series = lines.filter(|line| !line.starts_with("process_"));
+    series
         .map(|line| {
             let Some((name, rest)) = line.split_once('{') else { return line.to_owned() };
             let (labels, value) = rest.rsplit_once("} ").unwrap();
-            let labels: Vec<_> = labels.split(',').filter(|it| !it.ends_with("=\"\"")).collect();
+            let labels: Vec<_> =
+                labels.split(',').filter(|label| !label.ends_with("=\"\"")).collect();
             format!("{name}{{{}}} {value}", labels.join(","))
         })
         .collect()
@@ -170,9 +172,9 @@ fn a_push_equals_the_metrics_page() {
     let telemetry = busy_telemetry(2);
     let requests = encode_metrics(&telemetry);
     let metrics = decode_metrics(&requests);
-    let own = |line: &String| !line.starts_with("process_");
-    let reported: BTreeSet<_> = as_lines(&metrics).into_iter().filter(own).collect();
-    assert_eq!(reported, stable_page(&telemetry));
+    let is_stable = |line: &String| !line.starts_with("process_");
+    let exported: BTreeSet<_> = as_lines(&metrics).into_iter().filter(is_stable).collect();
+    assert_eq!(exported, stable_page(&telemetry));
     let units = metrics.iter().map(|metric| (metric.name.as_str(), metric.unit.as_str()));
     let units: std::collections::BTreeMap<_, _> = units.collect();
     for (name, unit) in [
@@ -186,18 +188,18 @@ fn a_push_equals_the_metrics_page() {
 }
 
 #[test]
-fn points_have_their_times_and_examples() {
+fn points_have_their_times_and_exemplars() {
     let metrics = decode_metrics(&encode_metrics(&busy_telemetry(1)));
-    let of =
-        |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap().reported.clone();
-    let Some(MetricData::Sum(sum)) = of("leno_retries_total") else { panic!("a sum") };
+    let data_of =
+        |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap().data.clone();
+    let Some(MetricData::Sum(sum)) = data_of("leno_retries_total") else { panic!("a sum") };
     let point = &sum.points[0];
     let seconds = |ns: u64| ns / 1_000_000_000;
     assert_eq!(seconds(point.start_time_unix_nano), 900);
     assert_eq!(seconds(point.time_unix_nano), 1000);
-    let Some(MetricData::Gauge(gauge)) = of("leno_links") else { panic!("a gauge") };
+    let Some(MetricData::Gauge(gauge)) = data_of("leno_links") else { panic!("a gauge") };
     assert_eq!(gauge.points[0].start_time_unix_nano, 0);
-    let Some(MetricData::Histogram(histogram)) = of("leno_request_duration_seconds") else {
+    let Some(MetricData::Histogram(histogram)) = data_of("leno_request_duration_seconds") else {
         panic!("a histogram")
     };
     let point = &histogram.points[0];
@@ -214,7 +216,7 @@ fn large_exports_are_split_without_loss() {
     let telemetry = busy_telemetry(280);
     let whole = encode_metrics(&telemetry);
     assert_eq!(whole.len(), 1);
-    let parts = encode_in(&telemetry, MetricRequests::of_bytes(&source(), test_times(), 20_000));
+    let parts = encode_in(&telemetry, MetricRequests::with_limit(&source(), test_times(), 20_000));
     assert!(parts.len() > 20, "{}", parts.len());
     for (bytes, _) in &parts {
         // The last point, the resource, and the names of metrics are in addition to the limit.
@@ -222,9 +224,10 @@ fn large_exports_are_split_without_loss() {
     }
     let points = |requests: &[(Vec<u8>, u64)]| requests.iter().map(|(_, count)| count).sum::<u64>();
     assert_eq!(points(&parts), points(&whole));
-    let own = |line: &String| !line.starts_with("process_");
-    let lines =
-        |requests| as_lines(&decode_metrics(requests)).into_iter().filter(own).collect::<Vec<_>>();
+    let is_stable = |line: &String| !line.starts_with("process_");
+    let lines = |requests| {
+        as_lines(&decode_metrics(requests)).into_iter().filter(is_stable).collect::<Vec<_>>()
+    };
     assert_eq!(lines(&parts), lines(&whole));
 }
 
@@ -236,13 +239,13 @@ impl MetricSource for TestMetrics {
         source()
     }
 
-    async fn write_metrics(&mut self, mut pages: MetricRequests) -> Option<MetricRequests> {
-        self.0.read(&mut pages);
-        Some(pages)
+    async fn write_metrics(&mut self, mut requests: MetricRequests) -> Option<MetricRequests> {
+        self.0.read(&mut requests);
+        Some(requests)
     }
 
-    async fn write_last_metrics(mut self, pages: MetricRequests) -> Option<MetricRequests> {
-        self.write_metrics(pages).await
+    async fn write_last_metrics(mut self, requests: MetricRequests) -> Option<MetricRequests> {
+        self.write_metrics(requests).await
     }
 }
 
@@ -250,7 +253,7 @@ impl MetricSource for TestMetrics {
 #[derive(Default)]
 pub(super) struct CountedPoints {
     pub(super) exported: Cell<u64>,
-    pub(super) refused: Cell<u64>,
+    pub(super) rejected: Cell<u64>,
 }
 
 impl ExportCounts for &CountedPoints {
@@ -259,7 +262,7 @@ impl ExportCounts for &CountedPoints {
     }
 
     fn add_rejected(&self, count: u64) {
-        self.refused.set(self.refused.get() + count);
+        self.rejected.set(self.rejected.get() + count);
     }
 }
 
@@ -274,41 +277,41 @@ impl Connector for TcpConnector {
 fn push_settings(receiver: &Receiver) -> Option<Box<MetricsPush>> {
     let url = format!("http://{}", receiver.address);
     let collector = Collector::parse(Signal::Metrics, CollectorProtocol::OtlpHttp, &url).unwrap();
-    Some(Box::new(MetricsPush { collector, interval: MetricsPush::INTERVAL_MAX }))
+    Some(Box::new(MetricsPush { collector, interval: MetricsPush::MAX_INTERVAL }))
 }
 
 /// Exports once to a collector with these responses. Returns the numbers of accepted and rejected points, and
 /// the received requests.
 async fn push_once(
-    answers: Vec<hyper::Response<Full<Bytes>>>,
-) -> (u64, u64, Vec<receiver::Arrived>) {
-    let receiver = Receiver::start(answers).await;
-    let (_says, wanted) = watch::channel(push_settings(&receiver));
-    let became = CountedPoints::default();
-    let mut export_status = ExportStatus::new("metrics", &became);
+    responses: Vec<hyper::Response<Full<Bytes>>>,
+) -> (u64, u64, Vec<receiver::ReceivedRequest>) {
+    let receiver = Receiver::start(responses).await;
+    let (_sender, settings) = watch::channel(push_settings(&receiver));
+    let counts = CountedPoints::default();
+    let mut export_status = ExportStatus::new("metrics", &counts);
     let exporter = Exporter::new(TcpConnector, None);
     // The first export is due within an hour; the last one is sent now.
-    let over = std::future::ready(());
+    let stopped = std::future::ready(());
     push_metrics(
         &exporter,
         &mut export_status,
         TestMetrics(busy_telemetry(1)),
-        wanted,
+        settings,
         UNIX_EPOCH,
         u64::MAX,
-        over,
+        stopped,
     )
     .await;
-    (became.exported.get(), became.refused.get(), receiver.arrived_requests())
+    (counts.exported.get(), counts.rejected.get(), receiver.arrived_requests())
 }
 
 #[test]
 fn a_final_push_is_sent_at_the_end() {
     run(async {
-        let (taken, refused, arrived) = push_once(Vec::new()).await;
-        assert!(taken > 50 && refused == 0, "{taken} {refused}");
-        let [(path, kind, body)] = &arrived[..] else { panic!("one push") };
-        assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));
+        let (exported, rejected, requests) = push_once(Vec::new()).await;
+        assert!(exported > 50 && rejected == 0, "{exported} {rejected}");
+        let [(path, content_type, body)] = &requests[..] else { panic!("one push") };
+        assert_eq!((&**path, &**content_type), ("/v1/metrics", "application/x-protobuf"));
         assert!(points::ExportMetricsRequest::decode(body.clone()).is_ok());
     });
 }
@@ -317,15 +320,15 @@ fn a_final_push_is_sent_at_the_end() {
 fn pushing_ends_with_the_source_of_metrics() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
-        let (says, wanted) = watch::channel(push_settings(&receiver));
-        drop(says);
-        let (exporter, became) = (Exporter::new(TcpConnector, None), CountedPoints::default());
-        let mut export_status = ExportStatus::new("metrics", &became);
+        let (sender, settings) = watch::channel(push_settings(&receiver));
+        drop(sender);
+        let (exporter, counts) = (Exporter::new(TcpConnector, None), CountedPoints::default());
+        let mut export_status = ExportStatus::new("metrics", &counts);
         push_metrics(
             &exporter,
             &mut export_status,
             TestMetrics(busy_telemetry(1)),
-            wanted,
+            settings,
             UNIX_EPOCH,
             u64::MAX,
             std::future::pending(),
@@ -340,8 +343,8 @@ fn points_rejected_by_the_collector_are_counted() {
     run(async {
         let partial = PartialSuccess { rejected: 2, message: "no".to_owned() };
         let body = ExportResponse { partial_success: Some(partial) }.encode_to_vec();
-        let (taken, refused, arrived) = push_once(vec![response_with(200, None, body)]).await;
-        assert!(taken > 50 && refused == 2 && arrived.len() == 1, "{taken} {refused}");
+        let (exported, rejected, requests) = push_once(vec![response_with(200, None, body)]).await;
+        assert!(exported > 50 && rejected == 2 && requests.len() == 1, "{exported} {rejected}");
     });
 }
 
@@ -349,16 +352,16 @@ fn points_rejected_by_the_collector_are_counted() {
 fn the_retry_delay_of_a_collector_is_respected() {
     run(async {
         // Longer than the maximum retry delay: no retry.
-        let (taken, refused, arrived) =
+        let (exported, rejected, requests) =
             push_once(vec![response_with(503, Some("3600"), Vec::new())]).await;
-        assert!(taken == 0 && refused > 50 && arrived.len() == 1, "{}", arrived.len());
+        assert!(exported == 0 && rejected > 50 && requests.len() == 1, "{}", requests.len());
         // A short delay: retried.
-        let (taken, refused, arrived) =
+        let (exported, rejected, requests) =
             push_once(vec![response_with(429, Some("0"), Vec::new())]).await;
-        assert!(taken > 50 && refused == 0 && arrived.len() == 2, "{}", arrived.len());
+        assert!(exported > 50 && rejected == 0 && requests.len() == 2, "{}", requests.len());
         // No retry for permanent errors.
-        let (taken, refused, arrived) =
+        let (exported, rejected, requests) =
             push_once(vec![response_with(400, None, b"no".to_vec())]).await;
-        assert!(taken == 0 && refused > 50 && arrived.len() == 1, "{}", arrived.len());
+        assert!(exported == 0 && rejected > 50 && requests.len() == 1, "{}", requests.len());
     });
 }

@@ -1,4 +1,4 @@
-//! Contents of the admin page, as JSON.
+//! Contents of the admin endpoint, as JSON.
 
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
@@ -33,7 +33,7 @@ pub(super) fn unready_reason(admin: &Admin) -> Option<&'static str> {
     if redirects && open_listeners.closed.keys().any(|name| name.starts_with("redirected-")) {
         return Some("opening the listeners for redirected connections");
     }
-    let gateway = || config.plans.snapshot.config.gateway.clone();
+    let gateway = || config.compiled.snapshot.config.gateway.clone();
     match admin.is_gateway.then(gateway) {
         None => None,
         Some(None) => Some("waiting for the Gateway of this proxy"),
@@ -54,28 +54,28 @@ pub(super) fn current_config(admin: &Admin) -> Value {
     let Some(config) = admin.config_store.current_config() else {
         return json!({ "version": 0 });
     };
-    let snapshot = &config.plans.snapshot;
-    let plan = &snapshot.config;
-    let ports: Vec<_> = plan
+    let snapshot = &config.compiled.snapshot;
+    let workload_config = &snapshot.config;
+    let ports: Vec<_> = workload_config
         .ports
         .iter()
         .map(|port| json!({ "port": port.port, "protocol": port.protocol.as_str() }))
         .collect();
     json!({
         "version": config.version,
-        "workload": plan.workload.to_string(),
+        "workload": workload_config.workload.to_string(),
         "ports": ports,
-        "access": render_access(&plan.access),
-        "dry_run": plan.inbound.is_dry_run,
-        "access_rules": plan.inbound.rules.iter().map(access_rule).collect::<Vec<_>>(),
+        "access": render_access(&workload_config.access),
+        "dry_run": workload_config.inbound.is_dry_run,
+        "access_rules": workload_config.inbound.rules.iter().map(access_rule).collect::<Vec<_>>(),
         "open_listeners": admin.open_listeners.current_states().map(|states| states.open.clone()),
         "closed_listeners": admin.open_listeners.current_states().map(|states| states.closed.clone()),
         "conditions": active_conditions(admin),
         "application": application_ports(admin),
-        "services": snapshot.services.values().map(|view| render_service(view)).collect::<Vec<_>>(),
+        "services": snapshot.services.values().map(|service| render_service(service)).collect::<Vec<_>>(),
         "addresses": address_entries(snapshot),
-        "egress": plan.egress.as_str(),
-        "mtls": plan.mtls.as_str(),
+        "egress": workload_config.egress.as_str(),
+        "mtls": workload_config.mtls.as_str(),
         "absent": config.absent_services().map(ToString::to_string).collect::<Vec<_>>(),
         "tracing": tracing_settings(admin),
         "access_log": access_log(admin),
@@ -87,19 +87,19 @@ pub(super) fn current_config(admin: &Admin) -> Value {
 
 /// Returns the address entries of the destinations that the application connected to.
 fn address_entries(snapshot: &Snapshot) -> BTreeMap<String, String> {
-    let address_entry = |address_entry: &AddressEntry| match address_entry {
+    let describe = |entry: &AddressEntry| match entry {
         AddressEntry::External => "outside".to_owned(),
         AddressEntry::Service(name) => format!("service {name}"),
         AddressEntry::Workload { workload, .. } => format!("workload {workload}"),
     };
     let addresses = snapshot.addresses.iter();
-    addresses.map(|(address, it)| (address.to_string(), address_entry(it))).collect()
+    addresses.map(|(address, entry)| (address.to_string(), describe(entry))).collect()
 }
 
-/// Returns the open connections, at most [`SHOWN_MAX`] of them in full.
+/// Returns the number of open connections, and lists at most [`MAX_LISTED`] of them.
 pub(super) fn open_connections(admin: &Admin) -> Value {
-    let (open, shown) = admin.connections.snapshot(SHOWN_MAX);
-    let shown: Vec<_> = shown
+    let (open, listed) = admin.connections.snapshot(MAX_LISTED);
+    let listed: Vec<_> = listed
         .iter()
         .map(|connection| {
             json!({
@@ -112,7 +112,7 @@ pub(super) fn open_connections(admin: &Admin) -> Value {
             })
         })
         .collect();
-    json!({ "open": open, "connections": shown })
+    json!({ "open": open, "connections": listed })
 }
 
 /// Returns the counts of every request series, for tables.
@@ -148,7 +148,7 @@ pub(super) fn request_counts(admin: &Admin) -> Value {
 
 /// Returns the endpoints that outlier detection has ejected.
 pub(super) fn ejected_endpoints(admin: &Admin) -> Value {
-    let removed: Vec<_> = admin
+    let ejected: Vec<_> = admin
         .ejected
         .snapshot()
         .into_iter()
@@ -166,7 +166,7 @@ pub(super) fn ejected_endpoints(admin: &Admin) -> Value {
             })
         })
         .collect();
-    json!({ "ejected": removed })
+    json!({ "ejected": ejected })
 }
 
 /// Returns the circuits that are not closed.
@@ -205,13 +205,13 @@ fn active_conditions(admin: &Admin) -> Value {
 /// Returns the state of the application's ports, if a supervisor reports it.
 fn application_ports(admin: &Admin) -> Value {
     let states = admin.config_store.application.states();
-    let state = |state: &PortState| match state {
+    let describe = |state: &PortState| match state {
         PortState::Open => "open".to_owned(),
         PortState::Starting => "starting".to_owned(),
         PortState::Down => "down".to_owned(),
         PortState::Taken { by } => format!("taken by {by}"),
     };
-    let ports = states.ports.iter().map(|(port, of)| (port.to_string(), state(of)));
+    let ports = states.ports.iter().map(|(port, state)| (port.to_string(), describe(state)));
     json!(ports.collect::<BTreeMap<_, _>>())
 }
 
@@ -250,8 +250,8 @@ fn port_set(ports: &PortSet) -> Value {
     }
 }
 
-fn render_service(view: &ServiceConfig) -> Value {
-    let ports: Vec<_> = view
+fn render_service(service: &ServiceConfig) -> Value {
+    let ports: Vec<_> = service
         .ports
         .iter()
         .map(|(number, port)| {
@@ -275,19 +275,19 @@ fn render_service(view: &ServiceConfig) -> Value {
             })
         })
         .collect();
-    json!({ "name": view.name.to_string(), "client_access": format!("{:?}", view.client_authorization), "ports": ports })
+    json!({ "name": service.name.to_string(), "client_access": format!("{:?}", service.client_authorization), "ports": ports })
 }
 
 /// Returns the active taps.
 fn active_taps(admin: &Admin) -> Vec<Value> {
-    let view = admin.config_store.observability.active_settings();
-    let taps = view.iter().flat_map(|view| view.taps()).map(|open| open.matcher.tap());
+    let settings = admin.config_store.observability.active_settings();
+    let taps = settings.iter().flat_map(|settings| settings.taps()).map(|tap| tap.matcher.tap());
     taps.map(|tap| json!({ "id": tap.id, "service": tap.service.to_string() })).collect()
 }
 
 fn tracing_settings(admin: &Admin) -> Value {
-    let view = admin.config_store.observability.active_settings();
-    let Some(tracing) = view.as_ref().and_then(|view| view.tracing_settings()) else {
+    let settings = admin.config_store.observability.active_settings();
+    let Some(tracing) = settings.as_ref().and_then(|settings| settings.tracing_settings()) else {
         return Value::Null;
     };
     json!({
@@ -299,8 +299,8 @@ fn tracing_settings(admin: &Admin) -> Value {
 
 /// Returns the destination of the access log if it is not standard output.
 fn access_log(admin: &Admin) -> Value {
-    let view = admin.config_store.observability.active_settings();
-    let Some(log) = view.as_ref().and_then(|view| view.access_log()) else {
+    let settings = admin.config_store.observability.active_settings();
+    let Some(log) = settings.as_ref().and_then(|settings| settings.access_log()) else {
         return Value::Null;
     };
     json!({
@@ -322,8 +322,8 @@ fn certificate_details(admin: &Admin) -> Value {
     let Some(credential) = admin.config_store.credential() else {
         return Value::Null;
     };
-    let seconds = |at: SystemTime| {
-        at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    let seconds = |time: SystemTime| {
+        time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
     };
     json!({
         "id": credential.id().to_string(),
@@ -332,5 +332,5 @@ fn certificate_details(admin: &Admin) -> Value {
     })
 }
 
-/// Connections shown in full; the count is always exact.
-const SHOWN_MAX: usize = 1000;
+/// The maximum number of connections that are listed; the count is always exact.
+const MAX_LISTED: usize = 1000;

@@ -8,7 +8,7 @@ use http::StatusCode;
 use leno_model::{FixedResponse, Header, HeaderEdits, ServiceName, SpiffeId};
 use leno_traffic::RequestView;
 use leno_traffic::request_checks::{
-    CompiledAuthorization, HeaderAction, HeaderChange, edits_of, request_edits,
+    CompiledAuthorization, HeaderAction, HeaderChange, request_edits, response_edits,
 };
 use prost::Message;
 
@@ -49,7 +49,7 @@ pub(crate) fn build_request(
     request: &Request<'_>,
     view: &RequestView<'_>,
     edits: &HeaderEdits,
-    ends: &ConnectionPeers<'_>,
+    peers: &ConnectionPeers<'_>,
     excerpt: Option<BufferedExcerpt>,
 ) -> Vec<u8> {
     let peer = |address: SocketAddr, id: Option<&SpiffeId>| Peer {
@@ -62,53 +62,55 @@ pub(crate) fn build_request(
         service: String::new(),
         principal: id.map(ToString::to_string).unwrap_or_default(),
     };
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let time = Time {
-        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
+        seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(now.subsec_nanos()).unwrap_or(0),
     };
     let path = match view.query {
         Some(query) => format!("{}?{query}", view.path),
         None => view.path.to_owned(),
     };
-    let first = |name: &str| view.fields.first_value(name).map(|it| it.into_owned());
+    let first_value = |name: &str| view.fields.first_value(name).map(|value| value.into_owned());
     let mut headers = reported_headers(rule, request, view, edits, &path);
-    let whole = excerpt.as_ref().filter(|it| !it.is_partial).map(|it| it.bytes.len());
+    let body_bytes =
+        excerpt.as_ref().filter(|excerpt| !excerpt.is_partial).map(|excerpt| excerpt.bytes.len());
     if let Some(excerpt) = &excerpt {
         let value = excerpt.is_partial.to_string();
         headers.push(Pair { key: PARTIAL_BODY.to_owned(), value });
     }
-    let declared = first("content-length").and_then(|length| length.parse().ok());
-    let whole = whole.and_then(|bytes| i64::try_from(bytes).ok());
-    let as_bytes = rule.rule.body.is_some_and(|body| body.pack_as_bytes);
+    let declared = first_value("content-length").and_then(|length| length.parse().ok());
+    let body_bytes = body_bytes.and_then(|bytes| i64::try_from(bytes).ok());
+    let packs_as_bytes = rule.rule.body.is_some_and(|body| body.pack_as_bytes);
     let (body, raw_body) = match excerpt {
-        Some(excerpt) if as_bytes => (String::new(), excerpt.bytes),
+        Some(excerpt) if packs_as_bytes => (String::new(), excerpt.bytes),
         Some(excerpt) => (excerpt_text(&excerpt), Bytes::new()),
         None => Default::default(),
     };
     let http = HttpRequest {
-        id: first("x-request-id").unwrap_or_default(),
+        id: first_value("x-request-id").unwrap_or_default(),
         method: view.method.to_owned(),
         headers,
         path,
         host: view.authority.to_owned(),
         scheme: SCHEME.to_owned(),
-        size: declared.or(whole).unwrap_or(-1),
+        size: declared.or(body_bytes).unwrap_or(-1),
         protocol: if request.is_grpc() { "HTTP/2" } else { "HTTP/1.1" }.to_owned(),
         body,
         raw_body,
     };
     let destination = Peer {
-        service: ends.service.map(ToString::to_string).unwrap_or_default(),
-        ..peer(ends.to, Some(ends.server))
+        service: peers.service.map(ToString::to_string).unwrap_or_default(),
+        ..peer(peers.to, Some(peers.server))
     };
-    let context = rule.rule.context_extensions.iter();
-    let context = context.map(|(key, value)| Pair { key: key.clone(), value: value.clone() });
+    let context_extensions = rule.rule.context_extensions.iter();
+    let context_extensions =
+        context_extensions.map(|(key, value)| Pair { key: key.clone(), value: value.clone() });
     let attributes = Attributes {
-        source: Some(peer(ends.from, ends.client)),
+        source: Some(peer(peers.from, peers.client)),
         destination: Some(destination),
         request: Some(AttributeRequest { time: Some(time), http: Some(http) }),
-        context_extensions: context.collect(),
+        context_extensions: context_extensions.collect(),
     };
     CheckRequest { attributes: Some(attributes) }.encode_to_vec()
 }
@@ -117,8 +119,8 @@ pub(crate) fn build_request(
 /// that the end of the excerpt truncates is left out if all bytes before it are valid.
 fn excerpt_text(excerpt: &BufferedExcerpt) -> String {
     let bytes = match std::str::from_utf8(&excerpt.bytes) {
-        Err(cut) if excerpt.is_partial && cut.error_len().is_none() => {
-            excerpt.bytes.slice(..cut.valid_up_to())
+        Err(error) if excerpt.is_partial && error.error_len().is_none() => {
+            excerpt.bytes.slice(..error.valid_up_to())
         }
         Ok(_) | Err(_) => excerpt.bytes.clone(),
     };
@@ -156,7 +158,8 @@ fn reported_headers(
         let name =
             String::from_utf8_lossy(field.name.slice_in(&request.bytes)).to_ascii_lowercase();
         let value = String::from_utf8_lossy(field.value.slice_in(&request.bytes));
-        let is_changed = edits.remove.contains(&name) || edits.set.iter().any(|it| it.name == name);
+        let is_changed =
+            edits.remove.contains(&name) || edits.set.iter().any(|header| header.name == name);
         // Clients must not set the header that marks a partial body.
         if field.hop_by_hop
             || is_changed
@@ -165,30 +168,33 @@ fn reported_headers(
         {
             continue;
         }
-        match reported.iter_mut().find(|known| known.key == name) {
-            Some(known) => known.value.extend([",", &value]),
+        match reported.iter_mut().find(|existing| existing.key == name) {
+            Some(existing) => existing.value.extend([",", &value]),
             None => reported.push(Pair { key: name, value: value.into_owned() }),
         }
     }
-    let set = edits.set.iter().filter(|set| is_reported(&set.name));
-    reported.extend(set.map(|set| Pair { key: set.name.clone(), value: set.value.clone() }));
+    let added = edits.set.iter().filter(|header| is_reported(&header.name));
+    reported
+        .extend(added.map(|header| Pair { key: header.name.clone(), value: header.value.clone() }));
     reported
 }
 
 /// Converts a response to the decision for a request with these fields.
 pub(crate) fn parse_verdict(
-    answer: Bytes,
+    message: Bytes,
     view: &RequestView<'_>,
 ) -> Result<AuthorizationResult, CheckError> {
-    let answer = CheckResponse::decode(answer).map_err(unusable_response)?;
-    if answer.error.is_some() {
+    let response = CheckResponse::decode(message).map_err(unusable_response)?;
+    if response.error.is_some() {
         return Err(CheckError::Grpc("it reported an error".to_owned()));
     }
-    let is_ok = answer.status.as_ref().is_none_or(|status| status.code == 0);
-    match (is_ok, answer.denied, answer.ok) {
+    let is_ok = response.status.as_ref().is_none_or(|status| status.code == 0);
+    match (is_ok, response.denied, response.ok) {
         // An empty message allows the request, as in Envoy.
         (true, None, ok) => parse_allowed(ok.unwrap_or_default(), view),
-        (_, denied, _) => Ok(AuthorizationResult::Denied(denied_with(denied.unwrap_or_default()))),
+        (_, denied, _) => {
+            Ok(AuthorizationResult::Denied(denied_response(denied.unwrap_or_default())))
+        }
     }
 }
 
@@ -197,7 +203,10 @@ fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<AuthorizationResult
         return Err(unusable_response("it changes the query string, which is not supported"));
     }
     let changes = |options: Vec<HeaderValueOption>, default| {
-        options.into_iter().map(move |it| header_change(it, default)).collect::<Result<Vec<_>, _>>()
+        options
+            .into_iter()
+            .map(move |option| header_change(option, default))
+            .collect::<Result<Vec<_>, _>>()
     };
     // The defaults of Envoy for an unspecified append action.
     let request = changes(ok.headers, HeaderAction::Replace)?;
@@ -206,13 +215,14 @@ fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<AuthorizationResult
         ok.headers_to_remove.iter().map(|name| name.to_ascii_lowercase()).collect();
     Ok(AuthorizationResult::Allowed {
         request: request_edits(&request, &remove, view.fields).map_err(unusable_response)?,
-        response: edits_of(&response).map_err(unusable_response)?,
+        response: response_edits(&response).map_err(unusable_response)?,
     })
 }
 
-fn denied_with(denied: Denied) -> FixedResponse {
+fn denied_response(denied: Denied) -> FixedResponse {
     let status = denied.status.map(|status| status.code).unwrap_or_default();
-    let status = u16::try_from(status).ok().filter(|status| FixedResponse::may_have(*status));
+    let status =
+        u16::try_from(status).ok().filter(|status| FixedResponse::is_valid_status(*status));
     let mut headers = Vec::new();
     for option in denied.headers {
         // The request is denied even if some of the headers are invalid.
@@ -242,21 +252,21 @@ fn header_change(
         true => header.value,
         false => String::from_utf8(header.raw_value).map_err(unusable_response)?,
     };
-    let how = match (option.append, option.append_action) {
+    let action = match (option.append, option.append_action) {
         (Some(append), _) if append.value => HeaderAction::Append,
         (Some(_), _) | (None, 2) => HeaderAction::Replace,
         (None, 0) => default,
         (None, 1) => HeaderAction::IfAbsent,
         (None, 3) => HeaderAction::IfPresent,
-        (None, action) => {
-            return Err(unusable_response(format!("append_action {action} is unknown")));
+        (None, unknown) => {
+            return Err(unusable_response(format!("append_action {unknown} is unknown")));
         }
     };
-    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, action: how })
+    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, action })
 }
 
-fn unusable_response(why: impl std::fmt::Display) -> CheckError {
-    CheckError::Unusable(why.to_string())
+fn unusable_response(problem: impl std::fmt::Display) -> CheckError {
+    CheckError::Unusable(problem.to_string())
 }
 
 /// The gRPC method.

@@ -10,7 +10,7 @@ use leno_traffic::outlier::EndpointResult;
 use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
 use leno_wire::link::StreamKind;
 
-use super::outside::ATTEMPTS_MAX;
+use super::outside::MAX_ATTEMPTS;
 use super::{CheckCall, CheckError};
 use crate::error::lost_reason;
 use crate::http::body::send_data;
@@ -21,18 +21,18 @@ use crate::upstream::pick::pick_endpoint;
 use crate::upstream::{Checkout, ConnectWait};
 use crate::worker::Worker;
 
-/// Sends a check request, again if the other sidecar did not process it, for example because its link was
-/// closed.
+/// Sends a check request, and repeats it if the other sidecar did not process it, for example because its link
+/// was closed.
 pub(super) async fn send_check(
     worker: &Rc<Worker>,
     service: &ServiceName,
     port: u16,
-    question: &CheckCall,
+    call: &CheckCall,
 ) -> Result<Bytes, CheckError> {
     let mut attempts = 1;
     loop {
-        match send_once(worker, service, port, question).await {
-            Err(CheckError::Mesh(Reason::UpstreamRefused)) if attempts < ATTEMPTS_MAX => {
+        match send_once(worker, service, port, call).await {
+            Err(CheckError::Mesh(Reason::UpstreamRefused)) if attempts < MAX_ATTEMPTS => {
                 attempts += 1
             }
             outcome => return outcome,
@@ -43,15 +43,15 @@ pub(super) async fn send_check(
 async fn send_once(
     worker: &Rc<Worker>,
     service: &ServiceName,
-    number: u16,
-    question: &CheckCall,
+    port_number: u16,
+    call: &CheckCall,
 ) -> Result<Bytes, CheckError> {
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, plan) = worker.config_store.with_service(service, max_wait).await?;
-    if plan.config.client_authorization == ClientAuthorization::Denied {
+    let (config, compiled_service) = worker.config_store.with_service(service, max_wait).await?;
+    if compiled_service.config.client_authorization == ClientAuthorization::Denied {
         return Err(CheckError::Mesh(Reason::DeniedOutbound));
     }
-    let port = plan.ports.get(&number).ok_or(Reason::UnknownService)?;
+    let port = compiled_service.ports.get(&port_number).ok_or(Reason::UnknownService)?;
     // Check requests are never sent in plaintext.
     let priorities = permitted_endpoints(worker, port, None)?.with_sidecars();
     let cluster = worker.cluster_for(port.traffic_policy.as_ref(), port, config.version);
@@ -59,12 +59,14 @@ async fn send_once(
     // The limits on requests to a service apply to check requests.
     let outcome_guard = match &cluster {
         None => None,
-        Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests))?),
+        Some(cluster) => {
+            Some(cluster.start_attempt(&upstream, Some(|in_flight| &in_flight.requests))?)
+        }
     };
-    let host = format!("{}.{}:{number}", service.name, service.namespace);
-    let _under_way = upstream.start_request();
+    let host = format!("{}.{}:{port_number}", service.name, service.namespace);
+    let _load_guard = upstream.start_request();
     let outcome = match upstream.acquire(worker, None, ConnectWait::Whole).await {
-        Ok(Checkout::Link(link)) => exchange_messages(worker, &link, &host, question).await,
+        Ok(Checkout::Link(link)) => exchange_messages(worker, &link, &host, call).await,
         // Check services of the mesh have a sidecar.
         Ok(Checkout::Http1(_) | Checkout::Http2(_)) => Err(CheckError::Mesh(Reason::Unsupported)),
         Err(reason) => Err(reason.into()),
@@ -94,7 +96,7 @@ async fn exchange_messages(
     worker: &Worker,
     link: &LinkHandle,
     host: &str,
-    question: &CheckCall,
+    call: &CheckCall,
 ) -> Result<Bytes, CheckError> {
     let max_wait = worker.config.limits.connect_timeout;
     let uncongested = link.wait_uncongested(max_wait).await;
@@ -102,22 +104,23 @@ async fn exchange_messages(
     let head = format!(
         "POST {} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/grpc\r\nte: trailers\r\n\
          grpc-timeout: {}\r\n\r\n",
-        question.method,
-        question.timeout_value()
+        call.method,
+        call.timeout_value()
     );
-    let opened =
-        link.open_stream(StreamKind::Http, false, |out| out.extend_from_slice(head.as_bytes()));
-    let stream = opened.map_err(|_| Reason::UpstreamRefused)?;
-    let sent = send_data(&stream, question.message.clone(), true, max_wait).await;
-    sent.map_err(|_| Reason::UpstreamReset)?;
+    let stream = link.open_stream(StreamKind::Http, false, |head_buffer| {
+        head_buffer.extend_from_slice(head.as_bytes())
+    });
+    let stream = stream.map_err(|_| Reason::UpstreamRefused)?;
+    let result = send_data(&stream, call.message.clone(), true, max_wait).await;
+    result.map_err(|_| Reason::UpstreamReset)?;
     read_response(&stream).await
 }
 
 /// Reads the response to its end. A rejection by the endpoint's sidecar is an error.
 pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckError> {
-    let reported = Cell::new(None);
-    let call = GrpcCall(&reported);
-    let mut answer = BytesMut::new();
+    let grpc_status = Cell::new(None);
+    let call = GrpcCall(&grpc_status);
+    let mut message_bytes = BytesMut::new();
     loop {
         match stream.next().await.map_err(lost_reason)? {
             Incoming::Head { interim: true, .. } => {}
@@ -141,7 +144,7 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckErr
                 }
             }
             Incoming::Data { data, end } => {
-                message::append_part(&mut answer, &data)?;
+                message::append_part(&mut message_bytes, &data)?;
                 if end {
                     break;
                 }
@@ -152,8 +155,8 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckErr
             }
         }
     }
-    match reported.get() {
-        Some(GrpcStatus::Ok) => Ok(message::single_message(answer.freeze())?),
+    match grpc_status.get() {
+        Some(GrpcStatus::Ok) => Ok(message::single_message(message_bytes.freeze())?),
         Some(status) => Err(CheckError::Grpc(status.code().to_string())),
         None => Err(CheckError::Protocol("it has no grpc-status".to_owned())),
     }

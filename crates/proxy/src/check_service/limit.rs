@@ -6,7 +6,8 @@ use bytes::Bytes;
 use leno_model::{FixedResponse, HeaderEdits};
 use leno_traffic::RequestView;
 use leno_traffic::request_checks::{
-    CompiledGlobalLimit, HeaderAction, HeaderChange, RequestDescriptor, edits_of, request_edits,
+    CompiledGlobalLimit, HeaderAction, HeaderChange, RequestDescriptor, request_edits,
+    response_edits,
 };
 use prost::Message;
 
@@ -28,26 +29,27 @@ pub(crate) enum RateLimitResult {
 /// Builds the rate limit request for these descriptors.
 pub(crate) fn build_request(
     limit: &CompiledGlobalLimit,
-    described: Vec<RequestDescriptor>,
+    descriptors: Vec<RequestDescriptor>,
 ) -> Vec<u8> {
-    let first = described.first().map_or(1, |it| it.hits_addend);
+    let first_addend = descriptors.first().map_or(1, |descriptor| descriptor.hits_addend);
     // If all descriptors have the same `hits_addend`, it is set on the request, which older services support.
-    let same = described.iter().all(|it| it.hits_addend == first);
-    let descriptors = described.into_iter().map(|it| RateLimitDescriptor {
-        entries: it.entries.into_iter().map(|(key, value)| Pair { key, value }).collect(),
-        hits_addend: (!same).then(|| Number { value: it.hits_addend.into() }),
+    let have_same_addend =
+        descriptors.iter().all(|descriptor| descriptor.hits_addend == first_addend);
+    let wire_descriptors = descriptors.into_iter().map(|descriptor| RateLimitDescriptor {
+        entries: descriptor.entries.into_iter().map(|(key, value)| Pair { key, value }).collect(),
+        hits_addend: (!have_same_addend).then(|| Number { value: descriptor.hits_addend.into() }),
     });
-    let question = RateLimitRequest {
+    let request = RateLimitRequest {
         domain: limit.rule.domain.clone(),
-        descriptors: descriptors.collect(),
-        hits_addend: if same { first } else { 1 },
+        descriptors: wire_descriptors.collect(),
+        hits_addend: if have_same_addend { first_addend } else { 1 },
     };
-    question.encode_to_vec()
+    request.encode_to_vec()
 }
 
 /// Converts a response to the decision for a request with these fields.
 pub(crate) fn parse_verdict(
-    answer: Bytes,
+    message: Bytes,
     limit: &CompiledGlobalLimit,
     view: &RequestView<'_>,
 ) -> Result<RateLimitResult, CheckError> {
@@ -57,37 +59,46 @@ pub(crate) fn parse_verdict(
         response_headers_to_add,
         request_headers_to_add,
         raw_body,
-    } = RateLimitResponse::decode(answer).map_err(unusable_response)?;
+    } = RateLimitResponse::decode(message).map_err(unusable_response)?;
     let reported_limits =
         if limit.rule.rate_limit_headers { reported_limits(&statuses) } else { Vec::new() };
     match overall_code {
         OK => {
-            let mut reported = header_changes(response_headers_to_add)?;
-            reported.extend(reported_limits);
-            let response = edits_of(&reported).map_err(unusable_response)?;
+            let mut headers_to_add = header_changes(response_headers_to_add)?;
+            headers_to_add.extend(reported_limits);
+            let response = response_edits(&headers_to_add).map_err(unusable_response)?;
             let request = header_changes(request_headers_to_add)?;
             let request = request_edits(&request, &[], view.fields).map_err(unusable_response)?;
             Ok(RateLimitResult::WithinLimit { request, response })
         }
         OVER_LIMIT => {
-            let own = limit.answer.as_deref().cloned().unwrap_or_default();
-            let said = String::from_utf8(raw_body).ok().filter(|body| !body.is_empty());
+            let rule_response = limit.response.as_deref().cloned().unwrap_or_default();
+            let body = String::from_utf8(raw_body).ok().filter(|body| !body.is_empty());
             // The request is over the limit even if some of the headers are invalid.
-            let reported =
-                response_headers_to_add.into_iter().filter_map(|it| header_change(it).ok());
-            let reported =
-                reported.chain(reported_limits).filter_map(|change| edits_of(&[change]).ok());
-            let reported =
-                reported.flat_map(|HeaderEdits { set, add, .. }| set.into_iter().chain(add));
-            let headers = own.headers.into_iter().chain(reported).collect();
-            let answer = FixedResponse { status: own.status, body: own.body.or(said), headers };
-            let full = statuses.iter().filter(|status| status.code == OVER_LIMIT);
-            Ok(RateLimitResult::OverLimit { answer, wait: full.filter_map(until_reset).max() })
+            let headers_to_add =
+                response_headers_to_add.into_iter().filter_map(|header| header_change(header).ok());
+            let headers_to_add = headers_to_add
+                .chain(reported_limits)
+                .filter_map(|change| response_edits(&[change]).ok());
+            let headers_to_add =
+                headers_to_add.flat_map(|HeaderEdits { set, add, .. }| set.into_iter().chain(add));
+            let headers = rule_response.headers.into_iter().chain(headers_to_add).collect();
+            let response = FixedResponse {
+                status: rule_response.status,
+                body: rule_response.body.or(body),
+                headers,
+            };
+            let exceeded = statuses.iter().filter(|status| status.code == OVER_LIMIT);
+            Ok(RateLimitResult::OverLimit {
+                answer: response,
+                wait: exceeded.filter_map(until_reset).max(),
+            })
         }
         code => Err(unusable_response(format!("overall_code {code} is unknown"))),
     }
 }
 
+/// Converts the headers of a response to changes.
 fn header_changes(headers: Vec<HeaderValue>) -> Result<Vec<HeaderChange>, CheckError> {
     headers.into_iter().map(header_change).collect()
 }
@@ -105,23 +116,23 @@ fn header_change(header: HeaderValue) -> Result<HeaderChange, CheckError> {
 fn reported_limits(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
     let limited =
         statuses.iter().filter_map(|status| Some((status, status.current_limit.as_ref()?)));
-    let Some((least, limit)) = limited.clone().min_by_key(|(status, _)| status.limit_remaining)
+    let Some((lowest, limit)) = limited.clone().min_by_key(|(status, _)| status.limit_remaining)
     else {
         return Vec::new();
     };
     let mut quotas = limit.requests_per_unit.to_string();
     for (_, limit) in limited {
-        let Some(window) = seconds_of(limit.unit) else { continue };
+        let Some(window) = unit_seconds(limit.unit) else { continue };
         quotas.push_str(&format!(", {};w={window}", limit.requests_per_unit));
         let is_quotable = |byte: u8| byte.is_ascii_graphic() && !b"\"\\".contains(&byte);
         if !limit.name.is_empty() && limit.name.bytes().all(is_quotable) {
             quotas.push_str(&format!(";name=\"{}\"", limit.name));
         }
     }
-    let reset = until_reset(least).unwrap_or_default().as_secs();
+    let reset = until_reset(lowest).unwrap_or_default().as_secs();
     [
         ("x-ratelimit-limit", quotas),
-        ("x-ratelimit-remaining", least.limit_remaining.to_string()),
+        ("x-ratelimit-remaining", lowest.limit_remaining.to_string()),
         ("x-ratelimit-reset", reset.to_string()),
     ]
     .map(|(name, value)| HeaderChange {
@@ -132,29 +143,31 @@ fn reported_limits(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
     .into()
 }
 
+/// Returns the time until the limit of a descriptor resets; `None` if it is unknown or invalid.
 fn until_reset(status: &DescriptorStatus) -> Option<Duration> {
     let time = status.duration_until_reset.as_ref()?;
     Some(Duration::new(u64::try_from(time.seconds).ok()?, u32::try_from(time.nanos).ok()?))
 }
 
-/// Returns the length of a `RateLimitResponse.RateLimit` unit.
-fn seconds_of(unit: i32) -> Option<u64> {
+/// Returns the length of a `RateLimitResponse.RateLimit` unit in seconds; `None` if the unit is unknown.
+fn unit_seconds(unit: i32) -> Option<u64> {
     const DAY: u64 = 24 * 3600;
     let (_, seconds) =
         [(1, 1), (2, 60), (3, 3600), (4, DAY), (5, 30 * DAY), (6, 365 * DAY), (7, 7 * DAY)]
             .into_iter()
-            .find(|(known, _)| *known == unit)?;
+            .find(|(candidate, _)| *candidate == unit)?;
     Some(seconds)
 }
 
-fn unusable_response(why: impl std::fmt::Display) -> CheckError {
-    CheckError::Unusable(why.to_string())
+fn unusable_response(problem: impl std::fmt::Display) -> CheckError {
+    CheckError::Unusable(problem.to_string())
 }
 
 /// The gRPC method.
 pub(crate) const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-/// `RateLimitResponse.Code`.
+/// `OK` of `RateLimitResponse.Code`.
 const OK: i32 = 1;
+/// `OVER_LIMIT` of `RateLimitResponse.Code`.
 const OVER_LIMIT: i32 = 2;
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::{CheckCall, CheckError};
 use crate::http::grpc::message;
-use crate::http2::client::{Http2Checkout, Http2Pool, greet_new, is_unprocessed};
+use crate::http2::client::{Http2Checkout, Http2Pool, connect_and_handshake, is_unprocessed};
 use crate::io::{ByteStream, Io};
 use crate::worker::Worker;
 
@@ -24,14 +24,14 @@ pub(super) struct CheckServiceConnections {
     /// True while a task opens another connection.
     is_opening: Cell<bool>,
     /// The error of the last connection attempt.
-    failed: RefCell<Option<CheckError>>,
-    /// Wakes the requests that wait for such an attempt.
-    opened: Notify,
+    last_error: RefCell<Option<CheckError>>,
+    /// Wakes the requests that wait for the end of a connection attempt.
+    attempt_ended: Notify,
     /// The number of consecutive requests that timed out.
-    late: Cell<u32>,
+    consecutive_timeouts: Cell<u32>,
 }
 
-/// The end of one attempt without a response.
+/// An attempt without a response.
 enum FailedCall {
     /// The server did not process the request (RFC 9113 §6.8 and §8.7), which may be sent again. `is_reset`:
     /// the server reset the stream.
@@ -47,25 +47,25 @@ impl From<CheckError> for FailedCall {
 }
 
 impl CheckServiceConnections {
-    /// Sends a check request, again if the server did not process it. As long as the server processes other
-    /// requests, the timeout is the only bound.
+    /// Sends a check request, and repeats it if the server did not process it. As long as the server processes
+    /// other requests, only the timeout limits the number of attempts.
     pub(super) async fn send_check(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
-        question: &CheckCall,
+        call: &CheckCall,
     ) -> Result<Bytes, CheckError> {
         let mut attempts = 1;
         loop {
-            let (checkout, is_reset, error) = match self.send_once(worker, server, question).await {
-                Ok(answer) => return Ok(answer),
+            let (checkout, is_reset, error) = match self.send_once(worker, server, call).await {
+                Ok(response) => return Ok(response),
                 Err(FailedCall::Final(error)) => return Err(error),
                 Err(FailedCall::Unprocessed { checkout, is_reset, error }) => {
                     (checkout, is_reset, error)
                 }
             };
             if !checkout.wait_for_progress(is_reset).await {
-                if attempts == ATTEMPTS_MAX {
+                if attempts == MAX_ATTEMPTS {
                     return Err(error);
                 }
                 attempts += 1;
@@ -77,18 +77,18 @@ impl CheckServiceConnections {
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
-        question: &CheckCall,
+        call: &CheckCall,
     ) -> Result<Bytes, FailedCall> {
         let mut checkout = self.acquire(worker, server).await?;
-        let request = Request::post(format!("{server}{}", question.method))
+        let request = Request::post(format!("{server}{}", call.method))
             .version(Version::HTTP_2)
             .header(CONTENT_TYPE, "application/grpc")
             .header(TE, "trailers")
-            .header("grpc-timeout", question.timeout_value())
+            .header("grpc-timeout", call.timeout_value())
             .body(())
             .map_err(protocol_error)?;
         let (response, mut stream) = match checkout.open_stream(request, false) {
-            Ok(opened) => opened,
+            Ok(stream) => stream,
             Err(reason) => {
                 return Err(FailedCall::Unprocessed {
                     checkout,
@@ -98,7 +98,7 @@ impl CheckServiceConnections {
             }
         };
         // If the server has ended the stream, the response reports it.
-        drop(stream.send_data(question.message.clone(), true));
+        drop(stream.send_data(call.message.clone(), true));
         let response = match response.await {
             Ok(response) => response,
             Err(error) if is_unprocessed(&error) => {
@@ -112,31 +112,33 @@ impl CheckServiceConnections {
             Err(error) => return Err(protocol_error(error).into()),
         };
         checkout.record_processed();
-        self.late.set(0);
+        self.consecutive_timeouts.set(0);
         let (head, mut body) = response.into_parts();
         if !head.status.is_success() {
             return Err(CheckError::Status(head.status.as_u16()).into());
         }
-        let mut answer = BytesMut::new();
+        let mut message_bytes = BytesMut::new();
         while let Some(chunk) = body.data().await {
             let chunk = chunk.map_err(protocol_error)?;
             body.flow_control().release_capacity(chunk.len()).map_err(protocol_error)?;
-            message::append_part(&mut answer, &chunk).map_err(CheckError::from)?;
+            message::append_part(&mut message_bytes, &chunk).map_err(CheckError::from)?;
         }
         let trailers = body.trailers().await.map_err(protocol_error)?.unwrap_or_default();
         match grpc_status(&trailers).or_else(|| grpc_status(&head.headers)).as_deref() {
-            Some("0") => Ok(message::single_message(answer.freeze()).map_err(CheckError::from)?),
+            Some("0") => {
+                Ok(message::single_message(message_bytes.freeze()).map_err(CheckError::from)?)
+            }
             Some(status) => Err(CheckError::Grpc(status.to_owned()).into()),
             None => Err(CheckError::Protocol("it has no grpc-status".to_owned()).into()),
         }
     }
 
     /// Records that a request timed out. After several consecutive timeouts the connections may be broken.
-    pub(super) fn was_late(&self) {
-        let late = self.late.get().saturating_add(1);
-        self.late.set(late);
-        if late >= LATE_MAX {
-            self.late.set(0);
+    pub(super) fn record_timeout(&self) {
+        let consecutive_timeouts = self.consecutive_timeouts.get().saturating_add(1);
+        self.consecutive_timeouts.set(consecutive_timeouts);
+        if consecutive_timeouts >= MAX_CONSECUTIVE_TIMEOUTS {
+            self.consecutive_timeouts.set(0);
             self.pool.clear();
         }
     }
@@ -154,21 +156,21 @@ impl CheckServiceConnections {
             if let Some(checkout) = self.pool.wait_for_room().await {
                 return Ok(checkout);
             }
-            let opened = self.opened.notified();
-            tokio::pin!(opened);
-            opened.as_mut().enable();
+            let attempt_ended = self.attempt_ended.notified();
+            tokio::pin!(attempt_ended);
+            attempt_ended.as_mut().enable();
             if !self.is_opening.replace(true) {
-                // The task ends by itself, soon: with a connection or without.
+                // The task ends within the connect timeout, with or without a connection.
                 tokio::task::spawn_local(
                     self.clone().open_connection(worker.clone(), server.clone()),
                 );
             }
             tokio::select! {
                 biased;
-                () = opened => {}
+                () = attempt_ended => {}
                 Some(checkout) = self.pool.room_on_open() => return Ok(checkout),
             }
-            let Some(error) = self.failed.borrow().clone() else { continue };
+            let Some(error) = self.last_error.borrow().clone() else { continue };
             if !self.pool.is_open() {
                 return Err(error);
             }
@@ -180,39 +182,40 @@ impl CheckServiceConnections {
 
     async fn open_connection(self: Rc<Self>, worker: Rc<Worker>, server: Server) {
         let max_wait = worker.config.limits.connect_timeout;
-        let opened = timeout(max_wait, connect(&worker, &server)).await;
-        let failed = match opened.unwrap_or(Err(CheckError::Timeout)) {
-            Ok(send) => {
-                self.pool.add_connection(send, None);
+        let connection = timeout(max_wait, connect(&worker, &server)).await;
+        let error = match connection.unwrap_or(Err(CheckError::Timeout)) {
+            Ok(sender) => {
+                self.pool.add_connection(sender, None);
                 None
             }
             Err(error) => Some(error),
         };
-        self.failed.replace(failed);
+        self.last_error.replace(error);
         self.is_opening.set(false);
-        self.opened.notify_waiters();
+        self.attempt_ended.notify_waiters();
     }
 }
 
 async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>, CheckError> {
     // The server is named by a rule of a namespace; it must not be a cloud metadata service.
-    let permits = |address| AddressClass::from_address(address) != AddressClass::Special;
-    let dial = &worker.config.interception;
-    let connect = async || -> Result<_, CheckError> {
-        let tcp = leno_outside::connect_permitted(server, dial, permits).await;
+    let is_permitted = |address| AddressClass::from_address(address) != AddressClass::Special;
+    let connector = &worker.config.interception;
+    let open = async || -> Result<_, CheckError> {
+        let tcp = leno_outside::connect_permitted(server, connector, is_permitted).await;
         let tcp = tcp.map_err(|error| CheckError::Unreachable(error.to_string()))?;
         let stream = match server.scheme {
             Scheme::Http => ByteStream::Plain(tcp),
             Scheme::Https => {
-                let session = worker.check_services.sessions.open_session(server, b"h2", tcp).await;
-                let session =
-                    session.map_err(|error| CheckError::Unreachable(error.to_string()))?;
-                ByteStream::Client(Box::new(session))
+                let tls_session =
+                    worker.check_services.sessions.open_session(server, b"h2", tcp).await;
+                let tls_session =
+                    tls_session.map_err(|error| CheckError::Unreachable(error.to_string()))?;
+                ByteStream::Client(Box::new(tls_session))
             }
         };
         Ok((Io::new(stream), ()))
     };
-    greet_new(connect).await.map_err(|error| match error {
+    connect_and_handshake(open).await.map_err(|error| match error {
         CheckError::Mesh(Reason::ConnectFailed) => {
             CheckError::Unreachable("it closes connections before a request".to_owned())
         }
@@ -223,7 +226,7 @@ async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>,
 
 fn grpc_status(fields: &HeaderMap) -> Option<String> {
     let status = fields.get("grpc-status")?;
-    Some(status.to_str().unwrap_or("2").chars().take(STATUS_CHARACTERS_MAX).collect())
+    Some(status.to_str().unwrap_or("2").chars().take(MAX_STATUS_CHARACTERS).collect())
 }
 
 fn protocol_error(error: impl std::fmt::Display) -> CheckError {
@@ -232,8 +235,8 @@ fn protocol_error(error: impl std::fmt::Display) -> CheckError {
 
 /// The maximum number of attempts of one request that a server does not process while it processes no other
 /// request either.
-pub(super) const ATTEMPTS_MAX: u32 = 3;
+pub(super) const MAX_ATTEMPTS: u32 = 3;
 /// The number of consecutive timeouts after which another connection is opened.
-const LATE_MAX: u32 = 8;
-/// gRPC statuses have at most two digits.
-const STATUS_CHARACTERS_MAX: usize = 8;
+const MAX_CONSECUTIVE_TIMEOUTS: u32 = 8;
+/// The maximum number of characters of a gRPC status that is reported; valid ones have at most two digits.
+const MAX_STATUS_CHARACTERS: usize = 8;

@@ -76,7 +76,7 @@ pub(super) struct Attributes {
     pub(super) destination: Option<Peer>,
     #[prost(message, optional, tag = "4")]
     pub(super) request: Option<AttributeRequest>,
-    /// A map.
+    /// Entries of a protobuf map.
     #[prost(message, repeated, tag = "10")]
     pub(super) context_extensions: Vec<Pair>,
 }
@@ -124,7 +124,7 @@ pub(super) struct HttpRequest {
     pub(super) id: String,
     #[prost(string, tag = "2")]
     pub(super) method: String,
-    /// A map.
+    /// Entries of a protobuf map.
     #[prost(message, repeated, tag = "3")]
     pub(super) headers: Vec<Pair>,
     #[prost(string, tag = "4")]

@@ -23,42 +23,44 @@ use super::protobuf::{
 };
 use super::*;
 use crate::tests::fixture::{
-    Application, Client, Mesh, OK, PORT, Peer, Setup, at_once, closed_port, run, service_config,
-    test_credential, test_service, wait_until,
+    Application, Client, Mesh, OK, PORT, Peer, Setup, closed_port, concurrency_limit, run,
+    service_config, test_credential, test_service, wait_until,
 };
 
 /// A gRPC server that responds to each check request, or leaves it without a response.
 struct RecordingService {
     address: SocketAddr,
-    questions: Rc<RefCell<Vec<Heard>>>,
+    received_checks: Rc<RefCell<Vec<ReceivedCheck>>>,
     connections: Rc<Cell<usize>>,
 }
 
 /// A received check request.
 #[derive(Clone)]
-struct Heard {
+struct ReceivedCheck {
     path: String,
     message: Vec<u8>,
 }
 
 impl RecordingService {
-    async fn respond_with(answer: impl Fn(&[u8]) -> Option<Vec<u8>> + 'static) -> Self {
+    async fn respond_with(response: impl Fn(&[u8]) -> Option<Vec<u8>> + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (questions, connections) = (Rc::<RefCell<Vec<_>>>::default(), Rc::<Cell<_>>::default());
-        let (noted, count, answer) = (questions.clone(), connections.clone(), Rc::new(answer));
+        let (received_checks, connections) =
+            (Rc::<RefCell<Vec<_>>>::default(), Rc::<Cell<_>>::default());
+        let (requests, count, response) =
+            (received_checks.clone(), connections.clone(), Rc::new(response));
         tokio::task::spawn_local(async move {
             while let Ok((tcp, _)) = listener.accept().await {
                 count.set(count.get() + 1);
-                let (noted, answer) = (noted.clone(), answer.clone());
+                let (requests, response) = (requests.clone(), response.clone());
                 tokio::task::spawn_local(async move {
                     let mut connection = h2::server::handshake(tcp).await.unwrap();
                     // Streams without a response stay open.
                     let mut unanswered = Vec::new();
                     while let Some(Ok((request, mut respond))) = connection.accept().await {
-                        let (noted, answer) = (noted.clone(), answer.clone());
+                        let (requests, response) = (requests.clone(), response.clone());
                         let (head, mut body) = request.into_parts();
-                        let (tell, reported) = tokio::sync::oneshot::channel();
+                        let (report_sender, reported) = tokio::sync::oneshot::channel();
                         unanswered.push(reported);
                         tokio::task::spawn_local(async move {
                             let mut message = Vec::new();
@@ -69,16 +71,18 @@ impl RecordingService {
                             }
                             let question = &message[5..];
                             let path = head.uri.path().to_owned();
-                            noted.borrow_mut().push(Heard { path, message: question.into() });
-                            let Some(answer) = answer(question) else {
-                                return drop(tell.send((respond, body)));
+                            requests
+                                .borrow_mut()
+                                .push(ReceivedCheck { path, message: question.into() });
+                            let Some(response) = response(question) else {
+                                return drop(report_sender.send((respond, body)));
                             };
                             let head = http::Response::builder()
                                 .header("content-type", "application/grpc")
                                 .body(())
                                 .unwrap();
                             let mut stream = respond.send_response(head, false).unwrap();
-                            stream.send_data(message::add_frame(&answer), false).unwrap();
+                            stream.send_data(message::add_frame(&response), false).unwrap();
                             let mut trailers = http::HeaderMap::new();
                             trailers.insert("grpc-status", "0".parse().unwrap());
                             stream.send_trailers(trailers).unwrap();
@@ -87,7 +91,7 @@ impl RecordingService {
                 });
             }
         });
-        Self { address, questions, connections }
+        Self { address, received_checks, connections }
     }
 
     fn check_service(&self, failure_mode: FailureMode) -> CheckService {
@@ -95,17 +99,17 @@ impl RecordingService {
     }
 
     fn check_requests(&self) -> Vec<CheckRequest> {
-        let questions = self.questions.borrow();
-        questions.iter().map(|heard| CheckRequest::decode(&*heard.message).unwrap()).collect()
+        let received_checks = self.received_checks.borrow();
+        received_checks.iter().map(|check| CheckRequest::decode(&*check.message).unwrap()).collect()
     }
 }
 
 /// Long enough for a busy machine; tests of timeouts use a shorter time.
-const TIME: Duration = Duration::from_secs(20);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn check_service_at(address: SocketAddr, failure_mode: FailureMode) -> CheckService {
     let server = Server::parse(&format!("http://{address}")).unwrap();
-    CheckService { at: CheckServiceAddress::External(server), timeout: TIME, failure_mode }
+    CheckService { at: CheckServiceAddress::External(server), timeout: CHECK_TIMEOUT, failure_mode }
 }
 
 fn authorization_rule(check_service: CheckService) -> Authorization {
@@ -118,7 +122,7 @@ fn authorization_rule(check_service: CheckService) -> Authorization {
     }
 }
 
-fn port_guard(rule: Authorization) -> PortCheck {
+fn port_check(rule: Authorization) -> PortCheck {
     let policy =
         ServicePolicyName::new(ServicePolicyKind::ExternalAuthorization, "bookinfo", "ask");
     PortCheck { policy: policy.unwrap(), check: RequestCheck::Authorization(Box::new(rule)) }
@@ -161,42 +165,42 @@ fn by_key(question: &[u8]) -> Option<Vec<u8>> {
     Some(if has_key { allow_response() } else { deny_response() })
 }
 
-const KEYED: &str =
+const REQUEST_WITH_KEY: &str =
     "GET /ratings/1?a=b HTTP/1.1\r\nhost: x\r\nx-key: k\r\nx-user: eve\r\ncookie: c\r\n\r\n";
-const BARE: &str = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n";
+const REQUEST_WITHOUT_KEY: &str = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n";
 
 #[test]
-fn a_service_decides_and_changes_what_it_lets_in() {
+fn a_service_decides_and_changes_allowed_requests() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = RecordingService::respond_with(by_key).await;
+        let recorder = RecordingService::respond_with(by_key).await;
         let rule = Authorization {
             context_extensions: vec![("rule".to_owned(), "all".to_owned())],
-            ..authorization_rule(asked.check_service(FailureMode::Deny))
+            ..authorization_rule(recorder.check_service(FailureMode::Deny))
         };
-        mesh.set_guards(vec![port_guard(rule)], Vec::new());
+        mesh.set_checks(vec![port_check(rule)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        let answer = client.send_request(KEYED).await;
-        assert_eq!((answer.status, answer.field_value("x-decided")), (200, Some("yes")));
+        let response = client.send_request(REQUEST_WITH_KEY).await;
+        assert_eq!((response.status, response.field_value("x-decided")), (200, Some("yes")));
         let request = app.received_requests().remove(0);
         assert_eq!(
             (request.field_value("x-user"), request.field_value("cookie")),
             (Some("ann"), None)
         );
         assert_eq!(request.head.matches("x-user").count(), 1);
-        let answer = client.send_request(BARE).await;
-        assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
-        assert_eq!(answer.field_value("www-authenticate"), Some("Basic"));
-        assert_eq!(answer.body, b"who are you?");
+        let response = client.send_request(REQUEST_WITHOUT_KEY).await;
+        assert_eq!(response.verdict(), (401, Some("denied-by-service")));
+        assert_eq!(response.field_value("www-authenticate"), Some("Basic"));
+        assert_eq!(response.body, b"who are you?");
         // The connections to the service and of the client were reused.
-        assert_eq!(client.send_request(KEYED).await.status, 200);
-        assert_eq!(asked.connections.get(), 1);
+        assert_eq!(client.send_request(REQUEST_WITH_KEY).await.status, 200);
+        assert_eq!(recorder.connections.get(), 1);
         assert_eq!(app.received_requests().len(), 2);
 
-        let path = asked.questions.borrow()[0].path.clone();
+        let path = recorder.received_checks.borrow()[0].path.clone();
         assert_eq!(path, "/envoy.service.auth.v3.Authorization/Check");
-        let attributes = asked.check_requests().remove(0).attributes.unwrap();
+        let attributes = recorder.check_requests().remove(0).attributes.unwrap();
         let (source, destination) = (attributes.source.unwrap(), attributes.destination.unwrap());
         assert_eq!(source.principal, "spiffe://cluster.local/ns/bookinfo/sa/productpage");
         assert_eq!(destination.principal, "spiffe://cluster.local/ns/bookinfo/sa/ratings");
@@ -205,8 +209,9 @@ fn a_service_decides_and_changes_what_it_lets_in() {
         assert_eq!(port, u32::from(app.address.port()));
         let http = attributes.request.unwrap().http.unwrap();
         assert_eq!((http.method.as_str(), http.path.as_str()), ("GET", "/ratings/1?a=b"));
-        let reported =
-            |name: &str| http.headers.iter().find(|it| it.key == name).map(|it| &*it.value);
+        let reported = |name: &str| {
+            http.headers.iter().find(|header| header.key == name).map(|header| &*header.value)
+        };
         assert_eq!((reported("cookie"), reported(":path")), (Some("c"), Some("/ratings/1?a=b")));
         assert_eq!(attributes.context_extensions[0].value, "all");
         assert_eq!(server_count(&mesh, Count::AuthorizationAllowed), 2);
@@ -216,21 +221,21 @@ fn a_service_decides_and_changes_what_it_lets_in() {
 }
 
 #[test]
-fn only_what_a_rule_is_about_is_asked_and_only_its_headers_are_reported() {
+fn only_matching_requests_are_checked_with_the_selected_headers() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = RecordingService::respond_with(by_key).await;
+        let recorder = RecordingService::respond_with(by_key).await;
         let admin = PathMatch::Prefix("/admin".to_owned());
         let rule = Authorization {
             requests: vec![RequestMatch { path: admin, ..RequestMatch::default() }],
             headers: Some(vec!["x-key".to_owned()]),
-            ..authorization_rule(asked.check_service(FailureMode::Deny))
+            ..authorization_rule(recorder.check_service(FailureMode::Deny))
         };
-        mesh.set_guards(vec![port_guard(rule)], Vec::new());
+        mesh.set_checks(vec![port_check(rule)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.send_request(BARE).await.status, 200);
-        assert!(asked.questions.borrow().is_empty());
+        assert_eq!(client.send_request(REQUEST_WITHOUT_KEY).await.status, 200);
+        assert!(recorder.received_checks.borrow().is_empty());
         for path in ["/admin", "/%61dmin", "/x/../admin/users"] {
             let bare = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
             assert_eq!(
@@ -240,14 +245,16 @@ fn only_what_a_rule_is_about_is_asked_and_only_its_headers_are_reported() {
         }
         let request = "GET /admin HTTP/1.1\r\nhost: x\r\nx-key: k\r\nauthorization: s\r\n\r\n";
         assert_eq!(client.send_request(request).await.status, 200);
-        let http = asked.check_requests().pop().unwrap().attributes.unwrap().request.unwrap().http;
-        let reported: Vec<String> = http.unwrap().headers.into_iter().map(|it| it.key).collect();
+        let http =
+            recorder.check_requests().pop().unwrap().attributes.unwrap().request.unwrap().http;
+        let reported: Vec<String> =
+            http.unwrap().headers.into_iter().map(|header| header.key).collect();
         assert_eq!(reported, ["x-key"]);
     });
 }
 
 #[test]
-fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
+fn the_failure_mode_decides_without_a_response_of_the_service() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -271,16 +278,21 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
             // The response may have been a denial.
             (garbled.check_service(FailureMode::Allow), FailureMode::Deny, 403),
         ] {
-            let before = [Count::AuthorizationFailed, Count::AuthorizationFailureModeAllowed]
-                .map(|it| server_count(&mesh, it));
-            mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
-            let answer = Client::connect(mesh.listener).await.send_request(BARE).await;
+            let counts_before =
+                [Count::AuthorizationFailed, Count::AuthorizationFailureModeAllowed]
+                    .map(|count| server_count(&mesh, count));
+            mesh.set_checks(vec![port_check(authorization_rule(check_service))], Vec::new());
+            let response =
+                Client::connect(mesh.listener).await.send_request(REQUEST_WITHOUT_KEY).await;
             let reason = (status == 403).then_some("authorization-unavailable");
-            assert_eq!(answer.verdict(), (status, reason));
+            assert_eq!(response.verdict(), (status, reason));
             let after = [Count::AuthorizationFailed, Count::AuthorizationFailureModeAllowed]
-                .map(|it| server_count(&mesh, it));
+                .map(|count| server_count(&mesh, count));
             let skipped = u64::from(becomes == FailureMode::Allow);
-            assert_eq!([after[0] - before[0], after[1] - before[1]], [1 - skipped, skipped]);
+            assert_eq!(
+                [after[0] - counts_before[0], after[1] - counts_before[1]],
+                [1 - skipped, skipped]
+            );
         }
         // The first request waits for a response that never comes, and holds no concurrency permit meanwhile;
         // the same thread serves other requests.
@@ -291,81 +303,93 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
             }],
             ..authorization_rule(silent.check_service(FailureMode::Deny))
         };
-        mesh.set_guards(vec![port_guard(rule)], vec![at_once("x", 1)]);
-        let asked = silent.questions.borrow().len();
-        let mut waiting = Client::connect(mesh.listener).await;
-        waiting.send_bytes("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        wait_until(|| silent.questions.borrow().len() > asked).await;
-        assert_eq!(Client::connect(mesh.listener).await.send_request(BARE).await.status, 200);
+        mesh.set_checks(vec![port_check(rule)], vec![concurrency_limit("x", 1)]);
+        let request_count = silent.received_checks.borrow().len();
+        let mut waiting_client = Client::connect(mesh.listener).await;
+        waiting_client.send_bytes("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        wait_until(|| silent.received_checks.borrow().len() > request_count).await;
+        assert_eq!(
+            Client::connect(mesh.listener).await.send_request(REQUEST_WITHOUT_KEY).await.status,
+            200
+        );
     });
 }
 
 #[test]
-fn policies_of_the_mesh_decide_first_and_bytes_get_around_nobody() {
+fn access_policies_decide_first_and_opaque_bytes_are_rejected() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh =
             Mesh::with_access(app.address, leno_model::Access::AllowListed(Vec::new())).await;
-        let asked = RecordingService::respond_with(by_key).await;
-        let rule = port_guard(authorization_rule(asked.check_service(FailureMode::Deny)));
-        mesh.set_guards(vec![rule], Vec::new());
-        let answer = Client::connect(mesh.listener).await.send_request(KEYED).await;
-        assert_eq!(answer.verdict(), (403, Some("denied")));
-        assert!(asked.questions.borrow().is_empty());
+        let recorder = RecordingService::respond_with(by_key).await;
+        let rule = port_check(authorization_rule(recorder.check_service(FailureMode::Deny)));
+        mesh.set_checks(vec![rule], Vec::new());
+        let response = Client::connect(mesh.listener).await.send_request(REQUEST_WITH_KEY).await;
+        assert_eq!(response.verdict(), (403, Some("denied")));
+        assert!(recorder.received_checks.borrow().is_empty());
 
         let mesh = Mesh::permissive(app.address).await;
-        let rule = port_guard(authorization_rule(asked.check_service(FailureMode::Deny)));
-        mesh.set_guards(vec![rule], Vec::new());
+        let rule = port_check(authorization_rule(recorder.check_service(FailureMode::Deny)));
+        mesh.set_checks(vec![rule], Vec::new());
         let identity = test_credential(&mesh.authority, "productpage");
         let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
         peer.open_stream(StreamKind::Tcp, "", false);
-        let refused = peer.next().await;
+        let event = peer.next().await;
         assert!(
-            matches!(refused, Some(LinkEvent::Reset { code: ResetCode::Denied, .. })),
-            "{refused:?}"
+            matches!(event, Some(LinkEvent::Reset { code: ResetCode::Denied, .. })),
+            "{event:?}"
         );
         assert_eq!(app.accepted.get(), 0);
     });
 }
 
 #[test]
-fn a_service_of_the_mesh_is_asked_over_links() {
+fn a_service_of_the_mesh_is_called_over_links() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = RecordingService::respond_with(by_key).await;
+        let recorder = RecordingService::respond_with(by_key).await;
         let setup = Setup { protocol: Protocol::Grpc, ..Setup::default() };
-        let (_sidecar, endpoint) = mesh.server_with("authz-1", asked.address, &setup).await;
-        let known = vec![service_config(Protocol::Grpc, &[endpoint])];
+        let (_sidecar, endpoint) =
+            mesh.start_server_with("authz-1", recorder.address, &setup).await;
+        let services = vec![service_config(Protocol::Grpc, &[endpoint])];
         let at = CheckServiceAddress::Service { service: test_service(), port: PORT };
-        let check_service = CheckService { at, timeout: TIME, failure_mode: FailureMode::Deny };
-        mesh.guard_knowing(
-            vec![port_guard(authorization_rule(check_service.clone()))],
+        let check_service =
+            CheckService { at, timeout: CHECK_TIMEOUT, failure_mode: FailureMode::Deny };
+        mesh.set_checks_with_services(
+            vec![port_check(authorization_rule(check_service.clone()))],
             Vec::new(),
-            known,
+            services,
         );
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.send_request(KEYED).await.status, 200);
-        assert_eq!(client.send_request(BARE).await.verdict(), (401, Some("denied-by-service")));
-        assert_eq!(asked.questions.borrow().len(), 2);
+        assert_eq!(client.send_request(REQUEST_WITH_KEY).await.status, 200);
+        assert_eq!(
+            client.send_request(REQUEST_WITHOUT_KEY).await.verdict(),
+            (401, Some("denied-by-service"))
+        );
+        assert_eq!(recorder.received_checks.borrow().len(), 2);
         // The service has no endpoints any more.
         let none = vec![service_config(Protocol::Grpc, &[])];
-        mesh.guard_knowing(vec![port_guard(authorization_rule(check_service))], Vec::new(), none);
-        let answer = client.send_request(KEYED).await;
-        assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
+        mesh.set_checks_with_services(
+            vec![port_check(authorization_rule(check_service))],
+            Vec::new(),
+            none,
+        );
+        let response = client.send_request(REQUEST_WITH_KEY).await;
+        assert_eq!(response.verdict(), (403, Some("authorization-unavailable")));
     });
 }
 
 fn port_limits(check_service: CheckService) -> PortLimits {
     let entry = DescriptorEntry { key: "client".to_owned(), value: DescriptorValue::Client };
     let descriptor = Descriptor { requests: Vec::new(), entries: vec![entry], hits_addend: 2 };
-    let answer = FixedResponse { body: Some("slowly".to_owned()), ..FixedResponse::default() };
+    let response = FixedResponse { body: Some("slowly".to_owned()), ..FixedResponse::default() };
     let domain = "shop".to_owned();
     let global = GlobalLimit {
         check_service,
         domain,
         descriptors: vec![descriptor],
-        response: answer,
+        response,
         rate_limit_headers: true,
     };
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "bookinfo", "all").unwrap();
@@ -376,12 +400,12 @@ fn port_limits(check_service: CheckService) -> PortLimits {
 }
 
 #[test]
-fn a_rate_limit_service_counts_for_all() {
+fn a_rate_limit_service_limits_requests() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let room = Cell::new(2);
-        let asked = RecordingService::respond_with(move |_| {
+        let recorder = RecordingService::respond_with(move |_| {
             let overall_code = if room.replace(room.get() - 1) > 0 { 1 } else { 2 };
             let name = HeaderValue {
                 key: "x-limited-by".to_owned(),
@@ -389,21 +413,21 @@ fn a_rate_limit_service_counts_for_all() {
                 raw_value: Vec::new(),
             };
             let response_headers_to_add = vec![name];
-            let answer =
+            let response =
                 RateLimitResponse { overall_code, response_headers_to_add, ..Default::default() };
-            Some(answer.encode_to_vec())
+            Some(response.encode_to_vec())
         })
         .await;
-        mesh.set_guards(Vec::new(), vec![port_limits(asked.check_service(FailureMode::Allow))]);
+        mesh.set_checks(Vec::new(), vec![port_limits(recorder.check_service(FailureMode::Allow))]);
         let mut client = Client::connect(mesh.listener).await;
         for (status, reason, body) in
             [(200, None, &b"ok"[..]), (200, None, b"ok"), (429, Some("rate-limited"), b"slowly")]
         {
-            let answer = client.send_request(BARE).await;
-            assert_eq!((answer.verdict(), &*answer.body), ((status, reason), body));
-            assert_eq!(answer.field_value("x-limited-by"), Some("shop"));
+            let response = client.send_request(REQUEST_WITHOUT_KEY).await;
+            assert_eq!((response.verdict(), &*response.body), ((status, reason), body));
+            assert_eq!(response.field_value("x-limited-by"), Some("shop"));
         }
-        let Heard { path, message } = asked.questions.borrow()[0].clone();
+        let ReceivedCheck { path, message } = recorder.received_checks.borrow()[0].clone();
         assert_eq!(path, "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
         let question = RateLimitRequest::decode(&*message).unwrap();
         assert_eq!((question.domain.as_str(), question.hits_addend), ("shop", 2));
@@ -416,11 +440,11 @@ fn a_rate_limit_service_counts_for_all() {
             (FailureMode::Allow, (200, None)),
             (FailureMode::Deny, (500, Some("rate-limit-unavailable"))),
         ] {
-            mesh.set_guards(
+            mesh.set_checks(
                 Vec::new(),
                 vec![port_limits(check_service_at(closed_port(), failure_mode))],
             );
-            assert_eq!(client.send_request(BARE).await.verdict(), verdict);
+            assert_eq!(client.send_request(REQUEST_WITHOUT_KEY).await.verdict(), verdict);
         }
         assert_eq!(server_count(&mesh, Count::GlobalLimitFailureModeAllowed), 1);
         assert_eq!(server_count(&mesh, Count::GlobalLimitFailed), 1);
@@ -428,21 +452,21 @@ fn a_rate_limit_service_counts_for_all() {
 }
 
 #[test]
-fn an_answer_that_goes_on_and_on_is_none() {
+fn a_response_over_the_size_limit_is_an_error() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = RecordingService::respond_with(|_| {
-            let body = "a".repeat(message::ANSWER_BYTES_MAX);
+        let recorder = RecordingService::respond_with(|_| {
+            let body = "a".repeat(message::MAX_ANSWER_BYTES);
             let denied = Denied { body, ..Denied::default() };
             Some(CheckResponse { denied: Some(denied), ..CheckResponse::default() }.encode_to_vec())
         })
         .await;
-        mesh.set_guards(
-            vec![port_guard(authorization_rule(asked.check_service(FailureMode::Deny)))],
+        mesh.set_checks(
+            vec![port_check(authorization_rule(recorder.check_service(FailureMode::Deny)))],
             Vec::new(),
         );
-        let answer = Client::connect(mesh.listener).await.send_request(BARE).await;
-        assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
+        let response = Client::connect(mesh.listener).await.send_request(REQUEST_WITHOUT_KEY).await;
+        assert_eq!(response.verdict(), (403, Some("authorization-unavailable")));
     });
 }

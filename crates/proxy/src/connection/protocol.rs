@@ -1,6 +1,20 @@
 //! The protocol of a connection: declared, or detected by its first bytes.
 
-use super::*;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use leno_model::{AddressEntry, Protocol, ServiceName};
+use leno_wire::sniff::DetectedProtocol;
+use tokio::time::timeout;
+
+use crate::connections::{ConnectionListing, OpenConnection};
+use crate::drain::{Phase, last_call};
+use crate::first_bytes::sniff_connection;
+use crate::io::Io;
+use crate::session::{ListenerKind, Session};
+use crate::worker::Worker;
 
 /// Determines the protocol of a connection to a service with the given declaration. Returns `None` if the
 /// client stays silent for `max_wait`, or if the proxy drains.
@@ -26,13 +40,15 @@ pub(crate) async fn detect_protocol(
             let sniffed = loop {
                 if early.is_empty() {
                     let mut phase = worker.phase.clone();
-                    let begun = |max_wait| timeout(max_wait, poll_fn(|cx| io.poll_readable(cx)));
+                    let readable_within =
+                        |max_wait| timeout(max_wait, poll_fn(|cx| io.poll_readable(cx)));
                     tokio::select! {
                         biased;
-                        begun = begun(max_wait) => begun.ok()?.ok()?,
+                        readable = readable_within(max_wait) => readable.ok()?.ok()?,
                         // A connection that is new when the drain begins may have a first request as well.
                         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-                            Box::pin(begun(last_call(limits).min(max_wait))).await.ok()?.ok()?;
+                            let max_wait = last_call(limits).min(max_wait);
+                            Box::pin(readable_within(max_wait)).await.ok()?.ok()?;
                         }
                     }
                 }
@@ -58,8 +74,8 @@ pub(crate) async fn detect_protocol(
 }
 
 /// True if the client speaks HTTP/2 to a port without a declared protocol: the application gets HTTP/2 too.
-pub(super) fn found_http2(declared: Protocol, spoken: ConnectionProtocol) -> bool {
-    declared == Protocol::Detect && spoken == ConnectionProtocol::Http2
+pub(super) fn is_detected_http2(declared: Protocol, detected: ConnectionProtocol) -> bool {
+    declared == Protocol::Detect && detected == ConnectionProtocol::Http2
 }
 
 /// The protocol in which a connection to a service is served.
@@ -77,18 +93,19 @@ pub(super) async fn declared_protocol(
     port: u16,
 ) -> Protocol {
     let max_wait = worker.config.limits.discovery_timeout;
-    let Ok((_, plan)) = worker.config_store.with_service(service, max_wait).await else {
+    let Ok((_, compiled_service)) = worker.config_store.with_service(service, max_wait).await
+    else {
         return Protocol::Detect;
     };
-    plan.ports.get(&port).map_or(Protocol::Detect, |port| port.protocol)
+    compiled_service.ports.get(&port).map_or(Protocol::Detect, |port| port.protocol)
 }
 
 /// Returns the protocol at a port of a workload that is addressed directly.
-pub(super) async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
+pub(super) async fn protocol_at(worker: &Worker, address: SocketAddr) -> Protocol {
     let max_wait = worker.config.limits.discovery_timeout;
-    match worker.config_store.address_entry(at.ip(), max_wait).await.as_deref() {
+    match worker.config_store.address_entry(address.ip(), max_wait).await.as_deref() {
         Ok(AddressEntry::Workload { ports, .. }) => {
-            ports.get(&at.port()).map_or(Protocol::Detect, |port| port.protocol)
+            ports.get(&address.port()).map_or(Protocol::Detect, |port| port.protocol)
         }
         Ok(AddressEntry::Service(_) | AddressEntry::External) | Err(_) => Protocol::Detect,
     }
@@ -108,6 +125,7 @@ pub(super) fn protocol_now(worker: &Worker, listener_kind: &ListenerKind) -> Opt
     }
 }
 
+/// Lists the connection of a session on the admin endpoint until the guard is dropped.
 pub(crate) fn list_session(
     session: &Session,
     protocol: &'static str,

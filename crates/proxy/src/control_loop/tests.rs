@@ -62,7 +62,7 @@ impl Fixture {
     /// not exist.
     fn send_wants(&mut self, wants: impl IntoIterator<Item = ResourceRequest>) {
         let wants: Vec<ResourceRequest> = wants.into_iter().collect();
-        for part in wants.chunks(BATCH_MAX) {
+        for part in wants.chunks(MAX_BATCH) {
             let requests = subscribe_batch(&self.control_client, &mut part.to_vec());
             self.receive_requests(requests);
             self.send_snapshot();
@@ -74,11 +74,13 @@ impl Fixture {
         for request in requests.into_iter().flatten() {
             match request {
                 ProxyRequest::Subscribe(new) => services.extend(new),
-                ProxyRequest::Unsubscribe(old) => services.retain(|it| !old.contains(it)),
+                ProxyRequest::Unsubscribe(old) => services.retain(|service| !old.contains(service)),
                 ProxyRequest::SubscribeAddresses(new) => addresses.extend(new),
-                ProxyRequest::UnsubscribeAddresses(old) => addresses.retain(|it| !old.contains(it)),
+                ProxyRequest::UnsubscribeAddresses(old) => {
+                    addresses.retain(|address| !old.contains(address))
+                }
                 ProxyRequest::SubscribeNames(new) => names.extend(new),
-                ProxyRequest::UnsubscribeNames(old) => names.retain(|it| !old.contains(it)),
+                ProxyRequest::UnsubscribeNames(old) => names.retain(|name| !old.contains(name)),
                 ProxyRequest::Listeners(..)
                 | ProxyRequest::Renew { .. }
                 | ProxyRequest::Tapped { .. } => {}
@@ -90,7 +92,7 @@ impl Fixture {
         let ControlPlane { existing, services, addresses, names } = &self.control;
         let (known, absent): (BTreeSet<_>, BTreeSet<_>) =
             services.iter().cloned().partition(|name| existing.contains(name));
-        let view = |name: &ServiceName| {
+        let service_config = |name: &ServiceName| {
             let name = name.clone();
             let ports = BTreeMap::new();
             Arc::new(ServiceConfig {
@@ -104,9 +106,9 @@ impl Fixture {
         let nowhere: Arc<DnsRecord> = Arc::new(std::iter::empty().collect());
         let snapshot = Snapshot {
             config: Arc::new(proxy_config("web", Access::AllowAll)),
-            services: known.iter().map(|it| (it.clone(), view(it))).collect(),
-            addresses: addresses.iter().map(|it| (*it, outside.clone())).collect(),
-            names: names.iter().map(|it| (it.clone(), nowhere.clone())).collect(),
+            services: known.iter().map(|name| (name.clone(), service_config(name))).collect(),
+            addresses: addresses.iter().map(|address| (*address, outside.clone())).collect(),
+            names: names.iter().map(|name| (name.clone(), nowhere.clone())).collect(),
         };
         let snapshot = Arc::new(snapshot);
         let update = ConfigUpdate { snapshot, absent, change: ChangeId(1) };
@@ -123,7 +125,9 @@ impl Fixture {
 
     fn full_tables(&self) -> Vec<String> {
         let full = self.control_client.status_report().conditions.into_iter();
-        full.filter(|it| it.kind == kind::TABLE_FULL).map(|it| it.subject).collect()
+        full.filter(|condition| condition.kind == kind::TABLE_FULL)
+            .map(|condition| condition.subject)
+            .collect()
     }
 }
 
@@ -132,45 +136,45 @@ fn service_name(index: usize) -> ServiceName {
 }
 
 #[test]
-fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
+fn unknown_names_have_their_own_limit_and_the_oldest_is_evicted() {
     let mut control_loop = Fixture::new();
     control_loop
-        .send_wants((0..UNKNOWN_MAX).map(|index| ResourceRequest::Service(service_name(index))));
+        .send_wants((0..MAX_UNKNOWN).map(|index| ResourceRequest::Service(service_name(index))));
     assert_eq!(
         (control_loop.control.services.len(), control_loop.full_tables()),
-        (UNKNOWN_MAX, vec![])
+        (MAX_UNKNOWN, vec![])
     );
     control_loop.send_wants(
-        (UNKNOWN_MAX..2 * SUBSCRIPTIONS_MAX)
+        (MAX_UNKNOWN..2 * MAX_SUBSCRIPTIONS)
             .map(|index| ResourceRequest::Service(service_name(index))),
     );
     let known = control_loop.control.services.len();
-    assert!((UNKNOWN_KEPT..=UNKNOWN_MAX + BATCH_MAX).contains(&known), "{known}");
+    assert!((UNKNOWN_KEPT..=MAX_UNKNOWN + MAX_BATCH).contains(&known), "{known}");
     assert!(!control_loop.control.services.contains(&service_name(0)), "the oldest is evicted");
-    assert!(control_loop.control.services.contains(&service_name(2 * SUBSCRIPTIONS_MAX - 1)));
+    assert!(control_loop.control.services.contains(&service_name(2 * MAX_SUBSCRIPTIONS - 1)));
     assert_eq!(control_loop.full_tables(), ["unknown-services"]);
     let evicted = control_loop.telemetry.count(Count::EvictedUnknownService);
-    assert_eq!(evicted, (2 * SUBSCRIPTIONS_MAX - known) as u64);
+    assert_eq!(evicted, (2 * MAX_SUBSCRIPTIONS - known) as u64);
     assert_eq!(
         control_loop.control.services.len(),
-        control_loop.control_client.subscribed.borrow().len()
+        control_loop.control_client.subscribed_services.borrow().len()
     );
     // The condition ends with the second sweep after the last eviction.
-    control_loop.control_client.forget_evictions();
+    control_loop.control_client.clear_eviction_conditions();
     assert_eq!(control_loop.full_tables(), ["unknown-services"]);
-    control_loop.control_client.forget_evictions();
+    control_loop.control_client.clear_eviction_conditions();
     assert_eq!(control_loop.full_tables(), Vec::<String>::new());
 }
 
 #[test]
-fn the_existing_service_that_was_used_last_survives_an_eviction() {
+fn the_most_recently_used_service_survives_an_eviction() {
     run(async {
         let mut control_loop = Fixture::new();
-        control_loop.control.existing = (0..=SUBSCRIPTIONS_MAX).map(service_name).collect();
+        control_loop.control.existing = (0..=MAX_SUBSCRIPTIONS).map(service_name).collect();
         control_loop.send_wants(
-            (0..SUBSCRIPTIONS_MAX).map(|index| ResourceRequest::Service(service_name(index))),
+            (0..MAX_SUBSCRIPTIONS).map(|index| ResourceRequest::Service(service_name(index))),
         );
-        assert_eq!(control_loop.control.services.len(), SUBSCRIPTIONS_MAX);
+        assert_eq!(control_loop.control.services.len(), MAX_SUBSCRIPTIONS);
         control_loop.next_second();
         assert!(
             control_loop
@@ -180,50 +184,50 @@ fn the_existing_service_that_was_used_last_survives_an_eviction() {
                 .await
                 .is_ok()
         );
-        control_loop.send_wants([ResourceRequest::Service(service_name(SUBSCRIPTIONS_MAX))]);
+        control_loop.send_wants([ResourceRequest::Service(service_name(MAX_SUBSCRIPTIONS))]);
         assert_eq!(control_loop.full_tables(), ["services"]);
         let services = &control_loop.control.services;
         assert!(services.contains(&service_name(0)), "the oldest, and used last");
         assert!(!services.contains(&service_name(1)), "not used since");
-        assert!(services.contains(&service_name(SUBSCRIPTIONS_MAX)));
+        assert!(services.contains(&service_name(MAX_SUBSCRIPTIONS)));
     });
 }
 
 #[test]
-fn services_without_an_answer_leave_room_for_new_ones() {
+fn services_without_a_response_are_evicted_for_new_ones() {
     let mut control_loop = Fixture::new();
-    for first in (0..SUBSCRIPTIONS_MAX + 2 * BATCH_MAX).step_by(BATCH_MAX) {
-        let mut batch = (first..first + BATCH_MAX)
-            .map(|it| ResourceRequest::Service(service_name(it)))
+    for first in (0..MAX_SUBSCRIPTIONS + 2 * MAX_BATCH).step_by(MAX_BATCH) {
+        let mut batch = (first..first + MAX_BATCH)
+            .map(|index| ResourceRequest::Service(service_name(index)))
             .collect();
         let requests = subscribe_batch(&control_loop.control_client, &mut batch);
         control_loop.receive_requests(requests);
     }
-    assert!(control_loop.control.services.len() <= SUBSCRIPTIONS_MAX);
+    assert!(control_loop.control.services.len() <= MAX_SUBSCRIPTIONS);
     assert!(
         control_loop
             .control
             .services
-            .contains(&service_name(SUBSCRIPTIONS_MAX + 2 * BATCH_MAX - 1))
+            .contains(&service_name(MAX_SUBSCRIPTIONS + 2 * MAX_BATCH - 1))
     );
     assert!(!control_loop.control.services.contains(&service_name(0)));
     assert_eq!(control_loop.full_tables(), ["services"]);
 }
 
 #[test]
-fn full_tables_of_addresses_and_names_take_new_entries() {
+fn full_tables_of_addresses_and_names_accept_new_entries() {
     let mut control_loop = Fixture::new();
     let address = |index: usize| IpAddr::from((index as u32 + 1).to_be_bytes());
     control_loop.send_wants(
-        (0..ADDRESSES_MAX + BATCH_MAX).map(|index| ResourceRequest::Address(address(index))),
+        (0..MAX_ADDRESSES + MAX_BATCH).map(|index| ResourceRequest::Address(address(index))),
     );
     control_loop.send_wants(
-        (0..NAMES_MAX + BATCH_MAX).map(|index| ResourceRequest::Name(service_name(index))),
+        (0..MAX_NAMES + MAX_BATCH).map(|index| ResourceRequest::Name(service_name(index))),
     );
     let ControlPlane { addresses, names, .. } = &control_loop.control;
-    assert!(addresses.len() <= ADDRESSES_MAX && names.len() <= NAMES_MAX);
-    assert!(addresses.contains(&address(ADDRESSES_MAX + BATCH_MAX - 1)));
-    assert!(names.contains(&service_name(NAMES_MAX + BATCH_MAX - 1)));
+    assert!(addresses.len() <= MAX_ADDRESSES && names.len() <= MAX_NAMES);
+    assert!(addresses.contains(&address(MAX_ADDRESSES + MAX_BATCH - 1)));
+    assert!(names.contains(&service_name(MAX_NAMES + MAX_BATCH - 1)));
     assert!(!addresses.contains(&address(0)) && !names.contains(&service_name(0)));
     assert_eq!(control_loop.full_tables(), ["addresses", "names"]);
 }

@@ -8,55 +8,60 @@ use tokio::time::Instant;
 /// A token bucket of control plane queries. Most names that are queried under the cluster's domain do not
 /// exist, and result from the search list.
 pub(super) struct QueryBudget {
-    left: u32,
-    since: Instant,
+    tokens: u32,
+    refilled_at: Instant,
     /// The last permitted name: the queries for both IP versions count once.
-    last: Option<ServiceName>,
+    last_name: Option<ServiceName>,
 }
 
 impl QueryBudget {
     pub(super) fn new(now: Instant) -> Self {
-        Self { left: BURST, since: now, last: None }
+        Self { tokens: MAX_TOKENS, refilled_at: now, last_name: None }
     }
 
     /// True if a query for a new name is permitted now.
     pub(super) fn try_withdraw(&mut self, name: &ServiceName, now: Instant) -> bool {
-        if self.last.as_ref() == Some(name) {
+        if self.last_name.as_ref() == Some(name) {
             return true;
         }
-        let earned = now.saturating_duration_since(self.since).as_millis() / EVERY.as_millis();
-        let earned = u32::try_from(earned).unwrap_or(BURST).min(BURST);
-        self.left = (self.left + earned).min(BURST);
-        self.since = if self.left == BURST { now } else { self.since + EVERY * earned };
-        let Some(left) = self.left.checked_sub(1) else { return false };
-        self.left = left;
-        self.last = Some(name.clone());
+        let new_tokens = now.saturating_duration_since(self.refilled_at).as_millis()
+            / TOKEN_INTERVAL.as_millis();
+        let new_tokens = u32::try_from(new_tokens).unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
+        self.tokens = (self.tokens + new_tokens).min(MAX_TOKENS);
+        self.refilled_at = if self.tokens == MAX_TOKENS {
+            now
+        } else {
+            self.refilled_at + TOKEN_INTERVAL * new_tokens
+        };
+        let Some(tokens) = self.tokens.checked_sub(1) else { return false };
+        self.tokens = tokens;
+        self.last_name = Some(name.clone());
         true
     }
 }
 
-/// The initial tokens: enough for the queries of an application at startup.
-pub(super) const BURST: u32 = 50;
-/// The interval of further tokens.
-const EVERY: Duration = Duration::from_millis(100);
+/// The initial and maximum number of tokens: enough for the queries of an application at startup.
+pub(super) const MAX_TOKENS: u32 = 50;
+/// The interval at which a token is added.
+const TOKEN_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn some_are_asked_at_once_and_then_ten_in_a_second() {
-        let began = Instant::now();
-        let mut allowance = QueryBudget::new(began);
-        let mut asked = |range: std::ops::Range<u32>, now| {
+    fn a_burst_is_permitted_and_then_ten_queries_per_second() {
+        let started = Instant::now();
+        let mut budget = QueryBudget::new(started);
+        let mut permitted_count = |range: std::ops::Range<u32>, now| {
             let name = |index: &u32| format!("shop/s{index}").parse().unwrap();
-            range.filter(|index| allowance.try_withdraw(&name(index), now)).count()
+            range.filter(|index| budget.try_withdraw(&name(index), now)).count()
         };
-        assert_eq!(asked(0..100, began), 50);
+        assert_eq!(permitted_count(0..100, started), 50);
         // The second query for the same name, for the other IP version, is free.
-        assert_eq!(asked(49..50, began), 1);
-        assert_eq!(asked(100..200, began + Duration::from_millis(1050)), 10);
-        assert_eq!(asked(200..300, began + Duration::from_millis(1100)), 1);
-        assert_eq!(asked(300..400, began + Duration::from_secs(3600)), 50);
+        assert_eq!(permitted_count(49..50, started), 1);
+        assert_eq!(permitted_count(100..200, started + Duration::from_millis(1050)), 10);
+        assert_eq!(permitted_count(200..300, started + Duration::from_millis(1100)), 1);
+        assert_eq!(permitted_count(300..400, started + Duration::from_secs(3600)), 50);
     }
 }

@@ -27,13 +27,13 @@ impl FromStr for ClusterDomain {
     fn from_str(text: &str) -> Result<Self, InvalidDomain> {
         let text = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
         let is_label = |label: &str| {
-            let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-            (1..=LABEL_BYTES_MAX).contains(&label.len())
-                && label.bytes().all(good)
+            let is_valid_byte = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+            (1..=MAX_LABEL_BYTES).contains(&label.len())
+                && label.bytes().all(is_valid_byte)
                 && !label.starts_with('-')
                 && !label.ends_with('-')
         };
-        match text.len() <= DOMAIN_BYTES_MAX && text.split('.').all(is_label) {
+        match text.len() <= MAX_DOMAIN_BYTES && text.split('.').all(is_label) {
             true => Ok(Self(text.split('.').map(str::to_owned).collect())),
             false => Err(InvalidDomain),
         }
@@ -45,20 +45,22 @@ impl ClusterDomain {
     /// and `NAMESPACE.svc.DOMAIN`. Both are required, since a namespace may have the name `svc`.
     #[must_use]
     pub fn from_resolv_conf(text: &str) -> Option<Self> {
-        let list = |line: &str| {
+        let search_list = |line: &str| {
             let mut words = line.split_ascii_whitespace();
-            let is_list = words.next() == Some("search");
-            is_list
+            let is_search_list = words.next() == Some("search");
+            is_search_list
                 .then(|| words.map(|word| word.trim_end_matches('.').to_ascii_lowercase()))
                 .map(Iterator::collect::<Vec<_>>)
         };
         // According to resolv.conf(5), the last list counts.
-        let words = text.lines().filter_map(list).next_back()?;
+        let words = text.lines().filter_map(search_list).next_back()?;
         let has_namespace = |services: &str| {
-            words.iter().any(|word| word.split_once('.').is_some_and(|(_, rest)| rest == services))
+            words
+                .iter()
+                .any(|word| word.split_once('.').is_some_and(|(_, domain)| domain == services))
         };
-        let mut found = words.iter().filter(|word| has_namespace(word));
-        found.find_map(|word| word.strip_prefix("svc.")?.parse().ok())
+        let mut candidates = words.iter().filter(|word| has_namespace(word));
+        candidates.find_map(|word| word.strip_prefix("svc.")?.parse().ok())
     }
 }
 
@@ -94,29 +96,30 @@ pub(super) struct ServiceQuery {
 }
 
 /// Parses a query. Queries that are not fully understood are forwarded.
-pub(super) fn read(packet: &[u8], domain: &ClusterDomain) -> ParsedQuery {
+pub(super) fn parse_query(packet: &[u8], domain: &ClusterDomain) -> ParsedQuery {
     let [_, _, flags, _, _, _, _, _, _, _, _, _, ..] = packet else {
         return ParsedQuery::Invalid;
     };
-    if flags & IS_ANSWER != 0 {
+    if flags & RESPONSE_BIT != 0 {
         return ParsedQuery::Invalid;
     }
     match Message::from_vec(packet).ok().and_then(|query| service_query(query, domain)) {
-        Some(asked) => ParsedQuery::Service(Box::new(asked)),
+        Some(query) => ParsedQuery::Service(Box::new(query)),
         None => ParsedQuery::OutsideMesh,
     }
 }
 
+/// Returns the query for a service; `None` for any other query.
 fn service_query(query: Message, domain: &ClusterDomain) -> Option<ServiceQuery> {
     let [question] = query.queries.as_slice() else { return None };
-    let is_plain = query.metadata.op_code == OpCode::Query
+    let is_supported = query.metadata.op_code == OpCode::Query
         && query.answers.is_empty()
         && query.authorities.is_empty()
         && query.additionals.is_empty()
         && query.edns.as_ref().is_none_or(|edns| edns.version() == 0)
         && question.query_class() == DNSClass::IN
         && matches!(question.query_type(), RecordType::A | RecordType::AAAA);
-    if !is_plain {
+    if !is_supported {
         return None;
     }
     let service = service_of(question.name(), domain)?;
@@ -129,9 +132,11 @@ fn service_query(query: Message, domain: &ClusterDomain) -> Option<ServiceQuery>
 fn service_of(name: &Name, domain: &ClusterDomain) -> Option<ServiceName> {
     let mut labels = name.iter();
     let (name, namespace) = (label_text(labels.next()?)?, label_text(labels.next()?)?);
-    let rest = std::iter::once("svc").chain(domain.0.iter().map(String::as_str));
+    let suffix = std::iter::once("svc").chain(domain.0.iter().map(String::as_str));
     let is_same = labels.len() == domain.0.len() + 1
-        && labels.zip(rest).all(|(label, wanted)| label.eq_ignore_ascii_case(wanted.as_bytes()));
+        && labels
+            .zip(suffix)
+            .all(|(label, expected)| label.eq_ignore_ascii_case(expected.as_bytes()));
     is_same.then(|| ServiceName::new(&namespace, &name).ok()).flatten()
 }
 
@@ -141,37 +146,42 @@ fn label_text(label: &[u8]) -> Option<String> {
 
 impl ServiceQuery {
     /// Returns the response: the addresses of the requested IP version, or an empty answer.
-    pub(super) fn build_response(&self, found: &DnsRecord, over: DnsTransport) -> Option<Vec<u8>> {
-        let mut reply = reply_to(&self.query);
-        reply.metadata.authoritative = true;
-        reply.add_query(self.question.clone());
+    pub(super) fn build_response(
+        &self,
+        record: &DnsRecord,
+        transport: DnsTransport,
+    ) -> Option<Vec<u8>> {
+        let mut response = response_to(&self.query);
+        response.metadata.authoritative = true;
+        response.add_query(self.question.clone());
         let mut records: Vec<Record> =
-            found.addresses().iter().filter_map(|it| self.address_record(*it)).collect();
-        // Clients use the first one.
+            record.addresses().iter().filter_map(|address| self.address_record(*address)).collect();
+        // Clients use the first address: the order depends on the query ID, which spreads their connections.
         let first = usize::from(self.query.metadata.id) % records.len().max(1);
         records.rotate_left(first);
         if records.is_empty() {
-            reply.add_authority(self.soa_record()?);
+            response.add_authority(self.soa_record()?);
         }
-        reply.add_answers(records);
-        let bytes = reply.to_vec().ok()?;
+        response.add_answers(records);
+        let bytes = response.to_vec().ok()?;
         let edns = self.query.edns.as_ref();
-        let room = edns.map_or(0, Edns::max_payload).clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
-        if over == DnsTransport::Tcp || bytes.len() <= usize::from(room) {
+        let size_max = edns.map_or(0, Edns::max_payload).clamp(MIN_PACKET_BYTES, MAX_PACKET_BYTES);
+        if transport == DnsTransport::Tcp || bytes.len() <= usize::from(size_max) {
             return Some(bytes);
         }
         // Clients that do not accept a truncated response query again over TCP.
-        let mut records = std::mem::take(&mut reply.answers);
-        reply.metadata.truncation = true;
-        let bare = reply.to_vec().ok()?.len();
-        let each = bytes.len().saturating_sub(bare).div_ceil(records.len().max(1)).max(1);
-        records.truncate(usize::from(room).saturating_sub(bare) / each);
-        reply.add_answers(records);
-        reply.to_vec().ok()
+        let mut records = std::mem::take(&mut response.answers);
+        response.metadata.truncation = true;
+        let header_len = response.to_vec().ok()?.len();
+        let record_len =
+            bytes.len().saturating_sub(header_len).div_ceil(records.len().max(1)).max(1);
+        records.truncate(usize::from(size_max).saturating_sub(header_len) / record_len);
+        response.add_answers(records);
+        response.to_vec().ok()
     }
 
     /// True if an address has the requested IP version.
-    pub(super) fn is_requested(&self, address: IpAddr) -> bool {
+    pub(super) fn has_requested_version(&self, address: IpAddr) -> bool {
         match self.question.query_type() {
             RecordType::A => address.is_ipv4(),
             RecordType::AAAA => address.is_ipv6(),
@@ -201,36 +211,38 @@ impl ServiceQuery {
 /// Returns a SERVFAIL response; `None` if the packet is not a valid query.
 pub(super) fn server_failure(packet: &[u8]) -> Option<Vec<u8>> {
     let query = Message::from_vec(packet).ok()?;
-    let mut reply = reply_to(&query);
-    reply.add_queries(query.queries.iter().take(1).cloned());
-    reply.metadata.response_code = ResponseCode::ServFail;
-    reply.to_vec().ok()
+    let mut response = response_to(&query);
+    response.add_queries(query.queries.iter().take(1).cloned());
+    response.metadata.response_code = ResponseCode::ServFail;
+    response.to_vec().ok()
 }
 
-fn reply_to(query: &Message) -> Message {
-    let mut reply = Message::response(query.metadata.id, query.metadata.op_code);
-    reply.metadata.recursion_available = true;
-    reply.metadata.recursion_desired = query.metadata.recursion_desired;
-    reply.metadata.checking_disabled = query.metadata.checking_disabled;
+/// Returns an empty response to a query, with the flags and EDNS options that it needs.
+fn response_to(query: &Message) -> Message {
+    let mut response = Message::response(query.metadata.id, query.metadata.op_code);
+    response.metadata.recursion_available = true;
+    response.metadata.recursion_desired = query.metadata.recursion_desired;
+    response.metadata.checking_disabled = query.metadata.checking_disabled;
     if query.edns.is_some() {
-        let mut own = Edns::new();
-        own.set_max_payload(PACKET_BYTES_MAX).set_version(0);
-        reply.set_edns(own);
+        let mut edns = Edns::new();
+        edns.set_max_payload(MAX_PACKET_BYTES).set_version(0);
+        response.set_edns(edns);
     }
-    reply
+    response
 }
 
-/// The TTL of responses.
+/// The TTL of records, in seconds.
 const TTL_SECONDS: u32 = 5;
 /// The UDP response size that every client accepts (RFC 1035 §2.3.4).
-const PACKET_BYTES_MIN: u16 = 512;
+const MIN_PACKET_BYTES: u16 = 512;
 /// The UDP response size that is not fragmented.
-const PACKET_BYTES_MAX: u16 = 1232;
+const MAX_PACKET_BYTES: u16 = 1232;
 /// The header bit that distinguishes responses from queries.
-const IS_ANSWER: u8 = 0x80;
-const LABEL_BYTES_MAX: usize = 63;
+const RESPONSE_BIT: u8 = 0x80;
+/// The maximum length of a label (RFC 1035 §2.3.4).
+const MAX_LABEL_BYTES: usize = 63;
 /// The maximum length of a domain that leaves room for service names.
-const DOMAIN_BYTES_MAX: usize = 120;
+const MAX_DOMAIN_BYTES: usize = 120;
 
 #[cfg(test)]
 mod tests;

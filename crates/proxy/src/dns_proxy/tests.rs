@@ -19,13 +19,13 @@ use crate::tests::fixture::{proxy_config, run, workload_name};
 const WEB: &str = "web.shop.svc.cluster.local.";
 
 /// A sidecar without interception, and its name server on a separate port.
-struct Bench {
-    answerer: Rc<DnsQueryHandler>,
+struct DnsFixture {
+    handler: Rc<DnsQueryHandler>,
     telemetry: Arc<Telemetry>,
     scratch: tempfile::TempDir,
 }
 
-impl Bench {
+impl DnsFixture {
     fn new(servers: &str, port: u16) -> (Self, mpsc::Receiver<ResourceRequest>) {
         let scratch = tempfile::tempdir().unwrap();
         let file = scratch.path().join("resolv.conf");
@@ -37,7 +37,7 @@ impl Bench {
             path.clone(),
         );
         let state = StateDir::open(&path).unwrap();
-        let (config_store, wanted) =
+        let (config_store, requested_services) =
             ConfigStore::new(state.stored_names(), std::time::Instant::now());
         let telemetry = Telemetry::new();
         let admin = ([127, 0, 0, 1], 0).into();
@@ -51,8 +51,8 @@ impl Bench {
         ));
         control_client.connected.set(true);
         let resolvers = Resolvers::new(file, port, |_| false);
-        let answerer = DnsQueryHandler::new(control_client, ClusterDomain::default(), resolvers);
-        (Self { answerer: Rc::new(answerer), telemetry, scratch }, wanted)
+        let handler = DnsQueryHandler::new(control_client, ClusterDomain::default(), resolvers);
+        (Self { handler: Rc::new(handler), telemetry, scratch }, requested_services)
     }
 
     /// Sets the records from the control plane.
@@ -68,11 +68,11 @@ impl Bench {
         };
         let snapshot = Arc::new(snapshot);
         let update = ConfigUpdate { snapshot, absent: BTreeSet::new(), change: ChangeId(1) };
-        self.answerer.control_client.config_store.apply_update(&update).unwrap();
+        self.handler.control_client.config_store.apply_update(&update).unwrap();
     }
 
-    async fn send_query(&self, name: &str, over: DnsTransport) -> Option<Message> {
-        let reply = self.answerer.reply_to(&query_packet(name), over).await?;
+    async fn send_query(&self, name: &str, transport: DnsTransport) -> Option<Message> {
+        let reply = self.handler.reply_to(&query_packet(name), transport).await?;
         Some(Message::from_vec(&reply).unwrap())
     }
 
@@ -101,10 +101,10 @@ async fn bind_sockets() -> (UdpSocket, TcpListener) {
 
 /// A REFUSED response, to recognize the test server.
 fn refused_response(query: &[u8]) -> Vec<u8> {
-    let mut answer = query.to_vec();
-    answer[2] |= 0x80;
-    answer[3] = 0x05;
-    answer
+    let mut response = query.to_vec();
+    response[2] |= 0x80;
+    response[3] = 0x05;
+    response
 }
 
 /// A name server that refuses all queries, over UDP and TCP, after a response to another query.
@@ -114,11 +114,11 @@ async fn name_server() -> u16 {
     tokio::task::spawn_local(async move {
         let mut packet = [0; 512];
         loop {
-            let (length, from) = udp.recv_from(&mut packet).await.unwrap();
-            let mut other = refused_response(&packet[..length]);
-            other[0] ^= 1;
-            udp.send_to(&other, from).await.unwrap();
-            udp.send_to(&refused_response(&packet[..length]), from).await.unwrap();
+            let (length, client) = udp.recv_from(&mut packet).await.unwrap();
+            let mut other_response = refused_response(&packet[..length]);
+            other_response[0] ^= 1;
+            udp.send_to(&other_response, client).await.unwrap();
+            udp.send_to(&refused_response(&packet[..length]), client).await.unwrap();
         }
     });
     tokio::task::spawn_local(async move {
@@ -134,186 +134,207 @@ async fn name_server() -> u16 {
 }
 
 #[test]
-fn what_the_mesh_knows_is_answered_and_all_else_passed_on() {
+fn names_of_the_mesh_are_resolved_and_other_queries_forwarded() {
     run(async {
-        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
-        bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into()]), ("shop/elsewhere", &[])]);
-        for over in [DnsTransport::Udp, DnsTransport::Tcp] {
-            let reply = bench.send_query(WEB, over).await.unwrap();
+        let (fixture, mut requested_services) =
+            DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
+        fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into()]), ("shop/elsewhere", &[])]);
+        for transport in [DnsTransport::Udp, DnsTransport::Tcp] {
+            let reply = fixture.send_query(WEB, transport).await.unwrap();
             assert_eq!(reply.answers[0].data.ip_addr(), Some([10, 96, 0, 9].into()));
             for name in ["elsewhere.shop.svc.cluster.local.", "example.com."] {
-                let reply = bench.send_query(name, over).await.unwrap();
+                let reply = fixture.send_query(name, transport).await.unwrap();
                 assert_eq!(reply.metadata.response_code, ResponseCode::Refused, "{name}");
             }
         }
-        assert_eq!(bench.query_counts(), [2, 4, 0]);
+        assert_eq!(fixture.query_counts(), [2, 4, 0]);
         // The application is about to connect.
-        assert_eq!(wanted.try_recv(), Ok(ResourceRequest::Address([10, 96, 0, 9].into())));
+        assert_eq!(
+            requested_services.try_recv(),
+            Ok(ResourceRequest::Address([10, 96, 0, 9].into()))
+        );
     });
 }
 
 #[test]
-fn a_name_is_asked_for_once_and_its_answer_waited_for() {
+fn a_name_is_requested_once_and_its_record_awaited() {
     run(async {
-        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
-        bench.set_records(&[]);
-        let answered = async {
-            let want = wanted.recv().await;
+        let (fixture, mut requested_services) =
+            DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
+        fixture.set_records(&[]);
+        let responses = async {
+            let want = requested_services.recv().await;
             assert_eq!(want, Some(ResourceRequest::Name("shop/web".parse().unwrap())));
-            bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
+            fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
         };
-        let (reply, ()) = tokio::join!(bench.send_query(WEB, DnsTransport::Udp), answered);
+        let (reply, ()) = tokio::join!(fixture.send_query(WEB, DnsTransport::Udp), responses);
         assert_eq!(reply.unwrap().answers.len(), 1);
-        assert_eq!(bench.query_counts(), [1, 0, 0]);
+        assert_eq!(fixture.query_counts(), [1, 0, 0]);
     });
 }
 
 #[test]
-fn nobody_waits_for_a_control_plane_that_says_nothing() {
+fn queries_do_not_wait_for_an_unresponsive_control_plane() {
     run(async {
-        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
-        bench.set_records(&[]);
-        let began = Instant::now();
-        assert!(bench.send_query(WEB, DnsTransport::Udp).await.is_some());
-        assert!(began.elapsed() >= MAX_WAIT);
+        let (fixture, mut requested_services) =
+            DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
+        fixture.set_records(&[]);
+        let start_time = Instant::now();
+        assert!(fixture.send_query(WEB, DnsTransport::Udp).await.is_some());
+        assert!(start_time.elapsed() >= MAX_CONTROL_WAIT);
         // After a timeout, queries do not wait for the control plane, but are still sent to it.
-        assert!(bench.answerer.silent_until.get().is_some());
-        assert!(bench.send_query("api.shop.svc.cluster.local.", DnsTransport::Udp).await.is_some());
-        assert_eq!(wanted.try_recv(), Ok(ResourceRequest::Name("shop/web".parse().unwrap())));
-        assert_eq!(wanted.try_recv(), Ok(ResourceRequest::Name("shop/api".parse().unwrap())));
+        assert!(fixture.handler.control_silent_until.get().is_some());
+        assert!(
+            fixture.send_query("api.shop.svc.cluster.local.", DnsTransport::Udp).await.is_some()
+        );
+        assert_eq!(
+            requested_services.try_recv(),
+            Ok(ResourceRequest::Name("shop/web".parse().unwrap()))
+        );
+        assert_eq!(
+            requested_services.try_recv(),
+            Ok(ResourceRequest::Name("shop/api".parse().unwrap()))
+        );
         // Without a control plane, known records may be outdated.
-        bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
-        bench.answerer.control_client.connected.set(false);
-        let reply = bench.send_query(WEB, DnsTransport::Udp).await.unwrap();
+        fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
+        fixture.handler.control_client.connected.set(false);
+        let reply = fixture.send_query(WEB, DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
-        assert_eq!(bench.query_counts(), [0, 3, 0]);
+        assert_eq!(fixture.query_counts(), [0, 3, 0]);
     });
 }
 
 #[test]
-fn the_next_name_server_is_asked_when_one_fails() {
+fn the_next_name_server_is_queried_after_a_failure() {
     run(async {
         let port = name_server().await;
         // The first address has no server.
-        let (bench, _wanted) = Bench::new("nameserver 127.0.0.3\nnameserver 127.0.0.1\n", port);
-        let reply = bench.send_query("example.com.", DnsTransport::Udp).await.unwrap();
+        let (fixture, _requested_services) =
+            DnsFixture::new("nameserver 127.0.0.3\nnameserver 127.0.0.1\n", port);
+        let reply = fixture.send_query("example.com.", DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
         let nobody = "nameserver 127.0.0.3\n";
-        std::fs::write(bench.scratch.path().join("resolv.conf"), nobody).unwrap();
-        let (bench, _wanted) = Bench::new(nobody, port);
-        for over in [DnsTransport::Udp, DnsTransport::Tcp] {
-            let reply = bench.send_query("example.com.", over).await.unwrap();
+        std::fs::write(fixture.scratch.path().join("resolv.conf"), nobody).unwrap();
+        let (fixture, _requested_services) = DnsFixture::new(nobody, port);
+        for transport in [DnsTransport::Udp, DnsTransport::Tcp] {
+            let reply = fixture.send_query("example.com.", transport).await.unwrap();
             assert_eq!(
                 (reply.metadata.response_code, reply.queries.len()),
                 (ResponseCode::ServFail, 1)
             );
         }
-        assert_eq!(bench.query_counts(), [0, 0, 2]);
+        assert_eq!(fixture.query_counts(), [0, 0, 2]);
     });
 }
 
 /// A name server that denies every name.
-async fn start_denier(address: &str, port: u16) {
+async fn start_denying_server(address: &str, port: u16) {
     let udp = UdpSocket::bind((address, port)).await.unwrap();
     tokio::task::spawn_local(async move {
         let mut packet = [0; 512];
         loop {
-            let (length, from) = udp.recv_from(&mut packet).await.unwrap();
-            let mut answer = refused_response(&packet[..length]);
-            answer[3] = 0x03;
-            udp.send_to(&answer, from).await.unwrap();
+            let (length, client) = udp.recv_from(&mut packet).await.unwrap();
+            let mut response = refused_response(&packet[..length]);
+            response[3] = 0x03;
+            udp.send_to(&response, client).await.unwrap();
         }
     });
 }
 
 #[test]
-fn who_gives_up_is_believed_when_nobody_has_more_to_say() {
+fn an_error_response_is_returned_if_no_server_has_a_better_one() {
     run(async {
         let port = name_server().await;
         let both = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
-        let (bench, _wanted) = Bench::new(both, port);
-        let ask = async || {
-            bench
+        let (fixture, _requested_services) = DnsFixture::new(both, port);
+        let send = async || {
+            fixture
                 .send_query("example.com.", DnsTransport::Udp)
                 .await
                 .unwrap()
                 .metadata
                 .response_code
         };
-        assert_eq!(ask().await, ResponseCode::Refused);
-        start_denier("127.0.0.4", port).await;
-        assert_eq!(ask().await, ResponseCode::NXDomain);
-        assert_eq!(bench.query_counts(), [0, 2, 0]);
+        assert_eq!(send().await, ResponseCode::Refused);
+        start_denying_server("127.0.0.4", port).await;
+        assert_eq!(send().await, ResponseCode::NXDomain);
+        assert_eq!(fixture.query_counts(), [0, 2, 0]);
     });
 }
 
 #[test]
-fn who_answered_last_is_asked_first() {
+fn the_last_responsive_server_is_queried_first() {
     run(async {
         let (silent, _tcp) = bind_sockets().await;
         let port = silent.local_addr().unwrap().port();
-        start_denier("127.0.0.4", port).await;
+        start_denying_server("127.0.0.4", port).await;
         let both = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
-        let (bench, _wanted) = Bench::new(both, port);
+        let (fixture, _requested_services) = DnsFixture::new(both, port);
         for waits in [true, false] {
-            let began = Instant::now();
-            let reply = bench.send_query("example.com.", DnsTransport::Udp).await.unwrap();
+            let start_time = Instant::now();
+            let reply = fixture.send_query("example.com.", DnsTransport::Udp).await.unwrap();
             assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain);
-            assert_eq!(began.elapsed() > Duration::from_secs(1), waits);
+            assert_eq!(start_time.elapsed() > Duration::from_secs(1), waits);
         }
     });
 }
 
 #[test]
-fn what_is_known_is_answered_while_all_others_wait() {
+fn known_names_are_resolved_while_other_queries_wait() {
     run(async {
-        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
-        bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into(), "fd00::9".parse().unwrap()])]);
-        let all = u32::try_from(UNDER_WAY_MAX).unwrap();
-        let _slots = bench.answerer.under_way.clone().try_acquire_many_owned(all).unwrap();
-        let reply = bench.send_query(WEB, DnsTransport::Udp).await.unwrap();
+        let (fixture, mut requested_services) =
+            DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
+        fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into(), "fd00::9".parse().unwrap()])]);
+        let query_count = u32::try_from(MAX_IN_FLIGHT).unwrap();
+        let _slots = fixture.handler.in_flight.clone().try_acquire_many_owned(query_count).unwrap();
+        let reply = fixture.send_query(WEB, DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.answers.len(), 1);
-        let reply = bench.send_query("example.com.", DnsTransport::Udp).await.unwrap();
+        let reply = fixture.send_query("example.com.", DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
-        assert_eq!(bench.query_counts(), [1, 0, 1]);
+        assert_eq!(fixture.query_counts(), [1, 0, 1]);
         // No connection to an address of the other IP version is expected.
-        assert_eq!(wanted.try_recv(), Ok(ResourceRequest::Address([10, 96, 0, 9].into())));
-        assert!(wanted.try_recv().is_err());
+        assert_eq!(
+            requested_services.try_recv(),
+            Ok(ResourceRequest::Address([10, 96, 0, 9].into()))
+        );
+        assert!(requested_services.try_recv().is_err());
     });
 }
 
 #[test]
-fn nobody_asks_without_end_about_names_that_are_new() {
+fn requests_for_new_names_are_limited() {
     run(async {
-        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
-        bench.set_records(&[]);
+        let (fixture, mut requested_services) =
+            DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
+        fixture.set_records(&[]);
         // Queries do not wait for the control plane, but are sent to it.
-        bench.answerer.silent_until.set(Some(Instant::now() + SILENCE));
-        let count = query_budget::BURST * 4;
-        let began = Instant::now();
+        fixture.handler.control_silent_until.set(Some(Instant::now() + CONTROL_SILENCE));
+        let count = query_budget::MAX_TOKENS * 4;
+        let start_time = Instant::now();
         for index in 0..count {
             let name = format!("example.s{index}.svc.cluster.local.");
-            assert!(bench.send_query(&name, DnsTransport::Udp).await.is_some());
+            assert!(fixture.send_query(&name, DnsTransport::Udp).await.is_some());
         }
-        let earned = began.elapsed().as_millis() / 100 + 1;
-        let mut asked = 0;
-        while wanted.try_recv().is_ok() {
-            asked += 1;
+        let earned = start_time.elapsed().as_millis() / 100 + 1;
+        let mut query_count = 0;
+        while requested_services.try_recv().is_ok() {
+            query_count += 1;
         }
-        assert!(asked <= u128::from(query_budget::BURST) + earned, "{asked}");
-        assert_eq!(bench.query_counts(), [0, count.into(), 0]);
+        assert!(query_count <= u128::from(query_budget::MAX_TOKENS) + earned, "{query_count}");
+        assert_eq!(fixture.query_counts(), [0, count.into(), 0]);
     });
 }
 
 #[test]
-fn a_port_that_somebody_has_is_tried_again() {
+fn a_port_in_use_is_retried() {
     run(async {
-        let (bench, _wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
-        bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
+        let (fixture, _requested_services) =
+            DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
+        fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
         let (udp, tcp) = bind_sockets().await;
         let address = udp.local_addr().unwrap();
-        tokio::task::spawn_local(bench.answerer.clone().serve_udp(address));
-        tokio::task::spawn_local(bench.answerer.clone().serve_tcp(address, connection_slots()));
+        tokio::task::spawn_local(fixture.handler.clone().serve_udp(address));
+        tokio::task::spawn_local(fixture.handler.clone().serve_tcp(address, connection_slots()));
         // Both tasks get a turn, and find the address in use.
         tokio::task::yield_now().await;
         assert!(UdpSocket::bind(address).await.is_err());
@@ -339,18 +360,19 @@ fn connection_slots() -> Arc<Semaphore> {
 }
 
 #[test]
-fn it_listens_over_udp_and_tcp_and_takes_no_nonsense() {
+fn the_server_accepts_udp_and_tcp_and_ignores_malformed_queries() {
     run(async {
-        let (bench, _wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
-        bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
+        let (fixture, _requested_services) =
+            DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
+        fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
         let free = bind_sockets().await.0.local_addr().unwrap();
-        tokio::task::spawn_local(bench.answerer.clone().serve_udp(free));
-        tokio::task::spawn_local(bench.answerer.clone().serve_tcp(free, connection_slots()));
+        tokio::task::spawn_local(fixture.handler.clone().serve_udp(free));
+        tokio::task::spawn_local(fixture.handler.clone().serve_tcp(free, connection_slots()));
         tokio::task::yield_now().await;
         let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         client.connect(free).await.unwrap();
         let mut packet_back = [0; 512];
-        let too_long = [query_packet(WEB), vec![0; QUERY_BYTES_MAX]].concat();
+        let too_long = [query_packet(WEB), vec![0; MAX_QUERY_BYTES]].concat();
         for nonsense in [&b""[..], b"hello", &refused_response(&query_packet(WEB)), &too_long] {
             client.send(nonsense).await.unwrap();
         }
@@ -368,6 +390,6 @@ fn it_listens_over_udp_and_tcp_and_takes_no_nonsense() {
         // Too long for a query: the connection ends.
         tcp.write_all(&[0xff, 0xff]).await.unwrap();
         assert!(tcp.read_u8().await.is_err());
-        assert_eq!(bench.query_counts(), [3, 0, 4]);
+        assert_eq!(fixture.query_counts(), [3, 0, 4]);
     });
 }

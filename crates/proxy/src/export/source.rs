@@ -11,9 +11,9 @@ use crate::request_trace::TraceEntry;
 
 /// Returns the workload of the sidecar, with its service, or its account if it has no service.
 pub(super) fn source(workload: &WorkloadName, config: Option<&ConfigSnapshot>) -> ResourceIdentity {
-    let plan = config.map(|config| &config.plans.snapshot.config);
-    let served = plan.and_then(|plan| plan.port_services.values().next());
-    let account = plan.map_or(&workload.name, |plan| &plan.account.name);
+    let workload_config = config.map(|config| &config.compiled.snapshot.config);
+    let served = workload_config.and_then(|config| config.port_services.values().next());
+    let account = workload_config.map_or(&workload.name, |config| &config.account.name);
     ResourceIdentity {
         service: served.map_or(account, |service| &service.name).to_string(),
         namespace: workload.namespace.to_string(),
@@ -23,7 +23,7 @@ pub(super) fn source(workload: &WorkloadName, config: Option<&ConfigSnapshot>) -
 
 /// Returns the name of a span: the method and the service, both of low cardinality.
 pub(super) fn span_name(trace_entry: &TraceEntry) -> String {
-    let method = if is_known(&trace_entry.method) { &trace_entry.method } else { "HTTP" };
+    let method = if is_standard_method(&trace_entry.method) { &trace_entry.method } else { "HTTP" };
     match trace_entry.labels.service.as_str() {
         "" => method.to_owned(),
         service => format!("{method} {service}"),
@@ -36,7 +36,7 @@ pub(super) fn is_server(trace_entry: &TraceEntry) -> bool {
 }
 
 /// Returns the address of the peer: the client for a server, the endpoint for a client.
-pub(super) fn other_end(trace_entry: &TraceEntry) -> Option<SocketAddr> {
+pub(super) fn peer_address(trace_entry: &TraceEntry) -> Option<SocketAddr> {
     if is_server(trace_entry) { Some(trace_entry.downstream) } else { trace_entry.upstream }
 }
 
@@ -46,9 +46,9 @@ pub(crate) fn span_attributes(trace_entry: &TraceEntry) -> Vec<(&'static str, At
     let text = |text: &str| (!text.is_empty()).then(|| AttributeValue::Text(text.to_owned()));
     let number =
         |number: u64| Some(AttributeValue::Number(i64::try_from(number).unwrap_or(i64::MAX)));
-    let shown = |value: Option<String>| value.map(AttributeValue::Text);
+    let optional_text = |value: Option<String>| value.map(AttributeValue::Text);
     let labels = &trace_entry.labels;
-    let is_standard = is_known(&trace_entry.method);
+    let is_standard = is_standard_method(&trace_entry.method);
     let host = trace_entry.authority.rsplit('@').next().unwrap_or_default();
     let status = Some(trace_entry.outcome.status).filter(|status| *status != 0);
     let grpc = trace_entry.outcome.grpc;
@@ -62,14 +62,20 @@ pub(crate) fn span_attributes(trace_entry: &TraceEntry) -> Vec<(&'static str, At
         ("error.type", span_error(trace_entry).map(AttributeValue::Text)),
         ("user_agent.original", text(&trace_entry.user_agent)),
         ("client.address", Some(AttributeValue::Text(trace_entry.downstream.ip().to_string()))),
-        ("network.peer.address", shown(other_end(trace_entry).map(|it| it.ip().to_string()))),
-        ("network.peer.port", other_end(trace_entry).and_then(|it| number(it.port().into()))),
+        (
+            "network.peer.address",
+            optional_text(peer_address(trace_entry).map(|peer| peer.ip().to_string())),
+        ),
+        (
+            "network.peer.port",
+            peer_address(trace_entry).and_then(|peer| number(peer.port().into())),
+        ),
         ("leno.direction", text(labels.direction)),
         ("leno.service", text(&labels.service)),
         ("leno.route", text(&labels.route)),
-        ("leno.policy", shown(trace_entry.policy.as_ref().map(ToString::to_string))),
+        ("leno.policy", optional_text(trace_entry.policy.as_ref().map(ToString::to_string))),
         ("leno.peer", text(&labels.peer)),
-        ("leno.endpoint", shown(trace_entry.upstream.map(|upstream| upstream.to_string()))),
+        ("leno.endpoint", optional_text(trace_entry.upstream.map(|upstream| upstream.to_string()))),
         ("leno.reason", text(trace_entry.outcome.reason.unwrap_or_default())),
         (
             "leno.dry_run_reason",
@@ -96,12 +102,14 @@ pub(super) fn span_error(trace_entry: &TraceEntry) -> Option<String> {
         return None;
     }
     let grpc = outcome.grpc.filter(|grpc| grpc.is_failure()).map(GrpcStatus::label);
-    let named = outcome.reason.or(grpc).map(str::to_owned);
-    Some(named.unwrap_or_else(|| outcome.status.to_string()))
+    let error = outcome.reason.or(grpc).map(str::to_owned);
+    Some(error.unwrap_or_else(|| outcome.status.to_string()))
 }
 
-/// Methods of RFC 9110 §9 and RFC 5789. Clients invent methods, but span names must have low cardinality.
-fn is_known(method: &str) -> bool {
-    let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
-    known.contains(&method)
+/// True for the methods of RFC 9110 §9 and RFC 5789. Clients invent methods, but span names must have low
+/// cardinality.
+fn is_standard_method(method: &str) -> bool {
+    let standard_methods =
+        ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+    standard_methods.contains(&method)
 }

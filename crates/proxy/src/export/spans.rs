@@ -8,24 +8,24 @@ use leno_outside::ExportRequest;
 use tokio::sync::mpsc;
 
 use super::otlp::spans;
-use super::{BATCH_MAX, GATHER, TelemetryExporter, collect_batch, zipkin};
+use super::{BATCH_DELAY, MAX_BATCH, TelemetryExporter, collect_batch, zipkin};
 use crate::request_trace::TraceEntry;
 
 /// Exports spans until all data threads have ended and the queue is empty.
 pub(crate) async fn export_spans(
     exporter: Rc<TelemetryExporter>,
-    mut intake: mpsc::Receiver<Arc<TraceEntry>>,
+    mut entries: mpsc::Receiver<Arc<TraceEntry>>,
 ) {
     let mut batch = Vec::new();
-    let mut export_status = exporter.fate_of_spans();
-    while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        collect_batch(&mut intake, &mut batch, GATHER).await;
-        let view = exporter.config_store.observability.active_settings();
-        match view.as_ref().and_then(|view| view.tracing_settings()) {
+    let mut export_status = exporter.span_export_status();
+    while entries.recv_many(&mut batch, MAX_BATCH).await > 0 {
+        collect_batch(&mut entries, &mut batch, BATCH_DELAY).await;
+        let settings = exporter.config_store.observability.active_settings();
+        match settings.as_ref().and_then(|settings| settings.tracing_settings()) {
             Some(tracing) => {
-                let export_request = export_request(&exporter, &tracing.collector, &batch);
+                let export_request = encode_request(&exporter, &tracing.collector, &batch);
                 exporter
-                    .post
+                    .client
                     .send_request(&tracing.collector, &export_request, &mut export_status)
                     .await;
             }
@@ -36,7 +36,8 @@ pub(crate) async fn export_spans(
     }
 }
 
-fn export_request(
+/// Encodes the spans in the format of the collector.
+fn encode_request(
     exporter: &TelemetryExporter,
     collector: &Collector,
     batch: &[Arc<TraceEntry>],
@@ -57,11 +58,11 @@ fn export_request(
 
 /// Encodes spans as for a collector without sending them, to measure the cost.
 #[cfg(test)]
-pub(crate) async fn encode_all(mut intake: mpsc::Receiver<Arc<TraceEntry>>) {
+pub(crate) async fn encode_all(mut entries: mpsc::Receiver<Arc<TraceEntry>>) {
     let workload = leno_model::WorkloadName::new("bookinfo", "a").unwrap();
     let source = super::source::source(&workload, None);
     let mut batch = Vec::new();
-    while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
+    while entries.recv_many(&mut batch, MAX_BATCH).await > 0 {
         std::hint::black_box(spans::encode_request(&source, &batch));
         batch.clear();
     }

@@ -61,7 +61,7 @@ fn trace_entry(
         upstream: Some(SocketAddr::from(([127, 0, 0, 2], 9080))),
         policy: None,
         dry_run_reason: None,
-        span: Some(TraceSpan::from_carrier(
+        span: Some(TraceSpan::from_headers(
             &carrier,
             PropagationFormats::default(),
             &mut || 7,
@@ -79,7 +79,7 @@ fn source() -> ResourceIdentity {
 }
 
 #[test]
-fn zipkin_is_reported_what_happened_and_no_secret() {
+fn zipkin_receives_the_span_without_secrets() {
     let batch =
         [trace_entry("inbound", 200, None), trace_entry("outbound", 503, Some("connect-failed"))];
     let bytes = zipkin::encode_spans(&source(), &batch);
@@ -129,7 +129,7 @@ fn zipkin_is_reported_what_happened_and_no_secret() {
 }
 
 #[test]
-fn otlp_says_the_same() {
+fn otlp_receives_the_same_span() {
     let batch = [trace_entry("inbound", 200, None), trace_entry("outbound", 500, None)];
     let bytes = otlp::spans::encode_request(&source(), &batch);
     let request = otlp::spans::ExportRequest::decode(&*bytes).unwrap();
@@ -146,7 +146,7 @@ fn otlp_says_the_same() {
 }
 
 #[test]
-fn methods_that_clients_invent_make_no_names() {
+fn unknown_methods_are_not_part_of_span_names() {
     let mut invented = Arc::into_inner(trace_entry("inbound", 200, None)).unwrap();
     invented.method = "BREW-1234".to_owned();
     assert_eq!(source::span_name(&invented), "HTTP bookinfo/ratings");
@@ -157,10 +157,10 @@ fn methods_that_clients_invent_make_no_names() {
 }
 
 #[test]
-fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
+fn spans_for_an_unreachable_collector_are_dropped_and_counted() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
-        let (config_store, _wanted) =
+        let (config_store, _requested_services) =
             ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
         for protocol in
             [CollectorProtocol::OtlpHttp, CollectorProtocol::OtlpGrpc, CollectorProtocol::Zipkin]
@@ -202,21 +202,22 @@ fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
 async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
     let directory = tempfile::tempdir().unwrap();
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let made = rcgen::generate_simple_self_signed(names).unwrap();
+    let certificate = rcgen::generate_simple_self_signed(names).unwrap();
     let roots = directory.path().join("roots.pem");
-    std::fs::write(&roots, made.cert.pem()).unwrap();
-    let key = rustls_pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    std::fs::write(&roots, certificate.cert.pem()).unwrap();
+    let key =
+        rustls_pki_types::PrivateKeyDer::try_from(certificate.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let server = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
+        .with_single_cert(vec![certificate.cert.der().clone()], key)
         .unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(server));
-    let (config_store, _wanted) =
+    let (config_store, _requested_services) =
         ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
     let url = format!("https://localhost:{port}");
     let tracing = Tracing {
@@ -242,8 +243,8 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
             let (tcp, _) = listener.accept().await.unwrap();
             let Ok(stream) = acceptor.accept(tcp).await else { continue };
             let service = hyper::service::service_fn(async |_| {
-                let answer = http_body_util::Empty::<bytes::Bytes>::new();
-                Ok::<_, std::convert::Infallible>(hyper::Response::new(answer))
+                let response = http_body_util::Empty::<bytes::Bytes>::new();
+                Ok::<_, std::convert::Infallible>(hyper::Response::new(response))
             });
             let stream = hyper_util::rt::TokioIo::new(stream);
             let serving = hyper::server::conn::http1::Builder::new();
@@ -258,7 +259,7 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
 }
 
 #[test]
-fn a_collector_with_tls_has_to_show_a_certificate_that_somebody_vouches_for() {
+fn a_collector_with_tls_needs_a_trusted_certificate() {
     run(async {
         assert_eq!(sent_to(&["localhost"], true).await, (1, 0));
         assert_eq!(sent_to(&["elsewhere"], true).await, (0, 1));

@@ -7,7 +7,7 @@ use std::time::UNIX_EPOCH;
 use leno_outside::{AttributeValue, ResourceIdentity};
 use serde_json::{Map, Value as Json, json};
 
-use super::source::{is_server, other_end, span_attributes, span_error, span_name};
+use super::source::{is_server, peer_address, span_attributes, span_error, span_name};
 use crate::request_trace::TraceEntry;
 
 /// Encodes the request body.
@@ -19,7 +19,7 @@ pub(super) fn encode_spans(source: &ResourceIdentity, batch: &[Arc<TraceEntry>])
 
 fn zipkin_span(source: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Json> {
     let context = trace_entry.span?;
-    let began = trace_entry.started_at().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let started = trace_entry.started_at().duration_since(UNIX_EPOCH).unwrap_or_default();
     let tags = span_attributes(trace_entry).into_iter().map(|(name, value)| match value {
         AttributeValue::Text(text) => (name.to_owned(), text.into()),
         AttributeValue::Number(number) => (name.to_owned(), number.to_string().into()),
@@ -36,7 +36,7 @@ fn zipkin_span(source: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Js
         "id": context.id.to_string(),
         "kind": if is_server(trace_entry) { "SERVER" } else { "CLIENT" },
         "name": span_name(trace_entry),
-        "timestamp": u64::try_from(began.as_micros()).unwrap_or(u64::MAX),
+        "timestamp": u64::try_from(started.as_micros()).unwrap_or(u64::MAX),
         // Zipkin does not accept a duration of zero.
         "duration": u64::try_from(trace_entry.outcome.duration.as_micros()).unwrap_or(u64::MAX).max(1),
         "localEndpoint": { "serviceName": format!("{}.{}", source.service, source.namespace) },
@@ -45,14 +45,14 @@ fn zipkin_span(source: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Js
     if let Some(parent) = context.parent {
         span["parentId"] = parent.to_string().into();
     }
-    if let Some(other) = other_end(trace_entry) {
-        span["remoteEndpoint"] = zipkin_endpoint(other, remote_name(trace_entry));
+    if let Some(peer) = peer_address(trace_entry) {
+        span["remoteEndpoint"] = zipkin_endpoint(peer, peer_name(trace_entry));
     }
     Some(span)
 }
 
 /// Returns the name of the peer: its account, or the requested service.
-fn remote_name(trace_entry: &TraceEntry) -> String {
+fn peer_name(trace_entry: &TraceEntry) -> String {
     let name =
         if is_server(trace_entry) { &trace_entry.labels.peer } else { &trace_entry.labels.service };
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));

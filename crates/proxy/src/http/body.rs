@@ -29,8 +29,8 @@ pub(crate) enum BodySource<'a> {
     Http1 { reader: &'a mut MessageReader, decoder: BodyDecoder, trailers: Option<Bytes> },
     /// An HTTP/2 stream.
     Http2(ReceivedBody),
-    /// A stream of a link. `owed`: the bytes that the head declared and that have not arrived yet.
-    Link { stream: &'a LinkStream, ended: bool, owed: Option<u64> },
+    /// A stream of a link. `remaining`: the bytes that the head declared and that have not arrived yet.
+    Link { stream: &'a LinkStream, has_ended: bool, remaining: Option<u64> },
     /// Another source, with its beginning buffered for another attempt.
     Replay(Box<ReplaySource<'a>>),
     /// Another source, with a buffered prefix.
@@ -52,11 +52,11 @@ pub(crate) enum BodySink<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum PauseLimit<'a> {
     /// No limit: the peer is known to be alive, or is checked elsewhere.
-    Allowed,
-    /// No limit: this is a streaming request, which is counted as such at the first pause.
-    OfStream(&'a ExchangeRecord<'a>),
-    /// This limit, unless the response has started: peers may then take turns.
-    Bounded { limit: Duration, answered: &'a Cell<bool> },
+    Unlimited,
+    /// No limit; the request is counted as a stream at the first pause.
+    CountedStream(&'a ExchangeRecord<'a>),
+    /// This limit until the response starts; no limit afterwards, because peers may then take turns.
+    BeforeResponse { limit: Duration, response_started: &'a Cell<bool> },
     /// This limit: the length of the body is known, and it is not a stream of events.
     Limited(Duration),
 }
@@ -92,12 +92,12 @@ impl<'a> BodySource<'a> {
 
     /// Returns the body that follows a head on a link, with the length that the head declares, if any.
     pub(crate) fn from_link(stream: &'a LinkStream, length: BodyLength) -> Self {
-        let owed = match length {
+        let remaining = match length {
             BodyLength::Empty => return Self::Empty,
             BodyLength::Known(bytes) => Some(bytes),
             BodyLength::Chunked | BodyLength::UntilClose => None,
         };
-        Self::Link { stream, ended: false, owed }
+        Self::Link { stream, has_ended: false, remaining }
     }
 
     /// True if the whole body has been taken.
@@ -106,18 +106,18 @@ impl<'a> BodySource<'a> {
             Self::Empty => true,
             Self::Http1 { decoder, trailers, .. } => decoder.is_complete() && trailers.is_none(),
             Self::Http2(received) => received.is_complete(),
-            Self::Link { ended, .. } => *ended,
-            Self::Replay(kept) => kept.is_complete(),
-            Self::Prefixed(ahead) => ahead.is_complete(),
+            Self::Link { has_ended, .. } => *has_ended,
+            Self::Replay(replay) => replay.is_complete(),
+            Self::Prefixed(prefixed) => prefixed.is_complete(),
         }
     }
 
-    /// True if no piece follows those taken, and none is missing.
+    /// True if no piece follows those already taken, and the body is not truncated.
     pub(super) fn is_exhausted(&self) -> bool {
         match self {
-            Self::Replay(kept) => kept.is_exhausted(),
-            Self::Prefixed(ahead) => ahead.is_exhausted(),
-            Self::Link { owed: Some(1..), .. } => false,
+            Self::Replay(replay) => replay.is_exhausted(),
+            Self::Prefixed(prefixed) => prefixed.is_exhausted(),
+            Self::Link { remaining: Some(1..), .. } => false,
             Self::Empty | Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } => {
                 self.is_complete()
             }
@@ -130,37 +130,37 @@ impl<'a> BodySource<'a> {
     }
 
     /// Buffers all data from now on, so that it can be sent again.
-    pub(crate) fn start_buffering(&mut self, hold: Rc<ReplayBuffer>) {
+    pub(crate) fn start_buffering(&mut self, buffer: Rc<ReplayBuffer>) {
         let source = std::mem::replace(self, Self::Empty);
-        *self = Self::Replay(Box::new(ReplaySource::new(source, hold)));
+        *self = Self::Replay(Box::new(ReplaySource::new(source, buffer)));
     }
 
     /// Prepends a buffered prefix.
-    pub(crate) fn begin_with(&mut self, beginning: BufferedPrefix) {
+    pub(crate) fn prepend(&mut self, prefix: BufferedPrefix) {
         let source = std::mem::replace(self, Self::Empty);
-        *self = Self::Prefixed(Box::new(beginning.followed_by(source)));
+        *self = Self::Prefixed(Box::new(prefix.into_source(source)));
     }
 
     /// Returns the whole body if it was read to its end and buffered; an absent body yields no pieces.
     pub(crate) fn buffered_pieces(&self) -> Option<Vec<BodyPiece>> {
         match self {
             Self::Empty => Some(Vec::new()),
-            Self::Replay(kept) => kept.whole_body(),
+            Self::Replay(replay) => replay.whole_body(),
             Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } | Self::Prefixed(_) => None,
         }
     }
 
     /// Starts again at the first byte, if it is buffered.
     pub(crate) fn rewind(&mut self) {
-        if let Self::Replay(kept) = self {
-            kept.restart();
+        if let Self::Replay(replay) = self {
+            replay.restart();
         }
     }
 
     /// Skips the buffered part, which another attempt has sent.
-    pub(crate) fn skip_kept(&mut self) {
-        if let Self::Replay(kept) = self {
-            kept.skip_buffered();
+    pub(crate) fn skip_buffered(&mut self) {
+        if let Self::Replay(replay) = self {
+            replay.skip_buffered();
         }
     }
 
@@ -176,20 +176,22 @@ impl<'a> BodySource<'a> {
             }
             Self::Http1 { reader, decoder, trailers } => poll_http1(reader, decoder, trailers, cx),
             Self::Http2(received) => received.poll_next(cx),
-            Self::Replay(kept) => kept.poll_next(cx),
-            Self::Prefixed(ahead) => ahead.poll_next(cx),
-            Self::Link { stream, ended, owed } => {
-                let next = ready!(poll_link(stream, ended, cx))?;
-                Poll::Ready(check_length(owed, next))
+            Self::Replay(replay) => replay.poll_next(cx),
+            Self::Prefixed(prefixed) => prefixed.poll_next(cx),
+            Self::Link { stream, has_ended, remaining } => {
+                let next = ready!(poll_link(stream, has_ended, cx))?;
+                Poll::Ready(check_length(remaining, next))
             }
         }
     }
 }
 
+/// Returns the next piece of a body on an HTTP/1.1 connection; `pending_trailers` receives a trailer section
+/// that arrived together with data.
 fn poll_http1(
     reader: &mut MessageReader,
     decoder: &mut BodyDecoder,
-    later: &mut Option<Bytes>,
+    pending_trailers: &mut Option<Bytes>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
     loop {
@@ -199,13 +201,13 @@ fn poll_http1(
         if !reader.buffer.is_empty() {
             let piece = decoder.decode(&reader.buffer)?;
             if piece.consumed > 0 {
-                let taken = reader.buffer.split_to(piece.consumed).freeze();
+                let consumed = reader.buffer.split_to(piece.consumed).freeze();
                 let data = Some(piece.data).filter(|data| !data.is_empty());
-                let data = data.map(|data| BodyPiece::Data(taken.slice(data)));
-                let trailers = piece.trailers.map(|trailers| taken.slice(trailers));
+                let data = data.map(|data| BodyPiece::Data(consumed.slice(data)));
+                let trailers = piece.trailers.map(|trailers| consumed.slice(trailers));
                 match (data, trailers) {
                     (Some(data), trailers) => {
-                        *later = trailers;
+                        *pending_trailers = trailers;
                         return Poll::Ready(Ok(Some(data)));
                     }
                     (None, Some(trailers)) => {
@@ -222,27 +224,28 @@ fn poll_http1(
     }
 }
 
+/// Returns the next piece of a body on a stream of a link.
 fn poll_link(
     stream: &LinkStream,
-    ended: &mut bool,
+    has_ended: &mut bool,
     cx: &mut Context<'_>,
 ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
-    while !*ended {
+    while !*has_ended {
         match ready!(stream.poll_next(cx)) {
             Ok(Incoming::Data { data, end }) => {
-                *ended = end;
+                *has_ended = end;
                 if !data.is_empty() {
                     return Poll::Ready(Ok(Some(BodyPiece::Data(data))));
                 }
             }
             Ok(Incoming::Trailers(trailers)) => {
-                *ended = true;
+                *has_ended = true;
                 check_trailers(&trailers)?;
                 return Poll::Ready(Ok(Some(BodyPiece::Trailers(trailers))));
             }
             // The peer's acceptance of a TCP connection. The link's state machine permits no other head after a
             // final HTTP head.
-            Ok(Incoming::Head { end, .. }) => *ended = end,
+            Ok(Incoming::Head { end, .. }) => *has_ended = end,
             Err(
                 StreamLoss::Broken
                 | StreamLoss::Denied
@@ -257,8 +260,8 @@ fn poll_link(
     Poll::Ready(Ok(None))
 }
 
-/// A link carries trailers unparsed, and after this proxy they stand between two messages: a section that the
-/// chunk parser does not accept as exactly one is rejected.
+/// Rejects a trailer section that the chunk parser does not accept as exactly one section. A link carries
+/// trailers unparsed, and on an HTTP/1.1 connection they are written between two messages.
 fn check_trailers(trailers: &[u8]) -> Result<(), ReadError> {
     let chunks = [TRAILERS_FOLLOW, trailers].concat();
     let piece = BodyDecoder::new(BodyLength::Chunked).decode(&chunks)?;
@@ -268,19 +271,20 @@ fn check_trailers(trailers: &[u8]) -> Result<(), ReadError> {
     }
 }
 
-/// Enforces the declared length: with any other, the receiver would confuse this message with the next one.
+/// Enforces the declared length: a different length would make the receiver confuse this message with the next
+/// one.
 fn check_length(
-    owed: &mut Option<u64>,
+    remaining: &mut Option<u64>,
     next: Option<BodyPiece>,
 ) -> Result<Option<BodyPiece>, ReadError> {
-    if let Some(owed) = owed {
+    if let Some(remaining) = remaining {
         let arrived = match &next {
             Some(BodyPiece::Data(data)) => data.len() as u64,
             Some(BodyPiece::Trailers(_)) => return Err(ReadError::LengthMismatch),
-            None if *owed > 0 => return Err(ReadError::LengthMismatch),
+            None if *remaining > 0 => return Err(ReadError::LengthMismatch),
             None => 0,
         };
-        *owed = owed.checked_sub(arrived).ok_or(ReadError::LengthMismatch)?;
+        *remaining = remaining.checked_sub(arrived).ok_or(ReadError::LengthMismatch)?;
     }
     Ok(next)
 }
@@ -290,13 +294,13 @@ impl BodySink<'_> {
     pub(crate) async fn push(&mut self, piece: BodyPiece, last: bool) -> Result<(), PumpError> {
         match (self, piece) {
             (Self::Http1 { writer, chunked }, BodyPiece::Data(data)) => {
-                let room = writer.output_buffer();
+                let output = writer.output_buffer();
                 if *chunked {
-                    write_chunk_size(data.len(), room);
+                    write_chunk_size(data.len(), output);
                 }
-                room.extend_from_slice(&data);
+                output.extend_from_slice(&data);
                 if *chunked {
-                    room.extend_from_slice(CHUNK_END);
+                    output.extend_from_slice(CHUNK_END);
                 }
                 if writer.is_full() { flush(writer).await } else { Ok(()) }
             }
@@ -331,8 +335,8 @@ impl BodySink<'_> {
         }
     }
 
-    /// Marks the body complete; `reported`: its last piece has already done so.
-    pub(super) async fn finish_body(&mut self, reported: bool) -> Result<(), PumpError> {
+    /// Marks the body complete; `end_is_sent`: its last piece has already done so.
+    pub(super) async fn finish_body(&mut self, end_is_sent: bool) -> Result<(), PumpError> {
         match self {
             Self::Http1 { writer, chunked } => {
                 if *chunked {
@@ -340,7 +344,7 @@ impl BodySink<'_> {
                 }
                 flush(writer).await
             }
-            Self::Link { .. } | Self::Http2 { .. } if reported => Ok(()),
+            Self::Link { .. } | Self::Http2 { .. } if end_is_sent => Ok(()),
             Self::Http2 { stream, max_wait } => {
                 send_http2(stream, Bytes::new(), true, *max_wait).await
             }
@@ -376,7 +380,7 @@ pub(crate) async fn send_data(
     end: bool,
     max_wait: Duration,
 ) -> Result<(), PumpError> {
-    push_all(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
+    send_all_data(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
 }
 
 /// Sends all of `data` on an HTTP/2 stream.
@@ -386,11 +390,11 @@ pub(super) async fn send_http2(
     end: bool,
     max_wait: Duration,
 ) -> Result<(), PumpError> {
-    push_all(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
+    send_all_data(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
 }
 
 /// Sends all of `data`, as long as the peer grants credit within the timeout.
-async fn push_all(
+async fn send_all_data(
     mut data: Bytes,
     max_wait: Duration,
     mut poll: impl FnMut(&mut Context<'_>, &mut Bytes) -> Poll<Result<(), ()>>,
@@ -398,7 +402,7 @@ async fn push_all(
     loop {
         let before = data.len();
         match poll_within(max_wait, |cx| poll(cx, &mut data)).await {
-            Some(sent) => return sent.map_err(|()| PumpError::Sink),
+            Some(result) => return result.map_err(|()| PumpError::Sink),
             None if data.len() < before => {}
             None => return Err(PumpError::SinkStalled),
         }
@@ -412,33 +416,33 @@ pub(crate) struct BodyRecorder<'a> {
     /// The gRPC call to which the body responds.
     pub(crate) call: Option<GrpcCall<'a>>,
     /// Returns the permitted rest of a trailer section; without it, all trailers are permitted.
-    pub(crate) permitted: Option<&'a dyn Fn(Bytes) -> Option<Bytes>>,
+    pub(crate) trailer_filter: Option<&'a dyn Fn(Bytes) -> Option<Bytes>>,
 }
 
 impl<'a> BodyRecorder<'a> {
     /// Counts the body of a request.
     pub(crate) const fn for_request(
         bytes: &'a Cell<u64>,
-        permitted: &'a dyn Fn(Bytes) -> Option<Bytes>,
+        trailer_filter: &'a dyn Fn(Bytes) -> Option<Bytes>,
     ) -> Self {
-        Self { bytes, call: None, permitted: Some(permitted) }
+        Self { bytes, call: None, trailer_filter: Some(trailer_filter) }
     }
 
     /// Counts the body of a response, or one direction of a connection.
     pub(crate) const fn for_response(bytes: &'a Cell<u64>, call: Option<GrpcCall<'a>>) -> Self {
-        Self { bytes, call, permitted: None }
+        Self { bytes, call, trailer_filter: None }
     }
 
     /// Records a trailer section, and removes the fields that are not permitted. Returns false if none is left.
     #[cold]
-    fn lets_pass(&self, section: &mut Bytes) -> bool {
+    fn filter_trailers(&self, section: &mut Bytes) -> bool {
         if let Some(call) = self.call {
             call.record_trailers(section);
         }
-        let Some(permitted) = self.permitted else { return true };
-        match permitted(std::mem::take(section)) {
-            Some(rest) => {
-                *section = rest;
+        let Some(trailer_filter) = self.trailer_filter else { return true };
+        match trailer_filter(std::mem::take(section)) {
+            Some(permitted) => {
+                *section = permitted;
                 true
             }
             None => false,
@@ -451,19 +455,19 @@ impl<'a> BodyRecorder<'a> {
 pub(crate) async fn forward_body(
     source: &mut BodySource<'_>,
     sink: &mut BodySink<'_>,
-    silence: PauseLimit<'_>,
-    noted: &BodyRecorder<'_>,
+    pause_limit: PauseLimit<'_>,
+    recorder: &BodyRecorder<'_>,
 ) -> Result<(), PumpError> {
     loop {
-        let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
-        let next = match at_once {
+        let available = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
+        let next = match available {
             Poll::Ready(next) => next,
             Poll::Pending => {
                 sink.flush().await?;
-                if let PauseLimit::OfStream(record) = silence {
+                if let PauseLimit::CountedStream(record) = pause_limit {
                     record.count_stream();
                 }
-                silence.next(source).await
+                pause_limit.next(source).await
             }
         };
         let Some(mut piece) = next.map_err(PumpError::Source)? else {
@@ -471,11 +475,11 @@ pub(crate) async fn forward_body(
         };
         let last = match &mut piece {
             BodyPiece::Data(data) => {
-                noted.bytes.set(noted.bytes.get() + data.len() as u64);
+                recorder.bytes.set(recorder.bytes.get() + data.len() as u64);
                 source.is_exhausted()
             }
             BodyPiece::Trailers(section) => {
-                if !noted.lets_pass(section) {
+                if !recorder.filter_trailers(section) {
                     return sink.finish_body(false).await;
                 }
                 true
@@ -489,13 +493,14 @@ pub(crate) async fn forward_body(
 }
 
 impl PauseLimit<'_> {
+    /// Returns the next piece of the source within this limit.
     async fn next(self, source: &mut BodySource<'_>) -> Result<Option<BodyPiece>, ReadError> {
-        if let Self::Bounded { limit, answered } = self
-            && !answered.get()
+        if let Self::BeforeResponse { limit, response_started } = self
+            && !response_started.get()
         {
             match poll_within(limit, |cx| source.poll_next(cx)).await {
                 Some(next) => return next,
-                None if answered.get() => {}
+                None if response_started.get() => {}
                 None => return Err(ReadError::Stalled),
             }
         }

@@ -22,7 +22,7 @@ pub(crate) struct BufferedPrefix {
     bytes: usize,
     trailers: Option<Bytes>,
     is_whole: bool,
-    room: BufferReservation,
+    reservation: BufferReservation,
 }
 
 /// The point up to which a body is buffered.
@@ -54,11 +54,11 @@ pub(crate) enum BufferingError {
 }
 
 impl BufferedPrefix {
-    /// Returns an empty prefix of a body of this client. `taken`: the memory used by all buffered bodies of
+    /// Returns an empty prefix of a body of this client. `memory`: the memory used by all buffered bodies of
     /// this thread.
-    pub(crate) fn new(taken: Rc<BufferMemory>, client: IpAddr) -> Self {
-        let room = BufferReservation::new(taken, client);
-        Self { blocks: Vec::new(), bytes: 0, trailers: None, is_whole: false, room }
+    pub(crate) fn new(memory: Rc<BufferMemory>, client: IpAddr) -> Self {
+        let reservation = BufferReservation::new(memory, client);
+        Self { blocks: Vec::new(), bytes: 0, trailers: None, is_whole: false, reservation }
     }
 
     /// The number of buffered bytes.
@@ -66,26 +66,33 @@ impl BufferedPrefix {
         self.bytes
     }
 
-    /// Continues to read. Cancel-safe.
+    /// Reads from `source` until the target is reached. Cancel-safe: a later call continues.
+    ///
+    /// # Errors
+    /// The body is malformed or incomplete, or the memory limit is reached.
     pub(crate) async fn read(
         &mut self,
         source: &mut BodySource<'_>,
-        until: BufferTarget,
+        target: BufferTarget,
     ) -> Result<(), BufferingError> {
-        let (BufferTarget::Filled(most) | BufferTarget::Known(most)) = until;
-        while !self.is_whole && self.bytes <= most {
-            let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
-            let next = match at_once {
+        let (BufferTarget::Filled(bytes_max) | BufferTarget::Known(bytes_max)) = target;
+        while !self.is_whole && self.bytes <= bytes_max {
+            let available = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
+            let next = match available {
                 Poll::Ready(next) => next,
-                Poll::Pending if self.bytes == most && until == BufferTarget::Filled(most) => break,
+                Poll::Pending
+                    if self.bytes == bytes_max && target == BufferTarget::Filled(bytes_max) =>
+                {
+                    break;
+                }
                 Poll::Pending => poll_fn(|cx| source.poll_next(cx)).await,
             };
-            self.take_piece(next?, source.is_exhausted())?;
+            self.append_piece(next?, source.is_exhausted())?;
         }
         Ok(())
     }
 
-    fn take_piece(
+    fn append_piece(
         &mut self,
         piece: Option<BodyPiece>,
         is_last: bool,
@@ -94,12 +101,12 @@ impl BufferedPrefix {
         match piece {
             None => {}
             Some(BodyPiece::Trailers(section)) => {
-                self.room.reserve(section.len())?;
+                self.reservation.reserve(section.len())?;
                 self.trailers = Some(Bytes::copy_from_slice(&section));
                 self.is_whole = true;
             }
             Some(BodyPiece::Data(data)) => {
-                self.room.reserve(data.len())?;
+                self.reservation.reserve(data.len())?;
                 self.bytes += data.len();
                 self.append_data(&data);
             }
@@ -107,6 +114,7 @@ impl BufferedPrefix {
         Ok(())
     }
 
+    /// Copies data into blocks of at most [`BLOCK_BYTES`].
     fn append_data(&mut self, mut data: &[u8]) {
         while !data.is_empty() {
             let room = self.blocks.last().map_or(0, |block| BLOCK_BYTES - block.len());
@@ -114,11 +122,11 @@ impl BufferedPrefix {
                 self.blocks.push(BytesMut::with_capacity(data.len().min(BLOCK_BYTES)));
                 continue;
             }
-            let (now, later) = data.split_at(room.min(data.len()));
+            let (fitting, remaining) = data.split_at(room.min(data.len()));
             if let Some(block) = self.blocks.last_mut() {
-                block.extend_from_slice(now);
+                block.extend_from_slice(fitting);
             }
-            data = later;
+            data = remaining;
         }
     }
 
@@ -126,25 +134,25 @@ impl BufferedPrefix {
     pub(crate) fn excerpt(&self, bytes_max: usize) -> BufferedExcerpt {
         let mut bytes = Vec::with_capacity(self.bytes.min(bytes_max));
         for block in &self.blocks {
-            let (shown, _) = block.split_at(block.len().min(bytes_max - bytes.len()));
-            bytes.extend_from_slice(shown);
+            let (part, _) = block.split_at(block.len().min(bytes_max - bytes.len()));
+            bytes.extend_from_slice(part);
         }
         let is_partial = !self.is_whole || self.bytes > bytes_max;
         BufferedExcerpt { bytes: bytes.into(), is_partial }
     }
 
     /// Returns the body that consists of this prefix and the rest of `source`.
-    pub(crate) fn followed_by(self, source: BodySource<'_>) -> PrefixedSource<'_> {
+    pub(crate) fn into_source(self, source: BodySource<'_>) -> PrefixedSource<'_> {
         let data = self.blocks.into_iter().map(|block| BodyPiece::Data(block.freeze()));
         let pieces = data.chain(self.trailers.map(BodyPiece::Trailers)).collect();
-        PrefixedSource { pieces, room: self.room, source }
+        PrefixedSource { pieces, reservation: self.reservation, source }
     }
 }
 
 /// A source with a buffered prefix.
 pub(crate) struct PrefixedSource<'a> {
     pieces: VecDeque<BodyPiece>,
-    room: BufferReservation,
+    reservation: BufferReservation,
     source: BodySource<'a>,
 }
 
@@ -154,7 +162,7 @@ impl PrefixedSource<'_> {
         self.pieces.is_empty() && self.source.is_complete()
     }
 
-    /// True if no piece follows those taken, and none is missing.
+    /// True if no piece follows those already taken, and the body is not truncated.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.pieces.is_empty() && self.source.is_exhausted()
     }
@@ -165,7 +173,7 @@ impl PrefixedSource<'_> {
     ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
         let Some(piece) = self.pieces.pop_front() else { return self.source.poll_next(cx) };
         let (BodyPiece::Data(bytes) | BodyPiece::Trailers(bytes)) = &piece;
-        self.room.release(bytes.len());
+        self.reservation.release(bytes.len());
         Poll::Ready(Ok(Some(piece)))
     }
 }

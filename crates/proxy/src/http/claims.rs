@@ -6,46 +6,46 @@
 
 use leno_wire::http1::RequestHead;
 
-/// Removes such fields: neither rules nor applications see them.
+/// Removes the claims of an external client from its request, so that neither rules nor applications see them.
 pub(crate) fn remove_claims(head: &mut RequestHead, bytes: &[u8]) {
     head.fields.retain(|field| !is_claim(field.name.slice_in(bytes)));
 }
 
-/// True for such a field. Servers treat names as equal that differ in case or in punctuation: CGI replaces each
-/// punctuation character with `_`.
+/// True for the name of a claim: a field that only a trusted proxy can set. Servers treat names as equal that
+/// differ in case or in punctuation: CGI replaces each punctuation character with `_`.
 pub(super) fn is_claim(name: &[u8]) -> bool {
     let (Some(first), Some(last)) = (name.first(), name.last()) else { return false };
     let third = match name.get(2) {
         Some(byte) if byte.is_ascii_alphanumeric() => byte.to_ascii_lowercase(),
         _ => b'-',
     };
-    let begins = |known: &&str| match known.strip_suffix('*') {
-        Some(begin) => name.get(..begin.len()).is_some_and(|name| is_same_name(name, begin)),
-        None => is_same_name(name, known),
+    let is_prefix = |listed: &&str| match listed.strip_suffix('*') {
+        Some(prefix) => name.get(..prefix.len()).is_some_and(|name| is_same_name(name, prefix)),
+        None => is_same_name(name, listed),
     };
-    let ends = |known: &&str| {
-        let begin = name.len().checked_sub(known.len());
-        begin.is_some_and(|begin| name.get(begin..).is_some_and(|name| is_same_name(name, known)))
+    let is_suffix = |listed: &&str| {
+        let start = name.len().checked_sub(listed.len());
+        start.is_some_and(|start| name.get(start..).is_some_and(|name| is_same_name(name, listed)))
     };
     // A quick check: few names match the first or last letters of these.
-    let mut listed = listed_names(first.to_ascii_lowercase()).iter();
-    listed.any(|known| known.as_bytes().get(2) == Some(&third) && begins(known))
-        || listed_suffixes(last.to_ascii_lowercase()).iter().any(ends)
+    let mut candidates = listed_names(first.to_ascii_lowercase()).iter();
+    candidates.any(|listed| listed.as_bytes().get(2) == Some(&third) && is_prefix(listed))
+        || listed_suffixes(last.to_ascii_lowercase()).iter().any(is_suffix)
 }
 
-/// Compares a name with a listed one of the same length.
-fn is_same_name(name: &[u8], known: &str) -> bool {
-    let same = |(byte, known): (&u8, u8)| match known {
+/// True if a name equals a listed one of the same length. Any punctuation equals `-`.
+fn is_same_name(name: &[u8], listed: &str) -> bool {
+    let same = |(byte, listed): (&u8, u8)| match listed {
         b'-' => !byte.is_ascii_alphanumeric(),
-        _ => byte.eq_ignore_ascii_case(&known),
+        _ => byte.eq_ignore_ascii_case(&listed),
     };
-    name.len() == known.len() && name.iter().zip(known.bytes()).all(same)
+    name.len() == listed.len() && name.iter().zip(listed.bytes()).all(same)
 }
 
 /// Returns the names by their first letter; `*` stands for any rest.
 fn listed_names(first: u8) -> &'static [&'static str] {
     match first {
-        b'x' => OF_X,
+        b'x' => X_NAMES,
         b'b' => &["base-url"],
         // Cloudflare, CloudFront, Akamai and RFC 9440.
         b'c' => &[
@@ -77,7 +77,7 @@ fn listed_names(first: u8) -> &'static [&'static str] {
 }
 
 /// Names that begin with `x`, the majority.
-const OF_X: &[&str] = &[
+const X_NAMES: &[&str] = &[
     "x-forwarded*",
     "x-forwarder*",
     "x-forward-for",
@@ -151,19 +151,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stand_where_they_are_looked_for() {
+    fn names_are_listed_by_their_first_or_last_letter() {
         for letter in 0..=u8::MAX {
-            assert!(listed_names(letter).iter().all(|known| known.as_bytes()[0] == letter));
+            assert!(listed_names(letter).iter().all(|listed| listed.as_bytes()[0] == letter));
             assert!(
                 listed_suffixes(letter)
                     .iter()
-                    .all(|known| known.as_bytes().last() == Some(&letter))
+                    .all(|listed| listed.as_bytes().last() == Some(&letter))
             );
         }
     }
 
     #[test]
-    fn a_claim_is_one_in_any_case_and_with_any_sign() {
+    fn a_claim_is_recognized_in_any_case_and_with_any_punctuation() {
         for name in [
             "X-Forwarded-For",
             "x_forwarded_for",
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_a_browser_and_of_tracing_are_no_claims() {
+    fn headers_of_browsers_and_of_tracing_are_not_claims() {
         for name in [
             "host",
             "user-agent",

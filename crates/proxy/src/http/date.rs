@@ -7,7 +7,7 @@ use leno_wire::http1::ResponseHead;
 use time::OffsetDateTime;
 
 /// A time in the format of `Date` (RFC 9110 §5.6.7).
-pub(crate) type DateText = [u8; STAMP_BYTES];
+pub(crate) type DateText = [u8; DATE_BYTES];
 
 /// Returns the `Date` for a final response that has none (RFC 9110 §6.6.1).
 pub(crate) fn missing_date(bytes: &[u8], head: &ResponseHead) -> Option<DateText> {
@@ -18,7 +18,7 @@ pub(crate) fn missing_date(bytes: &[u8], head: &ResponseHead) -> Option<DateText
 pub(crate) fn current_date() -> DateText {
     let second = since_epoch().as_secs();
     LATEST.with(|latest| match latest.get() {
-        (of, stamp) if of == second => stamp,
+        (stamped_second, stamp) if stamped_second == second => stamp,
         _ => {
             let stamp = format_date(second);
             latest.set((second, stamp));
@@ -34,27 +34,28 @@ pub(crate) fn since_epoch() -> Duration {
 
 fn format_date(second: u64) -> DateText {
     let seconds = i64::try_from(second).unwrap_or_default();
-    let at = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    let day = usize::from(at.weekday().number_days_from_monday()) * 3;
-    let month = usize::from(u8::from(at.month()) - 1) * 3;
+    let time = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let day = usize::from(time.weekday().number_days_from_monday()) * 3;
+    let month = usize::from(u8::from(time.month()) - 1) * 3;
     let text = format!(
         "{}, {:02} {} {:04} {:02}:{:02}:{:02} GMT",
         DAYS.get(day..day + 3).unwrap_or_default(),
-        at.day(),
+        time.day(),
         MONTHS.get(month..month + 3).unwrap_or_default(),
-        at.year(),
-        at.hour(),
-        at.minute(),
-        at.second(),
+        time.year(),
+        time.hour(),
+        time.minute(),
+        time.second(),
     );
     text.as_bytes().try_into().unwrap_or(*b"Thu, 01 Jan 1970 00:00:00 GMT")
 }
 
 thread_local! {
-    static LATEST: Cell<(u64, DateText)> = const { Cell::new((u64::MAX, [0; STAMP_BYTES])) };
+    /// The last formatted date of this thread, and its second since the Unix epoch.
+    static LATEST: Cell<(u64, DateText)> = const { Cell::new((u64::MAX, [0; DATE_BYTES])) };
 }
 
-const STAMP_BYTES: usize = 29;
+const DATE_BYTES: usize = 29;
 const DAYS: &str = "MonTueWedThuFriSatSun";
 const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
 
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_time_as_messages_have_it() {
+    fn a_date_has_the_format_of_the_header() {
         for (second, text) in [
             (0, "Thu, 01 Jan 1970 00:00:00 GMT"),
             (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"),
@@ -72,6 +73,6 @@ mod tests {
         ] {
             assert_eq!(std::str::from_utf8(&format_date(second)), Ok(text));
         }
-        assert_eq!(current_date().len(), STAMP_BYTES);
+        assert_eq!(current_date().len(), DATE_BYTES);
     }
 }

@@ -1,4 +1,4 @@
-//! Error responses: reason → status, header, a sentence, by the table in `Reason`.
+//! Error responses: status, `leno-reason` header and text of a failure, by the table in `Reason`.
 
 use std::borrow::Cow;
 
@@ -12,14 +12,14 @@ use crate::error::Failure;
 use crate::session::{ListenerKind, Session};
 
 /// Sends an error response. External clients receive the reason without names. `bodiless`: the client reads no
-/// body. `is_call`: a gRPC call, which expects `grpc-status`. `edits`: the CORS headers. Returns false if no
+/// body. `is_grpc_call`: the client expects `grpc-status`. `edits`: the CORS headers. Returns false if no
 /// response is possible and the client must be disconnected.
 pub(crate) async fn send_error(
     failure: &Failure,
     session: &Session,
     responder: &mut Responder<'_>,
     bodiless: bool,
-    is_call: bool,
+    is_grpc_call: bool,
     edits: Option<&FieldEdits>,
 ) -> bool {
     let status = failure.status();
@@ -27,9 +27,9 @@ pub(crate) async fn send_error(
         return false;
     }
     let is_external_client = session.gateway_connection.is_some();
-    let to_sidecar = session.is_private;
+    let to_sidecar = session.is_dedicated;
     let label = failure.reason.label();
-    let why = if is_external_client {
+    let reason_value = if is_external_client {
         Cow::Borrowed(label)
     } else {
         let side = side_name(failure.reason.side());
@@ -52,22 +52,22 @@ pub(crate) async fn send_error(
             stream.reset(failure.reset.unwrap_or(ResetCode::Failed));
             true
         }
-        responder if is_for_call(responder, is_call) => {
+        responder if expects_grpc(responder, is_grpc_call) => {
             let code = failure.grpc_status().code().to_string();
             // Applications log this message; `leno explain` accepts its reason.
             let message = format!("{label}: {}", failure_caption(failure, session, responder));
             let fields = [
-                (REASON_FIELD, &*why),
+                (REASON_FIELD, &*reason_value),
                 ("content-type", "application/grpc"),
                 (GRPC_STATUS, &*code),
                 ("grpc-message", &*message),
             ];
-            let fields = with_own(failure, &fields);
+            let fields = merge_policy_fields(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
             let (status, rejects) = (200, true);
-            let answer =
+            let response =
                 GeneratedResponse { status, fields: &fields, text: "", edits, rejects, to_sidecar };
-            answer.send(responder, true).await
+            response.send(responder, true).await
         }
         responder => {
             let text = render_body(
@@ -75,49 +75,50 @@ pub(crate) async fn send_error(
                 is_external_client,
                 failure_caption(failure, session, responder),
             );
-            let fields = [(REASON_FIELD, &*why), ("content-type", "text/plain; charset=utf-8")];
-            let fields = with_own(failure, &fields);
+            let fields =
+                [(REASON_FIELD, &*reason_value), ("content-type", "text/plain; charset=utf-8")];
+            let fields = merge_policy_fields(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
             let (fields, text, rejects) = (&*fields, &*text, true);
-            let answer = GeneratedResponse { status, fields, text, edits, rejects, to_sidecar };
-            answer.send(responder, bodiless).await
+            let response = GeneratedResponse { status, fields, text, edits, rejects, to_sidecar };
+            response.send(responder, bodiless).await
         }
     }
 }
 
 /// True for a response in gRPC format: trailers-only, with the status among them. Clients map a bare HTTP
 /// status to a code and lose the reason (grpc/doc/http-grpc-status-mapping.md).
-fn is_for_call(responder: &Responder<'_>, is_call: bool) -> bool {
+fn expects_grpc(responder: &Responder<'_>, is_grpc_call: bool) -> bool {
     match responder {
         Responder::Http2 { grpc, .. } => *grpc,
-        Responder::Link { .. } => is_call,
+        Responder::Link { .. } => is_grpc_call,
         Responder::Http1 { .. } => false,
     }
 }
 
 /// Merges the fields of an error response with those of the policy. Those of the policy take precedence, except
 /// for fields that are necessary to interpret the response.
-fn with_own<'a>(
+fn merge_policy_fields<'a>(
     failure: &'a Failure,
     fields: &[(&'a str, &'a str)],
 ) -> Vec<(&'a str, Cow<'a, str>)> {
-    let is_call = fields.iter().any(|(name, _)| *name == GRPC_STATUS);
-    let ours = |name: &str| match name {
+    let is_grpc_call = fields.iter().any(|(name, _)| *name == GRPC_STATUS);
+    let is_reserved = |name: &str| match name {
         REASON_FIELD | "date" => true,
-        "content-type" => is_call,
-        name => is_call && name.starts_with("grpc-"),
+        "content-type" => is_grpc_call,
+        name => is_grpc_call && name.starts_with("grpc-"),
     };
-    let own = failure.answer.iter().flat_map(|answer| &answer.headers);
-    let own = own.filter(|header| !ours(&header.name));
-    let own: Vec<(&str, Cow<'_, str>)> =
-        own.map(|header| (&*header.name, Cow::Borrowed(&*header.value))).collect();
+    let policy_fields = failure.answer.iter().flat_map(|response| &response.headers);
+    let policy_fields = policy_fields.filter(|header| !is_reserved(&header.name));
+    let policy_fields: Vec<(&str, Cow<'_, str>)> =
+        policy_fields.map(|header| (&*header.name, Cow::Borrowed(&*header.value))).collect();
     let retry_after =
         failure.retry_after.map(|seconds| ("retry-after", seconds.to_string().into()));
     let fields = fields.iter().map(|(name, value)| (*name, Cow::Borrowed(*value)));
-    let is_replaced = |name: &str| own.iter().any(|(own, _)| *own == name);
+    let is_replaced = |name: &str| policy_fields.iter().any(|(replaced, _)| *replaced == name);
     let fields = fields.chain(retry_after).filter(|(name, _)| !is_replaced(name));
     let fields: Vec<(&str, Cow<'_, str>)> = fields.collect();
-    fields.into_iter().chain(own).collect()
+    fields.into_iter().chain(policy_fields).collect()
 }
 
 /// Returns the sentence about the failure.
@@ -128,13 +129,15 @@ fn failure_caption(
 ) -> &'static str {
     match responder {
         // The only HTTP/2 response on that port.
-        Responder::Http2 { .. } if session.listener_kind == ListenerKind::HttpProxy => HTTP_PROXY,
+        Responder::Http2 { .. } if session.listener_kind == ListenerKind::HttpProxy => {
+            HTTP2_AT_HTTP_PROXY
+        }
         _ => failure.reason.caption(),
     }
 }
 
 fn render_body(failure: &Failure, is_external_client: bool, caption: &str) -> String {
-    if let Some(body) = failure.answer.as_ref().and_then(|answer| answer.body.clone()) {
+    if let Some(body) = failure.answer.as_ref().and_then(|response| response.body.clone()) {
         return body;
     }
     match &failure.policy {
@@ -154,7 +157,7 @@ fn side_name(side: FailureSide) -> &'static str {
 }
 
 /// The sentence for clients that use HTTP/2 on the HTTP proxy port.
-const HTTP_PROXY: &str =
+const HTTP2_AT_HTTP_PROXY: &str =
     "The HTTP proxy supports HTTP/1.1 only, and the client sent HTTP/2 with prior knowledge.";
 /// The field with the status of a call.
 const GRPC_STATUS: &str = "grpc-status";

@@ -22,11 +22,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{EndpointId, Reason, RetryRule, Scheme, ServiceAccount};
-use leno_telemetry::GrpcStatus;
-use leno_telemetry::trace::{FIELDS_MAX, PropagatedHeaders, TraceSpan};
-use leno_traffic::outlier::EndpointResult;
-use leno_traffic::retry::{AttemptFailure, may_retry, retry_by_rule, retry_pause};
+use leno_model::{EndpointId, Reason, Scheme, ServiceAccount};
+use leno_telemetry::trace::{MAX_FIELDS, PropagatedHeaders, TraceSpan};
+use leno_traffic::retry::may_retry;
 use leno_traffic::{AttemptLimit, CompiledActions, FieldEdits, RequestView, SessionAffinity};
 use leno_wire::link::ResetCode;
 use smallvec::SmallVec;
@@ -34,11 +32,10 @@ use smallvec::SmallVec;
 use super::body::BodySource;
 use super::date;
 use super::error_response;
-use super::forward::{ExchangeProgress, forward_request};
+use super::forward::ExchangeProgress;
 use super::replay::ReplayBuffer;
 use super::request::{ParsedTarget, Request};
 use super::respond::Responder;
-use super::retry;
 use super::route::{Destination, ResolvedRoute, route_request};
 use super::scheme;
 use crate::error::Failure;
@@ -53,7 +50,7 @@ use crate::upstream::priorities::Priorities;
 use crate::upstream::{AttemptTarget, TimedAttempt, Upstream};
 
 /// Headers that are added to a request; those of a trace context need no allocation.
-pub(crate) type AddedHeaders<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
+pub(crate) type AddedHeaders<'a> = SmallVec<[(&'a str, &'a [u8]); MAX_FIELDS]>;
 
 /// A response field: name and value.
 pub(crate) type ResponseField = (Cow<'static, str>, String);
@@ -72,10 +69,10 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) upgrade_timeout: Option<Duration>,
     /// The header changes of the selected rule; `None` if there are none.
     pub(crate) actions: Option<Arc<CompiledActions>>,
-    /// The part of the request's body that is buffered for retries.
-    pub(crate) held: Option<Rc<ReplayBuffer>>,
-    /// The same buffer, also for mirrored copies and hedged attempts.
-    kept: Option<Rc<ReplayBuffer>>,
+    /// The buffered body for retries, until the response starts; `None` if the request is not retried.
+    pub(crate) retry_buffer: Option<Rc<ReplayBuffer>>,
+    /// The buffered body for all uses: retries, mirrored copies and hedged attempts.
+    body_buffer: Option<Rc<ReplayBuffer>>,
     /// The observer notified when the response starts.
     pub(crate) observer: Option<ResponseObserver>,
     /// The response header changes with CORS, including those of the rule.
@@ -86,8 +83,9 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) outcome_guard: Option<OutcomeGuard>,
     /// The slot of this request in a limit on concurrent retries.
     pub(crate) retry_slot: RetrySlot,
-    /// Headers that are added for the application or the next hop: of a lane, or about an external client.
-    pub(crate) marks: Vec<(String, String)>,
+    /// Headers that are added for the application or the next hop: those of a lane, or about an external
+    /// client.
+    pub(crate) extra_headers: Vec<(String, String)>,
     /// With session persistence: the response field that identifies the endpoint.
     pub(crate) affinity_field: Option<Box<ResponseField>>,
 }
@@ -111,14 +109,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
             started,
             upgrade_timeout: None,
             actions: None,
-            held: None,
-            kept: None,
+            retry_buffer: None,
+            body_buffer: None,
             observer: None,
             cross_origin: None,
             timed_attempt: None,
             outcome_guard: None,
             retry_slot: RetrySlot::default(),
-            marks: Vec::new(),
+            extra_headers: Vec::new(),
             affinity_field: None,
         };
         if let Some(trace) = &mut exchange.record.trace {
@@ -145,7 +143,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         };
         self.record.record_failure(&failure);
         if self.started.get() {
-            // A part of the response has been sent: only a broken connection tells the client that it is
+            // A part of the response has been sent: only a broken connection shows the client that it is
             // incomplete.
             self.record.grpc.set(None);
             return Err(self.progress.reset.get().unwrap_or(ResetCode::Failed));
@@ -153,25 +151,26 @@ impl<'a, 'io> Exchange<'a, 'io> {
         failure.reset = self.progress.reset.get();
         self.record.head.status.set(failure.status());
         // gRPC is not supported over HTTP/1.1.
-        let is_call = !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc();
-        if is_call {
+        let is_grpc_call =
+            !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc();
+        if is_grpc_call {
             self.record.grpc.set(Some(failure.grpc_status()));
         }
         if !self.body.is_complete() || self.session.worker.is_leaving() {
             self.responder.close_after();
         }
         let bodiless = self.request.method() == "HEAD";
-        let edits = self.edits_of_failure();
-        let answered = error_response::send_error(
+        let edits = self.failure_edits();
+        let is_sent = error_response::send_error(
             &failure,
             self.session,
             self.responder,
             bodiless,
-            is_call,
+            is_grpc_call,
             edits.as_ref(),
         )
         .await;
-        if answered { Ok(()) } else { Err(ResetCode::Failed) }
+        if is_sent { Ok(()) } else { Err(ResetCode::Failed) }
     }
 
     /// The stages: route → authorize → pick endpoint → acquire connection → stream → (retry).
@@ -182,16 +181,17 @@ impl<'a, 'io> Exchange<'a, 'io> {
         };
         let resolved_route =
             route_request(self.session, self.request, &request_target, &mut self.record).await?;
-        match &resolved_route.config.plans.request_checks {
+        match &resolved_route.config.compiled.request_checks {
             None => self.authorize_request(&request_target, &resolved_route)?,
             // Boxed to keep the future small for other requests.
-            Some(guards) => {
-                Box::pin(self.authorize_guarded(guards, &request_target, &resolved_route)).await?
+            Some(checks) => {
+                Box::pin(self.authorize_with_checks(checks, &request_target, &resolved_route))
+                    .await?
             }
         }
         if let Some(cors) =
             resolved_route.actions.as_ref().and_then(|actions| actions.cors.as_ref())
-            && let Some(preflight) = self.judge_origin(cors, &request_target, &resolved_route)
+            && let Some(preflight) = self.evaluate_cors(cors, &request_target, &resolved_route)
         {
             return self.send_empty(200, &preflight, None).await;
         }
@@ -206,22 +206,22 @@ impl<'a, 'io> Exchange<'a, 'io> {
             }
             self.actions = Some(actions.clone());
         }
-        self.add_marks(&request_target, &resolved_route);
+        self.add_extra_headers(&request_target, &resolved_route);
         // The time limit of a request does not apply to an upgraded connection.
-        let one = self.actions.as_ref().and_then(|actions| actions.attempt_limit);
-        let one = one.map(AttemptLimit::time_limit);
-        let soonest = resolved_route.timeout.into_iter().chain(one).min();
-        self.upgrade_timeout = soonest.filter(|_| self.request.upgrade);
+        let attempt_timeout = self.actions.as_ref().and_then(|actions| actions.attempt_limit);
+        let attempt_timeout = attempt_timeout.map(AttemptLimit::time_limit);
+        let upgrade_timeout = resolved_route.timeout.into_iter().chain(attempt_timeout).min();
+        self.upgrade_timeout = upgrade_timeout.filter(|_| self.request.upgrade);
         let copies = self.prepare_mirrors(&resolved_route);
-        let outcome = self.in_time(&request_target, &resolved_route).await;
+        let outcome = self.send_within_timeout(&request_target, &resolved_route).await;
         if let Some(copies) = copies {
-            copies.send_all(self.kept_body());
+            copies.send_all(self.buffered_body_pieces());
         }
         outcome
     }
 
     /// Makes all attempts, within the timeout of the rule.
-    async fn in_time(
+    async fn send_within_timeout(
         &mut self,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
@@ -255,19 +255,19 @@ impl<'a, 'io> Exchange<'a, 'io> {
     ) -> Result<(), Failure> {
         if self.session.is_inbound() {
             let request = self.request;
-            self.let_in(&request.request_view(request_target), resolved_route)?;
+            self.authorize_by_policies(&request.request_view(request_target), resolved_route)?;
             self.apply_limits(&request.request_view(request_target), resolved_route)?;
         }
         Ok(())
     }
 
     /// Evaluates the authorization policies of the mesh.
-    fn let_in(
+    fn authorize_by_policies(
         &mut self,
         view: &RequestView<'_>,
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
-        let access = &resolved_route.config.plans.access;
+        let access = &resolved_route.config.compiled.access;
         let permit = self.session.authorize_peer(&resolved_route.config, self.record.started)?;
         let permit = access.authorize_request(&permit, view)?;
         self.record.record_permit(access, permit);
@@ -289,7 +289,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     fn limited_port(&self, resolved_route: &ResolvedRoute) -> Option<u16> {
         match &self.session.listener_kind {
             ListenerKind::Inbound { port } => {
-                Some(*port).filter(|it| resolved_route.config.plans.limits.has_limits(*it))
+                Some(*port).filter(|port| resolved_route.config.compiled.limits.has_limits(*port))
             }
             _ => None,
         }
@@ -304,7 +304,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
         let now = self.session.worker.config_store.age();
-        Ok(resolved_route.config.plans.limits.admit_request(
+        Ok(resolved_route.config.compiled.limits.admit_request(
             port,
             view,
             self.caller_account(),
@@ -320,42 +320,49 @@ impl<'a, 'io> Exchange<'a, 'io> {
         view: &RequestView<'_>,
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
-        let (worker, limits) = (&self.session.worker, &resolved_route.config.plans.limits);
+        let (worker, limits) = (&self.session.worker, &resolved_route.config.compiled.limits);
         let is_whole = self.body.is_empty() && !self.request.upgrade;
-        let place = limits.acquire_permit(port, is_whole, worker.config_store.age());
-        let place = place.inspect_err(|_| limits.give_back(port, view, self.caller_account()))?;
-        let seat = |place| {
+        let slot = limits.acquire_slot(port, is_whole, worker.config_store.age());
+        let slot = slot.inspect_err(|_| limits.give_back(port, view, self.caller_account()))?;
+        let to_observer = |slot| {
             ResponseObserver::ConcurrencyPermit(Box::new(TimedPermit {
-                place,
+                slot,
                 worker: worker.clone(),
             }))
         };
-        self.observer = place.map(seat);
+        self.observer = slot.map(to_observer);
         Ok(())
     }
 
+    /// Returns the verified account of the peer, if it has one.
     fn caller_account(&self) -> Option<&ServiceAccount> {
         self.session.identity.as_ref().map(|identity| &identity.account)
     }
 
-    /// Adds the marks of a lane to an inbound request, for the application to propagate; at a gateway, adds
+    /// Adds the headers of a lane to an inbound request, for the application to propagate; at a gateway, adds
     /// headers about the client.
-    fn add_marks(&mut self, request_target: &ParsedTarget<'_>, resolved_route: &ResolvedRoute) {
+    fn add_extra_headers(
+        &mut self,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
+    ) {
         let ListenerKind::Inbound { port } = &self.session.listener_kind else {
-            if let Some(edge) = &self.session.gateway_connection {
-                self.tell_of_client(edge, resolved_route.actions.as_ref());
+            if let Some(gateway_connection) = &self.session.gateway_connection {
+                self.add_client_headers(gateway_connection, resolved_route.actions.as_ref());
             }
             return;
         };
-        let lanes = &resolved_route.config.plans.lanes;
+        let lanes = &resolved_route.config.compiled.lanes;
         if lanes.may_mark(*port) {
             let view = self.request.request_view(request_target);
-            let marks = lanes.marks_for(*port, &view, &mut || self.session.worker.random_number());
-            if let Some((origin, slot)) = marks.rule {
+            let lane_headers =
+                lanes.marks_for(*port, &view, &mut || self.session.worker.random_number());
+            if let Some((origin, slot)) = lane_headers.rule {
                 rule_matches::count_tags(&self.session.worker.shard, origin, slot);
             }
-            let missing = marks.missing_headers(&view);
-            self.marks = missing.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+            let missing = lane_headers.missing_headers(&view);
+            self.extra_headers =
+                missing.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         }
     }
 
@@ -369,16 +376,17 @@ impl<'a, 'io> Exchange<'a, 'io> {
         &'b self,
         context: Option<&'b PropagatedHeaders>,
     ) -> AddedHeaders<'b> {
-        if self.marks.is_empty() && context.is_none() && !self.session.found_http2 {
+        if self.extra_headers.is_empty() && context.is_none() && !self.session.detected_http2 {
             return AddedHeaders::new();
         }
-        let marks = self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-        let mut added: AddedHeaders<'b> = marks.collect();
+        let extra =
+            self.extra_headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+        let mut added: AddedHeaders<'b> = extra.collect();
         for field in context.into_iter().flat_map(PropagatedHeaders::fields) {
             added.push(field);
         }
-        if self.session.found_http2 && !self.session.is_inbound() && !self.request.upgrade {
-            added.extend(HTTP2_MARK);
+        if self.session.detected_http2 && !self.session.is_inbound() && !self.request.upgrade {
+            added.extend(H2C_UPGRADE_HEADERS);
         }
         added
     }
@@ -390,7 +398,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
         let policy = resolved_route.fault_or_hedge_policy.as_ref();
-        if let Some(policy) = policy.filter(|it| it.faults.is_some()) {
+        if let Some(policy) = policy.filter(|policy| policy.faults.is_some()) {
             self.inject_fault(request_target, resolved_route, policy).await?;
         }
         let actions = self.actions.clone();
@@ -400,7 +408,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if let Some(rule) = rule {
             self.prepare_retry(rule);
         }
-        let mut tried = None;
+        let mut previous = None;
         loop {
             let outcome = {
                 // Dropped before the backoff: other requests run meanwhile.
@@ -408,23 +416,23 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 match self.hedge_rule(request_target, resolved_route) {
                     None => {
                         let attempt =
-                            pin!(self.send_attempt(request_target, resolved_route, &mut tried));
+                            pin!(self.send_attempt(request_target, resolved_route, &mut previous));
                         match limit {
                             None => attempt.await,
-                            Some((limit, started)) => in_limit(limit, started, attempt).await,
+                            Some((limit, started)) => within_limit(limit, started, attempt).await,
                         }
                     }
                     // Boxed to keep the future small for other requests.
                     Some(rule) => {
-                        let both = Box::pin(self.send_hedged(
+                        let attempts = Box::pin(self.send_hedged(
                             request_target,
                             resolved_route,
                             rule,
-                            &mut tried,
+                            &mut previous,
                         ));
                         let outcome = match limit {
-                            None => both.await,
-                            Some((limit, started)) => in_limit(limit, started, both).await,
+                            None => attempts.await,
+                            Some((limit, started)) => within_limit(limit, started, attempts).await,
                         };
                         self.record_hedge(Hedge::Lost);
                         outcome
@@ -437,17 +445,17 @@ impl<'a, 'io> Exchange<'a, 'io> {
             if reason == Reason::AttemptTimeout {
                 self.end_attempt(outcome);
             }
-            let again = match rule {
+            let is_retried = match rule {
                 None => {
-                    self.may_repeat(reason, resolved_route)
-                        && may_retry(reason, &self.attempt_so_far(request_target, resolved_route))
+                    self.may_repeat_attempt(reason, resolved_route)
+                        && may_retry(reason, &self.failed_attempt(request_target, resolved_route))
                         && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
                 }
                 Some(rule) => {
-                    self.is_tried_again(rule, reason, request_target, resolved_route).await
+                    self.wait_for_policy_retry(rule, reason, request_target, resolved_route).await
                 }
             };
-            if !again {
+            if !is_retried {
                 let failure = match &resolved_route.cluster {
                     Some(cluster) => cluster.failure_for(reason),
                     None => reason.into(),
@@ -458,10 +466,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
                     None => Err(failure),
                 };
             }
-            self.begin_again(rule.is_none());
+            self.prepare_next_attempt(rule.is_none());
         }
     }
 
+    /// Picks the target of the next attempt: not `avoid` if there is another endpoint.
     fn pick_destination(
         &self,
         resolved_route: &ResolvedRoute,
@@ -473,11 +482,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
             }
             Destination::Endpoints(priorities) => {
                 let cluster = resolved_route.cluster.as_deref();
-                let kept = resolved_route.session_affinity.as_ref().and_then(|session_affinity| {
-                    self.session_endpoint(session_affinity, priorities, cluster, avoid)
-                });
-                let upstream = match kept {
-                    Some(kept) => kept,
+                let session_upstream =
+                    resolved_route.session_affinity.as_ref().and_then(|session_affinity| {
+                        self.session_endpoint(session_affinity, priorities, cluster, avoid)
+                    });
+                let upstream = match session_upstream {
+                    Some(session_upstream) => session_upstream,
                     None => pick_endpoint(
                         &self.session.worker,
                         priorities,
@@ -508,37 +518,38 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Publishes the endpoint of this attempt to a hedged attempt and, with session persistence, to the client.
     #[inline(never)]
-    fn goes_to(&mut self, endpoint: Option<&EndpointId>, resolved_route: &ResolvedRoute) {
+    fn publish_endpoint(&mut self, endpoint: Option<&EndpointId>, resolved_route: &ResolvedRoute) {
         if let Some(hedge_state) = self.observer.as_ref().and_then(ResponseObserver::hedge_state) {
             hedge_state.record_first(endpoint.cloned());
         }
         if let Some(session_affinity) = &resolved_route.session_affinity {
-            self.affinity_field = self.known_of(session_affinity, endpoint);
+            self.affinity_field = self.affinity_response_field(session_affinity, endpoint);
         }
     }
 
     /// With session persistence: returns the response field for a response of this endpoint.
-    fn known_of(
+    fn affinity_response_field(
         &self,
         session_affinity: &SessionAffinity,
-        answers: Option<&EndpointId>,
+        endpoint: Option<&EndpointId>,
     ) -> Option<Box<ResponseField>> {
-        let is_safe = self
+        let is_https = self
             .session
             .gateway_connection
             .as_ref()
-            .is_some_and(|edge| edge.scheme == Scheme::Https);
-        session_affinity.response_field(answers?, date::since_epoch(), is_safe).map(Box::new)
+            .is_some_and(|connection| connection.scheme == Scheme::Https);
+        session_affinity.response_field(endpoint?, date::since_epoch(), is_https).map(Box::new)
     }
 }
 
-/// Tells the sidecar of an application without a declared protocol that the client uses HTTP/2. Both fields are
-/// hop-by-hop, and have the same meaning as from a client that offers an upgrade to HTTP/2 (RFC 7540 §3.2).
-const HTTP2_MARK: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", b"h2c")];
+/// Headers that inform the sidecar of an application without a declared protocol that the client uses HTTP/2.
+/// Both fields are hop-by-hop, and have the same meaning as from a client that offers an upgrade to HTTP/2 (RFC
+/// 7540 §3.2).
+const H2C_UPGRADE_HEADERS: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", b"h2c")];
 
 /// Runs an attempt within the per-attempt timeout of its rule. `started`: part of the response has reached the
 /// client. The caller holds a [`cancel::AttemptScope`].
-async fn in_limit(
+async fn within_limit(
     limit: AttemptLimit,
     started: &Cell<bool>,
     attempt: impl Future<Output = Result<(), Reason>>,

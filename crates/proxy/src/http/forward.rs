@@ -27,7 +27,7 @@ pub(super) use self::interim::{Http2ResponseHead, MissingResponse, PendingRespon
 use self::sending::RequestBodyState;
 use super::body::{BodyRecorder, BodySink, BodySource, PauseLimit, forward_body};
 use super::exchange::{Exchange, ResponseField, ResponseObserver};
-use super::grpc::{self, GrpcCall};
+use super::grpc::GrpcCall;
 use super::message::MessageReader;
 use super::request::{ParsedTarget, Request};
 use super::respond::Responder;
@@ -39,9 +39,7 @@ use crate::http2::connect;
 use crate::http2::head;
 use crate::http2::stream::{OutgoingBody, ReceivedBody, RequestStream};
 use crate::io::Io;
-use crate::link::{
-    Incoming, LinkHandle, LinkStream, ReceivedHead, StreamLoss, rejection_over_http1,
-};
+use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead, rejection_over_http1};
 use crate::record::ExchangeRecord;
 use crate::session::Session;
 use crate::tcp::http2_tunnel;
@@ -58,11 +56,11 @@ pub(crate) struct ExchangeProgress {
     /// A part of the request's body has been consumed.
     pub(crate) body_taken: bool,
     /// The connection was reused, and may have been closing when the request was sent.
-    pub(crate) on_reused: bool,
+    pub(crate) on_reused_connection: bool,
     /// Set if a response is withheld from the client because the request is retried.
     pub(crate) withheld_response: Cell<Option<WithheldResponse>>,
     /// The connection to the upstream is reserved for this client.
-    pub(crate) pins: bool,
+    pub(crate) is_pinned: bool,
     /// The HTTP/2 code with which the upstream reset its stream.
     pub(crate) reset: Cell<Option<ResetCode>>,
 }
@@ -75,26 +73,27 @@ pub(crate) async fn forward_request(
     checkout: Checkout,
 ) -> Result<(), Reason> {
     let checkout = match checkout {
-        Checkout::Http2(checkout) if exchange.request.upgrade && !checkout.takes_upgrades() => {
+        Checkout::Http2(checkout) if exchange.request.upgrade && !checkout.supports_upgrades() => {
             drop(checkout);
             let (worker, timed_attempt) =
                 (&exchange.session.worker, exchange.timed_attempt.as_ref());
-            attempt_target.checkout_http1(worker, timed_attempt, exchange.wait_alone()).await?
+            attempt_target.checkout_http1(worker, timed_attempt, exchange.exclusive_wait()).await?
         }
         checkout => checkout,
     };
     match checkout {
         // Boxed to keep the future small for other requests.
-        Checkout::Link(link) if exchange.session.found_http2 && !link.reads_http2_mark() => {
+        Checkout::Link(link) if exchange.session.detected_http2 && !link.reads_http2_mark() => {
             let mut checkout = Box::pin(http2_tunnel(&link, &exchange.session.worker)).await?;
-            over_http2(exchange, request_target, attempt_target, &mut checkout).await
+            forward_over_http2(exchange, request_target, attempt_target, &mut checkout).await
         }
-        Checkout::Link(link) => over_link(exchange, request_target, &link).await,
+        Checkout::Link(link) => forward_over_link(exchange, request_target, &link).await,
         Checkout::Http2(mut checkout) => {
-            match over_http2(exchange, request_target, attempt_target, &mut checkout).await {
+            match forward_over_http2(exchange, request_target, attempt_target, &mut checkout).await
+            {
                 // Boxed to keep the future small for other requests.
                 Err(Reason::UpstreamRefused) => {
-                    Box::pin(unprocessed::send_again(
+                    Box::pin(unprocessed::resend_unprocessed(
                         exchange,
                         request_target,
                         attempt_target,
@@ -106,15 +105,15 @@ pub(crate) async fn forward_request(
             }
         }
         Checkout::Http1(mut connection) => {
-            exchange.progress.on_reused = connection.reused;
+            exchange.progress.on_reused_connection = connection.reused;
             if connection.reused && retry::is_idempotent(request_target.method) {
-                exchange.hold_briefly();
+                exchange.buffer_until_response();
             }
-            let clean = over_http1(exchange, request_target, &mut connection).await?;
-            match exchange.progress.pins {
-                true if clean => exchange.pin_connection(attempt_target, connection),
-                false if clean && !exchange.request.head.authenticates_connection => {
-                    attempt_target.give_back(connection);
+            let is_clean = forward_over_http1(exchange, request_target, &mut connection).await?;
+            match exchange.progress.is_pinned {
+                true if is_clean => exchange.pin_connection(attempt_target, connection),
+                false if is_clean && !exchange.request.head.authenticates_connection => {
+                    attempt_target.return_connection(connection);
                 }
                 true | false => {}
             }
@@ -123,7 +122,8 @@ pub(crate) async fn forward_request(
     }
 }
 
-async fn over_link(
+/// Sends the request on a link, and its response back to the client.
+async fn forward_over_link(
     exchange: &mut Exchange<'_, '_>,
     request_target: &ParsedTarget<'_>,
     link: &LinkHandle,
@@ -140,7 +140,7 @@ async fn over_link(
             exchange,
             request_target,
             exchange.actions.as_deref(),
-            Framing::Outside,
+            Framing::OutOfBand,
             &added,
         );
         let request = exchange.request;
@@ -154,7 +154,7 @@ async fn over_link(
     })?;
     exchange.progress.request_sent = true;
     let sink = BodySink::Link { stream: &stream, max_wait };
-    let sending = RequestBodyState::at_start(exchange);
+    let sending = RequestBodyState::before_body(exchange);
     run_directions(exchange, sink, sending, ResponseSource::Link(&stream)).await.map(|_| ())
 }
 
@@ -170,7 +170,8 @@ pub(crate) async fn forward_response(
         .map(|_| ())
 }
 
-async fn over_http2(
+/// Sends the request over HTTP/2, and its response back to the client.
+async fn forward_over_http2(
     exchange: &mut Exchange<'_, '_>,
     request_target: &ParsedTarget<'_>,
     attempt_target: &AttemptTarget,
@@ -179,21 +180,22 @@ async fn over_http2(
     let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
     let head = http2_request::http2_request(exchange, request_target, attempt_target)?;
     // The server may close the connection before it processes the request (RFC 9113 §6.8).
-    exchange.hold_briefly();
+    exchange.buffer_until_response();
     let (response, stream) = checkout.open_stream(head, exchange.body.is_empty())?;
     exchange.progress.request_sent = true;
     let outgoing = OutgoingBody::new(stream);
-    let asked = RequestStream::new(&outgoing);
+    let request_stream = RequestStream::new(&outgoing);
     let sink = BodySink::Http2 { stream: outgoing, max_wait };
-    let sending = RequestBodyState::at_start(exchange);
+    let sending = RequestBodyState::before_body(exchange);
     let upstream = ResponseSource::Http2(Box::new(PendingResponse::new(response)));
     let outcome = run_directions(exchange, sink, sending, upstream).await;
-    asked.complete();
+    request_stream.complete();
     outcome.map(|_| checkout.record_processed())
 }
 
-/// Returns true if the connection may serve another request.
-async fn over_http1(
+/// Sends the request over HTTP/1.1, and its response back to the client. Returns true if the connection may
+/// serve another request.
+async fn forward_over_http1(
     exchange: &mut Exchange<'_, '_>,
     request_target: &ParsedTarget<'_>,
     connection: &mut Http1Upstream,
@@ -203,7 +205,7 @@ async fn over_http1(
         BodyLength::Chunked | BodyLength::UntilClose => Framing::Chunked,
         BodyLength::Empty | BodyLength::Known(_) => Framing::Keep,
     };
-    let sharing = connection.sharing(exchange.progress.pins);
+    let sharing = connection.sharing(exchange.progress.is_pinned);
     let Http1Upstream { reader, writer, .. } = connection;
     {
         let context = exchange.span().map(PropagatedHeaders::from_span);
@@ -217,7 +219,7 @@ async fn over_http1(
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
     }
     let sink = BodySink::Http1 { writer, chunked: framing == Framing::Chunked };
-    let sending = RequestBodyState::at_start(exchange);
+    let sending = RequestBodyState::before_body(exchange);
     let upstream = ResponseSource::Http1(reader, sharing);
     run_directions(exchange, sink, sending, upstream).await
 }
@@ -229,7 +231,7 @@ pub(crate) fn request_edits<'a>(
     request_target: &'a ParsedTarget<'_>,
     rule: Option<&'a CompiledActions>,
     framing: Framing,
-    add: &'a [(&'a str, &'a [u8])],
+    added: &'a [(&'a str, &'a [u8])],
 ) -> RequestEdits<'a> {
     let host = rule.and_then(|rule| rule.rewritten_host()).or(exchange.session.host.as_deref());
     RequestEdits {
@@ -241,7 +243,7 @@ pub(crate) fn request_edits<'a>(
             (None, None) => None,
         },
         framing,
-        add,
+        add: added,
         lines: rule.map_or("", |rule| &rule.request.lines),
         remove: rule.map_or(&[], |rule| &rule.request.remove),
         replace: exchange.span().map_or(&[], TraceSpan::replaced_headers),
@@ -261,22 +263,23 @@ enum ResponseSource<'a> {
 
 /// Returns the limit on pauses of the request's body. A gRPC call may pause as long as its server has nothing
 /// to send.
-fn silence_limit<'a>(
+fn request_pause_limit<'a>(
     session: &Session,
     record: &'a ExchangeRecord<'a>,
-    is_call: bool,
-    answered: &'a Cell<bool>,
+    is_grpc_call: bool,
+    response_started: &'a Cell<bool>,
 ) -> PauseLimit<'a> {
-    match is_call {
-        true => PauseLimit::OfStream(record),
-        false => {
-            PauseLimit::Bounded { limit: session.worker.config.limits.body_stall_timeout, answered }
-        }
+    match is_grpc_call {
+        true => PauseLimit::CountedStream(record),
+        false => PauseLimit::BeforeResponse {
+            limit: session.worker.config.limits.body_stall_timeout,
+            response_started,
+        },
     }
 }
 
 /// True for a gRPC call, which requires HTTP/2.
-fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &BodySink<'_>) -> bool {
+fn is_grpc_call(request: &Request<'_>, responder: &Responder<'_>, sink: &BodySink<'_>) -> bool {
     match (responder, sink) {
         (Responder::Http2 { grpc, .. }, _) => *grpc,
         (_, BodySink::Http2 { .. }) => request.is_grpc(),
@@ -284,7 +287,7 @@ fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &BodySink<'_>
     }
 }
 
-/// Fails once the client has closed its connection.
+/// Fails once the client has closed its connection (`io`); never resolves otherwise.
 fn poll_client<T>(io: Option<&Io>, cx: &mut Context<'_>) -> Poll<Result<T, Reason>> {
     let gone = io.filter(|io| io.poll_gone(cx).is_ready());
     gone.map_or(Poll::Pending, |_| Poll::Ready(Err(Reason::DownstreamClosed)))
@@ -298,46 +301,47 @@ async fn run_directions(
     sending: RequestBodyState,
     upstream: ResponseSource<'_>,
 ) -> Result<bool, Reason> {
-    let mut late = exchange.upgrade_timeout.map(|limit| Box::pin(sleep(limit)));
+    let mut timer = exchange.upgrade_timeout.map(|limit| Box::pin(sleep(limit)));
     let Exchange {
         session, request, body, responder, record, progress, actions, cross_origin, ..
     } = exchange;
-    let (observer, held) = (exchange.observer.as_ref(), exchange.held.as_deref());
-    let (timed, guard) = (exchange.timed_attempt.as_ref(), exchange.outcome_guard.as_ref());
-    let ExchangeProgress { body_taken, withheld_response, reset, .. } = progress;
-    let (has_body, bears) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
+    let (observer, buffer) = (exchange.observer.as_ref(), exchange.retry_buffer.as_deref());
+    let (timed_attempt, outcome_guard) =
+        (exchange.timed_attempt.as_ref(), exchange.outcome_guard.as_ref());
+    let ExchangeProgress { body_taken, withheld_response: withheld, reset, .. } = progress;
+    let (has_body, budget) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
     let (record, rules, worker) = (&*record, actions.as_deref(), &session.worker);
-    let retry = (guard.map(OutcomeGuard::upstream_cluster), &exchange.retry_slot);
+    let retry_slot = (outcome_guard.map(OutcomeGuard::upstream_cluster), &exchange.retry_slot);
     let response_filter =
-        ResponseFilter::for_attempt(rules, worker, request, bears, held, withheld_response, retry);
-    let (started, is_call) = (exchange.started, is_call(request, responder, &sink));
+        ResponseFilter::for_attempt(rules, worker, request, budget, buffer, withheld, retry_slot);
+    let (started, is_grpc_call) = (exchange.started, is_grpc_call(request, responder, &sink));
     let (upgrade, sending, io) =
         (request.upgrade, Cell::new(sending), responder.client_connection());
     let mut send = pin!(async {
         *body_taken = has_body;
         let permitted = |section| trailers::permitted_section(session, actions.as_deref(), section);
-        let noted = BodyRecorder::for_request(&record.bytes_in, &permitted);
-        if sending.get() != RequestBodyState::UnderWay {
+        let recorder = BodyRecorder::for_request(&record.bytes_in, &permitted);
+        if sending.get() != RequestBodyState::InProgress {
             // An upgraded connection, with an upstream that may have ended its direction already. Boxed to keep
             // the future small for other requests.
-            let tunnel = tunnel::forward_client(body, &mut sink, session, &noted, &sending);
+            let tunnel = tunnel::forward_client(body, &mut sink, session, &recorder, &sending);
             return Box::pin(tunnel).await;
         }
-        let silence = silence_limit(session, record, is_call, started);
-        forward_body(body, &mut sink, silence, &noted).await
+        let pause_limit = request_pause_limit(session, record, is_grpc_call, started);
+        forward_body(body, &mut sink, pause_limit, &recorder).await
     });
-    let call = is_call.then_some(GrpcCall(&record.grpc));
-    let mut reply = ResponsePath {
+    let call = is_grpc_call.then_some(GrpcCall(&record.grpc));
+    let mut response_path = ResponsePath {
         worker: &session.worker,
-        answers: request.response_rules(),
+        request_kind: request.request_kind(),
         request,
         upgrade,
         edits: cross_origin.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
         affinity_field: exchange.affinity_field.as_deref(),
         response_filter,
         observer,
-        outcome_guard: guard,
-        timed_attempt: timed,
+        outcome_guard,
+        timed_attempt,
         sending: &sending,
         responder,
         recorder: BodyRecorder::for_response(&record.bytes_out, call),
@@ -345,35 +349,37 @@ async fn run_directions(
         started,
         reset,
     };
-    let mut receive = pin!(receive_response(upstream, &mut reply));
+    let mut receive = pin!(receive_response(upstream, &mut response_path));
     let reusable = poll_fn(|cx| {
-        if sending.get().is_under_way()
-            && let Poll::Ready(sent) = send.as_mut().poll(cx)
+        if sending.get().is_in_progress()
+            && let Poll::Ready(outcome) = send.as_mut().poll(cx)
         {
-            let state = RequestBodyState::after_body(sent, started.get(), observer, timed);
+            let state =
+                RequestBodyState::after_body(outcome, started.get(), observer, timed_attempt);
             sending.set(state?);
         }
-        let held = sending.get() == RequestBodyState::Held;
-        if let Poll::Ready(received) = receive.as_mut().poll(cx) {
-            return Poll::Ready(received);
+        let is_paused = sending.get() == RequestBodyState::Paused;
+        if let Poll::Ready(outcome) = receive.as_mut().poll(cx) {
+            return Poll::Ready(outcome);
         }
-        if held && late.as_mut().is_some_and(|late| late.as_mut().poll(cx).is_ready()) {
+        if is_paused && timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(Err(Reason::RequestTimeout));
         }
-        if held && sending.get() == RequestBodyState::Tunnel {
+        if is_paused && sending.get() == RequestBodyState::Tunnel {
             // The upstream has accepted the upgrade: start to forward the client's data.
             cx.waker().wake_by_ref();
         }
-        poll_client(io.as_ref().filter(|_| sending.get().is_watched(upgrade)), cx)
+        poll_client(io.as_ref().filter(|_| sending.get().is_canceled_by_disconnect(upgrade)), cx)
     })
     .await?;
-    Ok(reusable && matches!(sending.get(), RequestBodyState::Whole | RequestBodyState::Held))
+    Ok(reusable && matches!(sending.get(), RequestBodyState::Whole | RequestBodyState::Paused))
 }
 
 /// The response path of one exchange, and the records that it updates.
 struct ResponsePath<'a, 'io> {
     worker: &'a Worker,
-    answers: RequestKind,
+    /// The properties of the request that delimit the body of its response.
+    request_kind: RequestKind,
     request: &'a Request<'a>,
     /// The client requested an upgrade.
     upgrade: bool,
@@ -403,18 +409,18 @@ async fn receive_response(
     upstream: ResponseSource<'_>,
     reply: &mut ResponsePath<'_, '_>,
 ) -> Result<bool, Reason> {
-    let mut allowance = InterimBudget::new();
+    let mut interim_budget = InterimBudget::new();
     match upstream {
         ResponseSource::Link(stream) => loop {
-            let arrived = stream.next().await.map_err(|lost| reply.loss_reason(lost, stream))?;
+            let incoming = stream.next().await.map_err(|loss| reply.loss_reason(loss, stream))?;
             // The link's state machine permits no frame before a head.
-            let Incoming::Head { head: bytes, interim, rejected, end } = arrived else {
+            let Incoming::Head { head: bytes, interim, rejected, end } = incoming else {
                 return Err(Reason::UpstreamMalformed);
             };
-            let mut head = reply.worker.response_heads.lend();
-            parse_head(&mut head, &bytes, reply.answers, reply.upgrade, interim)?;
+            let mut head = reply.worker.response_heads.take_object();
+            parse_head(&mut head, &bytes, reply.request_kind, reply.upgrade, interim)?;
             if interim {
-                allowance.spend_head(&bytes)?;
+                interim_budget.spend_head(&bytes)?;
                 reply.send_interim(&bytes, &head).await?;
                 continue;
             }
@@ -428,26 +434,26 @@ async fn receive_response(
                 (false, true) => BodySource::from_link(stream, BodyLength::UntilClose),
                 (false, false) => BodySource::from_link(stream, head.body),
             };
-            let finished = reply.send_final(&bytes, &head, source).await;
-            if finished.is_err() && reply.is_kept_back() {
+            let outcome = reply.send_final(&bytes, &head, source).await;
+            if outcome.is_err() && reply.is_withheld() {
                 stream.abandon();
             }
-            return finished.map(|()| true);
+            return outcome.map(|()| true);
         },
-        ResponseSource::Http2(awaited) => receive_http2(awaited, reply).await,
+        ResponseSource::Http2(pending) => receive_http2(pending, reply).await,
         ResponseSource::Http1(reader, sharing) => loop {
-            let mut head = reply.worker.response_heads.lend();
+            let mut head = reply.worker.response_heads.take_object();
             let bytes = reader
-                .read_response(&mut head, reply.answers)
+                .read_response(&mut head, reply.request_kind)
                 .await
                 .map_err(|e| upstream_reason(&e))?;
             if head.is_interim() {
-                allowance.spend_head(&bytes)?;
+                interim_budget.spend_head(&bytes)?;
                 reply.send_interim(&bytes, &head).await?;
                 continue;
             }
             if head.tunnel && !reply.upgrade {
-                // The request did not ask for an upgrade.
+                // The request did not include an upgrade.
                 return Err(Reason::UpstreamMalformed);
             }
             let may_serve_again = match sharing {
@@ -472,33 +478,33 @@ async fn receive_response(
 
 /// Forwards the response of an HTTP/2 server.
 async fn receive_http2(
-    mut awaited: Box<PendingResponse>,
+    mut pending: Box<PendingResponse>,
     reply: &mut ResponsePath<'_, '_>,
 ) -> Result<bool, Reason> {
     loop {
-        let mut head = reply.worker.response_heads.lend();
-        let (answers, upgrade) = (reply.answers, reply.upgrade);
-        let answer = awaited.next().await.map_err(|unanswered| {
-            reply.reset.set(unanswered.reset);
-            unanswered.reason
+        let mut head = reply.worker.response_heads.take_object();
+        let (request_kind, upgrade) = (reply.request_kind, reply.upgrade);
+        let received = pending.next().await.map_err(|missing| {
+            reply.reset.set(missing.reset);
+            missing.reason
         })?;
-        let (mut parts, body) = match answer {
+        let (mut parts, body) = match received {
             Http2ResponseHead::Interim(bytes) => {
-                parse_head(&mut head, &bytes, answers, upgrade, true)?;
-                awaited.collect_during(reply.send_interim(&bytes, &head)).await??;
+                parse_head(&mut head, &bytes, request_kind, upgrade, true)?;
+                pending.collect_during(reply.send_interim(&bytes, &head)).await??;
                 continue;
             }
             Http2ResponseHead::Final(parts, body) => (parts, body),
         };
-        let agreed = reply.upgrade && parts.status.is_success();
-        let bytes = match agreed {
+        let is_accepted = reply.upgrade && parts.status.is_success();
+        let bytes = match is_accepted {
             true => connect::switching_response(&mut parts, reply.request),
             false => head::response_to_http1(&parts),
         };
-        parse_head(&mut head, &bytes, answers, upgrade, false)?;
+        parse_head(&mut head, &bytes, request_kind, upgrade, false)?;
         let source = match (body.is_end_stream(), head.body) {
             _ if head.tunnel => BodySource::Http2(ReceivedBody::new(body)),
-            // Further bytes would be taken for the next response.
+            // Further bytes would be mistaken for the next response.
             (_, BodyLength::Empty) => BodySource::Empty,
             (true, _) => bodiless_source(&head)?,
             (false, _) => BodySource::Http2(ReceivedBody::new(body)),
@@ -520,15 +526,15 @@ fn bodiless_source<'a>(head: &ResponseHead) -> Result<BodySource<'a>, Reason> {
 }
 
 /// Parses a head from a link. The receiver distinguishes final and interim heads by their status, whatever the
-/// frame says: after a mismatch it would take the next response for this one.
+/// frame says: after a mismatch it would mistake the next response for this one.
 fn parse_head(
     head: &mut ResponseHead,
     bytes: &[u8],
-    answers: RequestKind,
+    request_kind: RequestKind,
     upgrade: bool,
     interim: bool,
 ) -> Result<(), Reason> {
-    match head.parse(bytes, answers) {
+    match head.parse(bytes, request_kind) {
         Ok(Parsed::Complete(length))
             if length == bytes.len()
                 && head.is_interim() == interim

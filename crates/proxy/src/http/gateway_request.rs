@@ -11,7 +11,7 @@ use leno_traffic::{
 use super::date;
 use super::exchange::Exchange;
 use super::request::{ParsedTarget, Request};
-use super::route::{Destination, ResolvedRoute, may_keep, to_port};
+use super::route::{Destination, ResolvedRoute, route_to_port, session_predicate};
 use crate::config_store::ConfigSnapshot;
 use crate::error::Failure;
 use crate::record::ExchangeRecord;
@@ -30,13 +30,13 @@ pub(crate) async fn route_request(
     let config = worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
     record.subject.port = gateway_connection.port;
     // The connection may be older than the configuration.
-    let plan = config
-        .plans
+    let port_config = config
+        .compiled
         .gateway
         .as_ref()
-        .and_then(|plan| plan.ports.get(&gateway_connection.port).cloned());
-    let plan = plan.ok_or(Reason::NoRoute)?;
-    let (listeners, server_name) = match (&*plan, gateway_connection.scheme) {
+        .and_then(|gateway| gateway.ports.get(&gateway_connection.port).cloned());
+    let port_config = port_config.ok_or(Reason::NoRoute)?;
+    let (listeners, server_name) = match (&*port_config, gateway_connection.scheme) {
         (CompiledGatewayPort::Http(listeners), Scheme::Http) => (listeners, None),
         (CompiledGatewayPort::Https(listeners), Scheme::Https) => {
             (listeners, Some(gateway_connection.server_name.as_deref()))
@@ -48,8 +48,8 @@ pub(crate) async fn route_request(
     let session_affinity = match &mut choice {
         GatewayChoice::Route(choice) => SessionAffinity::for_request(
             choice,
-            &config.plans,
-            may_keep(worker, &config, None, &view),
+            &config.compiled,
+            session_predicate(worker, &config, None, &view),
             &view,
             date::since_epoch,
         ),
@@ -59,7 +59,7 @@ pub(crate) async fn route_request(
         GatewayChoice::Route(RouteChoice::To { rule, backend, index }) => {
             rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
-            let resolved_route = to_backend(session, backend, &view, record).await?;
+            let resolved_route = route_to_backend(session, backend, &view, record).await?;
             let actions = rule.actions_at(index).cloned();
             Ok(ResolvedRoute {
                 timeout: rule.request_timeout,
@@ -72,8 +72,8 @@ pub(crate) async fn route_request(
             rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
-            let redirection = actions.as_ref().and_then(|it| {
-                it.redirection_at(&view, gateway_connection.scheme, gateway_connection.port)
+            let redirection = actions.as_ref().and_then(|actions| {
+                actions.redirection_at(&view, gateway_connection.scheme, gateway_connection.port)
             });
             let redirection = redirection.ok_or(Reason::InvalidBackend)?;
             let resolved_route =
@@ -93,43 +93,43 @@ pub(crate) async fn route_request(
 
 /// Returns the service of a backend. Backends of a gateway's rules need no subscription, and may arrive a
 /// moment later than the rules.
-pub(crate) async fn service_of(
+pub(crate) async fn backend_service(
     session: &Session,
     backend: &WeightedBackend,
 ) -> Result<(Arc<ConfigSnapshot>, Arc<CompiledService>), Reason> {
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let found = worker.config_store.with_service(&backend.service, max_wait).await;
-    let (config, plan) = found.map_err(|reason| match reason {
+    let result = worker.config_store.with_service(&backend.service, max_wait).await;
+    let (config, compiled_service) = result.map_err(|reason| match reason {
         Reason::UnknownService => Reason::InvalidBackend,
         reason => reason,
     })?;
     worker.retire_removed(&config);
-    match plan.config.client_authorization {
+    match compiled_service.config.client_authorization {
         ClientAuthorization::Denied => Err(Reason::DeniedOutbound),
-        ClientAuthorization::Allowed => Ok((config, plan)),
+        ClientAuthorization::Allowed => Ok((config, compiled_service)),
     }
 }
 
 /// Returns the endpoints of a backend.
-async fn to_backend(
+async fn route_to_backend(
     session: &Session,
     backend: &WeightedBackend,
     view: &RequestView<'_>,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<ResolvedRoute, Failure> {
     let worker = &session.worker;
-    let (config, plan) = service_of(session, backend).await?;
-    let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
+    let (config, compiled_service) = backend_service(session, backend).await?;
+    let port = compiled_service.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    Ok(to_port(worker, config, port, view)?)
+    Ok(route_to_port(worker, config, port, view)?)
 }
 
 impl Exchange<'_, '_> {
     /// Adds `x-forwarded-for` and `x-forwarded-proto` for requests of external clients, unless a rule sets or
     /// removes them.
-    pub(super) fn tell_of_client(
+    pub(super) fn add_client_headers(
         &mut self,
         gateway_connection: &GatewayConnection,
         actions: Option<&Arc<CompiledActions>>,
@@ -138,13 +138,13 @@ impl Exchange<'_, '_> {
             ("x-forwarded-for", self.session.peer.ip().to_string()),
             ("x-forwarded-proto", gateway_connection.scheme.as_str().to_owned()),
         ];
-        let is_said = |name: &str| {
-            actions.is_some_and(|it| {
-                it.request.remove.iter().any(|known| **known == *name)
-                    || it.request.appended().any(|(known, _)| known == name)
+        let is_edited = |name: &str| {
+            actions.is_some_and(|actions| {
+                actions.request.remove.iter().any(|edited| **edited == *name)
+                    || actions.request.appended().any(|(edited, _)| edited == name)
             })
         };
-        let reported = client.into_iter().filter(|(name, _)| !is_said(name));
-        self.marks.extend(reported.map(|(name, value)| (name.to_owned(), value)));
+        let added = client.into_iter().filter(|(name, _)| !is_edited(name));
+        self.extra_headers.extend(added.map(|(name, value)| (name.to_owned(), value)));
     }
 }

@@ -7,7 +7,7 @@ use leno_traffic::FieldEdits;
 use super::body::{send_data, send_http2};
 use super::date;
 use super::respond::Responder;
-use crate::link::REJECTED;
+use crate::link::REJECTED_OPTION;
 
 /// A generated response: a head, and a text for people.
 pub(crate) struct GeneratedResponse<'a> {
@@ -32,7 +32,7 @@ impl GeneratedResponse<'_> {
                 let head = self.http1_head();
                 writer.output_buffer().extend_from_slice(head.as_bytes());
                 if self.rejects && self.to_sidecar {
-                    let mark = format!("connection: {REJECTED}\r\n");
+                    let mark = format!("connection: {REJECTED_OPTION}\r\n");
                     writer.output_buffer().extend_from_slice(mark.as_bytes());
                 }
                 let close: &[u8] = if *keep_alive { b"\r\n" } else { b"connection: close\r\n\r\n" };
@@ -40,9 +40,9 @@ impl GeneratedResponse<'_> {
                 writer.output_buffer().extend_from_slice(body.as_bytes());
                 writer.flush().await.is_ok()
             }
-            Responder::Http2 { reply, max_wait, .. } => {
+            Responder::Http2 { response, max_wait, .. } => {
                 let Some(Ok(stream)) =
-                    self.http2_head().map(|it| reply.send_head(it, body.is_empty()))
+                    self.http2_head().map(|head| response.send_head(head, body.is_empty()))
                 else {
                     return false;
                 };
@@ -59,12 +59,13 @@ impl GeneratedResponse<'_> {
                     out.extend_from_slice(head.as_bytes());
                     out.extend_from_slice(b"\r\n");
                 };
-                let sent = match self.rejects {
+                let result = match self.rejects {
                     true => stream.send_rejection(body.is_empty(), write),
                     false => stream.send_head(false, body.is_empty(), write),
                 };
-                let sent = sent.is_ok();
-                sent && (body.is_empty() || send_data(stream, body, true, *max_wait).await.is_ok())
+                let is_sent = result.is_ok();
+                is_sent
+                    && (body.is_empty() || send_data(stream, body, true, *max_wait).await.is_ok())
             }
         }
     }
@@ -72,7 +73,7 @@ impl GeneratedResponse<'_> {
     /// Returns the HTTP/1.1 head, up to the field before its end.
     fn http1_head(&self) -> String {
         let mut head = format!("HTTP/1.1 {} {}\r\n", self.status, reason_phrase(self.status));
-        for (name, value) in self.kept_fields() {
+        for (name, value) in self.remaining_fields() {
             head.extend([name, ": ", value, "\r\n"]);
         }
         let now = date::current_date();
@@ -88,7 +89,7 @@ impl GeneratedResponse<'_> {
     /// Returns the head for HTTP/2.
     fn http2_head(&self) -> Option<http::Response<()>> {
         let mut response = http::Response::builder().status(self.status);
-        for (name, value) in self.kept_fields() {
+        for (name, value) in self.remaining_fields() {
             response = response.header(name, value);
         }
         if !self.is_removed("date") {
@@ -101,7 +102,8 @@ impl GeneratedResponse<'_> {
         Some(response)
     }
 
-    fn kept_fields(&self) -> impl Iterator<Item = (&str, &str)> {
+    /// Returns the fields that the rule does not remove.
+    fn remaining_fields(&self) -> impl Iterator<Item = (&str, &str)> {
         self.fields.iter().copied().filter(|(name, _)| !self.is_removed(name))
     }
 
@@ -161,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_status_of_ours_has_its_phrase() {
+    fn every_generated_status_has_a_reason_phrase() {
         for reason in Reason::ALL {
             assert!(
                 reason.status() == 0 || reason_phrase(reason.status()) != "Error",

@@ -12,7 +12,7 @@ use leno_wire::link::ResetCode;
 pub(crate) use leno_outside::message;
 
 /// True for the content type of a gRPC call, in any case (RFC 9110 §8.3.1); gRPC-Web is a different protocol.
-pub(crate) fn is_call(content_type: &[u8]) -> bool {
+pub(crate) fn is_grpc_content_type(content_type: &[u8]) -> bool {
     let Some((kind, rest)) = content_type.split_at_checked(CALL.len()) else { return false };
     kind.eq_ignore_ascii_case(CALL)
         && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
@@ -41,7 +41,7 @@ impl GrpcCall<'_> {
         if self.0.get().is_none() {
             let reported = head.find(bytes, STATUS).next();
             self.0.set(Some(
-                reported.map_or(GrpcStatus::of_http(head.status), GrpcStatus::from_value),
+                reported.map_or(GrpcStatus::from_http_status(head.status), GrpcStatus::from_value),
             ));
         }
     }
@@ -55,7 +55,7 @@ pub(crate) fn status_for(reason: Reason) -> GrpcStatus {
         (Reason::RateLimited | Reason::BodyTooLarge, _) => GrpcStatus::ResourceExhausted,
         (_, 431) => GrpcStatus::Internal,
         (_, 501) => GrpcStatus::Unimplemented,
-        (_, status) => GrpcStatus::of_http(status),
+        (_, status) => GrpcStatus::from_http_status(status),
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn head_status(bytes: &[u8], head: &ResponseHead) -> Option<GrpcStatu
 
 /// Returns the HTTP status of the response to a call, for retry policies: that of its head, or the equivalent
 /// of its gRPC status.
-pub(crate) fn stands_for(bytes: &[u8], head: &ResponseHead) -> u16 {
+pub(crate) fn equivalent_http_status(bytes: &[u8], head: &ResponseHead) -> u16 {
     match (head.status, head_status(bytes, head)) {
         (200, Some(reported)) => status_class(reported),
         (status, _) => status,
@@ -134,24 +134,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_a_call_by_its_content_type() {
-        for yes in [
+    fn a_call_is_recognized_by_its_content_type() {
+        for content_type in [
             "application/grpc",
             "application/grpc+proto",
             "application/grpc; a=b",
             "Application/gRPC",
             "APPLICATION/GRPC+proto",
         ] {
-            assert!(is_call(yes.as_bytes()), "{yes}");
+            assert!(is_grpc_content_type(content_type.as_bytes()), "{content_type}");
         }
-        for no in ["", "application/grpc-web", "application/grpc-web+proto", "text/plain"] {
-            assert!(!is_call(no.as_bytes()), "{no}");
+        for content_type in ["", "application/grpc-web", "application/grpc-web+proto", "text/plain"]
+        {
+            assert!(!is_grpc_content_type(content_type.as_bytes()), "{content_type}");
         }
     }
 
     #[test]
-    fn trailers_tell_before_the_head_does() {
-        let answered = |head: &str, trailers: &str| {
+    fn the_status_in_trailers_takes_precedence_over_that_of_the_head() {
+        let recorded_status = |head: &str, trailers: &str| {
             let mut parsed = ResponseHead::default();
             parsed.parse(head.as_bytes(), leno_wire::http1::RequestKind::Other).unwrap();
             let status = Cell::new(None);
@@ -164,11 +165,11 @@ mod tests {
         let bare = "HTTP/1.1 200 OK\r\ngrpc-status: 5\r\n\r\n";
         let busy = "HTTP/1.1 503 Busy\r\n\r\n";
         let aborted = "a: b\r\nGrpc-Status:  10 \r\ngrpc-message: x\r\n\r\n";
-        assert_eq!(answered(ok, aborted), Some(GrpcStatus::Aborted));
-        assert_eq!(answered(bare, aborted), Some(GrpcStatus::Aborted));
-        assert_eq!(answered(bare, ""), Some(GrpcStatus::NotFound));
-        assert_eq!(answered(ok, "grpc-message: x\r\n\r\n"), Some(GrpcStatus::Unknown));
-        assert_eq!(answered(busy, ""), Some(GrpcStatus::Unavailable));
-        assert_eq!(answered(ok, "grpc-status\r\n: 0\r\n\r\n"), Some(GrpcStatus::Unknown));
+        assert_eq!(recorded_status(ok, aborted), Some(GrpcStatus::Aborted));
+        assert_eq!(recorded_status(bare, aborted), Some(GrpcStatus::Aborted));
+        assert_eq!(recorded_status(bare, ""), Some(GrpcStatus::NotFound));
+        assert_eq!(recorded_status(ok, "grpc-message: x\r\n\r\n"), Some(GrpcStatus::Unknown));
+        assert_eq!(recorded_status(busy, ""), Some(GrpcStatus::Unavailable));
+        assert_eq!(recorded_status(ok, "grpc-status\r\n: 0\r\n\r\n"), Some(GrpcStatus::Unknown));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use leno_wire::http1::{
-    HEAD_BYTES_MAX, Malformed, Parsed, RequestHead, RequestKind, ResponseHead, mend_response,
+    MAX_HEAD_BYTES, Malformed, Parsed, RequestHead, RequestKind, ResponseHead, repair_response,
 };
 use leno_wire::link::ResetCode;
 
@@ -58,7 +58,7 @@ impl MessageReader {
         Self { io, buffer: BytesMut::new(), is_tolerant: false }
     }
 
-    /// Waits for the first byte of the next message. False after a clean end of the connection.
+    /// Waits for the first byte of the next message. Returns false after a clean end of the connection.
     pub(crate) async fn wait_for_message(&mut self) -> Result<bool, ReadError> {
         loop {
             // RFC 9112 §2.2: empty lines before a request are ignored; they do not begin one.
@@ -79,6 +79,7 @@ impl MessageReader {
         poll_fn(|cx| self.poll_more(cx)).await
     }
 
+    /// Reads more bytes if some are available. Returns 0 at the end.
     pub(crate) fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.io.poll_read(cx, &mut self.buffer)
     }
@@ -91,19 +92,19 @@ impl MessageReader {
         loop {
             match head.parse(&self.buffer)? {
                 Parsed::Complete(length) => return Ok(self.buffer.split_to(length).freeze()),
-                Parsed::Partial => self.more_of_head().await?,
+                Parsed::Partial => self.read_more_head().await?,
             }
         }
     }
 
     /// Reads until a request head is complete or malformed. It stays in the buffer, for
     /// [`MessageReader::read_request`]; `head` is used for parsing only.
-    pub(crate) async fn whole_request(&mut self, head: &mut RequestHead) {
+    pub(crate) async fn buffer_request(&mut self, head: &mut RequestHead) {
         if !matches!(self.wait_for_message().await, Ok(true)) {
             return;
         }
         while let Ok(Parsed::Partial) = head.parse(&self.buffer) {
-            if self.more_of_head().await.is_err() {
+            if self.read_more_head().await.is_err() {
                 return;
             }
         }
@@ -113,17 +114,17 @@ impl MessageReader {
     pub(crate) async fn read_response(
         &mut self,
         head: &mut ResponseHead,
-        answers: RequestKind,
+        request_kind: RequestKind,
     ) -> Result<Bytes, ReadError> {
         loop {
-            match head.parse(&self.buffer, answers) {
+            match head.parse(&self.buffer, request_kind) {
                 Ok(Parsed::Complete(length)) => return Ok(self.buffer.split_to(length).freeze()),
                 _ if begins_http2(&self.buffer) => return Err(ReadError::SpeaksHttp2),
-                Ok(Parsed::Partial) => self.more_of_head().await?,
-                Err(malformed) => match self.parse_leniently(head, answers) {
+                Ok(Parsed::Partial) => self.read_more_head().await?,
+                Err(malformed) => match self.parse_leniently(head, request_kind) {
                     Some(bytes) => return Ok(bytes),
-                    None if self.is_tolerant && self.may_be_mended() => {
-                        self.more_of_head().await.map_err(|_| malformed)?;
+                    None if self.is_tolerant && self.may_be_repaired() => {
+                        self.read_more_head().await.map_err(|_| malformed)?;
                     }
                     None => return Err(malformed.into()),
                 },
@@ -133,32 +134,38 @@ impl MessageReader {
 
     /// Parses a head with deviations that recipients may accept.
     #[cold]
-    fn parse_leniently(&mut self, head: &mut ResponseHead, answers: RequestKind) -> Option<Bytes> {
-        let mended = Some(&self.buffer).filter(|_| self.is_tolerant);
-        let mended = mended.and_then(|bytes| mend_response(bytes))?;
-        let whole = Ok(Parsed::Complete(mended.head.len()));
-        if head.parse(&mended.head, answers) != whole {
+    fn parse_leniently(
+        &mut self,
+        head: &mut ResponseHead,
+        request_kind: RequestKind,
+    ) -> Option<Bytes> {
+        let repaired = Some(&self.buffer).filter(|_| self.is_tolerant);
+        let repaired = repaired.and_then(|bytes| repair_response(bytes))?;
+        let complete = Ok(Parsed::Complete(repaired.head.len()));
+        if head.parse(&repaired.head, request_kind) != complete {
             return None;
         }
-        self.buffer.advance(mended.length);
-        Some(mended.head.into())
+        self.buffer.advance(repaired.length);
+        Some(repaired.head.into())
     }
 
     /// True if more bytes may make an invalid head acceptable. Never true for a response that does not begin as
     /// HTTP/1: a server of another protocol may send nothing else.
     #[cold]
-    fn may_be_mended(&self) -> bool {
-        let ends = |end: &[u8]| self.buffer.windows(end.len()).any(|window| window == end);
+    fn may_be_repaired(&self) -> bool {
+        let contains =
+            |pattern: &[u8]| self.buffer.windows(pattern.len()).any(|window| window == pattern);
         let start = &self.buffer[..self.buffer.len().min(HTTP1_START.len())];
         HTTP1_START.starts_with(start)
-            && !ends(b"\n\n")
-            && !ends(b"\n\r\n")
-            && self.buffer.len() <= HEAD_BYTES_MAX
+            && !contains(b"\n\n")
+            && !contains(b"\n\r\n")
+            && self.buffer.len() <= MAX_HEAD_BYTES
     }
 
-    async fn more_of_head(&mut self) -> Result<(), ReadError> {
+    /// Reads more bytes of an incomplete head.
+    async fn read_more_head(&mut self) -> Result<(), ReadError> {
         // The parser rejects oversized heads; this bounds the loop.
-        if self.buffer.len() > HEAD_BYTES_MAX + HEAD_SLACK {
+        if self.buffer.len() > MAX_HEAD_BYTES + HEAD_MARGIN_BYTES {
             return Err(Malformed::HeadTooLarge.into());
         }
         if self.read_more().await? == 0 { Err(ReadError::Ended) } else { Ok(()) }
@@ -188,7 +195,7 @@ impl MessageWriter {
 
     /// True if the producer has to wait until pending output is written.
     pub(crate) fn is_full(&self) -> bool {
-        self.buffer.len() >= WRITE_BYTES_MAX
+        self.buffer.len() >= MAX_WRITE_BYTES
     }
 
     /// True if no output is pending.
@@ -227,7 +234,7 @@ const HTTP1_START: &[u8] = b"HTTP/1.";
 const SETTINGS: u8 = 4;
 
 /// Room beyond the largest head for other bytes of the same read.
-const HEAD_SLACK: usize = 32 * 1024;
+const HEAD_MARGIN_BYTES: usize = 32 * 1024;
 /// The amount of pending output at which the producer waits: with one more piece and a head the buffer does not
 /// grow beyond 64 KiB.
-const WRITE_BYTES_MAX: usize = 40 * 1024;
+const MAX_WRITE_BYTES: usize = 40 * 1024;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use leno_model::{Reason, WeightedBackend};
 use leno_telemetry::Count;
-use leno_traffic::fault::is_drawn;
+use leno_traffic::fault::is_in_share;
 use leno_traffic::outlier::EndpointResult;
 use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
 use leno_wire::link::StreamKind;
@@ -29,7 +29,7 @@ use crate::worker::Worker;
 pub(crate) struct PendingMirrors {
     worker: Rc<Worker>,
     config: Arc<ConfigSnapshot>,
-    to: Vec<WeightedBackend>,
+    backends: Vec<WeightedBackend>,
     head: Bytes,
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn select_mirrors(
     resolved_route: &ResolvedRoute,
 ) -> Vec<WeightedBackend> {
     let mirrors = resolved_route.actions.iter().flat_map(|actions| &actions.mirrors);
-    mirrors.filter(|mirror| is_drawn(mirror.weight, worker.random_number())).cloned().collect()
+    mirrors.filter(|mirror| is_in_share(mirror.weight, worker.random_number())).cloned().collect()
 }
 
 impl PendingMirrors {
@@ -47,18 +47,18 @@ impl PendingMirrors {
     pub(crate) fn new(
         worker: &Rc<Worker>,
         config: &Arc<ConfigSnapshot>,
-        to: Vec<WeightedBackend>,
+        backends: Vec<WeightedBackend>,
         head: BytesMut,
     ) -> Self {
         let (worker, config) = (worker.clone(), config.clone());
-        Self { worker, config, to, head: head.freeze() }
+        Self { worker, config, backends, head: head.freeze() }
     }
 
     /// Sends the copies with this body; `None` if it is incomplete, or too large to buffer.
     pub(crate) fn send_all(mut self, body: Option<Vec<BodyPiece>>) {
-        for backend in std::mem::take(&mut self.to) {
+        for backend in std::mem::take(&mut self.backends) {
             let shard = &self.worker.shard;
-            let Some(place) = MirrorPermit::try_acquire(&self.worker).filter(|_| body.is_some())
+            let Some(permit) = MirrorPermit::try_acquire(&self.worker).filter(|_| body.is_some())
             else {
                 shard.add(Count::MirrorsDropped, 1);
                 continue;
@@ -73,15 +73,15 @@ impl PendingMirrors {
             // The task ends by itself, soon, and holds its permit until then.
             tokio::task::spawn_local(async move {
                 let worker = copy.worker.clone();
-                let sent = tokio::time::timeout(TIME_MAX, copy.send_copy()).await;
+                let result = tokio::time::timeout(MAX_TIME, copy.send_copy()).await;
                 worker.shard.add(
-                    match sent {
+                    match result {
                         Ok(Ok(())) => Count::MirrorsResponded,
                         Ok(Err(_)) | Err(_) => Count::MirrorsFailed,
                     },
                     1,
                 );
-                drop(place);
+                drop(permit);
             });
         }
     }
@@ -90,8 +90,8 @@ impl PendingMirrors {
 impl Drop for PendingMirrors {
     /// Counts the copies that were dropped because the request ended before its body was complete.
     fn drop(&mut self) {
-        if !self.to.is_empty() {
-            self.worker.shard.add(Count::MirrorsDropped, self.to.len() as u64);
+        if !self.backends.is_empty() {
+            self.worker.shard.add(Count::MirrorsDropped, self.backends.len() as u64);
         }
     }
 }
@@ -101,9 +101,9 @@ struct MirrorPermit(Rc<Cell<usize>>);
 
 impl MirrorPermit {
     fn try_acquire(worker: &Worker) -> Option<Self> {
-        let taken = worker.mirrors.get();
-        (taken < UNDER_WAY_MAX).then(|| {
-            worker.mirrors.set(taken + 1);
+        let in_flight = worker.mirrors.get();
+        (in_flight < MAX_IN_FLIGHT).then(|| {
+            worker.mirrors.set(in_flight + 1);
             Self(worker.mirrors.clone())
         })
     }
@@ -125,10 +125,11 @@ struct MirroredRequest {
 }
 
 impl MirroredRequest {
+    /// Sends the copy to an endpoint of its backend, and waits for the end of the response.
     async fn send_copy(self) -> Result<(), Reason> {
         let Self { worker, config, backend, head, body } = self;
-        let service = config.plans.service(&backend.service);
-        let port = service.and_then(|plan| plan.ports.get(&backend.port));
+        let service = config.compiled.service(&backend.service);
+        let port = service.and_then(|compiled_service| compiled_service.ports.get(&backend.port));
         let port = port.ok_or(Reason::InvalidBackend)?;
         let priorities = permitted_endpoints(&worker, port, None)?;
         let cluster = worker.cluster_for(port.traffic_policy.as_ref(), port, config.version);
@@ -140,9 +141,11 @@ impl MirroredRequest {
         // The limits on requests apply to copies, and the results of copies count for outlier detection.
         let outcome_guard = match &cluster {
             None => None,
-            Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests))?),
+            Some(cluster) => {
+                Some(cluster.start_attempt(&upstream, Some(|counts| &counts.requests))?)
+            }
         };
-        let _under_way = upstream.start_request();
+        let _in_flight = upstream.start_request();
         let checkout = upstream.acquire(&worker, None, ConnectWait::Whole);
         let checkout = match &cluster {
             None => checkout.await,
@@ -151,11 +154,18 @@ impl MirroredRequest {
         let outcome = match checkout {
             Ok(Checkout::Link(link)) => exchange_copy(&worker, &link, &head, body).await,
             Ok(Checkout::Http1(connection)) if upstream.is_plain() => {
-                plain::over_http1(&worker, &upstream, connection, head, body).await
+                plain::exchange_over_http1(&worker, &upstream, connection, head, body).await
             }
             Ok(Checkout::Http2(checkout)) if upstream.is_plain() => {
-                plain::over_http2(&worker, &upstream, cluster.as_deref(), checkout, head, body)
-                    .await
+                plain::exchange_over_http2(
+                    &worker,
+                    &upstream,
+                    cluster.as_deref(),
+                    checkout,
+                    head,
+                    body,
+                )
+                .await
             }
             // No failure of the endpoint: no request was sent.
             Ok(Checkout::Http1(_) | Checkout::Http2(_)) => return Err(Reason::Unsupported),
@@ -181,12 +191,12 @@ async fn exchange_copy(
     head: &[u8],
     body: Vec<BodyPiece>,
 ) -> Result<u16, Reason> {
-    let stream = send_whole(worker, link, head, body).await?;
+    let stream = send_buffered_request(worker, link, head, body).await?;
     discard_response(&stream).await
 }
 
 /// Sends a request with a buffered head and body.
-pub(crate) async fn send_whole(
+pub(crate) async fn send_buffered_request(
     worker: &Worker,
     link: &LinkHandle,
     head: &[u8],
@@ -200,20 +210,21 @@ pub(crate) async fn send_whole(
     match send_body(&stream, body, max_wait).await {
         // A peer that responds early needs no more of the body (RFC 9112 §9.5).
         Err(_) if stream.has_more() => Ok(stream),
-        given => given.map(|()| stream),
+        result => result.map(|()| stream),
     }
 }
 
+/// Sends a buffered body on a stream of a link.
 async fn send_body(
     stream: &LinkStream,
     body: Vec<BodyPiece>,
     max_wait: Duration,
 ) -> Result<(), Reason> {
-    let mut rest = body.len();
+    let mut remaining = body.len();
     for piece in body {
-        rest -= 1;
+        remaining -= 1;
         match piece {
-            BodyPiece::Data(data) => send_data(stream, data, rest == 0, max_wait)
+            BodyPiece::Data(data) => send_data(stream, data, remaining == 0, max_wait)
                 .await
                 .map_err(|_| Reason::UpstreamReset)?,
             BodyPiece::Trailers(trailers) => {
@@ -227,13 +238,13 @@ async fn send_body(
 /// Reads a response to its end, up to a limit. A rejection by the endpoint's sidecar is an error.
 pub(crate) async fn discard_response(stream: &LinkStream) -> Result<u16, Reason> {
     let (mut status, mut bytes) = (0, 0_usize);
-    while bytes < ANSWER_BYTES_MAX {
+    while bytes < MAX_RESPONSE_BYTES {
         match stream.next().await.map_err(lost_reason)? {
             Incoming::Head { head: bytes, rejected: true, .. } => {
                 return Err(parse_rejection(bytes));
             }
             Incoming::Head { head, end, .. } => {
-                status = status_of(&head).ok_or(Reason::UpstreamMalformed)?;
+                status = parse_status(&head).ok_or(Reason::UpstreamMalformed)?;
                 if end {
                     break;
                 }
@@ -245,6 +256,7 @@ pub(crate) async fn discard_response(stream: &LinkStream) -> Result<u16, Reason>
     Ok(status)
 }
 
+/// Returns the reason in the head of a response that the endpoint's sidecar wrote to reject the copy.
 #[cold]
 fn parse_rejection(bytes: Bytes) -> Reason {
     let mut head = ResponseHead::default();
@@ -257,14 +269,14 @@ fn parse_rejection(bytes: Bytes) -> Reason {
 }
 
 /// Returns the status of an HTTP/1.1 head; no other part of it is parsed.
-fn status_of(head: &[u8]) -> Option<u16> {
+fn parse_status(head: &[u8]) -> Option<u16> {
     let status = head.strip_prefix(b"HTTP/1.1 ")?.get(..3)?;
     std::str::from_utf8(status).ok()?.parse().ok()
 }
 
 /// The maximum number of copies in flight from one data thread; further copies are dropped.
-const UNDER_WAY_MAX: usize = 64;
+const MAX_IN_FLIGHT: usize = 64;
 /// The time limit of a copy, including its response.
-const TIME_MAX: Duration = Duration::from_secs(15);
+const MAX_TIME: Duration = Duration::from_secs(15);
 /// The maximum number of response bytes that are read; after them the stream is reset.
-const ANSWER_BYTES_MAX: usize = 1024 * 1024;
+const MAX_RESPONSE_BYTES: usize = 1024 * 1024;

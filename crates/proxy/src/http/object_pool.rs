@@ -9,15 +9,15 @@ pub(crate) struct ObjectPool<T>(RefCell<Vec<T>>);
 
 impl<T: Default> ObjectPool<T> {
     /// Returns a used or a new value. A used value still has its previous content.
-    pub(crate) fn lend(&self) -> PooledObject<'_, T> {
+    pub(crate) fn take_object(&self) -> PooledObject<'_, T> {
         let value = self.0.borrow_mut().pop().unwrap_or_default();
-        PooledObject { owner: self, value }
+        PooledObject { pool: self, value }
     }
 }
 
 /// A value that returns to the pool when it is dropped.
 pub(crate) struct PooledObject<'a, T: Default> {
-    owner: &'a ObjectPool<T>,
+    pool: &'a ObjectPool<T>,
     value: T,
 }
 
@@ -37,12 +37,12 @@ impl<T: Default> DerefMut for PooledObject<'_, T> {
 
 impl<T: Default> Drop for PooledObject<'_, T> {
     fn drop(&mut self) {
-        let mut spare = self.owner.0.borrow_mut();
-        if spare.len() < SPARE_MAX {
-            spare.push(std::mem::take(&mut self.value));
+        let mut unused = self.pool.0.borrow_mut();
+        if unused.len() < MAX_UNUSED {
+            unused.push(std::mem::take(&mut self.value));
         }
     }
 }
 
 /// The maximum number of values kept by one thread: as many as one turn of its event loop uses at once.
-const SPARE_MAX: usize = 64;
+const MAX_UNUSED: usize = 64;

@@ -17,25 +17,28 @@ use crate::upstream::Application;
 /// address.
 pub(crate) fn route_outside(
     session: &Session,
-    at: SocketAddr,
+    address: SocketAddr,
     request: &Request<'_>,
     request_target: &ParsedTarget<'_>,
 ) -> Result<ResolvedRoute, Reason> {
     let config = session.worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
-    let plans = &config.plans;
-    if plans.snapshot.config.egress == Egress::Deny
-        && plans.egress_rules.permission_for(at) != EgressDecision::Allowed
-        && plans.egress_rules.by_request(at, &request.request_view(request_target)).is_none()
+    let compiled = &config.compiled;
+    if compiled.snapshot.config.egress == Egress::Deny
+        && compiled.egress_rules.permission_for(address) != EgressDecision::Allowed
+        && compiled
+            .egress_rules
+            .by_request(address, &request.request_view(request_target))
+            .is_none()
     {
         return Err(Reason::EgressDenied);
     }
-    let mut known = session.outside.borrow_mut();
-    let there = match known.take().filter(|it| it.is_at(at)) {
-        Some(there) => there,
-        None => Rc::new(Application::outside_mesh(at)),
+    let mut cached = session.outside.borrow_mut();
+    let server = match cached.take().filter(|server| server.is_at(address)) {
+        Some(server) => server,
+        None => Rc::new(Application::outside_mesh(address)),
     };
-    *known = Some(there.clone());
-    Ok(ResolvedRoute::to_destination(Arc::clone(&config), Destination::Application(there)))
+    *cached = Some(server.clone());
+    Ok(ResolvedRoute::to_destination(Arc::clone(&config), Destination::Application(server)))
 }
 
 /// The destination that a client of the HTTP proxy names.
@@ -75,33 +78,41 @@ pub(crate) async fn resolve_authority(
         Err(Reason::UnknownService) => {}
         Err(reason) => return Err(*reason),
     }
-    let may_leave = {
+    let egress_permitted = {
         let config = worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
-        let plans = &config.plans;
-        plans.snapshot.config.egress == Egress::Allow || plans.egress_rules.may_lead_to(port)
+        let compiled = &config.compiled;
+        compiled.snapshot.config.egress == Egress::Allow
+            || compiled.egress_rules.may_allow_port(port)
     };
-    let named = service.as_ref().ok().map(|(service, _)| service);
-    let knows = |namespace: &Name| knows_namespace(session, namespace);
-    if let Some(reason) = outside_rejection(host, named, may_leave, knows) {
+    let named_service = service.as_ref().ok().map(|(service, _)| service);
+    let is_known_namespace = |namespace: &Name| knows_namespace(session, namespace);
+    if let Some(reason) =
+        outside_rejection(host, named_service, egress_permitted, is_known_namespace)
+    {
         return Err(reason);
     }
-    let found = Box::pin(address_of(session, host, port)).await;
+    let address = Box::pin(address_of(session, host, port)).await;
     // A name in the form of a service without an address is a mistake, also if the resolver times out.
-    let found = found.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
-    member_or_outside(session, found).await
+    let address = address.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
+    member_or_outside(session, address).await
 }
 
 /// Returns the destination at a resolved address: a member of the mesh is reached in the same way as by name,
 /// or not at all, and never in plaintext. Loopback is the client's own machine.
-async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<NamedDestination, Reason> {
+async fn member_or_outside(
+    session: &Session,
+    address: SocketAddr,
+) -> Result<NamedDestination, Reason> {
     let worker = &session.worker;
-    if at.ip().is_loopback() {
-        return Ok(NamedDestination::Outside(at));
+    if address.ip().is_loopback() {
+        return Ok(NamedDestination::Outside(address));
     }
     let max_wait = worker.config.limits.discovery_timeout;
-    match &*worker.config_store.address_entry(at.ip(), max_wait).await? {
-        AddressEntry::External => Ok(NamedDestination::Outside(at)),
-        AddressEntry::Service(service) => Ok(NamedDestination::Service(service.clone(), at.port())),
+    match &*worker.config_store.address_entry(address.ip(), max_wait).await? {
+        AddressEntry::External => Ok(NamedDestination::Outside(address)),
+        AddressEntry::Service(service) => {
+            Ok(NamedDestination::Service(service.clone(), address.port()))
+        }
         AddressEntry::Workload { .. } => Err(Reason::UnknownService),
     }
 }
@@ -111,11 +122,12 @@ async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<NamedDes
 #[cold]
 fn knows_namespace(session: &Session, namespace: &Name) -> bool {
     let Some(config) = session.worker.config_store.current_config() else { return true };
-    let plans = &config.plans;
-    *namespace == plans.snapshot.config.workload.namespace
-        || plans.services.keys().any(|known| known.namespace == *namespace)
+    let compiled = &config.compiled;
+    *namespace == compiled.snapshot.config.workload.namespace
+        || compiled.services.keys().any(|service| service.namespace == *namespace)
 }
 
+/// Splits an authority into a host and a port, by default 80.
 fn host_and_port(authority: &str) -> Result<(&str, u16), Reason> {
     let (host, port) = match authority.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => {
@@ -135,10 +147,10 @@ async fn address_of(session: &Session, host: &str, port: u16) -> Result<SocketAd
     let worker = &session.worker;
     let query = async {
         // Each pending query occupies a thread.
-        let _place = worker.name_queries.acquire().await.map_err(|_| Reason::UnknownService)?;
-        let found = tokio::net::lookup_host((host, port)).await;
-        let found: Vec<_> = found.map_err(|_| Reason::UnknownService)?.collect();
-        let first = found.iter().find(|it| it.is_ipv4()).or(found.first());
+        let _permit = worker.name_queries.acquire().await.map_err(|_| Reason::UnknownService)?;
+        let addresses = tokio::net::lookup_host((host, port)).await;
+        let addresses: Vec<_> = addresses.map_err(|_| Reason::UnknownService)?.collect();
+        let first = addresses.iter().find(|candidate| candidate.is_ipv4()).or(addresses.first());
         first.copied().ok_or(Reason::UnknownService)
     };
     let limit = worker.config.limits.connect_timeout;

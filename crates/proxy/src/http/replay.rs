@@ -12,10 +12,12 @@ use super::message::ReadError;
 #[derive(Default)]
 pub(crate) struct ReplayBuffer {
     pieces: RefCell<Vec<BodyPiece>>,
+    /// True if a part of the body is no longer buffered.
     is_lost: Cell<bool>,
+    /// True if the end of the body was reached.
     is_whole: Cell<bool>,
-    /// The body is buffered until the end of the request, whether or not it is sent again.
-    is_needed: Cell<bool>,
+    /// True if the body is buffered until the end of the request, even if it is not sent again.
+    is_retained: Cell<bool>,
     /// The index of the next piece to send.
     next: Cell<usize>,
 }
@@ -27,14 +29,14 @@ impl ReplayBuffer {
     }
 
     /// Buffers the body to the end of the request, for mirrored copies.
-    pub(crate) fn keep_to_end(&self) {
-        self.is_needed.set(true);
+    pub(crate) fn retain_to_end(&self) {
+        self.is_retained.set(true);
     }
 
     /// Stops buffering, as the request will not be sent again. Pieces that are still to be sent remain until
     /// then.
     pub(crate) fn release(&self) {
-        if self.is_needed.get() {
+        if self.is_retained.get() {
             return;
         }
         self.is_lost.set(true);
@@ -45,6 +47,7 @@ impl ReplayBuffer {
         self.next.get() == self.pieces.borrow().len()
     }
 
+    /// Drops the pieces that were sent, if buffering has stopped.
     fn drop_sent(&self) {
         if self.is_lost.get() && self.is_at_end() {
             self.pieces.take();
@@ -69,91 +72,93 @@ impl ReplayBuffer {
     }
 }
 
-/// A source with its first pieces buffered, up to [`KEPT_BYTES_MAX`].
+/// A source with its first pieces buffered, up to [`MAX_BUFFERED_BYTES`].
 pub(crate) struct ReplaySource<'a> {
     source: BodySource<'a>,
-    hold: Rc<ReplayBuffer>,
+    buffer: Rc<ReplayBuffer>,
     bytes: usize,
 }
 
 impl<'a> ReplaySource<'a> {
-    /// Buffers the pieces of a source in `hold`.
-    pub(crate) fn new(source: BodySource<'a>, hold: Rc<ReplayBuffer>) -> Self {
+    /// Buffers the pieces of a source in `buffer`.
+    pub(crate) fn new(source: BodySource<'a>, buffer: Rc<ReplayBuffer>) -> Self {
         #[cfg(test)]
-        HOLDS.with_borrow_mut(|holds| holds.push(Rc::downgrade(&hold)));
-        Self { source, hold, bytes: 0 }
+        BUFFERS.with_borrow_mut(|buffers| buffers.push(Rc::downgrade(&buffer)));
+        Self { source, buffer, bytes: 0 }
     }
 
     /// Starts again at the first byte; permitted only while no part is lost.
     pub(crate) fn restart(&mut self) {
-        debug_assert!(!self.hold.is_lost(), "a request with lost bytes cannot be replayed");
-        self.hold.next.set(0);
+        debug_assert!(!self.buffer.is_lost(), "a request with lost bytes cannot be replayed");
+        self.buffer.next.set(0);
     }
 
     /// Skips the buffered pieces, which have been sent by another attempt.
     pub(crate) fn skip_buffered(&mut self) {
-        self.hold.next.set(self.hold.pieces.borrow().len());
+        self.buffer.next.set(self.buffer.pieces.borrow().len());
     }
 
     /// Returns all pieces, if they are the complete body.
     pub(crate) fn whole_body(&self) -> Option<Vec<BodyPiece>> {
-        self.hold.whole_body()
+        self.buffer.whole_body()
     }
 
     /// True if the whole body has been taken.
     pub(crate) fn is_complete(&self) -> bool {
-        self.hold.is_at_end() && self.source.is_complete()
+        self.buffer.is_at_end() && self.source.is_complete()
     }
 
-    /// True if no piece follows those taken, and none is missing.
+    /// True if no piece follows those already taken, and the body is not truncated.
     pub(crate) fn is_exhausted(&self) -> bool {
-        self.hold.is_at_end() && self.source.is_exhausted()
+        self.buffer.is_at_end() && self.source.is_exhausted()
     }
 
+    /// Returns the next piece: a buffered one, or the next of the source, which is then buffered.
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
-        let next = self.hold.next.get();
-        let kept = self.hold.pieces.borrow().get(next).cloned();
-        if let Some(piece) = kept {
-            self.hold.next.set(next + 1);
-            self.hold.drop_sent();
+        let index = self.buffer.next.get();
+        let buffered = self.buffer.pieces.borrow().get(index).cloned();
+        if let Some(piece) = buffered {
+            self.buffer.next.set(index + 1);
+            self.buffer.drop_sent();
             return Poll::Ready(Ok(Some(piece)));
         }
         let next = ready!(self.source.poll_next(cx))?;
-        if let Some(piece) = next.as_ref().filter(|_| !self.hold.is_lost()) {
-            let mut pieces = self.hold.pieces.borrow_mut();
+        if let Some(piece) = next.as_ref().filter(|_| !self.buffer.is_lost()) {
+            let mut pieces = self.buffer.pieces.borrow_mut();
             let (BodyPiece::Data(bytes) | BodyPiece::Trailers(bytes)) = piece;
             self.bytes = self.bytes.saturating_add(bytes.len());
-            if self.bytes > KEPT_BYTES_MAX || pieces.len() == KEPT_PIECES_MAX {
-                self.hold.is_lost.set(true);
+            if self.bytes > MAX_BUFFERED_BYTES || pieces.len() == MAX_BUFFERED_PIECES {
+                self.buffer.is_lost.set(true);
                 *pieces = Vec::new();
-                self.hold.next.set(0);
+                self.buffer.next.set(0);
             } else {
                 pieces.push(piece.clone());
-                self.hold.next.set(pieces.len());
+                self.buffer.next.set(pieces.len());
             }
         }
-        self.hold.is_whole.set(self.source.is_exhausted());
+        self.buffer.is_whole.set(self.source.is_exhausted());
         Poll::Ready(Ok(next))
     }
 }
 
 #[cfg(test)]
 thread_local! {
-    static HOLDS: RefCell<Vec<std::rc::Weak<ReplayBuffer>>> = const { RefCell::new(Vec::new()) };
+    static BUFFERS: RefCell<Vec<std::rc::Weak<ReplayBuffer>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns the number of buffered pieces of all requests of this thread.
 #[cfg(test)]
-pub(crate) fn pieces_kept() -> usize {
-    let pieces =
-        |hold: &std::rc::Weak<ReplayBuffer>| hold.upgrade().map(|it| it.pieces.borrow().len());
-    HOLDS.with_borrow(|holds| holds.iter().filter_map(pieces).sum())
+pub(crate) fn buffered_piece_count() -> usize {
+    let pieces = |buffer: &std::rc::Weak<ReplayBuffer>| {
+        buffer.upgrade().map(|buffer| buffer.pieces.borrow().len())
+    };
+    BUFFERS.with_borrow(|buffers| buffers.iter().filter_map(pieces).sum())
 }
 
 /// The maximum size of a body that is buffered for another attempt.
-const KEPT_BYTES_MAX: usize = 64 * 1024;
+const MAX_BUFFERED_BYTES: usize = 64 * 1024;
 /// The maximum number of its pieces: each keeps its read buffer alive.
-const KEPT_PIECES_MAX: usize = 64;
+const MAX_BUFFERED_PIECES: usize = 64;

@@ -39,19 +39,20 @@ pub(crate) struct ParsedTarget<'a> {
 }
 
 impl Request<'_> {
+    /// Returns the method.
     pub(crate) fn method(&self) -> &str {
         method_text(self.head.method.slice_in(&self.bytes))
     }
 
     /// True for a gRPC call.
     pub(crate) fn is_grpc(&self) -> bool {
-        let mut kinds = self.head.find(&self.bytes, "content-type");
-        kinds.next().is_some_and(super::grpc::is_call)
+        let mut content_types = self.head.find(&self.bytes, "content-type");
+        content_types.next().is_some_and(super::grpc::is_grpc_content_type)
     }
 
     /// Returns the rules that delimit the body of its response.
-    pub(crate) fn response_rules(&self) -> RequestKind {
-        response_rules_for(self.head.method.slice_in(&self.bytes))
+    pub(crate) fn request_kind(&self) -> RequestKind {
+        request_kind_for(self.head.method.slice_in(&self.bytes))
     }
 
     /// Parses the target.
@@ -71,8 +72,8 @@ impl Request<'_> {
         };
         match self.head.parsed_target(&self.bytes).map_err(|_| Reason::BadRequest)? {
             RequestTarget::Origin { path, query } => {
-                let beginning = self.head_text();
-                let text = |at, part| head_part(beginning, at, part);
+                let head_text = self.valid_head_start();
+                let text = |position, part| head_part(head_text, position, part);
                 let ByteSpan { start, end } = self.head.target;
                 let authority = self
                     .head
@@ -98,7 +99,7 @@ impl Request<'_> {
     }
 
     /// Parses the target, with any scheme if it is absolute.
-    pub(crate) fn aim_of_any_scheme(&self) -> Result<ParsedTarget<'_>, Reason> {
+    pub(crate) fn parse_target_any_scheme(&self) -> Result<ParsedTarget<'_>, Reason> {
         self.parse_target().or_else(|reason| match self.head.parsed_target(&self.bytes) {
             Ok(RequestTarget::Absolute { authority, path, query, .. }) => {
                 Ok(self.absolute_target(authority, path, query))
@@ -107,6 +108,7 @@ impl Request<'_> {
         })
     }
 
+    /// Returns a target that arrived in absolute form.
     fn absolute_target<'b>(
         &'b self,
         authority: &'b [u8],
@@ -116,7 +118,7 @@ impl Request<'_> {
         let method = self.head.method.slice_in(&self.bytes);
         let (path, query) = (ascii_text(path), query.map(ascii_text));
         // RFC 9112 §3.2.4: an OPTIONS request without path or query is sent as `*`.
-        let shown = if path.is_empty() && method == b"OPTIONS" && query.is_none() {
+        let origin = if path.is_empty() && method == b"OPTIONS" && query.is_none() {
             Cow::Borrowed("*")
         } else {
             let path = if path.is_empty() { "/" } else { path };
@@ -127,20 +129,20 @@ impl Request<'_> {
         };
         let path = if path.is_empty() { "/" } else { path };
         let (method, authority) = (method_text(method), ascii_text(authority));
-        ParsedTarget { method, authority, path, query, origin: Some(shown) }
+        ParsedTarget { method, authority, path, query, origin: Some(origin) }
     }
 
     /// Returns the head up to the end of its host, if that is valid UTF-8 and short. One check costs less than
     /// one for each part, and a check of whole blocks less than one that ends within a block.
-    fn head_text(&self) -> Option<&str> {
+    fn valid_head_start(&self) -> Option<&str> {
         let end = self.head.host.unwrap_or(self.head.target).end as usize;
-        let end = end.min(ONE_CHECK_BYTES_MAX).next_multiple_of(BLOCK_BYTES);
+        let end = end.min(MAX_VALIDATED_BYTES).next_multiple_of(BLOCK_BYTES);
         let bytes = self.bytes.get(..end.min(self.bytes.len()))?;
         std::str::from_utf8(bytes).ok()
     }
 
-    /// Also removes fields with similar names: applications may take `X_User` or `x.user` for an edited
-    /// `x-user`.
+    /// Extends the edits to fields of this request with similar names, which are removed: applications may
+    /// interpret `X_User` or `x.user` as an edited `x-user`.
     pub(crate) fn remove_similar(&self, edits: &mut HeaderEdits) {
         let edited = edits.set.iter().map(|header| &header.name).chain(&edits.remove);
         let edited: Vec<String> = edited.cloned().collect();
@@ -174,7 +176,10 @@ impl HeaderLookup for Request<'_> {
     }
 
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
-        join_values(self.head.find_by(&self.bytes, |known| is_similar_name(known, name.as_bytes())))
+        join_values(
+            self.head
+                .find_by(&self.bytes, |field_name| is_similar_name(field_name, name.as_bytes())),
+        )
     }
 
     fn first_value(&self, name: &str) -> Option<Cow<'_, str>> {
@@ -182,6 +187,7 @@ impl HeaderLookup for Request<'_> {
     }
 }
 
+/// Joins the values of a field with commas (RFC 9110 §5.3); `None` if there are none.
 fn join_values<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str>> {
     let mut values = values.map(String::from_utf8_lossy);
     let mut joined = values.next()?;
@@ -194,7 +200,7 @@ fn join_values<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str
 }
 
 /// Returns the rules that delimit the response to `method` (RFC 9112 §6.3).
-pub(crate) fn response_rules_for(method: &[u8]) -> RequestKind {
+pub(crate) fn request_kind_for(method: &[u8]) -> RequestKind {
     match method {
         b"HEAD" => RequestKind::Head,
         b"CONNECT" => RequestKind::Connect,
@@ -214,21 +220,21 @@ fn method_text(method: &[u8]) -> &str {
     }
 }
 
-/// Returns the part of a head that begins at `at`: a slice of `beginning`, or validated on its own if
-/// `beginning` ends before it.
-fn head_part<'b>(beginning: Option<&'b str>, at: usize, part: &'b [u8]) -> &'b str {
-    let found = beginning.and_then(|beginning| beginning.get(at..at + part.len()));
-    debug_assert!(found.is_none_or(|found| found.as_bytes() == part), "{found:?} is not {part:?}");
-    found.unwrap_or_else(|| ascii_text(part))
+/// Returns the part of a head that begins at `start`: a slice of `head_text`, or validated on its own if
+/// `head_text` ends before it.
+fn head_part<'b>(head_text: Option<&'b str>, start: usize, part: &'b [u8]) -> &'b str {
+    let text = head_text.and_then(|head_text| head_text.get(start..start + part.len()));
+    debug_assert!(text.is_none_or(|text| text.as_bytes() == part), "{text:?} is not {part:?}");
+    text.unwrap_or_else(|| ascii_text(part))
 }
 
 /// The maximum number of head bytes that are validated at once; they usually include the host.
-const ONE_CHECK_BYTES_MAX: usize = 256;
+const MAX_VALIDATED_BYTES: usize = 256;
 
 /// The number of bytes that the standard library's ASCII check reads at once.
 const BLOCK_BYTES: usize = 16;
 
-/// The parser accepts only ASCII in methods and targets.
+/// Returns bytes as text: the parser accepts only ASCII in methods and targets.
 fn ascii_text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap_or_default()
 }

@@ -1,4 +1,5 @@
-//! The response path to the client, for connections and streams.
+//! The responder of a request: writes interim and final response heads to the client, over HTTP/1.1, HTTP/2 or
+//! a link.
 
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ pub(crate) enum Responder<'a> {
     /// stalled.
     Link { stream: &'a LinkStream, max_wait: Duration },
     /// An HTTP/2 stream. `grpc`: the client expects `grpc-status`.
-    Http2 { reply: Http2Response, max_wait: Duration, grpc: bool },
+    Http2 { response: Http2Response, max_wait: Duration, grpc: bool },
 }
 
 /// The client is gone.
@@ -67,13 +68,13 @@ impl Responder<'_> {
             // RFC 9110 §15.2: a 1xx response must not be sent to an HTTP/1.0 client.
             Self::Http1 { version: Http1Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
-                let edits = response_edits(None, Framing::Outside, ConnectionHeader::KeepAlive);
+                let edits = response_edits(None, Framing::OutOfBand, ConnectionHeader::KeepAlive);
                 write_response(bytes, head, &edits, writer.output_buffer());
                 writer.flush().await.map_err(|_| ClientGone)
             }
-            Self::Http2 { reply, .. } => reply.send_interim(bytes, head),
+            Self::Http2 { response, .. } => response.send_interim(bytes, head),
             Self::Link { stream, .. } => {
-                let edits = response_edits(None, Framing::Outside, ConnectionHeader::KeepAlive);
+                let edits = response_edits(None, Framing::OutOfBand, ConnectionHeader::KeepAlive);
                 stream
                     .send_head(true, false, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)
@@ -83,14 +84,14 @@ impl Responder<'_> {
 
     /// Sends 100 Continue to a client that waits with its body (RFC 9110 §10.1.1); on a link, once there is
     /// room.
-    pub(crate) async fn ask_for_body(&mut self) -> Result<(), ClientGone> {
+    pub(crate) async fn send_continue(&mut self) -> Result<(), ClientGone> {
         match self {
             Self::Http1 { version: Http1Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
                 writer.output_buffer().extend_from_slice(CONTINUE);
                 writer.flush().await.map_err(|_| ClientGone)
             }
-            Self::Http2 { reply, .. } => reply.ask_for_body(),
+            Self::Http2 { response, .. } => response.send_continue(),
             Self::Link { stream, max_wait } => {
                 let Some(Ok(())) = stream.wait_uncongested(*max_wait).await else {
                     return Err(ClientGone);
@@ -102,34 +103,34 @@ impl Responder<'_> {
         }
     }
 
-    /// Starts the final response, with the edits of a rule and an optional extra field. Returns the sink of its
-    /// body. `bodiless`: there is no body.
+    /// Starts the final response, with the edits of a rule and the field of session persistence, if any.
+    /// Returns the sink of its body. `bodiless`: there is no body.
     pub(crate) fn start(
         &mut self,
         bytes: &[u8],
         head: &ResponseHead,
         rule: Option<&FieldEdits>,
-        more: Option<&ResponseField>,
+        affinity_field: Option<&ResponseField>,
         bodiless: bool,
     ) -> Result<BodySink<'_>, ClientGone> {
         let date = date::missing_date(bytes, head).filter(|_| !rule.is_some_and(removes_date));
         let date = date.as_ref().map(|date: &DateText| [("date", &date[..])]);
         let date: &[(&str, &[u8])] = date.as_ref().map_or(&[], |date| date);
-        let both;
-        let add = match more {
+        let fields;
+        let add = match affinity_field {
             None => date,
             Some((name, value)) => {
-                let more = (&**name, value.as_bytes());
-                both = [more, date.first().copied().unwrap_or(more)];
-                &both[..=date.len()]
+                let affinity_field = (&**name, value.as_bytes());
+                fields = [affinity_field, date.first().copied().unwrap_or(affinity_field)];
+                &fields[..=date.len()]
             }
         };
         match self {
             Self::Http1 { writer, version, keep_alive } => {
                 let framing = body_framing(head.body, *version);
                 // Without a length or chunks, only the end of the connection delimits the body.
-                let endless = framing == Framing::Outside || head.tunnel;
-                *keep_alive &= !endless;
+                let ends_with_connection = framing == Framing::OutOfBand || head.tunnel;
+                *keep_alive &= !ends_with_connection;
                 let connection = match (head.tunnel, *keep_alive) {
                     (true, _) => ConnectionHeader::Upgrade,
                     (false, true) => ConnectionHeader::KeepAlive,
@@ -139,8 +140,8 @@ impl Responder<'_> {
                 write_response(bytes, head, &edits, writer.output_buffer());
                 Ok(BodySink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
-            Self::Http2 { reply, max_wait, .. } => {
-                let stream = reply.start(bytes, head, add, rule, bodiless)?;
+            Self::Http2 { response, max_wait, .. } => {
+                let stream = response.start(bytes, head, add, rule, bodiless)?;
                 Ok(BodySink::Http2 { stream, max_wait: *max_wait })
             }
             Self::Link { stream, max_wait } => {
@@ -150,7 +151,7 @@ impl Responder<'_> {
                     ConnectionHeader::KeepAlive
                 };
                 let edits =
-                    ResponseEdits { add, ..response_edits(rule, Framing::Outside, connection) };
+                    ResponseEdits { add, ..response_edits(rule, Framing::OutOfBand, connection) };
                 stream
                     .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
@@ -172,7 +173,7 @@ fn body_framing(length: BodyLength, version: Http1Version) -> Framing {
     match (length, version) {
         (BodyLength::Empty | BodyLength::Known(_), _) => Framing::Keep,
         (BodyLength::Chunked | BodyLength::UntilClose, Http1Version::Http11) => Framing::Chunked,
-        (BodyLength::Chunked | BodyLength::UntilClose, Http1Version::Http10) => Framing::Outside,
+        (BodyLength::Chunked | BodyLength::UntilClose, Http1Version::Http10) => Framing::OutOfBand,
     }
 }
 

@@ -16,18 +16,18 @@ use super::request::Request;
 use super::route::ResolvedRoute;
 use crate::upstream::circuit_breaker::RetrySlot;
 use crate::upstream::cluster::UpstreamCluster;
-use crate::upstream::{ConnectWait, wait_for};
+use crate::upstream::{ConnectWait, connect_wait_for};
 use crate::worker::Worker;
 
-/// The facts that determine how long an attempt waits for a connection; evaluated only if none is open.
-pub(crate) struct ConnectOutlook<'a> {
+/// The inputs that determine how long an attempt waits for a connection; evaluated only if none is open.
+pub(crate) struct ConnectWaitInputs<'a> {
     pub(crate) resolved_route: &'a ResolvedRoute,
     /// The number of retries so far.
     pub(crate) retries: u32,
 }
 
-impl From<ConnectOutlook<'_>> for ConnectWait {
-    fn from(ConnectOutlook { resolved_route, retries }: ConnectOutlook<'_>) -> Self {
+impl From<ConnectWaitInputs<'_>> for ConnectWait {
+    fn from(ConnectWaitInputs { resolved_route, retries }: ConnectWaitInputs<'_>) -> Self {
         Self::for_cluster(resolved_route.cluster.as_deref(), || {
             unlimited_wait(resolved_route, retries)
         })
@@ -40,7 +40,7 @@ fn unlimited_wait(resolved_route: &ResolvedRoute, retries: u32) -> ConnectWait {
     match rule.is_some_and(|rule| rule.attempts == 0) {
         // No other attempt follows.
         true => ConnectWait::Whole,
-        false => wait_for(retries, resolved_route.destination.endpoint_count()),
+        false => connect_wait_for(retries, resolved_route.destination.endpoint_count()),
     }
 }
 
@@ -51,8 +51,8 @@ pub(crate) struct ResponseFilter<'a> {
     worker: &'a Worker,
     request: &'a Request<'a>,
     /// The service that pays for the retry from its budget, and the number of retries so far.
-    bears: (Option<&'a ServiceName>, u32),
-    held: Option<&'a ReplayBuffer>,
+    budget: (Option<&'a ServiceName>, u32),
+    retry_buffer: Option<&'a ReplayBuffer>,
     withheld_response: &'a Cell<Option<WithheldResponse>>,
     /// The circuit breaker that bounds retries, and the state of this retry.
     retry_slot: (Option<&'a UpstreamCluster>, &'a RetrySlot),
@@ -67,26 +67,26 @@ pub(crate) struct WithheldResponse {
 }
 
 impl<'a> ResponseFilter<'a> {
-    /// Returns `None` without a retry policy and without a buffered body. `held`: the buffered part of the
-    /// body; `None` if there is no body. `withheld_response` receives the decision.
+    /// Returns `None` without a retry policy and without a buffered body. `retry_buffer`: the buffered body;
+    /// `None` if there is no body. `withheld_response` receives the decision.
     pub(crate) fn for_attempt(
         actions: Option<&'a CompiledActions>,
         worker: &'a Worker,
         request: &'a Request<'a>,
-        bears: (Option<&'a ServiceName>, u32),
-        held: Option<&'a ReplayBuffer>,
+        budget: (Option<&'a ServiceName>, u32),
+        retry_buffer: Option<&'a ReplayBuffer>,
         withheld_response: &'a Cell<Option<WithheldResponse>>,
         retry_slot: (Option<&'a UpstreamCluster>, &'a RetrySlot),
     ) -> Option<Self> {
         let rule = actions.and_then(|actions| actions.retry.as_ref());
-        if rule.is_none() && held.is_none() {
+        if rule.is_none() && retry_buffer.is_none() {
             return None;
         }
-        Some(Self { rule, worker, request, bears, held, withheld_response, retry_slot })
+        Some(Self { rule, worker, request, budget, retry_buffer, withheld_response, retry_slot })
     }
 
     /// True if a response was withheld from the client.
-    pub(crate) fn has_kept(&self) -> bool {
+    pub(crate) fn has_withheld(&self) -> bool {
         self.withheld_response.get().is_some()
     }
 
@@ -98,14 +98,16 @@ impl<'a> ResponseFilter<'a> {
         head: &ResponseHead,
         observer: Option<&ResponseObserver>,
     ) -> bool {
-        let keeps = self.rule.is_some_and(|rule| self.keeps_by(rule, bytes, head, observer));
-        if let Some(held) = self.held.filter(|_| !keeps) {
-            held.release();
+        let withholds =
+            self.rule.is_some_and(|rule| self.withholds_by_rule(rule, bytes, head, observer));
+        if let Some(retry_buffer) = self.retry_buffer.filter(|_| !withholds) {
+            retry_buffer.release();
         }
-        keeps
+        withholds
     }
 
-    fn keeps_by(
+    /// True if the retry policy withholds this response, and a retry slot and the budget permit the retry.
+    fn withholds_by_rule(
         &self,
         rule: &RetryRule,
         bytes: &[u8],
@@ -113,49 +115,49 @@ impl<'a> ResponseFilter<'a> {
         observer: Option<&ResponseObserver>,
     ) -> bool {
         let status = match self.request.is_grpc() {
-            true => grpc::stands_for(bytes, head),
+            true => grpc::equivalent_http_status(bytes, head),
             false => head.status,
         };
-        let (service, retries) = self.bears;
+        let (service, retries) = self.budget;
         // A hedged attempt counts as a retry.
         let hedge_state = observer.and_then(ResponseObserver::hedge_state);
         let retries = retries + u32::from(hedge_state.is_some_and(HedgeState::is_sent));
         let attempt = FailedAttempt {
             sent: SentPart::HeadOrMore,
             idempotent: retry::is_idempotent(self.request.method()),
-            body_replayable: self.held.is_none_or(|held| !held.is_lost()),
+            body_replayable: self.retry_buffer.is_none_or(|retry_buffer| !retry_buffer.is_lost()),
             response_started: false,
             number: u8::try_from(retries).unwrap_or(u8::MAX),
-            others: 0,
+            alternatives: 0,
             waited: Duration::ZERO,
         };
-        let keeps = retry::retry_by_rule(rule, AttemptFailure::Response(status), &attempt)
+        let withholds = retry::retry_by_rule(rule, AttemptFailure::Response(status), &attempt)
             && self.retry_slot.1.try_claim(self.retry_slot.0)
             && charge_retry(self.worker, service);
-        if !keeps {
-            self.retry_slot.1.give_back();
+        if !withholds {
+            self.retry_slot.1.release();
         }
-        let kept =
+        let response =
             || WithheldResponse { status: head.status, grpc: grpc::head_status(bytes, head) };
-        self.withheld_response.set(keeps.then(kept));
-        keeps
+        self.withheld_response.set(withholds.then(response));
+        withholds
     }
 }
 
 /// Charges a retry to the budget of a service. Returns false if the budget is exhausted.
 pub(crate) fn charge_retry(worker: &Worker, service: Option<&ServiceName>) -> bool {
-    let paid = service.is_some_and(|service| {
+    let is_charged = service.is_some_and(|service| {
         let now = Instant::now();
         worker.with_budget(service, || now, |budget| budget.withdraw(now))
     });
-    if !paid {
+    if !is_charged {
         worker.shard.add(Count::RetriesOverBudget, 1);
     }
-    paid
+    is_charged
 }
 
 /// Credits the retry budget for a request that may be retried.
-pub(crate) fn pay_in(worker: &Worker, service: Option<&ServiceName>) {
+pub(crate) fn credit_budget(worker: &Worker, service: Option<&ServiceName>) {
     if let Some(service) = service {
         worker.with_budget(service, Instant::now, leno_traffic::RetryBudget::deposit);
     }

@@ -48,6 +48,7 @@ pub(crate) struct ResolvedRoute {
 }
 
 impl ResolvedRoute {
+    /// Returns a route to `destination` without a timeout, actions and policies.
     pub(crate) fn to_destination(config: Arc<ConfigSnapshot>, destination: Destination) -> Self {
         Self {
             config,
@@ -82,7 +83,7 @@ impl Destination {
     }
 }
 
-/// Routes a request, and records the result.
+/// Routes a request by its listener kind, and records the result.
 pub(crate) async fn route_request(
     session: &Session,
     request: &Request<'_>,
@@ -91,22 +92,22 @@ pub(crate) async fn route_request(
 ) -> Result<ResolvedRoute, Failure> {
     match &session.listener_kind {
         ListenerKind::Inbound { port } => {
-            let found_http2 = session.found_http2 || request.head.http2;
-            route_inbound(session, *port, found_http2, record)
+            let detected_http2 = session.detected_http2 || request.head.http2;
+            route_inbound(session, *port, detected_http2, record)
         }
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
             // The service of an outbound listener is configured; that of a client of the HTTP proxy has to be
             // resolved.
             record.subject.service = Some(service.clone());
-            to_service(session, service, *port, request, request_target, record).await
+            route_to_service(session, service, *port, request, request_target, record).await
         }
         ListenerKind::Pinned { at, id } => route_pinned(session, *at, id, record).await,
         // Boxed to keep the future small for other requests.
         ListenerKind::Gateway { .. } => match &session.gateway_connection {
-            Some(edge) => {
+            Some(gateway_connection) => {
                 Box::pin(gateway_request::route_request(
                     session,
-                    edge,
+                    gateway_connection,
                     request,
                     request_target,
                     record,
@@ -121,14 +122,14 @@ pub(crate) async fn route_request(
         ListenerKind::HttpProxy => {
             // Only a request with an absolute target is meant for a proxy (RFC 9112 §3.2.2): a request that
             // looped back has none.
-            let named = match request_target.origin {
+            let destination = match request_target.origin {
                 None => parse_authority(session, request_target.authority)
-                    .map(|(it, port)| NamedDestination::Service(it, port))?,
+                    .map(|(service, port)| NamedDestination::Service(service, port))?,
                 Some(_) => outside::resolve_authority(session, request_target.authority).await?,
             };
-            match named {
+            match destination {
                 NamedDestination::Service(service, port) => {
-                    to_service(session, &service, port, request, request_target, record).await
+                    route_to_service(session, &service, port, request, request_target, record).await
                 }
                 NamedDestination::Outside(at) => {
                     Ok(outside::route_outside(session, at, request, request_target)?)
@@ -160,33 +161,34 @@ async fn route_pinned(
     ))
 }
 
-/// Returns the application's port, as the snapshot describes it. `found_http2`: the client uses HTTP/2, and so
-/// does the application if it declares no protocol.
+/// Returns the route to a port of the application, as the snapshot describes it. `detected_http2`: the client
+/// uses HTTP/2, and so does the application if it declares no protocol.
 pub(crate) fn route_inbound(
     session: &Session,
     port: u16,
-    found_http2: bool,
+    detected_http2: bool,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<ResolvedRoute, Failure> {
     let config = session.worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
-    let plan = &config.plans.snapshot.config;
+    let workload_config = &config.compiled.snapshot.config;
     record.subject.port = port;
     // The connection may be older than the configuration.
-    let known = plan.ports.iter().find(|known| known.port == port);
-    let speaks = match known.ok_or(Reason::UnknownService)?.protocol {
-        Protocol::Detect if found_http2 => Protocol::Http2,
+    let inbound_port = workload_config.ports.iter().find(|inbound| inbound.port == port);
+    let protocol = match inbound_port.ok_or(Reason::UnknownService)?.protocol {
+        Protocol::Detect if detected_http2 => Protocol::Http2,
         // Only the rule that opened the port for clients outside the mesh declares its protocol.
         Protocol::Detect
-            if session.carrier == SessionTransport::Plaintext && session.identity.is_none() =>
+            if session.transport == SessionTransport::Plaintext && session.identity.is_none() =>
         {
-            config.in_clear(port, session.peer.ip()).unwrap_or(Protocol::Detect)
+            config.plaintext_protocol(port, session.peer.ip()).unwrap_or(Protocol::Detect)
         }
-        known => known,
+        declared => declared,
     };
-    let speaks = speaks.into();
-    record.subject.service = plan.port_services.get(&port).cloned();
-    let destination = SocketAddr::new(plan.address, port);
-    let destination = Destination::Application(session.worker.application_at(destination, speaks));
+    let protocol = protocol.into();
+    record.subject.service = workload_config.port_services.get(&port).cloned();
+    let destination = SocketAddr::new(workload_config.address, port);
+    let destination =
+        Destination::Application(session.worker.application_at(destination, protocol));
     Ok(ResolvedRoute::to_destination(config, destination))
 }
 
@@ -200,7 +202,7 @@ pub(crate) fn parse_authority(
         None => (authority, HTTP_PORT),
     };
     let config = session.worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
-    let namespace = &config.plans.snapshot.config.workload.namespace;
+    let namespace = &config.compiled.snapshot.config.workload.namespace;
     let service = host::service_of(name, namespace).ok_or(Reason::UnknownService)?;
     Ok((service, port))
 }
@@ -215,15 +217,18 @@ pub(crate) async fn tunnel_destination(
         outside => return Ok(outside),
     };
     let max_wait = session.worker.config.limits.discovery_timeout;
-    let (_, plan) = session.worker.config_store.with_service(&service, max_wait).await?;
-    match (plan.config.client_authorization, plan.ports.contains_key(&port)) {
+    let (_, compiled_service) =
+        session.worker.config_store.with_service(&service, max_wait).await?;
+    match (compiled_service.config.client_authorization, compiled_service.ports.contains_key(&port))
+    {
         (ClientAuthorization::Denied, _) => Err(Reason::DeniedOutbound),
         (ClientAuthorization::Allowed, false) => Err(Reason::UnknownService),
         (ClientAuthorization::Allowed, true) => Ok(NamedDestination::Service(service, port)),
     }
 }
 
-async fn to_service(
+/// Routes to a service: selects a rule and a backend, and collects the backend's endpoints and policies.
+async fn route_to_service(
     session: &Session,
     service: &ServiceName,
     port: u16,
@@ -233,36 +238,41 @@ async fn to_service(
 ) -> Result<ResolvedRoute, Failure> {
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, plan) = worker.config_store.with_service(service, max_wait).await?;
+    let (config, compiled_service) = worker.config_store.with_service(service, max_wait).await?;
     worker.retire_removed(&config);
     record.subject.service = Some(service.clone());
-    if plan.config.client_authorization == ClientAuthorization::Denied {
+    if compiled_service.config.client_authorization == ClientAuthorization::Denied {
         return Err(Reason::DeniedOutbound.into());
     }
-    let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
+    let compiled_port = compiled_service.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
-    if port_plan.protocol == Protocol::Tcp && session.listener_kind != ListenerKind::HttpProxy {
+    if compiled_port.protocol == Protocol::Tcp && session.listener_kind != ListenerKind::HttpProxy {
         return Err(protocol_changed(session));
     }
     let view = request.request_view(request_target);
-    let mut choice = port_plan.routes.choose_backend(&view, worker.random_number());
-    let keep = may_keep(worker, &config, Some(port_plan), &view);
-    let session_affinity =
-        SessionAffinity::for_request(&mut choice, &config.plans, keep, &view, date::since_epoch);
-    let (behind, policies, timeout, actions) = match choice {
+    let mut choice = compiled_port.routes.choose_backend(&view, worker.random_number());
+    let stays = session_predicate(worker, &config, Some(compiled_port), &view);
+    let session_affinity = SessionAffinity::for_request(
+        &mut choice,
+        &config.compiled,
+        stays,
+        &view,
+        date::since_epoch,
+    );
+    let (backend_port, policies, timeout, actions) = match choice {
         RouteChoice::Direct => {
-            let actions = port_plan.routes.direct_actions().cloned();
-            (port_plan, port_plan.own_policies(), None, actions)
+            let actions = compiled_port.routes.direct_actions().cloned();
+            (compiled_port, compiled_port.own_policies(), None, actions)
         }
         RouteChoice::To { rule, backend, index } => {
             rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
-            let behind = config.plans.service(&backend.service);
-            let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
-            let behind = behind.ok_or(Reason::InvalidBackend)?;
+            let backend_port = config.compiled.service(&backend.service);
+            let backend_port = backend_port.and_then(|service| service.ports.get(&backend.port));
+            let backend_port = backend_port.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
-            let policies = port_plan.policies_of_rule(rule.index, index, behind);
-            (behind, policies, rule.request_timeout, rule.actions_at(index).cloned())
+            let policies = compiled_port.policies_of_rule(rule.index, index, backend_port);
+            (backend_port, policies, rule.request_timeout, rule.actions_at(index).cloned())
         }
         RouteChoice::Redirect { rule } => {
             rule_matches::count_route(&worker.shard, rule);
@@ -280,15 +290,15 @@ async fn to_service(
             return Err(Reason::InvalidBackend.into());
         }
     };
-    let endpoints = permitted_endpoints(worker, behind, Some(&view))?;
+    let endpoints = permitted_endpoints(worker, backend_port, Some(&view))?;
     let destination = Destination::Endpoints(endpoints);
     if policies.0.is_none() {
         let route = ResolvedRoute::to_destination(config, destination);
         return Ok(ResolvedRoute { timeout, actions, session_affinity, ..route });
     }
-    let hash_selection = request_hash(&config, behind, policies, Some(&view));
-    let cluster = worker.cluster_for(policies.0, behind, config.version);
-    let fault_or_hedge_policy = unusual_policy(policies.0);
+    let hash_selection = request_hash(&config, backend_port, policies, Some(&view));
+    let cluster = worker.cluster_for(policies.0, backend_port, config.version);
+    let fault_or_hedge_policy = fault_or_hedge_policy_of(policies.0);
     Ok(ResolvedRoute {
         destination,
         timeout,
@@ -310,30 +320,36 @@ fn protocol_changed(session: &Session) -> Failure {
 }
 
 /// Returns a predicate for session persistence: true if a request may stay at an endpoint of a port. Otherwise
-/// another backend may be used. `called`: the port of the called service, if any.
-pub(crate) fn may_keep<'a>(
+/// another backend may be used. `called_port`: the port of the called service, if any.
+pub(crate) fn session_predicate<'a>(
     worker: &'a Rc<Worker>,
     config: &'a ConfigSnapshot,
-    called: Option<&'a CompiledPort>,
+    called_port: Option<&'a CompiledPort>,
     view: &'a RequestView<'_>,
 ) -> impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool + 'a {
     move |port, endpoint| {
         let id = &endpoint.id;
-        let policies = called
-            .map_or_else(|| port.own_policies(), |it| it.policies_to(&id.service, id.port, port));
+        let policies = called_port.map_or_else(
+            || port.own_policies(),
+            |called_port| called_port.policies_to(&id.service, id.port, port),
+        );
         let cluster = worker.cluster_for(policies.0, port, config.version);
-        let is_left = port.tags.as_ref().is_none_or(|tags| {
-            let left = tag_priorities(&tags.choose_instances(view, &mut || worker.random_number()));
-            let left =
-                left.as_ref().map(|left| left.serving_endpoints(worker, cluster.as_deref(), None));
-            left.is_some_and(|left| left.iter().any(|left| left.id == endpoint.id))
+        let is_permitted_by_tags = port.tags.as_ref().is_none_or(|tags| {
+            let priorities =
+                tag_priorities(&tags.choose_instances(view, &mut || worker.random_number()));
+            let serving = priorities
+                .as_ref()
+                .map(|priorities| priorities.serving_endpoints(worker, cluster.as_deref(), None));
+            serving
+                .is_some_and(|serving| serving.iter().any(|candidate| candidate.id == endpoint.id))
         });
-        is_left && session_endpoint(worker, endpoint, cluster.as_deref(), None).is_some()
+        is_permitted_by_tags
+            && session_endpoint(worker, endpoint, cluster.as_deref(), None).is_some()
     }
 }
 
 /// Returns the endpoints of a port that may receive a request, with their upstream cluster state.
-pub(crate) fn to_port(
+pub(crate) fn route_to_port(
     worker: &Rc<Worker>,
     config: Arc<ConfigSnapshot>,
     port: &CompiledPort,
@@ -343,30 +359,30 @@ pub(crate) fn to_port(
     let policies = port.own_policies();
     let hash_selection = request_hash(&config, port, policies, Some(view));
     let cluster = worker.cluster_for(policies.0, port, config.version);
-    let fault_or_hedge_policy = unusual_policy(policies.0);
+    let fault_or_hedge_policy = fault_or_hedge_policy_of(policies.0);
     let resolved_route = ResolvedRoute::to_destination(config, Destination::Endpoints(endpoints));
     Ok(ResolvedRoute { cluster, hash_selection, fault_or_hedge_policy, ..resolved_route })
 }
 
 /// Returns the traffic policy of a request if it includes fault injection or hedging.
-fn unusual_policy(
+fn fault_or_hedge_policy_of(
     traffic_policy: Option<&Arc<PortTrafficPolicy>>,
 ) -> Option<Arc<PortTrafficPolicy>> {
-    traffic_policy.filter(|it| it.faults.is_some() || it.hedging.is_some()).cloned()
+    traffic_policy.filter(|policy| policy.faults.is_some() || policy.hedging.is_some()).cloned()
 }
 
 /// Returns the hash of a request, or of a connection without visible requests.
 pub(crate) fn request_hash(
     config: &ConfigSnapshot,
     port: &CompiledPort,
-    (traffic_policy, places): EffectivePolicies<'_>,
+    (traffic_policy, hash_table): EffectivePolicies<'_>,
     request: Option<&RequestView<'_>>,
 ) -> Option<HashSelection> {
     let balancing = traffic_policy?.balancing.as_ref()?;
-    let caller = &config.plans.snapshot.config.workload;
+    let caller = &config.compiled.snapshot.config.workload;
     let key = RequestHash::for_request(balancing.rule.algorithm.hash_key()?, request, caller)?;
-    let places = places.cloned().map(|places| (port.endpoints.clone(), places));
-    Some(HashSelection { key, places })
+    let hash_table = hash_table.cloned().map(|hash_table| (port.endpoints.clone(), hash_table));
+    Some(HashSelection { key, hash_table })
 }
 
 /// Returns the endpoints that the tag rules of the port permit for a request, or for a connection without
@@ -379,10 +395,10 @@ pub(crate) fn permitted_endpoints(
     let Some(tags) = &port.tags else {
         return Ok(Priorities::new(port.endpoints.clone(), None));
     };
-    let mut chance = || worker.random_number();
+    let mut random = || worker.random_number();
     let decision = match request {
-        Some(request) => tags.choose_instances(request, &mut chance),
-        None => tags.without_request(&mut chance),
+        Some(request) => tags.choose_instances(request, &mut random),
+        None => tags.without_request(&mut random),
     };
     tags.matched_rules(&decision)
         .for_each(|(origin, slot)| rule_matches::count_tags(&worker.shard, origin, slot));
@@ -391,7 +407,7 @@ pub(crate) fn permitted_endpoints(
 
 /// Returns the endpoints that tag rules permit.
 fn tag_priorities(decision: &TagDecision<'_>) -> Option<Priorities> {
-    Some(Priorities::new(decision.endpoints?.clone(), decision.others.cloned()))
+    Some(Priorities::new(decision.endpoints?.clone(), decision.fallbacks.cloned()))
 }
 
 /// RFC 9110 §4.2.1: the default port of `http` URIs.

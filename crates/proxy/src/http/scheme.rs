@@ -29,7 +29,7 @@ pub(super) fn parse_target<'b>(
     };
     let is_https = scheme.eq_ignore_ascii_case(b"https");
     if is_https && is_in_tls(session) {
-        return Ok(request.aim_of_any_scheme()?);
+        return Ok(request.parse_target_any_scheme()?);
     }
     let hint = match is_https {
         true => {
@@ -38,20 +38,21 @@ pub(super) fn parse_target<'b>(
                 .to_owned()
         }
         false => {
-            let scheme = String::from_utf8_lossy(scheme.get(..SHOWN_BYTES_MAX).unwrap_or(scheme));
+            let scheme = scheme.get(..MAX_QUOTED_SCHEME_BYTES).unwrap_or(scheme);
+            let scheme = String::from_utf8_lossy(scheme);
             format!("Targets that begin with {scheme}:// are not supported. Use http://, or a tunnel (CONNECT).")
         }
     };
     let body = Some(format!("leno: {hint}\n"));
-    let answer = Some(Arc::new(FixedResponse { status: None, body, headers: Vec::new() }));
-    Err(Failure { answer, ..Failure::from(Reason::Unsupported) })
+    let response = Some(Arc::new(FixedResponse { status: None, body, headers: Vec::new() }));
+    Err(Failure { answer: response, ..Failure::from(Reason::Unsupported) })
 }
 
 /// True if the client has sent the request over TLS.
 fn is_in_tls(session: &Session) -> bool {
-    session.gateway_connection.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https)
-        || matches!(session.carrier, SessionTransport::Tls { .. })
+    session.gateway_connection.as_ref().is_some_and(|connection| connection.scheme == Scheme::Https)
+        || matches!(session.transport, SessionTransport::Tls { .. })
 }
 
 /// The maximum number of bytes of a scheme in a response.
-const SHOWN_BYTES_MAX: usize = 32;
+const MAX_QUOTED_SCHEME_BYTES: usize = 32;

@@ -46,13 +46,13 @@ pub(crate) async fn serve_requests(session: &Session, io: &Io, mut early: BytesM
     let mut phase = session.worker.phase.clone();
     session.is_exclusive.set(true);
     loop {
-        let served = Box::pin(serve_busy(session, io, std::mem::take(&mut early))).await;
-        if let Some(served) = served {
-            return served;
+        let result = Box::pin(serve_until_idle(session, io, std::mem::take(&mut early))).await;
+        if let Some(result) = result {
+            return result;
         }
         let max_wait = session.max_wait().saturating_sub(session.worker.config.limits.rest_after);
         let readable = || poll_fn(|cx| io.poll_readable(cx));
-        let is_asked = tokio::select! {
+        let has_request = tokio::select! {
             biased;
             waited = timeout(max_wait, readable()) => matches!(waited, Ok(Ok(()))),
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
@@ -62,7 +62,7 @@ pub(crate) async fn serve_requests(session: &Session, io: &Io, mut early: BytesM
             }
             () = session.wait_for_eviction() => false,
         };
-        if !is_asked {
+        if !has_request {
             io.close().await;
             return ServeResult::Done;
         }
@@ -70,7 +70,7 @@ pub(crate) async fn serve_requests(session: &Session, io: &Io, mut early: BytesM
 }
 
 /// Serves requests until the connection ends, or has been idle for some time (`None`).
-async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<ServeResult> {
+async fn serve_until_idle(session: &Session, io: &Io, early: BytesMut) -> Option<ServeResult> {
     let worker = &session.worker;
     let mut reader = MessageReader::new(io.clone());
     reader.buffer = early;
@@ -79,18 +79,18 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
     loop {
         match next_request(session, &mut reader, &mut phase).await {
             NextStep::Request => {}
-            NextStep::Rest => return None,
-            NextStep::LastCall if is_last_request(session, &mut reader).await => {}
+            NextStep::Idle => return None,
+            NextStep::LastCall if await_last_request(session, &mut reader).await => {}
             NextStep::LastCall | NextStep::End => {
                 io.close().await;
                 return Some(ServeResult::Done);
             }
         }
-        let mut head = worker.request_heads.lend();
+        let mut head = worker.request_heads.take_object();
         let max_wait = worker.config.limits.head_timeout;
         let bytes = match finished_within(max_wait, reader.read_request(&mut head)).await {
             Some(Ok(bytes)) => bytes,
-            Some(Err(_)) if speaks_http2_to_proxy(session, &reader) => {
+            Some(Err(_)) if is_http2_proxy_client(session, &reader) => {
                 return Some(ServeResult::PriorKnowledge { early: reader.buffer });
             }
             Some(Err(error)) => {
@@ -100,7 +100,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         };
         if head.http2 {
             if let Some(first) = offer::accept_upgrade(session, io, &head, &bytes) {
-                return Some(go_on_in_http2(&mut writer, first, reader.buffer).await);
+                return Some(switch_to_http2(&mut writer, first, reader.buffer).await);
             }
             // This field describes the client only on a link.
             head.http2 = false;
@@ -126,16 +126,16 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         };
         let length = if upgrade { BodyLength::UntilClose } else { head.body };
         let mut body = BodySource::from_http1(&mut reader, length);
-        let (started, to) = (Cell::new(false), &mut responder);
-        let ended = Exchange::new(session, &request, &mut body, to, &started).run().await;
-        let goes_on = matches!(responder, Responder::Http1 { keep_alive: true, .. });
+        let (started, to_client) = (Cell::new(false), &mut responder);
+        let outcome = Exchange::new(session, &request, &mut body, to_client, &started).run().await;
+        let keeps_alive = matches!(responder, Responder::Http1 { keep_alive: true, .. });
         // After a rejected upgrade the connection remains usable.
-        let whole = body.is_complete() || upgrade;
-        if ended.is_err() {
+        let is_complete = body.is_complete() || upgrade;
+        if outcome.is_err() {
             io.reset_on_drop();
             return Some(ServeResult::Done);
         }
-        if !whole || !goes_on {
+        if !is_complete || !keeps_alive {
             io.close_lingering().await;
             return Some(ServeResult::Done);
         }
@@ -143,7 +143,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
 }
 
 /// Accepts a client's offer of HTTP/2.
-async fn go_on_in_http2(writer: &mut MessageWriter, first: Bytes, early: BytesMut) -> ServeResult {
+async fn switch_to_http2(writer: &mut MessageWriter, first: Bytes, early: BytesMut) -> ServeResult {
     writer.output_buffer().extend_from_slice(offer::SWITCHING);
     match writer.flush().await {
         Ok(()) => ServeResult::Http2 { first, early },
@@ -153,18 +153,19 @@ async fn go_on_in_http2(writer: &mut MessageWriter, first: Bytes, early: BytesMu
 
 /// The next step of a connection between two requests.
 enum NextStep {
+    /// A request has begun.
     Request,
     /// The connection is idle for so long that its buffers are released.
-    Rest,
-    /// Draining has begun; a request may be in transit.
+    Idle,
+    /// The proxy drains; a request may be in transit.
     LastCall,
     /// The connection is over, or has to be closed.
     End,
 }
 
-/// Waits for a request that was in transit when draining began.
+/// Waits for a request that was in transit when draining began. Returns true if one arrives.
 #[cold]
-fn is_last_request<'a>(
+fn await_last_request<'a>(
     session: &'a Session,
     reader: &'a mut MessageReader,
 ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
@@ -183,31 +184,33 @@ async fn next_request(
     let limits = &session.worker.config.limits;
     let mut max_wait = session.max_wait();
     // With TLS, decrypted bytes may be pending that only a read returns.
-    let rests = reader.io.is_plain() && limits.rest_after < max_wait;
-    if rests {
+    let may_release_buffers = reader.io.is_plain() && limits.rest_after < max_wait;
+    if may_release_buffers {
         max_wait = limits.rest_after;
     }
     tokio::select! {
         biased;
         waited = timeout(max_wait, reader.wait_for_message()) => match waited {
             Ok(Ok(true)) => NextStep::Request,
-            Err(_) if rests && reader.buffer.is_empty() => NextStep::Rest,
-            // A part of an empty line, which begins no request yet.
-            Err(_) if rests => match timeout(session.max_wait(), reader.wait_for_message()).await {
-                Ok(Ok(true)) => NextStep::Request,
-                Ok(Ok(false) | Err(_)) | Err(_) => NextStep::End,
-            },
+            Err(_) if may_release_buffers && reader.buffer.is_empty() => NextStep::Idle,
+            // A part of an empty line was received, which does not begin a request.
+            Err(_) if may_release_buffers => {
+                match timeout(session.max_wait(), reader.wait_for_message()).await {
+                    Ok(Ok(true)) => NextStep::Request,
+                    Ok(Ok(false) | Err(_)) | Err(_) => NextStep::End,
+                }
+            }
             Ok(Ok(false) | Err(_)) | Err(_) => NextStep::End,
         },
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => NextStep::LastCall,
-        () = session.wait_for_eviction(), if !rests => NextStep::End,
+        () = session.wait_for_eviction(), if !may_release_buffers => NextStep::End,
     }
 }
 
 /// True if a client of the HTTP proxy starts with HTTP/2. Other listeners sniff the first bytes before they
 /// parse a head.
 #[cold]
-fn speaks_http2_to_proxy(session: &Session, reader: &MessageReader) -> bool {
+fn is_http2_proxy_client(session: &Session, reader: &MessageReader) -> bool {
     session.listener_kind == ListenerKind::HttpProxy
         && sniff_protocol(&reader.buffer) == DetectedProtocol::Http2
 }
@@ -230,7 +233,7 @@ pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason
 /// Serves one HTTP stream of a link.
 pub(crate) async fn serve_stream(session: &Session, opened: &OpenedStream) {
     let stream = &opened.stream;
-    let mut head = session.worker.request_heads.lend();
+    let mut head = session.worker.request_heads.take_object();
     let max_wait = session.worker.config.limits.body_stall_timeout;
     let mut responder = Responder::Link { stream, max_wait };
     match parse_head(&mut head, opened) {
@@ -246,16 +249,16 @@ pub(crate) async fn serve_stream(session: &Session, opened: &OpenedStream) {
             let started = Cell::new(false);
             let mut exchange =
                 Exchange::new(session, &request, &mut body, &mut responder, &started);
-            let given_up = cancel::RequestScope;
+            let request_scope = cancel::RequestScope;
             {
-                let mut running = pin!(exchange.run());
+                let mut exchange_run = pin!(exchange.run());
                 tokio::select! {
                     biased;
-                    lost = stream.wait_until_lost() => if let StreamLoss::Http2(code) = lost {
-                        given_up.is_given_up(code);
+                    loss = stream.wait_until_lost() => if let StreamLoss::Http2(code) = loss {
+                        request_scope.record_cancel(code);
                     },
-                    ended = &mut running => {
-                        if let Err(code) = ended {
+                    outcome = &mut exchange_run => {
+                        if let Err(code) = outcome {
                             stream.reset(code);
                         }
                         return;
@@ -275,7 +278,7 @@ pub(crate) async fn serve_stream(session: &Session, opened: &OpenedStream) {
     }
 }
 
-/// Parses a head. On a link the END flag says if a body follows; the head may declare its length.
+/// Parses a head. On a link the END flag indicates whether a body follows; the head may declare its length.
 fn parse_head(head: &mut RequestHead, opened: &OpenedStream) -> Result<(), ReadError> {
     match head.parse(&opened.head)? {
         Parsed::Complete(length) if length == opened.head.len() => {}

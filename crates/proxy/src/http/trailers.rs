@@ -37,7 +37,7 @@ pub(crate) fn permitted_section(
 }
 
 /// Filters the trailers of a buffered body.
-pub(crate) fn permitted_of(
+pub(crate) fn permit_body_trailers(
     session: &Session,
     actions: Option<&CompiledActions>,
     body: Vec<BodyPiece>,
@@ -56,27 +56,27 @@ pub(crate) fn permitted_of(
 fn is_decided_by_request(session: &Session) -> bool {
     let Some(config) = session.worker.config_store.current_config() else { return true };
     let permit = session.authorize_peer(&config, Instant::now());
-    !permit.is_ok_and(|permit| config.plans.access.authorize_tcp(&permit).is_ok())
+    !permit.is_ok_and(|permit| config.compiled.access.authorize_tcp(&permit).is_ok())
 }
 
 /// Returns a section without the fields that have such names. The section has been validated: each line is one
 /// field.
 fn remove_fields(section: Bytes, is_removed: impl Fn(&[u8]) -> bool) -> Option<Bytes> {
-    let name = |line: &[u8]| {
+    let field_name = |line: &[u8]| {
         let end = line.iter().position(|byte| *byte == b':').unwrap_or(line.len());
         line.get(..end).map(<[u8]>::to_vec).unwrap_or_default()
     };
-    let is_kept = |line: &&[u8]| !line.trim_ascii().is_empty() && !is_removed(&name(line));
+    let remains = |line: &&[u8]| !line.trim_ascii().is_empty() && !is_removed(&field_name(line));
     let lines = || section.split_inclusive(|byte| *byte == b'\n');
-    if lines().filter(is_kept).count() + 1 == lines().count() {
+    if lines().filter(remains).count() + 1 == lines().count() {
         return Some(section);
     }
-    let mut kept: Vec<u8> = lines().filter(is_kept).flatten().copied().collect();
-    if kept.is_empty() {
+    let mut remaining: Vec<u8> = lines().filter(remains).flatten().copied().collect();
+    if remaining.is_empty() {
         return None;
     }
-    kept.extend_from_slice(b"\r\n");
-    Some(kept.into())
+    remaining.extend_from_slice(b"\r\n");
+    Some(remaining.into())
 }
 
 #[cfg(test)]
@@ -86,10 +86,10 @@ mod tests {
     #[test]
     fn only_the_named_fields_are_removed() {
         let without_user = |section: &'static str| {
-            let left = remove_fields(Bytes::from_static(section.as_bytes()), |name| {
+            let remaining = remove_fields(Bytes::from_static(section.as_bytes()), |name| {
                 is_similar_name(name, b"x-user")
             });
-            left.map(|left| String::from_utf8(left.to_vec()).expect("text"))
+            remaining.map(|remaining| String::from_utf8(remaining.to_vec()).expect("text"))
         };
         assert_eq!(without_user("x-sum: 8\r\n\r\n").as_deref(), Some("x-sum: 8\r\n\r\n"));
         assert_eq!(without_user("X.User: root\r\n\r\n"), None);

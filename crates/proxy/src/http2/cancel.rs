@@ -18,12 +18,13 @@ pub(crate) fn current_code() -> ResetCode {
     CODE.get()
 }
 
-/// Clears the code when a request is over. Declared before the request, so that it is dropped after it.
+/// The scope of a request: clears the code when the request is over. Declared before the request, so that it is
+/// dropped after it.
 pub(crate) struct RequestScope;
 
 impl RequestScope {
     /// Records that the client cancels the request with `code`; the request is dropped next.
-    pub(crate) fn is_given_up(&self, code: ResetCode) {
+    pub(crate) fn record_cancel(&self, code: ResetCode) {
         CODE.set(code);
     }
 }

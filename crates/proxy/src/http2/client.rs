@@ -17,11 +17,11 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-pub(crate) use self::capacity::greet_new;
+pub(crate) use self::capacity::connect_and_handshake;
 use self::capacity::{ConnectionAttempts, PendingQueue};
 use super::transport::Transport;
 use super::{
-    CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES_MAX, SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST,
+    CONNECTION_WINDOW_BYTES, MAX_HEADER_LIST_BYTES, MAX_SEND_BUFFER_BYTES, SMALL_FRAME_COST,
     WINDOW_BYTES,
 };
 use crate::io::Io;
@@ -45,7 +45,7 @@ struct Http2Connections {
     /// The requests that wait for room.
     queue: PendingQueue,
     /// The attempts to open another connection.
-    openings: ConnectionAttempts,
+    attempts: ConnectionAttempts,
 }
 
 /// The state of a server, shared by its connections.
@@ -65,8 +65,10 @@ struct ServerState {
     progress: Notify,
 }
 
+/// One connection of a pool, with its streams counted.
 struct Http2Connection {
-    send: SendRequest<Bytes>,
+    sender: SendRequest<Bytes>,
+    /// The number of open streams.
     streams: Cell<usize>,
     /// The number of streams opened so far.
     opened: Cell<u32>,
@@ -77,7 +79,7 @@ struct Http2Connection {
     /// The number of streams after which the previous connection ended; 0 if unknown.
     expected: u32,
     /// The number of streams opened at the last check for unused connections.
-    seen: Cell<Option<u32>>,
+    opened_at_check: Cell<Option<u32>>,
     /// The expiration of the peer's certificate; `None` for the application, which has none.
     expires: Option<Instant>,
     /// The server state of the pool.
@@ -86,7 +88,7 @@ struct Http2Connection {
 
 /// A connection with a slot for one stream, held until dropped.
 pub(crate) struct Http2Checkout {
-    send: SendRequest<Bytes>,
+    sender: SendRequest<Bytes>,
     connection: Rc<Http2Connection>,
     /// The number of streams of the connection before this one.
     number: Option<u32>,
@@ -94,7 +96,7 @@ pub(crate) struct Http2Checkout {
 
 impl Default for Http2Pool {
     fn default() -> Self {
-        Self { open: Rc::default(), server: Rc::default(), check_interval: LOOK }
+        Self { open: Rc::default(), server: Rc::default(), check_interval: CHECK_INTERVAL }
     }
 }
 
@@ -115,12 +117,12 @@ impl Http2Checkout {
     fn new(connection: Rc<Http2Connection>) -> Self {
         connection.streams.set(connection.streams.get() + 1);
         connection.opened.set(connection.opened.get().saturating_add(1));
-        Self { send: connection.send.clone(), connection, number: None }
+        Self { sender: connection.sender.clone(), connection, number: None }
     }
 
     /// True if the server supports extended CONNECT (RFC 8441).
-    pub(crate) fn takes_upgrades(&self) -> bool {
-        self.send.is_extended_connect_protocol_enabled()
+    pub(crate) fn supports_upgrades(&self) -> bool {
+        self.sender.is_extended_connect_protocol_enabled()
     }
 
     /// Opens the stream. `end`: no body follows.
@@ -132,10 +134,11 @@ impl Http2Checkout {
         head: http::Request<()>,
         end: bool,
     ) -> Result<(ResponseFuture, SendStream<Bytes>), Reason> {
-        let sent = self.send.send_request(head, end).map_err(|_| Reason::UpstreamRefused)?;
+        let opened_stream =
+            self.sender.send_request(head, end).map_err(|_| Reason::UpstreamRefused)?;
         // A client's streams are 1, 3, 5 and so on (RFC 9113 §5.1.1).
-        self.number = Some(sent.0.stream_id().as_u32() / 2);
-        Ok(sent)
+        self.number = Some(opened_stream.0.stream_id().as_u32() / 2);
+        Ok(opened_stream)
     }
 
     /// Records that the server has processed the stream.
@@ -164,7 +167,7 @@ impl Http2Checkout {
         tokio::task::yield_now().await;
         if !is_reset {
             let accepted = connection.refused_from.get();
-            connection.accept_only(accepted);
+            connection.record_goaway(accepted);
             return accepted != u32::MAX && accepted > 0;
         }
         let is_processed = || connection.server.processed.get() > before;
@@ -177,12 +180,12 @@ impl Http2Checkout {
         is_processed()
     }
 
-    /// Like [`wait_for_progress`](Self::wait_for_progress), for a request that may also be sent again on another
-    /// connection if the server ended this one before it processed any stream, as a server out of connections does.
-    /// False after several such connections in a row.
-    pub(crate) async fn may_repeat(self, is_reset: bool) -> bool {
+    /// Like [`wait_for_progress`](Self::wait_for_progress), for a request that may also be sent again on
+    /// another connection if the server ended this one before it processed any stream, as a server out of
+    /// connections does. False after several such connections in a row.
+    pub(crate) async fn wait_to_repeat(self, is_reset: bool) -> bool {
         let server = self.connection.server.clone();
-        self.wait_for_progress(is_reset).await || (!is_reset && server.unused.get() <= UNUSED_MAX)
+        self.wait_for_progress(is_reset).await || (!is_reset && server.unused.get() <= MAX_UNUSED)
     }
 }
 
@@ -213,30 +216,30 @@ impl Http2Pool {
     }
 
     fn insert(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Rc<Http2Connection> {
-        let added = Rc::new(Http2Connection {
-            send,
+        let connection = Rc::new(Http2Connection {
+            sender: send,
             streams: Cell::new(0),
             opened: Cell::new(0),
             refused_from: Cell::new(u32::MAX),
             accepted: Cell::new(u32::MAX),
             expected: self.server.ended_after.get(),
-            seen: Cell::new(None),
+            opened_at_check: Cell::new(None),
             expires,
             server: self.server.clone(),
         });
         let mut open = self.open.connections.borrow_mut();
-        open.push(added.clone());
+        open.push(connection.clone());
         let has_surplus = open.len() > 1;
         drop(open);
         if has_surplus && !self.open.is_observed.replace(true) {
             tokio::task::spawn_local(close_surplus(Rc::downgrade(&self.open), self.check_interval));
         }
         self.server.room.notify_waiters();
-        added
+        connection
     }
 
     /// Returns the first connection with room, and removes those that have ended.
-    fn with_room(&self) -> Option<Http2Checkout> {
+    fn acquire_with_room(&self) -> Option<Http2Checkout> {
         let mut open = self.open.connections.borrow_mut();
         let before = open.len();
         open.retain(|connection| !connection.is_over());
@@ -247,9 +250,9 @@ impl Http2Pool {
         self.acquire_where(Http2Connection::has_room)
     }
 
-    fn acquire_where(&self, is_it: fn(&Http2Connection) -> bool) -> Option<Http2Checkout> {
+    fn acquire_where(&self, condition: fn(&Http2Connection) -> bool) -> Option<Http2Checkout> {
         let open = self.open.connections.borrow();
-        open.iter().find(|connection| is_it(connection)).cloned().map(Http2Checkout::new)
+        open.iter().find(|connection| condition(connection)).cloned().map(Http2Checkout::new)
     }
 
     /// True if a connection is open, with room or not.
@@ -267,7 +270,7 @@ impl Http2Pool {
 impl Http2Connection {
     /// True if the server permits another stream now.
     fn may_open(&self) -> bool {
-        self.streams.get() < self.send.current_max_send_streams()
+        self.streams.get() < self.sender.current_max_send_streams()
     }
 
     /// True if the server is likely to process another stream. Beyond the number of streams after which it
@@ -280,7 +283,7 @@ impl Http2Connection {
     /// Records that a GOAWAY refused the stream with this number. A server that counts streams ends the next
     /// connection after a similar number. A single GOAWAY proves nothing: a server that drains, or closes a
     /// connection for its age or idleness, also refuses the streams in transit.
-    fn accept_only(&self, streams: u32) {
+    fn record_goaway(&self, streams: u32) {
         if streams >= self.accepted.get() {
             return;
         }
@@ -297,8 +300,9 @@ impl Http2Connection {
             return;
         }
         ended_after.set(streams);
-        let is_near = |less: u32, more: u32| more <= less.saturating_mul(SIMILAR);
-        if is_near(streams, self.expected) && is_near(self.expected, streams) {
+        let is_similar =
+            |smaller: u32, larger: u32| larger <= smaller.saturating_mul(MAX_SIMILAR_RATIO);
+        if is_similar(streams, self.expected) && is_similar(self.expected, streams) {
             streams_per_connection.set(streams);
         }
     }
@@ -306,14 +310,14 @@ impl Http2Connection {
     /// True if no request has used the connection since the last check.
     fn was_unused(&self) -> bool {
         let opened = Some(self.opened.get());
-        self.seen.replace(opened) == opened && self.streams.get() == 0
+        self.opened_at_check.replace(opened) == opened && self.streams.get() == 0
     }
 
     /// True if no stream may be opened any more.
     fn is_over(&self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         // The codec's result covers the connection only; streams are counted here.
-        matches!(self.send.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
+        matches!(self.sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
             || self.expires.is_some_and(|expires| expires <= Instant::now())
     }
 }
@@ -323,9 +327,9 @@ impl Http2Connections {
     /// use.
     fn close_unused(&self) {
         let mut connections = self.connections.borrow_mut();
-        let over = connections.extract_if(.., |connection| connection.is_over());
+        let ended_connections = connections.extract_if(.., |connection| connection.is_over());
         // A request that waits for room may now open another connection.
-        over.for_each(|connection| connection.server.room.notify_waiters());
+        ended_connections.for_each(|connection| connection.server.room.notify_waiters());
         let mut has_first = false;
         connections.retain(|connection| {
             let is_first = !std::mem::replace(&mut has_first, true);
@@ -354,33 +358,33 @@ pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
     error.reason() == Some(Code::REFUSED_STREAM) || (error.is_go_away() && error.is_remote())
 }
 
-/// Performs the HTTP/2 handshake on a connection. `kept` lives as long as the connection.
+/// Performs the HTTP/2 handshake on a connection. `owner` is dropped when the connection ends.
 ///
 /// # Errors
 /// `protocol-mismatch` if the peer responds in another protocol, `connect-failed` if it ends the connection or
 /// accepts no stream.
 pub(crate) async fn connect_http2(
     io: Io,
-    kept: impl Sized + 'static,
+    owner: impl Sized + 'static,
 ) -> Result<SendRequest<Bytes>, Reason> {
-    let shaken = client_builder().handshake(Transport::new(io.clone(), BytesMut::new()));
-    let (mut send, mut connection) = shaken.await.map_err(|_| Reason::ConnectFailed)?;
+    let handshake = client_builder().handshake(Transport::new(io.clone(), BytesMut::new()));
+    let (mut send, mut connection) = handshake.await.map_err(|_| Reason::ConnectFailed)?;
     // The server's SETTINGS precede its PING response: afterwards its stream limit is known, and that it
     // supports HTTP/2 at all.
     if let Some(mut ping) = connection.ping_pong() {
-        let over = poll_fn(|cx| {
+        let early_end = poll_fn(|cx| {
             let polled = Pin::new(&mut connection).poll(cx);
             // A server may keep the connection open after a GOAWAY.
             match polled {
-                _ if has_gone_away(&mut send, cx) => Poll::Ready(None),
-                Poll::Ready(ended) => Poll::Ready(Some(ended)),
+                _ if has_received_goaway(&mut send, cx) => Poll::Ready(None),
+                Poll::Ready(end) => Poll::Ready(Some(end)),
                 Poll::Pending => Poll::Pending,
             }
         });
         tokio::select! {
             biased;
-            ended = over => return Err(match ended {
-                Some(ended) => ended_by(ended, &io).await,
+            end = early_end => return Err(match end {
+                Some(end) => end_reason(end, &io).await,
                 None => Reason::ConnectFailed,
             }),
             pong = ping.ping(Ping::opaque()) => {
@@ -389,7 +393,7 @@ pub(crate) async fn connect_http2(
         }
     }
     tokio::task::spawn_local(async move {
-        let _kept = kept;
+        let _owner = owner;
         if let Err(error) = connection.await {
             tracing::debug!(%error, "HTTP/2 connection to a server failed");
         }
@@ -398,13 +402,13 @@ pub(crate) async fn connect_http2(
 }
 
 /// True if the server has sent GOAWAY: it accepts no further stream.
-fn has_gone_away(send: &mut SendRequest<Bytes>, cx: &mut Context<'_>) -> bool {
+fn has_received_goaway(send: &mut SendRequest<Bytes>, cx: &mut Context<'_>) -> bool {
     matches!(send.poll_ready(cx), Poll::Ready(Err(error)) if error.is_go_away() && error.is_remote())
 }
 
 /// Returns the reason for a connection that ended before the server's SETTINGS and PING response.
-async fn ended_by(ended: Result<(), h2::Error>, io: &Io) -> Reason {
-    match ended {
+async fn end_reason(end: Result<(), h2::Error>, io: &Io) -> Reason {
+    match end {
         // The codec found no valid frames in the received bytes.
         Err(error) if error.is_go_away() && error.is_library() => Reason::ProtocolMismatch,
         Err(error) if !error.is_io() => Reason::ConnectFailed,
@@ -412,9 +416,10 @@ async fn ended_by(ended: Result<(), h2::Error>, io: &Io) -> Reason {
         // always short enough that its first byte is zero.
         Ok(()) | Err(_) => {
             let mut first = [0];
-            let mut room = ReadBuf::new(&mut first);
-            let read = poll_fn(|cx| io.with_stream(|stream| stream.poll_read(cx, &mut room))).await;
-            match read.is_ok() && first != [0] {
+            let mut buffer = ReadBuf::new(&mut first);
+            let result =
+                poll_fn(|cx| io.with_stream(|stream| stream.poll_read(cx, &mut buffer))).await;
+            match result.is_ok() && first != [0] {
                 true => Reason::ProtocolMismatch,
                 false => Reason::ConnectFailed,
             }
@@ -426,31 +431,31 @@ fn client_builder() -> Builder {
     let mut builder = Builder::new();
     builder
         .enable_push(false)
-        .data_frame_budget(SMALL_FRAMES_MAX * SMALL_FRAME_COST)
+        .data_frame_budget(MAX_SMALL_FRAMES * SMALL_FRAME_COST)
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_header_list_size(HEADER_LIST_BYTES_MAX)
-        .max_send_buffer_size(SEND_BUFFER_BYTES_MAX);
+        .max_header_list_size(MAX_HEADER_LIST_BYTES)
+        .max_send_buffer_size(MAX_SEND_BUFFER_BYTES);
     builder
 }
 
 /// The maximum number of connections of one thread to one server; the server limits the streams on each.
-const CONNECTIONS_MAX: usize = 8;
+const MAX_CONNECTIONS: usize = 8;
 /// The number of streams below which a connection counts as short.
 const FEW_STREAMS: u32 = 64;
 /// The maximum number of connections of one thread to a server with short connections.
-const SHORT_CONNECTIONS_MAX: usize = 64;
+const MAX_SHORT_CONNECTIONS: usize = 64;
 /// The interval at which unused connections are checked; a connection closes after one to two intervals.
-const LOOK: Duration = pool::AGE_MAX;
+const CHECK_INTERVAL: Duration = pool::MAX_AGE;
 /// The maximum ratio between two stream counts that are considered similar.
-const SIMILAR: u32 = 2;
+const MAX_SIMILAR_RATIO: u32 = 2;
 /// The number of consecutive connections that a server may end before it processes any stream, until its
 /// refusals are final.
-const UNUSED_MAX: u32 = 4;
+const MAX_UNUSED: u32 = 4;
 /// The time in which a server that has refused a stream has to process another one.
 const PROGRESS_TIME: Duration = Duration::from_secs(1);
 /// The maximum number of small frames of a server that may be pending for slow readers on one connection.
-const SMALL_FRAMES_MAX: usize = 256 * 1024;
+const MAX_SMALL_FRAMES: usize = 256 * 1024;
 
 #[cfg(test)]
 mod tests;

@@ -37,7 +37,7 @@ pub(crate) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8
     true
 }
 
-/// Returns the extended CONNECT request for an upgrade; `place` is the scheme, the authority and the target.
+/// Returns the extended CONNECT request for an upgrade, with this scheme, authority and target.
 ///
 /// # Errors
 /// `unsupported` if it offers a choice of protocols, and as [`head::request_to`].
@@ -47,14 +47,15 @@ pub(crate) fn from_upgrade(
     authority: &str,
     target: &str,
 ) -> Result<http::Request<()>, Reason> {
-    let mut asked = head::request_to(&request.bytes, request.head, scheme, authority, target)?;
+    let mut connect_request =
+        head::request_to(&request.bytes, request.head, scheme, authority, target)?;
     let protocol = upgrade_protocol(request).ok_or(Reason::Unsupported)?;
-    *asked.method_mut() = Method::CONNECT;
-    asked.headers_mut().remove(SEC_WEBSOCKET_KEY);
+    *connect_request.method_mut() = Method::CONNECT;
+    connect_request.headers_mut().remove(SEC_WEBSOCKET_KEY);
     // The data of the new protocol is not a body (RFC 9113 §8.1.1 would count it).
-    asked.headers_mut().remove(CONTENT_LENGTH);
-    asked.extensions_mut().insert(Protocol::from(protocol.as_str()));
-    Ok(asked)
+    connect_request.headers_mut().remove(CONTENT_LENGTH);
+    connect_request.extensions_mut().insert(Protocol::from(protocol.as_str()));
+    Ok(connect_request)
 }
 
 /// Returns the successful response of an HTTP/2 server as an HTTP/1.1 response to an upgrade.
@@ -81,7 +82,7 @@ pub(crate) fn switching_response(parts: &mut response::Parts, request: &Request<
 /// # Errors
 /// `unsupported` if the application ignored the upgrade, `upstream-malformed` if its WebSocket accept key is
 /// wrong.
-pub(crate) fn may_tell(
+pub(crate) fn check_connect_response(
     request: &Request<'_>,
     bytes: &[u8],
     head: &ResponseHead,
@@ -102,10 +103,10 @@ pub(crate) fn may_tell(
 
 /// Returns the only protocol that an upgrade requests, in lower case as in HTTP/2.
 fn upgrade_protocol(request: &Request<'_>) -> Option<String> {
-    let mut asked = request.head.find(&request.bytes, UPGRADE.as_str());
-    let only = asked.next().filter(|value| !value.contains(&b','))?;
-    let none_else = asked.next().is_none();
-    std::str::from_utf8(only).ok().filter(|_| none_else).map(str::to_ascii_lowercase)
+    let mut protocols = request.head.find(&request.bytes, UPGRADE.as_str());
+    let protocol = protocols.next().filter(|value| !value.contains(&b','))?;
+    let is_single = protocols.next().is_none();
+    std::str::from_utf8(protocol).ok().filter(|_| is_single).map(str::to_ascii_lowercase)
 }
 
 fn websocket_key<'a>(request: &'a Request<'_>) -> Option<&'a [u8]> {
@@ -114,16 +115,17 @@ fn websocket_key<'a>(request: &'a Request<'_>) -> Option<&'a [u8]> {
 
 /// Returns the accept key for a WebSocket key (RFC 6455 §4.2.2).
 pub(crate) fn accept_key(key: &[u8]) -> String {
-    STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key, SUFFIX].concat()))
+    STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key, WEBSOCKET_GUID].concat()))
 }
 
 const WEBSOCKET: &str = "websocket";
-const SUFFIX: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+/// The suffix of a key before it is hashed (RFC 6455 §1.3).
+const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn accepts_the_key_of_the_standard() {
+    fn the_accept_key_matches_the_example_of_the_rfc() {
         assert_eq!(super::accept_key(b"dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
     }
 }

@@ -12,7 +12,9 @@ use crate::io::Io;
 /// this end, so it is withheld until they are over and their output is written.
 #[derive(Default)]
 pub(super) struct HalfClose {
+    /// The number of open streams.
     streams: Cell<usize>,
+    /// True if the client has ended its direction.
     has_ended: Cell<bool>,
     /// Wakes the streams when the client's direction ends: an incomplete request can no longer be completed.
     ended: Notify,
@@ -20,6 +22,7 @@ pub(super) struct HalfClose {
     is_quiet: Cell<bool>,
     /// True if the last write was blocked by the client.
     is_blocked: Cell<bool>,
+    /// The waker of the connection's reader.
     connection: RefCell<Option<Waker>>,
 }
 
@@ -68,7 +71,8 @@ impl HalfClose {
         io.poll_gone_after_end(cx).map(|()| Err(io::ErrorKind::ConnectionReset.into()))
     }
 
-    pub(super) fn note_write(&self, is_blocked: bool, cx: &Context<'_>) {
+    /// Records if the last write was blocked; wakes the reader when writes continue after the client's end.
+    pub(super) fn record_write(&self, is_blocked: bool, cx: &Context<'_>) {
         if self.is_blocked.replace(is_blocked) && !is_blocked && self.has_ended.get() {
             cx.waker().wake_by_ref();
         }

@@ -16,17 +16,17 @@ pub(crate) fn request_to_http1(parts: &request::Parts) -> Result<BytesMut, Reaso
     if parts.method == Method::CONNECT {
         return Err(Reason::Unsupported);
     }
-    let named = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
+    let authority = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
     let mut hosts = parts.headers.get_all(HOST).iter().map(HeaderValue::as_bytes);
     let host = hosts.next();
     if hosts.next().is_some() {
         return Err(Reason::BadRequest);
     }
-    let host = match (named, host) {
-        (Some(named), Some(host)) if !named.eq_ignore_ascii_case(host) => {
+    let host = match (authority, host) {
+        (Some(authority), Some(host)) if !authority.eq_ignore_ascii_case(host) => {
             return Err(Reason::BadRequest);
         }
-        (named, host) => named.or(host).unwrap_or_default(),
+        (authority, host) => authority.or(host).unwrap_or_default(),
     };
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut out = BytesMut::with_capacity(HEAD_BYTES);
@@ -157,7 +157,7 @@ fn fields_to_http2(bytes: &[u8], fields: &[HeaderField]) -> Option<HeaderMap> {
 }
 
 /// Returns a validated trailer section for HTTP/2.
-pub(super) fn trailers_to(section: &[u8]) -> HeaderMap {
+pub(super) fn trailers_to_http2(section: &[u8]) -> HeaderMap {
     let mut map = HeaderMap::new();
     for line in section.split(|byte| *byte == b'\n') {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };

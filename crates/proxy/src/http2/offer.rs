@@ -31,10 +31,11 @@ pub(crate) fn accept_upgrade(
         ListenerKind::HttpProxy | ListenerKind::Address(_) => false,
     };
     let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
-    let only = |name: &[u8]| only_field(&head.fields, bytes, name);
-    let upgrade =
-        only(b"upgrade").filter(|it| it.value.slice_in(bytes).eq_ignore_ascii_case(b"h2c"));
-    let settings = only(b"http2-settings").filter(|it| it.hop_by_hop)?.value.slice_in(bytes);
+    let single_field = |name: &[u8]| only_field(&head.fields, bytes, name);
+    let upgrade = single_field(b"upgrade")
+        .filter(|field| field.value.slice_in(bytes).eq_ignore_ascii_case(b"h2c"));
+    let settings =
+        single_field(b"http2-settings").filter(|field| field.hop_by_hop)?.value.slice_in(bytes);
     if !is_served || !bodiless || upgrade.is_none() || !are_settings(settings) {
         return None;
     }
@@ -43,8 +44,9 @@ pub(crate) fn accept_upgrade(
 
 /// Returns the only field of this name; `None` if there are several.
 fn only_field<'a>(fields: &'a [HeaderField], bytes: &[u8], name: &[u8]) -> Option<&'a HeaderField> {
-    let mut found = fields.iter().filter(|it| it.name.slice_in(bytes).eq_ignore_ascii_case(name));
-    found.next().filter(|_| found.next().is_none())
+    let mut matching =
+        fields.iter().filter(|field| field.name.slice_in(bytes).eq_ignore_ascii_case(name));
+    matching.next().filter(|_| matching.next().is_none())
 }
 
 /// True for the payload of a SETTINGS frame. Its content is ignored: the client repeats it in the SETTINGS
@@ -68,11 +70,13 @@ fn headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
     put_field(b":scheme", b"http", &mut frame);
     put_field(b":path", target, &mut frame);
     put_field(b":authority", host, &mut frame);
-    for field in head.fields.iter().filter(|it| !it.hop_by_hop && it.kind != FieldName::Host) {
+    for field in
+        head.fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldName::Host)
+    {
         put_field(field.name.slice_in(bytes), field.value.slice_in(bytes), &mut frame);
     }
     let length = frame.len() - FRAME_HEAD_BYTES;
-    let length = u32::try_from(length).ok().filter(|length| *length <= FRAME_BYTES_MAX)?;
+    let length = u32::try_from(length).ok().filter(|length| *length <= MAX_FRAME_BYTES)?;
     let [_, length @ ..] = length.to_be_bytes();
     let [kind, flags] = [HEADERS, END_STREAM | END_HEADERS];
     let first = [&length[..], &[kind, flags], &FIRST_STREAM.to_be_bytes()].concat();
@@ -91,15 +95,15 @@ fn put_field(name: &[u8], value: &[u8], out: &mut BytesMut) {
 
 /// Appends the length of an uncompressed string (RFC 7541 §5.1, §5.2).
 fn put_length(length: usize, out: &mut BytesMut) {
-    let Some(mut rest) = length.checked_sub(PREFIX_MAX) else {
+    let Some(mut remaining) = length.checked_sub(MAX_PREFIX) else {
         return out.put_u8(length as u8);
     };
-    out.put_u8(PREFIX_MAX as u8);
-    while rest >= 128 {
-        out.put_u8((rest % 128) as u8 | 128);
-        rest /= 128;
+    out.put_u8(MAX_PREFIX as u8);
+    while remaining >= 128 {
+        out.put_u8((remaining % 128) as u8 | 128);
+        remaining /= 128;
     }
-    out.put_u8(rest as u8);
+    out.put_u8(remaining as u8);
 }
 
 const HEADERS: u8 = 1;
@@ -109,8 +113,8 @@ const END_HEADERS: u8 = 4;
 const FIRST_STREAM: u32 = 1;
 const FRAME_HEAD_BYTES: usize = 9;
 /// The maximum frame size without other settings (RFC 9113 §4.2).
-const FRAME_BYTES_MAX: u32 = 16 * 1024;
+const MAX_FRAME_BYTES: u32 = 16 * 1024;
 /// An identifier and a value (RFC 9113 §6.5.1).
 const SETTING_BYTES: usize = 6;
 /// The maximum of the 7-bit prefix of a length; longer lengths have more bytes.
-const PREFIX_MAX: usize = 127;
+const MAX_PREFIX: usize = 127;

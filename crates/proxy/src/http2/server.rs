@@ -23,8 +23,8 @@ use super::head;
 use super::stream::{Http2Response, ReceivedBody};
 use super::transport::Transport;
 use super::{
-    CONNECTION_WINDOW_BYTES, EDGE_HEADER_LIST_BYTES_MAX, HEADER_LIST_BYTES_MAX,
-    SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST, WINDOW_BYTES,
+    CONNECTION_WINDOW_BYTES, MAX_GATEWAY_HEADER_LIST_BYTES, MAX_HEADER_LIST_BYTES,
+    MAX_SEND_BUFFER_BYTES, SMALL_FRAME_COST, WINDOW_BYTES,
 };
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
@@ -42,20 +42,26 @@ use crate::session::{ListenerKind, Session};
 
 /// Serves one connection until either side ends it. `early`: the bytes already read.
 pub(crate) async fn serve_connection(session: Rc<Session>, io: &Io, early: BytesMut) {
-    serve_over(session, io, Transport::new(io.clone(), early)).await;
+    serve_transport(session, io, Transport::new(io.clone(), early)).await;
 }
 
 /// Serves a client that upgraded from HTTP/1.1; `first` is the frame with its request.
-pub(crate) async fn go_on(session: Rc<Session>, io: &Io, first: Bytes, early: BytesMut) {
-    serve_over(session, io, Transport::with_frame(io.clone(), early, first)).await;
+pub(crate) async fn continue_upgraded(
+    session: Rc<Session>,
+    io: &Io,
+    first: Bytes,
+    early: BytesMut,
+) {
+    serve_transport(session, io, Transport::with_frame(io.clone(), early, first)).await;
 }
 
-async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
+/// Performs the HTTP/2 handshake, and serves the streams of the connection.
+async fn serve_transport(session: Rc<Session>, io: &Io, transport: Transport) {
     let max_wait = session.worker.config.limits.handshake_timeout;
-    let at_the_edge = session.gateway_connection.is_some();
+    let is_gateway = session.gateway_connection.is_some();
     let half_close = Rc::new(HalfClose::default());
-    let shaken = server_builder(at_the_edge).handshake(transport.for_client(half_close.clone()));
-    let Ok(Ok(connection)) = timeout(max_wait, shaken).await else {
+    let handshake = server_builder(is_gateway).handshake(transport.for_client(half_close.clone()));
+    let Ok(Ok(connection)) = timeout(max_wait, handshake).await else {
         session.worker.shard.count_rejected(Reason::BadRequest.label());
         return io.close_lingering().await;
     };
@@ -75,9 +81,11 @@ async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
 enum Http2ConnectionEnd {
     /// Both sides know the last stream, and every response was written.
     InOrder,
+    /// The connection failed, or a side ended it before its streams were complete.
     Early,
 }
 
+/// Accepts streams until the connection ends; each is served by a task of its own.
 async fn serve_streams(
     session: &Rc<Session>,
     mut connection: Connection<Transport, Bytes>,
@@ -85,47 +93,47 @@ async fn serve_streams(
 ) -> Http2ConnectionEnd {
     let resets = ResetCounter::for_clients_of(session);
     let mut phase = session.worker.phase.clone();
-    let mut ending = false;
+    let mut is_ending = false;
     loop {
         // After GOAWAY only a short time is granted to the client.
-        let max_wait = if ending { SHUTDOWN } else { session.max_wait() };
+        let max_wait = if is_ending { SHUTDOWN_TIMEOUT } else { session.max_wait() };
         let accepted = tokio::select! {
             biased;
             accepted = timeout(max_wait, connection.accept()) => accepted,
-            _ = phase.wait_for(|phase| *phase == Phase::Draining), if !ending => {
-                ending = true;
+            _ = phase.wait_for(|phase| *phase == Phase::Draining), if !is_ending => {
+                is_ending = true;
                 connection.graceful_shutdown();
                 continue;
             }
-            () = session.wait_for_eviction(), if !ending => {
+            () = session.wait_for_eviction(), if !is_ending => {
                 if streams.stream_count() == 0 {
-                    ending = true;
+                    is_ending = true;
                     connection.graceful_shutdown();
                 }
                 continue;
             }
         };
         match accepted {
-            Ok(Some(Ok(_))) if resets.as_ref().is_some_and(|resets| resets.are_too_many()) => {
+            Ok(Some(Ok(_))) if resets.as_ref().is_some_and(|resets| resets.exceed_limit()) => {
                 session.worker.shard.count_rejected(Reason::BadRequest.label());
                 connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
-                drop(timeout(SHUTDOWN, poll_fn(|cx| connection.poll_closed(cx))).await);
+                drop(timeout(SHUTDOWN_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await);
                 return Http2ConnectionEnd::Early;
             }
             Ok(Some(Ok(_))) if session.is_outdated.get() => {
                 connection.abrupt_shutdown(h2::Reason::PROTOCOL_ERROR);
-                drop(timeout(SHUTDOWN, poll_fn(|cx| connection.poll_closed(cx))).await);
+                drop(timeout(SHUTDOWN_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await);
                 return Http2ConnectionEnd::Early;
             }
             Ok(Some(Ok((request, respond)))) => {
-                let (session, open) = (session.clone(), OpenStreamGuard::new(&streams));
+                let (session, open_stream) = (session.clone(), OpenStreamGuard::new(&streams));
                 let resets = resets.clone();
                 tokio::task::spawn_local(async move {
-                    let served = serve_stream(&session, request, respond, &open.0).await;
-                    if let (StreamResult::Unwanted, Some(resets)) = (served, resets) {
+                    let result = serve_stream(&session, request, respond, &open_stream.0).await;
+                    if let (StreamResult::Abandoned, Some(resets)) = (result, resets) {
                         resets.count_reset(Instant::now());
                     }
-                    drop(open);
+                    drop(open_stream);
                 });
             }
             // The codec has reported the error to the client, and returns the same error from now on.
@@ -138,9 +146,9 @@ async fn serve_streams(
                 return Http2ConnectionEnd::Early;
             }
             Ok(None) => return Http2ConnectionEnd::InOrder,
-            Err(_) if ending && streams.stream_count() == 0 => return Http2ConnectionEnd::Early,
-            Err(_) if !ending && (streams.stream_count() == 0 || session.is_expired()) => {
-                ending = true;
+            Err(_) if is_ending && streams.stream_count() == 0 => return Http2ConnectionEnd::Early,
+            Err(_) if !is_ending && (streams.stream_count() == 0 || session.is_expired()) => {
+                is_ending = true;
                 connection.graceful_shutdown();
             }
             Err(_) => {}
@@ -148,11 +156,14 @@ async fn serve_streams(
     }
 }
 
-/// The streams that a client reset before any part of their responses was sent: each costs the server an
-/// exchange, and the client nothing (CVE-2023-44487).
+/// Counts the streams of a client that it reset before any part of their responses was sent, within one period:
+/// such a stream costs the server an exchange, and the client nothing (CVE-2023-44487).
 struct ResetCounter {
+    /// The start of the current period.
     since: Cell<Option<Instant>>,
+    /// The resets in the current period.
     count: Cell<u32>,
+    /// The maximum number of resets per period.
     max: u32,
 }
 
@@ -161,32 +172,33 @@ impl ResetCounter {
     /// links.
     fn for_clients_of(session: &Session) -> Option<Rc<Self>> {
         let max = match (session.gateway_connection.is_some(), session.is_inbound()) {
-            (true, _) => RESETS_MAX,
-            (false, true) => PEER_RESETS_MAX,
+            (true, _) => MAX_RESETS,
+            (false, true) => MAX_PEER_RESETS,
             (false, false) => return None,
         };
         Some(Rc::new(Self { since: Cell::default(), count: Cell::default(), max }))
     }
 
     fn count_reset(&self, now: Instant) {
-        let is_over = |since: Instant| now.duration_since(since) > RESETS_PERIOD;
-        if self.since.get().is_none_or(is_over) {
+        let is_period_over = |since: Instant| now.duration_since(since) > RESETS_PERIOD;
+        if self.since.get().is_none_or(is_period_over) {
             self.since.set(Some(now));
             self.count.set(0);
         }
         self.count.set(self.count.get() + 1);
     }
 
-    fn are_too_many(&self) -> bool {
+    fn exceed_limit(&self) -> bool {
         self.count.get() > self.max
     }
 }
 
 /// The result of a stream.
 enum StreamResult {
-    Answered,
+    /// A part of the response was sent, or the sidecar rejected the request.
+    Done,
     /// The client reset the stream before any part of its response was sent.
-    Unwanted,
+    Abandoned,
 }
 
 /// Counts one open stream while it lives.
@@ -205,6 +217,7 @@ impl Drop for OpenStreamGuard {
     }
 }
 
+/// Serves one stream: its request passes the request pipeline.
 async fn serve_stream(
     session: &Session,
     request: http::Request<RecvStream>,
@@ -212,18 +225,20 @@ async fn serve_stream(
     half_close: &Rc<HalfClose>,
 ) -> StreamResult {
     let worker = &session.worker;
-    let reply = Http2Response::new(respond);
+    let response = Http2Response::new(respond);
     let (mut parts, body) = request.into_parts();
-    let draw = || u128::from(worker.random_number());
-    let upgrade = connect::to_upgrade(&mut parts, || (draw() << 64 | draw()).to_le_bytes());
+    let random = || u128::from(worker.random_number());
+    let upgrade = connect::to_upgrade(&mut parts, || (random() << 64 | random()).to_le_bytes());
     let max_wait = worker.config.limits.body_stall_timeout;
     let mut responder =
-        Responder::Http2 { reply: reply.clone(), max_wait, grpc: is_grpc(&parts.headers) };
-    let mut lent = worker.request_heads.lend();
-    let parsed = parse_head(&mut lent, &parts, upgrade, &body);
+        Responder::Http2 { response: response.clone(), max_wait, grpc: is_grpc(&parts.headers) };
+    let mut request_head = worker.request_heads.take_object();
+    let parsed = parse_head(&mut request_head, &parts, upgrade, &body);
     // RFC 8441 §4 has no way to continue without the protocol.
     let parsed = parsed.and_then(|bytes| match upgrade {
-        true if !may_upgrade(&worker.config.upgrades, &lent, &bytes) => Err(Reason::Unsupported),
+        true if !may_upgrade(&worker.config.upgrades, &request_head, &bytes) => {
+            Err(Reason::Unsupported)
+        }
         _ => Ok(bytes),
     });
     let bytes = match parsed {
@@ -232,52 +247,52 @@ async fn serve_stream(
             let _record = ExchangeRecord::unreadable(session, reason);
             let failure = Failure::from(reason);
             error_response::send_error(&failure, session, &mut responder, false, false, None).await;
-            return StreamResult::Answered;
+            return StreamResult::Done;
         }
     };
     if session.gateway_connection.is_some() {
-        claims::remove_claims(&mut lent, &bytes);
+        claims::remove_claims(&mut request_head, &bytes);
     }
-    let request = Request { bytes, head: &lent, upgrade };
-    let mut source = match lent.body {
+    let request = Request { bytes, head: &request_head, upgrade };
+    let mut source = match request_head.body {
         BodyLength::Empty if !upgrade => BodySource::Empty,
         _ => BodySource::Http2(ReceivedBody::of_request(body, half_close.clone())),
     };
     let has_body = !source.is_empty();
     let started = Cell::new(false);
-    let given_up = cancel::RequestScope;
-    let ended = {
+    let request_scope = cancel::RequestScope;
+    let outcome = {
         let mut exchange = Exchange::new(session, &request, &mut source, &mut responder, &started);
-        let ended = {
-            let mut running = pin!(exchange.run());
+        let outcome = {
+            let mut exchange_run = pin!(exchange.run());
             tokio::select! {
                 biased;
-                code = reply.wait_canceled() => {
-                    given_up.is_given_up(code);
+                code = response.wait_canceled() => {
+                    request_scope.record_cancel(code);
                     None
                 }
-                ended = &mut running => Some(ended),
+                outcome = &mut exchange_run => Some(outcome),
                 never = half_close.wake_on_end(), if has_body => match never {},
             }
         };
-        if ended.is_none() && poll_fn(|cx| Poll::Ready(is_malformed(exchange.body, cx))).await {
+        if outcome.is_none() && poll_fn(|cx| Poll::Ready(is_malformed(exchange.body, cx))).await {
             exchange.record.record_failure(&Reason::BadRequest.into());
         }
-        ended
+        outcome
     };
-    let Some(ended) = ended else {
-        return if reply.is_unanswered() { StreamResult::Unwanted } else { StreamResult::Answered };
+    let Some(outcome) = outcome else {
+        return if response.is_pending() { StreamResult::Abandoned } else { StreamResult::Done };
     };
-    match ended {
-        Err(code) => reply.reset_stream(code),
+    match outcome {
+        Err(code) => response.reset_stream(code),
         Ok(()) if source.is_complete() => {}
         Ok(()) => tokio::select! {
             // Boxed, so that streams that are read to their end need no room for it.
-            () = Box::pin(read_out(&mut source)) => {}
+            () = Box::pin(drain_body(&mut source)) => {}
             never = half_close.wake_on_end() => match never {},
         },
     }
-    StreamResult::Answered
+    StreamResult::Done
 }
 
 /// True if the codec has reset the stream because of a malformed body or trailer section.
@@ -295,17 +310,17 @@ fn is_malformed(body: &mut BodySource<'_>, cx: &mut Context<'_>) -> bool {
 /// Reads and drops the rest of a body after the response, within limits. The codec resets the stream of a body
 /// that is dropped before its end (RFC 9113 §8.1), and some clients lose a response that is followed
 /// immediately by a reset.
-async fn read_out(source: &mut BodySource<'_>) {
-    let read = async {
-        let mut left = READ_OUT_BYTES_MAX;
+async fn drain_body(source: &mut BodySource<'_>) {
+    let draining = async {
+        let mut remaining = MAX_DRAIN_BYTES;
         while let Ok(Some(BodyPiece::Data(data))) = poll_fn(|cx| source.poll_next(cx)).await {
-            match left.checked_sub(data.len()) {
-                Some(rest) => left = rest,
+            match remaining.checked_sub(data.len()) {
+                Some(less) => remaining = less,
                 None => break,
             }
         }
     };
-    drop(timeout(READ_OUT_TIME, read).await);
+    drop(timeout(MAX_DRAIN_TIME, draining).await);
 }
 
 /// Parses the head as HTTP/1.1, by the same strict rules.
@@ -324,8 +339,8 @@ fn parse_head(
     if upgrade {
         // The upgrade must still be valid after parsing: a request to upgrade to HTTP/2, or with a body, is
         // not.
-        let agreed = head.upgrade && head.body == BodyLength::Empty;
-        return if agreed { Ok(bytes) } else { Err(Reason::BadRequest) };
+        let is_upgrade = head.upgrade && head.body == BodyLength::Empty;
+        return if is_upgrade { Ok(bytes) } else { Err(Reason::BadRequest) };
     }
     head.body = match (body.is_end_stream(), head.body) {
         (true, _) => BodyLength::Empty,
@@ -336,14 +351,14 @@ fn parse_head(
 }
 
 fn is_grpc(fields: &http::HeaderMap) -> bool {
-    let kind = fields.get(http::header::CONTENT_TYPE);
-    kind.is_some_and(|kind| grpc::is_call(kind.as_bytes()))
+    let content_type = fields.get(http::header::CONTENT_TYPE);
+    content_type.is_some_and(|content_type| grpc::is_grpc_content_type(content_type.as_bytes()))
 }
 
-fn server_builder(at_the_edge: bool) -> Builder {
-    let (streams, header_list) = match at_the_edge {
-        true => (EDGE_STREAMS_MAX, EDGE_HEADER_LIST_BYTES_MAX),
-        false => (STREAMS_MAX, HEADER_LIST_BYTES_MAX),
+fn server_builder(is_gateway: bool) -> Builder {
+    let (streams, header_list) = match is_gateway {
+        true => (MAX_GATEWAY_STREAMS, MAX_GATEWAY_HEADER_LIST_BYTES),
+        false => (MAX_STREAMS, MAX_HEADER_LIST_BYTES),
     };
     let mut builder = Builder::new();
     builder
@@ -352,33 +367,35 @@ fn server_builder(at_the_edge: bool) -> Builder {
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(header_list)
-        .max_send_buffer_size(SEND_BUFFER_BYTES_MAX)
-        .data_frame_budget(SMALL_FRAMES_MAX * SMALL_FRAME_COST)
-        .max_concurrent_reset_streams(RESET_STREAMS_MAX)
-        .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
-        .max_local_error_reset_streams(Some(ERROR_RESETS_MAX));
+        .max_send_buffer_size(MAX_SEND_BUFFER_BYTES)
+        .data_frame_budget(MAX_SMALL_FRAMES * SMALL_FRAME_COST)
+        .max_concurrent_reset_streams(MAX_RESET_STREAMS)
+        .max_pending_accept_reset_streams(MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(Some(MAX_ERROR_RESETS));
     builder
 }
 
-/// The time, and the bytes of one body, for which a client may continue to send after the response.
-const READ_OUT_TIME: Duration = Duration::from_secs(2);
-const READ_OUT_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// The time for which a client may continue to send a body after the response.
+const MAX_DRAIN_TIME: Duration = Duration::from_secs(2);
+/// The maximum size of the rest of a body that is read after the response.
+const MAX_DRAIN_BYTES: usize = 64 * 1024 * 1024;
 /// The time limit for a client to close after GOAWAY.
-const SHUTDOWN: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of concurrent streams on one connection.
-const STREAMS_MAX: u32 = 256;
-/// The same for connections of external clients to a gateway.
-const EDGE_STREAMS_MAX: u32 = 100;
+const MAX_STREAMS: u32 = 256;
+/// The maximum number of concurrent streams on a connection of an external client to a gateway.
+const MAX_GATEWAY_STREAMS: u32 = 100;
 /// The maximum number of streams that an external client may reset on one connection within `RESETS_PERIOD`.
-const RESETS_MAX: u32 = 200;
-/// The same for a peer without a sidecar, which may be a proxy that shares the connection among many impatient
-/// clients.
-const PEER_RESETS_MAX: u32 = 1000;
+const MAX_RESETS: u32 = 200;
+/// The maximum number of streams that a peer without a sidecar may reset on one connection within
+/// `RESETS_PERIOD`: it may be a proxy that shares the connection among many clients.
+const MAX_PEER_RESETS: u32 = 1000;
+/// The period in which the resets of a client are counted.
 const RESETS_PERIOD: Duration = Duration::from_secs(10);
 /// The maximum number of reset streams that are remembered, or not yet processed (CVE-2023-44487).
-const RESET_STREAMS_MAX: usize = 64;
+const MAX_RESET_STREAMS: usize = 64;
 /// The maximum number of small frames of a client that may be pending for a slow application on one connection;
 /// each costs the codec about 200 bytes.
-const SMALL_FRAMES_MAX: usize = 16 * 1024;
+const MAX_SMALL_FRAMES: usize = 16 * 1024;
 /// The number of protocol errors after which the connection is closed.
-const ERROR_RESETS_MAX: usize = 256;
+const MAX_ERROR_RESETS: usize = 256;

@@ -11,7 +11,7 @@ use h2::server::SendResponse;
 use h2::{Reason as Code, RecvStream, SendStream};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use leno_traffic::FieldEdits;
-use leno_wire::http1::{FIELDS_MAX, HEAD_BYTES_MAX, Malformed, ResponseHead};
+use leno_wire::http1::{MAX_FIELDS, MAX_HEAD_BYTES, Malformed, ResponseHead};
 use leno_wire::link::ResetCode;
 
 use super::cancel;
@@ -25,12 +25,14 @@ use crate::http::respond::ClientGone;
 /// A received body. Flow control credit for a piece is returned when the next piece is requested.
 pub(crate) struct ReceivedBody {
     stream: RecvStream,
-    owed: usize,
+    /// The flow control credit of the last piece, in bytes.
+    unreleased: usize,
     phase: BodyPhase,
     /// The client connection from which it arrives.
     half_close: Option<Rc<HalfClose>>,
 }
 
+/// The next part of a received body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BodyPhase {
     Data,
@@ -40,7 +42,7 @@ enum BodyPhase {
 
 impl ReceivedBody {
     pub(crate) fn new(stream: RecvStream) -> Self {
-        Self { stream, owed: 0, phase: BodyPhase::Data, half_close: None }
+        Self { stream, unreleased: 0, phase: BodyPhase::Data, half_close: None }
     }
 
     /// Returns the body of a request, which fails if its client half-closes the connection before the end of
@@ -59,13 +61,15 @@ impl ReceivedBody {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
-        let owed = std::mem::take(&mut self.owed);
-        if owed > 0 {
+        let unreleased = std::mem::take(&mut self.unreleased);
+        if unreleased > 0 {
             // An error means that the stream is gone, which the next read reports.
-            drop(self.stream.flow_control().release_capacity(owed));
+            drop(self.stream.flow_control().release_capacity(unreleased));
         }
         match self.poll_stream(cx) {
-            Poll::Pending if self.half_close.as_ref().is_some_and(|it| it.has_ended()) => {
+            Poll::Pending
+                if self.half_close.as_ref().is_some_and(|half_close| half_close.has_ended()) =>
+            {
                 Poll::Ready(Err(ReadError::Ended))
             }
             polled => polled,
@@ -78,7 +82,7 @@ impl ReceivedBody {
                 BodyPhase::Data => match ready!(self.stream.poll_data(cx)) {
                     Some(Ok(data)) if data.is_empty() => {}
                     Some(Ok(data)) => {
-                        self.owed = data.len();
+                        self.unreleased = data.len();
                         // If this piece ends the stream, the end is reported together with it: some servers
                         // cancel a complete response if they have not received the end of the request.
                         if self.stream.is_end_stream() {
@@ -92,11 +96,11 @@ impl ReceivedBody {
                 BodyPhase::Trailers => {
                     let trailers = ready!(self.stream.poll_trailers(cx)).map_err(read_error)?;
                     self.phase = BodyPhase::Ended;
-                    if trailers.as_ref().is_some_and(|fields| fields.len() > FIELDS_MAX) {
+                    if trailers.as_ref().is_some_and(|fields| fields.len() > MAX_FIELDS) {
                         return Poll::Ready(Err(Malformed::TooManyFields.into()));
                     }
                     let section = trailers.and_then(|fields| head::trailers_to_http1(&fields));
-                    if section.as_ref().is_some_and(|section| section.len() > HEAD_BYTES_MAX) {
+                    if section.as_ref().is_some_and(|section| section.len() > MAX_HEAD_BYTES) {
                         return Poll::Ready(Err(Malformed::HeadTooLarge.into()));
                     }
                     return Poll::Ready(Ok(section.map(BodyPiece::Trailers)));
@@ -107,6 +111,7 @@ impl ReceivedBody {
     }
 }
 
+/// Returns the error of a read for an error of the codec.
 fn read_error(error: h2::Error) -> ReadError {
     match error.reason() {
         // The codec resets a stream for malformed trailers or a wrong body length.
@@ -161,7 +166,7 @@ impl OutgoingBody {
     ) -> Poll<Result<(), PeerGone>> {
         let mut stream = self.0.borrow_mut();
         while !data.is_empty() {
-            stream.reserve_capacity(data.len().min(SEND_BYTES_MAX));
+            stream.reserve_capacity(data.len().min(MAX_SEND_BYTES));
             while stream.capacity() == 0 {
                 match ready!(stream.poll_capacity(cx)) {
                     Some(Ok(_)) => {}
@@ -183,7 +188,7 @@ impl OutgoingBody {
 
     /// Sends a validated trailer section; no frame follows it.
     pub(crate) fn send_trailers(&self, section: &[u8]) -> Result<(), PeerGone> {
-        self.0.borrow_mut().send_trailers(head::trailers_to(section)).map_err(|_| PeerGone)
+        self.0.borrow_mut().send_trailers(head::trailers_to_http2(section)).map_err(|_| PeerGone)
     }
 
     /// Resolves when the peer has reset the stream, or its connection is gone.
@@ -196,14 +201,17 @@ impl OutgoingBody {
 #[derive(Clone)]
 pub(crate) struct Http2Response(Rc<RefCell<ResponseState>>);
 
+/// The state of a response.
 enum ResponseState {
-    Unanswered(SendResponse<Bytes>),
-    Answering(OutgoingBody),
+    /// No final head was sent.
+    Pending(SendResponse<Bytes>),
+    /// The final head was sent.
+    Started(OutgoingBody),
 }
 
 impl Http2Response {
     pub(super) fn new(respond: SendResponse<Bytes>) -> Self {
-        Self(Rc::new(RefCell::new(ResponseState::Unanswered(respond))))
+        Self(Rc::new(RefCell::new(ResponseState::Pending(respond))))
     }
 
     /// Forwards an interim (1xx) head.
@@ -212,7 +220,7 @@ impl Http2Response {
     }
 
     /// Requests the body (`100 Continue`).
-    pub(crate) fn ask_for_body(&self) -> Result<(), ClientGone> {
+    pub(crate) fn send_continue(&self) -> Result<(), ClientGone> {
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::CONTINUE;
         self.send_informational(response)
@@ -220,10 +228,10 @@ impl Http2Response {
 
     fn send_informational(&self, response: Response<()>) -> Result<(), ClientGone> {
         match &mut *self.0.borrow_mut() {
-            ResponseState::Unanswered(respond) => {
+            ResponseState::Pending(respond) => {
                 respond.send_informational(response).map_err(|_| ClientGone)
             }
-            ResponseState::Answering(_) => Err(ClientGone),
+            ResponseState::Started(_) => Err(ClientGone),
         }
     }
 
@@ -232,7 +240,7 @@ impl Http2Response {
         &self,
         bytes: &[u8],
         head: &ResponseHead,
-        add: &[(&str, &[u8])],
+        added: &[(&str, &[u8])],
         rule: Option<&FieldEdits>,
         bodiless: bool,
     ) -> Result<OutgoingBody, ClientGone> {
@@ -240,7 +248,7 @@ impl Http2Response {
         if let Some(rule) = rule {
             generated_response::edit_fields(rule, response.headers_mut()).ok_or(ClientGone)?;
         }
-        for (name, value) in add {
+        for (name, value) in added {
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| ClientGone)?;
             let value = HeaderValue::from_bytes(value).map_err(|_| ClientGone)?;
             response.headers_mut().append(name, value);
@@ -255,39 +263,39 @@ impl Http2Response {
         end: bool,
     ) -> Result<OutgoingBody, ClientGone> {
         let mut state = self.0.borrow_mut();
-        let ResponseState::Unanswered(respond) = &mut *state else {
+        let ResponseState::Pending(respond) = &mut *state else {
             return Err(ClientGone);
         };
         let stream = respond.send_response(head, end).map_err(|_| ClientGone)?;
         let outgoing = OutgoingBody::new(stream);
-        *state = ResponseState::Answering(outgoing.clone());
+        *state = ResponseState::Started(outgoing.clone());
         Ok(outgoing)
     }
 
     /// Resolves when the client has canceled the request, with its code, or is gone.
     pub(super) async fn wait_canceled(&self) -> ResetCode {
         poll_fn(|cx| match &mut *self.0.borrow_mut() {
-            ResponseState::Unanswered(respond) => respond.poll_reset(cx).map(Result::ok),
-            ResponseState::Answering(outgoing) => outgoing.poll_reset(cx),
+            ResponseState::Pending(respond) => respond.poll_reset(cx).map(Result::ok),
+            ResponseState::Started(outgoing) => outgoing.poll_reset(cx),
         })
         .await
         .map_or(ResetCode::Cancelled, |code| ResetCode::of_http2(code.into()))
     }
 
     /// True if no part of the response was sent.
-    pub(super) fn is_unanswered(&self) -> bool {
-        matches!(*self.0.borrow(), ResponseState::Unanswered(_))
+    pub(super) fn is_pending(&self) -> bool {
+        matches!(*self.0.borrow(), ResponseState::Pending(_))
     }
 
     /// Resets the stream of an incomplete response. The client receives the HTTP/2 code of the upstream.
     pub(super) fn reset_stream(&self, code: ResetCode) {
         let code = code.to_http2().map_or(Code::INTERNAL_ERROR, Code::from);
         match &mut *self.0.borrow_mut() {
-            ResponseState::Unanswered(respond) => respond.send_reset(code),
-            ResponseState::Answering(outgoing) => outgoing.0.borrow_mut().send_reset(code),
+            ResponseState::Pending(respond) => respond.send_reset(code),
+            ResponseState::Started(outgoing) => outgoing.0.borrow_mut().send_reset(code),
         }
     }
 }
 
 /// The amount of connection credit that is reserved at once, so that streams take turns.
-const SEND_BYTES_MAX: usize = 16 * 1024;
+const MAX_SEND_BYTES: usize = 16 * 1024;

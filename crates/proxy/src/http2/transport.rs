@@ -16,7 +16,7 @@ pub(super) struct Transport {
     io: Io,
     early: BytesMut,
     /// A frame to insert that the client did not send.
-    splice: Option<Box<InsertedFrame>>,
+    insertion: Option<Box<InsertedFrame>>,
     /// The streams of a client, which may outlive its own direction.
     half_close: Option<Rc<HalfClose>>,
 }
@@ -24,21 +24,22 @@ pub(super) struct Transport {
 /// A frame to insert, and the number of client bytes that precede it.
 struct InsertedFrame {
     /// The client's preface and the header of its first frame, as far as they have arrived.
-    opening: Vec<u8>,
-    left: usize,
+    start: Vec<u8>,
+    /// The number of client bytes before the frame that have not arrived.
+    remaining: usize,
     frame: Bytes,
 }
 
 impl Transport {
     pub(super) fn new(io: Io, early: BytesMut) -> Self {
-        Self { io, early, splice: None, half_close: None }
+        Self { io, early, insertion: None, half_close: None }
     }
 
     /// Returns a transport that inserts `frame` after the preface and the first frame of the client.
     pub(super) fn with_frame(io: Io, early: BytesMut, frame: Bytes) -> Self {
-        let opening = Vec::with_capacity(OPENING_BYTES);
-        let splice = InsertedFrame { opening, left: OPENING_BYTES, frame };
-        Self { io, early, splice: Some(Box::new(splice)), half_close: None }
+        let start = Vec::with_capacity(START_BYTES);
+        let insertion = InsertedFrame { start, remaining: START_BYTES, frame };
+        Self { io, early, insertion: Some(Box::new(insertion)), half_close: None }
     }
 
     /// Returns the transport for a client connection; its streams are counted in `half_close`.
@@ -46,6 +47,7 @@ impl Transport {
         Self { half_close: Some(half_close), ..self }
     }
 
+    /// Reads bytes of the client: first those that were read early.
     fn poll_client(
         &mut self,
         cx: &mut Context<'_>,
@@ -67,51 +69,55 @@ impl Transport {
         Poll::Ready(Ok(()))
     }
 
+    /// Records if the last write was blocked.
     fn record_write(&self, is_blocked: bool, cx: &Context<'_>) {
         if let Some(half_close) = &self.half_close {
-            half_close.note_write(is_blocked, cx);
+            half_close.record_write(is_blocked, cx);
         }
     }
 
-    fn poll_spliced(
+    /// Reads bytes of the client up to the insertion, then the inserted frame.
+    fn poll_with_insertion(
         &mut self,
-        mut splice: Box<InsertedFrame>,
+        mut insertion: Box<InsertedFrame>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if splice.left == 0 {
-            let length = splice.frame.len().min(buffer.remaining());
-            buffer.put_slice(&splice.frame.split_to(length));
-            self.splice = Some(splice).filter(|splice| !splice.frame.is_empty());
+        if insertion.remaining == 0 {
+            let length = insertion.frame.len().min(buffer.remaining());
+            buffer.put_slice(&insertion.frame.split_to(length));
+            self.insertion = Some(insertion).filter(|insertion| !insertion.frame.is_empty());
             return Poll::Ready(Ok(()));
         }
-        let length = splice.left.min(buffer.remaining());
-        let mut room = ReadBuf::new(buffer.initialize_unfilled_to(length));
-        let read = self.poll_client(cx, &mut room);
-        let passed = splice.inspect(room.filled());
-        let length = room.filled().len();
+        let length = insertion.remaining.min(buffer.remaining());
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(length));
+        let poll_result = self.poll_client(cx, &mut part);
+        let inspected = insertion.inspect(part.filled());
+        let length = part.filled().len();
         buffer.advance(length);
-        self.splice = Some(splice);
-        passed?;
-        read
+        self.insertion = Some(insertion);
+        inspected?;
+        poll_result
     }
 }
 
 impl InsertedFrame {
+    /// Counts bytes of the client before the insertion.
+    ///
     /// # Errors
     /// The client does not start with SETTINGS (RFC 9113 §3.4). The codec would not object, and the request
     /// would get a response without them.
     fn inspect(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.left = self.left.saturating_sub(bytes.len());
-        if self.opening.len() < OPENING_BYTES {
-            self.opening.extend_from_slice(bytes);
-            if let Some([high, middle, low, kind, ..]) = self.opening.get(PREFACE_BYTES..)
-                && self.left == 0
+        self.remaining = self.remaining.saturating_sub(bytes.len());
+        if self.start.len() < START_BYTES {
+            self.start.extend_from_slice(bytes);
+            if let Some([high, middle, low, kind, ..]) = self.start.get(PREFACE_BYTES..)
+                && self.remaining == 0
             {
                 if *kind != SETTINGS {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
-                self.left = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
+                self.remaining = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
             }
         }
         Ok(())
@@ -124,10 +130,10 @@ impl AsyncRead for Transport {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        match this.splice.take() {
-            None => this.poll_client(cx, buffer),
-            Some(splice) => this.poll_spliced(splice, cx, buffer),
+        let transport = self.get_mut();
+        match transport.insertion.take() {
+            None => transport.poll_client(cx, buffer),
+            Some(insertion) => transport.poll_with_insertion(insertion, cx, buffer),
         }
     }
 }
@@ -157,5 +163,5 @@ impl AsyncWrite for Transport {
 const SETTINGS: u8 = 4;
 /// The length of the client connection preface (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
-/// The same with the header of the next frame, which contains its length.
-const OPENING_BYTES: usize = PREFACE_BYTES + 9;
+/// The length of the preface and of the header of the next frame, which contains its length.
+const START_BYTES: usize = PREFACE_BYTES + 9;

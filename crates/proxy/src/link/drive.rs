@@ -46,12 +46,12 @@ impl LinkHandle {
             intervals,
             timer: Box::pin(sleep_until(beat_at)),
             beat_at,
-            pace: CheckInterval::Idle,
+            check_interval: CheckInterval::Idle,
             has_received: false,
-            unanswered: None,
-            used: false,
-            idle_left: intervals.idle,
-            closing_beats: PARTING_BEATS,
+            checks_since_ping: None,
+            was_used: false,
+            idle_remaining: intervals.idle,
+            closing_beats: CLOSING_BEATS,
             violation: None,
         };
         poll_fn(|cx| driver.poll_turn(cx)).await;
@@ -85,15 +85,15 @@ struct Driver<F> {
     timer: Pin<Box<Sleep>>,
     /// The time of the next beat.
     beat_at: Instant,
-    pace: CheckInterval,
+    check_interval: CheckInterval,
     /// True if bytes arrived since the last check.
     has_received: bool,
-    /// The number of checks since an unanswered ping.
-    unanswered: Option<u32>,
+    /// The number of checks since a ping that is unanswered; `None` without one.
+    checks_since_ping: Option<u32>,
     /// True if a stream was opened or written to since the last beat.
-    used: bool,
+    was_used: bool,
     /// The remaining idle time.
-    idle_left: Duration,
+    idle_remaining: Duration,
     /// The remaining beats for the peer to answer the ping of a retiring link.
     closing_beats: u32,
     /// The peer's protocol violation, if there was one.
@@ -122,9 +122,9 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
         let is_used = {
             let mut state = self.link.0.state.borrow_mut();
             state.driver = Some(cx.waker().clone());
-            state.used
+            state.was_used
         };
-        if is_used && self.pace != CheckInterval::Watched(0) {
+        if is_used && self.check_interval != CheckInterval::Watched(0) {
             self.watch_closely();
         }
         let input = self.poll_input(cx);
@@ -132,8 +132,8 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
         loop {
             if self.output.is_empty() && !self.io.is_unflushed() && !self.take_output() {
                 let state = self.link.0.state.borrow();
-                let over = input == ReadState::Closed || state.broken || state.is_finished();
-                return if over || !is_alive { Poll::Ready(()) } else { Poll::Pending };
+                let is_over = input == ReadState::Closed || state.is_broken || state.is_finished();
+                return if is_over || !is_alive { Poll::Ready(()) } else { Poll::Pending };
             }
             match self.io.poll_write_all(cx, &mut self.output) {
                 Poll::Ready(Ok(())) => {}
@@ -150,7 +150,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
     /// detected soon.
     #[inline(never)]
     fn watch_closely(&mut self) {
-        self.pace = CheckInterval::Watched(0);
+        self.check_interval = CheckInterval::Watched(0);
         let next = Instant::now() + self.intervals.tick;
         if next < self.timer.deadline() {
             self.timer.as_mut().reset(next);
@@ -172,12 +172,14 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
             if !is_alive {
                 return false;
             }
-            let next = match self.pace {
+            let next = match self.check_interval {
                 CheckInterval::Idle => self.beat_at,
                 // A ping is unanswered.
-                CheckInterval::Watched(_) if self.unanswered.is_some() => now + self.intervals.tick,
-                CheckInterval::Watched(doubled) => {
-                    now + self.intervals.tick.saturating_mul(1 << doubled)
+                CheckInterval::Watched(_) if self.checks_since_ping.is_some() => {
+                    now + self.intervals.tick
+                }
+                CheckInterval::Watched(doublings) => {
+                    now + self.intervals.tick.saturating_mul(1 << doublings)
                 }
             };
             self.timer.as_mut().reset(next);
@@ -189,40 +191,40 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
     fn check_peer(&mut self, is_late: bool) -> bool {
         let was_silent = self.link.0.state.borrow().is_silent;
         if self.has_received && was_silent {
-            self.link.note_silence(false);
+            self.link.set_silent(false);
         }
         let mut state = self.link.0.state.borrow_mut();
-        let is_used = std::mem::take(&mut state.used);
-        self.used |= is_used;
-        let was_answered = self.has_received && self.unanswered.is_some();
-        let is_needed = !state.slots.is_empty() || state.retired;
-        self.pace = match self.pace {
+        let is_used = std::mem::take(&mut state.was_used);
+        self.was_used |= is_used;
+        let was_answered = self.has_received && self.checks_since_ping.is_some();
+        let is_needed = !state.slots.is_empty() || state.is_retired;
+        self.check_interval = match self.check_interval {
             _ if is_used => CheckInterval::Watched(0),
             _ if !is_needed => CheckInterval::Idle,
             // Open streams without data in either direction: the peer responds, so pings become less frequent.
-            CheckInterval::Watched(doubled) if was_answered => {
-                CheckInterval::Watched((doubled + 1).min(DOUBLED_MAX))
+            CheckInterval::Watched(doublings) if was_answered => {
+                CheckInterval::Watched((doublings + 1).min(MAX_DOUBLED))
             }
-            CheckInterval::Watched(doubled) => CheckInterval::Watched(doubled),
+            CheckInterval::Watched(doublings) => CheckInterval::Watched(doublings),
             CheckInterval::Idle => CheckInterval::Watched(0),
         };
         if std::mem::take(&mut self.has_received) || is_late {
-            self.unanswered = self.unanswered.filter(|_| !was_answered);
+            self.checks_since_ping = self.checks_since_ping.filter(|_| !was_answered);
             return true;
         }
-        match &mut self.unanswered {
-            Some(looks) => {
-                *looks += 1;
-                let looks = *looks;
+        match &mut self.checks_since_ping {
+            Some(checks) => {
+                *checks += 1;
+                let checks = *checks;
                 drop(state);
-                if looks >= SILENT_LOOKS && !was_silent {
-                    self.link.note_silence(true);
+                if checks >= SILENT_CHECKS && !was_silent {
+                    self.link.set_silent(true);
                 }
-                return looks < LOST_LOOKS;
+                return checks < LOST_CHECKS;
             }
             None if is_needed => {
                 state.link.ping();
-                self.unanswered = Some(0);
+                self.checks_since_ping = Some(0);
             }
             None => {}
         }
@@ -233,23 +235,23 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
     fn renew_allowances(&mut self) {
         let mut state = self.link.0.state.borrow_mut();
         state.link.renew_allowances();
-        let unused = state.slots.is_empty() && !std::mem::take(&mut self.used);
-        if state.retired && !state.concluded {
+        let is_idle = state.slots.is_empty() && !std::mem::take(&mut self.was_used);
+        if state.is_retired && !state.is_last_stream_known {
             // A peer that keeps opening streams without answering the ping has reached its limit.
             match self.closing_beats {
                 0 => state.announce_last(),
-                left => self.closing_beats = left - 1,
+                remaining => self.closing_beats = remaining - 1,
             }
         }
         drop(state);
         let LinkIntervals { beat, idle, .. } = self.intervals;
-        self.idle_left = if unused { self.idle_left.saturating_sub(beat) } else { idle };
-        if self.idle_left.is_zero() {
+        self.idle_remaining = if is_idle { self.idle_remaining.saturating_sub(beat) } else { idle };
+        if self.idle_remaining.is_zero() {
             self.link.retire();
         }
     }
 
-    /// Takes the output of the turn. Returns false if there is none.
+    /// Moves the output of the turn from the state to this driver. Returns false if there is none.
     fn take_output(&mut self) -> bool {
         // An idle link holds no buffer.
         buffers::return_buffer(&mut self.output, BufferSize::Turn);
@@ -296,15 +298,15 @@ const BEAT: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(500);
 /// The number of checks after an unanswered ping from which on new requests go to another endpoint: 2 s after
 /// the ping, and within 3 s of the last byte of the peer.
-const SILENT_LOOKS: u32 = 4;
+const SILENT_CHECKS: u32 = 4;
 /// The number of checks after which the streams of the link are lost as well, 6 s after the ping. A peer that
 /// is short of CPU time, or that serves a thousand streams before the ping, can be silent for seconds and then
 /// continue.
-const LOST_LOOKS: u32 = 12;
+const LOST_CHECKS: u32 = 12;
 /// The maximum number of doublings of the check interval: idle streams cost at most one ping every 4.5 s.
-const DOUBLED_MAX: u32 = 3;
+const MAX_DOUBLED: u32 = 3;
 /// The number of beats in which a peer has to answer the ping of a retiring link.
-const PARTING_BEATS: u32 = 1;
+const CLOSING_BEATS: u32 = 1;
 /// The maximum number of reads in one turn; bounds the delay of the streams.
 const READS_PER_TURN: usize = 4;
 
@@ -322,50 +324,49 @@ mod tests {
     use crate::link::StreamLoss;
     use crate::tests::fixture::{Application, run, wait_until};
 
-    /// A link over plain TCP to a peer that sends its greeting, and then `word` for everything that it
-    /// receives.
-    async fn link_to(word: &'static [u8]) -> LinkHandle {
-        link_for(IDLE, word).await
+    /// Returns a link over plain TCP to a peer that sends its first frames, and then `reply` after each read.
+    async fn link_to(reply: &'static [u8]) -> LinkHandle {
+        link_for(IDLE, reply).await
     }
 
-    async fn link_for(idle: Duration, word: &'static [u8]) -> LinkHandle {
+    async fn link_for(idle: Duration, reply: &'static [u8]) -> LinkHandle {
         let intervals = LinkIntervals { beat: PERIOD, tick: PERIOD / 4, idle };
-        link_with(intervals, Duration::ZERO, word).await
+        link_with(intervals, Duration::ZERO, reply).await
     }
 
-    /// The same, with a peer that pauses before each `word`.
+    /// The same, with these intervals and a peer that pauses before each `reply`.
     async fn link_with(
         intervals: LinkIntervals,
         pause: Duration,
-        word: &'static [u8],
+        reply: &'static [u8],
     ) -> LinkHandle {
         let peer = Application::start(move |mut client| async move {
             client.send_bytes(Link::new(Role::Acceptor, LinkLimits::default()).output()).await;
-            let mut has_received = [0; 1024];
-            while matches!(client.stream.read(&mut has_received).await, Ok(1..)) {
+            let mut request = [0; 1024];
+            while matches!(client.stream.read(&mut request).await, Ok(1..)) {
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
                 }
-                if client.stream.write_all(word).await.is_err() {
+                if client.stream.write_all(reply).await.is_err() {
                     return;
                 }
             }
         });
         let tcp = TcpStream::connect(peer.await.address).await.unwrap();
         let link = LinkHandle::new(Role::Opener);
-        let driven = link.clone().drive_at(intervals, Io::new(ByteStream::Plain(tcp)), |_| {});
-        tokio::task::spawn_local(driven);
+        let driver = link.clone().drive_at(intervals, Io::new(ByteStream::Plain(tcp)), |_| {});
+        tokio::task::spawn_local(driver);
         link.wait_ready().await.unwrap();
         link
     }
 
     #[test]
-    fn a_silent_peer_is_given_up_when_it_leaves_a_ping_unanswered() {
+    fn a_peer_that_answers_no_ping_is_reported_silent_and_then_lost() {
         run(async {
             let link = link_to(b"").await;
             let was_silent = Rc::new(Cell::new(false));
-            let noted = was_silent.clone();
-            link.on_silence(move |_, is_silent| noted.set(is_silent));
+            let observed = was_silent.clone();
+            link.on_silence(move |_, is_silent| observed.set(is_silent));
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             assert_eq!(stream.wait_until_lost().await, StreamLoss::Broken);
             assert!(link.is_broken() && was_silent.get());
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_answers_pings_may_take_its_time() {
+    fn a_peer_that_answers_pings_keeps_its_streams() {
         run(async {
             let link = link_to(PONG).await;
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
@@ -384,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_silent_for_less_than_the_bound_is_not_given_up() {
+    fn a_peer_that_is_silent_for_less_than_the_limit_is_not_lost() {
         run(async {
             // The responses arrive between the second and the third check after each ping.
             let (tick, pause) = (PERIOD, PERIOD * 17 / 5);
@@ -396,26 +397,26 @@ mod tests {
     }
 
     #[test]
-    fn streams_outlive_a_silence_that_suspends_their_link() {
+    fn streams_survive_a_silence_during_which_new_requests_avoid_the_link() {
         run(async {
             // Each response arrives between the sixth and the seventh check after its ping.
             let (tick, pause) = (PERIOD, PERIOD * 13 / 2);
             let link = link_with(LinkIntervals { beat: BEAT, tick, idle: IDLE }, pause, PONG).await;
-            let noted = Rc::new(RefCell::new(Vec::new()));
-            let notes = noted.clone();
-            link.on_silence(move |_, is_silent| notes.borrow_mut().push(is_silent));
+            let states = Rc::new(RefCell::new(Vec::new()));
+            let observed = states.clone();
+            link.on_silence(move |_, is_silent| observed.borrow_mut().push(is_silent));
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             tokio::select! {
-                lost = stream.wait_until_lost() => panic!("{lost:?}"),
-                () = wait_until(|| noted.borrow().len() >= 2) => {}
+                loss = stream.wait_until_lost() => panic!("{loss:?}"),
+                () = wait_until(|| states.borrow().len() >= 2) => {}
             }
-            assert_eq!(noted.borrow()[..2], [true, false]);
+            assert_eq!(states.borrow()[..2], [true, false]);
             assert!(!link.is_broken());
         });
     }
 
     #[test]
-    fn an_idle_link_is_not_disturbed() {
+    fn a_link_without_streams_is_not_closed_by_a_silent_peer() {
         run(async {
             let link = link_to(b"").await;
             let broken = async {
@@ -428,15 +429,15 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_nobody_needs_ends_and_one_in_use_does_not() {
+    fn an_idle_link_retires_and_a_link_in_use_does_not() {
         run(async {
-            let used = link_for(PERIOD * 2, PONG).await;
-            let stream = used.open_stream(StreamKind::Http, true, |_| {}).unwrap();
-            let unused = link_for(PERIOD * 2, b"").await;
-            wait_until(|| unused.is_broken()).await;
-            assert!(!used.is_broken());
+            let busy = link_for(PERIOD * 2, PONG).await;
+            let stream = busy.open_stream(StreamKind::Http, true, |_| {}).unwrap();
+            let idle = link_for(PERIOD * 2, b"").await;
+            wait_until(|| idle.is_broken()).await;
+            assert!(!busy.is_broken());
             drop(stream);
-            wait_until(|| used.is_broken()).await;
+            wait_until(|| busy.is_broken()).await;
         });
     }
 

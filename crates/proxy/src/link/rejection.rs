@@ -1,5 +1,5 @@
-//! Rejections by the sidecar at the other end of a link or of `leno-http/1`: the only reader of `leno-reason`
-//! in responses.
+//! Rejections by the sidecar at the other end of a link or of `leno-http/1`, with the reason in `leno-reason`.
+//! No other module reads that field of responses.
 
 use bytes::Bytes;
 use leno_model::{REASON_FIELD, Reason};
@@ -22,12 +22,12 @@ impl ReceivedHead {
     }
 }
 
-/// The same for a response over `leno-http/1`, which has the option [`REJECTED`] if the peer's sidecar wrote
-/// it.
+/// The same for a response over `leno-http/1`, which has the option [`REJECTED_OPTION`] if the peer's
+/// sidecar wrote it.
 #[cold]
 #[inline(never)]
 pub(crate) fn rejection_over_http1(bytes: &[u8], head: &ResponseHead) -> Option<Reason> {
-    head.has_connection_option(bytes, REJECTED).then(|| reported_reason(bytes, head))
+    head.has_connection_option(bytes, REJECTED_OPTION).then(|| reported_reason(bytes, head))
 }
 
 /// Returns the reason for which the endpoint's sidecar rejected the request. Used for counts only.
@@ -42,4 +42,4 @@ fn reported_reason(bytes: &[u8], head: &ResponseHead) -> Reason {
 
 /// The `Connection` option in responses over `leno-http/1` with which the sidecar itself rejects a request.
 /// Responses of the application never have it: sidecars rewrite `Connection`.
-pub(crate) const REJECTED: &str = "leno-rejected";
+pub(crate) const REJECTED_OPTION: &str = "leno-rejected";

@@ -10,19 +10,19 @@ use leno_wire::link::ResetCode;
 /// The receive queue of one stream, and its waiting tasks.
 #[derive(Default)]
 pub(super) struct StreamSlot {
-    pub(super) arrived: VecDeque<Incoming>,
+    pub(super) items: VecDeque<Incoming>,
     pub(super) reader: Option<Waker>,
     pub(super) writer: Option<Waker>,
     /// True if the writer waits for the output of the whole link to drain.
     pub(super) is_congested: bool,
     /// True if our direction has ended.
-    pub(super) ours_ended: bool,
+    pub(super) local_ended: bool,
     /// True if the peer's direction has ended.
-    pub(super) theirs_ended: bool,
+    pub(super) remote_ended: bool,
     /// Set if the stream was reset by the peer, or lost with the connection.
-    pub(super) ended: Option<StreamLoss>,
-    /// The reason that the peer reports with its reset, for counts only.
-    pub(super) reported: Option<Reason>,
+    pub(super) loss: Option<StreamLoss>,
+    /// The reason that the peer reports with its reset; used for metrics only.
+    pub(super) reported_reason: Option<Reason>,
 }
 
 /// An item that arrives on a stream.
@@ -39,13 +39,13 @@ pub(crate) enum Incoming {
 /// The reason why a stream ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamLoss {
-    /// The peer did not process it: safe to retry elsewhere.
+    /// The peer did not process the stream: safe to retry elsewhere.
     Refused,
     /// The peer's application accepts no connection: safe to retry elsewhere.
     Unreachable,
     /// A policy does not allow the TCP connection.
     Denied,
-    /// The peer abandoned it, or the connection broke.
+    /// The peer abandoned the stream, or the connection broke.
     Broken,
     /// The peer's HTTP/2 stream to its application was reset with this code.
     Http2(ResetCode),
@@ -54,36 +54,36 @@ pub(crate) enum StreamLoss {
 impl StreamSlot {
     /// Queues an item until the reader takes it.
     pub(super) fn queue_item(&mut self, incoming: Incoming) {
-        self.theirs_ended |= incoming.is_last();
-        match (self.arrived.back_mut(), incoming) {
+        self.remote_ended |= incoming.is_last();
+        match (self.items.back_mut(), incoming) {
             (Some(Incoming::Data { end, .. }), Incoming::Data { data, end: last })
                 if data.is_empty() =>
             {
                 *end = last;
             }
-            (Some(Incoming::Data { data: before, end }), Incoming::Data { data, end: last })
-                if before.len() + data.len() <= PIECE_BYTES_MAX =>
+            (Some(Incoming::Data { data: queued, end }), Incoming::Data { data, end: last })
+                if queued.len() + data.len() <= MAX_JOINED_BYTES =>
             {
-                *before = join_pieces(std::mem::take(before), &data);
+                *queued = join_pieces(std::mem::take(queued), &data);
                 *end = last;
             }
-            (_, incoming) => self.arrived.push_back(incoming),
+            (_, incoming) => self.items.push_back(incoming),
         }
         if let Some(waker) = self.reader.take() {
             waker.wake();
         }
     }
 
-    pub(super) fn is_whole(&self) -> bool {
-        self.ours_ended && self.theirs_ended
+    pub(super) fn is_complete(&self) -> bool {
+        self.local_ended && self.remote_ended
     }
 
     /// Ends the stream early. If both directions have ended it is complete, and queued items can still be read.
-    pub(super) fn end_early(&mut self, lost: StreamLoss) {
-        if self.is_whole() {
+    pub(super) fn end_early(&mut self, loss: StreamLoss) {
+        if self.is_complete() {
             return;
         }
-        self.ended.get_or_insert(lost);
+        self.loss.get_or_insert(loss);
         for waker in [self.reader.take(), self.writer.take()].into_iter().flatten() {
             waker.wake();
         }
@@ -99,16 +99,16 @@ impl Incoming {
     }
 }
 
-/// Joins two pieces. Each received piece keeps the whole buffer that it is a slice of alive: a peer that sends
-/// a window byte by byte to a slow reader would multiply memory use by a thousand.
-fn join_pieces(before: Bytes, data: &[u8]) -> Bytes {
-    let mut joined = BytesMut::from(before);
+/// Joins two pieces. Each received piece keeps its whole receive buffer alive, so that a peer that sends a
+/// window byte by byte to a slow reader would multiply memory use by a thousand.
+fn join_pieces(first: Bytes, data: &[u8]) -> Bytes {
+    let mut joined = BytesMut::from(first);
     joined.extend_from_slice(data);
     joined.freeze()
 }
 
 /// The maximum size to which queued pieces are joined: one full DATA frame.
-const PIECE_BYTES_MAX: usize = 16 * 1024;
+const MAX_JOINED_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -119,44 +119,44 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_comes_byte_by_byte_is_kept_in_few_pieces() {
+    fn a_window_received_byte_by_byte_is_joined_into_few_pieces() {
         const WINDOW: usize = 64 * 1024;
         let mut slot = StreamSlot::default();
         for index in 0..WINDOW {
             slot.queue_item(data_item(&[index as u8], index + 1 == WINDOW));
         }
-        assert_eq!(slot.arrived.len(), WINDOW / PIECE_BYTES_MAX);
-        assert!(slot.theirs_ended);
-        let mut whole = Vec::new();
-        while let Some(Incoming::Data { data, end }) = slot.arrived.pop_front() {
-            whole.extend_from_slice(&data);
-            assert_eq!(end, slot.arrived.is_empty());
+        assert_eq!(slot.items.len(), WINDOW / MAX_JOINED_BYTES);
+        assert!(slot.remote_ended);
+        let mut received = Vec::new();
+        while let Some(Incoming::Data { data, end }) = slot.items.pop_front() {
+            received.extend_from_slice(&data);
+            assert_eq!(end, slot.items.is_empty());
         }
-        assert!(whole.iter().enumerate().all(|(index, byte)| *byte == index as u8));
-        assert_eq!(whole.len(), WINDOW);
+        assert!(received.iter().enumerate().all(|(index, byte)| *byte == index as u8));
+        assert_eq!(received.len(), WINDOW);
     }
 
     #[test]
-    fn full_frames_are_kept_as_they_came() {
+    fn full_frames_are_queued_without_copies() {
         let mut slot = StreamSlot::default();
-        let frame = Bytes::from(vec![7; PIECE_BYTES_MAX]);
+        let frame = Bytes::from(vec![7; MAX_JOINED_BYTES]);
         for _ in 0..2 {
             slot.queue_item(Incoming::Data { data: frame.clone(), end: false });
         }
-        let kept = slot.arrived.iter().all(|incoming| {
+        let are_shared = slot.items.iter().all(|incoming| {
             matches!(incoming, Incoming::Data { data, .. } if data.as_ptr() == frame.as_ptr())
         });
-        assert!(kept && slot.arrived.len() == 2);
+        assert!(are_shared && slot.items.len() == 2);
     }
 
     #[test]
-    fn a_stream_that_is_whole_cannot_be_lost_any_more() {
-        for (ours_ended, expected) in [(true, None), (false, Some(StreamLoss::Broken))] {
-            let mut slot = StreamSlot { ours_ended, ..StreamSlot::default() };
+    fn a_complete_stream_cannot_be_lost() {
+        for (local_ended, expected) in [(true, None), (false, Some(StreamLoss::Broken))] {
+            let mut slot = StreamSlot { local_ended, ..StreamSlot::default() };
             slot.queue_item(data_item(b"last", true));
             slot.end_early(StreamLoss::Broken);
-            assert_eq!(slot.ended, expected);
-            assert_eq!(slot.arrived.len(), 1);
+            assert_eq!(slot.loss, expected);
+            assert_eq!(slot.items.len(), 1);
         }
     }
 }

@@ -31,7 +31,7 @@ impl LinkStream {
         let Some(slot) = state.slots.get_mut(&self.id) else {
             return Poll::Ready(Err(StreamLoss::Broken));
         };
-        match slot.arrived.pop_front() {
+        match slot.items.pop_front() {
             Some(incoming) => {
                 if let Incoming::Data { data, .. } = &incoming {
                     // A stream's data is bounded by its window, far below `u32::MAX`.
@@ -43,8 +43,8 @@ impl LinkStream {
                 }
                 Poll::Ready(Ok(incoming))
             }
-            None => match slot.ended {
-                Some(lost) => Poll::Ready(Err(lost)),
+            None => match slot.loss {
+                Some(loss) => Poll::Ready(Err(loss)),
                 None => {
                     slot.reader = Some(cx.waker().clone());
                     Poll::Pending
@@ -64,11 +64,11 @@ impl LinkStream {
             self.wait_for_item().await?;
             let mut state = self.shared.state.borrow_mut();
             let slot = state.slots.get_mut(&self.id).ok_or(StreamLoss::Broken)?;
-            match slot.arrived.front() {
+            match slot.items.front() {
                 Some(Incoming::Head { head, interim: false, rejected, .. }) => {
                     return Ok(ReceivedHead { bytes: head.clone(), rejected: *rejected });
                 }
-                Some(Incoming::Head { interim: true, .. }) => drop(slot.arrived.pop_front()),
+                Some(Incoming::Head { interim: true, .. }) => drop(slot.items.pop_front()),
                 Some(Incoming::Data { .. } | Incoming::Trailers(_)) | None => {
                     return Err(StreamLoss::Broken);
                 }
@@ -79,7 +79,7 @@ impl LinkStream {
     /// True if an item has arrived that was not taken.
     pub(crate) fn has_more(&self) -> bool {
         let state = self.shared.state.borrow();
-        state.slots.get(&self.id).is_some_and(|slot| !slot.arrived.is_empty())
+        state.slots.get(&self.id).is_some_and(|slot| !slot.items.is_empty())
     }
 
     /// Resolves when an item has arrived, without removing it.
@@ -88,9 +88,9 @@ impl LinkStream {
             let mut state = self.shared.state.borrow_mut();
             match state.slots.get_mut(&self.id) {
                 None => Poll::Ready(Err(StreamLoss::Broken)),
-                Some(slot) if !slot.arrived.is_empty() => Poll::Ready(Ok(())),
-                Some(slot) => match slot.ended {
-                    Some(lost) => Poll::Ready(Err(lost)),
+                Some(slot) if !slot.items.is_empty() => Poll::Ready(Ok(())),
+                Some(slot) => match slot.loss {
+                    Some(loss) => Poll::Ready(Err(loss)),
                     None => {
                         slot.reader = Some(cx.waker().clone());
                         Poll::Pending
@@ -107,8 +107,8 @@ impl LinkStream {
             let mut state = self.shared.state.borrow_mut();
             match state.slots.get_mut(&self.id) {
                 None => Poll::Ready(StreamLoss::Broken),
-                Some(slot) => match slot.ended {
-                    Some(lost) => Poll::Ready(lost),
+                Some(slot) => match slot.loss {
+                    Some(loss) => Poll::Ready(loss),
                     None => {
                         slot.reader = Some(cx.waker().clone());
                         Poll::Pending
@@ -134,8 +134,8 @@ impl LinkStream {
         let Some(slot) = state.slots.get_mut(&self.id) else {
             return Poll::Ready(Err(StreamLoss::Broken));
         };
-        if let Some(lost) = slot.ended {
-            return Poll::Ready(Err(lost));
+        if let Some(loss) = slot.loss {
+            return Poll::Ready(Err(loss));
         }
         if !state.link.is_congested() {
             return Poll::Ready(Ok(()));
@@ -147,7 +147,7 @@ impl LinkStream {
         Poll::Pending
     }
 
-    /// Sends a response head; call after the link is [uncongested](Self::wait_uncongested).
+    /// Sends a response head. The caller first waits until the link is [uncongested](Self::wait_uncongested).
     pub(crate) fn send_head(
         &self,
         interim: bool,
@@ -157,14 +157,15 @@ impl LinkStream {
         let mut state = self.shared.state.borrow_mut();
         let sent = state.link_with_buffer().send_head(self.id, interim, end, write_head);
         if let Some(slot) = state.slots.get_mut(&self.id) {
-            slot.ours_ended |= end && sent.is_ok();
+            slot.local_ended |= end && sent.is_ok();
         }
-        state.used = true;
+        state.was_used = true;
         state.wake_driver();
         sent.map_err(|_| StreamLoss::Broken)
     }
 
-    /// Sends the final head of a rejection by this sidecar; call as [`send_head`](Self::send_head).
+    /// Sends the final head of a rejection by this sidecar, with the precondition of
+    /// [`send_head`](Self::send_head).
     pub(crate) fn send_rejection(
         &self,
         end: bool,
@@ -173,9 +174,9 @@ impl LinkStream {
         let mut state = self.shared.state.borrow_mut();
         let sent = state.link_with_buffer().send_rejection(self.id, end, write_head);
         if let Some(slot) = state.slots.get_mut(&self.id) {
-            slot.ours_ended |= end && sent.is_ok();
+            slot.local_ended |= end && sent.is_ok();
         }
-        state.used = true;
+        state.was_used = true;
         state.wake_driver();
         sent.map_err(|_| StreamLoss::Broken)
     }
@@ -196,16 +197,16 @@ impl LinkStream {
         else {
             return Poll::Ready(Err(StreamLoss::Broken));
         };
-        let done = sent == data.len();
+        let is_done = sent == data.len();
         drop(data.split_to(sent));
-        if done {
-            slot.ours_ended |= end;
+        if is_done {
+            slot.local_ended |= end;
         } else {
             slot.writer = Some(cx.waker().clone());
         }
-        state.used = true;
+        state.was_used = true;
         state.wake_driver();
-        if done { Poll::Ready(Ok(())) } else { Poll::Pending }
+        if is_done { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
     /// Sends a trailer section; nothing follows it.
@@ -213,9 +214,9 @@ impl LinkStream {
         let mut state = self.shared.state.borrow_mut();
         let sent = state.link_with_buffer().send_trailers(self.id, trailers);
         if let Some(slot) = state.slots.get_mut(&self.id) {
-            slot.ours_ended |= sent.is_ok();
+            slot.local_ended |= sent.is_ok();
         }
-        state.used = true;
+        state.was_used = true;
         state.wake_driver();
         sent.map_err(|_| StreamLoss::Broken)
     }
@@ -227,10 +228,10 @@ impl LinkStream {
         state.wake_driver();
     }
 
-    /// The same, with the reason for the peer's counts.
+    /// Resets the stream with a code, and with a reason for the peer's metrics.
     pub(crate) fn reset_for(&self, code: ResetCode, reason: Reason) {
         let mut state = self.shared.state.borrow_mut();
-        state.link.reset_for(self.id, code, reason.label());
+        state.link.reset_with_reason(self.id, code, reason.label());
         state.wake_driver();
     }
 
@@ -239,27 +240,28 @@ impl LinkStream {
         self.reset_for(ABANDONED, Reason::AttemptAbandoned);
     }
 
-    /// True if the peer's sidecar abandoned the attempt while its client still waits. Used for counts only.
+    /// True if the peer's sidecar abandoned the attempt while its client still waits. Used for metrics only.
     pub(crate) fn is_abandoned(&self) -> bool {
         let state = self.shared.state.borrow();
-        let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);
-        reported == Some(Reason::AttemptAbandoned)
+        let reported_reason = state.slots.get(&self.id).and_then(|slot| slot.reported_reason);
+        reported_reason == Some(Reason::AttemptAbandoned)
     }
 
-    /// Returns the reason that the peer's sidecar reports for an unreachable application; `None` if the reset
-    /// code says as much.
-    pub(crate) fn unreachable_for(&self) -> Option<Reason> {
+    /// Returns the reason that the peer's sidecar reports for an unreachable application; `None` if it adds
+    /// nothing to the reset code.
+    pub(crate) fn unreachable_reason(&self) -> Option<Reason> {
         let state = self.shared.state.borrow();
-        let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);
-        reported.filter(|it| matches!(it, Reason::PortTaken | Reason::ProtocolMismatch))
+        let reported_reason = state.slots.get(&self.id).and_then(|slot| slot.reported_reason);
+        reported_reason
+            .filter(|reason| matches!(reason, Reason::PortTaken | Reason::ProtocolMismatch))
     }
 
-    /// Returns the reason for which the peer's sidecar rejected the stream. Used for counts only: the reset
-    /// code decides.
+    /// Returns the reason for which the peer's sidecar rejected the stream. Used for metrics only: retries
+    /// depend on the reset code.
     pub(crate) fn rejection_reason(&self) -> Option<Reason> {
         let state = self.shared.state.borrow();
-        let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);
-        reported.filter(|reason| reason.is_rejection())
+        let reported_reason = state.slots.get(&self.id).and_then(|slot| slot.reported_reason);
+        reported_reason.filter(|reason| reason.is_rejection())
     }
 }
 
@@ -270,11 +272,13 @@ impl Drop for LinkStream {
         if removed.is_congested {
             state.congested.retain(|id| *id != self.id);
         }
-        if removed.is_whole && !state.is_ending() {
+        if removed.is_complete && !state.is_ending() {
             return;
         }
         match cancel::is_abandoned() {
-            true => state.link.reset_for(self.id, ABANDONED, Reason::AttemptAbandoned.label()),
+            true => {
+                state.link.reset_with_reason(self.id, ABANDONED, Reason::AttemptAbandoned.label())
+            }
             false => state.link.reset_stream(self.id, cancel::current_code()),
         }
         state.wake_driver();

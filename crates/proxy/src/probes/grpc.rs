@@ -29,56 +29,59 @@ impl GrpcHealthCheck {
     ) -> Result<(), ProbeFailure> {
         let tcp = dial_application(address, interception).await?;
         let (mut sender, connection) = handshake(tcp).await.map_err(|_| ProbeFailure::Broken)?;
-        let question = health::encode_check(self.service.as_deref().unwrap_or_default());
-        let asked = async {
+        let message = health::encode_check(self.service.as_deref().unwrap_or_default());
+        let exchange = async {
             let request = http::Request::post(format!("http://{address}{}", health::METHOD))
                 .header("content-type", "application/grpc")
                 .header("te", "trailers")
                 .header("user-agent", concat!("leno-probe/", env!("CARGO_PKG_VERSION")))
                 .body(())
                 .map_err(|_| ProbeFailure::Broken)?;
-            let (answer, mut body) =
+            let (response, mut body) =
                 sender.send_request(request, false).map_err(|_| ProbeFailure::Broken)?;
-            body.send_data(question, true).map_err(|_| ProbeFailure::Broken)?;
-            let answer = answer.await.map_err(|_| ProbeFailure::Broken)?;
-            let status = answer.status().as_u16();
+            body.send_data(message, true).map_err(|_| ProbeFailure::Broken)?;
+            let response = response.await.map_err(|_| ProbeFailure::Broken)?;
+            let status = response.status().as_u16();
             if status != 200 {
                 return Err(ProbeFailure::Status(status));
             }
-            if is_failure(answer.headers()) {
+            if is_failure(response.headers()) {
                 return Err(ProbeFailure::Grpc);
             }
-            read_verdict(answer.into_body()).await
+            read_response(response.into_body()).await
         };
         // The connection is driven only while the response is awaited.
-        tokio::pin!(connection, asked);
+        tokio::pin!(connection, exchange);
         tokio::select! {
             biased;
-            answered = &mut asked => answered,
-            _ = &mut connection => asked.await,
+            result = &mut exchange => result,
+            _ = &mut connection => exchange.await,
         }
     }
 }
 
-async fn read_verdict(mut body: RecvStream) -> Result<(), ProbeFailure> {
-    let mut received = BytesMut::new();
+/// Reads the message and the trailers of the response.
+async fn read_response(mut body: RecvStream) -> Result<(), ProbeFailure> {
+    let mut message_bytes = BytesMut::new();
     while let Some(part) = body.data().await {
         let part = part.map_err(|_| ProbeFailure::Broken)?;
         body.flow_control().release_capacity(part.len()).map_err(|_| ProbeFailure::Broken)?;
-        message::append_part(&mut received, &part).map_err(|_| ProbeFailure::Broken)?;
+        message::append_part(&mut message_bytes, &part).map_err(|_| ProbeFailure::Broken)?;
     }
     let trailers = body.trailers().await.map_err(|_| ProbeFailure::Broken)?;
     if trailers.is_some_and(|trailers| is_failure(&trailers)) {
         return Err(ProbeFailure::Grpc);
     }
-    let received = message::single_message(received.freeze()).map_err(|_| ProbeFailure::Broken)?;
-    match health::is_serving(received) {
+    let message_bytes =
+        message::single_message(message_bytes.freeze()).map_err(|_| ProbeFailure::Broken)?;
+    match health::is_serving(message_bytes) {
         Ok(true) => Ok(()),
         Ok(false) => Err(ProbeFailure::NotServing),
         Err(_) => Err(ProbeFailure::Broken),
     }
 }
 
+/// True if the headers or trailers contain a `grpc-status` other than 0.
 fn is_failure(headers: &http::HeaderMap) -> bool {
     headers.get("grpc-status").is_some_and(|status| status.as_bytes() != b"0")
 }

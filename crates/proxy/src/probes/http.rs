@@ -73,22 +73,23 @@ impl HttpGet {
         }
     }
 
+    /// Sends the request over a stream, and returns the status of the response.
     async fn send_request<S>(&self, stream: S, address: SocketAddr) -> Result<u16, ProbeFailure>
     where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
-        let shaken = http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = shaken.map_err(|_| ProbeFailure::Broken)?;
+        let handshake = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(|_| ProbeFailure::Broken)?;
         let request = self.build_request(address).ok_or(ProbeFailure::Broken)?;
-        let asked = sender.send_request(request);
+        let exchange = sender.send_request(request);
         // The connection is driven only while the response is awaited.
-        tokio::pin!(connection, asked);
-        let answered = tokio::select! {
+        tokio::pin!(connection, exchange);
+        let response = tokio::select! {
             biased;
-            answered = &mut asked => answered,
-            _ = &mut connection => asked.await,
+            response = &mut exchange => response,
+            _ = &mut connection => exchange.await,
         };
-        Ok(answered.map_err(|_| ProbeFailure::Broken)?.status().as_u16())
+        Ok(response.map_err(|_| ProbeFailure::Broken)?.status().as_u16())
     }
 
     fn build_request(&self, address: SocketAddr) -> Option<Request<Empty<Bytes>>> {
@@ -103,16 +104,16 @@ impl HttpGet {
         headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
         headers.insert(HOST, HeaderValue::from_str(&address.to_string()).ok()?);
-        let mut seen = Vec::new();
+        let mut set_names = Vec::new();
         for ProbeHeader { name, value } in &self.http_headers {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             let value = HeaderValue::from_str(value).ok()?;
             // Configured headers replace the defaults, and may be repeated.
-            match seen.contains(&name) {
+            match set_names.contains(&name) {
                 true => drop(headers.append(&name, value)),
                 false => drop(headers.insert(&name, value)),
             }
-            seen.push(name);
+            set_names.push(name);
         }
         Some(request)
     }

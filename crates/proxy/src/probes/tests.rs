@@ -13,26 +13,27 @@ use tokio_rustls::TlsAcceptor;
 use super::*;
 use crate::tests::fixture::{DOMAIN, run, test_authority, test_credential};
 
-const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn loopback_interception() -> Interception {
-    Interception::Listeners { inbound: HERE, http_proxy: None }
+    Interception::Listeners { inbound: LOOPBACK, http_proxy: None }
 }
 
 /// Runs a readiness probe with this configuration.
-async fn run_probe(words: &str) -> Result<(), ProbeFailure> {
-    let probes = Probes::from_json(&format!(r#"{{"app": {{"readiness": {words}}}}}"#)).unwrap();
-    probes.find_probe("app/readiness").unwrap().run_probe(HERE, &loopback_interception()).await
+async fn run_probe(probe_json: &str) -> Result<(), ProbeFailure> {
+    let probes =
+        Probes::from_json(&format!(r#"{{"app": {{"readiness": {probe_json}}}}}"#)).unwrap();
+    probes.find_probe("app/readiness").unwrap().run_probe(LOOPBACK, &loopback_interception()).await
 }
 
-/// Serves every connection with `answer`, over TLS if configured; returns the received requests.
+/// Serves every connection with `response`, over TLS if configured; returns the received requests.
 async fn start_server(
-    answer: &'static str,
+    response: &'static str,
     tls: Option<TlsAcceptor>,
 ) -> (u16, mpsc::Receiver<String>, JoinSet<()>) {
-    let listener = TcpListener::bind((HERE, 0)).await.unwrap();
+    let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (reported, asked) = mpsc::channel(8);
+    let (reported, requests) = mpsc::channel(8);
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         loop {
@@ -41,13 +42,13 @@ async fn start_server(
             let count = match &tls {
                 None => {
                     let count = tcp.read(&mut buffer).await.unwrap();
-                    tcp.write_all(answer.as_bytes()).await.unwrap();
+                    tcp.write_all(response.as_bytes()).await.unwrap();
                     count
                 }
                 Some(tls) => {
                     let mut tls = tls.accept(tcp).await.unwrap();
                     let count = tls.read(&mut buffer).await.unwrap();
-                    tls.write_all(answer.as_bytes()).await.unwrap();
+                    tls.write_all(response.as_bytes()).await.unwrap();
                     count
                 }
             };
@@ -55,22 +56,22 @@ async fn start_server(
             reported.send(text).await.unwrap();
         }
     });
-    (port, asked, tasks)
+    (port, requests, tasks)
 }
 
 #[test]
-fn a_get_is_sent_as_the_kubelet_would_and_only_the_status_counts() {
+fn an_http_probe_equals_that_of_the_kubelet_and_only_the_status_counts() {
     run(async {
         let ok = "HTTP/1.1 204 No Content\r\n\r\n";
-        let (port, mut asked, _server) = start_server(ok, None).await;
+        let (port, mut requests, _server) = start_server(ok, None).await;
         let header =
             r#"{"name": "X-Who", "value": "me"}, {"name": "Host", "value": "shop.example"}"#;
-        let words = format!(
+        let probe_json = format!(
             r#"{{"httpGet": {{"path": "/healthz?full=1", "port": {port}, "scheme": "HTTP",
                 "httpHeaders": [{header}]}}, "timeoutSeconds": 5}}"#
         );
-        assert_eq!(run_probe(&words).await, Ok(()));
-        let text = asked.recv().await.unwrap().to_lowercase();
+        assert_eq!(run_probe(&probe_json).await, Ok(()));
+        let text = requests.recv().await.unwrap().to_lowercase();
         assert!(text.starts_with("get /healthz?full=1 http/1.1\r\n"), "{text}");
         for line in ["x-who: me", "host: shop.example", "connection: close", "accept: */*"] {
             assert!(text.contains(&format!("\r\n{line}\r\n")), "{line}: {text}");
@@ -78,73 +79,73 @@ fn a_get_is_sent_as_the_kubelet_would_and_only_the_status_counts() {
         assert_eq!(text.matches("\r\nhost:").count(), 1, "{text}");
         // The default path is the root, the default host the address.
         assert_eq!(run_probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await, Ok(()));
-        let text = asked.recv().await.unwrap().to_lowercase();
+        let text = requests.recv().await.unwrap().to_lowercase();
         assert!(text.starts_with("get / http/1.1\r\n"), "{text}");
         assert!(text.contains(&format!("\r\nhost: 127.0.0.1:{port}\r\n")), "{text}");
     });
 }
 
 #[test]
-fn redirections_are_well_and_lead_nowhere_and_failures_say_nothing_of_the_body() {
+fn redirects_succeed_without_being_followed_and_failures_omit_the_body() {
     run(async {
-        let other = "HTTP/1.1 302 Found\r\nlocation: http://192.0.2.1/\r\n\
+        let redirect_response = "HTTP/1.1 302 Found\r\nlocation: http://192.0.2.1/\r\n\
                          content-length: 0\r\n\r\n";
-        let sick = "HTTP/1.1 500 Oh\r\ncontent-length: 6\r\n\r\nsecret";
-        for (answer, expected) in [
-            (other, Ok(())),
-            (sick, Err(ProbeFailure::Status(500))),
+        let failing_response = "HTTP/1.1 500 Oh\r\ncontent-length: 6\r\n\r\nsecret";
+        for (response, expected) in [
+            (redirect_response, Ok(())),
+            (failing_response, Err(ProbeFailure::Status(500))),
             ("HTTP/1.1 400 Oh\r\ncontent-length: 0\r\n\r\n", Err(ProbeFailure::Status(400))),
             ("HTTP/1.1 799 Oh\r\ncontent-length: 0\r\n\r\n", Err(ProbeFailure::Status(799))),
             ("nonsense\r\n\r\n", Err(ProbeFailure::Broken)),
         ] {
-            let (port, _asked, _server) = start_server(answer, None).await;
-            let made = run_probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await;
-            assert_eq!(made, expected, "{answer}");
+            let (port, _requests, _server) = start_server(response, None).await;
+            let result = run_probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await;
+            assert_eq!(result, expected, "{response}");
         }
         assert!(!ProbeFailure::Status(500).to_string().contains("secret"));
     });
 }
 
 #[test]
-fn any_certificate_is_good_for_a_get_over_tls() {
+fn an_https_probe_accepts_any_certificate() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
         let holder = test_credential(&test_authority(scratch.path(), DOMAIN), "ratings");
         let tls = TlsAcceptor::from(join_server_config(&holder, &[]).unwrap());
         let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
-        let (port, _asked, _server) = start_server(ok, Some(tls)).await;
-        let words = format!(r#"{{"httpGet": {{"port": {port}, "scheme": "HTTPS"}}}}"#);
-        assert_eq!(run_probe(&words).await, Ok(()));
+        let (port, _requests, _server) = start_server(ok, Some(tls)).await;
+        let probe_json = format!(r#"{{"httpGet": {{"port": {port}, "scheme": "HTTPS"}}}}"#);
+        assert_eq!(run_probe(&probe_json).await, Ok(()));
     });
 }
 
 #[test]
-fn a_connection_is_enough_for_a_probe_of_a_socket_and_nobody_there_is_not() {
+fn a_tcp_probe_succeeds_if_the_port_accepts_a_connection() {
     run(async {
-        let listener = TcpListener::bind((HERE, 0)).await.unwrap();
+        let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let words = format!(r#"{{"tcpSocket": {{"port": {port}}}}}"#);
-        assert_eq!(run_probe(&words).await, Ok(()));
+        let probe_json = format!(r#"{{"tcpSocket": {{"port": {port}}}}}"#);
+        assert_eq!(run_probe(&probe_json).await, Ok(()));
         drop(listener);
         let refused = ProbeFailure::Connect(port, std::io::ErrorKind::ConnectionRefused);
-        assert_eq!(run_probe(&words).await, Err(refused));
+        assert_eq!(run_probe(&probe_json).await, Err(refused));
     });
 }
 
 #[test]
-fn who_does_not_answer_in_time_is_not_well() {
+fn a_probe_without_a_response_in_time_fails() {
     run(async {
         // Accepted by the kernel only: no process accepts.
-        let listener = TcpListener::bind((HERE, 0)).await.unwrap();
+        let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let words = format!(r#"{{"httpGet": {{"port": {port}}}, "timeoutSeconds": 1}}"#);
-        assert_eq!(run_probe(&words).await, Err(ProbeFailure::Timeout));
+        let probe_json = format!(r#"{{"httpGet": {{"port": {port}}}, "timeoutSeconds": 1}}"#);
+        assert_eq!(run_probe(&probe_json).await, Err(ProbeFailure::Timeout));
     });
 }
 
 /// Starts a health service with one service and this status.
 async fn health_service(status: u8) -> (u16, JoinSet<()>) {
-    let listener = TcpListener::bind((HERE, 0)).await.unwrap();
+    let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -160,8 +161,9 @@ async fn health_service(status: u8) -> (u16, JoinSet<()>) {
                     question.extend_from_slice(&part);
                 }
                 let is_known = question[..] == *b"\0\0\0\0\x06\x0a\x04shop";
-                let answer = ::http::Response::builder().header("content-type", "application/grpc");
-                let mut send = respond.send_response(answer.body(()).unwrap(), false).unwrap();
+                let response =
+                    ::http::Response::builder().header("content-type", "application/grpc");
+                let mut send = respond.send_response(response.body(()).unwrap(), false).unwrap();
                 let mut trailers = ::http::HeaderMap::new();
                 if is_known {
                     let message = Bytes::from(vec![0, 0, 0, 0, 2, 8, status]);
@@ -177,7 +179,7 @@ async fn health_service(status: u8) -> (u16, JoinSet<()>) {
 }
 
 #[test]
-fn a_health_service_is_asked_in_its_own_words() {
+fn a_grpc_probe_calls_the_health_service() {
     run(async {
         for (status, service, expected) in [
             (1, "shop", Ok(())),
@@ -185,11 +187,12 @@ fn a_health_service_is_asked_in_its_own_words() {
             (1, "other", Err(ProbeFailure::Grpc)),
         ] {
             let (port, _service) = health_service(status).await;
-            let words = format!(r#"{{"grpc": {{"port": {port}, "service": "{service}"}}}}"#);
-            assert_eq!(run_probe(&words).await, expected, "{status} {service}");
+            let probe_json = format!(r#"{{"grpc": {{"port": {port}, "service": "{service}"}}}}"#);
+            assert_eq!(run_probe(&probe_json).await, expected, "{status} {service}");
         }
         // A server of another protocol has no health service.
-        let (port, _asked, _server) = start_server("HTTP/1.1 400 Bad Request\r\n\r\n", None).await;
+        let (port, _requests, _server) =
+            start_server("HTTP/1.1 400 Bad Request\r\n\r\n", None).await;
         assert_eq!(
             run_probe(&format!(r#"{{"grpc": {{"port": {port}}}}}"#)).await,
             Err(ProbeFailure::Broken)
@@ -198,7 +201,7 @@ fn a_health_service_is_asked_in_its_own_words() {
 }
 
 #[test]
-fn probes_are_found_by_container_and_kind_and_refused_when_they_say_nothing() {
+fn probes_are_found_by_container_and_kind_and_rejected_without_an_action() {
     let text = r#"{"app": {"readiness": {"httpGet": {"path": "/x", "port": 8080, "scheme": "HTTP",
         "httpHeaders": [{"name": "a", "value": "b"}]}, "timeoutSeconds": 1},
         "liveness": {"tcpSocket": {"port": 8080}},
@@ -211,7 +214,7 @@ fn probes_are_found_by_container_and_kind_and_refused_when_they_say_nothing() {
         assert!(probes.find_probe(path).is_none(), "{path}");
     }
     assert!(Probes::from_json("{}").unwrap().find_probe("app/readiness").is_none());
-    for (bad, expected) in [
+    for (invalid, expected) in [
         (r#"{"app": {"readiness": {}}}"#, "the readiness probe of container `app`"),
         (
             r#"{"app": {"liveness": {"tcpSocket": {"port": 1}, "httpGet": {"port": 1}}}}"#,
@@ -222,13 +225,13 @@ fn probes_are_found_by_container_and_kind_and_refused_when_they_say_nothing() {
         (r#"{"app": {"ready": {"tcpSocket": {"port": 1}}}}"#, "invalid probes"),
         ("", "invalid probes"),
     ] {
-        let error = Probes::from_json(bad).unwrap_err().to_string();
-        assert!(error.contains(expected), "{bad}: {error}");
+        let error = Probes::from_json(invalid).unwrap_err().to_string();
+        assert!(error.contains(expected), "{invalid}: {error}");
     }
 }
 
 #[test]
-fn the_kubelet_gets_the_status_of_the_application_and_a_gateway_status_without_one() {
+fn the_kubelet_receives_the_status_of_the_application_or_a_gateway_error() {
     let refused = ProbeFailure::Connect(8080, std::io::ErrorKind::ConnectionRefused);
     for (unwell, status) in [
         (ProbeFailure::Status(404), 404),

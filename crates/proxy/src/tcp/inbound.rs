@@ -14,9 +14,9 @@ use leno_wire::sniff::DetectedProtocol;
 use tokio::time::timeout;
 
 use super::request_detection::RequestDetector;
-use super::{MEMORY_BYTES, PumpDirection, forward_counted, forward_streams};
+use super::{PumpDirection, TUNNEL_BUFFER_BYTES, forward_counted, forward_streams};
 use crate::config_store::ConfigSnapshot;
-use crate::connection::{from_http1, list_session};
+use crate::connection::{list_session, serve_http1};
 use crate::error::Failure;
 use crate::first_bytes::sniff_connection;
 use crate::http::message::{MessageReader, MessageWriter};
@@ -36,17 +36,18 @@ pub(crate) async fn to_application(session: &Session, port: u16, opened: OpenedS
         return Box::pin(serve_requests(session, port, &opened.stream)).await;
     }
     let mut record = ExchangeRecord::open(session, "tcp");
-    match try_forward(session, port, &opened.stream, &mut record).await {
+    match try_forward_stream(session, port, &opened.stream, &mut record).await {
         Ok(()) => record.mark_succeeded(),
         Err(failure) => {
             record.record_failure(&failure);
             // The other sidecar resets its client.
-            opened.stream.reset_for(code_of(failure.reason), failure.reason);
+            opened.stream.reset_for(reset_code(failure.reason), failure.reason);
         }
     }
 }
 
-async fn try_forward(
+/// Forwards the bytes until either side ends, or until the policies no longer permit them.
+async fn try_forward_stream(
     session: &Session,
     port: u16,
     stream: &LinkStream,
@@ -58,30 +59,32 @@ async fn try_forward(
     // The other sidecar sends its client's bytes only after this.
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
     let max_wait = session.worker.config.limits.idle_connection;
-    let mut plain = (connection.reader, MessageWriter::new(connection.writer.io.clone(), max_wait));
-    let examination = RequestDetector::for_port(session, port);
-    let towards = PumpDirection::Application(examination.as_ref());
-    let carried = tokio::select! {
-        carried = forward_streams(&mut plain, stream, towards, max_wait, record) => {
-            carried.map_err(Failure::from)
+    let mut application =
+        (connection.reader, MessageWriter::new(connection.writer.io.clone(), max_wait));
+    let detector = RequestDetector::for_port(session, port);
+    let towards = PumpDirection::Application(detector.as_ref());
+    let outcome = tokio::select! {
+        outcome = forward_streams(&mut application, stream, towards, max_wait, record) => {
+            outcome.map_err(Failure::from)
         }
-        denied = wait_until_denied(session, port, examination.as_ref()) => Err(denied),
+        denial = wait_until_denied(session, port, detector.as_ref()) => Err(denial),
     };
-    if carried.is_err() {
-        plain.1.io.reset_on_drop();
+    if outcome.is_err() {
+        application.1.io.reset_on_drop();
     }
-    carried
+    outcome
 }
 
 /// True for a port without a declared protocol that rejects opaque bytes of a peer and may permit its requests.
 /// Its bytes are then inspected, and served if they are HTTP.
 pub(crate) fn needs_requests(session: &Session, port: u16) -> bool {
     let Some(config) = session.worker.config_store.current_config() else { return false };
-    let access = &config.plans.access;
-    config.plans.snapshot.config.declared_protocol(port) == Protocol::Detect
+    let access = &config.compiled.access;
+    config.compiled.snapshot.config.declared_protocol(port) == Protocol::Detect
         && session.authorize_peer(&config, Instant::now()).is_ok_and(|permit| {
-            access.may_let_requests_in(&permit)
-                && (access.authorize_tcp(&permit).is_err() || sees_requests(&config, port).is_err())
+            access.may_allow_requests(&permit)
+                && (access.authorize_tcp(&permit).is_err()
+                    || admit_opaque_bytes(&config, port).is_err())
         })
 }
 
@@ -92,33 +95,37 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
     if stream.send_head(false, false, |_| {}).is_err() {
         return;
     }
-    let (near, far) = tokio::io::duplex(MEMORY_BYTES);
-    let (near, far) = (Io::new(ByteStream::Memory(near)), Io::new(ByteStream::Memory(far)));
-    let mut plain =
-        (MessageReader::new(near.clone()), MessageWriter::new(near, limits.idle_connection));
+    let (stream_end, server_end) = tokio::io::duplex(TUNNEL_BUFFER_BYTES);
+    let (stream_end, server_end) =
+        (Io::new(ByteStream::Memory(stream_end)), Io::new(ByteStream::Memory(server_end)));
+    let mut stream_side = (
+        MessageReader::new(stream_end.clone()),
+        MessageWriter::new(stream_end, limits.idle_connection),
+    );
     let (sent, received) = (Cell::new(0), Cell::new(0));
-    let carried = forward_counted(
-        &mut plain,
+    let forwarding = forward_counted(
+        &mut stream_side,
         stream,
         PumpDirection::Application(None),
         limits.idle_connection,
         &sent,
         &received,
     );
-    let (mut carried, mut served) = (pin!(carried), pin!(serve_first(session, port, far)));
-    let ended = tokio::select! {
-        carried = &mut carried => match carried {
-            Ok(()) => served.await,
+    let serving = serve_first(session, port, server_end);
+    let (mut forwarding, mut serving) = (pin!(forwarding), pin!(serving));
+    let outcome = tokio::select! {
+        forwarded = &mut forwarding => match forwarded {
+            Ok(()) => serving.await,
             Err(reason) => Err(reason),
         },
-        served = &mut served => match served {
-            // The client may keep its direction open. Then the stream is reset.
-            Ok(()) => timeout(LAST_BYTES, carried).await.unwrap_or(Ok(())),
+        served = &mut serving => match served {
+            // The client may leave its direction open. Then the stream is reset.
+            Ok(()) => timeout(MAX_CLOSE, forwarding).await.unwrap_or(Ok(())),
             Err(reason) => Err(reason),
         },
     };
-    if let Err(reason) = ended {
-        stream.reset_for(code_of(reason), reason);
+    if let Err(reason) = outcome {
+        stream.reset_for(reset_code(reason), reason);
     }
 }
 
@@ -131,22 +138,22 @@ async fn serve_first(session: &Session, port: u16, io: Io) -> Result<(), Reason>
         io.close().await;
         return Ok(());
     }
-    let sniffed = timeout(limits.head_timeout, sniff_connection(&io, &mut early)).await;
-    let list = |protocol| list_session(session, protocol, format!("application port {port}"));
-    match sniffed {
+    let protocol = timeout(limits.head_timeout, sniff_connection(&io, &mut early)).await;
+    let list_as = |label| list_session(session, label, format!("application port {port}"));
+    match protocol {
         Ok(DetectedProtocol::Http1) => {
-            let listed = list("http");
-            from_http1(session.for_detected_http(false), listed, &io, early).await;
+            let list_entry = list_as("http");
+            serve_http1(session.for_detected_http(false), list_entry, &io, early).await;
         }
         Ok(DetectedProtocol::Http2) => {
-            let _listed = list("http2");
+            let _list_entry = list_as("http2");
             http2::server::serve_connection(Rc::new(session.for_detected_http(true)), &io, early)
                 .await;
             io.close().await;
         }
         Ok(DetectedProtocol::Tls | DetectedProtocol::Opaque | DetectedProtocol::Incomplete)
         | Err(_) => {
-            return carry_plainly(session, port, &io, early).await;
+            return forward_recorded(session, port, &io, early).await;
         }
     }
     Ok(())
@@ -154,19 +161,20 @@ async fn serve_first(session: &Session, port: u16, io: Io) -> Result<(), Reason>
 
 /// Forwards a connection without mutual TLS to the application.
 pub(crate) async fn forward_plaintext(session: &Session, port: u16, io: Io, early: BytesMut) {
-    if carry_plainly(session, port, &io, early).await.is_err() {
+    if forward_recorded(session, port, &io, early).await.is_err() {
         io.reset_on_drop();
     }
 }
 
-async fn carry_plainly(
+/// The same, with a record of the connection.
+async fn forward_recorded(
     session: &Session,
     port: u16,
     io: &Io,
     early: BytesMut,
 ) -> Result<(), Reason> {
     let mut record = ExchangeRecord::open(session, "tcp");
-    match attempt_plainly(session, port, io, early, &mut record).await {
+    match try_forward_plaintext(session, port, io, early, &mut record).await {
         Ok(()) => {
             record.mark_succeeded();
             Ok(())
@@ -178,7 +186,8 @@ async fn carry_plainly(
     }
 }
 
-async fn attempt_plainly(
+/// Forwards the bytes until either side ends, or until the policies no longer permit them.
+async fn try_forward_plaintext(
     session: &Session,
     port: u16,
     io: &Io,
@@ -193,13 +202,13 @@ async fn attempt_plainly(
     reader.buffer = early;
     let client = (reader, MessageWriter::new(io.clone(), max_wait));
     let server = (connection.reader, MessageWriter::new(connection.writer.io.clone(), max_wait));
-    let cut = server.1.io.clone();
-    let examination = RequestDetector::for_port(session, port);
+    let application_io = server.1.io.clone();
+    let detector = RequestDetector::for_port(session, port);
     tokio::select! {
-        spliced = copy_bytes(client, server, max_wait, record, examination.as_ref()) => Ok(spliced?),
-        denied = wait_until_denied(session, port, examination.as_ref()) => {
-            cut.reset_on_drop();
-            Err(denied)
+        spliced = copy_bytes(client, server, max_wait, record, detector.as_ref()) => Ok(spliced?),
+        denial = wait_until_denied(session, port, detector.as_ref()) => {
+            application_io.reset_on_drop();
+            Err(denial)
         }
     }
 }
@@ -222,10 +231,14 @@ fn permitted_application(
 ) -> Result<Rc<Application>, Failure> {
     let resolved_route = route::route_inbound(session, port, false, record)?;
     let permit = session.authorize_peer(&resolved_route.config, record.started)?;
-    let access = &resolved_route.config.plans.access;
+    let access = &resolved_route.config.compiled.access;
     record.record_permit(access, access.authorize_tcp(&permit)?);
-    sees_requests(&resolved_route.config, port)?;
-    resolved_route.config.plans.limits.admit_connection(port, session.worker.config_store.age())?;
+    admit_opaque_bytes(&resolved_route.config, port)?;
+    resolved_route
+        .config
+        .compiled
+        .limits
+        .admit_connection(port, session.worker.config_store.age())?;
     match resolved_route.destination {
         Destination::Application(application) => Ok(application),
         Destination::Endpoints(_) | Destination::Redirected(_) => Err(Reason::NoEndpoint.into()),
@@ -236,8 +249,8 @@ fn permitted_application(
 ///
 /// # Errors
 /// `denied-by-policy`, if such a policy applies.
-fn sees_requests(config: &ConfigSnapshot, port: u16) -> Result<(), Failure> {
-    let Some(policy) = config.plans.snapshot.config.rejects_bytes(port) else { return Ok(()) };
+fn admit_opaque_bytes(config: &ConfigSnapshot, port: u16) -> Result<(), Failure> {
+    let Some(policy) = config.compiled.snapshot.config.rejects_bytes(port) else { return Ok(()) };
     let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
     Err(Denial { policy, ..Denial::without_policy(Reason::DeniedByPolicy) }.into())
 }
@@ -246,28 +259,32 @@ fn sees_requests(config: &ConfigSnapshot, port: u16) -> Result<(), Failure> {
 async fn wait_until_denied(
     session: &Session,
     port: u16,
-    examination: Option<&RequestDetector<'_>>,
+    detector: Option<&RequestDetector<'_>>,
 ) -> Failure {
     let config_store = &session.worker.config_store;
     let mut changes = config_store.access_changes();
     loop {
         // Checked at the start as well: the policies may have changed since the stream was accepted.
         if let Some(config) = config_store.current_config() {
-            let access = &config.plans.access;
-            let permit = access.visit(session.identity.as_deref(), port, Some(session.origin()));
+            let access = &config.compiled.access;
+            let permit = access.authorize_connection_from(
+                session.identity.as_deref(),
+                port,
+                Some(session.origin()),
+            );
             if let Err(denial) = permit.and_then(|permit| access.authorize_tcp(&permit)) {
                 return denial.into();
             }
-            if let Err(denial) = sees_requests(&config, port) {
+            if let Err(denial) = admit_opaque_bytes(&config, port) {
                 return denial;
             }
-            if let Some(Err(denial)) = examination.map(|it| it.check_request(&config)) {
+            if let Some(Err(denial)) = detector.map(|detector| detector.check_request(&config)) {
                 return denial;
             }
         }
-        let rejected = async {
-            match examination {
-                Some(examination) => examination.wait_until_rejected().await,
+        let detected = async {
+            match detector {
+                Some(detector) => detector.wait_until_rejected().await,
                 None => std::future::pending().await,
             }
         };
@@ -278,13 +295,13 @@ async fn wait_until_denied(
                     std::future::pending::<()>().await;
                 }
             }
-            () = rejected => {}
+            () = detected => {}
         }
     }
 }
 
 /// Returns the code for resetting a stream.
-fn code_of(reason: Reason) -> ResetCode {
+fn reset_code(reason: Reason) -> ResetCode {
     match reason.status() {
         // Other endpoints have their own limits.
         429 => ResetCode::Refused,
@@ -294,5 +311,5 @@ fn code_of(reason: Reason) -> ResetCode {
     }
 }
 
-/// The time in which a stream has to end after its last response.
-const LAST_BYTES: Duration = Duration::from_secs(5);
+/// The maximum time for a stream to end after its last response.
+const MAX_CLOSE: Duration = Duration::from_secs(5);

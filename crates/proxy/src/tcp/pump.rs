@@ -1,6 +1,19 @@
 //! Copies of the bytes of a connection in both directions.
 
-use super::*;
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::time::Duration;
+
+use leno_model::Reason;
+use leno_wire::http1::BodyLength;
+
+use super::request_detection::RequestDetector;
+use crate::error::{downstream_reason, upstream_reason};
+use crate::http::body::{BodyRecorder, BodySink, BodySource, PauseLimit, PumpError, forward_body};
+use crate::http::message::{MessageReader, MessageWriter};
+use crate::link::LinkStream;
+use crate::max_wait::wait_for_silence;
+use crate::record::ExchangeRecord;
 
 /// The direction of the client's bytes.
 #[derive(Clone, Copy)]
@@ -12,24 +25,24 @@ pub(super) enum PumpDirection<'a> {
 
 /// Forwards both directions concurrently, each with its own end (half-close), until both have ended.
 pub(super) async fn forward_streams(
-    ends: &mut (MessageReader, MessageWriter),
+    plain: &mut (MessageReader, MessageWriter),
     stream: &LinkStream,
-    towards: PumpDirection<'_>,
+    direction: PumpDirection<'_>,
     max_wait: Duration,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<(), Reason> {
-    let (to_stream, to_plain) = match towards {
+    let (to_stream, to_plain) = match direction {
         PumpDirection::Link => (&record.bytes_in, &record.bytes_out),
         PumpDirection::Application(_) => (&record.bytes_out, &record.bytes_in),
     };
-    forward_counted(ends, stream, towards, max_wait, to_stream, to_plain).await
+    forward_counted(plain, stream, direction, max_wait, to_stream, to_plain).await
 }
 
 /// The same, with counters for the bytes to and from the stream.
 pub(super) async fn forward_counted(
     (reader, writer): &mut (MessageReader, MessageWriter),
     stream: &LinkStream,
-    towards: PumpDirection<'_>,
+    direction: PumpDirection<'_>,
     max_wait: Duration,
     to_stream: &Cell<u64>,
     to_plain: &Cell<u64>,
@@ -37,31 +50,40 @@ pub(super) async fn forward_counted(
     let mut from_plain = BodySource::from_http1(reader, BodyLength::UntilClose);
     let mut into_stream = BodySink::Link { stream, max_wait };
     let mut from_stream = BodySource::from_link(stream, BodyLength::UntilClose);
-    let noted = |bytes| BodyRecorder::for_response(bytes, None);
+    let recorder = |bytes| BodyRecorder::for_response(bytes, None);
     let io = writer.io.clone();
     let mut into_plain = BodySink::Http1 { writer, chunked: false };
-    let forth = async {
-        let pumped =
-            forward_body(&mut from_plain, &mut into_stream, PauseLimit::Allowed, &noted(to_stream))
-                .await;
-        pumped.map_err(|broken| towards.failure_reason(StreamDirection::ToStream, &broken))
+    let send = async {
+        let outcome = forward_body(
+            &mut from_plain,
+            &mut into_stream,
+            PauseLimit::Unlimited,
+            &recorder(to_stream),
+        )
+        .await;
+        outcome.map_err(|error| direction.failure_reason(StreamDirection::ToStream, &error))
     };
-    let back = async {
-        let pumped = async {
-            if let PumpDirection::Application(Some(examination)) = towards {
-                examination.forward_inspected(&mut from_stream, &mut into_plain, to_plain).await?;
+    let receive = async {
+        let outcome = async {
+            if let PumpDirection::Application(Some(detector)) = direction {
+                detector.forward_inspected(&mut from_stream, &mut into_plain, to_plain).await?;
             }
-            forward_body(&mut from_stream, &mut into_plain, PauseLimit::Allowed, &noted(to_plain))
-                .await?;
+            forward_body(
+                &mut from_stream,
+                &mut into_plain,
+                PauseLimit::Unlimited,
+                &recorder(to_plain),
+            )
+            .await?;
             poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| PumpError::Sink)
         };
-        pumped.await.map_err(|broken| towards.failure_reason(StreamDirection::FromStream, &broken))
+        outcome.await.map_err(|error| direction.failure_reason(StreamDirection::FromStream, &error))
     };
     tokio::select! {
         biased;
-        carried = async { tokio::try_join!(forth, back) } => carried.map(|((), ())| ()),
+        outcome = async { tokio::try_join!(send, receive) } => outcome.map(|((), ())| ()),
         // One side may be stuck; the other does not wait for it.
-        _ = stream.wait_until_lost() => Err(towards.loss_reason()),
+        _ = stream.wait_until_lost() => Err(direction.loss_reason()),
         () = wait_for_silence(max_wait, to_stream, to_plain) => Err(Reason::IdleTimeout),
     }
 }
@@ -75,8 +97,12 @@ pub(super) enum StreamDirection {
 
 impl PumpDirection<'_> {
     /// Returns the reason for a broken pump, by the side at fault.
-    pub(super) fn failure_reason(self, way: StreamDirection, broken: &PumpError) -> Reason {
-        match (self, way, broken) {
+    pub(super) fn failure_reason(
+        self,
+        stream_direction: StreamDirection,
+        error: &PumpError,
+    ) -> Reason {
+        match (self, stream_direction, error) {
             (Self::Link, StreamDirection::ToStream, PumpError::Source(error))
             | (Self::Application(_), StreamDirection::FromStream, PumpError::Source(error)) => {
                 downstream_reason(error)

@@ -20,8 +20,8 @@ pub(crate) struct RequestDetector<'a> {
     session: &'a Session,
     port: u16,
     /// True once an HTTP request was detected.
-    has_begun: Cell<bool>,
-    begun: Notify,
+    is_request: Cell<bool>,
+    request_detected: Notify,
 }
 
 impl<'a> RequestDetector<'a> {
@@ -29,9 +29,9 @@ impl<'a> RequestDetector<'a> {
     /// a policy decides by request.
     pub(super) fn for_port(session: &'a Session, port: u16) -> Option<Self> {
         let config = session.worker.config_store.current_config()?;
-        let is_declared = config.plans.snapshot.config.declared_protocol(port) == Protocol::Tcp;
-        let (has_begun, begun) = (Cell::new(false), Notify::new());
-        is_declared.then_some(Self { session, port, has_begun, begun })
+        let is_declared = config.compiled.snapshot.config.declared_protocol(port) == Protocol::Tcp;
+        let (is_request, request_detected) = (Cell::new(false), Notify::new());
+        is_declared.then_some(Self { session, port, is_request, request_detected })
     }
 
     /// Forwards bytes of the client until it is known if they start with an HTTP request. Rejected bytes are
@@ -42,10 +42,10 @@ impl<'a> RequestDetector<'a> {
         sink: &mut BodySink<'_>,
         bytes: &Cell<u64>,
     ) -> Result<(), PumpError> {
-        let mut line = FirstLineReader::default();
+        let mut first_line = FirstLineReader::default();
         loop {
-            let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
-            let next = match at_once {
+            let ready = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
+            let next = match ready {
                 Poll::Ready(next) => next,
                 Poll::Pending => {
                     sink.flush().await?;
@@ -55,17 +55,17 @@ impl<'a> RequestDetector<'a> {
             let Some(BodyPiece::Data(data)) = next.map_err(PumpError::Source)? else {
                 return Ok(());
             };
-            let read = line.read(&data);
-            if read == FirstLine::Request {
-                self.has_begun.set(true);
+            let progress = first_line.read(&data);
+            if progress == FirstLine::Request {
+                self.is_request.set(true);
                 if self.is_rejected() {
-                    self.begun.notify_one();
+                    self.request_detected.notify_one();
                     return pending().await;
                 }
             }
             bytes.set(bytes.get() + data.len() as u64);
             sink.push(BodyPiece::Data(data), false).await?;
-            if read != FirstLine::Incomplete {
+            if progress != FirstLine::Incomplete {
                 return Ok(());
             }
         }
@@ -78,25 +78,25 @@ impl<'a> RequestDetector<'a> {
 
     /// Resolves when a rejected HTTP request was detected.
     pub(super) async fn wait_until_rejected(&self) {
-        self.begun.notified().await;
+        self.request_detected.notified().await;
     }
 
     /// # Errors
     /// `denied-by-policy` if an HTTP request was detected and a policy depends on requests.
     pub(super) fn check_request(&self, config: &ConfigSnapshot) -> Result<(), Failure> {
-        if !self.has_begun.get() {
+        if !self.is_request.get() {
             return Ok(());
         }
-        if let Some(policy) = config.plans.snapshot.config.rejects_hidden_requests(self.port) {
+        if let Some(policy) = config.compiled.snapshot.config.rejects_hidden_requests(self.port) {
             let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
             return Err(Denial { policy, ..Denial::without_policy(Reason::DeniedByPolicy) }.into());
         }
-        let access = &config.plans.access;
-        let permit = access.visit(
+        let access = &config.compiled.access;
+        let permit = access.authorize_connection_from(
             self.session.identity.as_deref(),
             self.port,
             Some(self.session.origin()),
         )?;
-        Ok(access.hidden_request(&permit)?)
+        Ok(access.authorize_hidden_request(&permit)?)
     }
 }

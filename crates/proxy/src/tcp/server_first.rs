@@ -20,14 +20,17 @@ pub(super) fn is_detected(session: &Session, record: &ExchangeRecord<'_>) -> boo
     let Some((config, service)) = config.as_ref().zip(record.subject.service.as_ref()) else {
         return false;
     };
-    let port = config.plans.service(service).and_then(|plan| plan.ports.get(&record.subject.port));
+    let port = config
+        .compiled
+        .service(service)
+        .and_then(|compiled| compiled.ports.get(&record.subject.port));
     port.is_some_and(|port| port.protocol == Protocol::Detect)
 }
 
 /// True if the client's sidecar injects faults into requests, and therefore rejects opaque bytes.
 pub(crate) fn injects_faults(worker: &Worker, service: &ServiceName, port: u16) -> bool {
     let Some(config) = worker.config_store.current_config() else { return false };
-    let port = config.plans.service(service).and_then(|plan| plan.ports.get(&port));
+    let port = config.compiled.service(service).and_then(|compiled| compiled.ports.get(&port));
     port.is_some_and(|port| ChosenPort::from_called(port).has_faults())
 }
 
@@ -41,14 +44,14 @@ pub(super) async fn forward_bytes(
 ) -> Result<(), Reason> {
     let max_wait = session.worker.config.limits.idle_connection;
     let (to_stream, to_plain) = (&record.bytes_in, &record.bytes_out);
-    let carried = async {
+    let forwarding = async {
         match upstream_stream {
             UpstreamStream::Link(stream) => {
-                let towards = PumpDirection::Link;
-                let carried =
-                    forward_counted(&mut client, &stream, towards, max_wait, to_stream, to_plain)
+                let direction = PumpDirection::Link;
+                let outcome =
+                    forward_counted(&mut client, &stream, direction, max_wait, to_stream, to_plain)
                         .await;
-                carried.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
+                outcome.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
             }
             UpstreamStream::Plain(connection) => {
                 let server = MessageWriter::new(connection.writer.io.clone(), max_wait);
@@ -56,25 +59,25 @@ pub(super) async fn forward_bytes(
             }
         }
     };
-    let mut is_known = false;
-    let first_word = poll_fn(|_| {
+    let mut is_decided = false;
+    let check_first_bytes = poll_fn(|_| {
         let (sent, received) = (to_stream.get(), to_plain.get());
-        if !is_known && received > 0 && sent == 0 {
-            note_delay(session, record);
+        if !is_decided && received > 0 && sent == 0 {
+            report_detection_delay(session, record);
         }
-        is_known |= sent > 0 || received > 0;
+        is_decided |= sent > 0 || received > 0;
         Poll::<Infallible>::Pending
     });
     // The same task forwards the bytes: it is polled after each of them.
     tokio::select! {
         biased;
-        carried = carried => carried,
-        never = first_word => match never {},
+        outcome = forwarding => outcome,
+        never = check_first_bytes => match never {},
     }
 }
 
 /// Reports that protocol detection delays connections to a service port.
-fn note_delay(session: &Session, record: &ExchangeRecord<'_>) {
+fn report_detection_delay(session: &Session, record: &ExchangeRecord<'_>) {
     let Some(service) = &record.subject.service else { return };
     let limit = session.worker.config.limits.detect_timeout;
     let subject = format!("{service}:{}", record.subject.port);

@@ -12,7 +12,7 @@ use leno_model::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::fixture::{
-    Answer, Application, Client, End, GET, Mesh, OK, PORT, Setup, proxy_config, run,
+    Application, Client, End, GET, Mesh, OK, PORT, ReceivedMessage, Setup, proxy_config, run,
     service_account, service_config, test_service, wait_until,
 };
 use crate::session::ListenerKind;
@@ -25,16 +25,18 @@ impl Mesh {
     /// Sets the client's entry for an address, and the egress policy of its sidecar.
     fn set_entry(&self, address: impl Into<IpAddr>, address_entry: AddressEntry, egress: Egress) {
         self.client.addresses.borrow_mut().insert(address.into(), Arc::new(address_entry));
-        let plan = WorkloadConfig { egress, ..proxy_config("productpage", Access::AllowAll) };
+        let workload_config =
+            WorkloadConfig { egress, ..proxy_config("productpage", Access::AllowAll) };
         self.client.apply_config(
-            plan,
+            workload_config,
             vec![service_config(self.setup.protocol, &[self.server_endpoint()])],
         );
     }
 
     /// Opens a connection of the client's application to an address.
-    async fn connect_to(&self, at: impl Into<SocketAddr>) -> Client<tokio::net::TcpStream> {
-        Client::connect(self.client.open_listener(ListenerKind::Address(at.into())).await).await
+    async fn connect_to(&self, address: impl Into<SocketAddr>) -> Client<tokio::net::TcpStream> {
+        Client::connect(self.client.open_listener(ListenerKind::Address(address.into())).await)
+            .await
     }
 
     pub(super) fn accept_plaintext(&self, access: Access) {
@@ -48,12 +50,12 @@ impl Mesh {
             protocol: self.setup.protocol,
         };
         let served = BTreeMap::from([(self.server.port, test_service())]);
-        let plan = WorkloadConfig {
+        let workload_config = WorkloadConfig {
             ports: vec![port],
             port_services: served,
             ..proxy_config("ratings", access)
         };
-        self.server.apply_config(WorkloadConfig { mtls, ..plan }, Vec::new());
+        self.server.apply_config(WorkloadConfig { mtls, ..workload_config }, Vec::new());
     }
 }
 
@@ -70,7 +72,7 @@ pub(super) fn workload_entry(
 }
 
 #[test]
-fn the_address_of_a_service_leads_there() {
+fn the_address_of_a_service_is_routed_to_the_service() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -88,7 +90,7 @@ fn the_address_of_a_service_leads_there() {
 }
 
 #[test]
-fn the_address_of_a_workload_leads_to_that_one_alone() {
+fn the_address_of_a_workload_is_routed_to_that_workload_alone() {
     run(async {
         let first = Application::with_response(OK).await;
         let second =
@@ -107,11 +109,11 @@ fn the_address_of_a_workload_leads_to_that_one_alone() {
         }
         assert_eq!((second.accepted.get(), first.accepted.get()), (1, 0));
         // Its links stay open over configuration changes, although it is an endpoint of no service.
-        let known = || mesh.client.worker.upstream_for(&Arc::new(endpoint.clone()));
-        let before = known();
+        let upstream = || mesh.client.worker.upstream_for(&Arc::new(endpoint.clone()));
+        let upstream_before = upstream();
         mesh.set_entry(SERVICE, AddressEntry::External, Egress::Deny);
         assert_eq!(client.send_request(GET).await.status, 201);
-        assert!(Rc::ptr_eq(&before, &known()));
+        assert!(Rc::ptr_eq(&upstream_before, &upstream()));
         // The address now belongs to another pod: the open connection is not forwarded to it.
         mesh.set_entry(
             WORKLOAD,
@@ -122,18 +124,18 @@ fn the_address_of_a_workload_leads_to_that_one_alone() {
         assert_eq!(mesh.connect_to((WORKLOAD, 80)).await.send_request(GET).await.status, 200);
         // A mesh member without a running sidecar is not called in plaintext.
         mesh.set_entry(WORKLOAD, workload_entry(None, "ratings-1", Protocol::Http), Egress::Allow);
-        let answer = mesh.connect_to((WORKLOAD, 80)).await.send_request(GET).await;
-        assert_eq!(answer.verdict(), (503, Some("no-endpoint")));
+        let response = mesh.connect_to((WORKLOAD, 80)).await.send_request(GET).await;
+        assert_eq!(response.verdict(), (503, Some("no-endpoint")));
     });
 }
 
 #[test]
-fn bytes_go_to_the_workload_that_is_meant() {
+fn bytes_are_forwarded_to_the_addressed_workload() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.send_bytes("220 ready\r\n").await;
-            let word = client.read_exactly(4).await;
-            client.send_bytes(word).await;
+            let bytes = client.read_exactly(4).await;
+            client.send_bytes(bytes).await;
         });
         let mesh =
             Mesh::new(app.await.address, Setup { protocol: Protocol::Tcp, ..Setup::default() })
@@ -156,19 +158,19 @@ fn bytes_go_to_the_workload_that_is_meant() {
 }
 
 #[test]
-fn what_is_outside_is_reached_as_it_is() {
+fn external_destinations_are_reached_without_changes() {
     run(async {
         // The server speaks first, and reads until the client has half-closed.
         let outside = Application::start(|mut client| async move {
             client.send_bytes("220 ready\r\n").await;
-            let mut all = Vec::new();
-            client.stream.read_to_end(&mut all).await.unwrap();
-            client.send_bytes(all).await;
+            let mut received = Vec::new();
+            client.stream.read_to_end(&mut received).await.unwrap();
+            client.send_bytes(received).await;
         });
-        let at = outside.await.address;
-        let mesh = Mesh::permissive(at).await;
-        mesh.set_entry(at.ip(), AddressEntry::External, Egress::Allow);
-        let mut client = mesh.connect_to(at).await;
+        let address = outside.await.address;
+        let mesh = Mesh::permissive(address).await;
+        mesh.set_entry(address.ip(), AddressEntry::External, Egress::Allow);
+        let mut client = mesh.connect_to(address).await;
         assert_eq!(client.read_exactly(11).await, b"220 ready\r\n");
         client.send_bytes(vec![7; 100_000]).await;
         client.stream.shutdown().await.unwrap();
@@ -181,17 +183,17 @@ fn what_is_outside_is_reached_as_it_is() {
         assert_eq!((labels.service.as_str(), labels.port, series.success), ("", 0, 1));
         assert_eq!((series.bytes_in, series.bytes_out), (100_000, 100_011));
         // If egress is denied, open connections are closed as well.
-        let mut client = mesh.connect_to(at).await;
+        let mut client = mesh.connect_to(address).await;
         assert_eq!(client.read_exactly(11).await, b"220 ready\r\n");
-        mesh.set_entry(at.ip(), AddressEntry::External, Egress::Deny);
+        mesh.set_entry(address.ip(), AddressEntry::External, Egress::Deny);
         assert_eq!(client.read_end().await, End::Reset);
-        assert_eq!(mesh.connect_to(at).await.read_end().await, End::Reset);
+        assert_eq!(mesh.connect_to(address).await.read_end().await, End::Reset);
         wait_until(|| mesh.client.failure_counts().get("egress-denied") == Some(&2)).await;
     });
 }
 
 #[test]
-fn a_port_of_a_workload_that_no_service_has_is_outside() {
+fn a_workload_port_without_a_service_is_external() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -205,7 +207,7 @@ fn a_port_of_a_workload_that_no_service_has_is_outside() {
 
 /// A missing answer must not cause a plaintext call to a mesh member.
 #[test]
-fn what_nobody_answers_about_is_not_reached() {
+fn an_address_without_a_response_of_the_control_plane_is_not_reached() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -215,10 +217,10 @@ fn what_nobody_answers_about_is_not_reached() {
 }
 
 #[test]
-fn clients_in_the_clear_are_let_in_where_the_mesh_says_so() {
+fn plaintext_clients_are_allowed_in_permissive_mode() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Detect] {
-            let app = Application::respond_with(|_: &Answer| OK.to_owned()).await;
+            let app = Application::respond_with(|_: &ReceivedMessage| OK.to_owned()).await;
             let mesh = Mesh::new(app.address, Setup { protocol, ..Setup::default() }).await;
             let mut client = Client::connect(mesh.inbound).await;
             client.send_bytes(GET).await;
@@ -253,12 +255,12 @@ fn clients_in_the_clear_are_let_in_where_the_mesh_says_so() {
 }
 
 #[test]
-fn bytes_in_the_clear_are_let_in_where_the_mesh_says_so() {
+fn plaintext_bytes_are_allowed_in_permissive_mode() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.send_bytes("220 ready\r\n").await;
-            let word = client.read_exactly(4).await;
-            client.send_bytes(word).await;
+            let bytes = client.read_exactly(4).await;
+            client.send_bytes(bytes).await;
             client.read_end().await;
         });
         let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };

@@ -15,14 +15,14 @@ use crate::tls::{ALPN_HTTP1, ALPN_LINK};
 
 /// 64 MiB in each direction through both sidecars; only the kernel's buffers grow.
 #[test]
-fn a_large_body_waits_for_a_slow_application_and_arrives_whole() {
+fn a_large_body_waits_for_a_slow_application_and_arrives_complete() {
     run(async {
-        let (go, gone) = tokio::sync::watch::channel(false);
+        let (release, released) = tokio::sync::watch::channel(false);
         let app = Application::start(move |mut client| {
-            let mut gone = gone.clone();
+            let mut released = released.clone();
             async move {
                 let mut request = client.read_head().await.unwrap();
-                gone.wait_for(|go| *go).await.unwrap();
+                released.wait_for(|is_released| *is_released).await.unwrap();
                 client.read_body(&mut request).await.unwrap();
                 let sum = request.body.iter().map(|byte| u64::from(*byte)).sum::<u64>();
                 let sum = format!("{} {sum}", request.body.len());
@@ -47,41 +47,44 @@ fn a_large_body_waits_for_a_slow_application_and_arrives_whole() {
             }
             client
         });
-        let held = wait_until_stable(|| sent.get()).await;
+        let sent_bytes = wait_until_stable(|| sent.get()).await;
         assert!(
-            held < BODY_BYTES / 2,
-            "{held} bytes were taken for an application that reads none"
+            sent_bytes < BODY_BYTES / 2,
+            "{sent_bytes} bytes were taken for an application that reads none"
         );
-        go.send_replace(true);
+        release.send_replace(true);
         let mut client = upload.await.unwrap();
         assert_eq!(client.read_response().await.body_text(), format!("{BODY_BYTES} {sum}"));
     });
 }
 
 #[test]
-fn a_large_answer_waits_for_a_slow_client_and_arrives_whole() {
+fn a_large_response_waits_for_a_slow_client_and_arrives_complete() {
     run(async {
         let (app, written) = start_download(BODY_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
-        let held = wait_until_stable(|| written.get()).await;
-        assert!(held < BODY_BYTES / 2, "{held} bytes were taken for a client that reads none");
-        let answer = client.read_response().await;
-        assert!(answer.body.iter().all(|byte| *byte == b'x'));
-        assert_eq!(answer.body.len(), BODY_BYTES);
+        let sent_bytes = wait_until_stable(|| written.get()).await;
+        assert!(
+            sent_bytes < BODY_BYTES / 2,
+            "{sent_bytes} bytes were taken for a client that reads none"
+        );
+        let response = client.read_response().await;
+        assert!(response.body.iter().all(|byte| *byte == b'x'));
+        assert_eq!(response.body.len(), BODY_BYTES);
         assert_eq!(client.send_request(GET).await.body.len(), BODY_BYTES);
     });
 }
 
 /// If the socket is full, the last bytes wait inside the TLS session, and no later write flushes them.
 #[test]
-fn an_answer_through_a_narrow_socket_arrives_to_its_last_byte_and_keeps_the_connection() {
+fn a_response_through_a_small_socket_buffer_arrives_complete_on_a_kept_connection() {
     run(async {
         let (app, _) = start_download(NARROW_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Inbound { port: mesh.server.port };
-        let inbound = mesh.server.listen_narrow(listener_kind).await;
+        let inbound = mesh.server.open_narrow_listener(listener_kind).await;
         let identity = test_credential(&mesh.authority, "foreign");
         let tls = tls_connect_narrow(inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
         let mut client = Client::new(tls);
@@ -93,13 +96,13 @@ fn an_answer_through_a_narrow_socket_arrives_to_its_last_byte_and_keeps_the_conn
 }
 
 #[test]
-fn a_link_over_a_narrow_socket_carries_every_stream_to_its_last_byte() {
+fn a_link_over_a_small_socket_buffer_delivers_all_streams_completely() {
     run(async {
         const STREAMS: usize = 20;
         let (app, _) = start_download(NARROW_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Inbound { port: mesh.server.port };
-        let inbound = mesh.server.listen_narrow(listener_kind).await;
+        let inbound = mesh.server.open_narrow_listener(listener_kind).await;
         let identity = test_credential(&mesh.authority, "productpage");
         let tls = tls_connect_narrow(inbound, &identity, &[ALPN_LINK]).await.unwrap();
         let mut peer = Peer::connect_over(tls).await;

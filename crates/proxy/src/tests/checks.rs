@@ -21,24 +21,29 @@ use super::http2;
 use crate::tls::ALPN_HTTP2;
 use crate::upstream::cluster::UpstreamCluster;
 
-const ILL: &str = "HTTP/1.1 503 Ill\r\ncontent-length: 0\r\n\r\n";
+const UNAVAILABLE: &str = "HTTP/1.1 503 Ill\r\ncontent-length: 0\r\n\r\n";
 
 fn get_healthz() -> HealthProbe {
     HealthProbe::Http { path: "/healthz".to_owned() }
 }
 
 /// The client's sidecar checks these endpoints often; two results in a row decide, and requests never do.
-fn ask_all(mesh: &Mesh, probe: HealthProbe, endpoints: &[Endpoint]) {
-    ask_within(mesh, probe, Duration::from_secs(60), endpoints);
+fn check_endpoints(mesh: &Mesh, probe: HealthProbe, endpoints: &[Endpoint]) {
+    check_endpoints_with_timeout(mesh, probe, Duration::from_secs(60), endpoints);
 }
 
 /// The same with a timeout.
-fn ask_within(mesh: &Mesh, probe: HealthProbe, timeout: Duration, endpoints: &[Endpoint]) {
-    ask_every(Duration::from_millis(20), mesh, probe, timeout, endpoints);
+fn check_endpoints_with_timeout(
+    mesh: &Mesh,
+    probe: HealthProbe,
+    timeout: Duration,
+    endpoints: &[Endpoint],
+) {
+    check_endpoints_with_interval(Duration::from_millis(20), mesh, probe, timeout, endpoints);
 }
 
 /// The same with this interval.
-fn ask_every(
+fn check_endpoints_with_interval(
     time: Duration,
     mesh: &Mesh,
     probe: HealthProbe,
@@ -67,10 +72,10 @@ fn ask_every(
         ServicePolicyName::new(ServicePolicyKind::OutlierDetection, "bookinfo", "ratings").unwrap();
     let outlier_detection =
         PortOutlierDetection { policy, algorithm: OutlierAlgorithm::Native(rule) };
-    let mut view = service_config(mesh.setup.protocol, endpoints);
-    view.ports.get_mut(&PORT).unwrap().traffic_policy =
+    let mut service = service_config(mesh.setup.protocol, endpoints);
+    service.ports.get_mut(&PORT).unwrap().traffic_policy =
         TrafficPolicy { outlier_detection: Some(outlier_detection), ..TrafficPolicy::default() };
-    mesh.client_knows(vec![view]);
+    mesh.set_client_services(vec![service]);
 }
 
 fn client_count(mesh: &Mesh, count: Count) -> u64 {
@@ -78,8 +83,8 @@ fn client_count(mesh: &Mesh, count: Count) -> u64 {
 }
 
 fn ejected_workloads(mesh: &Mesh) -> Vec<String> {
-    let listed = mesh.client.worker.ejected.snapshot();
-    listed.into_iter().map(|(_, entry)| entry.endpoint.id.workload.to_string()).collect()
+    let ejections = mesh.client.worker.ejected.snapshot();
+    ejections.into_iter().map(|(_, entry)| entry.endpoint.id.workload.to_string()).collect()
 }
 
 /// Starts an application that fails checks while `is_ill`, and answers requests normally.
@@ -87,65 +92,66 @@ async fn start_application(is_ill: &Rc<Cell<bool>>) -> Application {
     let is_ill = is_ill.clone();
     Application::respond_with(move |request| {
         let is_check = request.head.starts_with("GET /healthz ");
-        if is_check && is_ill.get() { ILL } else { OK }.to_owned()
+        if is_check && is_ill.get() { UNAVAILABLE } else { OK }.to_owned()
     })
     .await
 }
 
 #[test]
-fn who_says_that_it_is_ill_goes_and_comes_back_without_a_request_of_a_client() {
+fn an_unhealthy_endpoint_is_ejected_and_unejected_without_client_requests() {
     run(async {
         let (is_ill, never) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
-        let (app, well) = (start_application(&is_ill).await, start_application(&never).await);
+        let (app, healthy) = (start_application(&is_ill).await, start_application(&never).await);
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.start_server("ratings-2", well.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
+        let (_server, second) = mesh.start_server("ratings-2", healthy.address).await;
+        check_endpoints(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
         let checks = |app: &Application| {
-            let asked = app.received_requests();
-            let checks = asked.iter().filter(|request| request.head.starts_with("GET /healthz "));
+            let requests = app.received_requests();
+            let checks =
+                requests.iter().filter(|request| request.head.starts_with("GET /healthz "));
             for check in checks.clone() {
                 assert!(check.head.contains("host: ratings.bookinfo:9080\r\n"), "{}", check.head);
                 assert!(check.head.contains("user-agent: leno-probe/"), "{}", check.head);
             }
-            (checks.count(), asked.len())
+            (checks.count(), requests.len())
         };
-        let are_asked = || checks(&app).0 > 0 && checks(&well).0 > 0;
+        let are_asked = || checks(&app).0 > 0 && checks(&healthy).0 > 0;
         wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 4 && are_asked()).await;
 
         is_ill.set(true);
         wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 1).await;
         assert_eq!(ejected_workloads(&mesh), ["bookinfo/ratings-1"]);
         assert_eq!(client_count(&mesh, Count::EndpointEjectedForCheck), 1);
-        let before = checks(&app);
+        let checks_before = checks(&app);
         for _ in 0..20 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
         let after = checks(&app);
-        assert_eq!(after.1 - after.0, before.1 - before.0, "no request goes there");
+        assert_eq!(after.1 - after.0, checks_before.1 - checks_before.0, "no request goes there");
 
         is_ill.set(false);
         wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 0).await;
         assert_eq!(client_count(&mesh, Count::EndpointUnejections), 1);
-        while checks(&app).1 - checks(&app).0 == before.1 - before.0 {
+        while checks(&app).1 - checks(&app).0 == checks_before.1 - checks_before.0 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
     });
 }
 
 #[test]
-fn who_does_not_answer_in_time_or_is_not_there_has_failed() {
+fn an_endpoint_without_a_response_or_a_listener_fails_the_check() {
     run(async {
         let silent = Application::start(|mut client| async move {
-            let _asked = client.read_rest().await;
+            let _response = client.read_rest().await;
             std::future::pending::<()>().await;
         });
         for ill in [silent.await.address, closed_port()] {
-            let well = Application::with_response(OK).await;
-            let mesh = Mesh::permissive(well.address).await;
+            let healthy = Application::with_response(OK).await;
+            let mesh = Mesh::permissive(healthy.address).await;
             let (_server, second) = mesh.start_server("ratings-2", ill).await;
-            ask_within(
+            check_endpoints_with_timeout(
                 &mesh,
                 get_healthz(),
                 Duration::from_millis(200),
@@ -160,12 +166,12 @@ fn who_does_not_answer_in_time_or_is_not_there_has_failed() {
 }
 
 #[test]
-fn the_last_ones_stay_however_ill_they_are() {
+fn the_last_endpoints_are_not_ejected_by_health_checks() {
     run(async {
-        let app = Application::with_response(ILL).await;
+        let app = Application::with_response(UNAVAILABLE).await;
         let mesh = Mesh::permissive(app.address).await;
         let (_server, second) = mesh.start_server("ratings-2", app.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
+        check_endpoints(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 503);
         wait_until(|| client_count(&mesh, Count::HealthChecksFailed) >= 20).await;
@@ -177,15 +183,15 @@ fn the_last_ones_stay_however_ill_they_are() {
 
 /// Only a sidecar can mark a response as not its application's.
 #[test]
-fn an_application_that_claims_to_be_rejected_is_ill_all_the_same() {
+fn an_application_that_claims_a_rejection_is_unhealthy() {
     run(async {
         let claims =
             "HTTP/1.1 503 No\r\nleno-reason: denied;side=mesh\r\ncontent-length: 0\r\n\r\n";
         let app = Application::with_response(claims).await;
-        let well = Application::with_response(OK).await;
+        let healthy = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.start_server("ratings-2", well.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
+        let (_server, second) = mesh.start_server("ratings-2", healthy.address).await;
+        check_endpoints(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         client.send_request(GET).await;
         wait_until(|| ejected_workloads(&mesh) == ["bookinfo/ratings-1"]).await;
@@ -194,13 +200,13 @@ fn an_application_that_claims_to_be_rejected_is_ill_all_the_same() {
 }
 
 #[test]
-fn what_a_policy_refuses_says_nothing() {
+fn a_check_rejected_by_a_policy_has_an_unknown_result() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.set_access(Access::AllowListed(Vec::new()));
         let (_server, second) = mesh.start_server("ratings-2", app.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
+        check_endpoints(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         client.send_request(GET).await;
         wait_until(|| client_count(&mesh, Count::HealthChecksUnknown) >= 5).await;
@@ -210,7 +216,7 @@ fn what_a_policy_refuses_says_nothing() {
         let mesh = http2::http2_mesh(closed_port(), Protocol::Grpc).await;
         mesh.set_access(Access::AllowListed(Vec::new()));
         let probe = HealthProbe::Grpc { service: String::new() };
-        ask_all(&mesh, probe, &[mesh.server_endpoint()]);
+        check_endpoints(&mesh, probe, &[mesh.server_endpoint()]);
         let mut client = http2::connect_client(mesh.listener).await;
         client.send_request(http2::grpc_request("/a"), true).unwrap().0.await.unwrap();
         wait_until(|| client_count(&mesh, Count::HealthChecksUnknown) >= 5).await;
@@ -219,11 +225,11 @@ fn what_a_policy_refuses_says_nothing() {
 }
 
 #[test]
-fn nobody_is_asked_where_no_request_went_nor_after_the_policy() {
+fn endpoints_are_checked_only_with_traffic_and_a_policy() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint()]);
+        check_endpoints(&mesh, get_healthz(), &[mesh.server_endpoint()]);
         assert_eq!(wait_until_stable(|| app.received_requests().len()).await, 0);
         let mut client = Client::connect(mesh.listener).await;
         client.send_request(GET).await;
@@ -237,12 +243,12 @@ fn nobody_is_asked_where_no_request_went_nor_after_the_policy() {
 }
 
 #[test]
-fn the_health_service_of_grpc_is_asked_and_believed() {
+fn the_grpc_health_service_decides_about_an_endpoint() {
     run(async {
         let serves = Rc::new(Cell::new(true));
-        let said = serves.clone();
+        let reported = serves.clone();
         let app = http2::start_application(move |request, mut respond| {
-            let serves = said.get();
+            let serves = reported.get();
             async move {
                 let path = request.uri().path().to_owned();
                 let (question, _) = http2::read_body(request.into_body()).await;
@@ -252,8 +258,8 @@ fn the_health_service_of_grpc_is_asked_and_believed() {
                 trailers.insert("grpc-status", "0".parse().unwrap());
                 if path == "/grpc.health.v1.Health/Check" {
                     assert_eq!(question, b"\0\0\0\0\x06\x0a\x04shop");
-                    let answer = [0, 0, 0, 0, 2, 8, if serves { 1 } else { 2 }];
-                    http2::send_data(&mut stream, Bytes::copy_from_slice(&answer), false).await;
+                    let reply = [0, 0, 0, 0, 2, 8, if serves { 1 } else { 2 }];
+                    http2::send_data(&mut stream, Bytes::copy_from_slice(&reply), false).await;
                 }
                 stream.send_trailers(trailers).unwrap();
             }
@@ -262,7 +268,7 @@ fn the_health_service_of_grpc_is_asked_and_believed() {
         let mesh = http2::http2_mesh(app.address, Protocol::Grpc).await;
         let (_server, second) = mesh.start_server("ratings-2", closed_port()).await;
         let probe = HealthProbe::Grpc { service: "shop".to_owned() };
-        ask_all(&mesh, probe, &[mesh.server_endpoint(), second]);
+        check_endpoints(&mesh, probe, &[mesh.server_endpoint(), second]);
         let mut client = http2::connect_client(mesh.listener).await;
         let (response, mut stream) = client.send_request(http2::grpc_request("/a"), false).unwrap();
         http2::send_data(&mut stream, Bytes::new(), true).await;
@@ -271,15 +277,18 @@ fn the_health_service_of_grpc_is_asked_and_believed() {
         assert!(client_count(&mesh, Count::HealthChecksOk) > 0);
         serves.set(false);
         let failed = client_count(&mesh, Count::HealthChecksFailed);
-        let well = client_count(&mesh, Count::HealthChecksOk);
+        let healthy = client_count(&mesh, Count::HealthChecksOk);
         wait_until(|| client_count(&mesh, Count::HealthChecksFailed) >= failed + 10).await;
-        assert!(client_count(&mesh, Count::HealthChecksOk) <= well + 2, "it is not well any more");
+        assert!(
+            client_count(&mesh, Count::HealthChecksOk) <= healthy + 2,
+            "it is not well any more"
+        );
         assert_eq!(ejected_workloads(&mesh), ["bookinfo/ratings-2"], "one has to stay");
     });
 }
 
 #[test]
-fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
+fn endpoints_without_a_sidecar_are_checked_over_kept_connections() {
     run(async {
         let plain = Application::with_response(OK).await;
         let mesh = Mesh::permissive(closed_port()).await;
@@ -296,12 +305,18 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
             }
         });
         let foreign = foreign.await;
-        let alone =
+        let single_endpoint =
             Endpoint { account: None, ..meshed_endpoint("ratings-2", plain.address, "ratings") };
         let external_client = meshed_endpoint("ratings-3", foreign.address, "ratings");
         // Each check completes before the next, even on a busy machine.
         let (often, limit) = (Duration::from_millis(500), Duration::from_secs(60));
-        ask_every(often, &mesh, get_healthz(), limit, &[alone, external_client]);
+        check_endpoints_with_interval(
+            often,
+            &mesh,
+            get_healthz(),
+            limit,
+            &[single_endpoint, external_client],
+        );
         client_cluster(&mesh);
         wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 10).await;
         assert_eq!(client_count(&mesh, Count::HealthChecksFailed), 0);
@@ -313,6 +328,6 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
 fn client_cluster(mesh: &Mesh) -> Rc<UpstreamCluster> {
     let worker = &mesh.client.worker;
     let config = worker.config_store.current_config().unwrap();
-    let port = &config.plans.service(&test_service()).unwrap().ports[&PORT];
+    let port = &config.compiled.service(&test_service()).unwrap().ports[&PORT];
     worker.cluster_for(port.traffic_policy.as_ref(), port, config.version).unwrap()
 }

@@ -39,9 +39,9 @@ pub(super) fn traffic_policy(rule: CircuitBreaker) -> TrafficPolicy {
 }
 
 pub(super) fn apply_breaker(mesh: &Mesh, rule: CircuitBreaker) {
-    let mut view = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
-    view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
-    mesh.client_knows(vec![view]);
+    let mut service = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
+    service.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
+    mesh.set_client_services(vec![service]);
 }
 
 fn at_most(limits: CircuitLimits) -> CircuitBreaker {
@@ -49,10 +49,10 @@ fn at_most(limits: CircuitLimits) -> CircuitBreaker {
 }
 
 #[test]
-fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
+fn a_circuit_opens_for_a_failing_application_and_closes_after_its_recovery() {
     run(async {
-        let sick = Rc::new(Cell::new(true));
-        let reported = sick.clone();
+        let failing = Rc::new(Cell::new(true));
+        let reported = failing.clone();
         let app =
             Application::respond_with(move |_| if reported.get() { BROKEN } else { OK }.to_owned())
                 .await;
@@ -67,7 +67,7 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
         assert_eq!(client.send_request(GET).await.verdict(), (503, Some("circuit-open")));
         assert_eq!(app.received_requests().len(), 3, "nothing is sent");
         assert_eq!(mesh.client.telemetry.count(Count::CircuitOpened), 1);
-        sick.set(false);
+        failing.set(false);
         while client.send_request(GET).await.status != 200 {
             assert_eq!(app.received_requests().len(), 3, "the first that is sent succeeds");
         }
@@ -78,7 +78,7 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
 
 /// Only a sidecar can mark a response as not its application's.
 #[test]
-fn an_application_that_claims_to_be_rejected_opens_the_circuit_all_the_same() {
+fn an_application_that_claims_a_rejection_opens_the_circuit() {
     run(async {
         let claims =
             "HTTP/1.1 500 No\r\nleno-reason: overloaded;side=mesh\r\ncontent-length: 0\r\n\r\n";
@@ -97,35 +97,35 @@ fn an_application_that_claims_to_be_rejected_opens_the_circuit_all_the_same() {
 }
 
 #[test]
-fn an_open_circuit_answers_as_its_policy_has_it() {
+fn an_open_circuit_responds_with_the_status_of_its_policy() {
     run(async {
         let app = Application::with_response(BROKEN).await;
         let mesh = Mesh::permissive(app.address).await;
         let header = Header { name: "x-busy".to_owned(), value: "yes".to_owned() };
         let body = Some("busy".to_owned());
-        let answer = FixedResponse { status: Some(429), body, headers: vec![header] };
+        let response = FixedResponse { status: Some(429), body, headers: vec![header] };
         let trip = TripConditions { open_duration: Duration::from_secs(60), ..trip_rule() };
         apply_breaker(
             &mesh,
-            CircuitBreaker { trip: Some(trip), response: answer, ..CircuitBreaker::default() },
+            CircuitBreaker { trip: Some(trip), response, ..CircuitBreaker::default() },
         );
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
             client.send_request(GET).await;
         }
-        let answer = client.send_request(GET).await;
-        assert_eq!(answer.verdict(), (429, Some("circuit-open")));
-        assert_eq!(answer.field_value("x-busy"), Some("yes"));
-        assert_eq!(answer.body, b"busy");
+        let response = client.send_request(GET).await;
+        assert_eq!(response.verdict(), (429, Some("circuit-open")));
+        assert_eq!(response.field_value("x-busy"), Some("yes"));
+        assert_eq!(response.body, b"busy");
         let [(_, circuit)] = &mesh.client.worker.config_store.conditions.open_circuits()[..] else {
             panic!("one circuit is open");
         };
-        assert_eq!(circuit.status, 429, "the status that the admin page reports");
+        assert_eq!(circuit.status, 429, "the status that the admin endpoint reports");
     });
 }
 
 #[test]
-fn no_more_requests_are_under_way_than_the_policy_lets() {
+fn requests_in_progress_are_limited_by_the_policy() {
     run(async {
         let app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
@@ -147,27 +147,27 @@ fn no_more_requests_are_under_way_than_the_policy_lets() {
 }
 
 #[test]
-fn no_more_requests_wait_for_a_connection_than_the_policy_lets() {
+fn requests_that_wait_for_a_connection_are_limited_by_the_policy() {
     run(async {
         // With this timeout the test would not end.
         let mut setup = Setup::default();
         setup.limits.connect_timeout = Duration::from_secs(600);
         let mesh = Mesh::new(super::fixture::closed_port(), setup).await;
         // It accepts connections and never sends a byte.
-        let mute =
+        let silent_app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
-        let mut view = service_config(
+        let mut service = service_config(
             Protocol::Http,
-            &[meshed_endpoint("ratings-2", mute.address, "ratings")],
+            &[meshed_endpoint("ratings-2", silent_app.address, "ratings")],
         );
         let limits = CircuitLimits { pending: Some(1), ..CircuitLimits::default() };
         let connect_timeout = Some(Duration::from_secs(3));
         let rule = CircuitBreaker { connect_timeout, ..at_most(limits) };
-        view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
-        mesh.client_knows(vec![view]);
+        service.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
+        mesh.set_client_services(vec![service]);
         let mut first = Client::connect(mesh.listener).await;
         first.send_bytes(GET).await;
-        wait_until(|| mute.accepted.get() == 1).await;
+        wait_until(|| silent_app.accepted.get() == 1).await;
         let mut second = Client::connect(mesh.listener).await;
         assert_eq!(second.send_request(GET).await.verdict(), (503, Some("circuit-full")));
         assert_eq!(first.read_response().await.verdict(), (504, Some("connect-timeout")));
@@ -175,7 +175,7 @@ fn no_more_requests_wait_for_a_connection_than_the_policy_lets() {
 }
 
 #[test]
-fn no_more_connections_of_tcp_are_under_way_than_the_policy_lets() {
+fn tcp_connections_are_limited_by_the_policy() {
     run(async {
         let app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
@@ -204,8 +204,8 @@ fn a_policy_may_forbid_retries() {
         for (retries, expected) in [(None, 2), (Some(0), 1)] {
             let app = Application::with_response(BROKEN).await;
             let mesh = Mesh::permissive(app.address).await;
-            let mut view = service_config(Protocol::Http, &[mesh.server_endpoint()]);
-            let port = view.ports.get_mut(&PORT).unwrap();
+            let mut service = service_config(Protocol::Http, &[mesh.server_endpoint()]);
+            let port = service.ports.get_mut(&PORT).unwrap();
             port.routed = true;
             let retry = RetryRule { codes: vec![500], attempts: 1, backoff: Duration::ZERO };
             port.rules = vec![RouteRule {
@@ -218,7 +218,7 @@ fn a_policy_may_forbid_retries() {
             }];
             let limits = CircuitLimits { retries, ..CircuitLimits::default() };
             port.traffic_policy = traffic_policy(at_most(limits));
-            mesh.client_knows(vec![view]);
+            mesh.set_client_services(vec![service]);
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.send_request(GET).await.verdict(), (500, None));
             assert_eq!(app.received_requests().len(), expected, "{retries:?}");

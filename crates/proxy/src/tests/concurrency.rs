@@ -7,30 +7,30 @@ use leno_model::{
 };
 
 use super::circuit::{apply_breaker, trip_rule};
-use super::fixture::{Application, Client, GET, Mesh, OK, at_once, run, wait_until};
+use super::fixture::{Application, Client, GET, Mesh, OK, concurrency_limit, run, wait_until};
 
 fn limit_concurrency(mesh: &Mesh, concurrency: Concurrency) {
-    let mut limits = at_once("x", 1);
+    let mut limits = concurrency_limit("x", 1);
     limits.limits.concurrency = Some(concurrency);
-    mesh.set_guards(Vec::new(), vec![limits]);
+    mesh.set_checks(Vec::new(), vec![limits]);
 }
 
 /// Sends a request that the application receives but does not answer.
 async fn hold_request(mesh: &Mesh, app: &Application) -> Client<tokio::net::TcpStream> {
     let mut client = Client::connect(mesh.listener).await;
-    let before = app.accepted.get();
+    let count_before = app.accepted.get();
     client.send_bytes(GET).await;
-    wait_until(|| app.accepted.get() > before).await;
+    wait_until(|| app.accepted.get() > count_before).await;
     client
 }
 
 #[test]
-fn no_more_requests_are_given_to_the_application_at_once_than_the_policy_lets() {
+fn concurrent_requests_to_the_application_are_limited_by_the_policy() {
     run(async {
         let app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.set_guards(Vec::new(), vec![at_once("x", 2)]);
+        mesh.set_checks(Vec::new(), vec![concurrency_limit("x", 2)]);
         let mut under_way = vec![hold_request(&mesh, &app).await, hold_request(&mesh, &app).await];
         let mut one_more = Client::connect(mesh.listener).await;
         assert_eq!(one_more.send_request(GET).await.verdict(), (503, Some("overloaded")));
@@ -44,7 +44,7 @@ fn no_more_requests_are_given_to_the_application_at_once_than_the_policy_lets() 
 }
 
 #[test]
-fn a_request_that_is_answered_gives_its_place_back_and_the_policy_says_what_others_hear() {
+fn a_completed_request_releases_its_permit_and_others_get_the_response_of_the_policy() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -59,25 +59,25 @@ fn a_request_that_is_answered_gives_its_place_back_and_the_policy_says_what_othe
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(slow.address).await;
         let body = Some("later".to_owned());
-        let answer = FixedResponse { status: Some(529), body, ..FixedResponse::default() };
-        limit_concurrency(
-            &mesh,
-            Concurrency { requests: 1, response: answer, ..Concurrency::default() },
-        );
+        let response = FixedResponse { status: Some(529), body, ..FixedResponse::default() };
+        limit_concurrency(&mesh, Concurrency { requests: 1, response, ..Concurrency::default() });
         let _first = hold_request(&mesh, &slow).await;
         let mut second = Client::connect(mesh.listener).await;
-        let answer = second.send_request(GET).await;
-        assert_eq!((answer.verdict(), &*answer.body), ((529, Some("overloaded")), &b"later"[..]));
+        let response = second.send_request(GET).await;
+        assert_eq!(
+            (response.verdict(), &*response.body),
+            ((529, Some("overloaded")), &b"later"[..])
+        );
     });
 }
 
 #[test]
-fn who_is_refused_spends_no_token_and_nobody_has_failed() {
+fn a_rejected_request_spends_no_token_and_is_no_failure_of_an_endpoint() {
     run(async {
         let app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut limits = at_once("x", 1);
+        let mut limits = concurrency_limit("x", 1);
         limits.limits.rules.push(RateRule {
             name: "few".to_owned(),
             requests: Vec::new(),
@@ -87,7 +87,7 @@ fn who_is_refused_spends_no_token_and_nobody_has_failed() {
             stop: false,
             response: FixedResponse::default(),
         });
-        mesh.set_guards(Vec::new(), vec![limits]);
+        mesh.set_checks(Vec::new(), vec![limits]);
         // Three failures open the circuit.
         apply_breaker(
             &mesh,
@@ -95,14 +95,14 @@ fn who_is_refused_spends_no_token_and_nobody_has_failed() {
         );
         let first = hold_request(&mesh, &app).await;
         for _ in 0..5 {
-            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-            assert_eq!(answer.verdict(), (503, Some("overloaded")));
+            let response = Client::connect(mesh.listener).await.send_request(GET).await;
+            assert_eq!(response.verdict(), (503, Some("overloaded")));
         }
         first.abandon();
         wait_until(|| mesh.server.ended_count() == 6).await;
         // The token of the rejected requests.
         let _second = hold_request(&mesh, &app).await;
-        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-        assert_eq!(answer.verdict(), (429, Some("rate-limited")));
+        let response = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(response.verdict(), (429, Some("rate-limited")));
     });
 }

@@ -10,7 +10,9 @@ use h2::{RecvStream, SendStream};
 use http::{Method, Request, Response};
 use leno_model::Protocol;
 
-use super::fixture::{Answer, Application, Client, End, Mesh, run, test_credential, wait_until};
+use super::fixture::{
+    Application, Client, End, Mesh, ReceivedMessage, run, test_credential, wait_until,
+};
 use super::http2::{connect_client, http2_mesh, read_body, send_data};
 use crate::http2::connect::accept_key;
 
@@ -18,15 +20,15 @@ use crate::http2::connect::accept_key;
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 const ACCEPT: &str = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
 
-/// Starts an HTTP/1.1 application that accepts an upgrade with `answer`, computed from the key, and then
+/// Starts an HTTP/1.1 application that accepts an upgrade with `response`, computed from the key, and then
 /// echoes.
-async fn start_http1(answer: impl Fn(&str) -> String + Clone + 'static) -> Application {
+async fn start_http1(response: impl Fn(&str) -> String + Clone + 'static) -> Application {
     Application::start(move |mut client| {
-        let answer = answer.clone();
+        let response = response.clone();
         async move {
             let Some(request) = client.read_head().await else { return };
             let key = request.field_value("sec-websocket-key").unwrap_or_default();
-            client.send_bytes(answer(&accept_key(key.as_bytes()))).await;
+            client.send_bytes(response(&accept_key(key.as_bytes()))).await;
             while let Some(byte) = client.try_read(1).await {
                 client.send_bytes(byte).await;
             }
@@ -44,15 +46,17 @@ fn accept_response(proof: &str) -> String {
 }
 
 /// Starts an HTTP/2 application that accepts extended CONNECT and echoes.
-async fn start_http2(asked: impl Fn(&Request<RecvStream>) + Clone + 'static) -> Application {
+async fn start_http2(
+    check_request: impl Fn(&Request<RecvStream>) + Clone + 'static,
+) -> Application {
     Application::start(move |client| {
-        let asked = asked.clone();
+        let check_request = check_request.clone();
         async move {
             let mut builder = Builder::new();
-            let shaken = builder.enable_connect_protocol().handshake(client.stream);
-            let mut connection = shaken.await.unwrap();
+            let handshake = builder.enable_connect_protocol().handshake(client.stream);
+            let mut connection = handshake.await.unwrap();
             while let Some(Ok((request, respond))) = connection.accept().await {
-                asked(&request);
+                check_request(&request);
                 tokio::task::spawn_local(echo_stream(request, respond));
             }
         }
@@ -73,13 +77,13 @@ async fn echo_stream(request: Request<RecvStream>, mut respond: SendResponse<Byt
 
 /// Creates a mesh with an HTTP/2 client and an HTTP/1.1 application.
 pub(super) async fn mixed_meshes(application: SocketAddr) -> (Mesh, Mesh) {
-    let (front, back) = (
+    let (client_mesh, server_mesh) = (
         http2_mesh(application, Protocol::Http2).await,
         http2_mesh(application, Protocol::Http).await,
     );
-    front.route_to(&[back.server_endpoint()]);
-    front.client.set_credential(test_credential(&back.authority, "productpage"));
-    (front, back)
+    client_mesh.route_to(&[server_mesh.server_endpoint()]);
+    client_mesh.client.set_credential(test_credential(&server_mesh.authority, "productpage"));
+    (client_mesh, server_mesh)
 }
 
 async fn connect_extended(listener: SocketAddr) -> SendRequest<Bytes> {
@@ -113,37 +117,41 @@ async fn exchange_bytes(response: Response<RecvStream>, mut stream: SendStream<B
     for absent in ["sec-websocket-accept", "connection", "upgrade"] {
         assert!(!response.headers().contains_key(absent), "{absent}");
     }
-    let long: Bytes = (0..300_000_u32).map(|at| at as u8).collect::<Vec<_>>().into();
-    let said = long.clone();
-    tokio::task::spawn_local(async move { send_data(&mut stream, said, true).await });
-    let (heard, _) = read_body(response.into_body()).await;
-    assert!(heard == [&long[..], b"bye"].concat(), "{} bytes", heard.len());
+    let long: Bytes = (0..300_000_u32).map(|index| index as u8).collect::<Vec<_>>().into();
+    let expected = long.clone();
+    tokio::task::spawn_local(async move { send_data(&mut stream, expected, true).await });
+    let (body, _) = read_body(response.into_body()).await;
+    assert!(body == [&long[..], b"bye"].concat(), "{} bytes", body.len());
 }
 
 #[test]
-fn a_client_of_http2_reaches_an_application_that_upgrades() {
+fn an_http2_client_reaches_an_application_that_upgrades() {
     run(async {
         let app = start_http1(accept_response).await;
-        let (front, back) = mixed_meshes(app.address).await;
-        let (response, stream) = open_tunnel(front.listener).await;
+        let (client_mesh, server_mesh) = mixed_meshes(app.address).await;
+        let (response, stream) = open_tunnel(client_mesh.listener).await;
         exchange_bytes(response, stream).await;
-        wait_until(|| front.client.ended_count() == 1 && back.server.ended_count() == 1).await;
+        wait_until(|| {
+            client_mesh.client.ended_count() == 1 && server_mesh.server.ended_count() == 1
+        })
+        .await;
         assert!(
-            front.client.failure_counts().is_empty() && back.server.failure_counts().is_empty()
+            client_mesh.client.failure_counts().is_empty()
+                && server_mesh.server.failure_counts().is_empty()
         );
     });
 }
 
 #[test]
-fn the_application_sees_an_upgrade_with_a_key_of_its_sidecar() {
+fn the_application_receives_an_upgrade_with_a_key_of_its_sidecar() {
     run(async {
-        let app = Application::respond_with(|_: &Answer| {
+        let app = Application::respond_with(|_: &ReceivedMessage| {
             "HTTP/1.1 403 No\r\ncontent-length: 2\r\n\r\nno".to_owned()
         })
         .await;
-        let (front, _back) = mixed_meshes(app.address).await;
+        let (client_mesh, _server_mesh) = mixed_meshes(app.address).await;
         for _ in 0..2 {
-            let (response, _stream) = open_tunnel(front.listener).await;
+            let (response, _stream) = open_tunnel(client_mesh.listener).await;
             assert_eq!(response.status(), 403);
             assert_eq!(read_body(response.into_body()).await.0, b"no");
         }
@@ -157,14 +165,16 @@ fn the_application_sees_an_upgrade_with_a_key_of_its_sidecar() {
         ] {
             assert_eq!(first.field_value(name), Some(value), "{}", first.head);
         }
-        let key = |request: &Answer| request.field_value("sec-websocket-key").unwrap().to_owned();
+        let key = |request: &ReceivedMessage| {
+            request.field_value("sec-websocket-key").unwrap().to_owned()
+        };
         assert_eq!((key(first).len(), &key(first)[22..]), (24, "=="));
         assert_ne!(key(first), key(second));
     });
 }
 
 #[test]
-fn a_client_that_upgrades_reaches_an_application_of_http2() {
+fn a_client_that_upgrades_reaches_an_http2_application() {
     run(async {
         let app = start_http2(|request| {
             assert_eq!(request.method(), Method::CONNECT);
@@ -194,7 +204,7 @@ fn a_client_that_upgrades_reaches_an_application_of_http2() {
 }
 
 #[test]
-fn both_may_speak_http2() {
+fn an_http2_client_reaches_an_http2_application() {
     run(async {
         let app = start_http2(|_| {}).await;
         let mesh = http2_mesh(app.address, Protocol::Http2).await;
@@ -206,17 +216,17 @@ fn both_may_speak_http2() {
 }
 
 #[test]
-fn who_does_not_agree_is_not_taken_for_one_who_does() {
+fn a_rejected_upgrade_opens_no_tunnel() {
     run(async {
-        type Made = fn(&str) -> String;
-        let page: Made = |_| "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_owned();
-        let forged: Made = |_| accept_response("AAAAAAAAAAAAAAAAAAAAAAAAAAA=");
-        for (answer, status, reason) in
+        type UpgradeResponse = fn(&str) -> String;
+        let page: UpgradeResponse = |_| "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_owned();
+        let forged: UpgradeResponse = |_| accept_response("AAAAAAAAAAAAAAAAAAAAAAAAAAA=");
+        for (reply, status, reason) in
             [(page, 501, "unsupported;"), (forged, 502, "upstream-malformed;")]
         {
-            let app = start_http1(answer).await;
-            let (front, _back) = mixed_meshes(app.address).await;
-            let (response, _stream) = open_tunnel(front.listener).await;
+            let app = start_http1(reply).await;
+            let (client_mesh, _server_mesh) = mixed_meshes(app.address).await;
+            let (response, _stream) = open_tunnel(client_mesh.listener).await;
             assert_eq!(response.status(), status);
             assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with(reason));
         }

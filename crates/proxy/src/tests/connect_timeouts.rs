@@ -52,11 +52,11 @@ impl Slow {
 
     /// Sets the connect timeout in the policy of the service.
     fn set_timeout(&self, connect_timeout: Duration) {
-        let mut view = service_config(Protocol::Http, std::slice::from_ref(&self.endpoint));
+        let mut service = service_config(Protocol::Http, std::slice::from_ref(&self.endpoint));
         let connect_timeout = Some(connect_timeout);
         let rule = CircuitBreaker { connect_timeout, ..CircuitBreaker::default() };
-        view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
-        self.mesh.client.apply_config(proxy_config("productpage", Access::AllowAll), vec![view]);
+        service.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
+        self.mesh.client.apply_config(proxy_config("productpage", Access::AllowAll), vec![service]);
     }
 }
 
@@ -65,15 +65,15 @@ const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(50);
 
 #[test]
-fn the_policy_limits_its_requests_on_a_connection_that_another_request_has_begun() {
+fn a_connect_timeout_applies_to_connections_that_other_requests_opened() {
     run(async {
         let slow = Slow::new(LONG).await;
         slow.set_timeout(SHORT);
         let mut unlimited = Client::connect(slow.pinned).await;
         unlimited.send_bytes(GET).await;
         wait_until(|| slow.slow.accepted.get() == 1).await;
-        let answer = Client::connect(slow.mesh.listener).await.send_request(GET).await;
-        assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
+        let response = Client::connect(slow.mesh.listener).await.send_request(GET).await;
+        assert_eq!(response.verdict(), (504, Some("connect-timeout")));
         assert_eq!(slow.slow.accepted.get(), 1, "both wait for one connection");
         slow.release.send_replace(true);
         assert_eq!(unlimited.read_response().await.status, 200);
@@ -82,12 +82,12 @@ fn the_policy_limits_its_requests_on_a_connection_that_another_request_has_begun
 }
 
 #[test]
-fn the_policy_limits_no_other_requests() {
+fn a_connect_timeout_does_not_apply_to_requests_without_the_policy() {
     run(async {
         let slow = Slow::new(LONG).await;
         slow.set_timeout(SHORT);
-        let answer = Client::connect(slow.mesh.listener).await.send_request(GET).await;
-        assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
+        let response = Client::connect(slow.mesh.listener).await.send_request(GET).await;
+        assert_eq!(response.verdict(), (504, Some("connect-timeout")));
         let mut unlimited = Client::connect(slow.pinned).await;
         unlimited.send_bytes(GET).await;
         // Longer than the timeout of the policy.
@@ -99,7 +99,7 @@ fn the_policy_limits_no_other_requests() {
 }
 
 #[test]
-fn a_request_with_more_time_lets_an_attempt_go_on() {
+fn a_request_with_a_longer_timeout_lets_the_attempt_continue() {
     run(async {
         let slow = Slow::new(Duration::from_millis(300)).await;
         slow.set_timeout(LONG);
@@ -116,12 +116,14 @@ fn a_request_with_more_time_lets_an_attempt_go_on() {
 }
 
 #[test]
-fn the_policy_limits_a_connection_of_one_client() {
+fn a_connect_timeout_applies_to_exclusive_connections() {
     run(async {
         let slow = Slow::new(LONG).await;
         slow.set_timeout(SHORT);
-        let alone = "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
-        let answer = Client::connect(slow.mesh.listener).await.send_request(alone).await;
-        assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
+        let request_with_credentials =
+            "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
+        let response =
+            Client::connect(slow.mesh.listener).await.send_request(request_with_credentials).await;
+        assert_eq!(response.verdict(), (504, Some("connect-timeout")));
     });
 }

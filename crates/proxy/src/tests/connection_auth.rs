@@ -14,7 +14,7 @@ async fn start_application(scheme: &'static str) -> Application {
                     name => user = name.map(str::to_owned),
                 }
             }
-            let answer = match &user {
+            let response = match &user {
                 Some(user) => {
                     format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{user}", user.len())
                 }
@@ -23,14 +23,14 @@ async fn start_application(scheme: &'static str) -> Application {
                      WWW-Authenticate: {scheme}\r\ncontent-length: 0\r\n\r\n"
                 ),
             };
-            client.send_bytes(answer).await;
+            client.send_bytes(response).await;
         }
     })
     .await
 }
 
 #[test]
-fn a_connection_with_a_user_of_its_own_serves_no_other_client() {
+fn an_authenticated_connection_serves_no_other_client() {
     run(async {
         for (challenge, scheme) in
             [("NTLM", "NTLM"), ("ntlm Y2hhbGxlbmdl", "ntlm"), ("Negotiate", "Negotiate")]
@@ -39,20 +39,20 @@ fn a_connection_with_a_user_of_its_own_serves_no_other_client() {
                 let app = start_application(challenge).await;
                 let mesh = Mesh::permissive(app.address).await;
                 let mut alice = Client::connect(mesh.listener).await;
-                let ask = |token| {
+                let request_for = |token| {
                     format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: {scheme} {token}\r\n\r\n")
                 };
-                alice.send_request(&ask(first)).await;
+                alice.send_request(&request_for(first)).await;
                 // The next request uses the authenticated connection.
                 if first == "alice" {
-                    let answer = alice.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-                    assert_eq!(answer.body_text(), "alice");
+                    let response = alice.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                    assert_eq!(response.body_text(), "alice");
                 }
-                assert_eq!(alice.send_request(&ask("alice")).await.body_text(), "alice");
+                assert_eq!(alice.send_request(&request_for("alice")).await.body_text(), "alice");
                 let mut bob = Client::connect(mesh.listener).await;
                 for _ in 0..3 {
-                    let answer = bob.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-                    assert_eq!(answer.status, 401, "{scheme}: {}", answer.head);
+                    let response = bob.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                    assert_eq!(response.status, 401, "{scheme}: {}", response.head);
                 }
             }
         }
@@ -85,8 +85,8 @@ async fn start_challenging() -> Application {
         let (mut challenged, mut user) = (false, None);
         while let Some(request) = client.read_head().await {
             let token = request.field_value("authorization").map(str::to_owned);
-            let token = token.as_deref().and_then(|it| it.strip_prefix("NTLM "));
-            let answer = match (token, &user) {
+            let token = token.as_deref().and_then(|token| token.strip_prefix("NTLM "));
+            let response = match (token, &user) {
                 (Some("type1"), _) => {
                     challenged = true;
                     CHALLENGE.replace("NTLM", "NTLM type2")
@@ -98,7 +98,7 @@ async fn start_challenging() -> Application {
                 (None, Some(user)) => hello_response(user),
                 _ => CHALLENGE.to_owned(),
             };
-            client.send_bytes(answer).await;
+            client.send_bytes(response).await;
         }
     })
     .await
@@ -118,28 +118,28 @@ fn a_client_completes_ntlm_over_a_connection_of_its_own() {
     run(async {
         let app = start_challenging().await;
         let mesh = Mesh::permissive(app.address).await;
-        let ask = |token: &str| match token {
+        let request_for = |token: &str| match token {
             "" => "GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(),
             token => format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM {token}\r\n\r\n"),
         };
         let mut clients = Vec::new();
         for name in ["alice", "bob", "carol"] {
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.send_request(&ask("")).await.status, 401);
-            let challenge = client.send_request(&ask("type1")).await;
+            assert_eq!(client.send_request(&request_for("")).await.status, 401);
+            let challenge = client.send_request(&request_for("type1")).await;
             assert!(challenge.head.contains("NTLM type2"), "{}", challenge.head);
             clients.push((name, client));
         }
         // Handshakes of several clients interleave.
         for (name, client) in &mut clients {
-            assert_eq!(client.send_request(&ask(name)).await.body_text(), *name);
+            assert_eq!(client.send_request(&request_for(name)).await.body_text(), *name);
         }
         for _ in 0..3 {
             for (name, client) in &mut clients {
-                assert_eq!(client.send_request(&ask("")).await.body_text(), *name);
+                assert_eq!(client.send_request(&request_for("")).await.body_text(), *name);
             }
             assert_eq!(
-                Client::connect(mesh.listener).await.send_request(&ask("")).await.status,
+                Client::connect(mesh.listener).await.send_request(&request_for("")).await.status,
                 401
             );
         }
@@ -149,22 +149,28 @@ fn a_client_completes_ntlm_over_a_connection_of_its_own() {
 /// A proxy before the sidecar sends the requests of its clients over one connection: none of them acts as
 /// another.
 #[test]
-fn users_behind_a_proxy_share_no_authenticated_connection() {
+fn users_behind_a_proxy_do_not_share_authenticated_connections() {
     run(async {
         for mark in ["x-forwarded-for: 192.0.2.7", "Via: 1.1 proxy", "forwarded: for=192.0.2.7"] {
             let app = start_application("NTLM").await;
             let mesh = Mesh::permissive(app.address).await;
             let mut proxy = Client::connect(mesh.listener).await;
             let alice = "authorization: NTLM alice\r\n";
-            let ask = |more: &str, mark: &str| {
+            let request_for = |more: &str, mark: &str| {
                 format!("GET / HTTP/1.1\r\nhost: x\r\n{more}{mark}\r\n\r\n")
             };
-            assert_eq!(proxy.send_request(&ask(alice, mark)).await.body_text(), "alice");
-            assert_eq!(proxy.send_request(&ask("", mark)).await.status, 401, "{mark}");
+            assert_eq!(proxy.send_request(&request_for(alice, mark)).await.body_text(), "alice");
+            assert_eq!(proxy.send_request(&request_for("", mark)).await.status, 401, "{mark}");
             // Nor do they get a connection that the proxy has authenticated for itself.
-            assert_eq!(proxy.send_request(&ask(alice, "x-other: 1")).await.body_text(), "alice");
-            assert_eq!(proxy.send_request(&ask("", mark)).await.status, 401, "{mark}");
-            assert_eq!(proxy.send_request(&ask("", "x-other: 1")).await.body_text(), "alice");
+            assert_eq!(
+                proxy.send_request(&request_for(alice, "x-other: 1")).await.body_text(),
+                "alice"
+            );
+            assert_eq!(proxy.send_request(&request_for("", mark)).await.status, 401, "{mark}");
+            assert_eq!(
+                proxy.send_request(&request_for("", "x-other: 1")).await.body_text(),
+                "alice"
+            );
         }
     });
 }

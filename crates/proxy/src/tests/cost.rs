@@ -18,10 +18,10 @@ use crate::{access_log, export};
 fn a_request_allocates_nothing() {
     let (few, many) = measure_blocks("tests::cost::allocations");
     let blocks = many.saturating_sub(few);
-    let further = (MANY - FEW) * ROUNDS;
+    let additional_exchanges = (MANY - FEW) * ROUNDS;
     assert!(
         blocks <= ROUNDS as u64 * RECORDS_MORE * BLOCKS_PER_RECORD,
-        "{blocks} blocks for {further} further requests; {few} blocks for the first {FEW} of each \
+        "{blocks} blocks for {additional_exchanges} further requests; {few} blocks for the first {FEW} of each \
          round"
     );
 }
@@ -29,21 +29,21 @@ fn a_request_allocates_nothing() {
 /// Trace context is also propagated for unsampled requests. The log takes none of these requests, and a tap
 /// watches another service.
 #[test]
-fn a_request_of_a_trace_that_nobody_wants_to_see_allocates_nothing() {
+fn a_request_of_an_unsampled_trace_allocates_nothing() {
     let (few, many) = measure_blocks("tests::cost::allocations_where_operators_look");
     let blocks = many.saturating_sub(few);
-    let further = (MANY - FEW) * ROUNDS;
+    let additional_exchanges = (MANY - FEW) * ROUNDS;
     assert!(
         blocks <= ROUNDS as u64 * RECORDS_MORE * BLOCKS_PER_RECORD,
-        "{blocks} blocks for {further} further requests"
+        "{blocks} blocks for {additional_exchanges} further requests"
     );
 }
 
 /// Returns the counts of a test of this file, run in a process of its own.
 fn measure_blocks(test: &str) -> (u64, u64) {
-    let mut alone = Command::new(std::env::current_exe().unwrap());
-    alone.args(["--exact", test, "--ignored", "--nocapture"]);
-    let output = alone.output().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--ignored", "--nocapture"]);
+    let output = child.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let figures = text.lines().find_map(|line| line.strip_prefix(REPORT));
     let figures: Vec<u64> = figures
@@ -67,9 +67,9 @@ fn allocations_where_operators_look() {
     count_blocks(trace_settings("0%"));
 }
 
-fn count_blocks(sight: Observability) {
+fn count_blocks(observability: Observability) {
     run(async {
-        let (_mesh, mut clients) = start_exchange(2, sight).await;
+        let (_mesh, mut clients) = start_exchange(2, observability).await;
         exchange_all(&mut clients, ROUNDS, 2).await;
         let mut figures = Vec::new();
         for count in [FEW, MANY] {
@@ -109,13 +109,13 @@ fn many_exchanges_seen() {
     run(run_rounds(ROUNDS_MANY, trace_settings("1%")));
 }
 
-async fn run_rounds(count: usize, sight: Observability) {
-    let (_mesh, mut clients) = start_exchange(BODY, sight).await;
+async fn run_rounds(count: usize, observability: Observability) {
+    let (_mesh, mut clients) = start_exchange(BODY, observability).await;
     exchange_all(&mut clients, count, BODY).await;
 }
 
 /// Creates a mesh with an application that responds with `body` bytes, and its clients.
-async fn start_exchange(body: usize, sight: Observability) -> (Mesh, Vec<TcpStream>) {
+async fn start_exchange(body: usize, observability: Observability) -> (Mesh, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::task::spawn_local(async move {
@@ -123,8 +123,8 @@ async fn start_exchange(body: usize, sight: Observability) -> (Mesh, Vec<TcpStre
             tokio::task::spawn_local(serve_responses(tcp, response_bytes(body)));
         }
     });
-    let is_seen = sight != Observability::default();
-    let mut setup = Setup { sight, ..Setup::default() };
+    let is_seen = observability != Observability::default();
+    let mut setup = Setup { observability, ..Setup::default() };
     // An idle pause would free buffers that the next request allocates again.
     setup.limits.rest_after = Duration::from_secs(10);
     let mut mesh = Mesh::new(address, setup).await;
@@ -167,12 +167,12 @@ fn unused_tap() -> Tap {
 
 /// Consumes log entries and spans as the control thread does: lines are written, spans encoded.
 fn take_all(sidecar: &mut Sidecar) {
-    let (lines, spans) = sidecar.take_intakes();
+    let (lines, spans) = sidecar.take_receivers();
     tokio::task::spawn_local(async move {
         let (mut lines, mut text) = (lines, String::new());
-        while let Some(seen) = lines.recv().await {
+        while let Some(entry) = lines.recv().await {
             text.clear();
-            access_log::append_line(&seen, &LogFormat::Json, &mut text);
+            access_log::append_line(&entry, &LogFormat::Json, &mut text);
         }
     });
     tokio::task::spawn_local(export::encode_all(spans));
@@ -188,13 +188,13 @@ async fn serve_responses(mut tcp: TcpStream, response: Vec<u8>) {
 /// Sends a request from every client, all of them at once in each round.
 async fn exchange_all(clients: &mut [TcpStream], rounds: usize, body: usize) {
     let length = response_bytes(body).len();
-    let mut answer = [0; 4096];
+    let mut response = [0; 4096];
     for _ in 0..rounds {
         for client in &mut *clients {
             client.write_all(REQUEST).await.unwrap();
         }
         for client in &mut *clients {
-            client.read_exact(&mut answer[..length]).await.unwrap();
+            client.read_exact(&mut response[..length]).await.unwrap();
         }
     }
 }

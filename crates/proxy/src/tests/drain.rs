@@ -18,20 +18,20 @@ use crate::session::ListenerKind;
 
 /// Starts an application that responds once it is released.
 async fn start_patient() -> (Application, watch::Sender<bool>) {
-    let (go, gone) = watch::channel(false);
+    let (release, released) = watch::channel(false);
     let app = Application::start(move |mut client| {
-        let mut gone = gone.clone();
+        let mut released = released.clone();
         async move {
             while let Some(mut request) = client.read_head().await {
                 client.read_body(&mut request).await.unwrap();
                 if !request.head.contains("/quick") {
-                    gone.wait_for(|go| *go).await.unwrap();
+                    released.wait_for(|is_released| *is_released).await.unwrap();
                 }
                 client.send_bytes(OK).await;
             }
         }
     });
-    (app.await, go)
+    (app.await, release)
 }
 
 /// Timeouts that a slow machine does not reach.
@@ -60,9 +60,9 @@ async fn data_thread(
 }
 
 #[test]
-fn the_clients_sidecar_finishes_what_is_under_way_and_ends_what_is_idle() {
+fn the_sidecar_of_the_client_finishes_requests_and_closes_idle_connections() {
     run(async {
-        let (app, go) = start_patient().await;
+        let (app, release) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
@@ -74,9 +74,12 @@ fn the_clients_sidecar_finishes_what_is_under_way_and_ends_what_is_idle() {
         mesh.client.phase.send_replace(Phase::Draining);
         assert_eq!(idle.read_end().await, End::Clean);
         assert!(!thread.is_finished());
-        go.send_replace(true);
-        let answer = busy.read_response().await;
-        assert_eq!((answer.body_text(), answer.field_value("connection")), ("ok", Some("close")));
+        release.send_replace(true);
+        let response = busy.read_response().await;
+        assert_eq!(
+            (response.body_text(), response.field_value("connection")),
+            ("ok", Some("close"))
+        );
         assert_eq!(busy.read_end().await, End::Clean);
         drop(busy);
         thread.await.unwrap();
@@ -114,9 +117,9 @@ fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
         for client in queued {
             client.set_nonblocking(true).unwrap();
             let mut client = Client::new(tokio::net::TcpStream::from_std(client).unwrap());
-            let answer = client.read_response().await;
+            let response = client.read_response().await;
             assert_eq!(
-                (answer.verdict(), answer.field_value("connection")),
+                (response.verdict(), response.field_value("connection")),
                 ((200, None), Some("close"))
             );
         }
@@ -126,7 +129,7 @@ fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
 }
 
 #[test]
-fn a_request_that_crosses_the_drain_on_an_idle_connection_is_answered() {
+fn a_request_that_crosses_the_drain_on_an_idle_connection_gets_a_response() {
     run(async {
         for rest_after in [Duration::from_secs(3600), Duration::ZERO] {
             let (app, _go) = start_patient().await;
@@ -141,9 +144,9 @@ fn a_request_that_crosses_the_drain_on_an_idle_connection_is_answered() {
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            let answer = idle.send_request(QUICK).await;
+            let response = idle.send_request(QUICK).await;
             assert_eq!(
-                (answer.verdict(), answer.field_value("connection")),
+                (response.verdict(), response.field_value("connection")),
                 ((200, None), Some("close"))
             );
             thread.await.unwrap();
@@ -153,7 +156,7 @@ fn a_request_that_crosses_the_drain_on_an_idle_connection_is_answered() {
 }
 
 #[test]
-fn a_proxy_that_leaves_goes_on_to_serve_and_asks_its_clients_to_leave() {
+fn a_leaving_proxy_serves_requests_with_connection_close() {
     run(async {
         let (app, _go) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
@@ -162,9 +165,9 @@ fn a_proxy_that_leaves_goes_on_to_serve_and_asks_its_clients_to_leave() {
         let mut idle = Client::connect(listener).await;
         assert_eq!(idle.send_request(QUICK).await.field_value("connection"), None);
         mesh.client.phase.send_replace(Phase::Leaving);
-        let answer = idle.send_request(QUICK).await;
+        let response = idle.send_request(QUICK).await;
         assert_eq!(
-            (answer.verdict(), answer.field_value("connection")),
+            (response.verdict(), response.field_value("connection")),
             ((200, None), Some("close"))
         );
         assert_eq!(idle.read_end().await, End::Clean);
@@ -175,7 +178,7 @@ fn a_proxy_that_leaves_goes_on_to_serve_and_asks_its_clients_to_leave() {
 
 /// The kernel drops unsent bytes when a segment arrives for a connection that its process has closed.
 #[test]
-fn a_client_of_http2_reads_its_last_response_to_the_end_after_the_drain() {
+fn an_http2_client_reads_its_last_response_completely_after_the_drain() {
     run(async {
         let body = "x".repeat(60_000);
         let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
@@ -217,9 +220,9 @@ fn h2_shutdown_ping() -> [u8; 8] {
 const ACK: u8 = 1;
 
 #[test]
-fn the_servers_sidecar_says_goodbye_on_its_links_and_serves_what_they_carry() {
+fn the_sidecar_of_the_server_sends_goaway_and_serves_open_streams() {
     run(async {
-        let (app, go) = start_patient().await;
+        let (app, release) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Inbound { port: app.address.port() };
         let (inbound, thread, _commands) = data_thread(&mesh.server, listener_kind).await;
@@ -247,7 +250,7 @@ fn the_servers_sidecar_says_goodbye_on_its_links_and_serves_what_they_carry() {
         for client in &mut clients[20..] {
             assert_eq!(client.read_response().await.verdict(), (200, None));
         }
-        go.send_replace(true);
+        release.send_replace(true);
         for client in &mut clients[..20] {
             assert_eq!(client.read_response().await.verdict(), (200, None));
         }
@@ -258,9 +261,9 @@ fn the_servers_sidecar_says_goodbye_on_its_links_and_serves_what_they_carry() {
 }
 
 #[test]
-fn draining_the_client_leaves_streams_alone_that_the_server_is_serving() {
+fn a_drain_of_the_client_does_not_end_streams_that_the_server_serves() {
     run(async {
-        let (app, go) = start_patient().await;
+        let (app, release) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
@@ -270,7 +273,7 @@ fn draining_the_client_leaves_streams_alone_that_the_server_is_serving() {
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }
-        go.send_replace(true);
+        release.send_replace(true);
         assert_eq!(client.read_response().await.verdict(), (200, None));
         wait_until(|| mesh.server.telemetry.gauge(Gauge::LinksDownstream) == 0).await;
         assert!(mesh.server.failure_counts().is_empty());
@@ -278,7 +281,7 @@ fn draining_the_client_leaves_streams_alone_that_the_server_is_serving() {
 }
 
 #[test]
-fn draining_is_bounded() {
+fn a_drain_ends_after_its_timeout() {
     run(async {
         let (app, _go) = start_patient().await;
         let mut setup = Setup::default();
@@ -289,10 +292,10 @@ fn draining_is_bounded() {
         let mut stuck = Client::connect(listener).await;
         stuck.send_bytes(GET).await;
         wait_until(|| app.accepted.get() == 1).await;
-        let began = Instant::now();
+        let start_time = Instant::now();
         mesh.client.phase.send_replace(Phase::Draining);
         thread.await.unwrap();
-        assert!(began.elapsed() >= Duration::from_millis(100));
+        assert!(start_time.elapsed() >= Duration::from_millis(100));
         stuck.read_rest().await;
         assert_eq!(mesh.client.failure_counts(), [("downstream-closed", 1)].into());
     });

@@ -16,8 +16,8 @@ const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello
 
 /// The client expects the sidecar of a workload, and has these endpoints.
 fn expect_sidecar(mesh: &Mesh, endpoints: &[Endpoint]) {
-    let view = service_config(mesh.setup.protocol, endpoints);
-    mesh.client_knows(vec![ServiceConfig { awaited: true, ..view }]);
+    let service = service_config(mesh.setup.protocol, endpoints);
+    mesh.set_client_services(vec![ServiceConfig { awaited: true, ..service }]);
 }
 
 async fn of_protocol(protocol: Protocol) -> (Application, Mesh) {
@@ -55,7 +55,7 @@ fn a_request_waits_for_the_endpoint_of_a_workload_that_changed() {
 }
 
 #[test]
-fn the_wait_ends_with_the_expectation_with_the_client_and_with_the_drain() {
+fn the_wait_ends_without_an_expected_endpoint_without_the_client_and_with_the_drain() {
     run(async {
         let (_app, mesh) = of_protocol(Protocol::Http).await;
         let wait = async || {
@@ -89,10 +89,11 @@ fn the_wait_ends_with_the_expectation_with_the_client_and_with_the_drain() {
 
 /// The connection to the former endpoint fails after the client's sidecar has learned of the next one.
 #[test]
-fn a_request_to_an_endpoint_that_is_gone_is_routed_anew() {
+fn a_request_to_a_removed_endpoint_is_routed_again() {
     run(async {
-        for (protocol, waits) in
-            [Protocol::Http, Protocol::Tcp].into_iter().flat_map(|it| [(it, false), (it, true)])
+        for (protocol, waits) in [Protocol::Http, Protocol::Tcp]
+            .into_iter()
+            .flat_map(|protocol| [(protocol, false), (protocol, true)])
         {
             let (app, mesh) = of_protocol(protocol).await;
             let former = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -119,7 +120,7 @@ fn a_request_to_an_endpoint_that_is_gone_is_routed_anew() {
 
 /// The server's sidecar applies a change of the port before the client's.
 #[test]
-fn a_request_to_a_port_that_the_workload_has_lost_is_routed_anew() {
+fn a_request_to_a_port_that_the_workload_lacks_is_routed_again() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Tcp] {
             let (_former, mesh) = of_protocol(protocol).await;
@@ -131,7 +132,10 @@ fn a_request_to_a_port_that_the_workload_has_lost_is_routed_anew() {
                 Application::with_response("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnext")
                     .await;
             let (_server, endpoint) = mesh.start_server("ratings-1", next.address).await;
-            mesh.enforce_with(&|plan| WorkloadConfig { ports: Vec::new(), ..plan });
+            mesh.change_server_config(&|workload_config| WorkloadConfig {
+                ports: Vec::new(),
+                ..workload_config
+            });
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
             wait_until(|| mesh.server.failure_counts().contains_key("unknown-service")).await;
@@ -146,7 +150,7 @@ fn a_request_to_a_port_that_the_workload_has_lost_is_routed_anew() {
 
 /// Another instance takes the requests meanwhile.
 #[test]
-fn no_request_waits_while_there_is_another_endpoint() {
+fn a_request_does_not_wait_if_another_endpoint_exists() {
     run(async {
         let (_app, mesh) = of_protocol(Protocol::Http).await;
         expect_sidecar(&mesh, &[mesh.server_endpoint()]);

@@ -59,7 +59,7 @@ const REQUEST: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: ol
 const RESPELLED: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX_Set: evil\r\nx.gone: 1\r\nx_add: one\r\n\r\n";
 
 #[test]
-fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
+fn responses_of_the_sidecar_have_cors_headers_for_allowed_origins() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -73,37 +73,37 @@ fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
         };
         let mut rule = editing_rule();
         rule.actions.cors = Some(cors);
-        let mut views = routed_services(&mesh, vec![rule]);
+        let mut services = routed_services(&mesh, vec![rule]);
         // The service has no endpoint.
-        views.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints.clear();
-        mesh.client_knows(views);
+        services.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints.clear();
+        mesh.set_client_services(services);
         let mut client = Client::connect(mesh.listener).await;
         for (origin, allowed) in
             [("https://a.example", Some("https://a.example")), ("https://evil", None)]
         {
             let request =
                 format!("GET /ratings HTTP/1.1\r\nhost: ratings\r\norigin: {origin}\r\n\r\n");
-            let answer = client.send_request(&request).await;
-            assert_eq!(answer.verdict(), (503, Some("no-endpoint")));
-            assert_eq!(answer.field_value("access-control-allow-origin"), allowed);
-            assert_eq!(answer.field_value("vary"), Some("origin"));
+            let response = client.send_request(&request).await;
+            assert_eq!(response.verdict(), (503, Some("no-endpoint")));
+            assert_eq!(response.field_value("access-control-allow-origin"), allowed);
+            assert_eq!(response.field_value("vary"), Some("origin"));
             // Response filters of the rule do not apply to the sidecar's own response.
-            assert_eq!(answer.field_value("x-more"), None);
+            assert_eq!(response.field_value("x-more"), None);
         }
     });
 }
 
 #[test]
-fn heads_are_edited_on_both_ways() {
+fn request_and_response_headers_are_edited() {
     run(async {
         let app = Application::with_response(ANSWER).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.client_knows(routed_services(&mesh, vec![editing_rule()]));
+        mesh.set_client_services(routed_services(&mesh, vec![editing_rule()]));
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            let answer = client.send_request(REQUEST).await;
-            assert_eq!(answer.status, 200);
-            let fields = parse_fields(&answer.head);
+            let response = client.send_request(REQUEST).await;
+            assert_eq!(response.status, 200);
+            let fields = parse_fields(&response.head);
             let expected: &[(&str, &[&str])] = &[
                 ("server", &["leno"]),
                 ("x-more", &["a", "b"]),
@@ -111,7 +111,12 @@ fn heads_are_edited_on_both_ways() {
                 ("x-secret", &[]),
             ];
             for (name, values) in expected {
-                assert_eq!(fields.get(*name).map_or(&[][..], |it| it), *values, "{}", answer.head);
+                assert_eq!(
+                    fields.get(*name).map_or(&[][..], |values| values),
+                    *values,
+                    "{}",
+                    response.head
+                );
             }
         }
         for request in app.received_requests() {
@@ -125,20 +130,25 @@ fn heads_are_edited_on_both_ways() {
                 ("x-kept", &["2"]),
             ];
             for (name, values) in expected {
-                assert_eq!(fields.get(*name).map_or(&[][..], |it| it), *values, "{}", request.head);
+                assert_eq!(
+                    fields.get(*name).map_or(&[][..], |values| values),
+                    *values,
+                    "{}",
+                    request.head
+                );
             }
         }
     });
 }
 
 #[test]
-fn headers_are_set_and_removed_under_similar_names() {
+fn headers_with_equivalent_names_are_set_and_removed() {
     run(async {
         let app = Application::with_response(ANSWER).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.client_knows(routed_services(&mesh, vec![editing_rule()]));
-        let answer = Client::connect(mesh.listener).await.send_request(RESPELLED).await;
-        assert_eq!(answer.status, 200);
+        mesh.set_client_services(routed_services(&mesh, vec![editing_rule()]));
+        let response = Client::connect(mesh.listener).await.send_request(RESPELLED).await;
+        assert_eq!(response.status, 200);
         let head = &app.received_requests()[0].head;
         let fields = parse_fields(head);
         let expected: &[(&str, &[&str])] = &[
@@ -149,19 +159,19 @@ fn headers_are_set_and_removed_under_similar_names() {
             ("x_add", &["one"]),
         ];
         for (name, values) in expected {
-            assert_eq!(fields.get(*name).map_or(&[][..], |it| it), *values, "{head}");
+            assert_eq!(fields.get(*name).map_or(&[][..], |values| values), *values, "{head}");
         }
     });
 }
 
 #[test]
-fn calls_of_grpc_are_edited_too() {
+fn grpc_calls_are_edited() {
     run(async {
         let app = http2::start_application(|request, mut respond| async move {
             let (parts, body) = request.into_parts();
             http2::read_body(body).await;
             let reported =
-                |name: &str| parts.headers.get(name).map_or("", |it| it.to_str().unwrap());
+                |name: &str| parts.headers.get(name).map_or("", |value| value.to_str().unwrap());
             let head = Response::builder()
                 .header("content-type", "application/grpc")
                 .header("server", "app")
@@ -177,7 +187,7 @@ fn calls_of_grpc_are_edited_too() {
         })
         .await;
         let mesh = http2::http2_mesh(app.address, Protocol::Grpc).await;
-        mesh.client_knows(routed_services(&mesh, vec![editing_rule()]));
+        mesh.set_client_services(routed_services(&mesh, vec![editing_rule()]));
         let mut client = http2::connect_client(mesh.listener).await;
         let mut call = http2::grpc_request("/ratings/Rate");
         call.headers_mut().insert("x-gone", "1".parse().unwrap());
@@ -185,7 +195,8 @@ fn calls_of_grpc_are_edited_too() {
         let (response, mut stream) = client.send_request(call, false).unwrap();
         http2::send_data(&mut stream, Bytes::from_static(b"message"), true).await;
         let response = response.await.unwrap();
-        let reported = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap());
+        let reported =
+            |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap());
         assert_eq!(reported("saw-uri"), Some("http://inner.example/v2/Rate"));
         assert_eq!(reported("saw-set"), Some("new"));
         assert_eq!(reported("saw-gone"), Some(""));
@@ -199,7 +210,7 @@ fn calls_of_grpc_are_edited_too() {
 }
 
 #[test]
-fn a_redirection_is_answered_without_asking_anybody() {
+fn a_redirect_is_sent_without_an_upstream_request() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = http2::http2_mesh(app.address, Protocol::Http2).await;
@@ -210,15 +221,15 @@ fn a_redirection_is_answered_without_asking_anybody() {
             port: None,
             status: 308,
         };
-        mesh.client_knows(routed_services(&mesh, vec![redirect_rule(redirect)]));
+        mesh.set_client_services(routed_services(&mesh, vec![redirect_rule(redirect)]));
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            let answer = client.send_request(REQUEST).await;
-            assert_eq!(answer.verdict(), (308, None));
-            assert_eq!(answer.field_value("location"), Some("http://b.example:9080/new/1?q=1"));
-            assert_eq!(answer.field_value("x-why"), Some("moved"));
-            assert_eq!(answer.field_value("content-length"), Some("0"));
-            assert!(answer.field_value("date").is_some());
+            let reply = client.send_request(REQUEST).await;
+            assert_eq!(reply.verdict(), (308, None));
+            assert_eq!(reply.field_value("location"), Some("http://b.example:9080/new/1?q=1"));
+            assert_eq!(reply.field_value("x-why"), Some("moved"));
+            assert_eq!(reply.field_value("content-length"), Some("0"));
+            assert!(reply.field_value("date").is_some());
         }
         let mut client = http2::connect_client(mesh.listener).await;
         let request = http::Request::get("http://x/ratings").body(()).unwrap();
@@ -232,20 +243,20 @@ fn a_redirection_is_answered_without_asking_anybody() {
 }
 
 #[test]
-fn a_body_that_a_redirection_leaves_unread_ends_the_connection() {
+fn an_unread_body_of_a_redirected_request_ends_the_connection() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let redirect =
             Redirect { scheme: None, hostname: None, path: None, port: None, status: 307 };
-        mesh.client_knows(routed_services(&mesh, vec![redirect_rule(redirect)]));
+        mesh.set_client_services(routed_services(&mesh, vec![redirect_rule(redirect)]));
         let mut client = Client::connect(mesh.listener).await;
         client
             .send_bytes("POST /ratings HTTP/1.1\r\nhost: a:81\r\ncontent-length: 5\r\n\r\n")
             .await;
-        let answer = client.read_response().await;
-        assert_eq!(answer.field_value("location"), Some("http://a:81/ratings"));
-        assert_eq!(answer.field_value("connection"), Some("close"));
+        let response = client.read_response().await;
+        assert_eq!(response.field_value("location"), Some("http://a:81/ratings"));
+        assert_eq!(response.field_value("connection"), Some("close"));
     });
 }
 

@@ -44,7 +44,7 @@ mod peer;
 mod short;
 
 pub(crate) use application::Application;
-pub(crate) use client::{Answer, Client, End};
+pub(crate) use client::{Client, End, ReceivedMessage};
 pub(crate) use peer::{Peer, tls_accept, tls_connect, tls_connect_narrow};
 pub(crate) use short::Short;
 
@@ -93,7 +93,7 @@ pub(crate) struct Setup {
     /// The protocols that connections may be upgraded to.
     pub(crate) upgrades: Upgrades,
     /// The observability settings.
-    pub(crate) sight: Observability,
+    pub(crate) observability: Observability,
 }
 
 impl Default for Setup {
@@ -104,10 +104,10 @@ impl Default for Setup {
             drain_timeout: Duration::from_secs(5),
             ..Limits::default()
         };
-        let sight =
+        let observability =
             Observability { access_log: Some(AccessLog::json()), ..Observability::default() };
         let upgrades = Upgrades::default();
-        Self { access: Access::AllowAll, protocol: Protocol::Http, limits, upgrades, sight }
+        Self { access: Access::AllowAll, protocol: Protocol::Http, limits, upgrades, observability }
     }
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Sidecar {
     pub(crate) spans: mpsc::Receiver<Arc<TraceEntry>>,
     pub(crate) taps: mpsc::Receiver<MatchedRequest>,
     /// The observability settings, added to every configuration.
-    sight: Observability,
+    observability: Observability,
     /// The port of its application.
     pub(crate) port: u16,
     /// The entries of requested addresses, added to every configuration.
@@ -193,7 +193,7 @@ impl Mesh {
     }
 
     /// Starts another server of the same service with other options.
-    pub(crate) async fn server_with(
+    pub(crate) async fn start_server_with(
         &self,
         workload: &str,
         application: SocketAddr,
@@ -207,39 +207,43 @@ impl Mesh {
     }
 
     /// Replaces the check services and limits of the server.
-    pub(crate) fn set_guards(&self, guards: Vec<PortCheck>, limits: Vec<PortLimits>) {
-        self.guard_knowing(guards, limits, Vec::new());
+    pub(crate) fn set_checks(&self, checks: Vec<PortCheck>, limits: Vec<PortLimits>) {
+        self.set_checks_with_services(checks, limits, Vec::new());
     }
 
     /// The same, with these services in the server's configuration.
-    pub(crate) fn guard_knowing(
+    pub(crate) fn set_checks_with_services(
         &self,
-        guards: Vec<PortCheck>,
+        checks: Vec<PortCheck>,
         limits: Vec<PortLimits>,
         services: Vec<ServiceConfig>,
     ) {
         let access = self.setup.access.clone();
-        let plan = serving_plan(&self.server, self.setup.protocol, access);
+        let workload_config = serving_config(&self.server, self.setup.protocol, access);
         let port = self.server.port;
-        let (guards, limits) = ([(port, guards)].into(), [(port, limits)].into());
-        self.server
-            .apply_config(WorkloadConfig { request_checks: guards, limits, ..plan }, services);
+        let (checks, limits) = ([(port, checks)].into(), [(port, limits)].into());
+        self.server.apply_config(
+            WorkloadConfig { request_checks: checks, limits, ..workload_config },
+            services,
+        );
     }
 
     /// Replaces the check services and the inbound policy of the server.
-    pub(crate) fn guard_enforcing(&self, guards: Vec<PortCheck>, inbound: InboundPolicy) {
+    pub(crate) fn set_checks_and_policy(&self, checks: Vec<PortCheck>, inbound: InboundPolicy) {
         let access = self.setup.access.clone();
-        let plan = serving_plan(&self.server, self.setup.protocol, access);
-        let guards = [(self.server.port, guards)].into();
-        self.server
-            .apply_config(WorkloadConfig { request_checks: guards, inbound, ..plan }, Vec::new());
+        let workload_config = serving_config(&self.server, self.setup.protocol, access);
+        let checks = [(self.server.port, checks)].into();
+        self.server.apply_config(
+            WorkloadConfig { request_checks: checks, inbound, ..workload_config },
+            Vec::new(),
+        );
     }
 
     /// Applies `change` to a server configuration without policies.
-    pub(crate) fn enforce_with(&self, change: &dyn Fn(WorkloadConfig) -> WorkloadConfig) {
+    pub(crate) fn change_server_config(&self, change: &dyn Fn(WorkloadConfig) -> WorkloadConfig) {
         let access = self.setup.access.clone();
-        let plan = serving_plan(&self.server, self.setup.protocol, access);
-        self.server.apply_config(change(plan), Vec::new());
+        let workload_config = serving_config(&self.server, self.setup.protocol, access);
+        self.server.apply_config(change(workload_config), Vec::new());
     }
 
     /// Returns the endpoint of the server.
@@ -249,23 +253,23 @@ impl Mesh {
 
     /// Makes these the endpoints of the service at the client.
     pub(crate) fn route_to(&self, endpoints: &[Endpoint]) {
-        self.client_knows(vec![service_config(self.setup.protocol, endpoints)]);
+        self.set_client_services(vec![service_config(self.setup.protocol, endpoints)]);
     }
 
     /// Makes these all services of the client's configuration.
-    pub(crate) fn client_knows(&self, services: Vec<ServiceConfig>) {
+    pub(crate) fn set_client_services(&self, services: Vec<ServiceConfig>) {
         self.client.apply_config(proxy_config("productpage", Access::AllowAll), services);
     }
 
     /// Replaces the authorization of the server.
     pub(crate) fn set_access(&self, access: Access) {
-        self.enforce_all(access, InboundPolicy::default());
+        self.set_access_and_policy(access, InboundPolicy::default());
     }
 
     /// The same, with an inbound policy.
-    pub(crate) fn enforce_all(&self, access: Access, inbound: InboundPolicy) {
-        let plan = serving_plan(&self.server, self.setup.protocol, access);
-        self.server.apply_config(WorkloadConfig { inbound, ..plan }, Vec::new());
+    pub(crate) fn set_access_and_policy(&self, access: Access, inbound: InboundPolicy) {
+        let workload_config = serving_config(&self.server, self.setup.protocol, access);
+        self.server.apply_config(WorkloadConfig { inbound, ..workload_config }, Vec::new());
     }
 }
 
@@ -281,12 +285,13 @@ async fn start_sidecar(
     let mut sidecar = Sidecar::new(workload, directory, setup);
     sidecar.port = application.port();
     sidecar.set_credential(test_credential(authority, account));
-    sidecar.apply_config(serving_plan(&sidecar, setup.protocol, setup.access.clone()), Vec::new());
+    sidecar
+        .apply_config(serving_config(&sidecar, setup.protocol, setup.access.clone()), Vec::new());
     let inbound = sidecar.open_listener(ListenerKind::Inbound { port: sidecar.port }).await;
     (sidecar, inbound)
 }
 
-pub(crate) fn serving_plan(
+pub(crate) fn serving_config(
     sidecar: &Sidecar,
     protocol: Protocol,
     access: Access,
@@ -323,7 +328,7 @@ impl Sidecar {
             seed: 7,
         });
         let TraceReceivers { log, spans, taps } = intakes;
-        let sight = setup.sight.clone();
+        let observability = setup.observability.clone();
         Self {
             worker,
             telemetry,
@@ -331,7 +336,7 @@ impl Sidecar {
             log,
             spans,
             taps,
-            sight,
+            observability,
             port: 0,
             addresses: RefCell::default(),
         }
@@ -342,7 +347,7 @@ impl Sidecar {
     }
 
     /// Takes the receivers of its log entries and spans.
-    pub(crate) fn take_intakes(
+    pub(crate) fn take_receivers(
         &mut self,
     ) -> (mpsc::Receiver<Arc<TraceEntry>>, mpsc::Receiver<Arc<TraceEntry>>) {
         let empty = || mpsc::channel(1).1;
@@ -350,13 +355,21 @@ impl Sidecar {
     }
 
     /// Applies a configuration.
-    pub(crate) fn apply_config(&self, plan: WorkloadConfig, services: Vec<ServiceConfig>) {
-        let services =
-            services.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
-        let plan = WorkloadConfig { observability: self.sight.clone(), ..plan };
+    pub(crate) fn apply_config(
+        &self,
+        workload_config: WorkloadConfig,
+        services: Vec<ServiceConfig>,
+    ) {
+        let services = services
+            .into_iter()
+            .map(|service_config| (service_config.name.clone(), Arc::new(service_config)))
+            .collect();
+        let workload_config =
+            WorkloadConfig { observability: self.observability.clone(), ..workload_config };
         let addresses = self.addresses.borrow().clone();
         let names = BTreeMap::new();
-        let snapshot = Arc::new(Snapshot { config: Arc::new(plan), services, addresses, names });
+        let snapshot =
+            Arc::new(Snapshot { config: Arc::new(workload_config), services, addresses, names });
         let absent = [("bookinfo", "absent"), ("other", "absent"), ("com", "example")];
         let absent = absent.map(|(namespace, name)| ServiceName::new(namespace, name).unwrap());
         let absent = BTreeSet::from(absent);
@@ -370,7 +383,7 @@ impl Sidecar {
     }
 
     /// Opens a listener with sockets that are full after a few KiB.
-    pub(crate) async fn listen_narrow(&self, listener_kind: ListenerKind) -> SocketAddr {
+    pub(crate) async fn open_narrow_listener(&self, listener_kind: ListenerKind) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         SockRef::from(&listener).set_send_buffer_size(4096).unwrap();
         self.serve_listener(listener, listener_kind)
@@ -480,14 +493,14 @@ pub(crate) fn credential_from(authority: &Authority, name: &str, now: SystemTime
     Credential::new(key, issued).unwrap()
 }
 
-/// Returns a certificate of `authority` with trust roots that include `other`.
+/// Returns a certificate of `authority` with trust roots that include `other_authority`.
 pub(crate) fn credential_trusting(
     authority: &Authority,
     name: &str,
-    other: &Authority,
+    other_authority: &Authority,
 ) -> Credential {
     let (key, issued) = issue_certificate(authority, name, SystemTime::now());
-    let roots = issued.roots.merge_with(&other.roots()).unwrap();
+    let roots = issued.roots.merge_with(&other_authority.roots()).unwrap();
     let issued = CertificateBundle::new(issued.chain, roots).unwrap();
     Credential::new(key, issued).unwrap()
 }
@@ -526,7 +539,7 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const SETTLED_TURNS: usize = 3000;
 
 /// Returns a policy that limits the application's concurrent requests.
-pub(crate) fn at_once(name: &str, requests: u32) -> PortLimits {
+pub(crate) fn concurrency_limit(name: &str, requests: u32) -> PortLimits {
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "bookinfo", name).unwrap();
     let concurrency = Some(Concurrency { requests, ..Concurrency::default() });
     PortLimits { policy, limits: RateLimits { concurrency, ..RateLimits::default() } }

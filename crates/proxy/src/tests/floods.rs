@@ -25,11 +25,11 @@ use crate::tls::ALPN_HTTP2;
 /// A connection of any type.
 trait Stream: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
-type Rude = Client<Box<dyn Stream>>;
+type FloodingClient = Client<Box<dyn Stream>>;
 
 /// The path of the attacker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum AttackPath {
     /// The application itself, through its own sidecar.
     OutboundListener,
     /// Without mutual TLS, at a port that allows it.
@@ -38,10 +38,11 @@ enum Way {
     Tls,
 }
 
-const WAYS: [Way; 3] = [Way::OutboundListener, Way::Clear, Way::Tls];
+const ATTACK_PATHS: [AttackPath; 3] =
+    [AttackPath::OutboundListener, AttackPath::Clear, AttackPath::Tls];
 
 /// A mesh, a client with a half-sent request, and a connection of a bystander.
-struct Siege {
+struct FloodFixture {
     mesh: Mesh,
     app: Application,
     /// Requests that the application has received and not answered.
@@ -49,7 +50,7 @@ struct Siege {
     unmeshed_workload: Client<TcpStream>,
 }
 
-impl Siege {
+impl FloodFixture {
     /// Starts an application that answers POST requests only.
     async fn new() -> Self {
         Self::with_setup(Setup::default()).await
@@ -66,9 +67,9 @@ impl Siege {
                     drop(std::future::poll_fn(|cx| respond.poll_reset(cx)).await);
                     return count.set(count.get() - 1);
                 }
-                let (heard, _) = http2::read_body(request.into_body()).await;
+                let (body, _) = http2::read_body(request.into_body()).await;
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
-                stream.send_data(Bytes::from(heard), true).unwrap();
+                stream.send_data(Bytes::from(body), true).unwrap();
             }
         })
         .await;
@@ -82,21 +83,25 @@ impl Siege {
         Self { mesh, app, held, unmeshed_workload }
     }
 
-    async fn connect_client(&self, way: Way) -> Rude {
-        let stream: Box<dyn Stream> = match way {
-            Way::OutboundListener => {
+    async fn connect_client(&self, attack_path: AttackPath) -> FloodingClient {
+        let stream: Box<dyn Stream> = match attack_path {
+            AttackPath::OutboundListener => {
                 Box::new(TcpStream::connect(self.mesh.listener).await.unwrap())
             }
-            Way::Clear => Box::new(TcpStream::connect(self.mesh.inbound).await.unwrap()),
-            Way::Tls => {
+            AttackPath::Clear => Box::new(TcpStream::connect(self.mesh.inbound).await.unwrap()),
+            AttackPath::Tls => {
                 let identity = test_credential(&self.mesh.authority, "foreign");
                 Box::new(tls_connect(self.mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap())
             }
         };
-        let mut rude = Client::new(stream);
-        rude.send_bytes(OPENING).await;
-        assert_eq!(rude.read_frame().await.expect("it is let in").kind, SETTINGS, "{way:?}");
-        rude
+        let mut flooding_client = Client::new(stream);
+        flooding_client.send_bytes(OPENING).await;
+        assert_eq!(
+            flooding_client.read_frame().await.expect("it is let in").kind,
+            SETTINGS,
+            "{attack_path:?}"
+        );
+        flooding_client
     }
 
     fn in_flight(&self) -> u64 {
@@ -104,10 +109,10 @@ impl Siege {
     }
 
     /// The bystander's request succeeds, and no request of the attacker is left.
-    async fn ends_well(mut self) {
+    async fn expect_recovery(mut self) {
         self.unmeshed_workload.send_bytes("ore").await;
-        let answer = self.unmeshed_workload.read_response().await;
-        assert_eq!((answer.status, answer.body_text()), (200, "before"));
+        let response = self.unmeshed_workload.read_response().await;
+        assert_eq!((response.status, response.body_text()), (200, "before"));
         wait_until(|| self.in_flight() == 0).await;
         assert_eq!(self.app.accepted.get(), 1, "the application's connection is the same");
     }
@@ -116,20 +121,20 @@ impl Siege {
 /// Sends the same bytes repeatedly until the connection ends; returns the error code and the number of
 /// repetitions.
 async fn send_repeatedly(
-    rude: &mut Rude,
+    flooding_client: &mut FloodingClient,
     first: &[u8],
     again: &[u8],
     times: usize,
 ) -> (Option<u32>, usize) {
-    rude.send_bytes(first).await;
+    flooding_client.send_bytes(first).await;
     let mut sent = 0;
-    while sent < times && rude.stream.write_all(again).await.is_ok() {
+    while sent < times && flooding_client.stream.write_all(again).await.is_ok() {
         sent += 1;
         // The sidecar's frames are read as they come, so that only a limit stops the flood.
         tokio::task::yield_now().await;
     }
-    drop(rude.stream.flush().await);
-    (rude.frame_of(GOAWAY).await.map(|frame| frame.error_code()), sent)
+    drop(flooding_client.stream.flush().await);
+    (flooding_client.frame_of(GOAWAY).await.map(|frame| frame.error_code()), sent)
 }
 
 const ENHANCE_YOUR_CALM: u32 = 11;
@@ -139,37 +144,40 @@ const PROTOCOL_ERROR: u32 = 1;
 #[test]
 fn a_head_of_endless_continuations_ends_its_connection() {
     run(async {
-        for way in WAYS {
-            let siege = Siege::new().await;
-            let begun = frames::encode_frame(HEADERS, 0, 1, &frames::request_block("GET", "/"));
+        for attack_path in ATTACK_PATHS {
+            let fixture = FloodFixture::new().await;
+            let begun_request =
+                frames::encode_frame(HEADERS, 0, 1, &frames::request_block("GET", "/"));
             let fields =
                 frames::header_block(&[("x-field", "a value that is kept or thrown away")]);
             for more in [fields.repeat(100), Vec::new()] {
-                let mut rude = siege.connect_client(way).await;
+                let mut flooding_client = fixture.connect_client(attack_path).await;
                 let more = frames::encode_frame(CONTINUATION, 0, 1, &more);
-                let (code, sent) = send_repeatedly(&mut rude, &begun, &more, 10_000).await;
+                let (code, sent) =
+                    send_repeatedly(&mut flooding_client, &begun_request, &more, 10_000).await;
                 let expected = [None, Some(ENHANCE_YOUR_CALM), Some(PROTOCOL_ERROR)];
-                assert!(expected.contains(&code), "{way:?}: {code:?}");
-                assert!(sent < 10_000, "{way:?}: all of them were taken");
+                assert!(expected.contains(&code), "{attack_path:?}: {code:?}");
+                assert!(sent < 10_000, "{attack_path:?}: all of them were taken");
             }
-            siege.ends_well().await;
+            fixture.expect_recovery().await;
         }
     });
 }
 
 /// An incomplete head holds a connection only as long as an idle client may.
 #[test]
-fn a_head_that_is_not_finished_keeps_a_connection_no_longer_than_silence() {
+fn an_incomplete_head_has_the_timeout_of_a_silent_connection() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.idle_connection = Duration::from_millis(300);
         let app = Application::with_response(super::fixture::OK).await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..setup }).await;
-        let mut rude = Client::connect(mesh.listener).await;
-        rude.send_bytes(OPENING).await;
-        rude.send_bytes(frames::encode_frame(HEADERS, 0, 1, &frames::request_block("GET", "/")))
+        let mut flooding_client = Client::connect(mesh.listener).await;
+        flooding_client.send_bytes(OPENING).await;
+        flooding_client
+            .send_bytes(frames::encode_frame(HEADERS, 0, 1, &frames::request_block("GET", "/")))
             .await;
-        let goodbye = rude.frame_of(GOAWAY).await.expect("it is told");
+        let goodbye = flooding_client.frame_of(GOAWAY).await.expect("it is told");
         assert_eq!(goodbye.error_code(), 0);
         assert!(app.received_requests().is_empty());
     });
@@ -177,32 +185,32 @@ fn a_head_that_is_not_finished_keeps_a_connection_no_longer_than_silence() {
 
 /// CVE-2019-9512, CVE-2019-9515: a client that does not read responses is not read either.
 #[test]
-fn pings_and_settings_whose_answers_nobody_reads_are_not_read_for_long() {
+fn unread_responses_to_pings_and_settings_stop_reading() {
     run(async {
         for frame in
             [frames::encode_frame(PING, 0, 0, &[0; 8]), frames::encode_frame(SETTINGS, 0, 0, &[])]
         {
-            let siege = Siege::new().await;
-            let listener_kind = ListenerKind::Inbound { port: siege.mesh.server.port };
-            let narrow = siege.mesh.server.listen_narrow(listener_kind).await;
+            let fixture = FloodFixture::new().await;
+            let listener_kind = ListenerKind::Inbound { port: fixture.mesh.server.port };
+            let narrow = fixture.mesh.server.open_narrow_listener(listener_kind).await;
             let socket = TcpSocket::new_v4().unwrap();
             socket.set_recv_buffer_size(4096).unwrap();
-            let mut rude = Client::new(socket.connect(narrow).await.unwrap());
-            rude.send_bytes(OPENING).await;
-            assert_eq!(rude.read_frame().await.expect("it is let in").kind, SETTINGS);
-            let mut tcp = rude.stream;
-            let taken = Rc::new(Cell::new(0));
-            let (count, many) = (taken.clone(), frame.repeat(100));
+            let mut flooding_client = Client::new(socket.connect(narrow).await.unwrap());
+            flooding_client.send_bytes(OPENING).await;
+            assert_eq!(flooding_client.read_frame().await.expect("it is let in").kind, SETTINGS);
+            let mut tcp = flooding_client.stream;
+            let sent_bytes = Rc::new(Cell::new(0));
+            let (count, many) = (sent_bytes.clone(), frame.repeat(100));
             let flood = tokio::task::spawn_local(async move {
                 while count.get() < FLOOD && tcp.write_all(&many).await.is_ok() {
                     count.set(count.get() + many.len());
                 }
                 std::future::pending::<()>().await;
             });
-            let taken = wait_until_stable(|| taken.get()).await;
-            assert!(taken < FLOOD, "{taken} bytes of frames were taken");
+            let sent_bytes = wait_until_stable(|| sent_bytes.get()).await;
+            assert!(sent_bytes < FLOOD, "{sent_bytes} bytes of frames were taken");
             flood.abort();
-            siege.ends_well().await;
+            fixture.expect_recovery().await;
         }
     });
 }
@@ -212,22 +220,22 @@ const FLOOD: usize = 16 * 1024 * 1024;
 
 /// CVE-2023-44487: streams that are opened and reset at once.
 #[test]
-fn streams_reset_as_soon_as_they_begin_end_their_connection() {
+fn streams_that_are_reset_at_once_end_their_connection() {
     run(async {
-        for way in WAYS {
-            let siege = Siege::new().await;
-            let mut rude = siege.connect_client(way).await;
+        for attack_path in ATTACK_PATHS {
+            let fixture = FloodFixture::new().await;
+            let mut flooding_client = fixture.connect_client(attack_path).await;
             let mut burst = Vec::new();
             for stream in 0..2_000 {
                 let stream = 1 + 2 * stream;
                 burst.extend(frames::get(stream));
                 burst.extend(frames::encode_frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
             }
-            drop(rude.stream.write_all(&burst).await);
-            drop(rude.stream.flush().await);
-            let code = rude.frame_of(GOAWAY).await.map(|frame| frame.error_code());
-            assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{way:?}: {code:?}");
-            siege.ends_well().await;
+            drop(flooding_client.stream.write_all(&burst).await);
+            drop(flooding_client.stream.flush().await);
+            let code = flooding_client.frame_of(GOAWAY).await.map(|frame| frame.error_code());
+            assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{attack_path:?}: {code:?}");
+            fixture.expect_recovery().await;
         }
     });
 }
@@ -236,29 +244,32 @@ fn streams_reset_as_soon_as_they_begin_end_their_connection() {
 #[test]
 fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
     run(async {
-        for way in [Way::Clear, Way::Tls] {
-            let siege = Siege::new().await;
-            let mut rude = siege.connect_client(way).await;
+        for attack_path in [AttackPath::Clear, AttackPath::Tls] {
+            let fixture = FloodFixture::new().await;
+            let mut flooding_client = fixture.connect_client(attack_path).await;
             let mut rounds = 0;
             let code = loop {
                 let streams = round_streams(rounds, 50);
-                if rude.stream.write_all(&request_frames(&streams)).await.is_err() {
+                if flooding_client.stream.write_all(&request_frames(&streams)).await.is_err() {
                     break None;
                 }
                 // Either the streams are served, or the limit is reached.
                 tokio::select! {
                     biased;
-                    () = wait_until(|| siege.held.get() == 50) => {}
-                    goodbye = rude.frame_of(GOAWAY) => break goodbye.map(|frame| frame.error_code()),
+                    () = wait_until(|| fixture.held.get() == 50) => {}
+                    goodbye = flooding_client.frame_of(GOAWAY) => break goodbye.map(|frame| frame.error_code()),
                 }
-                rude.stream.write_all(&reset_frames(&streams)).await.unwrap();
-                wait_until(|| siege.held.get() == 0).await;
+                flooding_client.stream.write_all(&reset_frames(&streams)).await.unwrap();
+                wait_until(|| fixture.held.get() == 0).await;
                 rounds += 1;
-                assert!(rounds < 100, "{way:?}: as many as it likes");
+                assert!(rounds < 100, "{attack_path:?}: as many as it likes");
             };
-            assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{way:?}: {code:?}");
-            assert!(rounds > 10, "{way:?}: {rounds} rounds are what an honest peer may need");
-            siege.ends_well().await;
+            assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{attack_path:?}: {code:?}");
+            assert!(
+                rounds > 10,
+                "{attack_path:?}: {rounds} rounds are what an honest peer may need"
+            );
+            fixture.expect_recovery().await;
         }
     });
 }
@@ -279,47 +290,47 @@ fn reset_frames(streams: &[u32]) -> Vec<u8> {
 
 /// CVE-2019-9518: frames without data or an end.
 #[test]
-fn empty_frames_of_data_end_their_connection() {
+fn a_flood_of_empty_data_frames_ends_the_connection() {
     run(async {
-        for way in WAYS {
-            let siege = Siege::new().await;
-            let mut rude = siege.connect_client(way).await;
-            let begun =
+        for attack_path in ATTACK_PATHS {
+            let fixture = FloodFixture::new().await;
+            let mut flooding_client = fixture.connect_client(attack_path).await;
+            let begun_request =
                 frames::encode_frame(HEADERS, END_HEADERS, 1, &frames::request_block("POST", "/"));
-            rude.send_bytes(begun).await;
+            flooding_client.send_bytes(begun_request).await;
             let many = frames::encode_frame(DATA, 0, 1, &[]).repeat(100);
             for _ in 0..500 {
-                if rude.stream.write_all(&many).await.is_err() {
+                if flooding_client.stream.write_all(&many).await.is_err() {
                     break;
                 }
             }
-            let code = rude.frame_of(GOAWAY).await.map(|frame| frame.error_code());
-            assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{way:?}: {code:?}");
-            siege.ends_well().await;
+            let code = flooding_client.frame_of(GOAWAY).await.map(|frame| frame.error_code());
+            assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{attack_path:?}: {code:?}");
+            fixture.expect_recovery().await;
         }
     });
 }
 
 /// Cancellations of one client must not end streams of others on the same link.
 #[test]
-fn a_long_answer_outlives_thousands_of_requests_that_others_cancel() {
+fn a_long_response_survives_thousands_of_canceled_requests() {
     run(async {
-        let mut siege = Siege::new().await;
-        let mut rude = siege.connect_client(Way::OutboundListener).await;
+        let mut fixture = FloodFixture::new().await;
+        let mut flooding_client = fixture.connect_client(AttackPath::OutboundListener).await;
         // More than the limit of a link.
         for number in 0..50 {
             let streams = round_streams(number, 100);
-            rude.send_bytes(request_frames(&streams)).await;
-            wait_until(|| siege.held.get() == 100).await;
-            rude.send_bytes(reset_frames(&streams)).await;
-            wait_until(|| siege.held.get() == 0).await;
+            flooding_client.send_bytes(request_frames(&streams)).await;
+            wait_until(|| fixture.held.get() == 100).await;
+            flooding_client.send_bytes(reset_frames(&streams)).await;
+            wait_until(|| fixture.held.get() == 0).await;
         }
-        let links = || siege.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
+        let links = || fixture.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
         assert!(links() > 1, "another link was opened");
-        siege.unmeshed_workload.send_bytes("ore").await;
-        assert_eq!(siege.unmeshed_workload.read_response().await.body_text(), "before");
+        fixture.unmeshed_workload.send_bytes("ore").await;
+        assert_eq!(fixture.unmeshed_workload.read_response().await.body_text(), "before");
         // The exhausted link ends with its last stream.
-        let links = || siege.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
+        let links = || fixture.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
         wait_until(|| links() == 1).await;
     });
 }

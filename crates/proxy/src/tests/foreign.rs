@@ -10,7 +10,7 @@ use super::fixture::{
 use crate::tls::ALPN_HTTP1;
 
 #[test]
-fn a_server_that_knows_no_links_is_spoken_to_in_http11() {
+fn a_server_without_links_receives_http11() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -38,33 +38,35 @@ fn a_server_that_knows_no_links_is_spoken_to_in_http11() {
         mesh.route_to(&[meshed_endpoint("foreign-1", foreign.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
         for body in ["", "some bytes", ""] {
-            let answer = client
+            let response = client
                 .send_request(&format!(
                     "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
                     body.len()
                 ))
                 .await;
-            assert_eq!(answer.body_text(), body);
+            assert_eq!(response.body_text(), body);
         }
         assert_eq!(foreign.accepted.get(), 1, "its connection is kept");
         // Each request in progress has a connection of its own.
-        let mut others = Vec::new();
+        let mut other_clients = Vec::new();
         for _ in 0..10 {
-            let mut other = Client::connect(mesh.listener).await;
-            other.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
-            others.push(other);
+            let mut other_client = Client::connect(mesh.listener).await;
+            other_client
+                .send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab")
+                .await;
+            other_clients.push(other_client);
         }
         wait_until(|| open.get() == 10).await;
-        for other in &mut others {
-            other.send_bytes("c").await;
-            assert_eq!(other.read_response().await.body_text(), "abc");
+        for other_client in &mut other_clients {
+            other_client.send_bytes("c").await;
+            assert_eq!(other_client.read_response().await.body_text(), "abc");
         }
         assert_eq!(app.accepted.get(), 0);
     });
 }
 
 #[test]
-fn a_client_that_knows_no_links_is_answered_in_http11() {
+fn a_client_without_links_receives_http11() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;

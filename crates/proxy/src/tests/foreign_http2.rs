@@ -73,9 +73,9 @@ async fn start_foreign(identity: Credential, streams: u32) -> Foreign {
                         head =
                             reported(name).into_iter().fold(head, |head, it| head.header(name, it));
                     }
-                    let Some(heard) = read_body(body).await else { return };
+                    let Some(received) = read_body(body).await else { return };
                     let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
-                    http2::send_data(&mut stream, heard.into(), false).await;
+                    http2::send_data(&mut stream, received.into(), false).await;
                     let mut trailers = HeaderMap::new();
                     trailers.insert("grpc-status", "0".parse().unwrap());
                     stream.send_trailers(trailers).unwrap();
@@ -90,13 +90,13 @@ async fn start_foreign(identity: Credential, streams: u32) -> Foreign {
 
 /// Reads a body; `None` if it breaks.
 async fn read_body(mut body: RecvStream) -> Option<Vec<u8>> {
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     while let Some(piece) = body.data().await {
         let piece = piece.ok()?;
         body.flow_control().release_capacity(piece.len()).ok()?;
-        heard.extend_from_slice(&piece);
+        received.extend_from_slice(&piece);
     }
-    Some(heard)
+    Some(received)
 }
 
 async fn foreign_mesh() -> Mesh {
@@ -104,28 +104,30 @@ async fn foreign_mesh() -> Mesh {
     Mesh::new("127.0.0.1:1".parse::<SocketAddr>().unwrap(), setup).await
 }
 
-fn lead_to(mesh: &Mesh, foreign: &Foreign) {
+fn route_to_foreign(mesh: &Mesh, foreign: &Foreign) {
     mesh.route_to(&[meshed_endpoint("foreign-1", foreign.server.address, "ratings")]);
 }
 
 #[test]
-fn requests_of_either_version_share_one_connection() {
+fn requests_of_both_http_versions_share_one_connection() {
     run(async {
         let mesh = foreign_mesh().await;
         let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 100).await;
-        lead_to(&mesh, &foreign);
-        let mut others = Vec::new();
+        route_to_foreign(&mesh, &foreign);
+        let mut other_clients = Vec::new();
         for _ in 0..20 {
-            let mut other = Client::connect(mesh.listener).await;
-            other.send_bytes("POST /a?b HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
-            others.push(other);
+            let mut other_client = Client::connect(mesh.listener).await;
+            other_client
+                .send_bytes("POST /a?b HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab")
+                .await;
+            other_clients.push(other_client);
         }
         wait_until(|| foreign.open.get() == 20).await;
-        for other in &mut others {
-            other.send_bytes("c").await;
-            let answer = other.read_response().await;
-            assert_eq!((answer.status, answer.body_text()), (200, "abc"));
-            assert_eq!(answer.field_value("saw"), Some("https://ratings.bookinfo:9080/a?b"));
+        for other_client in &mut other_clients {
+            other_client.send_bytes("c").await;
+            let reply = other_client.read_response().await;
+            assert_eq!((reply.status, reply.body_text()), (200, "abc"));
+            assert_eq!(reply.field_value("saw"), Some("https://ratings.bookinfo:9080/a?b"));
         }
         let mut client = http2::connect_client(mesh.listener).await;
         let (response, mut stream) =
@@ -133,8 +135,8 @@ fn requests_of_either_version_share_one_connection() {
         http2::send_data(&mut stream, Bytes::from_static(b"message"), true).await;
         let response = response.await.unwrap();
         assert_eq!(response.headers()["content-type"], "application/grpc");
-        let (heard, trailers) = http2::read_body(response.into_body()).await;
-        assert_eq!(heard, b"message");
+        let (received, trailers) = http2::read_body(response.into_body()).await;
+        assert_eq!(received, b"message");
         assert_eq!(trailers.unwrap()["grpc-status"], "0");
         assert_eq!(foreign.server.accepted.get(), 1);
         assert!(mesh.client.failure_counts().is_empty(), "{:?}", mesh.client.failure_counts());
@@ -142,11 +144,11 @@ fn requests_of_either_version_share_one_connection() {
 }
 
 #[test]
-fn where_it_takes_few_streams_more_connections_are_opened_and_then_requests_wait() {
+fn with_few_streams_per_connection_more_are_opened_and_then_requests_wait() {
     run(async {
         let mesh = foreign_mesh().await;
         let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 2).await;
-        lead_to(&mesh, &foreign);
+        route_to_foreign(&mesh, &foreign);
         let mut clients = Vec::new();
         for _ in 0..30 {
             let mut client = Client::connect(mesh.listener).await;
@@ -166,36 +168,36 @@ fn where_it_takes_few_streams_more_connections_are_opened_and_then_requests_wait
 }
 
 #[test]
-fn rules_are_obeyed_on_the_way_there_and_back() {
+fn rules_of_http2_are_enforced_in_both_directions() {
     run(async {
         let mesh = foreign_mesh().await;
         let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 100).await;
         let to_itself = routes::path_rule("/", &[("ratings", 1)]).backends;
         let rule = RouteRule { backends: to_itself, ..filters::editing_rule() };
         let server = meshed_endpoint("foreign-1", foreign.server.address, "ratings");
-        let mut known = service_config(Protocol::Grpc, &[server]);
-        let port = known.ports.get_mut(&PORT).unwrap();
+        let mut service = service_config(Protocol::Grpc, &[server]);
+        let port = service.ports.get_mut(&PORT).unwrap();
         (port.rules, port.routed) = (vec![rule], true);
-        mesh.client_knows(vec![known]);
+        mesh.set_client_services(vec![service]);
         let mut client = Client::connect(mesh.listener).await;
         let request = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: old\r\n\
                        X-Gone: 1\r\n\r\n";
-        let answer = client.send_request(request).await;
-        assert_eq!(answer.field_value("saw"), Some("https://inner.example/v2/1?q=1"));
+        let response = client.send_request(request).await;
+        assert_eq!(response.field_value("saw"), Some("https://inner.example/v2/1?q=1"));
         assert_eq!(
-            (answer.field_value("x-set"), answer.field_value("x-gone")),
+            (response.field_value("x-set"), response.field_value("x-gone")),
             (Some("new"), None)
         );
-        assert_eq!(answer.field_value("server"), Some("leno"));
+        assert_eq!(response.field_value("server"), Some("leno"));
     });
 }
 
 #[test]
-fn what_its_http2_does_not_take_goes_there_over_http11() {
+fn requests_that_http2_cannot_express_use_http11() {
     run(async {
         let mesh = foreign_mesh().await;
         let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 100).await;
-        lead_to(&mesh, &foreign);
+        route_to_foreign(&mesh, &foreign);
         for connections in [2, 3] {
             let mut client = Client::connect(mesh.listener).await;
             let upgrade = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: Upgrade\r\n\
@@ -212,7 +214,7 @@ fn what_its_http2_does_not_take_goes_there_over_http11() {
 }
 
 #[test]
-fn what_its_http2_does_take_stays_there() {
+fn other_requests_use_http2() {
     run(async {
         let mesh = foreign_mesh().await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
@@ -252,11 +254,11 @@ fn what_its_http2_does_take_stays_there() {
 }
 
 #[test]
-fn who_waited_for_a_stream_finds_the_next_connection_when_all_are_lost() {
+fn a_request_that_waits_for_a_stream_uses_the_next_connection() {
     run(async {
         let mesh = foreign_mesh().await;
         let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 1).await;
-        lead_to(&mesh, &foreign);
+        route_to_foreign(&mesh, &foreign);
         let mut clients = Vec::new();
         for _ in 0..24 {
             let mut client = Client::connect(mesh.listener).await;
@@ -278,25 +280,25 @@ fn who_waited_for_a_stream_finds_the_next_connection_when_all_are_lost() {
 }
 
 #[test]
-fn no_request_begins_on_a_connection_whose_peers_certificate_has_expired() {
+fn no_request_starts_on_a_connection_with_an_expired_peer_certificate() {
     run(async {
         let mesh = foreign_mesh().await;
         let soon = SystemTime::now() - Duration::from_secs(3600 - 6);
         let foreign = start_foreign(credential_from(&mesh.authority, "ratings", soon), 100).await;
-        lead_to(&mesh, &foreign);
+        route_to_foreign(&mesh, &foreign);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
-        let mut answer = client.send_request(GET).await;
-        while answer.status == 200 {
-            answer = client.send_request(GET).await;
+        let mut response = client.send_request(GET).await;
+        while response.status == 200 {
+            response = client.send_request(GET).await;
         }
-        assert_eq!(answer.verdict(), (502, Some("wrong-identity")));
+        assert_eq!(response.verdict(), (502, Some("wrong-identity")));
     });
 }
 
 /// Starts a member that prefers HTTP/2, accepts one stream at a time, and closes the connections for which
 /// `ends` is true, by their number.
-async fn start_ending(mesh: &Mesh, ends: fn(usize) -> bool) -> Application {
+async fn start_closing_server(mesh: &Mesh, ends: fn(usize) -> bool) -> Application {
     let (identity, connections) =
         (Rc::new(test_credential(&mesh.authority, "ratings")), Cell::new(0_usize));
     Application::start(move |client| {
@@ -318,10 +320,10 @@ async fn start_ending(mesh: &Mesh, ends: fn(usize) -> bool) -> Application {
 }
 
 #[test]
-fn a_connection_that_the_member_ends_before_any_stream_costs_no_request() {
+fn a_connection_that_the_server_ends_before_any_stream_loses_no_request() {
     run(async {
         let mesh = foreign_mesh().await;
-        let server = start_ending(&mesh, |number| number < 3).await;
+        let server = start_closing_server(&mesh, |number| number < 3).await;
         mesh.route_to(&[meshed_endpoint("foreign-1", server.address, "ratings")]);
         assert_eq!(Client::connect(mesh.listener).await.send_request(GET).await.status, 200);
         assert_eq!(server.accepted.get(), 4);
@@ -330,15 +332,16 @@ fn a_connection_that_the_member_ends_before_any_stream_costs_no_request() {
 }
 
 #[test]
-fn requests_wait_for_room_where_the_member_takes_one_connection() {
+fn requests_wait_for_a_stream_if_the_server_accepts_one_connection() {
     run(async {
         let mesh = foreign_mesh().await;
-        let server = start_ending(&mesh, |number| number > 0).await;
+        let server = start_closing_server(&mesh, |number| number > 0).await;
         mesh.route_to(&[meshed_endpoint("foreign-1", server.address, "ratings")]);
         let listener = mesh.listener;
         let asking = (0..20).map(|_| {
-            let ask = async move { Client::connect(listener).await.send_request(GET).await.status };
-            tokio::task::spawn_local(ask)
+            let request =
+                async move { Client::connect(listener).await.send_request(GET).await.status };
+            tokio::task::spawn_local(request)
         });
         for status in asking.collect::<Vec<_>>() {
             assert_eq!(status.await.unwrap(), 200);
@@ -349,7 +352,7 @@ fn requests_wait_for_room_where_the_member_takes_one_connection() {
 }
 
 #[test]
-fn who_answers_h2_and_speaks_something_else_is_left_alone() {
+fn a_server_that_negotiates_h2_and_violates_it_is_avoided() {
     run(async {
         let mesh = foreign_mesh().await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));

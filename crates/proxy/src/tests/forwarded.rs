@@ -44,8 +44,8 @@ impl Canary {
 
     /// Applies these policies of the called service at the client's sidecar. A `TLSRoute` takes its sessions
     /// for a name.
-    fn treat_sessions(&self, hostname: &str, called: TrafficPolicy) {
-        self.treat_with(no_policies(), |port| {
+    fn apply_session_policy(&self, hostname: &str, called: TrafficPolicy) {
+        self.apply_backend_policies(no_policies(), |port| {
             let tls = TlsRule {
                 route: "bookinfo/sessions".parse().unwrap(),
                 hostnames: vec![hostname.parse().unwrap()],
@@ -59,7 +59,7 @@ impl Canary {
 
     /// Applies these policies at the client's sidecar: of the called service, and of each backend.
     fn apply_policies(&self, called: TrafficPolicy, backends: [TrafficPolicy; 2]) {
-        self.treat_with(backends, |port| {
+        self.apply_backend_policies(backends, |port| {
             let tcp = TcpRule {
                 route: "bookinfo/share".parse().unwrap(),
                 kind: RouteKind::Tcp,
@@ -71,22 +71,26 @@ impl Canary {
     }
 
     /// Applies these policies of each backend at the client's sidecar, and `change` to the called port.
-    fn treat_with(&self, backends: [TrafficPolicy; 2], change: impl FnOnce(&mut PortConfig)) {
+    fn apply_backend_policies(
+        &self,
+        backends: [TrafficPolicy; 2],
+        change: impl FnOnce(&mut PortConfig),
+    ) {
         let rules = vec![path_rule("/", &[(V2, 1), (V3, 1)])];
-        let mut views = routed_services(&self.mesh, rules);
-        change(views[0].ports.get_mut(&PORT).unwrap());
-        views.truncate(1);
+        let mut services = routed_services(&self.mesh, rules);
+        change(services[0].ports.get_mut(&PORT).unwrap());
+        services.truncate(1);
         for ((name, endpoint), traffic_policy) in [V2, V3].iter().zip(&self.endpoints).zip(backends)
         {
             let name = ServiceName::new("bookinfo", name).unwrap();
             let mut endpoint = endpoint.clone();
             endpoint.id.service = name.clone();
-            let mut view =
+            let mut service =
                 ServiceConfig { name, ..service_config(self.mesh.setup.protocol, &[endpoint]) };
-            view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy;
-            views.push(view);
+            service.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy;
+            services.push(service);
         }
-        self.mesh.client_knows(views);
+        self.mesh.set_client_services(services);
     }
 
     /// Returns the subjects of the circuits that the client's sidecar reports as open.
@@ -116,21 +120,21 @@ fn at_most(policy: &str, requests: u32) -> TrafficPolicy {
 }
 
 fn tripping_policy(policy: &str, trip: TripConditions, status: u16) -> TrafficPolicy {
-    let answer = FixedResponse { status: Some(status), body: None, headers: Vec::new() };
+    let response = FixedResponse { status: Some(status), body: None, headers: Vec::new() };
     breaker_policy(
         policy,
-        CircuitBreaker { trip: Some(trip), response: answer, ..CircuitBreaker::default() },
+        CircuitBreaker { trip: Some(trip), response, ..CircuitBreaker::default() },
     )
 }
 
 fn aborting_policy(policy: &str, status: u16) -> TrafficPolicy {
-    let answer = FixedResponse { status: Some(status), body: None, headers: Vec::new() };
+    let response = FixedResponse { status: Some(status), body: None, headers: Vec::new() };
     let rule = FaultRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
         peers: Vec::new(),
         delay: None,
-        abort: Some(FaultAbort { share_ppm: 1_000_000, response: answer, grpc: None }),
+        abort: Some(FaultAbort { share_ppm: 1_000_000, response, grpc: None }),
     };
     let policy = policy_name(ServicePolicyKind::FaultInjection, policy);
     TrafficPolicy {
@@ -179,15 +183,15 @@ async fn start_hanging() -> Application {
 #[test]
 fn a_limit_of_the_called_service_counts_requests_to_all_backends_together() {
     run(async {
-        let (one, two) = (start_hanging().await, start_hanging().await);
-        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let (app1, app2) = (start_hanging().await, start_hanging().await);
+        let canary = Canary::new([&app1, &app2], Protocol::Http).await;
         canary.apply_policies(at_most("called", 3), no_policies());
         let mut waiting = Vec::new();
         for _ in 0..3 {
             let mut client = Client::connect(canary.mesh.listener).await;
             client.send_bytes(GET).await;
             waiting.push(client);
-            wait_until(|| one.accepted.get() + two.accepted.get() == waiting.len()).await;
+            wait_until(|| app1.accepted.get() + app2.accepted.get() == waiting.len()).await;
         }
         for _ in 0..8 {
             let mut client = Client::connect(canary.mesh.listener).await;
@@ -196,25 +200,25 @@ fn a_limit_of_the_called_service_counts_requests_to_all_backends_together() {
         waiting.pop().unwrap().abandon();
         wait_until(|| canary.mesh.client.ended_count() == 9).await;
         Client::connect(canary.mesh.listener).await.send_bytes(GET).await;
-        wait_until(|| one.accepted.get() + two.accepted.get() == 4).await;
+        wait_until(|| app1.accepted.get() + app2.accepted.get() == 4).await;
     });
 }
 
 #[test]
-fn the_limits_of_the_called_service_and_of_the_backend_both_hold() {
+fn the_limits_of_the_called_service_and_of_the_backend_both_apply() {
     run(async {
-        let (one, two) = (start_hanging().await, start_hanging().await);
-        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let (app1, app2) = (start_hanging().await, start_hanging().await);
+        let canary = Canary::new([&app1, &app2], Protocol::Http).await;
         canary.apply_policies(at_most("called", 1000), [at_most("v2", 1), at_most("v3", 1)]);
         let mut waiting = Vec::new();
-        while one.accepted.get() + two.accepted.get() < 2 {
-            let before = canary.mesh.client.ended_count();
+        while app1.accepted.get() + app2.accepted.get() < 2 {
+            let count_before = canary.mesh.client.ended_count();
             let mut client = Client::connect(canary.mesh.listener).await;
             client.send_bytes(GET).await;
-            let taken = one.accepted.get() + two.accepted.get();
+            let accepted_count = app1.accepted.get() + app2.accepted.get();
             wait_until(|| {
-                canary.mesh.client.ended_count() > before
-                    || one.accepted.get() + two.accepted.get() > taken
+                canary.mesh.client.ended_count() > count_before
+                    || app1.accepted.get() + app2.accepted.get() > accepted_count
             })
             .await;
             waiting.push(client);
@@ -223,15 +227,15 @@ fn the_limits_of_the_called_service_and_of_the_backend_both_hold() {
             let mut client = Client::connect(canary.mesh.listener).await;
             assert_eq!(client.send_request(GET).await.verdict(), (503, Some("circuit-full")));
         }
-        assert_eq!((one.accepted.get(), two.accepted.get()), (1, 1));
+        assert_eq!((app1.accepted.get(), app2.accepted.get()), (1, 1));
     });
 }
 
 #[test]
-fn a_limit_of_connections_of_the_called_service_counts_those_to_all_backends() {
+fn a_connection_limit_of_the_called_service_counts_all_backends() {
     run(async {
-        let (one, two) = (start_hanging().await, start_hanging().await);
-        let canary = Canary::new([&one, &two], Protocol::Tcp).await;
+        let (app1, app2) = (start_hanging().await, start_hanging().await);
+        let canary = Canary::new([&app1, &app2], Protocol::Tcp).await;
         let limits = CircuitLimits { connections: Some(2), ..CircuitLimits::default() };
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
         canary.apply_policies(breaker_policy("called", rule), no_policies());
@@ -240,7 +244,7 @@ fn a_limit_of_connections_of_the_called_service_counts_those_to_all_backends() {
             let mut client = Client::connect(canary.mesh.listener).await;
             client.send_bytes("hello").await;
             open.push(client);
-            wait_until(|| one.accepted.get() + two.accepted.get() == count).await;
+            wait_until(|| app1.accepted.get() + app2.accepted.get() == count).await;
         }
         for _ in 0..4 {
             assert_ne!(Client::connect(canary.mesh.listener).await.read_end().await, End::Clean);
@@ -262,20 +266,20 @@ fn client_hello(name: &'static str) -> Vec<u8> {
 }
 
 #[test]
-fn policies_of_the_called_service_hold_for_sessions_that_a_tls_route_takes() {
+fn policies_of_the_called_service_apply_to_sessions_of_a_tls_route() {
     run(async {
         for protocol in [Protocol::Tcp, Protocol::Detect] {
-            let (one, two) = (start_hanging().await, start_hanging().await);
-            let canary = Canary::new([&one, &two], protocol).await;
+            let (app1, app2) = (start_hanging().await, start_hanging().await);
+            let canary = Canary::new([&app1, &app2], protocol).await;
             let limits = CircuitLimits { connections: Some(2), ..CircuitLimits::default() };
             let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
-            canary.treat_sessions("a.com", breaker_policy("called", rule));
+            canary.apply_session_policy("a.com", breaker_policy("called", rule));
             let mut open = Vec::new();
             for count in 1..=2 {
                 let mut client = Client::connect(canary.mesh.listener).await;
                 client.send_bytes(client_hello("a.com")).await;
                 open.push(client);
-                wait_until(|| one.accepted.get() + two.accepted.get() == count).await;
+                wait_until(|| app1.accepted.get() + app2.accepted.get() == count).await;
             }
             for _ in 0..4 {
                 let mut client = Client::connect(canary.mesh.listener).await;
@@ -287,7 +291,7 @@ fn policies_of_the_called_service_hold_for_sessions_that_a_tls_route_takes() {
         // Faults apply to requests, which sidecars do not see inside a TLS session.
         let app = start_hanging().await;
         let canary = Canary::new([&app, &app], Protocol::Detect).await;
-        canary.treat_sessions("a.com", aborting_policy("called", 418));
+        canary.apply_session_policy("a.com", aborting_policy("called", 418));
         let mut client = Client::connect(canary.mesh.listener).await;
         client.send_bytes(client_hello("a.com")).await;
         assert_ne!(client.read_end().await, End::Clean);
@@ -298,9 +302,9 @@ fn policies_of_the_called_service_hold_for_sessions_that_a_tls_route_takes() {
 #[test]
 fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
     run(async {
-        let (one, two) =
+        let (app1, app2) =
             (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
-        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let canary = Canary::new([&app1, &app2], Protocol::Http).await;
         let long = TripConditions { open_duration: Duration::from_secs(600), ..trip_rule() };
         let patient = TripConditions { consecutive_failures: Some(1000), ..long.clone() };
         let backend = |policy| tripping_policy(policy, patient.clone(), 418);
@@ -319,7 +323,7 @@ fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
 }
 
 #[test]
-fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
+fn direct_and_routed_requests_share_the_circuit_of_a_backend() {
     run(async {
         let app = Application::with_response(BROKEN).await;
         let canary = Canary::new([&app, &app], Protocol::Http).await;
@@ -333,8 +337,8 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
         let listener_kind =
             |service| crate::session::ListenerKind::Outbound { service, port: PORT };
         let direct = canary.mesh.client.open_listener(listener_kind(v2)).await;
-        let other = canary.mesh.client.open_listener(listener_kind(v3)).await;
-        for listener in [direct, other] {
+        let other_listener = canary.mesh.client.open_listener(listener_kind(v3)).await;
+        for listener in [direct, other_listener] {
             let mut client = Client::connect(listener).await;
             for _ in 0..3 {
                 assert_eq!(client.send_request(GET).await.verdict(), (500, None));
@@ -347,9 +351,9 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
             opened += usize::from(routed.send_request(GET).await.verdict() == (500, None));
             assert!(opened <= 2, "each backend has one failure left");
         }
-        let both = [V2, V3].map(|name| format!("bookinfo/{name}:{PORT}"));
-        assert_eq!(canary.open_circuits(), both);
-        for listener in [direct, other, canary.mesh.listener] {
+        let expected_circuits = [V2, V3].map(|name| format!("bookinfo/{name}:{PORT}"));
+        assert_eq!(canary.open_circuits(), expected_circuits);
+        for listener in [direct, other_listener, canary.mesh.listener] {
             let verdict = Client::connect(listener).await.send_request(GET).await;
             assert_eq!(verdict.verdict(), (418, Some("circuit-open")));
         }
@@ -357,11 +361,11 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
 }
 
 #[test]
-fn faults_are_those_of_the_called_service_or_else_of_the_backend() {
+fn faults_of_the_called_service_override_those_of_the_backend() {
     run(async {
-        let (one, two) =
+        let (app1, app2) =
             (Application::with_response(OK).await, Application::with_response(OK).await);
-        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let canary = Canary::new([&app1, &app2], Protocol::Http).await;
         let backends = || [aborting_policy("v2", 502), aborting_policy("v3", 502)];
         for (called, backends, expected) in [
             (aborting_policy("called", 418), no_policies(), (418, Some("fault-injected"))),
@@ -375,16 +379,16 @@ fn faults_are_those_of_the_called_service_or_else_of_the_backend() {
                 assert_eq!(client.send_request(GET).await.verdict(), expected);
             }
         }
-        assert!(one.received_requests().is_empty() && two.received_requests().is_empty());
+        assert!(app1.received_requests().is_empty() && app2.received_requests().is_empty());
     });
 }
 
 #[test]
-fn outlier_detection_of_the_called_service_is_for_backends_without_their_own() {
+fn outlier_detection_of_the_called_service_applies_to_backends_without_their_own() {
     run(async {
-        let (one, two) =
+        let (app1, app2) =
             (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
-        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let canary = Canary::new([&app1, &app2], Protocol::Http).await;
         canary.apply_policies(
             ejecting_policy("called", 3, None),
             [TrafficPolicy::default(), ejecting_policy("v3", 5, None)],
@@ -393,26 +397,26 @@ fn outlier_detection_of_the_called_service_is_for_backends_without_their_own() {
         while canary.client_count(Count::EndpointEjectedForConsecutive) < 2 {
             client.send_request(GET).await;
         }
-        assert_eq!((one.received_requests().len(), two.received_requests().len()), (3, 5));
+        assert_eq!((app1.received_requests().len(), app2.received_requests().len()), (3, 5));
         for _ in 0..4 {
             assert_eq!(client.send_request(GET).await.verdict(), (503, Some("no-endpoint")));
         }
-        let listed = canary.mesh.client.worker.ejected.snapshot();
-        let listed: BTreeSet<String> = listed
+        let ejected = canary.mesh.client.worker.ejected.snapshot();
+        let ejected: BTreeSet<String> = ejected
             .into_iter()
             .map(|(_, it)| format!("{} by {}", it.endpoint.id.workload.name, it.policy.name))
             .collect();
         let expected = ["ratings-1 by called", "ratings-2 by v3"];
-        assert_eq!(listed, expected.map(str::to_owned).into());
+        assert_eq!(ejected, expected.map(str::to_owned).into());
     });
 }
 
 #[test]
 fn health_checks_of_the_called_service_reach_backends() {
     run(async {
-        let (one, two) =
+        let (app1, app2) =
             (Application::with_response(OK).await, Application::with_response(OK).await);
-        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let canary = Canary::new([&app1, &app2], Protocol::Http).await;
         let check = HealthCheck {
             probe: HealthProbe::Http { path: "/healthz".to_owned() },
             interval: Duration::from_millis(20),
@@ -421,48 +425,48 @@ fn health_checks_of_the_called_service_reach_backends() {
             successes: 2,
         };
         canary.apply_policies(ejecting_policy("called", 3, Some(check)), no_policies());
-        let asked = |app: &Application| {
+        let request_count = |app: &Application| {
             let requests = app.received_requests();
-            requests.iter().filter(|it| it.head.starts_with("GET /healthz")).count()
+            requests.iter().filter(|request| request.head.starts_with("GET /healthz")).count()
         };
         let mut client = Client::connect(canary.mesh.listener).await;
-        while asked(&one) < 3 || asked(&two) < 3 {
+        while request_count(&app1) < 3 || request_count(&app2) < 3 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
     });
 }
 
 #[test]
-fn load_balancing_of_the_called_service_chooses_among_the_endpoints_of_a_backend() {
+fn load_balancing_of_the_called_service_selects_endpoints_of_a_backend() {
     run(async {
-        let (one, two) =
+        let (app1, app2) =
             (Application::with_response(OK).await, Application::with_response(OK).await);
-        let mesh = Mesh::permissive(one.address).await;
-        let (_server, second) = mesh.start_server("ratings-2", two.address).await;
+        let mesh = Mesh::permissive(app1.address).await;
+        let (_server, second) = mesh.start_server("ratings-2", app2.address).await;
         let keyed = |policy, algorithm| PortLoadBalancing {
             policy: policy_name(ServicePolicyKind::LoadBalancing, policy),
             rule: LoadBalancing { algorithm, slow_start: None },
         };
         let maglev = BalanceAlgorithm::Maglev(HashKey::Header("x-user".to_owned()));
         for (own, spreads) in [(None, false), (Some(BalanceAlgorithm::RoundRobin), true)] {
-            let mut views = routed_services(&mesh, vec![path_rule("/", &[(V2, 1)])]);
-            let port = views[0].ports.get_mut(&PORT).unwrap();
+            let mut services = routed_services(&mesh, vec![path_rule("/", &[(V2, 1)])]);
+            let port = services[0].ports.get_mut(&PORT).unwrap();
             port.traffic_policy.balancing = Some(keyed("called", maglev.clone()));
-            let port = views[1].ports.get_mut(&PORT).unwrap();
+            let port = services[1].ports.get_mut(&PORT).unwrap();
             port.endpoints = [mesh.server_endpoint(), second.clone()].map(Arc::new).into();
             port.traffic_policy.balancing = own.map(|algorithm| keyed("v2", algorithm));
-            mesh.client_knows(views);
-            let before = (one.received_requests().len(), two.received_requests().len());
+            mesh.set_client_services(services);
+            let counts_before = (app1.received_requests().len(), app2.received_requests().len());
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..16 {
                 let get = GET.replacen("\r\n", "\r\nx-user: ann\r\n", 1);
                 assert_eq!(client.send_request(&get).await.status, 200);
             }
-            let taken = (
-                one.received_requests().len() - before.0,
-                two.received_requests().len() - before.1,
+            let accepted_count = (
+                app1.received_requests().len() - counts_before.0,
+                app2.received_requests().len() - counts_before.1,
             );
-            assert_eq!(taken.0 > 0 && taken.1 > 0, spreads, "{taken:?}");
+            assert_eq!(accepted_count.0 > 0 && accepted_count.1 > 0, spreads, "{accepted_count:?}");
         }
     });
 }
@@ -470,17 +474,17 @@ fn load_balancing_of_the_called_service_chooses_among_the_endpoints_of_a_backend
 #[test]
 fn hedging_of_the_called_service_sends_a_second_attempt_to_the_backend() {
     run(async {
-        let (mute, app) = (start_hanging().await, Application::with_response(OK).await);
-        let mesh = Mesh::permissive(mute.address).await;
+        let (silent_app, app) = (start_hanging().await, Application::with_response(OK).await);
+        let mesh = Mesh::permissive(silent_app.address).await;
         let (_server, second) = mesh.start_server("ratings-2", app.address).await;
-        let mut views = routed_services(&mesh, vec![path_rule("/", &[(V2, 1)])]);
+        let mut services = routed_services(&mesh, vec![path_rule("/", &[(V2, 1)])]);
         let policy = policy_name(ServicePolicyKind::Hedging, "called");
         let rule = HedgeRule { after: Duration::from_millis(1), methods: Vec::new() };
-        views[0].ports.get_mut(&PORT).unwrap().traffic_policy.hedging =
+        services[0].ports.get_mut(&PORT).unwrap().traffic_policy.hedging =
             Some(PortHedging { policy, rule });
-        let port = views[1].ports.get_mut(&PORT).unwrap();
+        let port = services[1].ports.get_mut(&PORT).unwrap();
         port.endpoints = [mesh.server_endpoint(), second].map(Arc::new).into();
-        mesh.client_knows(views);
+        mesh.set_client_services(services);
         // The balancer selects the endpoint of a first attempt; one at the mute endpoint is hedged.
         let mut client = Client::connect(mesh.listener).await;
         while mesh.client.telemetry.count(Count::HedgesWon) == 0 {
@@ -490,11 +494,11 @@ fn hedging_of_the_called_service_sends_a_second_attempt_to_the_backend() {
 }
 
 #[test]
-fn what_is_counted_stays_while_other_policies_and_endpoints_change() {
+fn counts_survive_changes_of_other_policies_and_endpoints() {
     run(async {
-        let (one, two) =
+        let (app1, app2) =
             (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
-        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let canary = Canary::new([&app1, &app2], Protocol::Http).await;
         let called = || ejecting_policy("called", 3, None);
         canary.apply_policies(called(), no_policies());
         let mut client = Client::connect(canary.mesh.listener).await;

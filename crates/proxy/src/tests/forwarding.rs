@@ -17,7 +17,7 @@ const CLAIMS: &str = "Via: 1.0 fred, 1.1 p.example.net\r\nvia: HTTP/2 edge (x)\r
                       leno-reason: denied;side=mesh\r\nDate: Mon, 01 Jan 2001 00:00:00 GMT\r\n";
 
 #[test]
-fn a_request_arrives_as_it_was_sent() {
+fn a_request_is_forwarded_unchanged() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -32,14 +32,14 @@ fn a_request_arrives_as_it_was_sent() {
 }
 
 #[test]
-fn what_a_request_claims_about_its_sender_changes_nothing() {
+fn claims_of_a_request_about_its_sender_are_removed() {
     run(async {
         let app = Application::with_response(OK).await;
         let mut mesh = Mesh::with_access(app.address, Access::AllowListed(Vec::new())).await;
         let mut client = Client::connect(mesh.listener).await;
-        let answer =
+        let response =
             client.send_request(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
-        assert_eq!(answer.verdict(), (403, Some("denied")));
+        assert_eq!(response.verdict(), (403, Some("denied")));
         assert_eq!(app.accepted.get(), 0);
         wait_until(|| mesh.server.ended_count() == 1).await;
         assert_eq!(mesh.server.series_summaries()[0].labels.peer, "bookinfo/productpage");

@@ -32,10 +32,10 @@ async fn start_mirror(name: &'static str) -> Application {
 }
 
 #[test]
-fn requests_go_where_their_host_and_path_say() {
+fn requests_are_routed_by_host_and_path() {
     run(async {
         let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
-        let gate = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
+        let gateway = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
         let shop = host_rules(
             "shop.example.com",
             vec![
@@ -46,11 +46,11 @@ fn requests_go_where_their_host_and_path_say() {
                 path_rule("/nobody", Vec::new()),
             ],
         );
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "*.example.com", vec![shop])],
         )]);
-        let mut client = Client::connect(gate.port_address(HTTP).await).await;
+        let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         for (host, path, verdict, begin) in [
             ("shop.example.com", "/a", (200, None), "meshed GET /a "),
             ("shop.example.com:8080", "/plain/b?c", (200, None), "plain GET /plain/b?c "),
@@ -62,38 +62,42 @@ fn requests_go_where_their_host_and_path_say() {
             ("example.com", "/a", (404, Some("no-route")), "leno: "),
         ] {
             let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n");
-            let answer = client.send_request(&request).await;
-            assert_eq!(answer.verdict(), verdict, "{host}{path}");
-            assert!(answer.body_text().starts_with(begin), "{host}{path}: {}", answer.body_text());
+            let response = client.send_request(&request).await;
+            assert_eq!(response.verdict(), verdict, "{host}{path}");
+            assert!(
+                response.body_text().starts_with(begin),
+                "{host}{path}: {}",
+                response.body_text()
+            );
             if verdict.0 == 200 {
                 assert!(
-                    answer.body_text().contains(&format!("host: {host}\r\n")),
+                    response.body_text().contains(&format!("host: {host}\r\n")),
                     "{}",
-                    answer.body_text()
+                    response.body_text()
                 );
             }
         }
         let nameless = client.send_request("GET / HTTP/1.1\r\n\r\n").await;
         assert_eq!(nameless.verdict(), (400, Some("bad-request")));
         // A gateway is a client of the services behind it.
-        let series = gate.mesh.client.series_summaries();
+        let series = gateway.mesh.client.series_summaries();
         assert!(series.iter().all(|series| series.labels.direction == "outbound"));
         assert!(series.iter().any(|series| series.labels.service == "bookinfo/plain"));
     });
 }
 
 #[test]
-fn applications_hear_who_came_in_and_not_what_external_clients_claim() {
+fn applications_receive_the_client_address_and_no_claims_of_external_clients() {
     run(async {
         let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
-        let gate = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
+        let gateway = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
         let rules =
             vec![path_rule("/", backends_to("ratings")), path_rule("/plain", backends_to("plain"))];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut client = Client::connect(gate.port_address(HTTP).await).await;
+        let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         for path in ["/", "/plain"] {
             let request = format!(
                 "GET {path} HTTP/1.1\r\nhost: a\r\nX-Forwarded-For: 192.0.2.1\r\nForwarded: for=me\r\n\
@@ -121,36 +125,40 @@ fn applications_hear_who_came_in_and_not_what_external_clients_claim() {
         let mut silent = path_rule("/", backends_to("plain"));
         silent.actions.request_headers.remove = vec!["x-forwarded-for".to_owned()];
         let rules = vec![claimed, silent];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let answer =
+        let response =
             client.send_request("GET / HTTP/1.1\r\nhost: a\r\nx-forwarded-for: me\r\n\r\n").await;
-        assert_eq!(answer.verdict(), (200, None));
-        assert!(!answer.body_text().contains("x-forwarded-for"), "{}", answer.body_text());
+        assert_eq!(response.verdict(), (200, None));
+        assert!(!response.body_text().contains("x-forwarded-for"), "{}", response.body_text());
     });
 }
 
 #[test]
-fn no_claim_of_a_client_about_itself_gets_through() {
+fn claims_of_external_clients_are_removed() {
     run(async {
         let plain = start_mirror("plain").await;
-        let gate = GatewayFixture::new(plain.address, Protocol::Http, plain.address).await;
+        let gateway = GatewayFixture::new(plain.address, Protocol::Http, plain.address).await;
         let rules = vec![path_rule("/", backends_to("plain"))];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut client = Client::connect(gate.port_address(HTTP).await).await;
+        let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         for name in CLAIMS.split_whitespace() {
             let shout = name.to_ascii_uppercase();
             let variants = [name.to_owned(), name.replace('-', "_"), shout.replace('-', ".")];
             for name in variants {
                 let request = format!("GET / HTTP/1.1\r\nhost: a\r\n{name}: claimed\r\n\r\n");
-                let answer = client.send_request(&request).await;
-                assert_eq!(answer.verdict(), (200, None), "{name}");
-                assert!(!answer.body_text().contains("claimed"), "{name}: {}", answer.body_text());
+                let response = client.send_request(&request).await;
+                assert_eq!(response.verdict(), (200, None), "{name}");
+                assert!(
+                    !response.body_text().contains("claimed"),
+                    "{name}: {}",
+                    response.body_text()
+                );
             }
         }
     });
@@ -177,7 +185,7 @@ const CLAIMS: &str = "forwarded forwarded-for forwarded-for-ip forwarded-host fo
     x-arr-clientcert x-arr-ssl x-waws-unencoded-url x-override-url";
 
 #[test]
-fn external_clients_are_reported_reasons_and_no_names() {
+fn external_clients_receive_reasons_without_names() {
     run(async {
         let plain = Application::respond_with(|_| {
             "HTTP/1.1 403 Forbidden\r\nleno-reason: denied;workload=\"shop/web-1\"\r\n\
@@ -185,25 +193,25 @@ fn external_clients_are_reported_reasons_and_no_names() {
                 .to_owned()
         })
         .await;
-        let gate = GatewayFixture::new(plain.address, Protocol::Http, plain.address).await;
+        let gateway = GatewayFixture::new(plain.address, Protocol::Http, plain.address).await;
         let rules = vec![
             path_rule("/plain", backends_to("plain")),
             path_rule("/none", backends_to("idle")),
         ];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut client = Client::connect(gate.port_address(HTTP).await).await;
+        let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         for (path, status, reported) in [
             ("/plain", 403, None),
             ("/none", 503, Some("no-endpoint")),
             ("/a", 404, Some("no-route")),
         ] {
-            let answer =
+            let response =
                 client.send_request(&format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
             assert_eq!(
-                (answer.status, answer.field_value("leno-reason")),
+                (response.status, response.field_value("leno-reason")),
                 (status, reported),
                 "{path}"
             );
@@ -212,10 +220,10 @@ fn external_clients_are_reported_reasons_and_no_names() {
 }
 
 #[test]
-fn redirections_are_to_the_port_that_the_external_client_came_to() {
+fn redirects_use_the_port_of_the_external_client() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
+        let gateway = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let redirect = |scheme| RuleActions {
             redirect: Some(Redirect {
                 scheme,
@@ -229,107 +237,108 @@ fn redirections_are_to_the_port_that_the_external_client_came_to() {
         let mut rules = vec![path_rule("/", Vec::new()), path_rule("/s", Vec::new())];
         rules[0].actions = redirect(None);
         rules[1].actions = redirect(Some(Scheme::Https));
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut client = Client::connect(gate.port_address(HTTP).await).await;
+        let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         for (path, location) in [("/a?b", "http://a.com:8080/a?b"), ("/s/a", "https://a.com/s/a")] {
-            let answer =
+            let response =
                 client.send_request(&format!("GET {path} HTTP/1.1\r\nhost: a.com:9\r\n\r\n")).await;
-            assert_eq!((answer.status, answer.field_value("location")), (301, Some(location)));
+            assert_eq!((response.status, response.field_value("location")), (301, Some(location)));
         }
     });
 }
 
 #[test]
-fn what_is_changed_counts_for_the_next_request_of_a_connection() {
+fn a_configuration_change_applies_to_the_next_request_of_a_connection() {
     run(async {
         let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
-        let gate = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
+        let gateway = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
         let to = |name: &str| {
             let rules = vec![path_rule("/", backends_to(name))];
             vec![http_port(HTTP, vec![gateway_listener("http", "", vec![host_rules("", rules)])])]
         };
-        gate.set_ports(to("ratings"));
-        let mut client = Client::connect(gate.port_address(HTTP).await).await;
+        gateway.set_ports(to("ratings"));
+        let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         let request = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
         assert!(client.send_request(request).await.body_text().starts_with("meshed"));
-        gate.set_ports(to("plain"));
+        gateway.set_ports(to("plain"));
         assert!(client.send_request(request).await.body_text().starts_with("plain"));
         // The port is gone, or has another protocol.
-        gate.set_ports(Vec::new());
+        gateway.set_ports(Vec::new());
         assert_eq!(client.send_request(request).await.verdict(), (404, Some("no-route")));
-        let mut late = Client::connect(gate.port_address(HTTP).await).await;
-        late.stream.write_all(request.as_bytes()).await.ok();
-        late.read_rest().await;
+        let mut second_client = Client::connect(gateway.port_address(HTTP).await).await;
+        second_client.stream.write_all(request.as_bytes()).await.ok();
+        second_client.read_rest().await;
     });
 }
 
 #[test]
-fn an_endpoint_that_nobody_listens_at_is_passed_over() {
+fn an_endpoint_without_a_listener_is_skipped() {
     run(async {
         let app = start_mirror("plain").await;
-        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
-        gate.also_at(super::fixture::closed_port());
+        let gateway = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
+        gateway.add_endpoint_at(super::fixture::closed_port());
         let rules = vec![path_rule("/", backends_to("plain"))];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut client = Client::connect(gate.port_address(HTTP).await).await;
+        let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         for _ in 0..10 {
-            let answer = client.send_request("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-            assert_eq!(answer.verdict(), (200, None));
+            let response = client.send_request("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+            assert_eq!(response.verdict(), (200, None));
         }
     });
 }
 
 #[test]
-fn an_application_that_does_not_speak_http2_is_passed_over() {
+fn an_application_without_http2_is_skipped() {
     run(async {
         let without = without_http2("HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
         let with = start_application(|_, mut respond| async move {
             respond.send_response(http::Response::new(()), true).unwrap();
         })
         .await;
-        let gate = GatewayFixture::new(with.address, Protocol::Http2, without.address).await;
+        let gateway = GatewayFixture::new(with.address, Protocol::Http2, without.address).await;
         let rules = || vec![path_rule("/", backends_to("plain"))];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules())])],
         )]);
         // The sidecar does not read the body of a rejected request, so it closes its connection.
-        let ask = async |request| {
-            Client::connect(gate.port_address(HTTP).await).await.send_request(request).await
+        let send = async |request| {
+            Client::connect(gateway.port_address(HTTP).await).await.send_request(request).await
         };
         let post = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc";
-        assert_eq!(ask(post).await.verdict(), (502, Some("protocol-mismatch")));
-        wait_until(|| gate.mesh.client.failure_counts() == [("protocol-mismatch", 1)].into()).await;
+        assert_eq!(send(post).await.verdict(), (502, Some("protocol-mismatch")));
+        wait_until(|| gateway.mesh.client.failure_counts() == [("protocol-mismatch", 1)].into())
+            .await;
 
-        gate.also_at(with.address);
-        gate.set_ports(vec![http_port(
+        gateway.add_endpoint_at(with.address);
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules())])],
         )]);
-        let before = without.accepted.get();
-        while without.accepted.get() == before || with.accepted.get() == 0 {
-            assert_eq!(ask(post).await.verdict(), (200, None));
+        let count_before = without.accepted.get();
+        while without.accepted.get() == count_before || with.accepted.get() == 0 {
+            assert_eq!(send(post).await.verdict(), (200, None));
         }
     });
 }
 
 #[test]
-fn connections_to_applications_without_a_sidecar_are_used_again() {
+fn connections_to_applications_without_a_sidecar_are_reused() {
     run(async {
         let app = Application::with_response(OK).await;
-        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
+        let gateway = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let rules = vec![path_rule("/", backends_to("plain"))];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut client = Client::connect(gate.port_address(HTTP).await).await;
+        let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         for _ in 0..5 {
             let body = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc";
             assert_eq!(client.send_request(body).await.body_text(), "ok");
@@ -340,7 +349,7 @@ fn connections_to_applications_without_a_sidecar_are_used_again() {
 }
 
 #[test]
-fn calls_of_grpc_reach_applications_without_a_sidecar() {
+fn grpc_calls_reach_applications_without_a_sidecar() {
     run(async {
         let app = start_application(|request, mut respond| async move {
             assert_eq!(request.uri().scheme_str(), Some("http"));
@@ -354,13 +363,13 @@ fn calls_of_grpc_reach_applications_without_a_sidecar() {
             stream.send_trailers(trailers).unwrap();
         })
         .await;
-        let gate = GatewayFixture::new(app.address, Protocol::Grpc, app.address).await;
+        let gateway = GatewayFixture::new(app.address, Protocol::Grpc, app.address).await;
         let rules = vec![path_rule("/shop.Cart", backends_to("plain"))];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut client = connect_client(gate.port_address(HTTP).await).await;
+        let mut client = connect_client(gateway.port_address(HTTP).await).await;
         let (response, mut stream) =
             client.send_request(grpc_request("/shop.Cart/Add"), false).unwrap();
         stream.send_data("hello".into(), true).unwrap();
@@ -377,19 +386,19 @@ fn calls_of_grpc_reach_applications_without_a_sidecar() {
 }
 
 #[test]
-fn copies_reach_applications_without_a_sidecar() {
+fn mirrored_requests_reach_applications_without_a_sidecar() {
     run(async {
         let (app, copied) = (start_mirror("meshed").await, Application::with_response(OK).await);
-        let gate = GatewayFixture::new(app.address, Protocol::Http, copied.address).await;
+        let gateway = GatewayFixture::new(app.address, Protocol::Http, copied.address).await;
         let mut copying = path_rule("/", backends_to("ratings"));
         let mut mirrors = backends_to("plain");
         mirrors[0].weight = 1_000_000;
         copying.actions.mirrors = mirrors;
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", vec![copying])])],
         )]);
-        let mut client = Client::connect(gate.port_address(HTTP).await).await;
+        let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         for (count, sent) in [
             "GET /a HTTP/1.1\r\nhost: a\r\n\r\n",
             "POST /b HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc",
@@ -399,37 +408,37 @@ fn copies_reach_applications_without_a_sidecar() {
         .enumerate()
         {
             assert!(client.send_request(sent).await.body_text().starts_with("meshed "));
-            wait_until(|| gate.mesh.client.telemetry.count(Count::MirrorsResponded) == count as u64 + 1).await;
+            wait_until(|| gateway.mesh.client.telemetry.count(Count::MirrorsResponded) == count as u64 + 1).await;
         }
-        let seen = copied.received_requests();
-        let reported: Vec<_> = seen.iter().map(|request| request.body.as_slice()).collect();
+        let mirrored = copied.received_requests();
+        let reported: Vec<_> = mirrored.iter().map(|request| request.body.as_slice()).collect();
         assert_eq!(reported, [&b""[..], b"abc", b"abc"]);
-        assert!(seen[1].head.starts_with("POST /b "), "{}", seen[1].head);
+        assert!(mirrored[1].head.starts_with("POST /b "), "{}", mirrored[1].head);
         assert_eq!(copied.accepted.get(), 1, "a connection is used again");
     });
 }
 
 #[test]
-fn copies_that_a_server_of_http2_did_not_process_are_sent_again() {
+fn mirrored_requests_that_an_http2_server_did_not_process_are_sent_again() {
     run(async {
         let (app, copied) = (start_mirror("meshed").await, Short::start(1).await);
-        let gate =
+        let gateway =
             GatewayFixture::new(app.address, Protocol::Http2, copied.application.address).await;
         let mut copying = path_rule("/", backends_to("ratings"));
         let mut mirrors = backends_to("plain");
         mirrors[0].weight = 1_000_000;
         copying.actions.mirrors = mirrors;
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", vec![copying])])],
         )]);
         let mut clients = Vec::new();
         for _ in 0..20 {
-            let mut client = Client::connect(gate.port_address(HTTP).await).await;
+            let mut client = Client::connect(gateway.port_address(HTTP).await).await;
             client.send_bytes("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc").await;
             clients.push(client);
         }
-        let count = |count| gate.mesh.client.telemetry.count(count);
+        let count = |count| gateway.mesh.client.telemetry.count(count);
         wait_until(|| count(Count::MirrorsResponded) + count(Count::MirrorsFailed) == 20).await;
         assert_eq!(count(Count::MirrorsFailed), 0);
         assert!(copied.take_refused() > 0, "a connection got more streams than it took");
@@ -437,7 +446,7 @@ fn copies_that_a_server_of_http2_did_not_process_are_sent_again() {
 }
 
 #[test]
-fn calls_go_in_http2_to_ports_that_declare_nothing() {
+fn grpc_calls_use_http2_to_ports_without_a_declared_protocol() {
     run(async {
         let app = start_application(|_, mut respond| async move {
             let mut trailers = http::HeaderMap::new();
@@ -447,14 +456,14 @@ fn calls_go_in_http2_to_ports_that_declare_nothing() {
             stream.send_trailers(trailers).unwrap();
         })
         .await;
-        let gate = GatewayFixture::new(app.address, Protocol::Detect, app.address).await;
+        let gateway = GatewayFixture::new(app.address, Protocol::Detect, app.address).await;
         let mut calls = path_rule("/shop.Cart", backends_to("plain"));
         calls.kind = RouteKind::Grpc;
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", vec![calls])])],
         )]);
-        let mut client = connect_client(gate.port_address(HTTP).await).await;
+        let mut client = connect_client(gateway.port_address(HTTP).await).await;
         let (response, _) = client.send_request(grpc_request("/shop.Cart/Add"), true).unwrap();
         let (_, trailers) = read_body(response.await.unwrap().into_body()).await;
         assert_eq!(trailers.unwrap()["grpc-status"], "0");
@@ -462,26 +471,26 @@ fn calls_go_in_http2_to_ports_that_declare_nothing() {
 }
 
 #[test]
-fn who_takes_requests_back_again_and_again_is_sent_away() {
+fn a_client_that_resets_many_requests_is_disconnected() {
     run(async {
         let app =
             Application::start(
                 |mut client| async move { while client.read_head().await.is_some() {} },
             )
             .await;
-        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
+        let gateway = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let rules = vec![path_rule("/", backends_to("plain"))];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut client = connect_client(gate.port_address(HTTP).await).await;
+        let mut client = connect_client(gateway.port_address(HTTP).await).await;
         for count in 1..=300 {
             let (response, mut stream) = client.send_request(grpc_request("/"), false).unwrap();
             tokio::select! {
-                answer = response => {
+                result = response => {
                     // The error code may be lost with bytes in flight.
-                    assert!(answer.is_err() && count > 200, "{count}");
+                    assert!(result.is_err() && count > 200, "{count}");
                     return;
                 }
                 () = wait_until(|| app.accepted.get() == count) => stream.send_reset(h2::Reason::CANCEL),
@@ -492,7 +501,7 @@ fn who_takes_requests_back_again_and_again_is_sent_away() {
 }
 
 #[test]
-fn external_clients_are_not_waited_for_as_long_as_applications() {
+fn external_clients_have_a_shorter_idle_timeout() {
     run(async {
         let app = start_mirror("meshed").await;
         let limits = Limits {
@@ -500,55 +509,57 @@ fn external_clients_are_not_waited_for_as_long_as_applications() {
             idle_external_client: Duration::from_millis(400),
             ..Setup::default().limits
         };
-        let gate =
+        let gateway =
             GatewayFixture::with_limits(limits, app.address, Protocol::Http, app.address).await;
         let rules = vec![path_rule("/", backends_to("ratings"))];
-        gate.set_ports(vec![http_port(
+        gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut silent = Client::connect(gate.port_address(HTTP).await).await;
+        let mut silent = Client::connect(gateway.port_address(HTTP).await).await;
         assert_eq!(silent.read_end().await, End::Clean);
-        let mut idle = Client::connect(gate.port_address(HTTP).await).await;
-        let asked = idle.send_request("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-        assert_eq!((asked.status, idle.read_end().await), (200, End::Clean));
+        let mut idle = Client::connect(gateway.port_address(HTTP).await).await;
+        let response = idle.send_request("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        assert_eq!((response.status, idle.read_end().await), (200, End::Clean));
     });
 }
 
 #[test]
-fn bytes_go_to_applications_with_and_without_a_sidecar() {
+fn bytes_are_forwarded_to_applications_with_and_without_a_sidecar() {
     run(async {
         for name in ["plain", "ratings"] {
             let app = Application::start(|mut client| async move {
                 client.send_bytes("220 ready\r\n").await;
-                let word = client.read_exactly(4).await;
-                client.send_bytes(word).await;
+                let bytes = client.read_exactly(4).await;
+                client.send_bytes(bytes).await;
             })
             .await;
-            let gate = GatewayFixture::new(app.address, Protocol::Tcp, app.address).await;
-            gate.set_ports(vec![(TCP, GatewayPortRules::Tcp(tcp_rule(backends_to(name))))]);
-            let mut client = Client::connect(gate.port_address(TCP).await).await;
+            let gateway = GatewayFixture::new(app.address, Protocol::Tcp, app.address).await;
+            gateway.set_ports(vec![(TCP, GatewayPortRules::Tcp(tcp_rule(backends_to(name))))]);
+            let mut client = Client::connect(gateway.port_address(TCP).await).await;
             assert_eq!(client.read_exactly(11).await, b"220 ready\r\n", "{name}");
             client.send_bytes("QUIT").await;
             assert_eq!(client.read_exactly(4).await, b"QUIT");
             assert_eq!(client.read_end().await, End::Clean);
             client.stream.shutdown().await.unwrap();
-            wait_until(|| gate.mesh.client.ended_count() == 1).await;
-            let [series] = &gate.mesh.client.series_summaries()[..] else { panic!("one series") };
-            let counted = (&*series.labels.service, &*series.labels.route, series.success);
-            assert_eq!(counted, (&*format!("bookinfo/{name}"), "bookinfo/route", 1));
+            wait_until(|| gateway.mesh.client.ended_count() == 1).await;
+            let [series] = &gateway.mesh.client.series_summaries()[..] else {
+                panic!("one series")
+            };
+            let summary = (&*series.labels.service, &*series.labels.route, series.success);
+            assert_eq!(summary, (&*format!("bookinfo/{name}"), "bookinfo/route", 1));
         }
     });
 }
 
 #[test]
-fn bytes_for_nobody_are_cut_off() {
+fn bytes_without_a_destination_are_reset() {
     run(async {
         let app = Application::with_response(OK).await;
-        let gate = GatewayFixture::new(app.address, Protocol::Tcp, app.address).await;
+        let gateway = GatewayFixture::new(app.address, Protocol::Tcp, app.address).await;
         for backends in [Vec::new(), backends_to("absent"), backends_to("idle")] {
-            gate.set_ports(vec![(TCP, GatewayPortRules::Tcp(tcp_rule(backends)))]);
-            let mut client = Client::connect(gate.port_address(TCP).await).await;
+            gateway.set_ports(vec![(TCP, GatewayPortRules::Tcp(tcp_rule(backends)))]);
+            let mut client = Client::connect(gateway.port_address(TCP).await).await;
             assert_eq!(client.read_end().await, End::Reset);
         }
     });

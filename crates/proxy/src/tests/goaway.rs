@@ -53,12 +53,12 @@ async fn start_rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
 }
 
 async fn send_request(mesh: &Mesh, request: &str) -> (u16, Vec<u8>) {
-    let answer = Client::connect(mesh.listener).await.send_request(request).await;
-    (answer.status, answer.body)
+    let response = Client::connect(mesh.listener).await.send_request(request).await;
+    (response.status, response.body)
 }
 
 #[test]
-fn a_request_above_the_last_stream_is_sent_again_whatever_its_method() {
+fn a_request_above_the_last_stream_is_sent_again_with_any_method() {
     run(async {
         let rejections: [fn(u32) -> Vec<u8>; 2] = [
             |stream| goaway_frame(stream.saturating_sub(2)),
@@ -81,7 +81,7 @@ fn a_request_above_the_last_stream_is_sent_again_whatever_its_method() {
 }
 
 #[test]
-fn a_request_up_to_the_last_stream_is_sent_again_only_where_that_is_safe() {
+fn a_request_up_to_the_last_stream_is_sent_again_only_if_that_is_safe() {
     run(async {
         for (method, times) in [("POST", 1), ("GET", 2)] {
             // It may have begun the request before it closes the connection.
@@ -108,27 +108,29 @@ fn a_request_up_to_the_last_stream_is_sent_again_only_where_that_is_safe() {
 
 /// The end of a connection on which the server processes no stream.
 #[derive(Clone, Copy, Debug)]
-enum Unused {
+enum UnusedConnectionEnd {
     Closed,
     Goaway,
     PongAndGoaway,
     GoawayAtFirstStream,
 }
 
-/// Starts an HTTP/2 application that ends connections without processing a stream, as `unused` determines by
+/// Starts an HTTP/2 application that ends connections without processing a stream, as `connection_end` determines by
 /// their number. It processes one stream of each other one.
-async fn start_ending(unused: impl Fn(usize) -> Option<Unused> + 'static) -> Application {
-    let (count, unused) = (Cell::new(0), Rc::new(unused));
+async fn start_closing_application(
+    connection_end: impl Fn(usize) -> Option<UnusedConnectionEnd> + 'static,
+) -> Application {
+    let (count, connection_end) = (Cell::new(0), Rc::new(connection_end));
     Application::start(move |mut client| {
         count.set(count.get() + 1);
-        let unused = unused(count.get());
+        let connection_end = connection_end(count.get());
         async move {
             client.read_exactly(24).await;
-            if matches!(unused, Some(Unused::Closed)) {
+            if matches!(connection_end, Some(UnusedConnectionEnd::Closed)) {
                 return;
             }
             client.send_bytes(&OPENING[24..]).await;
-            if matches!(unused, Some(Unused::Goaway)) {
+            if matches!(connection_end, Some(UnusedConnectionEnd::Goaway)) {
                 // It does not close its side.
                 client.send_bytes(goaway_frame(0)).await;
                 return pending().await;
@@ -136,14 +138,14 @@ async fn start_ending(unused: impl Fn(usize) -> Option<Unused> + 'static) -> App
             let mut is_over = false;
             while let Some(Frame { kind, flags, stream, payload }) = client.read_frame().await {
                 if kind == frames::PING && flags == 0 {
-                    let goaway = match unused {
-                        Some(Unused::PongAndGoaway) => goaway_frame(0),
+                    let goaway = match connection_end {
+                        Some(UnusedConnectionEnd::PongAndGoaway) => goaway_frame(0),
                         _ => Vec::new(),
                     };
                     let pong = frames::encode_frame(frames::PING, 1, 0, &payload);
                     client.send_bytes([pong, goaway].concat()).await;
                 }
-                if kind == HEADERS && unused.is_some() {
+                if kind == HEADERS && connection_end.is_some() {
                     client.send_bytes(goaway_frame(0)).await;
                 } else if matches!(kind, HEADERS | DATA) && flags & END_STREAM != 0 && !is_over {
                     is_over = true;
@@ -158,51 +160,68 @@ async fn start_ending(unused: impl Fn(usize) -> Option<Unused> + 'static) -> App
 }
 
 #[test]
-fn a_connection_that_ends_before_any_stream_costs_no_request() {
+fn a_connection_that_ends_before_any_stream_loses_no_request() {
     run(async {
         let request = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
-        for unused in
-            [Unused::Closed, Unused::Goaway, Unused::PongAndGoaway, Unused::GoawayAtFirstStream]
-        {
-            let app = start_ending(move |number| (number <= 4).then_some(unused)).await;
+        for connection_end in [
+            UnusedConnectionEnd::Closed,
+            UnusedConnectionEnd::Goaway,
+            UnusedConnectionEnd::PongAndGoaway,
+            UnusedConnectionEnd::GoawayAtFirstStream,
+        ] {
+            let app =
+                start_closing_application(move |number| (number <= 4).then_some(connection_end))
+                    .await;
             let mesh = http2_mesh(app.address, Protocol::Http2).await;
-            assert_eq!(send_request(&mesh, request).await.0, 200, "{unused:?}");
+            assert_eq!(send_request(&mesh, request).await.0, 200, "{connection_end:?}");
             assert!(
                 mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty()
             );
-            assert_eq!(app.accepted.get(), 5, "{unused:?}");
+            assert_eq!(app.accepted.get(), 5, "{connection_end:?}");
 
             // Every other connection.
-            let app = start_ending(move |number| (number % 2 == 0).then_some(unused)).await;
+            let app = start_closing_application(move |number| {
+                (number % 2 == 0).then_some(connection_end)
+            })
+            .await;
             let mesh = http2_mesh(app.address, Protocol::Http2).await;
             for _ in 0..24 {
-                assert_eq!(send_request(&mesh, request).await.0, 200, "{unused:?}");
+                assert_eq!(send_request(&mesh, request).await.0, 200, "{connection_end:?}");
             }
-            let given = send_requests(&mesh, 24, request).await;
-            assert!(given.iter().all(|(status, _)| *status == 200), "{unused:?}: {given:?}");
-            assert!(mesh.client.failure_counts().is_empty(), "{unused:?}");
+            let responses = send_requests(&mesh, 24, request).await;
+            assert!(
+                responses.iter().all(|(status, _)| *status == 200),
+                "{connection_end:?}: {responses:?}"
+            );
+            assert!(mesh.client.failure_counts().is_empty(), "{connection_end:?}");
         }
     });
 }
 
 #[test]
-fn a_server_that_ends_all_connections_before_any_stream_gets_few() {
+fn a_server_that_ends_all_connections_gets_few_of_them() {
     run(async {
-        for unused in
-            [Unused::Closed, Unused::Goaway, Unused::PongAndGoaway, Unused::GoawayAtFirstStream]
-        {
-            let app = start_ending(move |_| Some(unused)).await;
+        for connection_end in [
+            UnusedConnectionEnd::Closed,
+            UnusedConnectionEnd::Goaway,
+            UnusedConnectionEnd::PongAndGoaway,
+            UnusedConnectionEnd::GoawayAtFirstStream,
+        ] {
+            let app = start_closing_application(move |_| Some(connection_end)).await;
             let mesh = http2_mesh(app.address, Protocol::Http2).await;
-            let given = send_requests(&mesh, 60, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-            assert!(given.iter().all(|(status, _)| *status == 503), "{unused:?}: {given:?}");
+            let responses = send_requests(&mesh, 60, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            assert!(
+                responses.iter().all(|(status, _)| *status == 503),
+                "{connection_end:?}: {responses:?}"
+            );
             let accepted = app.accepted.get();
-            assert!((5..=64).contains(&accepted), "{unused:?}: {accepted} connections");
+            assert!((5..=64).contains(&accepted), "{connection_end:?}: {accepted} connections");
         }
     });
 }
 
 #[test]
-fn requests_wait_for_room_where_no_second_connection_can_be_opened() {
+fn requests_wait_for_a_stream_if_no_second_connection_can_be_opened() {
     run(async {
         for surplus in [Surplus::Closed, Surplus::Silent] {
             let app = start_narrow(surplus, |Frame { kind, flags, stream, .. }| {
@@ -212,8 +231,11 @@ fn requests_wait_for_room_where_no_second_connection_can_be_opened() {
             })
             .await;
             let mesh = http2_mesh(app.address, Protocol::Http2).await;
-            let given = send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-            assert!(given.iter().all(|(status, _)| *status == 200), "{surplus:?}: {given:?}");
+            let responses = send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            assert!(
+                responses.iter().all(|(status, _)| *status == 200),
+                "{surplus:?}: {responses:?}"
+            );
             let accepted = app.accepted.get();
             assert!((2..=20).contains(&accepted), "{surplus:?}: {accepted} connections");
             assert!(mesh.client.failure_counts().is_empty(), "{surplus:?}");
@@ -229,16 +251,16 @@ async fn send_requests(mesh: &Mesh, requests: usize, request: &str) -> Vec<(u16,
             Client::connect(listener).await.send_request(&request).await
         })
     });
-    let mut given = Vec::new();
-    for answer in each.collect::<Vec<_>>() {
-        let answer = answer.await.unwrap();
-        given.push((answer.status, answer.body));
+    let mut responses = Vec::new();
+    for response in each.collect::<Vec<_>>() {
+        let response = response.await.unwrap();
+        responses.push((response.status, response.body));
     }
-    given
+    responses
 }
 
 #[test]
-fn requests_are_sent_again_as_long_as_each_connection_takes_some() {
+fn requests_are_sent_again_as_long_as_each_connection_processes_some() {
     run(async {
         for streams in [1, 3, 10] {
             let app = Short::start(streams).await;
@@ -247,8 +269,9 @@ fn requests_are_sent_again_as_long_as_each_connection_takes_some() {
                 ("GET / HTTP/1.1\r\nhost: x\r\n\r\n", &b""[..]),
                 ("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", b"abc"),
             ] {
-                let given = send_requests(&mesh, 60, request).await;
-                let wrong = given.iter().filter(|it| **it != (200, body.to_vec())).count();
+                let responses = send_requests(&mesh, 60, request).await;
+                let wrong =
+                    responses.iter().filter(|response| **response != (200, body.to_vec())).count();
                 assert_eq!(wrong, 0, "{streams} streams per connection, {request}");
             }
             assert!(mesh.client.failure_counts().is_empty());
@@ -258,7 +281,7 @@ fn requests_are_sent_again_as_long_as_each_connection_takes_some() {
 }
 
 #[test]
-fn a_connection_gets_no_more_streams_than_the_server_took_before() {
+fn a_connection_gets_no_more_streams_than_the_server_processed_before() {
     run(async {
         let app = Short::start(5).await;
         let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
@@ -283,13 +306,13 @@ fn a_connection_gets_no_more_streams_than_the_server_took_before() {
 /// A server that drains, or closes a connection for its age or as idle, refuses the streams in flight. Their
 /// number implies no limit.
 #[test]
-fn one_connection_that_ended_after_few_streams_teaches_no_limit() {
+fn a_single_connection_that_ended_early_sets_no_stream_limit() {
     run(async {
         let app = Short::close_once(3).await;
         let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
         for _ in 0..5 {
-            let given = send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-            assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
+            let responses = send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            assert!(responses.iter().all(|(status, _)| *status == 200), "{responses:?}");
         }
         assert!(app.take_refused() > 0, "the first connection got more streams than it took");
         assert_eq!(
@@ -302,16 +325,16 @@ fn one_connection_that_ended_after_few_streams_teaches_no_limit() {
 
 /// Two servers, of which one refuses each POST and processes other requests.
 #[test]
-fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
+fn a_request_refused_by_one_server_is_sent_to_another_soon() {
     run(async {
-        let refused = Rc::new(Cell::new(0));
+        let refused_count = Rc::new(Cell::new(0));
         let serving = async |refuses: bool| {
-            let refused = refused.clone();
+            let refused_count = refused_count.clone();
             start_application(move |request, mut respond| {
-                let refused = refused.clone();
+                let refused_count = refused_count.clone();
                 async move {
                     if refuses && request.method() == "POST" {
-                        refused.set(refused.get() + 1);
+                        refused_count.set(refused_count.get() + 1);
                         return respond.send_reset(h2::Reason::REFUSED_STREAM);
                     }
                     drop(respond.send_response(http::Response::new(()), true));
@@ -319,14 +342,14 @@ fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
             })
             .await
         };
-        let (refusing, other) = (serving(true).await, serving(false).await);
-        let mesh = http2_mesh(other.address, Protocol::Http2).await;
+        let (refusing, accepting) = (serving(true).await, serving(false).await);
+        let mesh = http2_mesh(accepting.address, Protocol::Http2).await;
         let plain = |name: &str, application: &Application| Endpoint {
             account: None,
             ..meshed_endpoint(name, application.address, "ratings")
         };
-        let all = [plain("ratings-1", &refusing), plain("ratings-2", &other)];
-        mesh.client_knows(vec![service_config(Protocol::Http2, &all)]);
+        let endpoints = [plain("ratings-1", &refusing), plain("ratings-2", &accepting)];
+        mesh.set_client_services(vec![service_config(Protocol::Http2, &endpoints)]);
         // Its other streams are processed throughout.
         let (is_over, listener) = (Rc::new(Cell::new(false)), mesh.listener);
         let asking = (0..4).map(|_| {
@@ -341,17 +364,17 @@ fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
         let asking: Vec<_> = asking.collect();
         let posts = 20;
         let request = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
-        let given = send_requests(&mesh, posts, request).await;
-        assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
-        assert!(refused.get() > 0, "some requests were sent to the one that refuses them");
-        assert!(refused.get() <= posts * 4, "{} refusals", refused.get());
+        let responses = send_requests(&mesh, posts, request).await;
+        assert!(responses.iter().all(|(status, _)| *status == 200), "{responses:?}");
+        assert!(refused_count.get() > 0, "some requests were sent to the one that refuses them");
+        assert!(refused_count.get() <= posts * 4, "{} refusals", refused_count.get());
 
         // Without another server the refusals have a bound as well.
-        mesh.client_knows(vec![service_config(Protocol::Http2, &all[..1])]);
-        refused.set(0);
-        let given = send_requests(&mesh, 1, request).await;
-        assert_eq!(given[0].0, 503, "{given:?}");
-        assert!(refused.get() <= 4 + 65, "{} refusals", refused.get());
+        mesh.set_client_services(vec![service_config(Protocol::Http2, &endpoints[..1])]);
+        refused_count.set(0);
+        let responses = send_requests(&mesh, 1, request).await;
+        assert_eq!(responses[0].0, 503, "{responses:?}");
+        assert!(refused_count.get() <= 4 + 65, "{} refusals", refused_count.get());
         is_over.set(true);
         for client in asking {
             client.await.unwrap();
@@ -361,11 +384,11 @@ fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
 
 /// The response head ends the need for the copy of a body, also on a stream that was sent again.
 #[test]
-fn the_copy_of_a_body_is_released_when_the_response_begins() {
+fn the_copy_of_a_body_is_released_when_the_response_starts() {
     run(async {
         let is_first = Rc::new(Cell::new(true));
-        let begun = Rc::new(Notify::new());
-        let ends = begun.clone();
+        let started = Rc::new(Notify::new());
+        let ends = started.clone();
         let app = start_application(move |request, mut respond| {
             let (is_first, ends) = (is_first.clone(), ends.clone());
             async move {
@@ -381,8 +404,8 @@ fn the_copy_of_a_body_is_released_when_the_response_begins() {
         })
         .await;
         // Over HTTP/1.1 a body is kept if the connection has served before.
-        let ends = begun.clone();
-        let other = Application::start(move |mut client| {
+        let ends = started.clone();
+        let http1_app = Application::start(move |mut client| {
             let ends = ends.clone();
             async move {
                 while let Some(mut request) = client.read_head().await {
@@ -396,7 +419,7 @@ fn the_copy_of_a_body_is_released_when_the_response_begins() {
             }
         })
         .await;
-        for (app, protocol) in [(&app, Protocol::Http2), (&other, Protocol::Http)] {
+        for (app, protocol) in [(&app, Protocol::Http2), (&http1_app, Protocol::Http)] {
             let mesh = http2_mesh(app.address, protocol).await;
             if protocol == Protocol::Http {
                 assert_eq!(
@@ -406,12 +429,12 @@ fn the_copy_of_a_body_is_released_when_the_response_begins() {
             }
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes("PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
-            wait_until(|| replay::pieces_kept() > 0).await;
-            let mut answer = client.read_head().await.unwrap();
-            assert_eq!(answer.status, 200);
-            assert_eq!(replay::pieces_kept(), 0, "{protocol}");
-            begun.notify_one();
-            client.read_body(&mut answer).await.unwrap();
+            wait_until(|| replay::buffered_piece_count() > 0).await;
+            let mut response = client.read_head().await.unwrap();
+            assert_eq!(response.status, 200);
+            assert_eq!(replay::buffered_piece_count(), 0, "{protocol}");
+            started.notify_one();
+            client.read_body(&mut response).await.unwrap();
         }
     });
 }
@@ -426,17 +449,17 @@ fn a_server_that_refuses_all_streams_gets_few_connections() {
                 send_requests(&mesh, 20, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 app.set_per_connection(0);
             }
-            let before = app.application.accepted.get();
-            let given = send_requests(&mesh, 60, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-            assert!(given.iter().all(|(status, _)| *status == 503), "{given:?}");
-            let opened = app.application.accepted.get() - before;
+            let count_before = app.application.accepted.get();
+            let responses = send_requests(&mesh, 60, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            assert!(responses.iter().all(|(status, _)| *status == 503), "{responses:?}");
+            let opened = app.application.accepted.get() - count_before;
             assert!(opened <= 20, "{opened} connections");
         }
     });
 }
 
 #[test]
-fn a_stream_refused_on_a_connection_that_goes_on_waits_until_another_one_is_processed() {
+fn a_refused_stream_waits_until_the_connection_processes_another_one() {
     run(async {
         // It processes two streams at once, and does not announce that.
         let busy = Rc::new(Cell::new(0));
@@ -456,8 +479,8 @@ fn a_stream_refused_on_a_connection_that_goes_on_waits_until_another_one_is_proc
         })
         .await;
         let mesh = http2_mesh(app.address, Protocol::Http2).await;
-        let given = send_requests(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
+        let responses = send_requests(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(responses.iter().all(|(status, _)| *status == 200), "{responses:?}");
         assert_eq!(app.accepted.get(), 1, "no further connection is needed");
 
         let refusing = start_application(|_, mut respond| async move {
@@ -465,8 +488,8 @@ fn a_stream_refused_on_a_connection_that_goes_on_waits_until_another_one_is_proc
         });
         let refusing = refusing.await;
         let mesh = http2_mesh(refusing.address, Protocol::Http2).await;
-        let given = send_requests(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert!(given.iter().all(|(status, _)| *status == 503), "{given:?}");
+        let responses = send_requests(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(responses.iter().all(|(status, _)| *status == 503), "{responses:?}");
         assert_eq!(refusing.accepted.get(), 1);
     });
 }

@@ -95,15 +95,15 @@ fn both_sidecars_count_what_the_trailers_or_the_head_reported() {
             assert_eq!((series[0].requests, series[0].success), (7, 3));
         }
         let mut text = String::new();
-        let seen = mesh.client.log.try_recv().expect("a line");
-        crate::access_log::append_line(&seen, &leno_model::LogFormat::Json, &mut text);
+        let entry = mesh.client.log.try_recv().expect("a line");
+        crate::access_log::append_line(&entry, &leno_model::LogFormat::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["grpc_status"], "OK");
     });
 }
 
 #[test]
-fn an_answer_that_breaks_off_has_a_reason_and_no_status() {
+fn a_truncated_response_has_a_reason_and_no_grpc_status() {
     run(async {
         let app = start_application(|request, mut respond| async move {
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
@@ -126,7 +126,7 @@ fn an_answer_that_breaks_off_has_a_reason_and_no_status() {
 }
 
 #[test]
-fn a_failure_of_the_mesh_is_counted_as_its_caller_sees_it() {
+fn a_failure_of_the_mesh_is_counted_with_the_status_that_the_caller_receives() {
     run(async {
         let app = start_grpc().await;
         let access = Access::AllowListed(Vec::new());
@@ -146,7 +146,7 @@ fn a_failure_of_the_mesh_is_counted_as_its_caller_sees_it() {
 }
 
 #[test]
-fn what_is_no_call_has_no_status_of_grpc() {
+fn other_requests_have_no_grpc_status() {
     run(async {
         let app = start_grpc().await;
         let mesh = http2_mesh(app.address, Protocol::Http2).await;

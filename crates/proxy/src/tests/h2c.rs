@@ -22,14 +22,14 @@ const STATUS_200: u8 = 0x88;
 
 /// Reads the HTTP/1.1 response to the offer, and begins HTTP/2.
 async fn switch_protocol(client: &mut Client<TcpStream>) {
-    let answer = client.read_head().await.unwrap();
+    let response = client.read_head().await.unwrap();
     assert_eq!(
-        (answer.status, answer.field_value("upgrade")),
+        (response.status, response.field_value("upgrade")),
         (101, Some("h2c")),
         "{}",
-        answer.head
+        response.head
     );
-    assert_eq!(answer.field_value("connection"), Some("upgrade"));
+    assert_eq!(response.field_value("connection"), Some("upgrade"));
     client.send_bytes(OPENING).await;
 }
 
@@ -54,10 +54,10 @@ async fn read_body(client: &mut Client<TcpStream>, stream: u32) -> Vec<u8> {
 
 /// Returns the listed protocols of a client's connections.
 fn listed_protocols(mesh: &Mesh, peer: SocketAddr) -> Vec<&'static str> {
-    let of = |sidecar: &Sidecar| sidecar.worker.connections.snapshot(usize::MAX).1;
-    let all = [of(&mesh.client), of(&mesh.server)].concat();
-    let its = all.iter().filter(|connection| connection.peer == peer);
-    its.map(|connection| connection.protocol).collect()
+    let connections_of = |sidecar: &Sidecar| sidecar.worker.connections.snapshot(usize::MAX).1;
+    let connections = [connections_of(&mesh.client), connections_of(&mesh.server)].concat();
+    let client_connections = connections.iter().filter(|connection| connection.peer == peer);
+    client_connections.map(|connection| connection.protocol).collect()
 }
 
 fn both_listeners(mesh: &Mesh) -> [SocketAddr; 2] {
@@ -65,7 +65,7 @@ fn both_listeners(mesh: &Mesh) -> [SocketAddr; 2] {
 }
 
 #[test]
-fn an_offer_is_taken_whatever_the_application_speaks() {
+fn an_h2c_offer_is_accepted_for_any_protocol_of_the_application() {
     run(async {
         let old = Application::with_response(OK).await;
         let new = http2::start_application(|request, mut respond| async move {
@@ -109,7 +109,7 @@ fn an_offer_is_taken_whatever_the_application_speaks() {
 }
 
 #[test]
-fn what_the_client_says_first_may_come_early_or_byte_by_byte() {
+fn the_first_bytes_of_the_client_may_arrive_early_or_byte_by_byte() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -132,7 +132,7 @@ fn what_the_client_says_first_may_come_early_or_byte_by_byte() {
 }
 
 #[test]
-fn an_offer_that_is_not_exact_is_answered_in_http11() {
+fn a_malformed_h2c_offer_gets_a_response_in_http11() {
     run(async {
         let app = Application::respond_with(|request| {
             assert_eq!(request.field_value("upgrade"), None, "what is for one hop is for one hop");
@@ -140,9 +140,9 @@ fn an_offer_that_is_not_exact_is_answered_in_http11() {
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let changed = |from: &str, to: &str| {
-            assert!(OFFER.contains(from), "{from}");
-            OFFER.replace(from, to)
+        let changed = |old_text: &str, to: &str| {
+            assert!(OFFER.contains(old_text), "{old_text}");
+            OFFER.replace(old_text, to)
         };
         let settings = "HTTP2-Settings: AAMAAABkAAQAAP__\r\n";
         let large = format!("X-Large: {}\r\n", "a".repeat(17_000));
@@ -179,7 +179,7 @@ fn an_offer_that_is_not_exact_is_answered_in_http11() {
 }
 
 #[test]
-fn an_offer_that_is_followed_by_something_else_asks_for_nothing() {
+fn an_h2c_offer_without_a_preface_is_ignored() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, Setup::default()).await;

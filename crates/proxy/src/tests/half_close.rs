@@ -7,10 +7,10 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::Notify;
 
 use super::fixture::frames::{self, DATA, END_STREAM, HEADERS, OPENING, RST_STREAM};
-use super::fixture::{Answer, Application, Client, End, GET, Mesh, OK, run, wait_until};
+use super::fixture::{Application, Client, End, GET, Mesh, OK, ReceivedMessage, run, wait_until};
 use super::http2;
 
-const LATE: &str = "GET /late HTTP/1.1\r\nhost: x\r\n\r\n";
+const GET_LATE: &str = "GET /late HTTP/1.1\r\nhost: x\r\n\r\n";
 
 /// Starts an application that answers requests for `/late` when released, and others at once.
 async fn start_patient() -> (Application, Rc<Notify>) {
@@ -36,25 +36,25 @@ async fn start_patient() -> (Application, Rc<Notify>) {
 
 /// Ensures that the sidecars have polled their sockets: another request has passed both.
 async fn poll_sidecars(mesh: &Mesh) {
-    let mut other = Client::connect(mesh.listener).await;
+    let mut other_client = Client::connect(mesh.listener).await;
     for _ in 0..3 {
-        assert_eq!(other.send_request(GET).await.status, 200);
+        assert_eq!(other_client.send_request(GET).await.status, 200);
     }
 }
 
-async fn read_response(client: &mut Client<tokio::net::TcpStream>) -> Answer {
-    let mut answer = client.read_head().await.expect("an answer");
-    client.read_body(&mut answer).await.expect("its body");
-    answer
+async fn read_response(client: &mut Client<tokio::net::TcpStream>) -> ReceivedMessage {
+    let mut response = client.read_head().await.expect("an answer");
+    client.read_body(&mut response).await.expect("its body");
+    response
 }
 
 #[test]
-fn a_client_of_http11_gets_its_answer_after_the_end_of_its_direction() {
+fn an_http11_client_gets_its_response_after_half_closing() {
     run(async {
         let (app, release) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
         for request in [
-            LATE,
+            GET_LATE,
             "GET /late HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
             "GET /late HTTP/1.0\r\n\r\n",
             "POST /late HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc",
@@ -73,12 +73,12 @@ fn a_client_of_http11_gets_its_answer_after_the_end_of_its_direction() {
 }
 
 #[test]
-fn pipelined_requests_are_answered_after_the_end_of_their_direction() {
+fn pipelined_requests_get_responses_after_half_closing() {
     run(async {
         let (app, release) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send_bytes(LATE.repeat(3)).await;
+        client.send_bytes(GET_LATE.repeat(3)).await;
         client.stream.shutdown().await.unwrap();
         for _ in 0..3 {
             poll_sidecars(&mesh).await;
@@ -90,7 +90,7 @@ fn pipelined_requests_are_answered_after_the_end_of_their_direction() {
 }
 
 #[test]
-fn a_client_that_resets_the_connection_after_its_end_is_gone() {
+fn a_client_that_resets_after_half_closing_is_disconnected() {
     run(async {
         let app =
             Application::start(
@@ -134,14 +134,14 @@ async fn start_patient_http2() -> (Application, Rc<Notify>) {
 }
 
 #[test]
-fn streams_of_http2_that_are_whole_outlive_the_end_of_their_direction() {
+fn complete_http2_streams_survive_half_closing() {
     run(async {
         let (app, release) = start_patient_http2().await;
         let mesh = http2_mesh(&app).await;
         let mut client = Client::connect(mesh.listener).await;
-        let late = frames::request_block("GET", "/late");
+        let head = frames::request_block("GET", "/late");
         let flags = END_STREAM | frames::END_HEADERS;
-        let whole = [1, 3].map(|id| frames::encode_frame(HEADERS, flags, id, &late)).concat();
+        let whole = [1, 3].map(|id| frames::encode_frame(HEADERS, flags, id, &head)).concat();
         let posted = frames::request_block("POST", "/late");
         let posted = [
             frames::encode_frame(HEADERS, frames::END_HEADERS, 5, &posted),

@@ -5,27 +5,27 @@ use leno_telemetry::Count;
 
 use super::crowd::{Sent, expect_served};
 use super::fixture::{
-    Application, Client, GET, Mesh, OK, Setup, run, serving_plan, test_credential, tls_connect,
+    Application, Client, GET, Mesh, OK, Setup, run, serving_config, test_credential, tls_connect,
 };
 use crate::tls::{ALPN_HTTP1, ALPN_LINK};
 
 /// A small limit, so that ten times as many need few descriptors.
-pub(super) const ROOM: usize = 8;
+pub(super) const MAX_HANDSHAKES: usize = 8;
 
 pub(super) fn narrow_setup() -> Setup {
     let mut setup = Setup::default();
-    setup.limits.handshakes_max = ROOM;
+    setup.limits.handshakes_max = MAX_HANDSHAKES;
     setup
 }
 
 #[test]
-fn members_come_in_past_ten_times_as_many_silent_clients() {
+fn members_are_served_despite_ten_times_as_many_silent_clients() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, narrow_setup()).await;
         let identity = test_credential(&mesh.authority, "foreign");
         for sent in Sent::HANDSHAKES {
-            expect_served(mesh.inbound, 10 * ROOM, sent, ALPN_LINK, async || {
+            expect_served(mesh.inbound, 10 * MAX_HANDSHAKES, sent, ALPN_LINK, async || {
                 let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
                 assert_eq!(Client::new(tls).send_request(GET).await.status, 200);
             })
@@ -36,17 +36,17 @@ fn members_come_in_past_ten_times_as_many_silent_clients() {
 }
 
 #[test]
-fn members_and_clients_in_clear_come_in_past_silent_ones_where_both_may() {
+fn members_and_plaintext_clients_are_served_despite_silent_ones() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Detect] {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::new(app.address, Setup { protocol, ..narrow_setup() }).await;
-            let plan = serving_plan(&mesh.server, protocol, Access::AllowAll);
-            let plan = WorkloadConfig { mtls: MtlsMode::Permissive, ..plan };
-            mesh.server.apply_config(plan, Vec::new());
+            let workload_config = serving_config(&mesh.server, protocol, Access::AllowAll);
+            let workload_config = WorkloadConfig { mtls: MtlsMode::Permissive, ..workload_config };
+            mesh.server.apply_config(workload_config, Vec::new());
             let identity = test_credential(&mesh.authority, "foreign");
             for sent in Sent::HANDSHAKES {
-                expect_served(mesh.inbound, 10 * ROOM, sent, ALPN_LINK, async || {
+                expect_served(mesh.inbound, 10 * MAX_HANDSHAKES, sent, ALPN_LINK, async || {
                     assert_eq!(
                         Client::connect(mesh.inbound).await.send_request(GET).await.status,
                         200
@@ -61,17 +61,20 @@ fn members_and_clients_in_clear_come_in_past_silent_ones_where_both_may() {
 }
 
 #[test]
-fn clients_that_send_no_request_hold_a_part_of_the_connections() {
+fn clients_without_a_request_hold_a_limited_part_of_the_connections() {
     run(async {
         let mut setup = narrow_setup();
-        setup.limits.connections_max = 4 * ROOM;
+        setup.limits.connections_max = 4 * MAX_HANDSHAKES;
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
-        let plan = serving_plan(&mesh.server, Protocol::Http, Access::AllowAll);
-        mesh.server.apply_config(WorkloadConfig { mtls: MtlsMode::Permissive, ..plan }, Vec::new());
+        let workload_config = serving_config(&mesh.server, Protocol::Http, Access::AllowAll);
+        mesh.server.apply_config(
+            WorkloadConfig { mtls: MtlsMode::Permissive, ..workload_config },
+            Vec::new(),
+        );
         let identity = test_credential(&mesh.authority, "foreign");
         for sent in Sent::REQUESTS {
-            expect_served(mesh.inbound, 10 * ROOM, sent, ALPN_LINK, async || {
+            expect_served(mesh.inbound, 10 * MAX_HANDSHAKES, sent, ALPN_LINK, async || {
                 assert_eq!(Client::connect(mesh.inbound).await.send_request(GET).await.status, 200);
                 let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
                 assert_eq!(Client::new(tls).send_request(GET).await.status, 200);

@@ -22,17 +22,17 @@ async fn exchange_head(address: SocketAddr, head: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{head}connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    (answer[9..12].parse().unwrap(), answer)
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    (response[9..12].parse().unwrap(), response)
 }
 
 #[test]
-fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_same() {
+fn a_sidecar_without_a_certificate_is_live_but_not_ready_and_runs_probes() {
     run(async {
-        let well = Application::with_response(OK).await;
-        let sick = "HTTP/1.1 418 I am a teapot\r\ncontent-length: 6\r\n\r\nsecret";
-        let sick = Application::with_response(sick).await;
+        let healthy = Application::with_response(OK).await;
+        let failing = "HTTP/1.1 418 I am a teapot\r\ncontent-length: 6\r\n\r\nsecret";
+        let failing = Application::with_response(failing).await;
         let scratch = tempfile::tempdir().unwrap();
         let workload = WorkloadName::new("shop", "cart-1").unwrap();
         let domain = TrustDomain::new(DOMAIN).unwrap();
@@ -42,15 +42,15 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
             r#"{{"app": {{"readiness": {{"httpGet": {{"port": {}}}}},
                 "liveness": {{"httpGet": {{"port": {}}}}},
                 "startup": {{"tcpSocket": {{"port": {}}}}}}}}}"#,
-            well.address.port(),
-            sick.address.port(),
+            healthy.address.port(),
+            failing.address.port(),
             closed_port().port()
         ))
         .unwrap();
         let proxy = Proxy::start(config).await.unwrap();
         let health = proxy.health_address().unwrap();
-        let asked = async {
-            let mut answers = Vec::new();
+        let requests = async {
+            let mut responses = Vec::new();
             for (method, path) in [
                 ("GET", "/livez"),
                 ("GET", "/readyz"),
@@ -62,30 +62,30 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
                 ("GET", "/config"),
                 ("POST", "/livez"),
             ] {
-                answers.push(send_request(health, method, path).await);
+                responses.push(send_request(health, method, path).await);
             }
-            answers
+            responses
         };
-        let (done, stop) = tokio::sync::oneshot::channel();
-        let asked = async {
-            let answers = asked.await;
-            done.send(()).unwrap();
-            answers
+        let (stop_sender, stop) = tokio::sync::oneshot::channel();
+        let requests = async {
+            let responses = requests.await;
+            stop_sender.send(()).unwrap();
+            responses
         };
         let stopped = async { drop(stop.await) };
-        let (ran, answers) = tokio::join!(proxy.run(stopped), asked);
-        ran.unwrap();
-        let statuses: Vec<u16> = answers.iter().map(|(status, _)| *status).collect();
-        assert_eq!(statuses, [200, 503, 403, 200, 418, 502, 404, 404, 405], "{answers:?}");
-        assert!(answers[1].1.contains("waiting for a certificate"), "{answers:?}");
-        assert!(answers[2].1.contains("--metrics-from"), "{answers:?}");
-        assert!(answers[4].1.contains("status 418") && !answers[4].1.contains("secret"));
-        assert!(answers[5].1.contains("accepts no connection on port"), "{answers:?}");
+        let (result, responses) = tokio::join!(proxy.run(stopped), requests);
+        result.unwrap();
+        let statuses: Vec<u16> = responses.iter().map(|(status, _)| *status).collect();
+        assert_eq!(statuses, [200, 503, 403, 200, 418, 502, 404, 404, 405], "{responses:?}");
+        assert!(responses[1].1.contains("waiting for a certificate"), "{responses:?}");
+        assert!(responses[2].1.contains("--metrics-from"), "{responses:?}");
+        assert!(responses[4].1.contains("status 418") && !responses[4].1.contains("secret"));
+        assert!(responses[5].1.contains("accepts no connection on port"), "{responses:?}");
     });
 }
 
 #[test]
-fn metrics_are_for_the_clients_that_are_listed() {
+fn metrics_are_served_to_listed_clients_only() {
     run(async {
         for (clients, host, expected) in [
             ("none", "127.0.0.1", 403),
@@ -103,28 +103,28 @@ fn metrics_are_for_the_clients_that_are_listed() {
             config.metrics_from = clients.parse().unwrap();
             let proxy = Proxy::start(config).await.unwrap();
             let health = proxy.health_address().unwrap();
-            let (done, stop) = tokio::sync::oneshot::channel();
-            let asked = async {
-                let answers = [
+            let (stop_sender, stop) = tokio::sync::oneshot::channel();
+            let requests = async {
+                let responses = [
                     ask_under(health, host, "/metrics", "").await,
                     ask_under(health, host, "/metrics", "sec-fetch-site: cross-site\r\n").await,
                     // The kubelet may use any host name.
                     ask_under(health, host, "/livez", "").await,
                 ];
-                done.send(()).unwrap();
-                answers.map(|(status, _)| status)
+                stop_sender.send(()).unwrap();
+                responses.map(|(status, _)| status)
             };
-            let (ran, answers) = tokio::join!(proxy.run(async { drop(stop.await) }), asked);
-            ran.unwrap();
+            let (result, responses) = tokio::join!(proxy.run(async { drop(stop.await) }), requests);
+            result.unwrap();
             let of_foreign_page = if expected == 200 { 403 } else { expected };
-            assert_eq!(answers, [expected, of_foreign_page, 200], "{clients} {host}");
+            assert_eq!(responses, [expected, of_foreign_page, 200], "{clients} {host}");
         }
     });
 }
 
 /// Every response contains the workload name, except those to pages of other sites.
 #[test]
-fn the_admin_page_is_for_no_page_of_another_site() {
+fn the_admin_page_rejects_requests_of_other_sites() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
         let workload = WorkloadName::new("shop", "cart-1").unwrap();
@@ -132,8 +132,8 @@ fn the_admin_page_is_for_no_page_of_another_site() {
         let config = Config::for_sidecar(workload, domain, scratch.path().join("state"));
         let proxy = Proxy::start(config).await.unwrap();
         let admin = proxy.admin_address().unwrap();
-        let (done, stop) = tokio::sync::oneshot::channel();
-        let asked = async {
+        let (stop_sender, stop) = tokio::sync::oneshot::channel();
+        let requests = async {
             for path in [
                 "/config",
                 "/connections",
@@ -160,26 +160,26 @@ fn the_admin_page_is_for_no_page_of_another_site() {
                     ("127.0.0.1", "origin: http://evil.example\r\n", Some(403)),
                     ("127.0.0.1", "origin: null\r\n", Some(403)),
                 ] {
-                    let (status, answer) = ask_under(admin, host, path, fields).await;
+                    let (status, response) = ask_under(admin, host, path, fields).await;
                     match expected {
                         Some(expected) => assert_eq!(status, expected, "{path} {host} {fields}"),
                         None => assert!(status != 421 && status != 403, "{path} {host} {fields}"),
                     }
                     // A page of another site cannot read the name either.
-                    let is_named = answer.contains("leno-workload: shop/cart-1\r\n");
-                    assert_eq!(is_named, expected.is_none(), "{answer}");
+                    let is_named = response.contains("leno-workload: shop/cart-1\r\n");
+                    assert_eq!(is_named, expected.is_none(), "{response}");
                 }
             }
-            done.send(()).unwrap();
+            stop_sender.send(()).unwrap();
         };
-        let (ran, ()) = tokio::join!(proxy.run(async { drop(stop.await) }), asked);
-        ran.unwrap();
+        let (result, ()) = tokio::join!(proxy.run(async { drop(stop.await) }), requests);
+        result.unwrap();
     });
 }
 
 /// The application answers after the client has half-closed (RFC 9112 §9.6).
 #[test]
-fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
+fn a_client_that_half_closes_gets_its_response_from_each_page() {
     run(async {
         let application = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = application.local_addr().unwrap().port();
@@ -196,8 +196,8 @@ fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
             (proxy.health_address().unwrap(), "/probe/app/readiness", "ok\n"),
             (proxy.admin_address().unwrap(), "/metrics", "of_application 7"),
         ];
-        let (done, stop) = tokio::sync::oneshot::channel();
-        let asked = async {
+        let (stop_sender, stop) = tokio::sync::oneshot::channel();
+        let requests = async {
             for (page, path, expected) in pages {
                 let mut client = TcpStream::connect(page).await.unwrap();
                 let request = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n");
@@ -211,34 +211,34 @@ fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
                 let response = "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\
                                 content-length: 17\r\n\r\nof_application 7\n";
                 called.write_all(response.as_bytes()).await.unwrap();
-                let mut answer = String::new();
-                client.read_to_string(&mut answer).await.unwrap();
-                assert!(answer.contains(expected), "{path}: {answer}");
+                let mut reply = String::new();
+                client.read_to_string(&mut reply).await.unwrap();
+                assert!(reply.contains(expected), "{path}: {reply}");
             }
-            done.send(()).unwrap();
+            stop_sender.send(()).unwrap();
         };
-        let (ran, ()) = tokio::join!(proxy.run(async { drop(stop.await) }), asked);
-        ran.unwrap();
+        let (result, ()) = tokio::join!(proxy.run(async { drop(stop.await) }), requests);
+        result.unwrap();
     });
 }
 
 /// The host name may be that of another site (DNS rebinding).
 #[test]
-fn a_health_page_shows_no_state_under_a_foreign_name() {
+fn a_health_page_omits_the_reason_for_a_foreign_host_name() {
     run(async {
-        let well = Application::with_response(OK).await;
+        let healthy = Application::with_response(OK).await;
         let scratch = tempfile::tempdir().unwrap();
         let workload = WorkloadName::new("shop", "cart-1").unwrap();
         let domain = TrustDomain::new(DOMAIN).unwrap();
         let mut config = Config::for_sidecar(workload, domain, scratch.path().join("state"));
         config.health = Some(([127, 0, 0, 1], 0).into());
-        let port = well.address.port();
+        let port = healthy.address.port();
         let probes = format!(r#"{{"app": {{"readiness": {{"httpGet": {{"port": {port}}}}}}}}}"#);
         config.probes = Probes::from_json(&probes).unwrap();
         let proxy = Proxy::start(config).await.unwrap();
         let health = proxy.health_address().unwrap();
-        let (done, stop) = tokio::sync::oneshot::channel();
-        let asked = async {
+        let (stop_sender, stop) = tokio::sync::oneshot::channel();
+        let requests = async {
             for (host, path, fields, status, text) in [
                 ("evil.example", "/readyz", "", 503, "503 Service Unavailable\n"),
                 ("10.0.0.1:15020", "/readyz", "", 503, "waiting for a certificate\n"),
@@ -256,14 +256,14 @@ fn a_health_page_shows_no_state_under_a_foreign_name() {
                 ("web", "/readyz", "host: web\r\n", 400, "send one\n"),
                 ("10.0.0.1", "http://evil.example/readyz", "", 503, "503 Service Unavailable\n"),
             ] {
-                let (found, answer) = ask_under(health, host, path, fields).await;
-                assert_eq!(found, status, "{host} {path}: {answer}");
-                assert!(answer.ends_with(text), "{host} {path}: {answer}");
+                let (actual_status, response) = ask_under(health, host, path, fields).await;
+                assert_eq!(actual_status, status, "{host} {path}: {response}");
+                assert!(response.ends_with(text), "{host} {path}: {response}");
             }
-            done.send(()).unwrap();
+            stop_sender.send(()).unwrap();
         };
-        let (ran, ()) = tokio::join!(proxy.run(async { drop(stop.await) }), asked);
-        ran.unwrap();
+        let (result, ()) = tokio::join!(proxy.run(async { drop(stop.await) }), requests);
+        result.unwrap();
     });
 }
 
@@ -278,51 +278,51 @@ async fn scrape_paths(port: u16, paths: &[&str]) -> Vec<(u16, String)> {
     config.application_metrics = Some(format!("{port}/own").parse().unwrap());
     let proxy = Proxy::start(config).await.unwrap();
     let health = proxy.health_address().unwrap();
-    let (done, stop) = tokio::sync::oneshot::channel();
-    let asked = async {
-        let mut answers = Vec::new();
+    let (stop_sender, stop) = tokio::sync::oneshot::channel();
+    let requests = async {
+        let mut responses = Vec::new();
         for path in paths {
-            answers.push(send_request(health, "GET", path).await);
+            responses.push(send_request(health, "GET", path).await);
         }
-        done.send(()).unwrap();
-        answers
+        stop_sender.send(()).unwrap();
+        responses
     };
     let stopped = async { drop(stop.await) };
-    let (ran, answers) = tokio::join!(proxy.run(stopped), asked);
-    ran.unwrap();
-    answers
+    let (result, responses) = tokio::join!(proxy.run(stopped), requests);
+    result.unwrap();
+    responses
 }
 
 #[test]
-fn the_metrics_of_the_application_stand_behind_ours_or_are_left_out_whole() {
+fn application_metrics_are_appended_completely_or_omitted() {
     run(async {
         let page =
             |body: &str| format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-        let (good, bad) =
+        let (valid_page, invalid_page) =
             (page("orders_total 7\nleno_links 9\n"), page("orders_total 7\n<html>\n"));
-        let well = Application::respond_with(move |request| {
+        let healthy = Application::respond_with(move |request| {
             assert!(request.head.starts_with("GET /own "), "{}", request.head);
-            good.clone()
+            valid_page.clone()
         });
-        let answers = scrape_paths(
-            well.await.address.port(),
+        let responses = scrape_paths(
+            healthy.await.address.port(),
             &["/metrics", "/metrics?names=osm", "/metrics", "/metrics?names=envoy"],
         )
         .await;
-        let statuses: Vec<u16> = answers.iter().map(|(status, _)| *status).collect();
+        let statuses: Vec<u16> = responses.iter().map(|(status, _)| *status).collect();
         assert_eq!(statuses, [200, 200, 200, 400]);
-        for (_, text) in &answers[..3] {
+        for (_, text) in &responses[..3] {
             assert!(text.contains("\norders_total 7\n") && text.contains("leno_build_info"));
             assert!(!text.contains("leno_links 9"), "{text}");
         }
-        assert!(answers[1].1.contains("\nenvoy_server_live 1\n"), "{}", answers[1].1);
-        assert!(answers[2].1.contains("leno_application_scrapes_total{result=\"ok\"} 2"));
-        assert!(answers[3].1.contains("names=osm or names=fsm"), "{}", answers[3].1);
+        assert!(responses[1].1.contains("\nenvoy_server_live 1\n"), "{}", responses[1].1);
+        assert!(responses[2].1.contains("leno_application_scrapes_total{result=\"ok\"} 2"));
+        assert!(responses[3].1.contains("names=osm or names=fsm"), "{}", responses[3].1);
 
-        let sick = Application::respond_with(move |_| bad.clone()).await;
-        for port in [sick.address.port(), closed_port().port()] {
-            let answers = scrape_paths(port, &["/metrics", "/metrics"]).await;
-            let (status, text) = &answers[1];
+        let failing = Application::respond_with(move |_| invalid_page.clone()).await;
+        for port in [failing.address.port(), closed_port().port()] {
+            let responses = scrape_paths(port, &["/metrics", "/metrics"]).await;
+            let (status, text) = &responses[1];
             assert!(*status == 200 && text.contains("leno_build_info") && !text.contains("orders"));
             assert!(text.contains("leno_application_scrapes_total{result=\"failed\"} 1"), "{text}");
         }

@@ -22,29 +22,29 @@ use crate::record::Hedge;
 fn hedging_rule(methods: &[&str]) -> PortHedging {
     let policy = ServicePolicyName::new(ServicePolicyKind::Hedging, "bookinfo", "x").unwrap();
     let methods = methods.iter().map(|method| (*method).to_owned()).collect();
-    PortHedging { policy, rule: HedgeRule { after: SOON, methods } }
+    PortHedging { policy, rule: HedgeRule { after: HEDGE_DELAY, methods } }
 }
 
-const SOON: Duration = Duration::from_millis(1);
+const HEDGE_DELAY: Duration = Duration::from_millis(1);
 /// Long enough for a first attempt to arrive, and to be answered if the application answers.
-const LATE: Duration = Duration::from_secs(3);
+const LONG_HEDGE_DELAY: Duration = Duration::from_secs(3);
 
 /// An application that answers with its name once it is released.
-struct Held {
+struct ReleasableApplication {
     app: Application,
     release: watch::Sender<bool>,
 }
 
-async fn start_held(name: &'static str, released: bool) -> Held {
-    let (release, held) = watch::channel(released);
+async fn start_releasable(name: &'static str, released: bool) -> ReleasableApplication {
+    let (release, release_receiver) = watch::channel(released);
     let app = Application::start(move |mut client| {
-        let mut held = held.clone();
+        let mut release_receiver = release_receiver.clone();
         async move {
             while let Some(mut request) = client.read_head().await {
                 if client.read_body(&mut request).await.is_none() {
                     return;
                 }
-                if held.wait_for(|released| *released).await.is_err() {
+                if release_receiver.wait_for(|released| *released).await.is_err() {
                     return;
                 }
                 let body = String::from_utf8_lossy(&request.body);
@@ -58,34 +58,36 @@ async fn start_held(name: &'static str, released: bool) -> Held {
             }
         }
     });
-    Held { app: app.await, release }
+    ReleasableApplication { app: app.await, release }
 }
 
-/// The servers `one` and `two`; only those in `answering` respond.
-async fn start_two(answering: &[&str]) -> (Mesh, Endpoint, Held, Held, Sidecar) {
-    let one = start_held("one", answering.contains(&"one")).await;
-    let other = start_held("two", answering.contains(&"two")).await;
-    let mesh = Mesh::permissive(one.app.address).await;
-    let (server, endpoint) = mesh.start_server("ratings-2", other.app.address).await;
-    (mesh, endpoint, one, other, server)
+/// The servers `app1` and `app2`; only those in `answering` respond.
+async fn start_two_applications(
+    answering: &[&str],
+) -> (Mesh, Endpoint, ReleasableApplication, ReleasableApplication, Sidecar) {
+    let app1 = start_releasable("one", answering.contains(&"one")).await;
+    let app2 = start_releasable("two", answering.contains(&"two")).await;
+    let mesh = Mesh::permissive(app1.app.address).await;
+    let (server, endpoint) = mesh.start_server("ratings-2", app2.app.address).await;
+    (mesh, endpoint, app1, app2, server)
 }
 
 fn apply_policy(mesh: &Mesh, traffic_policy: TrafficPolicy, endpoints: &[Endpoint]) {
-    let mut view = service_config(Protocol::Http, endpoints);
-    view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy;
-    mesh.client_knows(vec![view]);
+    let mut service = service_config(Protocol::Http, endpoints);
+    service.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy;
+    mesh.set_client_services(vec![service]);
 }
 
 fn hedging_policy(methods: &[&str]) -> TrafficPolicy {
     TrafficPolicy {
         hedging: Some(hedging_rule(methods)),
-        balancing: Some(latency_blind()),
+        balancing: Some(balancing_without_latency()),
         ..TrafficPolicy::default()
     }
 }
 
 /// Balancing that ignores latency: a slow endpoint is selected again.
-fn latency_blind() -> PortLoadBalancing {
+fn balancing_without_latency() -> PortLoadBalancing {
     let kind = ServicePolicyKind::LoadBalancing;
     let policy = ServicePolicyName::new(kind, "bookinfo", "heedless").unwrap();
     let algorithm = BalanceAlgorithm::LeastRequest { choices: 2 };
@@ -97,15 +99,15 @@ fn client_count(mesh: &Mesh, count: Count) -> u64 {
 }
 
 #[test]
-fn who_answers_first_is_heard_and_the_other_is_cancelled_at_once() {
+fn the_first_response_wins_and_the_other_attempt_is_canceled() {
     run(async {
-        let (mesh, second, one, _two, server) = start_two(&["two"]).await;
+        let (mesh, second, app1, _two, server) = start_two_applications(&["two"]).await;
         let mut traffic_policy = hedging_policy(&[]);
         // An attempt that has not reached its endpoint needs no cancellation.
-        traffic_policy.hedging.as_mut().unwrap().rule.after = LATE;
+        traffic_policy.hedging.as_mut().unwrap().rule.after = LONG_HEDGE_DELAY;
         apply_policy(&mesh, traffic_policy, &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
-        while one.app.accepted.get() == 0 {
+        while app1.app.accepted.get() == 0 {
             assert_eq!(client.send_request(GET).await.body_text(), "two ");
         }
         assert_eq!(client_count(&mesh, Count::HedgesWon), 1);
@@ -123,16 +125,16 @@ fn who_answers_first_is_heard_and_the_other_is_cancelled_at_once() {
 }
 
 #[test]
-fn the_access_log_tells_of_second_attempts() {
+fn the_access_log_records_second_attempts() {
     run(async {
-        let (mut mesh, second, _one, _two, _server) = start_two(&["two"]).await;
+        let (mut mesh, second, _one, _two, _server) = start_two_applications(&["two"]).await;
         let there = second.address;
         apply_policy(&mesh, hedging_policy(&[]), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         while client_count(&mesh, Count::HedgesWon) == 0 {
             client.send_request(GET).await;
         }
-        let (mut log, _) = mesh.client.take_intakes();
+        let (mut log, _) = mesh.client.take_receivers();
         loop {
             let line = log.recv().await.unwrap();
             if line.hedge == Some(Hedge::Won) {
@@ -148,38 +150,38 @@ async fn hedge_and_retry(
     unwanted: &'static str,
     retry: Option<RetryRule>,
     after: Duration,
-) -> (Mesh, Held, Sidecar) {
-    let one = start_held("one", false).await;
+) -> (Mesh, ReleasableApplication, Sidecar) {
+    let app1 = start_releasable("one", false).await;
     let busy = Application::respond_with(move |_| unwanted.to_owned()).await;
-    let mesh = Mesh::permissive(one.app.address).await;
+    let mesh = Mesh::permissive(app1.app.address).await;
     let (server, second) = mesh.start_server("ratings-2", busy.address).await;
     let actions = RuleActions { retry, ..RuleActions::default() };
     let rule = RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) };
-    let mut views = routed_services(&mesh, vec![rule]);
-    let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+    let mut services = routed_services(&mesh, vec![rule]);
+    let backend = services.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
     backend.endpoints = [mesh.server_endpoint(), second].map(Arc::new).into();
     backend.traffic_policy = hedging_policy(&[]);
     backend.traffic_policy.hedging.as_mut().unwrap().rule.after = after;
-    mesh.client_knows(views);
-    (mesh, one, server)
+    mesh.set_client_services(services);
+    (mesh, app1, server)
 }
 
 /// Repeated, since the balancer selects the endpoint of the first attempt.
 #[test]
-fn an_answer_that_a_rule_retries_does_not_win() {
+fn a_response_with_a_retried_status_does_not_win() {
     run(async {
         for _ in 0..8 {
             let retry = RetryRule { codes: vec![404], attempts: 2, backoff: Duration::ZERO };
-            let (mesh, one, server) = hedge_and_retry(
+            let (mesh, app1, server) = hedge_and_retry(
                 "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
                 Some(retry),
-                SOON,
+                HEDGE_DELAY,
             )
             .await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
             wait_until(|| server.ended_count() > 0).await;
-            one.release.send(true).unwrap();
+            app1.release.send(true).unwrap();
             assert_eq!(client.read_response().await.body_text(), "one ");
             assert!(mesh.server.failure_counts().is_empty());
         }
@@ -189,37 +191,41 @@ fn an_answer_that_a_rule_retries_does_not_win() {
 #[test]
 fn an_error_of_the_second_attempt_does_not_win() {
     run(async {
-        let (mesh, one, server) =
-            hedge_and_retry("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n", None, LATE).await;
+        let (mesh, app1, server) = hedge_and_retry(
+            "HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n",
+            None,
+            LONG_HEDGE_DELAY,
+        )
+        .await;
         let mut client = Client::connect(mesh.listener).await;
-        for answered in 1.. {
+        for count in 1.. {
             client.send_bytes(GET).await;
-            wait_until(|| server.ended_count() == answered).await;
+            wait_until(|| server.ended_count() == count).await;
             if client_count(&mesh, Count::Hedges) == 1 {
                 break;
             }
             assert_eq!(client.read_response().await.status, 503, "that was the first attempt");
         }
-        one.release.send(true).unwrap();
+        app1.release.send(true).unwrap();
         assert_eq!(client.read_response().await.body_text(), "one ");
     });
 }
 
 #[test]
-fn a_first_attempt_that_answers_after_all_is_heard() {
+fn a_late_response_of_the_first_attempt_is_used() {
     run(async {
-        let (mesh, second, one, two, _server) = start_two(&[]).await;
+        let (mesh, second, app1, app2, _server) = start_two_applications(&[]).await;
         let mut traffic_policy = hedging_policy(&[]);
         // Long enough to see which endpoint gets the first attempt.
         traffic_policy.hedging.as_mut().unwrap().rule.after = Duration::from_secs(1);
         apply_policy(&mesh, traffic_policy, &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
-        let both = [("one", &one), ("two", &two)];
-        wait_until(|| both.iter().any(|(_, held)| held.app.accepted.get() > 0)).await;
-        let first = both.iter().find(|(_, held)| held.app.accepted.get() > 0).unwrap();
+        let apps = [("one", &app1), ("two", &app2)];
+        wait_until(|| apps.iter().any(|(_, server)| server.app.accepted.get() > 0)).await;
+        let first = apps.iter().find(|(_, server)| server.app.accepted.get() > 0).unwrap();
         assert_eq!(client_count(&mesh, Count::Hedges), 0);
-        wait_until(|| both.iter().all(|(_, held)| held.app.accepted.get() > 0)).await;
+        wait_until(|| apps.iter().all(|(_, server)| server.app.accepted.get() > 0)).await;
         first.1.release.send(true).unwrap();
         assert_eq!(client.read_response().await.body_text(), format!("{} ", first.0));
         assert_eq!(
@@ -232,21 +238,21 @@ fn a_first_attempt_that_answers_after_all_is_heard() {
 }
 
 #[test]
-fn bodies_go_whole_to_both() {
+fn both_attempts_receive_the_complete_body() {
     run(async {
-        let (mesh, second, one, two, _server) = start_two(&["two"]).await;
+        let (mesh, second, app1, app2, _server) = start_two_applications(&["two"]).await;
         apply_policy(&mesh, hedging_policy(&["POST"]), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
         const CHUNKED: &str = "POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
                                5\r\nhello\r\n0\r\n\r\n";
         for request in [POST, CHUNKED] {
-            let before = client_count(&mesh, Count::HedgesWon);
-            while client_count(&mesh, Count::HedgesWon) == before {
+            let count_before = client_count(&mesh, Count::HedgesWon);
+            while client_count(&mesh, Count::HedgesWon) == count_before {
                 assert_eq!(client.send_request(request).await.body_text(), "two hello");
             }
         }
-        drop((one, two));
+        drop((app1, app2));
     });
 }
 
@@ -255,57 +261,57 @@ fn bodies_go_whole_to_both() {
 #[test]
 fn second_attempts_have_no_trailers_that_a_route_removes() {
     run(async {
-        let (mesh, second, one, two, _server) = start_two(&["two"]).await;
+        let (mesh, second, app1, app2, _server) = start_two_applications(&["two"]).await;
         let mut actions = RuleActions::default();
         actions.request_headers.remove = vec!["x-user".to_owned()];
         let rule = RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) };
-        let mut views = routed_services(&mesh, vec![rule]);
-        let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+        let mut services = routed_services(&mesh, vec![rule]);
+        let backend = services.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
         backend.endpoints = [mesh.server_endpoint(), second].map(Arc::new).into();
         backend.traffic_policy = hedging_policy(&["POST"]);
-        mesh.client_knows(views);
+        mesh.set_client_services(services);
         let mut client = Client::connect(mesh.listener).await;
         const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
                             5\r\nhello\r\n0\r\nX_User: root\r\nx-sum: 8\r\n\r\n";
         while client_count(&mesh, Count::HedgesWon) == 0 {
             assert_eq!(client.send_request(POST).await.body_text(), "two hellox-sum: 8");
         }
-        drop((one, two));
+        drop((app1, app2));
     });
 }
 
 #[test]
-fn what_may_not_be_done_twice_is_sent_once() {
+fn non_idempotent_requests_are_not_hedged() {
     run(async {
-        let (mesh, second, one, two, _server) = start_two(&[]).await;
-        let both = [mesh.server_endpoint(), second];
-        apply_policy(&mesh, hedging_policy(&[]), &both);
-        let asked = || one.app.accepted.get() + two.app.accepted.get();
+        let (mesh, second, app1, app2, _server) = start_two_applications(&[]).await;
+        let endpoints = [mesh.server_endpoint(), second];
+        apply_policy(&mesh, hedging_policy(&[]), &endpoints);
+        let request_count = || app1.app.accepted.get() + app2.app.accepted.get();
         const EXPECTS: &str = "PUT /x HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
                                content-length: 1\r\n\r\na";
         for request in ["POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n", EXPECTS] {
-            let before = asked();
+            let count_before = request_count();
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(request).await;
-            wait_until(|| asked() > before).await;
-            wait_until_stable(asked).await;
-            assert_eq!(asked(), before + 1, "{request}");
+            wait_until(|| request_count() > count_before).await;
+            wait_until_stable(request_count).await;
+            assert_eq!(request_count(), count_before + 1, "{request}");
         }
         // There is no other endpoint.
-        apply_policy(&mesh, hedging_policy(&[]), &both[..1]);
-        let before = asked();
+        apply_policy(&mesh, hedging_policy(&[]), &endpoints[..1]);
+        let count_before = request_count();
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
-        wait_until(|| asked() > before).await;
-        wait_until_stable(asked).await;
-        assert_eq!((asked(), client_count(&mesh, Count::Hedges)), (before + 1, 0));
+        wait_until(|| request_count() > count_before).await;
+        wait_until_stable(request_count).await;
+        assert_eq!((request_count(), client_count(&mesh, Count::Hedges)), (count_before + 1, 0));
     });
 }
 
 #[test]
-fn a_client_that_keeps_to_its_endpoint_waits_for_it() {
+fn requests_with_session_affinity_are_not_hedged() {
     run(async {
-        let (mesh, second, one, two, _server) = start_two(&["one", "two"]).await;
+        let (mesh, second, app1, app2, _server) = start_two_applications(&["one", "two"]).await;
         let persistence = SessionPersistence {
             name: Some("x-cart".into()),
             kind: PersistenceType::Header,
@@ -315,32 +321,35 @@ fn a_client_that_keeps_to_its_endpoint_waits_for_it() {
         };
         let mut rule = path_rule("/", &[("ratings-v2", 1)]);
         rule.actions.persistence = Some(persistence);
-        let mut views = routed_services(&mesh, vec![rule]);
-        let port = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+        let mut services = routed_services(&mesh, vec![rule]);
+        let port = services.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
         port.endpoints.push(Arc::new(second));
         port.traffic_policy = hedging_policy(&[]);
-        mesh.client_knows(views);
+        mesh.set_client_services(services);
         let mut client = Client::connect(mesh.listener).await;
-        let answer = client.send_request(GET).await;
-        let value = answer.field_value("x-cart").unwrap();
-        let (mine, _) = answer.body_text().split_once(' ').unwrap();
-        let (mine, other) = if mine == "one" { (&one, &two) } else { (&two, &one) };
-        mine.release.send(false).unwrap();
-        let before = (client_count(&mesh, Count::Hedges), other.app.accepted.get());
+        let response = client.send_request(GET).await;
+        let value = response.field_value("x-cart").unwrap();
+        let (winner, _) = response.body_text().split_once(' ').unwrap();
+        let (winner, other_app) = if winner == "one" { (&app1, &app2) } else { (&app2, &app1) };
+        winner.release.send(false).unwrap();
+        let counts_before = (client_count(&mesh, Count::Hedges), other_app.app.accepted.get());
         client
             .send_bytes(format!("GET /ratings/1 HTTP/1.1\r\nhost: x\r\nx-cart: {value}\r\n\r\n"))
             .await;
-        wait_until_stable(|| other.app.accepted.get()).await;
-        assert_eq!((client_count(&mesh, Count::Hedges), other.app.accepted.get()), before);
-        mine.release.send(true).unwrap();
-        assert_eq!(client.read_response().await.body_text(), answer.body_text());
+        wait_until_stable(|| other_app.app.accepted.get()).await;
+        assert_eq!(
+            (client_count(&mesh, Count::Hedges), other_app.app.accepted.get()),
+            counts_before
+        );
+        winner.release.send(true).unwrap();
+        assert_eq!(client.read_response().await.body_text(), response.body_text());
     });
 }
 
 #[test]
-fn second_attempts_are_paid_for_and_prove_nothing() {
+fn second_attempts_spend_the_retry_budget_and_affect_no_outlier_detection() {
     run(async {
-        let (mesh, second, _one, _two, _server) = start_two(&["two"]).await;
+        let (mesh, second, _one, _two, _server) = start_two_applications(&["two"]).await;
         let policy =
             ServicePolicyName::new(ServicePolicyKind::OutlierDetection, "bookinfo", "x").unwrap();
         let failures = FailureClasses {

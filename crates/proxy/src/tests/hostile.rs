@@ -7,8 +7,8 @@ use leno_wire::link::{GoAwayCode, LinkEvent, ResetCode, StreamKind};
 use tokio::io::AsyncWriteExt;
 
 use super::fixture::{
-    Answer, Application, Client, GET, Mesh, OK, Peer, meshed_endpoint, run, test_credential,
-    wait_until, wait_until_stable,
+    Application, Client, GET, Mesh, OK, Peer, ReceivedMessage, meshed_endpoint, run,
+    test_credential, wait_until, wait_until_stable,
 };
 
 /// Creates a mesh with an application, and a link to it.
@@ -22,7 +22,7 @@ async fn mesh_with_link(
 }
 
 #[test]
-fn a_body_that_is_not_as_long_as_its_head_says_smuggles_nothing() {
+fn a_body_with_another_length_than_declared_smuggles_nothing() {
     run(async {
         let app = Application::with_response(OK).await;
         let (mesh, mut peer) = mesh_with_link(&app).await;
@@ -31,8 +31,8 @@ fn a_body_that_is_not_as_long_as_its_head_says_smuggles_nothing() {
         for data in [&smuggled[..], b"ab", b""] {
             let stream = peer.open_stream(StreamKind::Http, head, false);
             peer.send_data(stream, data, true);
-            let (answer, _, _) = peer.read_response(stream).await;
-            assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+            let (response, _, _) = peer.read_response(stream).await;
+            assert!(response.starts_with("HTTP/1.1 400 "), "{response}");
         }
         // A missing body, or one that the head does not announce.
         let stream = peer.open_stream(StreamKind::Http, head, true);
@@ -52,7 +52,7 @@ fn a_body_that_is_not_as_long_as_its_head_says_smuggles_nothing() {
 }
 
 #[test]
-fn a_body_without_a_length_is_framed_by_us() {
+fn a_body_without_a_length_is_framed_by_the_sidecar() {
     run(async {
         let app = Application::with_response(OK).await;
         let (_mesh, mut peer) = mesh_with_link(&app).await;
@@ -66,7 +66,7 @@ fn a_body_without_a_length_is_framed_by_us() {
 }
 
 #[test]
-fn trailers_that_are_none_smuggle_nothing() {
+fn invalid_trailers_smuggle_nothing() {
     run(async {
         let app = Application::with_response(OK).await;
         let (mesh, mut peer) = mesh_with_link(&app).await;
@@ -82,9 +82,9 @@ fn trailers_that_are_none_smuggle_nothing() {
             let stream = peer.open_stream(StreamKind::Http, GET, false);
             peer.send_data(stream, b"abc", false);
             peer.link.send_trailers(stream, trailers).unwrap();
-            let (answer, _, _) = peer.read_response(stream).await;
-            let shown = String::from_utf8_lossy(trailers);
-            assert!(answer.starts_with("HTTP/1.1 400 "), "{shown}: {answer}");
+            let (response, _, _) = peer.read_response(stream).await;
+            let trailer_text = String::from_utf8_lossy(trailers);
+            assert!(response.starts_with("HTTP/1.1 400 "), "{trailer_text}: {response}");
         }
         assert!(app.received_requests().is_empty(), "{:?}", app.received_requests());
         assert_eq!(mesh.server.failure_counts(), [("bad-request", 7)].into());
@@ -96,7 +96,7 @@ fn trailers_that_are_none_smuggle_nothing() {
 }
 
 #[test]
-fn heads_are_read_as_strictly_as_those_of_clients() {
+fn heads_from_links_are_parsed_as_strictly_as_those_of_clients() {
     run(async {
         let app = Application::with_response(OK).await;
         let (_mesh, mut peer) = mesh_with_link(&app).await;
@@ -108,18 +108,18 @@ fn heads_are_read_as_strictly_as_those_of_clients() {
             ("CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n", "501"),
         ] {
             let stream = peer.open_stream(StreamKind::Http, head, true);
-            let (answer, _, _) = peer.read_response(stream).await;
-            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{head}: {answer}");
+            let (response, _, _) = peer.read_response(stream).await;
+            assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{head}: {response}");
         }
         assert_eq!(app.accepted.get(), 0);
     });
 }
 
 #[test]
-fn garbage_breaks_the_link_and_nothing_else() {
+fn garbage_breaks_only_its_link() {
     run(async {
         let app = Application::with_response(OK).await;
-        let (mesh, mut other) = mesh_with_link(&app).await;
+        let (mesh, mut other_peer) = mesh_with_link(&app).await;
         let identity = test_credential(&mesh.authority, "productpage");
         for garbage in [
             &[0xff; 64][..],
@@ -138,8 +138,8 @@ fn garbage_breaks_the_link_and_nothing_else() {
             assert!(broken);
             while peer.next().await.is_some() {}
         }
-        let stream = other.open_stream(StreamKind::Http, GET, true);
-        assert_eq!(other.read_response(stream).await.1, b"ok");
+        let stream = other_peer.open_stream(StreamKind::Http, GET, true);
+        assert_eq!(other_peer.read_response(stream).await.1, b"ok");
         wait_until(|| mesh.server.telemetry.gauge(leno_telemetry::Gauge::LinksDownstream) == 1)
             .await;
     });
@@ -147,7 +147,7 @@ fn garbage_breaks_the_link_and_nothing_else() {
 
 /// A stalled reader holds at most its windows, and the sidecar serves others.
 #[test]
-fn a_peer_that_opens_streams_and_never_reads_is_held_back() {
+fn a_peer_that_never_reads_cannot_open_more_streams() {
     run(async {
         const STREAMS: usize = 100;
         const BYTES: usize = 16 * 1024 * 1024;
@@ -179,8 +179,8 @@ fn a_peer_that_opens_streams_and_never_reads_is_held_back() {
             peer.open_stream(StreamKind::Http, "GET /large HTTP/1.1\r\nhost: x\r\n\r\n", true);
         }
         peer.flush().await;
-        let held = wait_until_stable(|| written.get()).await;
-        assert!(held < STREAMS * BYTES / 2, "{held} bytes were taken");
+        let written_bytes = wait_until_stable(|| written.get()).await;
+        assert!(written_bytes < STREAMS * BYTES / 2, "{written_bytes} bytes were taken");
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.body_text(), "ok");
         drop(peer);
@@ -198,12 +198,12 @@ fn heads_wait_for_a_peer_that_does_not_read() {
             format!("HTTP/1.1 200 OK\r\nx: {}\r\ncontent-length: 0\r\n\r\n", "y".repeat(60_000));
         let app = Application::respond_with(move |_| head.clone()).await;
         let (mesh, mut peer) = mesh_with_link(&app).await;
-        for asked in 1..=STREAMS {
+        for count in 1..=STREAMS {
             peer.open_stream(StreamKind::Http, GET, true);
             // At most as many at once as fit into an application's backlog.
-            if asked % 100 == 0 {
+            if count % 100 == 0 {
                 peer.flush().await;
-                wait_until(|| app.seen.borrow().len() == asked).await;
+                wait_until(|| app.requests.borrow().len() == count).await;
             }
         }
         let ended = wait_until_stable(|| mesh.server.ended_count() as usize).await;
@@ -221,7 +221,7 @@ fn heads_wait_for_a_peer_that_does_not_read() {
 }
 
 #[test]
-fn streams_opened_and_reset_end_their_requests() {
+fn a_reset_stream_ends_its_request() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.read_rest().await;
@@ -239,24 +239,24 @@ fn streams_opened_and_reset_end_their_requests() {
     });
 }
 
-/// Serves the client's sidecar with `play`, frame by frame.
+/// Serves the client's sidecar with `serve_peer`, frame by frame.
 async fn mesh_with_peer(
-    play: impl AsyncFn(&mut Peer<tokio_rustls::server::TlsStream<tokio::net::TcpStream>>, usize)
+    serve_peer: impl AsyncFn(&mut Peer<tokio_rustls::server::TlsStream<tokio::net::TcpStream>>, usize)
     + 'static,
 ) -> (Mesh, Application) {
     let app = Application::with_response(OK).await;
     let mesh = Mesh::permissive(app.address).await;
     let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-    let play = Rc::new(play);
+    let serve_peer = Rc::new(serve_peer);
     let hostile = Application::start(move |client| {
-        let (identity, play) = (identity.clone(), play.clone());
+        let (identity, serve_peer) = (identity.clone(), serve_peer.clone());
         async move {
             let mut peer = Peer::accept_link(client.stream, &identity).await;
             let mut count = 0;
             while let Some(event) = peer.next().await {
                 if let LinkEvent::Opened { .. } = event {
                     count += 1;
-                    play(&mut peer, count).await;
+                    serve_peer(&mut peer, count).await;
                 }
             }
         }
@@ -279,7 +279,7 @@ fn stream_id(number: usize) -> leno_wire::link::StreamId {
 }
 
 #[test]
-fn an_answer_over_a_link_that_is_not_as_long_as_it_says_breaks_its_client() {
+fn a_link_response_with_another_length_than_declared_is_truncated_for_the_client() {
     run(async {
         for data in [&b"abHTTP/1.1 200 EVIL\r\ncontent-length: 0\r\n\r\n"[..], b"a"] {
             let (mesh, _app) = mesh_with_peer(async move |peer, number| {
@@ -293,10 +293,10 @@ fn an_answer_over_a_link_that_is_not_as_long_as_it_says_breaks_its_client() {
             .await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes([GET, GET].concat()).await;
-            let (got, end) = client.read_rest().await;
-            let got = String::from_utf8_lossy(&got);
+            let (received, end) = client.read_rest().await;
+            let received = String::from_utf8_lossy(&received);
             assert_eq!(end, super::fixture::End::Reset);
-            assert!(!got.contains("EVIL"), "{got}");
+            assert!(!received.contains("EVIL"), "{received}");
             assert_eq!(mesh.client.failure_counts(), [("upstream-malformed", 1)].into());
         }
     });
@@ -304,7 +304,7 @@ fn an_answer_over_a_link_that_is_not_as_long_as_it_says_breaks_its_client() {
 
 /// A frame and its status must agree on whether another head follows: the client reads the status.
 #[test]
-fn an_answer_over_a_link_that_is_interim_and_final_at_once_is_none() {
+fn a_link_response_that_is_interim_and_final_is_invalid() {
     run(async {
         for (head, interim) in [
             ("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true),
@@ -314,21 +314,22 @@ fn an_answer_over_a_link_that_is_interim_and_final_at_once_is_none() {
             ("nonsense", false),
         ] {
             let (mesh, _app) = mesh_with_peer(async move |peer, number| {
-                let write = |out: &mut BytesMut| out.extend_from_slice(head.as_bytes());
+                let write = |buffer: &mut BytesMut| buffer.extend_from_slice(head.as_bytes());
                 peer.link.send_head(stream_id(number), interim, !interim, write).unwrap();
                 if interim {
                     peer.send_head(stream_id(number), "HTTP/1.1 200 EVIL\r\n\r\n", true);
                 }
             })
             .await;
-            let answer: Answer = Client::connect(mesh.listener).await.send_request(GET).await;
-            assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{head}");
+            let response: ReceivedMessage =
+                Client::connect(mesh.listener).await.send_request(GET).await;
+            assert_eq!(response.verdict(), (502, Some("upstream-malformed")), "{head}");
         }
     });
 }
 
 #[test]
-fn an_answer_over_a_link_with_a_body_where_none_is_leaves_the_client_in_step() {
+fn an_unexpected_body_over_a_link_does_not_desynchronize_the_client() {
     run(async {
         let (mesh, _app) = mesh_with_peer(async |peer, number| {
             peer.send_head(

@@ -1,9 +1,9 @@
 //! HTTP/1.1 through two sidecars: framing, interim responses, early responses, clients that leave.
 
-use super::fixture::{Answer, Application, Client, End, GET, Mesh, OK, run, wait_until};
+use super::fixture::{Application, Client, End, GET, Mesh, OK, ReceivedMessage, run, wait_until};
 
 #[test]
-fn carries_requests_one_after_another_and_keeps_connections() {
+fn sequential_requests_reuse_connections() {
     run(async {
         let app =
             Application::respond_with(|request| ok_response(request.head.lines().next().unwrap()))
@@ -12,10 +12,10 @@ fn carries_requests_one_after_another_and_keeps_connections() {
         let mut client = Client::connect(mesh.listener).await;
         for index in 0..5 {
             let request = format!("GET /ratings/{index}?q HTTP/1.1\r\nhost: x\r\n\r\n");
-            let answer = client.send_request(&request).await;
-            assert_eq!(answer.status, 200);
-            assert_eq!(answer.body_text(), format!("GET /ratings/{index}?q HTTP/1.1"));
-            assert_eq!(answer.field_value("connection"), None);
+            let response = client.send_request(&request).await;
+            assert_eq!(response.status, 200);
+            assert_eq!(response.body_text(), format!("GET /ratings/{index}?q HTTP/1.1"));
+            assert_eq!(response.field_value("connection"), None);
         }
         assert_eq!(app.accepted.get(), 1, "the application's connection is kept too");
         let close = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
@@ -25,7 +25,7 @@ fn carries_requests_one_after_another_and_keeps_connections() {
 }
 
 #[test]
-fn answers_pipelined_requests_in_their_order() {
+fn pipelined_requests_get_responses_in_order() {
     run(async {
         let app = Application::respond_with(|request| {
             ok_response(request.head.split(' ').nth(1).unwrap())
@@ -52,13 +52,13 @@ fn answers_pipelined_requests_in_their_order() {
 
 /// With data and trailers in one packet, or separately.
 #[test]
-fn passes_chunks_and_trailers_on_in_both_directions() {
+fn chunks_and_trailers_are_forwarded_in_both_directions() {
     run(async {
         for cuts in [&[][..], &[3], &[3, 8, 11, 16], &[22]] {
             let app = Application::start(|mut client| async move {
                 let mut request = client.read_head().await.unwrap();
                 client.read_body(&mut request).await.unwrap();
-                let Answer { body, trailers, .. } = request;
+                let ReceivedMessage { body, trailers, .. } = request;
                 let size = body.len();
                 let text = String::from_utf8(body).unwrap();
                 let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -81,14 +81,18 @@ fn passes_chunks_and_trailers_on_in_both_directions() {
                 tokio::task::yield_now().await;
             }
             client.send_bytes(body).await;
-            let answer = client.read_response().await;
-            assert_eq!((answer.body_text(), &*answer.trailers), ("abcdef", "x-sum: 6"), "{cuts:?}");
+            let response = client.read_response().await;
+            assert_eq!(
+                (response.body_text(), &*response.trailers),
+                ("abcdef", "x-sum: 6"),
+                "{cuts:?}"
+            );
         }
     });
 }
 
 #[test]
-fn keeps_what_a_head_says_where_no_body_follows() {
+fn headers_of_responses_without_a_body_are_forwarded() {
     run(async {
         let app = Application::respond_with(|request| {
             let response = match request.head.split(' ').nth(1).unwrap() {
@@ -112,9 +116,9 @@ fn keeps_what_a_head_says_where_no_body_follows() {
             ("HEAD", "/204", 204, None),
         ] {
             client.send_bytes(format!("{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
-            let answer = client.read_head().await.unwrap();
-            assert_eq!(answer.status, status, "{path}");
-            assert_eq!(answer.field_value("content-length"), length, "{path}");
+            let reply = client.read_head().await.unwrap();
+            assert_eq!(reply.status, status, "{path}");
+            assert_eq!(reply.field_value("content-length"), length, "{path}");
         }
         assert_eq!(
             client.send_request(GET).await.status,
@@ -125,7 +129,7 @@ fn keeps_what_a_head_says_where_no_body_follows() {
 }
 
 #[test]
-fn passes_interim_answers_on() {
+fn interim_responses_are_forwarded() {
     run(async {
         let app = Application::respond_with(|_| {
             "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n"
@@ -140,13 +144,17 @@ fn passes_interim_answers_on() {
             assert_eq!(client.read_response().await.status, 102);
             assert_eq!(client.read_response().await.body_text(), "ok");
         }
-        let old = "GET / HTTP/1.0\r\nhost: x\r\n\r\n";
-        assert_eq!(client.send_request(old).await.status, 200, "RFC 9110 §15.2: not to HTTP/1.0");
+        let request = "GET / HTTP/1.0\r\nhost: x\r\n\r\n";
+        assert_eq!(
+            client.send_request(request).await.status,
+            200,
+            "RFC 9110 §15.2: not to HTTP/1.0"
+        );
     });
 }
 
 #[test]
-fn waits_with_the_body_for_the_applications_word() {
+fn the_body_waits_for_100_continue_of_the_application() {
     run(async {
         let app = Application::start(|mut client| async move {
             while let Some(mut request) = client.read_head().await {
@@ -167,7 +175,7 @@ fn waits_with_the_body_for_the_applications_word() {
 }
 
 #[test]
-fn a_refusal_instead_of_100_continue_ends_the_connection_after_it() {
+fn a_rejection_instead_of_100_continue_ends_the_connection() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.read_head().await.unwrap();
@@ -176,9 +184,9 @@ fn a_refusal_instead_of_100_continue_ends_the_connection_after_it() {
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        let answer = client.send_request(EXPECT).await;
-        assert_eq!((answer.status, answer.body_text()), (413, "no!"));
-        assert_eq!(answer.field_value("connection"), Some("close"));
+        let response = client.send_request(EXPECT).await;
+        assert_eq!((response.status, response.body_text()), (413, "no!"));
+        assert_eq!(response.field_value("connection"), Some("close"));
         assert_eq!(client.read_end().await, End::Clean);
         assert_eq!(mesh.client.ended_count(), 1);
         assert!(mesh.client.failure_counts().is_empty());
@@ -186,7 +194,7 @@ fn a_refusal_instead_of_100_continue_ends_the_connection_after_it() {
 }
 
 #[test]
-fn an_early_answer_arrives_though_the_body_is_still_flowing() {
+fn an_early_response_arrives_while_the_body_is_sent() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.read_head().await.unwrap();
@@ -197,8 +205,8 @@ fn an_early_answer_arrives_though_the_body_is_still_flowing() {
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n").await;
         client.send_bytes(vec![b'x'; 100_000]).await;
-        let answer = client.read_response().await;
-        assert_eq!((answer.status, answer.body_text()), (413, "no!"));
+        let response = client.read_response().await;
+        assert_eq!((response.status, response.body_text()), (413, "no!"));
         assert_eq!(client.read_end().await, End::Clean);
         // Bytes in flight are drained: a reset could overtake the response.
         for _ in 0..10 {
@@ -209,7 +217,7 @@ fn an_early_answer_arrives_though_the_body_is_still_flowing() {
 }
 
 #[test]
-fn speaks_http10_without_chunks_and_closes() {
+fn http10_clients_get_responses_without_chunks_and_a_close() {
     run(async {
         let app = Application::respond_with(|_| {
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx: y\r\n\r\n"
@@ -218,18 +226,18 @@ fn speaks_http10_without_chunks_and_closes() {
         let mesh = Mesh::permissive(app.await.address).await;
         for keep in ["", "connection: keep-alive\r\n"] {
             let mut client = Client::connect(mesh.listener).await;
-            let answer = client.send_request(&format!("GET / HTTP/1.0\r\n{keep}\r\n")).await;
+            let response = client.send_request(&format!("GET / HTTP/1.0\r\n{keep}\r\n")).await;
             assert_eq!(
-                (answer.body_text(), answer.field_value("transfer-encoding")),
+                (response.body_text(), response.field_value("transfer-encoding")),
                 ("abc", None)
             );
-            assert_eq!(answer.field_value("connection"), Some("close"));
+            assert_eq!(response.field_value("connection"), Some("close"));
         }
     });
 }
 
 #[test]
-fn an_answer_that_ends_with_its_connection_becomes_chunks() {
+fn a_response_that_ends_with_its_connection_is_chunked() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.read_head().await.unwrap();
@@ -238,15 +246,15 @@ fn an_answer_that_ends_with_its_connection_becomes_chunks() {
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            let answer = client.send_request(GET).await;
-            assert_eq!(answer.body_text(), "to the end");
-            assert_eq!(answer.field_value("transfer-encoding"), Some("chunked"));
+            let response = client.send_request(GET).await;
+            assert_eq!(response.body_text(), "to the end");
+            assert_eq!(response.field_value("transfer-encoding"), Some("chunked"));
         }
     });
 }
 
 #[test]
-fn a_broken_answer_reaches_the_client_broken() {
+fn a_truncated_response_is_truncated_for_the_client() {
     run(async {
         for (head, request) in [
             ("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n12345", GET),
@@ -264,8 +272,8 @@ fn a_broken_answer_reaches_the_client_broken() {
             let mesh = Mesh::permissive(app.await.address).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(request).await;
-            let (got, end) = client.read_rest().await;
-            assert_eq!(end, End::Reset, "{head} {}", String::from_utf8_lossy(&got));
+            let (received, end) = client.read_rest().await;
+            assert_eq!(end, End::Reset, "{head} {}", String::from_utf8_lossy(&received));
             assert_eq!(mesh.server.failure_counts(), [("upstream-reset", 1)].into());
             wait_until(|| mesh.client.ended_count() == 1).await;
             assert_eq!(mesh.client.failure_counts(), [("upstream-reset", 1)].into());
@@ -274,7 +282,7 @@ fn a_broken_answer_reaches_the_client_broken() {
 }
 
 #[test]
-fn a_client_that_leaves_inside_its_body_ends_the_request_everywhere() {
+fn a_client_that_disconnects_in_its_body_ends_the_request_at_the_application() {
     run(async {
         let app = Application::start(|mut client| async move {
             let mut request = client.read_head().await.unwrap();
@@ -294,7 +302,7 @@ fn a_client_that_leaves_inside_its_body_ends_the_request_everywhere() {
 }
 
 #[test]
-fn a_client_that_gives_up_waiting_ends_the_request_everywhere() {
+fn a_client_that_stops_waiting_ends_the_request_at_the_application() {
     run(async {
         let app = Application::start(|mut client| async move {
             let mut request = client.read_head().await.unwrap();
@@ -307,8 +315,8 @@ fn a_client_that_gives_up_waiting_ends_the_request_everywhere() {
         for request in [GET, "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc"] {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(request).await;
-            let before = app.accepted.get();
-            wait_until(|| app.accepted.get() > before).await;
+            let count_before = app.accepted.get();
+            wait_until(|| app.accepted.get() > count_before).await;
             client.abandon();
             wait_until(|| mesh.client.worker.connections.snapshot(0).0 == 0).await;
         }
@@ -319,7 +327,7 @@ fn a_client_that_gives_up_waiting_ends_the_request_everywhere() {
 }
 
 #[test]
-fn an_upgrade_that_nobody_asked_for_is_no_answer() {
+fn an_unrequested_upgrade_is_an_invalid_response() {
     run(async {
         let app = Application::with_response("HTTP/1.1 101 Switching Protocols\r\n\r\n").await;
         let mesh = Mesh::permissive(app.address).await;

@@ -116,15 +116,15 @@ async fn echo_stream(request: Request<RecvStream>, mut respond: SendResponse<Byt
         body.flow_control().release_capacity(piece.len()).unwrap();
         send_data(&mut stream, piece, false).await;
     }
-    let heard = body.trailers().await.unwrap();
+    let received = body.trailers().await.unwrap();
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", "0".parse().unwrap());
-    trailers.extend(heard.unwrap_or_default());
+    trailers.extend(received.unwrap_or_default());
     stream.send_trailers(trailers).unwrap();
 }
 
 #[test]
-fn streams_in_both_directions_pass_with_their_trailers() {
+fn streams_are_forwarded_with_trailers_in_both_directions() {
     run(async {
         let app = start_application(echo_stream).await;
         let mesh = http2_mesh(app.address, Protocol::Grpc).await;
@@ -142,7 +142,7 @@ fn streams_in_both_directions_pass_with_their_trailers() {
         assert_eq!(pong, "ping");
         body.flow_control().release_capacity(4).unwrap();
         // Larger than every window on the path.
-        let long: Vec<u8> = (0..2_000_000_u32).map(|at| at as u8).collect();
+        let long: Vec<u8> = (0..2_000_000_u32).map(|index| index as u8).collect();
         let sent = long.clone();
         let upload = tokio::task::spawn_local(async move {
             send_data(&mut stream, sent.into(), false).await;
@@ -150,9 +150,9 @@ fn streams_in_both_directions_pass_with_their_trailers() {
             trailers.insert("x-checksum", "7".parse().unwrap());
             stream.send_trailers(trailers).unwrap();
         });
-        let (heard, trailers) = read_body(body).await;
+        let (received, trailers) = read_body(body).await;
         upload.await.unwrap();
-        assert!(heard == long, "{} bytes", heard.len());
+        assert!(received == long, "{} bytes", received.len());
         let trailers = trailers.unwrap();
         assert_eq!(
             (&trailers["grpc-status"], &trailers["x-checksum"]),
@@ -166,7 +166,7 @@ fn streams_in_both_directions_pass_with_their_trailers() {
 /// Servers that respond before the end of the request reset the stream after the response, and Envoy drops the
 /// rest of such a response.
 #[test]
-fn the_end_of_a_request_comes_with_the_last_of_its_bytes() {
+fn the_end_of_a_request_arrives_with_its_last_bytes() {
     run(async {
         let app = start_application(|request, mut respond| async move {
             let mut body = request.into_body();
@@ -196,13 +196,13 @@ fn many_streams_share_one_connection_to_the_application() {
         .await;
         let mesh = http2_mesh(app.address, Protocol::Http2).await;
         let client = connect_client(mesh.listener).await;
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         for _ in 0..100 {
             let mut client = client.clone().ready().await.unwrap();
-            answers.push(client.send_request(grpc_request("/"), true).unwrap().0);
+            responses.push(client.send_request(grpc_request("/"), true).unwrap().0);
         }
-        for answer in answers {
-            assert_eq!(answer.await.unwrap().status(), 200);
+        for response in responses {
+            assert_eq!(response.await.unwrap().status(), 200);
         }
         assert_eq!(app.accepted.get(), 1);
         assert_eq!(mesh.client.ended_count(), 100);
@@ -210,17 +210,17 @@ fn many_streams_share_one_connection_to_the_application() {
 }
 
 #[test]
-fn a_cancelled_call_is_cancelled_at_the_application_at_once() {
+fn a_canceled_call_is_canceled_at_the_application_at_once() {
     run(async {
-        let seen: Rc<RefCell<Option<Code>>> = Rc::default();
-        let noted = seen.clone();
+        let received_code: Rc<RefCell<Option<Code>>> = Rc::default();
+        let reset_code = received_code.clone();
         let app = start_application(move |request, mut respond| {
-            let noted = noted.clone();
+            let reset_code = reset_code.clone();
             async move {
                 let _request = request;
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
                 let code = std::future::poll_fn(|cx| stream.poll_reset(cx)).await;
-                *noted.borrow_mut() = code.ok();
+                *reset_code.borrow_mut() = code.ok();
             }
         })
         .await;
@@ -228,8 +228,8 @@ fn a_cancelled_call_is_cancelled_at_the_application_at_once() {
         let (response, mut stream) = open_stream(mesh.listener, "/").await;
         let response = response.await.unwrap();
         stream.send_reset(Code::CANCEL);
-        wait_until(|| seen.borrow().is_some()).await;
-        assert_eq!(*seen.borrow(), Some(Code::CANCEL));
+        wait_until(|| received_code.borrow().is_some()).await;
+        assert_eq!(*received_code.borrow(), Some(Code::CANCEL));
         drop(response);
         wait_until(|| mesh.client.ended_count() == 1).await;
         assert_eq!(mesh.client.failure_counts(), [("downstream-closed", 1)].into());
@@ -237,7 +237,7 @@ fn a_cancelled_call_is_cancelled_at_the_application_at_once() {
 }
 
 #[test]
-fn a_reader_that_is_slow_stops_the_sender() {
+fn a_slow_reader_stops_the_sender() {
     run(async {
         let sent = Rc::new(std::cell::Cell::new(0));
         let count = sent.clone();
@@ -266,14 +266,14 @@ fn a_reader_that_is_slow_stops_the_sender() {
 }
 
 #[test]
-fn either_version_of_http_reaches_an_application_of_the_other() {
+fn each_http_version_reaches_an_application_of_the_other() {
     run(async {
         let app = start_application(|request, mut respond| async move {
             let (parts, body) = request.into_parts();
             let (data, _) = read_body(body).await;
-            let said = format!("{} {} {}", parts.method, parts.uri.path(), data.len());
+            let line = format!("{} {} {}", parts.method, parts.uri.path(), data.len());
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
-            stream.send_data(said.into(), false).unwrap();
+            stream.send_data(line.into(), false).unwrap();
             let mut trailers = HeaderMap::new();
             trailers.insert("x-end", "1".parse().unwrap());
             stream.send_trailers(trailers).unwrap();
@@ -281,9 +281,9 @@ fn either_version_of_http_reaches_an_application_of_the_other() {
         .await;
         let mesh1 = http2_mesh(app.address, Protocol::Http2).await;
         let mut client = Client::connect(mesh1.listener).await;
-        let answer =
+        let reply =
             client.send_request("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi").await;
-        assert_eq!((answer.body_text(), &*answer.trailers), ("POST /a 2", "x-end: 1"));
+        assert_eq!((reply.body_text(), &*reply.trailers), ("POST /a 2", "x-end: 1"));
         assert_eq!(client.send_request(GET).await.body_text(), "GET /ratings/1 0");
 
         // The client uses HTTP/2 with its sidecar, the application HTTP/1.1 with its own.
@@ -311,7 +311,7 @@ fn either_version_of_http_reaches_an_application_of_the_other() {
 }
 
 #[test]
-fn what_a_sidecar_says_itself_is_a_status_or_a_grpc_status() {
+fn responses_of_the_sidecar_have_an_http_or_a_grpc_status() {
     run(async {
         let app = start_application(|_, _| async {}).await;
         let setup = Setup {
@@ -343,7 +343,7 @@ fn what_a_sidecar_says_itself_is_a_status_or_a_grpc_status() {
 }
 
 #[test]
-fn a_drain_says_go_away_and_finishes_what_is_under_way() {
+fn a_drain_sends_goaway_and_finishes_open_streams() {
     run(async {
         let app = start_application(|request, mut respond| async move {
             drop(read_body(request.into_body()).await);
@@ -362,7 +362,7 @@ fn a_drain_says_go_away_and_finishes_what_is_under_way() {
 }
 
 #[test]
-fn a_foreign_client_may_speak_http2_over_mutual_tls() {
+fn a_client_without_links_may_use_http2_over_mutual_tls() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -378,7 +378,7 @@ fn a_foreign_client_may_speak_http2_over_mutual_tls() {
 }
 
 #[test]
-fn rapid_resets_and_broken_frames_cost_the_one_who_sends_them() {
+fn rapid_resets_and_malformed_frames_end_the_connection() {
     run(async {
         let app = start_application(|_, respond| async move {
             let _never = respond;
@@ -386,10 +386,10 @@ fn rapid_resets_and_broken_frames_cost_the_one_who_sends_them() {
         })
         .await;
         let mesh = http2_mesh(app.address, Protocol::Http2).await;
-        let rude = connect_client(mesh.listener).await;
+        let sender = connect_client(mesh.listener).await;
         for _ in 0..5_000 {
-            let Ok(mut rude) = rude.clone().ready().await else { break };
-            let Ok((_, mut stream)) = rude.send_request(grpc_request("/"), true) else { break };
+            let Ok(mut sender) = sender.clone().ready().await else { break };
+            let Ok((_, mut stream)) = sender.send_request(grpc_request("/"), true) else { break };
             stream.send_reset(Code::CANCEL);
             tokio::task::yield_now().await;
         }
@@ -398,27 +398,27 @@ fn rapid_resets_and_broken_frames_cost_the_one_who_sends_them() {
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(noise).await;
         client.read_rest().await;
-        drop(rude);
+        drop(sender);
         wait_until(|| mesh.client.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
         wait_until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
     });
 }
 
 #[test]
-fn calls_beyond_what_one_connection_takes_have_another() {
+fn calls_beyond_the_stream_limit_use_another_connection() {
     run(async {
-        let (release, held) = tokio::sync::watch::channel(false);
+        let (release, release_receiver) = tokio::sync::watch::channel(false);
         let app = Application::start(move |client| {
-            let held = held.clone();
+            let release_receiver = release_receiver.clone();
             async move {
                 let mut builder = Builder::new();
                 builder.max_concurrent_streams(2);
                 let connection = builder.handshake::<_, Bytes>(client.stream).await;
                 let Ok(mut connection) = connection else { return };
                 while let Some(Ok((_, mut respond))) = connection.accept().await {
-                    let mut held = held.clone();
+                    let mut release_receiver = release_receiver.clone();
                     tokio::task::spawn_local(async move {
-                        drop(held.wait_for(|released| *released).await);
+                        drop(release_receiver.wait_for(|released| *released).await);
                         drop(respond.send_response(Response::new(()), true));
                     });
                 }
@@ -427,20 +427,20 @@ fn calls_beyond_what_one_connection_takes_have_another() {
         .await;
         let mesh = http2_mesh(app.address, Protocol::Http2).await;
         let client = connect_client(mesh.listener).await;
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         for _ in 0..7 {
-            answers.push(client.clone().send_request(grpc_request("/"), true).unwrap().0);
+            responses.push(client.clone().send_request(grpc_request("/"), true).unwrap().0);
         }
         wait_until(|| app.accepted.get() == 4).await;
         release.send_replace(true);
-        for answer in answers {
-            assert_eq!(answer.await.unwrap().status(), 200);
+        for response in responses {
+            assert_eq!(response.await.unwrap().status(), 200);
         }
     });
 }
 
 #[test]
-fn streams_that_nobody_reads_stop_no_other_however_small_their_messages() {
+fn unread_streams_do_not_block_others() {
     run(async {
         let app = start_application(|request, mut respond| async move {
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
@@ -475,7 +475,7 @@ fn streams_that_nobody_reads_stop_no_other_however_small_their_messages() {
 }
 
 #[test]
-fn an_answer_that_has_no_body_has_none_behind_it() {
+fn a_response_without_a_body_is_followed_by_none() {
     run(async {
         let app = start_application(|request, mut respond| async move {
             let status = request.uri().path().trim_start_matches('/').parse().unwrap();
@@ -492,15 +492,15 @@ fn an_answer_that_has_no_body_has_none_behind_it() {
         let alpn = &[crate::tls::ALPN_HTTP1];
         let mut client = Client::new(tls_connect(mesh.inbound, &identity, alpn).await.unwrap());
         for status in [204, 304, 200] {
-            let answer =
+            let response =
                 client.send_request(&format!("GET /{status} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
-            assert_eq!((answer.status, &*answer.body), (status, &b""[..]), "{}", answer.head);
+            assert_eq!((response.status, &*response.body), (status, &b""[..]), "{}", response.head);
         }
     });
 }
 
 #[test]
-fn a_server_as_a_whole_may_be_asked_for_its_options() {
+fn an_options_request_for_the_whole_server_is_forwarded() {
     run(async {
         let old = Application::respond_with(|request| {
             let line = request.head.lines().next().unwrap_or_default().to_owned();
@@ -523,16 +523,16 @@ fn a_server_as_a_whole_may_be_asked_for_its_options() {
             let mut client = Client::new(tls);
             client.send_bytes(frames::OPENING).await;
             let flags = frames::END_STREAM | frames::END_HEADERS;
-            let asked = frames::request_block("OPTIONS", "*");
-            client.send_bytes(frames::encode_frame(frames::HEADERS, flags, 1, &asked)).await;
-            let answer = client.frame_of(frames::DATA).await.unwrap();
-            assert_eq!(String::from_utf8_lossy(&answer.payload), expected);
+            let head = frames::request_block("OPTIONS", "*");
+            client.send_bytes(frames::encode_frame(frames::HEADERS, flags, 1, &head)).await;
+            let response = client.frame_of(frames::DATA).await.unwrap();
+            assert_eq!(String::from_utf8_lossy(&response.payload), expected);
         }
     });
 }
 
 #[test]
-fn trailers_that_would_frame_or_route_a_message_are_left_out() {
+fn trailers_with_framing_or_routing_fields_are_omitted() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -552,8 +552,8 @@ fn trailers_that_would_frame_or_route_a_message_are_left_out() {
             }
             stream.send_trailers(trailers).unwrap();
             assert_eq!(response.await.unwrap().status(), 200);
-            let seen = app.received_requests().pop().unwrap();
-            assert_eq!((&*seen.body, &*seen.trailers), (&b"hello"[..], expected));
+            let received = app.received_requests().pop().unwrap();
+            assert_eq!((&*received.body, &*received.trailers), (&b"hello"[..], expected));
         }
     });
 }

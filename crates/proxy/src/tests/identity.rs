@@ -26,7 +26,7 @@ async fn expect_rejection(mesh: &Mesh, credential: &Credential, reason: &'static
 }
 
 #[test]
-fn clients_without_a_good_certificate_are_refused_and_counted() {
+fn clients_without_a_valid_certificate_are_rejected_and_counted() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -43,9 +43,13 @@ fn clients_without_a_good_certificate_are_refused_and_counted() {
         assert_eq!(mesh.server.telemetry.rejected_connections().len(), 2);
 
         // A mesh that trusts both roots still distinguishes their domains.
-        let other = test_authority(directory.path(), "elsewhere.example");
-        mesh.server.set_credential(credential_trusting(&mesh.authority, "ratings", &other));
-        let foreign = credential_trusting(&other, "productpage", &mesh.authority);
+        let other_authority = test_authority(directory.path(), "elsewhere.example");
+        mesh.server.set_credential(credential_trusting(
+            &mesh.authority,
+            "ratings",
+            &other_authority,
+        ));
+        let foreign = credential_trusting(&other_authority, "productpage", &mesh.authority);
         let id = SpiffeId {
             trust_domain: mesh.authority.trust_domain().clone(),
             account: service_account("ratings"),
@@ -64,7 +68,7 @@ fn clients_without_a_good_certificate_are_refused_and_counted() {
 }
 
 #[test]
-fn a_client_without_any_certificate_is_refused() {
+fn a_client_without_a_certificate_is_rejected() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -85,24 +89,27 @@ fn a_client_without_any_certificate_is_refused() {
 }
 
 #[test]
-fn plaintext_into_the_inbound_port_is_reset() {
+fn plaintext_at_the_inbound_port_is_reset() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.inbound).await;
         client.send_bytes(GET).await;
-        let (answer, end) = client.read_rest().await;
+        let (response, end) = client.read_rest().await;
         assert_eq!(end, End::Reset);
-        assert!(!String::from_utf8_lossy(&answer).contains("HTTP"));
+        assert!(!String::from_utf8_lossy(&response).contains("HTTP"));
         wait_until(|| {
             mesh.server.telemetry.rejected_connections() == [("plaintext-rejected", 1)].into()
         })
         .await;
         // The condition names the client. One that sends no byte is not listed.
-        let found =
+        let conditions =
             mesh.server.worker.config_store.conditions.active_conditions(std::time::Instant::now());
-        let found: Vec<_> = found.iter().map(|it| (it.kind.as_str(), it.reason.as_str())).collect();
-        assert_eq!(found, [("plaintext-rejected", "127.0.0.1")]);
+        let conditions: Vec<_> = conditions
+            .iter()
+            .map(|condition| (condition.kind.as_str(), condition.reason.as_str()))
+            .collect();
+        assert_eq!(conditions, [("plaintext-rejected", "127.0.0.1")]);
         // A client that sends no byte has not sent plaintext.
         drop(Client::connect(mesh.inbound).await);
         wait_until(|| {
@@ -114,7 +121,7 @@ fn plaintext_into_the_inbound_port_is_reset() {
 }
 
 #[test]
-fn a_handshake_that_does_not_go_on_ends_in_time() {
+fn a_stalled_handshake_times_out() {
     run(async {
         let mut setup = super::fixture::Setup::default();
         setup.limits.handshake_timeout = Duration::from_millis(50);
@@ -133,7 +140,7 @@ fn a_handshake_that_does_not_go_on_ends_in_time() {
 }
 
 #[test]
-fn an_endpoint_that_is_somebody_else_gets_no_request() {
+fn an_endpoint_with_another_identity_gets_no_request() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -177,7 +184,7 @@ fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
 }
 
 #[test]
-fn a_link_takes_nothing_new_once_the_certificate_of_either_end_has_expired() {
+fn a_link_accepts_no_stream_once_a_certificate_has_expired() {
     run(async {
         let soon = || SystemTime::now() - Duration::from_secs(3600 - 6);
         let app = Application::with_response(OK).await;

@@ -18,8 +18,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::fixture::{
-    Answer, Application, Client, End, GET, Mesh, OK, Setup, proxy_config, run, service_account,
-    test_service,
+    Application, Client, End, GET, Mesh, OK, ReceivedMessage, Setup, proxy_config, run,
+    service_account, test_service,
 };
 use super::http2;
 
@@ -29,13 +29,14 @@ impl Mesh {
         let (port, protocol) = (self.server.port, self.setup.protocol);
         let ports = vec![WorkloadPort { name: None, port, protocol }];
         let served = BTreeMap::from([(port, test_service())]);
-        let plan = WorkloadConfig {
+        let workload_config = WorkloadConfig {
             ports,
             port_services: served,
             ingress_rules: openings,
             ..proxy_config("ratings", access)
         };
-        self.server.apply_config(WorkloadConfig { mtls: MtlsMode::Strict, ..plan }, Vec::new());
+        self.server
+            .apply_config(WorkloadConfig { mtls: MtlsMode::Strict, ..workload_config }, Vec::new());
     }
 
     fn ingress_rule(&self, entry: IngressProtocol, range: &str) -> IngressRule {
@@ -80,15 +81,16 @@ impl Mesh {
         let secret = SecretName::new("bookinfo", "batch-tls").unwrap();
         let (id, names) =
             (ExternalPrincipalId { trust_domain, secret }, [Name::new(name).unwrap()]);
-        let subject = ExternalSubject { id: &id, names: &names, sponsor: SubjectScope::Mesh };
+        let subject = ExternalSubject { id: &id, names: &names, issuing_scope: SubjectScope::Mesh };
         let hour = Duration::from_secs(3600);
-        let made = ExternalCertificate::issue(&self.authority, subject, hour, SystemTime::now());
-        let made = made.unwrap();
-        let chain = CertificateDer::pem_slice_iter(made.chain_pem().as_bytes());
+        let certificate =
+            ExternalCertificate::issue(&self.authority, subject, hour, SystemTime::now());
+        let certificate = certificate.unwrap();
+        let chain = CertificateDer::pem_slice_iter(certificate.chain_pem().as_bytes());
         let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
-        let key = PrivateKeyDer::from_pem_slice(made.key_pem().as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(certificate.key_pem().as_bytes()).unwrap();
         let mut roots = rustls::RootCertStore::empty();
-        for root in CertificateDer::pem_slice_iter(made.roots_pem().as_bytes()) {
+        for root in CertificateDer::pem_slice_iter(certificate.roots_pem().as_bytes()) {
             roots.add(root.unwrap()).unwrap();
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -106,7 +108,7 @@ impl Mesh {
     }
 
     /// Returns the status of a request of such a principal.
-    async fn asked_by_external_principal(&self, name: &str) -> Option<u16> {
+    async fn status_for_external_principal(&self, name: &str) -> Option<u16> {
         let mut client = self.external_principal(name, b"http/1.1").await.ok()?;
         client.send_bytes(GET).await;
         client.read_head().await.map(|head| head.status)
@@ -114,7 +116,7 @@ impl Mesh {
 }
 
 async fn start_mesh() -> (Application, Mesh) {
-    let app = Application::respond_with(|_: &Answer| OK.to_owned()).await;
+    let app = Application::respond_with(|_: &ReceivedMessage| OK.to_owned()).await;
     let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http, ..Setup::default() }).await;
     (app, mesh)
 }
@@ -126,7 +128,7 @@ fn get(path: &str) -> String {
 const NOBODY: Access = Access::AllowListed(Vec::new());
 
 #[test]
-fn an_address_that_is_named_is_let_in_and_no_other() {
+fn only_listed_addresses_are_allowed() {
     run(async {
         let (_app, mesh) = start_mesh().await;
         // Also with `defaultPolicy: deny`, and policies that name no client.
@@ -135,9 +137,9 @@ fn an_address_that_is_named_is_let_in_and_no_other() {
                 access.clone(),
                 vec![mesh.ingress_rule(IngressProtocol::Http, "10.0.0.0/8")],
             );
-            let mut other = Client::connect(mesh.inbound).await;
-            other.send_bytes(GET).await;
-            assert_eq!(other.read_end().await, End::Reset, "{access:?}");
+            let mut other_client = Client::connect(mesh.inbound).await;
+            other_client.send_bytes(GET).await;
+            assert_eq!(other_client.read_end().await, End::Reset, "{access:?}");
             mesh.set_rules(
                 access.clone(),
                 vec![mesh.ingress_rule(IngressProtocol::Http, "127.0.0.0/8")],
@@ -152,7 +154,7 @@ fn an_address_that_is_named_is_let_in_and_no_other() {
 }
 
 #[test]
-fn only_the_requests_that_are_named_are_let_in() {
+fn only_listed_requests_are_allowed() {
     run(async {
         let (_app, mesh) = start_mesh().await;
         let path = PathMatch::Exact("/open".to_owned());
@@ -173,7 +175,7 @@ fn only_the_requests_that_are_named_are_let_in() {
 }
 
 #[test]
-fn without_a_certificate_only_where_it_is_skipped_and_by_the_name_that_is_meant() {
+fn clients_without_a_certificate_need_an_ingress_rule_for_the_server_name() {
     run(async {
         let (_app, mesh) = start_mesh().await;
         let https = |proof, names: &[&str]| IngressProtocol::Https {
@@ -193,25 +195,25 @@ fn without_a_certificate_only_where_it_is_skipped_and_by_the_name_that_is_meant(
         let mut clear = Client::connect(mesh.inbound).await;
         clear.send_bytes(GET).await;
         assert_eq!(clear.read_end().await, End::Reset);
-        let mut other = mesh.external_client("b.example").await.unwrap();
-        assert_eq!(other.read_end().await, End::Reset);
+        let mut other_client = mesh.external_client("b.example").await.unwrap();
+        assert_eq!(other_client.read_end().await, End::Reset);
         mesh.set_rules(
             NOBODY,
             vec![mesh.ingress_rule(https(ClientCertificateMode::Required, &[]), "127.0.0.1/32")],
         );
-        let refused = match mesh.external_client("a.example").await {
+        let is_refused = match mesh.external_client("a.example").await {
             Ok(mut client) => {
                 client.send_bytes(GET).await;
                 client.read_end().await == End::Reset
             }
             Err(_) => true,
         };
-        assert!(refused);
+        assert!(is_refused);
     });
 }
 
 #[test]
-fn a_certificate_that_is_named_needs_no_other_policy() {
+fn a_listed_certificate_needs_no_other_policy() {
     run(async {
         let (_app, mesh) = start_mesh().await;
         let entry = IngressProtocol::Https {
@@ -229,7 +231,7 @@ fn a_certificate_that_is_named_needs_no_other_policy() {
 }
 
 #[test]
-fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
+fn an_external_principal_is_allowed_only_where_it_is_listed() {
     run(async {
         let (_app, mesh) = start_mesh().await;
         let external_principals = |names: &[&str], proof| IngressRule {
@@ -243,7 +245,7 @@ fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
         for access in [Access::AllowAll, NOBODY] {
             mesh.set_rules(access.clone(), Vec::new());
             assert_eq!(
-                mesh.asked_by_external_principal("batch.corp.example").await,
+                mesh.status_for_external_principal("batch.corp.example").await,
                 None,
                 "{access:?}"
             );
@@ -251,23 +253,23 @@ fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
                 external_principals(&["other.corp.example"], ClientCertificateMode::Required);
             mesh.set_rules(access.clone(), vec![opening]);
             assert_eq!(
-                mesh.asked_by_external_principal("batch.corp.example").await,
+                mesh.status_for_external_principal("batch.corp.example").await,
                 None,
                 "{access:?}"
             );
             let opening =
                 external_principals(&["batch.corp.example"], ClientCertificateMode::Required);
-            let mut other = opening.clone();
-            other.ranges = Some(vec!["10.0.0.0/8".parse().unwrap()]);
-            mesh.set_rules(access.clone(), vec![other]);
+            let mut other_rule = opening.clone();
+            other_rule.ranges = Some(vec!["10.0.0.0/8".parse().unwrap()]);
+            mesh.set_rules(access.clone(), vec![other_rule]);
             assert_eq!(
-                mesh.asked_by_external_principal("batch.corp.example").await,
+                mesh.status_for_external_principal("batch.corp.example").await,
                 None,
                 "{access:?}"
             );
             mesh.set_rules(access.clone(), vec![opening]);
             assert_eq!(
-                mesh.asked_by_external_principal("batch.corp.example").await,
+                mesh.status_for_external_principal("batch.corp.example").await,
                 Some(200),
                 "{access:?}"
             );
@@ -277,7 +279,7 @@ fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
                 vec![external_principals(&[], ClientCertificateMode::Skipped)],
             );
             assert_eq!(
-                mesh.asked_by_external_principal("batch.corp.example").await,
+                mesh.status_for_external_principal("batch.corp.example").await,
                 Some(200),
                 "{access:?}"
             );
@@ -286,7 +288,7 @@ fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
 }
 
 #[test]
-fn no_account_opens_to_a_external_principal_and_no_link_is_a_external_principals() {
+fn an_external_principal_matches_no_account_and_opens_no_link() {
     run(async {
         let (_app, mesh) = start_mesh().await;
         let entry = IngressProtocol::Https {
@@ -300,14 +302,14 @@ fn no_account_opens_to_a_external_principal_and_no_link_is_a_external_principals
         };
         mesh.set_rules(NOBODY, vec![opening]);
         let name = "productpage.bookinfo.cluster.local";
-        assert_eq!(mesh.asked_by_external_principal(name).await, None);
+        assert_eq!(mesh.status_for_external_principal(name).await, None);
         let mut client = mesh.external_principal("batch.corp.example", b"leno/1").await.unwrap();
         assert_eq!(client.read_end().await, End::Reset);
     });
 }
 
 #[test]
-fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
+fn a_connection_without_a_certificate_ends_with_its_ingress_rule() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.read_head().await;
@@ -336,8 +338,8 @@ fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
         assert_eq!(client.read_head().await.unwrap().status, 101);
         assert_eq!(client.read_exactly(2).await, b"hi");
         // Other rules may change meanwhile.
-        let other = IngressRule { port: 1, ..opening.clone() };
-        mesh.set_rules(NOBODY, vec![other, opening]);
+        let other_rule = IngressRule { port: 1, ..opening.clone() };
+        mesh.set_rules(NOBODY, vec![other_rule, opening]);
         let mut second = mesh.external_client("a.example").await.unwrap();
         second
             .send_bytes(
@@ -354,7 +356,7 @@ fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
 }
 
 #[test]
-fn where_nobody_knows_what_is_spoken_the_opening_says_it() {
+fn an_ingress_rule_sets_the_protocol_of_an_undeclared_port() {
     run(async {
         let app = http2::start_application(|_, mut respond| async move {
             let head = http::Response::builder().status(204).body(()).unwrap();

@@ -16,7 +16,7 @@ use super::cost::{MANY, ROUNDS_FEW, ROUNDS_MANY};
 /// `MEASURED` unchanged.
 #[test]
 #[ignore = "counts a release build under valgrind: `./test instructions` starts it"]
-fn an_exchange_keeps_to_its_instructions() {
+fn an_exchange_stays_within_its_instruction_count() {
     if cfg!(debug_assertions) {
         panic!("a release build is what counts: ./test instructions");
     }
@@ -31,7 +31,7 @@ fn an_exchange_keeps_to_its_instructions() {
 /// service; written lines and encoded spans included.
 #[test]
 #[ignore = "counts a release build under valgrind: `./test instructions` starts it"]
-fn what_operators_see_costs_a_fifth_of_these_instructions_at_most() {
+fn observability_costs_at_most_a_fifth_of_the_instructions() {
     if cfg!(debug_assertions) {
         panic!("a release build is what counts: ./test instructions");
     }

@@ -17,18 +17,18 @@ use super::{fixture, http2};
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
 /// A mesh server without a sidecar, and the number of interim heads that it was able to send.
-struct Herald {
+struct InterimServer {
     server: Application,
     sent: Rc<Cell<usize>>,
 }
 
 /// Starts a server that sends `heads` interim heads, each with a field of `bytes` bytes, and then responds.
-async fn start_herald(
+async fn start_interim_server(
     identity: Credential,
     alpn: &'static [u8],
     heads: usize,
     bytes: usize,
-) -> Herald {
+) -> InterimServer {
     let (identity, sent) = (Rc::new(identity), Rc::new(Cell::new(0)));
     let count = sent.clone();
     let server = Application::start(move |client| {
@@ -68,30 +68,34 @@ async fn start_herald(
         }
     })
     .await;
-    Herald { server, sent }
+    InterimServer { server, sent }
 }
 
-async fn led_to(alpn: &'static [u8], heads: usize, bytes: usize) -> (Mesh, Herald) {
-    let nobody: SocketAddr = "127.0.0.1:1".parse().unwrap();
-    let mesh = http2::http2_mesh(nobody, Protocol::Http2).await;
-    let herald =
-        start_herald(test_credential(&mesh.authority, "ratings"), alpn, heads, bytes).await;
-    mesh.route_to(&[meshed_endpoint("herald-1", herald.server.address, "ratings")]);
-    (mesh, herald)
+async fn mesh_with_interim_server(
+    alpn: &'static [u8],
+    heads: usize,
+    bytes: usize,
+) -> (Mesh, InterimServer) {
+    let unused_address: SocketAddr = "127.0.0.1:1".parse().unwrap();
+    let mesh = http2::http2_mesh(unused_address, Protocol::Http2).await;
+    let interim_server =
+        start_interim_server(test_credential(&mesh.authority, "ratings"), alpn, heads, bytes).await;
+    mesh.route_to(&[meshed_endpoint("herald-1", interim_server.server.address, "ratings")]);
+    (mesh, interim_server)
 }
 
 #[test]
-fn a_server_that_announces_without_end_is_refused_for_every_client() {
+fn a_server_with_endless_interim_responses_is_rejected() {
     run(async {
         for alpn in [ALPN_HTTP1, ALPN_HTTP2] {
-            let (mesh, herald) = led_to(alpn, FLOOD, LARGE).await;
+            let (mesh, interim_server) = mesh_with_interim_server(alpn, FLOOD, LARGE).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
-            let mut answer = client.read_head().await.unwrap();
-            while answer.status == 103 {
-                answer = client.read_head().await.unwrap();
+            let mut reply = client.read_head().await.unwrap();
+            while reply.status == 103 {
+                reply = client.read_head().await.unwrap();
             }
-            assert_eq!(answer.verdict(), (502, Some("upstream-malformed")));
+            assert_eq!(reply.verdict(), (502, Some("upstream-malformed")));
             let mut client = http2::connect_client(mesh.listener).await;
             let response = client.send_request(http2::grpc_request("/"), true).unwrap().0;
             // For a gRPC call it is `UNAVAILABLE`.
@@ -99,12 +103,12 @@ fn a_server_that_announces_without_end_is_refused_for_every_client() {
             let reason = response.headers()["leno-reason"].to_str().unwrap();
             assert!(reason.starts_with("upstream-malformed;"), "{reason}");
             // This client does not read its responses.
-            let mut mute = Client::connect(mesh.listener).await;
-            mute.send_bytes([OPENING, &frames::get(1)].concat()).await;
+            let mut stalled_client = Client::connect(mesh.listener).await;
+            stalled_client.send_bytes([OPENING, &frames::get(1)].concat()).await;
             fixture::wait_until(|| mesh.client.ended_count() == 3).await;
             assert_eq!(mesh.client.failure_counts(), [("upstream-malformed", 3)].into());
             if alpn == ALPN_HTTP1 {
-                let sent = herald.sent.get();
+                let sent = interim_server.sent.get();
                 assert!(sent < 3 * FLOOD, "{sent} heads were taken");
             }
         }
@@ -112,7 +116,7 @@ fn a_server_that_announces_without_end_is_refused_for_every_client() {
 }
 
 #[test]
-fn an_application_that_announces_without_end_is_refused_by_its_own_sidecar() {
+fn an_application_with_endless_interim_responses_is_rejected_by_its_sidecar() {
     run(async {
         let app = Application::start(|mut client| async move {
             let head = format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "a".repeat(LARGE));
@@ -137,10 +141,10 @@ fn an_application_that_announces_without_end_is_refused_by_its_own_sidecar() {
 }
 
 #[test]
-fn many_small_announcements_pass() {
+fn many_small_interim_responses_are_forwarded() {
     run(async {
         for alpn in [ALPN_HTTP1, ALPN_HTTP2] {
-            let (mesh, _herald) = led_to(alpn, 100, 50).await;
+            let (mesh, _herald) = mesh_with_interim_server(alpn, 100, 50).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
             for _ in 0..100 {

@@ -46,7 +46,7 @@ impl ControlServer {
         let tls = TlsAcceptor::from(join_server_config(&credential, &[JOIN_ALPN]).unwrap());
         let listener = TcpListener::bind(("localhost", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (events, mut asked) = event_queue(1);
+        let (events, mut requests) = event_queue(1);
         let (reported, tokens) = mpsc::channel(8);
         let mut tasks = JoinSet::new();
         tasks.spawn_local(async move {
@@ -61,7 +61,7 @@ impl ControlServer {
         });
         tasks.spawn_local(async move {
             while let Some(QueuedEvent { event: Event::JoinRequested(joining), turn: _turn }) =
-                asked.recv().await
+                requests.recv().await
             {
                 let account = service_account("ratings");
                 let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
@@ -76,7 +76,7 @@ impl ControlServer {
                     roots: issued.roots.certificates().iter().map(|der| der.to_vec()).collect(),
                 };
                 reported.send(joining.token).await.unwrap();
-                joining.answer.send(Ok(bytes)).ok();
+                joining.reply.send(Ok(bytes)).ok();
             }
         });
         let address = ControlAddress::Name { host: "localhost".to_owned(), port };
@@ -117,60 +117,66 @@ fn start_sidecar(
 }
 
 #[test]
-fn a_token_of_the_platform_is_read_at_each_join_and_left_where_it_is() {
+fn a_platform_token_is_read_at_each_join_and_not_removed() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
         let authority = test_authority(scratch.path(), DOMAIN);
         let (roots, file) = (authority.roots(), scratch.path().join("roots.pem"));
-        let mut gate = ControlServer::start(authority).await;
+        let mut control_server = ControlServer::start(authority).await;
         std::fs::write(&file, roots.to_pem()).unwrap();
         for (token, trusted) in
             [("one", TrustedRoots::Known(roots)), ("two", TrustedRoots::File(file))]
         {
             std::fs::write(scratch.path().join("token"), format!("{token}\n")).unwrap();
-            let control_client = start_sidecar(scratch.path(), token, trusted, &gate);
+            let control_client = start_sidecar(scratch.path(), token, trusted, &control_server);
             let joined =
-                control_client::ensure_credential(&control_client, &gate.address).await.unwrap();
+                control_client::ensure_credential(&control_client, &control_server.address)
+                    .await
+                    .unwrap();
             assert_eq!(joined.workload(), Some(&workload_name()));
-            assert_eq!(gate.tokens.recv().await.unwrap(), token);
+            assert_eq!(control_server.tokens.recv().await.unwrap(), token);
             assert!(scratch.path().join("token").exists());
             // A valid certificate causes no request.
-            control_client::ensure_credential(&control_client, &gate.address).await.unwrap();
-            assert!(gate.tokens.try_recv().is_err());
+            control_client::ensure_credential(&control_client, &control_server.address)
+                .await
+                .unwrap();
+            assert!(control_server.tokens.try_recv().is_err());
         }
     });
 }
 
 #[test]
-fn a_token_is_shown_to_nobody_who_is_not_trusted() {
+fn a_token_is_sent_to_trusted_servers_only() {
     run(async {
-        let (scratch, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let mut gate = ControlServer::start(test_authority(scratch.path(), DOMAIN)).await;
+        let (scratch, other_scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut control_server = ControlServer::start(test_authority(scratch.path(), DOMAIN)).await;
         std::fs::write(scratch.path().join("token"), "one").unwrap();
-        let roots = TrustedRoots::Known(test_authority(other.path(), DOMAIN).roots());
-        let control_client = start_sidecar(scratch.path(), "state", roots, &gate);
-        let refused = control_client::ensure_credential(&control_client, &gate.address).await;
-        assert!(matches!(refused, Err(control_client::StreamError::Untrusted { .. })));
-        assert!(gate.tokens.try_recv().is_err());
+        let roots = TrustedRoots::Known(test_authority(other_scratch.path(), DOMAIN).roots());
+        let control_client = start_sidecar(scratch.path(), "state", roots, &control_server);
+        let result =
+            control_client::ensure_credential(&control_client, &control_server.address).await;
+        assert!(matches!(result, Err(control_client::StreamError::Untrusted { .. })));
+        assert!(control_server.tokens.try_recv().is_err());
     });
 }
 
 #[test]
-fn a_sidecar_goes_on_asking_until_there_is_something_to_show() {
+fn a_sidecar_retries_the_join_until_a_token_exists() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
         let authority = test_authority(scratch.path(), DOMAIN);
         let roots = TrustedRoots::Known(authority.roots());
-        let mut gate = ControlServer::start(authority).await;
-        let control_client = start_sidecar(scratch.path(), "state", roots, &gate);
-        let missing = control_client::ensure_credential(&control_client, &gate.address).await;
+        let mut control_server = ControlServer::start(authority).await;
+        let control_client = start_sidecar(scratch.path(), "state", roots, &control_server);
+        let missing =
+            control_client::ensure_credential(&control_client, &control_server.address).await;
         let Err(reason) = missing else { panic!() };
         assert!(reason.to_string().contains("token"), "{reason}");
         let (_requests, inbox) = mpsc::channel(1);
         let mut tasks = JoinSet::new();
         tasks.spawn_local(control_client::follow_control(control_client.clone(), inbox));
         std::fs::write(scratch.path().join("token"), "late").unwrap();
-        assert_eq!(gate.tokens.recv().await.unwrap(), "late");
+        assert_eq!(control_server.tokens.recv().await.unwrap(), "late");
         let mut changes = control_client.config_store.subscribe();
         while control_client.config_store.credential().is_none() {
             changes.changed().await.unwrap();

@@ -41,7 +41,7 @@ impl Issuer {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
     }
 
-    pub(super) fn token_guard(&self, required: TokenRequirement) -> PortCheck {
+    pub(super) fn token_check(&self, required: TokenRequirement) -> PortCheck {
         let claim = |claim: &str, header: &str| ClaimHeader {
             claim: claim.to_owned(),
             header: header.to_owned(),
@@ -81,12 +81,12 @@ fn bearer_request(token: &str) -> String {
 }
 
 #[test]
-fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
+fn claims_of_a_client_are_removed_for_http2_applications() {
     run(async {
         let app = http2::start_application(|request, mut respond| async move {
             let reported = |name: &str| {
                 let all = request.headers().get_all(name).iter();
-                all.map(|it| it.to_str().unwrap()).collect::<Vec<_>>().join(",")
+                all.map(|value| value.to_str().unwrap()).collect::<Vec<_>>().join(",")
             };
             let head = http::Response::builder()
                 .header("saw-user", reported("x-user"))
@@ -96,7 +96,7 @@ fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
         });
         let mesh = http2::http2_mesh(app.await.address, Protocol::Grpc).await;
         let issuer = Issuer::new();
-        mesh.set_guards(vec![issuer.token_guard(TokenRequirement::Never)], Vec::new());
+        mesh.set_checks(vec![issuer.token_check(TokenRequirement::Never)], Vec::new());
         let mut client = http2::connect_client(mesh.listener).await;
         let token = format!("Bearer {}", issuer.sign_token(&["readers"], 60));
         for (token, reported) in [(Some(token), ["ann", "readers", ""]), (None, ["", "", ""])] {
@@ -117,48 +117,51 @@ fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
 }
 
 #[test]
-fn a_token_is_verified_and_reported_to_the_application() {
+fn a_token_is_verified_and_its_claims_are_forwarded() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (issuer, other) = (Issuer::new(), Issuer::new());
-        mesh.set_guards(
-            vec![issuer.token_guard(TokenRequirement::Matching(vec![path_prefix("/ratings")]))],
+        let (issuer, other_issuer) = (Issuer::new(), Issuer::new());
+        mesh.set_checks(
+            vec![issuer.token_check(TokenRequirement::Matching(vec![path_prefix("/ratings")]))],
             Vec::new(),
         );
         let mut client = Client::connect(mesh.listener).await;
-        let good = issuer.sign_token(&["readers", "writers"], 60);
+        let token = issuer.sign_token(&["readers", "writers"], 60);
         let faked = "x-user: eve\r\nx-groups: admins\r\n";
-        let request = get("/ratings", &format!("{}{faked}", bearer_request(&good)));
+        let request = get("/ratings", &format!("{}{faked}", bearer_request(&token)));
         assert_eq!(client.send_request(&request).await.status, 200);
-        let seen = app.received_requests().remove(0);
-        assert_eq!(seen.field_value("x-user"), Some("ann"));
-        assert_eq!(seen.field_value("x-groups"), Some("readers,writers"));
-        assert_eq!(seen.field_value("authorization"), None);
-        assert_eq!(seen.head.matches("x-user").count(), 1);
+        let received = app.received_requests().remove(0);
+        assert_eq!(received.field_value("x-user"), Some("ann"));
+        assert_eq!(received.field_value("x-groups"), Some("readers,writers"));
+        assert_eq!(received.field_value("authorization"), None);
+        assert_eq!(received.head.matches("x-user").count(), 1);
 
         // No token is required there, but forged claims are still removed.
         assert_eq!(client.send_request(&get("/health", faked)).await.status, 200);
         assert_eq!(app.received_requests()[1].field_value("x-user"), None);
-        let in_query = get(&format!("/ratings?a=b&access_token={good}"), "");
+        let in_query = get(&format!("/ratings?a=b&access_token={token}"), "");
         assert_eq!(client.send_request(&in_query).await.status, 200);
 
         for path in ["/ratings", "/%72atings", "/x/../ratings"] {
-            let answer = client.send_request(&get(path, "")).await;
-            assert_eq!(answer.verdict(), (401, Some("token-missing")), "{path}");
-            assert_eq!(answer.field_value("www-authenticate"), Some("Bearer realm=\"tokens\""));
+            let response = client.send_request(&get(path, "")).await;
+            assert_eq!(response.verdict(), (401, Some("token-missing")), "{path}");
+            assert_eq!(response.field_value("www-authenticate"), Some("Bearer realm=\"tokens\""));
         }
         let expired = issuer.sign_token(&[], -60);
         for (fields, why) in [
             (bearer_request(&expired), "the token has expired"),
-            (bearer_request(&other.sign_token(&[], 60)), "the token's signature is not valid"),
+            (
+                bearer_request(&other_issuer.sign_token(&[], 60)),
+                "the token's signature is not valid",
+            ),
             (bearer_request("abc"), "the token is not a signed JSON web token"),
-            (format!("{0}{0}", bearer_request(&good)), "the token is not a signed JSON web token"),
+            (format!("{0}{0}", bearer_request(&token)), "the token is not a signed JSON web token"),
         ] {
             // Also at paths that require none.
-            let answer = client.send_request(&get("/health", &fields)).await;
-            assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{why}");
-            let challenge = answer.field_value("www-authenticate").unwrap();
+            let response = client.send_request(&get("/health", &fields)).await;
+            assert_eq!(response.verdict(), (401, Some("token-invalid")), "{why}");
+            let challenge = response.field_value("www-authenticate").unwrap();
             assert!(challenge.contains("error=\"invalid_token\""), "{challenge}");
             assert!(challenge.contains(why), "{challenge}");
         }
@@ -173,42 +176,42 @@ fn a_token_is_verified_and_reported_to_the_application() {
 }
 
 #[test]
-fn nobody_is_believed_before_the_keys_are_there() {
+fn tokens_are_rejected_until_the_keys_arrive() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
         let mut guard =
-            issuer.token_guard(TokenRequirement::Matching(vec![path_prefix("/ratings")]));
+            issuer.token_check(TokenRequirement::Matching(vec![path_prefix("/ratings")]));
         let RequestCheck::Tokens(rule) = &mut guard.check else { panic!("no tokens") };
         rule.issuers[0].keys = IssuerKeys::Awaited;
-        mesh.set_guards(vec![guard], Vec::new());
+        mesh.set_checks(vec![guard], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         for path in ["/ratings", "/health"] {
-            let answer =
+            let response =
                 client.send_request(&get(path, &bearer_request(&issuer.sign_token(&[], 60)))).await;
-            assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{path}");
-            let challenge = answer.field_value("www-authenticate").unwrap();
+            assert_eq!(response.verdict(), (401, Some("token-invalid")), "{path}");
+            let challenge = response.field_value("www-authenticate").unwrap();
             assert!(
                 challenge.contains("keys of the token's issuer are not available"),
                 "{challenge}"
             );
         }
-        let answer = client.send_request(&get("/ratings", "")).await;
-        assert_eq!(answer.verdict(), (401, Some("token-missing")));
+        let response = client.send_request(&get("/ratings", "")).await;
+        assert_eq!(response.verdict(), (401, Some("token-missing")));
         assert!(app.received_requests().is_empty());
         assert_eq!(client.send_request(&get("/health", "")).await.status, 200);
 
-        mesh.set_guards(vec![issuer.token_guard(TokenRequirement::Always)], Vec::new());
-        let answer = client
+        mesh.set_checks(vec![issuer.token_check(TokenRequirement::Always)], Vec::new());
+        let response = client
             .send_request(&get("/ratings", &bearer_request(&issuer.sign_token(&[], 60))))
             .await;
-        assert_eq!(answer.status, 200);
+        assert_eq!(response.status, 200);
     });
 }
 
 #[test]
-fn policies_ask_what_a_token_says() {
+fn policies_match_claims_of_a_token() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::with_access(app.address, Access::AllowListed(Vec::new())).await;
@@ -226,7 +229,7 @@ fn policies_ask_what_a_token_says() {
             ports: PortSet::All,
         };
         let inbound = InboundPolicy { is_dry_run: false, rules: vec![rule] };
-        mesh.guard_enforcing(vec![issuer.token_guard(TokenRequirement::Never)], inbound);
+        mesh.set_checks_and_policy(vec![issuer.token_check(TokenRequirement::Never)], inbound);
         let mut client = Client::connect(mesh.listener).await;
         for (groups, status) in [(&["writers"][..], 200), (&["a", "admins"], 200), (&["a"], 403)] {
             let fields = bearer_request(&issuer.sign_token(groups, 60));
@@ -237,39 +240,39 @@ fn policies_ask_what_a_token_says() {
 }
 
 #[test]
-fn a_token_cannot_be_hidden_and_two_are_none() {
+fn a_token_cannot_be_hidden_and_two_tokens_are_rejected() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        mesh.set_guards(vec![issuer.token_guard(TokenRequirement::Never)], Vec::new());
+        mesh.set_checks(vec![issuer.token_check(TokenRequirement::Never)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        let (one, two) = (issuer.sign_token(&["a"], 60), issuer.sign_token(&["b"], 60));
+        let (token1, token2) = (issuer.sign_token(&["a"], 60), issuer.sign_token(&["b"], 60));
         for (path, fields) in [
             // Half of the required claims in each token.
-            (format!("/?access_token={one}"), bearer_request(&two)),
-            (format!("/?access_token={one}&access_token={two}"), String::new()),
+            (format!("/?access_token={token1}"), bearer_request(&token2)),
+            (format!("/?access_token={token1}&access_token={token2}"), String::new()),
             // Forms that an application may read but the sidecar has not verified.
-            (format!("/?access%5Ftoken={one}"), String::new()),
-            (format!("/?access_token={one}&access%5ftoken=forged"), String::new()),
-            (format!("/?a=b;access_token={one};access_token=forged"), String::new()),
-            (format!("/?Access_Token={one}"), String::new()),
-            (format!("/?access.token={one}"), String::new()),
-            (format!("/?access_token[]={one}"), String::new()),
-            (format!("/?access_token[a]={one}"), String::new()),
-            (format!("/?%20access_token={one}"), String::new()),
-            (format!("/?access%255Ftoken={one}"), String::new()),
-            (format!("/?access_token%00={one}"), String::new()),
-            ("/?ACCESS_TOKEN=forged".to_owned(), bearer_request(&one)),
+            (format!("/?access%5Ftoken={token1}"), String::new()),
+            (format!("/?access_token={token1}&access%5ftoken=forged"), String::new()),
+            (format!("/?a=b;access_token={token1};access_token=forged"), String::new()),
+            (format!("/?Access_Token={token1}"), String::new()),
+            (format!("/?access.token={token1}"), String::new()),
+            (format!("/?access_token[]={token1}"), String::new()),
+            (format!("/?access_token[a]={token1}"), String::new()),
+            (format!("/?%20access_token={token1}"), String::new()),
+            (format!("/?access%255Ftoken={token1}"), String::new()),
+            (format!("/?access_token%00={token1}"), String::new()),
+            ("/?ACCESS_TOKEN=forged".to_owned(), bearer_request(&token1)),
             ("/?access_token".to_owned(), String::new()),
             ("/".to_owned(), "authorization: Bearer\tforged\r\n".to_owned()),
         ] {
-            let answer = client.send_request(&get(&path, &fields)).await;
-            assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{path} {fields}");
+            let response = client.send_request(&get(&path, &fields)).await;
+            assert_eq!(response.verdict(), (401, Some("token-invalid")), "{path} {fields}");
         }
         assert!(app.received_requests().is_empty());
         // A repeated identical token counts once.
-        let twice = get(&format!("/?access_token={one}"), &bearer_request(&one));
+        let twice = get(&format!("/?access_token={token1}"), &bearer_request(&token1));
         assert_eq!(client.send_request(&twice).await.status, 200);
         // Names that CGI applications equate with the header.
         for name in ["X_User", "x.user", "x-User", "X~USER"] {
@@ -286,12 +289,12 @@ fn a_token_cannot_be_hidden_and_two_are_none() {
 
 /// Servers that merge trailer fields into the headers would treat them as verified claims.
 #[test]
-fn a_claim_in_a_trailer_goes_no_further() {
+fn claims_in_trailers_are_removed() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        mesh.set_guards(vec![issuer.token_guard(TokenRequirement::Never)], Vec::new());
+        mesh.set_checks(vec![issuer.token_check(TokenRequirement::Never)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         for (trailers, passed) in [
             ("X-User: eve\r\n", ""),
@@ -304,43 +307,43 @@ fn a_claim_in_a_trailer_goes_no_further() {
                  1\r\na\r\n0\r\n{trailers}\r\n"
             );
             assert_eq!(client.send_request(&request).await.status, 200);
-            let seen = app.received_requests().pop().unwrap();
-            assert_eq!((seen.body_text(), &*seen.trailers), ("a", passed));
+            let received = app.received_requests().pop().unwrap();
+            assert_eq!((received.body_text(), &*received.trailers), ("a", passed));
         }
     });
 }
 
 /// With both in a request, a service might verify one and the application read the other.
 #[test]
-fn a_token_under_another_variant_of_its_header_is_rejected() {
+fn a_token_in_a_variant_of_its_header_is_rejected() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        let mut guard = issuer.token_guard(TokenRequirement::Never);
+        let mut guard = issuer.token_check(TokenRequirement::Never);
         if let RequestCheck::Tokens(rule) = &mut guard.check {
             let place = JwtLocation::Header { name: "x-token".to_owned(), prefix: String::new() };
             rule.issuers[0].locations = vec![place];
         }
-        mesh.set_guards(vec![guard], Vec::new());
+        mesh.set_checks(vec![guard], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        let good = issuer.sign_token(&[], 60);
+        let token = issuer.sign_token(&[], 60);
         assert_eq!(
-            client.send_request(&get("/", &format!("x-token: {good}\r\n"))).await.status,
+            client.send_request(&get("/", &format!("x-token: {token}\r\n"))).await.status,
             200
         );
         for fields in
-            ["X_Token: forged\r\n".to_owned(), format!("x-token: {good}\r\nx.token: forged\r\n")]
+            ["X_Token: forged\r\n".to_owned(), format!("x-token: {token}\r\nx.token: forged\r\n")]
         {
-            let answer = client.send_request(&get("/", &fields)).await;
-            assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{fields}");
+            let response = client.send_request(&get("/", &fields)).await;
+            assert_eq!(response.verdict(), (401, Some("token-invalid")), "{fields}");
         }
         assert_eq!(app.received_requests().len(), 1);
     });
 }
 
 #[test]
-fn policies_see_what_the_application_is_reported_and_not_what_clients_claim() {
+fn policies_match_verified_claims_and_not_those_of_clients() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::with_access(app.address, Access::AllowListed(Vec::new())).await;
@@ -357,11 +360,11 @@ fn policies_see_what_the_application_is_reported_and_not_what_clients_claim() {
             ports: PortSet::All,
         };
         let inbound = InboundPolicy { is_dry_run: false, rules: vec![rule] };
-        mesh.guard_enforcing(vec![issuer.token_guard(TokenRequirement::Never)], inbound);
+        mesh.set_checks_and_policy(vec![issuer.token_check(TokenRequirement::Never)], inbound);
         let mut client = Client::connect(mesh.listener).await;
         let faked = get("/", "x-user: ann\r\n");
         assert_eq!(client.send_request(&faked).await.verdict(), (403, Some("denied")));
-        let shown = get("/", &bearer_request(&issuer.sign_token(&[], 60)));
-        assert_eq!(client.send_request(&shown).await.status, 200);
+        let request = get("/", &bearer_request(&issuer.sign_token(&[], 60)));
+        assert_eq!(client.send_request(&request).await.status, 200);
     });
 }

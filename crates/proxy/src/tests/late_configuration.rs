@@ -19,7 +19,7 @@ async fn mesh_without_port(application: std::net::SocketAddr) -> Mesh {
     let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
     setup.limits.detect_timeout = Duration::from_secs(30);
     let mesh = Mesh::new(application, setup).await;
-    mesh.client_knows(vec![ServiceConfig {
+    mesh.set_client_services(vec![ServiceConfig {
         name: test_service(),
         client_authorization: ClientAuthorization::Denied,
         ports: BTreeMap::new(),
@@ -31,11 +31,14 @@ async fn mesh_without_port(application: std::net::SocketAddr) -> Mesh {
 /// Returns the number of connections that the client's sidecar lists with this protocol.
 fn connection_count(mesh: &Mesh, protocol: &str) -> usize {
     let (_, connections) = mesh.client.worker.connections.snapshot(usize::MAX);
-    connections.iter().filter(|it| it.direction == "outbound" && it.protocol == protocol).count()
+    connections
+        .iter()
+        .filter(|connection| connection.direction == "outbound" && connection.protocol == protocol)
+        .count()
 }
 
 #[test]
-fn a_request_on_a_connection_that_was_read_without_a_plan_is_no_request_to_a_port_of_tcp() {
+fn requests_are_rejected_at_a_tcp_port_that_was_configured_late() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = mesh_without_port(app.address).await;
@@ -49,8 +52,8 @@ fn a_request_on_a_connection_that_was_read_without_a_plan_is_no_request_to_a_por
         assert_eq!(mesh.client.failure_counts(), [("protocol-changed", 1)].into());
         assert_eq!(app.accepted.get(), 0);
         // The next connection is TCP, and authorized as such.
-        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-        assert_eq!(answer.body_text(), "ok");
+        let response = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(response.body_text(), "ok");
         assert!(
             mesh.server.series_summaries().iter().all(|series| series.labels.protocol == "tcp")
         );
@@ -58,7 +61,7 @@ fn a_request_on_a_connection_that_was_read_without_a_plan_is_no_request_to_a_por
 }
 
 #[test]
-fn a_plan_that_arrives_before_the_first_bytes_decides_how_they_are_read() {
+fn a_configuration_before_the_first_bytes_determines_their_protocol() {
     run(async {
         let app = Application::with_response(OK).await;
         for (first, rest) in [("", GET), ("G", &GET[1..])] {
@@ -75,13 +78,13 @@ fn a_plan_that_arrives_before_the_first_bytes_decides_how_they_are_read() {
 }
 
 #[test]
-fn a_connection_that_served_requests_is_reset_once_its_port_carries_tcp() {
+fn a_connection_with_requests_is_reset_once_its_port_is_tcp() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
-        mesh.client_knows(vec![service_config(Protocol::Tcp, &[mesh.server_endpoint()])]);
+        mesh.set_client_services(vec![service_config(Protocol::Tcp, &[mesh.server_endpoint()])]);
         client.send_bytes(GET).await;
         assert_eq!(client.read_end().await, End::Reset);
         wait_until(|| mesh.client.ended_count() == 2).await;
@@ -90,7 +93,7 @@ fn a_connection_that_served_requests_is_reset_once_its_port_carries_tcp() {
 }
 
 #[test]
-fn a_connection_of_http2_ends_once_its_port_carries_tcp() {
+fn an_http2_connection_ends_once_its_port_is_tcp() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -98,23 +101,23 @@ fn a_connection_of_http2_ends_once_its_port_carries_tcp() {
         let request = || Request::get("http://ratings/").body(()).unwrap();
         let response = send.send_request(request(), true).unwrap().0;
         assert_eq!(response.await.unwrap().status(), 200);
-        mesh.client_knows(vec![service_config(Protocol::Tcp, &[mesh.server_endpoint()])]);
+        mesh.set_client_services(vec![service_config(Protocol::Tcp, &[mesh.server_endpoint()])]);
         let response = send.send_request(request(), true).unwrap().0;
         assert!(response.await.unwrap_err().is_reset());
         // The connection accepts no further request.
-        let mut further = 0;
+        let mut request_count = 0;
         while let Ok(mut ready) = send.clone().ready().await {
             let Ok((response, _)) = ready.send_request(request(), true) else { break };
             assert!(response.await.is_err());
-            further += 1;
-            assert!(further < 3, "the connection goes on");
+            request_count += 1;
+            assert!(request_count < 3, "the connection goes on");
         }
         assert_eq!(mesh.client.failure_counts(), [("protocol-changed", 1)].into());
     });
 }
 
 #[test]
-fn a_connection_to_the_address_of_a_workload_is_judged_by_the_plan_as_well() {
+fn a_connection_to_the_address_of_a_workload_follows_the_configuration() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -139,7 +142,7 @@ fn a_connection_to_the_address_of_a_workload_is_judged_by_the_plan_as_well() {
 }
 
 #[test]
-fn requests_to_the_http_proxy_stay_requests() {
+fn requests_to_the_http_proxy_remain_valid() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh =

@@ -42,7 +42,7 @@ fn twin_endpoint(of: &Endpoint) -> Endpoint {
 
 /// Returns the failures of all these endpoints.
 fn total_failures(mesh: &Mesh, endpoints: &[Endpoint]) -> u32 {
-    endpoints.iter().map(|it| failure_count(&client_upstream(mesh, it.clone()))).sum()
+    endpoints.iter().map(|endpoint| failure_count(&client_upstream(mesh, endpoint.clone()))).sum()
 }
 
 /// Records a selection this long ago.
@@ -51,7 +51,7 @@ fn record_choice(upstream: &Upstream, ago: Duration) {
 }
 
 #[test]
-fn a_connection_that_is_opened_is_no_part_of_its_attempt_and_says_nothing_of_others() {
+fn connection_setup_does_not_count_for_the_latency_of_an_endpoint() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -72,24 +72,30 @@ fn a_connection_that_is_opened_is_no_part_of_its_attempt_and_says_nothing_of_oth
 }
 
 #[test]
-fn who_is_alone_is_not_measured() {
+fn a_single_endpoint_is_not_measured() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
         assert_eq!(latency_step(&client_upstream(&mesh, mesh.server_endpoint())), None);
-        let both = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
-        mesh.route_to(&both);
+        let endpoints = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
+        mesh.route_to(&endpoints);
         for _ in 0..16 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert!(both.iter().any(|it| latency_step(&client_upstream(&mesh, it.clone())).is_some()));
+        assert!(
+            endpoints.iter().any(|endpoint| latency_step(&client_upstream(
+                &mesh,
+                endpoint.clone()
+            ))
+            .is_some())
+        );
     });
 }
 
 #[test]
-fn what_is_not_the_endpoints_fault_is_no_failure_of_it() {
+fn failures_of_others_do_not_count_for_an_endpoint() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -113,24 +119,24 @@ fn what_is_not_the_endpoints_fault_is_no_failure_of_it() {
 }
 
 #[test]
-fn a_client_that_goes_away_is_held_against_no_endpoint() {
+fn a_disconnected_client_does_not_count_for_an_endpoint() {
     run(async {
         let app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
-        let both = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
-        mesh.route_to(&both);
+        let endpoints = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
+        mesh.route_to(&endpoints);
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
         wait_until(|| app.accepted.get() == 1).await;
         client.abandon();
         wait_until(|| mesh.client.failure_counts().contains_key("downstream-closed")).await;
-        assert_eq!(total_failures(&mesh, &both), 0);
+        assert_eq!(total_failures(&mesh, &endpoints), 0);
     });
 }
 
 #[test]
-fn a_request_that_finds_no_room_to_wait_is_held_against_no_endpoint() {
+fn a_request_over_the_pending_limit_does_not_count_for_an_endpoint() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -138,21 +144,21 @@ fn a_request_that_finds_no_room_to_wait_is_held_against_no_endpoint() {
         let policy = ServicePolicyName::new(kind, "bookinfo", "ratings").unwrap();
         let limits = CircuitLimits { pending: Some(0), ..CircuitLimits::default() };
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
-        let both = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
-        let mut view = service_config(Protocol::Http, &both);
-        view.ports.get_mut(&PORT).unwrap().traffic_policy = TrafficPolicy {
+        let endpoints = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
+        let mut service = service_config(Protocol::Http, &endpoints);
+        service.ports.get_mut(&PORT).unwrap().traffic_policy = TrafficPolicy {
             breaker: Some(PortCircuitBreaker { policy, rule }),
             ..TrafficPolicy::default()
         };
-        mesh.client_knows(vec![view]);
-        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-        assert_eq!(answer.verdict(), (503, Some("circuit-full")));
-        assert_eq!(total_failures(&mesh, &both), 0);
+        mesh.set_client_services(vec![service]);
+        let response = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(response.verdict(), (503, Some("circuit-full")));
+        assert_eq!(total_failures(&mesh, &endpoints), 0);
     });
 }
 
 #[test]
-fn who_does_not_answer_in_time_has_failed() {
+fn an_endpoint_without_a_response_in_time_has_failed() {
     run(async {
         let app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
@@ -163,24 +169,26 @@ fn who_does_not_answer_in_time_has_failed() {
         let mut each = to_it();
         each.actions.attempt_timeout = Some(soon);
         for (rule, reason) in [(whole, "request-timeout"), (each, "attempt-timeout")] {
-            let mut views = routed_services(&mesh, vec![rule]);
-            let endpoints = &mut views.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints;
+            let mut services = routed_services(&mesh, vec![rule]);
+            let endpoints =
+                &mut services.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints;
             endpoints.push(Arc::new(twin_endpoint(&endpoints[0])));
-            let both: Vec<Endpoint> = endpoints.iter().map(|it| (**it).clone()).collect();
-            mesh.client_knows(views);
-            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-            assert_eq!(answer.verdict(), (504, Some(reason)));
-            assert_eq!(total_failures(&mesh, &both), 1, "{reason}");
+            let all_endpoints: Vec<Endpoint> =
+                endpoints.iter().map(|endpoint| (**endpoint).clone()).collect();
+            mesh.set_client_services(services);
+            let response = Client::connect(mesh.listener).await.send_request(GET).await;
+            assert_eq!(response.verdict(), (504, Some(reason)));
+            assert_eq!(total_failures(&mesh, &all_endpoints), 1, "{reason}");
             // Reset the measurements.
-            for it in &both {
-                client_upstream(&mesh, it.clone()).forget_times();
+            for it in &all_endpoints {
+                client_upstream(&mesh, it.clone()).reset_latency();
             }
         }
     });
 }
 
 #[test]
-fn who_shows_no_key_goes_where_answers_are_soon() {
+fn requests_without_a_hash_key_go_to_the_fastest_endpoint() {
     run(async {
         let app = Application::with_response(OK).await;
         let other = Application::with_response(OK).await;
@@ -193,13 +201,13 @@ fn who_shows_no_key_goes_where_answers_are_soon() {
             let policy = ServicePolicyName::new(kind, "bookinfo", "keys").unwrap();
             let algorithm = algorithm(HashKey::Header("x-user".to_owned()));
             let rule = LoadBalancing { algorithm, slow_start: None };
-            let mut view =
+            let mut service =
                 service_config(Protocol::Http, &[mesh.server_endpoint(), second.clone()]);
-            view.ports.get_mut(&PORT).unwrap().traffic_policy = TrafficPolicy {
+            service.ports.get_mut(&PORT).unwrap().traffic_policy = TrafficPolicy {
                 balancing: Some(PortLoadBalancing { policy, rule }),
                 ..TrafficPolicy::default()
             };
-            mesh.client_knows(vec![view]);
+            mesh.set_client_services(vec![service]);
             let slow = client_upstream(&mesh, mesh.server_endpoint());
             record_choice(&slow, 10 * LONG);
             slow.start_timed().record_response(200);

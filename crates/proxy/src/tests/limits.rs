@@ -21,7 +21,7 @@ use crate::session::ListenerKind;
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
 #[test]
-fn a_head_beyond_the_limits_is_refused_with_431() {
+fn a_head_over_the_limits_is_rejected_with_431() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -68,8 +68,8 @@ async fn send_field(
         .body(());
     let (response, _) = client.send_request(request.unwrap(), true).unwrap();
     let response = response.await.expect("a response");
-    let text = |name| response.headers().get(name).map(|it| it.to_str().unwrap().to_owned());
-    let reason = text("leno-reason").map(|it| it.split(';').next().unwrap().to_owned());
+    let text = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+    let reason = text("leno-reason").map(|value| value.split(';').next().unwrap().to_owned());
     (response.status().as_u16(), text("grpc-status"), reason)
 }
 
@@ -87,10 +87,10 @@ fn a_long_head_over_http2_gets_a_response_with_the_reason() {
         let reason = || Some("head-too-large".to_owned());
         for client in &mut clients {
             for bytes in [66_000, 70_000, 100_000, 200_000] {
-                let given = send_field(client, "text/plain", bytes).await;
-                assert_eq!(given, (431, None, reason()), "{bytes}");
-                let given = send_field(client, "application/grpc", bytes).await;
-                assert_eq!(given, (200, Some("13".to_owned()), reason()), "{bytes}");
+                let result = send_field(client, "text/plain", bytes).await;
+                assert_eq!(result, (431, None, reason()), "{bytes}");
+                let result = send_field(client, "application/grpc", bytes).await;
+                assert_eq!(result, (200, Some("13".to_owned()), reason()), "{bytes}");
             }
             // The connection serves other requests.
             assert_eq!(send_field(client, "text/plain", 60_000).await, (200, None, None));
@@ -110,7 +110,7 @@ fn a_long_head_over_http2_gets_a_response_with_the_reason() {
 }
 
 #[test]
-fn a_field_section_beyond_what_the_codec_reads_ends_its_stream_alone() {
+fn a_field_section_over_the_codec_limit_ends_only_its_stream() {
     run(async {
         let app = http2::start_application(|request, mut respond| async move {
             http2::read_body(request.into_body()).await;
@@ -120,32 +120,36 @@ fn a_field_section_beyond_what_the_codec_reads_ends_its_stream_alone() {
         let mesh = http2::http2_mesh(app.address, Protocol::Http2).await;
         let mut client = http2::connect_client(mesh.listener).await;
         let request = Request::post("http://ratings.bookinfo:9080/").body(()).unwrap();
-        let (other, mut body) = client.send_request(request, false).unwrap();
+        let (other_response, mut body) = client.send_request(request, false).unwrap();
         // The codec responds, so there is no reason and no count.
         assert_eq!(send_field(&mut client, "text/plain", 300_000).await, (431, None, None));
         body.send_data(Bytes::new(), true).unwrap();
-        assert_eq!(other.await.unwrap().status(), 200, "another stream of the connection goes on");
+        assert_eq!(
+            other_response.await.unwrap().status(),
+            200,
+            "another stream of the connection goes on"
+        );
         assert!(mesh.client.failure_counts().is_empty());
     });
 }
 
 #[test]
-fn a_head_just_below_the_limit_passes_both_sidecars() {
+fn a_head_just_below_the_limit_is_forwarded_by_both_sidecars() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         // The outbound listener writes a longer `Host`, and the server's sidecar has the same limit.
         let value = "y".repeat(65_400);
-        let answer =
+        let response =
             client.send_request(&format!("GET / HTTP/1.1\r\nhost: x\r\nx: {value}\r\n\r\n")).await;
-        assert_eq!(answer.status, 200);
+        assert_eq!(response.status, 200);
         assert_eq!(app.received_requests()[0].field_value("x"), Some(&*value));
     });
 }
 
 #[test]
-fn a_head_that_does_not_arrive_is_answered_408_in_time() {
+fn an_incomplete_head_gets_408_in_time() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.head_timeout = Duration::from_millis(50);
@@ -161,7 +165,7 @@ fn a_head_that_does_not_arrive_is_answered_408_in_time() {
 }
 
 #[test]
-fn an_idle_connection_is_closed_in_time_and_in_order() {
+fn an_idle_connection_is_closed_cleanly_in_time() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.idle_connection = Duration::from_millis(50);
@@ -175,7 +179,7 @@ fn an_idle_connection_is_closed_in_time_and_in_order() {
 }
 
 #[test]
-fn requests_that_two_readers_could_read_differently_are_refused_and_smuggle_nothing() {
+fn ambiguous_requests_are_rejected_and_smuggle_nothing() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -206,7 +210,7 @@ fn requests_that_two_readers_could_read_differently_are_refused_and_smuggle_noth
 }
 
 #[test]
-fn bytes_beyond_the_declared_length_are_the_next_request() {
+fn bytes_after_the_declared_length_are_the_next_request() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -221,7 +225,7 @@ fn bytes_beyond_the_declared_length_are_the_next_request() {
 }
 
 #[test]
-fn a_chunked_body_that_is_broken_is_answered_and_goes_no_further() {
+fn a_malformed_chunked_body_is_rejected_and_not_forwarded() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -245,7 +249,7 @@ fn a_chunked_body_that_is_broken_is_answered_and_goes_no_further() {
 }
 
 #[test]
-fn an_answer_longer_than_it_says_taints_no_other() {
+fn a_response_longer_than_declared_does_not_affect_others() {
     run(async {
         let app = Application::respond_with(|request| {
             let path = request.head.split(' ').nth(1).unwrap();
@@ -255,16 +259,16 @@ fn an_answer_longer_than_it_says_taints_no_other() {
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for path in ["/a", "/b", "/c"] {
-            let answer =
+            let response =
                 client.send_request(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
-            assert_eq!((answer.body_text(), &answer.head[..15]), (path, "HTTP/1.1 200 OK"));
+            assert_eq!((response.body_text(), &response.head[..15]), (path, "HTTP/1.1 200 OK"));
         }
         assert_eq!(app.accepted.get(), 3, "such a connection is not used again");
     });
 }
 
 #[test]
-fn an_answer_that_is_no_http_is_a_502() {
+fn a_response_that_is_not_http_becomes_502() {
     run(async {
         for response in [
             "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nab",
@@ -277,8 +281,8 @@ fn an_answer_that_is_no_http_is_a_502() {
             let app = Application::with_response(response).await;
             let mesh = Mesh::permissive(app.address).await;
             let mut client = Client::connect(mesh.listener).await;
-            let answer = client.send_request(GET).await;
-            assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{response}");
+            let reply = client.send_request(GET).await;
+            assert_eq!(reply.verdict(), (502, Some("upstream-malformed")), "{response}");
         }
     });
 }
@@ -318,7 +322,7 @@ fn connections_beyond_the_limit_are_closed_at_once_and_counted() {
 }
 
 #[test]
-fn empty_lines_before_a_request_do_not_begin_it() {
+fn empty_lines_before_a_request_are_not_part_of_it() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.head_timeout = Duration::from_millis(50);
@@ -337,16 +341,16 @@ fn empty_lines_before_a_request_do_not_begin_it() {
 }
 
 #[test]
-fn connections_to_the_application_are_bounded_however_many_streams_a_link_has() {
+fn connections_to_the_application_are_limited_for_any_number_of_streams() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.connections_max = 2;
-        let (release, held) = tokio::sync::watch::channel(false);
+        let (release, release_receiver) = tokio::sync::watch::channel(false);
         let app = Application::start(move |mut client| {
-            let mut held = held.clone();
+            let mut release_receiver = release_receiver.clone();
             async move {
                 client.read_head().await;
-                drop(held.wait_for(|released| *released).await);
+                drop(release_receiver.wait_for(|released| *released).await);
                 client.send_bytes(OK).await;
             }
         });
@@ -356,8 +360,8 @@ fn connections_to_the_application_are_bounded_however_many_streams_a_link_has() 
         let waiting = peer.open_stream(StreamKind::Http, GET, true);
         peer.open_stream(StreamKind::Http, GET, true);
         let third = peer.open_stream(StreamKind::Http, GET, true);
-        let (answer, ..) = peer.read_response(third).await;
-        assert!(answer.contains("too-many-connections"), "{answer}");
+        let (response, ..) = peer.read_response(third).await;
+        assert!(response.contains("too-many-connections"), "{response}");
         release.send_replace(true);
         assert!(peer.read_response(waiting).await.0.starts_with("HTTP/1.1 200"));
     });

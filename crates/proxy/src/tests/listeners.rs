@@ -18,7 +18,7 @@ async fn start_mirror() -> Application {
 }
 
 #[test]
-fn a_fixed_listener_gives_the_request_the_host_of_its_service() {
+fn an_outbound_listener_sets_the_host_of_its_service() {
     run(async {
         let mesh = Mesh::permissive(start_mirror().await.address).await;
         let mut client = Client::connect(mesh.listener).await;
@@ -27,8 +27,8 @@ fn a_fixed_listener_gives_the_request_the_host_of_its_service() {
             "GET /a HTTP/1.1\r\nhost:\r\n\r\n",
             "GET http://else.where/a HTTP/1.1\r\nhost: else.where\r\n\r\n",
         ] {
-            let answer = client.send_request(request).await;
-            assert_eq!(answer.body_text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
+            let response = client.send_request(request).await;
+            assert_eq!(response.body_text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
         }
         let old = client.send_request("GET /a HTTP/1.0\r\n\r\n").await;
         assert_eq!(old.body_text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
@@ -36,7 +36,7 @@ fn a_fixed_listener_gives_the_request_the_host_of_its_service() {
 }
 
 #[test]
-fn the_http_proxy_takes_the_target_from_each_request() {
+fn the_http_proxy_routes_by_the_target_of_each_request() {
     run(async {
         let app = start_mirror().await;
         let mesh = Mesh::permissive(app.address).await;
@@ -74,15 +74,17 @@ fn the_http_proxy_takes_the_target_from_each_request() {
 }
 
 #[test]
-fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() {
+fn the_http_proxy_reaches_only_services_without_egress() {
     run(async {
         let mesh = Mesh::permissive(start_mirror().await.address).await;
-        let plan = WorkloadConfig {
+        let workload_config = WorkloadConfig {
             egress: Egress::Deny,
             ..proxy_config("productpage", Access::AllowAll)
         };
-        mesh.client
-            .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
+        mesh.client.apply_config(
+            workload_config,
+            vec![service_config(Protocol::Http, &[mesh.server_endpoint()])],
+        );
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         for (authority, verdict) in [
             ("www.example.com", (403, Some("egress-denied"))),
@@ -117,15 +119,17 @@ fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() 
 
 /// A name of two labels is a service, `NAME.NAMESPACE`, or an external host.
 #[test]
-fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
+fn a_host_of_two_labels_without_a_known_namespace_is_external() {
     run(async {
         let mesh = Mesh::permissive(start_mirror().await.address).await;
-        let plan = WorkloadConfig {
+        let workload_config = WorkloadConfig {
             egress: Egress::Deny,
             ..proxy_config("productpage", Access::AllowAll)
         };
-        mesh.client
-            .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
+        mesh.client.apply_config(
+            workload_config,
+            vec![service_config(Protocol::Http, &[mesh.server_endpoint()])],
+        );
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let (denied, unknown) = ((403, Some("egress-denied")), (404, Some("unknown-service")));
         for (authority, verdict) in [
@@ -147,7 +151,7 @@ fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
 }
 
 #[test]
-fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() {
+fn the_http_proxy_forwards_requests_to_allowed_external_hosts() {
     run(async {
         let outside = start_mirror().await;
         let mesh = Mesh::permissive(start_mirror().await.address).await;
@@ -185,7 +189,7 @@ fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() 
 }
 
 #[test]
-fn a_target_of_another_scheme_goes_no_further_in_clear() {
+fn a_target_with_another_scheme_is_not_forwarded_in_plaintext() {
     run(async {
         let app = start_mirror().await;
         let mesh = Mesh::permissive(app.address).await;
@@ -208,9 +212,9 @@ fn a_target_of_another_scheme_goes_no_further_in_clear() {
                 ("wss", "wss://"),
             ] {
                 let request = format!("GET {scheme}://{authority}/a HTTP/1.1\r\nhost: a\r\n\r\n");
-                let answer = client.send_request(&request).await;
-                assert_eq!(answer.verdict(), (501, Some("unsupported")), "{request}");
-                assert!(answer.body_text().contains(hint), "{}", answer.body_text());
+                let response = client.send_request(&request).await;
+                assert_eq!(response.verdict(), (501, Some("unsupported")), "{request}");
+                assert!(response.body_text().contains(hint), "{}", response.body_text());
             }
             let request = format!("GET HTTP://{authority}/a HTTP/1.1\r\nhost: a\r\n\r\n");
             assert_eq!(client.send_request(&request).await.status, 200, "{request}");
@@ -220,7 +224,7 @@ fn a_target_of_another_scheme_goes_no_further_in_clear() {
 }
 
 #[test]
-fn a_tunnel_is_a_listener_to_the_service_it_names() {
+fn a_tunnel_reaches_the_service_of_its_target() {
     run(async {
         let app = start_mirror().await;
         for protocol in [Protocol::Http, Protocol::Detect, Protocol::Tcp] {
@@ -232,8 +236,8 @@ fn a_tunnel_is_a_listener_to_the_service_it_names() {
             assert_eq!(client.read_head().await.unwrap().status, 200);
             // A client that named the service itself keeps its own `Host`.
             for _ in 0..2 {
-                let answer = client.send_request(GET).await;
-                assert_eq!(answer.body_text(), "GET /ratings/1 HTTP/1.1\r\nhost: x");
+                let response = client.send_request(GET).await;
+                assert_eq!(response.body_text(), "GET /ratings/1 HTTP/1.1\r\nhost: x");
             }
         }
     });
@@ -252,7 +256,7 @@ fn a_client_may_send_through_a_tunnel_before_it_is_open() {
 }
 
 #[test]
-fn a_tunnel_where_none_can_be_is_reported_so() {
+fn a_tunnel_to_an_invalid_target_is_rejected() {
     run(async {
         let mesh = Mesh::permissive(start_mirror().await.address).await;
         let mut client = Client::connect(mesh.listener).await;

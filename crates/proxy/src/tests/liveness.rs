@@ -32,31 +32,31 @@ async fn dead_endpoint(name: &str, account: Option<&str>) -> (Endpoint, TcpListe
 /// Starts a sidecar that accepts links and requests, and never responds. Counts the requests.
 async fn start_silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let silent = meshed_endpoint(name, listener.local_addr().unwrap(), "ratings");
+    let silent_endpoint = meshed_endpoint(name, listener.local_addr().unwrap(), "ratings");
     let identity = test_credential(&mesh.authority, "ratings");
-    let taken = Rc::new(Cell::new(0));
-    let counted = taken.clone();
+    let accepted = Rc::new(Cell::new(0));
+    let count = accepted.clone();
     tokio::task::spawn_local(async move {
         let (tcp, _) = listener.accept().await.unwrap();
         let mut peer = Peer::accept_link(tcp, &identity).await;
         while let Some(event) = peer.next().await {
-            counted.set(counted.get() + usize::from(matches!(event, LinkEvent::Opened { .. })));
+            count.set(count.get() + usize::from(matches!(event, LinkEvent::Opened { .. })));
         }
         // Later connections are accepted by the kernel alone.
         let _listener = listener;
         pending::<()>().await;
     });
-    (silent, taken)
+    (silent_endpoint, accepted)
 }
 
 /// The listener accepts links from now on: those that wait in the backlog, and probes. Counts the requests.
 fn accept_links(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
     let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
     let served = Rc::new(Cell::new(0));
-    let counted = served.clone();
+    let count = served.clone();
     tokio::task::spawn_local(async move {
         while let Ok((tcp, _)) = listener.accept().await {
-            let (identity, counted) = (identity.clone(), counted.clone());
+            let (identity, count) = (identity.clone(), count.clone());
             tokio::task::spawn_local(async move {
                 let tls = super::fixture::tls_accept(tcp, &identity, &[crate::tls::ALPN_LINK]);
                 let Ok(tls) = tls.await else { return };
@@ -65,7 +65,7 @@ fn accept_links(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
                 peer.flush().await;
                 while let Some(event) = peer.next().await {
                     if let LinkEvent::Opened { stream, .. } = event {
-                        counted.set(counted.get() + 1);
+                        count.set(count.get() + 1);
                         peer.send_head(
                             stream,
                             "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
@@ -85,35 +85,35 @@ async fn send_request(mesh: &Mesh, request: &str) -> (u16, Option<String>) {
 }
 
 async fn status_at(listener: SocketAddr, request: &str) -> (u16, Option<String>) {
-    let answer = Client::connect(listener).await.send_request(request).await;
-    let (status, reason) = answer.verdict();
+    let response = Client::connect(listener).await.send_request(request).await;
+    let (status, reason) = response.verdict();
     (status, reason.map(str::to_owned))
 }
 
 /// Sends sixteen requests at once.
 async fn send_together(listener: SocketAddr, request: &'static str) -> Vec<(u16, Option<String>)> {
-    let ask = |_| tokio::task::spawn_local(status_at(listener, request));
-    let asked: Vec<_> = (0..16).map(ask).collect();
+    let send = |_| tokio::task::spawn_local(status_at(listener, request));
+    let responses: Vec<_> = (0..16).map(send).collect();
     let mut answers = Vec::new();
-    for answer in asked {
-        answers.push(answer.await.unwrap());
+    for response in responses {
+        answers.push(response.await.unwrap());
     }
     answers
 }
 
 #[test]
-fn a_request_of_any_method_goes_to_one_endpoint_after_another_until_it_was_sent() {
+fn a_request_of_any_method_tries_endpoints_until_it_is_sent() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut listeners = Vec::new();
-        let mut all = vec![mesh.server_endpoint()];
+        let mut endpoints = vec![mesh.server_endpoint()];
         for name in ["ratings-2", "ratings-3", "ratings-4", "ratings-5"] {
             let (dead, listener) = dead_endpoint(name, Some("ratings")).await;
-            all.push(dead);
+            endpoints.push(dead);
             listeners.push(listener);
         }
-        mesh.route_to(&all);
+        mesh.route_to(&endpoints);
         // Together: no request benefits from the failures of others.
         for (status, reason) in send_together(mesh.listener, POST).await {
             assert_eq!((status, reason), (200, None));
@@ -123,7 +123,7 @@ fn a_request_of_any_method_goes_to_one_endpoint_after_another_until_it_was_sent(
 }
 
 #[test]
-fn the_same_holds_for_endpoints_without_a_sidecar_and_for_bytes() {
+fn requests_and_bytes_try_endpoints_without_a_sidecar_until_they_are_sent() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -131,15 +131,15 @@ fn the_same_holds_for_endpoints_without_a_sidecar_and_for_bytes() {
             account: None,
             ..meshed_endpoint("ratings-2", super::fixture::closed_port(), "ratings")
         };
-        let other = Endpoint {
+        let other_endpoint = Endpoint {
             id: meshed_endpoint("ratings-3", app.address, "ratings").id,
             ..closed.clone()
         };
         let plain =
             Endpoint { account: None, ..meshed_endpoint("ratings-4", app.address, "ratings") };
         for protocol in [Protocol::Http, Protocol::Tcp] {
-            let all = [closed.clone(), other.clone(), plain.clone()];
-            mesh.client_knows(vec![super::fixture::service_config(protocol, &all)]);
+            let endpoints = [closed.clone(), other_endpoint.clone(), plain.clone()];
+            mesh.set_client_services(vec![super::fixture::service_config(protocol, &endpoints)]);
             for _ in 0..8 {
                 assert_eq!(send_request(&mesh, POST).await, (200, None), "{protocol}");
             }
@@ -148,29 +148,29 @@ fn the_same_holds_for_endpoints_without_a_sidecar_and_for_bytes() {
 }
 
 #[test]
-fn a_link_that_is_silent_loses_its_requests_and_gets_no_new_ones() {
+fn a_silent_link_loses_its_requests_and_gets_no_new_ones() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (silent, taken) = start_silent(&mesh, "ratings-2").await;
-        mesh.route_to(std::slice::from_ref(&silent));
+        let (silent_endpoint, accepted) = start_silent(&mesh, "ratings-2").await;
+        mesh.route_to(std::slice::from_ref(&silent_endpoint));
         // A request that was sent and may have had its effect fails with a reason, long before the 20 s of two
         // keepalive intervals.
-        let asked = Instant::now();
+        let start_time = Instant::now();
         assert_eq!(send_request(&mesh, POST).await, (502, Some("upstream-reset".to_owned())));
-        assert!(asked.elapsed() < Duration::from_secs(16), "{:?}", asked.elapsed());
-        assert_eq!(taken.get(), 1);
-        mesh.route_to(&[silent, mesh.server_endpoint()]);
+        assert!(start_time.elapsed() < Duration::from_secs(16), "{:?}", start_time.elapsed());
+        assert_eq!(accepted.get(), 1);
+        mesh.route_to(&[silent_endpoint, mesh.server_endpoint()]);
         for _ in 0..20 {
             assert_eq!(send_request(&mesh, POST).await, (200, None));
         }
-        assert_eq!((app.received_requests().len(), taken.get()), (20, 1));
+        assert_eq!((app.received_requests().len(), accepted.get()), (20, 1));
     });
 }
 
 /// A sidecar without CPU time for seconds: its request in progress waits, and others do not.
 #[test]
-fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() {
+fn a_request_survives_a_silence_of_seconds_of_its_peer() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -178,14 +178,14 @@ fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() 
         let stalled = meshed_endpoint("ratings-2", listener.local_addr().unwrap(), "ratings");
         let identity = test_credential(&mesh.authority, "ratings");
         let goes_on = Rc::new(tokio::sync::Notify::new());
-        let (taken, released) = (Rc::new(Cell::new(false)), goes_on.clone());
-        let counted = taken.clone();
+        let (accepted, released) = (Rc::new(Cell::new(false)), goes_on.clone());
+        let count = accepted.clone();
         tokio::task::spawn_local(async move {
             let (tcp, _) = listener.accept().await.unwrap();
             let mut peer = Peer::accept_link(tcp, &identity).await;
             while let Some(event) = peer.next().await {
                 let LinkEvent::Opened { stream, .. } = event else { continue };
-                if !counted.replace(true) {
+                if !count.replace(true) {
                     released.notified().await;
                 }
                 peer.send_head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
@@ -195,7 +195,7 @@ fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() 
         mesh.route_to(std::slice::from_ref(&stalled));
         let listener = mesh.listener;
         let waits = tokio::task::spawn_local(async move { status_at(listener, POST).await });
-        wait_until(|| taken.get()).await;
+        wait_until(|| accepted.get()).await;
         let upstream = mesh.client.worker.upstream_for(&Arc::new(stalled.clone()));
         wait_until(|| !upstream.is_usable(Instant::now())).await;
         mesh.route_to(&[stalled, mesh.server_endpoint()]);
@@ -213,7 +213,7 @@ fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() 
 /// A drain, or the removal of an endpoint, retires each link of the endpoint, including those with a silent
 /// peer.
 #[test]
-fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on() {
+fn a_silent_link_of_a_retired_endpoint_ends_when_its_peer_responds() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -267,22 +267,22 @@ fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on
 }
 
 #[test]
-fn an_idempotent_request_on_a_silent_link_is_answered_by_another_endpoint() {
+fn an_idempotent_request_on_a_silent_link_is_retried_at_another_endpoint() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (silent, taken) = start_silent(&mesh, "ratings-2").await;
-        mesh.route_to(&[silent, mesh.server_endpoint()]);
+        let (silent_endpoint, accepted) = start_silent(&mesh, "ratings-2").await;
+        mesh.route_to(&[silent_endpoint, mesh.server_endpoint()]);
         for (status, reason) in send_together(mesh.listener, GET).await {
             assert_eq!((status, reason), (200, None));
         }
-        assert!(taken.get() > 0);
+        assert!(accepted.get() > 0);
         assert_eq!(mesh.client.failure_counts().len(), 0);
     });
 }
 
 #[test]
-fn an_endpoint_that_answers_again_gets_requests_again() {
+fn an_endpoint_that_responds_again_gets_requests_again() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -300,7 +300,7 @@ fn an_endpoint_that_answers_again_gets_requests_again() {
 }
 
 #[test]
-fn a_preferred_endpoint_is_probed_while_another_list_serves() {
+fn a_preferred_endpoint_is_probed_while_another_priority_serves() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -312,9 +312,9 @@ fn a_preferred_endpoint_is_probed_while_another_list_serves() {
         let worker = &mesh.client.worker;
         let preferred = worker.upstream_for(&Arc::new(dead));
         assert!(preferred.acquire(worker, None, ConnectWait::Short).await.is_err());
-        assert!(priorities.has_yielded(priorities.serving_endpoints(worker, None, None)));
+        assert!(priorities.is_fallback(priorities.serving_endpoints(worker, None, None)));
         let _served = accept_links(&mesh, listener);
-        wait_until(|| !priorities.has_yielded(priorities.serving_endpoints(worker, None, None)))
+        wait_until(|| !priorities.is_fallback(priorities.serving_endpoints(worker, None, None)))
             .await;
     });
 }

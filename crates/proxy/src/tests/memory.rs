@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_telemetry::{Gauge, read_spent};
+use leno_telemetry::{Gauge, read_stat_usage};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::fixture::{Application, Client, GET, Mesh, OK, Setup, run, wait_until};
@@ -10,13 +10,13 @@ use super::fixture::{Application, Client, GET, Mesh, OK, Setup, run, wait_until}
 /// Measured in a process without other tests.
 #[test]
 fn an_idle_connection_holds_no_buffers() {
-    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-    alone.args(["--exact", "tests::memory::measured_alone", "--ignored", "--nocapture"]);
-    let output = alone.output().unwrap();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "tests::memory::measured_alone", "--ignored", "--nocapture"]);
+    let output = child.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let each = text.lines().find_map(|line| line.strip_prefix(REPORT));
     let each: u64 = each.unwrap_or_else(|| panic!("no report: {text}")).parse().unwrap();
-    assert!(each <= KIB_MAX, "{each} KiB for each idle connection");
+    assert!(each <= MAX_KIB, "{each} KiB for each idle connection");
 }
 
 #[test]
@@ -35,14 +35,14 @@ fn measured_alone() {
         };
         // One-time allocations of the first connection are excluded.
         let mut clients = vec![open().await];
-        let before = own_kib();
+        let kib_before = own_kib();
         for _ in 0..CONNECTIONS {
             clients.push(open().await);
         }
         let downstream = || mesh.client.telemetry.gauge(Gauge::ConnectionsDownstream);
         wait_until(|| downstream() == CONNECTIONS + 1).await;
         let after = own_kib();
-        let each = after.saturating_sub(before).div_ceil(CONNECTIONS);
+        let each = after.saturating_sub(kib_before).div_ceil(CONNECTIONS);
         let report = format!("\n{REPORT}{each}\n");
         std::io::Write::write_all(&mut std::io::stdout(), report.as_bytes()).unwrap();
     });
@@ -51,11 +51,11 @@ fn measured_alone() {
 /// Returns the memory of this process that belongs to no file. Pages of the program count as private once the
 /// last other process of this program ends.
 fn own_kib() -> u64 {
-    read_spent(std::process::id()).unwrap().own_kib
+    read_stat_usage(std::process::id()).unwrap().own_kib
 }
 
 /// Few enough for the usual limit of descriptors: each takes two in this process.
 const CONNECTIONS: u64 = 300;
 /// For both ends of a connection, because client and sidecar share the process: less than one read buffer.
-const KIB_MAX: u64 = 12;
+const MAX_KIB: u64 = 12;
 const REPORT: &str = "KiB for each idle connection: ";

@@ -77,14 +77,17 @@ type Change = Box<dyn Fn(WorkloadConfig) -> WorkloadConfig>;
 /// `TCP`.
 fn request_policies(port: u16) -> Vec<(&'static str, bool, Change)> {
     let limited = |limits: RateLimits| {
-        move |plan| WorkloadConfig {
+        move |workload_config| WorkloadConfig {
             limits: [(port, vec![port_limits(limits.clone())])].into(),
-            ..plan
+            ..workload_config
         }
     };
     let guarded = |kind, guard: RequestCheck| {
         let guard = PortCheck { policy: policy_name(kind), check: guard };
-        move |plan| WorkloadConfig { request_checks: [(port, vec![guard.clone()])].into(), ..plan }
+        move |workload_config| WorkloadConfig {
+            request_checks: [(port, vec![guard.clone()])].into(),
+            ..workload_config
+        }
     };
     let tokens =
         |required| RequestCheck::Tokens(Box::new(JwtValidation { issuers: Vec::new(), required }));
@@ -107,52 +110,67 @@ fn request_policies(port: u16) -> Vec<(&'static str, bool, Change)> {
         response: FixedResponse::default(),
         rate_limit_headers: false,
     };
-    let all = RateLimits::default;
+    let no_limits = RateLimits::default;
     let connections = Some(hourly_rate(1000));
-    let at_once = Some(Concurrency { requests: 1, ..Concurrency::default() });
+    let concurrency_limit = Some(Concurrency { requests: 1, ..Concurrency::default() });
     let (jwt, external) =
         (ServicePolicyKind::JwtValidation, ServicePolicyKind::ExternalAuthorization);
     vec![
         (
             "rules",
             true,
-            Box::new(limited(RateLimits { rules: vec![rate_rule(2)], connections, ..all() })),
+            Box::new(limited(RateLimits { rules: vec![rate_rule(2)], connections, ..no_limits() })),
         ),
-        ("concurrency", true, Box::new(limited(RateLimits { concurrency: at_once, ..all() }))),
-        ("global", true, Box::new(limited(RateLimits { global: Some(Box::new(global)), ..all() }))),
+        (
+            "concurrency",
+            true,
+            Box::new(limited(RateLimits { concurrency: concurrency_limit, ..no_limits() })),
+        ),
+        (
+            "global",
+            true,
+            Box::new(limited(RateLimits { global: Some(Box::new(global)), ..no_limits() })),
+        ),
         ("optional tokens", true, Box::new(guarded(jwt, tokens(TokenRequirement::Never)))),
         ("required tokens", false, Box::new(guarded(jwt, tokens(TokenRequirement::Always)))),
         ("authorization", false, Box::new(guarded(external, authorization))),
-        ("denial", true, Box::new(|plan| WorkloadConfig { inbound: denies_some(), ..plan })),
+        (
+            "denial",
+            true,
+            Box::new(|workload_config| WorkloadConfig {
+                inbound: denies_some(),
+                ..workload_config
+            }),
+        ),
     ]
 }
 
 #[test]
-fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares() {
+fn opaque_bytes_do_not_bypass_policies_that_decide_by_request() {
     run(async {
-        let all =
+        let protocols =
             [Protocol::Http, Protocol::Http2, Protocol::Grpc, Protocol::Detect, Protocol::Tcp];
-        for protocol in all {
+        for protocol in protocols {
             let app = Application::with_response(OK).await;
             let mesh = protocol_mesh(app.address, protocol).await;
             let identity = test_credential(&mesh.authority, "productpage");
             for (policy, passes_tcp, enforced) in request_policies(app.address.port()) {
-                let before =
+                let count_before =
                     mesh.server.failure_counts().get("denied-by-policy").copied().unwrap_or(0);
-                mesh.enforce_with(&enforced);
+                mesh.change_server_config(&enforced);
                 // A program that a mesh member runs in place of its sidecar.
                 let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
                 let stream = peer.open_stream(StreamKind::Tcp, "", false);
-                let mut answer = peer.next().await.unwrap();
+                let mut response = peer.next().await.unwrap();
                 if protocol == Protocol::Detect {
                     // Requests may follow.
-                    assert!(matches!(answer, LinkEvent::Head { .. }), "{policy}: {answer:?}");
+                    assert!(matches!(response, LinkEvent::Head { .. }), "{policy}: {response:?}");
                     peer.send_data(stream, b"\0", false);
-                    answer = reset_of(&mut peer).await;
+                    response = next_event(&mut peer).await;
                 }
                 if protocol == Protocol::Tcp && passes_tcp {
-                    assert!(matches!(answer, LinkEvent::Head { .. }), "{policy}: {answer:?}");
-                    no_request_passes(&mesh, policy).await;
+                    assert!(matches!(response, LinkEvent::Head { .. }), "{policy}: {response:?}");
+                    expect_no_request_passes(&mesh, policy).await;
                     continue;
                 }
                 let expected = LinkEvent::Reset {
@@ -160,19 +178,19 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
                     code: ResetCode::Denied,
                     reason: "denied-by-policy".into(),
                 };
-                assert_eq!(answer, expected, "{policy} {protocol:?}");
+                assert_eq!(response, expected, "{policy} {protocol:?}");
                 let denied = || mesh.server.failure_counts().get("denied-by-policy").copied();
                 // An open connection of a `TCP` port may be closed at the same time.
-                wait_until(|| denied() > Some(before)).await;
+                wait_until(|| denied() > Some(count_before)).await;
             }
             assert!(protocol == Protocol::Tcp || app.accepted.get() == 0, "{protocol:?}");
-            assert!(app.seen.borrow().is_empty(), "{protocol:?}");
+            assert!(app.requests.borrow().is_empty(), "{protocol:?}");
         }
     });
 }
 
 /// The program that a member runs in place of its sidecar sends requests to a port declared `TCP`.
-async fn no_request_passes(mesh: &Mesh, policy: &str) {
+async fn expect_no_request_passes(mesh: &Mesh, policy: &str) {
     let identity = test_credential(&mesh.authority, "productpage");
     for pieces in [
         &[GET][..],
@@ -201,14 +219,14 @@ async fn no_request_passes(mesh: &Mesh, policy: &str) {
 }
 
 #[test]
-fn requests_at_a_port_that_is_declared_tcp_are_cut_when_a_policy_has_to_see_them() {
+fn requests_at_a_tcp_port_are_reset_if_a_policy_decides_by_request() {
     run(async {
         let app = Application::with_response(OK).await;
         for (policy, _, enforced) in request_policies(app.address.port()) {
             let mesh = protocol_mesh(app.address, Protocol::Tcp).await;
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.send_request(GET).await.status, 200, "{policy}");
-            mesh.enforce_with(&enforced);
+            mesh.change_server_config(&enforced);
             assert_eq!(client.read_end().await, End::Reset, "{policy}");
             let mut later = Client::connect(mesh.listener).await;
             later.send_bytes(GET).await;
@@ -218,7 +236,7 @@ fn requests_at_a_port_that_is_declared_tcp_are_cut_when_a_policy_has_to_see_them
 }
 
 #[test]
-fn a_connection_that_is_open_is_cut_when_a_policy_has_to_see_requests() {
+fn an_open_connection_is_reset_once_a_policy_decides_by_request() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.send_bytes("hello").await;
@@ -230,14 +248,14 @@ fn a_connection_that_is_open_is_cut_when_a_policy_has_to_see_requests() {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes("\0").await;
             assert_eq!(client.read_exactly(5).await, b"hello", "{policy}");
-            mesh.enforce_with(&enforced);
+            mesh.change_server_config(&enforced);
             assert_eq!(client.read_end().await, End::Reset, "{policy}");
         }
     });
 }
 
 #[test]
-fn connections_are_counted_where_nothing_else_is_bounded() {
+fn connections_are_limited_by_a_policy_without_request_limits() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.send_bytes("hello").await;
@@ -246,7 +264,7 @@ fn connections_are_counted_where_nothing_else_is_bounded() {
         for protocol in [Protocol::Tcp, Protocol::Detect] {
             let mesh = protocol_mesh(app.address, protocol).await;
             let limits = RateLimits { connections: Some(hourly_rate(2)), ..RateLimits::default() };
-            mesh.set_guards(Vec::new(), vec![port_limits(limits)]);
+            mesh.set_checks(Vec::new(), vec![port_limits(limits)]);
             for let_in in [true, true, false] {
                 let mut client = Client::connect(mesh.listener).await;
                 client.send_bytes("\0").await;
@@ -258,11 +276,11 @@ fn connections_are_counted_where_nothing_else_is_bounded() {
 }
 
 #[test]
-fn empty_lines_before_a_request_hide_it_from_no_limit() {
+fn empty_lines_before_a_request_do_not_bypass_limits() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = protocol_mesh(app.address, Protocol::Detect).await;
-        mesh.set_guards(
+        mesh.set_checks(
             Vec::new(),
             vec![port_limits(RateLimits { rules: vec![rate_rule(2)], ..RateLimits::default() })],
         );
@@ -273,24 +291,24 @@ fn empty_lines_before_a_request_hide_it_from_no_limit() {
         // Some servers treat a bare line feed as an empty line: no such byte reaches one.
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(&format!("\n{GET}")).await.status, 400);
-        assert_eq!(app.seen.borrow().len(), 2);
+        assert_eq!(app.requests.borrow().len(), 2);
     });
 }
 
 /// Returns the status of a call, as the application reported it.
 async fn call_status(listener: std::net::SocketAddr, path: &str) -> Option<u16> {
-    call_on(&mut http2::connect_client(listener).await, path).await
+    call_status_on(&mut http2::connect_client(listener).await, path).await
 }
 
 /// The same on a connection that stays open.
-pub(super) async fn call_on(client: &mut SendRequest<Bytes>, path: &str) -> Option<u16> {
+pub(super) async fn call_status_on(client: &mut SendRequest<Bytes>, path: &str) -> Option<u16> {
     let uri = format!("http://ratings.bookinfo:9080{path}");
     let request = http::Request::get(uri).body(()).unwrap();
     let (response, _) = client.send_request(request, true).ok()?;
     Some(response.await.ok()?.status().as_u16())
 }
 
-pub(super) async fn application_of_http2() -> Application {
+pub(super) async fn start_http2_application() -> Application {
     http2::start_application(|_, mut respond| async move {
         drop(respond.send_response(Response::new(()), true).unwrap());
     })
@@ -298,30 +316,37 @@ pub(super) async fn application_of_http2() -> Application {
 }
 
 #[test]
-fn http2_with_prior_knowledge_is_counted_and_judged_where_no_protocol_is_declared() {
+fn http2_with_prior_knowledge_is_authorized_on_a_port_without_a_declared_protocol() {
     run(async {
-        let app = application_of_http2().await;
+        let app = start_http2_application().await;
         let mesh = protocol_mesh(app.address, Protocol::Detect).await;
         let mut first = http2::connect_client(mesh.listener).await;
-        assert_eq!(call_on(&mut first, "/admin").await, Some(200));
-        mesh.set_guards(
+        assert_eq!(call_status_on(&mut first, "/admin").await, Some(200));
+        mesh.set_checks(
             Vec::new(),
             vec![port_limits(RateLimits { rules: vec![rate_rule(2)], ..RateLimits::default() })],
         );
         for status in [200, 200, 429] {
             assert_eq!(call_status(mesh.listener, "/ratings").await, Some(status));
         }
-        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
+        mesh.change_server_config(&|workload_config| WorkloadConfig {
+            inbound: denies_some(),
+            ..workload_config
+        });
         for (path, status) in [("/ratings", 200), ("/admin", 403), ("/Admin/", 403)] {
             assert_eq!(call_status(mesh.listener, path).await, Some(status), "{path}");
         }
         assert_eq!(mesh.server.failure_counts().get("denied-by-policy"), Some(&2));
-        assert_eq!(call_on(&mut first, "/ratings").await, Some(200), "it was never one of bytes");
+        assert_eq!(
+            call_status_on(&mut first, "/ratings").await,
+            Some(200),
+            "it was never one of bytes"
+        );
     });
 }
 
 /// Returns the next event other than credit.
-async fn reset_of<S: AsyncRead + AsyncWrite + Unpin>(peer: &mut Peer<S>) -> LinkEvent {
+async fn next_event<S: AsyncRead + AsyncWrite + Unpin>(peer: &mut Peer<S>) -> LinkEvent {
     loop {
         match peer.next().await.unwrap() {
             LinkEvent::Credit { .. } => {}
@@ -331,32 +356,38 @@ async fn reset_of<S: AsyncRead + AsyncWrite + Unpin>(peer: &mut Peer<S>) -> Link
 }
 
 #[test]
-fn what_only_says_that_it_is_http2_passes_no_policy() {
+fn a_fake_http2_preface_does_not_bypass_policies() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = protocol_mesh(app.address, Protocol::Detect).await;
         let limits = RateLimits { rules: vec![rate_rule(2)], ..RateLimits::default() };
-        mesh.set_guards(Vec::new(), vec![port_limits(limits)]);
+        mesh.set_checks(Vec::new(), vec![port_limits(limits)]);
         let identity = test_credential(&mesh.authority, "productpage");
         let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
         let stream = peer.open_stream(StreamKind::Tcp, "h2", false);
         assert!(matches!(peer.next().await, Some(LinkEvent::Head { .. })));
         peer.send_data(stream, b"\0\r\n", false);
-        let answer = reset_of(&mut peer).await;
-        assert!(matches!(answer, LinkEvent::Reset { code: ResetCode::Denied, .. }), "{answer:?}");
+        let response = next_event(&mut peer).await;
+        assert!(
+            matches!(response, LinkEvent::Reset { code: ResetCode::Denied, .. }),
+            "{response:?}"
+        );
         assert_eq!(app.accepted.get(), 0);
     });
 }
 
 #[test]
-fn http2_in_clear_text_is_judged_as_well() {
+fn policies_apply_to_plaintext_http2() {
     run(async {
-        let app = application_of_http2().await;
+        let app = start_http2_application().await;
         let mesh = protocol_mesh(app.address, Protocol::Detect).await;
-        let in_clear = |plan| WorkloadConfig { mtls: MtlsMode::Permissive, ..plan };
-        mesh.enforce_with(&in_clear);
+        let in_clear =
+            |workload_config| WorkloadConfig { mtls: MtlsMode::Permissive, ..workload_config };
+        mesh.change_server_config(&in_clear);
         assert_eq!(call_status(mesh.inbound, "/admin").await, Some(200));
-        mesh.enforce_with(&|plan| in_clear(WorkloadConfig { inbound: denies_some(), ..plan }));
+        mesh.change_server_config(&|workload_config| {
+            in_clear(WorkloadConfig { inbound: denies_some(), ..workload_config })
+        });
         for (path, status) in [("/ratings", 200), ("/admin", 403)] {
             assert_eq!(call_status(mesh.inbound, path).await, Some(status), "{path}");
         }
@@ -379,11 +410,11 @@ pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
     for port in service.ports.values_mut() {
         port.traffic_policy = TrafficPolicy { faults: faults.clone(), ..TrafficPolicy::default() };
     }
-    mesh.client_knows(vec![service]);
+    mesh.set_client_services(vec![service]);
 }
 
 #[test]
-fn faults_are_injected_into_requests_and_nothing_else_passes() {
+fn faults_are_injected_into_requests_and_opaque_bytes_are_rejected() {
     run(async {
         for (protocol, passes) in [(Protocol::Detect, false), (Protocol::Tcp, true)] {
             let app = Application::start(|mut client| async move {

@@ -45,14 +45,14 @@ fn server_errors() -> FailureClasses {
 
 /// Sets these endpoints and a policy for them at the client.
 fn apply_rule(mesh: &Mesh, rule: OutlierDetection, endpoints: &[leno_model::Endpoint]) {
-    let mut view = service_config(Protocol::Http, endpoints);
+    let mut service = service_config(Protocol::Http, endpoints);
     let policy =
         ServicePolicyName::new(ServicePolicyKind::OutlierDetection, "bookinfo", "ratings").unwrap();
     let outlier_detection =
         PortOutlierDetection { policy, algorithm: OutlierAlgorithm::Native(rule) };
-    view.ports.get_mut(&PORT).unwrap().traffic_policy =
+    service.ports.get_mut(&PORT).unwrap().traffic_policy =
         TrafficPolicy { outlier_detection: Some(outlier_detection), ..TrafficPolicy::default() };
-    mesh.client_knows(vec![view]);
+    mesh.set_client_services(vec![service]);
 }
 
 fn ejection_count(mesh: &Mesh) -> u64 {
@@ -60,7 +60,7 @@ fn ejection_count(mesh: &Mesh) -> u64 {
 }
 
 /// Sends requests until the first ejection; returns the number of responses other than 200.
-async fn ask_until_removed(mesh: &Mesh, client: &mut Client<tokio::net::TcpStream>) -> usize {
+async fn request_until_ejected(mesh: &Mesh, client: &mut Client<tokio::net::TcpStream>) -> usize {
     let mut failed = 0;
     while ejection_count(mesh) == 0 {
         failed += usize::from(client.send_request(GET).await.status != 200);
@@ -70,49 +70,49 @@ async fn ask_until_removed(mesh: &Mesh, client: &mut Client<tokio::net::TcpStrea
 }
 
 #[test]
-fn an_endpoint_that_answers_with_errors_is_left_out_and_comes_back_when_it_is_well() {
+fn an_endpoint_with_error_responses_is_ejected_and_unejected_after_its_recovery() {
     run(async {
-        let sick = Rc::new(Cell::new(true));
-        let answers = sick.clone();
+        let failing = Rc::new(Cell::new(true));
+        let fails = failing.clone();
         let app =
-            Application::respond_with(move |_| if answers.get() { BROKEN } else { OK }.to_owned())
+            Application::respond_with(move |_| if fails.get() { BROKEN } else { OK }.to_owned())
                 .await;
-        let well = Application::with_response(OK).await;
+        let healthy = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.start_server("ratings-2", well.address).await;
+        let (_server, second) = mesh.start_server("ratings-2", healthy.address).await;
         let mut rule = ejection_rule(server_errors());
         // Long enough to observe.
         rule.ejection_time.base = Duration::from_secs(3);
         rule.ejection_time.max = Duration::from_secs(3);
         apply_rule(&mesh, rule, &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(ask_until_removed(&mesh, &mut client).await, 3);
+        assert_eq!(request_until_ejected(&mesh, &mut client).await, 3);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsEjected), 1);
-        let listed = mesh.client.worker.ejected.snapshot();
-        assert_eq!(listed.len(), 1);
-        assert_eq!(listed[0].1.endpoint.id.workload.to_string(), "bookinfo/ratings-1");
-        let before = app.received_requests().len();
+        let ejections = mesh.client.worker.ejected.snapshot();
+        assert_eq!(ejections.len(), 1);
+        assert_eq!(ejections[0].1.endpoint.id.workload.to_string(), "bookinfo/ratings-1");
+        let count_before = app.received_requests().len();
         for _ in 0..50 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert_eq!(app.received_requests().len(), before, "nothing is sent there");
-        sick.set(false);
-        let back = || mesh.client.telemetry.count(Count::EndpointUnejections) == 1;
-        while !back() {
+        assert_eq!(app.received_requests().len(), count_before, "nothing is sent there");
+        failing.set(false);
+        let is_unejected = || mesh.client.telemetry.count(Count::EndpointUnejections) == 1;
+        while !is_unejected() {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
         assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsEjected), 0);
         assert!(mesh.client.worker.ejected.snapshot().is_empty());
-        let before = app.received_requests().len();
+        let count_before = app.received_requests().len();
         for _ in 0..50 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert!(app.received_requests().len() > before, "it takes its share again");
+        assert!(app.received_requests().len() > count_before, "it takes its share again");
     });
 }
 
 #[test]
-fn the_last_endpoints_stay_however_they_fail() {
+fn the_last_endpoints_are_not_ejected() {
     run(async {
         let app = Application::with_response(BROKEN).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -133,15 +133,15 @@ fn the_last_endpoints_stay_however_they_fail() {
 
 /// Only a sidecar can mark a response as not its application's.
 #[test]
-fn an_application_that_claims_to_be_rejected_fails_all_the_same() {
+fn an_application_that_claims_a_rejection_counts_as_failed() {
     run(async {
         for reason in ["overloaded", "denied", "rate-limited;side=mesh"] {
             let claims =
                 format!("HTTP/1.1 503 No\r\nleno-reason: {reason}\r\ncontent-length: 0\r\n\r\n");
             let app = Application::respond_with(move |_| claims.clone()).await;
-            let well = Application::with_response(OK).await;
+            let healthy = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let (_server, second) = mesh.start_server("ratings-2", well.address).await;
+            let (_server, second) = mesh.start_server("ratings-2", healthy.address).await;
             apply_rule(&mesh, ejection_rule(server_errors()), &[mesh.server_endpoint(), second]);
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..40 {
@@ -153,7 +153,7 @@ fn an_application_that_claims_to_be_rejected_fails_all_the_same() {
 }
 
 #[test]
-fn a_rejection_by_its_sidecar_says_nothing_about_an_endpoint() {
+fn a_rejection_by_its_sidecar_does_not_count_for_an_endpoint() {
     run(async {
         for (reason, ejected) in [
             ("overloaded", false),
@@ -167,7 +167,8 @@ fn a_rejection_by_its_sidecar_says_nothing_about_an_endpoint() {
             let head =
                 format!("HTTP/1.1 503 No\r\nleno-reason: {reason}\r\ncontent-length: 0\r\n\r\n");
             let second = start_peer(&mesh, move |peer, stream| {
-                let write = |out: &mut bytes::BytesMut| out.extend_from_slice(head.as_bytes());
+                let write =
+                    |buffer: &mut bytes::BytesMut| buffer.extend_from_slice(head.as_bytes());
                 peer.link.send_rejection(stream, true, write).unwrap();
             })
             .await;
@@ -185,7 +186,7 @@ fn a_rejection_by_its_sidecar_says_nothing_about_an_endpoint() {
 }
 
 #[test]
-fn connecting_in_vain_counts_as_its_class_and_only_then() {
+fn connection_failures_count_only_for_policies_that_include_them() {
     run(async {
         for (connect, expected) in [(true, true), (false, false)] {
             let app = Application::with_response(OK).await;
@@ -205,49 +206,49 @@ fn connecting_in_vain_counts_as_its_class_and_only_then() {
 }
 
 #[test]
-fn what_is_ejected_follows_the_endpoints_and_ends_with_its_policy() {
+fn an_ejection_ends_with_its_endpoint_or_policy() {
     run(async {
         let app = Application::with_response(BROKEN).await;
-        let well = Application::with_response(OK).await;
+        let healthy = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.start_server("ratings-2", well.address).await;
+        let (_server, second) = mesh.start_server("ratings-2", healthy.address).await;
         let mut rule = ejection_rule(server_errors());
         rule.ejection_time.base = Duration::from_secs(60);
         rule.ejection_time.max = Duration::from_secs(60);
         apply_rule(&mesh, rule.clone(), &[mesh.server_endpoint(), second.clone()]);
         let mut client = Client::connect(mesh.listener).await;
-        ask_until_removed(&mesh, &mut client).await;
+        request_until_ejected(&mesh, &mut client).await;
         // Another endpoint precedes it in the list.
         let first = meshed_endpoint("ratings-0", second.address, "ratings");
         apply_rule(&mesh, rule, &[first, mesh.server_endpoint(), second.clone()]);
-        let before = app.received_requests().len();
+        let count_before = app.received_requests().len();
         for _ in 0..30 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert_eq!(app.received_requests().len(), before, "it is still out");
+        assert_eq!(app.received_requests().len(), count_before, "it is still out");
         mesh.route_to(&[mesh.server_endpoint(), second]);
-        let gone = || mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 0;
-        while app.received_requests().len() == before {
+        let is_over = || mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 0;
+        while app.received_requests().len() == count_before {
             client.send_request(GET).await;
         }
-        wait_until(gone).await;
+        wait_until(is_over).await;
     });
 }
 
 #[test]
-fn who_is_ejected_stays_so_when_its_weight_or_tags_are_edited() {
+fn an_ejection_survives_changes_of_weight_and_tags() {
     run(async {
         let app = Application::with_response(BROKEN).await;
-        let well = Application::with_response(OK).await;
+        let healthy = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.start_server("ratings-2", well.address).await;
+        let (_server, second) = mesh.start_server("ratings-2", healthy.address).await;
         let mut rule = ejection_rule(server_errors());
         rule.ejection_time.base = Duration::from_secs(60);
         rule.ejection_time.max = Duration::from_secs(60);
         apply_rule(&mesh, rule.clone(), &[mesh.server_endpoint(), second.clone()]);
         let mut client = Client::connect(mesh.listener).await;
-        ask_until_removed(&mesh, &mut client).await;
-        let before = app.received_requests().len();
+        request_until_ejected(&mesh, &mut client).await;
+        let count_before = app.received_requests().len();
         let edited = |mut endpoint: leno_model::Endpoint, weight| {
             endpoint.weight = Weight::new(weight);
             endpoint.tags = [("version".to_owned(), "2".to_owned())].into();
@@ -257,33 +258,33 @@ fn who_is_ejected_stays_so_when_its_weight_or_tags_are_edited() {
         for _ in 0..30 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert_eq!(app.received_requests().len(), before, "it is still out");
-        let listed = mesh.client.worker.ejected.snapshot();
+        assert_eq!(app.received_requests().len(), count_before, "it is still out");
+        let ejections = mesh.client.worker.ejected.snapshot();
         let reported: Vec<_> =
-            listed.iter().map(|(_, it)| (it.endpoint.weight, it.cause)).collect();
+            ejections.iter().map(|(_, it)| (it.endpoint.weight, it.cause)).collect();
         assert_eq!(reported, [(Weight::new(1000), EjectionCause::Consecutive)], "as it is now");
     });
 }
 
 #[test]
-fn a_client_that_goes_away_proves_nothing() {
+fn a_disconnected_client_is_no_result_of_a_probe() {
     run(async {
         let app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
-        let well = Application::with_response(OK).await;
+        let healthy = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, Setup::default()).await;
-        let (_server, second) = mesh.start_server("ratings-2", well.address).await;
+        let (_server, second) = mesh.start_server("ratings-2", healthy.address).await;
         let mut rule =
             ejection_rule(FailureClasses { timeout: true, reset: true, ..server_errors() });
         rule.consecutive_failures = Some(1);
         apply_rule(&mesh, rule, &[mesh.server_endpoint(), second]);
-        for gone in 1..=10 {
+        for count in 1..=10 {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
-            wait_until(|| (app.accepted.get() + well.received_requests().len()) as u64 >= gone)
+            wait_until(|| (app.accepted.get() + healthy.received_requests().len()) as u64 >= count)
                 .await;
             client.abandon();
-            wait_until(|| mesh.client.ended_count() >= gone).await;
+            wait_until(|| mesh.client.ended_count() >= count).await;
         }
         assert_eq!(ejection_count(&mesh), 0);
     });

@@ -33,7 +33,7 @@ fn reads_access(source: &str, path: &str) -> Access {
 }
 
 #[test]
-fn a_strict_server_answers_as_its_policies_say() {
+fn a_strict_server_enforces_its_policies() {
     run(async {
         let app = Application::with_response(OK).await;
         for (access, verdict) in [
@@ -55,21 +55,21 @@ fn a_strict_server_answers_as_its_policies_say() {
                 (404, Some("no-policy-route")),
             ),
         ] {
-            let before = app.seen.borrow().len();
+            let count_before = app.requests.borrow().len();
             let mesh = Mesh::with_access(app.address, access.clone()).await;
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..2 {
-                let answer = client.send_request(GET).await;
-                assert_eq!(answer.verdict(), verdict, "{access:?}");
+                let response = client.send_request(GET).await;
+                assert_eq!(response.verdict(), verdict, "{access:?}");
             }
-            let asked = app.seen.borrow().len() - before;
-            assert_eq!(asked, if verdict.0 == 200 { 2 } else { 0 });
+            let request_count = app.requests.borrow().len() - count_before;
+            assert_eq!(request_count, if verdict.0 == 200 { 2 } else { 0 });
         }
     });
 }
 
 #[test]
-fn a_denial_names_the_policy_that_allows_it_to_others() {
+fn a_denial_names_the_policy_that_allows_the_request_to_others() {
     run(async {
         let app = Application::with_response(OK).await;
         let rules = vec![
@@ -77,15 +77,19 @@ fn a_denial_names_the_policy_that_allows_it_to_others() {
             access_rule("reviews", &["/ratings"], no_ports()),
         ];
         let mesh = Mesh::with_access(app.address, Access::AllowListed(rules)).await;
-        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-        assert!(answer.body_text().contains("bookinfo/reviews-reads"), "{}", answer.body_text());
+        let response = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert!(
+            response.body_text().contains("bookinfo/reviews-reads"),
+            "{}",
+            response.body_text()
+        );
         let reason = "denied;side=mesh;workload=\"bookinfo/ratings-1\"";
-        assert_eq!(answer.field_value("leno-reason"), Some(reason));
+        assert_eq!(response.field_value("leno-reason"), Some(reason));
     });
 }
 
 #[test]
-fn bytes_need_a_policy_of_their_own() {
+fn opaque_bytes_need_a_tcp_policy() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.send_bytes("hello").await;
@@ -111,7 +115,7 @@ fn bytes_need_a_policy_of_their_own() {
             (Access::AllowListed(vec![access_rule("productpage", &["/"], no_ports())]), false),
             (Access::AllowListed(Vec::new()), false),
         ] {
-            let before = app.accepted.get();
+            let count_before = app.accepted.get();
             let setup = Setup { access, protocol: Protocol::Tcp, ..Setup::default() };
             let mesh = Mesh::new(app.address, setup.clone()).await;
             let mut client = Client::connect(mesh.listener).await;
@@ -120,7 +124,7 @@ fn bytes_need_a_policy_of_their_own() {
             use tokio::io::AsyncWriteExt;
             client.stream.shutdown().await.unwrap();
             assert_eq!(client.read_rest().await, expected, "{:?}", setup.access);
-            assert_eq!(app.accepted.get() - before, usize::from(allowed));
+            assert_eq!(app.accepted.get() - count_before, usize::from(allowed));
             wait_until(|| mesh.server.ended_count() == 1).await;
             let denied = mesh.server.failure_counts().get("denied").copied();
             assert_eq!(denied, (!allowed).then_some(1));
@@ -129,7 +133,7 @@ fn bytes_need_a_policy_of_their_own() {
 }
 
 #[test]
-fn a_change_decides_the_next_request_of_connections_and_links_that_are_open() {
+fn a_policy_change_applies_to_the_next_request_of_open_connections_and_links() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::with_access(app.address, reads_access("productpage", "/ratings")).await;
@@ -156,7 +160,7 @@ fn a_change_decides_the_next_request_of_connections_and_links_that_are_open() {
 }
 
 #[test]
-fn a_port_that_left_the_plan_is_not_served_on_links_that_are_open() {
+fn a_removed_port_is_not_served_on_open_links() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -180,7 +184,7 @@ fn deny_rule(requests: Vec<RequestMatch>) -> PolicyRule {
 }
 
 #[test]
-fn audit_lets_in_and_counts_by_reason_and_peer() {
+fn dry_run_allows_and_counts_denials_by_reason_and_peer() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -197,13 +201,16 @@ fn audit_lets_in_and_counts_by_reason_and_peer() {
             (true, rules(), (200, None)),
             (false, rules(), (403, Some("denied-by-policy"))),
         ] {
-            mesh.enforce_all(Access::AllowListed(Vec::new()), InboundPolicy { is_dry_run, rules });
+            mesh.set_access_and_policy(
+                Access::AllowListed(Vec::new()),
+                InboundPolicy { is_dry_run, rules },
+            );
             assert_eq!(client.send_request(GET).await.verdict(), verdict, "{is_dry_run}");
         }
         wait_until(|| mesh.server.ended_count() == 3).await;
-        let counted = audited();
-        assert_eq!(counted.len(), 2, "{counted:?}");
-        for (line, reason) in counted.iter().zip(["denied", "denied-by-policy"]) {
+        let denials = audited();
+        assert_eq!(denials.len(), 2, "{denials:?}");
+        for (line, reason) in denials.iter().zip(["denied", "denied-by-policy"]) {
             let end = format!("protocol=\"http\",reason=\"{reason}\"}} 1");
             assert!(line.ends_with(&end), "{line}");
             assert!(line.contains("peer=\"bookinfo/productpage\""), "{line}");
@@ -219,16 +226,16 @@ fn a_denial_names_the_rule() {
         let mesh = Mesh::permissive(app.address).await;
         let inbound =
             InboundPolicy { rules: vec![deny_rule(Vec::new())], ..InboundPolicy::default() };
-        mesh.enforce_all(Access::AllowAll, inbound);
-        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-        assert_eq!(answer.verdict(), (403, Some("denied-by-policy")));
+        mesh.set_access_and_policy(Access::AllowAll, inbound);
+        let response = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(response.verdict(), (403, Some("denied-by-policy")));
         let named = "(AccessPolicy bookinfo/guard rule closed)";
-        assert!(answer.body_text().contains(named), "{}", answer.body_text());
+        assert!(response.body_text().contains(named), "{}", response.body_text());
     });
 }
 
 #[test]
-fn an_open_stream_of_bytes_ends_when_it_is_not_allowed_any_more() {
+fn an_open_tcp_stream_ends_once_it_is_denied() {
     run(async {
         let app = Application::start(|mut client| async move {
             loop {
@@ -245,23 +252,23 @@ fn an_open_stream_of_bytes_ends_when_it_is_not_allowed_any_more() {
             assert_eq!(client.read_exactly(1).await, b"a");
             client
         };
-        let all = || Access::AllowListed(vec![access_rule("productpage", &[], PortSet::All)]);
+        let allow_all = || Access::AllowListed(vec![access_rule("productpage", &[], PortSet::All)]);
         let rules = || vec![deny_rule(Vec::new())];
         for (access, inbound) in [
             (Access::AllowListed(Vec::new()), InboundPolicy::default()),
-            (all(), InboundPolicy { rules: rules(), ..InboundPolicy::default() }),
+            (allow_all(), InboundPolicy { rules: rules(), ..InboundPolicy::default() }),
         ] {
             mesh.set_access(Access::AllowAll);
             let mut client = open().await;
             // Requests that remain allowed, or are denied in a dry run only, continue.
-            mesh.set_access(all());
-            mesh.enforce_all(
+            mesh.set_access(allow_all());
+            mesh.set_access_and_policy(
                 Access::AllowListed(Vec::new()),
                 InboundPolicy { is_dry_run: true, rules: rules() },
             );
             client.send_bytes("b").await;
             assert_eq!(client.read_exactly(1).await, b"b");
-            mesh.enforce_all(access, inbound);
+            mesh.set_access_and_policy(access, inbound);
             assert_eq!(client.read_end().await, End::Reset);
         }
         wait_until(|| mesh.server.ended_count() == 2).await;

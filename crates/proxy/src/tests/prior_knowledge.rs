@@ -29,18 +29,18 @@ async fn send_request(mesh: &Mesh, request: Request<()>) -> Response<h2::RecvStr
 }
 
 #[test]
-fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
+fn a_rejection_by_the_clients_sidecar_is_valid_in_http2_and_grpc() {
     run(async {
         let app = start_application(|_, _| async {}).await;
         let mesh = super::http2::http2_mesh(app.address, Protocol::Grpc).await;
         // The sidecar receives no ports of a service that it must not use.
-        let known = service_config(Protocol::Grpc, &[]);
+        let service = service_config(Protocol::Grpc, &[]);
         let denied = ServiceConfig {
             client_authorization: ClientAuthorization::Denied,
             ports: Default::default(),
-            ..known
+            ..service
         };
-        mesh.client_knows(vec![denied]);
+        mesh.set_client_services(vec![denied]);
         let response = send_request(&mesh, get()).await;
         assert_eq!(response.status(), 403);
         assert!(
@@ -60,7 +60,7 @@ fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
 
 /// A client that mistakes the HTTP proxy port for a server.
 #[test]
-fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
+fn the_http_proxy_rejects_http2_with_an_explanation() {
     run(async {
         let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
@@ -73,7 +73,8 @@ fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
             let mut client = client.ready().await.unwrap();
             let response = client.send_request(request, true).unwrap().0.await.unwrap();
             assert_eq!(response.status(), status);
-            let field = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap());
+            let field =
+                |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap());
             assert!(field("leno-reason").unwrap().starts_with("unsupported;"));
             assert_eq!(field("grpc-status"), grpc);
             let message = field("grpc-message").map(str::to_owned);
@@ -117,8 +118,8 @@ fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
         client.send_bytes(&OPENING[..18]).await;
         client.stream.shutdown().await.unwrap();
         while client.read_frame().await.is_some() {}
-        let answer = Client::connect(proxy).await.send_request("PRI * HTTP/1.1\r\n\r\n").await;
-        assert_eq!(answer.reason_code(), Some("bad-request"));
+        let reply = Client::connect(proxy).await.send_request("PRI * HTTP/1.1\r\n\r\n").await;
+        assert_eq!(reply.reason_code(), Some("bad-request"));
         wait_until(|| {
             mesh.client.failure_counts() == [("bad-request", 1), ("unsupported", 3)].into()
         })
@@ -128,7 +129,7 @@ fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
 
 /// Some clients drop a response when a reset follows it at once, although RFC 9113 §8.1 permits the reset.
 #[test]
-fn a_rejected_request_is_read_to_its_end() {
+fn a_rejected_request_is_read_completely() {
     run(async {
         let app = start_application(|_, _| async {}).await;
         let mesh = super::http2::http2_mesh(app.address, Protocol::Http2).await;
@@ -168,7 +169,7 @@ pub(super) async fn without_http2(answered: &'static str) -> Application {
 }
 
 #[test]
-fn an_application_that_does_not_speak_http2_is_named() {
+fn an_application_without_http2_is_reported_as_a_protocol_mismatch() {
     run(async {
         for answered in [BAD_REQUEST, "<!DOCTYPE HTML>"] {
             let app = without_http2(answered).await;
@@ -199,7 +200,7 @@ fn an_application_that_does_not_speak_http2_is_named() {
 }
 
 #[test]
-fn an_application_that_speaks_only_http2_is_named_for_clients_of_http1() {
+fn an_http2_only_application_is_reported_to_http1_clients() {
     run(async {
         for ends in [true, false] {
             let app = Application::start(move |mut client| async move {
@@ -216,9 +217,9 @@ fn an_application_that_speaks_only_http2_is_named_for_clients_of_http1() {
                 let setup = Setup { protocol, ..Setup::default() };
                 let mesh = Mesh::new(app.address, setup).await;
                 let mut client = Client::connect(mesh.listener).await;
-                let answer = client.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                let response = client.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 let expected = (502, Some("protocol-mismatch"));
-                assert_eq!(answer.verdict(), expected, "{protocol:?}, {ends}");
+                assert_eq!(response.verdict(), expected, "{protocol:?}, {ends}");
                 wait_until(|| mesh.client.failure_counts() == [("protocol-mismatch", 1)].into())
                     .await;
                 // The request is retried once: its endpoint might have been another one.
@@ -230,22 +231,26 @@ fn an_application_that_speaks_only_http2_is_named_for_clients_of_http1() {
 }
 
 #[test]
-fn an_endpoint_that_speaks_http2_is_used_where_another_one_does_not() {
+fn an_endpoint_with_http2_is_used_if_another_one_lacks_it() {
     run(async {
         let (without, with) =
             (without_http2(BAD_REQUEST).await, start_application(respond_ok).await);
         for protocol in [Protocol::Detect, Protocol::Http2] {
             let mesh = super::http2::http2_mesh(with.address, protocol).await;
             let setup = Setup { protocol, ..Setup::default() };
-            let (other, mismatched) = mesh.server_with("ratings-2", without.address, &setup).await;
+            let (other_server, mismatched) =
+                mesh.start_server_with("ratings-2", without.address, &setup).await;
             mesh.route_to(&[mesh.server_endpoint(), mismatched]);
-            while other.failure_counts().is_empty() {
+            while other_server.failure_counts().is_empty() {
                 assert_eq!(send_request(&mesh, get()).await.status(), 200, "{protocol:?}");
             }
             for _ in 0..10 {
                 assert_eq!(send_request(&mesh, get()).await.status(), 200, "{protocol:?}");
             }
-            assert_eq!(other.failure_counts().keys().collect::<Vec<_>>(), [&"protocol-mismatch"]);
+            assert_eq!(
+                other_server.failure_counts().keys().collect::<Vec<_>>(),
+                [&"protocol-mismatch"]
+            );
             assert!(mesh.client.failure_counts().is_empty());
         }
     });
@@ -260,7 +265,7 @@ async fn respond_ok(
 
 /// Media types are case-insensitive (RFC 9110 §8.3.1).
 #[test]
-fn a_call_of_grpc_is_one_in_capitals_too() {
+fn the_content_type_of_grpc_is_case_insensitive() {
     run(async {
         let app = start_application(|_, _| async {}).await;
         let mesh = super::http2::http2_mesh(app.address, Protocol::Grpc).await;
@@ -276,7 +281,7 @@ fn a_call_of_grpc_is_one_in_capitals_too() {
 }
 
 #[test]
-fn requests_are_seen_on_a_port_without_a_declared_protocol() {
+fn requests_are_detected_on_a_port_without_a_declared_protocol() {
     run(async {
         let app = start_application(|request, mut respond| async move {
             assert!(!request.headers().contains_key("upgrade"));
@@ -301,7 +306,7 @@ fn requests_are_seen_on_a_port_without_a_declared_protocol() {
 }
 
 #[test]
-fn both_versions_are_spoken_to_one_port_without_a_declared_protocol() {
+fn both_http_versions_are_used_on_a_port_without_a_declared_protocol() {
     run(async {
         // An HTTP/1.1 application gets HTTP/1.1 from clients that use it.
         let app = Application::with_response(OK).await;
@@ -314,7 +319,7 @@ fn both_versions_are_spoken_to_one_port_without_a_declared_protocol() {
 }
 
 #[test]
-fn an_endpoint_without_a_sidecar_is_spoken_to_as_its_client_speaks() {
+fn an_endpoint_without_a_sidecar_receives_the_http_version_of_its_client() {
     run(async {
         let meshed = Application::with_response(OK).await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
@@ -344,7 +349,7 @@ fn an_endpoint_without_a_sidecar_is_spoken_to_as_its_client_speaks() {
 }
 
 #[test]
-fn a_client_of_http2_is_served_on_a_port_that_declares_http11() {
+fn an_http2_client_is_served_on_a_port_that_declares_http11() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -354,7 +359,7 @@ fn a_client_of_http2_is_served_on_a_port_that_declares_http11() {
 }
 
 #[test]
-fn a_sidecar_of_an_earlier_release_gets_the_bytes() {
+fn a_sidecar_of_an_earlier_release_receives_opaque_bytes() {
     run(async {
         let app = Application::with_response(OK).await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };

@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use super::circuit::apply_breaker;
 use super::fixture::{
-    Application, Client, GET, Mesh, OK, Setup, Sidecar, at_once, closed_port, meshed_endpoint, run,
-    service_config, wait_until,
+    Application, Client, GET, Mesh, OK, Setup, Sidecar, closed_port, concurrency_limit,
+    meshed_endpoint, run, service_config, wait_until,
 };
 use super::http2::{connect_client, grpc_request, read_body, start_application};
 use super::routes::{path_rule, routed_services};
@@ -25,12 +25,12 @@ use crate::export::source;
 struct Case {
     reason: &'static str,
     arrange: fn(&Mesh),
-    by: By,
+    reporter: Reporter,
 }
 
 /// The sidecar that reports the failure.
 #[derive(Debug, Clone, Copy)]
-enum By {
+enum Reporter {
     /// The client's; no request reaches the server's.
     Client,
     /// The server's; the client's handles it like a response of the application.
@@ -41,48 +41,48 @@ const CASES: [Case; 7] = [
     Case {
         reason: "denied",
         arrange: |mesh| mesh.set_access(Access::AllowListed(Vec::new())),
-        by: By::Server,
+        reporter: Reporter::Server,
     },
     Case {
         reason: "denied-outbound",
         arrange: |mesh| {
             let known = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
-            mesh.client_knows(vec![ServiceConfig {
+            mesh.set_client_services(vec![ServiceConfig {
                 client_authorization: ClientAuthorization::Denied,
                 ..known
             }]);
         },
-        by: By::Client,
+        reporter: Reporter::Client,
     },
     Case {
         reason: "no-route",
         arrange: |mesh| {
-            mesh.client_knows(routed_services(
+            mesh.set_client_services(routed_services(
                 mesh,
                 vec![path_rule("/other", &[("ratings-v2", 1)])],
             ));
         },
-        by: By::Client,
+        reporter: Reporter::Client,
     },
-    Case { reason: "no-endpoint", arrange: |mesh| mesh.route_to(&[]), by: By::Client },
+    Case { reason: "no-endpoint", arrange: |mesh| mesh.route_to(&[]), reporter: Reporter::Client },
     Case {
         reason: "connect-failed",
         arrange: |mesh| mesh.route_to(&[meshed_endpoint("ratings-9", closed_port(), "ratings")]),
-        by: By::Client,
+        reporter: Reporter::Client,
     },
-    Case { reason: "rate-limited", arrange: one_an_hour, by: By::Server },
+    Case { reason: "rate-limited", arrange: limit_to_one_per_hour, reporter: Reporter::Server },
     Case {
         reason: "circuit-full",
         arrange: |mesh| {
             let limits = CircuitLimits { requests: Some(0), ..CircuitLimits::default() };
             apply_breaker(mesh, CircuitBreaker { limits, ..CircuitBreaker::default() });
         },
-        by: By::Client,
+        reporter: Reporter::Client,
     },
 ];
 
-fn one_an_hour(mesh: &Mesh) {
-    let mut limits = at_once("x", 9);
+fn limit_to_one_per_hour(mesh: &Mesh) {
+    let mut limits = concurrency_limit("x", 9);
     limits.limits.rules.push(RateRule {
         name: "few".to_owned(),
         requests: Vec::new(),
@@ -92,66 +92,67 @@ fn one_an_hour(mesh: &Mesh) {
         stop: false,
         response: FixedResponse::default(),
     });
-    mesh.set_guards(Vec::new(), vec![limits]);
+    mesh.set_checks(Vec::new(), vec![limits]);
 }
 
 fn logging_setup(protocol: Protocol) -> Setup {
     let access_log = Some(AccessLog::json());
-    let sight = Observability { access_log, tracing: Some(tracing_settings("0%")), metrics: None };
-    Setup { protocol, sight, ..Setup::default() }
+    let observability =
+        Observability { access_log, tracing: Some(tracing_settings("0%")), metrics: None };
+    Setup { protocol, observability, ..Setup::default() }
 }
 
 /// Asserts that the log entry, the count and the span of a sidecar have this reason.
-async fn matched_by(sidecar: &mut Sidecar, reason: &str) {
+async fn expect_recorded_reason(sidecar: &mut Sidecar, reason: &str) {
     wait_until(|| sidecar.failure_counts().contains_key(reason)).await;
     let mut page = String::new();
     sidecar.telemetry.expose(leno_telemetry::ExpositionFormat::Prometheus, &mut page);
     let label = format!("reason=\"{reason}\"");
-    let counted = |line: &str| line.starts_with("leno_requests_total{") && line.contains(&label);
-    assert!(page.lines().any(counted), "{reason}: {page}");
+    let is_counted = |line: &str| line.starts_with("leno_requests_total{") && line.contains(&label);
+    assert!(page.lines().any(is_counted), "{reason}: {page}");
     let mut lines = Vec::new();
-    while let Ok(seen) = sidecar.log.try_recv() {
+    while let Ok(entry) = sidecar.log.try_recv() {
         let mut text = String::new();
-        access_log::append_line(&seen, &LogFormat::Json, &mut text);
+        access_log::append_line(&entry, &LogFormat::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         lines.push(line["response_code_details"].clone());
     }
     assert_eq!(lines.last(), Some(&Value::from(reason)), "the access log");
     // Only failures have a span here.
-    let seen = sidecar.spans.try_recv().expect("a span");
-    let attributes = source::span_attributes(&seen);
+    let entry = sidecar.spans.try_recv().expect("a span");
+    let attributes = source::span_attributes(&entry);
     let named = attributes.iter().find(|(name, _)| *name == "leno.reason");
     assert!(matches!(named, Some((_, Attribute::Text(text))) if text == reason), "{reason}");
 }
 
 async fn expect_reason(mesh: &mut Mesh, case: &Case) {
-    match case.by {
-        By::Client => matched_by(&mut mesh.client, case.reason).await,
-        By::Server => matched_by(&mut mesh.server, case.reason).await,
+    match case.reporter {
+        Reporter::Client => expect_recorded_reason(&mut mesh.client, case.reason).await,
+        Reporter::Server => expect_recorded_reason(&mut mesh.server, case.reason).await,
     }
 }
 
 #[test]
-fn whoever_tells_of_a_failure_uses_one_word() {
+fn all_reports_of_a_failure_use_the_same_reason() {
     run(async {
         for case in &CASES {
             let app = Application::with_response(OK).await;
             let mut mesh = Mesh::new(app.address, logging_setup(Protocol::Http)).await;
             (case.arrange)(&mesh);
             let mut client = Client::connect(mesh.listener).await;
-            let mut answer = client.send_request(GET).await;
-            if answer.status == 200 {
+            let mut response = client.send_request(GET).await;
+            if response.status == 200 {
                 // A limit permits the first request.
-                answer = client.send_request(GET).await;
+                response = client.send_request(GET).await;
             }
-            assert_eq!(answer.reason_code(), Some(case.reason));
+            assert_eq!(response.reason_code(), Some(case.reason));
             expect_reason(&mut mesh, case).await;
         }
     });
 }
 
 #[test]
-fn calls_of_grpc_are_reported_the_same_word() {
+fn grpc_calls_are_reported_with_the_same_reason() {
     run(async {
         for case in &CASES {
             let app = start_application(|request, mut respond| async move {

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Peer, Setup, at_once, meshed_endpoint, run,
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, concurrency_limit, meshed_endpoint, run,
     test_credential, wait_until,
 };
 use super::http2::{self, connect_client, grpc_request, read_body, start_application};
@@ -37,8 +37,8 @@ async fn expect_failures(mesh: &Mesh, reason: &'static str, about: &str) {
 fn a_rejection_by_the_servers_sidecar_is_a_failure_for_both_in_every_protocol() {
     run(async {
         let (_app, mesh) = denying_mesh(Protocol::Http).await;
-        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-        assert_eq!(answer.verdict(), (403, Some("denied")));
+        let reply = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(reply.verdict(), (403, Some("denied")));
         expect_failures(&mesh, "denied", "HTTP/1.1").await;
         assert_eq!(mesh.client.series_summaries()[0].failures[0].code, "4xx");
 
@@ -63,16 +63,16 @@ fn a_rejection_by_the_servers_sidecar_is_a_failure_for_both_in_every_protocol() 
 }
 
 #[test]
-fn limits_of_the_servers_sidecar_are_counted_under_their_own_reason() {
+fn limits_of_the_servers_sidecar_are_counted_with_their_own_reason() {
     run(async {
         let app = Application::start_silent().await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.set_guards(Vec::new(), vec![at_once("one", 1)]);
+        mesh.set_checks(Vec::new(), vec![concurrency_limit("one", 1)]);
         let mut first = Client::connect(mesh.listener).await;
         first.send_bytes(GET).await;
         wait_until(|| app.accepted.get() == 1).await;
-        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-        assert_eq!(answer.verdict(), (503, Some("overloaded")));
+        let response = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(response.verdict(), (503, Some("overloaded")));
         expect_failures(&mesh, "overloaded", "concurrency").await;
     });
 }
@@ -83,8 +83,8 @@ async fn expect_unclaimed(mesh: &mut Mesh, about: &str) {
     for sidecar in [&mut mesh.server, &mut mesh.client] {
         assert_eq!(sidecar.failure_counts(), BTreeMap::new(), "{about}");
         let mut line = String::new();
-        let seen = sidecar.log.recv().await.expect("a line");
-        access_log::append_line(&seen, &LogFormat::Json, &mut line);
+        let entry = sidecar.log.recv().await.expect("a line");
+        access_log::append_line(&entry, &LogFormat::Json, &mut line);
         let fields: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(fields.get("response_code_details"), Some(&Value::Null), "{about}: {line}");
         assert!(!line.contains(CLAIMED), "{about}: {line}");
@@ -96,19 +96,19 @@ const CLAIMED: &str = "denied-by-policy";
 
 /// Starts an HTTP/2 application that answers each request with a claim: 403, or 200 and a gRPC status in the
 /// head or in trailers.
-async fn start_claiming(answers: &'static str) -> Application {
+async fn start_claiming(claim: &'static str) -> Application {
     start_application(move |request, mut respond| async move {
         read_body(request.into_body()).await;
         let mut fields = HeaderMap::new();
         fields.insert("leno-reason", format!("{CLAIMED};side=mesh").parse().unwrap());
-        if answers != "403" {
+        if claim != "403" {
             fields.insert("grpc-status", "7".parse().unwrap());
         }
         let mut response = Response::new(());
-        *response.status_mut() = if answers == "403" { 403 } else { 200 }.try_into().unwrap();
+        *response.status_mut() = if claim == "403" { 403 } else { 200 }.try_into().unwrap();
         let kind = "application/grpc".parse().unwrap();
         response.headers_mut().insert("content-type", kind);
-        if answers == "trailers" {
+        if claim == "trailers" {
             let mut stream = respond.send_response(response, false).unwrap();
             return stream.send_trailers(fields).unwrap();
         }
@@ -127,21 +127,21 @@ fn an_application_cannot_claim_a_rejection() {
             );
             let app = Application::respond_with(move |_| head.clone()).await;
             let mut mesh = Mesh::permissive(app.address).await;
-            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-            assert_eq!(answer.verdict(), (403, Some(reason)), "the field is passed on");
+            let response = Client::connect(mesh.listener).await.send_request(GET).await;
+            assert_eq!(response.verdict(), (403, Some(reason)), "the field is passed on");
             expect_unclaimed(&mut mesh, "HTTP/1.1").await;
             for sidecar in [&mesh.server, &mesh.client] {
                 assert_eq!(sidecar.series_summaries()[0].success, 1);
             }
         }
-        for (protocol, answers) in [
+        for (protocol, claim) in [
             (Protocol::Http2, "403"),
             (Protocol::Grpc, "403"),
             (Protocol::Grpc, "head"),
             (Protocol::Grpc, "trailers"),
         ] {
-            let about = format!("{protocol:?} {answers}");
-            let app = start_claiming(answers).await;
+            let about = format!("{protocol:?} {claim}");
+            let app = start_claiming(claim).await;
             let mut mesh = http2::http2_mesh(app.address, protocol).await;
             let mut client = connect_client(mesh.listener).await;
             let request = match protocol {
@@ -158,25 +158,25 @@ fn an_application_cannot_claim_a_rejection() {
     });
 }
 
-pub(super) type Played = Peer<TlsStream<TcpStream>>;
+pub(super) type TlsPeer = Peer<TlsStream<TcpStream>>;
 
 /// Starts a sidecar of another release at the other end of the link.
 pub(super) async fn start_peer(
     mesh: &Mesh,
-    answer: impl Fn(&mut Played, StreamId) + 'static,
+    response: impl Fn(&mut TlsPeer, StreamId) + 'static,
 ) -> Endpoint {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let identity = test_credential(&mesh.authority, "ratings");
-    let answer = Rc::new(answer);
+    let response = Rc::new(response);
     tokio::task::spawn_local(async move {
         while let Ok((tcp, _)) = listener.accept().await {
             let mut peer = Peer::accept_link(tcp, &identity).await;
-            let answer = answer.clone();
+            let response = response.clone();
             tokio::task::spawn_local(async move {
                 while let Some(event) = peer.next().await {
                     if let LinkEvent::Opened { stream, .. } = event {
-                        answer(&mut peer, stream);
+                        response(&mut peer, stream);
                     }
                 }
             });
@@ -188,7 +188,7 @@ pub(super) async fn start_peer(
 }
 
 #[test]
-fn only_the_mark_of_a_verified_sidecar_makes_a_rejection() {
+fn only_a_verified_sidecar_can_mark_a_rejection() {
     run(async {
         let head = "HTTP/1.1 429 Too Many Requests\r\nleno-reason: rate-limited;side=mesh\r\n\
                     content-length: 0\r\n\r\n";
@@ -203,24 +203,25 @@ fn only_the_mark_of_a_verified_sidecar_makes_a_rejection() {
             let mesh = Mesh::permissive(app.address).await;
             let bytes = head.to_owned();
             start_peer(&mesh, move |peer, stream| {
-                let write = |out: &mut bytes::BytesMut| out.extend_from_slice(bytes.as_bytes());
+                let write =
+                    |buffer: &mut bytes::BytesMut| buffer.extend_from_slice(bytes.as_bytes());
                 match marked {
                     true => peer.link.send_rejection(stream, true, write).unwrap(),
                     false => peer.link.send_head(stream, false, true, write).unwrap(),
                 }
             })
             .await;
-            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-            assert_eq!(answer.status, 429);
+            let response = Client::connect(mesh.listener).await.send_request(GET).await;
+            assert_eq!(response.status, 429);
             wait_until(|| mesh.client.ended_count() == 1).await;
-            let expected: BTreeMap<_, _> = expected.into_iter().map(|it| (it, 1)).collect();
+            let expected: BTreeMap<_, _> = expected.into_iter().map(|reason| (reason, 1)).collect();
             assert_eq!(mesh.client.failure_counts(), expected, "{marked} {head}");
         }
     });
 }
 
 #[test]
-fn a_reset_of_a_connection_is_counted_under_the_reason_it_carries() {
+fn a_reset_is_counted_with_its_reason() {
     run(async {
         for (code, reason, expected) in [
             (ResetCode::Denied, "denied-by-policy", "denied-by-policy"),
@@ -234,7 +235,10 @@ fn a_reset_of_a_connection_is_counted_under_the_reason_it_carries() {
             let app = Application::with_response(OK).await;
             let mesh =
                 Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() }).await;
-            start_peer(&mesh, move |peer, stream| peer.link.reset_for(stream, code, reason)).await;
+            start_peer(&mesh, move |peer, stream| {
+                peer.link.reset_with_reason(stream, code, reason)
+            })
+            .await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes("x").await;
             assert_eq!(client.read_end().await, End::Reset);
@@ -245,14 +249,14 @@ fn a_reset_of_a_connection_is_counted_under_the_reason_it_carries() {
 }
 
 #[test]
-fn a_rejection_that_another_endpoint_makes_good_is_no_failure() {
+fn a_rejection_that_is_retried_successfully_is_no_failure() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() });
         let mesh = mesh.await;
         let good = mesh.server_endpoint();
         let bad = start_peer(&mesh, |peer, stream| {
-            peer.link.reset_for(stream, ResetCode::Refused, "rate-limited");
+            peer.link.reset_with_reason(stream, ResetCode::Refused, "rate-limited");
         })
         .await;
         mesh.route_to(&[good, bad]);

@@ -7,22 +7,23 @@ use std::rc::Rc;
 use leno_model::{Access, Protocol, RateLimits, TokenRequirement};
 
 use super::fixture::{
-    Answer, Application, Client, Mesh, OK, Setup, at_once, closed_port, meshed_endpoint, run,
-    test_credential, tls_accept, wait_until,
+    Application, Client, Mesh, OK, ReceivedMessage, Setup, closed_port, concurrency_limit,
+    meshed_endpoint, run, test_credential, tls_accept, wait_until,
 };
 use super::jwt::Issuer;
 use super::opaque;
 use crate::tls::{ALPN_ALONE, ALPN_HTTP1};
 
 /// A request with connection credentials: it gets a connection of its own.
-const ALONE: &str = "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
+const REQUEST_WITH_CREDENTIALS: &str =
+    "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
 
 /// Sends requests over one connection, and returns the last response.
-async fn send_requests(mesh: &Mesh, requests: usize) -> Answer {
+async fn send_requests(mesh: &Mesh, requests: usize) -> ReceivedMessage {
     let mut client = Client::connect(mesh.listener).await;
-    let mut last = Answer::default();
+    let mut last = ReceivedMessage::default();
     for _ in 0..requests {
-        last = client.send_request(ALONE).await;
+        last = client.send_request(REQUEST_WITH_CREDENTIALS).await;
     }
     last
 }
@@ -32,13 +33,13 @@ async fn send_requests(mesh: &Mesh, requests: usize) -> Answer {
 async fn expect_failures(
     mesh: &Mesh,
     ended: u64,
-    answer: Answer,
+    response: ReceivedMessage,
     status: u16,
     reason: &'static str,
 ) {
-    assert_eq!(answer.verdict(), (status, Some(reason)));
-    assert!(answer.head.contains("workload=\"bookinfo/ratings-1\""), "{}", answer.head);
-    assert!(!answer.head.contains("leno-rejected"), "{}", answer.head);
+    assert_eq!(response.verdict(), (status, Some(reason)));
+    assert!(response.head.contains("workload=\"bookinfo/ratings-1\""), "{}", response.head);
+    assert!(!response.head.contains("leno-rejected"), "{}", response.head);
     wait_until(|| mesh.server.ended_count() == ended && mesh.client.ended_count() == ended).await;
     let expected = BTreeMap::from([(reason, 1)]);
     assert_eq!(mesh.server.failure_counts(), expected, "server");
@@ -46,7 +47,7 @@ async fn expect_failures(
 }
 
 #[test]
-fn a_policy_of_the_server_rejects() {
+fn a_rejection_by_a_policy_is_reported() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::with_access(app.address, Access::AllowListed(Vec::new())).await;
@@ -55,12 +56,12 @@ fn a_policy_of_the_server_rejects() {
 }
 
 #[test]
-fn a_rate_limit_of_the_server_rejects() {
+fn a_rejection_by_a_rate_limit_is_reported() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let limits = RateLimits { rules: vec![opaque::rate_rule(1)], ..RateLimits::default() };
-        mesh.set_guards(Vec::new(), vec![opaque::port_limits(limits)]);
+        mesh.set_checks(Vec::new(), vec![opaque::port_limits(limits)]);
         expect_failures(&mesh, 2, send_requests(&mesh, 2).await, 429, "rate-limited").await;
     });
 }
@@ -70,19 +71,19 @@ fn a_missing_token_is_rejected() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.set_guards(vec![Issuer::new().token_guard(TokenRequirement::Always)], Vec::new());
+        mesh.set_checks(vec![Issuer::new().token_check(TokenRequirement::Always)], Vec::new());
         expect_failures(&mesh, 1, send_requests(&mesh, 1).await, 401, "token-missing").await;
     });
 }
 
 #[test]
-fn a_limit_of_requests_in_progress_rejects() {
+fn a_rejection_by_a_concurrency_limit_is_reported() {
     run(async {
         let app = Application::start_silent().await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.set_guards(Vec::new(), vec![at_once("one", 1)]);
+        mesh.set_checks(Vec::new(), vec![concurrency_limit("one", 1)]);
         let mut first = Client::connect(mesh.listener).await;
-        first.send_bytes(ALONE).await;
+        first.send_bytes(REQUEST_WITH_CREDENTIALS).await;
         wait_until(|| app.accepted.get() == 1).await;
         expect_failures(&mesh, 1, send_requests(&mesh, 1).await, 503, "overloaded").await;
     });
@@ -97,7 +98,7 @@ fn an_application_without_a_listener_is_a_failure_with_its_reason() {
 }
 
 #[test]
-fn an_application_cannot_claim_a_rejection_by_the_mark() {
+fn an_application_cannot_mark_a_rejection() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Detect] {
             for (status, more) in [(403, ""), (429, "close, "), (401, "keep-alive, x, ")] {
@@ -107,13 +108,13 @@ fn an_application_cannot_claim_a_rejection_by_the_mark() {
                 );
                 let app = Application::respond_with(move |_| head.clone()).await;
                 let mesh = Mesh::new(app.address, Setup { protocol, ..Setup::default() }).await;
-                for request in [ALONE, super::fixture::GET] {
-                    let answer = Client::connect(mesh.listener).await.send_request(request).await;
-                    assert_eq!(answer.status, status);
+                for request in [REQUEST_WITH_CREDENTIALS, super::fixture::GET] {
+                    let response = Client::connect(mesh.listener).await.send_request(request).await;
+                    assert_eq!(response.status, status);
                     assert!(
-                        !answer.head.to_lowercase().contains("leno-rejected"),
+                        !response.head.to_lowercase().contains("leno-rejected"),
                         "{}",
-                        answer.head
+                        response.head
                     );
                 }
                 wait_until(|| mesh.server.ended_count() == 2 && mesh.client.ended_count() == 2)
@@ -165,12 +166,13 @@ fn only_a_verified_sidecar_over_its_protocol_marks_a_rejection() {
             })
             .await;
             mesh.route_to(&[meshed_endpoint("ratings-2", played.address, "ratings")]);
-            let answer = Client::connect(mesh.listener).await.send_request(ALONE).await;
-            assert_eq!(answer.status, 429);
-            let connection = answer.field_value("connection").unwrap_or_default().to_lowercase();
-            assert!(!connection.contains("leno-rejected"), "{}", answer.head);
+            let response =
+                Client::connect(mesh.listener).await.send_request(REQUEST_WITH_CREDENTIALS).await;
+            assert_eq!(response.status, 429);
+            let connection = response.field_value("connection").unwrap_or_default().to_lowercase();
+            assert!(!connection.contains("leno-rejected"), "{}", response.head);
             wait_until(|| mesh.client.ended_count() == 1).await;
-            let expected: BTreeMap<_, _> = expected.into_iter().map(|it| (it, 1)).collect();
+            let expected: BTreeMap<_, _> = expected.into_iter().map(|reason| (reason, 1)).collect();
             assert_eq!(mesh.client.failure_counts(), expected, "{head}");
         }
     });

@@ -57,7 +57,7 @@ fn the_code_of_a_reset_after_the_head_reaches_the_client() {
 }
 
 #[test]
-fn the_code_of_a_reset_before_the_head_becomes_its_status_of_grpc() {
+fn the_code_of_a_reset_before_the_head_becomes_a_grpc_status() {
     run(async {
         let code = Rc::new(Cell::new(Code::NO_ERROR));
         let now = code.clone();
@@ -87,14 +87,14 @@ fn the_code_of_a_reset_before_the_head_becomes_its_status_of_grpc() {
 #[test]
 fn the_code_of_a_client_reaches_the_application() {
     run(async {
-        let seen: Rc<Cell<Option<Code>>> = Rc::default();
-        let noted = seen.clone();
+        let received_code: Rc<Cell<Option<Code>>> = Rc::default();
+        let reset_code = received_code.clone();
         let app = start_application(move |request, mut respond| {
-            let noted = noted.clone();
+            let reset_code = reset_code.clone();
             async move {
                 let _request = request;
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
-                noted.set(std::future::poll_fn(|cx| stream.poll_reset(cx)).await.ok());
+                reset_code.set(std::future::poll_fn(|cx| stream.poll_reset(cx)).await.ok());
             }
         })
         .await;
@@ -104,8 +104,8 @@ fn the_code_of_a_client_reaches_the_application() {
             let (response, mut stream) = client.send_request(grpc_request("/"), false).unwrap();
             let _response = response.await.unwrap();
             stream.send_reset(expected);
-            wait_until(|| seen.get().is_some()).await;
-            assert_eq!(seen.take(), Some(expected));
+            wait_until(|| received_code.get().is_some()).await;
+            assert_eq!(received_code.take(), Some(expected));
         }
     });
 }

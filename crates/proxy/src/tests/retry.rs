@@ -19,7 +19,7 @@ const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
 const POST_EMPTY: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
 
 #[test]
-fn one_dead_endpoint_of_two_costs_no_request() {
+fn one_unreachable_endpoint_of_two_loses_no_request() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -29,8 +29,8 @@ fn one_dead_endpoint_of_two_costs_no_request() {
         ]);
         for index in 0..40 {
             let mut client = Client::connect(mesh.listener).await;
-            let answer = client.send_request(if index % 2 == 0 { GET } else { POST }).await;
-            assert_eq!(answer.verdict(), (200, None));
+            let response = client.send_request(if index % 2 == 0 { GET } else { POST }).await;
+            assert_eq!(response.verdict(), (200, None));
         }
         assert!(mesh.client.failure_counts().is_empty());
         assert!(mesh.client.telemetry.count(Count::Retries) > 0);
@@ -39,7 +39,7 @@ fn one_dead_endpoint_of_two_costs_no_request() {
 }
 
 #[test]
-fn dead_endpoints_alone_are_reported_to_the_client() {
+fn unreachable_endpoints_are_reported_to_the_client() {
     run(async {
         let mesh = Mesh::permissive(closed_port()).await;
         mesh.route_to(&[]);
@@ -47,26 +47,26 @@ fn dead_endpoints_alone_are_reported_to_the_client() {
         assert_eq!(client.send_request(GET).await.verdict(), (503, Some("no-endpoint")));
         let dead = |name| meshed_endpoint(name, closed_port(), "ratings");
         mesh.route_to(&[dead("ratings-1"), dead("ratings-2")]);
-        let answer = client.send_request(GET).await;
-        assert_eq!(answer.status, 503);
+        let response = client.send_request(GET).await;
+        assert_eq!(response.status, 503);
         let reason = "connect-failed;side=upstream;workload=\"bookinfo/productpage\"";
-        assert_eq!(answer.field_value("leno-reason"), Some(reason));
+        assert_eq!(response.field_value("leno-reason"), Some(reason));
         assert_eq!(client.send_request(POST).await.verdict(), (503, Some("connect-failed")));
     });
 }
 
 #[test]
-fn an_endpoint_that_does_not_answer_in_time_is_left_for_another() {
+fn a_request_leaves_an_endpoint_that_does_not_respond_in_time() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.connect_timeout = Duration::from_secs(1);
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         // The kernel accepts, but the server never starts TLS; or it completes TLS, but never sends a hello.
-        let mute =
+        let silent_app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-        let rude = Application::start(move |client| {
+        let flooding_client = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let alpn = &[crate::tls::ALPN_LINK];
@@ -75,7 +75,7 @@ fn an_endpoint_that_does_not_answer_in_time_is_left_for_another() {
             }
         })
         .await;
-        for silent in [mute.address, rude.address] {
+        for silent in [silent_app.address, flooding_client.address] {
             let silent = meshed_endpoint("ratings-2", silent, "ratings");
             mesh.route_to(std::slice::from_ref(&silent));
             let mut client = Client::connect(mesh.listener).await;
@@ -93,7 +93,7 @@ fn an_endpoint_that_does_not_answer_in_time_is_left_for_another() {
 
 /// Half of all dead applications have a healthy sidecar.
 #[test]
-fn an_application_that_takes_no_connections_is_left_for_another() {
+fn a_request_leaves_an_application_that_accepts_no_connections() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -108,19 +108,19 @@ fn an_application_that_takes_no_connections_is_left_for_another() {
     });
 }
 
-/// Starts a server with this test as its sidecar; `play` handles each stream.
+/// Starts a server with this test as its sidecar; `handle_event` handles each stream.
 async fn start_peer(
     mesh: &Mesh,
-    play: impl AsyncFn(&mut Peer<TlsStream<TcpStream>>, LinkEvent) -> Go + 'static,
+    handle_event: impl AsyncFn(&mut Peer<TlsStream<TcpStream>>, LinkEvent) -> PeerAction + 'static,
 ) -> Application {
     let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-    let play = Rc::new(play);
+    let handle_event = Rc::new(handle_event);
     Application::start(move |client| {
-        let (identity, play) = (identity.clone(), play.clone());
+        let (identity, handle_event) = (identity.clone(), handle_event.clone());
         async move {
             let mut peer = Peer::accept_link(client.stream, &identity).await;
             while let Some(event) = peer.next().await {
-                if let Go::Away = play(&mut peer, event).await {
+                if let PeerAction::Close = handle_event(&mut peer, event).await {
                     return;
                 }
             }
@@ -129,9 +129,9 @@ async fn start_peer(
     .await
 }
 
-enum Go {
-    On,
-    Away,
+enum PeerAction {
+    Continue,
+    Close,
 }
 
 #[test]
@@ -152,8 +152,8 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let dying = start_peer(&mesh, async |_, event| match event {
-                LinkEvent::Opened { .. } => Go::Away,
-                _ => Go::On,
+                LinkEvent::Opened { .. } => PeerAction::Close,
+                _ => PeerAction::Continue,
             })
             .await;
             // Both are usable at first: the balancer may select either.
@@ -161,13 +161,13 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
             mesh.route_to(&[mesh.server_endpoint(), dying]);
             let mut lost = 0;
             while lost == 0 {
-                let before = app.seen.borrow().len();
-                let answer = Client::connect(mesh.listener).await.send_request(request).await;
+                let count_before = app.requests.borrow().len();
+                let response = Client::connect(mesh.listener).await.send_request(request).await;
                 let retries = mesh.client.telemetry.count(Count::Retries);
-                if retries == 1 || answer.status != 200 {
+                if retries == 1 || response.status != 200 {
                     lost += 1;
-                    assert_eq!(answer.verdict(), verdict, "{request}");
-                    assert_eq!(app.seen.borrow().len() - before, repeated);
+                    assert_eq!(response.verdict(), verdict, "{request}");
+                    assert_eq!(app.requests.borrow().len() - count_before, repeated);
                 }
             }
         }
@@ -175,7 +175,7 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
 }
 
 #[test]
-fn streams_that_were_never_looked_at_move_on_whatever_they_are() {
+fn unprocessed_streams_are_retried_with_any_method() {
     run(async {
         for code in [None, Some(ResetCode::Refused), Some(ResetCode::Unreachable)] {
             let app = Application::with_response(OK).await;
@@ -194,7 +194,7 @@ fn streams_that_were_never_looked_at_move_on_whatever_they_are() {
                             .extend_from_slice(&[0, 0, 5, 8, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
                     }
                 }
-                Go::On
+                PeerAction::Continue
             })
             .await;
             mesh.route_to(&[
@@ -217,7 +217,7 @@ fn streams_that_were_never_looked_at_move_on_whatever_they_are() {
 }
 
 #[test]
-fn after_goaway_a_link_finishes_what_it_has_and_a_new_one_takes_the_rest() {
+fn after_goaway_a_link_finishes_its_streams_and_a_new_link_gets_others() {
     run(async {
         let links = Rc::new(Cell::new(0));
         let count = links.clone();
@@ -230,7 +230,7 @@ fn after_goaway_a_link_finishes_what_it_has_and_a_new_one_takes_the_rest() {
                 peer.link.go_away(GoAwayCode::Drain);
                 peer.send_head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
             }
-            Go::On
+            PeerAction::Continue
         })
         .await;
         mesh.route_to(&[meshed_endpoint("ratings-2", draining.address, "ratings")]);
@@ -244,7 +244,7 @@ fn after_goaway_a_link_finishes_what_it_has_and_a_new_one_takes_the_rest() {
 }
 
 #[test]
-fn a_kept_connection_that_the_application_has_closed_costs_no_request() {
+fn a_kept_connection_that_the_application_closed_loses_no_request() {
     run(async {
         // It closes each connection after the second response, as keep-alive limits do.
         let served = Rc::new(Cell::new(0));
@@ -275,9 +275,9 @@ fn a_kept_connection_that_the_application_has_closed_costs_no_request() {
 }
 
 #[test]
-fn an_application_that_dies_inside_a_request_is_asked_again_only_when_that_is_safe() {
+fn a_request_to_a_crashed_application_is_retried_only_if_that_is_safe() {
     run(async {
-        for (request, verdict, asked) in [
+        for (request, verdict, request_count) in [
             (GET, (502, Some("upstream-reset")), 2),
             (POST_EMPTY, (502, Some("upstream-reset")), 1),
             (POST, (502, Some("upstream-reset")), 1),
@@ -286,7 +286,7 @@ fn an_application_that_dies_inside_a_request_is_asked_again_only_when_that_is_sa
             let mesh = Mesh::permissive(app.address).await;
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.send_request(request).await.verdict(), verdict);
-            assert_eq!(app.received_requests().len(), asked, "{request}");
+            assert_eq!(app.received_requests().len(), request_count, "{request}");
         }
     });
 }
@@ -313,7 +313,7 @@ fn a_burst_to_a_new_endpoint_opens_one_link() {
 
 /// In TLS 1.3 a server rejects a client only after the client has completed the handshake.
 #[test]
-fn a_certificate_that_the_server_rejects_fails_every_request_of_a_burst_alike() {
+fn a_rejected_certificate_fails_all_requests_of_a_burst_equally() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -339,28 +339,28 @@ fn a_certificate_that_the_server_rejects_fails_every_request_of_a_burst_alike() 
 }
 
 #[test]
-fn endpoints_that_leave_the_world_finish_their_requests_and_close() {
+fn removed_endpoints_finish_their_requests_and_close() {
     run(async {
-        let (go, gone) = tokio::sync::watch::channel(false);
+        let (release, released) = tokio::sync::watch::channel(false);
         let app = Application::start(move |mut client| {
-            let mut gone = gone.clone();
+            let mut released = released.clone();
             async move {
                 client.read_head().await.unwrap();
-                gone.wait_for(|go| *go).await.unwrap();
+                released.wait_for(|is_released| *is_released).await.unwrap();
                 client.send_bytes(OK).await;
             }
         })
         .await;
-        let other = Application::with_response(OK).await;
+        let other_app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut slow = Client::connect(mesh.listener).await;
         slow.send_bytes(GET).await;
         wait_until(|| app.accepted.get() == 1).await;
-        let (_server, endpoint) = mesh.start_server("ratings-2", other.address).await;
+        let (_server, endpoint) = mesh.start_server("ratings-2", other_app.address).await;
         mesh.route_to(&[endpoint]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
-        go.send_replace(true);
+        release.send_replace(true);
         assert_eq!(slow.read_response().await.status, 200);
         wait_until(|| mesh.server.telemetry.gauge(leno_telemetry::Gauge::LinksDownstream) == 0)
             .await;
@@ -369,7 +369,7 @@ fn endpoints_that_leave_the_world_finish_their_requests_and_close() {
 }
 
 #[test]
-fn a_change_of_the_world_keeps_the_links_to_endpoints_that_stay() {
+fn a_configuration_change_keeps_the_links_to_remaining_endpoints() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -390,7 +390,7 @@ fn a_change_of_the_world_keeps_the_links_to_endpoints_that_stay() {
 }
 
 #[test]
-fn tcp_connections_spread_over_endpoints_and_pass_over_dead_ones() {
+fn tcp_connections_spread_over_endpoints_and_skip_unreachable_ones() {
     run(async {
         let hold = || {
             Application::start(|mut client| async move {
@@ -401,9 +401,9 @@ fn tcp_connections_spread_over_endpoints_and_pass_over_dead_ones() {
         let (first, second) = (hold().await, hold().await);
         let setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         let mesh = Mesh::new(first.address, setup).await;
-        let (_server, other) = mesh.start_server("ratings-2", second.address).await;
+        let (_server, other_endpoint) = mesh.start_server("ratings-2", second.address).await;
         let dead = meshed_endpoint("ratings-3", closed_port(), "ratings");
-        mesh.route_to(&[mesh.server_endpoint(), other, dead]);
+        mesh.route_to(&[mesh.server_endpoint(), other_endpoint, dead]);
         let mut clients = Vec::new();
         for _ in 0..20 {
             let mut client = Client::connect(mesh.listener).await;
@@ -424,11 +424,11 @@ fn tcp_connections_spread_over_endpoints_and_pass_over_dead_ones() {
 /// A kept-alive connection that ends as the request is sent: only the sidecar directly before it can detect
 /// that.
 #[test]
-fn a_kept_connection_that_ends_under_a_request_is_replaced_by_the_sidecar_itself() {
+fn a_kept_connection_that_ends_under_a_request_is_replaced_by_the_sidecar() {
     run(async {
         // The second request on each connection gets no response.
-        let asked = Rc::new(Cell::new(0));
-        let count = asked.clone();
+        let request_count = Rc::new(Cell::new(0));
+        let count = request_count.clone();
         let app = Application::start(move |mut client| {
             let count = count.clone();
             async move {
@@ -446,7 +446,7 @@ fn a_kept_connection_that_ends_under_a_request_is_replaced_by_the_sidecar_itself
         let mut client = Client::connect(mesh.listener).await;
         for index in 0..5 {
             assert_eq!(client.send_request(GET).await.verdict(), (200, None));
-            assert_eq!(asked.get(), 2 * index + 1);
+            assert_eq!(request_count.get(), 2 * index + 1);
         }
         assert_eq!(mesh.server.telemetry.count(Count::Retries), 4);
         assert_eq!(mesh.client.telemetry.count(Count::Retries), 0);

@@ -31,11 +31,11 @@ fn retry_rule(codes: &[u16], attempts: u8) -> RouteRule {
 }
 
 /// Applies the rule at the client, with the mesh's server and these endpoints.
-fn apply_rule(mesh: &Mesh, rule: RouteRule, more: &[Endpoint]) {
-    let mut views = routed_services(mesh, vec![rule]);
-    let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
-    backend.endpoints.extend(more.iter().cloned().map(Arc::new));
-    mesh.client_knows(views);
+fn apply_rule(mesh: &Mesh, rule: RouteRule, endpoints: &[Endpoint]) {
+    let mut services = routed_services(mesh, vec![rule]);
+    let backend = services.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+    backend.endpoints.extend(endpoints.iter().cloned().map(Arc::new));
+    mesh.set_client_services(services);
 }
 
 fn retry_counts(mesh: &Mesh) -> (u64, u64) {
@@ -51,28 +51,32 @@ fn a_response_that_the_rule_names_is_retried_at_another_endpoint() {
         let busy = Application::with_response(BUSY).await;
         let fine = Application::with_response(OK).await;
         let mesh = Mesh::permissive(busy.address).await;
-        let (_server, other) = mesh.start_server("ratings-2", fine.address).await;
-        apply_rule(&mesh, retry_rule(&[503], 1), &[other]);
+        let (_server, other_endpoint) = mesh.start_server("ratings-2", fine.address).await;
+        apply_rule(&mesh, retry_rule(&[503], 1), &[other_endpoint]);
         let mut client = Client::connect(mesh.listener).await;
         const BODY: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
         // The balancer sends one of them to the busy endpoint first.
-        let mut asked = 0;
+        let mut request_count = 0;
         while busy.received_requests().is_empty() {
             assert_eq!(client.send_request(BODY).await.body_text(), "ok");
-            asked += 1;
+            request_count += 1;
         }
         // Both received the whole body.
-        let whole =
-            |app: &Application| app.received_requests().iter().all(|it| it.body == b"hello");
+        let whole = |app: &Application| {
+            app.received_requests().iter().all(|request| request.body == b"hello")
+        };
         assert!(whole(&busy) && whole(&fine));
-        assert_eq!((busy.received_requests().len(), fine.received_requests().len()), (1, asked));
+        assert_eq!(
+            (busy.received_requests().len(), fine.received_requests().len()),
+            (1, request_count)
+        );
         assert_eq!(retry_counts(&mesh), (1, 0));
     });
 }
 
 /// A response that the client does not get is abandoned, and does not count as the client's departure.
 #[test]
-fn an_attempt_that_is_made_again_is_counted_under_its_own_reason() {
+fn a_retried_attempt_is_counted_with_its_own_reason() {
     run(async {
         let busy = Application::start(|mut client| async move {
             while client.read_head().await.is_some() {
@@ -82,8 +86,8 @@ fn an_attempt_that_is_made_again_is_counted_under_its_own_reason() {
         .await;
         let mesh = Mesh::permissive(busy.address).await;
         let fine = Application::with_response(OK).await;
-        let (_server, other) = mesh.start_server("ratings-2", fine.address).await;
-        apply_rule(&mesh, retry_rule(&[503], 1), &[other]);
+        let (_server, other_endpoint) = mesh.start_server("ratings-2", fine.address).await;
+        apply_rule(&mesh, retry_rule(&[503], 1), &[other_endpoint]);
         let mut client = Client::connect(mesh.listener).await;
         while mesh.server.ended_count() == 0 {
             assert_eq!(client.send_request(GET).await.body_text(), "ok");
@@ -94,26 +98,26 @@ fn an_attempt_that_is_made_again_is_counted_under_its_own_reason() {
 }
 
 #[test]
-fn the_last_answer_is_the_clients_and_others_are_never_kept_back() {
+fn the_client_gets_the_last_response_and_other_statuses_without_delay() {
     run(async {
         let busy = Application::with_response(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
-        for (rule, asked) in [
+        for (rule, request_count) in [
             (retry_rule(&[503], 2), 3),
             (retry_rule(&[500, 502], 2), 1),
             (retry_rule(&[503], 0), 1),
         ] {
             apply_rule(&mesh, rule, &[]);
-            busy.seen.borrow_mut().clear();
-            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-            assert_eq!((answer.status, answer.body_text()), (503, "busy"));
-            assert_eq!(busy.received_requests().len(), asked);
+            busy.requests.borrow_mut().clear();
+            let response = Client::connect(mesh.listener).await.send_request(GET).await;
+            assert_eq!((response.status, response.body_text()), (503, "busy"));
+            assert_eq!(busy.received_requests().len(), request_count);
         }
     });
 }
 
 #[test]
-fn a_service_that_fails_altogether_is_asked_a_fifth_more_beside_the_floor() {
+fn the_retry_budget_permits_a_fifth_more_requests_above_its_minimum() {
     run(async {
         let busy = Application::with_response(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
@@ -132,19 +136,19 @@ fn a_service_that_fails_altogether_is_asked_a_fifth_more_beside_the_floor() {
 }
 
 #[test]
-fn a_body_beyond_what_is_kept_is_not_sent_again() {
+fn a_body_over_the_buffer_limit_is_not_sent_again() {
     run(async {
         let busy = Application::with_response(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
         apply_rule(&mesh, retry_rule(&[503], 1), &[]);
-        for (bytes, asked) in [(60 * 1024, 2), (80 * 1024, 1)] {
-            busy.seen.borrow_mut().clear();
+        for (bytes, request_count) in [(60 * 1024, 2), (80 * 1024, 1)] {
+            busy.requests.borrow_mut().clear();
             let mut client = Client::connect(mesh.listener).await;
             let head = format!("PUT /x HTTP/1.1\r\nhost: x\r\ncontent-length: {bytes}\r\n\r\n");
             client.send_bytes(head).await;
             client.send_bytes(vec![b'a'; bytes]).await;
             assert_eq!(client.read_response().await.status, 503);
-            assert_eq!(busy.received_requests().len(), asked, "{bytes} bytes");
+            assert_eq!(busy.received_requests().len(), request_count, "{bytes} bytes");
         }
     });
 }
@@ -159,13 +163,13 @@ fn an_attempt_that_takes_too_long_is_retried_at_another_endpoint() {
         let silent = silent.await;
         let fine = Application::with_response(OK).await;
         let mesh = Mesh::permissive(silent.address).await;
-        let (_server, other) = mesh.start_server("ratings-2", fine.address).await;
+        let (_server, other_endpoint) = mesh.start_server("ratings-2", fine.address).await;
         let limited = |codes: &[u16], attempts| {
             let mut rule = retry_rule(codes, attempts);
             rule.actions.attempt_timeout = Some(Duration::from_secs(1));
             rule
         };
-        apply_rule(&mesh, limited(&[], 1), &[other]);
+        apply_rule(&mesh, limited(&[], 1), &[other_endpoint]);
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..4 {
             assert_eq!(client.send_request(GET).await.status, 200);
@@ -179,17 +183,17 @@ fn an_attempt_that_takes_too_long_is_retried_at_another_endpoint() {
         // The request may have had its effect: only a rule that names 504 repeats a POST.
         const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
         for (codes, retries) in [(&[][..], 0), (&[504][..], 1)] {
-            let before = retry_counts(&mesh).0;
+            let count_before = retry_counts(&mesh).0;
             apply_rule(&mesh, limited(codes, 1), &[]);
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.send_request(POST).await.verdict(), (504, Some("attempt-timeout")));
-            assert_eq!(retry_counts(&mesh).0 - before, retries);
+            assert_eq!(retry_counts(&mesh).0 - count_before, retries);
         }
     });
 }
 
 #[test]
-fn a_call_that_finds_its_server_unavailable_is_made_again() {
+fn a_call_with_status_unavailable_is_retried() {
     run(async {
         let calls = Rc::new(Cell::new(0));
         let counting = calls.clone();
@@ -220,7 +224,7 @@ fn a_call_that_finds_its_server_unavailable_is_made_again() {
 }
 
 #[test]
-fn a_policy_of_the_client_decides_where_no_route_does() {
+fn a_retry_policy_of_the_client_applies_without_a_retry_rule_of_the_route() {
     run(async {
         let busy = Application::with_response(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
@@ -230,15 +234,16 @@ fn a_policy_of_the_client_decides_where_no_route_does() {
             response_timeout: None,
         };
         let under = |retries: BTreeMap<ServiceName, ServiceRetry>| {
-            let plan = WorkloadConfig { retries, ..proxy_config("productpage", Access::AllowAll) };
+            let workload_config =
+                WorkloadConfig { retries, ..proxy_config("productpage", Access::AllowAll) };
             mesh.client.apply_config(
-                plan,
+                workload_config,
                 vec![service_config(Protocol::Http, &[mesh.server_endpoint()])],
             );
         };
         under([(test_service(), retry)].into());
-        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-        assert_eq!((answer.status, answer.body_text()), (503, "busy"));
+        let response = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!((response.status, response.body_text()), (503, "busy"));
         assert_eq!((busy.received_requests().len(), retry_counts(&mesh)), (6, (5, 0)));
         let matches = mesh.client.telemetry.matched_rules().into_iter();
         let matches: Vec<_> =
@@ -251,17 +256,17 @@ fn a_policy_of_the_client_decides_where_no_route_does() {
 }
 
 #[test]
-fn a_policys_limit_ends_when_the_answer_begins() {
+fn the_attempt_timeout_of_a_policy_ends_at_the_response_head() {
     run(async {
-        let go = Rc::new(Notify::new());
-        let waits = go.clone();
+        let release = Rc::new(Notify::new());
+        let release_notify = release.clone();
         let slow = Application::start(move |mut client| {
-            let go = waits.clone();
+            let release = release_notify.clone();
             async move {
-                let asked = client.read_head().await.unwrap();
-                if !asked.head.contains("/never") {
+                let request = client.read_head().await.unwrap();
+                if !request.head.contains("/never") {
                     client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nsl").await;
-                    go.notified().await;
+                    release.notified().await;
                     client.send_bytes("ow").await;
                 }
                 while client.read_head().await.is_some() {}
@@ -275,16 +280,22 @@ fn a_policys_limit_ends_when_the_answer_begins() {
             response_timeout: Some(limit),
         };
         let retries = [(test_service(), retry)].into();
-        let plan = WorkloadConfig { retries, ..proxy_config("productpage", Access::AllowAll) };
-        mesh.client
-            .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
+        let workload_config =
+            WorkloadConfig { retries, ..proxy_config("productpage", Access::AllowAll) };
+        mesh.client.apply_config(
+            workload_config,
+            vec![service_config(Protocol::Http, &[mesh.server_endpoint()])],
+        );
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
         assert_eq!(client.read_head().await.unwrap().status, 200);
         assert_eq!(client.read_exactly(2).await, b"sl");
-        let more = timeout(limit * 2, client.read_exactly(2)).await;
-        assert!(more.is_err(), "the rest was not sent yet, and nothing ended: {more:?}");
-        go.notify_one();
+        let next_bytes = timeout(limit * 2, client.read_exactly(2)).await;
+        assert!(
+            next_bytes.is_err(),
+            "the rest was not sent yet, and nothing ended: {next_bytes:?}"
+        );
+        release.notify_one();
         assert_eq!(client.read_exactly(2).await, b"ow");
         let mut client = Client::connect(mesh.listener).await;
         let never = client.send_request("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;

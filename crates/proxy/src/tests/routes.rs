@@ -64,7 +64,7 @@ pub(crate) fn routed_services(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<Service
 }
 
 #[test]
-fn a_route_decides_or_says_why_not() {
+fn a_route_selects_a_backend_or_gives_the_reason() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -77,7 +77,7 @@ fn a_route_decides_or_says_why_not() {
             (vec![path_rule("/ratings", &[("ratings-v2", 0)])], (500, Some("invalid-backend"))),
             (vec![path_rule("/ratings", &[("ratings-v9", 1)])], (500, Some("invalid-backend"))),
         ] {
-            mesh.client_knows(routed_services(&mesh, rules.clone()));
+            mesh.set_client_services(routed_services(&mesh, rules.clone()));
             assert_eq!(client.send_request(GET).await.verdict(), verdict, "{rules:?}");
         }
         assert_eq!(app.received_requests().len(), 1);
@@ -88,7 +88,7 @@ fn a_route_decides_or_says_why_not() {
 }
 
 #[test]
-fn a_route_may_limit_the_time_of_a_request() {
+fn a_route_may_set_a_request_timeout() {
     run(async {
         let app = Application::start(|mut client| async move {
             while let Some(request) = client.read_head().await {
@@ -103,7 +103,7 @@ fn a_route_may_limit_the_time_of_a_request() {
             request_timeout: Some(Duration::from_secs(1)),
             ..path_rule("/", &[("ratings-v2", 1)])
         };
-        mesh.client_knows(routed_services(&mesh, vec![limited]));
+        mesh.set_client_services(routed_services(&mesh, vec![limited]));
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
             assert_eq!(client.send_request(GET).await.verdict(), (504, Some("request-timeout")));
@@ -118,7 +118,7 @@ fn a_route_may_limit_the_time_of_a_request() {
 }
 
 #[test]
-fn a_service_that_no_policy_lets_us_use_is_not_asked() {
+fn a_service_that_policies_deny_is_not_called() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -127,7 +127,7 @@ fn a_service_that_no_policy_lets_us_use_is_not_asked() {
             ports: BTreeMap::new(),
             ..service_config(Protocol::Http, &[])
         };
-        mesh.client_knows(vec![denied]);
+        mesh.set_client_services(vec![denied]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.verdict(), (403, Some("denied-outbound")));
         assert_eq!(app.accepted.get(), 0);
@@ -135,11 +135,11 @@ fn a_service_that_no_policy_lets_us_use_is_not_asked() {
 }
 
 #[test]
-fn a_service_that_nobody_tells_of_in_time_is_a_503_and_a_late_word_is_heard() {
+fn an_undiscovered_service_is_503_until_its_configuration_arrives() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.client_knows(Vec::new());
+        mesh.set_client_services(Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.verdict(), (503, Some("discovery-timeout")));
         client.send_bytes(GET).await;

@@ -30,26 +30,27 @@ async fn send_request(client: &mut Client<tokio::net::TcpStream>, path: &str) ->
 }
 
 #[test]
-fn each_rule_of_a_route_counts_its_requests_through_changes_of_the_mesh() {
+fn each_rule_of_a_route_counts_its_matches_across_configuration_changes() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        let good = [("ratings-v2", 1)];
-        let rules = vec![path_rule("/a", &good), path_rule("/b", &good), path_rule("/broken", &[])];
-        mesh.client_knows(routed_services(&mesh, rules.clone()));
+        let backends = [("ratings-v2", 1)];
+        let rules =
+            vec![path_rule("/a", &backends), path_rule("/b", &backends), path_rule("/broken", &[])];
+        mesh.set_client_services(routed_services(&mesh, rules.clone()));
         for (path, status) in [("/a", 200), ("/b", 200), ("/b", 200), ("/broken", 500), ("/c", 404)]
         {
             assert_eq!(send_request(&mut client, path).await, status, "{path}");
         }
-        let seen = [
+        let matches = [
             ("HTTPRoute ratings-route 0", 1),
             ("HTTPRoute ratings-route 1", 2),
             ("HTTPRoute ratings-route 2", 1),
         ];
-        assert_eq!(match_counts(&mesh.client), expected_counts(&seen));
+        assert_eq!(match_counts(&mesh.client), expected_counts(&matches));
         // A recompiled rule keeps its count.
-        mesh.client_knows(routed_services(&mesh, rules[..2].to_vec()));
+        mesh.set_client_services(routed_services(&mesh, rules[..2].to_vec()));
         assert_eq!(send_request(&mut client, "/b").await, 200);
         assert_eq!(match_counts(&mesh.client)[1].1, 3);
         assert_eq!(match_counts(&mesh.server), []);
@@ -57,7 +58,7 @@ fn each_rule_of_a_route_counts_its_requests_through_changes_of_the_mesh() {
 }
 
 #[test]
-fn rules_of_policies_count_what_they_allowed_denied_and_would_deny() {
+fn rules_of_policies_count_allowed_denied_and_dry_run_matches() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -80,23 +81,23 @@ fn rules_of_policies_count_what_they_allowed_denied_and_would_deny() {
         let mut client = Client::connect(mesh.listener).await;
         for is_dry_run in [false, true] {
             let inbound = InboundPolicy { rules: rules.clone(), is_dry_run };
-            mesh.enforce_all(Access::AllowAll, inbound);
+            mesh.set_access_and_policy(Access::AllowAll, inbound);
             let denied = if is_dry_run { 200 } else { 403 };
             assert_eq!(send_request(&mut client, "/secret").await, denied);
             assert_eq!(send_request(&mut client, "/open").await, 200);
         }
         wait_until(|| mesh.server.ended_count() == 4).await;
-        let seen = [("AccessPolicy guard all", 2), ("AccessPolicy guard secret", 2)];
-        assert_eq!(match_counts(&mesh.server), expected_counts(&seen));
+        let matches = [("AccessPolicy guard all", 2), ("AccessPolicy guard secret", 2)];
+        assert_eq!(match_counts(&mesh.server), expected_counts(&matches));
         // A denial for lack of a matching rule counts for no rule.
         mesh.set_access(Access::AllowListed(Vec::new()));
         assert_eq!(send_request(&mut client, "/open").await, 403);
-        assert_eq!(match_counts(&mesh.server), expected_counts(&seen));
+        assert_eq!(match_counts(&mesh.server), expected_counts(&matches));
     });
 }
 
 #[test]
-fn a_breaker_counts_what_it_turns_away() {
+fn a_circuit_breaker_counts_the_requests_that_it_rejects() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -104,10 +105,10 @@ fn a_breaker_counts_what_it_turns_away() {
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
         let policy = ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "bookinfo", "b");
         let breaker = Some(PortCircuitBreaker { policy: policy.unwrap(), rule });
-        let mut view = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
-        view.ports.get_mut(&PORT).unwrap().traffic_policy =
+        let mut service = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
+        service.ports.get_mut(&PORT).unwrap().traffic_policy =
             TrafficPolicy { breaker, ..TrafficPolicy::default() };
-        mesh.client_knows(vec![view]);
+        mesh.set_client_services(vec![service]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 503);
         assert_eq!(match_counts(&mesh.client), expected_counts(&[("CircuitBreaker b ", 1)]));

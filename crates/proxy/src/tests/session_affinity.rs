@@ -10,7 +10,7 @@ use leno_model::{
     Endpoint, PersistenceType, Protocol, RetryRule, RouteRule, RuleActions, SessionPersistence,
 };
 
-use super::fixture::{Answer, Application, Client, Mesh, PORT, Sidecar, run};
+use super::fixture::{Application, Client, Mesh, PORT, ReceivedMessage, Sidecar, run};
 use super::http2;
 use super::routes::{path_rule, routed_services};
 
@@ -39,25 +39,25 @@ async fn start_named(name: &'static str) -> Application {
 
 /// Applies the rule at the client, with these endpoints.
 fn apply_rule(mesh: &Mesh, rule: RouteRule, endpoints: &[Endpoint]) {
-    let mut views = routed_services(mesh, vec![rule]);
-    let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+    let mut services = routed_services(mesh, vec![rule]);
+    let backend = services.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
     backend.endpoints = endpoints.iter().cloned().map(Arc::new).collect();
-    mesh.client_knows(views);
+    mesh.set_client_services(services);
 }
 
 /// Creates a mesh with the servers `one`, `two` and `three`.
 async fn start_three() -> (Mesh, Vec<Endpoint>, Vec<(Application, Option<Sidecar>)>) {
-    let one = start_named("one").await;
-    let mesh = Mesh::permissive(one.address).await;
+    let first_app = start_named("one").await;
+    let mesh = Mesh::permissive(first_app.address).await;
     let mut endpoints = vec![mesh.server_endpoint()];
-    let mut held = vec![(one, None)];
+    let mut backends = vec![(first_app, None)];
     for (workload, name) in [("ratings-2", "two"), ("ratings-3", "three")] {
         let app = start_named(name).await;
         let (server, endpoint) = mesh.start_server(workload, app.address).await;
         endpoints.push(endpoint);
-        held.push((app, Some(server)));
+        backends.push((app, Some(server)));
     }
-    (mesh, endpoints, held)
+    (mesh, endpoints, backends)
 }
 
 fn get(fields: &str) -> String {
@@ -65,24 +65,24 @@ fn get(fields: &str) -> String {
 }
 
 /// Returns the cookie set by a response, in the form of a request.
-fn response_cookie(answer: &Answer) -> Option<String> {
-    let (pair, _) = answer.field_value("set-cookie")?.split_once(';')?;
+fn response_cookie(response: &ReceivedMessage) -> Option<String> {
+    let (pair, _) = response.field_value("set-cookie")?.split_once(';')?;
     Some(format!("cookie: other=1; {pair}\r\n"))
 }
 
 #[test]
-fn a_client_keeps_to_the_endpoint_that_its_cookie_names() {
+fn a_client_stays_at_the_endpoint_of_its_cookie() {
     run(async {
         let (mesh, endpoints, _held) = start_three().await;
         apply_rule(&mesh, sticky_rule(cookie_persistence()), &endpoints);
         let mut client = Client::connect(mesh.listener).await;
-        let mut seen = BTreeSet::new();
-        while seen.len() < 3 {
+        let mut names = BTreeSet::new();
+        while names.len() < 3 {
             let first = client.send_request(&get("")).await;
             let field = first.field_value("set-cookie").unwrap().to_owned();
             assert!(field.ends_with("; Path=/; HttpOnly; SameSite=Strict"), "{field}");
             let cookie = response_cookie(&first).unwrap();
-            seen.insert(first.body_text().to_owned());
+            names.insert(first.body_text().to_owned());
             for _ in 0..20 {
                 let again = client.send_request(&get(&cookie)).await;
                 assert_eq!(again.body_text(), first.body_text());
@@ -93,7 +93,7 @@ fn a_client_keeps_to_the_endpoint_that_its_cookie_names() {
 }
 
 #[test]
-fn when_its_endpoint_is_gone_a_client_is_reported_another_one() {
+fn a_client_of_a_removed_endpoint_gets_another_one() {
     run(async {
         let (mesh, endpoints, _held) = start_three().await;
         apply_rule(&mesh, sticky_rule(cookie_persistence()), &endpoints);
@@ -119,20 +119,20 @@ fn when_its_endpoint_is_gone_a_client_is_reported_another_one() {
 }
 
 #[test]
-fn when_its_endpoint_does_not_answer_a_client_is_reported_another_one() {
+fn a_client_of_an_unreachable_endpoint_gets_another_one() {
     run(async {
-        let (mesh, endpoints, held) = start_three().await;
+        let (mesh, endpoints, backends) = start_three().await;
         let mut rule = sticky_rule(cookie_persistence());
         let backoff = Duration::from_millis(1);
         rule.actions.retry = Some(RetryRule { codes: vec![503], attempts: 1, backoff });
         apply_rule(&mesh, rule, &endpoints);
         let mut client = Client::connect(mesh.listener).await;
         let first = client.send_request(&get("")).await;
-        let sick =
+        let failing_index =
             ["one", "two", "three"].iter().position(|name| *name == first.body_text()).unwrap();
         // The workload has moved to an address without a listener.
         let mut moved = endpoints.clone();
-        moved[sick].address = super::fixture::closed_port();
+        moved[failing_index].address = super::fixture::closed_port();
         let mut rule = sticky_rule(cookie_persistence());
         rule.actions.retry = Some(RetryRule { codes: vec![503], attempts: 1, backoff });
         apply_rule(&mesh, rule, &moved);
@@ -140,12 +140,12 @@ fn when_its_endpoint_does_not_answer_a_client_is_reported_another_one() {
         assert_eq!(second.status, 200);
         assert_ne!(second.body_text(), first.body_text());
         assert_ne!(response_cookie(&second), response_cookie(&first));
-        drop(held);
+        drop(backends);
     });
 }
 
 #[test]
-fn an_idle_time_counts_from_the_last_answer() {
+fn the_idle_time_counts_from_the_last_response() {
     run(async {
         let (mesh, endpoints, _held) = start_three().await;
         let idle = Some(Duration::from_secs(3600));
@@ -164,9 +164,9 @@ fn an_idle_time_counts_from_the_last_answer() {
         let (number, _) = cookie.trim_end().split_once('.').unwrap();
         let mut others = BTreeSet::new();
         while others.len() < 3 {
-            let answer = client.send_request(&get(&format!("{number}.1.1\r\n"))).await;
-            assert!(answer.field_value("set-cookie").is_some());
-            others.insert(answer.body_text().to_owned());
+            let response = client.send_request(&get(&format!("{number}.1.1\r\n"))).await;
+            assert!(response.field_value("set-cookie").is_some());
+            others.insert(response.body_text().to_owned());
         }
     });
 }
@@ -185,11 +185,12 @@ async fn named_over_http2(name: &'static str) -> Application {
 }
 
 #[test]
-fn a_header_carries_it_over_http2_too() {
+fn session_affinity_by_header_works_over_http2() {
     run(async {
-        let (one, two) = (named_over_http2("one").await, named_over_http2("two").await);
-        let mesh = http2::http2_mesh(one.address, Protocol::Http2).await;
-        let (_server, second) = mesh.start_server("ratings-2", two.address).await;
+        let (first_app, second_app) =
+            (named_over_http2("one").await, named_over_http2("two").await);
+        let mesh = http2::http2_mesh(first_app.address, Protocol::Http2).await;
+        let (_server, second) = mesh.start_server("ratings-2", second_app.address).await;
         let header = SessionPersistence {
             name: Some("x-cart".into()),
             kind: PersistenceType::Header,
@@ -197,7 +198,7 @@ fn a_header_carries_it_over_http2_too() {
         };
         apply_rule(&mesh, sticky_rule(header), &[mesh.server_endpoint(), second]);
         let mut send = http2::connect_client(mesh.listener).await;
-        let mut ask = async |value: Option<&str>| {
+        let mut request_with = async |value: Option<&str>| {
             let mut request = http::Request::get("http://ratings/");
             if let Some(value) = value {
                 request = request.header("x-cart", value);
@@ -211,11 +212,11 @@ fn a_header_carries_it_over_http2_too() {
         };
         let mut both = BTreeSet::new();
         while both.len() < 2 {
-            let (name, value) = ask(None).await;
+            let (name, value) = request_with(None).await;
             for _ in 0..10 {
                 // The application receives the clients' header.
-                let shown = name.replace('-', "+");
-                assert_eq!(ask(Some(&value)).await, (shown, value.clone()));
+                let encoded = name.replace('-', "+");
+                assert_eq!(request_with(Some(&value)).await, (encoded, value.clone()));
             }
             both.insert(name);
         }

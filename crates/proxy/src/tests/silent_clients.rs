@@ -7,10 +7,10 @@ use leno_telemetry::Count;
 
 use super::fixture::{Application, Client, End, GET, Mesh, OK, Setup, run, wait_until};
 use super::http2;
-use super::opaque::{application_of_http2, call_on, denies_some, inject_faults};
+use super::opaque::{call_status_on, denies_some, inject_faults, start_http2_application};
 use crate::drain::Phase;
 
-const ADMIN: &str = "GET /admin HTTP/1.1\r\nhost: x\r\n\r\n";
+const GET_ADMIN: &str = "GET /admin HTTP/1.1\r\nhost: x\r\n\r\n";
 
 /// Creates a mesh with a protocol detection that times out at once.
 async fn impatient_mesh(application: std::net::SocketAddr) -> Mesh {
@@ -21,49 +21,59 @@ async fn impatient_mesh(application: std::net::SocketAddr) -> Mesh {
 
 /// Opens a connection to the service that both sidecars treat as silent.
 async fn connect_silent(mesh: &Mesh) -> Client<tokio::net::TcpStream> {
-    let before = opaque_count(mesh);
+    let count_before = opaque_count(mesh);
     let client = Client::connect(mesh.listener).await;
-    wait_until(|| opaque_count(mesh) > before).await;
+    wait_until(|| opaque_count(mesh) > count_before).await;
     client
 }
 
 /// Returns the number of connections that the client's sidecar lists as opaque.
 fn opaque_count(mesh: &Mesh) -> usize {
-    let (_, all) = mesh.client.worker.connections.snapshot(100);
-    all.iter().filter(|connection| connection.protocol == "tcp").count()
+    let (_, connections) = mesh.client.worker.connections.snapshot(100);
+    connections.iter().filter(|connection| connection.protocol == "tcp").count()
 }
 
 fn denial_counts(mesh: &Mesh) -> [Option<u64>; 2] {
-    [&mesh.client, &mesh.server].map(|it| it.failure_counts().get("denied-by-policy").copied())
+    [&mesh.client, &mesh.server]
+        .map(|sidecar| sidecar.failure_counts().get("denied-by-policy").copied())
 }
 
 #[test]
-fn requests_of_a_client_that_was_silent_are_served_and_judged() {
+fn requests_of_a_silent_client_are_served_and_authorized() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
-        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
+        mesh.change_server_config(&|workload_config| WorkloadConfig {
+            inbound: denies_some(),
+            ..workload_config
+        });
         let mut client = connect_silent(&mesh).await;
         assert_eq!(client.send_request(GET).await.status, 200);
-        assert_eq!(client.send_request(ADMIN).await.status, 403);
+        assert_eq!(client.send_request(GET_ADMIN).await.status, 403);
         assert_eq!(client.send_request(GET).await.status, 200);
-        assert_eq!(app.seen.borrow().len(), 2);
-        let app = application_of_http2().await;
+        assert_eq!(app.requests.borrow().len(), 2);
+        let app = start_http2_application().await;
         let mesh = impatient_mesh(app.address).await;
-        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
+        mesh.change_server_config(&|workload_config| WorkloadConfig {
+            inbound: denies_some(),
+            ..workload_config
+        });
         let mut client = http2::connect_over(connect_silent(&mesh).await.stream).await;
         for (path, status) in [("/ratings", 200), ("/admin", 403)] {
-            assert_eq!(call_on(&mut client, path).await, Some(status), "{path}");
+            assert_eq!(call_status_on(&mut client, path).await, Some(status), "{path}");
         }
     });
 }
 
 #[test]
-fn a_connection_without_a_byte_is_no_rejection() {
+fn a_connection_without_bytes_is_not_counted_as_rejected() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
-        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
+        mesh.change_server_config(&|workload_config| WorkloadConfig {
+            inbound: denies_some(),
+            ..workload_config
+        });
         for _ in 0..3 {
             drop(connect_silent(&mesh).await);
         }
@@ -79,11 +89,14 @@ fn a_connection_without_a_byte_is_no_rejection() {
 }
 
 #[test]
-fn bytes_of_a_client_that_was_silent_are_rejected_with_a_reset() {
+fn opaque_bytes_of_a_silent_client_are_reset() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
-        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
+        mesh.change_server_config(&|workload_config| WorkloadConfig {
+            inbound: denies_some(),
+            ..workload_config
+        });
         let mut client = connect_silent(&mesh).await;
         client.send_bytes("\0").await;
         assert_eq!(client.read_end().await, End::Reset);
@@ -94,18 +107,18 @@ fn bytes_of_a_client_that_was_silent_are_rejected_with_a_reset() {
 
 /// No request of such a client would be allowed, so none is awaited.
 #[test]
-fn a_silent_client_that_may_send_nothing_is_rejected_at_once() {
+fn a_silent_client_without_any_permission_is_rejected_at_once() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
         let mut inbound = denies_some();
-        let all = PolicyRule { requests: Vec::new(), ..inbound.rules[0].clone() };
-        inbound.rules.push(all);
+        let unconditional_rule = PolicyRule { requests: Vec::new(), ..inbound.rules[0].clone() };
+        inbound.rules.push(unconditional_rule);
         for (access, inbound) in [
             (Access::AllowAll, inbound),
             (Access::AllowListed(Vec::new()), InboundPolicy::default()),
         ] {
-            mesh.enforce_all(access, inbound);
+            mesh.set_access_and_policy(access, inbound);
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.read_end().await, End::Reset);
         }
@@ -114,12 +127,16 @@ fn a_silent_client_that_may_send_nothing_is_rejected_at_once() {
 }
 
 #[test]
-fn clients_without_mutual_tls_are_awaited_as_well() {
+fn silent_clients_without_mutual_tls_are_awaited() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
         let mtls = MtlsMode::Permissive;
-        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), mtls, ..plan });
+        mesh.change_server_config(&|workload_config| WorkloadConfig {
+            inbound: denies_some(),
+            mtls,
+            ..workload_config
+        });
         let silent = async |number| {
             let client = Client::connect(mesh.inbound).await;
             wait_until(|| mesh.server.telemetry.count(Count::DownstreamPlaintext) == number).await;
@@ -128,7 +145,7 @@ fn clients_without_mutual_tls_are_awaited_as_well() {
         drop(silent(1).await);
         let mut client = silent(2).await;
         assert_eq!(client.send_request(GET).await.status, 200);
-        assert_eq!(client.send_request(ADMIN).await.status, 403);
+        assert_eq!(client.send_request(GET_ADMIN).await.status, 403);
         assert_eq!(denial_counts(&mesh), [None, Some(1)]);
         let mut client = silent(3).await;
         client.send_bytes("\0").await;
@@ -138,7 +155,7 @@ fn clients_without_mutual_tls_are_awaited_as_well() {
 }
 
 #[test]
-fn a_client_that_was_silent_gets_the_faults_of_its_requests() {
+fn faults_apply_to_requests_of_a_silent_client() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;

@@ -20,7 +20,7 @@ fn stall_setup(time: Duration) -> Setup {
 }
 
 #[test]
-fn a_client_that_stops_in_the_middle_of_its_body_is_answered_408() {
+fn a_client_that_stops_in_its_body_gets_408() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = stall_mesh(app.address).await;
@@ -41,7 +41,7 @@ fn a_client_that_stops_in_the_middle_of_its_body_is_answered_408() {
 }
 
 #[test]
-fn a_client_that_goes_on_now_and_then_may_take_its_time() {
+fn a_slow_client_that_makes_progress_is_served() {
     run(async {
         let app = Application::with_response(OK).await;
         // The whole transfer takes longer than the stall timeout, and a busy machine must not look like a
@@ -61,7 +61,7 @@ fn a_client_that_goes_on_now_and_then_may_take_its_time() {
 }
 
 #[test]
-fn a_client_that_reads_nothing_of_its_answer_is_cut_off() {
+fn a_client_that_does_not_read_its_response_is_disconnected() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.read_head().await;
@@ -84,7 +84,7 @@ fn a_client_that_reads_nothing_of_its_answer_is_cut_off() {
 }
 
 #[test]
-fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
+fn an_upstream_that_does_not_read_a_request_leads_to_504() {
     run(async {
         let app = Application::start(|client| async move {
             let _held = client;
@@ -93,28 +93,29 @@ fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
         let app = app.await.address;
         // The client's sidecar has a long timeout: the server's, which is nearer, gives up first.
         let mesh = Mesh::permissive(app).await;
-        let (server, endpoint) = mesh.server_with("ratings-2", app, &stall_setup(STALL)).await;
+        let (server, endpoint) =
+            mesh.start_server_with("ratings-2", app, &stall_setup(STALL)).await;
         mesh.route_to(&[endpoint]);
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n").await;
         let (mut reading, mut writing) = client.stream.split();
-        let mut answer = Vec::new();
+        let mut response = Vec::new();
         let upload = async {
             let piece = vec![0; 65_536];
             while tokio::io::AsyncWriteExt::write_all(&mut writing, &piece).await.is_ok() {}
         };
         tokio::select! {
-            read = reading.read_to_end(&mut answer) => drop(read),
+            read = reading.read_to_end(&mut response) => drop(read),
             () = upload => {}
         }
         wait_until(|| mesh.client.ended_count() == 1 && server.ended_count() == 1).await;
         assert_eq!(server.failure_counts(), [("upstream-stalled", 1)].into());
-        assert!(String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 504"), "{answer:?}");
+        assert!(String::from_utf8_lossy(&response).starts_with("HTTP/1.1 504"), "{response:?}");
     });
 }
 
 #[test]
-fn an_answer_may_pause_and_so_may_a_request_that_is_being_answered() {
+fn a_response_and_its_request_may_pause() {
     run(async {
         let stall = STALL * 8;
         let app = Application::start(move |mut client| async move {
@@ -139,7 +140,7 @@ fn an_answer_may_pause_and_so_may_a_request_that_is_being_answered() {
 }
 
 #[test]
-fn a_tcp_connection_on_which_nobody_speaks_ends() {
+fn an_idle_tcp_connection_is_closed() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.send_bytes("hello").await;
@@ -164,7 +165,7 @@ fn a_tcp_connection_on_which_nobody_speaks_ends() {
 const STALL: Duration = Duration::from_millis(400);
 
 #[test]
-fn a_response_of_known_length_that_stops_is_cut_and_a_stream_is_not() {
+fn a_stalled_response_of_known_length_is_reset_but_a_stream_is_not() {
     run(async {
         let release = std::rc::Rc::new(tokio::sync::Notify::new());
         let released = release.clone();

@@ -44,11 +44,13 @@ impl<'a> Reports<'a> {
     /// Returns the requests since the last report, as used for rates, and those that ended.
     fn take_counts(&mut self) -> [(u64, u64); 2] {
         self.counted.each_mut().map(|counted| {
-            let series =
-                counted.take_changes(Instant::now()).map(|it| it.series).unwrap_or_default();
+            let series = counted
+                .take_changes(Instant::now())
+                .map(|report| report.series)
+                .unwrap_or_default();
             (
-                series.iter().map(|it| it.request_count()).sum(),
-                series.iter().map(|it| it.ended_count()).sum(),
+                series.iter().map(|series| series.request_count()).sum(),
+                series.iter().map(|series| series.ended_count()).sum(),
             )
         })
     }
@@ -83,7 +85,7 @@ async fn start_beginning(head: &'static str) -> Application {
 }
 
 #[test]
-fn a_connection_that_changes_its_protocol_counts_at_once() {
+fn an_upgraded_connection_counts_at_its_start() {
     run(async {
         let app = start_beginning(
             "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n",
@@ -105,7 +107,7 @@ fn a_connection_that_changes_its_protocol_counts_at_once() {
 }
 
 #[test]
-fn a_stream_of_events_counts_when_it_pauses_and_a_failure_later_is_one_more() {
+fn an_event_stream_counts_at_its_first_pause_and_a_later_failure_separately() {
     run(async {
         let app =
             start_beginning("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
@@ -124,7 +126,7 @@ fn a_stream_of_events_counts_when_it_pauses_and_a_failure_later_is_one_more() {
 }
 
 #[test]
-fn a_call_whose_client_goes_on_counts_before_the_first_response() {
+fn a_streaming_call_counts_before_the_first_response() {
     run(async {
         let app = http2::start_application(|request, mut respond| async move {
             let (body, _) = http2::read_body(request.into_body()).await;

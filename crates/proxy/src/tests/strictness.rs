@@ -4,24 +4,24 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use leno_wire::http1::{Parsed, RequestKind, ResponseHead, mend_response};
+use leno_wire::http1::{Parsed, RequestKind, ResponseHead, repair_response};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::fixture::{
-    Answer, Application, Client, End, GET, Mesh, OK, run, test_credential, tls_connect,
+    Application, Client, End, GET, Mesh, OK, ReceivedMessage, run, test_credential, tls_connect,
     wait_until_stable,
 };
 use crate::tls::ALPN_HTTP1;
-use vector::{Accepted, Outcome, Vector, rules};
+use vector::{Accepted, ExpectedOutcome, Vector, rules};
 
 #[path = "../../../wire/tests/strictness/vector.rs"]
 #[allow(dead_code, reason = "the tests of the parsers look at more of a vector")]
 mod vector;
 
 #[test]
-fn a_client_that_breaks_a_rule_is_answered_cut_off_and_heard_by_nobody() {
+fn an_invalid_request_is_rejected_and_not_forwarded() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -30,10 +30,10 @@ fn a_client_that_breaks_a_rule_is_answered_cut_off_and_heard_by_nobody() {
             // The client's own sidecar, and the server's for clients without one.
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(&vector.bytes).await;
-            wrong.extend(not_cut_off(&mut client, vector).await);
+            wrong.extend(rejection_deviation(&mut client, vector).await);
             let mut client = connect_foreign(&mesh).await;
             client.send_bytes(&vector.bytes).await;
-            wrong.extend(not_cut_off(&mut client, vector).await);
+            wrong.extend(rejection_deviation(&mut client, vector).await);
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
         assert_eq!(app.accepted.get(), 0);
@@ -41,7 +41,7 @@ fn a_client_that_breaks_a_rule_is_answered_cut_off_and_heard_by_nobody() {
 }
 
 #[test]
-fn a_body_that_breaks_a_rule_never_becomes_a_whole_request() {
+fn an_invalid_body_is_never_forwarded_completely() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -50,10 +50,10 @@ fn a_body_that_breaks_a_rule_never_becomes_a_whole_request() {
             let bytes = [POST.as_bytes(), &vector.bytes].concat();
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(&bytes).await;
-            wrong.extend(not_taken(&mut client, vector).await);
+            wrong.extend(unfinished_body_deviation(&mut client, vector).await);
             let mut client = connect_foreign(&mesh).await;
             client.send_bytes(&bytes).await;
-            wrong.extend(not_taken(&mut client, vector).await);
+            wrong.extend(unfinished_body_deviation(&mut client, vector).await);
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
         assert!(app.received_requests().is_empty(), "{:?}", app.received_requests());
@@ -61,7 +61,7 @@ fn a_body_that_breaks_a_rule_never_becomes_a_whole_request() {
 }
 
 #[test]
-fn a_request_that_keeps_the_rules_arrives_as_it_was_meant() {
+fn a_valid_request_is_forwarded_with_its_meaning() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -69,45 +69,47 @@ fn a_request_that_keeps_the_rules_arrives_as_it_was_meant() {
         for vector in
             matching_vectors("request", passing).iter().chain(&matching_vectors("body", passing))
         {
-            let before = app.received_requests().len();
+            let count_before = app.received_requests().len();
             let mut client = Client::connect(mesh.listener).await;
             let head = if vector.of == "body" { POST } else { "" };
             client.send_bytes([head.as_bytes(), &vector.bytes].concat()).await;
-            let answer = client.read_response().await;
+            let response = client.read_response().await;
             let expected = vector.sidecar.unwrap_or(200);
-            assert_eq!(u64::from(answer.status), expected, "{}", vector.name);
-            let more = usize::from(accepted_outcome(vector).is_some_and(|it| it.left > 0));
+            assert_eq!(u64::from(response.status), expected, "{}", vector.name);
+            let more =
+                usize::from(accepted_outcome(vector).is_some_and(|outcome| outcome.left > 0));
             for _ in 0..more {
                 assert_eq!(client.read_response().await.body_text(), "ok", "{}", vector.name);
             }
-            let seen = app.received_requests().split_off(before);
+            let received = app.received_requests().split_off(count_before);
             let arrived = if expected == 200 { 1 + more } else { 0 };
-            assert_eq!(seen.len(), arrived, "{}", vector.name);
-            if let (Some(seen), Some(content)) = (seen.first(), accepted_content(vector)) {
-                assert_eq!(&seen.body, content, "{}", vector.name);
+            assert_eq!(received.len(), arrived, "{}", vector.name);
+            if let (Some(received), Some(content)) = (received.first(), accepted_content(vector)) {
+                assert_eq!(&received.body, content, "{}", vector.name);
             }
         }
     });
 }
 
 #[test]
-fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
+fn an_invalid_response_head_is_rejected() {
     run(async {
         let of = |vector: &Vector| is_refused(vector) || vector.sidecar.is_some();
         for vector in &matching_vectors("response", of) {
             let (mesh, app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(request_for(vector)).await;
-            let answer = client.read_head().await.unwrap();
+            let response = client.read_head().await.unwrap();
             // The own application may break a rule in a way that recipients may accept.
             let mut head = ResponseHead::default();
-            let is_mended = mend_response(&vector.bytes).is_some_and(|mended| {
-                head.parse(&mended.head, RequestKind::Other).is_ok_and(|it| it != Parsed::Partial)
+            let is_mended = repair_response(&vector.bytes).is_some_and(|mended| {
+                head.parse(&mended.head, RequestKind::Other)
+                    .is_ok_and(|parsed| parsed != Parsed::Partial)
             });
             match is_mended {
-                true => assert_eq!(answer.verdict(), (head.status, None), "{}", vector.name),
+                true => assert_eq!(response.verdict(), (head.status, None), "{}", vector.name),
                 false => {
-                    let verdict = answer.verdict();
+                    let verdict = response.verdict();
                     assert_eq!(verdict, (502, Some("upstream-malformed")), "{}", vector.name);
                 }
             }
@@ -119,32 +121,32 @@ fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
 }
 
 #[test]
-fn an_upstream_that_breaks_a_rule_in_its_body_breaks_its_answer() {
+fn an_invalid_response_body_truncates_the_response() {
     run(async {
         for vector in &matching_vectors("body", is_refused) {
             let (mesh, app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes([GET, GET].concat()).await;
             // The head may have been in flight when the body broke: a cut, with or without it.
-            let Some(answer) = client.read_head().await else {
+            let Some(response) = client.read_head().await else {
                 continue;
             };
-            if answer.status == 502 {
+            if response.status == 502 {
                 let reason = if vector.ends { "upstream-reset" } else { "upstream-malformed" };
-                assert_eq!(answer.reason_code(), Some(reason), "{}", vector.name);
+                assert_eq!(response.reason_code(), Some(reason), "{}", vector.name);
                 continue;
             }
-            let (got, end) = client.read_rest().await;
-            let got = String::from_utf8_lossy(&got);
-            assert_eq!(end, End::Reset, "{}: {got}", vector.name);
-            assert!(!got.contains("EVIL") && !got.ends_with("0\r\n\r\n"), "{got}");
+            let (received, end) = client.read_rest().await;
+            let received = String::from_utf8_lossy(&received);
+            assert_eq!(end, End::Reset, "{}: {received}", vector.name);
+            assert!(!received.contains("EVIL") && !received.ends_with("0\r\n\r\n"), "{received}");
             assert_eq!(wait_until_stable(|| app.accepted.get()).await, 1, "{}", vector.name);
         }
     });
 }
 
 #[test]
-fn an_upstream_that_keeps_the_rules_is_heard_once() {
+fn a_valid_response_is_forwarded_once() {
     run(async {
         let passing = |vector: &Vector| !is_refused(vector) && vector.sidecar.is_none();
         let bodies = matching_vectors("body", passing);
@@ -156,21 +158,21 @@ fn an_upstream_that_keeps_the_rules_is_heard_once() {
             let (mesh, _app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(request_for(vector)).await;
-            let answer = match vector.answers.as_str() {
+            let response = match vector.answers.as_str() {
                 "HEAD" => client.read_head().await.unwrap(),
                 _ => client.read_response().await,
             };
-            let said = String::from_utf8_lossy(&vector.bytes);
-            let status = said.split(' ').nth(1).and_then(|word| word.parse().ok());
+            let text = String::from_utf8_lossy(&vector.bytes);
+            let status = text.split(' ').nth(1).and_then(|part| part.parse().ok());
             let status = if vector.of == "body" { 200 } else { status.unwrap() };
-            assert_eq!(answer.status, status, "{}", vector.name);
+            assert_eq!(response.status, status, "{}", vector.name);
             if let Some(content) = accepted_content(vector).filter(|_| vector.answers != "HEAD") {
-                assert_eq!(&answer.body, content, "{}", vector.name);
+                assert_eq!(&response.body, content, "{}", vector.name);
             }
             if status < 200 {
                 assert_eq!(client.read_response().await.body_text(), "ok", "{}", vector.name);
             }
-            let second: Answer = client.send_request(GET).await;
+            let second: ReceivedMessage = client.send_request(GET).await;
             assert_eq!((second.status, second.body_text()), (200, "ok"), "{}", vector.name);
         }
     });
@@ -182,41 +184,44 @@ async fn connect_foreign(mesh: &Mesh) -> Client<TlsStream<TcpStream>> {
     Client::new(tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap())
 }
 
-/// As [`not_cut_off`], but a client that closes inside a body gets no response.
-async fn not_taken<S: AsyncRead + AsyncWrite + Unpin>(
+/// As [`rejection_deviation`], but a client that closes inside a body gets no response.
+async fn unfinished_body_deviation<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut Client<S>,
     vector: &Vector,
 ) -> Option<String> {
     if !vector.ends {
-        return not_cut_off(client, vector).await;
+        return rejection_deviation(client, vector).await;
     }
     client.stream.shutdown().await.unwrap();
-    let (got, _) = client.read_rest().await;
-    (!got.is_empty()).then(|| format!("{}: {}", vector.name, got.escape_ascii()))
+    let (received, _) = client.read_rest().await;
+    (!received.is_empty()).then(|| format!("{}: {}", vector.name, received.escape_ascii()))
 }
 
 /// Returns the deviation from the vector, if any: status and reason, the announced close, the close.
-async fn not_cut_off<S: AsyncRead + AsyncWrite + Unpin>(
+async fn rejection_deviation<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut Client<S>,
     vector: &Vector,
 ) -> Option<String> {
-    let Outcome::Refused { status, .. } = &vector.outcome else {
+    let ExpectedOutcome::Rejected { status, .. } = &vector.outcome else {
         return Some(format!("{} is accepted", vector.name));
     };
     if vector.sidecar.is_some() {
         return None;
     }
-    let Some(mut answer) = client.read_head().await else {
+    let Some(mut response) = client.read_head().await else {
         return Some(format!("{}: no answer", vector.name));
     };
-    client.read_body(&mut answer).await;
+    client.read_body(&mut response).await;
     let reason = if *status == Some(431) { "head-too-large" } else { "bad-request" };
-    let found =
-        (Some(u64::from(answer.status)), answer.reason_code(), answer.field_value("connection"));
+    let actual = (
+        Some(u64::from(response.status)),
+        response.reason_code(),
+        response.field_value("connection"),
+    );
     let (_, end) = client.read_rest().await;
     let expected = (*status, Some(reason), Some("close"));
-    (found != expected || end != End::Clean)
-        .then(|| format!("{}: {found:?} and {end:?}", vector.name))
+    (actual != expected || end != End::Clean)
+        .then(|| format!("{}: {actual:?} and {end:?}", vector.name))
 }
 
 /// Creates a mesh with an application that sends these bytes once, and "ok" afterwards.
@@ -233,14 +238,14 @@ async fn start_sending(vector: &Vector) -> (Mesh, Application) {
         bytes.extend_from_slice(OK.as_bytes());
     }
     let until_close =
-        accepted_outcome(vector).and_then(|it| it.body.as_deref()) == Some("until-close");
+        accepted_outcome(vector).and_then(|outcome| outcome.body.as_deref()) == Some("until-close");
     let leaves = vector.ends || until_close;
-    let said = Rc::new(RefCell::new(Some(bytes)));
+    let pending = Rc::new(RefCell::new(Some(bytes)));
     let app = Application::start(move |mut client| {
-        let said = said.clone();
+        let pending = pending.clone();
         async move {
             while client.read_head().await.is_some() {
-                let first = said.borrow_mut().take();
+                let first = pending.borrow_mut().take();
                 let last = leaves && first.is_some();
                 let bytes = first.unwrap_or_else(|| OK.into());
                 // A client that breaks the rules is cut off, perhaps in the middle of its bytes.
@@ -259,10 +264,11 @@ fn request_for(vector: &Vector) -> String {
 }
 
 fn matching_vectors(of: &str, wanted: impl Fn(&Vector) -> bool) -> Vec<Vector> {
-    let all = rules().into_iter().flat_map(|rule| rule.vectors);
-    let found: Vec<Vector> = all.filter(|vector| vector.of == of && wanted(vector)).collect();
-    assert!(!found.is_empty());
-    found
+    let vectors = rules().into_iter().flat_map(|rule| rule.vectors);
+    let matching: Vec<Vector> =
+        vectors.filter(|vector| vector.of == of && wanted(vector)).collect();
+    assert!(!matching.is_empty());
+    matching
 }
 
 fn is_refused(vector: &Vector) -> bool {
@@ -271,8 +277,8 @@ fn is_refused(vector: &Vector) -> bool {
 
 fn accepted_outcome(vector: &Vector) -> Option<&Accepted> {
     match &vector.outcome {
-        Outcome::Accepted(accepted) => Some(accepted),
-        Outcome::Refused { .. } => None,
+        ExpectedOutcome::Accepted(accepted) => Some(accepted),
+        ExpectedOutcome::Rejected { .. } => None,
     }
 }
 

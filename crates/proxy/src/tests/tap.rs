@@ -19,8 +19,8 @@ fn test_tap(id: u64) -> Tap {
 
 /// Returns the tapped requests since the last call, each with path and status.
 fn take_reported(sidecar: &mut Sidecar) -> Vec<(u64, String, u16)> {
-    let drawn = std::iter::from_fn(|| sidecar.taps.try_recv().ok());
-    drawn
+    let matched_requests = std::iter::from_fn(|| sidecar.taps.try_recv().ok());
+    matched_requests
         .map(|it| {
             (it.tap.matcher.tap().id, it.trace_entry.path.clone(), it.trace_entry.outcome.status)
         })
@@ -32,21 +32,24 @@ async fn tapped_mesh() -> Mesh {
         true => "HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
         false => OK.to_owned(),
     });
-    Mesh::new(app.await.address, Setup { sight: Observability::default(), ..Setup::default() })
-        .await
+    Mesh::new(
+        app.await.address,
+        Setup { observability: Observability::default(), ..Setup::default() },
+    )
+    .await
 }
 
 #[test]
-fn each_tap_is_reported_of_what_it_is_for_on_both_sides() {
+fn each_tap_receives_its_requests_on_both_sides() {
     run(async {
         let mut mesh = tapped_mesh().await;
-        let from = Some(ServiceAccount::new("bookinfo", "productpage").unwrap());
-        let other = Some(ServiceAccount::new("bookinfo", "other").unwrap());
+        let caller = Some(ServiceAccount::new("bookinfo", "productpage").unwrap());
+        let other_account = Some(ServiceAccount::new("bookinfo", "other").unwrap());
         let taps = [
-            Tap { from, ..test_tap(1) },
+            Tap { from: caller, ..test_tap(1) },
             Tap { status: StatusRange::parse("5xx"), side: TapSide::Server, ..test_tap(2) },
             Tap { path: "/ratings".into(), side: TapSide::Client, ..test_tap(3) },
-            Tap { from: other, ..test_tap(4) },
+            Tap { from: other_account, ..test_tap(4) },
             Tap { service: "bookinfo/reviews".parse().unwrap(), ..test_tap(5) },
         ];
         for sidecar in [&mesh.client, &mesh.server] {
@@ -56,14 +59,22 @@ fn each_tap_is_reported_of_what_it_is_for_on_both_sides() {
         client.send_request(GET).await;
         client.send_request("GET /bad?token=x HTTP/1.1\r\nhost: x\r\n\r\n").await;
         wait_until(|| mesh.client.ended_count() == 2 && mesh.server.ended_count() == 2).await;
-        let of = |id, path: &str, status| (id, path.to_owned(), status);
+        let expected_request = |id, path: &str, status| (id, path.to_owned(), status);
         assert_eq!(
             take_reported(&mut mesh.client),
-            [of(1, "/ratings/1", 200), of(3, "/ratings/1", 200), of(1, "/bad", 503)]
+            [
+                expected_request(1, "/ratings/1", 200),
+                expected_request(3, "/ratings/1", 200),
+                expected_request(1, "/bad", 503)
+            ]
         );
         assert_eq!(
             take_reported(&mut mesh.server),
-            [of(1, "/ratings/1", 200), of(1, "/bad", 503), of(2, "/bad", 503)]
+            [
+                expected_request(1, "/ratings/1", 200),
+                expected_request(1, "/bad", 503),
+                expected_request(2, "/bad", 503)
+            ]
         );
         for sidecar in [&mesh.client, &mesh.server] {
             sidecar.worker.config_store.observability.replace_taps(&[]);
@@ -78,7 +89,7 @@ fn each_tap_is_reported_of_what_it_is_for_on_both_sides() {
 }
 
 #[test]
-fn no_more_is_reported_than_was_asked_for() {
+fn a_tap_receives_no_more_requests_than_its_rate() {
     run(async {
         let mut mesh = tapped_mesh().await;
         mesh.client
@@ -87,12 +98,12 @@ fn no_more_is_reported_than_was_asked_for() {
             .observability
             .replace_taps(&[Tap { per_second: 3, ..test_tap(1) }]);
         let mut client = Client::connect(mesh.listener).await;
-        let began = tokio::time::Instant::now();
+        let start_time = tokio::time::Instant::now();
         for _ in 0..50 {
             client.send_request(GET).await;
         }
         wait_until(|| mesh.client.ended_count() == 50).await;
-        let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
+        let seconds = usize::try_from(start_time.elapsed().as_secs()).unwrap();
         let reported = take_reported(&mut mesh.client).len();
         assert!(reported >= 3 && reported <= 3 * (seconds + 1), "{reported} in {seconds} s");
     });

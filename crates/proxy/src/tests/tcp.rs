@@ -24,7 +24,7 @@ async fn tcp_mesh(application: std::net::SocketAddr, protocol: Protocol) -> Mesh
 }
 
 #[test]
-fn carries_bytes_both_ways_as_they_are() {
+fn bytes_are_forwarded_unchanged_in_both_directions() {
     run(async {
         for protocol in [Protocol::Tcp, Protocol::Detect] {
             let app = Application::start(|mut client| async move {
@@ -92,13 +92,13 @@ fn a_connection_counts_as_opened_while_it_is_open_and_when_it_fails() {
 }
 
 #[test]
-fn a_server_may_speak_first() {
+fn a_server_may_send_first() {
     run(async {
         for protocol in [Protocol::Tcp, Protocol::Detect] {
             let app = Application::start(|mut client| async move {
                 client.send_bytes("220 ready\r\n").await;
-                let word = client.read_exactly(4).await;
-                client.send_bytes(word).await;
+                let bytes = client.read_exactly(4).await;
+                client.send_bytes(bytes).await;
             });
             let mesh = tcp_mesh(app.await.address, protocol).await;
             let mut client = Client::connect(mesh.listener).await;
@@ -122,22 +122,23 @@ fn a_server_may_speak_first() {
 
 /// Returns the service ports at which detection delays connections, as the client's sidecar reports them.
 fn detection_delays(mesh: &Mesh) -> Vec<(String, String)> {
-    let found =
+    let conditions =
         mesh.client.worker.config_store.conditions.active_conditions(std::time::Instant::now());
-    let found = found.into_iter().filter(|it| it.kind == kind::DETECTION_DELAYED);
-    found.map(|it| (it.subject, it.reason)).collect()
+    let conditions =
+        conditions.into_iter().filter(|condition| condition.kind == kind::DETECTION_DELAYED);
+    conditions.map(|condition| (condition.subject, condition.reason)).collect()
 }
 
 #[test]
-fn a_client_that_is_silent_and_then_speaks_first_is_no_delay_to_report() {
+fn a_silent_client_that_sends_first_is_no_detection_delay() {
     run(async {
         let connected = Rc::new(Cell::new(false));
-        let noted = connected.clone();
+        let is_connected = connected.clone();
         let app = Application::start(move |mut client| {
-            noted.set(true);
+            is_connected.set(true);
             async move {
-                let word = client.read_exactly(4).await;
-                client.send_bytes(word).await;
+                let bytes = client.read_exactly(4).await;
+                client.send_bytes(bytes).await;
             }
         });
         let mesh = tcp_mesh(app.await.address, Protocol::Detect).await;
@@ -153,7 +154,7 @@ fn a_client_that_is_silent_and_then_speaks_first_is_no_delay_to_report() {
 
 /// TLS between applications passes, whatever the port declares.
 #[test]
-fn the_applications_own_tls_is_theirs() {
+fn tls_of_the_application_is_forwarded_unchanged() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let theirs = test_authority(directory.path(), "their.own");
@@ -172,9 +173,9 @@ fn the_applications_own_tls_is_theirs() {
             let mesh = tcp_mesh(app.await.address, protocol).await;
             let caller = test_credential(&theirs, "productpage");
             let mut tls = tls_connect(mesh.listener, &caller, &[b"h2"]).await.unwrap();
-            let mut heard = Vec::new();
-            tls.read_to_end(&mut heard).await.unwrap();
-            assert_eq!(heard, b"sealed", "{protocol:?}");
+            let mut received = Vec::new();
+            tls.read_to_end(&mut received).await.unwrap();
+            assert_eq!(received, b"sealed", "{protocol:?}");
             drop(tls);
             wait_until(|| mesh.client.ended_count() == 1).await;
             assert_eq!(mesh.client.series_summaries()[0].labels.protocol, "tcp", "{protocol:?}");
@@ -183,7 +184,7 @@ fn the_applications_own_tls_is_theirs() {
 }
 
 #[test]
-fn each_direction_ends_by_itself() {
+fn each_direction_ends_separately() {
     run(async {
         // The client half-closes first and still gets the response.
         let app = Application::start(|mut client| async move {
@@ -198,14 +199,14 @@ fn each_direction_ends_by_itself() {
         assert_eq!(client.read_rest().await, (b"300000 bytes".to_vec(), End::Clean));
 
         // The application half-closes first and still reads.
-        let (tell, reported) = tokio::sync::watch::channel(0);
+        let (report_sender, reported) = tokio::sync::watch::channel(0);
         let app = Application::start(move |mut client| {
-            let tell = tell.clone();
+            let report_sender = report_sender.clone();
             async move {
                 client.stream.shutdown().await.unwrap();
                 let (request, end) = client.read_rest().await;
                 assert_eq!(end, End::Clean);
-                tell.send_replace(request.len());
+                report_sender.send_replace(request.len());
             }
         });
         let mesh2 = tcp_mesh(app.await.address, Protocol::Tcp).await;
@@ -222,7 +223,7 @@ fn each_direction_ends_by_itself() {
 }
 
 #[test]
-fn an_application_that_takes_no_connection_is_a_reset_to_the_client() {
+fn an_application_that_accepts_no_connection_leads_to_a_reset() {
     run(async {
         let mesh = tcp_mesh(closed_port(), Protocol::Tcp).await;
         let mut client = Client::connect(mesh.listener).await;
@@ -237,7 +238,7 @@ fn an_application_that_takes_no_connection_is_a_reset_to_the_client() {
 }
 
 #[test]
-fn a_reset_reaches_the_other_side_as_one() {
+fn a_reset_is_forwarded_as_a_reset() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.read_exactly(1).await;
@@ -250,21 +251,21 @@ fn a_reset_reaches_the_other_side_as_one() {
         wait_until(|| mesh1.client.ended_count() == 1).await;
         assert_eq!(mesh1.server.failure_counts(), [("upstream-reset", 1)].into());
 
-        let (tell, reported) = tokio::sync::watch::channel(None);
-        let (begin, begun) = tokio::sync::watch::channel(false);
+        let (report_sender, reported) = tokio::sync::watch::channel(None);
+        let (start, started) = tokio::sync::watch::channel(false);
         let app = Application::start(move |mut client| {
-            let (tell, begin) = (tell.clone(), begin.clone());
+            let (report_sender, start) = (report_sender.clone(), start.clone());
             async move {
                 // It never reads more than this, but still gets the reset.
                 client.read_exactly(1).await;
-                begin.send_replace(true);
-                tell.send_replace(Some(client.read_rest().await.1));
+                start.send_replace(true);
+                report_sender.send_replace(Some(client.read_rest().await.1));
             }
         });
         let mesh2 = tcp_mesh(app.await.address, Protocol::Tcp).await;
         let mut client = Client::connect(mesh2.listener).await;
         client.send_bytes("x").await;
-        wait_until(|| *begun.borrow()).await;
+        wait_until(|| *started.borrow()).await;
         client.stream.set_zero_linger().unwrap();
         drop(client);
         wait_until(|| reported.borrow().is_some()).await;
@@ -277,13 +278,13 @@ fn a_reset_reaches_the_other_side_as_one() {
 
 /// Bytes for an application that reads nothing wait; when their sender is gone, they are dropped.
 #[test]
-fn a_stuck_application_does_not_keep_a_client_that_has_left() {
+fn a_stalled_application_does_not_hold_a_disconnected_client() {
     run(async {
-        let (hold, held) = tokio::sync::watch::channel(());
+        let (release, released) = tokio::sync::watch::channel(());
         let app = Application::start(move |client| {
-            let mut held = held.clone();
+            let mut released = released.clone();
             async move {
-                drop(held.changed().await);
+                drop(released.changed().await);
                 drop(client);
             }
         });
@@ -306,7 +307,7 @@ fn a_stuck_application_does_not_keep_a_client_that_has_left() {
         peer.flush().await;
         wait_until(|| mesh.server.ended_count() == 1).await;
         assert_eq!(mesh.server.failure_counts(), [("downstream-closed", 1)].into());
-        drop(hold);
+        drop(release);
     });
 }
 

@@ -9,13 +9,13 @@ use super::fixture::{
     service_config, test_service, wait_until,
 };
 use crate::access_log;
-use crate::request_trace::LINES_MAX;
+use crate::request_trace::MAX_LINES;
 use crate::session::ListenerKind;
 
 fn read_entry(sidecar: &mut Sidecar) -> Value {
-    let seen = sidecar.log.try_recv().expect("a line");
+    let entry = sidecar.log.try_recv().expect("a line");
     let mut text = String::new();
-    access_log::append_line(&seen, &LogFormat::Json, &mut text);
+    access_log::append_line(&entry, &LogFormat::Json, &mut text);
     assert!(text.ends_with('\n'));
     serde_json::from_str(&text).unwrap()
 }
@@ -66,20 +66,20 @@ fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener()
         ];
         for address in [mesh.listener, by_address] {
             for (request, reason) in requests {
-                let answer = Client::connect(address).await.send_request(request).await;
-                assert_eq!(answer.reason_code(), Some(reason));
+                let response = Client::connect(address).await.send_request(request).await;
+                assert_eq!(response.reason_code(), Some(reason));
             }
         }
-        let known = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
-        mesh.client_knows(vec![ServiceConfig {
+        let service = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
+        mesh.set_client_services(vec![ServiceConfig {
             client_authorization: ClientAuthorization::Denied,
-            ..known
+            ..service
         }]);
-        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-        assert_eq!(answer.reason_code(), Some("denied-outbound"));
+        let response = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(response.reason_code(), Some("denied-outbound"));
         wait_until(|| mesh.client.ended_count() == 7).await;
-        let all = mesh.client.series_summaries();
-        let labels = all.iter().map(|series| (&*series.labels.service, series.labels.port));
+        let summaries = mesh.client.series_summaries();
+        let labels = summaries.iter().map(|series| (&*series.labels.service, series.labels.port));
         assert_eq!(labels.collect::<Vec<_>>(), [("bookinfo/ratings", PORT)]);
         assert_eq!((mesh.client.failure_counts().len(), mesh.server.ended_count()), (4, 0));
     });
@@ -97,18 +97,18 @@ fn a_request_that_the_http_proxy_cannot_read_counts_for_no_service() {
             (&*huge, "head-too-large"),
             ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "bad-request"),
         ] {
-            let answer = Client::connect(proxy).await.send_request(request).await;
-            assert_eq!(answer.reason_code(), Some(reason));
+            let response = Client::connect(proxy).await.send_request(request).await;
+            assert_eq!(response.reason_code(), Some(reason));
         }
         wait_until(|| mesh.client.ended_count() == 2).await;
-        let all = mesh.client.series_summaries();
-        let labels = all.iter().map(|series| (&*series.labels.service, series.labels.port));
+        let summaries = mesh.client.series_summaries();
+        let labels = summaries.iter().map(|series| (&*series.labels.service, series.labels.port));
         assert_eq!(labels.collect::<Vec<_>>(), [("", 0)]);
     });
 }
 
 #[test]
-fn a_request_that_was_tried_twice_is_one_request() {
+fn a_retried_request_counts_as_one_request() {
     run(async {
         let mesh = Mesh::permissive(closed_port()).await;
         let dead = |name| meshed_endpoint(name, closed_port(), "ratings");
@@ -159,7 +159,7 @@ fn connections_are_counted_while_they_are_open() {
 }
 
 #[test]
-fn a_line_of_the_log_tells_what_happened_and_no_query() {
+fn a_log_line_has_the_outcome_without_the_query() {
     run(async {
         let app = Application::with_response(OK).await;
         let mut mesh = Mesh::permissive(app.address).await;
@@ -198,7 +198,7 @@ fn a_line_of_the_log_tells_what_happened_and_no_query() {
 }
 
 #[test]
-fn a_line_of_the_log_names_the_reason_of_a_refusal() {
+fn a_log_line_has_the_reason_of_a_rejection() {
     run(async {
         let app = Application::with_response(OK).await;
         let strict = leno_model::Access::AllowListed(Vec::new());
@@ -214,12 +214,12 @@ fn a_line_of_the_log_names_the_reason_of_a_refusal() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_costs_lines_and_no_requests() {
+fn an_unread_log_loses_lines_and_no_requests() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        for _ in 0..LINES_MAX + 76 {
+        for _ in 0..MAX_LINES + 76 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
         assert_eq!(mesh.client.telemetry.count(Count::AccessLogLinesDropped), 76);

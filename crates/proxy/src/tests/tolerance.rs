@@ -9,7 +9,7 @@ use leno_model::Endpoint;
 use super::fixture::{Application, Client, GET, Mesh, meshed_endpoint, run};
 
 #[test]
-fn responses_of_the_own_application_are_cleaned() {
+fn responses_of_the_own_application_are_normalized() {
     run(async {
         for (response, status, body) in [
             ("HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n", 204, ""),
@@ -38,11 +38,16 @@ fn responses_of_the_own_application_are_cleaned() {
                     // Without a sidecar of the server, the client's normalizes them.
                     mesh.route_to(&[Endpoint { account: None, ..plain.clone() }]);
                 }
-                let answer = client.send_request(GET).await;
-                assert_eq!((answer.status, answer.body_text()), (status, body), "{response}");
+                let reply = client.send_request(GET).await;
+                assert_eq!((reply.status, reply.body_text()), (status, body), "{response}");
                 if status == 200 {
-                    let one = usize::from(answer.field_value("content-length").is_some());
-                    assert_eq!(answer.head.matches("ontent-").count(), one, "{}", answer.head);
+                    let expected_count = usize::from(reply.field_value("content-length").is_some());
+                    assert_eq!(
+                        reply.head.matches("ontent-").count(),
+                        expected_count,
+                        "{}",
+                        reply.head
+                    );
                 }
             }
             assert!(
@@ -53,7 +58,7 @@ fn responses_of_the_own_application_are_cleaned() {
 }
 
 #[test]
-fn responses_that_two_readers_understand_differently_are_rejected() {
+fn ambiguous_responses_are_rejected() {
     run(async {
         for response in [
             "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
@@ -63,14 +68,14 @@ fn responses_that_two_readers_understand_differently_are_rejected() {
         ] {
             let app = Application::respond_with(move |_| response.to_owned()).await;
             let mesh = Mesh::permissive(app.address).await;
-            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
-            assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{response}");
+            let reply = Client::connect(mesh.listener).await.send_request(GET).await;
+            assert_eq!(reply.verdict(), (502, Some("upstream-malformed")), "{response}");
         }
     });
 }
 
 #[test]
-fn a_safe_request_with_a_body_is_sent_again_when_a_kept_connection_was_closing() {
+fn a_safe_request_with_a_body_is_sent_again_if_its_connection_closes() {
     run(async {
         let served = Rc::new(Cell::new(0));
         let count = served.clone();
@@ -95,8 +100,8 @@ fn a_safe_request_with_a_body_is_sent_again_when_a_kept_connection_was_closing()
         let mut client = Client::connect(mesh.listener).await;
         for method in ["GET", "PUT", "DELETE"] {
             let request = format!("{method} / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc");
-            let answer = client.send_request(&request).await;
-            assert_eq!((answer.status, answer.body_text()), (200, "abc"), "{method}");
+            let response = client.send_request(&request).await;
+            assert_eq!((response.status, response.body_text()), (200, "abc"), "{method}");
         }
         assert_eq!(served.get(), 3);
         assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());

@@ -12,7 +12,7 @@ use leno_telemetry::trace::SpanId;
 use super::fixture::{
     Application, Client, Mesh, OK, Setup, closed_port, meshed_endpoint, run, wait_until,
 };
-use crate::request_trace::{SPANS_MAX, TraceEntry};
+use crate::request_trace::{MAX_SPANS, TraceEntry};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -32,9 +32,9 @@ pub(crate) fn tracing_settings(sampling: &str) -> Tracing {
 }
 
 fn tracing_setup(sampling: &str) -> Setup {
-    let sight =
+    let observability =
         Observability { tracing: Some(tracing_settings(sampling)), ..Observability::default() };
-    Setup { sight, ..Setup::default() }
+    Setup { observability, ..Setup::default() }
 }
 
 /// Returns the spans of the client's sidecar and of the server's, one each.
@@ -46,14 +46,14 @@ async fn span_pair(mesh: &mut Mesh) -> (Arc<TraceEntry>, Arc<TraceEntry>) {
     (outbound, inbound)
 }
 
-fn span_ids(seen: &TraceEntry) -> (String, String, Option<String>) {
-    let span = seen.span.unwrap();
+fn span_ids(entry: &TraceEntry) -> (String, String, Option<String>) {
+    let span = entry.span.unwrap();
     let parent = span.parent.map(|SpanId(id)| format!("{id:016x}"));
     (span.trace.to_string(), span.id.to_string(), parent)
 }
 
 #[test]
-fn a_trace_goes_from_the_client_through_both_sidecars_to_the_application() {
+fn a_trace_continues_through_both_sidecars_to_the_application() {
     run(async {
         let app = Application::with_response(OK).await;
         let mut mesh = Mesh::new(app.address, tracing_setup("0%")).await;
@@ -84,7 +84,7 @@ fn a_trace_goes_from_the_client_through_both_sidecars_to_the_application() {
 }
 
 #[test]
-fn the_listener_kind_decides_and_the_rest_follows() {
+fn the_first_sidecar_makes_the_sampling_decision() {
     run(async {
         for (sampling, flags) in [("100%", "01"), ("0%", "00")] {
             let app = Application::with_response(OK).await;
@@ -95,7 +95,7 @@ fn the_listener_kind_decides_and_the_rest_follows() {
                 .worker
                 .config_store
                 .observability
-                .apply_settings(&tracing_setup(other).sight);
+                .apply_settings(&tracing_setup(other).observability);
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..3 {
                 client.send_request("GET / HTTP/1.1\r\nhost: x\r\ntracestate: a=b\r\n\r\n").await;
@@ -107,14 +107,15 @@ fn the_listener_kind_decides_and_the_rest_follows() {
                 assert_eq!(received.field_value("tracestate"), None, "it belongs to no trace");
             }
             let sidecars = [&mut mesh.client, &mut mesh.server];
-            let spans = sidecars.map(|it| std::iter::from_fn(|| it.spans.try_recv().ok()).count());
+            let spans = sidecars
+                .map(|sidecar| std::iter::from_fn(|| sidecar.spans.try_recv().ok()).count());
             assert_eq!(spans, if flags == "01" { [3, 3] } else { [0, 0] }, "{sampling}");
         }
     });
 }
 
 #[test]
-fn b3_goes_on_as_b3() {
+fn b3_is_propagated_as_b3() {
     run(async {
         let app = Application::with_response(OK).await;
         let mut mesh = Mesh::new(app.address, tracing_setup("0%")).await;
@@ -138,7 +139,7 @@ fn b3_goes_on_as_b3() {
 }
 
 #[test]
-fn what_failed_leaves_a_span_although_its_trace_is_not_sampled() {
+fn a_failed_request_has_a_span_in_an_unsampled_trace() {
     run(async {
         let mut mesh = Mesh::new(closed_port(), tracing_setup("0%")).await;
         mesh.route_to(&[meshed_endpoint("ratings-9", closed_port(), "ratings")]);
@@ -147,12 +148,12 @@ fn what_failed_leaves_a_span_although_its_trace_is_not_sampled() {
         let request = format!("GET / HTTP/1.1\r\nhost: x\r\ntraceparent: {context}\r\n\r\n");
         assert_eq!(client.send_request(&request).await.verdict(), (503, Some("connect-failed")));
         wait_until(|| mesh.client.ended_count() == 1).await;
-        let seen = mesh.client.spans.try_recv().expect("a span");
+        let entry = mesh.client.spans.try_recv().expect("a span");
         assert_eq!(
-            (seen.outcome.reason, span_ids(&seen).0.as_str()),
+            (entry.outcome.reason, span_ids(&entry).0.as_str()),
             (Some("connect-failed"), TRACE)
         );
-        assert!(!seen.span.unwrap().is_sampled && seen.upstream.is_some());
+        assert!(!entry.span.unwrap().is_sampled && entry.upstream.is_some());
         // Unless that is disabled.
         let quiet = Tracing { errors: false, ..tracing_settings("0%") };
         mesh.client
@@ -167,7 +168,7 @@ fn what_failed_leaves_a_span_although_its_trace_is_not_sampled() {
 }
 
 #[test]
-fn where_nothing_is_traced_contexts_pass_as_they_are() {
+fn without_tracing_contexts_are_forwarded_unchanged() {
     run(async {
         let app = Application::with_response(OK).await;
         let mut mesh = Mesh::permissive(app.address).await;
@@ -186,22 +187,22 @@ fn where_nothing_is_traced_contexts_pass_as_they_are() {
 }
 
 #[test]
-fn spans_that_nobody_takes_are_dropped_and_cost_no_request() {
+fn unread_spans_are_dropped_without_affecting_requests() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, tracing_setup("100%")).await;
         let mut client = Client::connect(mesh.listener).await;
-        for _ in 0..SPANS_MAX + 5 {
+        for _ in 0..MAX_SPANS + 5 {
             assert_eq!(client.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
         }
-        wait_until(|| mesh.server.ended_count() == SPANS_MAX as u64 + 5).await;
+        wait_until(|| mesh.server.ended_count() == MAX_SPANS as u64 + 5).await;
         assert_eq!(mesh.client.telemetry.count(Count::SpansOverflowed), 5);
         assert_eq!(mesh.server.telemetry.count(Count::SpansOverflowed), 5);
     });
 }
 
 #[test]
-fn the_log_is_sampled_tells_every_failure_and_knows_the_trace() {
+fn the_log_is_sampled_and_has_every_failure_and_the_trace() {
     run(async {
         let app = Application::respond_with(|request| match request.head.contains("/bad") {
             true => "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
@@ -211,12 +212,12 @@ fn the_log_is_sampled_tells_every_failure_and_knows_the_trace() {
         let form = LogFormat::Template(template);
         let none = Sampling::of_millionths(0).unwrap();
         let log = AccessLog { sampling: none, errors: true, format: form.clone(), collector: None };
-        let sight = Observability {
+        let observability = Observability {
             tracing: Some(tracing_settings("0%")),
             access_log: Some(log),
             metrics: None,
         };
-        let setup = Setup { sight, protocol: Protocol::Http, ..Setup::default() };
+        let setup = Setup { observability, protocol: Protocol::Http, ..Setup::default() };
         let mut mesh = Mesh::new(app.await.address, setup).await;
         let mut client = Client::connect(mesh.listener).await;
         for path in ["/good", "/bad?secret"] {
@@ -227,8 +228,8 @@ fn the_log_is_sampled_tells_every_failure_and_knows_the_trace() {
         }
         wait_until(|| mesh.client.ended_count() == 2).await;
         let mut text = String::new();
-        while let Ok(seen) = mesh.client.log.try_recv() {
-            crate::access_log::append_line(&seen, &form, &mut text);
+        while let Ok(entry) = mesh.client.log.try_recv() {
+            crate::access_log::append_line(&entry, &form, &mut text);
         }
         assert_eq!(text, format!("GET /bad 500 {TRACE}\n"));
     });

@@ -2,7 +2,7 @@
 
 use leno_model::Protocol;
 use leno_telemetry::Gauge;
-use leno_wire::http1::{FIELDS_MAX, HEAD_BYTES_MAX};
+use leno_wire::http1::{MAX_FIELDS, MAX_HEAD_BYTES};
 
 use super::fixture::frames::{self, DATA, END_HEADERS, END_STREAM, HEADERS, OPENING, RST_STREAM};
 use super::fixture::{Application, Client, End, Mesh, OK, Sidecar, run, wait_until};
@@ -13,7 +13,7 @@ use super::http2;
 fn broken_fields() -> Vec<(String, (u16, &'static str))> {
     let bad = (400, "bad-request");
     let large = (431, "head-too-large");
-    let long = "y".repeat(HEAD_BYTES_MAX);
+    let long = "y".repeat(MAX_HEAD_BYTES);
     vec![
         ("x: a\u{1}b\r\n".to_owned(), bad),
         ("x: a\0b\r\n".to_owned(), bad),
@@ -23,13 +23,13 @@ fn broken_fields() -> Vec<(String, (u16, &'static str))> {
         ("x: y\r\n folded\r\n".to_owned(), bad),
         ("x: y\nz: w\r\n".to_owned(), bad),
         (": y\r\n".to_owned(), bad),
-        ("x: y\r\n".repeat(FIELDS_MAX + 1), large),
+        ("x: y\r\n".repeat(MAX_FIELDS + 1), large),
         (format!("x: {long}\r\n"), large),
     ]
 }
 
 /// Names not permitted in trailers (RFC 9110 §6.5.1).
-const NEVER_LATE: [&str; 8] = [
+const FORBIDDEN_TRAILERS: [&str; 8] = [
     "content-length: 3",
     "transfer-encoding: chunked",
     "host: y",
@@ -41,11 +41,11 @@ const NEVER_LATE: [&str; 8] = [
 ];
 
 #[test]
-fn a_request_over_http1_is_rejected_for_its_trailers_as_for_its_head() {
+fn an_http1_request_is_rejected_for_invalid_trailers() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let late = NEVER_LATE.map(|line| (format!("{line}\r\n"), (400, "bad-request")));
+        let late = FORBIDDEN_TRAILERS.map(|line| (format!("{line}\r\n"), (400, "bad-request")));
         let (heads, late) = (broken_fields(), late.to_vec());
         let mut expected = std::collections::BTreeMap::new();
         for (lines, (status, reason)) in heads.iter().chain(&late) {
@@ -57,11 +57,11 @@ fn a_request_over_http1_is_rejected_for_its_trailers_as_for_its_head() {
                 let Some(request) = request else { continue };
                 let mut client = Client::connect(mesh.listener).await;
                 client.send_bytes(request).await;
-                let shown = lines.get(..lines.len().min(40));
+                let excerpt = lines.get(..lines.len().min(40));
                 assert_eq!(
                     client.read_response().await.verdict(),
                     (*status, Some(*reason)),
-                    "{shown:?}"
+                    "{excerpt:?}"
                 );
                 *expected.entry(*reason).or_insert(0) += 1;
             }
@@ -72,10 +72,10 @@ fn a_request_over_http1_is_rejected_for_its_trailers_as_for_its_head() {
 }
 
 #[test]
-fn a_response_over_http1_is_cut_off_for_its_trailers() {
+fn an_http1_response_is_truncated_for_invalid_trailers() {
     run(async {
-        let late = NEVER_LATE.map(|line| format!("{line}\r\n"));
-        let all: Vec<String> = broken_fields().into_iter().map(|it| it.0).chain(late).collect();
+        let late = FORBIDDEN_TRAILERS.map(|line| format!("{line}\r\n"));
+        let all: Vec<String> = broken_fields().into_iter().map(|name| name.0).chain(late).collect();
         let lines = all.clone();
         let app = Application::respond_with(move |request| {
             let number = request.head.split(['/', ' ']).nth(2).unwrap();
@@ -88,10 +88,13 @@ fn a_response_over_http1_is_cut_off_for_its_trailers() {
         for (number, lines) in all.iter().enumerate() {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(format!("POST /{number} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
-            let (heard, end) = client.read_rest().await;
-            let heard = String::from_utf8_lossy(&heard);
-            let shown = lines.get(..lines.len().min(40));
-            assert!(!heard.contains("0\r\n\r\n") && end == End::Reset, "{shown:?}: {heard}");
+            let (received, end) = client.read_rest().await;
+            let received = String::from_utf8_lossy(&received);
+            let excerpt = lines.get(..lines.len().min(40));
+            assert!(
+                !received.contains("0\r\n\r\n") && end == End::Reset,
+                "{excerpt:?}: {received}"
+            );
         }
         let expected = [("upstream-malformed", all.len() as u64)].into();
         wait_until(|| mesh.server.failure_counts() == expected).await;
@@ -107,8 +110,8 @@ fn many_fields(count: usize, value: &str) -> Vec<u8> {
 fn section_cases() -> Vec<(&'static str, Vec<u8>, Option<&'static str>)> {
     vec![
         ("usual", frames::header_block(&[("x", "y")]), None),
-        ("full", many_fields(FIELDS_MAX, "y"), None),
-        ("too many fields", many_fields(FIELDS_MAX + 1, "y"), Some("head-too-large")),
+        ("full", many_fields(MAX_FIELDS, "y"), None),
+        ("too many fields", many_fields(MAX_FIELDS + 1, "y"), Some("head-too-large")),
         ("too large", many_fields(600, &"y".repeat(120)), Some("head-too-large")),
         ("a name that may not come late", frames::header_block(&[("host", "y"), ("x", "y")]), None),
         ("a length", frames::header_block(&[("content-length", "3"), ("x", "y")]), None),
@@ -143,7 +146,7 @@ fn trailer_frames(stream: u32, block: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_request_over_http2_is_rejected_for_its_trailers() {
+fn an_http2_request_is_rejected_for_invalid_trailers() {
     run(async {
         for (name, section, rejected) in section_cases() {
             let app = Application::with_response(OK).await;
@@ -171,13 +174,21 @@ fn a_request_over_http2_is_rejected_for_its_trailers() {
             assert_eq!(mesh.client.failure_counts(), expected, "{name}");
             // The client's sidecar rejects them, not the one behind it.
             let behind = mesh.server.failure_counts();
-            assert!(behind.keys().all(|it| *it == "downstream-closed"), "{name}: {behind:?}");
-            let seen =
-                app.received_requests().into_iter().map(|it| it.trailers).collect::<Vec<_>>();
+            assert!(
+                behind.keys().all(|reason| *reason == "downstream-closed"),
+                "{name}: {behind:?}"
+            );
+            let received_trailers = app
+                .received_requests()
+                .into_iter()
+                .map(|request| request.trailers)
+                .collect::<Vec<_>>();
             match rejected {
-                None if name == "full" => assert_eq!(seen, ["x: y".repeat(FIELDS_MAX)], "{name}"),
-                None => assert_eq!(seen, ["x: y"], "{name}"),
-                Some(_) => assert!(seen.is_empty(), "{name}: {seen:?}"),
+                None if name == "full" => {
+                    assert_eq!(received_trailers, ["x: y".repeat(MAX_FIELDS)], "{name}")
+                }
+                None => assert_eq!(received_trailers, ["x: y"], "{name}"),
+                Some(_) => assert!(received_trailers.is_empty(), "{name}: {received_trailers:?}"),
             }
         }
     });
@@ -185,7 +196,7 @@ fn a_request_over_http2_is_rejected_for_its_trailers() {
 
 /// The codec treats it as an invalid field block, which ends the connection.
 #[test]
-fn a_control_byte_in_trailers_over_http2_goes_no_further() {
+fn a_control_byte_in_http2_trailers_is_not_forwarded() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -209,7 +220,7 @@ fn a_control_byte_in_trailers_over_http2_goes_no_further() {
 }
 
 #[test]
-fn a_response_over_http2_is_cut_off_for_its_trailers() {
+fn an_http2_response_is_reset_for_invalid_trailers() {
     run(async {
         for (name, section, rejected) in section_cases() {
             let app = Application::start(move |mut client| {
@@ -248,17 +259,19 @@ fn a_response_over_http2_is_cut_off_for_its_trailers() {
             let mesh = http2::http2_mesh(app.address, Protocol::Http2).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-            let mut answer = client.read_head().await;
-            let is_whole = match &mut answer {
-                Some(answer) => answer.status == 200 && client.read_body(answer).await.is_some(),
+            let mut response = client.read_head().await;
+            let is_whole = match &mut response {
+                Some(response) => {
+                    response.status == 200 && client.read_body(response).await.is_some()
+                }
                 None => false,
             };
-            assert_eq!(is_whole, rejected.is_none(), "{name}: {answer:?}");
+            assert_eq!(is_whole, rejected.is_none(), "{name}: {response:?}");
             wait_for_end(&mesh.server).await;
             let expected = rejected.into_iter().map(|_| ("upstream-malformed", 1)).collect();
             assert_eq!(mesh.server.failure_counts(), expected, "{name}");
-            if let Some(answer) = answer.filter(|_| is_whole && name != "full") {
-                assert_eq!(answer.trailers, "x: y", "{name}");
+            if let Some(response) = response.filter(|_| is_whole && name != "full") {
+                assert_eq!(response.trailers, "x: y", "{name}");
             }
         }
     });

@@ -30,7 +30,7 @@ const UPGRADE: &str = "GET /chat HTTP/1.1\r\nhost: ratings.bookinfo:9080\r\nconn
                        upgrade: websocket\r\nsec-websocket-key: a\r\n\r\n";
 
 /// An application that half-closes first, and the bytes that it receives afterwards with their end.
-struct EndsFirst {
+struct HalfClosingApplication {
     application: Application,
     received: Received,
 }
@@ -47,19 +47,19 @@ fn accept_response(key: &str) -> String {
     )
 }
 
-impl EndsFirst {
+impl HalfClosingApplication {
     async fn over_http1() -> Self {
         let received = Received::default();
-        let noted = received.clone();
+        let received_messages = received.clone();
         let application = Application::start(move |mut client| {
-            let noted = noted.clone();
+            let received_messages = received_messages.clone();
             async move {
                 let Some(request) = client.read_head().await else { return };
                 let key = request.field_value("sec-websocket-key").unwrap_or_default();
                 client.send_bytes(accept_response(key)).await;
                 client.stream.shutdown().await.unwrap();
                 let last = client.read_rest().await;
-                noted.borrow_mut().push(last);
+                received_messages.borrow_mut().push(last);
             }
         });
         Self { application: application.await, received }
@@ -67,21 +67,21 @@ impl EndsFirst {
 
     async fn over_http2() -> Self {
         let received = Received::default();
-        let noted = received.clone();
+        let received_messages = received.clone();
         let serve = move |request: Request<RecvStream>, mut respond: SendResponse<Bytes>| {
-            let noted = noted.clone();
+            let received_messages = received_messages.clone();
             async move {
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
                 stream.send_data(Bytes::from_static(b"hello"), true).unwrap();
                 let (bytes, _) = read_body(request.into_body()).await;
-                noted.borrow_mut().push((bytes, End::Clean));
+                received_messages.borrow_mut().push((bytes, End::Clean));
             }
         };
         Self { application: start_http2(serve).await, received }
     }
 
     /// Waits for the end of the client's direction.
-    async fn has_all(&self) {
+    async fn expect_late_bytes(&self) {
         wait_until(|| !self.received.borrow().is_empty()).await;
         let (bytes, end) = self.received.borrow_mut().remove(0);
         assert!(bytes == late_bytes(), "{} bytes", bytes.len());
@@ -101,12 +101,12 @@ where
 }
 
 fn late_bytes() -> Vec<u8> {
-    (0..LATE_BYTES).map(|at| at as u8).collect()
+    (0..LATE_BYTES).map(|index| index as u8).collect()
 }
 
 /// Upgrades, and reads the application's direction to its end.
-async fn half_closed(at: SocketAddr, request: &str) -> Client<tokio::net::TcpStream> {
-    let mut client = Client::connect(at).await;
+async fn open_half_closed(address: SocketAddr, request: &str) -> Client<tokio::net::TcpStream> {
+    let mut client = Client::connect(address).await;
     client.send_bytes(request).await;
     assert_eq!(client.read_head().await.expect("an answer").status, 101);
     assert_eq!(client.read_exactly(5).await, b"hello");
@@ -115,37 +115,37 @@ async fn half_closed(at: SocketAddr, request: &str) -> Client<tokio::net::TcpStr
 }
 
 /// The same over HTTP/2.
-async fn half_closed2(listener: SocketAddr) -> SendStream<Bytes> {
+async fn open_half_closed_http2(listener: SocketAddr) -> SendStream<Bytes> {
     let (response, stream) = open_tunnel(listener).await;
     assert_eq!(response.status(), 200);
     assert_eq!(read_body(response.into_body()).await.0, b"hello");
     stream
 }
 
-async fn sends_late(mut client: Client<tokio::net::TcpStream>) {
+async fn send_late_bytes(mut client: Client<tokio::net::TcpStream>) {
     client.send_bytes(late_bytes()).await;
     client.stream.shutdown().await.unwrap();
 }
 
 /// At each listener that accepts HTTP/1.1.
 #[test]
-fn a_client_of_http1_may_send_after_the_end_of_the_applications_direction() {
+fn an_http1_client_may_send_after_the_application_half_closes() {
     run(async {
-        let app = EndsFirst::over_http1().await;
+        let app = HalfClosingApplication::over_http1().await;
         let mesh = Mesh::permissive(app.application.address).await;
         mesh.accept_plaintext(Access::AllowAll);
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let absolute = |authority: &str| UPGRADE.replace("/chat", &format!("http://{authority}/"));
         let outside = absolute(&app.application.address.to_string());
-        for (at, request) in [
+        for (address, request) in [
             (mesh.listener, UPGRADE),
             (proxy, &*absolute("ratings.bookinfo:9080")),
             (proxy, &*outside),
             // Without mutual TLS.
             (mesh.inbound, UPGRADE),
         ] {
-            sends_late(half_closed(at, request).await).await;
-            app.has_all().await;
+            send_late_bytes(open_half_closed(address, request).await).await;
+            app.expect_late_bytes().await;
         }
         wait_until(|| mesh.client.ended_count() == 3 && mesh.server.ended_count() == 3).await;
         assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
@@ -153,44 +153,48 @@ fn a_client_of_http1_may_send_after_the_end_of_the_applications_direction() {
 }
 
 #[test]
-fn streams_of_http2_may_send_after_the_end_of_the_applications_direction() {
+fn http2_streams_may_send_after_the_application_half_closes() {
     run(async {
-        let app = EndsFirst::over_http1().await;
-        let (front, back) = mixed_meshes(app.application.address).await;
-        let mut stream = half_closed2(front.listener).await;
+        let app = HalfClosingApplication::over_http1().await;
+        let (client_mesh, server_mesh) = mixed_meshes(app.application.address).await;
+        let mut stream = open_half_closed_http2(client_mesh.listener).await;
         send_data(&mut stream, late_bytes().into(), true).await;
-        app.has_all().await;
-        wait_until(|| front.client.ended_count() == 1 && back.server.ended_count() == 1).await;
+        app.expect_late_bytes().await;
+        wait_until(|| {
+            client_mesh.client.ended_count() == 1 && server_mesh.server.ended_count() == 1
+        })
+        .await;
         assert!(
-            front.client.failure_counts().is_empty() && back.server.failure_counts().is_empty()
+            client_mesh.client.failure_counts().is_empty()
+                && server_mesh.server.failure_counts().is_empty()
         );
     });
 }
 
 #[test]
-fn an_application_of_http2_may_end_its_direction_first() {
+fn an_http2_application_may_half_close_first() {
     run(async {
-        let app = EndsFirst::over_http2().await;
+        let app = HalfClosingApplication::over_http2().await;
         let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
-        let mut stream = half_closed2(mesh.listener).await;
+        let mut stream = open_half_closed_http2(mesh.listener).await;
         send_data(&mut stream, late_bytes().into(), true).await;
-        app.has_all().await;
-        sends_late(half_closed(mesh.listener, UPGRADE).await).await;
-        app.has_all().await;
+        app.expect_late_bytes().await;
+        send_late_bytes(open_half_closed(mesh.listener, UPGRADE).await).await;
+        app.expect_late_bytes().await;
         wait_until(|| mesh.client.ended_count() == 2 && mesh.server.ended_count() == 2).await;
         assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
     });
 }
 
 #[test]
-fn a_peer_without_links_may_end_its_direction_first() {
+fn a_peer_without_links_may_half_close_first() {
     run(async {
         let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let received = Received::default();
-        let noted = received.clone();
+        let received_messages = received.clone();
         let foreign = Application::start(move |client| {
-            let (identity, noted) = (identity.clone(), noted.clone());
+            let (identity, received_messages) = (identity.clone(), received_messages.clone());
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
                 let mut client = Client::new(tls);
@@ -198,31 +202,31 @@ fn a_peer_without_links_may_end_its_direction_first() {
                 client.send_bytes(accept_response("a")).await;
                 client.stream.shutdown().await.unwrap();
                 let last = client.read_rest().await;
-                noted.borrow_mut().push(last);
+                received_messages.borrow_mut().push(last);
             }
         });
         let application = foreign.await;
         mesh.route_to(&[meshed_endpoint("foreign-1", application.address, "ratings")]);
-        let app = EndsFirst { application, received };
-        sends_late(half_closed(mesh.listener, UPGRADE).await).await;
-        app.has_all().await;
+        let app = HalfClosingApplication { application, received };
+        send_late_bytes(open_half_closed(mesh.listener, UPGRADE).await).await;
+        app.expect_late_bytes().await;
     });
 }
 
 #[test]
-fn a_tunnel_with_one_open_direction_ends_when_that_is_silent_for_long() {
+fn a_half_closed_tunnel_ends_after_the_idle_timeout() {
     run(async {
         for over_http2 in [false, true] {
             let app = match over_http2 {
-                false => EndsFirst::over_http1().await,
-                true => EndsFirst::over_http2().await,
+                false => HalfClosingApplication::over_http1().await,
+                true => HalfClosingApplication::over_http2().await,
             };
             let idle_connection = Duration::from_millis(200);
             let limits = Limits { idle_connection, ..Setup::default().limits };
             let protocol = if over_http2 { Protocol::Http2 } else { Protocol::Http };
             let setup = Setup { limits, protocol, ..Setup::default() };
             let mesh = Mesh::new(app.application.address, setup).await;
-            let mut client = half_closed(mesh.listener, UPGRADE).await;
+            let mut client = open_half_closed(mesh.listener, UPGRADE).await;
             // The client leaves its direction open.
             wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
             wait_until(|| !app.received.borrow().is_empty() || over_http2).await;
@@ -232,7 +236,7 @@ fn a_tunnel_with_one_open_direction_ends_when_that_is_silent_for_long() {
 }
 
 #[test]
-fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
+fn a_half_closed_tunnel_ends_with_its_application() {
     run(async {
         let gone = Rc::new(Notify::new());
         let leave = gone.clone();
@@ -247,7 +251,7 @@ fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
             }
         });
         let mesh1 = Mesh::permissive(app1.await.address).await;
-        let _silent = half_closed(mesh1.listener, UPGRADE).await;
+        let _silent = open_half_closed(mesh1.listener, UPGRADE).await;
         leave.notify_one();
         wait_until(|| mesh1.client.ended_count() == 1 && mesh1.server.ended_count() == 1).await;
 
@@ -264,7 +268,7 @@ fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
             }
         });
         let mesh2 = http2_mesh(app2.await.address, Protocol::Http2).await;
-        let _silent = half_closed(mesh2.listener, UPGRADE).await;
+        let _silent = open_half_closed(mesh2.listener, UPGRADE).await;
         leave.notify_one();
         wait_until(|| mesh2.client.ended_count() == 1 && mesh2.server.ended_count() == 1).await;
     });

@@ -35,7 +35,7 @@ async fn start_echo() -> Application {
 }
 
 #[test]
-fn both_sides_speak_the_other_protocol_as_it_is() {
+fn an_upgraded_protocol_is_forwarded_unchanged() {
     run(async {
         let app = start_echo().await;
         let mesh = Mesh::permissive(app.address).await;
@@ -46,7 +46,7 @@ fn both_sides_speak_the_other_protocol_as_it_is() {
         assert_eq!((head.status, head.field_value("upgrade")), (101, Some("websocket")));
         assert_eq!(head.field_value("sec-websocket-accept"), Some("b"));
         assert_eq!(client.read_exactly(10).await, b"helloearly");
-        let long: Vec<u8> = (0..300_000_u32).map(|at| at as u8).collect();
+        let long: Vec<u8> = (0..300_000_u32).map(|index| index as u8).collect();
         let (reading, mut writing) = client.stream.into_split();
         let upload = tokio::task::spawn_local(async move {
             tokio::io::AsyncWriteExt::write_all(&mut writing, &long).await.unwrap();
@@ -55,10 +55,10 @@ fn both_sides_speak_the_other_protocol_as_it_is() {
             (writing, long)
         });
         let mut reading = Client::new(tokio::io::join(reading, tokio::io::sink()));
-        let (heard, end) = reading.read_rest().await;
+        let (received, end) = reading.read_rest().await;
         let (_writing, long) = upload.await.unwrap();
         assert_eq!(end, End::Clean);
-        assert!(heard == [&long[..], b"bye"].concat(), "{} bytes", heard.len());
+        assert!(received == [&long[..], b"bye"].concat(), "{} bytes", received.len());
         wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
         assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
         let [series] = &mesh.client.series_summaries()[..] else { panic!("one series") };
@@ -67,7 +67,7 @@ fn both_sides_speak_the_other_protocol_as_it_is() {
 }
 
 #[test]
-fn an_upgrade_that_is_refused_leaves_the_connection_as_it_was() {
+fn a_rejected_upgrade_leaves_the_connection_usable() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -82,7 +82,7 @@ fn an_upgrade_that_is_refused_leaves_the_connection_as_it_was() {
 }
 
 #[test]
-fn a_request_that_says_it_has_no_body_may_ask_too() {
+fn a_request_with_content_length_zero_may_upgrade() {
     run(async {
         let app = start_echo().await;
         let mesh = Mesh::permissive(app.address).await;
@@ -94,7 +94,7 @@ fn a_request_that_says_it_has_no_body_may_ask_too() {
 }
 
 #[test]
-fn an_upstream_that_does_not_say_whether_it_agrees_has_as_long_as_its_route_allows() {
+fn an_upgrade_without_a_response_has_the_timeout_of_its_route() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.read_head().await;
@@ -102,13 +102,13 @@ fn an_upstream_that_does_not_say_whether_it_agrees_has_as_long_as_its_route_allo
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let limit = Some(std::time::Duration::from_millis(300));
-        let mut view =
+        let mut service_config =
             super::fixture::service_config(leno_model::Protocol::Http, &[mesh.server_endpoint()]);
-        let port = view.ports.get_mut(&super::fixture::PORT).unwrap();
+        let port = service_config.ports.get_mut(&super::fixture::PORT).unwrap();
         let rule = super::routes::path_rule("/", &[("ratings", 1)]);
         port.rules = vec![leno_model::RouteRule { request_timeout: limit, ..rule }];
         port.routed = true;
-        mesh.client_knows(vec![view]);
+        mesh.set_client_services(vec![service_config]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(UPGRADE).await.verdict(), (504, Some("request-timeout")));
     });
@@ -126,8 +126,8 @@ fn a_peer_without_links_upgrades_too() {
                 let mut client = Client::new(tls);
                 client.read_head().await.unwrap();
                 client.send_bytes(SWITCHING).await;
-                let word = client.read_exactly(4).await;
-                client.send_bytes(word).await;
+                let bytes = client.read_exactly(4).await;
+                client.send_bytes(bytes).await;
                 tokio::io::AsyncWriteExt::shutdown(&mut client.stream).await.unwrap();
             }
         })
@@ -142,7 +142,7 @@ fn a_peer_without_links_upgrades_too() {
 }
 
 #[test]
-fn nobody_is_upgraded_who_did_not_ask_or_whose_request_has_a_body() {
+fn only_requests_for_an_upgrade_without_a_body_are_upgraded() {
     run(async {
         let app = Application::respond_with(|request| match request.field_value("upgrade") {
             Some(_) => "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
@@ -162,7 +162,7 @@ fn nobody_is_upgraded_who_did_not_ask_or_whose_request_has_a_body() {
 }
 
 #[test]
-fn a_protocol_that_is_not_listed_is_not_asked_for() {
+fn an_unlisted_protocol_is_not_requested() {
     run(async {
         // An application that accepts any upgrade.
         let app = Application::start(|mut client| async move {
@@ -208,7 +208,7 @@ fn a_protocol_that_is_not_listed_is_not_asked_for() {
 }
 
 #[test]
-fn what_is_being_said_outlives_the_beginning_of_a_drain() {
+fn an_upgraded_connection_survives_the_start_of_a_drain() {
     run(async {
         let app = start_echo().await;
         let mesh = Mesh::new(app.address, Setup::default()).await;

@@ -1,6 +1,16 @@
 //! The target of an attempt: an endpoint of the mesh or the own application.
 
-use super::*;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Instant;
+
+use leno_model::{EndpointId, Reason};
+
+use super::cluster::{OutcomeGuard, UpstreamCluster};
+use super::connect::{self, ConnectWait};
+use super::pool::Http1Upstream;
+use super::{Application, Checkout, TimedAttempt, Upstream};
+use crate::worker::Worker;
 
 /// The target of one attempt.
 #[derive(Clone)]
@@ -44,27 +54,27 @@ impl AttemptTarget {
         match self {
             Self::Application(_) => Ok(None),
             Self::Upstream(upstream) => {
-                cluster.start_attempt(upstream, Some(|it| &it.requests)).map(Some)
+                cluster.start_attempt(upstream, Some(|counts| &counts.requests)).map(Some)
             }
         }
     }
 
-    /// Checks out a connection for one request. `found_http2`: the client uses HTTP/2 on a port without a
+    /// Checks out a connection for one request. `detected_http2`: the client uses HTTP/2 on a port without a
     /// declared protocol.
     pub(crate) async fn acquire(
         &self,
         worker: &Rc<Worker>,
         timed_attempt: Option<&TimedAttempt>,
-        found_http2: bool,
+        detected_http2: bool,
         wait: impl Into<ConnectWait>,
     ) -> Result<Checkout, Reason> {
         match self {
             Self::Application(application) => application.acquire(worker).await,
             // Boxed to keep the future small for other requests.
-            Self::Upstream(upstream) if found_http2 && upstream.is_plain() => {
-                let checked_out = Box::pin(upstream.checkout_http2(worker, wait.into())).await;
+            Self::Upstream(upstream) if detected_http2 && upstream.is_plain() => {
+                let result = Box::pin(upstream.checkout_http2(worker, wait.into())).await;
                 timed_attempt.into_iter().for_each(TimedAttempt::mark_connected);
-                checked_out
+                result
             }
             Self::Upstream(upstream) => upstream.acquire(worker, timed_attempt, wait).await,
         }
@@ -75,7 +85,7 @@ impl AttemptTarget {
         let Self::Upstream(upstream) = self else { return };
         match outcome {
             Ok(()) => upstream.clear_failures(),
-            Err(reason) if connect::is_of_application(reason) => upstream.back_off(worker),
+            Err(reason) if connect::is_application_failure(reason) => upstream.back_off(worker),
             Err(_) => {}
         }
     }
@@ -87,7 +97,7 @@ impl AttemptTarget {
         timed_attempt: Option<&TimedAttempt>,
         wait: ConnectWait,
     ) -> Result<Checkout, Reason> {
-        let checked_out = match self {
+        let result = match self {
             Self::Application(_) => return Err(Reason::Unsupported),
             Self::Upstream(upstream) if upstream.is_plain() => return Err(Reason::Unsupported),
             Self::Upstream(upstream) => connect::foreign_http1(upstream, worker, wait).await,
@@ -95,32 +105,32 @@ impl AttemptTarget {
         if let Some(timed_attempt) = timed_attempt {
             timed_attempt.mark_connected();
         }
-        checked_out
+        result
     }
 
     /// Checks out an HTTP/1.1 connection reserved for one client, if the upstream supports it.
-    pub(crate) async fn checkout_alone(
+    pub(crate) async fn checkout_exclusive(
         &self,
         worker: &Rc<Worker>,
         timed_attempt: Option<&TimedAttempt>,
         wait: ConnectWait,
     ) -> Result<Checkout, Reason> {
-        let checked_out = match self {
-            Self::Application(application) => application.checkout_alone(worker).await,
+        let result = match self {
+            Self::Application(application) => application.checkout_exclusive(worker).await,
             Self::Upstream(upstream) => connect::acquire_exclusive(upstream, worker, wait).await,
         };
         if let Some(timed_attempt) = timed_attempt {
             timed_attempt.mark_connected();
         }
-        checked_out
+        result
     }
 
     /// Returns a reusable connection to its pool.
-    pub(crate) fn give_back(&self, connection: Box<Http1Upstream>) {
+    pub(crate) fn return_connection(&self, connection: Box<Http1Upstream>) {
         let now = Instant::now();
         match self {
             Self::Application(application) => application.pool.put_back(connection, now),
-            Self::Upstream(upstream) => upstream.foreign.put_back(connection, now),
+            Self::Upstream(upstream) => upstream.http1.put_back(connection, now),
         }
     }
 }

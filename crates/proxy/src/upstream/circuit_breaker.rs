@@ -38,8 +38,10 @@ pub(crate) struct CircuitBreakerState {
 /// permit it.
 #[derive(Clone)]
 pub(crate) struct CircuitBreakers {
-    called: Option<Rc<CircuitBreakerState>>,
-    own: Option<Rc<CircuitBreakerState>>,
+    /// That of the called service.
+    service: Option<Rc<CircuitBreakerState>>,
+    /// That of the port.
+    port: Option<Rc<CircuitBreakerState>>,
     pub(super) connect_timeout: Option<Duration>,
 }
 
@@ -47,8 +49,8 @@ pub(crate) struct CircuitBreakers {
 pub(crate) struct CircuitPermit {
     /// One for each circuit, in the order of [`CircuitBreakers::breakers`].
     tickets: [Option<CircuitTicket>; 2],
-    began: Duration,
-    _held: Option<LimitPermit>,
+    start: Duration,
+    _limit_permit: Option<LimitPermit>,
 }
 
 impl CircuitBreakerState {
@@ -67,27 +69,27 @@ impl CircuitBreakerState {
     fn admit_attempt(&self, now: Duration) -> Result<Option<CircuitTicket>, Reason> {
         let Some(circuit) = &self.circuit else { return Ok(None) };
         let ticket = circuit.borrow_mut().admit_request(now);
-        ticket.map(Some).ok_or_else(|| self.turned_away(Reason::CircuitOpen))
+        ticket.map(Some).ok_or_else(|| self.count_rejection(Reason::CircuitOpen))
     }
 
+    /// Records the result of an attempt that its circuit admitted.
     fn finish_attempt(
         &self,
         ticket: Option<CircuitTicket>,
-        ending: EndpointResult,
-        began: Duration,
+        result: EndpointResult,
+        start: Duration,
         now: Duration,
     ) {
         let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) else { return };
         let mut circuit = circuit.borrow_mut();
-        let failed = match classify_ending(&circuit.rule().failures, ending) {
+        let failed = match classify_ending(&circuit.rule().failures, result) {
             FailureEvidence::Unknown => return circuit.release_ticket(ticket),
             FailureEvidence::Yes => true,
             FailureEvidence::No => false,
         };
-        let upgraded = matches!(ending, EndpointResult::Response { status: 101, .. });
-        let took = if upgraded { Duration::ZERO } else { now.saturating_sub(began) };
-        let transition =
-            circuit.record_result(ticket, RequestOutcome { failed, duration: took }, now);
+        let upgraded = matches!(result, EndpointResult::Response { status: 101, .. });
+        let duration = if upgraded { Duration::ZERO } else { now.saturating_sub(start) };
+        let transition = circuit.record_result(ticket, RequestOutcome { failed, duration }, now);
         self.report_transition(transition);
     }
 
@@ -98,16 +100,16 @@ impl CircuitBreakerState {
     }
 
     /// Acquires a slot of one of its limits. Returns true if it is counted, and has to be released.
-    fn acquire_slot(&self, which: LimitSelector) -> Result<bool, Reason> {
-        match which(&self.breaker.in_progress).try_enter() {
+    fn acquire_slot(&self, selector: LimitSelector) -> Result<bool, Reason> {
+        match selector(&self.breaker.in_progress).try_enter() {
             CountResult::Unlimited => Ok(false),
             CountResult::Counted => Ok(true),
-            CountResult::Full => Err(self.turned_away(Reason::CircuitFull)),
+            CountResult::Full => Err(self.count_rejection(Reason::CircuitFull)),
         }
     }
 
     /// Counts a rejection, and returns its reason.
-    fn turned_away(&self, reason: Reason) -> Reason {
+    fn count_rejection(&self, reason: Reason) -> Reason {
         rule_matches::count_whole_policy(
             &self.shard,
             &self.breaker.breaker.policy,
@@ -120,6 +122,7 @@ impl CircuitBreakerState {
         self.circuit.as_ref().is_some_and(|circuit| circuit.borrow().is_open(now))
     }
 
+    /// Reports a transition of the circuit to the counters, the log and the conditions of the proxy.
     fn report_transition(&self, transition: Option<Transition>) {
         let policy = &self.breaker.breaker.policy;
         let ServicePortId { service, port } = &self.breaker.subject;
@@ -144,7 +147,7 @@ impl CircuitBreakerState {
 }
 
 impl CircuitBreakerState {
-    /// Adds the circuit to the conditions of the proxy.
+    /// Adds the open circuit to the conditions of the proxy.
     fn report_open(&self, trigger: Trigger) {
         let breaker = &self.breaker.breaker;
         let circuit = OpenCircuit {
@@ -168,59 +171,59 @@ impl Drop for CircuitBreakerState {
 }
 
 impl CircuitBreakers {
-    /// Returns the circuit breakers of a traffic policy, if it has any; `known` are those of other policy sets,
-    /// which are shared.
+    /// Returns the circuit breakers of a traffic policy, if it has any; `existing` are those of other policy
+    /// sets, which are shared.
     pub(crate) fn new<'a>(
         traffic_policy: &PortTrafficPolicy,
         worker: &Worker,
-        known: impl Iterator<Item = &'a Self> + Clone,
+        existing: impl Iterator<Item = &'a Self> + Clone,
     ) -> Option<Self> {
         let circuit_breaker = |breaker: &Arc<CompiledCircuitBreaker>| {
-            let mut known = known.clone().flat_map(Self::breakers);
-            let shared = known
+            let mut existing = existing.clone().flat_map(Self::breakers);
+            let shared = existing
                 .find(|circuit_breaker| Arc::ptr_eq(&circuit_breaker.breaker, breaker))
                 .cloned();
             shared.unwrap_or_else(|| Rc::new(CircuitBreakerState::new(breaker, worker)))
         };
-        let called = traffic_policy.called.as_ref().map(circuit_breaker);
-        let own = traffic_policy.breaker.as_ref().map(circuit_breaker);
+        let service = traffic_policy.called.as_ref().map(circuit_breaker);
+        let port = traffic_policy.breaker.as_ref().map(circuit_breaker);
         let connect_timeout = traffic_policy.connect_timeout();
-        (called.is_some() || own.is_some()).then_some(Self { called, own, connect_timeout })
+        (service.is_some() || port.is_some()).then_some(Self { service, port, connect_timeout })
     }
 
     fn breakers(&self) -> impl Iterator<Item = &Rc<CircuitBreakerState>> {
-        self.called.iter().chain(&self.own)
+        self.service.iter().chain(&self.port)
     }
 
     /// Admits an attempt, or returns the reason for the rejection.
     pub(crate) fn admit_attempt(
         &self,
-        which: Option<LimitSelector>,
+        selector: Option<LimitSelector>,
         now: Duration,
     ) -> Result<CircuitPermit, Reason> {
-        let held = which.map_or(Ok(None), |which| self.acquire_slots(which))?;
+        let permit = selector.map_or(Ok(None), |selector| self.acquire_slots(selector))?;
         let mut tickets = [None, None];
         for (circuit_breaker, ticket) in self.breakers().zip(&mut tickets) {
             match circuit_breaker.admit_attempt(now) {
-                Ok(given) => *ticket = given,
+                Ok(admitted) => *ticket = admitted,
                 Err(reason) => {
                     self.release_tickets(&mut tickets);
                     return Err(reason);
                 }
             }
         }
-        Ok(CircuitPermit { tickets, began: now, _held: held })
+        Ok(CircuitPermit { tickets, start: now, _limit_permit: permit })
     }
 
     /// Records the outcome of the attempt.
     pub(crate) fn finish_attempt(
         &self,
         circuit_permit: &mut CircuitPermit,
-        ending: EndpointResult,
+        result: EndpointResult,
         now: Duration,
     ) {
         for (circuit_breaker, ticket) in self.breakers().zip(&mut circuit_permit.tickets) {
-            circuit_breaker.finish_attempt(ticket.take(), ending, circuit_permit.began, now);
+            circuit_breaker.finish_attempt(ticket.take(), result, circuit_permit.start, now);
         }
     }
 
@@ -238,16 +241,16 @@ impl CircuitBreakers {
     /// Acquires a slot below each limit, or fails.
     pub(crate) fn acquire_slots(
         &self,
-        which: LimitSelector,
+        selector: LimitSelector,
     ) -> Result<Option<LimitPermit>, Reason> {
-        let mut held = LimitPermit { which, breakers: [None, None] };
-        for (circuit_breaker, place) in self.breakers().zip(&mut held.breakers) {
+        let mut permit = LimitPermit { selector, breakers: [None, None] };
+        for (circuit_breaker, slot) in self.breakers().zip(&mut permit.breakers) {
             // Slots acquired before a limit that is reached are released on drop.
-            if circuit_breaker.acquire_slot(which)? {
-                *place = Some(circuit_breaker.breaker.clone());
+            if circuit_breaker.acquire_slot(selector)? {
+                *slot = Some(circuit_breaker.breaker.clone());
             }
         }
-        Ok(held.breakers.iter().any(Option::is_some).then_some(held))
+        Ok(permit.breakers.iter().any(Option::is_some).then_some(permit))
     }
 
     /// Waits for a connection that is not available at once, subject to the limit of pending requests.
@@ -256,11 +259,11 @@ impl CircuitBreakers {
         checkout: impl Future<Output = Result<T, Reason>>,
     ) -> Result<T, Reason> {
         let mut checkout = pin!(checkout);
-        let first = std::future::poll_fn(|cx| Poll::Ready(checkout.as_mut().poll(cx))).await;
-        match first {
-            Poll::Ready(checked_out) => checked_out,
+        let poll_result = std::future::poll_fn(|cx| Poll::Ready(checkout.as_mut().poll(cx))).await;
+        match poll_result {
+            Poll::Ready(result) => result,
             Poll::Pending => {
-                let _held = self.acquire_slots(|under_way| &under_way.pending)?;
+                let _limit_permit = self.acquire_slots(|counts| &counts.pending)?;
                 checkout.await
             }
         }
@@ -279,7 +282,7 @@ impl CircuitBreakers {
             .breakers()
             .find(|circuit_breaker| circuit_breaker.is_open(now))
             .or_else(|| self.breakers().next())?;
-        open.breaker.answer.clone()
+        open.breaker.response.clone()
     }
 }
 
@@ -288,14 +291,14 @@ pub(crate) type LimitSelector = fn(&InProgressCounts) -> &LimitedCount;
 
 /// A slot of one or two circuit breakers, until dropped.
 pub(crate) struct LimitPermit {
-    which: LimitSelector,
+    selector: LimitSelector,
     breakers: [Option<Arc<CompiledCircuitBreaker>>; 2],
 }
 
 impl Drop for LimitPermit {
     fn drop(&mut self) {
         for breaker in self.breakers.iter().flatten() {
-            (self.which)(&breaker.in_progress).leave();
+            (self.selector)(&breaker.in_progress).leave();
         }
     }
 }
@@ -307,15 +310,15 @@ pub(crate) struct RetrySlot(Cell<Option<LimitPermit>>);
 impl RetrySlot {
     /// Acquires the slot. Returns false at the limit.
     pub(crate) fn try_claim(&self, cluster: Option<&UpstreamCluster>) -> bool {
-        let held = self.0.take();
-        if held.is_some() {
-            self.0.set(held);
+        let permit = self.0.take();
+        if permit.is_some() {
+            self.0.set(permit);
             return true;
         }
-        match cluster.map(|cluster| cluster.acquire_slot(|under_way| &under_way.retries)) {
+        match cluster.map(|cluster| cluster.acquire_slot(|counts| &counts.retries)) {
             None => true,
-            Some(Ok(held)) => {
-                self.0.set(held);
+            Some(Ok(permit)) => {
+                self.0.set(permit);
                 true
             }
             Some(Err(_)) => false,
@@ -323,7 +326,7 @@ impl RetrySlot {
     }
 
     /// Releases the slot, because the exchange is not retried after all.
-    pub(crate) fn give_back(&self) {
+    pub(crate) fn release(&self) {
         drop(self.0.take());
     }
 }

@@ -44,35 +44,38 @@ struct LoadBalancer {
 }
 
 impl UpstreamCluster {
-    /// Creates the state for a traffic policy. `slow_start_endpoints` are the slow-start endpoints of the port, `known`
-    /// the existing states.
+    /// Creates the state for a traffic policy. `slow_start_endpoints` are those of the port, `existing` the
+    /// existing states, which share common policies.
     pub(crate) fn new<'a>(
         worker: &Rc<Worker>,
         traffic_policy: &Arc<PortTrafficPolicy>,
         slow_start_endpoints: PortSlowStart,
-        known: impl Iterator<Item = &'a Rc<Self>> + Clone,
+        existing: impl Iterator<Item = &'a Rc<Self>> + Clone,
     ) -> Rc<Self> {
         let outlier_monitor = traffic_policy.outlier_detection.as_ref().map(|outlier_detection| {
-            let mut known = known.clone().filter_map(|cluster| cluster.outlier_monitor.as_ref());
+            let mut existing =
+                existing.clone().filter_map(|cluster| cluster.outlier_monitor.as_ref());
             let shared =
-                known.find(|outlier_monitor| outlier_monitor.is_for(outlier_detection)).cloned();
+                existing.find(|outlier_monitor| outlier_monitor.is_for(outlier_detection)).cloned();
             shared.unwrap_or_else(|| OutlierMonitor::start(worker, outlier_detection))
         });
         let balance = traffic_policy.balancing.as_ref().map(|balancing| {
-            let mut known = known.clone().filter_map(|cluster| cluster.balance.as_ref());
-            let shared = known.find(|it| Arc::ptr_eq(&it.balancing, balancing)).cloned();
+            let mut existing = existing.clone().filter_map(|cluster| cluster.balance.as_ref());
+            let shared = existing
+                .find(|load_balancer| Arc::ptr_eq(&load_balancer.balancing, balancing))
+                .cloned();
             shared.unwrap_or_else(|| {
                 let (balancing, balancer) =
                     (balancing.clone(), Balancer::new(balancing.rule.clone()));
                 Rc::new(LoadBalancer { balancing, balancer, slow_start_endpoints })
             })
         });
-        let known = known.filter_map(|cluster| cluster.circuit_breakers.as_ref());
+        let existing = existing.filter_map(|cluster| cluster.circuit_breakers.as_ref());
         Rc::new(Self {
             traffic_policy: traffic_policy.clone(),
             config_store: worker.config_store.clone(),
             outlier_monitor,
-            circuit_breakers: CircuitBreakers::new(traffic_policy, worker, known),
+            circuit_breakers: CircuitBreakers::new(traffic_policy, worker, existing),
             balance,
         })
     }
@@ -98,13 +101,13 @@ impl UpstreamCluster {
             outlier_monitor.update_endpoints(worker, endpoints, version, self.now());
         }
         if let Some(balance) = &self.balance
-            && let Some(warm_up) = balance.balancer.rule().slow_start
+            && let Some(slow_start) = balance.balancer.rule().slow_start
         {
             let mut slow_start_endpoints = balance.slow_start_endpoints.borrow_mut();
             slow_start_endpoints.update_endpoints(
                 endpoints,
                 worker.config_store.age(),
-                warm_up.time,
+                slow_start.time,
             );
         }
     }
@@ -138,19 +141,26 @@ impl UpstreamCluster {
     pub(crate) fn start_attempt(
         self: &Rc<Self>,
         upstream: &Rc<Upstream>,
-        which: Option<LimitSelector>,
+        selector: Option<LimitSelector>,
     ) -> Result<OutcomeGuard, Reason> {
         let circuit_permit = match &self.circuit_breakers {
             None => None,
-            Some(circuit_breakers) => Some(circuit_breakers.admit_attempt(which, self.now())?),
+            Some(circuit_breakers) => Some(circuit_breakers.admit_attempt(selector, self.now())?),
         };
-        let probe = self
+        let is_probe = self
             .outlier_monitor
             .as_ref()
             .is_some_and(|outlier_monitor| outlier_monitor.start_attempt(upstream));
         let (cluster, upstream) = (self.clone(), upstream.clone());
         let rejection = Cell::new(None);
-        Ok(OutcomeGuard { cluster, upstream, probe, circuit_permit, ended: false, rejection })
+        Ok(OutcomeGuard {
+            cluster,
+            upstream,
+            is_probe,
+            circuit_permit,
+            is_conclusive: false,
+            rejection,
+        })
     }
 
     /// Waits for a connection, subject to the limit of pending requests.
@@ -165,10 +175,13 @@ impl UpstreamCluster {
     }
 
     /// Acquires a slot of a limit, or fails.
-    pub(crate) fn acquire_slot(&self, which: LimitSelector) -> Result<Option<LimitPermit>, Reason> {
+    pub(crate) fn acquire_slot(
+        &self,
+        selector: LimitSelector,
+    ) -> Result<Option<LimitPermit>, Reason> {
         self.circuit_breakers
             .as_ref()
-            .map_or(Ok(None), |circuit_breakers| circuit_breakers.acquire_slots(which))
+            .map_or(Ok(None), |circuit_breakers| circuit_breakers.acquire_slots(selector))
     }
 
     /// Returns the connect timeout of the policies, if any.
@@ -178,11 +191,11 @@ impl UpstreamCluster {
 
     /// Returns a failure, with the response that a policy configures for it.
     pub(crate) fn failure_for(&self, reason: Reason) -> Failure {
-        let answer = self
+        let response = self
             .circuit_breakers
             .as_ref()
             .and_then(|circuit_breakers| circuit_breakers.fixed_response(reason, self.now()));
-        Failure { answer, ..Failure::from(reason) }
+        Failure { answer: response, ..Failure::from(reason) }
     }
 
     fn now(&self) -> Duration {
@@ -194,9 +207,11 @@ impl UpstreamCluster {
 pub(crate) struct OutcomeGuard {
     cluster: Rc<UpstreamCluster>,
     upstream: Rc<Upstream>,
-    probe: bool,
+    /// True for a probe of outlier detection.
+    is_probe: bool,
     circuit_permit: Option<CircuitPermit>,
-    ended: bool,
+    /// True if outlier detection has a conclusive outcome.
+    is_conclusive: bool,
     /// The reason for which the endpoint's sidecar rejected the request.
     rejection: Cell<Option<Reason>>,
 }
@@ -208,29 +223,29 @@ impl OutcomeGuard {
     }
 
     /// Records that the endpoint's sidecar rejected the request, for a reason of its own or of the client: the
-    /// status of that response says nothing about the endpoint. If its application violated HTTP, the status
+    /// status of that response does not describe the endpoint. If its application violated HTTP, the status
     /// counts.
     pub(crate) fn record_rejection(&self, reason: Reason) {
-        let says_nothing = reason.is_rejection() || reason == Reason::UpstreamRefused;
-        self.rejection.set(says_nothing.then_some(reason));
+        let is_inconclusive = reason.is_rejection() || reason == Reason::UpstreamRefused;
+        self.rejection.set(is_inconclusive.then_some(reason));
     }
 
     /// Records the outcome.
-    pub(crate) fn finish(mut self, worker: &Worker, ending: EndpointResult) {
+    pub(crate) fn finish(mut self, worker: &Worker, result: EndpointResult) {
         // An exchange that breaks later has its own reason.
-        let ending = match (ending, self.rejection.get()) {
+        let result = match (result, self.rejection.get()) {
             (EndpointResult::Response { .. }, Some(reason)) => EndpointResult::Failed(reason),
-            (ending, _) => ending,
+            (result, _) => result,
         };
         let now = self.cluster.now();
         if let (Some(circuit_breakers), Some(circuit_permit)) =
             (&self.cluster.circuit_breakers, &mut self.circuit_permit)
         {
-            circuit_breakers.finish_attempt(circuit_permit, ending, now);
+            circuit_breakers.finish_attempt(circuit_permit, result, now);
         }
         if let Some(outlier_monitor) = &self.cluster.outlier_monitor {
-            self.ended =
-                outlier_monitor.finish_attempt(worker, &self.upstream, self.probe, ending, now);
+            self.is_conclusive =
+                outlier_monitor.finish_attempt(worker, &self.upstream, self.is_probe, result, now);
         }
     }
 }
@@ -243,7 +258,7 @@ impl Drop for OutcomeGuard {
             circuit_breakers.abandon_attempt(circuit_permit);
         }
         if let (Some(outlier_monitor), true, false) =
-            (&self.cluster.outlier_monitor, self.probe, self.ended)
+            (&self.cluster.outlier_monitor, self.is_probe, self.is_conclusive)
         {
             outlier_monitor.release_probe(&self.upstream);
         }

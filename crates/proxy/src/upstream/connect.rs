@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
-use leno_identity::{reason_of, server_name, session_peer};
+use leno_identity::{handshake_failure_reason, server_name, session_peer};
 use leno_model::{Endpoint, EndpointId, FailureSide, Protocol, Reason, SpiffeId};
 use leno_telemetry::{ConnectionSide, Count, MetricsShard};
 use leno_traffic::retry;
@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::config_store::ConfigStore;
 use crate::connections::OpenCounter;
 use crate::dial::{dial_address, dial_reason};
-use crate::http2::client::greet_new;
+use crate::http2::client::connect_and_handshake;
 use crate::io::{ByteStream, Io};
 use crate::link::LinkHandle;
 use crate::tls::{ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, AlpnOffer, TlsConfigs, expiry_instant};
@@ -50,7 +50,7 @@ impl ConnectWait {
 }
 
 /// Returns the wait of an attempt for a connection, by the number of retries and of endpoints.
-pub(crate) fn wait_for(retries: u32, endpoints: usize) -> ConnectWait {
+pub(crate) fn connect_wait_for(retries: u32, endpoints: usize) -> ConnectWait {
     let number = usize::try_from(retries).unwrap_or(usize::MAX);
     match endpoints > 1 && number < retry::unsent_max(endpoints - 1) {
         true => ConnectWait::Short,
@@ -61,14 +61,16 @@ pub(crate) fn wait_for(retries: u32, endpoints: usize) -> ConnectWait {
 /// One attempt to connect to an endpoint. It continues if the request that started it is gone.
 #[derive(Default)]
 pub(crate) struct ConnectAttempt {
+    /// The outcome; `None` while the attempt is in progress.
     outcome: Cell<Option<Result<(), Reason>>>,
     /// The first connection to a foreign peer, for the first request that takes it.
-    foreign: RefCell<Option<Http1Upstream>>,
+    http1: RefCell<Option<Http1Upstream>>,
+    /// Notified when the outcome is known.
     done: Notify,
 }
 
 impl ConnectAttempt {
-    async fn wait_for_end(&self) -> Result<(), Reason> {
+    async fn wait_for_outcome(&self) -> Result<(), Reason> {
         loop {
             let done = self.done.notified();
             if let Some(outcome) = self.outcome.get() {
@@ -80,18 +82,18 @@ impl ConnectAttempt {
 }
 
 /// Checks out a connection to `upstream`, which several requests may be waiting for: within the connect
-/// timeout, plus the same time for the greeting.
+/// timeout, plus the same time for the handshake of its protocol.
 pub(crate) async fn acquire_connection(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
     upstream.extend_wait(wait);
-    let mut checked_out = pin!(acquire_retrying(upstream, worker));
+    let mut acquisition = pin!(acquire_retrying(upstream, worker));
     let max_wait = upstream.connect_timeout_for(worker, wait);
     if wait != ConnectWait::Whole {
-        if let Ok(checked_out) = tokio::time::timeout(max_wait, &mut checked_out).await {
-            return checked_out;
+        if let Ok(result) = tokio::time::timeout(max_wait, &mut acquisition).await {
+            return result;
         }
         // Without an attempt, or with a full connection, the endpoint is busy, not unresponsive.
         if upstream.attempt.borrow().is_some() && !upstream.http2.is_open() {
@@ -101,22 +103,23 @@ pub(crate) async fn acquire_connection(
     }
     let max_wait = max_wait.saturating_mul(2);
     // Connecting has a limit of its own: after this wait the endpoint is busy.
-    tokio::time::timeout(max_wait, checked_out).await.unwrap_or(Err(Reason::UpstreamRefused))
+    tokio::time::timeout(max_wait, acquisition).await.unwrap_or(Err(Reason::UpstreamRefused))
 }
 
+/// Acquires a connection: joins attempts until one yields a connection with room for this request.
 async fn acquire_retrying(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
 ) -> Result<Checkout, Reason> {
     let mut attempts = 0;
-    while attempts < ATTEMPTS_MAX {
+    while attempts < MAX_ATTEMPTS {
         if let Some(checkout) = upstream.http2.wait_for_room().await {
             return Ok(Checkout::Http2(checkout));
         }
         let attempt = join_attempt(upstream, worker);
         let outcome = tokio::select! {
             biased;
-            outcome = attempt.wait_for_end() => outcome,
+            outcome = attempt.wait_for_outcome() => outcome,
             Some(checkout) = upstream.http2.room_on_open() => return Ok(Checkout::Http2(checkout)),
         };
         // Even after a failed attempt, a suspended link may have resumed.
@@ -131,7 +134,7 @@ async fn acquire_retrying(
         if let Some(checkout) = upstream.http2.acquire_ready() {
             return Ok(Checkout::Http2(checkout));
         }
-        if let Some(connection) = attempt.foreign.take() {
+        if let Some(connection) = attempt.http1.take() {
             return Ok(Checkout::Http1(Box::new(connection)));
         }
         // If other requests took the room of a connection that is still open, there is progress.
@@ -148,16 +151,16 @@ pub(crate) async fn foreign_http1(
     worker: &Worker,
     wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
-    if let Some(connection) = upstream.foreign.take_recent() {
+    if let Some(connection) = upstream.http1.take_recent() {
         worker.shard.add(Count::CheckoutReused, 1);
         return Ok(Checkout::Http1(connection));
     }
     worker.shard.add(Count::CheckoutOpened, 1);
-    let shaken = open_tls(upstream, worker, AlpnOffer::Http1);
+    let handshake = open_tls(upstream, worker, AlpnOffer::Http1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    let shaken = tokio::time::timeout(max_wait, shaken).await;
-    let (tls, expires) = shaken.map_err(|_| Reason::ConnectTimeout)??;
-    Ok(Checkout::Http1(Box::new(own_connection(tls, expires, worker))))
+    let handshake_result = tokio::time::timeout(max_wait, handshake).await;
+    let (tls, expires) = handshake_result.map_err(|_| Reason::ConnectTimeout)??;
+    Ok(Checkout::Http1(Box::new(exclusive_connection(tls, expires, worker))))
 }
 
 /// Returns an HTTP/1.1 connection for one client, or a shared one if the peer has no such connections.
@@ -169,8 +172,8 @@ pub(crate) async fn acquire_exclusive(
     if upstream.is_plain() {
         return match declared_protocol(upstream, worker) {
             ApplicationProtocol::Http1 => {
-                let connected = plain_bytes(upstream, worker, wait).await;
-                connected.map(|mut connection| {
+                let result = connect_opaque(upstream, worker, wait).await;
+                result.map(|mut connection| {
                     // No other proxy normalizes its responses.
                     connection.reader.is_tolerant = true;
                     Checkout::Http1(Box::new(connection))
@@ -182,23 +185,28 @@ pub(crate) async fn acquire_exclusive(
         };
     }
     worker.shard.add(Count::CheckoutOpened, 1);
-    let shaken = open_tls(upstream, worker, AlpnOffer::Exclusive);
+    let handshake = open_tls(upstream, worker, AlpnOffer::Exclusive);
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    let shaken = tokio::time::timeout(max_wait, shaken).await;
-    let shaken = shaken.unwrap_or(Err(Reason::ConnectTimeout));
-    record_outcome(upstream, worker, shaken.as_ref().map(drop).map_err(|reason| *reason));
-    let (tls, expires) = shaken?;
-    let spoken = tls.get_ref().1.alpn_protocol();
-    if spoken == Some(ALPN_LINK) {
+    let handshake_result = tokio::time::timeout(max_wait, handshake).await;
+    let handshake_result = handshake_result.unwrap_or(Err(Reason::ConnectTimeout));
+    record_outcome(upstream, worker, handshake_result.as_ref().map(drop).map_err(|reason| *reason));
+    let (tls, expires) = handshake_result?;
+    let alpn = tls.get_ref().1.alpn_protocol();
+    if alpn == Some(ALPN_LINK) {
         return upstream.acquire(worker, None, wait).await;
     }
-    let marks_rejections = spoken == Some(ALPN_ALONE);
-    let mut connection = Box::new(own_connection(tls, expires, worker));
+    let marks_rejections = alpn == Some(ALPN_ALONE);
+    let mut connection = Box::new(exclusive_connection(tls, expires, worker));
     connection.marks_rejections = marks_rejections;
     Ok(Checkout::Http1(connection))
 }
 
-fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) -> Http1Upstream {
+/// Returns an HTTP/1.1 connection over a TLS session, valid until `expires`.
+fn exclusive_connection(
+    tls: TlsStream<TcpStream>,
+    expires: Instant,
+    worker: &Worker,
+) -> Http1Upstream {
     let io = Io::new(ByteStream::Client(Box::new(tls)));
     let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
@@ -209,41 +217,41 @@ fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) 
 pub(crate) async fn acquire_plaintext(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    spoken: ApplicationProtocol,
+    protocol: ApplicationProtocol,
     wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
     let address = upstream.endpoint.address;
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    let checked_out = match spoken {
+    let result = match protocol {
         ApplicationProtocol::Http2 => {
             upstream.http2.acquire_within(address, worker, max_wait).await.map(Checkout::Http2)
         }
         ApplicationProtocol::Http1 => {
             worker.shard.add(Count::CheckoutOpened, 1);
             upstream.is_foreign.set(true);
-            let connected = connect_application(address, worker, max_wait).await;
-            connected.map(|mut connection| {
+            let result = connect_application(address, worker, max_wait).await;
+            result.map(|mut connection| {
                 // No other proxy normalizes its responses.
                 connection.reader.is_tolerant = true;
                 Checkout::Http1(Box::new(connection))
             })
         }
     };
-    record_outcome(upstream, worker, checked_out.as_ref().map(drop).map_err(|reason| *reason));
-    checked_out
+    record_outcome(upstream, worker, result.as_ref().map(drop).map_err(|reason| *reason));
+    result
 }
 
 /// Returns an exclusive connection to an endpoint without a sidecar, for opaque bytes.
-pub(crate) async fn plain_bytes(
+pub(crate) async fn connect_opaque(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     wait: ConnectWait,
 ) -> Result<Http1Upstream, Reason> {
     worker.shard.add(Count::CheckoutOpened, 1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    let connected = connect_application(upstream.endpoint.address, worker, max_wait).await;
-    record_outcome(upstream, worker, connected.as_ref().map(drop).map_err(|reason| *reason));
-    connected
+    let result = connect_application(upstream.endpoint.address, worker, max_wait).await;
+    record_outcome(upstream, worker, result.as_ref().map(drop).map_err(|reason| *reason));
+    result
 }
 
 /// Returns the protocol that the service of an endpoint without a sidecar declares.
@@ -252,11 +260,16 @@ pub(crate) fn declared_protocol(upstream: &Upstream, worker: &Worker) -> Applica
     let Some(config) = worker.config_store.current_config() else {
         return ApplicationProtocol::Http1;
     };
-    let plan = config.plans.service(service).and_then(|plan| plan.ports.get(port));
-    let gateway = config.plans.gateway.as_ref();
-    match plan.map_or(Protocol::Detect, |port| port.protocol) {
+    let compiled_port = config
+        .compiled
+        .service(service)
+        .and_then(|compiled_service| compiled_service.ports.get(port));
+    let gateway = config.compiled.gateway.as_ref();
+    match compiled_port.map_or(Protocol::Detect, |port| port.protocol) {
         // A gateway route for gRPC to a port without a declared protocol implies HTTP/2.
-        Protocol::Detect if gateway.is_some_and(|it| it.takes_calls(service, *port)) => {
+        Protocol::Detect
+            if gateway.is_some_and(|gateway| gateway.forwards_grpc_to(service, *port)) =>
+        {
             ApplicationProtocol::Http2
         }
         protocol => protocol.into(),
@@ -308,79 +321,82 @@ pub(super) fn start_probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
     *upstream.attempt.borrow_mut() = Some(Rc::default());
     let (upstream, worker) = (upstream.clone(), worker.clone());
     tokio::task::spawn_local(async move {
-        let connected =
+        let connecting =
             connect_application(upstream.endpoint.address, &worker, upstream.max_wait(&worker));
-        let outcome = connected.await.map(drop);
+        let outcome = connecting.await.map(drop);
         record_outcome(&upstream, &worker, outcome);
         upstream.attempt.borrow_mut().take();
     });
 }
 
+/// Opens a connection for a shared attempt, and adds it to the endpoint: a link, HTTP/2, or HTTP/1.1.
 async fn open_connection(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     attempt: &ConnectAttempt,
 ) -> Result<(), Reason> {
     let (tls, expires) =
-        in_time(upstream, worker, open_tls(upstream, worker, AlpnOffer::All)).await??;
+        within_connect_timeout(upstream, worker, open_tls(upstream, worker, AlpnOffer::All))
+            .await??;
     let max_wait = upstream.max_wait(worker);
-    let spoken = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+    let alpn = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
     let io = Io::new(ByteStream::Client(Box::new(tls)));
     let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
-    let speaks_http1 = !matches!(spoken.as_deref(), Some(ALPN_LINK | ALPN_HTTP2));
-    upstream.is_foreign.set(speaks_http1);
-    if speaks_http1 {
+    let is_http1 = !matches!(alpn.as_deref(), Some(ALPN_LINK | ALPN_HTTP2));
+    upstream.is_foreign.set(is_http1);
+    if is_http1 {
         let max_wait = worker.config.limits.body_stall_timeout;
         let connection = Http1Upstream::new(io, max_wait, counted).expiring_at(expires);
-        *attempt.foreign.borrow_mut() = Some(connection);
+        *attempt.http1.borrow_mut() = Some(connection);
         return Ok(());
     }
-    if spoken.as_deref() == Some(ALPN_HTTP2) {
-        return Box::pin(reach_http2(upstream, worker, (io, counted), expires)).await;
+    if alpn.as_deref() == Some(ALPN_HTTP2) {
+        return Box::pin(handshake_http2(upstream, worker, (io, counted), expires)).await;
     }
     let link = LinkHandle::new(Role::Opener);
-    let (driven, shard, owner) = (link.clone(), worker.shard.clone(), Rc::downgrade(worker));
+    let (driven_link, shard, weak_worker) =
+        (link.clone(), worker.shard.clone(), Rc::downgrade(worker));
     let address = upstream.endpoint.address;
-    observe_silence(&link, upstream, worker);
-    let suspended_at = Rc::downgrade(upstream);
+    suspend_when_silent(&link, upstream, worker);
+    let weak_upstream = Rc::downgrade(upstream);
     let idle = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
         let _counted = (counted, OpenCounter::for_link(&shard, ConnectionSide::Upstream));
         // Only the opener opens streams; the state machine rejects streams from the other side.
-        let mut driving = pin!(driven.clone().drive(io, idle, |_| {}));
-        let ended = tokio::select! {
-            ended = &mut driving => Some(ended),
+        let mut driver = pin!(driven_link.clone().drive(io, idle, |_| {}));
+        let outcome = tokio::select! {
+            outcome = &mut driver => Some(outcome),
             // The peer's identity is valid until its certificate expires.
             () = tokio::time::sleep_until(expires.into()) => None,
         };
-        let ended = match ended {
-            Some(ended) => ended,
+        let outcome = match outcome {
+            Some(outcome) => outcome,
             None => {
-                driven.retire();
-                driving.await
+                driven_link.retire();
+                driver.await
             }
         };
-        if let Some(upstream) = suspended_at.upgrade() {
-            upstream.remove_link(&driven);
+        if let Some(upstream) = weak_upstream.upgrade() {
+            upstream.remove_link(&driven_link);
         }
-        if let (Err(error), Some(worker)) = (ended, owner.upgrade()) {
+        if let (Err(error), Some(worker)) = (outcome, weak_worker.upgrade()) {
             worker.log_misuse(address, error);
         }
     });
     // In TLS 1.3 the server verifies our certificate after we have verified its; its first frame confirms ours.
-    let greeted = match tokio::time::timeout(max_wait, link.wait_ready()).await {
-        Ok(greeted) => greeted.map_err(|_| Reason::UpstreamHandshakeFailed),
+    let ready = match tokio::time::timeout(max_wait, link.wait_ready()).await {
+        Ok(ready) => ready.map_err(|_| Reason::UpstreamHandshakeFailed),
         Err(_) => Err(Reason::ConnectTimeout),
     };
-    match greeted {
+    match ready {
         Ok(()) => upstream.add_link(link),
         Err(_) => link.abandon(),
     }
-    greeted
+    ready
 }
 
 /// Performs the HTTP/2 handshake on a session, or on another one if the peer ends it before any stream.
-async fn reach_http2(
+async fn handshake_http2(
     upstream: &Upstream,
     worker: &Worker,
     session: (Io, OpenCounter),
@@ -399,15 +415,16 @@ async fn reach_http2(
         let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
         Ok((Io::new(ByteStream::Client(Box::new(tls))), counted))
     };
-    let greeted = tokio::time::timeout(upstream.max_wait(worker), greet_new(connect)).await;
-    let greeted = greeted.map_err(|_| Reason::ConnectTimeout)?;
-    let send = greeted.map_err(|_| Reason::UpstreamHandshakeFailed)?;
-    upstream.http2.add_connection(send, Some(expires_at.get()));
+    let result =
+        tokio::time::timeout(upstream.max_wait(worker), connect_and_handshake(connect)).await;
+    let result = result.map_err(|_| Reason::ConnectTimeout)?;
+    let sender = result.map_err(|_| Reason::UpstreamHandshakeFailed)?;
+    upstream.http2.add_connection(sender, Some(expires_at.get()));
     Ok(())
 }
 
 /// Suspends the link at its endpoint while its peer does not respond.
-fn observe_silence(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
+fn suspend_when_silent(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
     let (upstream, worker) = (Rc::downgrade(upstream), Rc::downgrade(worker));
     link.on_silence(move |link, is_silent| {
         let (Some(upstream), Some(worker)) = (upstream.upgrade(), worker.upgrade()) else {
@@ -425,16 +442,16 @@ fn observe_silence(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worke
 }
 
 /// Waits for a step of a shared connection attempt, up to the longest limit of its requests.
-async fn in_time<T>(
+async fn within_connect_timeout<T>(
     upstream: &Upstream,
     worker: &Worker,
     step: impl Future<Output = T>,
 ) -> Result<T, Reason> {
-    let (mut step, began) = (pin!(step), tokio::time::Instant::now());
+    let (mut step, start) = (pin!(step), tokio::time::Instant::now());
     loop {
         let max_wait = upstream.max_wait(worker);
-        match tokio::time::timeout_at(began + max_wait, step.as_mut()).await {
-            Ok(done) => return Ok(done),
+        match tokio::time::timeout_at(start + max_wait, step.as_mut()).await {
+            Ok(output) => return Ok(output),
             // A request with a longer limit has joined meanwhile.
             Err(_) if upstream.max_wait(worker) > max_wait => {}
             Err(_) => return Err(Reason::ConnectTimeout),
@@ -463,22 +480,26 @@ async fn open_tls(
 /// Opens a TLS session with explicit dependencies.
 pub(crate) async fn open_tls_to(
     endpoint: &Endpoint,
-    way: &TlsContext<'_>,
+    context: &TlsContext<'_>,
     offer: AlpnOffer,
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
-    let credential = way.config_store.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
+    let credential = context.config_store.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
     // Without a sidecar there is no expected identity, and no session.
     let account = endpoint.account.clone().ok_or(Reason::UpstreamHandshakeFailed)?;
     let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
-    let config = way.tls.client_config(&credential, expected, offer)?;
+    let config = context.tls.client_config(&credential, expected, offer)?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
-    let address = way.config_store.own_listener(endpoint).unwrap_or(endpoint.address);
-    let tcp = connect_tcp(address, way.config).await?;
-    let shaken = TlsConnector::from(config).connect(name, tcp).await;
-    let count =
-        if shaken.is_ok() { Count::UpstreamHandshake } else { Count::UpstreamHandshakeFailed };
-    way.shard.add(count, 1);
-    let tls = shaken.map_err(|error| reason_of(&error, FailureSide::Upstream))?;
+    let address = context.config_store.own_listener(endpoint).unwrap_or(endpoint.address);
+    let tcp = connect_tcp(address, context.config).await?;
+    let handshake_result = TlsConnector::from(config).connect(name, tcp).await;
+    let count = if handshake_result.is_ok() {
+        Count::UpstreamHandshake
+    } else {
+        Count::UpstreamHandshakeFailed
+    };
+    context.shard.add(count, 1);
+    let tls = handshake_result
+        .map_err(|error| handshake_failure_reason(&error, FailureSide::Upstream))?;
     // A resumed session is not verified again: the certificate may have expired since.
     match session_peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
         Ok(Some(peer)) => Ok((tls, expiry_instant(peer.not_after))),
@@ -486,6 +507,7 @@ pub(crate) async fn open_tls_to(
     }
 }
 
+/// Returns the counter of an outcome.
 fn count_of(outcome: Result<(), Reason>) -> Count {
     match outcome {
         Ok(()) => Count::UpstreamConnected,
@@ -494,8 +516,9 @@ fn count_of(outcome: Result<(), Reason>) -> Count {
     }
 }
 
-/// True if a server's sidecar responds, but its application accepts no connection, or none of this protocol.
-pub(super) const fn is_of_application(reason: Reason) -> bool {
+/// True if the endpoint's sidecar responded, but its application accepts no connection, or does not support the
+/// protocol.
+pub(super) const fn is_application_failure(reason: Reason) -> bool {
     matches!(reason, Reason::ConnectFailed | Reason::PortTaken | Reason::ProtocolMismatch)
 }
 
@@ -505,8 +528,8 @@ pub(crate) async fn connect_application(
     worker: &Worker,
     max_wait: Duration,
 ) -> Result<Http1Upstream, Reason> {
-    let place = worker.places.clone().try_acquire_owned();
-    let place = place.map_err(|_| Reason::TooManyConnections)?;
+    let permit = worker.application_permits.clone().try_acquire_owned();
+    let permit = permit.map_err(|_| Reason::TooManyConnections)?;
     // A lack of file descriptors at a server's sidecar is not final either: the client's sidecar may know
     // another endpoint.
     let tcp = tokio::time::timeout(max_wait, dial_address(address, &worker.config.interception))
@@ -516,13 +539,14 @@ pub(crate) async fn connect_application(
     let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
     let connection = Http1Upstream::new(Io::new(ByteStream::Plain(tcp)), max_wait, counted);
-    Ok(connection.with_permit(place))
+    Ok(connection.with_permit(permit))
 }
 
+/// Opens a TCP connection, with the interception settings of the proxy.
 pub(crate) async fn connect_tcp(address: SocketAddr, config: &Config) -> Result<TcpStream, Reason> {
     dial_address(address, &config.interception).await.map_err(|error| dial_reason(&error))
 }
 
 /// The maximum number of attempts that one request joins at an endpoint that closes each connection
 /// immediately.
-const ATTEMPTS_MAX: usize = 12;
+const MAX_ATTEMPTS: usize = 12;

@@ -15,7 +15,7 @@ use super::{Checkout, ConnectWait, Upstream};
 use crate::check_service::{CheckError, read_response};
 use crate::http::body::BodyPiece;
 use crate::http::grpc::health;
-use crate::http::mirror::{discard_response, plain, send_whole};
+use crate::http::mirror::{discard_response, plain, send_buffered_request};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
@@ -33,9 +33,9 @@ impl HealthCheckTask {
         // Sidecars that receive a policy at the same time start with different endpoints.
         let first = usize::try_from(worker.random_number() >> 32).unwrap_or(0);
         let (worker, check) = (Rc::downgrade(worker), Rc::new(check));
-        let checks = HealthChecker { worker, outlier_monitor, outlier_detection, check, first };
-        let asking = async move { while checks.run_round().await.is_some() {} };
-        Self(tokio::task::spawn_local(asking).abort_handle())
+        let checker = HealthChecker { worker, outlier_monitor, outlier_detection, check, first };
+        let rounds = async move { while checker.run_round().await.is_some() {} };
+        Self(tokio::task::spawn_local(rounds).abort_handle())
     }
 }
 
@@ -59,26 +59,26 @@ struct HealthChecker {
 impl HealthChecker {
     /// Checks each endpoint once, evenly over the interval; `None` if the detector is gone.
     async fn run_round(&self) -> Option<()> {
-        let (begun, interval) = (Instant::now(), self.jittered_interval()?);
+        let (start, interval) = (Instant::now(), self.jittered_interval()?);
         let endpoints = self.current_endpoints()?;
-        let all = endpoints.len().max(1);
-        let step = interval / u32::try_from(all).unwrap_or(u32::MAX);
-        let in_turn = endpoints.iter().cycle().skip(self.first % all).take(endpoints.len());
-        for (asked, endpoint) in (1_u32..).zip(in_turn) {
+        let count = endpoints.len().max(1);
+        let step = interval / u32::try_from(count).unwrap_or(u32::MAX);
+        let in_turn = endpoints.iter().cycle().skip(self.first % count).take(endpoints.len());
+        for (checked, endpoint) in (1_u32..).zip(in_turn) {
             self.check_endpoint(endpoint)?;
-            sleep_until(begun + step * asked).await;
+            sleep_until(start + step * checked).await;
         }
-        sleep_until(begun + interval).await;
+        sleep_until(start + interval).await;
         Some(())
     }
 
     /// Returns the interval with a jitter of 10 %, so that sidecars that started together diverge.
     fn jittered_interval(&self) -> Option<Duration> {
-        let chance = u32::try_from(self.worker.upgrade()?.random_number() >> 48).unwrap_or(0);
+        let random = u32::try_from(self.worker.upgrade()?.random_number() >> 48).unwrap_or(0);
         let tenth = self.check.interval / 10;
         Some(
             self.check.interval - tenth
-                + (tenth * 2).mul_f64(f64::from(chance) / f64::from(1 << 16)),
+                + (tenth * 2).mul_f64(f64::from(random) / f64::from(1 << 16)),
         )
     }
 
@@ -91,7 +91,7 @@ impl HealthChecker {
         }
         let config = worker.config_store.current_config()?;
         worker.retire_removed(&config);
-        let port = config.plans.watched_by(&self.outlier_detection)?;
+        let port = config.compiled.port_of_detector(&self.outlier_detection)?;
         let now = worker.config_store.age();
         outlier_monitor.update_endpoints(&worker, &port.endpoints, config.version, now);
         if port.protocol != Protocol::Tcp {
@@ -99,7 +99,7 @@ impl HealthChecker {
         }
         // Opaque ports have no requests, so the state of their endpoints is unknown.
         for endpoint in port.endpoints.iter() {
-            outlier_monitor.hears_check(
+            outlier_monitor.record_check(
                 &worker.upstream_for(endpoint),
                 FailureEvidence::Unknown,
                 now,
@@ -133,21 +133,21 @@ struct EndpointCheck {
 impl EndpointCheck {
     async fn run_check(self) {
         let upstream = self.worker.upstream_for(&self.endpoint);
-        let ending = match timeout(self.check.timeout, self.send_probe(&upstream)).await {
-            Ok(Ok(ending)) => ending,
+        let result = match timeout(self.check.timeout, self.send_probe(&upstream)).await {
+            Ok(Ok(result)) => result,
             Ok(Err(reason)) => EndpointResult::Failed(reason),
             Err(_) => EndpointResult::Failed(Reason::RequestTimeout),
         };
-        let heard = classify_check(ending);
-        let count = match heard {
+        let evidence = classify_check(result);
+        let count = match evidence {
             FailureEvidence::No => Count::HealthChecksOk,
             FailureEvidence::Yes => Count::HealthChecksFailed,
             FailureEvidence::Unknown => Count::HealthChecksUnknown,
         };
         self.worker.shard.add(count, 1);
-        tracing::debug!(workload = %self.endpoint.id.workload, ?ending, failed = ?heard, "health check finished");
+        tracing::debug!(workload = %self.endpoint.id.workload, ending = ?result, failed = ?evidence, "health check finished");
         if let Some(outlier_monitor) = self.outlier_monitor.upgrade() {
-            outlier_monitor.hears_check(&upstream, heard, self.worker.config_store.age());
+            outlier_monitor.record_check(&upstream, evidence, self.worker.config_store.age());
         }
     }
 
@@ -170,23 +170,36 @@ impl EndpointCheck {
         let head = self.request_head("GET", path, "");
         let status = match upstream.acquire(&self.worker, None, ConnectWait::Whole).await? {
             Checkout::Link(link) => {
-                let stream = send_whole(&self.worker, &link, head.as_bytes(), Vec::new()).await?;
+                let stream =
+                    send_buffered_request(&self.worker, &link, head.as_bytes(), Vec::new()).await?;
                 discard_response(&stream).await?
             }
             Checkout::Http1(connection) => {
                 let reused = connection.reused;
-                let asked =
-                    plain::over_http1(&self.worker, upstream, connection, head.into(), Vec::new())
-                        .await;
-                asked.map_err(|reason| match reason {
+                let response = plain::exchange_over_http1(
+                    &self.worker,
+                    upstream,
+                    connection,
+                    head.into(),
+                    Vec::new(),
+                )
+                .await;
+                response.map_err(|reason| match reason {
                     // A server may close a connection after any idle time.
                     Reason::UpstreamReset if reused => Reason::UpstreamRefused,
                     reason => reason,
                 })?
             }
             Checkout::Http2(checkout) => {
-                plain::over_http2(&self.worker, upstream, None, checkout, head.into(), Vec::new())
-                    .await?
+                plain::exchange_over_http2(
+                    &self.worker,
+                    upstream,
+                    None,
+                    checkout,
+                    head.into(),
+                    Vec::new(),
+                )
+                .await?
             }
         };
         Ok(EndpointResult::Response { status, grpc: None })
@@ -195,10 +208,10 @@ impl EndpointCheck {
     async fn send_call(&self, link: &LinkHandle, service: &str) -> Result<EndpointResult, Reason> {
         let fields = "content-type: application/grpc\r\nte: trailers\r\n";
         let head = self.request_head("POST", health::METHOD, fields);
-        let question = vec![BodyPiece::Data(health::encode_check(service))];
-        let stream = send_whole(&self.worker, link, head.as_bytes(), question).await?;
+        let body = vec![BodyPiece::Data(health::encode_check(service))];
+        let stream = send_buffered_request(&self.worker, link, head.as_bytes(), body).await?;
         let code = match read_response(&stream).await {
-            Ok(answer) => match health::is_serving(answer) {
+            Ok(response) => match health::is_serving(response) {
                 Ok(true) => OK,
                 Ok(false) | Err(_) => UNAVAILABLE,
             },

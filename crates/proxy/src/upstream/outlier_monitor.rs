@@ -28,17 +28,19 @@ pub(crate) struct OutlierMonitor {
     state: RefCell<MonitorState>,
     shard: Rc<MetricsShard>,
     /// The list of ejected endpoints, shared with the admin interface.
-    list: Arc<EjectedEndpoints>,
+    ejected_list: Arc<EjectedEndpoints>,
+    /// The number of the monitor in that list.
     number: u64,
 }
 
+/// The mutable state of a monitor.
 struct MonitorState {
     detector: OutlierDetector,
     endpoints: Arc<[Arc<Endpoint>]>,
     /// In the order of `endpoints`.
     upstreams: Vec<Rc<Upstream>>,
     /// The ejected endpoints by index, with cause and time.
-    out: Vec<(usize, EjectionCause, Instant)>,
+    ejected: Vec<(usize, EjectionCause, Instant)>,
     /// A reused buffer of events.
     events: Vec<EjectionEvent>,
 }
@@ -72,7 +74,7 @@ impl OutlierMonitor {
             detector: OutlierDetector::new(&outlier_detection.algorithm, 0),
             endpoints: Arc::new([]),
             upstreams: Vec::new(),
-            out: Vec::new(),
+            ejected: Vec::new(),
             events: Vec::new(),
         };
         Self {
@@ -81,7 +83,7 @@ impl OutlierMonitor {
             version: Cell::new(0),
             state: RefCell::new(state),
             shard: worker.shard.clone(),
-            list: worker.ejected.clone(),
+            ejected_list: worker.ejected.clone(),
             number: worker.ejected.next_number(),
         }
     }
@@ -119,20 +121,20 @@ impl OutlierMonitor {
     pub(crate) fn is_admitted(&self, upstream: &Upstream) -> bool {
         let state = self.state.borrow();
         state
-            .slot_of(upstream)
+            .slot_for(upstream)
             .is_none_or(|slot| state.detector.endpoint_state(slot) != EjectionState::Ejected)
     }
 
     /// True if an endpoint stays in service only because of the ejection limits.
     pub(crate) fn is_spared(&self, upstream: &Upstream) -> bool {
         let state = self.state.borrow();
-        state.slot_of(upstream).is_some_and(|slot| state.detector.is_spared(slot))
+        state.slot_for(upstream).is_some_and(|slot| state.detector.is_spared(slot))
     }
 
     /// Begins an attempt at an endpoint. Returns true if it is a probe.
     pub(crate) fn start_attempt(&self, upstream: &Upstream) -> bool {
         let mut state = self.state.borrow_mut();
-        let slot = state.slot_of(upstream);
+        let slot = state.slot_for(upstream);
         slot.is_some_and(|slot| state.detector.start_request(slot))
     }
 
@@ -141,20 +143,21 @@ impl OutlierMonitor {
         &self,
         worker: &Worker,
         upstream: &Upstream,
-        probe: bool,
-        ending: EndpointResult,
+        is_probe: bool,
+        result: EndpointResult,
         now: Duration,
     ) -> bool {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let failed = match classify_ending(state.detector.failure_classes(), ending) {
+        let failed = match classify_ending(state.detector.failure_classes(), result) {
             FailureEvidence::Unknown => return false,
             FailureEvidence::Yes => true,
             FailureEvidence::No => false,
         };
-        let seen = RequestResult { failed, probe, now, draw: worker.random_number() };
-        let slot = state.slot_of(upstream).unwrap_or(NOWHERE);
-        state.detector.record_outcome(slot, seen, &mut state.events);
+        let request_result =
+            RequestResult { failed, probe: is_probe, now, random: worker.random_number() };
+        let slot = state.slot_for(upstream).unwrap_or(NO_SLOT);
+        state.detector.record_outcome(slot, request_result, &mut state.events);
         if !state.events.is_empty() {
             self.report_events(state);
         }
@@ -162,11 +165,16 @@ impl OutlierMonitor {
     }
 
     /// Records the result of a health check.
-    pub(crate) fn hears_check(&self, upstream: &Upstream, heard: FailureEvidence, now: Duration) {
+    pub(crate) fn record_check(
+        &self,
+        upstream: &Upstream,
+        evidence: FailureEvidence,
+        now: Duration,
+    ) {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let slot = state.slot_of(upstream).unwrap_or(NOWHERE);
-        state.detector.record_check(slot, heard, now, &mut state.events);
+        let slot = state.slot_for(upstream).unwrap_or(NO_SLOT);
+        state.detector.record_check(slot, evidence, now, &mut state.events);
         if !state.events.is_empty() {
             self.report_events(state);
         }
@@ -175,7 +183,7 @@ impl OutlierMonitor {
     /// Drops a probe without a conclusive outcome.
     pub(crate) fn release_probe(&self, upstream: &Upstream) {
         let mut state = self.state.borrow_mut();
-        if let Some(slot) = state.slot_of(upstream) {
+        if let Some(slot) = state.slot_for(upstream) {
             state.detector.release_request(slot, true);
         }
     }
@@ -190,16 +198,17 @@ impl OutlierMonitor {
             match event {
                 EjectionEvent::Ejected { cause, pause, .. } => {
                     self.shard.add(count_of(cause), 1);
-                    state.out.retain(|(out, ..)| *out != slot);
-                    state.out.push((slot, cause, Instant::now()));
+                    state.ejected.retain(|(ejected_slot, ..)| *ejected_slot != slot);
+                    state.ejected.push((slot, cause, Instant::now()));
                     let cause = cause.as_str();
-                    let pause =
-                        pause.map_or("until it is healthy".to_owned(), |it| format!("{it:?}"));
+                    let pause = pause.map_or("until it is healthy".to_owned(), |duration| {
+                        format!("{duration:?}")
+                    });
                     tracing::warn!(%workload, %service, port, cause, duration = pause, %policy, "endpoint ejected");
                 }
                 EjectionEvent::Unejected { .. } => {
                     if let Some(upstream) = state.upstreams.get(slot) {
-                        upstream.forget_times();
+                        upstream.reset_latency();
                     }
                     self.shard.add(Count::EndpointUnejections, 1);
                     tracing::info!(%workload, %service, port, %policy, "endpoint unejected");
@@ -211,9 +220,9 @@ impl OutlierMonitor {
 
     /// Updates the list and the gauge of ejected endpoints.
     fn update_list(&self, state: &mut MonitorState) {
-        let before = self.list.count(self.number);
-        let MonitorState { detector, out, endpoints, .. } = state;
-        out.retain(|(slot, ..)| detector.endpoint_state(*slot) != EjectionState::InService);
+        let before = self.ejected_list.count(self.number);
+        let MonitorState { detector, ejected, endpoints, .. } = state;
+        ejected.retain(|(slot, ..)| detector.endpoint_state(*slot) != EjectionState::InService);
         let entry = |(slot, cause, since): &(usize, EjectionCause, Instant)| {
             let endpoint = endpoints.get(*slot)?.clone();
             Some(EjectionRecord {
@@ -223,10 +232,10 @@ impl OutlierMonitor {
                 since: *since,
             })
         };
-        let entries: Vec<EjectionRecord> = out.iter().filter_map(entry).collect();
+        let entries: Vec<EjectionRecord> = ejected.iter().filter_map(entry).collect();
         self.shard.raise(Gauge::EndpointsEjected, entries.len() as u64);
         self.shard.lower(Gauge::EndpointsEjected, before as u64);
-        self.list.set_entries(self.number, entries);
+        self.ejected_list.set_entries(self.number, entries);
     }
 }
 
@@ -234,10 +243,10 @@ impl Drop for OutlierMonitor {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         state.detector.update_endpoints(&[]);
-        state.out.clear();
-        let before = self.list.count(self.number);
+        state.ejected.clear();
+        let before = self.ejected_list.count(self.number);
         self.shard.lower(Gauge::EndpointsEjected, before as u64);
-        self.list.set_entries(self.number, Vec::new());
+        self.ejected_list.set_entries(self.number, Vec::new());
     }
 }
 
@@ -245,34 +254,34 @@ impl MonitorState {
     /// Returns the index of an endpoint. Several policies may apply to one endpoint, briefly with different
     /// configuration versions: then its cached index is that of another policy.
     #[inline]
-    fn slot_of(&self, upstream: &Upstream) -> Option<usize> {
-        let noted = upstream.slot.get();
-        if noted == NOWHERE {
+    fn slot_for(&self, upstream: &Upstream) -> Option<usize> {
+        let cached_slot = upstream.slot.get();
+        if cached_slot == NO_SLOT {
             return None;
         }
-        let is_it = |known: &Rc<Upstream>| std::ptr::eq(&raw const **known, upstream);
-        match self.upstreams.get(noted) {
-            Some(known) if is_it(known) => Some(noted),
-            _ => self.upstreams.iter().position(is_it),
+        let is_upstream = |candidate: &Rc<Upstream>| std::ptr::eq(&raw const **candidate, upstream);
+        match self.upstreams.get(cached_slot) {
+            Some(candidate) if is_upstream(candidate) => Some(cached_slot),
+            _ => self.upstreams.iter().position(is_upstream),
         }
     }
 
     /// Replaces the endpoints. Statistics of those that remain are kept.
     fn replace_endpoints(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
-        let old = |endpoint: &Arc<Endpoint>| {
-            let found = self.endpoints.binary_search_by(|known| known.id.cmp(&endpoint.id)).ok()?;
-            let known = self.endpoints.get(found)?;
-            known.is_same_place(endpoint).then_some(found)
+        let old_slot = |endpoint: &Arc<Endpoint>| {
+            let index = self.endpoints.binary_search_by(|old| old.id.cmp(&endpoint.id)).ok()?;
+            let old = self.endpoints.get(index)?;
+            old.has_same_address(endpoint).then_some(index)
         };
-        let places: Vec<Option<usize>> = endpoints.iter().map(old).collect();
-        self.detector.update_endpoints(&places);
-        let moved = |(slot, cause, since): (usize, EjectionCause, Instant)| {
-            let place = places.iter().position(|place| *place == Some(slot))?;
-            Some((place, cause, since))
+        let old_slots: Vec<Option<usize>> = endpoints.iter().map(old_slot).collect();
+        self.detector.update_endpoints(&old_slots);
+        let moved = |(old_slot, cause, since): (usize, EjectionCause, Instant)| {
+            let slot = old_slots.iter().position(|old| *old == Some(old_slot))?;
+            Some((slot, cause, since))
         };
-        self.out = std::mem::take(&mut self.out).into_iter().filter_map(moved).collect();
+        self.ejected = std::mem::take(&mut self.ejected).into_iter().filter_map(moved).collect();
         for upstream in self.upstreams.drain(..) {
-            upstream.slot.set(NOWHERE);
+            upstream.slot.set(NO_SLOT);
         }
         self.upstreams.extend(endpoints.iter().map(|endpoint| worker.upstream_for(endpoint)));
         for (slot, upstream) in self.upstreams.iter().enumerate() {
@@ -300,4 +309,4 @@ fn count_of(cause: EjectionCause) -> Count {
 }
 
 /// The index of an endpoint without outlier detection.
-pub(crate) const NOWHERE: usize = usize::MAX;
+pub(crate) const NO_SLOT: usize = usize::MAX;

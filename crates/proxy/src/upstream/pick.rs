@@ -19,7 +19,7 @@ use crate::worker::Worker;
 /// The hash key of one request, and the hash table of the port's endpoints.
 pub(crate) struct HashSelection {
     pub(crate) key: RequestHash,
-    pub(crate) places: Option<(Endpoints, Arc<EndpointHashTable>)>,
+    pub(crate) hash_table: Option<(Endpoints, Arc<EndpointHashTable>)>,
 }
 
 /// Picks an endpoint by priority and outlier detection; not `avoid` if there is another.
@@ -31,30 +31,36 @@ pub(crate) fn pick_endpoint(
     avoid: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
     let list = priorities.serving_endpoints(worker, cluster, avoid);
-    if priorities.has_yielded(list) {
+    if priorities.is_fallback(list) {
         worker.shard.add(Count::PreferenceFallbacks, 1);
     }
     let endpoints: &[Arc<Endpoint>] = list;
     let now = Instant::now();
-    let chooser = cluster.and_then(|cluster| Some((cluster, cluster.balancer()?)));
+    let policy_balancer = cluster.and_then(|cluster| Some((cluster, cluster.balancer()?)));
     // Also with hash-based algorithms, for requests without a key.
-    let times = chooser.is_none_or(|(_, balancer)| {
+    let uses_latency = policy_balancer.is_none_or(|(_, balancer)| {
         !matches!(balancer.rule().algorithm, BalanceAlgorithm::LeastRequest { .. })
     });
-    let field =
-        EndpointChoice { worker, endpoints, cluster, avoid, now, times: times.then_some(now) };
-    let index = match chooser {
-        None => balance::pick_candidate(&field, worker.random_number()),
+    let candidates = EndpointChoice {
+        worker,
+        endpoints,
+        cluster,
+        avoid,
+        now,
+        latency_time: uses_latency.then_some(now),
+    };
+    let index = match policy_balancer {
+        None => balance::pick_candidate(&candidates, worker.random_number()),
         Some((cluster, balancer)) => {
             // The hash table applies only if all endpoints of the port are candidates.
-            let keyed = hash_selection.map(|hash_selection| match &hash_selection.places {
-                Some((all, places)) if Arc::ptr_eq(all, list) => {
-                    (hash_selection.key, KeyedCandidates::HashTable(places))
+            let keyed = hash_selection.map(|hash_selection| match &hash_selection.hash_table {
+                Some((endpoints_of_port, hash_table)) if Arc::ptr_eq(endpoints_of_port, list) => {
+                    (hash_selection.key, KeyedCandidates::HashTable(hash_table))
                 }
                 _ => (hash_selection.key, KeyedCandidates::Few(endpoints)),
             });
             let age = |index: usize| cluster.endpoint_age(worker, &endpoints.get(index)?.id);
-            balancer.choose_candidate(&field, keyed, age, worker.random_number())
+            balancer.choose_candidate(&candidates, keyed, age, worker.random_number())
         }
     };
     let endpoint = index.and_then(|index| endpoints.get(index)).ok_or(Reason::NoEndpoint)?;
@@ -91,6 +97,7 @@ pub(super) fn is_healthy(
         && cluster.is_none_or(|cluster| cluster.is_admitted(upstream))
 }
 
+/// The candidates of one choice.
 struct EndpointChoice<'a> {
     worker: &'a Rc<Worker>,
     endpoints: &'a [Arc<Endpoint>],
@@ -98,7 +105,7 @@ struct EndpointChoice<'a> {
     avoid: Option<&'a EndpointId>,
     now: Instant,
     /// The current time, if latency is considered.
-    times: Option<Instant>,
+    latency_time: Option<Instant>,
 }
 
 impl Candidates for EndpointChoice<'_> {
@@ -108,7 +115,7 @@ impl Candidates for EndpointChoice<'_> {
 
     fn load(&self, index: usize) -> Load {
         self.endpoints.get(index).map_or(Load::from_requests(u32::MAX), |endpoint| {
-            self.worker.upstream_for(endpoint).load(endpoint.weight, self.times)
+            self.worker.upstream_for(endpoint).load(endpoint.weight, self.latency_time)
         })
     }
 

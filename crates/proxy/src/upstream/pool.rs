@@ -23,7 +23,7 @@ pub(crate) struct Http1Upstream {
     expires: Option<Instant>,
     _counted: OpenCounter,
     /// Its permit among the connections to the application.
-    _place: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// The clients that may use an HTTP/1.1 connection to an upstream.
@@ -41,12 +41,12 @@ pub(crate) enum ConnectionSharing {
 pub(crate) struct Pool {
     idle: RefCell<VecDeque<IdleConnection>>,
     /// The maximum number of idle connections: 0 while the pool is closed.
-    room: Cell<usize>,
+    idle_max: Cell<usize>,
 }
 
 impl Default for Pool {
     fn default() -> Self {
-        Self { idle: RefCell::default(), room: Cell::new(IDLE_MAX) }
+        Self { idle: RefCell::default(), idle_max: Cell::new(MAX_IDLE) }
     }
 }
 
@@ -57,7 +57,7 @@ struct IdleConnection {
 
 impl Http1Upstream {
     /// `max_wait`: the time after which a peer that takes no pending data counts as stalled.
-    pub(crate) fn new(io: Io, max_wait: Duration, counted: OpenCounter) -> Self {
+    pub(crate) fn new(io: Io, max_wait: Duration, open_counter: OpenCounter) -> Self {
         let (reader, writer) = (MessageReader::new(io.clone()), MessageWriter::new(io, max_wait));
         Self {
             reader,
@@ -65,14 +65,14 @@ impl Http1Upstream {
             reused: false,
             marks_rejections: false,
             expires: None,
-            _counted: counted,
-            _place: None,
+            _counted: open_counter,
+            _permit: None,
         }
     }
 
     /// Adds a permit among the connections to the application.
-    pub(crate) fn with_permit(self, place: OwnedSemaphorePermit) -> Self {
-        Self { _place: Some(place), ..self }
+    pub(crate) fn with_permit(self, permit: OwnedSemaphorePermit) -> Self {
+        Self { _permit: Some(permit), ..self }
     }
 
     /// Sets the expiration of the peer's certificate.
@@ -114,12 +114,12 @@ impl Pool {
 
     /// Keeps a connection after a clean exchange, and closes those that have been idle for too long.
     pub(crate) fn put_back(&self, mut connection: Box<Http1Upstream>, now: Instant) {
-        let clean = connection.reader.buffer.is_empty() && connection.writer.is_empty();
+        let is_clean = connection.reader.buffer.is_empty() && connection.writer.is_empty();
         let mut idle = self.idle.borrow_mut();
-        while idle.front().is_some_and(|surplus| surplus.since + AGE_MAX < now) {
+        while idle.front().is_some_and(|surplus| surplus.since + MAX_AGE < now) {
             idle.pop_front();
         }
-        if clean && idle.len() < self.room.get() {
+        if is_clean && idle.len() < self.idle_max.get() {
             buffers::return_buffer(&mut connection.reader.buffer, BufferSize::Message);
             connection.reused = true;
             idle.push_back(IdleConnection { connection, since: now });
@@ -134,7 +134,7 @@ impl Pool {
     /// Opens the pool, or closes it with its idle connections: requests need new connections while it is
     /// closed.
     pub(crate) fn set_open(&self, is_open: bool) {
-        self.room.set(if is_open { IDLE_MAX } else { 0 });
+        self.idle_max.set(if is_open { MAX_IDLE } else { 0 });
         if !is_open {
             self.clear();
         }
@@ -142,6 +142,6 @@ impl Pool {
 }
 
 /// The maximum number of idle connections per address and thread.
-const IDLE_MAX: usize = 512;
+const MAX_IDLE: usize = 512;
 /// The maximum idle time of a surplus connection; below the usual limits of servers.
-pub(crate) const AGE_MAX: Duration = Duration::from_secs(30);
+pub(crate) const MAX_AGE: Duration = Duration::from_secs(30);

@@ -17,30 +17,30 @@ use crate::worker::Worker;
 pub(crate) struct Priorities {
     first: Endpoints,
     /// The lists after the first; usually none.
-    others: Option<Arc<[Endpoints]>>,
+    fallbacks: Option<Arc<[Endpoints]>>,
 }
 
 impl Priorities {
-    pub(crate) fn new(first: Endpoints, others: Option<Arc<[Endpoints]>>) -> Self {
-        Self { first, others }
+    pub(crate) fn new(first: Endpoints, fallbacks: Option<Arc<[Endpoints]>>) -> Self {
+        Self { first, fallbacks }
     }
 
     /// The number of endpoints in all lists.
     pub(crate) fn len(&self) -> usize {
-        let others = self.others.iter().flat_map(|lists| lists.iter());
-        self.first.len() + others.map(|list| list.len()).sum::<usize>()
+        let fallbacks = self.fallbacks.iter().flat_map(|lists| lists.iter());
+        self.first.len() + fallbacks.map(|list| list.len()).sum::<usize>()
     }
 
     /// The endpoints of all lists.
     pub(crate) fn endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
-        let others = self.others.iter().flat_map(|lists| lists.iter());
-        std::iter::once(&self.first).chain(others).flat_map(|list| list.iter())
+        let fallbacks = self.fallbacks.iter().flat_map(|lists| lists.iter());
+        std::iter::once(&self.first).chain(fallbacks).flat_map(|list| list.iter())
     }
 
     /// Removes the endpoints without a sidecar.
     pub(crate) fn with_sidecars(self) -> Self {
         let lists = |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(meshed_only).collect();
-        Self { first: meshed_only(self.first), others: self.others.as_ref().map(lists) }
+        Self { first: meshed_only(self.first), fallbacks: self.fallbacks.as_ref().map(lists) }
     }
 
     /// Returns the list from which an attempt picks: the first with a healthy endpoint other than `avoid` that
@@ -53,28 +53,29 @@ impl Priorities {
         cluster: Option<&UpstreamCluster>,
         avoid: Option<&EndpointId>,
     ) -> &Endpoints {
-        match &self.others {
+        match &self.fallbacks {
             None => &self.first,
-            Some(others) => self.first_well(others, worker, cluster, avoid),
+            Some(fallbacks) => self.first_healthy_list(fallbacks, worker, cluster, avoid),
         }
     }
 
     /// True if the serving list is not the preferred one.
     #[inline]
-    pub(crate) fn has_yielded(&self, serving: &Endpoints) -> bool {
-        self.others.is_some() && !Arc::ptr_eq(serving, &self.first)
+    pub(crate) fn is_fallback(&self, serving: &Endpoints) -> bool {
+        self.fallbacks.is_some() && !Arc::ptr_eq(serving, &self.first)
     }
 
+    /// Returns the serving list among several.
     #[inline(never)]
-    fn first_well<'a>(
+    fn first_healthy_list<'a>(
         &'a self,
-        others: &'a [Endpoints],
+        fallbacks: &'a [Endpoints],
         worker: &Rc<Worker>,
         cluster: Option<&UpstreamCluster>,
         avoid: Option<&EndpointId>,
     ) -> &'a Endpoints {
         let now = Instant::now();
-        let well = |upstream: &Rc<Upstream>| {
+        let healthy = |upstream: &Rc<Upstream>| {
             let is_healthy = is_healthy(upstream, cluster, avoid, now);
             if !is_healthy {
                 // While another list serves, no request would detect that it responds again.
@@ -84,13 +85,15 @@ impl Priorities {
         };
         let admitted =
             |upstream: &Rc<Upstream>| cluster.is_none_or(|cluster| cluster.is_admitted(upstream));
-        let another =
+        let other_than_avoided =
             |upstream: &Rc<Upstream>| avoid != Some(&upstream.endpoint.id) && admitted(upstream);
-        let find = |fits: &dyn Fn(&Rc<Upstream>) -> bool| {
-            let mut lists = std::iter::once(&self.first).chain(others);
-            lists.find(|list| list.iter().any(|it| fits(&worker.upstream_for(it))))
+        let find_list = |condition: &dyn Fn(&Rc<Upstream>) -> bool| {
+            let mut lists = std::iter::once(&self.first).chain(fallbacks);
+            lists.find(|list| list.iter().any(|endpoint| condition(&worker.upstream_for(endpoint))))
         };
-        let list = find(&well).or_else(|| find(&another)).or_else(|| find(&admitted));
+        let list = find_list(&healthy)
+            .or_else(|| find_list(&other_than_avoided))
+            .or_else(|| find_list(&admitted));
         list.unwrap_or(&self.first)
     }
 }

@@ -1,4 +1,4 @@
-//! Endpoints that do not respond in time: new requests avoid them.
+//! Endpoints that do not respond in time: new requests avoid them, and their links are suspended.
 
 use super::Upstream;
 use crate::link::LinkHandle;
@@ -9,13 +9,13 @@ impl Upstream {
     pub(super) fn mark_unresponsive(&self, worker: &Worker) {
         self.back_off(worker);
         self.is_unresponsive.set(true);
-        self.foreign.clear();
+        self.http1.clear();
         self.http2.clear();
     }
 
     /// Suspends a link that does not respond: new requests avoid it, and those in flight wait.
     pub(super) fn suspend_link(&self, link: &LinkHandle, worker: &Worker) {
-        self.links.borrow_mut().retain(|it| !it.is_same(link));
+        self.links.borrow_mut().retain(|candidate| !candidate.is_same(link));
         self.suspended.borrow_mut().push(link.clone());
         self.mark_unresponsive(worker);
     }
@@ -29,6 +29,6 @@ impl Upstream {
 
     /// Removes a suspended link.
     pub(super) fn remove_link(&self, link: &LinkHandle) {
-        self.suspended.borrow_mut().retain(|it| !it.is_same(link));
+        self.suspended.borrow_mut().retain(|candidate| !candidate.is_same(link));
     }
 }

@@ -58,7 +58,7 @@ pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
 fn from_response(text: &[u8]) {
     let Some((pseudo, fields)) = parse_lines(text) else { return };
     let Some(status) =
-        find_field(&pseudo, ":status").and_then(|it| StatusCode::from_bytes(it).ok())
+        find_field(&pseudo, ":status").and_then(|value| StatusCode::from_bytes(value).ok())
     else {
         return;
     };

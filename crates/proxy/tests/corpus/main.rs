@@ -6,12 +6,12 @@ mod http2_head;
 mod replay;
 
 #[test]
-fn dns_messages_hold() {
+fn dns_messages_satisfy_the_invariants() {
     replay::replay("dns", dns::check);
 }
 
 #[test]
-fn http2_heads_hold() {
+fn http2_heads_satisfy_the_invariants() {
     replay::replay("http2_head", http2_head::check);
 }
 
@@ -22,7 +22,7 @@ fn a_query_that_the_mesh_answers_is_in_the_corpus() {
 }
 
 #[test]
-fn a_request_that_goes_on_is_in_the_corpus() {
+fn a_forwarded_request_is_in_the_corpus() {
     let request = include_bytes!("../../../../fuzz/corpus/http2_head/request_0");
     assert!(http2_head::is_accepted(request));
     let two_authorities = include_bytes!("../../../../fuzz/corpus/http2_head/request_5");

@@ -67,15 +67,15 @@ impl JsonReader<'_> {
                 }
                 (ExpectedToken::Value | ExpectedToken::FirstItem, Some('{')) => {
                     self.skip_one();
-                    let filling = CollectionContent::Map(Vec::new(), None);
-                    builder.begin_node(position, 0, None, filling).map_err(JsonError::Bound)?;
+                    let content = CollectionContent::Map(Vec::new(), None);
+                    builder.begin_node(position, 0, None, content).map_err(JsonError::Bound)?;
                     expected = ExpectedToken::FirstKey;
                     continue;
                 }
                 (ExpectedToken::Value | ExpectedToken::FirstItem, Some('[')) => {
                     self.skip_one();
-                    let filling = CollectionContent::List(Vec::new());
-                    builder.begin_node(position, 0, None, filling).map_err(JsonError::Bound)?;
+                    let content = CollectionContent::List(Vec::new());
+                    builder.begin_node(position, 0, None, content).map_err(JsonError::Bound)?;
                     expected = ExpectedToken::FirstItem;
                     continue;
                 }
@@ -86,7 +86,7 @@ impl JsonReader<'_> {
                         .map_err(JsonError::Bound)?;
                 }
                 (ExpectedToken::Next, _) => {
-                    let is_map = match builder.open.last().map(|open| &open.filling) {
+                    let is_map = match builder.open.last().map(|open| &open.content) {
                         Some(CollectionContent::Map(..)) => true,
                         Some(CollectionContent::List(_)) => false,
                         None => return Ok(()),
@@ -179,7 +179,7 @@ impl JsonReader<'_> {
     /// Returns the number in `\uXXXX` at this byte offset.
     fn code_unit(&self, at: usize) -> Option<u16> {
         let digits = self.rest.get(at..)?.strip_prefix("\\u")?.get(..4)?;
-        digits.bytes().all(|it| it.is_ascii_hexdigit()).then_some(())?;
+        digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(())?;
         u16::from_str_radix(digits, 16).ok()
     }
 
@@ -215,31 +215,31 @@ impl JsonReader<'_> {
         is_next
     }
 
-    fn expect_character(&mut self, character: char, what: &str) -> Result<(), JsonError> {
+    fn expect_character(&mut self, character: char, expected: &str) -> Result<(), JsonError> {
         if self.peek() != Some(character) {
-            return Err(self.unexpected_token(what));
+            return Err(self.unexpected_token(expected));
         }
         self.skip_one();
         Ok(())
     }
 
     fn unexpected_token(&self, expected: &str) -> JsonError {
-        let found = match self.peek() {
+        let actual = match self.peek() {
             None => "the end".to_owned(),
             Some(character) => format!("{character:?}"),
         };
         JsonError::Syntax(SyntaxError {
             position: self.position,
-            problem: format!("is not JSON (expected {expected}, found {found})"),
+            problem: format!("is not JSON (expected {expected}, found {actual})"),
             hint: super::CORRECT_SYNTAX.to_owned(),
         })
     }
 }
 
-/// Matches the number grammar of RFC 8259, 6.
+/// True if the text matches the number grammar of RFC 8259, section 6.
 fn is_number(text: &str) -> bool {
     fn after_digits(text: &str) -> Option<&str> {
-        let rest = text.trim_start_matches(|it: char| it.is_ascii_digit());
+        let rest = text.trim_start_matches(|character: char| character.is_ascii_digit());
         (rest.len() < text.len()).then_some(rest)
     }
     fn after_number(text: &str) -> Option<&str> {
@@ -270,7 +270,7 @@ const ESCAPES: [(&str, char); 8] = [
     ("\\r", '\r'),
     ("\\t", '\t'),
 ];
-/// The length of `\uXXXX`.
+/// The length of `\uXXXX` in bytes.
 const UNIT_BYTES: usize = 6;
 
 #[cfg(test)]
@@ -278,12 +278,12 @@ mod tests {
     use super::super::parse_documents;
     use super::*;
 
-    fn describe_failure(text: &str) -> String {
+    fn format_value(text: &str) -> String {
         format!("{:?}", parse_documents(text).unwrap()[0].value)
     }
 
     #[test]
-    fn each_escape_of_json_is_read() {
+    fn all_json_escapes_are_decoded() {
         for (json, text) in [
             (r#"{"a": "\ud83d\ude00"}"#, "\u{1F600}"),
             (r#"{"a": "x\uD83D\uDE00y\u00e9"}"#, "x\u{1F600}y\u{e9}"),
@@ -296,10 +296,10 @@ mod tests {
             (r#"{"a": "\b\f\n\r\t\\"}"#, r"\u{8}\u{c}\n\r\t\\"),
             (r#"{"a": [1, -2.5e+3, true, false, null, {}, []]}"#, "-2.5e+3"),
         ] {
-            assert!(describe_failure(json).contains(text), "{json}: {}", describe_failure(json));
+            assert!(format_value(json).contains(text), "{json}: {}", format_value(json));
         }
         // The texts "yes" and "1" stay texts, and JSON texts have no YAML meaning.
-        assert!(describe_failure(r#"{"a": "1", "b": "&x *y"}"#).contains("Text(\"&x *y\")"));
+        assert!(format_value(r#"{"a": "1", "b": "&x *y"}"#).contains("Text(\"&x *y\")"));
     }
 
     #[test]
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_where_and_what_is_expected() {
+    fn errors_name_the_position_and_the_expected_token() {
         for (text, line, column, expected) in [
             ("{\"a\": 1,\n \"b\" 2}", 2, 6, "a colon after the key, found '2'"),
             // A valid YAML number.
@@ -346,22 +346,18 @@ mod tests {
     }
 
     #[test]
-    fn json_with_a_comment_has_its_escapes_in_pairs() {
+    fn surrogate_pairs_in_json_with_a_comment_are_decoded() {
         for (text, expected) in [
             ("{\"a\": \"\\ud83d\\ude00\"} # note", "\u{1F600}"),
             ("{\"a\": \"\\ud83d\"} # note", "\u{FFFD}"),
             ("{\"a\": \"\\\\ud83d\"} # note", r"\\ud83d"),
         ] {
-            assert!(
-                describe_failure(text).contains(expected),
-                "{text}: {}",
-                describe_failure(text)
-            );
+            assert!(format_value(text).contains(expected), "{text}: {}", format_value(text));
         }
     }
 
     #[test]
-    fn a_mistake_in_yaml_behind_json_is_reported_where_it_is() {
+    fn an_error_in_yaml_after_json_is_reported_at_its_position() {
         let error =
             parse_documents("{\"a\": 1}\n---\nb: 1\nc: [1\nd: 2\n").expect_err("a bracket is open");
         assert!(error.position.line >= 4 && error.problem.contains("is not YAML"), "{error:?}");
@@ -371,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_and_number_of_values_are_bounded() {
+    fn nesting_depth_is_bounded() {
         let deep = "[".repeat(200) + &"]".repeat(200);
         assert!(parse_documents(&deep).unwrap_err().problem.contains("nested deeper"));
     }

@@ -7,10 +7,10 @@ use super::{DocumentNode, NodeValue, TextPosition};
 pub(super) fn expand_list(document: DocumentNode) -> Vec<DocumentNode> {
     let mut documents = Vec::new();
     // A stack: the last node is next. The depth of a document is bounded, hence the nesting of lists.
-    let mut open = vec![document];
-    while let Some(node) = open.pop() {
+    let mut pending = vec![document];
+    while let Some(node) = pending.pop() {
         match list_items(node) {
-            Ok(items) => open.extend(items.into_iter().rev()),
+            Ok(items) => pending.extend(items.into_iter().rev()),
             Err(node) => documents.push(node),
         }
     }
@@ -21,15 +21,16 @@ pub(super) fn expand_list(document: DocumentNode) -> Vec<DocumentNode> {
 fn list_items(mut node: DocumentNode) -> Result<Vec<DocumentNode>, DocumentNode> {
     let Some((kind, version)) = kind_and_version(&node) else { return Err(node) };
     let NodeValue::Map(map) = &mut node.value else { return Err(node) };
-    let has = |key: &DocumentNode, name: &str| matches!(&key.value, NodeValue::Text(text) if text == name);
-    let is_known = |key: &DocumentNode| LIST_FIELDS.iter().any(|name| has(key, name));
-    let are_distinct =
-        LIST_FIELDS.iter().all(|name| map.iter().filter(|(key, _)| has(key, name)).count() <= 1);
+    let has_text = |key: &DocumentNode, name: &str| matches!(&key.value, NodeValue::Text(text) if text == name);
+    let is_known = |key: &DocumentNode| LIST_FIELDS.iter().any(|name| has_text(key, name));
+    let are_distinct = LIST_FIELDS
+        .iter()
+        .all(|name| map.iter().filter(|(key, _)| has_text(key, name)).count() <= 1);
     if !are_distinct || !map.iter().all(|(key, _)| is_known(key)) {
         return Err(node);
     }
-    let found = map.iter_mut().find(|(key, _)| has(key, "items"));
-    let Some((_, DocumentNode { value: NodeValue::List(list), .. })) = found else {
+    let items_entry = map.iter_mut().find(|(key, _)| has_text(key, "items"));
+    let Some((_, DocumentNode { value: NodeValue::List(list), .. })) = items_entry else {
         return Err(node);
     };
     if !list.iter().all(|item| matches!(item.value, NodeValue::Map(_))) {
@@ -58,17 +59,19 @@ fn kind_and_version(node: &DocumentNode) -> Option<(String, String)> {
     is_list.then_some((kind, version))
 }
 
-/// API servers omit `kind` and `apiVersion` of the items of a typed list.
+/// Adds `kind` and `apiVersion` to an item of a typed list, where API servers omit them.
 fn complete_item(item: &mut DocumentNode, kind: &str, version: &str) {
     let position = item.position;
     let NodeValue::Map(map) = &mut item.value else { return };
-    let is_named =
-        map.iter().any(|(key, _)| matches!(&key.value, NodeValue::Text(it) if it == "kind"));
-    if is_named {
+    let has_kind =
+        map.iter().any(|(key, _)| matches!(&key.value, NodeValue::Text(text) if text == "kind"));
+    if has_kind {
         return;
     }
     for (key, value) in [("apiVersion", version), ("kind", kind)] {
-        map.retain(|(known, _)| !matches!(&known.value, NodeValue::Text(it) if it == key));
+        map.retain(
+            |(entry_key, _)| !matches!(&entry_key.value, NodeValue::Text(text) if text == key),
+        );
         map.push((text_node(position, key), text_node(position, value)));
     }
 }
@@ -89,9 +92,9 @@ mod tests {
     }
 
     #[test]
-    fn each_item_is_a_document_with_its_place() {
+    fn each_item_is_a_document_with_its_position() {
         const ITEMS: &str = "items:\n- kind: A\n- kind: B\n  x: 1\n";
-        for (head, expected) in [
+        for (list_start, expected) in [
             ("apiVersion: v1\nkind: List\n", &[4, 5][..]),
             ("apiVersion: v1\nkind: List\nmetadata: {resourceVersion: ''}\n", &[5, 6]),
             ("apiVersion: x/v1\nkind: AList\n", &[4, 5]),
@@ -101,7 +104,7 @@ mod tests {
             ("apiVersion: v1\nkind: List\nspec: {}\n", &[1]),
             ("apiVersion: v1\nkind: List\nkind: List\n", &[1]),
         ] {
-            assert_eq!(item_lines(&format!("{head}{ITEMS}")), expected, "{head}");
+            assert_eq!(item_lines(&format!("{list_start}{ITEMS}")), expected, "{list_start}");
         }
         assert!(item_lines("apiVersion: v1\nkind: List\nitems: []\n").is_empty());
         assert_eq!(item_lines("apiVersion: v1\nkind: List\nitems: [a]\n"), [1]);
@@ -115,9 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn items_of_a_list_of_one_kind_have_that_kind() {
+    fn items_of_a_typed_list_get_its_kind_and_version() {
         let text = "apiVersion: v1\nkind: ServiceList\nitems: [{metadata: {name: a}}]\n";
-        let shown = format!("{:?}", parse_documents(text).unwrap());
-        assert!(shown.contains("Text(\"Service\")") && shown.contains("Text(\"v1\")"), "{shown}");
+        let documents = format!("{:?}", parse_documents(text).unwrap());
+        assert!(
+            documents.contains("Text(\"Service\")") && documents.contains("Text(\"v1\")"),
+            "{documents}"
+        );
     }
 }

@@ -7,12 +7,12 @@ use saphyr_parser::{ScalarStyle, Tag};
 use super::{DocumentNode, NodeValue, SyntaxError};
 
 /// The text of a merge key.
-pub(super) const KEY: &str = "<<";
+pub(super) const MERGE_KEY: &str = "<<";
 
 /// True if the scalar is a merge key; a quoted `<<` is a text.
-pub(super) fn is_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool {
+pub(super) fn is_merge_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool {
     let is_tagged = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "merge");
-    text == KEY && (is_tagged || tag.is_none() && style == ScalarStyle::Plain)
+    text == MERGE_KEY && (is_tagged || tag.is_none() && style == ScalarStyle::Plain)
 }
 
 /// Returns the entries of a map including those of its merge keys. Entries of the map itself take precedence;
@@ -24,33 +24,33 @@ pub(super) fn is_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool 
 pub(super) fn merge_entries(
     map: Vec<(DocumentNode, DocumentNode)>,
 ) -> Result<Vec<(DocumentNode, DocumentNode)>, SyntaxError> {
-    if !map.iter().any(|(key, _)| is_merge(key)) {
+    if !map.iter().any(|(key, _)| is_merge_node(key)) {
         return Ok(map);
     }
-    let own: HashSet<String> = map.iter().filter_map(|(key, _)| key_text(key)).collect();
-    let mut known: HashSet<String> = HashSet::new();
-    let mut before: HashSet<String> = HashSet::new();
+    let own_keys: HashSet<String> = map.iter().filter_map(|(key, _)| key_text(key)).collect();
+    let mut merged_keys: HashSet<String> = HashSet::new();
+    let mut preceding_keys: HashSet<String> = HashSet::new();
     let mut entries: Vec<(DocumentNode, DocumentNode)> = Vec::with_capacity(map.len());
     for (key, value) in map {
-        if !is_merge(&key) {
-            before.extend(key_text(&key));
+        if !is_merge_node(&key) {
+            preceding_keys.extend(key_text(&key));
             entries.push((key, value));
             continue;
         }
         let position = key.position;
-        before.extend(known.drain());
+        preceding_keys.extend(merged_keys.drain());
         for (key, value) in merged_maps(value)?.into_iter().flatten() {
             let Some(name) = key_text(&key) else {
                 entries.push((key, value));
                 continue;
             };
-            if before.contains(&name) {
+            if preceding_keys.contains(&name) {
                 let problem =
                     format!("`{}` is before `<<`, which also contains it", truncate_text(&name));
                 let hint = "write one `<<` at the start of the map; of several maps, `<<: [*a, *b]`, the earlier one wins";
                 return Err(SyntaxError::limit_exceeded(position, problem, hint));
             }
-            if !own.contains(&name) && known.insert(name) {
+            if !own_keys.contains(&name) && merged_keys.insert(name) {
                 entries.push((key, value));
             }
         }
@@ -79,7 +79,7 @@ fn merged_maps(value: DocumentNode) -> Result<Vec<Vec<(DocumentNode, DocumentNod
     nodes.into_iter().map(entries).collect()
 }
 
-fn is_merge(key: &DocumentNode) -> bool {
+fn is_merge_node(key: &DocumentNode) -> bool {
     matches!(key.value, NodeValue::MergeKey)
 }
 
@@ -93,10 +93,11 @@ fn key_text(key: &DocumentNode) -> Option<String> {
 }
 
 fn truncate_text(text: &str) -> String {
-    text.chars().take(SHOWN_CHARACTERS_MAX).flat_map(char::escape_debug).collect()
+    text.chars().take(MAX_QUOTED_CHARACTERS).flat_map(char::escape_debug).collect()
 }
 
-const SHOWN_CHARACTERS_MAX: usize = 80;
+/// Limit of the characters of a key quoted in a message.
+const MAX_QUOTED_CHARACTERS: usize = 80;
 
 #[cfg(test)]
 mod tests {
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_the_map_win_and_earlier_maps_of_a_list() {
+    fn own_entries_and_earlier_maps_take_precedence() {
         const BASE: &str = "base: &b {x: 1, y: 1}\nother: &o {y: 2, z: 2}\nmap: ";
         for (map, expected) in [
             ("{<<: *b}", "{x: 1, y: 1}"),
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_makes_no_other_key_a_merge_key() {
+    fn a_merge_tag_on_another_key_has_no_effect() {
         for key in
             ["!!merge foo", "!!merge ''", "!!merge {a: 1}", "!!merge [a]", "!merge <<", "! <<"]
         {
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_that_is_read_in_two_ways_is_rejected() {
+    fn a_merge_that_parsers_interpret_differently_is_rejected() {
         for (text, reason) in [
             ("a: &a {x: 1}\nb: {x: 2, <<: *a}\n", "`x` is before"),
             ("a: &a {x: 1}\nb: {<<: *a, <<: {x: 2}}\n", "`x` is before"),
@@ -175,8 +176,10 @@ mod tests {
     #[test]
     fn merges_are_bounded() {
         let bomb = (1..40).fold("a0: &a0 {x0: 1}\n".to_owned(), |text, level| {
-            let below = level - 1;
-            format!("{text}a{level}: &a{level} {{<<: *a{below}, x{level}: {{<<: *a{below}}}}}\n")
+            let previous = level - 1;
+            format!(
+                "{text}a{level}: &a{level} {{<<: *a{previous}, x{level}: {{<<: *a{previous}}}}}\n"
+            )
         });
         let error = parse_documents(&bomb).expect_err("it doubles with each line");
         assert!(error.problem.contains("aliases copy more"), "{}", error.problem);

@@ -1,15 +1,18 @@
-//! The fields of a map.
+//! Access to the fields of a map by key.
 
-use super::*;
+use super::{Field, MapFields, UNKNOWN_FIELD};
+use crate::document::NodeValue;
+use crate::hint::Replacement;
+use crate::suggest::{closest_word, one_of};
 
 impl<'a> MapFields<'a> {
     /// Returns the map itself.
     pub(crate) fn map_field(&self) -> &Field<'a> {
-        &self.here
+        &self.map
     }
 
     /// Rejects unknown keys.
-    pub(crate) fn refuse_unknown(&self, known: &[&str]) {
+    pub(crate) fn reject_unknown(&self, known: &[&str]) {
         for (key, field) in &self.entries {
             if !known.contains(key) {
                 match closest_word(key, known) {
@@ -37,29 +40,29 @@ impl<'a> MapFields<'a> {
 
     /// Returns a required field.
     pub(crate) fn require(&self, key: &str) -> Option<&Field<'a>> {
-        let found = self.find(key);
-        if found.is_none() {
-            let missing = Field { path: self.here.child_path(key), ..self.here.clone() };
+        let field = self.find(key);
+        if field.is_none() {
+            let missing = Field { path: self.map.child_path(key), ..self.map.clone() };
             missing.reject("is missing", format!("add `{key}`"));
         }
-        found
+        field
     }
 
     /// Reads each element of a list with `read`; empty if the list is absent.
     pub(crate) fn read_each<T>(
         &self,
         key: &str,
-        most: usize,
+        max: usize,
         read: impl Fn(&Field<'a>) -> Option<T>,
     ) -> Vec<T> {
         let field = self.find(key);
-        field.map(|f| f.read_each(most, read)).unwrap_or_default()
+        field.map(|f| f.read_each(max, read)).unwrap_or_default()
     }
 
     /// Rejects a known but unsupported field if it has a value.
     pub(crate) fn reject_unsupported(&self, key: &str, reason: &str, hint: &str) {
         let Some(field) = self.find(key) else { return };
-        let says_nothing = match field.value() {
+        let is_empty = match field.value() {
             NodeValue::List(list) => list.is_empty(),
             NodeValue::Map(map) => map.is_empty(),
             NodeValue::Text(text) => text.is_empty(),
@@ -68,7 +71,7 @@ impl<'a> MapFields<'a> {
             NodeValue::Null => true,
             NodeValue::MergeKey | NodeValue::Tagged(_) => false,
         };
-        if !says_nothing {
+        if !is_empty {
             field.reject(reason, hint);
         }
     }

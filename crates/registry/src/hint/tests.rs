@@ -33,7 +33,7 @@ fn count_scalars(node: &DocumentNode) -> usize {
 }
 
 /// Changes the value or key with this number if it is a scalar.
-fn spoil_scalar(
+fn insert_mistake(
     node: &mut DocumentNode,
     number: &mut usize,
     change: &dyn Fn(&NodeValue) -> Option<NodeValue>,
@@ -48,7 +48,7 @@ fn spoil_scalar(
             for node in list {
                 let before = count_scalars(node);
                 if *number < before {
-                    return spoil_scalar(node, number, change);
+                    return insert_mistake(node, number, change);
                 }
                 *number -= before;
             }
@@ -58,7 +58,7 @@ fn spoil_scalar(
             for node in map.iter_mut().flat_map(|(key, value)| [key, value]) {
                 let before = count_scalars(node);
                 if *number < before {
-                    return spoil_scalar(node, number, change);
+                    return insert_mistake(node, number, change);
                 }
                 *number -= before;
             }
@@ -107,18 +107,18 @@ fn reported_problems(node: &DocumentNode) -> Vec<FieldDiagnostic> {
 }
 
 #[test]
-fn a_hint_that_spells_out_a_replacement_leads_to_its_acceptance() {
+fn a_proposed_replacement_is_accepted() {
     let mut hints = [0; 3];
     for document in documented_examples() {
         for number in 0..count_scalars(&document) {
             for mistake in mistakes() {
-                let mut spoiled = document.clone();
-                if !spoil_scalar(&mut spoiled, &mut number.clone(), &*mistake) {
+                let mut document_with_mistake = document.clone();
+                if !insert_mistake(&mut document_with_mistake, &mut number.clone(), &*mistake) {
                     continue;
                 }
-                let diagnostics = reported_problems(&spoiled);
+                let diagnostics = reported_problems(&document_with_mistake);
                 for diagnostic in &diagnostics {
-                    check_hint(&spoiled, diagnostic, &diagnostics, &mut hints);
+                    check_hint(&document_with_mistake, diagnostic, &diagnostics, &mut hints);
                 }
             }
         }
@@ -129,32 +129,32 @@ fn a_hint_that_spells_out_a_replacement_leads_to_its_acceptance() {
 fn check_hint(
     document: &DocumentNode,
     diagnostic: &FieldDiagnostic,
-    all: &[FieldDiagnostic],
+    diagnostics: &[FieldDiagnostic],
     hints: &mut [usize; 3],
 ) {
     let kinds = [" in quotes", "without quotes or a tag", "did you mean"];
-    let Some(kind) = kinds.iter().position(|words| diagnostic.hint.contains(words)) else {
+    let Some(kind) = kinds.iter().position(|phrase| diagnostic.hint.contains(phrase)) else {
         assert_eq!(diagnostic.replacement, None, "{}", diagnostic.hint);
         return;
     };
     hints[kind] += 1;
     let replacement = diagnostic.replacement.as_ref();
     let replacement = replacement.unwrap_or_else(|| panic!("{} is not tried", diagnostic.hint));
-    let mut followed = document.clone();
+    let mut corrected = document.clone();
     // Documents embedded in a text are not changed.
-    if !apply_replacement(&mut followed, &diagnostic.field, replacement) {
+    if !apply_replacement(&mut corrected, &diagnostic.field, replacement) {
         assert!(diagnostic.field.starts_with("spec.config."), "{}", diagnostic.field);
         return;
     }
     let path = path_after(&diagnostic.field, replacement);
-    for other in kinds::find_problems(None, &followed).iter().filter(|other| other.field == path) {
+    for other in kinds::find_problems(None, &corrected).iter().filter(|other| other.field == path) {
         // The value of a misspelled key may be wrong as well; that problem is reported at the same time.
-        let is_said = diagnostic.hint.contains(&other.problem)
-            || all
+        let is_reported = diagnostic.hint.contains(&other.problem)
+            || diagnostics
                 .iter()
                 .any(|diagnostic| diagnostic.field == path && diagnostic.problem == other.problem);
         assert!(
-            is_said,
+            is_reported,
             "{}: {}; {} → {}",
             diagnostic.field, diagnostic.problem, diagnostic.hint, other.problem
         );
@@ -162,7 +162,7 @@ fn check_hint(
 }
 
 #[test]
-fn a_number_without_its_unit_is_no_text_that_needs_quotes() {
+fn a_number_without_a_unit_is_not_proposed_in_quotes() {
     let text = "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {name: r}\n\
         spec: {targetRefs: [{kind: Service, name: api}], rules: [{name: a, requests: 5, per: 1}]}\n";
     let document = parse_documents(text).unwrap().remove(0);
@@ -184,7 +184,7 @@ fn document_with_spec(kind: &str, spec: &str) -> DocumentNode {
 const TARGET: &str = "targetRefs: [{kind: Service, name: api}]";
 
 #[test]
-fn a_scalar_in_the_place_of_a_map_has_a_map_that_is_accepted() {
+fn a_scalar_in_place_of_a_map_gets_an_accepted_proposal() {
     let fault = |delay: &str| format!("{{{TARGET}, rules: [{{name: a, {delay}}}]}}");
     for (document, hint) in [
         (
@@ -220,34 +220,36 @@ fn a_scalar_in_the_place_of_a_map_has_a_map_that_is_accepted() {
 
 /// Replaces each map of the pages by a scalar.
 #[test]
-fn every_map_in_a_hint_is_accepted() {
+fn each_map_in_a_hint_is_accepted() {
     let mut proposed = 0;
     for document in documented_examples() {
         for number in 0..count_scalars(&document) {
             for text in ["api", "/x", "5s"] {
-                let instead = |value: &NodeValue| {
+                let replace_map = |value: &NodeValue| {
                     matches!(value, NodeValue::Map(_)).then(|| NodeValue::Text(text.to_owned()))
                 };
-                let mut spoiled = document.clone();
-                if !spoil_scalar(&mut spoiled, &mut number.clone(), &instead) {
+                let mut document_with_mistake = document.clone();
+                if !insert_mistake(&mut document_with_mistake, &mut number.clone(), &replace_map) {
                     continue;
                 }
-                for diagnostic in reported_problems(&spoiled) {
+                for diagnostic in reported_problems(&document_with_mistake) {
                     assert_ne!(
                         diagnostic.replacement.as_ref().map(|_| &diagnostic.hint),
                         Some(&diagnostic.hint)
                     );
                     let Some((_, map)) = diagnostic.hint.split_once("such as {") else { continue };
                     let map = parse_documents(&format!("{{{map}\n")).unwrap().remove(0);
-                    let mut followed = spoiled.clone();
+                    let mut corrected = document_with_mistake.clone();
                     assert!(
-                        set_value(&mut followed, &diagnostic.field, &map),
+                        set_value(&mut corrected, &diagnostic.field, &map),
                         "{}",
                         diagnostic.field
                     );
-                    let left = kinds::find_problems(None, &followed);
-                    let left = left.iter().find(|left| left.field.starts_with(&diagnostic.field));
-                    assert!(left.is_none(), "{}: {}", diagnostic.field, diagnostic.hint);
+                    let problems = kinds::find_problems(None, &corrected);
+                    let remaining = problems
+                        .iter()
+                        .find(|problem| problem.field.starts_with(&diagnostic.field));
+                    assert!(remaining.is_none(), "{}: {}", diagnostic.field, diagnostic.hint);
                     proposed += 1;
                 }
             }
@@ -258,19 +260,21 @@ fn every_map_in_a_hint_is_accepted() {
 
 /// Sets the value at a path.
 fn set_value(node: &mut DocumentNode, path: &str, value: &DocumentNode) -> bool {
-    fn set_below(node: &mut DocumentNode, here: &str, path: &str, value: &DocumentNode) -> bool {
-        if here == path {
+    fn set_below(node: &mut DocumentNode, prefix: &str, path: &str, value: &DocumentNode) -> bool {
+        if prefix == path {
             node.value = value.value.clone();
             return true;
         }
         match &mut node.value {
             NodeValue::List(list) => {
-                let mut all = list.iter_mut().enumerate();
-                all.any(|(index, node)| set_below(node, &format!("{here}[{index}]"), path, value))
+                let mut elements = list.iter_mut().enumerate();
+                elements.any(|(index, node)| {
+                    set_below(node, &format!("{prefix}[{index}]"), path, value)
+                })
             }
             NodeValue::Map(map) => map.iter_mut().any(|(key, node)| {
-                let NodeValue::Text(word) = &key.value else { return false };
-                set_below(node, &crate::field::append_key(here, word), path, value)
+                let NodeValue::Text(name) = &key.value else { return false };
+                set_below(node, &crate::field::append_key(prefix, name), path, value)
             }),
             _ => false,
         }
@@ -279,7 +283,7 @@ fn set_value(node: &mut DocumentNode, path: &str, value: &DocumentNode) -> bool 
 }
 
 #[test]
-fn a_misspelled_key_is_one_rejection() {
+fn a_misspelled_key_causes_one_rejection() {
     let cases = [
         (
             "Hedging",
@@ -300,13 +304,15 @@ fn a_misspelled_key_is_one_rejection() {
     ];
     for (kind, spec, field) in cases {
         let diagnostics = reported_problems(&document_with_spec(kind, &spec));
-        let all: Vec<_> = diagnostics
+        let lines: Vec<_> = diagnostics
             .iter()
-            .map(|it| format!("{}: {}; {}", it.field, it.problem, it.hint))
+            .map(|diagnostic| {
+                format!("{}: {}; {}", diagnostic.field, diagnostic.problem, diagnostic.hint)
+            })
             .collect();
-        assert_eq!(diagnostics.len(), 1, "{all:?}");
-        assert_eq!(diagnostics[0].field, field, "{all:?}");
-        assert!(diagnostics[0].hint.starts_with("did you mean"), "{all:?}");
+        assert_eq!(diagnostics.len(), 1, "{lines:?}");
+        assert_eq!(diagnostics[0].field, field, "{lines:?}");
+        assert!(diagnostics[0].hint.starts_with("did you mean"), "{lines:?}");
     }
     let diagnostics = reported_problems(&document_with_spec(
         "Hedging",
@@ -360,11 +366,11 @@ fn percentages_are_proposed_in_the_form_of_their_field() {
 }
 
 #[test]
-fn words_of_other_systems_lead_to_the_kind_here() {
-    for (word, kind) in
+fn terms_of_other_systems_get_a_hint_with_the_kind() {
+    for (term, kind) in
         [("PassiveHealthCheck", "OutlierDetection"), ("RateLimitPolicy", "RateLimit")]
     {
-        let diagnostics = reported_problems(&document_with_spec(word, "{}"));
+        let diagnostics = reported_problems(&document_with_spec(term, "{}"));
         assert_eq!(diagnostics[0].hint, format!("did you mean `{kind}`?"));
     }
 }

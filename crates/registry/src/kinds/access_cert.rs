@@ -3,12 +3,12 @@
 use leno_model::{AccessCert, Name, PolicyName};
 
 use super::ObjectMetadata;
-use super::ingress::not_empty;
+use super::ingress::read_non_empty_list;
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<AccessCert> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<AccessCert> {
     let fields = spec.read_fields(&["subjectAltNames", "secret"])?;
-    let name = PolicyName { namespace: head.namespace, name: head.name };
+    let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
     let subjects = read_subjects(&fields);
     let secret = fields.require("secret").and_then(|field| read_secret(field, &name.namespace));
     Some(AccessCert { subjects: subjects?, secret: secret?, name })
@@ -16,10 +16,10 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<AccessCert>
 
 fn read_subjects(fields: &MapFields<'_>) -> Option<Vec<Name>> {
     let field = fields.require("subjectAltNames")?;
-    let elements = not_empty(field, "name the client, such as batch.corp.example")?;
+    let elements = read_non_empty_list(field, "name the client, such as batch.corp.example")?;
     let count = elements.len();
-    if count > SUBJECTS_MAX {
-        field.reject(format!("has {count} elements"), format!("use at most {SUBJECTS_MAX}"));
+    if count > MAX_SUBJECTS {
+        field.reject(format!("has {count} elements"), format!("use at most {MAX_SUBJECTS}"));
         return None;
     }
     let mut subjects = Vec::new();
@@ -38,7 +38,7 @@ fn read_subjects(fields: &MapFields<'_>) -> Option<Vec<Name>> {
 fn read_subject(element: &Field<'_>) -> Option<Name> {
     let text = element.read_text()?;
     let rejection = if text.contains("://") {
-        ("is a mesh identity, which only members of the mesh have", JOIN)
+        ("is a mesh identity, which only members of the mesh have", JOIN_HINT)
     } else if text.contains('*') {
         ("matches more than one client", "write a separate AccessCert for each client")
     } else if Name::new(text).is_err() || !text.contains('.') {
@@ -51,21 +51,22 @@ fn read_subject(element: &Field<'_>) -> Option<Name> {
 }
 
 /// Reads the Secret reference. Other namespaces are rejected: the author may have no access there.
-fn read_secret(field: &Field<'_>, own: &Name) -> Option<Name> {
+fn read_secret(field: &Field<'_>, own_namespace: &Name) -> Option<Name> {
     let fields = field.read_fields(&["name", "namespace"])?;
     let name = fields.require("name").and_then(Field::read_name);
     let namespace = fields.require("namespace")?;
-    let written = namespace.read_label()?;
-    if written != *own {
+    let secret_namespace = namespace.read_label()?;
+    if secret_namespace != *own_namespace {
         namespace.reject(
             format!("{} is not the namespace of the AccessCert", namespace.quoted_value()),
-            format!("use {own}, or put the AccessCert into the namespace of its Secret"),
+            format!("use {own_namespace}, or put the AccessCert into the namespace of its Secret"),
         );
         return None;
     }
     name
 }
 
-const JOIN: &str = "use a DNS name, or let the client join with its own token (`leno token`)";
+/// The hint for an identity of the mesh.
+const JOIN_HINT: &str = "use a DNS name, or let the client join with its own token (`leno token`)";
 /// Limit of names per certificate.
-const SUBJECTS_MAX: usize = 16;
+const MAX_SUBJECTS: usize = 16;

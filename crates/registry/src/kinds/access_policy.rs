@@ -12,14 +12,16 @@ use super::literal_path::decoded_path;
 use super::smi::read_methods;
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<AccessPolicy> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<AccessPolicy> {
     let fields = spec.read_fields(&["serviceAccounts", "deny", "allow"])?;
-    let name = PolicyName { namespace: head.namespace, name: head.name };
+    let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
     let accounts = match fields.find("serviceAccounts") {
-        Some(field) => not_empty(field, "or leave it out for all workloads of the namespace")?
-            .iter()
-            .filter_map(Field::read_name)
-            .collect(),
+        Some(field) => {
+            read_non_empty_list(field, "or leave it out for all workloads of the namespace")?
+                .iter()
+                .filter_map(Field::read_name)
+                .collect()
+        }
         None => Vec::new(),
     };
     if fields.find("deny").is_none() && fields.find("allow").is_none() {
@@ -28,10 +30,10 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<AccessPolic
     let mut rules = Vec::new();
     for action in [PolicyAction::Deny, PolicyAction::Allow] {
         let Some(field) = fields.find(action.as_str()) else { continue };
-        let elements = not_empty_of(field, RULES_MAX, "or omit it for no such rule")?;
+        let elements = read_non_empty_list_of(field, MAX_RULES, "or omit it for no such rule")?;
         for (index, element) in elements.iter().enumerate() {
             let Some(rule) = read_rule(element, &name, action, index) else { continue };
-            if rules.iter().any(|known: &PolicyRule| known.name == rule.name) {
+            if rules.iter().any(|existing: &PolicyRule| existing.name == rule.name) {
                 element.reject("its name is used by another rule", "use another name");
             }
             rules.push(rule);
@@ -60,7 +62,7 @@ fn read_rule(
     let claims = read_claims(&fields);
     let ports = match fields.find("ports") {
         Some(field) => {
-            let ports = not_empty(field, "or leave it out for all ports")?;
+            let ports = read_non_empty_list(field, "or leave it out for all ports")?;
             PortSet::Only(ports.iter().filter_map(Field::read_port).collect())
         }
         None => PortSet::All,
@@ -78,12 +80,12 @@ fn read_claims(fields: &MapFields<'_>) -> Option<Vec<ClaimMatch>> {
         field.reject("is empty", "name a claim, or leave it out");
         return None;
     }
-    if entries.len() > CLAIMS_MAX {
-        field.reject(format!("has {} claims", entries.len()), format!("use at most {CLAIMS_MAX}"));
+    if entries.len() > MAX_CLAIMS {
+        field.reject(format!("has {} claims", entries.len()), format!("use at most {MAX_CLAIMS}"));
         return None;
     }
     let claim = |(name, values): (&str, Field<'_>)| {
-        let values = not_empty(&values, "or leave the claim out")?;
+        let values = read_non_empty_list(&values, "or leave the claim out")?;
         let values = values.iter().map(read_compared_text).collect::<Option<Vec<_>>>()?;
         Some(ClaimMatch { name: name.to_owned(), values })
     };
@@ -94,30 +96,36 @@ fn read_claims(fields: &MapFields<'_>) -> Option<Vec<ClaimMatch>> {
 pub(super) fn read_elements<'a, T>(
     fields: &MapFields<'a>,
     key: &str,
-    otherwise: &str,
+    alternative: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,
 ) -> Option<Vec<T>> {
     match fields.find(key) {
-        Some(field) => Some(not_empty(field, otherwise)?.iter().filter_map(read).collect()),
+        Some(field) => {
+            Some(read_non_empty_list(field, alternative)?.iter().filter_map(read).collect())
+        }
         None => Some(Vec::new()),
     }
 }
 
 /// Rejects an empty list, which could mean both no element and every element.
-fn not_empty<'a>(field: &Field<'a>, otherwise: &str) -> Option<Vec<Field<'a>>> {
-    not_empty_of(field, LIST_MAX, otherwise)
+fn read_non_empty_list<'a>(field: &Field<'a>, alternative: &str) -> Option<Vec<Field<'a>>> {
+    read_non_empty_list_of(field, MAX_LIST, alternative)
 }
 
-fn not_empty_of<'a>(field: &Field<'a>, most: usize, otherwise: &str) -> Option<Vec<Field<'a>>> {
-    let elements = field.read_list(most)?;
+fn read_non_empty_list_of<'a>(
+    field: &Field<'a>,
+    max: usize,
+    alternative: &str,
+) -> Option<Vec<Field<'a>>> {
+    let elements = field.read_list(max)?;
     if elements.is_empty() {
-        field.reject("is empty, which is ambiguous", format!("add an element, {otherwise}"));
+        field.reject("is empty, which is ambiguous", format!("add an element, {alternative}"));
         return None;
     }
     Some(elements)
 }
 
-pub(super) fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
+pub(super) fn read_peer(element: &Field<'_>, own_namespace: &Name) -> Option<PeerMatch> {
     let fields = element.read_fields(&["namespace", "serviceAccount"])?;
     let namespace = fields.find("namespace");
     let account = fields.find("serviceAccount");
@@ -134,7 +142,7 @@ pub(super) fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
     };
     let namespace = match namespace {
         Some(field) => pattern(field),
-        None => Some(NamePattern::from(own)),
+        None => Some(NamePattern::from(own_namespace)),
     };
     let account = match account {
         Some(field) => pattern(field),
@@ -151,19 +159,18 @@ fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatc
         Some(field) => read_path(field),
         None => Some(PathMatch::Any),
     };
-    for (key, otherwise) in
+    for (key, alternative) in
         [("methods", "or leave it out for all methods"), ("headers", "or leave it out for any")]
     {
         if let Some(field) = fields.find(key) {
-            not_empty(field, otherwise)?;
+            read_non_empty_list(field, alternative)?;
         }
     }
     let methods = read_methods(&fields);
     let request =
         RequestMatch { path: path?, methods, headers: read_headers(&fields), query: Vec::new() };
-    let says_something =
-        ["methods", "path", "headers"].iter().any(|key| fields.find(key).is_some());
-    if !says_something {
+    let has_condition = ["methods", "path", "headers"].iter().any(|key| fields.find(key).is_some());
+    if !has_condition {
         element.reject("has no condition for requests", "add `methods`, `path` or `headers`");
         return None;
     }
@@ -171,8 +178,8 @@ fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatc
 }
 
 /// Limit of rules of one kind per policy.
-const RULES_MAX: usize = 256;
+const MAX_RULES: usize = 256;
 /// Limit of claims per rule.
-const CLAIMS_MAX: usize = 16;
+const MAX_CLAIMS: usize = 16;
 /// Limit of accounts, peers, requests or ports per rule.
-const LIST_MAX: usize = 256;
+const MAX_LIST: usize = 256;

@@ -1,10 +1,10 @@
-//! Reader of the address of a check service, and of the action on its failure.
+//! Reader of a check service (external authorization or rate limit service): its address, timeout and failure mode.
 
 use std::time::Duration;
 
 use leno_model::{CheckService, CheckServiceAddress, FailureMode, Name, Server, ServiceName};
 
-use super::request_test::only_one;
+use super::request_condition::exactly_one_key;
 use super::service_policy::time_or;
 use crate::field::{Field, MapFields};
 
@@ -15,26 +15,26 @@ pub(super) fn read(
     timeout: Duration,
     failure_mode: FailureMode,
 ) -> Option<CheckService> {
-    let at = match only_one(fields, &["service", "url"])? {
+    let address = match exactly_one_key(fields, &["service", "url"])? {
         "service" => read_service(fields.find("service")?, namespace),
         _ => read_outside_server(fields.find("url")?),
     };
     let timeout =
-        time_or(fields, "timeout", CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX, timeout);
+        time_or(fields, "timeout", CheckService::MIN_TIMEOUT, CheckService::MAX_TIMEOUT, timeout);
     let failure_mode = match fields.find("failureMode") {
         Some(field) => field.read_choice(FailureMode::ALL),
         None => Some(failure_mode),
     };
-    Some(CheckService { at: at?, timeout: timeout?, failure_mode: failure_mode? })
+    Some(CheckService { at: address?, timeout: timeout?, failure_mode: failure_mode? })
 }
 
-fn read_service(field: &Field<'_>, own: &Name) -> Option<CheckServiceAddress> {
+fn read_service(field: &Field<'_>, own_namespace: &Name) -> Option<CheckServiceAddress> {
     let fields = field.read_fields(&["name", "namespace", "port"])?;
     let name = fields.require("name").and_then(Field::read_label);
     let port = fields.require("port").and_then(Field::read_port);
     let namespace = match fields.find("namespace") {
         Some(field) => field.read_label(),
-        None => Some(own.clone()),
+        None => Some(own_namespace.clone()),
     };
     let service = ServiceName { namespace: namespace?, name: name? };
     Some(CheckServiceAddress::Service { service, port: port? })
@@ -45,7 +45,7 @@ fn read_outside_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
         Ok(server) => Some(CheckServiceAddress::External(server)),
         Err(reason) => {
             field.reject(
-                format!("{} is not a valid server: {reason}", field.shown_url()),
+                format!("{} is not a valid server: {reason}", field.quoted_url()),
                 "correct it, as in `http://127.0.0.1:9000`",
             );
             None

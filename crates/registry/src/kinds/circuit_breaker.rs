@@ -80,17 +80,17 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
     };
     Some(TripConditions {
         failures: read_failure_classes(&fields)?,
-        window: time_or(&fields, "window", WINDOW_MIN, TIME_MAX, Duration::from_secs(10))?,
+        window: time_or(&fields, "window", MIN_WINDOW, MAX_TIME, Duration::from_secs(10))?,
         buckets: u8::try_from(number_or(&fields, "buckets", 1, 60, 10)?).ok()?,
-        requests_min: number_or(&fields, "minimumRequests", 1, COUNT_MAX, 20)?,
+        requests_min: number_or(&fields, "minimumRequests", 1, MAX_COUNT, 20)?,
         failed,
         consecutive_failures,
         slow,
         open_duration: time_or(
             &fields,
             "openDuration",
-            OPEN_MIN,
-            TIME_MAX,
+            MIN_OPEN,
+            MAX_TIME,
             Duration::from_secs(30),
         )?,
         half_open_requests: number_or(&fields, "halfOpenRequests", 1, 1000, 1)?,
@@ -112,11 +112,14 @@ pub(super) fn connect_timeout(field: &Field<'_>) -> Option<Duration> {
 
 /// Reads the duration from which a response counts as slow.
 pub(super) fn slow_threshold(field: &Field<'_>) -> Option<Duration> {
-    read_duration_within(field, Duration::from_millis(1), TIME_MAX)
+    read_duration_within(field, Duration::from_millis(1), MAX_TIME)
 }
 
-/// Shorter windows have buckets without requests.
-pub(super) const WINDOW_MIN: Duration = Duration::from_millis(100);
-pub(super) const OPEN_MIN: Duration = Duration::from_millis(10);
-pub(super) const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
-pub(super) const COUNT_MAX: u32 = 1_000_000;
+/// Minimum length of the window: shorter ones have buckets without requests.
+pub(super) const MIN_WINDOW: Duration = Duration::from_millis(100);
+/// Minimum time that the circuit stays open.
+pub(super) const MIN_OPEN: Duration = Duration::from_millis(10);
+/// Limit of all durations.
+pub(super) const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
+/// Limit of numbers of requests.
+pub(super) const MAX_COUNT: u32 = 1_000_000;

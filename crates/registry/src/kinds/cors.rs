@@ -1,4 +1,4 @@
-//! Reader of the `cors` filter.
+//! Reader of the `cors` filter (cross-origin resource sharing).
 
 use leno_model::{AllowedWords, Cors, HeaderEdits, InvalidOrigin, OriginPattern};
 
@@ -14,11 +14,11 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
         "maxAge",
     ])?;
     let list = fields.require("allowOrigins")?;
-    let origins: Vec<OriginPattern> = list.read_each(WORDS_MAX, |field| {
-        let refuse = |error: InvalidOrigin| {
+    let origins: Vec<OriginPattern> = list.read_each(MAX_WORDS, |field| {
+        let reject_origin = |error: InvalidOrigin| {
             field.reject(format!("{} is not an origin", field.quoted_value()), error.hint);
         };
-        OriginPattern::new(field.read_text()?).map_err(refuse).ok()
+        OriginPattern::new(field.read_text()?).map_err(reject_origin).ok()
     });
     if origins.is_empty() {
         list.reject("names no origin", "add one, or remove the filter");
@@ -29,15 +29,16 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     };
     let methods = read_words(&fields, "allowMethods", |field| {
         let text = field.read_text()?;
-        let fits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'-');
-        if !fits {
+        let is_method =
+            !text.is_empty() && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'-');
+        if !is_method {
             let problem = format!("{} is not a method", field.quoted_value());
             field.reject(problem, "use one such as PUT, or `*`");
         }
-        fits.then(|| text.to_owned())
+        is_method.then(|| text.to_owned())
     });
     let max_age_seconds = match fields.find("maxAge") {
-        Some(field) => field.read_number(1, MAX_AGE_MOST)?,
+        Some(field) => field.read_number(1, MAX_AGE_MAX)?,
         None => MAX_AGE_DEFAULT,
     };
     Some(Cors {
@@ -54,10 +55,10 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
 fn read_words(
     fields: &MapFields<'_>,
     key: &str,
-    word: impl Fn(&Field<'_>) -> Option<String>,
+    read_word: impl Fn(&Field<'_>) -> Option<String>,
 ) -> Option<AllowedWords> {
     let Some(field) = fields.find(key) else { return Some(AllowedWords::default()) };
-    let elements = field.read_list(WORDS_MAX)?;
+    let elements = field.read_list(MAX_WORDS)?;
     let is_any = |element: &Field<'_>| element.read_literal().as_deref() == Some("*");
     if elements.iter().any(is_any) {
         if elements.len() > 1 {
@@ -65,7 +66,7 @@ fn read_words(
         }
         return Some(AllowedWords::Any);
     }
-    Some(AllowedWords::Only(elements.iter().filter_map(word).collect()))
+    Some(AllowedWords::Only(elements.iter().filter_map(read_word).collect()))
 }
 
 fn read_header(field: &Field<'_>) -> Option<String> {
@@ -78,9 +79,9 @@ fn read_header(field: &Field<'_>) -> Option<String> {
     Some(name)
 }
 
-/// Limit of the resource's schema.
-const WORDS_MAX: usize = 64;
-/// The default of the resource's schema.
+/// Limit of words per list, as in the resource's schema.
+const MAX_WORDS: usize = 64;
+/// The default of `maxAge` in seconds, as in the resource's schema.
 const MAX_AGE_DEFAULT: u32 = 5;
-/// One month: browsers do not cache for longer.
-const MAX_AGE_MOST: u32 = 31 * 24 * 3600;
+/// Limit of `maxAge` in seconds: one month. Browsers do not cache for longer.
+const MAX_AGE_MAX: u32 = 31 * 24 * 3600;

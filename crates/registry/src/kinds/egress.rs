@@ -4,17 +4,17 @@ use leno_model::{
     EgressPolicy, EgressPort, HostPattern, IpRange, MatchedBy, PolicyName, ServiceAccount,
 };
 
-use super::ingress::{LIST_MAX, not_empty, read_groups};
+use super::ingress::{MAX_LIST, read_groups, read_non_empty_list};
 use super::{ObjectMetadata, tls_route};
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<EgressPolicy> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<EgressPolicy> {
     let fields = spec.read_fields(&["sources", "hosts", "ipAddresses", "ports", "matches"])?;
-    let name = PolicyName { namespace: head.namespace, name: head.name };
+    let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
     let sources = read_unique(&fields, "sources", "list the allowed accounts", read_source);
     let ports = read_unique(&fields, "ports", "list the allowed ports", read_port);
-    let hosts = if_any(&fields, "hosts", read_host);
-    let ranges = if_any(&fields, "ipAddresses", read_range);
+    let hosts = read_optional_unique(&fields, "hosts", read_host);
+    let ranges = read_optional_unique(&fields, "ipAddresses", read_range);
     let groups = read_groups(&fields, &name.namespace);
     let policy = EgressPolicy {
         name,
@@ -32,15 +32,15 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<EgressPolic
 fn reject_ineffective(spec: &Field<'_>, fields: &MapFields<'_>, policy: &EgressPolicy) {
     let matched_by =
         |matched_by: MatchedBy| policy.ports.iter().any(|port| port.matched_by == matched_by);
-    let is_named = matched_by(MatchedBy::Http) || matched_by(MatchedBy::ServerName);
-    if let Some(field) = fields.find("hosts").filter(|_| !is_named) {
+    let has_host_names = matched_by(MatchedBy::Http) || matched_by(MatchedBy::ServerName);
+    if let Some(field) = fields.find("hosts").filter(|_| !has_host_names) {
         field.reject(
             "has no effect: connections of the protocol tcp have no host name",
             "use `ipAddresses`, or `protocol: http` or `https`",
         );
     }
-    if is_named && !policy.hosts.is_empty() && policy.ranges.is_empty() {
-        let elements = fields.find("ports").and_then(|field| field.read_list(LIST_MAX));
+    if has_host_names && !policy.hosts.is_empty() && policy.ranges.is_empty() {
+        let elements = fields.find("ports").and_then(|field| field.read_list(MAX_LIST));
         let ports = elements.unwrap_or_default().into_iter().zip(&policy.ports);
         for (element, _) in ports.filter(|(_, port)| port.matched_by == MatchedBy::Address) {
             element.reject(
@@ -55,7 +55,7 @@ fn reject_ineffective(spec: &Field<'_>, fields: &MapFields<'_>, policy: &EgressP
             "remove it, or use `protocol: http`",
         );
     }
-    if policy.hosts.is_empty() && policy.ranges.is_empty() && is_named {
+    if policy.hosts.is_empty() && policy.ranges.is_empty() && has_host_names {
         spec.reject(
             "has neither `hosts` nor `ipAddresses`, and would match every destination",
             "name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is intended",
@@ -73,7 +73,8 @@ pub(super) fn read_unique<'a, T: PartialEq>(
     read_unique_elements(fields.require(key)?, hint, read)
 }
 
-fn if_any<'a, T: PartialEq>(
+/// Reads a list without duplicates; empty if absent.
+fn read_optional_unique<'a, T: PartialEq>(
     fields: &MapFields<'a>,
     key: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,
@@ -89,18 +90,18 @@ fn read_unique_elements<'a, T: PartialEq>(
     hint: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,
 ) -> Option<Vec<T>> {
-    let mut all = Vec::new();
-    let elements = not_empty(field, hint)?;
+    let mut values = Vec::new();
+    let elements = read_non_empty_list(field, hint)?;
     let count = elements.len();
     for element in elements {
-        let Some(one) = read(&element) else { continue };
-        if all.contains(&one) {
+        let Some(value) = read(&element) else { continue };
+        if values.contains(&value) {
             element.reject("is listed twice", "remove one of the two");
         }
-        all.push(one);
+        values.push(value);
     }
     // A partially valid list has no defined meaning.
-    (all.len() == count).then_some(all)
+    (values.len() == count).then_some(values)
 }
 
 fn read_source(element: &Field<'_>) -> Option<ServiceAccount> {
@@ -141,7 +142,8 @@ fn read_range(element: &Field<'_>) -> Option<IpRange> {
     )
 }
 
-/// Connections matched by address are not inspected, so either side may speak first.
+/// The protocols by name. Connections that are matched by address are not inspected, so either side may speak
+/// first.
 const PROTOCOLS: &[(&str, MatchedBy)] = &[
     ("http", MatchedBy::Http),
     ("https", MatchedBy::ServerName),

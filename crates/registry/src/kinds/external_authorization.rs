@@ -50,7 +50,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
 fn read_headers(fields: &MapFields<'_>) -> Option<Option<Vec<String>>> {
     let Some(field) = fields.find("headers") else { return Some(None) };
     let mut names: Vec<String> = Vec::new();
-    for element in field.read_list(HEADERS_MAX)? {
+    for element in field.read_list(MAX_HEADERS)? {
         let name = header_name(&element, element.read_text()?)?;
         if names.contains(&name) {
             element.reject("is listed twice", "remove one of the two");
@@ -66,10 +66,10 @@ fn read_context(fields: &MapFields<'_>) -> Option<Vec<(String, String)>> {
         field.reject(format!("is {}, not a map", field.quoted_value()), "write `NAME: TEXT`");
         return None;
     };
-    if map.len() > CONTEXT_EXTENSIONS_MAX {
+    if map.len() > MAX_CONTEXT_EXTENSIONS {
         field.reject(
             format!("has {} entries", map.len()),
-            format!("use at most {CONTEXT_EXTENSIONS_MAX}"),
+            format!("use at most {MAX_CONTEXT_EXTENSIONS}"),
         );
         return None;
     }
@@ -80,17 +80,18 @@ fn read_sent_body(field: &Field<'_>) -> Option<BodyExcerpt> {
     let fields = field.read_fields(&["maxRequestBytes", "allowPartialMessage", "packAsBytes"])?;
     let flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);
     let bytes_max = match fields.find("maxRequestBytes") {
-        Some(field) => field.read_number(1, BodyExcerpt::BYTES_MAX),
+        Some(field) => field.read_number(1, BodyExcerpt::MAX_BYTES),
         None => Some(BodyExcerpt::BYTES_DEFAULT),
     };
-    let (is_begun, pack_as_bytes) = (flag("allowPartialMessage"), flag("packAsBytes"));
-    let longer = if is_begun? { LongBodyAction::SendPrefix } else { LongBodyAction::Reject };
-    Some(BodyExcerpt { bytes_max: bytes_max?, long_body: longer, pack_as_bytes: pack_as_bytes? })
+    let (allow_partial_message, pack_as_bytes) = (flag("allowPartialMessage"), flag("packAsBytes"));
+    let long_body =
+        if allow_partial_message? { LongBodyAction::SendPrefix } else { LongBodyAction::Reject };
+    Some(BodyExcerpt { bytes_max: bytes_max?, long_body, pack_as_bytes: pack_as_bytes? })
 }
 
-/// Envoy's default.
+/// The default timeout, as in Envoy.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(200);
-/// More than a check service needs.
-const HEADERS_MAX: usize = 64;
-/// More than a check service needs to identify a rule.
-const CONTEXT_EXTENSIONS_MAX: usize = 32;
+/// Limit of the headers sent to a check service.
+const MAX_HEADERS: usize = 64;
+/// Limit of the context extensions per policy.
+const MAX_CONTEXT_EXTENSIONS: usize = 32;

@@ -6,7 +6,7 @@ use leno_model::{FaultAbort, FaultDelay, FaultRule, FixedResponse, Name, PolicyS
 
 use super::access_policy::{read_elements, read_peer};
 use super::http_route::read_match;
-use super::outlier_detection::GRPC;
+use super::outlier_detection::GRPC_STATUSES;
 use super::response::{read_body, read_headers};
 use super::service_policy::{read_duration_within, read_targets};
 use crate::document::NodeValue;
@@ -18,9 +18,9 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, V
     let scope = read_targets(&fields, namespace);
     let mut rules: Vec<FaultRule> = Vec::new();
     let field = fields.require("rules")?;
-    for (index, element) in field.read_list(RULES_MAX)?.iter().enumerate() {
+    for (index, element) in field.read_list(MAX_RULES)?.iter().enumerate() {
         let Some(rule) = read_rule(element, namespace, index) else { continue };
-        if rules.iter().any(|known| known.name == rule.name) {
+        if rules.iter().any(|existing| existing.name == rule.name) {
             element.reject("its name is used by another rule", "use another name");
         }
         rules.push(rule);
@@ -59,12 +59,14 @@ fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<Faul
 
 fn read_delay(field: &Field<'_>) -> Option<FaultDelay> {
     let example = vec![("fixedDelay", Some("100ms"))];
-    let fields =
-        field.fields_such_as(&["fixedDelay", "percent"], &[vec![("fixedDelay", None)], example])?;
-    let least = Duration::from_millis(1);
+    let fields = field.read_fields_with_examples(
+        &["fixedDelay", "percent"],
+        &[vec![("fixedDelay", None)], example],
+    )?;
+    let min = Duration::from_millis(1);
     let time = fields
         .require("fixedDelay")
-        .and_then(|it| read_duration_within(it, least, FaultDelay::TIME_MAX));
+        .and_then(|field| read_duration_within(field, min, FaultDelay::MAX_TIME));
     Some(FaultDelay { share_ppm: read_percent(&fields)?, time: time? })
 }
 
@@ -73,7 +75,7 @@ fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
     let status = match fields.find("httpStatus") {
         Some(field) => {
             let status = u16::try_from(field.read_number(200, 599)?).ok()?;
-            if !FixedResponse::may_have(status) {
+            if !FixedResponse::is_valid_status(status) {
                 field.reject("has no body", "use a status that permits a body, such as 503");
                 return None;
             }
@@ -82,7 +84,7 @@ fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
         None => None,
     };
     let grpc = match fields.find("grpcStatus") {
-        Some(field) => Some(field.read_choice(GRPC)?),
+        Some(field) => Some(field.read_choice(GRPC_STATUSES)?),
         None => None,
     };
     if status.is_none() && grpc.is_none() {
@@ -96,20 +98,21 @@ fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
     Some(FaultAbort { share_ppm: read_percent(&fields)?, response, grpc })
 }
 
-/// Reads `percent` of the requests, with up to four decimals; 100 % if absent.
+/// Reads `percent`, the share of requests, in parts per million: above 0, with up to four decimals; 100 % if
+/// absent.
 pub(super) fn read_percent(fields: &MapFields<'_>) -> Option<u32> {
     let Some(field) = fields.find("percent") else { return Some(WHOLE_PPM) };
-    let share = |text: &str| ten_thousandths(text).filter(|share| *share > 0);
+    let parse_share = |text: &str| parse_percent_ppm(text).filter(|share| *share > 0);
     let problem = format!("{} is not a percentage", field.quoted_value());
     match field.value() {
         NodeValue::Number(text) => {
-            if let Some(share) = share(text) {
+            if let Some(share) = parse_share(text) {
                 return Some(share);
             }
         }
         NodeValue::Text(text) => {
             let number = text.trim_end_matches('%').trim_end();
-            if share(number).is_some() {
+            if parse_share(number).is_some() {
                 let hint = format!("write {number}, without quotes or a tag");
                 field.reject_with_replacement(
                     problem,
@@ -129,27 +132,28 @@ pub(super) fn read_percent(fields: &MapFields<'_>) -> Option<u32> {
 }
 
 /// Parses a percentage into parts per million.
-fn ten_thousandths(text: &str) -> Option<u32> {
+fn parse_percent_ppm(text: &str) -> Option<u32> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
-    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if whole.is_empty() || decimals.len() > 4 || !digits(whole) || !digits(decimals) {
+    let are_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if whole.is_empty() || decimals.len() > 4 || !are_digits(whole) || !are_digits(decimals) {
         return None;
     }
     let decimals: u32 = format!("{decimals:0<4}").parse().ok()?;
-    let all = whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(decimals)?;
-    (all <= WHOLE_PPM).then_some(all)
+    let share_ppm = whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(decimals)?;
+    (share_ppm <= WHOLE_PPM).then_some(share_ppm)
 }
 
+/// 100 % in parts per million.
 const WHOLE_PPM: u32 = 1_000_000;
 /// Limit of rules per policy.
-const RULES_MAX: usize = 64;
+const MAX_RULES: usize = 64;
 
 #[cfg(test)]
 mod tests {
-    use super::ten_thousandths;
+    use super::parse_percent_ppm;
 
     #[test]
-    fn reads_percentages_exactly() {
+    fn percentages_are_parsed_exactly() {
         for (text, expected) in [
             ("0", Some(0)),
             ("100", Some(1_000_000)),
@@ -161,7 +165,7 @@ mod tests {
             (".5", None),
             ("1e1", None),
         ] {
-            assert_eq!(ten_thousandths(text), expected, "{text}");
+            assert_eq!(parse_percent_ppm(text), expected, "{text}");
         }
     }
 }

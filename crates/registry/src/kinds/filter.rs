@@ -18,7 +18,7 @@ pub(super) enum RouteFamily {
     Grpc,
 }
 
-/// Reads `filters` into the actions of a rule. The matches determine whether a prefix can be replaced.
+/// Reads `filters` into the actions of a rule. A prefix can be replaced only with a single match by prefix.
 pub(super) fn read(
     rule: &MapFields<'_>,
     family: RouteFamily,
@@ -27,15 +27,15 @@ pub(super) fn read(
     actions: &mut RuleActions,
 ) {
     let Some(field) = rule.find("filters") else { return };
-    let mut seen = Vec::new();
-    for filter in field.read_list(FILTERS_MAX).unwrap_or_default() {
-        let Some((kind, config)) = read_type(&filter, FilterKind::of_rules(family)) else {
+    let mut kinds = Vec::new();
+    for filter in field.read_list(MAX_FILTERS).unwrap_or_default() {
+        let Some((kind, config)) = read_type(&filter, FilterKind::for_rules(family)) else {
             continue;
         };
-        if seen.contains(&kind) && kind != FilterKind::Mirror {
+        if kinds.contains(&kind) && kind != FilterKind::Mirror {
             filter.reject(format!("is a second {}", kind.type_name()), "join the two");
         }
-        seen.push(kind);
+        kinds.push(kind);
         match kind {
             FilterKind::RequestHeaders => actions.request_headers = read_headers(&config),
             FilterKind::ResponseHeaders => actions.response_headers = read_headers(&config),
@@ -45,20 +45,20 @@ pub(super) fn read(
             FilterKind::Cors => actions.cors = cors::read(&config),
         }
     }
-    if seen.contains(&FilterKind::Redirect) && seen.contains(&FilterKind::Rewrite) {
+    if kinds.contains(&FilterKind::Redirect) && kinds.contains(&FilterKind::Rewrite) {
         field.reject(
             "has a RequestRedirect and a URLRewrite, of which a rule may have one",
             "remove one of the two",
         );
     }
-    if actions.mirrors.len() > RuleActions::MIRRORS_MAX {
+    if actions.mirrors.len() > RuleActions::MAX_MIRRORS {
         field.reject(
             format!("has {} RequestMirrors", actions.mirrors.len()),
-            format!("use at most {}", RuleActions::MIRRORS_MAX),
+            format!("use at most {}", RuleActions::MAX_MIRRORS),
         );
     }
     let backends = rule.find("backendRefs").and_then(|field| field.read_list(usize::MAX));
-    if seen.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty()) {
+    if kinds.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty()) {
         field.reject(
             "has a RequestRedirect, so `backendRefs` receive no requests",
             "remove the filter or `backendRefs`",
@@ -67,20 +67,20 @@ pub(super) fn read(
 }
 
 /// Reads `filters` of a backend in a rule with these matches.
-pub(super) fn read_of_backend(
+pub(super) fn read_backend_filters(
     backend: &MapFields<'_>,
     family: RouteFamily,
     matches: &[RequestMatch],
 ) -> Option<Box<BackendEdits>> {
     let mut edits = BackendEdits::default();
-    let mut seen = Vec::new();
-    for filter in backend.find("filters")?.read_list(FILTERS_MAX)? {
-        let kinds = FilterKind::of_backends(family);
-        let Some((kind, config)) = read_type(&filter, kinds) else { continue };
-        if seen.contains(&kind) {
+    let mut seen_kinds = Vec::new();
+    for filter in backend.find("filters")?.read_list(MAX_FILTERS)? {
+        let supported_kinds = FilterKind::for_backends(family);
+        let Some((kind, config)) = read_type(&filter, supported_kinds) else { continue };
+        if seen_kinds.contains(&kind) {
             filter.reject(format!("is a second {}", kind.type_name()), "join the two");
         }
-        seen.push(kind);
+        seen_kinds.push(kind);
         match kind {
             FilterKind::RequestHeaders => edits.request_headers = read_headers(&config),
             FilterKind::Rewrite => edits.rewrite = read_rewrite(&config, matches),
@@ -90,6 +90,7 @@ pub(super) fn read_of_backend(
     (edits != BackendEdits::default()).then(|| Box::new(edits))
 }
 
+/// A supported filter type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FilterKind {
     RequestHeaders,
@@ -124,7 +125,7 @@ impl FilterKind {
         }
     }
 
-    const fn of_rules(family: RouteFamily) -> &'static [Self] {
+    const fn for_rules(family: RouteFamily) -> &'static [Self] {
         match family {
             RouteFamily::Http => &[
                 Self::RequestHeaders,
@@ -138,7 +139,7 @@ impl FilterKind {
         }
     }
 
-    const fn of_backends(family: RouteFamily) -> &'static [Self] {
+    const fn for_backends(family: RouteFamily) -> &'static [Self] {
         match family {
             RouteFamily::Http => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Rewrite],
             RouteFamily::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders],
@@ -149,9 +150,9 @@ impl FilterKind {
 /// Reads the filter type and its configuration field.
 fn read_type<'a>(filter: &Field<'a>, kinds: &[FilterKind]) -> Option<(FilterKind, Field<'a>)> {
     let fields = filter.any_fields()?;
-    let words: Vec<_> = kinds.iter().map(|kind| (kind.type_name(), *kind)).collect();
-    let kind = fields.require("type")?.read_choice(&words)?;
-    fields.refuse_unknown(&["type", kind.config_field()]);
+    let choices: Vec<_> = kinds.iter().map(|kind| (kind.type_name(), *kind)).collect();
+    let kind = fields.require("type")?.read_choice(&choices)?;
+    fields.reject_unknown(&["type", kind.config_field()]);
     Some((kind, fields.require(kind.config_field())?.clone()))
 }
 
@@ -160,13 +161,15 @@ fn read_headers(config: &Field<'_>) -> HeaderEdits {
         return HeaderEdits::default();
     };
     let edits = HeaderEdits {
-        set: fields.read_each("set", HEADERS_MAX, read_header),
-        add: fields.read_each("add", HEADERS_MAX, read_header),
-        remove: fields
-            .read_each("remove", HEADERS_MAX, |field| editable_header(field, field.read_text()?)),
+        set: fields.read_each("set", MAX_HEADERS, read_header),
+        add: fields.read_each("add", MAX_HEADERS, read_header),
+        remove: fields.read_each("remove", MAX_HEADERS, |field| {
+            read_editable_header(field, field.read_text()?)
+        }),
     };
-    let named = edits.set.iter().chain(&edits.add).map(|header| &header.name).chain(&edits.remove);
-    let mut names: Vec<&String> = named.collect();
+    let header_names =
+        edits.set.iter().chain(&edits.add).map(|header| &header.name).chain(&edits.remove);
+    let mut names: Vec<&String> = header_names.collect();
     names.sort_unstable();
     if let Some([name, _]) = names.windows(2).find(|pair| matches!(pair, [a, b] if a == b)) {
         config.reject(
@@ -182,25 +185,26 @@ fn read_headers(config: &Field<'_>) -> HeaderEdits {
 
 pub(super) fn read_header(element: &Field<'_>) -> Option<Header> {
     let fields = element.read_fields(&["name", "value"])?;
-    let name = fields.require("name").and_then(|field| editable_header(field, field.read_text()?));
+    let name =
+        fields.require("name").and_then(|field| read_editable_header(field, field.read_text()?));
     let value = fields.require("value").and_then(|field| {
         let text = field.read_text()?;
-        let fits = HeaderEdits::is_value(text) && (1..=HEADER_BYTES_MAX).contains(&text.len());
-        if !fits {
+        let is_valid = HeaderEdits::is_value(text) && (1..=MAX_HEADER_BYTES).contains(&text.len());
+        if !is_valid {
             field.reject(
                 format!("{} is not a value of a header", field.quoted_value()),
                 "use 1 to 4096 bytes, without control characters and outer spaces",
             );
         }
-        fits.then(|| text.to_owned())
+        is_valid.then(|| text.to_owned())
     });
     Some(Header { name: name?, value: value? })
 }
 
 /// Returns the lower-case name of a header that a rule may modify.
-fn editable_header(field: &Field<'_>, text: &str) -> Option<String> {
+fn read_editable_header(field: &Field<'_>, text: &str) -> Option<String> {
     let name = text.to_ascii_lowercase();
-    if !HeaderEdits::is_name(&name) || name.len() > HEADER_NAME_BYTES_MAX {
+    if !HeaderEdits::is_name(&name) || name.len() > MAX_HEADER_NAME_BYTES {
         let problem = format!("{} is not the name of a header", field.quoted_value());
         field.reject(problem, "use letters, digits and `-`");
         return None;
@@ -222,16 +226,17 @@ fn read_redirect(config: &Field<'_>, matches: &[RequestMatch]) -> Option<Redirec
         .find("scheme")
         .map(|field| field.read_choice(&[("http", Scheme::Http), ("https", Scheme::Https)]));
     let status = fields.find("statusCode").map_or(Some(REDIRECT_STATUS), |field| {
-        let status =
-            field.read_number(0, u32::from(u16::MAX)).and_then(|it| u16::try_from(it).ok())?;
-        let known = Redirect::STATUSES.contains(&status);
-        if !known {
+        let status = field
+            .read_number(0, u32::from(u16::MAX))
+            .and_then(|status| u16::try_from(status).ok())?;
+        let is_redirect = Redirect::STATUSES.contains(&status);
+        if !is_redirect {
             field.reject(
                 format!("{status} is not a redirect status"),
                 "use 301, 302, 303, 307 or 308",
             );
         }
-        known.then_some(status)
+        is_redirect.then_some(status)
     });
     Some(Redirect {
         scheme: scheme.flatten(),
@@ -266,17 +271,17 @@ fn read_hostname(field: &Field<'_>) -> Option<Name> {
 
 fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
     let fields = path.any_fields()?;
-    let full =
+    let is_full =
         fields.require("type")?.read_choice(&[("ReplaceFullPath", true), (PREFIX, false)])?;
-    let key = if full { "replaceFullPath" } else { "replacePrefixMatch" };
-    fields.refuse_unknown(&["type", key]);
+    let key = if is_full { "replaceFullPath" } else { "replacePrefixMatch" };
+    fields.reject_unknown(&["type", key]);
     let value = fields.require(key)?;
-    if full {
+    if is_full {
         return literal_path(value).map(PathEdit::Full);
     }
-    let prefixed =
+    let has_single_prefix =
         matches!(matches, [RequestMatch { path: PathMatch::Any | PathMatch::Prefix(_), .. }]);
-    if !prefixed {
+    if !has_single_prefix {
         path.reject(
             "replaces a prefix, which requires a rule with a single match of the type PathPrefix",
             "use one match with a path of the type PathPrefix",
@@ -288,10 +293,15 @@ fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
     }
 }
 
-/// The default of the resource's schema.
+/// The default status of a redirect, as in the resource's schema.
 const REDIRECT_STATUS: u16 = 302;
+/// The path type that replaces the matched prefix.
 const PREFIX: &str = "ReplacePrefixMatch";
-const FILTERS_MAX: usize = 16;
-const HEADERS_MAX: usize = 16;
-const HEADER_BYTES_MAX: usize = 4096;
-const HEADER_NAME_BYTES_MAX: usize = 256;
+/// Limit of filters per rule or backend, as in the resource's schema.
+const MAX_FILTERS: usize = 16;
+/// Limit of headers per list, as in the resource's schema.
+const MAX_HEADERS: usize = 16;
+/// Length limit of a header value.
+const MAX_HEADER_BYTES: usize = 4096;
+/// Length limit of a header name.
+const MAX_HEADER_NAME_BYTES: usize = 256;

@@ -28,25 +28,25 @@ pub enum GatewayRules {
 
 pub(super) fn read(
     kind: DocumentKind,
-    head: ObjectMetadata,
+    metadata: ObjectMetadata,
     spec: &Field<'_>,
 ) -> Option<GatewayRoute> {
-    let name = RouteName { namespace: head.namespace, name: head.name };
+    let name = RouteName { namespace: metadata.namespace, name: metadata.name };
     match kind {
         DocumentKind::HttpRoute => {
-            let fields = spec.read_fields(WITH_HOSTNAMES)?;
+            let fields = spec.read_fields(ROUTE_FIELDS)?;
             let hostnames = read_route_hostnames(&fields);
             let rules = http_route::read_rules(spec, &fields, &name);
             Some(GatewayRoute { hostnames: hostnames?, rules: GatewayRules::Requests(rules) })
         }
         DocumentKind::GrpcRoute => {
-            let fields = spec.read_fields(WITH_HOSTNAMES)?;
+            let fields = spec.read_fields(ROUTE_FIELDS)?;
             let hostnames = read_route_hostnames(&fields);
             let rules = grpc_route::read_rules(&fields, &name);
             Some(GatewayRoute { hostnames: hostnames?, rules: GatewayRules::Requests(rules) })
         }
         DocumentKind::TlsRoute => {
-            let fields = spec.read_fields(WITH_HOSTNAMES)?;
+            let fields = spec.read_fields(ROUTE_FIELDS)?;
             let hostnames = read_hostnames(&fields);
             let backends = tls_route::read_backends(&fields, &name);
             let hostnames = hostnames?;
@@ -74,4 +74,5 @@ fn read_route_hostnames(fields: &MapFields<'_>) -> Option<Vec<HostPattern>> {
     fields.find("hostnames").map_or(Some(Vec::new()), read_patterns)
 }
 
-const WITH_HOSTNAMES: &[&str] = &["parentRefs", "hostnames", "rules"];
+/// The fields of routes with host names.
+const ROUTE_FIELDS: &[&str] = &["parentRefs", "hostnames", "rules"];

@@ -1,4 +1,4 @@
-//! Reader of `global` of a `RateLimit`.
+//! Reader of the field `global` of a `RateLimit`: limits that a rate limit service counts.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use leno_model::{
 
 use super::access_policy::read_elements;
 use super::http_route::{header_name, read_match};
-use super::request_test::only_one;
+use super::request_condition::exactly_one_key;
 use super::service_policy::number_or;
 use super::{check_service, response};
 use crate::field::Field;
@@ -28,7 +28,7 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
         check_service::read(&fields, namespace, TIMEOUT_DEFAULT, FailureMode::Allow);
     let domain = fields.require("domain").and_then(read_compared_text);
     let descriptors = fields.require("descriptors").and_then(|field| {
-        let elements = field.read_list(DESCRIPTORS_MAX)?;
+        let elements = field.read_list(MAX_DESCRIPTORS)?;
         if elements.is_empty() {
             field.reject("is empty", "add a descriptor");
             return None;
@@ -52,22 +52,22 @@ fn read_descriptor(element: &Field<'_>) -> Option<Descriptor> {
     let requests =
         read_elements(&fields, "matches", "or leave it out for all requests", read_match);
     let field = fields.require("entries")?;
-    let elements = field.read_list(ENTRIES_MAX)?;
+    let elements = field.read_list(MAX_ENTRIES)?;
     if elements.is_empty() {
         field.reject("is empty", "add an entry, such as `{key: client, from: client}`");
         return None;
     }
     let entries: Option<Vec<_>> = elements.iter().map(read_entry).collect();
-    let hits_addend = number_or(&fields, "hitsAddend", 1, HITS_MAX, 1);
+    let hits_addend = number_or(&fields, "hitsAddend", 1, MAX_HITS, 1);
     Some(Descriptor { requests: requests?, entries: entries?, hits_addend: hits_addend? })
 }
 
 /// Reads `{key, value}`, `{key, header}`, or `{key, from}` with a word.
 fn read_entry(element: &Field<'_>) -> Option<DescriptorEntry> {
     let fields = element.read_fields(&["key", "value", "header", "from"])?;
-    let which = only_one(&fields, &["value", "header", "from"])?;
-    let field = fields.find(which)?;
-    let value = match which {
+    let key = exactly_one_key(&fields, &["value", "header", "from"])?;
+    let field = fields.find(key)?;
+    let value = match key {
         "value" => DescriptorValue::Text(read_compared_text(field)?),
         "header" => DescriptorValue::Header(header_name(field, field.read_text()?)?),
         _ => field.read_choice(&[
@@ -82,20 +82,20 @@ fn read_entry(element: &Field<'_>) -> Option<DescriptorEntry> {
 
 /// Reads a text that the rate limit service compares.
 fn read_compared_text(field: &Field<'_>) -> Option<String> {
-    let fits = |text: &str| {
-        let fits = !text.is_empty() && text.len() <= TEXT_BYTES_MAX;
-        (fits && !text.contains(char::is_control)).then(|| text.to_owned())
+    let parse = |text: &str| {
+        let is_valid = !text.is_empty() && text.len() <= MAX_TEXT_BYTES;
+        (is_valid && !text.contains(char::is_control)).then(|| text.to_owned())
     };
-    field.read_with(fits, "a text to send", "use 1 to 256 bytes without control characters")
+    field.read_with(parse, "a text to send", "use 1 to 256 bytes without control characters")
 }
 
 /// Envoy's default.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
 /// Limit of descriptors per request.
-const DESCRIPTORS_MAX: usize = 16;
+const MAX_DESCRIPTORS: usize = 16;
 /// Limit of entries per descriptor.
-const ENTRIES_MAX: usize = 16;
-/// More than the cost of any request.
-const HITS_MAX: u32 = 1_000_000;
-/// Longer than any rule name.
-const TEXT_BYTES_MAX: usize = 256;
+const MAX_ENTRIES: usize = 16;
+/// Limit of the cost of a request.
+const MAX_HITS: u32 = 1_000_000;
+/// Length limit of a text in a descriptor.
+const MAX_TEXT_BYTES: usize = 256;

@@ -1,7 +1,7 @@
 //! Reader of Gateway API `GRPCRoute` `v1` attached to services.
 //!
-//! A gRPC call is a request for `/SERVICE/METHOD`: the method match becomes a match of this path, and the rest
-//! is as in an `HTTPRoute`.
+//! A gRPC call is a request for the path `/SERVICE/METHOD`, so a method match becomes a path match. All other
+//! fields are as in an `HTTPRoute`.
 
 use leno_model::{
     HttpRoute, PathMatch, RequestMatch, RouteKind, RouteName, RouteRule, RuleActions,
@@ -9,15 +9,15 @@ use leno_model::{
 
 use super::filter::{self, RouteFamily};
 use super::http_route::{
-    MATCHES_MAX, RULES_MAX, read_backends, read_headers, read_parents, warn_of_hostnames,
+    MAX_MATCHES, MAX_RULES, read_backends, read_headers, read_parents, warn_about_hostnames,
 };
 use super::{ObjectMetadata, persistence};
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
     let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
-    warn_of_hostnames(&fields);
-    let name = RouteName { namespace: head.namespace, name: head.name };
+    warn_about_hostnames(&fields);
+    let name = RouteName { namespace: metadata.namespace, name: metadata.name };
     let parents = read_parents(&fields, &name.namespace);
     let rules = read_rules(&fields, &name);
     if rules.is_empty() {
@@ -28,15 +28,15 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> 
 }
 
 pub(super) fn read_rules(fields: &MapFields<'_>, name: &RouteName) -> Vec<RouteRule> {
-    let rules = fields.read_each("rules", RULES_MAX, |rule| read_rule(rule, name));
-    persistence::refuse_shared(fields, &rules);
+    let rules = fields.read_each("rules", MAX_RULES, |rule| read_rule(rule, name));
+    persistence::reject_shared_names(fields, &rules);
     rules
 }
 
 fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     let fields =
         rule.read_fields(&["name", "matches", "filters", "backendRefs", "sessionPersistence"])?;
-    let mut matches = fields.read_each("matches", MATCHES_MAX, read_match);
+    let mut matches = fields.read_each("matches", MAX_MATCHES, read_match);
     if matches.is_empty() {
         matches.push(RequestMatch::default());
     }
@@ -68,7 +68,7 @@ fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
 /// Returns the path match for a match of service and method.
 fn read_method(method: &Field<'_>) -> Option<PathMatch> {
     let fields = method.read_fields(&["type", "service", "method"])?;
-    let regex = match fields.find("type") {
+    let is_regex = match fields.find("type") {
         Some(field) => field.read_choice(&[("Exact", false), ("RegularExpression", true)])?,
         None => false,
     };
@@ -77,12 +77,12 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
         method.reject("names neither a service nor a method", "add `service` or `method`");
         return None;
     }
-    if regex {
-        let expression = |part: Option<&Field<'_>>| match part {
+    if is_regex {
+        let segment_regex = |part: Option<&Field<'_>>| match part {
             Some(field) => field.read_regex().map(|text| format!("(?:{text})")),
-            None => Some(ELEMENT.to_owned()),
+            None => Some(ANY_SEGMENT.to_owned()),
         };
-        let path = format!("/{}/{}", expression(service)?, expression(name)?);
+        let path = format!("/{}/{}", segment_regex(service)?, segment_regex(name)?);
         return Some(PathMatch::Regex(path));
     }
     let service = service.map(|field| read_grpc_name(field, is_service, "com.example.Books"));
@@ -91,7 +91,7 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
         (Some(service), Some(name)) => Some(PathMatch::Exact(format!("/{}/{}", service?, name?))),
         (Some(service), None) => Some(PathMatch::Prefix(format!("/{}", service?))),
         // A name has no regular expression metacharacters.
-        (None, name) => Some(PathMatch::Regex(format!("/{ELEMENT}/{}", name??))),
+        (None, name) => Some(PathMatch::Regex(format!("/{ANY_SEGMENT}/{}", name??))),
     }
 }
 
@@ -100,9 +100,13 @@ fn non_empty_field<'a, 'f>(fields: &'f MapFields<'a>, key: &str) -> Option<&'f F
     fields.find(key).filter(|field| field.quoted_value() != "\"\"")
 }
 
-fn read_grpc_name<'a>(field: &Field<'a>, fits: fn(&str) -> bool, example: &str) -> Option<&'a str> {
+fn read_grpc_name<'a>(
+    field: &Field<'a>,
+    is_valid: fn(&str) -> bool,
+    example: &str,
+) -> Option<&'a str> {
     let text = field.read_text()?;
-    if !fits(text) || text.len() > NAME_BYTES_MAX {
+    if !is_valid(text) || text.len() > MAX_NAME_BYTES {
         let problem = format!("{} is not a name in gRPC", field.quoted_value());
         field.reject(problem, format!("use a name such as {example}, of at most 1024 bytes"));
         return None;
@@ -110,17 +114,18 @@ fn read_grpc_name<'a>(field: &Field<'a>, fits: fn(&str) -> bool, example: &str) 
     Some(text)
 }
 
-/// True for words of letters, digits and `_` that do not begin with a digit, joined by dots; a leading dot is
-/// allowed.
+/// True for the name of a gRPC service: method names joined by dots, with an optional leading dot.
 fn is_service(text: &str) -> bool {
     text.strip_prefix('.').unwrap_or(text).split('.').all(is_method)
 }
 
+/// True for the name of a gRPC method: letters, digits and `_`, not beginning with a digit.
 fn is_method(text: &str) -> bool {
-    let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-    text.bytes().all(word) && text.bytes().next().is_some_and(|b| !b.is_ascii_digit())
+    let is_name_byte = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    text.bytes().all(is_name_byte) && text.bytes().next().is_some_and(|b| !b.is_ascii_digit())
 }
 
-/// Any service, any method.
-const ELEMENT: &str = "[^/]+";
-const NAME_BYTES_MAX: usize = 1024;
+/// The expression for any service or any method.
+const ANY_SEGMENT: &str = "[^/]+";
+/// Length limit of a service or method name.
+const MAX_NAME_BYTES: usize = 1024;

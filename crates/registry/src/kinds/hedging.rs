@@ -10,9 +10,9 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, H
     let fields = spec.read_fields(&["targetRefs", "after", "methods"])?;
     let scope = read_targets(&fields, namespace);
     let after = fields.require("after");
-    let after =
-        after.and_then(|it| read_duration_within(it, HedgeRule::AFTER_MIN, HedgeRule::AFTER_MAX));
-    let methods = fields.read_each("methods", HedgeRule::METHODS_MAX, |field| {
+    let after = after
+        .and_then(|field| read_duration_within(field, HedgeRule::MIN_AFTER, HedgeRule::MAX_AFTER));
+    let methods = fields.read_each("methods", HedgeRule::MAX_METHODS, |field| {
         let method = field.read_text()?;
         if !HedgeRule::is_method(method) {
             let problem =
@@ -22,15 +22,15 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, H
         }
         Some(method.to_owned())
     });
-    let mut once = methods.clone();
-    once.sort_unstable();
-    once.dedup();
+    let mut unique_methods = methods.clone();
+    unique_methods.sort_unstable();
+    unique_methods.dedup();
     if let Some(field) = fields.find("methods") {
         if matches!(field.value(), NodeValue::List(list) if list.is_empty()) {
             field.reject("is empty", "name a method, or remove it");
-        } else if once.len() < methods.len() {
+        } else if unique_methods.len() < methods.len() {
             field.reject("names a method twice", "remove one of the two");
         }
     }
-    Some((scope?, HedgeRule { after: after?, methods: once }))
+    Some((scope?, HedgeRule { after: after?, methods: unique_methods }))
 }

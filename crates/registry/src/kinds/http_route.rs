@@ -12,14 +12,14 @@ use leno_model::{
 
 use super::filter::{self, RouteFamily};
 use super::literal_path::literal_path;
-use super::{ObjectMetadata, persistence, refuse_other_kinds};
+use super::{ObjectMetadata, persistence, reject_other_kinds};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
     let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
-    warn_of_hostnames(&fields);
-    let name = RouteName { namespace: head.namespace, name: head.name };
+    warn_about_hostnames(&fields);
+    let name = RouteName { namespace: metadata.namespace, name: metadata.name };
     let parents = read_parents(&fields, &name.namespace);
     let rules = read_rules(spec, &fields, &name);
     Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Http, created: 0 })
@@ -31,8 +31,8 @@ pub(super) fn read_rules(
     fields: &MapFields<'_>,
     name: &RouteName,
 ) -> Vec<RouteRule> {
-    let mut rules = fields.read_each("rules", RULES_MAX, |rule| read_rule(rule, name));
-    persistence::refuse_shared(fields, &rules);
+    let mut rules = fields.read_each("rules", MAX_RULES, |rule| read_rule(rule, name));
+    persistence::reject_shared_names(fields, &rules);
     if rules.is_empty() {
         // The schema's default: one rule that matches every request, without backends.
         spec.warn(
@@ -51,12 +51,13 @@ pub(super) fn read_rules(
     rules
 }
 
-/// By the API, host names have no effect on routes of services; the route may also be attached to a gateway.
-pub(super) fn warn_of_hostnames(fields: &MapFields<'_>) {
-    let given = fields
+/// Warns about host names, which have no effect on routes of services in the Gateway API. It is not a rejection,
+/// because the route may also be attached to a gateway.
+pub(super) fn warn_about_hostnames(fields: &MapFields<'_>) {
+    let hostnames = fields
         .find("hostnames")
         .filter(|field| !matches!(field.value(), NodeValue::List(names) if names.is_empty()));
-    if let Some(field) = given {
+    if let Some(field) = hostnames {
         field.warn(
             "is ignored: a route of a service applies to all its host names",
             "remove it, unless a gateway needs it",
@@ -66,7 +67,7 @@ pub(super) fn warn_of_hostnames(fields: &MapFields<'_>) {
 
 pub(super) fn read_parents(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
     let field = fields.require("parentRefs")?;
-    let elements = field.read_list(PARENTS_MAX)?;
+    let elements = field.read_list(MAX_PARENTS)?;
     if elements.is_empty() {
         field.reject("is empty", "name the service that the route applies to");
         return None;
@@ -87,7 +88,7 @@ pub(super) fn read_parents(fields: &MapFields<'_>, namespace: &Name) -> Option<V
 fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     let fields =
         element.read_fields(&["group", "kind", "name", "namespace", "sectionName", "port"])?;
-    refuse_other_kinds(&fields, true);
+    reject_other_kinds(&fields, true);
     if fields.find("kind").is_some() && fields.find("group").is_none() {
         element.warn(
             "has no `group`; a cluster defaults it to the group of Gateway",
@@ -111,11 +112,14 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
 }
 
 /// Reads a service reference by `name` and `namespace`; the namespace defaults to the route's.
-pub(super) fn read_service(fields: &MapFields<'_>, own: &Name) -> Option<ServiceName> {
+pub(super) fn read_service(
+    fields: &MapFields<'_>,
+    default_namespace: &Name,
+) -> Option<ServiceName> {
     let name = fields.require("name").and_then(Field::read_label);
     let namespace = match fields.find("namespace") {
         Some(field) => field.read_label(),
-        None => Some(own.clone()),
+        None => Some(default_namespace.clone()),
     };
     Some(ServiceName { namespace: namespace?, name: name? })
 }
@@ -130,7 +134,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         "retry",
         "sessionPersistence",
     ])?;
-    let mut matches = fields.read_each("matches", MATCHES_MAX, read_match);
+    let mut matches = fields.read_each("matches", MAX_MATCHES, read_match);
     if matches.is_empty() {
         matches.push(RequestMatch::default());
     }
@@ -161,8 +165,8 @@ pub(super) fn read_backends(
     matches: &[RequestMatch],
     actions: &RuleActions,
 ) -> Vec<WeightedBackend> {
-    let backends = fields.read_each("backendRefs", BACKENDS_MAX, |one| {
-        read_edited_backend(one, family, namespace, matches)
+    let backends = fields.read_each("backendRefs", MAX_BACKENDS, |backend| {
+        read_edited_backend(backend, family, namespace, matches)
     });
     if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
@@ -181,8 +185,8 @@ pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
     };
     let method = fields.find("method").map(|field| field.read_choice(METHODS));
     let headers = read_headers(&fields);
-    let query = fields.read_each("queryParams", FIELDS_MAX, read_field_match);
-    refuse_repeated(&fields, "queryParams", &query);
+    let query = fields.read_each("queryParams", MAX_FIELDS, read_field_match);
+    reject_repeated(&fields, "queryParams", &query);
     Some(RequestMatch {
         path: path?,
         methods: method.flatten().map(str::to_owned).into_iter().collect(),
@@ -193,12 +197,12 @@ pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
 
 /// Reads the header matches.
 pub(super) fn read_headers(fields: &MapFields<'_>) -> Vec<FieldMatch> {
-    let headers = fields.read_each("headers", FIELDS_MAX, |field| {
+    let headers = fields.read_each("headers", MAX_FIELDS, |field| {
         let mut header = read_field_match(field)?;
         header.name = header_name(field, &header.name)?;
         Some(header)
     });
-    refuse_repeated(fields, "headers", &headers);
+    reject_repeated(fields, "headers", &headers);
     headers
 }
 
@@ -206,13 +210,13 @@ pub(super) fn read_path(path: &Field<'_>) -> Option<PathMatch> {
     read_path_with(path, literal_path)
 }
 
-/// As [`read_path`], with a reader for paths that are not regular expressions.
+/// As [`read_path`]; `read_literal` reads paths that are not regular expressions.
 pub(super) fn read_path_with(
     path: &Field<'_>,
-    literal: impl Fn(&Field<'_>) -> Option<String>,
+    read_literal: impl Fn(&Field<'_>) -> Option<String>,
 ) -> Option<PathMatch> {
     let example = vec![("type", Some("PathPrefix")), ("value", None)];
-    let fields = path.fields_such_as(&["type", "value"], &[example])?;
+    let fields = path.read_fields_with_examples(&["type", "value"], &[example])?;
     let kind = match fields.find("type") {
         Some(field) => field.read_choice(&[
             ("Exact", PathMatchType::Exact),
@@ -232,12 +236,13 @@ pub(super) fn read_path_with(
         };
     };
     match kind {
-        PathMatchType::Exact => literal(value).map(PathMatch::Exact),
-        PathMatchType::Prefix => literal(value).map(normalize_prefix),
+        PathMatchType::Exact => read_literal(value).map(PathMatch::Exact),
+        PathMatchType::Prefix => read_literal(value).map(normalize_prefix),
         PathMatchType::Regex => value.read_regex().map(PathMatch::Regex),
     }
 }
 
+/// The type of a path match.
 #[derive(Clone, Copy)]
 enum PathMatchType {
     Exact,
@@ -259,30 +264,30 @@ pub(super) fn normalize_prefix(mut path: String) -> PathMatch {
 /// Reads a match of a header or query parameter.
 fn read_field_match(element: &Field<'_>) -> Option<FieldMatch> {
     let fields = element.read_fields(&["type", "name", "value"])?;
-    let regex = match fields.find("type") {
+    let is_regex = match fields.find("type") {
         Some(field) => field.read_choice(&[("Exact", false), ("RegularExpression", true)])?,
         None => false,
     };
     let name = fields.require("name").and_then(Field::read_text);
-    let value = fields.require("value").and_then(|field| match regex {
+    let value = fields.require("value").and_then(|field| match is_regex {
         true => field.read_regex().map(ValueMatch::Regex),
         false => Some(ValueMatch::Exact(field.read_text()?.to_owned())),
     });
     let name = name?;
-    if name.is_empty() || name.len() > FIELD_NAME_BYTES_MAX {
+    if name.is_empty() || name.len() > MAX_FIELD_NAME_BYTES {
         element.reject("has an empty name or one that is too long", "use 1 to 256 bytes");
         return None;
     }
     Some(FieldMatch { name: name.to_owned(), value: value? })
 }
 
-/// Returns the name in lower case; the host of a request has its own field.
+/// Returns the header name in lower case, and `:authority` for `host`. Rejects invalid names.
 pub(super) fn header_name(field: &Field<'_>, name: &str) -> Option<String> {
     let name = name.to_ascii_lowercase();
-    let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    let is_token_byte = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     match name.as_str() {
         "host" | ":authority" => Some(":authority".to_owned()),
-        _ if !name.is_empty() && name.bytes().all(token) => Some(name),
+        _ if !name.is_empty() && name.bytes().all(is_token_byte) => Some(name),
         _ => {
             field.reject(
                 format!("{name:?} is not the name of a header"),
@@ -293,12 +298,13 @@ pub(super) fn header_name(field: &Field<'_>, name: &str) -> Option<String> {
     }
 }
 
-fn refuse_repeated(fields: &MapFields<'_>, key: &str, list: &[FieldMatch]) {
-    let repeated = |(index, one): (usize, &FieldMatch)| {
-        let before = list.iter().take(index);
-        before.map(|other| &other.name).any(|name| *name == one.name)
+/// Rejects two matches of one name, of which only the first would apply.
+fn reject_repeated(fields: &MapFields<'_>, key: &str, matches: &[FieldMatch]) {
+    let is_repeated = |(index, field_match): (usize, &FieldMatch)| {
+        let preceding = matches.iter().take(index);
+        preceding.map(|other| &other.name).any(|name| *name == field_match.name)
     };
-    if list.iter().enumerate().any(repeated)
+    if matches.iter().enumerate().any(is_repeated)
         && let Some(field) = fields.find(key)
     {
         field.reject(
@@ -311,7 +317,7 @@ fn refuse_repeated(fields: &MapFields<'_>, key: &str, list: &[FieldMatch]) {
 /// Reads a backend of connections, which has no filters.
 pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
     let fields = element.read_fields(&["group", "kind", "name", "namespace", "port", "weight"])?;
-    read_weighted(&fields, namespace)
+    read_weighted_backend(&fields, namespace)
 }
 
 /// Reads a backend of requests, with its filters.
@@ -330,16 +336,16 @@ fn read_edited_backend(
         "weight",
         "filters",
     ])?;
-    let edits = filter::read_of_backend(&fields, family, matches);
-    Some(WeightedBackend { edits, ..read_weighted(&fields, namespace)? })
+    let edits = filter::read_backend_filters(&fields, family, matches);
+    Some(WeightedBackend { edits, ..read_weighted_backend(&fields, namespace)? })
 }
 
-fn read_weighted(fields: &MapFields<'_>, namespace: &Name) -> Option<WeightedBackend> {
-    refuse_other_kinds(fields, false);
+fn read_weighted_backend(fields: &MapFields<'_>, namespace: &Name) -> Option<WeightedBackend> {
+    reject_other_kinds(fields, false);
     let service = read_service(fields, namespace);
     let port = fields.require("port").and_then(Field::read_port);
     let weight = match fields.find("weight") {
-        Some(field) => field.read_number(0, WEIGHT_MAX),
+        Some(field) => field.read_number(0, MAX_WEIGHT),
         None => Some(1),
     };
     Some(WeightedBackend::new(service?, port?, weight?))
@@ -358,8 +364,9 @@ fn read_timeouts(rule: &MapFields<'_>) -> (Option<Duration>, Option<Duration>) {
         limit.filter(|limit| !limit.is_zero())
     };
     let (request, attempt) = (limit("request"), limit("backendRequest"));
-    if let (Some(whole), Some(one), Some(field)) = (request, attempt, fields.find("backendRequest"))
-        && one > whole
+    if let (Some(request_timeout), Some(attempt_timeout), Some(field)) =
+        (request, attempt, fields.find("backendRequest"))
+        && attempt_timeout > request_timeout
     {
         field.reject(
             format!("{} is longer than `request`, which includes it", field.quoted_value()),
@@ -379,14 +386,14 @@ pub(super) fn read_duration(field: &Field<'_>) -> Option<Duration> {
 
 fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
     let fields = field.read_fields(&["codes", "attempts", "backoff"])?;
-    let mut codes = fields.read_each("codes", RETRY_CODES_MAX, |code| {
-        let (least, most) = (*RetryRule::CODES.start(), *RetryRule::CODES.end());
-        u16::try_from(code.read_number(least.into(), most.into())?).ok()
+    let mut codes = fields.read_each("codes", MAX_RETRY_CODES, |code| {
+        let (min, max) = (*RetryRule::CODES.start(), *RetryRule::CODES.end());
+        u16::try_from(code.read_number(min.into(), max.into())?).ok()
     });
-    let listed = codes.len();
+    let code_count = codes.len();
     codes.sort_unstable();
     codes.dedup();
-    if codes.len() < listed
+    if codes.len() < code_count
         && let Some(field) = fields.find("codes")
     {
         field.reject("names a status twice", "remove one of the two");
@@ -402,30 +409,31 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
     Some(RetryRule { codes, attempts, backoff })
 }
 
-/// The API has no upper bound.
+/// Reads the number of retries. The API has no upper bound; a number above Leno's limit is lowered to it with a
+/// warning.
 fn read_attempts(field: &Field<'_>) -> Option<u8> {
     let attempts = field.read_number(0, i32::MAX.unsigned_abs())?;
-    let most = RetryRule::ATTEMPTS_MAX;
-    let within = u8::try_from(attempts).ok().filter(|attempts| *attempts <= most);
-    if within.is_none() {
-        let problem = format!("{attempts} exceeds the limit of {most}");
-        field.warn(problem, format!("use at most {most}"));
+    let max = RetryRule::MAX_ATTEMPTS;
+    let accepted = u8::try_from(attempts).ok().filter(|attempts| *attempts <= max);
+    if accepted.is_none() {
+        let problem = format!("{attempts} exceeds the limit of {max}");
+        field.warn(problem, format!("use at most {max}"));
     }
-    Some(within.unwrap_or(most))
+    Some(accepted.unwrap_or(max))
 }
 
 /// Parses a Gateway API duration (GEP-2257): one to four pairs of up to five digits and a unit.
 pub(super) fn parse_duration(text: &str) -> Option<Duration> {
-    let mut rest = text;
+    let mut remaining = text;
     let mut total = Duration::ZERO;
     for _ in 0..4 {
-        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let digits = remaining.bytes().take_while(u8::is_ascii_digit).count();
         if digits == 0 || digits > 5 {
             return None;
         }
-        let (number, after) = rest.split_at_checked(digits)?;
+        let (number, after_digits) = remaining.split_at_checked(digits)?;
         let number: u64 = number.parse().ok()?;
-        let (milliseconds, unit) = match after.as_bytes() {
+        let (milliseconds, unit_length) = match after_digits.as_bytes() {
             [b'm', b's', ..] => (1, 2),
             [b'h', ..] => (3_600_000, 1),
             [b'm', ..] => (60_000, 1),
@@ -433,8 +441,8 @@ pub(super) fn parse_duration(text: &str) -> Option<Duration> {
             _ => return None,
         };
         total += Duration::from_millis(number * milliseconds);
-        rest = after.split_at_checked(unit)?.1;
-        if rest.is_empty() {
+        remaining = after_digits.split_at_checked(unit_length)?.1;
+        if remaining.is_empty() {
             return Some(total);
         }
     }
@@ -453,15 +461,16 @@ const METHODS: &[(&str, &str)] = &[
     ("TRACE", "TRACE"),
     ("PATCH", "PATCH"),
 ];
-const PARENTS_MAX: usize = 32;
-pub(super) const RULES_MAX: usize = 16;
-pub(super) const MATCHES_MAX: usize = 64;
-pub(super) const BACKENDS_MAX: usize = 16;
-const FIELDS_MAX: usize = 16;
-const FIELD_NAME_BYTES_MAX: usize = 256;
-pub(super) const WEIGHT_MAX: u32 = 1_000_000;
-/// Each status once.
-const RETRY_CODES_MAX: usize = 200;
+/// Limits of the resource's schema.
+const MAX_PARENTS: usize = 32;
+pub(super) const MAX_RULES: usize = 16;
+pub(super) const MAX_MATCHES: usize = 64;
+pub(super) const MAX_BACKENDS: usize = 16;
+const MAX_FIELDS: usize = 16;
+const MAX_FIELD_NAME_BYTES: usize = 256;
+pub(super) const MAX_WEIGHT: u32 = 1_000_000;
+/// Limit of retry statuses: each once.
+const MAX_RETRY_CODES: usize = 200;
 /// The default number of retries.
 pub(super) const RETRIES_DEFAULT: u8 = 1;
 /// The default backoff before the first retry.
@@ -472,7 +481,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_durations_of_the_gateway_api_only() {
+    fn only_gateway_api_durations_are_parsed() {
         for (text, milliseconds) in [
             ("5s", Some(5_000)),
             ("500ms", Some(500)),

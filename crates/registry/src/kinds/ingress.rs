@@ -10,11 +10,11 @@ use crate::field::{Field, MapFields};
 
 pub(super) fn read(
     kind: IngressKind,
-    head: ObjectMetadata,
+    metadata: ObjectMetadata,
     spec: &Field<'_>,
 ) -> Option<IngressPolicy> {
     let fields = spec.read_fields(&["backends", "sources", "matches"])?;
-    let name = IngressName { namespace: head.namespace, kind, name: head.name };
+    let name = IngressName { namespace: metadata.namespace, kind, name: metadata.name };
     let backends = read_backends(kind, &fields);
     let sources = read_sources(&fields);
     let groups = read_groups(&fields, &name.namespace);
@@ -39,11 +39,14 @@ fn read_backends<'a>(
     }
     let field = fields.require("backends")?;
     let mut backends: Vec<(Field<'a>, IngressBackend)> = Vec::new();
-    let elements = not_empty(field, "name a service and a port of its workloads")?;
+    let elements = read_non_empty_list(field, "name a service and a port of its workloads")?;
     for element in elements {
         let Some(backend) = read_backend(kind, &element) else { continue };
-        let place = |it: &IngressBackend| (it.service.clone(), it.port);
-        if backends.iter().any(|(_, known)| place(known) == place(&backend)) {
+        let service_and_port = |backend: &IngressBackend| (backend.service.clone(), backend.port);
+        if backends
+            .iter()
+            .any(|(_, existing)| service_and_port(existing) == service_and_port(&backend))
+        {
             element.reject("is listed twice", "remove one of the two");
         }
         backends.push((element, backend));
@@ -57,28 +60,32 @@ fn read_backend(kind: IngressKind, element: &Field<'_>) -> Option<IngressBackend
     let port_fields = fields.require("port")?.read_fields(&["number", "protocol"])?;
     let port = port_fields.require("number").and_then(Field::read_port);
     let protocol = port_fields.require("protocol")?;
-    let entry = match kind {
-        IngressKind::IngressBackend => protocol.read_choice(&WORDS[..3]),
-        IngressKind::AccessControl => protocol.read_choice(WORDS),
+    let ingress_protocol = match kind {
+        IngressKind::IngressBackend => protocol.read_choice(&PROTOCOLS[..3]),
+        IngressKind::AccessControl => protocol.read_choice(PROTOCOLS),
     };
-    let entry = with_tls(&fields, entry?);
-    Some(IngressBackend { service: service?, port: port?, protocol: entry? })
+    let ingress_protocol = apply_tls_settings(&fields, ingress_protocol?);
+    Some(IngressBackend { service: service?, port: port?, protocol: ingress_protocol? })
 }
 
 /// Adds the `tls` settings, which apply only to HTTPS. With other protocols, only default values are accepted.
-fn with_tls(fields: &MapFields<'_>, entry: IngressProtocol) -> Option<IngressProtocol> {
-    let (mut proof, mut server_names) = (ClientCertificateMode::Required, Vec::new());
+fn apply_tls_settings(
+    fields: &MapFields<'_>,
+    protocol: IngressProtocol,
+) -> Option<IngressProtocol> {
+    let (mut client_certificate, mut server_names) = (ClientCertificateMode::Required, Vec::new());
     if let Some(field) = fields.find("tls") {
         let tls = field.read_fields(&["skipClientCertValidation", "sniHosts"])?;
         if let Some(skip) = tls.find("skipClientCertValidation")
             && skip.read_flag()?
         {
-            proof = ClientCertificateMode::Skipped;
+            client_certificate = ClientCertificateMode::Skipped;
         }
         if let Some(field) = tls.find("sniHosts") {
-            server_names = field.read_each(LIST_MAX, |name| Some(name.read_name()?.to_string()));
+            server_names = field.read_each(MAX_LIST, |name| Some(name.read_name()?.to_string()));
         }
-        if entry.is_clear() && (proof == ClientCertificateMode::Skipped || !server_names.is_empty())
+        if protocol.is_plaintext()
+            && (client_certificate == ClientCertificateMode::Skipped || !server_names.is_empty())
         {
             field.reject(
                 "has TLS settings, but the port is opened without TLS",
@@ -87,29 +94,32 @@ fn with_tls(fields: &MapFields<'_>, entry: IngressProtocol) -> Option<IngressPro
             return None;
         }
     }
-    match entry {
+    match protocol {
         IngressProtocol::Https { .. } => {
-            Some(IngressProtocol::Https { client_certificate: proof, server_names })
+            Some(IngressProtocol::Https { client_certificate, server_names })
         }
-        IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp => Some(entry),
+        IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp => Some(protocol),
     }
 }
 
 /// Rejects a port that no client can use, and sources that the port's protocol cannot verify.
-fn check_sources(element: &Field<'_>, entry: &IngressProtocol, sources: &[IngressSource]) {
-    let is_place =
-        |it: &&IngressSource| matches!(it, IngressSource::Service(_) | IngressSource::Range(_));
-    let names_somebody = sources.iter().any(|it| !is_place(&it));
-    let names_places = sources.iter().any(|it| is_place(&it));
-    match entry {
-        IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp if !names_places => {
+fn check_sources(element: &Field<'_>, protocol: &IngressProtocol, sources: &[IngressSource]) {
+    let is_address_source = |source: &&IngressSource| {
+        matches!(source, IngressSource::Service(_) | IngressSource::Range(_))
+    };
+    let has_principal = sources.iter().any(|source| !is_address_source(&source));
+    let has_address_source = sources.iter().any(|source| is_address_source(&source));
+    match protocol {
+        IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp
+            if !has_address_source =>
+        {
             element.reject(
                 "allows no client: clients without TLS are identified by address only",
                 "add a source of the kind Service or IPRange, or use `protocol: https`",
             )
         }
         IngressProtocol::Https { client_certificate: ClientCertificateMode::Required, .. }
-            if !names_somebody =>
+            if !has_principal =>
         {
             element.reject(
                 "requires client certificates, but no source names a principal",
@@ -118,7 +128,7 @@ fn check_sources(element: &Field<'_>, entry: &IngressProtocol, sources: &[Ingres
             )
         }
         IngressProtocol::Https { client_certificate: ClientCertificateMode::Skipped, .. }
-            if names_somebody =>
+            if has_principal =>
         {
             element.reject(
                 "skips validation of client certificates, but a source requires it",
@@ -135,7 +145,7 @@ fn check_sources(element: &Field<'_>, entry: &IngressProtocol, sources: &[Ingres
 fn read_sources(fields: &MapFields<'_>) -> Option<Vec<IngressSource>> {
     let field = fields.require("sources")?;
     let mut sources = Vec::new();
-    let elements = not_empty(field, "list the allowed clients")?;
+    let elements = read_non_empty_list(field, "list the allowed clients")?;
     let count = elements.len();
     for element in elements {
         let Some(source) = read_source(&element) else { continue };
@@ -150,11 +160,15 @@ fn read_sources(fields: &MapFields<'_>) -> Option<Vec<IngressSource>> {
 
 fn read_source(element: &Field<'_>) -> Option<IngressSource> {
     let fields = element.read_fields(&["kind", "name", "namespace"])?;
-    let kinds = [("Service", 0), ("IPRange", 1), ("AuthenticatedPrincipal", 2)];
+    let kinds = [
+        ("Service", SourceKind::Service),
+        ("IPRange", SourceKind::Range),
+        ("AuthenticatedPrincipal", SourceKind::Principal),
+    ];
     let kind = fields.require("kind").and_then(|field| field.read_choice(&kinds));
     let name = fields.require("name");
     let (kind, name) = (kind?, name?);
-    if kind == 0 {
+    if kind == SourceKind::Service {
         let namespace = fields.require("namespace").and_then(Field::read_label);
         return Some(IngressSource::Service(ServiceName {
             name: name.read_label()?,
@@ -166,7 +180,7 @@ fn read_source(element: &Field<'_>) -> Option<IngressSource> {
         "is not supported for sources of this kind",
         "remove it",
     );
-    if kind == 1 {
+    if kind == SourceKind::Range {
         let range = name.read_with(
             |text| text.parse::<IpRange>().ok(),
             "a range of addresses",
@@ -182,7 +196,15 @@ fn read_source(element: &Field<'_>) -> Option<IngressSource> {
     )
 }
 
-/// Parses a SPIFFE id, or a certificate name as used by these meshes. The mesh's trust domain is unknown here.
+/// The kind of an ingress source.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SourceKind {
+    Service,
+    Range,
+    Principal,
+}
+
+/// Parses a SPIFFE id, or a certificate name in the form of OSM and FSM. The mesh's trust domain is unknown here.
 fn parse_principal(text: &str) -> Option<IngressSource> {
     match text.parse() {
         Ok(id) => Some(IngressSource::Principal(id)),
@@ -195,7 +217,9 @@ fn parse_principal(text: &str) -> Option<IngressSource> {
 pub(super) fn read_groups(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<RouteGroupName>> {
     let Some(field) = fields.find("matches") else { return Some(Vec::new()) };
     let mut groups = Vec::new();
-    for element in not_empty(field, "name an HTTPRouteGroup, or omit it to allow all requests")? {
+    for element in
+        read_non_empty_list(field, "name an HTTPRouteGroup, or omit it to allow all requests")?
+    {
         let Some(group) = read_group(&element, namespace) else { continue };
         if groups.contains(&group) {
             element.reject("is listed twice", "remove one of the two");
@@ -224,8 +248,8 @@ fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
 }
 
 /// Reads a non-empty list.
-pub(super) fn not_empty<'a>(field: &Field<'a>, hint: &str) -> Option<Vec<Field<'a>>> {
-    let elements = field.read_list(LIST_MAX)?;
+pub(super) fn read_non_empty_list<'a>(field: &Field<'a>, hint: &str) -> Option<Vec<Field<'a>>> {
+    let elements = field.read_list(MAX_LIST)?;
     if elements.is_empty() {
         field.reject("is empty", hint);
         return None;
@@ -233,8 +257,8 @@ pub(super) fn not_empty<'a>(field: &Field<'a>, hint: &str) -> Option<Vec<Field<'
     Some(elements)
 }
 
-/// Protocols of an `IngressBackend` first.
-const WORDS: &[(&str, IngressProtocol)] = &[
+/// The protocols by name; the first three are those of an `IngressBackend`.
+const PROTOCOLS: &[(&str, IngressProtocol)] = &[
     ("http", IngressProtocol::Http),
     (
         "https",
@@ -246,10 +270,10 @@ const WORDS: &[(&str, IngressProtocol)] = &[
     ("grpc", IngressProtocol::Grpc),
     ("tcp", IngressProtocol::Tcp),
 ];
-/// The label of workloads in their node's network: other processes share their addresses.
+/// The label of workloads in their node's network, where other processes share their addresses.
 pub const NODE_NETWORK_LABEL: &str = "leno.dev/node-network";
-/// The label of unmeshed endpoints in a service over which sidecars balance before its first meshed endpoint is
-/// known. The service has no selector, so its endpoints are unknown until they accept requests.
+/// The label of unmeshed endpoints of a service without selector. Sidecars balance over them until the first meshed
+/// endpoint of the service is known.
 pub const JOINING_LABEL: &str = "leno.dev/joining";
 /// Limit of ports, sources, names or groups per object.
-pub(super) const LIST_MAX: usize = 256;
+pub(super) const MAX_LIST: usize = 256;

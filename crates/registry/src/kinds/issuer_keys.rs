@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leno_model::{AddressClass, InvalidEndpoint, IssuerKeys, KeyServer, KeySource, Scheme};
 
-use super::request_test::only_one;
+use super::request_condition::exactly_one_key;
 use super::service_policy::time_or;
 use crate::field::{Field, MapFields};
 
@@ -16,13 +16,13 @@ pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
         field.reject("is a text, not a map", "write a map with the text as `inline`");
         return None;
     }
-    if let Some(path) = field.plain_text().and_then(path_of) {
+    if let Some(path) = field.plain_text().and_then(file_url_path) {
         let hint = format!("write a map with its path: {{file: \"{path}\"}}");
         field.reject(format!("is {}, not a map", field.quoted_value()), hint);
         return None;
     }
     let fields = field.read_fields(&["inline", "file", "url", "refreshInterval"])?;
-    let key = only_one(&fields, &["inline", "file", "url"])?;
+    let key = exactly_one_key(&fields, &["inline", "file", "url"])?;
     if let (Some(refresh_interval), false) = (fields.find("refreshInterval"), key == "url") {
         refresh_interval.reject("applies to `url` only", "remove it; files are watched");
     }
@@ -37,11 +37,11 @@ fn is_url(text: &str) -> bool {
     text.contains("://")
 }
 
-/// Reads a file path. A file name that looks like a URL is rejected.
+/// Reads a file path. A path that looks like a URL is rejected.
 fn read_file_path(field: &Field<'_>) -> Option<PathBuf> {
     let path = field.read_path()?;
     let text = field.read_text()?;
-    let hint = match path_of(text) {
+    let hint = match file_url_path(text) {
         Some(path) => format!("write the path alone: \"{path}\""),
         None if !is_url(text) => return Some(path),
         None if KeyServer::parse(text, REFRESH_INTERVAL_DEFAULT).is_ok() => {
@@ -54,30 +54,30 @@ fn read_file_path(field: &Field<'_>) -> Option<PathBuf> {
 }
 
 /// Returns the path in a local `file` URL (RFC 8089).
-fn path_of(text: &str) -> Option<&str> {
-    let (scheme, rest) = text.split_once(':')?;
-    let rest = rest.strip_prefix("//localhost").or_else(|| rest.strip_prefix("//")).unwrap_or(rest);
-    let is_file = scheme.eq_ignore_ascii_case("file") && rest.starts_with('/');
+fn file_url_path(text: &str) -> Option<&str> {
+    let (scheme, path) = text.split_once(':')?;
+    let path = path.strip_prefix("//localhost").or_else(|| path.strip_prefix("//")).unwrap_or(path);
+    let is_file = scheme.eq_ignore_ascii_case("file") && path.starts_with('/');
     let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\' | '`');
-    let has_name = Path::new(rest).file_name().is_some() && rest.len() <= SHOWN_MAX;
-    (is_file && has_name && rest.chars().all(is_plain)).then_some(rest)
+    let has_name = Path::new(path).file_name().is_some() && path.len() <= MAX_PATH_IN_HINT_BYTES;
+    (is_file && has_name && path.chars().all(is_plain)).then_some(path)
 }
 
-/// Reads an inline JWK set. Sidecars determine whether its keys are usable.
+/// Reads an inline JWK set and checks its form. Sidecars determine whether its keys are usable.
 fn read_inline(inline: &Field<'_>) -> Option<IssuerKeys> {
     let text = inline.read_text()?;
-    let problem = if text.len() > IssuerKeys::BYTES_MAX {
-        Some(format!("has {} bytes, of which {} are read", text.len(), IssuerKeys::BYTES_MAX))
+    let problem = if text.len() > IssuerKeys::MAX_BYTES {
+        Some(format!("has {} bytes, of which {} are read", text.len(), IssuerKeys::MAX_BYTES))
     } else {
         let set: Option<serde_json::Value> = serde_json::from_str(text).ok();
         let keys = set.as_ref().and_then(|set| set.get("keys")?.as_array());
-        let verifies = |key: &serde_json::Value| {
-            let kind = key.get("kty").and_then(serde_json::Value::as_str);
-            matches!(kind, Some("RSA" | "EC" | "OKP"))
+        let is_public_key = |key: &serde_json::Value| {
+            let key_type = key.get("kty").and_then(serde_json::Value::as_str);
+            matches!(key_type, Some("RSA" | "EC" | "OKP"))
         };
         match keys {
             None => Some("is not a JWK set, which is JSON with `keys`".to_owned()),
-            Some(keys) if !keys.iter().any(verifies) => {
+            Some(keys) if !keys.iter().any(is_public_key) => {
                 Some("has no public key: only `kty` RSA, EC and OKP verify here".to_owned())
             }
             Some(_) => None,
@@ -96,22 +96,24 @@ fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
     let refresh_interval = time_or(
         fields,
         "refreshInterval",
-        KeyServer::REFRESH_INTERVAL_MIN,
-        KeyServer::REFRESH_INTERVAL_MAX,
+        KeyServer::MIN_REFRESH_INTERVAL,
+        KeyServer::MAX_REFRESH_INTERVAL,
         REFRESH_INTERVAL_DEFAULT,
     );
     let field = fields.find("url")?;
     match KeyServer::parse(field.read_text()?, refresh_interval?) {
         Ok(server) => {
-            if server.server.scheme == Scheme::Http && !is_here(&server.server.host) {
+            if server.server.scheme == Scheme::Http && !is_loopback_host(&server.server.host) {
                 field.warn(
                     "is queried in plaintext: an attacker on the network path can have tokens \
                      accepted",
                     "use https",
                 );
             }
-            let literal = server.server.host.parse::<IpAddr>();
-            if literal.is_ok_and(|it| AddressClass::from_address(it) == AddressClass::Special) {
+            let address = server.server.host.parse::<IpAddr>();
+            if address
+                .is_ok_and(|address| AddressClass::from_address(address) == AddressClass::Special)
+            {
                 field.warn(
                     "is a special address: keys are fetched from it only if the operator permits \
                      it",
@@ -122,7 +124,7 @@ fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
         }
         Err(reason) => {
             let text = field.read_text().unwrap_or_default();
-            let hint = match (&reason, path_of(text)) {
+            let hint = match (&reason, file_url_path(text)) {
                 (_, Some(path)) => format!("write its path as `file`: \"{path}\""),
                 (InvalidEndpoint::Scheme, None) if text.starts_with(['/', '.']) => {
                     "write the path of a file as `file`".to_owned()
@@ -131,7 +133,7 @@ fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
                     .to_owned(),
             };
             field.reject(
-                format!("{} is not a valid JWKS endpoint: {reason}", field.shown_url()),
+                format!("{} is not a valid JWKS endpoint: {reason}", field.quoted_url()),
                 hint,
             );
             None
@@ -139,12 +141,12 @@ fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
     }
 }
 
-/// True if the host is this machine.
-fn is_here(host: &str) -> bool {
+/// True if the host is a loopback address or `localhost`.
+fn is_loopback_host(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Limit of the path length repeated in a hint.
-const SHOWN_MAX: usize = 256;
-/// Envoy's default.
+/// Length limit of a path that a hint repeats.
+const MAX_PATH_IN_HINT_BYTES: usize = 256;
+/// The default interval, as in Envoy.
 const REFRESH_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);

@@ -10,7 +10,7 @@ use leno_model::{
 use super::access_policy::read_elements;
 use super::http_route::{header_name, read_match};
 use super::issuer_keys;
-use super::request_test::only_one;
+use super::request_condition::exactly_one_key;
 use super::service_policy::{read_targets, time_or};
 use crate::field::{Field, MapFields};
 
@@ -20,14 +20,14 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, J
     let required = read_required(&fields);
     let field = fields.require("issuers")?;
     let mut issuers: Vec<JwtIssuer> = Vec::new();
-    let elements = field.read_list(ISSUERS_MAX)?;
+    let elements = field.read_list(MAX_ISSUERS)?;
     if elements.is_empty() {
         field.reject("names no issuer", "add an issuer");
         return None;
     }
     for element in &elements {
         let Some(issuer) = read_issuer(element) else { continue };
-        if issuers.iter().any(|known| known.issuer == issuer.issuer) {
+        if issuers.iter().any(|existing| existing.issuer == issuer.issuer) {
             element.reject("is listed twice", "remove one of the two");
         }
         issuers.push(issuer);
@@ -43,11 +43,11 @@ fn read_required(fields: &MapFields<'_>) -> Option<TokenRequirement> {
         "or omit it if no request requires a token",
         read_match,
     )?;
-    let always = match fields.find("required") {
+    let is_required = match fields.find("required") {
         Some(field) => field.read_boolean()?,
         None => false,
     };
-    match (always, requests.is_empty()) {
+    match (is_required, requests.is_empty()) {
         (true, true) => Some(TokenRequirement::Always),
         (false, true) => Some(TokenRequirement::Never),
         (false, false) => Some(TokenRequirement::Matching(requests)),
@@ -74,7 +74,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     let issuer = fields.require("issuer").and_then(read_compared_text);
     let aud = read_elements(&fields, "audiences", "or leave it out for any", read_compared_text);
     let keys = fields.require("jwks").and_then(issuer_keys::read);
-    let places = match fields.find("from") {
+    let locations = match fields.find("from") {
         None => {
             let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
             Some(vec![JwtLocation::Header { name, prefix }])
@@ -90,7 +90,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         &fields,
         "clockSkew",
         Duration::ZERO,
-        JwtIssuer::CLOCK_SKEW_MAX,
+        JwtIssuer::MAX_CLOCK_SKEW,
         CLOCK_SKEW_DEFAULT,
     );
     let requires_expiration = match fields.find("requireExpiration") {
@@ -100,11 +100,11 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     let max_age = read_max_age(&fields)?;
     let claim_to_headers =
         read_elements(&fields, "claimToHeaders", "or leave it out", read_claim_header)?;
-    let twice = |(index, it): (usize, &ClaimHeader)| {
-        claim_to_headers.iter().take(index).any(|known| known.header == it.header)
+    let is_repeated = |(index, header): (usize, &ClaimHeader)| {
+        claim_to_headers.iter().take(index).any(|previous| previous.header == header.header)
     };
     if let (Some(field), true) =
-        (fields.find("claimToHeaders"), claim_to_headers.iter().enumerate().any(twice))
+        (fields.find("claimToHeaders"), claim_to_headers.iter().enumerate().any(is_repeated))
     {
         field.reject("has two claims in one header", "use another header for one of them");
     }
@@ -116,7 +116,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         issuer: issuer?,
         aud: aud?,
         keys: keys?,
-        locations: places?,
+        locations: locations?,
         clock_skew: clock_skew?,
         requires_expiration,
         max_age,
@@ -137,7 +137,7 @@ fn read_max_age(fields: &MapFields<'_>) -> Option<Option<Duration>> {
 /// Reads `{header}` with a `prefix`, or `{query}`.
 fn read_token_location(element: &Field<'_>) -> Option<JwtLocation> {
     let fields = element.read_fields(&["header", "prefix", "query"])?;
-    if only_one(&fields, &["header", "query"])? == "query" {
+    if exactly_one_key(&fields, &["header", "query"])? == "query" {
         if let Some(prefix) = fields.find("prefix") {
             prefix.reject("requires `header`", "remove it");
         }
@@ -165,19 +165,18 @@ fn read_claim_header(element: &Field<'_>) -> Option<ClaimHeader> {
     Some(ClaimHeader { claim: claim?, header })
 }
 
-/// Reads a text for comparison.
+/// Reads a text that tokens are compared with.
 pub(super) fn read_compared_text(field: &Field<'_>) -> Option<String> {
-    let fits = |text: &str| {
-        let fits = !text.is_empty() && text.len() <= TEXT_BYTES_MAX;
-        (fits && !text.contains(char::is_control)).then(|| text.to_owned())
+    let parse = |text: &str| {
+        let is_valid = !text.is_empty() && text.len() <= MAX_TEXT_BYTES;
+        (is_valid && !text.contains(char::is_control)).then(|| text.to_owned())
     };
-    field.read_with(fits, "a text to compare", "use 1 to 512 bytes without control characters")
+    field.read_with(parse, "a text to compare", "use 1 to 512 bytes without control characters")
 }
 
 /// Limit of issuers per policy.
-const ISSUERS_MAX: usize = 16;
-/// The bounds of a token's maximum age.
-/// Envoy's default.
+const MAX_ISSUERS: usize = 16;
+/// The default clock skew, as in Envoy.
 const CLOCK_SKEW_DEFAULT: Duration = Duration::from_secs(60);
-/// Longer than any issuer or claim.
-const TEXT_BYTES_MAX: usize = 512;
+/// Length limit of an issuer, audience or claim.
+const MAX_TEXT_BYTES: usize = 512;

@@ -9,14 +9,14 @@ use leno_model::{
 
 use super::ObjectMetadata;
 use super::http_route::header_name;
-use super::request_test::read_match;
+use super::request_condition::read_match;
 use crate::field::Field;
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Lane> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Lane> {
     let fields = spec.read_fields(&["service", "rules"])?;
-    let name = TagRouteName { namespace: head.namespace, name: head.name };
+    let name = TagRouteName { namespace: metadata.namespace, name: metadata.name };
     let service = fields.require("service").and_then(Field::read_label);
-    let elements = fields.require("rules").and_then(|rules| rules.read_list(RULES_MAX));
+    let elements = fields.require("rules").and_then(|rules| rules.read_list(MAX_RULES));
     let elements = elements.unwrap_or_default();
     let rules = elements.iter().enumerate().filter_map(|(index, element)| {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
@@ -32,7 +32,7 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Lane> {
 fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
     let fields = element.read_fields(&["precedence", "match", "marks"])?;
     let precedence = match fields.find("precedence") {
-        Some(field) => i32::try_from(field.read_number(0, PRECEDENCE_MAX)?).ok()?,
+        Some(field) => i32::try_from(field.read_number(0, MAX_PRECEDENCE)?).ok()?,
         None => 0,
     };
     let matches = match fields.find("match") {
@@ -40,12 +40,12 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
         None => TagMatch::default(),
     };
     let field = fields.require("marks")?;
-    let elements = field.read_list(MARKS_MAX)?;
+    let elements = field.read_list(MAX_MARKS)?;
     let marks: Vec<LaneMark> = elements.iter().filter_map(read_mark).collect();
-    let total: u32 = marks.iter().map(|position| position.percent).sum();
-    // Missing ones have been rejected already.
-    if marks.len() == elements.len() && (total == 0 || total > 100) {
-        field.reject(format!("has {total} percent in all"), "use 1 to 100 in all");
+    let total_percent: u32 = marks.iter().map(|mark| mark.percent).sum();
+    // If the lengths differ, an element has been rejected already.
+    if marks.len() == elements.len() && (total_percent == 0 || total_percent > 100) {
+        field.reject(format!("has {total_percent} percent in all"), "use 1 to 100 in all");
         return None;
     }
     Some(LaneRule { origin, precedence, matches, marks })
@@ -62,19 +62,19 @@ fn read_mark(element: &Field<'_>) -> Option<LaneMark> {
     Some(LaneMark { percent, headers })
 }
 
-/// Reads headers to add, with lower-case names; hop-by-hop headers are rejected.
+/// Reads headers to add, with lower-case names. Headers that sidecars set themselves are rejected.
 pub(super) fn read_headers(field: &Field<'_>) -> Option<BTreeMap<String, String>> {
     let mut headers = BTreeMap::new();
     for (name, value) in field.read_entries()? {
         let name = header_name(&value, name)?;
         let text = value.read_literal()?;
-        let visible = |byte: u8| byte == b'\t' || (0x20..0x7f).contains(&byte);
-        if !text.bytes().all(visible) || text.trim() != text {
+        let is_visible = |byte: u8| byte == b'\t' || (0x20..0x7f).contains(&byte);
+        if !text.bytes().all(is_visible) || text.trim() != text {
             value
                 .reject("is not the value of a header", "use printable ASCII without outer blanks");
             return None;
         }
-        if RESERVED.contains(&name.as_str()) {
+        if RESERVED_HEADERS.contains(&name.as_str()) {
             value.reject(format!("{name} is not for applications"), "use a header of your own");
             return None;
         }
@@ -87,8 +87,8 @@ pub(super) fn read_headers(field: &Field<'_>) -> Option<BTreeMap<String, String>
     Some(headers)
 }
 
-/// Headers that the sidecar itself sets.
-const RESERVED: &[&str] = &[
+/// Headers that sidecars set themselves.
+const RESERVED_HEADERS: &[&str] = &[
     ":authority",
     "connection",
     "content-length",
@@ -99,6 +99,9 @@ const RESERVED: &[&str] = &[
     "transfer-encoding",
     "upgrade",
 ];
-const RULES_MAX: usize = 1024;
-const MARKS_MAX: usize = 64;
-const PRECEDENCE_MAX: u32 = 1_000_000;
+/// Limit of rules per object.
+const MAX_RULES: usize = 1024;
+/// Limit of marks per rule.
+const MAX_MARKS: usize = 64;
+/// Limit of `precedence`.
+const MAX_PRECEDENCE: u32 = 1_000_000;

@@ -7,17 +7,17 @@ use crate::field::Field;
 /// Reads a normalized path of characters that are valid in a request.
 pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
     let path = value.read_text()?;
-    if let Some(problem) = denormalization_reason(path) {
-        value.reject(format!("{} {problem}", value.quoted_value()), EXAMPLE);
+    if let Some(problem) = normalization_problem(path) {
+        value.reject(format!("{} {problem}", value.quoted_value()), EXAMPLE_HINT);
         return None;
     }
     if path.to_ascii_lowercase().contains("%2f") || !has_path_characters(path) {
         let problem =
             format!("{} has characters that are not valid in a path", value.quoted_value());
         let encoded = percent_encode(path);
-        match encoded != path && encoded.len() <= PATH_BYTES_MAX {
+        match encoded != path && encoded.len() <= MAX_PATH_BYTES {
             true => value.propose_word(problem, &encoded),
-            false => value.reject(problem, EXAMPLE),
+            false => value.reject(problem, EXAMPLE_HINT),
         }
         return None;
     }
@@ -28,8 +28,8 @@ pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
 /// allowed.
 pub(super) fn decoded_path(value: &Field<'_>) -> Option<String> {
     let path = value.read_text()?;
-    if let Some(problem) = denormalization_reason(path) {
-        value.reject(format!("{} {problem}", value.quoted_value()), EXAMPLE);
+    if let Some(problem) = normalization_problem(path) {
+        value.reject(format!("{} {problem}", value.quoted_value()), EXAMPLE_HINT);
         return None;
     }
     if path.contains(';') || has_escapes(path) {
@@ -39,24 +39,24 @@ pub(super) fn decoded_path(value: &Field<'_>) -> Option<String> {
         );
         match percent_decode(path).filter(|decoded| may_be_decoded(decoded)) {
             Some(decoded) => value.propose_word(problem, &decoded),
-            None => value.reject(problem, EXPRESSION),
+            None => value.reject(problem, REGEX_HINT),
         }
         return None;
     }
     if !may_be_decoded(path) {
         let problem =
             format!("{} has characters that are not valid in a decoded path", value.quoted_value());
-        value.reject(problem, EXPRESSION);
+        value.reject(problem, REGEX_HINT);
         return None;
     }
     Some(path.to_owned())
 }
 
 /// Returns the reason that a path is not normalized.
-fn denormalization_reason(path: &str) -> Option<&'static str> {
+fn normalization_problem(path: &str) -> Option<&'static str> {
     if !path.starts_with('/') {
         Some("does not start with `/`")
-    } else if path.len() > PATH_BYTES_MAX {
+    } else if path.len() > MAX_PATH_BYTES {
         Some("is longer than 1024 bytes")
     } else if path.contains("//") || path.split('/').any(|part| part == "." || part == "..") {
         Some("is not normalized: it has an empty, `.` or `..` element")
@@ -69,11 +69,11 @@ fn denormalization_reason(path: &str) -> Option<&'static str> {
 fn has_path_characters(path: &str) -> bool {
     let mut bytes = path.bytes();
     while let Some(byte) = bytes.next() {
-        let fine = match byte {
+        let is_valid = match byte {
             b'%' => (0..2).all(|_| bytes.next().is_some_and(|b| b.is_ascii_hexdigit())),
             _ => is_path_byte(byte),
         };
-        if !fine {
+        if !is_valid {
             return false;
         }
     }
@@ -87,8 +87,8 @@ fn is_path_byte(byte: u8) -> bool {
 /// Percent-encodes the bytes that are invalid in a path. `?` and `#` end a path.
 fn percent_encode(path: &str) -> String {
     let mut encoded = String::with_capacity(path.len());
-    for (at, byte) in path.bytes().enumerate() {
-        let is_escape = byte == b'%' && path.get(at..at + 3).is_some_and(has_path_characters);
+    for (index, byte) in path.bytes().enumerate() {
+        let is_escape = byte == b'%' && path.get(index..index + 3).is_some_and(has_path_characters);
         if is_path_byte(byte) || is_escape || matches!(byte, b'?' | b'#') {
             encoded.push(char::from(byte));
         } else {
@@ -98,43 +98,52 @@ fn percent_encode(path: &str) -> String {
     encoded
 }
 
-/// True if applications decode a part of the path.
+/// True if applications may decode an escape in the path.
 fn has_escapes(path: &str) -> bool {
-    path.match_indices('%').any(|(at, _)| {
-        let rest = path.get(at + 1..).unwrap_or_default();
-        let digits = |text: &str, count: usize| {
-            text.get(..count).is_some_and(|it| it.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    path.match_indices('%').any(|(index, _)| {
+        let following = path.get(index + 1..).unwrap_or_default();
+        let begins_with_hex_digits = |text: &str, count: usize| {
+            text.get(..count)
+                .is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
         };
-        digits(rest, 2) || rest.strip_prefix(['u', 'U']).is_some_and(|rest| digits(rest, 4))
+        begins_with_hex_digits(following, 2)
+            || following
+                .strip_prefix(['u', 'U'])
+                .is_some_and(|following| begins_with_hex_digits(following, 4))
     })
 }
 
 /// Returns the path without escapes and parameters, if it is valid text.
 fn percent_decode(path: &str) -> Option<String> {
     let mut bytes: Vec<u8> = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let Some((byte, after)) = rest.split_first() {
-        let escaped = after.get(..2).and_then(|digits| {
+    let mut remaining = path.as_bytes();
+    while let Some((byte, following)) = remaining.split_first() {
+        let escaped = following.get(..2).and_then(|digits| {
             let digits = std::str::from_utf8(digits).ok()?;
             (*byte == b'%').then(|| u8::from_str_radix(digits, 16).ok()).flatten()
         });
         bytes.push(escaped.unwrap_or(*byte));
-        rest = if escaped.is_some() { after.get(2..).unwrap_or_default() } else { after };
+        remaining =
+            if escaped.is_some() { following.get(2..).unwrap_or_default() } else { following };
     }
     let text = String::from_utf8(bytes).ok()?;
-    let elements = text.split('/').map(|it| it.split(';').next().unwrap_or_default());
+    let elements = text.split('/').map(|element| element.split(';').next().unwrap_or_default());
     let decoded = elements.collect::<Vec<_>>().join("/");
-    (denormalization_reason(&decoded).is_none() && !has_escapes(&decoded)).then_some(decoded)
+    (normalization_problem(&decoded).is_none() && !has_escapes(&decoded)).then_some(decoded)
 }
 
-/// A `?` begins the query, a `#` the fragment; a backslash counts as a slash.
+/// True if a decoded path may have these characters. A `?` begins the query and a `#` the fragment; a backslash
+/// counts as a slash, and a `;` begins parameters.
 fn may_be_decoded(path: &str) -> bool {
     !path.contains(|c: char| c.is_control() || matches!(c, '?' | '#' | '\\' | ';'))
 }
 
-const EXAMPLE: &str = "use a path such as \"/ratings\"";
-const EXPRESSION: &str = "write a regular expression with `type: RegularExpression`";
-const PATH_BYTES_MAX: usize = 1024;
+/// The hint for an invalid path.
+const EXAMPLE_HINT: &str = "use a path such as \"/ratings\"";
+/// The hint for a path that only an expression can match.
+const REGEX_HINT: &str = "write a regular expression with `type: RegularExpression`";
+/// Length limit of a path.
+const MAX_PATH_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -155,15 +164,15 @@ mod tests {
         path.ok_or_else(|| diagnostics.into_parts().0)
     }
 
-    /// Applies the replacement of the only diagnostic.
-    fn apply_proposal(diagnostics: &[FieldDiagnostic]) -> Option<String> {
-        let [diagnostic] = diagnostics else { panic!("one mistake has one note") };
+    /// Returns the replacement that the only diagnostic proposes.
+    fn proposed_text(diagnostics: &[FieldDiagnostic]) -> Option<String> {
+        let [diagnostic] = diagnostics else { panic!("one problem has one diagnostic") };
         let text = diagnostic.hint.strip_prefix("did you mean `")?.strip_suffix("`?")?;
         Some(text.to_owned())
     }
 
     #[test]
-    fn each_path_that_a_request_can_have_is_written_encoded_or_decoded() {
+    fn encoded_and_decoded_paths_are_converted_into_each_other() {
         for (encoded, decoded) in [
             ("/admin%20x", "/admin x"),
             ("/stra%C3%9Fe", "/straße"),
@@ -178,14 +187,14 @@ mod tests {
             }
             assert_eq!(read(encoded, literal_path).ok().as_deref(), Some(encoded), "{encoded}");
             let diagnostics = read(decoded, literal_path).unwrap_err();
-            assert_eq!(apply_proposal(&diagnostics).as_deref(), Some(encoded), "{decoded}");
+            assert_eq!(proposed_text(&diagnostics).as_deref(), Some(encoded), "{decoded}");
             let diagnostics = read(encoded, decoded_path).unwrap_err();
-            assert_eq!(apply_proposal(&diagnostics).as_deref(), Some(decoded), "{encoded}");
+            assert_eq!(proposed_text(&diagnostics).as_deref(), Some(decoded), "{encoded}");
         }
     }
 
     #[test]
-    fn a_denied_path_has_one_reading() {
+    fn ambiguous_denied_paths_are_rejected() {
         for (path, proposal) in [
             ("/%61", Some("/a")),
             ("/a;b=c/d", Some("/a/d")),
@@ -203,8 +212,8 @@ mod tests {
             ("/%ff", None),
         ] {
             let diagnostics = read(path, decoded_path).unwrap_err();
-            assert_eq!(apply_proposal(&diagnostics).as_deref(), proposal, "{path}");
-            let is_complete = proposal.is_some() || diagnostics[0].hint == EXPRESSION;
+            assert_eq!(proposed_text(&diagnostics).as_deref(), proposal, "{path}");
+            let is_complete = proposal.is_some() || diagnostics[0].hint == REGEX_HINT;
             assert!(is_complete, "{path}: {}", diagnostics[0].hint);
         }
     }

@@ -12,8 +12,8 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, L
     let fields = spec.read_fields(&["targetRefs", "algorithm", "choiceCount", "key", "warmup"])?;
     let scope = read_targets(&fields, namespace);
     let algorithm = read_algorithm(&fields);
-    let warm_up = match fields.find("warmup") {
-        Some(field) => Some(read_warm_up(field)?),
+    let slow_start = match fields.find("warmup") {
+        Some(field) => Some(read_slow_start(field)?),
         None => None,
     };
     let algorithm = algorithm?;
@@ -23,44 +23,46 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, L
             "remove it, or use another algorithm",
         );
     }
-    Some((scope?, LoadBalancing { algorithm, slow_start: warm_up }))
+    Some((scope?, LoadBalancing { algorithm, slow_start }))
 }
 
 fn read_algorithm(fields: &MapFields<'_>) -> Option<BalanceAlgorithm> {
-    let word = match fields.find("algorithm") {
+    let name = match fields.find("algorithm") {
         Some(field) => field.read_choice(ALGORITHMS)?,
-        None => BalancingAlgorithm::PeakEwma,
+        None => AlgorithmName::PeakEwma,
     };
-    let compares = matches!(word, BalancingAlgorithm::PeakEwma | BalancingAlgorithm::LeastRequest);
-    if let (Some(field), false) = (fields.find("choiceCount"), compares) {
+    let uses_choice_count = matches!(name, AlgorithmName::PeakEwma | AlgorithmName::LeastRequest);
+    if let (Some(field), false) = (fields.find("choiceCount"), uses_choice_count) {
         field.reject("requires PeakEwma or LeastRequest", "remove it, or use one of these");
     }
-    let hashes = matches!(word, BalancingAlgorithm::RingHash | BalancingAlgorithm::Maglev);
-    if let (Some(field), false) = (fields.find("key"), hashes) {
+    let uses_key = matches!(name, AlgorithmName::RingHash | AlgorithmName::Maglev);
+    if let (Some(field), false) = (fields.find("key"), uses_key) {
         field.reject("requires RingHash or Maglev", "remove it, or use one of these");
     }
-    let choices = || {
-        let most = LoadBalancing::CHOICES_MAX.into();
-        u8::try_from(number_or(fields, "choiceCount", 2, most, 2)?).ok()
+    let read_choice_count = || {
+        let max = LoadBalancing::MAX_CHOICES.into();
+        u8::try_from(number_or(fields, "choiceCount", 2, max, 2)?).ok()
     };
-    Some(match word {
-        BalancingAlgorithm::PeakEwma => BalanceAlgorithm::PeakEwma { choices: choices()? },
-        BalancingAlgorithm::LeastRequest => BalanceAlgorithm::LeastRequest { choices: choices()? },
-        BalancingAlgorithm::RoundRobin => BalanceAlgorithm::RoundRobin,
-        BalancingAlgorithm::Random => BalanceAlgorithm::Random,
-        BalancingAlgorithm::RingHash => {
-            BalanceAlgorithm::RingHash(read_key(fields.require("key")?)?)
+    Some(match name {
+        AlgorithmName::PeakEwma => BalanceAlgorithm::PeakEwma { choices: read_choice_count()? },
+        AlgorithmName::LeastRequest => {
+            BalanceAlgorithm::LeastRequest { choices: read_choice_count()? }
         }
-        BalancingAlgorithm::Maglev => BalanceAlgorithm::Maglev(read_key(fields.require("key")?)?),
+        AlgorithmName::RoundRobin => BalanceAlgorithm::RoundRobin,
+        AlgorithmName::Random => BalanceAlgorithm::Random,
+        AlgorithmName::RingHash => BalanceAlgorithm::RingHash(read_key(fields.require("key")?)?),
+        AlgorithmName::Maglev => BalanceAlgorithm::Maglev(read_key(fields.require("key")?)?),
     })
 }
 
 /// Reads `{header: NAME}`, `{cookie: NAME}` or `{source: true}`.
 fn read_key(field: &Field<'_>) -> Option<HashKey> {
     let fields = field.read_fields(&["header", "cookie", "source"])?;
-    let given = |key: &&str| fields.find(key).is_some();
-    let [key] =
-        ["header", "cookie", "source"].into_iter().filter(|it| given(it)).collect::<Vec<_>>()[..]
+    let is_present = |key: &&str| fields.find(key).is_some();
+    let [key] = ["header", "cookie", "source"]
+        .into_iter()
+        .filter(|key| is_present(key))
+        .collect::<Vec<_>>()[..]
     else {
         field.reject(
             "must have exactly one key",
@@ -74,8 +76,9 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
         "cookie" => {
             let name = value.read_text()?;
             // RFC 6265 §4.1.1: a cookie name is a token.
-            let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
-            if name.is_empty() || !name.bytes().all(token) {
+            let is_token_byte =
+                |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+            if name.is_empty() || !name.bytes().all(is_token_byte) {
                 let problem = format!("{} is not the name of a cookie", value.quoted_value());
                 value.reject(problem, "use letters, digits and `-`");
                 return None;
@@ -91,17 +94,18 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
     }
 }
 
-fn read_warm_up(field: &Field<'_>) -> Option<SlowStart> {
+/// Reads `warmup`, the slow start of new endpoints.
+fn read_slow_start(field: &Field<'_>) -> Option<SlowStart> {
     let fields = field.read_fields(&["duration", "minimumPercent"])?;
-    let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
-    let time =
-        fields.require("duration").and_then(|field| read_duration_within(field, least, most));
+    let (min, max) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
+    let time = fields.require("duration").and_then(|field| read_duration_within(field, min, max));
     let percent_min = percent_or(&fields, "minimumPercent", 1, 10)?;
     Some(SlowStart { time: time?, percent_min })
 }
 
+/// An algorithm as named in documents, without its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BalancingAlgorithm {
+enum AlgorithmName {
     PeakEwma,
     LeastRequest,
     RoundRobin,
@@ -110,11 +114,11 @@ enum BalancingAlgorithm {
     Maglev,
 }
 
-const ALGORITHMS: &[(&str, BalancingAlgorithm)] = &[
-    ("PeakEwma", BalancingAlgorithm::PeakEwma),
-    ("LeastRequest", BalancingAlgorithm::LeastRequest),
-    ("RoundRobin", BalancingAlgorithm::RoundRobin),
-    ("Random", BalancingAlgorithm::Random),
-    ("RingHash", BalancingAlgorithm::RingHash),
-    ("Maglev", BalancingAlgorithm::Maglev),
+const ALGORITHMS: &[(&str, AlgorithmName)] = &[
+    ("PeakEwma", AlgorithmName::PeakEwma),
+    ("LeastRequest", AlgorithmName::LeastRequest),
+    ("RoundRobin", AlgorithmName::RoundRobin),
+    ("Random", AlgorithmName::Random),
+    ("RingHash", AlgorithmName::RingHash),
+    ("Maglev", AlgorithmName::Maglev),
 ];

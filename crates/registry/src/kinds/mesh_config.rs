@@ -7,7 +7,7 @@ use leno_model::{
     ServiceAccount, TrustDomain, Uid, WorkloadName, repository_of,
 };
 
-use super::sight;
+use super::observability;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 use crate::suggest::one_of;
@@ -37,7 +37,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     let admission = read_admission(&fields)?;
     // Exempted namespaces may need a weaker setting of the mesh.
     if config.floor.except_namespaces.is_empty() {
-        refuse_below_floor(
+        reject_below_floor(
             &fields,
             &config.floor,
             admission,
@@ -53,7 +53,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         config.api_server_egress =
             field.read_choice(&named_choices(Egress::ALL, Egress::as_str))?;
     }
-    for revoked in fields.read_each("revoked", REVOKED_MAX, read_revoked) {
+    for revoked in fields.read_each("revoked", MAX_REVOKED, read_revoked) {
         match revoked {
             RevokedEntry::Account(account) => drop(config.revoked.insert(account)),
             RevokedEntry::Workload(workload) => drop(config.revoked_workloads.insert(workload)),
@@ -62,7 +62,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     if let Some(field) = fields.find("namespaces") {
         config.namespaces = read_namespaces(field, &config.floor)?;
     }
-    config.observability = Box::new(sight::read(&fields)?);
+    config.observability = Box::new(observability::read(&fields)?);
     Some(config)
 }
 
@@ -116,13 +116,16 @@ pub(super) fn read_admission(fields: &MapFields<'_>) -> Option<AdmissionSettings
     Some(AdmissionSettings { default_policy, mtls })
 }
 
-fn named_choices<T: Copy>(all: &[T], word: impl Fn(T) -> &'static str) -> Vec<(&'static str, T)> {
-    all.iter().map(|meaning| (word(*meaning), *meaning)).collect()
+fn named_choices<T: Copy>(
+    values: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> Vec<(&'static str, T)> {
+    values.iter().map(|value| (name(*value), *value)).collect()
 }
 
 fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, AdmissionSettings>> {
     let mut namespaces = BTreeMap::new();
-    for element in field.read_list(NAMESPACES_MAX)? {
+    for element in field.read_list(MAX_NAMESPACES)? {
         let Some(fields) = element.read_fields(&["name", "defaultPolicy", "mtls"]) else {
             continue;
         };
@@ -134,7 +137,7 @@ fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Ad
         }
         if !floor.except_namespaces.contains(&name) {
             let hint = format!("add {name} to spec.floor.exceptNamespaces");
-            refuse_below_floor(&fields, floor, admission, &hint);
+            reject_below_floor(&fields, floor, admission, &hint);
         }
         if namespaces.insert(name, admission).is_some() {
             element.reject("names a namespace that is already listed", "remove one of the two");
@@ -164,16 +167,17 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
         injection_required: is_set("injection", "required")?,
         exclusions_forbidden: is_set("exclusions", "forbidden")?,
         sidecar_images: fields
-            .read_each("sidecarImages", FLOOR_IMAGES_MAX, read_repository)
+            .read_each("sidecarImages", MAX_FLOOR_IMAGES, read_repository)
             .into_iter()
             .collect(),
         except_namespaces: fields
-            .read_each("exceptNamespaces", NAMESPACES_MAX, Field::read_label)
+            .read_each("exceptNamespaces", MAX_NAMESPACES, Field::read_label)
             .into_iter()
             .collect(),
     };
     // An empty list would permit any image, while its author may intend none.
-    let is_empty = |it: &&Field<'_>| matches!(it.value(), NodeValue::List(list) if list.is_empty());
+    let is_empty =
+        |field: &&Field<'_>| matches!(field.value(), NodeValue::List(list) if list.is_empty());
     if let Some(images) = fields.find("sidecarImages").filter(is_empty) {
         images.reject("permits no image", "name repositories, or remove it");
     }
@@ -185,9 +189,9 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
 
 fn read_repository(element: &Field<'_>) -> Option<String> {
     let text = element.read_text()?;
-    let is_odd = |c: char| c.is_whitespace() || c.is_control();
+    let is_invalid_character = |c: char| c.is_whitespace() || c.is_control();
     let repository = repository_of(text);
-    if text.is_empty() || text.len() > REPOSITORY_BYTES_MAX || text.contains(is_odd) {
+    if text.is_empty() || text.len() > MAX_REPOSITORY_BYTES || text.contains(is_invalid_character) {
         element.reject(
             format!("{} is not a repository", element.quoted_value()),
             "use one such as registry.example.org/leno, or registry.example.org/mesh/ for all below",
@@ -204,18 +208,18 @@ fn read_repository(element: &Field<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Rejects settings of the same object below the minimum.
-fn refuse_below_floor(
+/// Rejects settings of the same object that are below the mesh's minimum.
+fn reject_below_floor(
     fields: &MapFields<'_>,
     floor: &Floor,
     admission: AdmissionSettings,
     hint: &str,
 ) {
-    for overruled in floor.overruled_settings(admission) {
-        if let Some(field) = fields.find(overruled.field) {
-            let in_force = overruled.in_force;
+    for setting in floor.overridden_settings(admission) {
+        if let Some(field) = fields.find(setting.field) {
+            let in_force = setting.in_force;
             field.reject(
-                format!("is below spec.floor.{}", overruled.field),
+                format!("is below spec.floor.{}", setting.field),
                 format!("use {in_force}, or {hint}"),
             );
         }
@@ -223,10 +227,10 @@ fn refuse_below_floor(
 }
 
 /// Limit of revoked accounts and workloads: every sidecar receives all of them.
-const REVOKED_MAX: usize = 1024;
+const MAX_REVOKED: usize = 1024;
 /// Limit of namespaces with their own settings.
-const NAMESPACES_MAX: usize = 1024;
+const MAX_NAMESPACES: usize = 1024;
 /// Limit of sidecar image repositories.
-const FLOOR_IMAGES_MAX: usize = 64;
+const MAX_FLOOR_IMAGES: usize = 64;
 /// Length limit of a repository name.
-const REPOSITORY_BYTES_MAX: usize = 255;
+const MAX_REPOSITORY_BYTES: usize = 255;

@@ -3,16 +3,16 @@
 use leno_model::{Name, WeightedBackend};
 
 use super::http_route::read_service;
-use super::refuse_other_kinds;
+use super::reject_other_kinds;
 use crate::field::{Field, MapFields};
 
 pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
     let fields = config.read_fields(&["backendRef", "percent", "fraction"])?;
     let backend = fields.require("backendRef")?;
-    let named = backend.read_fields(&["group", "kind", "name", "namespace", "port"])?;
-    refuse_other_kinds(&named, false);
-    let service = read_service(&named, namespace);
-    let port = named.require("port").and_then(Field::read_port);
+    let backend_fields = backend.read_fields(&["group", "kind", "name", "namespace", "port"])?;
+    reject_other_kinds(&backend_fields, false);
+    let service = read_service(&backend_fields, namespace);
+    let port = backend_fields.require("port").and_then(Field::read_port);
     let weight = read_share(&fields);
     Some(WeightedBackend::new(service?, port?, weight?))
 }
@@ -24,9 +24,9 @@ fn read_share(fields: &MapFields<'_>) -> Option<u32> {
         (Some(percent), None) => Some(percent.read_number(0, 100)? * (WHOLE_PPM / 100)),
         (None, Some(fraction)) => {
             let parts = fraction.read_fields(&["numerator", "denominator"])?;
-            let most = i32::MAX.unsigned_abs();
+            let max = i32::MAX.unsigned_abs();
             let denominator = match parts.find("denominator") {
-                Some(field) => field.read_number(1, most)?,
+                Some(field) => field.read_number(1, max)?,
                 None => 100,
             };
             let field = parts.require("numerator")?;
@@ -46,4 +46,5 @@ fn read_share(fields: &MapFields<'_>) -> Option<u32> {
     }
 }
 
+/// 100 % in parts per million.
 const WHOLE_PPM: u32 = 1_000_000;

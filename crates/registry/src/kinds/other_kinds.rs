@@ -1,10 +1,10 @@
-//! Rejection of kinds that no reader accepts.
+//! Rejection of references to objects other than services.
 
-use super::*;
+use crate::field::MapFields;
 
 /// Rejects references to anything but a service in the same namespace, by `group` and `kind` of the Gateway
 /// API.
-pub(super) fn refuse_other_kinds(fields: &MapFields<'_>, group_required: bool) {
+pub(super) fn reject_other_kinds(fields: &MapFields<'_>, group_required: bool) {
     if let Some(group) = fields.find("group")
         && let Some(text) = group.read_text()
         && !matches!(text, "" | "core")

@@ -31,11 +31,11 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
     ])?;
     let scope = read_targets(&fields, namespace);
     let failures = read_failure_classes(&fields);
-    let window = time_or(&fields, "window", WINDOW_MIN, TIME_MAX, Duration::from_secs(10));
+    let window = time_or(&fields, "window", MIN_WINDOW, MAX_TIME, Duration::from_secs(10));
     let buckets = number_or(&fields, "buckets", 1, 60, 10);
     let (rate, consecutive) = read_limits(&fields)?;
     let percent = percent_or(&fields, "maxEjectionPercent", 1, 50);
-    let min_healthy = number_or(&fields, "minHealthy", 1, ENDPOINTS_MAX, 1);
+    let min_healthy = number_or(&fields, "minHealthy", 1, MAX_ENDPOINTS, 1);
     let probe_requests = number_or(&fields, "probeRequests", 1, 1000, 1);
     let rule = OutlierDetection {
         failures: failures?,
@@ -45,10 +45,10 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
         consecutive_failures: consecutive,
         max_ejection_percent: percent?,
         min_healthy: min_healthy?,
-        ejection_time: ejection_time(&fields)?,
+        ejection_time: read_ejection_time(&fields)?,
         probe_requests: probe_requests?,
         health_check: match fields.find("healthCheck") {
-            Some(field) => Some(Box::new(health_check(field)?)),
+            Some(field) => Some(Box::new(read_health_check(field)?)),
             None => None,
         },
     };
@@ -62,27 +62,27 @@ fn read_limits(fields: &MapFields<'_>) -> Option<(Option<FailureRate>, Option<u3
         None => None,
     };
     let consecutive = match fields.find("consecutiveFailures") {
-        Some(field) => Some(field.read_number(1, COUNT_MAX)?),
+        Some(field) => Some(field.read_number(1, MAX_COUNT)?),
         None => None,
     };
     Some(match (rate, consecutive) {
         (None, None) => (Some(FailureRate { percent: 50, requests_min: 20 }), Some(5)),
-        given => given,
+        limits => limits,
     })
 }
 
 fn read_failure_rate(field: &Field<'_>) -> Option<FailureRate> {
     let fields = field.read_fields(&["percent", "minimumRequests"])?;
     let percent = fields.require("percent").and_then(|percent| percent.read_number(1, 100));
-    let requests_min = number_or(&fields, "minimumRequests", 1, COUNT_MAX, 20);
+    let requests_min = number_or(&fields, "minimumRequests", 1, MAX_COUNT, 20);
     Some(FailureRate { percent: u8::try_from(percent?).ok()?, requests_min: requests_min? })
 }
 
 /// Reads the failure classes from the fields `failures` and `grpcStatuses`.
 pub(super) fn read_failure_classes(fields: &MapFields<'_>) -> Option<FailureClasses> {
     let mut classes = FailureClasses::default();
-    let (words, statuses) = (fields.find("failures"), fields.find("grpcStatuses"));
-    if words.is_none() && statuses.is_none() {
+    let (class_field, status_field) = (fields.find("failures"), fields.find("grpcStatuses"));
+    if class_field.is_none() && status_field.is_none() {
         return Some(FailureClasses {
             connect: true,
             timeout: true,
@@ -92,34 +92,34 @@ pub(super) fn read_failure_classes(fields: &MapFields<'_>) -> Option<FailureClas
             grpc: vec![UNAVAILABLE],
         });
     }
-    for word in words
-        .into_iter()
-        .flat_map(|field| field.read_each(CLASSES.len(), |f| f.read_choice(CLASSES)))
-    {
-        *word(&mut classes) = true;
+    for accessor in class_field.into_iter().flat_map(|field| {
+        field.read_each(FAILURE_CLASSES.len(), |f| f.read_choice(FAILURE_CLASSES))
+    }) {
+        *accessor(&mut classes) = true;
     }
-    if let Some(field) = statuses {
-        classes.grpc = field.read_each(GRPC.len(), |status| status.read_choice(GRPC));
+    if let Some(field) = status_field {
+        classes.grpc =
+            field.read_each(GRPC_STATUSES.len(), |status| status.read_choice(GRPC_STATUSES));
         classes.grpc.sort_unstable();
         classes.grpc.dedup();
     }
-    let says_nothing =
+    let is_empty_list =
         |field: &Field<'_>| matches!(field.value(), NodeValue::List(list) if list.is_empty());
-    if classes.is_empty() && words.into_iter().chain(statuses).all(says_nothing) {
+    if classes.is_empty() && class_field.into_iter().chain(status_field).all(is_empty_list) {
         fields.map_field().reject(
             "has no failure conditions",
             "list classes in `failures` or `grpcStatuses`, or remove both for the default",
         );
         return None;
     }
-    // Unknown words have been rejected.
+    // `read_choice` has rejected unknown words.
     Some(classes)
 }
 
-fn ejection_time(fields: &MapFields<'_>) -> Option<EjectionTime> {
+fn read_ejection_time(fields: &MapFields<'_>) -> Option<EjectionTime> {
     let (base, max) = (Duration::from_secs(30), Duration::from_secs(300));
-    let base = time_or(fields, "baseEjectionTime", BASE_MIN, TIME_MAX, base)?;
-    let max = time_or(fields, "maxEjectionTime", BASE_MIN, TIME_MAX, max.max(base))?;
+    let base = time_or(fields, "baseEjectionTime", MIN_BASE, MAX_TIME, base)?;
+    let max = time_or(fields, "maxEjectionTime", MIN_BASE, MAX_TIME, max.max(base))?;
     if max < base
         && let Some(field) = fields.find("maxEjectionTime")
     {
@@ -133,7 +133,7 @@ fn ejection_time(fields: &MapFields<'_>) -> Option<EjectionTime> {
 }
 
 /// Reads the active health check; the defaults are those of OSM.
-fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
+fn read_health_check(field: &Field<'_>) -> Option<HealthCheck> {
     let fields = field.read_fields(&[
         "httpGet",
         "grpc",
@@ -142,10 +142,10 @@ fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
         "failureThreshold",
         "successThreshold",
     ])?;
-    let probe = health_probe(field, &fields);
-    let interval = time_or(&fields, "interval", CHECK_MIN, INTERVAL_MAX, Duration::from_secs(10))?;
+    let probe = read_health_probe(field, &fields);
+    let interval = time_or(&fields, "interval", MIN_CHECK, MAX_INTERVAL, Duration::from_secs(10))?;
     let timeout =
-        time_or(&fields, "timeout", CHECK_MIN, ANSWER_MAX, Duration::from_secs(1).min(interval))?;
+        time_or(&fields, "timeout", MIN_CHECK, MAX_TIMEOUT, Duration::from_secs(1).min(interval))?;
     if timeout > interval {
         field
             .reject("has a `timeout` above its `interval`", "lower `timeout`, or raise `interval`");
@@ -161,7 +161,7 @@ fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
     })
 }
 
-fn health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<HealthProbe> {
+fn read_health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<HealthProbe> {
     match (fields.find("httpGet"), fields.find("grpc")) {
         (Some(get), None) => {
             let path = get.read_fields(&["path"])?.require("path").and_then(literal_path)?;
@@ -170,9 +170,11 @@ fn health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<HealthProbe
         (None, Some(grpc)) => {
             let fields = grpc.read_fields(&["service"])?;
             let service = match fields.find("service") {
-                Some(service) => {
-                    service.read_with(grpc_service, "the name of a gRPC service", SERVICE)?
-                }
+                Some(service) => service.read_with(
+                    parse_grpc_service,
+                    "the name of a gRPC service",
+                    SERVICE_HINT,
+                )?,
                 None => String::new(),
             };
             Some(HealthProbe::Grpc { service })
@@ -188,15 +190,16 @@ fn health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<HealthProbe
     }
 }
 
-fn grpc_service(text: &str) -> Option<String> {
-    let fits = text.len() <= 256 && text.bytes().all(|byte| byte.is_ascii_graphic());
-    fits.then(|| text.to_owned())
+fn parse_grpc_service(text: &str) -> Option<String> {
+    let is_valid = text.len() <= 256 && text.bytes().all(|byte| byte.is_ascii_graphic());
+    is_valid.then(|| text.to_owned())
 }
 
-/// The accessor of a failure class.
+/// Returns the flag of a failure class.
 type FailureClassAccessor = fn(&mut FailureClasses) -> &mut bool;
 
-const CLASSES: &[(&str, FailureClassAccessor)] = &[
+/// The failure classes by name.
+const FAILURE_CLASSES: &[(&str, FailureClassAccessor)] = &[
     ("connect", |classes| &mut classes.connect),
     ("timeout", |classes| &mut classes.timeout),
     ("reset", |classes| &mut classes.reset),
@@ -205,7 +208,7 @@ const CLASSES: &[(&str, FailureClassAccessor)] = &[
 ];
 
 /// The gRPC statuses that can count as failures; 0 is success.
-pub(super) const GRPC: &[(&str, u8)] = &[
+pub(super) const GRPC_STATUSES: &[(&str, u8)] = &[
     ("CANCELLED", 1),
     ("UNKNOWN", 2),
     ("INVALID_ARGUMENT", 3),
@@ -224,16 +227,20 @@ pub(super) const GRPC: &[(&str, u8)] = &[
     ("UNAUTHENTICATED", 16),
 ];
 const UNAVAILABLE: u8 = 14;
-/// Shorter windows have buckets without requests.
-const WINDOW_MIN: Duration = Duration::from_millis(100);
-/// More frequent checks would cause noticeable load.
-const CHECK_MIN: Duration = Duration::from_millis(100);
-/// Less frequent checks are useless.
-const INTERVAL_MAX: Duration = Duration::from_secs(3600);
-/// A slower endpoint is unhealthy by any standard.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
-const SERVICE: &str = "write it as its `.proto` file does, such as \"shop.v1.Ratings\"";
-const BASE_MIN: Duration = Duration::from_millis(10);
-const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
-const COUNT_MAX: u32 = 1_000_000;
-const ENDPOINTS_MAX: u32 = 1_000_000;
+/// Minimum length of the window: shorter ones have buckets without requests.
+const MIN_WINDOW: Duration = Duration::from_millis(100);
+/// Minimum interval and timeout of health checks: more frequent ones would cause noticeable load.
+const MIN_CHECK: Duration = Duration::from_millis(100);
+/// Limit of the interval of health checks.
+const MAX_INTERVAL: Duration = Duration::from_secs(3600);
+/// Limit of the timeout of health checks.
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+const SERVICE_HINT: &str = "write it as its `.proto` file does, such as \"shop.v1.Ratings\"";
+/// Minimum ejection time.
+const MIN_BASE: Duration = Duration::from_millis(10);
+/// Limit of all durations.
+const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
+/// Limit of numbers of requests.
+const MAX_COUNT: u32 = 1_000_000;
+/// Limit of `minHealthy`.
+const MAX_ENDPOINTS: u32 = 1_000_000;

@@ -1,4 +1,4 @@
-//! Reader of `sessionPersistence` of a Gateway API rule.
+//! Reader of the field `sessionPersistence` of a Gateway API rule.
 
 use std::time::Duration;
 
@@ -24,68 +24,75 @@ pub(super) fn read(rule: &MapFields<'_>) -> Option<SessionPersistence> {
         Some(kind) => kind.read_choice(&[("Cookie", false), ("Header", true)])?,
         None => false,
     };
-    refuse_other_carrier(&fields, is_header);
-    let config =
-        |key: &str, known: &[&'static str]| fields.find(key).and_then(|it| it.read_fields(known));
+    reject_other_type(&fields, is_header);
+    let config = |key: &str, known: &[&'static str]| {
+        fields.find(key).and_then(|fields| fields.read_fields(known))
+    };
     let cookie = config("cookie", &["name", "path", "lifetimeType"]);
     let header = config("header", &["name"]);
-    let before = config("cookieConfig", &["lifetimeType"]);
-    let carrier = match is_header {
+    let cookie_config = config("cookieConfig", &["lifetimeType"]);
+    let persistence_type = match is_header {
         true => PersistenceType::Header,
-        false => cookie.as_ref().or(before.as_ref()).map_or(PersistenceType::Cookie, read_lifetime),
+        false => cookie
+            .as_ref()
+            .or(cookie_config.as_ref())
+            .map_or(PersistenceType::Cookie, read_lifetime),
     };
     if let Some(header) = &header {
         header.require("name")?;
     }
     let time = |key: &str| fields.find(key).and_then(read_time);
     let (absolute, idle) = (time("absoluteTimeout"), time("idleTimeout"));
-    if carrier == PersistenceType::LastingCookie && fields.find("absoluteTimeout").is_none() {
+    if persistence_type == PersistenceType::LastingCookie
+        && fields.find("absoluteTimeout").is_none()
+    {
         field.reject("has a permanent cookie without a lifetime", "add `absoluteTimeout`");
     }
     if rule.find("backendRefs").is_none() {
         field.warn("has no effect: the rule has no backend", "remove it, or add a backend");
     }
-    let of_carrier = if is_header { &header } else { &cookie };
-    let name = of_carrier.as_ref().and_then(|it| it.find("name"));
-    if let (Some(_), Some(before)) = (name, fields.find("sessionName")) {
-        before.reject("repeats the session name", "remove it");
+    let settings = if is_header { &header } else { &cookie };
+    let name = settings.as_ref().and_then(|fields| fields.find("name"));
+    if let (Some(_), Some(session_name)) = (name, fields.find("sessionName")) {
+        session_name.reject("repeats the session name", "remove it");
     }
     let name = match name.or(fields.find("sessionName")) {
-        Some(name) => Some(read_name(name, carrier)?),
+        Some(name) => Some(read_name(name, persistence_type)?),
         None => None,
     };
     let path = match cookie {
         Some(cookie) => Some(cookie.find("path").map_or(Some("/".to_owned()), read_cookie_path)?),
         None => None,
     };
-    Some(SessionPersistence { name, kind: carrier, absolute, idle, path })
+    Some(SessionPersistence { name, kind: persistence_type, absolute, idle, path })
 }
 
-/// Rejects cookie settings if a header carries the session, and vice versa.
-fn refuse_other_carrier(fields: &MapFields<'_>, is_header: bool) {
-    let (others, problem): (&[&str], _) = match is_header {
+/// Rejects cookie settings for a session in a header, and header settings for a session in a cookie.
+fn reject_other_type(fields: &MapFields<'_>, is_header: bool) {
+    let (other_keys, problem): (&[&str], _) = match is_header {
         true => (&["cookie", "cookieConfig"], "is for cookies, but `type` is `Header`"),
         false => (&["header"], "is for headers, but `type` is `Cookie`"),
     };
-    for field in others.iter().filter_map(|key| fields.find(key)) {
+    for field in other_keys.iter().filter_map(|key| fields.find(key)) {
         field.reject(problem, "remove one of the two");
     }
     if fields.find("cookie").is_some()
-        && let Some(before) = fields.find("cookieConfig")
+        && let Some(cookie_config) = fields.find("cookieConfig")
     {
-        before.reject("is also defined by `cookie`", "remove it");
+        cookie_config.reject("is also defined by `cookie`", "remove it");
     }
 }
 
-/// Rejects a session name shared by two rules of a route: they would overwrite each other's sessions.
-pub(super) fn refuse_shared(fields: &MapFields<'_>, rules: &[RouteRule]) {
-    let names = |rule: &RouteRule| {
+/// Rejects a session name that two rules of a route share, because they would overwrite each other's sessions.
+pub(super) fn reject_shared_names(fields: &MapFields<'_>, rules: &[RouteRule]) {
+    let session_name = |rule: &RouteRule| {
         let persistence = rule.actions.persistence.as_ref()?;
         Some((persistence.kind == PersistenceType::Header, persistence.name.clone()?))
     };
-    let named: Vec<_> = rules.iter().filter_map(names).collect();
-    let is_shared = |(index, one)| named.iter().skip(index + 1).any(|other| other == one);
-    if let Some((_, (_, name))) = named.iter().enumerate().find(|it| is_shared(*it))
+    let session_names: Vec<_> = rules.iter().filter_map(session_name).collect();
+    let is_shared =
+        |(index, name)| session_names.iter().skip(index + 1).any(|other_name| other_name == name);
+    if let Some((_, (_, name))) = session_names.iter().enumerate().find(|entry| is_shared(*entry))
         && let Some(field) = fields.find("rules")
     {
         field.reject(
@@ -99,9 +106,9 @@ pub(super) fn refuse_shared(fields: &MapFields<'_>, rules: &[RouteRule]) {
 }
 
 fn read_lifetime(cookie: &MapFields<'_>) -> PersistenceType {
-    let words =
+    let lifetime_types =
         &[("Session", PersistenceType::Cookie), ("Permanent", PersistenceType::LastingCookie)];
-    let lifetime = cookie.find("lifetimeType").and_then(|field| field.read_choice(words));
+    let lifetime = cookie.find("lifetimeType").and_then(|field| field.read_choice(lifetime_types));
     lifetime.unwrap_or(PersistenceType::Cookie)
 }
 
@@ -115,16 +122,16 @@ fn read_cookie_path(field: &Field<'_>) -> Option<String> {
     None
 }
 
-fn read_name(field: &Field<'_>, carrier: PersistenceType) -> Option<String> {
+fn read_name(field: &Field<'_>, persistence_type: PersistenceType) -> Option<String> {
     let text = field.read_text()?;
-    let name = match carrier {
+    let name = match persistence_type {
         PersistenceType::Header => text.to_ascii_lowercase(),
         PersistenceType::Cookie | PersistenceType::LastingCookie => text.to_owned(),
     };
-    if SessionPersistence::is_name(&name, carrier) {
+    if SessionPersistence::is_name(&name, persistence_type) {
         return Some(name);
     }
-    let problem = match carrier {
+    let problem = match persistence_type {
         PersistenceType::Header => {
             format!("{} is not a header that can carry a session", field.quoted_value())
         }

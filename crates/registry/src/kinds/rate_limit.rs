@@ -24,12 +24,12 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
         None => None,
     };
     let mut rules: Vec<RateRule> = Vec::new();
-    let mut says_something = connections.is_some();
+    let mut has_limits = connections.is_some();
     if let Some(field) = fields.find("rules") {
-        for (index, element) in field.read_list(RULES_MAX)?.iter().enumerate() {
-            says_something = true;
+        for (index, element) in field.read_list(MAX_RULES)?.iter().enumerate() {
+            has_limits = true;
             let Some(rule) = read_rule(element, namespace, index) else { continue };
-            if rules.iter().any(|known| known.name == rule.name) {
+            if rules.iter().any(|existing| existing.name == rule.name) {
                 element.reject("its name is used by another rule", "use another name");
             }
             rules.push(rule);
@@ -37,19 +37,19 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
     }
     let concurrency = match fields.find("concurrency") {
         Some(field) => {
-            says_something = true;
+            has_limits = true;
             Some(read_concurrency(field)?)
         }
         None => None,
     };
     let global = match fields.find("global") {
         Some(field) => {
-            says_something = true;
+            has_limits = true;
             Some(Box::new(global_limit::read(field, namespace)?))
         }
         None => None,
     };
-    if !says_something {
+    if !has_limits {
         spec.reject("has no limits", "add `rules`, `connections`, `concurrency` or `global`");
         return None;
     }
@@ -58,7 +58,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
 
 fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
     let fields = field.read_fields(&["requests", "adaptive", "response"])?;
-    let requests = fields.require("requests")?.read_number(1, Rate::COUNT_MAX)?;
+    let requests = fields.require("requests")?.read_number(1, Rate::MAX_COUNT)?;
     let adaptive = match fields.find("adaptive") {
         Some(field) => {
             let fields = field.read_fields(&["minConcurrency", "latencyTolerancePercent"])?;
@@ -73,7 +73,7 @@ fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
                 &fields,
                 "latencyTolerancePercent",
                 1,
-                LATENCY_TOLERANCE_MAX,
+                MAX_LATENCY_TOLERANCE,
                 LATENCY_TOLERANCE_DEFAULT,
             )?;
             Some(AdaptiveConcurrency {
@@ -128,7 +128,7 @@ fn read_key(fields: &MapFields<'_>) -> Option<RateLimitKey> {
         }
         return Some(RateLimitKey::Nothing);
     };
-    let buckets = number_or(fields, "maxKeys", 1, Rate::BUCKETS_MAX, BUCKETS_DEFAULT)?;
+    let buckets = number_or(fields, "maxKeys", 1, Rate::MAX_BUCKETS, BUCKETS_DEFAULT)?;
     if let NodeValue::Map(_) = field.value() {
         let header = field.read_fields(&["header"])?.require("header")?.clone();
         let name = header_name(&header, header.read_text()?)?;
@@ -137,23 +137,24 @@ fn read_key(fields: &MapFields<'_>) -> Option<RateLimitKey> {
     field.read_choice(&[("client", ())]).map(|()| RateLimitKey::Client { buckets })
 }
 
-/// Reads the rate (count per window) and the burst.
+/// Reads a rate: the count in the field `key`, the window `per`, and `burst`, which defaults to the count.
 fn read_rate(fields: &MapFields<'_>, key: &str) -> Option<Rate> {
-    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::COUNT_MAX));
-    let within = fields
+    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::MAX_COUNT));
+    let window = fields
         .require("per")
-        .and_then(|field| read_duration_within(field, Rate::TIME_MIN, Rate::TIME_MAX));
-    let (count, time) = (count?, within?);
-    let size = number_or(fields, "burst", 1, Rate::SIZE_MAX, count)?;
+        .and_then(|field| read_duration_within(field, Rate::MIN_TIME, Rate::MAX_TIME));
+    let (count, time) = (count?, window?);
+    let size = number_or(fields, "burst", 1, Rate::MAX_SIZE, count)?;
     Some(Rate { count, time, size })
 }
 
-/// Few enough for an application with very little capacity.
+/// The default of `minConcurrency`, low enough for applications with very little capacity.
 const MIN_CONCURRENCY_DEFAULT: u32 = 4;
-/// Few clients notice 50 % more latency.
+/// The default of `latencyTolerancePercent`: few clients notice 50 % more latency.
 const LATENCY_TOLERANCE_DEFAULT: u32 = 50;
-const LATENCY_TOLERANCE_MAX: u32 = 1000;
+/// Limit of `latencyTolerancePercent`.
+const MAX_LATENCY_TOLERANCE: u32 = 1000;
 /// Limit of rules per policy.
-const RULES_MAX: usize = 64;
-/// Enough for the clients of a service, at about 100 KiB.
+const MAX_RULES: usize = 64;
+/// The default of `maxKeys`: enough for the clients of most services, at about 100 KiB.
 const BUCKETS_DEFAULT: u32 = 1000;

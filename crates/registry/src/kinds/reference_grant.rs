@@ -5,20 +5,20 @@ use leno_model::{GrantName, GrantedRoutes, Name, ReferenceGrant, RouteKind};
 use super::ObjectMetadata;
 use crate::field::Field;
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<ReferenceGrant> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<ReferenceGrant> {
     let fields = spec.read_fields(&["from", "to"])?;
     let from = fields.require("from").map(|field| read_elements(field, read_from));
     let to = fields.require("to").map(|field| read_elements(field, read_to));
-    let name = GrantName { namespace: head.namespace, name: head.name };
+    let name = GrantName { namespace: metadata.namespace, name: metadata.name };
     Some(ReferenceGrant { name, from: from?, to: to? })
 }
 
 fn read_elements<T>(field: &Field<'_>, read: fn(&Field<'_>) -> Option<T>) -> Vec<T> {
-    let list = field.read_each(ELEMENTS_MAX, read);
-    if field.read_list(ELEMENTS_MAX).is_some_and(|elements| elements.is_empty()) {
+    let elements = field.read_each(MAX_ELEMENTS, read);
+    if field.read_list(MAX_ELEMENTS).is_some_and(|elements| elements.is_empty()) {
         field.reject("is empty, and grants no access", "list at least one");
     }
-    list
+    elements
 }
 
 fn read_from(element: &Field<'_>) -> Option<GrantedRoutes> {
@@ -33,7 +33,7 @@ fn read_from(element: &Field<'_>) -> Option<GrantedRoutes> {
 
 fn read_to(element: &Field<'_>) -> Option<Option<Name>> {
     let fields = element.read_fields(&["group", "kind", "name"])?;
-    super::refuse_other_kinds(&fields, false);
+    super::reject_other_kinds(&fields, false);
     fields.require("kind");
     match fields.find("name") {
         Some(field) => field.read_label().map(Some),
@@ -41,11 +41,14 @@ fn read_to(element: &Field<'_>) -> Option<Option<Name>> {
     }
 }
 
+/// The Gateway API routes that can be granted access.
 const GATEWAY_KINDS: [(&str, RouteKind); 4] = [
     ("HTTPRoute", RouteKind::Http),
     ("GRPCRoute", RouteKind::Grpc),
     ("TCPRoute", RouteKind::Tcp),
     ("TLSRoute", RouteKind::Tls),
 ];
+/// The SMI kind that can be granted access.
 const SPLIT_KINDS: [(&str, RouteKind); 1] = [("TrafficSplit", RouteKind::Split)];
-const ELEMENTS_MAX: usize = 16;
+/// Limit of elements per list, as in the resource's schema.
+const MAX_ELEMENTS: usize = 16;

@@ -25,8 +25,8 @@ pub(super) fn read_body(fields: &MapFields<'_>, key: &str) -> Option<Option<Stri
         return Some(None);
     };
     let text = field.read_text()?;
-    if text.len() > BODY_BYTES_MAX {
-        field.reject(format!("has {} bytes", text.len()), format!("use at most {BODY_BYTES_MAX}"));
+    if text.len() > MAX_BODY_BYTES {
+        field.reject(format!("has {} bytes", text.len()), format!("use at most {MAX_BODY_BYTES}"));
         return None;
     }
     Some(Some(text.to_owned()))
@@ -34,18 +34,18 @@ pub(super) fn read_body(fields: &MapFields<'_>, key: &str) -> Option<Option<Stri
 
 /// Reads response headers, each at most once.
 pub(super) fn read_headers(fields: &MapFields<'_>, key: &str) -> Vec<Header> {
-    let headers = fields.read_each(key, HEADERS_MAX, read_header);
-    let twice = |(index, header): (usize, &Header)| {
-        headers.iter().take(index).any(|known| known.name == header.name)
+    let headers = fields.read_each(key, MAX_HEADERS, read_header);
+    let is_repeated = |(index, header): (usize, &Header)| {
+        headers.iter().take(index).any(|previous| previous.name == header.name)
     };
-    if let (Some(field), true) = (fields.find(key), headers.iter().enumerate().any(twice)) {
+    if let (Some(field), true) = (fields.find(key), headers.iter().enumerate().any(is_repeated)) {
         field
             .reject("has two headers with the same name", "join their values, separated by commas");
     }
     headers
 }
 
-/// The body is sent in one piece, and to clients that exceed a limit.
-const BODY_BYTES_MAX: usize = 4096;
-/// As many as a route rule may set.
-const HEADERS_MAX: usize = 16;
+/// Length limit of a body: it is sent in one piece, also to many clients that exceed a limit.
+const MAX_BODY_BYTES: usize = 4096;
+/// Limit of headers, the same as for route rules.
+const MAX_HEADERS: usize = 16;

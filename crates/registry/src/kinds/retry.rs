@@ -13,13 +13,13 @@ use super::smi::read_account;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<RetryPolicy> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<RetryPolicy> {
     let fields = spec.read_fields(&["source", "destinations", "retryPolicy"])?;
-    let name = PolicyName { namespace: head.namespace, name: head.name };
-    let source = fields.require("source").and_then(|it| read_source(it, &name.namespace));
+    let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
+    let source = fields.require("source").and_then(|field| read_source(field, &name.namespace));
     let services = read_unique(&fields, "destinations", "name the services", read_service);
-    let retried = fields.require("retryPolicy").and_then(read_policy);
-    let (rule, response_timeout) = retried?;
+    let retry_policy = fields.require("retryPolicy").and_then(read_policy);
+    let (rule, response_timeout) = retry_policy?;
     Some(RetryPolicy {
         name,
         source: source?,
@@ -31,11 +31,11 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<RetryPolicy
 }
 
 /// Reads the source account. It must be in the policy's own namespace: policies affect only clients there.
-fn read_source(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
+fn read_source(field: &Field<'_>, own_namespace: &Name) -> Option<ServiceAccount> {
     let source = read_account(field)?;
-    if source.namespace != *own {
+    if source.namespace != *own_namespace {
         field.reject(
-            format!("is in the namespace {}, not in {own}", source.namespace),
+            format!("is in the namespace {}, not in {own_namespace}", source.namespace),
             "put the policy into the namespace of its source",
         );
         return None;
@@ -56,21 +56,23 @@ fn read_policy(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
     let keys = ["retryOn", "perTryTimeout", "numRetries", "retryBackoffBaseInterval"];
     let fields = field.read_fields(&keys)?;
     let codes = fields.require("retryOn").and_then(read_conditions);
-    let most = u32::from(RetryRule::ATTEMPTS_MAX);
-    let attempts = number_or(&fields, "numRetries", 0, most, RETRIES_DEFAULT.into());
+    let max = u32::from(RetryRule::MAX_ATTEMPTS);
+    let attempts = number_or(&fields, "numRetries", 0, max, RETRIES_DEFAULT.into());
     let backoff = match fields.find("retryBackoffBaseInterval") {
         Some(field) => read_duration(field),
         None => Some(RETRY_BACKOFF_DEFAULT),
     };
-    let limit = answer_limit(&fields);
+    let try_timeout = read_try_timeout(&fields);
     let attempts = u8::try_from(attempts?).ok()?;
-    Some((RetryRule { codes: codes?, attempts, backoff: backoff? }, limit?))
+    Some((RetryRule { codes: codes?, attempts, backoff: backoff? }, try_timeout?))
 }
 
 /// Reads the per-try timeout; zero means "no limit".
-fn answer_limit(fields: &MapFields<'_>) -> Option<Option<Duration>> {
+fn read_try_timeout(fields: &MapFields<'_>) -> Option<Option<Duration>> {
     match fields.find("perTryTimeout") {
-        Some(field) => read_duration(field).map(|limit| Some(limit).filter(|it| !it.is_zero())),
+        Some(field) => {
+            read_duration(field).map(|timeout| Some(timeout).filter(|timeout| !timeout.is_zero()))
+        }
         None => Some(None),
     }
 }
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conditions_mean_statuses() {
+    fn retry_conditions_are_mapped_to_statuses() {
         for (word, expected) in [
             ("503", Some(vec![503])),
             ("gateway-error", Some(vec![502, 503, 504])),
@@ -138,7 +140,10 @@ mod tests {
         ] {
             assert_eq!(condition_statuses(word), expected, "{word}");
         }
-        let all = condition_statuses("5xx").unwrap();
-        assert_eq!((all.first(), all.last(), all.len()), (Some(&500), Some(&599), 100));
+        let statuses = condition_statuses("5xx").unwrap();
+        assert_eq!(
+            (statuses.first(), statuses.last(), statuses.len()),
+            (Some(&500), Some(&599), 100)
+        );
     }
 }

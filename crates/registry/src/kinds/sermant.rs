@@ -1,4 +1,5 @@
-//! Reader of the `leno.dev/v1alpha1` `SermantRouteRule` kind: a published item of a configuration center.
+//! Reader of the `leno.dev/v1alpha1` `SermantRouteRule` kind: an entry that Sermant's operators publish in a
+//! configuration center.
 //!
 //! The semantics are those of the service-router in Sermant 2.2.0, including surprising ones; cases that
 //! probably differ from the author's intent are warnings.
@@ -10,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use leno_model::{
-    FallbackPolicy, LaneRule, Name, STEMS_MAX, SermantRouteRule, SermantRules, ServiceName,
+    FallbackPolicy, LaneRule, MAX_STEMS, Name, SermantRouteRule, SermantRules, ServiceName,
     TagRouteName, TagRules, TagScope,
 };
 
@@ -19,17 +20,17 @@ use super::ObjectMetadata;
 use crate::document::{DocumentNode, NodeValue, TextPosition, parse_documents};
 use crate::field::Field;
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<SermantRouteRule> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<SermantRouteRule> {
     let fields = spec.read_fields(&["compat", "key", "rules"])?;
     let compat = fields.require("compat").and_then(|field| field.read_choice(&[("sermant", ())]));
-    let name = TagRouteName { namespace: head.namespace, name: head.name };
+    let name = TagRouteName { namespace: metadata.namespace, name: metadata.name };
     let key = fields.require("key").and_then(|field| read_key(field, &name.namespace));
     let content = fields.require("rules")?;
     let (key, ()) = (key?, compat?);
     let entries = match content.value() {
         NodeValue::Text(text) => {
-            let node = parse_published(content, text)?;
-            read_content(&content.standing_for(&node), &key, &name)
+            let node = parse_embedded(content, text)?;
+            read_content(&content.embedded_field(&node), &key, &name)
         }
         _ => read_content(content, &key, &name),
     };
@@ -75,19 +76,19 @@ fn service_name(field: &Field<'_>, service: &str, namespace: &Name) -> Option<Se
     Some(ServiceName { namespace: namespace.clone(), name: name? })
 }
 
-/// Parses the text, with lines counted from its position in the enclosing document.
-fn parse_published(field: &Field<'_>, text: &str) -> Option<DocumentNode> {
+/// Parses a text that contains one YAML document, with lines counted from the start of the enclosing document.
+fn parse_embedded(field: &Field<'_>, text: &str) -> Option<DocumentNode> {
     let mut documents = match parse_documents(text) {
         Ok(documents) => documents,
-        Err(unreadable) => {
-            let line = unreadable.position.line;
-            field.reject(format!("{} in line {line} of it", unreadable.problem), "correct it");
+        Err(error) => {
+            let line = error.position.line;
+            field.reject(format!("{} in line {line} of it", error.problem), "correct it");
             return None;
         }
     };
     match (documents.pop(), documents.is_empty()) {
         (Some(mut node), true) => {
-            move_to(&mut node, field.position());
+            shift_positions(&mut node, field.position());
             Some(node)
         }
         (None, _) => {
@@ -101,15 +102,15 @@ fn parse_published(field: &Field<'_>, text: &str) -> Option<DocumentNode> {
     }
 }
 
-/// Moves a node parsed from a text to the text's position; a block scalar keeps its indent.
-fn move_to(node: &mut DocumentNode, begins: TextPosition) {
-    node.position.line = node.position.line.saturating_add(begins.line).saturating_sub(1);
-    node.position.column = node.position.column.saturating_add(begins.column).saturating_sub(1);
+/// Shifts the positions of a node, parsed from a text, by the position of the text.
+fn shift_positions(node: &mut DocumentNode, start: TextPosition) {
+    node.position.line = node.position.line.saturating_add(start.line).saturating_sub(1);
+    node.position.column = node.position.column.saturating_add(start.column).saturating_sub(1);
     match &mut node.value {
-        NodeValue::List(list) => list.iter_mut().for_each(|node| move_to(node, begins)),
+        NodeValue::List(list) => list.iter_mut().for_each(|node| shift_positions(node, start)),
         NodeValue::Map(map) => map.iter_mut().for_each(|(key, node)| {
-            move_to(key, begins);
-            move_to(node, begins);
+            shift_positions(key, start);
+            shift_positions(node, start);
         }),
         NodeValue::Null
         | NodeValue::Boolean(_)
@@ -153,13 +154,14 @@ fn read_content(
     }
 }
 
-/// Selects the document that applies if two have the same kind.
+/// The document that applies if two have the same kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DuplicatePolicy {
     First,
     Last,
 }
 
+/// The kind of the rules in a document.
 #[derive(Clone, Copy)]
 enum SermantRuleKind {
     Flow,
@@ -169,12 +171,12 @@ enum SermantRuleKind {
 
 fn read_documents(
     content: &Field<'_>,
-    twice: DuplicatePolicy,
+    duplicate_policy: DuplicatePolicy,
     name: &TagRouteName,
 ) -> Option<SermantRules> {
     let mut rules = SermantRules::default();
-    let mut seen = [false; 3];
-    for document in content.read_list(DOCUMENTS_MAX)? {
+    let mut seen_kinds = [false; 3];
+    for document in content.read_list(MAX_DOCUMENTS)? {
         let fields = document.any_fields()?;
         warn_unknown(&document, &["kind", "description", "rules"]);
         let kind_field = fields.require("kind")?;
@@ -194,25 +196,26 @@ fn read_documents(
                 continue;
             }
         };
-        let repeated =
-            seen.get_mut(kind as usize).is_some_and(|seen| std::mem::replace(seen, true));
-        if repeated {
-            let which = if twice == DuplicatePolicy::First { "first" } else { "last" };
+        let is_repeated = seen_kinds
+            .get_mut(kind as usize)
+            .is_some_and(|is_seen| std::mem::replace(is_seen, true));
+        if is_repeated {
+            let applied = if duplicate_policy == DuplicatePolicy::First { "first" } else { "last" };
             kind_field.warn(
-                format!("is also the kind of another document: only the {which} applies"),
+                format!("is also the kind of another document: only the {applied} applies"),
                 "put the rules of a kind into one document",
             );
-            if twice == DuplicatePolicy::First {
+            if duplicate_policy == DuplicatePolicy::First {
                 continue;
             }
         }
-        let elements = fields.find("rules").and_then(|rules| rules.read_list(RULES_MAX));
+        let elements = fields.find("rules").and_then(|rules| rules.read_list(MAX_RULES));
         read_rules(&mut rules, kind, &elements.unwrap_or_default(), &RulesLocation { name })?;
     }
     let stems = rules.rules.rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
-    if stems.collect::<BTreeSet<_>>().len() > STEMS_MAX {
+    if stems.collect::<BTreeSet<_>>().len() > MAX_STEMS {
         content.reject(
-            format!("has more than {STEMS_MAX} different paths in its flow rules"),
+            format!("has more than {MAX_STEMS} different paths in its flow rules"),
             "use fewer, or a TagRoute",
         );
         return None;
@@ -223,7 +226,7 @@ fn read_documents(
     Some(rules)
 }
 
-/// Sermant stores it in a Java `int`.
+/// Reads `precedence`, which Sermant stores in a Java `int`.
 fn read_precedence(field: &Field<'_>) -> Option<i32> {
     let precedence = i32::try_from(field.read_integer()?);
     if precedence.is_err() {
@@ -233,12 +236,12 @@ fn read_precedence(field: &Field<'_>) -> Option<i32> {
     precedence.ok()
 }
 
-/// Reads the rules of one document, in descending precedence; they replace those of its kind.
+/// Reads the rules of one document, in descending precedence. They replace the earlier rules of the same kind.
 fn read_rules(
     rules: &mut SermantRules,
     kind: SermantRuleKind,
     elements: &[Field<'_>],
-    origins: &RulesLocation<'_>,
+    location: &RulesLocation<'_>,
 ) -> Option<()> {
     let TagRules { rules: flow, by_caller, .. } = &mut rules.rules;
     let mut precedences = Vec::new();
@@ -258,20 +261,20 @@ fn read_rules(
     }
     for (index, element) in order {
         let (origin, precedence) =
-            (origins.rule_origin(index), precedences.get(index).copied().unwrap_or(0));
+            (location.rule_origin(index), precedences.get(index).copied().unwrap_or(0));
         match kind {
             SermantRuleKind::Flow => flow.extend(read_flow_rule(element, origin, precedence)?),
             SermantRuleKind::Tag => by_caller.extend(read_caller_rule(element, origin)?),
             SermantRuleKind::Lane => {
-                let read: Vec<LaneRule> = read_lane_rule(element, origin, precedence)?;
-                rules.lanes.extend(read);
+                let lane_rules: Vec<LaneRule> = read_lane_rule(element, origin, precedence)?;
+                rules.lanes.extend(lane_rules);
             }
         }
     }
     Some(())
 }
 
-/// Warns about fields that Sermant ignores; they are no reason to reject a document that it accepts.
+/// Warns about fields that Sermant ignores. They are not rejected, because Sermant accepts the document.
 fn warn_unknown(field: &Field<'_>, known: &[&str]) {
     for (key, field) in field.read_entries().unwrap_or_default() {
         if !known.contains(&key) {
@@ -280,5 +283,7 @@ fn warn_unknown(field: &Field<'_>, known: &[&str]) {
     }
 }
 
-const DOCUMENTS_MAX: usize = 64;
-const RULES_MAX: usize = 16_384;
+/// Limit of documents per service.
+const MAX_DOCUMENTS: usize = 64;
+/// Limit of rules per document.
+const MAX_RULES: usize = 16_384;

@@ -1,7 +1,7 @@
 //! Reader of the `leno.dev/v1alpha1` `SermantRemoval` kind: the settings of Sermant's `sermant.removal.config`.
 //!
-//! Sermant counts exceptions of the client's JVM by class. A sidecar sees no exceptions: classes with an
-//! equivalent that it observes are mapped to it, and all others are rejected.
+//! Sermant counts exceptions of the client's JVM by class. A sidecar sees no exceptions: classes with an observable
+//! equivalent are mapped to it, and all others are rejected.
 
 use std::time::Duration;
 
@@ -42,11 +42,11 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
         "windowsNum",
         "rules",
     ])?;
-    let enabled = match fields.find("enableRemoval") {
+    let is_enabled = match fields.find("enableRemoval") {
         Some(field) => field.read_flag()?,
         None => false,
     };
-    if !enabled {
+    if !is_enabled {
         config.warn(
             "does not enable the removal: no endpoint is ejected",
             "set `enableRemoval: true`",
@@ -60,21 +60,22 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
         windows: number_or(&fields, "windowsNum", 1, 1_000, 10)?,
     };
     let (rules, default_rule) = read_rules(&fields)?;
-    Some(match enabled {
+    Some(match is_enabled {
         true => SermantConfig { common, rules, default_rule },
         false => SermantConfig { common, rules: Vec::new(), default_rule: None },
     })
 }
 
+/// The rules by service, and the default rule.
 type SermantServiceRules = (Vec<(Name, SermantRule)>, Option<SermantRule>);
 
 fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
     let Some(field) = fields.find("rules") else {
         return Some((Vec::new(), Some(DEFAULT_RULE)));
     };
-    let mut own: Vec<(Name, SermantRule)> = Vec::new();
-    let mut default = None;
-    for element in field.read_list(RULES_MAX)? {
+    let mut service_rules: Vec<(Name, SermantRule)> = Vec::new();
+    let mut default_rule = None;
+    for element in field.read_list(MAX_RULES)? {
         let fields =
             element.read_fields(&["key", "scaleUpLimit", "minInstanceNum", "errorRate"])?;
         let key = fields.require("key")?;
@@ -83,8 +84,8 @@ fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
             min_instances: number_or(&fields, "minInstanceNum", 0, 1_000_000, 1)?,
             error_rate_ppm: share_or(&fields, "errorRate", DEFAULT_RULE.error_rate_ppm)?,
         };
-        let twice = match key.read_text()? {
-            "default-rule" => default.replace(rule).is_some(),
+        let is_duplicate = match key.read_text()? {
+            "default-rule" => default_rule.replace(rule).is_some(),
             text => {
                 // Nacos prefixes the service name with a group.
                 let name = text.rsplit("@@").next().unwrap_or(text);
@@ -95,17 +96,17 @@ fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
                     );
                     continue;
                 };
-                let known = own.iter().any(|(other, _)| *other == name);
-                own.push((name, rule));
-                known
+                let is_duplicate = service_rules.iter().any(|(other, _)| *other == name);
+                service_rules.push((name, rule));
+                is_duplicate
             }
         };
-        if twice {
+        if is_duplicate {
             element.reject("has the key of another rule", "remove one of the two");
         }
     }
-    own.sort_by(|(a, _), (b, _)| a.cmp(b));
-    Some((own, default))
+    service_rules.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Some((service_rules, default_rule))
 }
 
 fn share_or(fields: &MapFields<'_>, key: &str, default: u32) -> Option<u32> {
@@ -126,7 +127,7 @@ fn read_exceptions(fields: &MapFields<'_>) -> Option<FailureClasses> {
         classes.timeout = true;
         return Some(classes);
     };
-    for element in field.read_list(EXCEPTIONS_MAX)? {
+    for element in field.read_list(MAX_EXCEPTIONS)? {
         match element.read_choice(EXCEPTIONS)? {
             ClientException::Timeout => classes.timeout = true,
             ClientException::Connect => classes.connect = true,
@@ -136,7 +137,7 @@ fn read_exceptions(fields: &MapFields<'_>) -> Option<FailureClasses> {
     Some(classes)
 }
 
-/// The observable equivalent of a JVM client's exception.
+/// A failure that a sidecar observes, as the equivalent of an exception in the client's JVM.
 #[derive(Clone, Copy)]
 enum ClientException {
     Timeout,
@@ -144,6 +145,7 @@ enum ClientException {
     Reset,
 }
 
+/// The supported exception classes.
 const EXCEPTIONS: &[(&str, ClientException)] = &[
     ("com.alibaba.dubbo.remoting.TimeoutException", ClientException::Timeout),
     ("org.apache.dubbo.remoting.TimeoutException", ClientException::Timeout),
@@ -157,5 +159,7 @@ const EXCEPTIONS: &[(&str, ClientException)] = &[
 /// Sermant's default rule.
 const DEFAULT_RULE: SermantRule =
     SermantRule { scale_up_limit_ppm: 600_000, min_instances: 1, error_rate_ppm: 600_000 };
-const RULES_MAX: usize = 1024;
-const EXCEPTIONS_MAX: usize = 64;
+/// Limit of rules.
+const MAX_RULES: usize = 1024;
+/// Limit of exception classes.
+const MAX_EXCEPTIONS: usize = 64;

@@ -12,17 +12,17 @@ use super::ObjectMetadata;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Service> {
-    let known: Vec<&str> = READ
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Service> {
+    let supported: Vec<&str> = SUPPORTED_FIELDS
         .iter()
-        .chain(HARMLESS)
+        .chain(IGNORED_FIELDS)
         .copied()
-        .chain(UNSUPPORTED.iter().map(|(key, _)| *key))
+        .chain(UNSUPPORTED_FIELDS.iter().map(|(key, _)| *key))
         .collect();
-    let fields = spec.read_fields(&known)?;
-    refuse_unsupported(&fields);
+    let fields = spec.read_fields(&supported)?;
+    reject_unsupported_fields(&fields);
     let selector = fields.find("selector").map(Field::read_text_map).unwrap_or_default();
-    let elements = fields.require("ports")?.read_list(PORTS_MAX)?;
+    let elements = fields.require("ports")?.read_list(MAX_PORTS)?;
     if elements.is_empty() {
         fields.require("ports")?.reject("is empty", "list at least one port");
     }
@@ -45,7 +45,7 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Service> {
         ports.push(port);
     }
     Some(Service {
-        name: ServiceName { namespace: head.namespace, name: head.name },
+        name: ServiceName { namespace: metadata.namespace, name: metadata.name },
         selector,
         ports,
         addresses: BTreeSet::new(),
@@ -57,11 +57,12 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Service> {
     })
 }
 
-fn refuse_unsupported(fields: &MapFields<'_>) {
-    for (key, hint) in UNSUPPORTED {
+/// Rejects unsupported fields, and unsupported values of fields with one accepted value.
+fn reject_unsupported_fields(fields: &MapFields<'_>) {
+    for (key, hint) in UNSUPPORTED_FIELDS {
         fields.reject_unsupported(key, "is not supported", hint);
     }
-    let only = |key: &str, value: &str, hint: &str| {
+    let require_value = |key: &str, value: &str, hint: &str| {
         if let Some(field) = fields.find(key)
             && let Some(text) = field.read_text()
             && text != value
@@ -69,14 +70,14 @@ fn refuse_unsupported(fields: &MapFields<'_>) {
             field.reject(format!("{} is not supported", field.quoted_value()), hint);
         }
     };
-    only(
+    require_value(
         "type",
         "ClusterIP",
         "use ClusterIP: the mesh has no external listeners and no external names",
     );
-    only("sessionAffinity", "None", "use None");
-    only("internalTrafficPolicy", "Cluster", "use Cluster");
-    only("externalTrafficPolicy", "Cluster", "use Cluster");
+    require_value("sessionAffinity", "None", "use None");
+    require_value("internalTrafficPolicy", "Cluster", "use Cluster");
+    require_value("externalTrafficPolicy", "Cluster", "use Cluster");
 }
 
 fn read_port(element: &Field<'_>) -> Option<ServicePort> {
@@ -135,7 +136,7 @@ fn read_protocol(fields: &MapFields<'_>) -> Option<Protocol> {
 /// Returns the protocol for this `appProtocol`, if known.
 #[must_use]
 pub fn app_protocol(word: &str) -> Option<Protocol> {
-    APP_PROTOCOLS.iter().find(|(known, _)| *known == word).map(|(_, protocol)| *protocol)
+    APP_PROTOCOLS.iter().find(|(name, _)| *name == word).map(|(_, protocol)| *protocol)
 }
 
 /// Returns the protocol for a port name with the prefix `http-`, `http2-`, `grpc-` or `tcp-`.
@@ -152,11 +153,11 @@ pub fn port_name_protocol(name: &str) -> Option<Protocol> {
 }
 
 /// Limit of ports per service.
-const PORTS_MAX: usize = 256;
+const MAX_PORTS: usize = 256;
 /// The supported fields.
-const READ: &[&str] = &["selector", "ports", "publishNotReadyAddresses", "type"];
-/// The ignored fields, and fields with only one accepted value.
-const HARMLESS: &[&str] = &[
+const SUPPORTED_FIELDS: &[&str] = &["selector", "ports", "publishNotReadyAddresses", "type"];
+/// The fields that are ignored, or for which only one value is accepted.
+const IGNORED_FIELDS: &[&str] = &[
     "clusterIP",
     "clusterIPs",
     "externalTrafficPolicy",
@@ -166,7 +167,7 @@ const HARMLESS: &[&str] = &[
     "sessionAffinity",
 ];
 /// The unsupported fields, with hints.
-const UNSUPPORTED: &[(&str, &str)] = &[
+const UNSUPPORTED_FIELDS: &[(&str, &str)] = &[
     ("allocateLoadBalancerNodePorts", "remove it"),
     ("externalIPs", "remove it"),
     ("externalName", "remove it"),

@@ -11,7 +11,7 @@ use super::http_route::parse_duration;
 use super::upstream_rate_limit::BurstMeaning;
 use super::{
     ObjectMetadata, circuit_breaker, external_authorization, fault_injection, hedging,
-    jwt_validation, load_balancing, outlier_detection, rate_limit, refuse_other_kinds,
+    jwt_validation, load_balancing, outlier_detection, rate_limit, reject_other_kinds,
     sermant_removal, traffic_warmup, upstream_traffic_setting,
 };
 use crate::document::NodeValue;
@@ -20,10 +20,10 @@ use crate::field::{Field, MapFields};
 pub(super) fn read(
     kind: ServicePolicyKind,
     version: &str,
-    head: ObjectMetadata,
+    metadata: ObjectMetadata,
     spec: &Field<'_>,
 ) -> Option<ServicePolicy> {
-    let name = ServicePolicyName { kind, namespace: head.namespace, name: head.name };
+    let name = ServicePolicyName { kind, namespace: metadata.namespace, name: metadata.name };
     let (scope, rule) = match kind {
         ServicePolicyKind::OutlierDetection => {
             let (scope, rule) = outlier_detection::read(&name.namespace, spec)?;
@@ -39,8 +39,8 @@ pub(super) fn read(
         }
         ServicePolicyKind::UpstreamTrafficSetting => {
             let burst = BurstMeaning::for_version(version);
-            let (scope, both) = upstream_traffic_setting::read(&name.namespace, burst, spec)?;
-            (scope, ServiceRule::UpstreamTrafficSetting(Box::new(both)))
+            let (scope, settings) = upstream_traffic_setting::read(&name.namespace, burst, spec)?;
+            (scope, ServiceRule::UpstreamTrafficSetting(Box::new(settings)))
         }
         ServicePolicyKind::RateLimit => {
             let (scope, limits) = rate_limit::read(&name.namespace, spec)?;
@@ -77,7 +77,7 @@ pub(super) fn read(
 /// Reads the services in `targetRefs`.
 pub(super) fn read_targets(fields: &MapFields<'_>, namespace: &Name) -> Option<PolicyScope> {
     let field = fields.require("targetRefs")?;
-    let elements = field.read_list(TARGETS_MAX)?;
+    let elements = field.read_list(MAX_TARGETS)?;
     if elements.is_empty() {
         field.reject("is empty", "name the service that the policy applies to");
         return None;
@@ -95,7 +95,7 @@ pub(super) fn read_targets(fields: &MapFields<'_>, namespace: &Name) -> Option<P
 
 fn read_target(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     let fields = element.read_fields(&["group", "kind", "name", "namespace", "port"])?;
-    refuse_other_kinds(&fields, false);
+    reject_other_kinds(&fields, false);
     let name = fields.require("name").and_then(Field::read_label);
     if let Some(field) = fields.find("namespace")
         && field.read_label()? != *namespace
@@ -113,18 +113,18 @@ fn read_target(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     Some(RouteParent { service: ServiceName { namespace: namespace.clone(), name: name? }, port })
 }
 
-/// Reads a duration from `least` to `most`.
+/// Reads a duration from `min` to `max`.
 pub(super) fn read_duration_within(
     field: &Field<'_>,
-    least: Duration,
-    most: Duration,
+    min: Duration,
+    max: Duration,
 ) -> Option<Duration> {
-    let example = TIME_EXAMPLE.clamp(least, most);
-    let (first, last, example) =
-        (format_duration(least), format_duration(most), format_duration(example));
-    let bounds = format!("use a time with a unit, from {first} to {last}, such as \"{example}\"");
+    let example = DURATION_EXAMPLE.clamp(min, max);
+    let (lower, upper, example) =
+        (format_duration(min), format_duration(max), format_duration(example));
+    let bounds = format!("use a time with a unit, from {lower} to {upper}, such as \"{example}\"");
     let time = field.read_with(parse_duration, "a duration", &bounds)?;
-    if !(least..=most).contains(&time) {
+    if !(min..=max).contains(&time) {
         field.reject(format!("{} is out of range", field.quoted_value()), bounds);
         return None;
     }
@@ -146,12 +146,12 @@ fn format_duration(time: Duration) -> String {
 pub(super) fn time_or(
     fields: &MapFields<'_>,
     key: &str,
-    least: Duration,
-    most: Duration,
+    min: Duration,
+    max: Duration,
     default: Duration,
 ) -> Option<Duration> {
     match fields.find(key) {
-        Some(field) => read_duration_within(field, least, most),
+        Some(field) => read_duration_within(field, min, max),
         None => Some(default),
     }
 }
@@ -160,81 +160,87 @@ pub(super) fn time_or(
 pub(super) fn number_or(
     fields: &MapFields<'_>,
     key: &str,
-    least: u32,
-    most: u32,
+    min: u32,
+    max: u32,
     default: u32,
 ) -> Option<u32> {
     match fields.find(key) {
-        Some(field) => field.read_number(least, most),
+        Some(field) => field.read_number(min, max),
         None => Some(default),
     }
 }
 
-/// Reads an optional limit of at least `least`.
-pub(super) fn read_limit(fields: &MapFields<'_>, key: &str, least: u32) -> Option<Option<u32>> {
+/// Reads an optional limit of at least `min`.
+pub(super) fn read_limit(fields: &MapFields<'_>, key: &str, min: u32) -> Option<Option<u32>> {
     match fields.find(key) {
-        Some(field) => field.read_number(least, u32::MAX).map(Some),
+        Some(field) => field.read_number(min, u32::MAX).map(Some),
         None => Some(None),
     }
 }
 
-/// Reads a percentage from `least` to 100, or returns the default if absent.
-pub(super) fn percent_or(fields: &MapFields<'_>, key: &str, least: u8, default: u8) -> Option<u8> {
-    let number = number_or(fields, key, least.into(), 100, default.into())?;
+/// Reads a percentage from `min` to 100, or returns the default if absent.
+pub(super) fn percent_or(fields: &MapFields<'_>, key: &str, min: u8, default: u8) -> Option<u8> {
+    let number = number_or(fields, key, min.into(), 100, default.into())?;
     u8::try_from(number).ok()
 }
 
 /// Reads a decimal from 0 to 1 with at most six decimals, in parts per million.
 pub(super) fn read_share(field: &Field<'_>) -> Option<u32> {
-    let found = match field.value() {
-        NodeValue::Number(text) => parse_millionths(text),
+    let share_ppm = match field.value() {
+        NodeValue::Number(text) => parse_share_ppm(text),
         _ => None,
     };
-    if found.is_none() {
+    if share_ppm.is_none() {
         field.reject(
             format!("{} is not a share", field.quoted_value()),
             "use a number from 0 to 1 with at most six decimals, such as 0.6",
         );
     }
-    found
+    share_ppm
 }
 
-fn parse_millionths(text: &str) -> Option<u32> {
+/// Parses a decimal from 0 to 1 into parts per million.
+fn parse_share_ppm(text: &str) -> Option<u32> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
-    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if decimals.len() > 6 || !digits(whole) || !digits(decimals) || text == "." {
+    let are_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if decimals.len() > 6 || !are_digits(whole) || !are_digits(decimals) || text == "." {
         return None;
     }
     let whole: u32 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
     let decimals: u32 = format!("{decimals:0<6}").parse().ok()?;
-    let all = whole.checked_mul(1_000_000)?.checked_add(decimals)?;
-    (all <= 1_000_000).then_some(all)
+    let share_ppm = whole.checked_mul(1_000_000)?.checked_add(decimals)?;
+    (share_ppm <= 1_000_000).then_some(share_ppm)
 }
 
-const TARGETS_MAX: usize = 16;
-/// The example in messages, within the bounds.
-const TIME_EXAMPLE: Duration = Duration::from_secs(5);
+/// Limit of targets per policy.
+const MAX_TARGETS: usize = 16;
+/// The duration that messages give as an example, within the bounds.
+const DURATION_EXAMPLE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_time_of_a_message_is_read_and_within_the_bounds() {
-        let time = Duration::from_millis;
-        for (least, most) in [(1, 100), (1_000, 86_400_000), (10_000, 3_600_000), (1_500, 2_500)] {
-            let example = format_duration(TIME_EXAMPLE.clamp(time(least), time(most)));
-            let read = parse_duration(&example).unwrap();
-            assert!((time(least)..=time(most)).contains(&read), "{example}");
-            for bound in [least, most] {
-                assert_eq!(parse_duration(&format_duration(time(bound))), Some(time(bound)));
+    fn the_example_duration_is_within_the_bounds() {
+        let milliseconds = Duration::from_millis;
+        for (min, max) in [(1, 100), (1_000, 86_400_000), (10_000, 3_600_000), (1_500, 2_500)] {
+            let example =
+                format_duration(DURATION_EXAMPLE.clamp(milliseconds(min), milliseconds(max)));
+            let parsed = parse_duration(&example).unwrap();
+            assert!((milliseconds(min)..=milliseconds(max)).contains(&parsed), "{example}");
+            for bound in [min, max] {
+                assert_eq!(
+                    parse_duration(&format_duration(milliseconds(bound))),
+                    Some(milliseconds(bound))
+                );
             }
         }
-        assert_eq!(format_duration(time(604_800_000)), "168h");
+        assert_eq!(format_duration(milliseconds(604_800_000)), "168h");
     }
 
     #[test]
-    fn reads_shares_exactly() {
+    fn shares_are_parsed_exactly() {
         for (text, expected) in [
             ("0", Some(0)),
             ("1", Some(1_000_000)),
@@ -248,7 +254,7 @@ mod tests {
             ("1e-1", None),
             (".", None),
         ] {
-            assert_eq!(parse_millionths(text), expected, "{text}");
+            assert_eq!(parse_share_ppm(text), expected, "{text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reader of SMI: `TrafficTarget` v1alpha3, `HTTPRouteGroup` and `TCPRoute` v1alpha4.
+//! Readers of the SMI kinds `TrafficTarget` (v1alpha3), `HTTPRouteGroup` and `TCPRoute` (v1alpha4).
 
 use leno_model::{
     FieldMatch, HttpRouteGroup, Name, NamedMatch, PathMatch, PolicyName, PortSet, RequestMatch,
@@ -10,28 +10,32 @@ use super::http_route::header_name;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
-pub(super) fn traffic_target(head: ObjectMetadata, spec: &Field<'_>) -> Option<TrafficTarget> {
+/// Reads a `TrafficTarget`.
+pub(super) fn read_traffic_target(
+    metadata: ObjectMetadata,
+    spec: &Field<'_>,
+) -> Option<TrafficTarget> {
     let fields = spec.read_fields(&["destination", "sources", "rules"])?;
-    let name = PolicyName { namespace: head.namespace, name: head.name };
+    let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
     let destination =
         fields.require("destination").and_then(|field| read_destination(field, &name.namespace));
     if let Some(field) = fields.require("sources") {
         warn_if_empty(field, "no client is allowed");
     }
-    let sources = fields.read_each("sources", LIST_MAX, read_account);
+    let sources = fields.read_each("sources", MAX_LIST, read_account);
     if let Some(field) = fields.require("rules") {
         warn_if_empty(field, "no request is allowed");
     }
-    let rules = fields.read_each("rules", LIST_MAX, |rule| read_rule(rule, &name.namespace));
+    let rules = fields.read_each("rules", MAX_LIST, |rule| read_rule(rule, &name.namespace));
     Some(TrafficTarget { name, destination: destination?, sources, rules })
 }
 
-fn read_destination(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
+fn read_destination(field: &Field<'_>, own_namespace: &Name) -> Option<ServiceAccount> {
     let account = read_account(field)?;
-    if account.namespace != *own {
+    if account.namespace != *own_namespace {
         field.reject(
             format!(
-                "The traffic target namespace ({own}) must match spec.Destination.Namespace ({})",
+                "The traffic target namespace ({own_namespace}) must match spec.Destination.Namespace ({})",
                 account.namespace
             ),
             "put the TrafficTarget into the namespace of its destination",
@@ -61,9 +65,9 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
         );
         return None;
     }
-    let http = kind.read_choice(&[("HTTPRouteGroup", true), ("TCPRoute", false)])?;
+    let is_http = kind.read_choice(&[("HTTPRouteGroup", true), ("TCPRoute", false)])?;
     let namespace = namespace.clone();
-    if !http {
+    if !is_http {
         fields.reject_unsupported(
             "matches",
             "is not supported for a TCPRoute, which allows all ports",
@@ -73,7 +77,7 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
         return Some(TargetRule::Tcp { route });
     }
     let matches =
-        fields.read_each("matches", LIST_MAX, |field| Some(field.read_text()?.to_owned()));
+        fields.read_each("matches", MAX_LIST, |field| Some(field.read_text()?.to_owned()));
     if matches.is_empty() {
         rule.warn(
             "has no `matches`, and allows no request",
@@ -84,29 +88,34 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
     Some(TargetRule::Http { group, matches })
 }
 
+/// Warns about an empty list.
 fn warn_if_empty(field: &Field<'_>, consequence: &str) {
     if matches!(field.value(), NodeValue::List(list) if list.is_empty()) {
         field.warn(format!("is empty, so {consequence}"), "add an element");
     }
 }
 
-pub(super) fn http_route_group(head: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRouteGroup> {
+/// Reads an `HTTPRouteGroup`.
+pub(super) fn read_http_route_group(
+    metadata: ObjectMetadata,
+    spec: &Field<'_>,
+) -> Option<HttpRouteGroup> {
     let fields = spec.read_fields(&["matches"])?;
     let mut matches: Vec<NamedMatch> = Vec::new();
-    for element in fields.require("matches")?.read_list(LIST_MAX)? {
-        let Some(named) = read_match(&element) else {
+    for element in fields.require("matches")?.read_list(MAX_LIST)? {
+        let Some(named_match) = read_match(&element) else {
             continue;
         };
-        if matches.iter().any(|known| known.name == named.name) {
+        if matches.iter().any(|existing| existing.name == named_match.name) {
             element.reject(
-                format!("the name {:?} is used by another match", named.name),
+                format!("the name {:?} is used by another match", named_match.name),
                 "use another name",
             );
         }
-        matches.push(named);
+        matches.push(named_match);
     }
     Some(HttpRouteGroup {
-        name: RouteGroupName { namespace: head.namespace, name: head.name },
+        name: RouteGroupName { namespace: metadata.namespace, name: metadata.name },
         matches,
     })
 }
@@ -129,17 +138,17 @@ fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
     })
 }
 
-/// Reads methods; an empty list, or `*` in it, means all methods.
+/// Reads methods. An empty list, or one with `*`, means all methods; the result is empty then.
 pub(super) fn read_methods(fields: &MapFields<'_>) -> Vec<String> {
     let mut methods: Vec<String> = Vec::new();
-    let mut any = false;
-    for method in fields.read_each("methods", LIST_MAX, |field| field.read_choice(METHODS)) {
-        any |= method == "*";
-        if !methods.iter().any(|known| known == method) {
+    let mut allows_any = false;
+    for method in fields.read_each("methods", MAX_LIST, |field| field.read_choice(METHODS)) {
+        allows_any |= method == "*";
+        if !methods.iter().any(|existing| existing == method) {
             methods.push(method.to_owned());
         }
     }
-    if any {
+    if allows_any {
         methods.clear();
     }
     methods
@@ -148,7 +157,7 @@ pub(super) fn read_methods(fields: &MapFields<'_>) -> Vec<String> {
 /// Reads a list of maps with one entry each, or one map; all entries must match.
 fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
     let maps = match field.value() {
-        NodeValue::List(_) => field.read_list(LIST_MAX).unwrap_or_default(),
+        NodeValue::List(_) => field.read_list(MAX_LIST).unwrap_or_default(),
         _ => vec![field.clone()],
     };
     let mut headers: Vec<FieldMatch> = Vec::new();
@@ -157,7 +166,7 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
         let (Some(name), Some(regex)) = (header_name(&value, name), regex) else {
             continue;
         };
-        if headers.iter().any(|known| known.name == name) {
+        if headers.iter().any(|existing| existing.name == name) {
             value.reject(format!("{name} is defined twice"), "combine the two into one expression");
         }
         headers.push(FieldMatch { name, value: ValueMatch::Regex(regex) });
@@ -165,7 +174,8 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
     headers
 }
 
-pub(super) fn tcp_route(head: ObjectMetadata, spec: &Field<'_>) -> Option<TcpRoute> {
+/// Reads a `TCPRoute` of SMI.
+pub(super) fn read_tcp_route(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TcpRoute> {
     let fields = spec.read_fields(&["matches"])?;
     let matches = fields.require("matches")?.read_fields(&["ports"])?;
     let ports = match matches.find("ports") {
@@ -178,10 +188,13 @@ pub(super) fn tcp_route(head: ObjectMetadata, spec: &Field<'_>) -> Option<TcpRou
                 );
                 return None;
             }
-            PortSet::Only(field.read_each(LIST_MAX, Field::read_port))
+            PortSet::Only(field.read_each(MAX_LIST, Field::read_port))
         }
     };
-    Some(TcpRoute { name: TcpRouteName { namespace: head.namespace, name: head.name }, ports })
+    Some(TcpRoute {
+        name: TcpRouteName { namespace: metadata.namespace, name: metadata.name },
+        ports,
+    })
 }
 
 /// The methods of the SMI schema.
@@ -198,4 +211,4 @@ const METHODS: &[(&str, &str)] = &[
     ("PATCH", "PATCH"),
 ];
 /// Limit of sources, rules, matches, headers or ports per object.
-const LIST_MAX: usize = 1024;
+const MAX_LIST: usize = 1024;

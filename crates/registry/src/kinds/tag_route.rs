@@ -11,11 +11,11 @@ use leno_model::{
 
 use super::ObjectMetadata;
 use super::http_route::header_name;
-use super::request_test::{only_one, read_match, read_tests};
+use super::request_condition::{exactly_one_key, read_match, read_tests};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<TagRoute> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TagRoute> {
     let fields = spec.read_fields(&[
         "service",
         "port",
@@ -24,11 +24,11 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<TagRoute> {
         "rules",
         "preferSameTag",
     ])?;
-    let name = TagRouteName { namespace: head.namespace, name: head.name };
+    let name = TagRouteName { namespace: metadata.namespace, name: metadata.name };
     let scope = read_scope(&fields, &name.namespace);
     let fallback_policy = fields.find("fallbackPolicy").map(read_fallback_policy);
     let elements =
-        fields.find("rules").and_then(|rules| rules.read_list(RULES_MAX)).unwrap_or_default();
+        fields.find("rules").and_then(|rules| rules.read_list(MAX_RULES)).unwrap_or_default();
     if !elements.is_empty() && fallback_policy.is_none() {
         fields.require("fallbackPolicy")?;
     }
@@ -57,7 +57,7 @@ fn rule_origin(name: &TagRouteName, index: usize) -> RuleOrigin {
 }
 
 fn read_scope(fields: &MapFields<'_>, namespace: &Name) -> Option<TagScope> {
-    let key = only_one(fields, &["service", "scope"])?;
+    let key = exactly_one_key(fields, &["service", "scope"])?;
     let port = fields.find("port");
     if key == "scope" {
         if let Some(port) = port {
@@ -75,32 +75,35 @@ fn read_scope(fields: &MapFields<'_>, namespace: &Name) -> Option<TagScope> {
     Some(TagScope::Service(ServiceName { namespace: namespace.clone(), name }, port))
 }
 
-/// Reads one fallback, or several in order of preference. `fail` applies if all are empty.
+/// Reads one fallback policy, or several in order of preference. `fail` rejects requests if no endpoint is left,
+/// and is the absence of a policy in the result.
 fn read_fallback_policy(field: &Field<'_>) -> Option<Vec<FallbackPolicy>> {
     const WORDS: &[(&str, Option<FallbackPolicy>)] = &[
         ("any", Some(FallbackPolicy::Any)),
         ("default", Some(FallbackPolicy::Default)),
         ("fail", None),
     ];
-    let words = match field.value() {
+    let policies = match field.value() {
         NodeValue::List(_) => {
-            let words = field.read_each(WORDS.len(), |word| word.read_choice(WORDS));
-            if words.is_empty() {
+            let policies = field.read_each(WORDS.len(), |policy| policy.read_choice(WORDS));
+            if policies.is_empty() {
                 field.reject("is empty", "use `any`, `default` or `fail`");
             }
-            words
+            policies
         }
         _ => vec![field.read_choice(WORDS)?],
     };
-    let (last, before) = words.split_last()?;
-    if before.iter().any(|word| *word != Some(FallbackPolicy::Default)) || before.contains(last) {
+    let (last, preceding) = policies.split_last()?;
+    if preceding.iter().any(|policy| *policy != Some(FallbackPolicy::Default))
+        || preceding.contains(last)
+    {
         field.reject(
             "has an unreachable value",
             "use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`",
         );
         return None;
     }
-    Some(words.into_iter().flatten().collect())
+    Some(policies.into_iter().flatten().collect())
 }
 
 fn read_rule(
@@ -118,7 +121,7 @@ fn read_rule(
         "sticky",
     ])?;
     let precedence = match fields.find("precedence") {
-        Some(field) => i32::try_from(field.read_number(0, PRECEDENCE_MAX)?).ok()?,
+        Some(field) => i32::try_from(field.read_number(0, MAX_PRECEDENCE)?).ok()?,
         None => 0,
     };
     let from = match fields.find("from") {
@@ -164,9 +167,9 @@ fn read_from(field: &Field<'_>, namespace: &Name) -> Option<CallerMatch> {
 }
 
 fn read_split(field: &Field<'_>) -> Option<TagSplit> {
-    let elements = field.read_list(TARGETS_MAX)?;
+    let elements = field.read_list(MAX_TARGETS)?;
     let targets: Vec<TagTarget> = elements.iter().filter_map(read_target).collect();
-    // Missing ones have been rejected already.
+    // If the lengths differ, an element has been rejected already.
     if targets.len() == elements.len() && targets.iter().all(|target| target.weight == 0) {
         field.reject("has no target with a weight above 0", "add one");
         return None;
@@ -177,10 +180,10 @@ fn read_split(field: &Field<'_>) -> Option<TagSplit> {
 fn read_target(element: &Field<'_>) -> Option<TagTarget> {
     let fields = element.read_fields(&["weight", "tags", "instances"])?;
     let weight = match fields.find("weight") {
-        Some(field) => field.read_number(0, WEIGHT_MAX)?,
+        Some(field) => field.read_number(0, MAX_WEIGHT)?,
         None => 1,
     };
-    let set = match only_one(&fields, &["tags", "instances"])? {
+    let set = match exactly_one_key(&fields, &["tags", "instances"])? {
         "tags" => TagSet::All(read_tags(fields.find("tags")?)?),
         _ => fields
             .find("instances")?
@@ -200,7 +203,7 @@ fn read_tags(field: &Field<'_>) -> Option<BTreeMap<String, TagValue>> {
 
 fn read_sticky(field: &Field<'_>) -> Option<StickyKey> {
     let fields = field.read_fields(&["header", "cookie"])?;
-    let key = only_one(&fields, &["header", "cookie"])?;
+    let key = exactly_one_key(&fields, &["header", "cookie"])?;
     let value = fields.find(key)?;
     match key {
         "header" => header_name(value, value.read_text()?).map(StickyKey::Header),
@@ -209,7 +212,7 @@ fn read_sticky(field: &Field<'_>) -> Option<StickyKey> {
 }
 
 fn read_prefer_same_tag(fields: &MapFields<'_>, name: &TagRouteName) -> Vec<CallerRule> {
-    let elements = fields.find("preferSameTag").and_then(|list| list.read_list(TARGETS_MAX));
+    let elements = fields.find("preferSameTag").and_then(|list| list.read_list(MAX_TARGETS));
     let elements = elements.unwrap_or_default();
     let rules = elements.iter().enumerate();
     rules
@@ -217,35 +220,39 @@ fn read_prefer_same_tag(fields: &MapFields<'_>, name: &TagRouteName) -> Vec<Call
         .collect()
 }
 
+/// Reads an element of `preferSameTag` as a rule that selects endpoints with the caller's values of the tags.
 fn read_preference(element: &Field<'_>, origin: RuleOrigin) -> Option<CallerRule> {
     let fields = element.read_fields(&["tags", "minPercent", "minTotal"])?;
     let field = fields.require("tags")?;
-    let tags = field.read_each(TARGETS_MAX, |tag| Some(tag.read_text()?.to_owned()));
+    let tags = field.read_each(MAX_TARGETS, |tag| Some(tag.read_text()?.to_owned()));
     if tags.is_empty() {
         field.reject("names no tag", "name one, such as `zone`");
         return None;
     }
-    let number = |key: &str, most| match fields.find(key) {
-        Some(field) => field.read_number(0, most),
+    let number = |key: &str, max| match fields.find(key) {
+        Some(field) => field.read_number(0, max),
         None => Some(0),
     };
-    let present = |name: &String| FieldTest { name: name.clone(), test: ValueTest::Present };
-    let from = CallerMatch { tags: tags.iter().map(present).collect(), ..CallerMatch::default() };
-    let same = tags.into_iter().map(|tag| (tag, TagValue::Callers)).collect();
-    let target = TagTarget { weight: 1, set: TagSet::All(same) };
+    let is_present = |name: &String| FieldTest { name: name.clone(), test: ValueTest::Present };
+    let from =
+        CallerMatch { tags: tags.iter().map(is_present).collect(), ..CallerMatch::default() };
+    let same_tags = tags.into_iter().map(|tag| (tag, TagValue::Callers)).collect();
+    let target = TagTarget { weight: 1, set: TagSet::All(same_tags) };
     Some(CallerRule {
         origin,
         from,
         split: TagSplit { targets: vec![target], weights: WeightUnit::Relative },
         min_percent: number("minPercent", 100)?,
-        min_total: number("minTotal", WEIGHT_MAX)?,
+        min_total: number("minTotal", MAX_WEIGHT)?,
         goes_on: true,
     })
 }
 
 /// Limit of rules per object; all rules of a service are sent together.
-const RULES_MAX: usize = 16_384;
+const MAX_RULES: usize = 16_384;
 /// Limit of targets per split, or tags per preference.
-const TARGETS_MAX: usize = 64;
-const WEIGHT_MAX: u32 = 1_000_000;
-const PRECEDENCE_MAX: u32 = 1_000_000;
+const MAX_TARGETS: usize = 64;
+/// Limit of weights and of `minTotal`.
+const MAX_WEIGHT: u32 = 1_000_000;
+/// Limit of `precedence`.
+const MAX_PRECEDENCE: u32 = 1_000_000;

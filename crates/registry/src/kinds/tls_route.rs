@@ -3,12 +3,12 @@
 use leno_model::{HostPattern, RouteName, TlsRoute, TlsRule, WeightedBackend};
 
 use super::ObjectMetadata;
-use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
+use super::http_route::{MAX_BACKENDS, read_backend, read_parents};
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<TlsRoute> {
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TlsRoute> {
     let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
-    let route = RouteName { namespace: head.namespace, name: head.name };
+    let route = RouteName { namespace: metadata.namespace, name: metadata.name };
     let parents = read_parents(&fields, &route.namespace);
     let hostnames = read_hostnames(&fields);
     let backends = read_backends(&fields, &route)?;
@@ -16,27 +16,27 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<TlsRoute> {
     Some(TlsRoute { parents: parents?, rule, created: 0 })
 }
 
-/// Reads the backends of its only rule.
+/// Reads the backends of the route's only rule.
 pub(super) fn read_backends(
     fields: &MapFields<'_>,
     route: &RouteName,
 ) -> Option<Vec<WeightedBackend>> {
     let rules = fields.require("rules")?;
-    let [rule] = &rules.read_list(RULES_MAX)?[..] else {
+    let [rule] = &rules.read_list(MAX_RULES)?[..] else {
         rules.reject("is empty", "add a rule with `backendRefs`");
         return None;
     };
     let rule_fields = rule.read_fields(&["name", "backendRefs"])?;
-    let listed = rule_fields.require("backendRefs");
+    let backends_field = rule_fields.require("backendRefs");
     let backends = rule_fields
-        .read_each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
+        .read_each("backendRefs", MAX_BACKENDS, |backend| read_backend(backend, &route.namespace));
     if backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so its sessions are closed",
             "add one to `backendRefs`",
         );
     }
-    listed?;
+    backends_field?;
     Some(backends)
 }
 
@@ -44,26 +44,26 @@ pub(super) fn read_backends(
 pub(super) fn read_hostnames(fields: &MapFields<'_>) -> Option<Vec<HostPattern>> {
     let field = fields.require("hostnames")?;
     let hostnames = read_patterns(field)?;
-    if field.read_list(HOSTNAMES_MAX).is_some_and(|elements| elements.is_empty()) {
+    if field.read_list(MAX_HOSTNAMES).is_some_and(|elements| elements.is_empty()) {
         field.reject("is empty", "list the server names that the route matches");
     }
     (!hostnames.is_empty()).then_some(hostnames)
 }
 
-/// Reads a host name pattern. DNS names are ASCII.
+/// Reads a host name pattern. A name that is not ASCII gets a hint about its DNS form.
 pub(super) fn read_host(
     field: &Field<'_>,
     parse: impl FnOnce(&str) -> Option<HostPattern>,
     hint: &'static str,
 ) -> Option<HostPattern> {
     let is_ascii = field.plain_text().is_none_or(str::is_ascii);
-    let international = "write it as the DNS has it, such as xn--mller-kva.example";
-    field.read_with(parse, "a host name", if is_ascii { hint } else { international })
+    let punycode_hint = "write it as the DNS has it, such as xn--mller-kva.example";
+    field.read_with(parse, "a host name", if is_ascii { hint } else { punycode_hint })
 }
 
 /// Reads host names without duplicates.
 pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
-    let elements = field.read_list(HOSTNAMES_MAX)?;
+    let elements = field.read_list(MAX_HOSTNAMES)?;
     let mut hostnames: Vec<HostPattern> = Vec::new();
     for element in &elements {
         let hint = "use one in lower case such as shop.example.com or *.example.com";
@@ -78,11 +78,13 @@ pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
     Some(hostnames)
 }
 
-/// Server names are never addresses (RFC 6066 §3).
+/// Parses a host name pattern. Addresses are excluded: they are never server names (RFC 6066 §3).
 fn host_pattern(text: &str) -> Option<HostPattern> {
     let is_address = text.parse::<std::net::IpAddr>().is_ok();
     text.parse().ok().filter(|_| !is_address)
 }
 
-const RULES_MAX: usize = 1;
-const HOSTNAMES_MAX: usize = 16;
+/// Rules have no matches, so only the first of several would apply.
+const MAX_RULES: usize = 1;
+/// The limit of the resource's schema.
+const MAX_HOSTNAMES: usize = 16;

@@ -5,12 +5,16 @@ use leno_model::{
 };
 
 use super::ObjectMetadata;
-use super::http_route::WEIGHT_MAX;
+use super::http_route::MAX_WEIGHT;
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>, version: &str) -> Option<TrafficSplit> {
+pub(super) fn read(
+    metadata: ObjectMetadata,
+    spec: &Field<'_>,
+    version: &str,
+) -> Option<TrafficSplit> {
     let fields = spec.read_fields(&["service", "backends", "matches"])?;
-    let name = RouteName { namespace: head.namespace, name: head.name };
+    let name = RouteName { namespace: metadata.namespace, name: metadata.name };
     let root = fields.require("service").and_then(|field| read_root(field, &name.namespace));
     let backends = read_backends(&fields, &name.namespace);
     let groups = match fields.find("matches") {
@@ -41,12 +45,12 @@ fn read_root(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
 fn read_backends(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<SplitBackend>> {
     let field = fields.require("backends")?;
     let mut backends: Vec<SplitBackend> = Vec::new();
-    let elements = field.read_list(BACKENDS_MAX)?;
+    let elements = field.read_list(MAX_BACKENDS)?;
     for element in &elements {
         let Some(backend) = read_backend(element, namespace) else {
             continue;
         };
-        if backends.iter().any(|known| known.service == backend.service) {
+        if backends.iter().any(|existing| existing.service == backend.service) {
             element.reject("is listed twice", "remove one of the two, and add up their weights");
         }
         backends.push(backend);
@@ -65,18 +69,18 @@ fn read_backends(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<SplitBa
 fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<SplitBackend> {
     let fields = element.read_fields(&["service", "weight"])?;
     let service = fields.require("service").and_then(|field| read_service(field, namespace));
-    let weight = fields.require("weight").and_then(|field| field.read_number(0, WEIGHT_MAX));
+    let weight = fields.require("weight").and_then(|field| field.read_number(0, MAX_WEIGHT));
     Some(SplitBackend { service: service?, weight: weight? })
 }
 
 /// Reads a service name as clients write it, or as `NAMESPACE/NAME`.
-fn read_service(field: &Field<'_>, own: &Name) -> Option<ServiceName> {
+fn read_service(field: &Field<'_>, own_namespace: &Name) -> Option<ServiceName> {
     let hint = "use one such as reviews, reviews.shop.svc.cluster.local or shop/reviews";
-    field.read_with(|text| parse_service(text, own), "the name of a service", hint)
+    field.read_with(|text| parse_service(text, own_namespace), "the name of a service", hint)
 }
 
-/// Parses `S`, `S.N`, `S.N.svc`, `S.N.svc.cluster`, `S.N.svc.cluster.local` and `N/S`.
-fn parse_service(text: &str, own: &Name) -> Option<ServiceName> {
+/// Parses `NAME`, `NAME.NAMESPACE` with any part of the suffix `.svc.cluster.local`, and `NAMESPACE/NAME`.
+fn parse_service(text: &str, own_namespace: &Name) -> Option<ServiceName> {
     if let Some((namespace, name)) = text.split_once('/') {
         return Some(ServiceName { namespace: parse_label(namespace)?, name: parse_label(name)? });
     }
@@ -84,7 +88,7 @@ fn parse_service(text: &str, own: &Name) -> Option<ServiceName> {
     let name = parse_label(parts.next()?)?;
     let namespace = match parts.next() {
         Some(namespace) => parse_label(namespace)?,
-        None => own.clone(),
+        None => own_namespace.clone(),
     };
     let mut suffix = ["svc", "cluster", "local"].iter();
     parts.all(|part| suffix.next() == Some(&part)).then_some(ServiceName { namespace, name })
@@ -104,7 +108,7 @@ fn read_groups(field: &Field<'_>, namespace: &Name, version: &str) -> Option<Vec
         return None;
     }
     let mut groups: Vec<RouteGroupName> = Vec::new();
-    let elements = field.read_list(GROUPS_MAX)?;
+    let elements = field.read_list(MAX_GROUPS)?;
     for element in &elements {
         let Some(group) = read_group(element, namespace) else {
             continue;
@@ -134,16 +138,18 @@ fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
     Some(RouteGroupName { namespace: namespace.clone(), name })
 }
 
-const BACKENDS_MAX: usize = 64;
-const GROUPS_MAX: usize = 64;
+/// Limit of backends per split.
+const MAX_BACKENDS: usize = 64;
+/// Limit of route groups per split.
+const MAX_GROUPS: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_service_is_written_as_clients_write_it() {
-        let own = Name::new("shop").unwrap();
+    fn service_names_are_parsed_in_all_forms() {
+        let own_namespace = Name::new("shop").unwrap();
         for (text, expected) in [
             ("stock", Some("shop/stock")),
             ("stock.shop", Some("shop/stock")),
@@ -160,8 +166,8 @@ mod tests {
             ("Stock", None),
             ("", None),
         ] {
-            let read = parse_service(text, &own).map(|service| service.to_string());
-            assert_eq!(read.as_deref(), expected, "{text}");
+            let parsed = parse_service(text, &own_namespace).map(|service| service.to_string());
+            assert_eq!(parsed.as_deref(), expected, "{text}");
         }
     }
 }

@@ -16,33 +16,33 @@ pub(super) fn read(
 ) -> Option<(PolicyScope, LoadBalancing)> {
     let fields =
         spec.read_fields(&["enable", "duration", "minWeight", "maxWeight", "aggression"])?;
-    let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
-    let time = time_or(&fields, "duration", least, most, DURATION_DEFAULT);
+    let (min, max) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
+    let time = time_or(&fields, "duration", min, max, DURATION_DEFAULT);
     let percent_min = percent_or(&fields, "minWeight", 1, 10);
-    let whole = number_or(&fields, "maxWeight", 0, 100, 100);
-    if let (Some(field), Some(0..100)) = (fields.find("maxWeight"), whole) {
+    let max_weight = number_or(&fields, "maxWeight", 0, 100, 100);
+    if let (Some(field), Some(0..100)) = (fields.find("maxWeight"), max_weight) {
         field.reject(
             "is not 100: an endpoint after slow start always gets its full share",
             "use 100, or give the service fewer requests with a route",
         );
     }
     check_aggression(&fields);
-    let is_on = match fields.find("enable") {
+    let is_enabled = match fields.find("enable") {
         Some(field) => field.read_boolean()?,
         None => true,
     };
     let (time, percent_min) = (time?, percent_min?);
-    whole?;
-    let service = ServiceName { namespace: name.namespace.clone(), name: own_service(spec, name)? };
-    let warm_up = is_on.then_some(SlowStart { time, percent_min });
-    // The same as a LoadBalancing with only a warm-up.
-    let rule =
-        LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, slow_start: warm_up };
+    max_weight?;
+    let service =
+        ServiceName { namespace: name.namespace.clone(), name: read_service_name(spec, name)? };
+    let slow_start = is_enabled.then_some(SlowStart { time, percent_min });
+    // The same as a LoadBalancing that sets only `warmup`.
+    let rule = LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, slow_start };
     Some((PolicyScope::Services(vec![RouteParent { service, port: None }]), rule))
 }
 
-/// Reads the service name, which is the object's name. A name with a dot is not a service name.
-fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
+/// Returns the service name, which is the object's name. Rejects a name with a dot, which no service has.
+fn read_service_name(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
     let is_service = !name.name.as_str().contains('.');
     if !is_service {
         spec.reject(
@@ -53,11 +53,11 @@ fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
     is_service.then(|| name.name.clone())
 }
 
-/// Accepts only the default: shares grow linearly here.
+/// Rejects every `aggression` but 1, the default: only linear growth is supported.
 fn check_aggression(fields: &MapFields<'_>) {
     let Some(field) = fields.find("aggression") else { return };
-    let is_even = field.read_literal().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
-    if !is_even {
+    let is_linear = field.read_literal().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
+    if !is_linear {
         field.reject(
             format!("{} is not linear growth, and no other is supported", field.quoted_value()),
             "use 1, or remove it",
@@ -65,5 +65,5 @@ fn check_aggression(fields: &MapFields<'_>) {
     }
 }
 
-/// FSM's default.
+/// FSM's default duration.
 const DURATION_DEFAULT: Duration = Duration::from_secs(90);

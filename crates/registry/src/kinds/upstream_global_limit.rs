@@ -8,7 +8,7 @@ use leno_model::{
 };
 
 use super::http_route::header_name;
-use super::request_test::only_one;
+use super::request_condition::exactly_one_key;
 use super::service_policy::time_or;
 use crate::field::{Field, MapFields};
 
@@ -29,12 +29,12 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
         "enableXRateLimitHeaders",
         "responseStatusCode",
     ])?;
-    let at = fields.require("rateLimitService").and_then(read_server);
-    let (least, most) = (CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX);
-    let timeout = time_or(&fields, "timeout", least, most, TIMEOUT_DEFAULT);
-    let opens = flag_or(&fields, "failOpen", true)?;
-    let failure_mode = if opens { FailureMode::Allow } else { FailureMode::Deny };
-    let check_service = CheckService { at: at?, timeout: timeout?, failure_mode };
+    let address = fields.require("rateLimitService").and_then(read_server);
+    let (min, max) = (CheckService::MIN_TIMEOUT, CheckService::MAX_TIMEOUT);
+    let timeout = time_or(&fields, "timeout", min, max, TIMEOUT_DEFAULT);
+    let is_fail_open = flag_or(&fields, "failOpen", true)?;
+    let failure_mode = if is_fail_open { FailureMode::Allow } else { FailureMode::Deny };
+    let check_service = CheckService { at: address?, timeout: timeout?, failure_mode };
     let status = match fields.find("responseStatusCode") {
         Some(field) => Some(u16::try_from(field.read_number(400, 599)?).ok()?),
         None => None,
@@ -48,24 +48,25 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
     })
 }
 
-/// Reads the field `descriptors` for requests that match `like`; empty if absent.
+/// Reads the field `descriptors` for requests that match `base`; empty if the field is absent.
 pub(super) fn read_descriptors(
     fields: &MapFields<'_>,
-    like: &RequestMatch,
+    base: &RequestMatch,
 ) -> Option<Vec<Descriptor>> {
     let Some(field) = fields.find("descriptors") else { return Some(Vec::new()) };
-    let elements = field.read_list(DESCRIPTORS_MAX)?;
-    elements.iter().map(|element| read_descriptor(element, like)).collect()
+    let elements = field.read_list(MAX_DESCRIPTORS)?;
+    elements.iter().map(|element| read_descriptor(element, base)).collect()
 }
 
-fn read_descriptor(element: &Field<'_>, like: &RequestMatch) -> Option<Descriptor> {
-    let list = element.read_fields(&["entries"])?.require("entries")?.read_list(ENTRIES_MAX)?;
-    if list.is_empty() {
+fn read_descriptor(element: &Field<'_>, base: &RequestMatch) -> Option<Descriptor> {
+    let elements = element.read_fields(&["entries"])?.require("entries")?.read_list(MAX_ENTRIES)?;
+    if elements.is_empty() {
         element.reject("has no entries, so no descriptor is sent", "add one, or remove it");
         return None;
     }
-    let mut request = like.clone();
-    let entries: Option<Vec<_>> = list.iter().map(|it| read_entry(it, &mut request)).collect();
+    let mut request = base.clone();
+    let entries: Option<Vec<_>> =
+        elements.iter().map(|element| read_entry(element, &mut request)).collect();
     let requests = if request == RequestMatch::default() { Vec::new() } else { vec![request] };
     Some(Descriptor { requests, entries: entries?, hits_addend: 1 })
 }
@@ -74,9 +75,9 @@ fn read_descriptor(element: &Field<'_>, like: &RequestMatch) -> Option<Descripto
 fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<DescriptorEntry> {
     let keys = ["genericKey", "remoteAddress", "requestHeader", "headerValueMatch"];
     let parts = element.read_fields(&keys)?;
-    let which = only_one(&parts, &keys)?;
-    let field = parts.find(which)?;
-    let (default, value, fields) = match which {
+    let kind = exactly_one_key(&parts, &keys)?;
+    let field = parts.find(kind)?;
+    let (default, value, fields) = match kind {
         "genericKey" => {
             let fields = field.read_fields(&["value", "key"])?;
             ("generic_key", DescriptorValue::Text(read_required_text(&fields, "value")?), fields)
@@ -97,8 +98,8 @@ fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<Descrip
                 );
                 return None;
             }
-            for header in fields.require("headers")?.read_list(ENTRIES_MAX)? {
-                request.headers.push(header_match(&header)?);
+            for header in fields.require("headers")?.read_list(MAX_ENTRIES)? {
+                request.headers.push(read_header_match(&header)?);
             }
             ("header_match", DescriptorValue::Text(read_required_text(&fields, "value")?), fields)
         }
@@ -110,21 +111,21 @@ fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<Descrip
     Some(DescriptorEntry { key, value })
 }
 
-fn header_match(element: &Field<'_>) -> Option<FieldMatch> {
-    const HOW: [&str; 6] = ["exact", "prefix", "suffix", "regex", "contains", "present"];
+fn read_header_match(element: &Field<'_>) -> Option<FieldMatch> {
+    const KINDS: [&str; 6] = ["exact", "prefix", "suffix", "regex", "contains", "present"];
     let fields = element
         .read_fields(&["name", "exact", "prefix", "suffix", "regex", "contains", "present"])?;
     let name = fields.require("name")?;
     let name = header_name(name, name.read_text()?)?;
-    let which = only_one(&fields, &HOW)?;
-    let field = fields.find(which)?;
-    let literal = || field.read_text().map(regex::escape);
-    let value = match which {
+    let kind = exactly_one_key(&fields, &KINDS)?;
+    let field = fields.find(kind)?;
+    let escaped = || field.read_text().map(regex::escape);
+    let value = match kind {
         "exact" => ValueMatch::Exact(field.read_text()?.to_owned()),
         "regex" => ValueMatch::Regex(field.read_regex()?),
-        "prefix" => ValueMatch::Regex(format!("{}.*", literal()?)),
-        "suffix" => ValueMatch::Regex(format!(".*{}", literal()?)),
-        "contains" => ValueMatch::Regex(format!(".*{}.*", literal()?)),
+        "prefix" => ValueMatch::Regex(format!("{}.*", escaped()?)),
+        "suffix" => ValueMatch::Regex(format!(".*{}", escaped()?)),
+        "contains" => ValueMatch::Regex(format!(".*{}.*", escaped()?)),
         _ => {
             if !field.read_boolean()? {
                 field.reject("is false, which is not supported", "remove the header");
@@ -162,13 +163,14 @@ fn flag_or(fields: &MapFields<'_>, key: &str, default: bool) -> Option<bool> {
     }
 }
 
-/// Returns the match for a route with its own descriptors.
-pub(super) fn at_path(pattern: String) -> RequestMatch {
+/// Returns the match for requests with a path that matches this pattern.
+pub(super) fn match_path(pattern: String) -> RequestMatch {
     RequestMatch { path: PathMatch::Regex(pattern), ..RequestMatch::default() }
 }
 
-/// The schema's default.
+/// The schema's default timeout.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
-/// As in a `RateLimit`.
-const DESCRIPTORS_MAX: usize = 16;
-const ENTRIES_MAX: usize = 16;
+/// Limit of descriptors per request, as in a `RateLimit`.
+const MAX_DESCRIPTORS: usize = 16;
+/// Limit of entries per descriptor.
+const MAX_ENTRIES: usize = 16;

@@ -11,16 +11,16 @@ use crate::field::{Field, MapFields};
 /// The meaning of `burst`, which differs between OSM and FSM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BurstMeaning {
-    /// Added to the bucket's capacity (OSM).
+    /// `burst` is added to the capacity of the bucket (OSM).
     Added,
-    /// Replaces the bucket's capacity, if given (FSM).
-    Instead,
+    /// `burst` replaces the capacity of the bucket, unless it is 0 (FSM).
+    Replaces,
 }
 
 impl BurstMeaning {
     pub(super) fn for_version(version: &str) -> Self {
         match version.starts_with("policy.flomesh.io/") {
-            true => Self::Instead,
+            true => Self::Replaces,
             false => Self::Added,
         }
     }
@@ -28,22 +28,23 @@ impl BurstMeaning {
     fn bucket_size(self, count: u32, burst: u32) -> u32 {
         match (self, burst) {
             (Self::Added, burst) => count.saturating_add(burst),
-            (Self::Instead, 0) => count,
-            (Self::Instead, burst) => burst,
+            (Self::Replaces, 0) => count,
+            (Self::Replaces, burst) => burst,
         }
     }
 }
 
-/// Reads the limits of a `spec`: limits of paths precede the limit of all requests, which they replace.
+/// Reads the limits of a `spec`. Limits of paths come first: requests that match one are not counted by the
+/// limit of all requests.
 pub(super) fn read(spec: &MapFields<'_>, burst: BurstMeaning) -> Option<RateLimits> {
     let mut limits = RateLimits::default();
     let mut descriptors = Vec::new();
-    for (index, route) in route_list(spec)?.iter().enumerate() {
-        let (path, said) = read_route(route, index, burst, &mut limits.rules)?;
-        if let Some(fields) = said {
+    for (index, route) in read_route_list(spec)?.iter().enumerate() {
+        let (path, global) = read_route(route, index, burst, &mut limits.rules)?;
+        if let Some(fields) = global {
             let fields = fields.read_fields(&["descriptors"])?;
             fields.require("descriptors")?;
-            descriptors.extend(global::read_descriptors(&fields, &global::at_path(path))?);
+            descriptors.extend(global::read_descriptors(&fields, &global::match_path(path))?);
         }
     }
     let Some(field) = spec.find("rateLimit") else {
@@ -107,29 +108,33 @@ fn read_route<'a>(
     let fields = route.read_fields(&["path", "rateLimit"])?;
     let field = fields.require("path")?;
     let path = field.read_regex()?;
-    let is_said = |rule: &RateRule| {
+    let has_same_path = |rule: &RateRule| {
         rule.requests.iter().any(|request| match &request.path {
-            PathMatch::Regex(said) => *said == path,
+            PathMatch::Regex(other_path) => *other_path == path,
             _ => false,
         })
     };
-    if rules.iter().any(is_said) {
+    if rules.iter().any(has_same_path) {
         field.reject("has a limit in an earlier route", "remove one of the two");
         return Some((path, None));
     }
-    let limit = fields.find("rateLimit");
-    let parts = match limit {
+    let rate_limit = fields.find("rateLimit");
+    let limits = match rate_limit {
         Some(field) => Some(field.read_fields(&["local", "global"])?),
         None => None,
     };
-    let part = |key| parts.as_ref().and_then(|parts| parts.find(key));
-    let (local, global) = (part("local"), part("global"));
+    let limit_field = |key| limits.as_ref().and_then(|limits| limits.find(key));
+    let (local, global) = (limit_field("local"), limit_field("global"));
     if local.is_none() && global.is_none() {
         route.reject("has no limits", "add `rateLimit`, or remove the route");
     }
     if let Some(local) = local {
         let rule = read_requests(local, format!("httpRoutes[{index}]"), burst)?;
-        rules.push(RateRule { requests: vec![global::at_path(path.clone())], stop: true, ..rule });
+        rules.push(RateRule {
+            requests: vec![global::match_path(path.clone())],
+            stop: true,
+            ..rule
+        });
     }
     Some((path, global.cloned()))
 }
@@ -150,9 +155,9 @@ fn read_local(local: &Field<'_>, burst: BurstMeaning, limits: &mut RateLimits) -
     Some(())
 }
 
-fn route_list<'a>(spec: &MapFields<'a>) -> Option<Vec<Field<'a>>> {
+fn read_route_list<'a>(spec: &MapFields<'a>) -> Option<Vec<Field<'a>>> {
     match spec.find("httpRoutes") {
-        Some(field) => field.read_list(ROUTES_MAX),
+        Some(field) => field.read_list(MAX_ROUTES),
         None => Some(Vec::new()),
     }
 }
@@ -167,7 +172,7 @@ fn read_requests(field: &Field<'_>, name: String, burst: BurstMeaning) -> Option
     ])?;
     let status = match fields.find("responseStatusCode") {
         Some(field) => match field.read_number(0, 599)? {
-            // The schema's default, written out.
+            // 0 is the schema's default, and means "the default status".
             0 => None,
             status if (400..=599).contains(&status) => u16::try_from(status).ok(),
             _ => {
@@ -193,20 +198,21 @@ fn read_requests(field: &Field<'_>, name: String, burst: BurstMeaning) -> Option
 }
 
 fn read_rate(fields: &MapFields<'_>, key: &str, burst: BurstMeaning) -> Option<Rate> {
-    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::COUNT_MAX));
+    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::MAX_COUNT));
     let time = fields.require("unit").and_then(|field| field.read_choice(UNITS));
-    let more = match fields.find("burst") {
-        Some(field) => field.read_number(0, Rate::COUNT_MAX)?,
+    let extra = match fields.find("burst") {
+        Some(field) => field.read_number(0, Rate::MAX_COUNT)?,
         None => 0,
     };
     let count = count?;
-    Some(Rate { count, time: time?, size: burst.bucket_size(count, more) })
+    Some(Rate { count, time: time?, size: burst.bucket_size(count, extra) })
 }
 
+/// The windows by name.
 const UNITS: &[(&str, Duration)] = &[
     ("second", Duration::from_secs(1)),
     ("minute", Duration::from_secs(60)),
     ("hour", Duration::from_secs(3600)),
 ];
 /// Limit of paths with their own limits.
-const ROUTES_MAX: usize = 64;
+const MAX_ROUTES: usize = 64;

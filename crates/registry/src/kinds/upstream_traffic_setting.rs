@@ -8,7 +8,7 @@ use leno_model::{
 };
 
 use super::circuit_breaker::{
-    COUNT_MAX, OPEN_MIN, TIME_MAX, WINDOW_MIN, connect_timeout, slow_threshold,
+    MAX_COUNT, MAX_TIME, MIN_OPEN, MIN_WINDOW, connect_timeout, slow_threshold,
 };
 use super::response::read_body;
 use super::service_policy::{read_duration_within, read_limit, read_share};
@@ -23,7 +23,7 @@ pub(super) fn read(
     let fields = spec.read_fields(&["host", "connectionSettings", "rateLimit", "httpRoutes"])?;
     let service = fields.require("host").and_then(|field| parse_host(field, namespace));
     let breaker = match fields.find("connectionSettings") {
-        Some(settings) => connection_settings(settings)?,
+        Some(settings) => read_connection_settings(settings)?,
         None => CircuitBreaker::default(),
     };
     let limits = upstream_rate_limit::read(&fields, burst)?;
@@ -35,7 +35,7 @@ pub(super) fn read(
     Some((PolicyScope::Services(vec![parent]), (breaker, limits)))
 }
 
-fn connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
+fn read_connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
     let parts = settings.read_fields(&["tcp", "http"])?;
     let mut rule = CircuitBreaker::default();
     if let Some(field) = parts.find("tcp") {
@@ -63,8 +63,8 @@ fn read_http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
         "maxRetries",
         "circuitBreaking",
     ])?;
-    // The schema's default, written out.
-    if read_limit(&fields, "maxRequestsPerConnection", 0)?.is_some_and(|most| is_bounded(&most)) {
+    // The maximum is the schema's default, and means "no limit".
+    if read_limit(&fields, "maxRequestsPerConnection", 0)?.is_some_and(|max| is_bounded(&max)) {
         fields.reject_unsupported(
             "maxRequestsPerConnection",
             "is not supported: requests to an endpoint share one link",
@@ -96,13 +96,13 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
     ])?;
     let window = fields
         .require("statTimeWindow")
-        .and_then(|it| read_duration_within(it, WINDOW_MIN, TIME_MAX));
+        .and_then(|field| read_duration_within(field, MIN_WINDOW, MAX_TIME));
     let open_duration = fields
         .require("degradedTimeWindow")
-        .and_then(|it| read_duration_within(it, OPEN_MIN, TIME_MAX));
+        .and_then(|field| read_duration_within(field, MIN_OPEN, MAX_TIME));
     let requests_min =
-        fields.require("minRequestAmount").and_then(|it| it.read_number(1, COUNT_MAX));
-    let failed = too_many(&fields, "errorAmountThreshold", "errorRatioThreshold")?;
+        fields.require("minRequestAmount").and_then(|field| field.read_number(1, MAX_COUNT));
+    let failed = read_failure_threshold(&fields, "errorAmountThreshold", "errorRatioThreshold")?;
     let slow = read_slow(&fields)?;
     if failed == FailureThreshold::default() && slow.is_none() {
         field.reject("never opens", "add `errorRatioThreshold` or another threshold");
@@ -110,7 +110,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
     let status = match fields.find("degradedStatusCode") {
         Some(field) => {
             let status = u16::try_from(field.read_number(200, 599)?).ok()?;
-            if !FixedResponse::may_have(status) {
+            if !FixedResponse::is_valid_status(status) {
                 field.reject("has no body", "use a status that permits a body, such as 409");
                 return None;
             }
@@ -143,7 +143,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
 }
 
 fn read_slow(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
-    let too_many = too_many(fields, "slowAmountThreshold", "slowRatioThreshold")?;
+    let too_many = read_failure_threshold(fields, "slowAmountThreshold", "slowRatioThreshold")?;
     let threshold = match fields.find("slowTimeThreshold") {
         Some(field) => {
             if too_many == FailureThreshold::default() {
@@ -151,13 +151,17 @@ fn read_slow(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
             }
             slow_threshold(field)?
         }
-        None => SLOW_DEFAULT,
+        None => SLOW_THRESHOLD_DEFAULT,
     };
     Some((too_many != FailureThreshold::default()).then_some(SlowRequests { threshold, too_many }))
 }
 
-/// Reads the thresholds for an amount and for a ratio.
-fn too_many(fields: &MapFields<'_>, amount: &str, ratio: &str) -> Option<FailureThreshold> {
+/// Reads a failure threshold from the fields with these names, for a number and for a share of requests.
+fn read_failure_threshold(
+    fields: &MapFields<'_>,
+    amount: &str,
+    ratio: &str,
+) -> Option<FailureThreshold> {
     let share_ppm = match fields.find(ratio) {
         Some(field) => match read_share(field)? {
             0 => {
@@ -169,7 +173,7 @@ fn too_many(fields: &MapFields<'_>, amount: &str, ratio: &str) -> Option<Failure
         None => None,
     };
     let number = match fields.find(amount) {
-        Some(field) => Some(field.read_number(1, COUNT_MAX)?),
+        Some(field) => Some(field.read_number(1, MAX_COUNT)?),
         None => None,
     };
     Some(FailureThreshold { share_ppm, number })
@@ -179,11 +183,11 @@ fn too_many(fields: &MapFields<'_>, amount: &str, ratio: &str) -> Option<Failure
 fn parse_host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
     let text = field.read_text()?;
     let short = text.strip_suffix(".svc.cluster.local").or(text.strip_suffix(".svc"));
-    let found = short.unwrap_or(text).split_once('.').and_then(|(name, space)| {
+    let service = short.unwrap_or(text).split_once('.').and_then(|(name, namespace_text)| {
         let label = |text: &str| Name::new(text).ok().filter(|name| !name.as_str().contains('.'));
-        Some(ServiceName { namespace: label(space)?, name: label(name)? })
+        Some(ServiceName { namespace: label(namespace_text)?, name: label(name)? })
     });
-    match found {
+    match service {
         Some(service) if service.namespace == *namespace => Some(service),
         Some(service) => {
             field.reject(
@@ -207,6 +211,9 @@ fn is_bounded(limit: &u32) -> bool {
     *limit != u32::MAX
 }
 
+/// The schema's default status while the circuit is open.
 const STATUS_DEFAULT: u16 = 409;
+/// The schema's default body while the circuit is open.
 const BODY_DEFAULT: &str = "Coming soon ...";
-const SLOW_DEFAULT: Duration = Duration::from_secs(5);
+/// The schema's default duration from which a response is slow.
+const SLOW_THRESHOLD_DEFAULT: Duration = Duration::from_secs(5);

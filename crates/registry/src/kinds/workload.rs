@@ -14,8 +14,8 @@ use super::service_policy::number_or;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Workload> {
-    let fields = spec.read_fields(FIELDS)?;
+pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workload> {
+    let fields = spec.read_fields(SUPPORTED_FIELDS)?;
     let account = match fields.find("serviceAccount") {
         Some(field) => field.read_name(),
         None => Name::new(ACCOUNT_DEFAULT).ok(),
@@ -28,17 +28,17 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Workload> {
     let admission = read_admission(&fields);
     let run = fields.find("run").map(read_command).unwrap_or_default();
     let run_options = Box::new(read_run_options(&fields, &ports));
-    let account = account.filter(|name| accept_account(&fields, &head.namespace, name));
+    let account = account.filter(|name| accept_account(&fields, &metadata.namespace, name));
     let address = address?;
-    let (usual, most) = (Weight::DEFAULT.into(), Weight::MAX.into());
-    let weight = number_or(&fields, "weight", 1, most, usual);
-    let outbound_listeners = read_listeners(&fields, &head.namespace);
-    refuse_listeners_on_own_ports(&fields, &outbound_listeners, address, &ports);
+    let (default, max) = (Weight::DEFAULT.into(), Weight::MAX.into());
+    let weight = number_or(&fields, "weight", 1, max, default);
+    let outbound_listeners = read_listeners(&fields, &metadata.namespace);
+    reject_listeners_on_own_ports(&fields, &outbound_listeners, address, &ports);
     Some(Workload {
-        account: ServiceAccount { namespace: head.namespace.clone(), name: account? },
-        name: WorkloadName { namespace: head.namespace, name: head.name },
+        account: ServiceAccount { namespace: metadata.namespace.clone(), name: account? },
+        name: WorkloadName { namespace: metadata.namespace, name: metadata.name },
         uid: None,
-        labels: head.labels,
+        labels: metadata.labels,
         ports,
         address,
         other_addresses: BTreeSet::new(),
@@ -53,17 +53,18 @@ pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Workload> {
     })
 }
 
-/// Rejects the control plane's account: sidecars would accept the workload as the control plane.
+/// Rejects the control plane's account, with which sidecars would accept the workload as the control plane. Returns
+/// true if the account is accepted.
 fn accept_account(fields: &MapFields<'_>, namespace: &Name, name: &Name) -> bool {
-    let reserved = namespace.as_str() == CONTROL_NAMESPACE && name.as_str() == CONTROL_ACCOUNT;
-    if reserved {
+    let is_reserved = namespace.as_str() == CONTROL_NAMESPACE && name.as_str() == CONTROL_ACCOUNT;
+    if is_reserved {
         let field = fields.find("serviceAccount");
         field.unwrap_or(fields.map_field()).reject(
             format!("{CONTROL_NAMESPACE}/{CONTROL_ACCOUNT} is the account of the control plane"),
             "use another account or another namespace",
         );
     }
-    !reserved
+    !is_reserved
 }
 
 fn read_address(field: &Field<'_>) -> Option<IpAddr> {
@@ -83,7 +84,7 @@ fn read_address(field: &Field<'_>) -> Option<IpAddr> {
 }
 
 fn read_ports(fields: &MapFields<'_>) -> Vec<WorkloadPort> {
-    let Some(elements) = fields.find("ports").and_then(|ports| ports.read_list(PORTS_MAX)) else {
+    let Some(elements) = fields.find("ports").and_then(|ports| ports.read_list(MAX_PORTS)) else {
         return Vec::new();
     };
     let mut ports: Vec<WorkloadPort> = Vec::new();
@@ -91,10 +92,10 @@ fn read_ports(fields: &MapFields<'_>) -> Vec<WorkloadPort> {
         let Some(port) = read_port(&element) else {
             continue;
         };
-        if ports.iter().any(|known| known.port == port.port) {
+        if ports.iter().any(|existing| existing.port == port.port) {
             element.reject(format!("port {} is listed twice", port.port), "remove one of the two");
         }
-        if port.name.is_some() && ports.iter().any(|known| known.name == port.name) {
+        if port.name.is_some() && ports.iter().any(|existing| existing.name == port.name) {
             element.reject("its name is used by another port", "use another name");
         }
         ports.push(port);
@@ -144,20 +145,22 @@ fn read_env(fields: &MapFields<'_>) -> BTreeMap<String, String> {
     env
 }
 
-/// The program and its arguments.
+/// Reads the program and its arguments.
 fn read_command(field: &Field<'_>) -> Vec<String> {
     let NodeValue::Text(text) = field.value() else {
-        return field.read_each(RUN_ARGUMENTS_MAX, Field::read_literal);
+        return field.read_each(MAX_RUN_ARGUMENTS, Field::read_literal);
     };
-    field.reject(format!("is {}, not a list", field.quoted_value()), command_remedy(text));
+    field.reject(format!("is {}, not a list", field.quoted_value()), command_hint(text));
     Vec::new()
 }
 
-/// Returns the hint for a command that is one text: the list of its words if a shell interprets none of its characters.
-fn command_remedy(text: &str) -> String {
-    let is_plain = |char: char| char.is_ascii_alphanumeric() || " -_./:=@%+,".contains(char);
+/// Returns the hint for a command that is one text: the list of its words, if a shell would interpret none of its
+/// characters.
+fn command_hint(text: &str) -> String {
+    let is_plain =
+        |character: char| character.is_ascii_alphanumeric() || " -_./:=@%+,".contains(character);
     let words: Vec<String> = text.split_whitespace().map(|word| format!("{word:?}")).collect();
-    let list = match text.chars().all(is_plain) && text.len() <= RUN_TEXT_BYTES_MAX {
+    let list = match text.chars().all(is_plain) && text.len() <= MAX_RUN_TEXT_BYTES {
         true if !words.is_empty() => format!(": [{}]", words.join(", ")),
         _ => "; for a shell: [\"sh\", \"-c\", \"COMMAND\"]".to_owned(),
     };
@@ -198,7 +201,7 @@ fn read_directory(field: &Field<'_>) -> Option<String> {
 
 fn read_user(field: &Field<'_>) -> Option<RunUser> {
     let text = field.read_literal()?;
-    let user = user_of(&text);
+    let user = parse_user(&text);
     if user.is_none() {
         field.reject(
             format!("{text:?} is not a user"),
@@ -209,26 +212,27 @@ fn read_user(field: &Field<'_>) -> Option<RunUser> {
 }
 
 /// Parses a user name as permitted by useradd(8), a number, or two numbers separated by `:`.
-fn user_of(text: &str) -> Option<RunUser> {
-    if text.starts_with(|first: char| first.is_ascii_digit()) {
+fn parse_user(text: &str) -> Option<RunUser> {
+    if text.starts_with(|character: char| character.is_ascii_digit()) {
         let (user, group) = match text.split_once(':') {
             Some((user, group)) => (user, Some(group.parse().ok()?)),
             None => (text, None),
         };
         return Some(RunUser::Numbered(user.parse().ok()?, group));
     }
-    let is_part = |it: char| it.is_ascii_alphanumeric() || matches!(it, '_' | '-' | '.');
-    let is_name = !text.is_empty() && text.len() <= USER_BYTES_MAX && !text.starts_with('-');
-    (is_name && text.chars().all(is_part)).then(|| RunUser::Named(text.to_owned()))
+    let is_name_character =
+        |character: char| character.is_ascii_alphanumeric() || matches!(character, '_' | '-' | '.');
+    let is_name = !text.is_empty() && text.len() <= MAX_USER_BYTES && !text.starts_with('-');
+    (is_name && text.chars().all(is_name_character)).then(|| RunUser::Named(text.to_owned()))
 }
 
 fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> {
     let fields = field.read_fields(&["httpGet"])?;
-    let get = fields.require("httpGet")?;
-    let fields = get.read_fields(&["port", "path"])?;
+    let http_get = fields.require("httpGet")?;
+    let fields = http_get.read_fields(&["port", "path"])?;
     let port = fields.require("port")?;
     let number = port.read_port()?;
-    if !ports.iter().any(|known| known.port == number) {
+    if !ports.iter().any(|workload_port| workload_port.port == number) {
         port.reject(
             format!("{number} is not a port of the workload"),
             "use the number of one of `ports`",
@@ -250,13 +254,13 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
 }
 
 fn read_listeners(fields: &MapFields<'_>, namespace: &Name) -> Vec<OutboundListener> {
-    let elements = fields.find("outbound").and_then(|f| f.read_list(LISTENERS_MAX));
+    let elements = fields.find("outbound").and_then(|f| f.read_list(MAX_LISTENERS));
     let mut outbound_listeners: Vec<OutboundListener> = Vec::new();
     for element in elements.unwrap_or_default() {
         let Some(listener) = read_listener(&element, namespace) else {
             continue;
         };
-        if outbound_listeners.iter().any(|known| known.listen == listener.listen) {
+        if outbound_listeners.iter().any(|existing| existing.listen == listener.listen) {
             element.reject(
                 format!("two outbound listeners use {}", listener.listen),
                 "use another port for one of them",
@@ -271,7 +275,7 @@ fn read_listener(element: &Field<'_>, namespace: &Name) -> Option<OutboundListen
     let fields = element.read_fields(&["service", "port", "listen"])?;
     let service = fields.require("service").and_then(|field| {
         field.read_with(
-            |text| service_reference(text, namespace),
+            |text| parse_service_name(text, namespace),
             "the name of a service",
             "use `name.namespace`, such as details.bookinfo",
         )
@@ -305,16 +309,16 @@ fn read_listen(field: &Field<'_>) -> Option<SocketAddr> {
     Some(listen)
 }
 
-/// Rejects a listener on the application's own address and port.
-fn refuse_listeners_on_own_ports(
+/// Rejects outbound listeners on an address and port of the application itself.
+fn reject_listeners_on_own_ports(
     fields: &MapFields<'_>,
     outbound_listeners: &[OutboundListener],
     address: IpAddr,
     ports: &[WorkloadPort],
 ) {
     for OutboundListener { listen, .. } in outbound_listeners {
-        let same_address = listen.ip() == address || listen.ip().is_unspecified();
-        if same_address
+        let is_same_address = listen.ip() == address || listen.ip().is_unspecified();
+        if is_same_address
             && ports.iter().any(|port| port.port == listen.port())
             && let Some(field) = fields.find("outbound")
         {
@@ -327,19 +331,20 @@ fn refuse_listeners_on_own_ports(
 }
 
 /// Parses `name`, `name.namespace` and the longer forms up to `name.namespace.svc.cluster.local`.
-fn service_reference(text: &str, namespace: &Name) -> Option<ServiceName> {
+fn parse_service_name(text: &str, namespace: &Name) -> Option<ServiceName> {
     let mut parts = text.split('.');
     let name = Name::new(parts.next()?).ok()?;
     let namespace = match parts.next() {
         Some(part) => Name::new(part).ok()?,
         None => namespace.clone(),
     };
-    let rest: Vec<&str> = parts.collect();
-    let suffix = ["svc", "cluster", "local"];
-    suffix.starts_with(&rest).then_some(ServiceName { namespace, name })
+    let suffix: Vec<&str> = parts.collect();
+    let cluster_suffix = ["svc", "cluster", "local"];
+    cluster_suffix.starts_with(&suffix).then_some(ServiceName { namespace, name })
 }
 
-const FIELDS: &[&str] = &[
+/// The supported fields of `spec`.
+const SUPPORTED_FIELDS: &[&str] = &[
     "serviceAccount",
     "ports",
     "address",
@@ -360,12 +365,12 @@ const CONTROL_NAMESPACE: &str = "leno-system";
 /// The name of the control plane's own account.
 const CONTROL_ACCOUNT: &str = "leno-control";
 /// Limit of ports per workload.
-const PORTS_MAX: usize = 256;
+const MAX_PORTS: usize = 256;
 /// Limit of fixed outbound listeners per workload; each is a listening socket.
-const LISTENERS_MAX: usize = 1024;
+const MAX_LISTENERS: usize = 1024;
 /// Length limit of a user name (useradd(8)).
-const USER_BYTES_MAX: usize = 32;
-/// The longest command that a message shows as a list.
-const RUN_TEXT_BYTES_MAX: usize = 200;
+const MAX_USER_BYTES: usize = 32;
+/// Length limit of a command that a message repeats as a list.
+const MAX_RUN_TEXT_BYTES: usize = 200;
 /// Limit of arguments per command.
-const RUN_ARGUMENTS_MAX: usize = 4096;
+const MAX_RUN_ARGUMENTS: usize = 4096;

@@ -5,19 +5,23 @@ use leno_model::{
     ServiceAccount, Workload, WorkloadPort,
 };
 
-use super::suggestion::{known, suggest_name};
+use super::suggestion::{existing_names, suggest_name};
 use super::{ObjectIndex, WarningCollector};
 use crate::rejected::{DocumentLocation, Warning};
 
 impl ObjectIndex<'_> {
-    pub(super) fn lint_mesh_config(&self, config: &MeshConfig, lint: &mut WarningCollector<'_>) {
+    pub(super) fn lint_mesh_config(
+        &self,
+        config: &MeshConfig,
+        collector: &mut WarningCollector<'_>,
+    ) {
         for name in config.namespaces.keys() {
             let mut workloads = self.workloads.iter();
             if workloads.any(|workload| workload.name.namespace == *name) {
                 continue;
             }
             if config.annotated.contains(name) {
-                lint.warnings.push(Warning {
+                collector.warnings.push(Warning {
                     at: DocumentLocation {
                         kind: Some("Namespace".to_owned()),
                         name: Some(name.to_string()),
@@ -33,7 +37,7 @@ impl ObjectIndex<'_> {
                     ),
                 });
             } else {
-                lint.add_warning(
+                collector.add_warning(
                     "spec.namespaces".to_owned(),
                     format!("no workload is in the namespace {name}"),
                     "correct the name, or remove the entry",
@@ -43,33 +47,41 @@ impl ObjectIndex<'_> {
     }
 
     /// Warns about a workload with settings below the mesh minimum.
-    pub(super) fn lint_floor(&self, workload: &Workload, lint: &mut WarningCollector<'_>) {
-        for it in self.config.overruled_in(&workload.name.namespace, workload.admission) {
-            lint.add_warning(
-                format!("spec.{}", it.field),
-                format!("is below the floor of the MeshConfig, and {} is in force", it.in_force),
-                format!("use {}, or remove the field", it.in_force),
+    pub(super) fn lint_floor(&self, workload: &Workload, collector: &mut WarningCollector<'_>) {
+        for setting in self.config.overridden_in(&workload.name.namespace, workload.admission) {
+            collector.add_warning(
+                format!("spec.{}", setting.field),
+                format!(
+                    "is below the floor of the MeshConfig, and {} is in force",
+                    setting.in_force
+                ),
+                format!("use {}, or remove the field", setting.in_force),
             );
         }
     }
 
     /// Warns about a workload that denies by default and to which no policy allows access.
-    pub(super) fn lint_unmentioned(&self, workload: &Workload, lint: &mut WarningCollector<'_>) {
+    pub(super) fn lint_missing_policy(
+        &self,
+        workload: &Workload,
+        collector: &mut WarningCollector<'_>,
+    ) {
         let account = &workload.account;
         let default_policy = self.config.mode_of(workload);
-        let allows = |policy: &&AccessPolicy| {
+        let allows_access = |policy: &&AccessPolicy| {
             let mut rules = policy.rules.iter();
-            let allows = rules.any(|rule| rule.action == PolicyAction::Allow);
-            policy.is_about(account) && allows || policy.allows_something_to(account)
+            let allows_access = rules.any(|rule| rule.action == PolicyAction::Allow);
+            policy.is_about(account) && allows_access || policy.allows_any_from(account)
         };
-        let is_mentioned =
-            self.mentioned.contains(account) || self.access_policies.iter().any(allows);
-        if default_policy != DefaultPolicy::Deny || is_mentioned {
+        let is_target = self.target_accounts.contains(account)
+            || self.access_policies.iter().any(allows_access);
+        if default_policy != DefaultPolicy::Deny || is_target {
             return;
         }
-        let all_strict = self.workloads.iter().all(|it| self.config.mode_of(it) == default_policy);
-        let calls = if all_strict { "the workload may call no service and " } else { "" };
-        lint.add_warning(
+        let are_all_strict =
+            self.workloads.iter().all(|workload| self.config.mode_of(workload) == default_policy);
+        let calls = if are_all_strict { "the workload may call no service and " } else { "" };
+        collector.add_warning(
             "spec.serviceAccount".to_owned(),
             format!(
                 "no policy mentions the account {account}: with default policy deny {calls}no client may \
@@ -82,28 +94,29 @@ impl ObjectIndex<'_> {
     pub(super) fn lint_access_policy(
         &self,
         policy: &AccessPolicy,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         let namespace = &policy.name.namespace;
         for (index, name) in policy.accounts.iter().enumerate() {
             let account = ServiceAccount { namespace: namespace.clone(), name: name.clone() };
             if !self.accounts.contains(&account) {
-                lint.add_warning(
+                collector.add_warning(
                     format!("spec.serviceAccounts[{index}]"),
                     format!("no workload runs under the account {account}"),
                     suggest_name(
                         namespace,
                         name,
-                        known!(self.accounts.iter()),
+                        existing_names!(self.accounts.iter()),
                         "add a Workload with it",
                     ),
                 );
             }
         }
-        let about = |workload: &&&Workload| policy.is_about(&workload.account);
-        let workloads: Vec<&Workload> = self.workloads.iter().filter(about).copied().collect();
+        let is_affected = |workload: &&&Workload| policy.is_about(&workload.account);
+        let workloads: Vec<&Workload> =
+            self.workloads.iter().filter(is_affected).copied().collect();
         if workloads.is_empty() && policy.accounts.is_empty() {
-            lint.add_warning(
+            collector.add_warning(
                 "spec".to_owned(),
                 format!("no workload is in the namespace {namespace}"),
                 "move the policy to the namespace of the called workloads",
@@ -114,9 +127,9 @@ impl ObjectIndex<'_> {
             let count = &mut counts[usize::from(rule.action == PolicyAction::Allow)];
             let field = format!("spec.{}[{count}]", rule.action.as_str());
             *count += 1;
-            self.lint_policy_rule(rule, &field, &workloads, lint);
-            self.lint_claims(rule, &field, &workloads, lint);
-            lint_shadowed_rule(policy, rule, &field, lint);
+            self.lint_policy_rule(rule, &field, &workloads, collector);
+            self.lint_claims(rule, &field, &workloads, collector);
+            lint_shadowed_rule(policy, rule, &field, collector);
         }
     }
 
@@ -126,21 +139,22 @@ impl ObjectIndex<'_> {
         rule: &PolicyRule,
         field: &str,
         workloads: &[&Workload],
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         for (index, peer) in rule.peers.iter().enumerate() {
             if !self.accounts.iter().any(|account| peer.matches_account(account)) {
-                lint.add_warning(
+                collector.add_warning(
                     format!("{field}.from[{index}]"),
                     format!("no workload runs under an account that matches {peer}"),
                     "correct the names, or add a Workload with such an account",
                 );
             }
         }
-        let modes = || workloads.iter().map(|workload| self.config.mode_of(workload));
-        let permissive = || modes().all(|default_policy| default_policy == DefaultPolicy::Allow);
-        if rule.action == PolicyAction::Allow && !workloads.is_empty() && permissive() {
-            lint.add_warning(
+        let default_policies = || workloads.iter().map(|workload| self.config.mode_of(workload));
+        let are_all_permissive =
+            || default_policies().all(|default_policy| default_policy == DefaultPolicy::Allow);
+        if rule.action == PolicyAction::Allow && !workloads.is_empty() && are_all_permissive() {
+            collector.add_warning(
                 field.to_owned(),
                 "has no effect: default policy allow already allows it".to_owned(),
                 "set `defaultPolicy` to deny or dry-run, or remove the rule",
@@ -150,11 +164,12 @@ impl ObjectIndex<'_> {
         if let PortSet::Only(numbers) = &rule.ports {
             for (index, number) in numbers.iter().enumerate() {
                 // A workload without declared ports may listen on any port.
-                let listens = |it: &&Workload| {
-                    it.ports.is_empty() || it.ports.iter().any(|port| port.port == *number)
+                let has_port = |workload: &&Workload| {
+                    workload.ports.is_empty()
+                        || workload.ports.iter().any(|port| port.port == *number)
                 };
-                if !workloads.is_empty() && !workloads.iter().any(listens) {
-                    lint.add_warning(
+                if !workloads.is_empty() && !workloads.iter().any(has_port) {
+                    collector.add_warning(
                         format!("{field}.ports[{index}]"),
                         format!("no workload of the policy has a port {number}"),
                         "use ports of the workload, not of the service",
@@ -162,11 +177,11 @@ impl ObjectIndex<'_> {
                 }
             }
         }
-        let concerned = |port: &&WorkloadPort| rule.ports.contains(port.port);
-        let mut concerned = ports().filter(concerned).peekable();
+        let affected = |port: &&WorkloadPort| rule.ports.contains(port.port);
+        let mut affected = ports().filter(affected).peekable();
         if !rule.requests.is_empty()
-            && concerned.peek().is_some()
-            && concerned.all(|port| port.protocol == Protocol::Tcp)
+            && affected.peek().is_some()
+            && affected.all(|port| port.protocol == Protocol::Tcp)
         {
             let problem = match rule.action {
                 PolicyAction::Allow => "can never match: requests on TCP ports are not parsed",
@@ -175,7 +190,7 @@ impl ObjectIndex<'_> {
                      HTTP"
                 }
             };
-            lint.add_warning(
+            collector.add_warning(
                 format!("{field}.requests"),
                 problem.to_owned(),
                 "remove `requests`, or use ports that speak HTTP",
@@ -184,24 +199,28 @@ impl ObjectIndex<'_> {
     }
 }
 
-/// Warns about a rule that is shadowed by another rule of the policy.
+/// Warns about a rule without effect because an earlier rule of the policy covers its requests.
 fn lint_shadowed_rule(
     policy: &AccessPolicy,
     rule: &PolicyRule,
     field: &str,
-    lint: &mut WarningCollector<'_>,
+    collector: &mut WarningCollector<'_>,
 ) {
-    let everything = |other: &&PolicyRule| {
-        !other.is_about_requests()
-            && (other.ports == PortSet::All || other.ports == rule.ports)
-            && (other.peers.is_empty() || other.peers == rule.peers)
-            && (other.action == rule.action || other.action == PolicyAction::Deny)
+    let shadows = |preceding_rule: &&PolicyRule| {
+        !preceding_rule.is_about_requests()
+            && (preceding_rule.ports == PortSet::All || preceding_rule.ports == rule.ports)
+            && (preceding_rule.peers.is_empty() || preceding_rule.peers == rule.peers)
+            && (preceding_rule.action == rule.action || preceding_rule.action == PolicyAction::Deny)
     };
-    let mut before = policy.rules.iter().take_while(|other| !std::ptr::eq(*other, rule));
-    if let Some(other) = before.find(everything) {
-        lint.add_warning(
+    let mut preceding =
+        policy.rules.iter().take_while(|preceding_rule| !std::ptr::eq(*preceding_rule, rule));
+    if let Some(preceding_rule) = preceding.find(shadows) {
+        collector.add_warning(
             field.to_owned(),
-            format!("has no effect: the rule {} applies first to all of its requests", other.name),
+            format!(
+                "has no effect: the rule {} applies first to all of its requests",
+                preceding_rule.name
+            ),
             "remove one of the two, or change `from`, `requests` or `ports`",
         );
     }
@@ -216,22 +235,22 @@ mod tests {
 
     /// In Kubernetes, annotations of a Namespace set its default policy; a MeshConfig may be absent.
     #[test]
-    fn a_namespace_without_members_is_named_with_the_object_that_sets_its_mode() {
-        let st = Name::new("st").unwrap();
+    fn a_warning_about_a_namespace_names_the_object_that_configures_it() {
+        let namespace = Name::new("st").unwrap();
         let admission = AdmissionSettings { default_policy: Some(DefaultPolicy::Deny), mtls: None };
         let mut config = MeshConfig::default();
-        config.namespaces.insert(st.clone(), admission);
-        let of = |config: &MeshConfig| {
+        config.namespaces.insert(namespace.clone(), admission);
+        let first_warning = |config: &MeshConfig| {
             lint_objects(&[Object::MeshConfig(config.clone())])[0].to_string()
         };
         assert!(
-            of(&config).starts_with("MeshConfig: spec.namespaces: no workload"),
+            first_warning(&config).starts_with("MeshConfig: spec.namespaces: no workload"),
             "{}",
-            of(&config)
+            first_warning(&config)
         );
-        config.annotated.insert(st);
+        config.annotated.insert(namespace);
         assert_eq!(
-            of(&config),
+            first_warning(&config),
             "Namespace st: metadata.annotations: no pod with a sidecar is in the namespace, so no \
              sidecar enforces them; `kubectl label namespace st leno.dev/injection=enabled` and \
              restart its workloads, or remove the annotations"

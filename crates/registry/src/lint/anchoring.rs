@@ -1,4 +1,4 @@
-//! Warnings about regular expressions: they match whole values here, unlike in other meshes.
+//! Warnings about regular expressions that are probably written for partial matches: Leno compares the whole value.
 
 use leno_model::{
     AccessPolicy, FieldMatch, HttpRoute, HttpRouteGroup, PathMatch, RequestMatch, RouteKind,
@@ -7,88 +7,90 @@ use leno_model::{
 
 use super::WarningCollector;
 
-pub(super) fn lint_route(route: &HttpRoute, lint: &mut WarningCollector<'_>) {
+pub(super) fn lint_route(route: &HttpRoute, collector: &mut WarningCollector<'_>) {
     if route.kind != RouteKind::Http {
         // The reader of a GRPCRoute builds the path from the method match.
         return;
     }
-    for (rule, place) in route.rules.iter().zip(0..) {
+    for (rule, rule_index) in route.rules.iter().zip(0..) {
         for (request, index) in rule.matches.iter().zip(0..) {
-            lint_request(request, &format!("spec.rules[{place}].matches[{index}]"), lint);
+            lint_request(request, &format!("spec.rules[{rule_index}].matches[{index}]"), collector);
         }
     }
 }
 
-pub(super) fn lint_group(group: &HttpRouteGroup, lint: &mut WarningCollector<'_>) {
-    for (named, index) in group.matches.iter().zip(0..) {
+pub(super) fn lint_group(group: &HttpRouteGroup, collector: &mut WarningCollector<'_>) {
+    for (named_match, index) in group.matches.iter().zip(0..) {
         let field = format!("spec.matches[{index}]");
-        if let PathMatch::Regex(path) = &named.request.path {
-            lint_path(path, format!("{field}.pathRegex"), lint);
+        if let PathMatch::Regex(path) = &named_match.request.path {
+            lint_path(path, format!("{field}.pathRegex"), collector);
         }
-        for header in &named.request.headers {
-            lint_field(header, &format!("{field}.headers"), lint);
+        for header in &named_match.request.headers {
+            lint_field(header, &format!("{field}.headers"), collector);
         }
     }
 }
 
-pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
+pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
     let is_osm = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
     if is_osm && let Some(limits) = policy.rule.rate_limits() {
-        let said = limits.rules.iter().flat_map(|rule| &rule.requests);
-        for request in said {
+        let requests = limits.rules.iter().flat_map(|rule| &rule.requests);
+        for request in requests {
             if let PathMatch::Regex(path) = &request.path {
-                lint_path(path, "spec.httpRoutes".to_owned(), lint);
+                lint_path(path, "spec.httpRoutes".to_owned(), collector);
             }
         }
         return;
     }
     let rules: Vec<&[RequestMatch]> = match &policy.rule {
-        ServiceRule::FaultInjection(rules) => rules.iter().map(|it| &it.requests[..]).collect(),
-        ServiceRule::RateLimit(limits) => limits.rules.iter().map(|it| &it.requests[..]).collect(),
+        ServiceRule::FaultInjection(rules) => rules.iter().map(|rule| &rule.requests[..]).collect(),
+        ServiceRule::RateLimit(limits) => {
+            limits.rules.iter().map(|rule| &rule.requests[..]).collect()
+        }
         _ => Vec::new(),
     };
-    for (requests, place) in rules.iter().zip(0..) {
+    for (requests, rule_index) in rules.iter().zip(0..) {
         for (request, index) in requests.iter().zip(0..) {
-            lint_request(request, &format!("spec.rules[{place}].matches[{index}]"), lint);
+            lint_request(request, &format!("spec.rules[{rule_index}].matches[{index}]"), collector);
         }
     }
 }
 
-pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut WarningCollector<'_>) {
+pub(super) fn lint_access(policy: &AccessPolicy, collector: &mut WarningCollector<'_>) {
     let mut counts = [0, 0];
     for rule in &policy.rules {
         let count = &mut counts[usize::from(rule.action == leno_model::PolicyAction::Allow)];
         let field = format!("spec.{}[{count}]", rule.action.as_str());
         *count += 1;
         for (request, index) in rule.requests.iter().zip(0..) {
-            lint_request(request, &format!("{field}.requests[{index}]"), lint);
+            lint_request(request, &format!("{field}.requests[{index}]"), collector);
         }
     }
 }
 
-fn lint_request(request: &RequestMatch, field: &str, lint: &mut WarningCollector<'_>) {
+fn lint_request(request: &RequestMatch, field: &str, collector: &mut WarningCollector<'_>) {
     if let PathMatch::Regex(path) = &request.path {
-        lint_path(path, format!("{field}.path.value"), lint);
+        lint_path(path, format!("{field}.path.value"), collector);
     }
     for (header, index) in request.headers.iter().zip(0..) {
-        lint_field(header, &format!("{field}.headers[{index}].value"), lint);
+        lint_field(header, &format!("{field}.headers[{index}].value"), collector);
     }
     for (query, index) in request.query.iter().zip(0..) {
-        lint_field(query, &format!("{field}.queryParams[{index}].value"), lint);
+        lint_field(query, &format!("{field}.queryParams[{index}].value"), collector);
     }
 }
 
-fn lint_path(path: &str, field: String, lint: &mut WarningCollector<'_>) {
-    lint_anchors(path, &field, lint);
+fn lint_path(path: &str, field: String, collector: &mut WarningCollector<'_>) {
+    lint_anchors(path, &field, collector);
     let inner = path.strip_prefix('^').unwrap_or(path);
-    if begins_with_no_slash(inner) {
-        lint.add_warning(
+    if cannot_begin_with_slash(inner) {
+        collector.add_warning(
             field,
             format!("can never match: {path:?} does not begin with /"),
             format!("write {:?}", format!("/{inner}")),
         );
-    } else if inner.starts_with('/') && !inner.contains(SPECIAL) {
-        lint.add_warning(
+    } else if inner.starts_with('/') && !inner.contains(METACHARACTERS) {
+        collector.add_warning(
             field,
             format!(
                 "matches {inner} and no path below it: an expression is compared with the whole \
@@ -99,11 +101,11 @@ fn lint_path(path: &str, field: String, lint: &mut WarningCollector<'_>) {
     }
 }
 
-fn lint_field(said: &FieldMatch, field: &str, lint: &mut WarningCollector<'_>) {
-    let ValueMatch::Regex(value) = &said.value else { return };
-    lint_anchors(value, field, lint);
-    if HOSTS.contains(&said.name.as_str()) && has_bare_dot(value) {
-        lint.add_warning(
+fn lint_field(field_match: &FieldMatch, field: &str, collector: &mut WarningCollector<'_>) {
+    let ValueMatch::Regex(value) = &field_match.value else { return };
+    lint_anchors(value, field, collector);
+    if HOST_HEADERS.contains(&field_match.name.as_str()) && has_bare_dot(value) {
+        collector.add_warning(
             field.to_owned(),
             format!("an unescaped . in {value:?} stands for any character, not only for a dot"),
             r"write \. for a dot",
@@ -112,10 +114,10 @@ fn lint_field(said: &FieldMatch, field: &str, lint: &mut WarningCollector<'_>) {
 }
 
 /// Warns about anchors, which have no effect because the whole value is matched.
-fn lint_anchors(text: &str, field: &str, lint: &mut WarningCollector<'_>) {
-    let ends = text.ends_with('$') && !text.ends_with(r"\$");
-    if text.starts_with('^') || ends {
-        lint.add_warning(
+fn lint_anchors(text: &str, field: &str, collector: &mut WarningCollector<'_>) {
+    let has_end_anchor = text.ends_with('$') && !text.ends_with(r"\$");
+    if text.starts_with('^') || has_end_anchor {
+        collector.add_warning(
             field.to_owned(),
             format!("the anchors of {text:?} have no effect: the whole value is always compared"),
             "remove ^ at the beginning and $ at the end",
@@ -123,13 +125,13 @@ fn lint_anchors(text: &str, field: &str, lint: &mut WarningCollector<'_>) {
     }
 }
 
-/// True if a path expression requires another first character than a slash. Expressions with alternatives, or
-/// with an optional first character, are skipped.
-fn begins_with_no_slash(path: &str) -> bool {
+/// True if a path expression requires a first character other than a slash. False for expressions with alternatives
+/// or with an optional first character.
+fn cannot_begin_with_slash(path: &str) -> bool {
     let mut characters = path.chars();
     let (first, second) = (characters.next(), characters.next());
     let may_be_missing = matches!(second, Some('?' | '*' | '{'));
-    first.is_some_and(|first| first != '/' && !SPECIAL.contains(&first))
+    first.is_some_and(|first| first != '/' && !METACHARACTERS.contains(&first))
         && !may_be_missing
         && !path.contains('|')
 }
@@ -138,14 +140,15 @@ fn begins_with_no_slash(path: &str) -> bool {
 fn has_bare_dot(text: &str) -> bool {
     let characters: Vec<char> = text.chars().collect();
     let is_name = |character: &char| character.is_ascii_alphanumeric() || *character == '-';
-    characters.windows(3).any(|three| match three {
+    characters.windows(3).any(|window| match window {
         [before, '.', after] => is_name(before) && is_name(after),
         _ => false,
     })
 }
 
 /// Metacharacters of regular expressions.
-const SPECIAL: &[char] = &['\\', '.', '^', '$', '*', '+', '?', '(', ')', '[', ']', '{', '}', '|'];
+const METACHARACTERS: &[char] =
+    &['\\', '.', '^', '$', '*', '+', '?', '(', ')', '[', ']', '{', '}', '|'];
 
 /// The headers that contain host names.
-const HOSTS: &[&str] = &[":authority", "host", "origin", "referer", "x-forwarded-host"];
+const HOST_HEADERS: &[&str] = &[":authority", "host", "origin", "referer", "x-forwarded-host"];

@@ -1,19 +1,23 @@
-//! Warnings about ingress and egress: references to missing objects.
+//! Warnings about ingress, egress and external principals: references to missing objects, and rules without effect.
 
 use leno_model::{
     AccessCert, Egress, EgressPolicy, IngressBackend, IngressPolicy, IngressSource, Name,
     RouteGroupName, ServiceName, SubjectScope, Workload, check_subject,
 };
 
-use super::suggestion::{known, suggest_name};
+use super::suggestion::{existing_names, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
 
 impl ObjectIndex<'_> {
-    pub(super) fn lint_ingress(&self, policy: &IngressPolicy, lint: &mut WarningCollector<'_>) {
+    pub(super) fn lint_ingress(
+        &self,
+        policy: &IngressPolicy,
+        collector: &mut WarningCollector<'_>,
+    ) {
         let namespace = &policy.name.namespace;
         for (index, backend) in policy.backends.iter().enumerate() {
-            self.lint_opened(namespace, index, backend, lint);
-            self.lint_conflict_opening(policy, index, backend, lint);
+            self.lint_ingress_port(namespace, index, backend, collector);
+            self.lint_ingress_conflict(policy, index, backend, collector);
         }
         for (index, source) in policy.sources.iter().enumerate() {
             let field = format!("spec.sources[{index}]");
@@ -21,49 +25,54 @@ impl ObjectIndex<'_> {
                 IngressSource::Service(service) => {
                     let reference =
                         ServiceReference { service, port: None, field, name_field: "name" };
-                    self.lint_reference(&reference, lint);
+                    self.lint_reference(&reference, collector);
                 }
                 IngressSource::Principal(id) if id.trust_domain != self.config.trust_domain => {
-                    let (own, domain) = (&self.config.trust_domain, &id.trust_domain);
-                    lint.add_warning(
+                    let (own_domain, domain) = (&self.config.trust_domain, &id.trust_domain);
+                    collector.add_warning(
                         format!("{field}.name"),
-                        format!("is in the trust domain {domain}, but this mesh is {own}"),
-                        format!("use ACCOUNT.NAMESPACE.{own}"),
+                        format!("is in the trust domain {domain}, but this mesh is {own_domain}"),
+                        format!("use ACCOUNT.NAMESPACE.{own_domain}"),
                     );
                 }
-                IngressSource::Named(name) => self.lint_named(name, field, lint),
+                IngressSource::Named(name) => self.lint_named_source(name, field, collector),
                 IngressSource::Principal(_) | IngressSource::Range(_) => {}
             }
         }
-        self.lint_groups(&policy.groups, lint);
+        self.lint_groups(&policy.groups, collector);
     }
 
-    /// A name in our own trust domain is an account; any other must be an external principal.
-    fn lint_named(&self, name: &Name, field: String, lint: &mut WarningCollector<'_>) {
-        let own = &self.config.trust_domain;
-        let is_account = IngressSource::Named(name.clone()).account_in(own).is_some();
+    /// Warns about the name of a source that is neither an account of the mesh's trust domain nor an external
+    /// principal.
+    fn lint_named_source(&self, name: &Name, field: String, collector: &mut WarningCollector<'_>) {
+        let own_domain = &self.config.trust_domain;
+        let is_account = IngressSource::Named(name.clone()).account_in(own_domain).is_some();
         if !is_account && !self.external_principals.contains(name) {
-            lint.add_warning(
+            collector.add_warning(
                 format!("{field}.name"),
-                format!("is not an account of this mesh ({own}), and no AccessCert names it"),
-                format!("use ACCOUNT.NAMESPACE.{own}, or write an AccessCert with this name"),
+                format!(
+                    "is not an account of this mesh ({own_domain}), and no AccessCert names it"
+                ),
+                format!(
+                    "use ACCOUNT.NAMESPACE.{own_domain}, or write an AccessCert with this name"
+                ),
             );
         }
     }
 
-    pub(super) fn lint_access_cert(&self, cert: &AccessCert, lint: &mut WarningCollector<'_>) {
-        let sponsor = SubjectScope::Namespace(&cert.name.namespace);
+    pub(super) fn lint_access_cert(&self, cert: &AccessCert, collector: &mut WarningCollector<'_>) {
+        let issuing_scope = SubjectScope::Namespace(&cert.name.namespace);
         for (index, subject) in cert.subjects.iter().enumerate() {
-            if let Err(reason) = check_subject(subject, sponsor, &self.config.trust_domain) {
+            if let Err(reason) = check_subject(subject, issuing_scope, &self.config.trust_domain) {
                 let field = format!("spec.subjectAltNames[{index}]");
-                lint.add_warning(field, reason.to_string(), "use a name outside the mesh");
+                collector.add_warning(field, reason.to_string(), "use a name outside the mesh");
             }
         }
     }
 
-    pub(super) fn lint_egress(&self, policy: &EgressPolicy, lint: &mut WarningCollector<'_>) {
+    pub(super) fn lint_egress(&self, policy: &EgressPolicy, collector: &mut WarningCollector<'_>) {
         if self.config.egress == Egress::Allow {
-            lint.add_warning(
+            collector.add_warning(
                 "spec".to_owned(),
                 "has no effect while the MeshConfig allows all egress".to_owned(),
                 "set `spec.egress` of the MeshConfig to deny, or remove it",
@@ -71,28 +80,29 @@ impl ObjectIndex<'_> {
         }
         for (index, source) in policy.sources.iter().enumerate() {
             if !self.accounts.contains(source) {
-                lint.add_warning(
+                collector.add_warning(
                     format!("spec.sources[{index}].name"),
                     format!("no workload runs under the account {source}"),
                     suggest_name(
                         &source.namespace,
                         &source.name,
-                        known!(self.accounts.iter()),
+                        existing_names!(self.accounts.iter()),
                         "add a Workload with this account",
                     ),
                 );
             }
         }
-        self.lint_groups(&policy.groups, lint);
+        self.lint_groups(&policy.groups, collector);
     }
 
-    /// The port is the workload's, which may differ from the service's.
-    fn lint_opened(
+    /// Warns about a backend without such a service, or without such a port of its workloads, which may differ from
+    /// the port of the service.
+    fn lint_ingress_port(
         &self,
         namespace: &Name,
         index: usize,
         backend: &IngressBackend,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         let field = format!("spec.backends[{index}]");
         let service = ServiceName { namespace: namespace.clone(), name: backend.service.clone() };
@@ -102,11 +112,13 @@ impl ObjectIndex<'_> {
             field: field.clone(),
             name_field: "name",
         };
-        self.lint_reference(&reference, lint);
+        self.lint_reference(&reference, collector);
         let Some(service) = self.services.get(&service) else { return };
-        let mut behind = self.workloads.iter().filter(|it| is_selected(service, it)).peekable();
-        if behind.peek().is_some() && !behind.any(|it| has_port(it, backend.port)) {
-            lint.add_warning(
+        let mut workloads =
+            self.workloads.iter().filter(|workload| is_selected(service, workload)).peekable();
+        if workloads.peek().is_some() && !workloads.any(|workload| has_port(workload, backend.port))
+        {
+            collector.add_warning(
                 format!("{field}.port.number"),
                 format!("no workload of the service has a port {}", backend.port),
                 "use the port of the workloads, not of the service",
@@ -114,23 +126,28 @@ impl ObjectIndex<'_> {
         }
     }
 
-    fn lint_conflict_opening(
+    /// Warns about a port that a policy with precedence opens as well.
+    fn lint_ingress_conflict(
         &self,
         policy: &IngressPolicy,
         index: usize,
         backend: &IngressBackend,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
-        let opens_the_same = |other: &&&IngressPolicy| {
-            let mut theirs = other.backends.iter();
+        let opens_same_port = |other: &&&IngressPolicy| {
+            let mut other_backends = other.backends.iter();
             other.name.namespace == policy.name.namespace
                 && other.precedence() < policy.precedence()
-                && theirs.any(|it| it.service == backend.service && it.port == backend.port)
+                && other_backends
+                    .any(|opened| opened.service == backend.service && opened.port == backend.port)
         };
-        if let Some(first) =
-            self.openings.iter().filter(opens_the_same).min_by_key(|it| it.precedence())
+        if let Some(first) = self
+            .ingress_policies
+            .iter()
+            .filter(opens_same_port)
+            .min_by_key(|other| other.precedence())
         {
-            lint.add_warning(
+            collector.add_warning(
                 format!("spec.backends[{index}]"),
                 format!("the {} opens this port and takes precedence", first.name),
                 "merge the sources of both",
@@ -138,16 +155,16 @@ impl ObjectIndex<'_> {
         }
     }
 
-    fn lint_groups(&self, groups: &[RouteGroupName], lint: &mut WarningCollector<'_>) {
+    fn lint_groups(&self, groups: &[RouteGroupName], collector: &mut WarningCollector<'_>) {
         for (index, group) in groups.iter().enumerate() {
             if !self.groups.contains_key(group) {
-                lint.add_warning(
+                collector.add_warning(
                     format!("spec.matches[{index}].name"),
                     format!("there is no HTTPRouteGroup {group}, so it allows no request"),
                     suggest_name(
                         &group.namespace,
                         &group.name,
-                        known!(self.groups.keys()),
+                        existing_names!(self.groups.keys()),
                         "add the HTTPRouteGroup",
                     ),
                 );
@@ -156,7 +173,8 @@ impl ObjectIndex<'_> {
     }
 }
 
-/// A workload without declared ports may listen on any port.
+/// True if the workload may listen on the port; one without declared ports may listen on any.
 fn has_port(workload: &Workload, port: u16) -> bool {
-    workload.ports.is_empty() || workload.ports.iter().any(|it| it.port == port)
+    workload.ports.is_empty()
+        || workload.ports.iter().any(|workload_port| workload_port.port == port)
 }

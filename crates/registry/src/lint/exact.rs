@@ -1,4 +1,4 @@
-//! Warnings about rules that protect one exact path: subpaths and equivalent paths are not protected.
+//! Warnings about rules that protect one exact path, and no path below it.
 
 use leno_model::{
     AccessPolicy, PathMatch, PolicyAction, RequestCheck, RequestMatch, ServicePolicy,
@@ -7,21 +7,26 @@ use leno_model::{
 
 use super::WarningCollector;
 
-pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut WarningCollector<'_>) {
-    let denying = policy.rules.iter().filter(|rule| rule.action == PolicyAction::Deny);
-    for (rule, place) in denying.zip(0..) {
-        lint_requests(&rule.requests, &format!("spec.deny[{place}].requests"), "denies", lint);
+pub(super) fn lint_access(policy: &AccessPolicy, collector: &mut WarningCollector<'_>) {
+    let deny_rules = policy.rules.iter().filter(|rule| rule.action == PolicyAction::Deny);
+    for (rule, rule_index) in deny_rules.zip(0..) {
+        lint_requests(
+            &rule.requests,
+            &format!("spec.deny[{rule_index}].requests"),
+            "denies",
+            collector,
+        );
     }
 }
 
-pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
+pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
     match policy.rule.server_check() {
         Some(RequestCheck::Authorization(rule)) => {
-            lint_requests(&rule.requests, "spec.matches", "checks", lint);
+            lint_requests(&rule.requests, "spec.matches", "checks", collector);
         }
         Some(RequestCheck::Tokens(tokens)) => {
             if let TokenRequirement::Matching(requests) = &tokens.required {
-                lint_requests(requests, "spec.requiredFor", "requires a token for", lint);
+                lint_requests(requests, "spec.requiredFor", "requires a token for", collector);
             }
         }
         None => {}
@@ -32,11 +37,11 @@ fn lint_requests(
     requests: &[RequestMatch],
     field: &str,
     verb: &str,
-    lint: &mut WarningCollector<'_>,
+    collector: &mut WarningCollector<'_>,
 ) {
     for (request, index) in requests.iter().zip(0..) {
         let PathMatch::Exact(path) = &request.path else { continue };
-        lint.add_warning(
+        collector.add_warning(
             format!("{field}[{index}].path.type"),
             format!(
                 "{verb} {path} and no path below it, where an application may serve the same \

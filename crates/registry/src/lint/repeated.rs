@@ -19,7 +19,7 @@ pub(super) struct RepeatedMatches<'a>(
 /// A route, and its first rule with a match.
 type MatchingRule<'a> = (&'a HttpRoute, usize);
 
-/// A match normalized so that the order of headers and parameters is irrelevant.
+/// A match in normalized form: the order of headers and parameters is irrelevant.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct NormalizedMatch<'a> {
     path: &'a PathMatch,
@@ -28,7 +28,7 @@ struct NormalizedMatch<'a> {
     query: Vec<FieldKey<'a>>,
 }
 
-/// Name, true for a regular expression, and the value.
+/// A name, true for a regular expression, and a value.
 type FieldKey<'a> = (&'a str, bool, &'a str);
 
 impl<'a> NormalizedMatch<'a> {
@@ -58,10 +58,10 @@ impl<'a> RepeatedMatches<'a> {
         for (number, rule) in route.rules.iter().enumerate() {
             for request in rule.matches.iter().map(NormalizedMatch::from_match) {
                 for service in &services {
-                    let held = self.0.entry((*service, request.clone())).or_default();
-                    // The first rule of a route is sufficient.
-                    if held.last().is_none_or(|(last, _)| !std::ptr::eq(*last, route)) {
-                        held.push((route, number));
+                    let rules = self.0.entry((*service, request.clone())).or_default();
+                    // The first rule of each route suffices.
+                    if rules.last().is_none_or(|(last, _)| !std::ptr::eq(*last, route)) {
+                        rules.push((route, number));
                     }
                 }
             }
@@ -75,91 +75,95 @@ impl<'a> RepeatedMatches<'a> {
         request: &NormalizedMatch<'a>,
     ) -> Option<MatchingRule<'a>> {
         // A preceding route has all parents of this one, so checking the first suffices.
-        let first = &route.parents.first()?.service;
-        let held = self.0.get(&(first, request.clone()))?;
-        held.iter().find(|(other, _)| goes_first(other, route)).copied()
+        let first_service = &route.parents.first()?.service;
+        let rules = self.0.get(&(first_service, request.clone()))?;
+        rules.iter().find(|(other, _)| takes_precedence(other, route)).copied()
     }
 }
 
 impl<'a> ObjectIndex<'a> {
     /// Warns about matches repeated from an earlier rule, of this route or of a preceding one.
-    pub(super) fn lint_repeated(&self, route: &'a HttpRoute, lint: &mut WarningCollector<'_>) {
-        let mut own: HashMap<NormalizedMatch<'_>, usize> = HashMap::new();
-        for (place, rule) in route.rules.iter().enumerate() {
+    pub(super) fn lint_repeated(&self, route: &'a HttpRoute, collector: &mut WarningCollector<'_>) {
+        let mut own_matches: HashMap<NormalizedMatch<'_>, usize> = HashMap::new();
+        for (rule_index, rule) in route.rules.iter().enumerate() {
             for (index, request) in rule.matches.iter().map(NormalizedMatch::from_match).enumerate()
             {
-                let before = own.get(&request).filter(|number| **number < place);
-                let before = before.map(|number| format!("spec.rules[{number}]"));
-                let others = || {
-                    let (other, number) = self.matches.find_preceding(route, &request)?;
-                    let (kind, name) = (other.kind.as_str(), &other.name);
+                let preceding_rule =
+                    own_matches.get(&request).filter(|number| **number < rule_index);
+                let preceding_rule = preceding_rule.map(|number| format!("spec.rules[{number}]"));
+                let preceding_route = || {
+                    let (preceding_route, number) = self.matches.find_preceding(route, &request)?;
+                    let (kind, name) = (preceding_route.kind.as_str(), &preceding_route.name);
                     Some(format!("rules[{number}] of the {kind} {name}, which takes precedence,"))
                 };
-                if let Some(first) = before.or_else(others) {
-                    lint.add_warning(
-                        format!("spec.rules[{place}].matches[{index}]"),
+                if let Some(first) = preceding_rule.or_else(preceding_route) {
+                    collector.add_warning(
+                        format!("spec.rules[{rule_index}].matches[{index}]"),
                         format!("never applies: {first} matches the same requests"),
                         "remove one of the two, or change its matches",
                     );
                 }
-                own.entry(request).or_insert(place);
+                own_matches.entry(request).or_insert(rule_index);
             }
         }
     }
 }
 
 /// Warns about policy rules after a rule that matches every request.
-pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
-    let all = |requests: &[RequestMatch], peers: usize| {
+pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
+    let matches_all = |requests: &[RequestMatch], peers: usize| {
         peers == 0 && (requests.is_empty() || requests.contains(&RequestMatch::default()))
     };
-    let (takes_all, count) = match &policy.rule {
+    let (first_match, count) = match &policy.rule {
         ServiceRule::FaultInjection(rules) => {
-            let first = rules.iter().position(|it| all(&it.requests, it.peers.len()));
-            (first, rules.len())
+            let first_index =
+                rules.iter().position(|rule| matches_all(&rule.requests, rule.peers.len()));
+            (first_index, rules.len())
         }
         ServiceRule::RateLimit(limits) => {
             let mut rules = limits.rules.iter();
-            let first = rules.position(|it| it.stop && all(&it.requests, it.peers.len()));
-            (first, limits.rules.len())
+            let first_index =
+                rules.position(|rule| rule.stop && matches_all(&rule.requests, rule.peers.len()));
+            (first_index, limits.rules.len())
         }
         _ => (None, 0),
     };
-    let Some(first) = takes_all else { return };
-    for place in first + 1..count {
-        lint.add_warning(
-            format!("spec.rules[{place}]"),
-            format!("never applies: rules[{first}] matches every request first"),
+    let Some(first_index) = first_match else { return };
+    for index in first_index + 1..count {
+        collector.add_warning(
+            format!("spec.rules[{index}]"),
+            format!("never applies: rules[{first_index}] matches every request first"),
             "move it before that rule, or restrict the requests of that rule",
         );
     }
 }
 
 /// Warns about lane rules after a rule that matches every request.
-pub(super) fn lint_lane(lane: &Lane, lint: &mut WarningCollector<'_>) {
+pub(super) fn lint_lane(lane: &Lane, collector: &mut WarningCollector<'_>) {
     let mut rules: Vec<&LaneRule> = lane.rules.iter().collect();
     rules.sort_by_key(|rule| Reverse(rule.precedence));
     let mut rules = rules.into_iter();
-    let Some(all) = rules.find(|rule| rule.matches == TagMatch::default()) else { return };
+    let Some(catch_all) = rules.find(|rule| rule.matches == TagMatch::default()) else { return };
     for rule in rules {
-        lint.add_warning(
+        collector.add_warning(
             format!("spec.rules[{}]", rule.origin.index),
-            format!("never applies: rules[{}] matches every request first", all.origin.index),
+            format!("never applies: rules[{}] matches every request first", catch_all.origin.index),
             "give it a greater `precedence`, or the other a `match`",
         );
     }
 }
 
-/// True if the rules of one route are evaluated before the same rules of another: of two routes of one kind and
-/// namespace on one port, the oldest first, then by name.
-fn goes_first(one: &HttpRoute, other: &HttpRoute) -> bool {
-    let meets = |parent: &RouteParent| {
-        let mut parents = one.parents.iter();
-        parents.any(|it| {
-            it.service == parent.service && it.port.is_none_or(|port| parent.port == Some(port))
+/// True if the rules of the first route are evaluated before those of the second, on all ports of the second: both
+/// have the same kind and namespace, and the older route is first, then the one with the lesser name.
+fn takes_precedence(first: &HttpRoute, second: &HttpRoute) -> bool {
+    let shares_port = |parent: &RouteParent| {
+        let mut parents = first.parents.iter();
+        parents.any(|first_parent| {
+            first_parent.service == parent.service
+                && first_parent.port.is_none_or(|port| parent.port == Some(port))
         })
     };
-    (one.kind, &one.name.namespace) == (other.kind, &other.name.namespace)
-        && (one.created, &one.name.name) < (other.created, &other.name.name)
-        && other.parents.iter().all(meets)
+    (first.kind, &first.name.namespace) == (second.kind, &second.name.namespace)
+        && (first.created, &first.name.name) < (second.created, &second.name.name)
+        && second.parents.iter().all(shares_port)
 }

@@ -6,14 +6,14 @@ use leno_model::{
     Service, ServiceName, ServicePolicy, ServicePolicyKind, ServicePort, ServiceRule, TargetPort,
 };
 
-use super::suggestion::{known, suggest_name};
+use super::suggestion::{existing_names, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
 
 impl ObjectIndex<'_> {
     pub(super) fn lint_service_policy(
         &self,
         policy: &ServicePolicy,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         match &policy.scope {
             PolicyScope::Services(targets) => {
@@ -22,51 +22,58 @@ impl ObjectIndex<'_> {
                         ServicePolicyKind::UpstreamTrafficSetting => "host",
                         _ => "name",
                     };
-                    let field = target_at(policy.name.kind, index);
+                    let field = target_path(policy.name.kind, index);
                     let (service, port) = (&target.service, target.port);
                     let reference = ServiceReference { service, port, field, name_field };
-                    self.lint_reference(&reference, lint);
+                    self.lint_reference(&reference, collector);
                 }
             }
-            PolicyScope::Namespace => self.lint_rules_by_name(policy, lint),
+            PolicyScope::Namespace => self.lint_rules_by_name(policy, collector),
         }
-        self.lint_shadowed(policy, lint);
-        self.lint_connections(policy, lint);
-        self.lint_check_service(policy, lint);
+        self.lint_shadowed(policy, collector);
+        self.lint_connections(policy, collector);
+        self.lint_check_service(policy, collector);
     }
 
     /// Warns about a connection limit on ports that carry only requests over links.
-    fn lint_connections(&self, policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
-        let breaker =
-            policy.rule.circuit_breaker().is_some_and(|it| it.limits.connections.is_some());
-        let rate = policy.rule.rate_limits().is_some_and(|it| it.connections.is_some());
-        if !breaker && !rate {
+    fn lint_connections(&self, policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
+        let has_breaker_limit =
+            policy.rule.circuit_breaker().is_some_and(|rule| rule.limits.connections.is_some());
+        let has_rate_limit =
+            policy.rule.rate_limits().is_some_and(|limits| limits.connections.is_some());
+        if !has_breaker_limit && !has_rate_limit {
             return;
         }
-        let about = self.services.iter().flat_map(|(name, service)| {
+        let affected = self.services.iter().flat_map(|(name, service)| {
             let ports = service.ports.iter();
-            let about = ports.filter(|port| policy.closeness(name, port.port).is_some());
-            about.map(|port| (*service, port))
+            let affected = ports.filter(|port| policy.closeness(name, port.port).is_some());
+            affected.map(|port| (*service, port))
         });
-        let about: Vec<(&Service, &ServicePort)> = about.collect();
-        if about.is_empty() || about.iter().any(|(service, port)| self.may_be_opaque(service, port))
+        let affected: Vec<(&Service, &ServicePort)> = affected.collect();
+        if affected.is_empty()
+            || affected.iter().any(|(service, port)| self.may_be_opaque(service, port))
         {
             return;
         }
         let is_setting = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
-        let under_way = "limit concurrent requests instead";
-        for (bounds, field, setting, hint) in [
+        let request_limit_hint = "limit concurrent requests instead";
+        for (is_set, field, setting_field, hint) in [
             (
-                breaker,
+                has_breaker_limit,
                 "spec.limits.connections",
                 "spec.connectionSettings.tcp.maxConnections",
-                under_way,
+                request_limit_hint,
             ),
-            (rate, "spec.connections", "spec.rateLimit.local.tcp", "limit requests instead"),
+            (
+                has_rate_limit,
+                "spec.connections",
+                "spec.rateLimit.local.tcp",
+                "limit requests instead",
+            ),
         ] {
-            if bounds {
-                lint.add_warning(
-                    if is_setting { setting } else { field }.to_owned(),
+            if is_set {
+                collector.add_warning(
+                    if is_setting { setting_field } else { field }.to_owned(),
                     "has no effect: requests of these ports share links".to_owned(),
                     hint,
                 );
@@ -88,45 +95,53 @@ impl ObjectIndex<'_> {
         if port.protocol.is_some() {
             return port.protocol;
         }
-        let selected = self.workloads.iter().filter(|workload| is_selected(service, workload));
-        let mut spoken =
-            selected.flat_map(|workload| &workload.ports).filter(|it| match &port.target {
-                TargetPort::Number(number) => it.port == *number,
-                TargetPort::Name(name) => it.name.as_ref() == Some(name),
+        let selected_workloads =
+            self.workloads.iter().filter(|workload| is_selected(service, workload));
+        let mut declared =
+            selected_workloads.flat_map(|workload| &workload.ports).filter(|declared| match &port
+                .target
+            {
+                TargetPort::Number(number) => declared.port == *number,
+                TargetPort::Name(name) => declared.name.as_ref() == Some(name),
             });
-        let first = spoken.next().map(|it| it.protocol)?;
-        spoken.all(|it| it.protocol == first).then_some(first)
+        let first_protocol = declared.next().map(|port| port.protocol)?;
+        declared.all(|port| port.protocol == first_protocol).then_some(first_protocol)
     }
 
-    /// Warns about rules that name services themselves.
-    fn lint_rules_by_name(&self, policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
+    /// Warns about the rules of a policy that apply to services by name, for services that do not exist.
+    fn lint_rules_by_name(&self, policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
         let namespace = &policy.name.namespace;
         let ServiceRule::SermantRemoval(config) = &policy.rule else { return };
         for (name, _) in &config.rules {
             let service = ServiceName { namespace: namespace.clone(), name: name.clone() };
             if !self.services.contains_key(&service) {
-                lint.add_warning(
+                collector.add_warning(
                     "spec.config".to_owned(),
                     format!("has a rule for {name}, but there is no Service {service}"),
-                    suggest_name(namespace, name, known!(self.services.keys()), "add the Service"),
+                    suggest_name(
+                        namespace,
+                        name,
+                        existing_names!(self.services.keys()),
+                        "add the Service",
+                    ),
                 );
             }
         }
     }
 
     /// Warns about a policy that another one overrides on every target.
-    fn lint_shadowed(&self, policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
-        let near = self.services.iter();
-        let near = near.filter(|(name, _)| name.namespace == policy.name.namespace);
-        let ports = near
+    fn lint_shadowed(&self, policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
+        let services = self.services.iter();
+        let services = services.filter(|(name, _)| name.namespace == policy.name.namespace);
+        let ports = services
             .flat_map(|(name, service)| service.ports.iter().map(move |port| (*name, port.port)));
         match ConflictStatus::for_policy(policy, ports, self) {
-            ConflictStatus::Overridden(winner) => lint.add_warning(
+            ConflictStatus::Overridden(winner) => collector.add_warning(
                 "metadata.name".to_owned(),
                 format!("has no effect: {winner} takes precedence at all of its targets"),
                 "attach it to other services or ports, or remove one of the two",
             ),
-            ConflictStatus::NoEffect(idle) => lint.add_warning(
+            ConflictStatus::NoEffect(idle) => collector.add_warning(
                 target_field(policy, &idle.service),
                 format!("{}: {idle}", idle_problem(&idle)),
                 idle_hint(&idle),
@@ -138,16 +153,18 @@ impl ObjectIndex<'_> {
 
 impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
-        let near = self.policies.iter().copied();
-        near.filter(|policy| policy.name.namespace == service.namespace).collect()
+        let policies = self.policies.iter().copied();
+        policies.filter(|policy| policy.name.namespace == service.namespace).collect()
     }
 
     fn port_destinations(&self, service: &ServiceName, port: u16) -> Destinations {
-        let is_near = |parents: &[RouteParent]| parents.iter().any(|it| it.service == *service);
-        let requests = self.routes.iter().copied().filter(|it| is_near(&it.parents));
-        let tcp = self.gateway_tcp_routes.iter().copied().filter(|it| is_near(&it.parents));
-        let tls = self.tls_routes.iter().copied().filter(|it| is_near(&it.parents));
-        let splits = self.splits.iter().copied().filter(|it| it.root.service == *service);
+        let has_parent =
+            |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *service);
+        let requests = self.routes.iter().copied().filter(|route| has_parent(&route.parents));
+        let tcp =
+            self.gateway_tcp_routes.iter().copied().filter(|route| has_parent(&route.parents));
+        let tls = self.tls_routes.iter().copied().filter(|route| has_parent(&route.parents));
+        let splits = self.splits.iter().copied().filter(|split| split.root.service == *service);
         let attached = AttachedRoutes {
             requests: requests.collect(),
             tcp: tcp.collect(),
@@ -156,29 +173,34 @@ impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
         };
         let is_opaque = self.is_opaque(service, port);
         attached.compute_destinations(service, port, is_opaque, |(kind, name), to| {
-            let permits = |it: &&ReferenceGrant| it.permits_route(kind, &name.namespace, to);
-            name.namespace == to.namespace || self.grants.iter().any(permits)
+            let is_permitted_by =
+                |grant: &&ReferenceGrant| grant.permits_route(kind, &name.namespace, to);
+            name.namespace == to.namespace || self.grants.iter().any(is_permitted_by)
         })
     }
 
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
-        let Some(own) = self.services.get(service) else { return false };
-        let Some(port) = own.ports.iter().find(|it| it.port == port) else { return false };
-        let behind = self.workloads.iter().filter(|workload| is_selected(own, workload));
-        behind.into_iter().any(|workload| {
+        let Some(service_object) = self.services.get(service) else { return false };
+        let Some(port) = service_object.ports.iter().find(|service_port| service_port.port == port)
+        else {
+            return false;
+        };
+        let workloads =
+            self.workloads.iter().filter(|workload| is_selected(service_object, workload));
+        workloads.into_iter().any(|workload| {
             let number = port.target.number_at(workload);
-            let others = self.services.values().filter(|other| other.name != *service);
-            let others = others.filter(|other| is_selected(other, workload));
-            let mut ports = others.flat_map(|other| &other.ports);
+            let other_services = self.services.values().filter(|other| other.name != *service);
+            let other_services = other_services.filter(|other| is_selected(other, workload));
+            let mut ports = other_services.flat_map(|other| &other.ports);
             ports.any(|port| port.target.number_at(workload) == number)
         })
     }
 
     fn is_backend(&self, service: &ServiceName, port: u16) -> bool {
         self.forwards_requests_to(service, port)
-            || self.gateway_tcp_routes.iter().any(|it| it.forwards_to(service, port))
-            || self.tls_routes.iter().any(|it| it.forwards_to(service, port))
-            || self.splits.iter().any(|it| it.forwards_to(service))
+            || self.gateway_tcp_routes.iter().any(|route| route.forwards_to(service, port))
+            || self.tls_routes.iter().any(|route| route.forwards_to(service, port))
+            || self.splits.iter().any(|split| split.forwards_to(service))
     }
 
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {
@@ -190,71 +212,81 @@ impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
 }
 
 impl ObjectIndex<'_> {
-    /// True if the port carries TCP, without HTTP parsing.
+    /// True if the port carries TCP that sidecars do not parse as HTTP.
     fn is_opaque(&self, service: &ServiceName, port: u16) -> bool {
-        let Some(found) = self.services.get(service) else { return false };
-        let port = found.ports.iter().find(|it| it.port == port);
-        port.is_some_and(|port| match self.declared_protocol(found, port) {
-            Some(Protocol::Detect) | None => self.is_opaque_by_convention(&found.name, port),
+        let Some(service_object) = self.services.get(service) else { return false };
+        let port = service_object.ports.iter().find(|service_port| service_port.port == port);
+        port.is_some_and(|port| match self.declared_protocol(service_object, port) {
+            Some(Protocol::Detect) | None => {
+                self.is_opaque_by_convention(&service_object.name, port)
+            }
             Some(protocol) => protocol == Protocol::Tcp,
         })
     }
 
     /// True if the server conventionally speaks first on this port and no policy needs HTTP parsing.
     fn is_opaque_by_convention(&self, service: &ServiceName, port: &ServicePort) -> bool {
-        let attached = self.policies.iter().filter(|it| it.closeness(service, port.port).is_some());
+        let attached =
+            self.policies.iter().filter(|policy| policy.closeness(service, port.port).is_some());
         let mut needs = attached.map(|policy| policy.rule.request_need());
-        let denies = |policy: &&AccessPolicy| {
+        let needs_requests = |policy: &&AccessPolicy| {
             let mut rules = policy.rules.iter();
             rules.any(|rule| rule.request_need() != RequestNeed::None)
         };
         port.is_server_first()
             && needs.all(|need| need == RequestNeed::None)
-            && !self.access_policies.iter().any(denies)
+            && !self.access_policies.iter().any(needs_requests)
     }
 
     /// True if all ports of a service carry TCP.
     pub(super) fn is_opaque_at_each_port(&self, service: &ServiceName) -> bool {
-        let found = self.services.get(service).filter(|it| !it.ports.is_empty());
-        found.is_some_and(|it| it.ports.iter().all(|port| self.is_opaque(service, port.port)))
+        let service_object = self.services.get(service).filter(|service| !service.ports.is_empty());
+        service_object.is_some_and(|object| {
+            object.ports.iter().all(|port| self.is_opaque(service, port.port))
+        })
     }
 
     /// True if a route of another service, or a gateway, forwards requests to the port.
     fn forwards_requests_to(&self, service: &ServiceName, port: u16) -> bool {
-        let mut splits = self.splits.iter().filter(|it| it.forwards_to(service));
-        let mut gateways = self.gateways.iter().flat_map(|gateway| gateway.backends());
-        splits.any(|it| !self.is_opaque(&it.root.service, port))
-            || self.routes.iter().any(|it| it.forwards_to(service, port))
-            || gateways.any(|it| it.service == *service && it.port == port)
+        let mut splits = self.splits.iter().filter(|split| split.forwards_to(service));
+        let mut backends = self.gateways.iter().flat_map(|gateway| gateway.backends());
+        splits.any(|split| !self.is_opaque(&split.root.service, port))
+            || self.routes.iter().any(|route| route.forwards_to(service, port))
+            || backends.any(|backend| backend.service == *service && backend.port == port)
     }
 
     /// True if a workload behind the port declares another protocol than TCP, or another service targets the
     /// same workload port with another protocol.
     fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
-        let own = self.services.get(service);
-        let Some((own, port)) =
-            own.and_then(|own| Some((own, own.ports.iter().find(|it| it.port == port)?)))
-        else {
+        let service_object = self.services.get(service);
+        let Some((service_object, port)) = service_object.and_then(|object| {
+            let service_port = object.ports.iter().find(|candidate| candidate.port == port)?;
+            Some((object, service_port))
+        }) else {
             return false;
         };
-        self.workloads.iter().filter(|workload| is_selected(own, workload)).any(|workload| {
-            let others = self.services.values().filter(|other| is_selected(other, workload));
-            let others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
-            let clear = others.filter(|(name, it)| !self.is_opaque(name, it.port));
-            port.target.sees_requests_at(workload, clear.map(|(_, it)| &it.target))
-        })
+        self.workloads.iter().filter(|workload| is_selected(service_object, workload)).any(
+            |workload| {
+                let other_ports =
+                    self.services.values().filter(|other| is_selected(other, workload));
+                let other_ports = other_ports
+                    .flat_map(|other| other.ports.iter().map(|port| (&other.name, port)));
+                let parsed = other_ports.filter(|(name, port)| !self.is_opaque(name, port.port));
+                port.target.sees_requests_at(workload, parsed.map(|(_, port)| &port.target))
+            },
+        )
     }
 }
 
 /// Returns the field of a policy that names a service.
 fn target_field(policy: &ServicePolicy, service: &ServiceName) -> String {
     let PolicyScope::Services(targets) = &policy.scope else { return "metadata.name".to_owned() };
-    let index = targets.iter().position(|it| it.service == *service).unwrap_or_default();
-    target_at(policy.name.kind, index)
+    let index = targets.iter().position(|target| target.service == *service).unwrap_or_default();
+    target_path(policy.name.kind, index)
 }
 
 /// Returns the field of the policy's target with this index.
-fn target_at(kind: ServicePolicyKind, index: usize) -> String {
+fn target_path(kind: ServicePolicyKind, index: usize) -> String {
     match kind {
         ServicePolicyKind::UpstreamTrafficSetting => "spec".to_owned(),
         ServicePolicyKind::TrafficWarmup => "metadata".to_owned(),
@@ -262,6 +294,7 @@ fn target_at(kind: ServicePolicyKind, index: usize) -> String {
     }
 }
 
+/// Returns the problem of a policy without effect.
 fn idle_problem(idle: &NoEffect) -> &'static str {
     match idle.cause {
         NoEffectCause::NoRequests(_, PolicySide::Server) => {
@@ -273,7 +306,7 @@ fn idle_problem(idle: &NoEffect) -> &'static str {
 
 /// Returns the hint: the change that gives a policy an effect, or its deletion.
 pub(super) fn idle_hint(idle: &NoEffect) -> String {
-    let others: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
+    let other_services: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
     match idle.cause {
         NoEffectCause::NoTraffic => {
             "attach it to the service that receives the requests".to_owned()
@@ -281,9 +314,9 @@ pub(super) fn idle_hint(idle: &NoEffect) -> String {
         NoEffectCause::OwnPolicies(_) => {
             "remove it, or the policies of the other services".to_owned()
         }
-        NoEffectCause::OtherWorkloads => format!("attach it to {}", others.join(" and ")),
+        NoEffectCause::OtherWorkloads => format!("attach it to {}", other_services.join(" and ")),
         NoEffectCause::OtherEndpoints => {
-            format!("write the rules for {}, or remove them", others.join(" and "))
+            format!("write the rules for {}, or remove them", other_services.join(" and "))
         }
         NoEffectCause::OwnRetries => "remove it, or the `retry` of a rule".to_owned(),
         NoEffectCause::NoRequests(..) => {

@@ -10,46 +10,48 @@ pub(super) struct ExistingObject<'a> {
     pub(super) name: &'a Name,
 }
 
-/// Collects the names of objects of any kind.
-macro_rules! known {
+/// Maps an iterator over objects or names of any kind to [`ExistingObject`]s.
+macro_rules! existing_names {
     ($names:expr) => {
-        $names.map(|it| $crate::lint::suggestion::ExistingObject {
-            namespace: &it.namespace,
-            name: &it.name,
+        $names.map(|object| $crate::lint::suggestion::ExistingObject {
+            namespace: &object.namespace,
+            name: &object.name,
         })
     };
 }
-pub(super) use known;
+pub(super) use existing_names;
 
 /// Returns the hint for a missing name: the same name in another namespace, a similar name in the same one, or
 /// `otherwise`.
 pub(super) fn suggest_name<'a>(
     namespace: &Name,
     name: &Name,
-    known: impl Iterator<Item = ExistingObject<'a>>,
+    existing: impl Iterator<Item = ExistingObject<'a>>,
     otherwise: &str,
 ) -> String {
-    let (mut other_namespaces, mut near) = (Vec::new(), Vec::new());
-    for known in known {
-        if known.namespace == namespace {
-            near.push(known.name.as_str());
-        } else if known.name == name {
-            other_namespaces.push(known.namespace.as_str());
+    let (mut other_namespaces, mut same_namespace) = (Vec::new(), Vec::new());
+    for existing in existing {
+        if existing.namespace == namespace {
+            same_namespace.push(existing.name.as_str());
+        } else if existing.name == name {
+            other_namespaces.push(existing.namespace.as_str());
         }
     }
-    match (other_namespaces.as_slice(), closest_word(name.as_str(), &near)) {
-        ([], Some(meant)) => format!("did you mean `{meant}`?"),
+    match (other_namespaces.as_slice(), closest_word(name.as_str(), &same_namespace)) {
+        ([], Some(closest)) => format!("did you mean `{closest}`?"),
         ([], None) => otherwise.to_owned(),
-        ([one], _) => format!("there is one in the namespace `{one}`: use that namespace"),
-        (several, _) => {
-            let shown = several.get(..several.len().min(NAMESPACES_MAX)).unwrap_or_default();
+        ([namespace], _) => {
+            format!("there is one in the namespace `{namespace}`: use that namespace")
+        }
+        (namespaces, _) => {
+            let listed = namespaces.get(..namespaces.len().min(MAX_NAMESPACES)).unwrap_or_default();
             format!(
                 "there is one in each of the namespaces {}: use one of them",
-                one_of(shown).replace(" or ", " and ")
+                one_of(listed).replace(" or ", " and ")
             )
         }
     }
 }
 
-/// Limit of the namespaces listed.
-const NAMESPACES_MAX: usize = 5;
+/// Limit of the namespaces that a hint lists.
+const MAX_NAMESPACES: usize = 5;

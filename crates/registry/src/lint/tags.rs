@@ -1,4 +1,4 @@
-//! Warnings about tag rules in relation to services and workloads: rules without effect, tags of no workload.
+//! Warnings about tag rules: rules without effect, and tags that no workload has.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::service_policy::idle_hint;
 use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
 
 impl ObjectIndex<'_> {
-    pub(super) fn lint_tag_route(&self, route: &TagRoute, lint: &mut WarningCollector<'_>) {
+    pub(super) fn lint_tag_route(&self, route: &TagRoute, collector: &mut WarningCollector<'_>) {
         if let TagScope::Service(service, port) = &route.scope {
             let reference = ServiceReference {
                 service,
@@ -19,10 +19,10 @@ impl ObjectIndex<'_> {
                 field: "spec".to_owned(),
                 name_field: "service",
             };
-            self.lint_reference(&reference, lint);
+            self.lint_reference(&reference, collector);
         }
-        lint_shadowed(&route.rules, lint);
-        self.lint_tags(&route.scope, &route.rules, "split", lint);
+        lint_shadowed(&route.rules, collector);
+        self.lint_tags(&route.scope, &route.rules, "split", collector);
         let field = match route.scope {
             TagScope::Service(..) => "spec.service",
             TagScope::Namespace(_) | TagScope::Mesh => "spec.scope",
@@ -30,24 +30,30 @@ impl ObjectIndex<'_> {
         self.lint_effects(
             field,
             &[(&route.scope, TagEffects::from_rules(&route.rules, &[]))],
-            lint,
+            collector,
         );
     }
 
-    pub(super) fn lint_sermant(&self, rule: &SermantRouteRule, lint: &mut WarningCollector<'_>) {
+    pub(super) fn lint_sermant(
+        &self,
+        rule: &SermantRouteRule,
+        collector: &mut WarningCollector<'_>,
+    ) {
         for (scope, rules) in &rule.entries {
-            let first = self.published.get(scope).filter(|first| ***first != rule.name);
+            let first = self.sermant_scopes.get(scope).filter(|first| ***first != rule.name);
             if let Some(first) = first {
-                lint.add_warning(
+                collector.add_warning(
                     "spec.key".to_owned(),
                     format!("the SermantRouteRule {first} also has this key, and takes precedence"),
                     "keep one: a configuration center has one value per key",
                 );
             }
-            if let Some(native) = self.tag_scopes.get(scope) {
-                lint.add_warning(
+            if let Some(tag_route) = self.tag_scopes.get(scope) {
+                collector.add_warning(
                     "spec.key".to_owned(),
-                    format!("the TagRoute {native} is for the same service and takes precedence"),
+                    format!(
+                        "the TagRoute {tag_route} is for the same service and takes precedence"
+                    ),
                     "remove one of the two",
                 );
             }
@@ -58,64 +64,69 @@ impl ObjectIndex<'_> {
                     field: "spec".to_owned(),
                     name_field: "key",
                 };
-                self.lint_reference(&reference, lint);
+                self.lint_reference(&reference, collector);
             }
-            self.lint_tags(scope, &rules.rules, "route", lint);
+            self.lint_tags(scope, &rules.rules, "route", collector);
         }
         let entries = rule.entries.iter();
-        let entries =
-            entries.map(|(scope, it)| (scope, TagEffects::from_rules(&it.rules, &it.lanes)));
-        self.lint_effects("spec.key", &entries.collect::<Vec<_>>(), lint);
+        let entries = entries
+            .map(|(scope, rules)| (scope, TagEffects::from_rules(&rules.rules, &rules.lanes)));
+        self.lint_effects("spec.key", &entries.collect::<Vec<_>>(), collector);
     }
 
-    pub(super) fn lint_lane(&self, lane: &Lane, lint: &mut WarningCollector<'_>) {
+    pub(super) fn lint_lane(&self, lane: &Lane, collector: &mut WarningCollector<'_>) {
         let reference = ServiceReference {
             service: &lane.service,
             port: None,
             field: "spec".to_owned(),
             name_field: "service",
         };
-        self.lint_reference(&reference, lint);
+        self.lint_reference(&reference, collector);
         let scope = TagScope::Service(lane.service.clone(), None);
         let marks = TagEffects { marks: !lane.rules.is_empty(), ..TagEffects::default() };
-        self.lint_effects("spec.service", &[(&scope, marks)], lint);
+        self.lint_effects("spec.service", &[(&scope, marks)], collector);
     }
 
-    /// Warns about rules without effect on any of their ports.
+    /// Warns about rules that have an effect on none of their ports.
     fn lint_effects(
         &self,
         field: &str,
         entries: &[(&TagScope, TagEffects)],
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
-        let mut found = None;
+        let mut first_no_effect = None;
         for (scope, effects) in entries.iter().filter(|(_, effects)| !effects.is_none()) {
             for (service, port) in self.ports_of(scope) {
                 match NoEffect::of_tags(*effects, service, port, self) {
-                    Some(idle) => found = found.or(Some(idle)),
+                    Some(no_effect) => first_no_effect = first_no_effect.or(Some(no_effect)),
                     None => return,
                 }
             }
         }
-        if let Some(idle) = found {
-            lint.add_warning(field.to_owned(), format!("has no effect: {idle}"), idle_hint(&idle));
+        if let Some(no_effect) = first_no_effect {
+            collector.add_warning(
+                field.to_owned(),
+                format!("has no effect: {no_effect}"),
+                idle_hint(&no_effect),
+            );
         }
     }
 
     /// Returns the ports that tag rules apply to.
     fn ports_of(&self, scope: &TagScope) -> impl Iterator<Item = (&ServiceName, u16)> {
         let is_for = move |service: &&&Service| match scope {
-            TagScope::Service(only, _) => service.name == *only,
+            TagScope::Service(only_service, _) => service.name == *only_service,
             TagScope::Namespace(namespace) => service.name.namespace == *namespace,
             TagScope::Mesh => true,
         };
-        let only = match scope {
-            TagScope::Service(_, only) => *only,
+        let only_port = match scope {
+            TagScope::Service(_, port) => *port,
             TagScope::Namespace(_) | TagScope::Mesh => None,
         };
         let services = self.services.values().filter(is_for);
-        let ports = services.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
-        ports.filter(move |(_, port)| only.is_none_or(|only| only == *port))
+        let ports = services
+            .flat_map(|service| service.ports.iter().map(|port| (&service.name, port.port)));
+        ports.filter(move |(_, port)| only_port.is_none_or(|only_port| only_port == *port))
     }
 
     /// Warns about targets that match no workload of the service.
@@ -124,21 +135,22 @@ impl ObjectIndex<'_> {
         scope: &TagScope,
         rules: &TagRules,
         key: &str,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         let TagScope::Service(service, _) = scope else { return };
         let Some(service) = self.services.get(service) else { return };
-        let behind = self.workloads.iter().copied().filter(|w| is_selected(service, w));
-        let behind: Vec<&Workload> = behind.collect();
-        if behind.is_empty() {
+        let workloads =
+            self.workloads.iter().copied().filter(|workload| is_selected(service, workload));
+        let workloads: Vec<&Workload> = workloads.collect();
+        if workloads.is_empty() {
             return;
         }
         let mut reported = BTreeSet::new();
         for rule in &rules.rules {
             for (index, target) in rule.split.targets.iter().enumerate() {
-                let empty = !behind.iter().any(|workload| is_in(&target.set, workload));
-                if empty && target.weight > 0 && reported.insert(&target.set) {
-                    lint.add_warning(
+                let is_empty = !workloads.iter().any(|workload| has_tags(&target.set, workload));
+                if is_empty && target.weight > 0 && reported.insert(&target.set) {
+                    collector.add_warning(
                         format!("spec.rules[{}].{key}[{index}].tags", rule.origin.index),
                         format!("no workload of the Service {} has them", service.name),
                         "use labels of its workloads",
@@ -149,29 +161,29 @@ impl ObjectIndex<'_> {
     }
 }
 
-fn is_in(set: &TagSet, workload: &Workload) -> bool {
-    let is = |(name, value): (&String, &TagValue)| match value {
+fn has_tags(set: &TagSet, workload: &Workload) -> bool {
+    let has_tag = |(name, value): (&String, &TagValue)| match value {
         TagValue::Is(value) => workload.labels.get(name) == Some(value),
         TagValue::Callers => true,
     };
     match set {
-        TagSet::All(tags) => tags.iter().all(is),
-        TagSet::Any(tags) => tags.iter().any(is),
+        TagSet::All(tags) => tags.iter().all(has_tag),
+        TagSet::Any(tags) => tags.iter().any(has_tag),
         TagSet::Default | TagSet::Every => true,
     }
 }
 
 /// Warns about rules after a rule that matches every request of every client.
-fn lint_shadowed(rules: &TagRules, lint: &mut WarningCollector<'_>) {
-    let takes_all = |rule: &leno_model::TagRule| {
+fn lint_shadowed(rules: &TagRules, collector: &mut WarningCollector<'_>) {
+    let matches_all = |rule: &leno_model::TagRule| {
         rule.matches == TagMatch::default() && rule.from == CallerMatch::default()
     };
-    let Some(place) = rules.rules.iter().position(takes_all) else { return };
-    let Some(all) = rules.rules.get(place) else { return };
-    for rule in rules.rules.iter().skip(place + 1) {
-        lint.add_warning(
+    let Some(index) = rules.rules.iter().position(matches_all) else { return };
+    let Some(catch_all) = rules.rules.get(index) else { return };
+    for rule in rules.rules.iter().skip(index + 1) {
+        collector.add_warning(
             format!("spec.rules[{}]", rule.origin.index),
-            format!("never applies: rules[{}] matches every request first", all.origin.index),
+            format!("never applies: rules[{}] matches every request first", catch_all.origin.index),
             "give it a greater `precedence`, or the other a `match`",
         );
     }

@@ -1,65 +1,67 @@
 //! Warnings about traffic splits: references, and objects that take precedence.
 
 use leno_model::{
-    RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit, first_because,
+    RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit, precedence_reason,
 };
 
-use super::suggestion::{known, suggest_name};
+use super::suggestion::{existing_names, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector};
 use crate::suggest::one_of;
 
 impl ObjectIndex<'_> {
-    pub(super) fn lint_split(&self, split: &TrafficSplit, lint: &mut WarningCollector<'_>) {
+    pub(super) fn lint_split(&self, split: &TrafficSplit, collector: &mut WarningCollector<'_>) {
         let root = &split.root.service;
-        self.lint_service_name(root, "spec".to_owned(), lint);
+        self.lint_service_name(root, "spec".to_owned(), collector);
         for (index, backend) in split.backends.iter().enumerate() {
-            self.lint_service_name(&backend.service, format!("spec.backends[{index}]"), lint);
-            self.lint_split_ports(root, index, backend, lint);
-            self.lint_split_grant(split, index, backend, lint);
+            self.lint_service_name(&backend.service, format!("spec.backends[{index}]"), collector);
+            self.lint_split_ports(root, index, backend, collector);
+            self.lint_split_grant(split, index, backend, collector);
         }
         for (index, group) in split.groups.iter().flatten().enumerate() {
-            self.lint_split_group(group, index, lint);
+            self.lint_split_group(group, index, collector);
         }
-        self.lint_split_conflicts(split, lint);
+        self.lint_split_conflicts(split, collector);
     }
 
     fn lint_service_name(
         &self,
         name: &ServiceName,
         field: String,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         let reference =
             ServiceReference { service: name, port: None, field, name_field: "service" };
-        self.lint_reference(&reference, lint);
+        self.lint_reference(&reference, collector);
     }
 
-    /// A share is forwarded to the port on which it arrived.
+    /// Warns about backends without a port of the root: a request is forwarded to the port number on which it
+    /// arrived.
     fn lint_split_ports(
         &self,
         root: &ServiceName,
         index: usize,
         backend: &SplitBackend,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         let numbers = |name| {
             let service = self.services.get(name)?;
             Some(service.ports.iter().map(|port| port.port).collect::<Vec<u16>>())
         };
-        let (Some(wanted), Some(known)) = (numbers(root), numbers(&backend.service)) else {
+        let (Some(root_ports), Some(backend_ports)) = (numbers(root), numbers(&backend.service))
+        else {
             return;
         };
-        for port in wanted.iter().filter(|port| !known.contains(port)) {
-            let roots: Vec<String> = wanted.iter().map(ToString::to_string).collect();
-            let roots: Vec<&str> = roots.iter().map(String::as_str).collect();
-            lint.add_warning(
+        for port in root_ports.iter().filter(|port| !backend_ports.contains(port)) {
+            let root_port_texts: Vec<String> = root_ports.iter().map(ToString::to_string).collect();
+            let root_port_texts: Vec<&str> = root_port_texts.iter().map(String::as_str).collect();
+            collector.add_warning(
                 format!("spec.backends[{index}].service"),
                 format!(
                     "the Service {} has no port {port}, so its share of requests gets the status \
                      500",
                     backend.service
                 ),
-                format!("give it the ports of the root: {}", one_of(&roots)),
+                format!("give it the ports of the root: {}", one_of(&root_port_texts)),
             );
         }
     }
@@ -69,20 +71,22 @@ impl ObjectIndex<'_> {
         split: &TrafficSplit,
         index: usize,
         backend: &SplitBackend,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
-        let (own, theirs) = (&split.name.namespace, &backend.service.namespace);
+        let (own_namespace, service_namespace) =
+            (&split.name.namespace, &backend.service.namespace);
         let mut grants = self.grants.iter();
-        if own != theirs
-            && !grants.any(|grant| grant.permits_route(RouteKind::Split, own, &backend.service))
+        if own_namespace != service_namespace
+            && !grants
+                .any(|grant| grant.permits_route(RouteKind::Split, own_namespace, &backend.service))
         {
-            lint.add_warning(
+            collector.add_warning(
                 format!("spec.backends[{index}].service"),
                 format!(
-                    "no ReferenceGrant in {theirs} permits it, so its share of requests gets the \
+                    "no ReferenceGrant in {service_namespace} permits it, so its share of requests gets the \
                      status 500"
                 ),
-                format!("add one there, from TrafficSplits in {own} to the Service"),
+                format!("add one there, from TrafficSplits in {own_namespace} to the Service"),
             );
         }
     }
@@ -91,54 +95,54 @@ impl ObjectIndex<'_> {
         &self,
         group: &RouteGroupName,
         index: usize,
-        lint: &mut WarningCollector<'_>,
+        collector: &mut WarningCollector<'_>,
     ) {
         if !self.groups.contains_key(group) {
-            lint.add_warning(
+            collector.add_warning(
                 format!("spec.matches[{index}].name"),
                 format!("there is no HTTPRouteGroup {group}, so it splits no request"),
                 suggest_name(
                     &group.namespace,
                     &group.name,
-                    known!(self.groups.keys()),
+                    existing_names!(self.groups.keys()),
                     "add the HTTPRouteGroup",
                 ),
             );
         }
     }
 
-    /// Returns objects that replace this split on a port of the root, or take precedence.
-    fn lint_split_conflicts(&self, split: &TrafficSplit, lint: &mut WarningCollector<'_>) {
+    /// Warns about objects that take precedence over this split on ports of its root.
+    fn lint_split_conflicts(&self, split: &TrafficSplit, collector: &mut WarningCollector<'_>) {
         let root = &split.root.service;
-        for (key, namespace, parents) in &self.attached {
+        for (key, namespace, parents) in &self.attached_routes {
             // Routes of other namespaces apply only to clients there.
             let mut parents = parents.iter().filter(|_| **namespace == root.namespace);
             if let Some(parent) = parents.find(|parent| parent.service == *root) {
-                let place = match parent.port {
+                let location = match parent.port {
                     Some(port) => format!("port {port} of it"),
                     None => "it".to_owned(),
                 };
-                lint.add_warning(
+                collector.add_warning(
                     "spec.service".to_owned(),
-                    format!("the {key} is attached to {place} and takes precedence there"),
+                    format!("the {key} is attached to {location} and takes precedence there"),
                     "use only one of the two per port",
                 );
             }
         }
-        let for_everything = self.splits.iter().filter(|other| {
+        let unrestricted = self.splits.iter().filter(|other| {
             other.groups.is_none()
                 && other.root.service == *root
                 && other.precedence() < split.precedence()
         });
-        if let Some(first) = for_everything.min_by_key(|other| other.precedence())
+        if let Some(first) = unrestricted.min_by_key(|other| other.precedence())
             && split.groups.is_none()
         {
-            lint.add_warning(
+            collector.add_warning(
                 "spec.service".to_owned(),
                 format!(
                     "the TrafficSplit {} is for the same service and {}, so this one has no effect",
                     first.name,
-                    first_because(first.created, split.created)
+                    precedence_reason(first.created, split.created)
                 ),
                 "remove one of the two, or restrict this one with `matches`",
             );

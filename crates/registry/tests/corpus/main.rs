@@ -5,6 +5,6 @@ mod manifest;
 mod replay;
 
 #[test]
-fn manifests_hold() {
+fn manifests_have_the_checked_properties() {
     replay::replay("manifest", manifest::check_manifest);
 }

@@ -4,9 +4,9 @@ use expect_test::{Expect, expect};
 use leno_model::{AccessPolicy, Object, PathMatch, PolicyAction, PortSet};
 use leno_registry::{lint_objects, read_str};
 
-use crate::refusals::check_specs;
+use crate::rejections::check_specs;
 
-fn read(text: &str) -> Vec<Object> {
+fn read_objects(text: &str) -> Vec<Object> {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);
     objects.into_iter().map(|(object, _)| object).collect()
@@ -17,36 +17,38 @@ fn policy_with_spec(spec: &str) -> AccessPolicy {
         "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
          metadata: {{name: guard, namespace: shop}}\nspec: {spec}\n"
     );
-    match read(&text).pop() {
+    match read_objects(&text).pop() {
         Some(Object::AccessPolicy(policy)) => policy,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn what_a_rule_leaves_out_is_everything() {
-    let read = policy_with_spec(
+fn omitted_fields_of_a_rule_match_everything() {
+    let policy = policy_with_spec(
         "{serviceAccounts: [stock], allow: [{}, {name: mine, from: [{serviceAccount: \"web*\"}], \
          requests: [{methods: [GET, \"*\"], path: {value: /items/}}], ports: [80]}], \
          deny: [{from: [{namespace: \"*\"}]}]}",
     );
     let names: Vec<(&str, PolicyAction)> =
-        read.rules.iter().map(|rule| (rule.name.as_str(), rule.action)).collect();
+        policy.rules.iter().map(|rule| (rule.name.as_str(), rule.action)).collect();
     let (allow, deny) = (PolicyAction::Allow, PolicyAction::Deny);
     assert_eq!(names, [("deny[0]", deny), ("allow[0]", allow), ("mine", allow)]);
-    assert_eq!(read.accounts.len(), 1);
-    let [everywhere, everything, mine] = read.rules.as_slice() else { panic!("{read:?}") };
-    assert_eq!(everywhere.peers[0].to_string(), "*/*");
-    assert!(everything.peers.is_empty() && everything.requests.is_empty());
-    assert_eq!(everything.ports, PortSet::All);
-    assert_eq!(mine.peers[0].to_string(), "shop/web*");
-    assert_eq!(mine.requests[0].path, PathMatch::Prefix("/items".to_owned()));
-    assert!(mine.requests[0].methods.is_empty());
-    assert_eq!(mine.ports, PortSet::Only(vec![80]));
+    assert_eq!(policy.accounts.len(), 1);
+    let [any_namespace, unrestricted, named] = policy.rules.as_slice() else {
+        panic!("{policy:?}")
+    };
+    assert_eq!(any_namespace.peers[0].to_string(), "*/*");
+    assert!(unrestricted.peers.is_empty() && unrestricted.requests.is_empty());
+    assert_eq!(unrestricted.ports, PortSet::All);
+    assert_eq!(named.peers[0].to_string(), "shop/web*");
+    assert_eq!(named.requests[0].path, PathMatch::Prefix("/items".to_owned()));
+    assert!(named.requests[0].methods.is_empty());
+    assert_eq!(named.ports, PortSet::Only(vec![80]));
 }
 
 #[test]
-fn refuses_what_could_be_read_two_ways() {
+fn ambiguous_policies_are_rejected() {
     check_specs(
         "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: x}",
         &[
@@ -97,10 +99,10 @@ fn refuses_what_could_be_read_two_ways() {
     );
 }
 
-fn check_warnings(spec: &str, mode: &str, expected: &Expect) {
+fn check_warnings(spec: &str, default_policy: &str, expected: &Expect) {
     let text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{defaultPolicy: {mode}}}\n---\n\
+         spec: {{defaultPolicy: {default_policy}}}\n---\n\
          apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
          metadata: {{name: stock-1, namespace: shop}}\n\
          spec: {{serviceAccount: stock, ports: [{{port: 80, protocol: HTTP}}, \
@@ -110,12 +112,13 @@ fn check_warnings(spec: &str, mode: &str, expected: &Expect) {
          apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
          metadata: {{name: guard, namespace: shop}}\nspec: {spec}\n"
     );
-    let lines: Vec<String> = lint_objects(&read(&text)).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> =
+        lint_objects(&read_objects(&text)).iter().map(|warning| format!("{warning}\n")).collect();
     expected.assert_eq(&lines.concat());
 }
 
 #[test]
-fn rules_that_can_never_decide_are_remarked() {
+fn rules_that_can_never_match_cause_warnings() {
     check_warnings(
         "{serviceAccounts: [stock], deny: [{requests: [{methods: [DELETE]}]}], \
          allow: [{from: [{serviceAccount: \"web*\"}], ports: [80, 5432]}]}",
@@ -141,7 +144,7 @@ fn rules_that_can_never_decide_are_remarked() {
 }
 
 #[test]
-fn a_rule_that_protects_one_exact_path_is_remarked() {
+fn a_rule_for_one_exact_path_causes_a_warning() {
     check_warnings(
         "{serviceAccounts: [stock], deny: [{requests: [{path: {value: /ops}}]}, \
          {requests: [{methods: [PUT]}, {path: {type: Exact, value: /admin}}]}], \

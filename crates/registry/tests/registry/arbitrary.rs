@@ -45,12 +45,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn any_text_is_read_or_refused(text in ".{0,400}") {
+    fn any_text_is_accepted_or_rejected(text in ".{0,400}") {
         check_manifest(text.as_bytes());
     }
 
     #[test]
-    fn any_mixture_of_pieces_is_read_or_refused(
+    fn any_mixture_of_fragments_is_accepted_or_rejected(
         pieces in prop::collection::vec(prop::sample::select(PIECES), 0..24)
     ) {
         check_manifest(pieces.concat().as_bytes());

@@ -4,27 +4,27 @@ use expect_test::expect;
 use leno_model::{ClientCertificateMode, IngressProtocol, IngressSource, MatchedBy, Object};
 use leno_registry::{lint_objects, read_str};
 
-use crate::refusals::check_specs;
+use crate::rejections::check_specs;
 
-fn read(text: &str) -> Vec<Object> {
+fn read_objects(text: &str) -> Vec<Object> {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);
     objects.into_iter().map(|(object, _)| object).collect()
 }
 
-fn read_one(kind: &str, group: &str, spec: &str) -> Object {
+fn read_object(kind: &str, group: &str, spec: &str) -> Object {
     let text = format!(
         "apiVersion: {group}/v1alpha1\nkind: {kind}\n\
          metadata: {{name: x, namespace: shop}}\nspec: {spec}\n"
     );
-    read(&text).pop().expect("one document is one object")
+    read_objects(&text).pop().expect("one document is one object")
 }
 
 const OSM: &str = "policy.openservicemesh.io";
 const FSM: &str = "policy.flomesh.io";
 
 #[test]
-fn an_ingress_backend_is_read_of_both_groups() {
+fn an_ingress_backend_is_read_from_both_api_groups() {
     for group in [OSM, FSM] {
         let spec = "{backends: [{name: web, port: {number: 8080, protocol: https}, \
                     tls: {skipClientCertValidation: false, sniHosts: [web.shop]}}], \
@@ -32,7 +32,7 @@ fn an_ingress_backend_is_read_of_both_groups() {
                     {kind: IPRange, name: 10.1.0.0/16}, \
                     {kind: AuthenticatedPrincipal, name: nginx.edge.cluster.local}], \
                     matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: g}]}";
-        let Object::Ingress(policy) = read_one("IngressBackend", group, spec) else { panic!() };
+        let Object::Ingress(policy) = read_object("IngressBackend", group, spec) else { panic!() };
         assert_eq!(policy.name.to_string(), "IngressBackend shop/x");
         let backend = &policy.backends[0];
         assert_eq!((backend.service.as_str(), backend.port), ("web", 8080));
@@ -57,7 +57,7 @@ fn an_ingress_backend_is_read_of_both_groups() {
 }
 
 #[test]
-fn refuses_what_opens_nothing_or_more_than_is_meant() {
+fn ingress_policies_that_allow_nothing_or_too_much_are_rejected() {
     check_specs(
         "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: IngressBackend\nmetadata: {name: x}",
         &[
@@ -96,11 +96,11 @@ fn refuses_what_opens_nothing_or_more_than_is_meant() {
 }
 
 #[test]
-fn an_access_cert_is_read_of_both_groups() {
+fn an_access_cert_is_read_from_both_api_groups() {
     for group in [OSM, FSM] {
         let spec = "{subjectAltNames: [batch.corp.example, nginx.shop.cluster.local], \
                     secret: {name: batch-tls, namespace: shop}}";
-        let Object::AccessCert(cert) = read_one("AccessCert", group, spec) else { panic!() };
+        let Object::AccessCert(cert) = read_object("AccessCert", group, spec) else { panic!() };
         assert_eq!(
             (cert.name.to_string(), cert.secret.as_str()),
             ("shop/x".to_owned(), "batch-tls")
@@ -111,7 +111,7 @@ fn an_access_cert_is_read_of_both_groups() {
 }
 
 #[test]
-fn refuses_an_access_cert_for_members_for_many_and_for_other_namespaces() {
+fn access_certs_for_members_wildcards_and_other_namespaces_are_rejected() {
     let secret = "secret: {name: a, namespace: default}";
     let specs = [
         format!("{{{secret}}}"),
@@ -147,25 +147,25 @@ fn refuses_an_access_cert_for_members_for_many_and_for_other_namespaces() {
 }
 
 #[test]
-fn an_egress_is_read_of_both_groups() {
+fn an_egress_is_read_from_both_api_groups() {
     for group in [OSM, FSM] {
         let spec = "{sources: [{kind: ServiceAccount, name: a, namespace: shop}], \
                     hosts: [api.example, \"*.mail.example\"], ipAddresses: [10.1.0.0/16], \
                     ports: [{number: 80, protocol: http}, {number: 443, protocol: https}, \
                     {number: 25, protocol: tcp-server-first}]}";
-        let Object::Egress(policy) = read_one("Egress", group, spec) else { panic!() };
+        let Object::Egress(policy) = read_object("Egress", group, spec) else { panic!() };
         assert_eq!((policy.hosts.len(), policy.ranges.len(), policy.groups.len()), (2, 1, 0));
-        let reported: Vec<(u16, MatchedBy)> =
-            policy.ports.iter().map(|it| (it.port, it.matched_by)).collect();
+        let ports: Vec<(u16, MatchedBy)> =
+            policy.ports.iter().map(|port| (port.port, port.matched_by)).collect();
         assert_eq!(
-            reported,
+            ports,
             [(80, MatchedBy::Http), (443, MatchedBy::ServerName), (25, MatchedBy::Address)]
         );
     }
 }
 
 #[test]
-fn refuses_an_egress_that_means_nothing_or_everything() {
+fn egress_policies_without_effect_or_for_everything_are_rejected() {
     let source = "sources: [{kind: ServiceAccount, name: a, namespace: b}]";
     let specs = [
         "{ports: [{number: 80, protocol: http}], hosts: [a.b]}".to_owned(),
@@ -203,8 +203,8 @@ fn refuses_an_egress_that_means_nothing_or_everything() {
 }
 
 #[test]
-fn what_is_named_and_not_there_is_odd() {
-    let objects = read(
+fn references_to_missing_objects_cause_warnings() {
+    let objects = read_objects(
         "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessControl\n\
          metadata: {name: first, namespace: shop}\n\
          spec: {backends: [{name: web, port: {number: 80, protocol: http}}], \
@@ -219,7 +219,7 @@ fn what_is_named_and_not_there_is_odd() {
          spec: {sources: [{kind: ServiceAccount, name: a, namespace: shop}], \
          ports: [{number: 25, protocol: tcp}]}\n",
     );
-    let odd: Vec<String> = lint_objects(&objects).iter().map(ToString::to_string).collect();
+    let warnings: Vec<String> = lint_objects(&objects).iter().map(ToString::to_string).collect();
     expect![[r#"
         AccessControl shop/first: spec.backends[0].name: there is no Service shop/web; add the Service
         AccessControl shop/first: spec.backends[0]: the IngressBackend shop/second opens this port and takes precedence; merge the sources of both
@@ -228,5 +228,5 @@ fn what_is_named_and_not_there_is_odd() {
         IngressBackend shop/second: spec.backends[0].name: there is no Service shop/web; add the Service
         IngressBackend shop/second: spec.sources[0].name: is not an account of this mesh (cluster.local), and no AccessCert names it; use ACCOUNT.NAMESPACE.cluster.local, or write an AccessCert with this name
         Egress shop/out: spec: has no effect while the MeshConfig allows all egress; set `spec.egress` of the MeshConfig to deny, or remove it
-        Egress shop/out: spec.sources[0].name: no workload runs under the account shop/a; add a Workload with this account"#]].assert_eq(&odd.join("\n"));
+        Egress shop/out: spec.sources[0].name: no workload runs under the account shop/a; add a Workload with this account"#]].assert_eq(&warnings.join("\n"));
 }

@@ -8,14 +8,14 @@ use leno_model::{
     PathMatch, RequestCheck, ServiceRule,
 };
 
-use crate::service_policies::{check_refusals_of, read_policy};
+use crate::service_policies::{check_group_rejections, read_policy};
 
 #[test]
-fn reads_the_documented_authorization_with_all_its_parts() {
+fn the_documented_authorization_is_read_with_all_fields() {
     let policy = read_policy(&crate::pages::page_examples("external-authorization.md")[0]);
     assert_eq!(policy.name.to_string(), "ExternalAuthorization bookinfo/ratings");
     let ServiceRule::RequestCheck(RequestCheck::Authorization(rule)) = policy.rule else {
-        panic!("no guard")
+        panic!("no authorization")
     };
     assert_eq!(rule.check_service.at.to_string(), "security/authz port 9000");
     assert_eq!(rule.check_service.timeout, Duration::from_millis(200));
@@ -30,22 +30,22 @@ fn reads_the_documented_authorization_with_all_its_parts() {
 }
 
 #[test]
-fn what_is_not_said_is_as_envoy_has_it() {
+fn omitted_fields_have_the_defaults_of_envoy() {
     let text = "{apiVersion: leno.dev/v1alpha1, kind: KIND, metadata: {name: a}, spec: SPEC}";
-    let of =
+    let read_kind =
         |kind: &str, spec: &str| read_policy(&text.replace("KIND", kind).replace("SPEC", spec));
     let spec = "{targetRefs: [{name: a}], url: \"https://authz.example:9001\"}";
     let ServiceRule::RequestCheck(RequestCheck::Authorization(rule)) =
-        of("ExternalAuthorization", spec).rule
+        read_kind("ExternalAuthorization", spec).rule
     else {
-        panic!("no guard")
+        panic!("no authorization")
     };
     assert_eq!(rule.check_service.at.to_string(), "https://authz.example:9001");
     assert_eq!(rule.check_service.timeout, Duration::from_millis(200));
     assert_eq!(rule.check_service.failure_mode, FailureMode::Deny);
     assert_eq!((rule.headers, rule.requests.len(), rule.context_extensions.len()), (None, 0, 0));
     assert_eq!(rule.body, None);
-    for (body, bytes_max, longer, pack_as_bytes) in [
+    for (body, bytes_max, long_body, pack_as_bytes) in [
         ("{}", 65536, LongBodyAction::Reject, false),
         (
             "{maxRequestBytes: 1, allowPartialMessage: true, packAsBytes: true}",
@@ -55,16 +55,16 @@ fn what_is_not_said_is_as_envoy_has_it() {
         ),
     ] {
         let spec = format!("{{targetRefs: [{{name: a}}], url: \"http://a:1\", body: {body}}}");
-        let rule = of("ExternalAuthorization", &spec).rule;
+        let rule = read_kind("ExternalAuthorization", &spec).rule;
         let Some(RequestCheck::Authorization(rule)) = rule.server_check() else {
-            panic!("no guard")
+            panic!("no authorization")
         };
-        assert_eq!(rule.body, Some(BodyExcerpt { bytes_max, long_body: longer, pack_as_bytes }));
+        assert_eq!(rule.body, Some(BodyExcerpt { bytes_max, long_body, pack_as_bytes }));
     }
 
     let spec = "{targetRefs: [{name: a}], global: {service: {name: rl, port: 8081}, domain: d, \
                 descriptors: [{entries: [{key: k, from: path}]}]}}";
-    let limits = of("RateLimit", spec).rule.rate_limits().unwrap().clone();
+    let limits = read_kind("RateLimit", spec).rule.rate_limits().unwrap().clone();
     let global = limits.global.unwrap();
     assert_eq!(global.check_service.at.to_string(), "default/rl port 8081");
     assert_eq!(global.check_service.timeout, Duration::from_millis(20));
@@ -74,7 +74,7 @@ fn what_is_not_said_is_as_envoy_has_it() {
 }
 
 #[test]
-fn reads_the_documented_global_limit_with_all_its_parts() {
+fn the_documented_global_limit_is_read_with_all_fields() {
     let policy = read_policy(&crate::pages::page_examples("rate-limit.md")[1]);
     let limits = policy.rule.rate_limits().unwrap();
     assert!(limits.rules.is_empty() && limits.connections.is_none());
@@ -82,17 +82,18 @@ fn reads_the_documented_global_limit_with_all_its_parts() {
     assert!(matches!(&global.check_service.at, CheckServiceAddress::Service { port: 8081, .. }));
     assert_eq!((global.domain.as_str(), global.rate_limit_headers), ("bookinfo", true));
     let [clients, writes] = &global.descriptors[..] else { panic!("two descriptors") };
-    let values: Vec<_> = clients.entries.iter().map(|it| (&*it.key, it.value.clone())).collect();
+    let values: Vec<_> =
+        clients.entries.iter().map(|entry| (&*entry.key, entry.value.clone())).collect();
     assert_eq!(values, [("client", DescriptorValue::Client), ("path", DescriptorValue::Path)]);
     assert_eq!((writes.hits_addend, writes.requests[0].methods.len()), (5, 1));
-    let values: Vec<_> = writes.entries.iter().map(|it| it.value.clone()).collect();
+    let values: Vec<_> = writes.entries.iter().map(|entry| entry.value.clone()).collect();
     let header = DescriptorValue::Header("x-user".to_owned());
     assert_eq!(values, [DescriptorValue::Text("writes".to_owned()), header]);
     assert_eq!(global.response.body.as_deref(), Some("Later, please."));
 }
 
 #[test]
-fn refuses_what_cannot_be_asked() {
+fn invalid_check_services_are_rejected() {
     let specs = [
         "{targetRefs: [{name: a}]}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", service: {name: a, port: 1}}",
@@ -111,7 +112,7 @@ fn refuses_what_cannot_be_asked() {
         "{targetRefs: [{name: a}], url: \"http://a:1\", body: {allowPartialMessage: 1, packAsBytes: yes}}",
         "{url: \"http://a:1\"}",
     ];
-    check_refusals_of(
+    check_group_rejections(
         "leno.dev",
         "ExternalAuthorization",
         &specs,
@@ -138,24 +139,28 @@ fn refuses_what_cannot_be_asked() {
 }
 
 #[test]
-fn refuses_what_describes_no_request() {
-    let rest = "url: \"http://a:1\", domain: d";
+fn invalid_descriptors_are_rejected() {
+    let common_fields = "url: \"http://a:1\", domain: d";
     let specs = [
         "{}".to_owned(),
-        format!("{{{rest}}}"),
-        format!("{{{rest}, descriptors: []}}"),
-        format!("{{{rest}, descriptors: [{{}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: []}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{key: a}}]}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{key: a, value: b, from: path}}]}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{key: a, from: query}}]}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{value: b}}]}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{key: a, value: \"\"}}]}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{key: a, value: b}}], hitsAddend: 0}}]}}"),
+        format!("{{{common_fields}}}"),
+        format!("{{{common_fields}, descriptors: []}}"),
+        format!("{{{common_fields}, descriptors: [{{}}]}}"),
+        format!("{{{common_fields}, descriptors: [{{entries: []}}]}}"),
+        format!("{{{common_fields}, descriptors: [{{entries: [{{key: a}}]}}]}}"),
+        format!(
+            "{{{common_fields}, descriptors: [{{entries: [{{key: a, value: b, from: path}}]}}]}}"
+        ),
+        format!("{{{common_fields}, descriptors: [{{entries: [{{key: a, from: query}}]}}]}}"),
+        format!("{{{common_fields}, descriptors: [{{entries: [{{value: b}}]}}]}}"),
+        format!("{{{common_fields}, descriptors: [{{entries: [{{key: a, value: \"\"}}]}}]}}"),
+        format!(
+            "{{{common_fields}, descriptors: [{{entries: [{{key: a, value: b}}], hitsAddend: 0}}]}}"
+        ),
     ];
     let specs = specs.map(|spec| format!("{{targetRefs: [{{name: a}}], global: {spec}}}"));
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals_of(
+    check_group_rejections(
         "leno.dev",
         "RateLimit",
         &specs,

@@ -9,7 +9,7 @@ use leno_model::{
 };
 use leno_registry::{lint_objects, read_str};
 
-use crate::service_policies::{check_refusals_of, read_policy};
+use crate::service_policies::{check_group_rejections, read_policy};
 
 const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -20,7 +20,7 @@ const fn too_many_share(share_ppm: u32) -> FailureThreshold {
 }
 
 #[test]
-fn reads_a_circuit_breaker_with_all_its_parts() {
+fn a_circuit_breaker_is_read_with_all_fields() {
     let policy = read_policy(&crate::pages::page_examples("circuit-breaker.md")[0]);
     let ServiceRule::CircuitBreaker(rule) = policy.rule else { panic!("{policy:?}") };
     let limits = CircuitLimits {
@@ -53,7 +53,7 @@ fn reads_a_circuit_breaker_with_all_its_parts() {
 }
 
 #[test]
-fn what_is_given_takes_the_place_of_the_default() {
+fn present_fields_replace_the_defaults() {
     let trip = |text: &str| {
         let policy = read_policy(&format!(
             "{{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {{name: x}}, \
@@ -63,14 +63,17 @@ fn what_is_given_takes_the_place_of_the_default() {
         rule.trip.unwrap()
     };
     assert_eq!(trip("{}").failed, too_many_share(500_000));
-    let row = trip("{consecutiveFailures: 3}");
-    assert_eq!((row.failed, row.consecutive_failures), (FailureThreshold::default(), Some(3)));
+    let conditions = trip("{consecutiveFailures: 3}");
+    assert_eq!(
+        (conditions.failed, conditions.consecutive_failures),
+        (FailureThreshold::default(), Some(3))
+    );
     assert_eq!(trip("{slow: {threshold: 1s}}").failed, FailureThreshold::default());
     assert_eq!(trip("{slow: {threshold: 1s}, percent: 10}").failed, too_many_share(100_000));
 }
 
 #[test]
-fn reads_the_settings_of_both_groups_as_a_circuit_breaker() {
+fn settings_of_both_api_groups_become_a_circuit_breaker() {
     let text = "
 apiVersion: GROUP/v1alpha1
 kind: UpstreamTrafficSetting
@@ -110,26 +113,26 @@ spec:
 }
 
 #[test]
-fn refuses_a_circuit_breaker_that_means_nothing() {
-    let to = "targetRefs: [{kind: Service, name: a}]";
-    let with = |more: &str| format!("{{{to}, {more}}}");
+fn circuit_breakers_without_effect_are_rejected() {
+    let targets = "targetRefs: [{kind: Service, name: a}]";
+    let spec_with = |fields: &str| format!("{{{targets}, {fields}}}");
     let specs = [
-        format!("{{{to}}}"),
+        format!("{{{targets}}}"),
         "{limits: {requests: 1}}".to_owned(),
-        with("limits: {requests: 0}"),
-        with("limits: {pending: 0}"),
-        with("limits: {streams: 1}"),
-        with("connectTimeout: 0s"),
-        with("trip: {openDuration: 0s}"),
-        with("trip: {percent: 0}"),
-        with("trip: {slow: {}}"),
-        with("trip: {slow: {threshold: 1s, percent: 101}}"),
-        with("trip: {failures: []}"),
-        with("trip: {}, response: {status: 200}"),
-        with("limits: {requests: 1}, response: {status: 429}"),
+        spec_with("limits: {requests: 0}"),
+        spec_with("limits: {pending: 0}"),
+        spec_with("limits: {streams: 1}"),
+        spec_with("connectTimeout: 0s"),
+        spec_with("trip: {openDuration: 0s}"),
+        spec_with("trip: {percent: 0}"),
+        spec_with("trip: {slow: {}}"),
+        spec_with("trip: {slow: {threshold: 1s, percent: 101}}"),
+        spec_with("trip: {failures: []}"),
+        spec_with("trip: {}, response: {status: 200}"),
+        spec_with("limits: {requests: 1}, response: {status: 429}"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals_of(
+    check_group_rejections(
         "leno.dev",
         "CircuitBreaker",
         &specs,
@@ -153,31 +156,31 @@ fn refuses_a_circuit_breaker_that_means_nothing() {
 }
 
 #[test]
-fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
-    let with = |settings: &str| format!("{{host: a.default, connectionSettings: {settings}}}");
-    let breaking = |more: &str| {
-        with(&format!(
+fn unsupported_upstream_traffic_settings_are_rejected() {
+    let spec_with = |settings: &str| format!("{{host: a.default, connectionSettings: {settings}}}");
+    let circuit_breaking = |fields: &str| {
+        spec_with(&format!(
             "{{http: {{circuitBreaking: {{statTimeWindow: 1s, minRequestAmount: 1, \
-             degradedTimeWindow: 1s{more}}}}}}}"
+             degradedTimeWindow: 1s{fields}}}}}}}"
         ))
     };
     let specs = [
         "{host: a.default}".to_owned(),
         "{host: a, connectionSettings: {tcp: {maxConnections: 1}}}".to_owned(),
         "{host: a.other, connectionSettings: {tcp: {maxConnections: 1}}}".to_owned(),
-        with("{}"),
-        with("{tcp: {connectTimeout: 2}}"),
-        with("{http: {maxRequests: 1, maxRequestsPerConnection: 1}}"),
-        with("{http: {maxPendingRequests: 0}}"),
-        with("{http: {circuitBreaking: {}}}"),
-        breaking(""),
-        breaking(", errorRatioThreshold: 0"),
-        breaking(", errorRatioThreshold: 0.5, slowTimeThreshold: 1s"),
-        breaking(", errorRatioThreshold: 0.5, degradedStatusCode: 204"),
+        spec_with("{}"),
+        spec_with("{tcp: {connectTimeout: 2}}"),
+        spec_with("{http: {maxRequests: 1, maxRequestsPerConnection: 1}}"),
+        spec_with("{http: {maxPendingRequests: 0}}"),
+        spec_with("{http: {circuitBreaking: {}}}"),
+        circuit_breaking(""),
+        circuit_breaking(", errorRatioThreshold: 0"),
+        circuit_breaking(", errorRatioThreshold: 0.5, slowTimeThreshold: 1s"),
+        circuit_breaking(", errorRatioThreshold: 0.5, degradedStatusCode: 204"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     let kind = "UpstreamTrafficSetting";
-    check_refusals_of(
+    check_group_rejections(
         "policy.flomesh.io",
         kind,
         &specs,
@@ -202,7 +205,7 @@ fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
 }
 
 #[test]
-fn warns_of_a_bound_for_connections_where_requests_share_a_link() {
+fn a_connection_limit_for_requests_over_links_causes_a_warning() {
     let text = "
 {apiVersion: v1, kind: Service, metadata: {name: web}, spec: {selector: {app: web}, ports: [{port: 80}, {port: 81}]}}
 ---
@@ -221,7 +224,8 @@ fn warns_of_a_bound_for_connections_where_requests_share_a_link() {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> =
+        lint_objects(&objects).iter().map(|warning| format!("{warning}\n")).collect();
     expect![[r#"
         CircuitBreaker default/a: spec.limits.connections: has no effect: requests of these ports share links; limit concurrent requests instead
         UpstreamTrafficSetting default/c: metadata.name: has no effect: CircuitBreaker default/b takes precedence at all of its targets; attach it to other services or ports, or remove one of the two

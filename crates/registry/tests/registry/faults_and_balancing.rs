@@ -8,29 +8,34 @@ use leno_model::{
     ServiceRule, SlowStart,
 };
 
-use crate::service_policies::{check_refusals_of, read_policy};
+use crate::service_policies::{check_group_rejections, read_policy};
 
 #[test]
-fn reads_a_fault_injection_with_all_its_parts() {
+fn a_fault_injection_is_read_with_all_fields() {
     let policy = read_policy(&crate::pages::page_examples("fault-injection.md")[0]);
     let ServiceRule::FaultInjection(rules) = &policy.rule else { panic!("{policy:?}") };
-    let [jason, some] = rules.as_slice() else { panic!("{rules:?}") };
-    assert_eq!((&*jason.name, jason.requests[0].headers[0].name.as_str()), ("jason", "end-user"));
-    let all = 1_000_000;
-    assert_eq!(jason.delay, Some(FaultDelay { share_ppm: all, time: Duration::from_secs(7) }));
-    assert_eq!(jason.abort, None);
+    let [first, second] = rules.as_slice() else { panic!("{rules:?}") };
+    assert_eq!((&*first.name, first.requests[0].headers[0].name.as_str()), ("jason", "end-user"));
+    let all_requests = 1_000_000;
     assert_eq!(
-        some.delay,
+        first.delay,
+        Some(FaultDelay { share_ppm: all_requests, time: Duration::from_secs(7) })
+    );
+    assert_eq!(first.abort, None);
+    assert_eq!(
+        second.delay,
         Some(FaultDelay { share_ppm: 100_000, time: Duration::from_millis(200) })
     );
-    let Some(FaultAbort { share_ppm, response, grpc }) = &some.abort else { panic!("{some:?}") };
+    let Some(FaultAbort { share_ppm, response, grpc }) = &second.abort else {
+        panic!("{second:?}")
+    };
     assert_eq!((*share_ppm, response.status, *grpc), (5_000, Some(503), Some(14)));
     assert_eq!(response.body.as_deref(), Some("not now"));
-    assert_eq!(some.peers[0].to_string(), "bookinfo/reviews*");
+    assert_eq!(second.peers[0].to_string(), "bookinfo/reviews*");
 }
 
 #[test]
-fn refuses_a_fault_injection_that_means_nothing() {
+fn fault_injections_without_effect_are_rejected() {
     let rule = |rule: &str| format!("{{targetRefs: [{{name: a}}], rules: [{{{rule}}}]}}");
     let specs = [
         "{targetRefs: [{name: a}]}".to_owned(),
@@ -49,7 +54,7 @@ fn refuses_a_fault_injection_that_means_nothing() {
         rule("abort: {httpStatus: 503}, matches: []"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals_of(
+    check_group_rejections(
         "leno.dev",
         "FaultInjection",
         &specs,
@@ -82,8 +87,8 @@ fn read_balancing(spec: &str) -> LoadBalancing {
 }
 
 #[test]
-fn reads_every_algorithm() {
-    let plain = |algorithm| LoadBalancing { algorithm, slow_start: None };
+fn all_balancing_algorithms_are_read() {
+    let without_slow_start = |algorithm| LoadBalancing { algorithm, slow_start: None };
     let cookie = || HashKey::Cookie("session".to_owned());
     for (spec, expected) in [
         ("", BalanceAlgorithm::PeakEwma { choices: 2 }),
@@ -103,14 +108,17 @@ fn reads_every_algorithm() {
             BalanceAlgorithm::Maglev(HashKey::Header(":authority".to_owned())),
         ),
     ] {
-        assert_eq!(read_balancing(spec), plain(expected), "{spec}");
+        assert_eq!(read_balancing(spec), without_slow_start(expected), "{spec}");
     }
-    let warm_up = Some(SlowStart { time: Duration::from_secs(60), percent_min: 10 });
-    assert_eq!(read_balancing(", algorithm: Random, warmup: {duration: 1m}").slow_start, warm_up);
+    let slow_start = Some(SlowStart { time: Duration::from_secs(60), percent_min: 10 });
+    assert_eq!(
+        read_balancing(", algorithm: Random, warmup: {duration: 1m}").slow_start,
+        slow_start
+    );
 }
 
 #[test]
-fn refuses_what_an_algorithm_cannot_do() {
+fn options_of_other_algorithms_are_rejected() {
     let specs = [
         "{algorithm: Random}",
         "{targetRefs: [{name: a}], algorithm: Fair}",
@@ -126,7 +134,7 @@ fn refuses_what_an_algorithm_cannot_do() {
         "{targetRefs: [{name: a}], warmup: {duration: 0s}}",
         "{targetRefs: [{name: a}], warmup: {duration: 1s, minimumPercent: 0}}",
     ];
-    check_refusals_of(
+    check_group_rejections(
         "leno.dev",
         "LoadBalancing",
         &specs,
@@ -149,24 +157,24 @@ fn refuses_what_an_algorithm_cannot_do() {
 }
 
 #[test]
-fn reads_when_a_second_attempt_is_made() {
-    let rule = |text: &str| match read_policy(text).rule {
+fn a_hedging_is_read_with_all_fields() {
+    let read_hedging = |text: &str| match read_policy(text).rule {
         ServiceRule::Hedging(rule) => rule,
         other => panic!("{other:?}"),
     };
     let after = Duration::from_millis(50);
     assert_eq!(
-        rule(&crate::pages::page_examples("hedging.md")[0]),
+        read_hedging(&crate::pages::page_examples("hedging.md")[0]),
         HedgeRule { after, methods: Vec::new() }
     );
     let text = "apiVersion: leno.dev/v1alpha1\nkind: Hedging\nmetadata: {name: x}\n\
                 spec: {targetRefs: [{name: a, port: 80}], after: 50ms, methods: [POST, GET]}\n";
-    assert_eq!(rule(text), HedgeRule { after, methods: vec!["GET".into(), "POST".into()] });
+    assert_eq!(read_hedging(text), HedgeRule { after, methods: vec!["GET".into(), "POST".into()] });
 }
 
 #[test]
-fn refuses_a_hedging_that_means_nothing() {
-    check_refusals_of(
+fn hedgings_without_effect_are_rejected() {
+    check_group_rejections(
         "leno.dev",
         "Hedging",
         &[
@@ -195,27 +203,27 @@ fn refuses_a_hedging_that_means_nothing() {
 }
 
 #[test]
-fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
+fn a_traffic_warmup_applies_to_the_service_of_its_name() {
     let [text] = &crate::pages::page_examples("traffic-warmup.md")[..] else {
         panic!("one example")
     };
-    let read = read_policy(text);
-    let ServiceRule::LoadBalancing(rule) = read.rule else { panic!("{text}") };
-    let warm_up = Some(SlowStart { time: Duration::from_secs(120), percent_min: 5 });
+    let policy = read_policy(text);
+    let ServiceRule::LoadBalancing(rule) = policy.rule else { panic!("{text}") };
+    let slow_start = Some(SlowStart { time: Duration::from_secs(120), percent_min: 5 });
     // A migrated warm-up equals a LoadBalancing with only that setting.
-    let plain = read_policy(
+    let balancing = read_policy(
         "{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {name: stock}, \
          spec: {targetRefs: [{kind: Service, name: stock}], warmup: {duration: 2m, minimumPercent: 5}}}",
     );
-    let ServiceRule::LoadBalancing(plain) = plain.rule else { panic!("{plain:?}") };
+    let ServiceRule::LoadBalancing(balancing) = balancing.rule else { panic!("{balancing:?}") };
     assert_eq!(
-        plain,
-        LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, slow_start: warm_up }
+        balancing,
+        LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, slow_start }
     );
-    assert_eq!(rule, plain);
-    assert!(matches!(&read.scope, PolicyScope::Services(targets)
+    assert_eq!(rule, balancing);
+    assert!(matches!(&policy.scope, PolicyScope::Services(targets)
         if targets.len() == 1 && targets[0].service.to_string() == "stock/stock"));
-    let of = |spec: &str| {
+    let slow_start_of = |spec: &str| {
         let text = format!(
             "{{apiVersion: policy.flomesh.io/v1alpha1, kind: TrafficWarmup, metadata: {{name: x}}, \
              spec: {spec}}}"
@@ -224,15 +232,15 @@ fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
         rule.slow_start
     };
     let default = SlowStart { time: Duration::from_secs(90), percent_min: 10 };
-    assert_eq!(of("{aggression: 1.0, maxWeight: 100}"), Some(default));
-    assert_eq!(of("{enable: false}"), None);
+    assert_eq!(slow_start_of("{aggression: 1.0, maxWeight: 100}"), Some(default));
+    assert_eq!(slow_start_of("{enable: false}"), None);
 }
 
 #[test]
-fn refuses_a_warm_up_that_grows_otherwise() {
+fn a_traffic_warmup_with_other_growth_is_rejected() {
     let specs =
         ["{aggression: 2}", "{maxWeight: 80}", "{minWeight: 0}", "{duration: 10ms}", "{curve: 2}"];
-    check_refusals_of(
+    check_group_rejections(
         "policy.flomesh.io",
         "TrafficWarmup",
         &specs,

@@ -30,13 +30,13 @@ fn read_actions(filters: &str, kind: &str) -> RuleActions {
     read_rules(&route_with_filters(filters, kind)).remove(0).actions
 }
 
-fn mirror_filter(more: &str) -> String {
-    format!("{{type: RequestMirror, requestMirror: {{backendRef: {{name: b, port: 81}}{more}}}}}")
+fn mirror_filter(fields: &str) -> String {
+    format!("{{type: RequestMirror, requestMirror: {{backendRef: {{name: b, port: 81}}{fields}}}}}")
 }
 
 #[test]
-fn reads_whom_copies_go_to_and_how_many() {
-    for (more, ppm) in [
+fn request_mirrors_are_read_with_their_shares() {
+    for (fields, ppm) in [
         ("", 1_000_000),
         (", percent: 0", 0),
         (", percent: 7", 70_000),
@@ -45,17 +45,17 @@ fn reads_whom_copies_go_to_and_how_many() {
         (", fraction: {numerator: 2147483647, denominator: 2147483647}", 1_000_000),
     ] {
         for kind in ["HTTPRoute", "GRPCRoute"] {
-            let mirrors = read_actions(&mirror_filter(more), kind).mirrors;
-            let [only] = mirrors.as_slice() else { panic!("{mirrors:?}") };
-            let read = (only.service.to_string(), only.port, only.weight);
-            assert_eq!(read, ("default/b".to_owned(), 81, ppm), "{more}");
+            let mirrors = read_actions(&mirror_filter(fields), kind).mirrors;
+            let [mirror] = mirrors.as_slice() else { panic!("{mirrors:?}") };
+            let result = (mirror.service.to_string(), mirror.port, mirror.weight);
+            assert_eq!(result, ("default/b".to_owned(), 81, ppm), "{fields}");
         }
     }
     assert_eq!(read_actions(&format!("{0}, {0}", mirror_filter("")), "HTTPRoute").mirrors.len(), 2);
 }
 
 #[test]
-fn reads_what_pages_of_other_origins_may() {
+fn cors_filters_are_read_with_all_fields() {
     let cors = read_actions(
         "{type: CORS, cors: {allowOrigins: [\"https://*.a.example\", \"http://b:8080\"], \
          allowCredentials: true, allowMethods: [PUT], allowHeaders: [\"*\"], exposeHeaders: [X-A]}}",
@@ -73,7 +73,7 @@ fn reads_what_pages_of_other_origins_may() {
 }
 
 #[test]
-fn refuses_what_cannot_be_meant() {
+fn invalid_filters_are_rejected() {
     let cors = |cors: &str| format!("{{type: CORS, cors: {{{cors}}}}}");
     let mut lines = String::new();
     for (filters, kind) in [
@@ -98,9 +98,9 @@ fn refuses_what_cannot_be_meant() {
         let (objects, rejected) = read_str("f.yaml", &route_with_filters(&filters, kind));
         assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {filters}");
         for rejection in rejected {
-            let shown = rejection.to_string();
-            let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
-            lines += &format!("{rest}\n");
+            let line = rejection.to_string();
+            let (_, detail) = line.split_once(" default/x: ").unwrap_or(("", &line));
+            lines += &format!("{detail}\n");
         }
     }
     expect![[r#"
@@ -126,11 +126,13 @@ fn refuses_what_cannot_be_meant() {
 }
 
 #[test]
-fn reads_what_rules_do_to_requests_and_answers() {
+fn filters_for_requests_and_responses_are_read() {
     let rules = read_rules(FILTERED_ROUTE);
     let header = |name: &str, value: &str| Header { name: name.into(), value: value.into() };
     let name = |name| Some(Name::new(name).unwrap());
-    let [edited, rewritten, sent_away, plain] = rules.as_slice() else { panic!("{rules:?}") };
+    let [modified, rewritten, redirected, default_redirect] = rules.as_slice() else {
+        panic!("{rules:?}")
+    };
     let expected = RuleActions {
         request_headers: HeaderEdits {
             set: vec![header("x-set", "1")],
@@ -147,9 +149,9 @@ fn reads_what_rules_do_to_requests_and_answers() {
         }),
         ..RuleActions::default()
     };
-    assert_eq!(edited.actions, expected);
-    let of_backend: Vec<_> =
-        edited.backends.iter().map(|it| it.edits.as_deref().cloned()).collect();
+    assert_eq!(modified.actions, expected);
+    let backend_edits: Vec<_> =
+        modified.backends.iter().map(|backend| backend.edits.as_deref().cloned()).collect();
     let set = HeaderEdits { set: vec![header("x-beta", "1")], ..HeaderEdits::default() };
     let remove = HeaderEdits { remove: vec!["server".to_owned()], ..HeaderEdits::default() };
     let path = Some(PathEdit::Full("/beta".to_owned()));
@@ -158,7 +160,7 @@ fn reads_what_rules_do_to_requests_and_answers() {
         response_headers: remove,
         rewrite: Some(UrlRewrite { hostname: None, path }),
     };
-    assert_eq!(of_backend, [None, Some(expected)]);
+    assert_eq!(backend_edits, [None, Some(expected)]);
     let path = Some(PathEdit::Prefix(String::new()));
     let expected = RuleActions {
         rewrite: Some(UrlRewrite { hostname: None, path }),
@@ -172,9 +174,9 @@ fn reads_what_rules_do_to_requests_and_answers() {
         port: Some(8443),
         status: 308,
     };
-    assert_eq!(sent_away.actions.redirect, Some(redirect));
-    assert_eq!(sent_away.backends, []);
-    let redirect = plain.actions.redirect.as_ref().unwrap();
+    assert_eq!(redirected.actions.redirect, Some(redirect));
+    assert_eq!(redirected.backends, []);
+    let redirect = default_redirect.actions.redirect.as_ref().unwrap();
     assert_eq!((redirect.status, redirect.port), (302, None));
 }
 

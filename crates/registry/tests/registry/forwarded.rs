@@ -5,7 +5,7 @@ use leno_model::Object;
 use leno_registry::{lint_objects, read_str};
 
 /// Returns a service with a route, services with the same instances, and services with others.
-fn canary_manifests(backends: &str, more: &str) -> String {
+fn canary_manifests(backends: &str, more_manifests: &str) -> String {
     let service = |(name, number): (&str, u8), labels: &str| {
         format!(
             "---\n{{apiVersion: v1, kind: Service, metadata: {{name: {name}}}, \
@@ -25,14 +25,14 @@ fn canary_manifests(backends: &str, more: &str) -> String {
         service(("next", 3), "app: next"),
         service(("third", 4), "app: third"),
         route,
-        more.to_owned(),
+        more_manifests.to_owned(),
     ];
     parts.concat()
 }
 
 fn policy_for(kind: &str, name: &str, targets: &str, spec: &str) -> String {
     let targets: Vec<String> =
-        targets.split(' ').map(|it| format!("{{kind: Service, name: {it}}}")).collect();
+        targets.split(' ').map(|target| format!("{{kind: Service, name: {target}}}")).collect();
     format!(
         "---\n{{apiVersion: leno.dev/v1alpha1, kind: {kind}, metadata: {{name: {name}}}, \
          spec: {{targetRefs: [{}], {spec}}}}}\n",
@@ -44,7 +44,7 @@ fn lint_warnings(text: &str) -> String {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect()
+    lint_objects(&objects).iter().map(|warning| format!("{warning}\n")).collect()
 }
 
 /// Returns one policy of each kind for a service.
@@ -66,34 +66,37 @@ fn each_kind(targets: &str) -> String {
 }
 
 #[test]
-fn policies_of_a_called_service_have_an_effect_where_routes_forward() {
-    let to_both = "{backendRefs: [{name: api-v1, port: 80, weight: 8}, {name: next, port: 80}]}";
-    assert_eq!(lint_warnings(&canary_manifests(to_both, &each_kind("api"))), "");
+fn policies_of_a_called_service_apply_where_its_routes_forward() {
+    let forwarded = "{backendRefs: [{name: api-v1, port: 80, weight: 8}, {name: next, port: 80}]}";
+    assert_eq!(lint_warnings(&canary_manifests(forwarded, &each_kind("api"))), "");
     // A share for the service itself, clients without a match, and policies of a backend.
-    let back = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
-    let theirs = policy_for("OutlierDetection", "theirs", "next", "consecutiveFailures: 5");
+    let partly_forwarded = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
+    let backend_policy = policy_for("OutlierDetection", "theirs", "next", "consecutiveFailures: 5");
     assert_eq!(
-        lint_warnings(&canary_manifests(back, &format!("{}{theirs}", each_kind("api")))),
+        lint_warnings(&canary_manifests(
+            partly_forwarded,
+            &format!("{}{backend_policy}", each_kind("api"))
+        )),
         ""
     );
 }
 
 #[test]
-fn warns_of_policies_without_effect_where_a_route_forwards_everything() {
-    let away = "{backendRefs: [{name: next, port: 80}, {name: third, port: 80, weight: 0}]}";
-    let own = [
+fn policies_of_a_service_whose_route_forwards_everything_cause_warnings() {
+    let forwarded = "{backendRefs: [{name: next, port: 80}, {name: third, port: 80, weight: 0}]}";
+    let backend_policies = [
         policy_for("OutlierDetection", "own-removal", "next", "consecutiveFailures: 5"),
         policy_for("LoadBalancing", "own-balancing", "next", "algorithm: Random"),
     ];
-    let more =
-        format!("{}{}", each_kind("third"), own.concat()).replace("name: third", "name: lone");
-    let lone = "---\n{apiVersion: v1, kind: Service, metadata: {name: lone}, \
+    let policies = format!("{}{}", each_kind("third"), backend_policies.concat())
+        .replace("name: third", "name: lone");
+    let lone_service = "---\n{apiVersion: v1, kind: Service, metadata: {name: lone}, \
          spec: {selector: {app: lone}, ports: [{port: 80, appProtocol: http}]}}\n\
          ---\n{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: lone-1, \
          labels: {app: lone}}, spec: {address: 127.0.0.5, ports: [{port: 80, protocol: HTTP}]}}\n";
     let split = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
          metadata: {name: lone}, spec: {service: lone, backends: [{service: next, weight: 1}]}}\n";
-    let text = canary_manifests(away, &format!("{more}{lone}{split}"));
+    let text = canary_manifests(forwarded, &format!("{policies}{lone_service}{split}"));
     expect![[r#"
         OutlierDetection default/removal: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as OutlierDetection default/own-removal; remove it, or the policies of the other services
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as LoadBalancing default/own-balancing; remove it, or the policies of the other services
@@ -102,7 +105,7 @@ fn warns_of_policies_without_effect_where_a_route_forwards_everything() {
 }
 
 #[test]
-fn warns_of_policies_of_a_service_whose_route_answers_everything_itself() {
+fn policies_of_a_service_whose_route_responds_to_everything_cause_warnings() {
     let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
     expect![[r#"
         CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
@@ -127,7 +130,7 @@ const TCP_PORT: &str = "{name: bytes, port: 90, appProtocol: tcp}";
 const HTTP_PORT: &str = "{name: web, port: 80, appProtocol: http}";
 
 /// Returns policies that depend on requests, and a retry policy.
-fn by_request() -> String {
+fn request_policies() -> String {
     let policy = |kind: &str, name: &str, spec: &str| policy_for(kind, name, "api", spec);
     let retry = "---\n{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, \
          metadata: {name: retry}, spec: {source: {kind: ServiceAccount, name: default, \
@@ -146,8 +149,8 @@ fn by_request() -> String {
 }
 
 #[test]
-fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
-    let text = format!("{}{}", service_with_ports(TCP_PORT), by_request());
+fn request_policies_on_tcp_ports_cause_warnings() {
+    let text = format!("{}{}", service_with_ports(TCP_PORT), request_policies());
     expect![[r#"
         CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
         OutlierDetection default/removal: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
@@ -158,27 +161,31 @@ fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
         Retry default/retry: spec.destinations: has no effect: the ports of default/api carry TCP, in which requests are not visible; name a service with a port that speaks HTTP, or remove the policy
     "#]].assert_eq(&lint_warnings(&text));
     // One HTTP port suffices for a policy of the whole service, but not for a policy of the other port.
-    let both = service_with_ports(&format!("{HTTP_PORT}, {TCP_PORT}"));
-    assert_eq!(lint_warnings(&format!("{both}{}", by_request())), "");
+    let two_ports = service_with_ports(&format!("{HTTP_PORT}, {TCP_PORT}"));
+    assert_eq!(lint_warnings(&format!("{two_ports}{}", request_policies())), "");
     let hedging = "---\n{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: h}, \
          spec: {targetRefs: [{kind: Service, name: api, port: PORT}], after: 50ms}}\n";
-    let of_port = |port: &str| lint_warnings(&format!("{both}{}", hedging.replace("PORT", port)));
-    assert_eq!(of_port("80"), "");
+    let warnings_of_port =
+        |port: &str| lint_warnings(&format!("{two_ports}{}", hedging.replace("PORT", port)));
+    assert_eq!(warnings_of_port("80"), "");
     expect![[r#"
         Hedging default/h: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
-    "#]].assert_eq(&of_port("90"));
+    "#]].assert_eq(&warnings_of_port("90"));
 }
 
 #[test]
-fn policies_that_act_on_connections_have_an_effect_on_ports_that_carry_tcp() {
+fn connection_policies_apply_to_tcp_ports() {
     let policy = |kind: &str, name: &str, spec: &str| policy_for(kind, name, "api", spec);
-    let acting = [
+    let policies = [
         policy("CircuitBreaker", "breaker", "limits: {requests: 2, connections: 2}"),
         policy("OutlierDetection", "removal", "consecutiveFailures: 5"),
         policy("LoadBalancing", "balancing", "algorithm: Maglev, key: {source: true}"),
         policy("RateLimit", "limit", "connections: {count: 5, per: 1s}"),
     ];
-    assert_eq!(lint_warnings(&format!("{}{}", service_with_ports(TCP_PORT), acting.concat())), "");
+    assert_eq!(
+        lint_warnings(&format!("{}{}", service_with_ports(TCP_PORT), policies.concat())),
+        ""
+    );
     // A route of another service forwards requests to the port.
     let front = "---\n{apiVersion: v1, kind: Service, metadata: {name: front}, \
          spec: {selector: {app: api}, ports: [{port: 80, targetPort: 80, appProtocol: http}]}}\n\
@@ -200,31 +207,34 @@ fn tag_rules(service: &str) -> String {
 }
 
 #[test]
-fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
-    let away = "{backendRefs: [{name: next, port: 80}]}";
+fn tag_rules_of_a_service_whose_route_forwards_everything_cause_warnings() {
+    let forwarded = "{backendRefs: [{name: next, port: 80}]}";
     expect![[r#"
         TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and tag rules select from the endpoints of default/api only; write the rules for default/next, or remove them
-    "#]].assert_eq(&lint_warnings(&canary_manifests(away, &tag_rules("api"))));
+    "#]].assert_eq(&lint_warnings(&canary_manifests(forwarded, &tag_rules("api"))));
     // Another service with the same workloads receives no requests of the route, but can be called.
-    let alone = canary_manifests(away, &tag_rules("third"))
+    let same_workloads = canary_manifests(forwarded, &tag_rules("third"))
         .replace("name: api}], rules", "name: third}], rules");
     expect![[r#"
         TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and tag rules select from the endpoints of default/third only; write the rules for default/next, or remove them
         Lane default/lane: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and no workload of default/third receives any; attach it to default/next
-    "#]].assert_eq(&lint_warnings(&alone));
+    "#]].assert_eq(&lint_warnings(&same_workloads));
     // Rules of the backend, of a service that keeps a share, and of a service that another route forwards to.
-    assert_eq!(lint_warnings(&canary_manifests(away, &tag_rules("next"))), "");
-    let back = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
-    assert_eq!(lint_warnings(&canary_manifests(back, &tag_rules("api"))), "");
-    let other = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
+    assert_eq!(lint_warnings(&canary_manifests(forwarded, &tag_rules("next"))), "");
+    let partly_forwarded = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
+    assert_eq!(lint_warnings(&canary_manifests(partly_forwarded, &tag_rules("api"))), "");
+    let other_route = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
          metadata: {name: third}, spec: {service: third, backends: [{service: api, weight: 1}]}}\n";
-    assert_eq!(lint_warnings(&canary_manifests(away, &format!("{}{other}", tag_rules("api")))), "");
+    assert_eq!(
+        lint_warnings(&canary_manifests(forwarded, &format!("{}{other_route}", tag_rules("api")))),
+        ""
+    );
     let outlier_detection =
         policy_for("OutlierDetection", "theirs", "api next", "consecutiveFailures: 5");
     let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
-    let all = [outlier_detection, each_kind("api"), other.to_owned()].concat();
-    let reported = lint_warnings(&canary_manifests(redirect, &all));
-    assert!(!reported.contains("has no effect: HTTPRoute default/api answers"), "{reported}");
+    let policies = [outlier_detection, each_kind("api"), other_route.to_owned()].concat();
+    let warnings = lint_warnings(&canary_manifests(redirect, &policies));
+    assert!(!warnings.contains("has no effect: HTTPRoute default/api answers"), "{warnings}");
 }
 
 /// A retry policy for requests to `api`.
@@ -234,20 +244,21 @@ const RETRY: &str = "---\n{apiVersion: policy.openservicemesh.io/v1alpha1, kind:
      retryPolicy: {retryOn: 5xx, numRetries: 2}}}\n";
 
 #[test]
-fn warns_of_a_retry_where_each_rule_of_the_route_decides_about_retries() {
-    let to = "backendRefs: [{name: next, port: 80}]";
-    let own = format!("{{retry: {{codes: [503]}}, {to}}}");
-    let other = format!("{{retry: {{codes: [502]}}, matches: [{{path: {{value: /a}}}}], {to}}}");
+fn a_retry_policy_that_all_route_rules_override_causes_a_warning() {
+    let backends = "backendRefs: [{name: next, port: 80}]";
+    let with_retry = format!("{{retry: {{codes: [503]}}, {backends}}}");
+    let also_with_retry =
+        format!("{{retry: {{codes: [502]}}, matches: [{{path: {{value: /a}}}}], {backends}}}");
     let redirect = "{matches: [{path: {value: /b}}], filters: [{type: RequestRedirect, \
          requestRedirect: {hostname: example.org}}]}";
-    let reported = |rules: &str| lint_warnings(&canary_manifests(rules, RETRY));
+    let warnings_of = |rules: &str| lint_warnings(&canary_manifests(rules, RETRY));
     expect![[r#"
         Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api has a `retry` in each rule that forwards requests to default/api; remove it, or the `retry` of a rule
-    "#]].assert_eq(&reported(&format!("{own}, {other}, {redirect}")));
+    "#]].assert_eq(&warnings_of(&format!("{with_retry}, {also_with_retry}, {redirect}")));
     expect![[r#"
         Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
-    "#]].assert_eq(&reported(&redirect.replace("matches: [{path: {value: /b}}], ", "")));
-    let without = format!("{{matches: [{{path: {{value: /c}}}}], {to}}}");
-    assert_eq!(reported(&format!("{own}, {without}")), "");
-    assert_eq!(reported(&format!("{{{to}}}")), "");
+    "#]].assert_eq(&warnings_of(&redirect.replace("matches: [{path: {value: /b}}], ", "")));
+    let without_retry = format!("{{matches: [{{path: {{value: /c}}}}], {backends}}}");
+    assert_eq!(warnings_of(&format!("{with_retry}, {without_retry}")), "");
+    assert_eq!(warnings_of(&format!("{{{backends}}}")), "");
 }

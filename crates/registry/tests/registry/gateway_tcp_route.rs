@@ -4,7 +4,7 @@ use expect_test::expect;
 use leno_model::{GatewayTcpRoute, Object, RouteKind};
 use leno_registry::{lint_objects, read_str};
 
-use crate::refusals::check_specs;
+use crate::rejections::check_specs;
 
 const TCP_ROUTE: &str = r#"
 apiVersion: gateway.networking.k8s.io/v1alpha2
@@ -17,33 +17,37 @@ spec:
     backendRefs: [{name: old, port: 5432, weight: 9}, {name: new, namespace: other, port: 5433}]
 "#;
 
-fn read(text: &str) -> Vec<Object> {
+fn read_objects(text: &str) -> Vec<Object> {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);
     objects.into_iter().map(|(object, _)| object).collect()
 }
 
 #[test]
-fn reads_a_tcp_route_of_either_family() {
+fn tcp_routes_of_both_api_groups_are_read() {
     let smi = "---\napiVersion: specs.smi-spec.io/v1alpha4\nkind: TCPRoute\n\
                metadata: {name: db, namespace: shop}\nspec: {matches: {ports: [1]}}\n";
-    let objects = read(&[TCP_ROUTE, smi].concat());
+    let objects = read_objects(&[TCP_ROUTE, smi].concat());
     let [Object::GatewayTcpRoute(GatewayTcpRoute { parents, rule, .. }), Object::TcpRoute(_)] =
         objects.as_slice()
     else {
         panic!("{objects:?}");
     };
-    let parents: Vec<_> = parents.iter().map(|p| (p.service.to_string(), p.port)).collect();
+    let parents: Vec<_> =
+        parents.iter().map(|parent| (parent.service.to_string(), parent.port)).collect();
     assert_eq!(parents, [("shop/db".to_owned(), Some(5432))]);
     assert_eq!((rule.route.to_string(), rule.kind), ("shop/db".to_owned(), RouteKind::Tcp));
-    let backends: Vec<_> =
-        rule.backends.iter().map(|b| (b.service.to_string(), b.port, b.weight)).collect();
+    let backends: Vec<_> = rule
+        .backends
+        .iter()
+        .map(|backend| (backend.service.to_string(), backend.port, backend.weight))
+        .collect();
     let expected = [("shop/old".to_owned(), 5432, 9), ("other/new".to_owned(), 5433, 1)];
     assert_eq!(backends, expected);
 }
 
 #[test]
-fn refuses_tcp_routes_that_cannot_be_honoured() {
+fn unsupported_tcp_routes_are_rejected() {
     let parents = "parentRefs: [{group: \"\", kind: Service, name: a}]";
     let specs = [
         "{rules: [{backendRefs: [{name: a, port: 1}]}]}".to_owned(),
@@ -57,10 +61,10 @@ fn refuses_tcp_routes_that_cannot_be_honoured() {
         "{matches: {ports: [1]}}".to_owned(),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    let head =
+    let metadata =
         "apiVersion: gateway.networking.k8s.io/v1alpha2\nkind: TCPRoute\nmetadata: {name: x}";
     check_specs(
-        head,
+        metadata,
         &specs,
         &expect![[r#"
         spec.parentRefs: is missing; add `parentRefs`
@@ -77,7 +81,7 @@ fn refuses_tcp_routes_that_cannot_be_honoured() {
     "#]],
     );
     check_specs(
-        &head.replace("v1alpha2", "v2"),
+        &metadata.replace("v1alpha2", "v2"),
         &["{}"],
         &expect![[r#"
             apiVersion: "gateway.networking.k8s.io/v2" is not a supported version of TCPRoute; use `specs.smi-spec.io/v1alpha4`, `gateway.networking.k8s.io/v1` or `gateway.networking.k8s.io/v1alpha2`
@@ -86,10 +90,11 @@ fn refuses_tcp_routes_that_cannot_be_honoured() {
 }
 
 #[test]
-fn what_a_tcp_route_refers_to_and_what_decides_instead_is_looked_for() {
+fn missing_references_and_preceding_tcp_routes_cause_warnings() {
     let second = TCP_ROUTE.replace("name: db, namespace", "name: second, namespace");
-    let objects = read(&[TCP_ROUTE, "---", &second].concat());
-    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let objects = read_objects(&[TCP_ROUTE, "---", &second].concat());
+    let lines: Vec<String> =
+        lint_objects(&objects).iter().map(|warning| format!("{warning}\n")).collect();
     expect![[r#"
         TCPRoute shop/db: spec.parentRefs[0].name: there is no Service shop/db; add the Service
         TCPRoute shop/db: spec.rules[0].backendRefs[0].name: there is no Service shop/old; add the Service

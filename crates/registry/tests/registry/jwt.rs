@@ -9,15 +9,15 @@ use leno_model::{
 };
 use leno_registry::{FileSource, read_str};
 
-use crate::service_policies::{check_refusals_of, read_policy};
+use crate::service_policies::{check_group_rejections, read_policy};
 
 const KEYS: &str = "{inline: '{\"keys\": [{\"kty\": \"OKP\"}]}'}";
 
 #[test]
-fn reads_the_documented_example_with_all_its_parts() {
+fn the_documented_example_is_read_with_all_fields() {
     let text = &crate::pages::page_examples("jwt-validation.md")[0];
-    let (first, second) = text.split_once("---\n").unwrap();
-    let policy = read_policy(first);
+    let (validation_text, access_text) = text.split_once("---\n").unwrap();
+    let policy = read_policy(validation_text);
     assert_eq!(policy.name.to_string(), "JwtValidation bookinfo/ratings");
     let ServiceRule::RequestCheck(RequestCheck::Tokens(rule)) = policy.rule else {
         panic!("no tokens")
@@ -39,19 +39,19 @@ fn reads_the_documented_example_with_all_its_parts() {
         (Duration::from_secs(30), false)
     );
     assert_eq!((issuer.requires_expiration, issuer.max_age), (true, None));
-    let reported: Vec<_> =
-        issuer.claim_to_headers.iter().map(|it| (&*it.claim, &*it.header)).collect();
-    assert_eq!(reported, [("sub", "x-user"), ("realm.roles", "x-roles")]);
+    let headers: Vec<_> =
+        issuer.claim_to_headers.iter().map(|mapping| (&*mapping.claim, &*mapping.header)).collect();
+    assert_eq!(headers, [("sub", "x-user"), ("realm.roles", "x-roles")]);
 
-    let (objects, rejected) = read_str("f.yaml", second);
+    let (objects, rejected) = read_str("f.yaml", access_text);
     assert!(rejected.is_empty(), "{rejected:?}");
-    let [(Object::AccessPolicy(access), _)] = &objects[..] else { panic!("{objects:?}") };
-    let claim = &access.rules[0].claims[0];
+    let [(Object::AccessPolicy(access_policy), _)] = &objects[..] else { panic!("{objects:?}") };
+    let claim = &access_policy.rules[0].claims[0];
     assert_eq!((&*claim.name, claim.values.len()), ("groups", 2));
 }
 
 #[test]
-fn reads_the_documented_example_with_keys_from_other_sources() {
+fn the_documented_example_is_read_with_other_key_sources() {
     let policy = read_policy(&crate::pages::page_examples("jwt-validation.md")[1]);
     let ServiceRule::RequestCheck(RequestCheck::Tokens(rule)) = policy.rule else {
         panic!("no tokens")
@@ -63,7 +63,7 @@ fn reads_the_documented_example_with_keys_from_other_sources() {
 }
 
 #[test]
-fn reads_how_old_a_token_may_be() {
+fn the_maximum_age_is_read() {
     let spec = format!(
         "{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {KEYS}, requireExpiration: false, maxAge: 1h}}]}}"
     );
@@ -79,7 +79,7 @@ fn reads_how_old_a_token_may_be() {
 }
 
 #[test]
-fn refuses_tokens_that_nobody_could_show() {
+fn token_settings_without_effect_are_rejected() {
     let issuer = |more: &str| {
         format!("{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {KEYS}{more}}}]}}")
     };
@@ -113,7 +113,7 @@ fn refuses_tokens_that_nobody_could_show() {
         format!("{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {KEYS}}}, {{issuer: a, jwks: {KEYS}}}]}}"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals_of(
+    check_group_rejections(
         "leno.dev",
         "JwtValidation",
         &specs,
@@ -148,7 +148,7 @@ fn refuses_tokens_that_nobody_could_show() {
 }
 
 #[test]
-fn refuses_claims_that_say_nothing() {
+fn empty_claims_are_rejected() {
     let specs = [
         "{allow: [{claims: {}}]}",
         "{allow: [{claims: [a]}]}",
@@ -156,7 +156,7 @@ fn refuses_claims_that_say_nothing() {
         "{allow: [{claims: {groups: writers}}]}",
         "{deny: [{claims: {groups: [1]}}]}",
     ];
-    check_refusals_of(
+    check_group_rejections(
         "leno.dev",
         "AccessPolicy",
         &specs,
@@ -171,7 +171,7 @@ fn refuses_claims_that_say_nothing() {
 }
 
 #[test]
-fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
+fn keys_are_read_from_a_file_or_a_server() {
     let directory = tempfile::tempdir().unwrap();
     let document = |jwks: &str| {
         format!(
@@ -179,7 +179,7 @@ fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
              spec: {{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {jwks}}}]}}\n"
         )
     };
-    let read = |jwks: &str| {
+    let read_source = |jwks: &str| {
         let file = directory.path().join("a.yaml");
         std::fs::write(&file, document(jwks)).unwrap();
         let mut source = FileSource::new(vec![directory.path().to_owned()]);
@@ -191,27 +191,27 @@ fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
         let ServiceRule::RequestCheck(RequestCheck::Tokens(rule)) = &policy.rule else {
             panic!("no tokens")
         };
-        let warned: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
-        (rule.issuers[0].keys.source().unwrap().clone(), warned)
+        let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
+        (rule.issuers[0].keys.source().unwrap().clone(), warnings)
     };
-    let beside = KeySource::File(directory.path().join("keys/a.json"));
-    assert_eq!(read("{file: keys/a.json}"), (beside, vec![]));
-    assert_eq!(read("{file: /keys.json}").0, KeySource::File("/keys.json".into()));
-    for (jwks, url, refresh) in [
+    let relative = KeySource::File(directory.path().join("keys/a.json"));
+    assert_eq!(read_source("{file: keys/a.json}"), (relative, vec![]));
+    assert_eq!(read_source("{file: /keys.json}").0, KeySource::File("/keys.json".into()));
+    for (jwks, url, seconds) in [
         ("{url: \"https://a/b?c=d\"}", "https://a:443/b?c=d", 300),
         ("{url: \"http://127.0.0.1:8/\", refreshInterval: 1h}", "http://127.0.0.1:8/", 3600),
     ] {
-        let (source, warned) = read(jwks);
-        assert_eq!((source.to_string().as_str(), warned.len()), (url, 0));
+        let (source, warnings) = read_source(jwks);
+        assert_eq!((source.to_string().as_str(), warnings.len()), (url, 0));
         let KeySource::Server(server) = source else { panic!("{source:?}") };
-        assert_eq!(server.refresh_interval, Duration::from_secs(refresh));
+        assert_eq!(server.refresh_interval, Duration::from_secs(seconds));
     }
     for host in ["169.254.169.254", "[::ffff:169.254.169.254]", "0.0.0.0"] {
-        let (_, warned) = read(&format!("{{url: \"https://{host}/\"}}"));
-        assert!(warned[0].contains("--jwks-allow"), "{host}: {warned:?}");
+        let (_, warnings) = read_source(&format!("{{url: \"https://{host}/\"}}"));
+        assert!(warnings[0].contains("--jwks-allow"), "{host}: {warnings:?}");
     }
-    let (_, warned) = read("{url: \"http://a/b\"}");
-    assert!(warned[0].contains("jwks.url: is queried in plaintext"), "{warned:?}");
+    let (_, warnings) = read_source("{url: \"http://a/b\"}");
+    assert!(warnings[0].contains("jwks.url: is queried in plaintext"), "{warnings:?}");
 
     let object = |jwks: serde_json::Value| {
         serde_json::json!({
@@ -229,7 +229,7 @@ fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
 }
 
 #[test]
-fn hints_about_key_sources_lead_to_acceptance() {
+fn following_hints_about_key_sources_leads_to_acceptance() {
     let issuer = |jwks: &str| {
         format!("{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {jwks}}}]}}")
     };
@@ -246,7 +246,7 @@ fn hints_about_key_sources_lead_to_acceptance() {
     ]
     .map(issuer);
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals_of(
+    check_group_rejections(
         "leno.dev",
         "JwtValidation",
         &specs,
@@ -265,20 +265,20 @@ fn hints_about_key_sources_lead_to_acceptance() {
 }
 
 #[test]
-fn hints_about_urls_of_files_lead_to_acceptance() {
+fn following_hints_about_file_urls_leads_to_acceptance() {
     let document = |jwks: &str| {
         format!(
             "apiVersion: leno.dev/v1alpha1\nkind: JwtValidation\nmetadata: {{name: a}}\n\
              spec: {{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {jwks}}}]}}\n"
         )
     };
-    let rejected = |jwks: &str| {
+    let rejections_of = |jwks: &str| {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("a.yaml"), document(jwks)).unwrap();
         let update = FileSource::new(vec![directory.path().to_owned()]).reload();
         update.rejected.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    for (jwks, hint, followed) in [
+    for (jwks, hint, corrected) in [
         ("'file:///etc/k.json'", "{file: \"/etc/k.json\"}", "{file: \"/etc/k.json\"}"),
         ("'file:/etc/k.json'", "{file: \"/etc/k.json\"}", "{file: \"/etc/k.json\"}"),
         ("{file: 'file:///etc/k.json'}", "alone: \"/etc/k.json\"", "{file: \"/etc/k.json\"}"),
@@ -289,14 +289,14 @@ fn hints_about_urls_of_files_lead_to_acceptance() {
         ("{file: 'ftp://a/k.json'}", "as in `/etc/leno/keys.json`", "{file: /etc/leno/keys.json}"),
         ("{file: 'https://a b/k'}", "as in `/etc/leno/keys.json`", "{file: /etc/leno/keys.json}"),
     ] {
-        let found = rejected(jwks);
-        assert!(found.len() == 1 && found[0].contains(hint), "{jwks}: {found:?}");
-        assert_eq!(rejected(followed), [""; 0], "{jwks}");
+        let rejections = rejections_of(jwks);
+        assert!(rejections.len() == 1 && rejections[0].contains(hint), "{jwks}: {rejections:?}");
+        assert_eq!(rejections_of(corrected), [""; 0], "{jwks}");
     }
 }
 
 #[test]
-fn hints_about_hosts_of_other_alphabets_name_the_form_of_the_dns() {
+fn hints_about_non_ascii_hosts_name_the_dns_form() {
     let egress = |host: &str| {
         format!(
             "{{sources: [{{kind: ServiceAccount, name: a, namespace: b}}], hosts: ['{host}'], \
@@ -305,7 +305,7 @@ fn hints_about_hosts_of_other_alphabets_name_the_form_of_the_dns() {
     };
     let specs = ["müller.example", "a b.example"].map(egress);
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals_of(
+    check_group_rejections(
         "policy.openservicemesh.io",
         "Egress",
         &specs,

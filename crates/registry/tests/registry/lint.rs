@@ -8,11 +8,12 @@ fn check_warnings(text: &str, expected: &Expect) {
     let (objects, rejected) = read_str("mesh.yaml", text);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> =
+        lint_objects(&objects).iter().map(|warning| format!("{warning}\n")).collect();
     expected.assert_eq(&lines.concat());
 }
 
-const ODD: &str = r#"
+const MESH_WITH_MISTAKES: &str = r#"
 apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: web, labels: {app: web}}
@@ -68,9 +69,9 @@ spec: {defaultPolicy: deny}
 "#;
 
 #[test]
-fn names_what_refers_to_nothing() {
+fn references_to_missing_objects_cause_warnings() {
     check_warnings(
-        ODD,
+        MESH_WITH_MISTAKES,
         &expect![[r#"
         Workload default/web: spec.outbound[0].service: there is no Service default/wbe; did you mean `web`?
         Workload default/web: spec.outbound[1].port: the Service default/web has no port 81; use `80`, `8080` or `90`
@@ -90,8 +91,8 @@ fn names_what_refers_to_nothing() {
 }
 
 #[test]
-fn has_nothing_to_say_about_a_sound_mesh() {
-    let sound = r#"
+fn a_valid_mesh_causes_no_warnings() {
+    let valid = r#"
 apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: web, labels: {app: web}}
@@ -109,11 +110,11 @@ spec:
   parentRefs: [{group: "", kind: Service, name: web}]
   rules: [{backendRefs: [{name: web, port: 80}]}]
 "#;
-    check_warnings(sound, &expect![[""]]);
+    check_warnings(valid, &expect![[""]]);
 }
 
 #[test]
-fn a_workload_below_the_floor_is_reported() {
+fn a_workload_below_the_floor_causes_a_warning() {
     let text = "\
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
@@ -140,7 +141,7 @@ spec: {defaultPolicy: allow, mtls: permissive}
 }
 
 #[test]
-fn an_http_route_beside_a_grpc_route_is_odd() {
+fn an_http_route_on_the_port_of_a_grpc_route_causes_a_warning() {
     let route = |kind: &str, port: &str| {
         format!(
             "---\napiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: web}}\n\
@@ -148,12 +149,12 @@ fn an_http_route_beside_a_grpc_route_is_odd() {
              rules: [{{backendRefs: [{{name: web, port: 80}}]}}]\n"
         )
     };
-    let with = |grpc: &str, http: &str| {
-        format!("{SERVED}{}{}", route("GRPCRoute", grpc), route("HTTPRoute", http))
+    let with_ports = |grpc: &str, http: &str| {
+        format!("{SERVED_SERVICE}{}{}", route("GRPCRoute", grpc), route("HTTPRoute", http))
     };
-    check_warnings(&with(", port: 80", ", port: 81"), &expect![[""]]);
+    check_warnings(&with_ports(", port: 80", ", port: 81"), &expect![[""]]);
     check_warnings(
-        &with("", ", port: 80"),
+        &with_ports("", ", port: 80"),
         &expect![[r#"
         HTTPRoute default/web: spec.parentRefs[0]: the GRPCRoute default/web is attached to the same port and takes precedence over an HTTPRoute; use one kind of route per port
     "#]],
@@ -161,18 +162,22 @@ fn an_http_route_beside_a_grpc_route_is_odd() {
 }
 
 #[test]
-fn a_backend_in_another_namespace_without_a_grant_is_odd() {
-    let away = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: web, \
+fn a_backend_in_another_namespace_without_a_grant_causes_a_warning() {
+    let foreign_route = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: web, \
                 namespace: shop}\nspec:\n  parentRefs: [{group: \"\", kind: Service, name: web}]\n  \
                 rules: [{backendRefs: [{name: web, namespace: default, port: 80}]}]\n";
-    let own = SERVED.replace("metadata: {name: web", "metadata: {namespace: shop, name: web");
+    let own_service =
+        SERVED_SERVICE.replace("metadata: {name: web", "metadata: {namespace: shop, name: web");
     let grant = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: ReferenceGrant\nmetadata: \
                  {name: web}\nspec:\n  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, \
                  namespace: shop}]\n  to: [{group: \"\", kind: Service}]\n";
-    let served = SERVED.replace("port: 80}]}", "port: 8080}]}");
-    check_warnings(&format!("{served}---{own}{away}{grant}"), &expect![[""]]);
+    let backend_service = SERVED_SERVICE.replace("port: 80}]}", "port: 8080}]}");
     check_warnings(
-        &format!("{served}---{own}{away}"),
+        &format!("{backend_service}---{own_service}{foreign_route}{grant}"),
+        &expect![[""]],
+    );
+    check_warnings(
+        &format!("{backend_service}---{own_service}{foreign_route}"),
         &expect![[r#"
         HTTPRoute shop/web: spec.rules[0].backendRefs[0].namespace: no ReferenceGrant in default permits it, so its share of requests gets the status 500; add one there, from HTTPRoutes in shop to the Service
     "#]],
@@ -180,7 +185,7 @@ fn a_backend_in_another_namespace_without_a_grant_is_odd() {
 }
 
 /// A workload behind a service with two ports.
-const SERVED: &str = r#"
+const SERVED_SERVICE: &str = r#"
 apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: web, labels: {app: web}}
@@ -195,10 +200,10 @@ spec:
 "#;
 
 #[test]
-fn a_source_adds_file_and_line() {
+fn a_source_adds_file_and_line_to_warnings() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("mesh.yaml");
-    std::fs::write(&path, ODD).unwrap();
+    std::fs::write(&path, MESH_WITH_MISTAKES).unwrap();
     let mut source = FileSource::new(vec![dir.path().to_owned()]);
     source.reload();
     let warnings = source.lint_warnings();
@@ -210,22 +215,24 @@ fn a_source_adds_file_and_line() {
 }
 
 #[test]
-fn the_line_is_that_of_the_field() {
+fn the_line_of_a_warning_is_that_of_its_field() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("mesh.yaml"), ODD).unwrap();
+    std::fs::write(dir.path().join("mesh.yaml"), MESH_WITH_MISTAKES).unwrap();
     let mut source = FileSource::new(vec![dir.path().to_owned()]);
     source.reload();
     let warnings = source.lint_warnings();
     let line_of = |field: &str, word: &str| {
         let mut found = warnings.iter();
-        let found =
-            found.find(|it| it.at.field.as_deref() == Some(field) && it.problem.contains(word));
+        let found = found.find(|warning| {
+            warning.at.field.as_deref() == Some(field) && warning.problem.contains(word)
+        });
         found.expect(field).at.line.unwrap() as usize
     };
-    let written = |text: &str| 1 + ODD.lines().position(|line| line.contains(text)).unwrap();
-    assert_eq!(line_of("spec.outbound[1].port", "no port 81"), written("port: 81"));
-    assert_eq!(line_of("spec.rules[1].name", "default/wep"), written("name: wep"));
-    assert_eq!(line_of("spec.selector", "selects no workload"), written("app: lost"));
+    let line_with =
+        |text: &str| 1 + MESH_WITH_MISTAKES.lines().position(|line| line.contains(text)).unwrap();
+    assert_eq!(line_of("spec.outbound[1].port", "no port 81"), line_with("port: 81"));
+    assert_eq!(line_of("spec.rules[1].name", "default/wep"), line_with("name: wep"));
+    assert_eq!(line_of("spec.selector", "selects no workload"), line_with("app: lost"));
 }
 
 /// Checks the warnings about these rules of `web`, except those about missing references.
@@ -234,13 +241,13 @@ fn check_rules(rules: &str, expected: &Expect) {
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let lines = lint_objects(&objects);
-    let lines = lines.iter().filter(|it| !it.problem.contains("there is no Service"));
-    let lines: Vec<String> = lines.map(|w| format!("{w}\n")).collect();
+    let lines = lines.iter().filter(|warning| !warning.problem.contains("there is no Service"));
+    let lines: Vec<String> = lines.map(|warning| format!("{warning}\n")).collect();
     expected.assert_eq(&lines.concat());
 }
 
 #[test]
-fn expressions_with_another_meaning_in_other_engines_are_reported() {
+fn expressions_written_for_partial_matches_cause_warnings() {
     let group = r#"
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
@@ -284,7 +291,7 @@ spec:
 }
 
 #[test]
-fn what_another_rule_takes_before_is_remarked() {
+fn rules_that_an_earlier_rule_shadows_cause_warnings() {
     let route = |name: &str, rules: &str| {
         format!(
             "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\n\
@@ -292,12 +299,20 @@ fn what_another_rule_takes_before_is_remarked() {
              web}}]\n  rules: [{rules}]\n"
         )
     };
-    let to = "backendRefs: [{name: web, port: 80}]";
-    let gold = "headers: [{name: x-a, value: b}, {name: x-c, value: d}]";
-    let dlog = "headers: [{name: x-c, value: d}, {name: x-a, value: b}]";
+    let backends = "backendRefs: [{name: web, port: 80}]";
+    let conditions = "headers: [{name: x-a, value: b}, {name: x-c, value: d}]";
+    let reordered_conditions = "headers: [{name: x-c, value: d}, {name: x-a, value: b}]";
     let rules = [
-        route("a", &format!("{{matches: [{{{gold}}}], {to}}}, {{{to}}}, {{{to}}}")),
-        route("b", &format!("{{matches: [{{{dlog}}}, {{path: {{value: /c}}}}], {to}}}")),
+        route(
+            "a",
+            &format!("{{matches: [{{{conditions}}}], {backends}}}, {{{backends}}}, {{{backends}}}"),
+        ),
+        route(
+            "b",
+            &format!(
+                "{{matches: [{{{reordered_conditions}}}, {{path: {{value: /c}}}}], {backends}}}"
+            ),
+        ),
     ];
     check_rules(
         &rules.concat(),
@@ -346,7 +361,7 @@ spec:
 }
 
 #[test]
-fn a_reference_to_the_wrong_namespace_names_the_right_one_and_following_it_helps() {
+fn a_hint_for_a_wrong_namespace_names_the_right_one() {
     let service = "apiVersion: v1\nkind: Service\nmetadata: {name: api, namespace: shop}\n\
                    spec: {ports: [{port: 80}], selector: {app: api}}\n";
     let limit = |namespace: &str| {
@@ -356,19 +371,21 @@ fn a_reference_to_the_wrong_namespace_names_the_right_one_and_following_it_helps
              spec: {{targetRefs: [{{kind: Service, name: api}}], rules: [{{name: a, requests: 5, per: 1s}}]}}\n"
         )
     };
-    let warned = |namespace: &str| {
+    let warning_in = |namespace: &str| {
         let (objects, rejected) = read_str("mesh.yaml", &format!("{service}{}", limit(namespace)));
         assert_eq!(rejected, []);
         let objects: Vec<_> = objects.into_iter().map(|(object, _)| object).collect();
         let mut warnings = lint_objects(&objects).into_iter();
-        warnings.find(|it| it.problem.contains("there is no Service")).map(|it| it.to_string())
+        warnings
+            .find(|warning| warning.problem.contains("there is no Service"))
+            .map(|warning| warning.to_string())
     };
     assert_eq!(
-        warned("default").as_deref(),
+        warning_in("default").as_deref(),
         Some(
             "RateLimit default/r: spec.targetRefs[0].name: there is no Service default/api; there is \
              one in the namespace `shop`: use that namespace"
         )
     );
-    assert_eq!(warned("shop"), None);
+    assert_eq!(warning_in("shop"), None);
 }

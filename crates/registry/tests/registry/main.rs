@@ -17,8 +17,6 @@ mod filters;
 mod forwarded;
 mod gateway_tcp_route;
 #[cfg(test)]
-mod guards;
-#[cfg(test)]
 mod jwt;
 #[cfg(test)]
 mod lint;
@@ -33,9 +31,11 @@ mod persistence;
 #[cfg(test)]
 mod rate_limits;
 #[cfg(test)]
-mod refusals;
+mod rejections;
 #[cfg(test)]
 mod reload;
+#[cfg(test)]
+mod request_checks;
 #[cfg(test)]
 mod retries;
 #[cfg(test)]

@@ -14,7 +14,7 @@ use leno_model::{
 use leno_registry::read_str;
 
 /// Returns the objects of a text without rejections.
-fn good(text: &str) -> Vec<(Object, u32)> {
+fn read_valid(text: &str) -> Vec<(Object, u32)> {
     let (objects, rejected) = read_str("good.yaml", text);
     assert_eq!(rejected, []);
     objects
@@ -22,7 +22,7 @@ fn good(text: &str) -> Vec<(Object, u32)> {
 
 macro_rules! only {
     ($kind:ident, $text:expr) => {{
-        let mut objects = good($text);
+        let mut objects = read_valid($text);
         assert_eq!(objects.len(), 1);
         match objects.remove(0).0 {
             Object::$kind(object) => object,
@@ -36,7 +36,7 @@ fn service_account(namespace: &str, name: &str) -> ServiceAccount {
 }
 
 /// The format documented in the README.
-const PROMISED: &str = r#"
+const DOCUMENTED: &str = r#"
 apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: ratings-1, namespace: bookinfo, labels: {app: ratings, version: v1}}
@@ -61,8 +61,8 @@ spec: {trustDomain: cluster.local, defaultPolicy: allow}   # allow | deny
 "#;
 
 #[test]
-fn reads_the_promised_form_as_written() {
-    let objects = good(PROMISED);
+fn the_documented_form_is_read() {
+    let objects = read_valid(DOCUMENTED);
     let lines: Vec<u32> = objects.iter().map(|(_, line)| *line).collect();
     assert_eq!(lines, [2, 14, 19]);
     let pairs = |pairs: &[(&str, &str)]| {
@@ -122,7 +122,7 @@ fn reads_the_promised_form_as_written() {
 }
 
 #[test]
-fn fills_in_what_a_workload_does_not_say() {
+fn omitted_workload_fields_get_defaults() {
     let workload = only!(
         Workload,
         "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: client}, spec: {
@@ -136,12 +136,12 @@ fn fills_in_what_a_workload_does_not_say() {
     assert_eq!(workload.run_options.env["PORT"], "8080");
     assert_eq!(workload.ports[0].protocol, Protocol::Detect);
     let services: Vec<_> =
-        workload.outbound_listeners.iter().map(|d| d.service.to_string()).collect();
+        workload.outbound_listeners.iter().map(|listener| listener.service.to_string()).collect();
     assert_eq!(services, ["default/a", "b/a"]);
 }
 
 #[test]
-fn reads_directory_user_and_readiness_check_of_a_command() {
+fn directory_user_and_readiness_check_of_a_command_are_read() {
     let workload = only!(
         Workload,
         "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: api}, spec: {
@@ -165,7 +165,7 @@ fn reads_directory_user_and_readiness_check_of_a_command() {
 }
 
 #[test]
-fn reads_strict_mode_and_another_trust_domain() {
+fn mtls_mode_and_trust_domain_are_read() {
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
@@ -176,7 +176,7 @@ fn reads_strict_mode_and_another_trust_domain() {
 }
 
 #[test]
-fn reads_what_is_revoked() {
+fn revoked_accounts_and_workloads_are_read() {
     let mesh = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\nspec:\n  revoked:\n";
     let config = only!(
         MeshConfig,
@@ -202,13 +202,13 @@ fn reads_what_is_revoked() {
         ("{kind: Deployment, name: a, namespace: shop}", "kind"),
     ] {
         let (_, rejected) = read_str("bad.yaml", &format!("{mesh}  - {entry}\n"));
-        let said = rejected.iter().map(ToString::to_string).collect::<String>();
-        assert!(said.contains(problem), "{entry}: {said}");
+        let rejections = rejected.iter().map(ToString::to_string).collect::<String>();
+        assert!(rejections.contains(problem), "{entry}: {rejections}");
     }
 }
 
 #[test]
-fn reads_what_operators_see() {
+fn observability_settings_are_read() {
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
@@ -238,7 +238,7 @@ fn reads_what_operators_see() {
 }
 
 #[test]
-fn metrics_and_lines_go_where_the_mesh_says() {
+fn export_settings_of_metrics_and_access_logs_are_read() {
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
@@ -264,29 +264,33 @@ fn metrics_and_lines_go_where_the_mesh_says() {
 }
 
 #[test]
-fn the_most_specific_mode_wins() {
+fn the_most_specific_setting_takes_precedence() {
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec: {defaultPolicy: deny, namespaces: [{name: shop, defaultPolicy: dry-run}]}"
     );
-    for (namespace, own, expected) in [
+    for (namespace, workload_fields, expected) in [
         ("shop", "", DefaultPolicy::DryRun),
         ("shop", "spec: {defaultPolicy: allow}", DefaultPolicy::Allow),
         ("other", "", DefaultPolicy::Deny),
         ("other", "spec: {defaultPolicy: dry-run}", DefaultPolicy::DryRun),
     ] {
-        let own = if own.is_empty() { "spec: {}" } else { own };
+        let workload_fields = if workload_fields.is_empty() { "spec: {}" } else { workload_fields };
         let text = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
-             metadata: {{name: a, namespace: {namespace}}}\n{own}"
+             metadata: {{name: a, namespace: {namespace}}}\n{workload_fields}"
         );
-        assert_eq!(config.mode_of(&only!(Workload, &text)), expected, "{namespace} {own}");
+        assert_eq!(
+            config.mode_of(&only!(Workload, &text)),
+            expected,
+            "{namespace} {workload_fields}"
+        );
     }
 }
 
 #[test]
-fn no_workload_goes_below_the_floor() {
+fn the_floor_overrules_settings_of_workloads() {
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
@@ -296,7 +300,7 @@ fn no_workload_goes_below_the_floor() {
     );
     assert!(config.floor.injection_required && config.floor.exclusions_forbidden);
     assert!(config.floor.permits_image("r.example/leno:0.1"));
-    for (namespace, own, default_policy, mtls) in [
+    for (namespace, workload_spec, default_policy, mtls) in [
         ("shop", "{}", DefaultPolicy::Deny, MtlsMode::Strict),
         ("shop", "{defaultPolicy: allow}", DefaultPolicy::Deny, MtlsMode::Strict),
         (
@@ -310,16 +314,16 @@ fn no_workload_goes_below_the_floor() {
     ] {
         let text = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
-             metadata: {{name: a, namespace: {namespace}}}\nspec: {own}"
+             metadata: {{name: a, namespace: {namespace}}}\nspec: {workload_spec}"
         );
         let workload = only!(Workload, &text);
-        assert_eq!(config.mode_of(&workload), default_policy, "{namespace} {own}");
-        assert_eq!(config.plaintext_of(&workload), mtls, "{namespace} {own}");
+        assert_eq!(config.mode_of(&workload), default_policy, "{namespace} {workload_spec}");
+        assert_eq!(config.plaintext_of(&workload), mtls, "{namespace} {workload_spec}");
     }
 }
 
 #[test]
-fn reads_a_service_as_a_cluster_prints_it() {
+fn a_service_is_read_as_printed_by_kubectl() {
     let service = only!(
         Service,
         r#"
@@ -352,7 +356,7 @@ status: {loadBalancer: {}}
 "#
     );
     let ports: Vec<_> =
-        service.ports.iter().map(|p| (p.port, p.target.clone(), p.protocol)).collect();
+        service.ports.iter().map(|port| (port.port, port.target.clone(), port.protocol)).collect();
     assert_eq!(
         ports,
         [
@@ -407,7 +411,7 @@ spec:
 "#;
 
 #[test]
-fn reads_an_http_route_with_all_its_parts() {
+fn an_http_route_is_read_with_all_fields() {
     let route: HttpRoute = only!(HttpRoute, HTTP_ROUTE);
     let service = |name: &str| ServiceName::new("bookinfo", name).unwrap();
     let parent = |name, port| RouteParent { service: service(name), port };
@@ -439,20 +443,20 @@ fn reads_an_http_route_with_all_its_parts() {
     assert_eq!(second.matches, [RequestMatch::default()]);
     assert_eq!(second.backends, [backend("reviews-v1", 90), backend("reviews-v2", 0)]);
     assert_eq!(second.request_timeout, None);
-    let older = HTTP_ROUTE.replace("k8s.io/v1\n", "k8s.io/v1beta1\n");
-    assert_eq!(only!(HttpRoute, &older), route);
+    let older_version = HTTP_ROUTE.replace("k8s.io/v1\n", "k8s.io/v1beta1\n");
+    assert_eq!(only!(HttpRoute, &older_version), route);
 }
 
 #[test]
-fn reads_retries_and_the_limit_of_an_attempt() {
-    let read = |rule: &str| {
+fn retries_and_the_attempt_timeout_are_read() {
+    let read_rule = |rule: &str| {
         let text = format!(
             "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: x}}\n\
              spec: {{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{rule}]}}\n"
         );
         only!(HttpRoute, &text).rules.remove(0)
     };
-    let rule = read(
+    let rule = read_rule(
         "{retry: {codes: [503, 500], attempts: 3, backoff: 100ms}, \
          timeouts: {request: 2s, backendRequest: 500ms}}",
     );
@@ -463,22 +467,22 @@ fn reads_retries_and_the_limit_of_an_attempt() {
     assert_eq!(rule.request_timeout, Some(Duration::from_secs(2)));
     let backoff = Duration::from_millis(25);
     let expected = RetryRule { codes: Vec::new(), attempts: 1, backoff };
-    assert_eq!(read("{retry: {}}").actions.retry, Some(expected));
-    let capped = read("{retry: {attempts: 100}}").actions.retry.unwrap();
-    assert_eq!(capped.attempts, RetryRule::ATTEMPTS_MAX, "the API has no bound");
-    let unlimited = read("{timeouts: {request: 0s, backendRequest: 5s}}");
+    assert_eq!(read_rule("{retry: {}}").actions.retry, Some(expected));
+    let capped = read_rule("{retry: {attempts: 100}}").actions.retry.unwrap();
+    assert_eq!(capped.attempts, RetryRule::MAX_ATTEMPTS, "the API has no bound");
+    let unlimited = read_rule("{timeouts: {request: 0s, backendRequest: 5s}}");
     assert_eq!(unlimited.request_timeout, None);
     assert_eq!(unlimited.actions.attempt_timeout, Some(Duration::from_secs(5)));
-    assert_eq!(read("{timeouts: {backendRequest: 0s}}").actions.attempt_timeout, None);
+    assert_eq!(read_rule("{timeouts: {backendRequest: 0s}}").actions.attempt_timeout, None);
 }
 
 #[test]
-fn reads_calls_of_grpc_as_paths() {
+fn grpc_method_matches_become_path_matches() {
     let route: HttpRoute = only!(GrpcRoute, GRPC_ROUTE);
     assert_eq!(route.kind, RouteKind::Grpc);
     assert_eq!(route.parents.len(), 1);
-    let [rule, rest] = route.rules.as_slice() else { panic!("{route:?}") };
-    let paths: Vec<&PathMatch> = rule.matches.iter().map(|it| &it.path).collect();
+    let [rule, default_rule] = route.rules.as_slice() else { panic!("{route:?}") };
+    let paths: Vec<&PathMatch> = rule.matches.iter().map(|rule_match| &rule_match.path).collect();
     let regex = |text: &str| PathMatch::Regex(text.to_owned());
     assert_eq!(
         paths,
@@ -494,8 +498,8 @@ fn reads_calls_of_grpc_as_paths() {
     assert_eq!(rule.matches[0].headers, [field_match("x-team", exact_match("ops"))]);
     assert_eq!(rule.actions.request_headers.remove, ["x-gone"]);
     assert_eq!(rule.kind, RouteKind::Grpc);
-    assert_eq!(rest.matches, [RequestMatch::default()]);
-    assert_eq!(rest.backends.len(), 2);
+    assert_eq!(default_rule.matches, [RequestMatch::default()]);
+    assert_eq!(default_rule.backends.len(), 2);
 }
 
 /// Every supported field of a `GRPCRoute`.
@@ -520,7 +524,7 @@ spec:
 "#;
 
 #[test]
-fn reads_grants_and_backends_of_other_namespaces() {
+fn grants_and_backends_in_other_namespaces_are_read() {
     let grant: ReferenceGrant = only!(
         ReferenceGrant,
         r#"
@@ -565,7 +569,7 @@ spec:
 }
 
 #[test]
-fn reads_a_published_traffic_target() {
+fn the_traffic_target_of_the_smi_specification_is_read() {
     let expected = TrafficTarget {
         name: "stock/shop-reads-stock".parse().unwrap(),
         destination: service_account("stock", "stock-api"),
@@ -598,12 +602,12 @@ spec:
 }
 
 #[test]
-fn reads_a_route_group_with_headers_in_both_forms() {
-    let named = |name: &str, path, methods: &[&str], headers| leno_model::NamedMatch {
+fn a_route_group_is_read_with_headers_in_both_forms() {
+    let named_match = |name: &str, path, methods: &[&str], headers| leno_model::NamedMatch {
         name: name.to_owned(),
         request: RequestMatch {
             path,
-            methods: methods.iter().map(|m| (*m).to_owned()).collect(),
+            methods: methods.iter().map(|method| (*method).to_owned()).collect(),
             headers,
             query: Vec::new(),
         },
@@ -612,8 +616,8 @@ fn reads_a_route_group_with_headers_in_both_forms() {
     let expected = HttpRouteGroup {
         name: "stock/stock-http".parse().unwrap(),
         matches: vec![
-            named("list", path("/items/?"), &["GET"], vec![]),
-            named(
+            named_match("list", path("/items/?"), &["GET"], vec![]),
+            named_match(
                 "one",
                 path("/items/[0-9]+"),
                 &["GET", "HEAD"],
@@ -622,8 +626,13 @@ fn reads_a_route_group_with_headers_in_both_forms() {
                     field_match(":authority", regex_match(".*stock.*")),
                 ],
             ),
-            named("any", PathMatch::Any, &[], vec![field_match("accept", regex_match(".*json.*"))]),
-            named("blank", PathMatch::Any, &[], vec![]),
+            named_match(
+                "any",
+                PathMatch::Any,
+                &[],
+                vec![field_match("accept", regex_match(".*json.*"))],
+            ),
+            named_match("blank", PathMatch::Any, &[], vec![]),
         ],
     };
     assert_eq!(
@@ -648,7 +657,7 @@ spec:
 }
 
 #[test]
-fn reads_tcp_routes_of_some_ports_and_of_all() {
+fn tcp_routes_are_read_with_and_without_ports() {
     for (matches, ports) in
         [("{ports: [5432, 5433]}", PortSet::Only(vec![5432, 5433])), ("{}", PortSet::All)]
     {
@@ -662,14 +671,14 @@ fn reads_tcp_routes_of_some_ports_and_of_all() {
 }
 
 #[test]
-fn reads_json_and_aliases() {
-    let objects = good(
+fn json_and_yaml_aliases_are_read() {
+    let objects = read_valid(
         "{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"a\"},\n\
          \"spec\": {\"ports\": [{\"port\": 80}]}}\n---\n\
          apiVersion: v1\nkind: Service\nmetadata: {name: b, labels: &labels {app: b}}\n\
          spec: {selector: *labels, ports: [{port: 80}]}\n",
     );
     assert_eq!(objects.len(), 2);
-    let Object::Service(b) = &objects[1].0 else { panic!() };
-    assert_eq!(b.selector["app"], "b");
+    let Object::Service(service) = &objects[1].0 else { panic!() };
+    assert_eq!(service.selector["app"], "b");
 }

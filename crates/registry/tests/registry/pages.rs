@@ -13,7 +13,7 @@ pub(crate) fn page_examples(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn examples_of_routes_are_read_as_they_stand() {
+fn documented_route_examples_are_accepted() {
     for (page, kind) in [
         ("http-route.md", "kind: HTTPRoute\n"),
         ("grpc-route.md", "kind: GRPCRoute\n"),

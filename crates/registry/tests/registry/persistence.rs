@@ -6,7 +6,7 @@ use expect_test::expect;
 use leno_model::{Object, PersistenceType, SessionPersistence};
 use leno_registry::read_str;
 
-use crate::refusals::check_specs;
+use crate::rejections::check_specs;
 
 const CASES: &[&str] = &[
     "{sessionName: a b}",
@@ -38,22 +38,22 @@ fn route_spec(persistence: &str) -> String {
     )
 }
 
-fn read(kind: &str, persistence: &str) -> SessionPersistence {
+fn read_persistence(kind: &str, persistence: &str) -> SessionPersistence {
     let text = format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {}\n",
         route_spec(persistence)
     );
     let (objects, rejected) = read_str("f.yaml", &text);
     assert_eq!(rejected, [], "{text}");
-    let found = objects.into_iter().find_map(|(object, _)| match object {
+    let rule = objects.into_iter().find_map(|(object, _)| match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => route.rules.into_iter().next(),
         _ => None,
     });
-    found.and_then(|rule| rule.actions.persistence).expect("what is read")
+    rule.and_then(|rule| rule.actions.persistence).expect("what is read")
 }
 
 /// Returns persistence by a cookie without a configured name.
-fn plain_cookie() -> SessionPersistence {
+fn unnamed_cookie() -> SessionPersistence {
     SessionPersistence {
         name: None,
         kind: PersistenceType::Cookie,
@@ -66,17 +66,17 @@ fn plain_cookie() -> SessionPersistence {
 fn check_cases(cases: &[(&str, SessionPersistence)]) {
     for kind in ["HTTPRoute", "GRPCRoute"] {
         for (text, expected) in cases {
-            assert_eq!(read(kind, text), *expected, "{kind} {text}");
+            assert_eq!(read_persistence(kind, text), *expected, "{kind} {text}");
         }
     }
 }
 
 #[test]
-fn reads_how_long_a_client_keeps_to_its_endpoint() {
+fn session_persistence_is_read_with_all_fields() {
     let path = Some("/".to_owned());
     check_cases(&[
-        ("{}", plain_cookie()),
-        ("{cookie: {}}", SessionPersistence { path, ..plain_cookie() }),
+        ("{}", unnamed_cookie()),
+        ("{cookie: {}}", SessionPersistence { path, ..unnamed_cookie() }),
         (
             "{absoluteTimeout: 1s, cookie: {name: cart, path: /shop, lifetimeType: Permanent}}",
             SessionPersistence {
@@ -92,21 +92,21 @@ fn reads_how_long_a_client_keeps_to_its_endpoint() {
             SessionPersistence {
                 name: Some("x-cart".into()),
                 kind: PersistenceType::Header,
-                ..plain_cookie()
+                ..unnamed_cookie()
             },
         ),
     ]);
 }
 
 #[test]
-fn reads_the_words_of_before() {
+fn the_fields_of_earlier_versions_are_read() {
     check_cases(&[
         (
             "{sessionName: JSESSIONID, type: Cookie, cookieConfig: {lifetimeType: Session}, idleTimeout: 30s}",
             SessionPersistence {
                 name: Some("JSESSIONID".into()),
                 idle: Some(30 * SECOND),
-                ..plain_cookie()
+                ..unnamed_cookie()
             },
         ),
         (
@@ -114,7 +114,7 @@ fn reads_the_words_of_before() {
             SessionPersistence {
                 kind: PersistenceType::LastingCookie,
                 absolute: Some(5400 * SECOND),
-                ..plain_cookie()
+                ..unnamed_cookie()
             },
         ),
         (
@@ -123,14 +123,14 @@ fn reads_the_words_of_before() {
                 name: Some("x-cart".into()),
                 kind: PersistenceType::Header,
                 absolute: Some(SECOND),
-                ..plain_cookie()
+                ..unnamed_cookie()
             },
         ),
     ]);
 }
 
 #[test]
-fn refuses_what_cannot_be_kept_to() {
+fn invalid_session_persistence_is_rejected() {
     let specs: Vec<String> = CASES.iter().map(|case| route_spec(case)).collect();
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_specs(
@@ -160,12 +160,12 @@ fn refuses_what_cannot_be_kept_to() {
         "#]],
     );
     let rule = "{sessionPersistence: {sessionName: a}, backendRefs: [{name: a, port: 80}]}";
-    let two = format!(
+    let two_rules = format!(
         "{{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{rule}, {rule}]}}"
     );
     check_specs(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: GRPCRoute\nmetadata: {name: x}",
-        &[&two],
+        &[&two_rules],
         &expect![[r#"
             spec.rules: have two rules with a session "a", which would overwrite each other's sessions; give each rule a unique name, or none
         "#]],

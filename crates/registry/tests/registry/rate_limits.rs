@@ -8,7 +8,7 @@ use leno_model::{
     RequestMatch, ServiceRule,
 };
 
-use crate::service_policies::{check_refusals_of, read_policy};
+use crate::service_policies::{check_group_rejections, read_policy};
 
 fn read_limits(text: &str) -> RateLimits {
     read_policy(text).rule.rate_limits().expect("it limits something").clone()
@@ -19,10 +19,10 @@ const fn new_rate(count: u32, seconds: u64, size: u32) -> Rate {
 }
 
 #[test]
-fn reads_the_documented_example_with_all_its_parts() {
+fn the_documented_example_is_read_with_all_fields() {
     let limits = read_limits(&crate::pages::page_examples("rate-limit.md")[0]);
     assert_eq!(limits.connections, Some(new_rate(100, 1, 100)));
-    let reported = |rule: &RateRule| (rule.name.clone(), rule.rate, rule.stop, rule.key.clone());
+    let summary = |rule: &RateRule| (rule.name.clone(), rule.rate, rule.stop, rule.key.clone());
     let header = RateLimitKey::Header { name: "x-user".to_owned(), buckets: 5000 };
     let expected = [
         ("health".to_owned(), new_rate(1000, 1, 1000), true, RateLimitKey::Nothing),
@@ -30,7 +30,7 @@ fn reads_the_documented_example_with_all_its_parts() {
         ("users".to_owned(), new_rate(5, 1, 5), false, header),
         ("all".to_owned(), new_rate(500, 1, 500), false, RateLimitKey::Nothing),
     ];
-    assert_eq!(limits.rules.iter().map(reported).collect::<Vec<_>>(), expected);
+    assert_eq!(limits.rules.iter().map(summary).collect::<Vec<_>>(), expected);
     let writers = &limits.rules[1];
     assert_eq!(writers.requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
     assert_eq!(writers.requests[0].methods, ["POST"]);
@@ -45,7 +45,7 @@ fn reads_the_documented_example_with_all_its_parts() {
 }
 
 #[test]
-fn what_burst_means_is_for_the_group_to_say() {
+fn the_meaning_of_burst_depends_on_the_api_group() {
     let text = "
 apiVersion: GROUP/v1alpha1
 kind: UpstreamTrafficSetting
@@ -67,12 +67,15 @@ spec:
         let text = text.replace("GROUP", group);
         let limits = read_limits(&text);
         assert_eq!(limits.connections, Some(connections), "{group}");
-        let [by_path, all] = limits.rules.as_slice() else { panic!("{limits:?}") };
+        let [by_path, for_all] = limits.rules.as_slice() else { panic!("{limits:?}") };
         assert_eq!((by_path.rate, by_path.stop), (route, true), "{group}");
         assert_eq!(by_path.requests[0].path, PathMatch::Regex("/items/[0-9]+".to_owned()));
-        assert_eq!((all.rate, all.stop), (new_rate(5, 3600, 5), false), "{group}");
-        assert_eq!((all.requests.len(), all.response.status), (0, Some(503)));
-        assert_eq!((&*all.response.headers[0].name, &*all.response.headers[0].value), ("x-a", "b"));
+        assert_eq!((for_all.rate, for_all.stop), (new_rate(5, 3600, 5), false), "{group}");
+        assert_eq!((for_all.requests.len(), for_all.response.status), (0, Some(503)));
+        assert_eq!(
+            (&*for_all.response.headers[0].name, &*for_all.response.headers[0].value),
+            ("x-a", "b")
+        );
         let policy = read_policy(&text);
         assert!(matches!(policy.rule, ServiceRule::UpstreamTrafficSetting(_)));
         assert_eq!(policy.rule.circuit_breaker(), None);
@@ -80,9 +83,9 @@ spec:
 }
 
 #[test]
-fn refuses_a_rate_limit_that_means_nothing() {
+fn rate_limits_without_effect_are_rejected() {
     let rule = |rule: &str| format!("{{targetRefs: [{{name: a}}], rules: [{{{rule}}}]}}");
-    let at_once = |rule: &str| format!("{{targetRefs: [{{name: a}}], concurrency: {rule}}}");
+    let concurrency = |rule: &str| format!("{{targetRefs: [{{name: a}}], concurrency: {rule}}}");
     let specs = [
         "{targetRefs: [{name: a}]}".to_owned(),
         "{targetRefs: [{name: a}], rules: []}".to_owned(),
@@ -106,15 +109,15 @@ fn refuses_a_rate_limit_that_means_nothing() {
             "requests: 1, per: 1s, response: {headers: [{name: a, value: a}, {name: A, value: b}]}",
         ),
         rule("requests: 1, per: 1s, name: a}, {requests: 1, per: 1s, name: a"),
-        at_once("{}"),
-        at_once("{requests: 0}"),
-        at_once("{requests: 5, adaptive: {minConcurrency: 6}}"),
-        at_once("{requests: 5, adaptive: {minConcurrency: 0}}"),
-        at_once("{requests: 5, adaptive: {latencyTolerancePercent: 1001}}"),
-        at_once("{requests: 5, response: {status: 200}}"),
+        concurrency("{}"),
+        concurrency("{requests: 0}"),
+        concurrency("{requests: 5, adaptive: {minConcurrency: 6}}"),
+        concurrency("{requests: 5, adaptive: {minConcurrency: 0}}"),
+        concurrency("{requests: 5, adaptive: {latencyTolerancePercent: 1001}}"),
+        concurrency("{requests: 5, response: {status: 200}}"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals_of(
+    check_group_rejections(
         "leno.dev",
         "RateLimit",
         &specs,
@@ -150,7 +153,7 @@ fn refuses_a_rate_limit_that_means_nothing() {
 }
 
 #[test]
-fn refuses_what_of_a_setting_cannot_be_counted() {
+fn unsupported_rate_limits_of_a_setting_are_rejected() {
     let specs = [
         "{host: a.default}",
         "{host: a.default, rateLimit: {}}",
@@ -164,7 +167,7 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
         "{host: a.default, httpRoutes: [{path: \"/a[\", rateLimit: {local: {requests: 1, unit: second}}}]}",
         "{host: a.default, httpRoutes: [{path: /a, rateLimit: {local: {requests: 1, unit: second}}}, {path: /a, rateLimit: {local: {requests: 2, unit: second}}}]}",
     ];
-    check_refusals_of(
+    check_group_rejections(
         "policy.openservicemesh.io",
         "UpstreamTrafficSetting",
         &specs,
@@ -189,10 +192,10 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
 }
 
 #[test]
-fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
+fn a_global_limit_of_osm_names_its_rate_limit_service() {
     let text = &crate::pages::page_examples("upstream-traffic-setting.md")[1];
-    let read = read_policy(text);
-    let global = read.rule.rate_limits().unwrap().global.as_deref().unwrap();
+    let policy = read_policy(text);
+    let global = policy.rule.rate_limits().unwrap().global.as_deref().unwrap();
     assert_eq!(global.check_service.at.to_string(), "http://rls.limits.svc.cluster.local:8081");
     assert_eq!(global.check_service.timeout, Duration::from_millis(50));
     assert_eq!(global.check_service.failure_mode, leno_model::FailureMode::Deny);
@@ -211,20 +214,21 @@ fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
 
 /// Returns a descriptor's entries and request match as text.
 fn format_descriptor(descriptor: &Descriptor) -> String {
-    let entries = descriptor.entries.iter().map(|it| format!("{}: {:?}", it.key, it.value));
+    let entries =
+        descriptor.entries.iter().map(|entry| format!("{}: {:?}", entry.key, entry.value));
     let entries = entries.collect::<Vec<_>>().join(", ");
-    let request = |it: &RequestMatch| {
-        assert!(it.methods.is_empty() && it.query.is_empty(), "{it:?}");
-        match &it.headers[..] {
-            [] => format!("    of {:?}\n", it.path),
-            headers => format!("    of {:?} with {headers:?}\n", it.path),
+    let request = |request: &RequestMatch| {
+        assert!(request.methods.is_empty() && request.query.is_empty(), "{request:?}");
+        match &request.headers[..] {
+            [] => format!("    of {:?}\n", request.path),
+            headers => format!("    of {:?} with {headers:?}\n", request.path),
         }
     };
     format!("{entries}\n{}", descriptor.requests.iter().map(request).collect::<String>())
 }
 
 #[test]
-fn refuses_a_limit_for_all_that_has_no_words_here() {
+fn unsupported_global_limits_are_rejected() {
     let service = "rateLimitService: {host: rls, port: 8081}, domain: d";
     let entry = "descriptors: [{entries: [{remoteAddress: {}}]}]";
     let route = "httpRoutes: [{path: /a, rateLimit: {global: {descriptors: [{entries: [{genericKey: {value: a}}]}]}}}]";
@@ -243,7 +247,7 @@ fn refuses_a_limit_for_all_that_has_no_words_here() {
         "{host: a.default, rateLimit: {}}".to_owned(),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals_of(
+    check_group_rejections(
         "policy.openservicemesh.io",
         "UpstreamTrafficSetting",
         &specs,

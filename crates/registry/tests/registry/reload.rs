@@ -45,20 +45,20 @@ fn service_manifest(name: &str, port: u16) -> String {
 
 /// Returns the changes as `+Service default/a -Service default/b`, in order.
 fn format_changes(update: &RegistryUpdate) -> String {
-    let change = |change: &Change| match change {
+    let format_change = |change: &Change| match change {
         Change::Upsert(object) => format!("+{}", object.object_key()),
         Change::Remove(key) => format!("-{key}"),
     };
-    let changes: Vec<String> = update.changes.iter().map(change).collect();
+    let changes: Vec<String> = update.changes.iter().map(format_change).collect();
     changes.join(" ").replace("Service default/", "")
 }
 
 fn update_problems(update: &RegistryUpdate) -> Vec<&str> {
-    update.rejected.iter().map(|r| r.problem.as_str()).collect()
+    update.rejected.iter().map(|rejection| rejection.problem.as_str()).collect()
 }
 
 #[test]
-fn reports_only_differences_removals_first() {
+fn only_changes_are_reported_removals_first() {
     let mut folder = FolderFixture::new();
     let update = folder.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
     assert_eq!((format_changes(&update).as_str(), update.objects), ("+a +b", 2));
@@ -74,7 +74,7 @@ fn reports_only_differences_removals_first() {
 }
 
 #[test]
-fn a_comment_or_a_move_is_not_a_change() {
+fn comments_and_moved_documents_are_not_changes() {
     let mut folder = FolderFixture::new();
     folder.write("a.yaml", &service_manifest("a", 1));
     assert_eq!(
@@ -86,7 +86,7 @@ fn a_comment_or_a_move_is_not_a_change() {
 }
 
 #[test]
-fn at_first_the_good_documents_load() {
+fn valid_documents_are_loaded_on_the_first_reading() {
     let mut folder = FolderFixture::new();
     let text = service_manifest("a", 1)
         + &service_manifest("b", 0)
@@ -98,7 +98,7 @@ fn at_first_the_good_documents_load() {
 }
 
 #[test]
-fn a_bad_document_leaves_its_last_good_version_in_force() {
+fn the_last_valid_version_of_a_rejected_document_stays_in_force() {
     let mut folder = FolderFixture::new();
     folder.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
     let update = folder.write("a.yaml", &(service_manifest("a", 0) + &service_manifest("b", 2)));
@@ -115,8 +115,8 @@ fn a_bad_document_leaves_its_last_good_version_in_force() {
 }
 
 #[test]
-fn a_bad_document_keeps_only_what_it_may_be_meant_to_be() {
-    for (bad, kept) in [
+fn a_rejected_document_retains_only_objects_that_it_may_define() {
+    for (rejected, is_retained) in [
         // The same object, misspelled in various places.
         (service_manifest("a", 1).replace("Service", "Servce"), true),
         (service_manifest("a", 1).replace("apiVersion: v1", "apiVersion: v2"), true),
@@ -132,30 +132,30 @@ fn a_bad_document_keeps_only_what_it_may_be_meant_to_be() {
     ] {
         let mut folder = FolderFixture::new();
         folder.write("a.yaml", &service_manifest("a", 1));
-        let update = folder.write("a.yaml", &bad);
-        assert!(!update.rejected.is_empty(), "{bad}");
-        assert_eq!(update.objects == 1, kept, "{bad}");
+        let update = folder.write("a.yaml", &rejected);
+        assert!(!update.rejected.is_empty(), "{rejected}");
+        assert_eq!(update.objects == 1, is_retained, "{rejected}");
     }
 }
 
 #[test]
-fn a_bad_list_of_one_kind_keeps_the_objects_of_its_file() {
+fn a_rejected_typed_list_retains_the_objects_of_its_file() {
     let list = |kind: &str, items: &str| {
         format!("apiVersion: leno.dev/v1alpha1\nkind: {kind}\nitems: {items}\n")
     };
     let policy = "{metadata: {name: a}, spec: {serviceAccounts: [stock], allow: [{}]}}";
-    for bad in [list("AccessPolicyList", "[a]"), list("AccesPolicyList", "{}")] {
+    for rejected in [list("AccessPolicyList", "[a]"), list("AccesPolicyList", "{}")] {
         let mut folder = FolderFixture::new();
         let update = folder.write("a.yaml", &list("AccessPolicyList", &format!("[{policy}]")));
         assert_eq!((update_problems(&update), update.objects), (vec![], 1));
-        let update = folder.write("a.yaml", &bad);
-        assert!(!update.rejected.is_empty(), "{bad}");
-        assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1), "{bad}");
+        let update = folder.write("a.yaml", &rejected);
+        assert!(!update.rejected.is_empty(), "{rejected}");
+        assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1), "{rejected}");
     }
 }
 
 #[test]
-fn a_file_that_is_not_yaml_keeps_its_objects_and_is_refused_once() {
+fn a_file_that_is_not_yaml_retains_its_objects_and_is_rejected_once() {
     let mut folder = FolderFixture::new();
     folder.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
     let update = folder
@@ -171,7 +171,7 @@ fn a_file_that_is_not_yaml_keeps_its_objects_and_is_refused_once() {
 }
 
 #[test]
-fn what_cannot_be_looked_at_keeps_its_objects() {
+fn unreadable_paths_retain_their_objects() {
     let mut folder = FolderFixture::new();
     fs::create_dir(folder.file_path("below")).unwrap();
     folder.write("below/a.yaml", &service_manifest("a", 1));
@@ -189,7 +189,7 @@ fn what_cannot_be_looked_at_keeps_its_objects() {
 }
 
 #[test]
-fn an_object_belongs_to_the_file_that_had_it_first() {
+fn an_object_belongs_to_the_first_file_that_defined_it() {
     let mut folder = FolderFixture::new();
     folder.write("b.yaml", &service_manifest("x", 1));
     let update = folder.write("a.yaml", &(service_manifest("x", 2) + &service_manifest("y", 2)));
@@ -214,7 +214,7 @@ fn an_object_belongs_to_the_file_that_had_it_first() {
 }
 
 #[test]
-fn a_mesh_has_one_mesh_config() {
+fn a_second_mesh_config_is_rejected() {
     let config = |mode: &str| {
         format!(
             "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: {mode}}}\n\
@@ -231,7 +231,7 @@ fn a_mesh_has_one_mesh_config() {
 }
 
 #[test]
-fn a_given_path_that_is_missing_is_rejected_and_keeps_its_objects() {
+fn a_missing_source_path_is_rejected_and_retains_its_objects() {
     let mut folder = FolderFixture::new();
     let path = folder.file_path("a.yaml");
     folder.source = FileSource::new(vec![path.clone()]);
@@ -244,7 +244,7 @@ fn a_given_path_that_is_missing_is_rejected_and_keeps_its_objects() {
 }
 
 #[test]
-fn a_link_without_its_target_keeps_its_objects_until_it_is_deleted() {
+fn a_dangling_link_retains_its_objects_until_it_is_deleted() {
     for (link, target) in [("mesh/a.yaml", "../away/a.yaml"), ("mesh/team", "../away")] {
         let mut folder = FolderFixture::new();
         fs::create_dir(folder.file_path("mesh")).unwrap();
@@ -263,7 +263,7 @@ fn a_link_without_its_target_keeps_its_objects_until_it_is_deleted() {
 }
 
 #[test]
-fn follows_the_swap_of_a_config_map() {
+fn an_updated_config_map_mount_is_read() {
     let mut folder = FolderFixture::new();
     for (version, port) in [("..v1", 1), ("..v2", 2)] {
         fs::create_dir(folder.file_path(version)).unwrap();
@@ -279,7 +279,7 @@ fn follows_the_swap_of_a_config_map() {
 }
 
 #[test]
-fn warnings_stand_as_long_as_their_documents() {
+fn warnings_stay_as_long_as_their_documents() {
     let mut folder = FolderFixture::new();
     let target = "apiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\
         metadata: {name: t}\nspec:\n  \

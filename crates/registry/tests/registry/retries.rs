@@ -6,65 +6,71 @@ use expect_test::expect;
 use leno_model::Object;
 use leno_registry::{lint_objects, read_str};
 
-use crate::refusals::check_specs;
+use crate::rejections::check_specs;
 
 const OSM: &str = "policy.openservicemesh.io";
 const FSM: &str = "policy.flomesh.io";
 
 /// Returns a policy of `shop` for requests to `stock`.
-fn retry_policy(group: &str, name: &str, retried: &str) -> String {
+fn retry_policy(group: &str, name: &str, policy_fields: &str) -> String {
     format!(
         "apiVersion: {group}/v1alpha1\nkind: Retry\nmetadata: {{name: {name}, namespace: store}}\n\
          spec: {{source: {{kind: ServiceAccount, name: shop, namespace: store}}, \
-         destinations: [{{kind: Service, name: stock, namespace: stock}}], retryPolicy: {{{retried}}}}}\n"
+         destinations: [{{kind: Service, name: stock, namespace: stock}}], retryPolicy: {{{policy_fields}}}}}\n"
     )
 }
 
 #[test]
-fn a_retry_is_read_of_both_groups() {
+fn a_retry_is_read_from_both_api_groups() {
     let ms = Duration::from_millis;
-    let whole = "retryOn: \"5xx, retriable-4xx\", perTryTimeout: 1s, numRetries: 3, \
+    let all_fields = "retryOn: \"5xx, retriable-4xx\", perTryTimeout: 1s, numRetries: 3, \
                  retryBackoffBaseInterval: 50ms";
-    let five = || (500..=599).collect::<Vec<u16>>();
-    for (retried, codes, attempts, backoff, limit) in [
-        (whole, [vec![409], five()].concat(), 3, ms(50), Some(ms(1_000))),
+    let server_errors = || (500..=599).collect::<Vec<u16>>();
+    for (policy_fields, codes, attempts, backoff, timeout) in [
+        (all_fields, [vec![409], server_errors()].concat(), 3, ms(50), Some(ms(1_000))),
         ("retryOn: gateway-error", vec![502, 503, 504], 1, ms(25), None),
         ("retryOn: 503, numRetries: 0, perTryTimeout: 0s", vec![503], 0, ms(25), None),
         ("retryOn: \"reset,connect-failure\"", vec![], 1, ms(25), None),
     ] {
         for group in [OSM, FSM] {
-            let (objects, rejected) = read_str("f.yaml", &retry_policy(group, "x", retried));
+            let (objects, rejected) = read_str("f.yaml", &retry_policy(group, "x", policy_fields));
             assert_eq!(rejected, []);
             let [(Object::Retry(policy), _)] = objects.as_slice() else { panic!("{objects:?}") };
             assert_eq!(policy.name.to_string(), "store/x");
             assert_eq!(policy.source.to_string(), "store/shop");
             let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
             assert_eq!(services, ["stock/stock"]);
-            assert_eq!((&policy.rule.codes, policy.rule.attempts), (&codes, attempts), "{retried}");
-            assert_eq!((policy.rule.backoff, policy.response_timeout), (backoff, limit));
+            assert_eq!(
+                (&policy.rule.codes, policy.rule.attempts),
+                (&codes, attempts),
+                "{policy_fields}"
+            );
+            assert_eq!((policy.rule.backoff, policy.response_timeout), (backoff, timeout));
         }
     }
 }
 
 #[test]
-fn refuses_what_cannot_be_meant() {
+fn invalid_retries_are_rejected() {
     let source = "source: {kind: ServiceAccount, name: a, namespace: default}";
-    let to = "destinations: [{kind: Service, name: b, namespace: c}]";
+    let destinations = "destinations: [{kind: Service, name: b, namespace: c}]";
     let specs = [
         "{}".to_owned(),
         format!(
-            "{{source: {{kind: ServiceAccount, name: a, namespace: other}}, {to}, retryPolicy: {{retryOn: 5xx}}}}"
+            "{{source: {{kind: ServiceAccount, name: a, namespace: other}}, {destinations}, retryPolicy: {{retryOn: 5xx}}}}"
         ),
         format!("{{{source}, destinations: [], retryPolicy: {{retryOn: 5xx}}}}"),
         format!(
             "{{{source}, destinations: [{{kind: Pod, name: b, namespace: c}}], retryPolicy: {{retryOn: 5xx}}}}"
         ),
-        format!("{{{source}, {to}, retryPolicy: {{retryOn: \"5xx,retriable-headers\"}}}}"),
-        format!("{{{source}, {to}, retryPolicy: {{retryOn: 200}}}}"),
-        format!("{{{source}, {to}, retryPolicy: {{retryOn: \"\"}}}}"),
-        format!("{{{source}, {to}, retryPolicy: {{retryOn: 5xx, numRetries: 11}}}}"),
-        format!("{{{source}, {to}, retryPolicy: {{retryOn: 5xx, perTryTimeout: soon}}}}"),
-        format!("{{{source}, {to}, retryPolicy: {{retryOn: 5xx, hedge: true}}}}"),
+        format!(
+            "{{{source}, {destinations}, retryPolicy: {{retryOn: \"5xx,retriable-headers\"}}}}"
+        ),
+        format!("{{{source}, {destinations}, retryPolicy: {{retryOn: 200}}}}"),
+        format!("{{{source}, {destinations}, retryPolicy: {{retryOn: \"\"}}}}"),
+        format!("{{{source}, {destinations}, retryPolicy: {{retryOn: 5xx, numRetries: 11}}}}"),
+        format!("{{{source}, {destinations}, retryPolicy: {{retryOn: 5xx, perTryTimeout: soon}}}}"),
+        format!("{{{source}, {destinations}, retryPolicy: {{retryOn: 5xx, hedge: true}}}}"),
     ];
     check_specs(
         "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Retry\nmetadata: {name: x}",
@@ -87,7 +93,7 @@ fn refuses_what_cannot_be_meant() {
 }
 
 #[test]
-fn diagnostics_on_whom_it_means() {
+fn missing_references_and_preceding_retries_cause_warnings() {
     let manifests = [
         retry_policy(OSM, "x", "retryOn: 5xx"),
         retry_policy(FSM, "y", "retryOn: 5xx, numRetries: 0"),
@@ -98,7 +104,7 @@ fn diagnostics_on_whom_it_means() {
     let (objects, rejected) = read_str("f.yaml", &manifests.join("---\n"));
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let reported: Vec<String> = lint_objects(&objects)
+    let warnings: Vec<String> = lint_objects(&objects)
         .iter()
         .filter(|warning| warning.at.kind.as_deref() == Some("Retry"))
         .map(ToString::to_string)
@@ -109,5 +115,5 @@ fn diagnostics_on_whom_it_means() {
         Retry store/y: spec.source.name: no workload runs under the account store/shop; did you mean `shops`?
         Retry store/y: spec.destinations[0].name: there is no Service stock/stock; add the Service
         Retry store/y: spec.destinations[0]: has no effect: Retry store/x applies to the same requests; remove one of the two
-        Retry store/y: spec.retryPolicy.numRetries: is 0: no request is retried, including requests that were never sent; raise it, or remove the policy to retry requests that were never sent"#]].assert_eq(&reported.join("\n"));
+        Retry store/y: spec.retryPolicy.numRetries: is 0: no request is retried, including requests that were never sent; raise it, or remove the policy to retry requests that were never sent"#]].assert_eq(&warnings.join("\n"));
 }

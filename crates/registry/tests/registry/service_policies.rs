@@ -19,20 +19,21 @@ pub(crate) fn read_policy(text: &str) -> ServicePolicy {
     }
 }
 
-fn check_refusals(kind: &str, specs: &[&str], expected: &Expect) {
-    check_refusals_of("leno.dev", kind, specs, expected);
+fn check_rejections(kind: &str, specs: &[&str], expected: &Expect) {
+    check_group_rejections("leno.dev", kind, specs, expected);
 }
 
-pub(crate) fn check_refusals_of(group: &str, kind: &str, specs: &[&str], expected: &Expect) {
+pub(crate) fn check_group_rejections(group: &str, kind: &str, specs: &[&str], expected: &Expect) {
     let mut lines = String::new();
     for spec in specs {
-        let head = format!("{{apiVersion: {group}/v1alpha1, kind: {kind}, metadata: {{name: x}}");
-        let (objects, rejected) = read_str("f.yaml", &format!("{head}, spec: {spec}}}"));
+        let metadata =
+            format!("{{apiVersion: {group}/v1alpha1, kind: {kind}, metadata: {{name: x}}");
+        let (objects, rejected) = read_str("f.yaml", &format!("{metadata}, spec: {spec}}}"));
         assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {spec}");
         for rejection in rejected {
-            let shown = rejection.to_string();
-            let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
-            lines += &format!("{rest}\n");
+            let line = rejection.to_string();
+            let (_, detail) = line.split_once(" default/x: ").unwrap_or(("", &line));
+            lines += &format!("{detail}\n");
         }
     }
     expected.assert_eq(&lines);
@@ -55,7 +56,7 @@ fn the_documented_examples_are_read() {
 }
 
 #[test]
-fn reads_an_outlier_detection_with_all_its_parts() {
+fn an_outlier_detection_is_read_with_all_fields() {
     let policy = read_policy(
         r#"
 apiVersion: leno.dev/v1alpha1
@@ -79,7 +80,8 @@ spec:
 "#,
     );
     let PolicyScope::Services(targets) = &policy.scope else { panic!("{policy:?}") };
-    let targets: Vec<_> = targets.iter().map(|t| (t.service.to_string(), t.port)).collect();
+    let targets: Vec<_> =
+        targets.iter().map(|target| (target.service.to_string(), target.port)).collect();
     assert_eq!(targets, [("shop/ratings".to_owned(), Some(9080)), ("shop/stock".to_owned(), None)]);
     let expected = OutlierDetection {
         failures: FailureClasses {
@@ -114,41 +116,41 @@ spec:
 }
 
 #[test]
-fn refuses_an_outlier_detection_that_means_nothing() {
-    let to = "targetRefs: [{kind: Service, name: a}]";
-    let with = |more: &str| format!("{{{to}, {more}}}");
+fn outlier_detections_without_effect_are_rejected() {
+    let targets = "targetRefs: [{kind: Service, name: a}]";
+    let spec_with = |fields: &str| format!("{{{targets}, {fields}}}");
     let specs = [
         "{}".to_owned(),
         "{targetRefs: []}".to_owned(),
         "{targetRefs: [{kind: Gateway, name: a}]}".to_owned(),
         "{targetRefs: [{kind: Service, name: a, namespace: b}]}".to_owned(),
         "{targetRefs: [{kind: Service, name: a}, {kind: Service, name: a}]}".to_owned(),
-        with("failures: [4xx]"),
-        with("failures: []"),
-        with("grpcStatuses: [OK]"),
-        with("window: 10"),
-        with("window: 1ms"),
-        with("buckets: 0"),
-        with("failureRate: {percent: 101}"),
-        with("failureRate: {}"),
-        with("consecutiveFailures: 0"),
-        with("maxEjectionPercent: 0"),
-        with("minHealthy: 0"),
-        with("baseEjectionTime: 2s, maxEjectionTime: 1s"),
-        with("probeRequests: 0"),
-        with("healthCheck: {}"),
-        with("healthCheck: {httpGet: {path: /a}, grpc: {}}"),
-        with("healthCheck: {httpGet: {}}"),
-        with("healthCheck: {httpGet: {path: a}}"),
-        with("healthCheck: {grpc: {service: a b}}"),
-        with("healthCheck: {grpc: {}, interval: 1ms}"),
-        with("healthCheck: {grpc: {}, interval: 1s, timeout: 2s}"),
-        with("healthCheck: {grpc: {}, failureThreshold: 0}"),
-        with("healthCheck: {grpc: {}, successThreshold: 0}"),
-        with("enforcing: 1"),
+        spec_with("failures: [4xx]"),
+        spec_with("failures: []"),
+        spec_with("grpcStatuses: [OK]"),
+        spec_with("window: 10"),
+        spec_with("window: 1ms"),
+        spec_with("buckets: 0"),
+        spec_with("failureRate: {percent: 101}"),
+        spec_with("failureRate: {}"),
+        spec_with("consecutiveFailures: 0"),
+        spec_with("maxEjectionPercent: 0"),
+        spec_with("minHealthy: 0"),
+        spec_with("baseEjectionTime: 2s, maxEjectionTime: 1s"),
+        spec_with("probeRequests: 0"),
+        spec_with("healthCheck: {}"),
+        spec_with("healthCheck: {httpGet: {path: /a}, grpc: {}}"),
+        spec_with("healthCheck: {httpGet: {}}"),
+        spec_with("healthCheck: {httpGet: {path: a}}"),
+        spec_with("healthCheck: {grpc: {service: a b}}"),
+        spec_with("healthCheck: {grpc: {}, interval: 1ms}"),
+        spec_with("healthCheck: {grpc: {}, interval: 1s, timeout: 2s}"),
+        spec_with("healthCheck: {grpc: {}, failureThreshold: 0}"),
+        spec_with("healthCheck: {grpc: {}, successThreshold: 0}"),
+        spec_with("enforcing: 1"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals(
+    check_rejections(
         "OutlierDetection",
         &specs,
         &expect![[r#"
@@ -185,7 +187,7 @@ fn refuses_an_outlier_detection_that_means_nothing() {
 }
 
 #[test]
-fn reads_what_stands_under_the_key_of_sermant() {
+fn the_configuration_of_sermant_is_read() {
     let policy = read_policy(
         r"
 apiVersion: leno.dev/v1alpha1
@@ -204,24 +206,24 @@ spec:
     );
     assert_eq!(policy.scope, PolicyScope::Namespace);
     let ServiceRule::SermantRemoval(config) = &policy.rule else { panic!("{policy:?}") };
-    let of = |name: &str| config.for_service(&name.parse().unwrap()).unwrap();
-    let common = &of("ratings").common;
+    let policy_of = |name: &str| config.for_service(&name.parse().unwrap()).unwrap();
+    let common = &policy_of("ratings").common;
     assert_eq!(common.failures, FailureClasses { connect: true, ..FailureClasses::default() });
     assert_eq!((common.windows, common.window), (5, Duration::from_secs(1)));
     assert_eq!(
         (common.expire, common.recovery),
         (Duration::from_secs(60), Duration::from_secs(30))
     );
-    let rule = of("ratings").rule;
+    let rule = policy_of("ratings").rule;
     let shares = (rule.scale_up_limit_ppm, rule.min_instances, rule.error_rate_ppm);
     assert_eq!(shares, (600_000, 1, 600_000));
-    let rule = of("other").rule;
+    let rule = policy_of("other").rule;
     let shares = (rule.scale_up_limit_ppm, rule.min_instances, rule.error_rate_ppm);
     assert_eq!(shares, (250_000, 2, 1_000_000));
 }
 
 #[test]
-fn a_removal_that_sermant_would_not_enable_removes_nothing() {
+fn a_disabled_sermant_configuration_ejects_no_endpoint() {
     let text = "{apiVersion: leno.dev/v1alpha1, kind: SermantRemoval, metadata: {name: x}, \
                 spec: {compat: sermant, config: \"windowsNum: 3\"}}";
     let ServiceRule::SermantRemoval(config) = read_policy(text).rule else { panic!() };
@@ -229,8 +231,8 @@ fn a_removal_that_sermant_would_not_enable_removes_nothing() {
 }
 
 #[test]
-fn refuses_what_of_sermants_configuration_a_sidecar_cannot_do() {
-    check_refusals(
+fn unsupported_sermant_settings_are_rejected() {
+    check_rejections(
         "SermantRemoval",
         &[
             "{config: \"{}\"}",
@@ -268,7 +270,7 @@ fn refuses_what_of_sermants_configuration_a_sidecar_cannot_do() {
 }
 
 #[test]
-fn a_fault_inside_the_text_has_its_line_in_the_file() {
+fn a_problem_in_an_embedded_text_has_its_line_in_the_file() {
     let text = "apiVersion: leno.dev/v1alpha1
 kind: SermantRemoval
 metadata: {name: x}
@@ -279,12 +281,12 @@ spec:
     windowsTime: 0
 ";
     let (_, rejected) = read_str("f.yaml", text);
-    let shown: Vec<String> = rejected.iter().map(ToString::to_string).collect();
-    expect!["f.yaml:8:14: SermantRemoval default/x: spec.config.windowsTime: 0 is out of range; use a number from 1 to 86400000"].assert_eq(&shown.join("\n"));
+    let lines: Vec<String> = rejected.iter().map(ToString::to_string).collect();
+    expect!["f.yaml:8:14: SermantRemoval default/x: spec.config.windowsTime: 0 is out of range; use a number from 1 to 86400000"].assert_eq(&lines.join("\n"));
 }
 
 #[test]
-fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
+fn policies_without_targets_or_effect_cause_warnings() {
     let outlier_detection = |name: &str, target: &str| {
         format!(
             "---\n{{apiVersion: leno.dev/v1alpha1, kind: OutlierDetection, metadata: {{name: {name}}}, \
@@ -309,7 +311,8 @@ fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
     let (objects, rejected) = read_str("f.yaml", &text.concat());
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> =
+        lint_objects(&objects).iter().map(|warning| format!("{warning}\n")).collect();
     expect![[r#"
         OutlierDetection default/b: metadata.name: has no effect: OutlierDetection default/a takes precedence at all of its targets; attach it to other services or ports, or remove one of the two
         OutlierDetection default/c: spec.targetRefs[0].name: there is no Service default/wbe; did you mean `web`?

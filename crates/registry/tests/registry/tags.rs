@@ -5,10 +5,10 @@ use leno_model::{Object, TagScope};
 use leno_registry::{FileSource, lint_objects, read_str};
 
 use crate::pages::page_examples;
-use crate::refusals::check_specs;
+use crate::rejections::check_specs;
 
 #[test]
-fn the_examples_of_the_pages_are_accepted_without_a_warning() {
+fn the_documented_examples_are_accepted_without_warnings() {
     for (page, count) in [("tag-route.md", 3), ("sermant.md", 1)] {
         let directory = tempfile::tempdir().unwrap();
         let text = page_examples(page).join("---\n");
@@ -21,7 +21,7 @@ fn the_examples_of_the_pages_are_accepted_without_a_warning() {
 }
 
 #[test]
-fn rules_stand_in_order_of_precedence() {
+fn rules_are_sorted_by_precedence() {
     let text = page_examples("tag-route.md").remove(0);
     let (objects, _) = read_str("f.yaml", &text);
     let Some((Object::TagRoute(route), _)) = objects.first() else { panic!("{objects:?}") };
@@ -33,12 +33,12 @@ fn rules_stand_in_order_of_precedence() {
 
 /// Checks the rejections of a kind's specs, one per line.
 fn check_rejections(kind: &str, specs: &[&str], expected: &Expect) {
-    let head = format!("apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}");
-    check_specs(&head, specs, expected);
+    let metadata = format!("apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}");
+    check_specs(&metadata, specs, expected);
 }
 
 #[test]
-fn refuses_tag_routes_that_cannot_be_honoured() {
+fn unsupported_tag_routes_are_rejected() {
     check_rejections(
         "TagRoute",
         &[
@@ -93,7 +93,7 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
 }
 
 #[test]
-fn refuses_lanes_that_cannot_be_honoured() {
+fn unsupported_lanes_are_rejected() {
     check_rejections(
         "Lane",
         &[
@@ -116,8 +116,8 @@ fn refuses_lanes_that_cannot_be_honoured() {
 }
 
 #[test]
-fn refuses_published_rules_that_cannot_be_honoured() {
-    let flow = |rule: &str| {
+fn unsupported_sermant_rules_are_rejected() {
+    let flow_rule = |rule: &str| {
         format!(
             "{{compat: sermant, key: servicecomb.routeRule.orders, rules: \
              [{{kind: routematcher.sermant.io/flow, rules: [{rule}]}}]}}"
@@ -126,7 +126,7 @@ fn refuses_published_rules_that_cannot_be_honoured() {
     let route = "route: [{weight: 100, tags: {v: a}}]";
     let with_path =
         |path| format!("{{match: {{path: /{path}, headers: {{a: {{exact: b}}}}}}, {route}}}");
-    let seven: Vec<String> = (1..=7).map(with_path).collect();
+    let with_seven_paths: Vec<String> = (1..=7).map(with_path).collect();
     let specs = [
         "{compat: istio, key: servicecomb.routeRule.a, rules: []}".to_owned(),
         "{compat: sermant, key: servicecomb.tagRule.a, rules: []}".to_owned(),
@@ -135,12 +135,12 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         "{compat: sermant, key: servicecomb.routeRule.a, rules: \"[\"}".to_owned(),
         "{compat: sermant, key: servicecomb.routeRule.a, rules: \"\"}".to_owned(),
         "{compat: sermant, key: servicecomb.routeRule.a, rules: \"a: b\"}".to_owned(),
-        flow(&format!("{{match: {{headers: {{a: {{suffix: b}}}}}}, {route}}}")),
-        flow(&format!("{{match: {{headers: {{a: {{}}}}}}, {route}}}")),
-        flow(&format!("{{match: {{headers: {{a: {{regex: (?=b)}}}}}}, {route}}}")),
-        flow(&format!("{{match: {{attachments: {{a: {{exact: b}}}}}}, {route}}}")),
-        flow("{route: [{weight: many, tags: {v: a}}]}"),
-        flow(&seven.join(", ")),
+        flow_rule(&format!("{{match: {{headers: {{a: {{suffix: b}}}}}}, {route}}}")),
+        flow_rule(&format!("{{match: {{headers: {{a: {{}}}}}}, {route}}}")),
+        flow_rule(&format!("{{match: {{headers: {{a: {{regex: (?=b)}}}}}}, {route}}}")),
+        flow_rule(&format!("{{match: {{attachments: {{a: {{exact: b}}}}}}, {route}}}")),
+        flow_rule("{route: [{weight: many, tags: {v: a}}]}"),
+        flow_rule(&with_seven_paths.join(", ")),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_rejections(
@@ -165,7 +165,7 @@ fn refuses_published_rules_that_cannot_be_honoured() {
 }
 
 #[test]
-fn a_refusal_inside_a_published_text_names_its_line() {
+fn a_rejection_in_an_embedded_text_has_its_line_in_the_file() {
     let text = "\
 apiVersion: leno.dev/v1alpha1
 kind: SermantRouteRule
@@ -188,7 +188,7 @@ spec:
 }
 
 #[test]
-fn warns_of_what_published_rules_do_not_do() {
+fn ignored_parts_of_sermant_rules_cause_warnings() {
     let directory = tempfile::tempdir().unwrap();
     let text = "\
 apiVersion: leno.dev/v1alpha1
@@ -215,9 +215,9 @@ spec:
     let update = source.reload();
     assert_eq!(update.rejected, []);
     let lines = update.warnings.iter().map(|warning| {
-        let shown = warning.to_string();
-        let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
-        format!("{rest}\n")
+        let line = warning.to_string();
+        let (_, detail) = line.split_once(" default/x: ").unwrap_or(("", &line));
+        format!("{detail}\n")
     });
     expect![[r#"
         spec.rules[0].rules[0].match.method: is ignored in rules of the kind flow; remove it, or use a TagRoute, which does
@@ -233,7 +233,7 @@ spec:
 }
 
 #[test]
-fn lints_rules_that_never_decide_and_tags_that_nobody_has() {
+fn shadowed_tag_rules_and_unknown_tags_cause_warnings() {
     let text = "\
 apiVersion: v1
 kind: Service

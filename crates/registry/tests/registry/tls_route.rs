@@ -4,7 +4,7 @@ use expect_test::expect;
 use leno_model::{HostPattern, Object, RouteKind, RouteParent, ServiceName, TlsRoute};
 use leno_registry::{lint_objects, read_str};
 
-use crate::refusals::check_specs;
+use crate::rejections::check_specs;
 
 const TLS_ROUTE: &str = r#"
 apiVersion: gateway.networking.k8s.io/v1
@@ -18,7 +18,7 @@ spec:
     backendRefs: [{name: one, port: 443, weight: 9}, {name: two, port: 443}]
 "#;
 
-fn read(text: &str) -> TlsRoute {
+fn read_route(text: &str) -> TlsRoute {
     match &read_str("f.yaml", text) {
         (objects, rejected) if rejected.is_empty() => match objects.as_slice() {
             [(Object::TlsRoute(route), _)] => route.clone(),
@@ -29,24 +29,28 @@ fn read(text: &str) -> TlsRoute {
 }
 
 #[test]
-fn reads_a_tls_route_with_all_its_parts() {
-    let route = read(TLS_ROUTE);
+fn a_tls_route_is_read_with_all_fields() {
+    let route = read_route(TLS_ROUTE);
     let service = |name: &str| ServiceName::new("shop", name).unwrap();
     assert_eq!(route.parents, [RouteParent { service: service("secure"), port: Some(443) }]);
     assert_eq!(route.rule.route.to_string(), "shop/shops");
     let hostnames: Vec<String> = route.rule.hostnames.iter().map(HostPattern::to_string).collect();
     assert_eq!(hostnames, ["one.example.com", "*.two.example.com"]);
-    let backends = route.rule.backends.iter().map(|b| (b.service.clone(), b.port, b.weight));
+    let backends = route
+        .rule
+        .backends
+        .iter()
+        .map(|backend| (backend.service.clone(), backend.port, backend.weight));
     let backends: Vec<_> = backends.collect();
     assert_eq!(backends, [(service("one"), 443, 9), (service("two"), 443, 1)]);
     for version in ["v1alpha2", "v1alpha3"] {
-        let older = TLS_ROUTE.replace("k8s.io/v1\n", &format!("k8s.io/{version}\n"));
-        assert_eq!(read(&older), route, "{version}");
+        let older_version = TLS_ROUTE.replace("k8s.io/v1\n", &format!("k8s.io/{version}\n"));
+        assert_eq!(read_route(&older_version), route, "{version}");
     }
 }
 
 #[test]
-fn refuses_tls_routes_that_cannot_be_honoured() {
+fn unsupported_tls_routes_are_rejected() {
     let parents = "parentRefs: [{group: \"\", kind: Service, name: a}]";
     let rules = "rules: [{backendRefs: [{name: a, port: 1}]}]";
     let specs = [
@@ -85,11 +89,12 @@ fn refuses_tls_routes_that_cannot_be_honoured() {
 }
 
 #[test]
-fn what_a_tls_route_refers_to_is_looked_for() {
+fn missing_references_of_a_tls_route_cause_warnings() {
     let (objects, rejected) = read_str("f.yaml", TLS_ROUTE);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> =
+        lint_objects(&objects).iter().map(|warning| format!("{warning}\n")).collect();
     expect![[r#"
         TLSRoute shop/shops: spec.parentRefs[0].name: there is no Service shop/secure; add the Service
         TLSRoute shop/shops: spec.rules[0].backendRefs[0].name: there is no Service shop/one; add the Service
@@ -98,9 +103,9 @@ fn what_a_tls_route_refers_to_is_looked_for() {
 }
 
 #[test]
-fn a_backend_may_be_in_another_namespace_and_a_grant_names_the_kind() {
-    let away = TLS_ROUTE.replace("name: two,", "name: two, namespace: away,");
-    let backends = read(&away).rule.backends;
+fn a_grant_for_tls_routes_permits_backends_in_other_namespaces() {
+    let with_foreign_backend = TLS_ROUTE.replace("name: two,", "name: two, namespace: away,");
+    let backends = read_route(&with_foreign_backend).rule.backends;
     assert_eq!(backends[1].service, ServiceName::new("away", "two").unwrap());
     let grant = "{apiVersion: gateway.networking.k8s.io/v1, kind: ReferenceGrant, \
                  metadata: {name: g, namespace: away}, spec: {to: [{group: \"\", kind: Service}], \
@@ -115,7 +120,7 @@ fn a_backend_may_be_in_another_namespace_and_a_grant_names_the_kind() {
 }
 
 #[test]
-fn host_names_of_a_route_of_a_service_are_a_warning_wherever_it_is_read_from() {
+fn host_names_of_a_service_route_cause_a_warning() {
     for kind in ["HTTPRoute", "GRPCRoute"] {
         let document = serde_json::json!({
             "apiVersion": "gateway.networking.k8s.io/v1",
@@ -128,11 +133,11 @@ fn host_names_of_a_route_of_a_service_are_a_warning_wherever_it_is_read_from() {
             },
         });
         let (_, warnings) = leno_registry::read_json(&document).unwrap();
-        let reported: Vec<_> =
-            warnings.iter().map(|it| (&it.at.field, it.problem.as_str())).collect();
+        let problems: Vec<_> =
+            warnings.iter().map(|warning| (&warning.at.field, warning.problem.as_str())).collect();
         let field = Some("spec.hostnames".to_owned());
         let reason = "is ignored: a route of a service applies to all its host names";
-        assert_eq!(reported, [(&field, reason)], "{kind}");
+        assert_eq!(problems, [(&field, reason)], "{kind}");
         let (objects, rejected) = read_str("f.yaml", &document.to_string());
         assert_eq!((objects.len(), rejected), (1, Vec::new()), "{kind}");
     }

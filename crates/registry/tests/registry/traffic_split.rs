@@ -4,7 +4,7 @@ use expect_test::expect;
 use leno_model::{Object, TrafficSplit};
 use leno_registry::{lint_objects, read_str};
 
-use crate::refusals::check_specs;
+use crate::rejections::check_specs;
 
 const SPLIT: &str = r#"
 apiVersion: split.smi-spec.io/v1alpha4
@@ -20,7 +20,7 @@ spec:
   - {service: other/stock-v2, weight: 0}
 "#;
 
-fn read(text: &str) -> TrafficSplit {
+fn read_split(text: &str) -> TrafficSplit {
     match &read_str("f.yaml", text) {
         (objects, rejected) if rejected.is_empty() => match objects.as_slice() {
             [(Object::TrafficSplit(split), _)] => split.clone(),
@@ -31,20 +31,23 @@ fn read(text: &str) -> TrafficSplit {
 }
 
 #[test]
-fn reads_a_split_with_all_its_parts() {
-    let split = read(SPLIT);
+fn a_traffic_split_is_read_with_all_fields() {
+    let split = read_split(SPLIT);
     assert_eq!(split.name.to_string(), "shop/canary");
     assert_eq!((split.root.service.to_string(), split.root.port), ("shop/stock".to_owned(), None));
     let groups: Vec<String> = split.groups.iter().flatten().map(ToString::to_string).collect();
     assert_eq!(groups, ["shop/gold", "shop/beta"]);
-    let backends: Vec<_> =
-        split.backends.iter().map(|b| (b.service.to_string(), b.weight)).collect();
+    let backends: Vec<_> = split
+        .backends
+        .iter()
+        .map(|backend| (backend.service.to_string(), backend.weight))
+        .collect();
     assert_eq!(backends, [("shop/stock-v1".to_owned(), 90), ("other/stock-v2".to_owned(), 0)]);
 }
 
 #[test]
-fn reads_the_older_version() {
-    let split = read(
+fn the_older_version_is_read() {
+    let split = read_split(
         "{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {name: s}, \
          spec: {service: a, backends: [{service: b, weight: 1}]}}",
     );
@@ -53,7 +56,7 @@ fn reads_the_older_version() {
 }
 
 #[test]
-fn refuses_splits_that_cannot_be_honoured() {
+fn unsupported_traffic_splits_are_rejected() {
     let backends = "backends: [{service: b, weight: 1}]";
     let specs = [
         format!("{{{backends}}}"),
@@ -76,9 +79,10 @@ fn refuses_splits_that_cannot_be_honoured() {
         ),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    let head = "apiVersion: split.smi-spec.io/v1alpha4\nkind: TrafficSplit\nmetadata: {name: x}";
+    let metadata =
+        "apiVersion: split.smi-spec.io/v1alpha4\nkind: TrafficSplit\nmetadata: {name: x}";
     check_specs(
-        head,
+        metadata,
         &specs,
         &expect![[r#"
         spec.service: is missing; add `service`
@@ -101,7 +105,7 @@ fn refuses_splits_that_cannot_be_honoured() {
     );
     let specs = format!("{{service: a, {backends}, matches: [{{kind: HTTPRouteGroup, name: x}}]}}");
     check_specs(
-        &head.replace("v1alpha4", "v1alpha2"),
+        &metadata.replace("v1alpha4", "v1alpha2"),
         &[&specs],
         &expect![[r#"
         spec.matches: is not a field of v1alpha2; use `apiVersion: split.smi-spec.io/v1alpha4`, or remove it
@@ -110,8 +114,8 @@ fn refuses_splits_that_cannot_be_honoured() {
 }
 
 #[test]
-fn what_a_split_refers_to_and_what_decides_instead_is_looked_for() {
-    let more = r#"
+fn missing_references_and_preceding_objects_cause_warnings() {
+    let manifests = r#"
 ---
 apiVersion: v1
 kind: Service
@@ -150,10 +154,11 @@ spec:
   parentRefs: [{group: "", kind: Service, name: stock, port: 80}]
   rules: [{backendRefs: [{name: stock, port: 80}]}]
 "#;
-    let (objects, rejected) = read_str("f.yaml", &[SPLIT, more].concat());
+    let (objects, rejected) = read_str("f.yaml", &[SPLIT, manifests].concat());
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> =
+        lint_objects(&objects).iter().map(|warning| format!("{warning}\n")).collect();
     expect![[r#"
         TrafficSplit shop/canary: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so its share of requests gets the status 500; give it the ports of the root: `80` or `5432`
         TrafficSplit shop/canary: spec.backends[1].service: there is no Service other/stock-v2; add the Service

@@ -20,16 +20,16 @@ fn service_manifest(name: &str, port: u16) -> String {
 }
 
 /// The receiving end of a watch.
-struct Watched {
+struct WatchFixture {
     updates: Receiver<RegistryUpdate>,
     demand: Arc<Notify>,
 }
 
-impl Watched {
+impl WatchFixture {
     /// Returns the next update. The timeout makes the test fail instead of hanging.
     async fn next(&mut self) -> RegistryUpdate {
-        let next = tokio::time::timeout(Duration::from_secs(20), self.updates.recv());
-        next.await.expect("an update comes").expect("the watch goes on")
+        let update = tokio::time::timeout(Duration::from_secs(20), self.updates.recv());
+        update.await.expect("an update comes").expect("the watch goes on")
     }
 
     /// Waits until a service has this port; updates before that may be partial.
@@ -66,50 +66,51 @@ impl Watched {
 }
 
 /// Runs a watch concurrently with a scenario; it ends when the scenario drops its receiver.
-fn run<F: Future<Output = ()>>(paths: Vec<PathBuf>, scenario: impl FnOnce(Watched) -> F) {
+fn run<F: Future<Output = ()>>(paths: Vec<PathBuf>, scenario: impl FnOnce(WatchFixture) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (sender, updates) = channel(4);
     let demand = Arc::new(Notify::new());
     let watching = watch_source(FileSource::new(paths), sender, Arc::clone(&demand));
-    let both = async { tokio::join!(watching, scenario(Watched { updates, demand })) };
-    let (ended, ()): (Result<(), WatchError>, ()) = runtime.block_on(both);
-    ended.unwrap();
+    let watch_and_scenario =
+        async { tokio::join!(watching, scenario(WatchFixture { updates, demand })) };
+    let (result, ()): (Result<(), WatchError>, ()) = runtime.block_on(watch_and_scenario);
+    result.unwrap();
 }
 
 /// Saves as editors do: writes another file and renames it.
 fn save_by_rename(path: &Path, text: &str) {
-    let beside = path.with_extension("tmp");
-    fs::write(&beside, text).unwrap();
-    fs::rename(beside, path).unwrap();
+    let draft = path.with_extension("tmp");
+    fs::write(&draft, text).unwrap();
+    fs::rename(draft, path).unwrap();
 }
 
 #[test]
-fn sees_files_written_renamed_and_removed_in_a_directory() {
+fn written_renamed_and_removed_files_are_noticed() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name);
-    run(vec![dir.path().to_owned()], async |mut watched: Watched| {
+    let path_of = |name: &str| dir.path().join(name);
+    run(vec![dir.path().to_owned()], async |mut watched: WatchFixture| {
         assert_eq!(watched.next().await, RegistryUpdate::default(), "the first is always sent");
-        fs::write(at("a.yaml"), service_manifest("a", 1)).unwrap();
+        fs::write(path_of("a.yaml"), service_manifest("a", 1)).unwrap();
         watched.wait_for_port("a", 1).await;
-        save_by_rename(&at("a.yaml"), &service_manifest("a", 2));
+        save_by_rename(&path_of("a.yaml"), &service_manifest("a", 2));
         watched.wait_for_port("a", 2).await;
-        fs::create_dir(at("below")).unwrap();
-        fs::write(at("below/b.yaml"), service_manifest("b", 1)).unwrap();
+        fs::create_dir(path_of("below")).unwrap();
+        fs::write(path_of("below/b.yaml"), service_manifest("b", 1)).unwrap();
         watched.wait_for_port("b", 1).await;
-        fs::write(at("below/b.yaml"), service_manifest("b", 2)).unwrap();
+        fs::write(path_of("below/b.yaml"), service_manifest("b", 2)).unwrap();
         watched.wait_for_port("b", 2).await;
-        fs::remove_dir_all(at("below")).unwrap();
-        fs::remove_file(at("a.yaml")).unwrap();
+        fs::remove_dir_all(path_of("below")).unwrap();
+        fs::remove_file(path_of("a.yaml")).unwrap();
         watched.expect_nothing().await;
     });
 }
 
 #[test]
-fn sees_that_a_file_was_emptied_and_stays_so() {
+fn an_emptied_file_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.yaml");
     fs::write(&file, service_manifest("a", 1)).unwrap();
-    run(vec![file.clone()], async |mut watched: Watched| {
+    run(vec![file.clone()], async |mut watched: WatchFixture| {
         watched.wait_for_port("a", 1).await;
         fs::write(&file, "").unwrap();
         watched.expect_nothing().await;
@@ -119,18 +120,18 @@ fn sees_that_a_file_was_emptied_and_stays_so() {
 }
 
 #[test]
-fn sees_one_file_come_and_go_and_its_directory_too() {
+fn a_file_and_its_directory_are_noticed_when_created_and_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let house = dir.path().join("house");
-    let file = house.join("room/mesh.yaml");
-    run(vec![file.clone()], async |mut watched: Watched| {
+    let parent = dir.path().join("house");
+    let file = parent.join("room/mesh.yaml");
+    run(vec![file.clone()], async |mut watched: WatchFixture| {
         assert_eq!(watched.next().await.rejected.len(), 1);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         save_by_rename(&file, &service_manifest("a", 1));
         watched.wait_for_port("a", 1).await;
         save_by_rename(&file, &service_manifest("a", 2));
         watched.wait_for_port("a", 2).await;
-        fs::remove_dir_all(&house).unwrap();
+        fs::remove_dir_all(&parent).unwrap();
         watched.expect_kept("does not exist").await;
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, service_manifest("a", 3)).unwrap();
@@ -139,60 +140,60 @@ fn sees_one_file_come_and_go_and_its_directory_too() {
 }
 
 #[test]
-fn keeps_what_a_missing_or_replaced_directory_held() {
+fn objects_of_a_missing_or_replaced_directory_stay() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name);
-    fs::create_dir(at("live")).unwrap();
-    fs::write(at("live/a.yaml"), service_manifest("a", 1)).unwrap();
-    run(vec![at("live")], async |mut watched: Watched| {
+    let path_of = |name: &str| dir.path().join(name);
+    fs::create_dir(path_of("live")).unwrap();
+    fs::write(path_of("live/a.yaml"), service_manifest("a", 1)).unwrap();
+    run(vec![path_of("live")], async |mut watched: WatchFixture| {
         watched.wait_for_port("a", 1).await;
-        fs::rename(at("live"), at("away")).unwrap();
+        fs::rename(path_of("live"), path_of("away")).unwrap();
         watched.expect_kept("does not exist").await;
-        fs::create_dir(at("live")).unwrap();
+        fs::create_dir(path_of("live")).unwrap();
         watched.expect_kept("is empty, and is not the directory that was read before").await;
-        fs::create_dir(at("live/.git")).unwrap();
-        fs::write(at("live/a.yaml"), service_manifest("a", 2)).unwrap();
+        fs::create_dir(path_of("live/.git")).unwrap();
+        fs::write(path_of("live/a.yaml"), service_manifest("a", 2)).unwrap();
         watched.wait_for_port("a", 2).await;
-        fs::remove_file(at("live/a.yaml")).unwrap();
+        fs::remove_file(path_of("live/a.yaml")).unwrap();
         watched.expect_nothing().await;
     });
 }
 
-/// Replaces the link to a release directory by a link to another one. `given` is the path of the source;
+/// Replaces the link to a release directory by a link to another one. `source_path` is the path of the source;
 /// `links` are further links in the parent of the releases.
-fn switch_releases(given: &str, links: &[(&str, &str)]) {
+fn switch_releases(source_path: &str, links: &[(&str, &str)]) {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name);
+    let path_of = |name: &str| dir.path().join(name);
     for (version, port) in [("v1", 1), ("v2", 2), ("v3", 3)] {
-        fs::create_dir_all(at("releases").join(version).join("mesh")).unwrap();
-        let file = at("releases").join(version).join("mesh/a.yaml");
+        fs::create_dir_all(path_of("releases").join(version).join("mesh")).unwrap();
+        let file = path_of("releases").join(version).join("mesh/a.yaml");
         fs::write(file, service_manifest("a", port)).unwrap();
     }
-    fs::create_dir(at("config")).unwrap();
+    fs::create_dir(path_of("config")).unwrap();
     let switch = |version: &str| {
-        symlink(format!("releases/{version}"), at("next")).unwrap();
-        fs::rename(at("next"), at("current")).unwrap();
+        symlink(format!("releases/{version}"), path_of("next")).unwrap();
+        fs::rename(path_of("next"), path_of("current")).unwrap();
     };
     switch("v1");
     for (link, target) in links {
-        symlink(target, at(link)).unwrap();
+        symlink(target, path_of(link)).unwrap();
     }
-    run(vec![at(given)], async |mut watched: Watched| {
+    run(vec![path_of(source_path)], async |mut watched: WatchFixture| {
         watched.wait_for_port("a", 1).await;
         switch("v2");
         watched.wait_for_port("a", 2).await;
-        fs::remove_dir_all(at("releases/v1")).unwrap();
-        fs::remove_file(at("current")).unwrap();
+        fs::remove_dir_all(path_of("releases/v1")).unwrap();
+        fs::remove_file(path_of("current")).unwrap();
         watched.expect_kept("").await;
         switch("v3");
         watched.wait_for_port("a", 3).await;
-        fs::write(at("releases/v3/mesh/a.yaml"), service_manifest("a", 4)).unwrap();
+        fs::write(path_of("releases/v3/mesh/a.yaml"), service_manifest("a", 4)).unwrap();
         watched.wait_for_port("a", 4).await;
     });
 }
 
 #[test]
-fn sees_each_link_on_the_way_replaced() {
+fn each_replaced_link_on_a_path_is_noticed() {
     switch_releases("config", &[("config/a.yaml", "../current/mesh/a.yaml")]);
     switch_releases("config/a.yaml", &[("config/a.yaml", "../current/mesh/a.yaml")]);
     switch_releases("config", &[("config/team.yaml", "../far"), ("far", "current/mesh/a.yaml")]);
@@ -200,7 +201,7 @@ fn sees_each_link_on_the_way_replaced() {
 }
 
 #[test]
-fn sees_the_layout_of_git_sync() {
+fn an_update_by_git_sync_is_noticed() {
     // A fixed link below a root to a worktree named by its commit.
     switch_releases("current/mesh", &[]);
     switch_releases("current/mesh/a.yaml", &[]);
@@ -208,65 +209,65 @@ fn sees_the_layout_of_git_sync() {
 }
 
 #[test]
-fn sees_a_directory_replaced_by_another() {
+fn a_directory_replaced_by_another_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name);
+    let path_of = |name: &str| dir.path().join(name);
     for (name, port) in [("live", 1), ("next", 2)] {
-        fs::create_dir(at(name)).unwrap();
-        fs::write(at(name).join("a.yaml"), service_manifest("a", port)).unwrap();
+        fs::create_dir(path_of(name)).unwrap();
+        fs::write(path_of(name).join("a.yaml"), service_manifest("a", port)).unwrap();
     }
-    run(vec![at("live")], async |mut watched: Watched| {
+    run(vec![path_of("live")], async |mut watched: WatchFixture| {
         watched.wait_for_port("a", 1).await;
-        fs::rename(at("live"), at("old")).unwrap();
-        fs::rename(at("next"), at("live")).unwrap();
+        fs::rename(path_of("live"), path_of("old")).unwrap();
+        fs::rename(path_of("next"), path_of("live")).unwrap();
         watched.wait_for_port("a", 2).await;
-        fs::write(at("live/a.yaml"), service_manifest("a", 3)).unwrap();
+        fs::write(path_of("live/a.yaml"), service_manifest("a", 3)).unwrap();
         watched.wait_for_port("a", 3).await;
     });
 }
 
 #[test]
-fn sees_the_swap_of_a_config_map_in_a_directory_and_of_one_file_of_it() {
-    for given in [".", "a.yaml"] {
+fn an_updated_config_map_mount_is_noticed() {
+    for source_path in [".", "a.yaml"] {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
+        let path_of = |name: &str| dir.path().join(name);
         for (version, port) in [("..v1", 1), ("..v2", 2)] {
-            fs::create_dir(at(version)).unwrap();
-            fs::write(at(version).join("a.yaml"), service_manifest("a", port)).unwrap();
+            fs::create_dir(path_of(version)).unwrap();
+            fs::write(path_of(version).join("a.yaml"), service_manifest("a", port)).unwrap();
         }
-        symlink("..v1", at("..data")).unwrap();
-        symlink("..data/a.yaml", at("a.yaml")).unwrap();
-        run(vec![at(given)], async |mut watched: Watched| {
+        symlink("..v1", path_of("..data")).unwrap();
+        symlink("..data/a.yaml", path_of("a.yaml")).unwrap();
+        run(vec![path_of(source_path)], async |mut watched: WatchFixture| {
             watched.wait_for_port("a", 1).await;
-            symlink("..v2", at("..tmp")).unwrap();
-            fs::rename(at("..tmp"), at("..data")).unwrap();
-            fs::remove_dir_all(at("..v1")).unwrap();
+            symlink("..v2", path_of("..tmp")).unwrap();
+            fs::rename(path_of("..tmp"), path_of("..data")).unwrap();
+            fs::remove_dir_all(path_of("..v1")).unwrap();
             watched.wait_for_port("a", 2).await;
         });
     }
 }
 
 #[test]
-fn sees_a_changed_target_of_a_link_outside_the_directory() {
+fn a_changed_link_target_outside_the_directory_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name);
-    fs::create_dir(at("another")).unwrap();
-    fs::write(at("another/text.txt"), service_manifest("a", 1)).unwrap();
-    fs::create_dir(at("mesh")).unwrap();
-    symlink(at("another/text.txt"), at("mesh/a.yaml")).unwrap();
-    run(vec![at("mesh")], async |mut watched: Watched| {
+    let path_of = |name: &str| dir.path().join(name);
+    fs::create_dir(path_of("another")).unwrap();
+    fs::write(path_of("another/text.txt"), service_manifest("a", 1)).unwrap();
+    fs::create_dir(path_of("mesh")).unwrap();
+    symlink(path_of("another/text.txt"), path_of("mesh/a.yaml")).unwrap();
+    run(vec![path_of("mesh")], async |mut watched: WatchFixture| {
         watched.wait_for_port("a", 1).await;
-        fs::write(at("another/text.txt"), service_manifest("a", 2)).unwrap();
+        fs::write(path_of("another/text.txt"), service_manifest("a", 2)).unwrap();
         watched.wait_for_port("a", 2).await;
     });
 }
 
 #[test]
-fn tells_of_refusals_and_answers_demands() {
+fn rejections_are_reported_and_requested_reloads_are_sent() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.yaml");
     fs::write(&file, service_manifest("a", 1)).unwrap();
-    run(vec![file.clone()], async |mut watched: Watched| {
+    run(vec![file.clone()], async |mut watched: WatchFixture| {
         watched.wait_for_port("a", 1).await;
         save_by_rename(&file, &service_manifest("a", 0));
         let update = watched.next().await;

@@ -41,7 +41,7 @@ fn format_line(entry: &AccessLogEntry<'_>) -> String {
 }
 
 #[test]
-fn an_answered_request() {
+fn a_request_with_a_response_is_logged_as_json() {
     let entry = AccessLogEntry {
         downstream: Some(([127, 0, 0, 1], 4711).into()),
         upstream: Some("[::1]:9080".parse().unwrap()),
@@ -54,7 +54,7 @@ fn an_answered_request() {
 }
 
 #[test]
-fn failures_have_their_reason() {
+fn a_failure_is_logged_with_its_reason() {
     let failed =
         format_line(&AccessLogEntry { status: 0, reason: Some("upstream-reset"), ..ENTRY });
     assert!(
@@ -78,18 +78,18 @@ fn possible_secrets_are_not_logged() {
 }
 
 #[test]
-fn texts_are_escaped_and_cut() {
+fn texts_are_escaped_and_truncated() {
     for (text, expected) in [
         (r#"a"b\c"#, r#""a\"b\\c""#.to_owned()),
         ("a\nb\r\tc", r#""a\nb\r\tc""#.to_owned()),
         ("\u{0}\u{1b}\u{7f}\u{9b}", r#""\u0000\u001b\u007f\u009b""#.to_owned()),
         ("\u{202e}\u{2066}\u{2028}", r#""\u202e\u2066\u2028""#.to_owned()),
         ("é😀", r#""é😀""#.to_owned()),
-        (&"x".repeat(2_000), format!("\"{}\"", "x".repeat(TEXT_BYTES_MAX))),
-        (&"é".repeat(2_000), format!("\"{}\"", "é".repeat(TEXT_BYTES_MAX / 2))),
+        (&"x".repeat(2_000), format!("\"{}\"", "x".repeat(MAX_TEXT_BYTES))),
+        (&"é".repeat(2_000), format!("\"{}\"", "é".repeat(MAX_TEXT_BYTES / 2))),
         (
             &format!("x{}", "é".repeat(2_000)),
-            format!("\"x{}\"", "é".repeat(TEXT_BYTES_MAX / 2 - 1)),
+            format!("\"x{}\"", "é".repeat(MAX_TEXT_BYTES / 2 - 1)),
         ),
     ] {
         let line = format_line(&AccessLogEntry { user_agent: text, ..ENTRY });
@@ -99,7 +99,7 @@ fn texts_are_escaped_and_cut() {
 }
 
 #[test]
-fn a_template_shows_what_it_names_and_no_client_begins_a_line() {
+fn a_template_writes_its_fields_and_no_client_can_start_a_line() {
     let line = |entry: &AccessLogEntry<'_>| {
         let mut out = String::new();
         let parts = ["method", "path", "response_code", "duration", "upstream_host", "user_agent"];

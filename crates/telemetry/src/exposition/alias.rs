@@ -31,11 +31,11 @@ impl AliasNames {
     /// A message for the client, if the value is unknown.
     pub fn from_query(query: &str) -> Result<Option<Self>, String> {
         // Scrapers may add other parameters.
-        let named = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
-        let Some(named) = named else { return Ok(None) };
-        let known = Self::ALL.iter().find(|(word, _)| *word == named);
-        let unknown = || format!("`names={named}` is unknown: use names=osm or names=fsm\n");
-        known.map(|(_, names)| Some(*names)).ok_or_else(unknown)
+        let requested = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
+        let Some(requested) = requested else { return Ok(None) };
+        let alias = Self::ALL.iter().find(|(name, _)| *name == requested);
+        let invalid = || format!("`names={requested}` is unknown: use names=osm or names=fsm\n");
+        alias.map(|(_, names)| Some(*names)).ok_or_else(invalid)
     }
 
     /// The prefix of sidecar metrics.
@@ -56,78 +56,85 @@ impl AliasNames {
     }
 }
 
-/// One alias: its name without a prefix, and its meaning here.
+/// One alias.
 pub(crate) struct Alias {
+    /// The name without the prefix of the product.
     pub(crate) name: &'static str,
+    /// The meaning of the numbers in this mesh, for the documents.
     pub(crate) means: &'static str,
 }
 
-/// The aliases of each cluster: `PREFIX_cluster_upstream_NAME`.
-const OF_CLUSTERS: &[(Alias, OfCluster)] = &[
+/// The aliases of each cluster, `PREFIX_cluster_upstream_NAME`, with the functions that compute their values.
+const CLUSTER_ALIASES: &[(Alias, ClusterValue)] = &[
     (new_alias("rq_total", "`leno_requests_total`"), |cluster| cluster.requests),
     (
         new_alias("rq_timeout", "requests with the reason `request-timeout` or `attempt-timeout`"),
-        |it| it.count_reasons(&["request-timeout", "attempt-timeout"]),
+        |cluster| cluster.count_reasons(&["request-timeout", "attempt-timeout"]),
     ),
-    (new_alias("rq_rx_reset", "requests with the reason `upstream-reset`"), |it| {
-        it.count_reasons(&["upstream-reset"])
+    (new_alias("rq_rx_reset", "requests with the reason `upstream-reset`"), |cluster| {
+        cluster.count_reasons(&["upstream-reset"])
     }),
     (
         new_alias(
             "rq_tx_reset",
             "requests with the reason `downstream-closed` or `attempt-abandoned`",
         ),
-        |it| it.count_reasons(&["downstream-closed", "attempt-abandoned"]),
+        |cluster| cluster.count_reasons(&["downstream-closed", "attempt-abandoned"]),
     ),
     (
         new_alias(
             "rq_pending_overflow",
             "requests with the reason `circuit-full` or `circuit-open`",
         ),
-        |it| it.count_reasons(&["circuit-full", "circuit-open"]),
+        |cluster| cluster.count_reasons(&["circuit-full", "circuit-open"]),
     ),
     (
         new_alias(
             "rq_pending_failure_eject",
             "requests with the reason `connect-failed` or `upstream-handshake-failed`",
         ),
-        |it| it.count_reasons(&["connect-failed", "upstream-handshake-failed"]),
+        |cluster| cluster.count_reasons(&["connect-failed", "upstream-handshake-failed"]),
     ),
-    (new_alias("cx_connect_timeout", "requests with the reason `connect-timeout`"), |it| {
-        it.count_reasons(&["connect-timeout"])
+    (new_alias("cx_connect_timeout", "requests with the reason `connect-timeout`"), |cluster| {
+        cluster.count_reasons(&["connect-timeout"])
     }),
-    (new_alias("cx_tx_bytes_total", "`leno_request_bytes_total`: bodies, without heads"), |it| {
-        it.sent
-    }),
-    (new_alias("cx_rx_bytes_total", "`leno_response_bytes_total`: bodies, without heads"), |it| {
-        it.received
-    }),
+    (
+        new_alias("cx_tx_bytes_total", "`leno_request_bytes_total`: bodies, without heads"),
+        |cluster| cluster.sent,
+    ),
+    (
+        new_alias("cx_rx_bytes_total", "`leno_response_bytes_total`: bodies, without heads"),
+        |cluster| cluster.received,
+    ),
 ];
 
-/// The aliases of the whole sidecar, without a cluster.
-const OF_SIDECAR: &[(Alias, OfSidecar)] = &[
-    (new_alias("cluster_upstream_rq_retry", "`leno_retries_total`; all clusters together"), |it| {
-        it.count(Count::Retries)
-    }),
+/// The aliases of the whole sidecar, with the functions that compute their values.
+const SIDECAR_ALIASES: &[(Alias, SidecarValue)] = &[
+    (
+        new_alias("cluster_upstream_rq_retry", "`leno_retries_total`; all clusters together"),
+        |telemetry| telemetry.count(Count::Retries),
+    ),
     (
         new_alias(
             "cluster_upstream_rq_retry_overflow",
             "`leno_retries_over_budget_total`; all clusters together",
         ),
-        |it| it.count(Count::RetriesOverBudget),
+        |telemetry| telemetry.count(Count::RetriesOverBudget),
     ),
     (
         new_alias(
             "cluster_upstream_cx_active",
             "`leno_connections{side=\"upstream\"}`; all clusters together",
         ),
-        |it| it.gauge(Gauge::ConnectionsUpstream),
+        |telemetry| telemetry.gauge(Gauge::ConnectionsUpstream),
     ),
     (new_alias("server_live", "always 1"), |_| 1),
 ];
 
-type OfCluster = fn(&ClusterStats) -> u64;
-type OfSidecar = fn(&Telemetry) -> u64;
+/// Computes the value of an alias of a cluster.
+type ClusterValue = fn(&ClusterStats) -> u64;
+/// Computes the value of an alias of the sidecar.
+type SidecarValue = fn(&Telemetry) -> u64;
 
 const fn new_alias(name: &'static str, means: &'static str) -> Alias {
     Alias { name, means }
@@ -146,10 +153,10 @@ struct ClusterStats {
 
 impl ClusterStats {
     fn add_series(&mut self, series: &SeriesTotals) {
-        for (ending, count) in &series.requests {
+        for (outcome, count) in &series.requests {
             self.requests = self.requests.saturating_add(*count);
-            *self.classes.entry(ending.class.label()).or_default() += count;
-            *self.reasons.entry(ending.reason).or_default() += count;
+            *self.classes.entry(outcome.class.label()).or_default() += count;
+            *self.reasons.entry(outcome.reason).or_default() += count;
         }
         self.sent = self.sent.saturating_add(series.bytes_in);
         self.received = self.received.saturating_add(series.bytes_out);
@@ -179,9 +186,9 @@ pub(super) fn write(
                 clusters.entry((labels.service, labels.port)).or_default().add_series(&series);
             }
             "inbound" => {
-                let of_limits =
-                    series.requests.iter().filter(|(ending, _)| ending.reason == "rate-limited");
-                let count: u64 = of_limits.map(|(_, count)| count).sum();
+                let limited_requests =
+                    series.requests.iter().filter(|(outcome, _)| outcome.reason == "rate-limited");
+                let count: u64 = limited_requests.map(|(_, count)| count).sum();
                 let (service, port, protocol) = (labels.service, labels.port, labels.protocol);
                 *limited.entry(format!("{service}_{port}_{protocol}.rate_limited")).or_default() +=
                     count;
@@ -197,15 +204,16 @@ pub(super) fn write(
     for (label, count) in limited.iter().filter(|(_, count)| **count > 0) {
         page.write_value(&format!("{name}{{label=\"{}\"}}", escape_label(label)), count);
     }
-    let of_http = limited.iter().filter(|(label, _)| !label.ends_with(LIMITED_TCP));
-    page.limited_http(of_http.map(|(_, count)| count).sum());
-    for (Alias { name, .. }, value) in OF_SIDECAR {
+    let http_counts = limited.iter().filter(|(label, _)| !label.ends_with(LIMITED_TCP_SUFFIX));
+    page.write_http_limits(http_counts.map(|(_, count)| count).sum());
+    for (Alias { name, .. }, value) in SIDECAR_ALIASES {
         let name = format!("{}_{name}", names.sidecar_prefix());
         page.start_family(&name, "untyped");
         page.write_value(&name, value(telemetry));
     }
 }
 
+/// Appends the aliases of one product.
 struct AliasWriter<'a> {
     names: AliasNames,
     out: &'a mut String,
@@ -217,7 +225,7 @@ impl AliasWriter<'_> {
         let label = |service: &str, port: u16| {
             format!("{prefix}_cluster_name=\"{}|{port}\"", escape_label(service))
         };
-        for (Alias { name, .. }, value) in OF_CLUSTERS {
+        for (Alias { name, .. }, value) in CLUSTER_ALIASES {
             let name = format!("{prefix}_cluster_upstream_{name}");
             self.start_family(&name, "counter");
             for ((service, port), cluster) in clusters {
@@ -235,7 +243,7 @@ impl AliasWriter<'_> {
         }
     }
 
-    /// The product's own metrics: requests and their durations, as seen by the client.
+    /// Writes the product's own metrics: requests and their durations, as seen by the client.
     fn write_requests(
         &mut self,
         clusters: &BTreeMap<(String, u16), ClusterStats>,
@@ -251,43 +259,49 @@ impl AliasWriter<'_> {
         // One line per service, for all its ports.
         let mut services: BTreeMap<&str, ClusterStats> = BTreeMap::new();
         for ((service, _), cluster) in clusters {
-            let sum = services.entry(service).or_default();
+            let stats = services.entry(service).or_default();
             for (class, count) in &cluster.classes {
-                *sum.classes.entry(class).or_default() += count;
+                *stats.classes.entry(class).or_default() += count;
             }
-            sum.durations.merge(&cluster.durations);
+            stats.durations.merge(&cluster.durations);
         }
         let destination = |page: &Self, service: &str| {
             let (namespace, name) = service.split_once('/').unwrap_or(("", service));
             let (namespace, name) = (page.label_word(namespace), page.label_word(name));
             format!("destination_namespace=\"{namespace}\",destination_name=\"{name}\"")
         };
-        let total = format!("{}_request_total", self.names.mesh_prefix());
-        self.start_family(&total, "counter");
-        for (service, sum) in &services {
-            let to = destination(self, service);
-            for (class, count) in &sum.classes {
+        let total_name = format!("{}_request_total", self.names.mesh_prefix());
+        self.start_family(&total_name, "counter");
+        for (service, stats) in &services {
+            let destination_labels = destination(self, service);
+            for (class, count) in &stats.classes {
                 let code = format!("response_code=\"{class}\"");
-                self.write_value(&format!("{total}{{{code},{source},{to}}}"), count);
+                self.write_value(
+                    &format!("{total_name}{{{code},{source},{destination_labels}}}"),
+                    count,
+                );
             }
         }
-        let took = format!("{}_request_duration_ms", self.names.mesh_prefix());
-        self.start_family(&took, "histogram");
-        for (service, sum) in &services {
+        let duration_name = format!("{}_request_duration_ms", self.names.mesh_prefix());
+        self.start_family(&duration_name, "histogram");
+        for (service, stats) in &services {
             let labels = format!("{source},{}", destination(self, service));
-            for (limit, below) in sum.durations.cumulative_counts(&LIMITS) {
+            for (limit, cumulative_count) in stats.durations.cumulative_counts(&LIMITS) {
                 let limit = limit.as_millis();
-                self.write_value(&format!("{took}_bucket{{{labels},le=\"{limit}\"}}"), below);
+                self.write_value(
+                    &format!("{duration_name}_bucket{{{labels},le=\"{limit}\"}}"),
+                    cumulative_count,
+                );
             }
-            let (count, whole) = (sum.durations.count(), sum.durations.sum());
-            self.write_value(&format!("{took}_bucket{{{labels},le=\"+Inf\"}}"), count);
-            self.write_value(&format!("{took}_sum{{{labels}}}"), whole.as_secs_f64() * 1e3);
-            self.write_value(&format!("{took}_count{{{labels}}}"), count);
+            let (count, sum) = (stats.durations.count(), stats.durations.sum());
+            self.write_value(&format!("{duration_name}_bucket{{{labels},le=\"+Inf\"}}"), count);
+            self.write_value(&format!("{duration_name}_sum{{{labels}}}"), sum.as_secs_f64() * 1e3);
+            self.write_value(&format!("{duration_name}_count{{{labels}}}"), count);
         }
     }
 
-    /// The products have different names for the HTTP rate limiter.
-    fn limited_http(&mut self, count: u64) {
+    /// Writes the count of rate-limited requests, for which the products have different names.
+    fn write_http_limits(&mut self, count: u64) {
         let (name, labels) = match self.names {
             AliasNames::Osm => {
                 ("envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited", "")
@@ -300,7 +314,7 @@ impl AliasWriter<'_> {
         self.write_value(&format!("{name}{labels}"), count);
     }
 
-    /// OSM has no `-` in these labels.
+    /// Converts a text to a label value as the product writes it: OSM has no `-` in these labels.
     fn label_word(&self, text: &str) -> String {
         match self.names {
             AliasNames::Osm => escape_label(&text.replace('-', "_")),
@@ -318,18 +332,18 @@ impl AliasWriter<'_> {
     }
 }
 
-/// The lines before the numbers of an alias.
+/// Appends the lines before the numbers of an alias.
 pub(super) fn write_family(name: &str, kind: &str, out: &mut String) {
     let lines = format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
     out.push_str(&lines);
 }
 
-/// The rows of the document.
+/// Returns the names and meanings of all aliases, for the documents.
 pub(crate) fn document_rows() -> impl Iterator<Item = (String, &'static str)> {
-    let clusters = OF_CLUSTERS
+    let clusters = CLUSTER_ALIASES
         .iter()
         .map(|(alias, _)| (format!("cluster_upstream_{}", alias.name), alias.means));
-    clusters.chain(OF_SIDECAR.iter().map(|(alias, _)| (alias.name.to_owned(), alias.means)))
+    clusters.chain(SIDECAR_ALIASES.iter().map(|(alias, _)| (alias.name.to_owned(), alias.means)))
 }
 
 /// The other sidecar metrics of these products, without a prefix, and the reason that they are absent here.
@@ -364,12 +378,12 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
 ];
 
 /// The suffix of the rate limit labels of byte streams.
-const LIMITED_TCP: &str = "_tcp.rate_limited";
+const LIMITED_TCP_SUFFIX: &str = "_tcp.rate_limited";
 
 /// The class of requests without a response.
 const NONE: &str = StatusClass::None.label();
 
-/// In milliseconds from 1 to an hour, as in both products.
+/// The limits of the duration buckets, as in both products.
 const LIMITS: [Duration; 17] = [
     Duration::from_millis(1),
     Duration::from_millis(5),
@@ -430,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn dashboards_of_others_find_their_names() {
+    fn aliases_have_the_names_that_dashboards_of_the_products_query() {
         let osm = alias_page(AliasNames::Osm);
         for line in [
             "envoy_cluster_upstream_rq_total{envoy_cluster_name=\"shop/stock-db|9080\"} 3",
@@ -446,9 +460,9 @@ mod tests {
              source_name=\"web_1\",source_pod=\"web_1\",destination_namespace=\"shop\",\
              destination_name=\"stock_db\"} 1",
         ] {
-            assert!(osm.lines().any(|found| found == line), "{line}\n{osm}");
+            assert!(osm.lines().any(|written| written == line), "{line}\n{osm}");
         }
-        assert!(osm.contains("leno_requests_total{"), "ours are there as well");
+        assert!(osm.contains("leno_requests_total{"), "our own names are included as well");
         let fsm = alias_page(AliasNames::Fsm);
         for line in [
             "sidecar_cluster_upstream_rq_total{sidecar_cluster_name=\"shop/stock-db|9080\"} 3",
@@ -458,13 +472,13 @@ mod tests {
              source_pod=\"web-1\",destination_namespace=\"shop\",destination_name=\"stock-db\",\
              le=\"5\"} 3",
         ] {
-            assert!(fsm.lines().any(|found| found == line), "{line}\n{fsm}");
+            assert!(fsm.lines().any(|written| written == line), "{line}\n{fsm}");
         }
         assert!(!fsm.contains("envoy_") && !fsm.contains("osm_"), "{fsm}");
     }
 
     #[test]
-    fn no_family_is_reported_twice() {
+    fn no_metric_family_appears_twice() {
         for names in [AliasNames::Osm, AliasNames::Fsm] {
             let page = alias_page(names);
             let mut families: Vec<_> =

@@ -21,32 +21,32 @@ impl fmt::Display for InvalidExposition {
 
 impl std::error::Error for InvalidExposition {}
 
-/// The lines of a page in the Prometheus text format 0.0.4, without those with names of our metrics: a scraper
-/// would confuse them. Comments that do not describe a metric are removed.
+/// Returns the lines of a page in the Prometheus text format 0.0.4, without those with names of our metrics,
+/// which a scraper would confuse. Comments that do not describe a metric are removed.
 ///
 /// # Errors
 /// [`InvalidExposition`] for the first invalid line: then the whole page is rejected.
 pub fn adopt_page(page: &str) -> Result<String, InvalidExposition> {
-    let ours: BTreeSet<&str> =
+    let own_names: BTreeSet<&str> =
         names::all_metrics().map(|MetricFamily { name, .. }| *name).collect();
-    let is_ours = |name: &str| {
-        let parts = ["_bucket", "_sum", "_count"];
-        let whole = parts.iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
-        ours.contains(name) || ours.contains(whole)
+    let is_own = |name: &str| {
+        let suffixes = ["_bucket", "_sum", "_count"];
+        let family = suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
+        own_names.contains(name) || own_names.contains(family)
     };
     let mut out = String::with_capacity(page.len());
     for (index, line) in page.lines().enumerate() {
         let line = line.trim_matches([' ', '\t', '\r']);
-        let unfit = InvalidExposition { line: index + 1 };
+        let invalid = InvalidExposition { line: index + 1 };
         let name = match line.strip_prefix('#') {
             None if line.is_empty() => continue,
-            None => sample_name(line).ok_or(unfit)?,
+            None => sample_name(line).ok_or(invalid)?,
             Some(comment) => match described_metric(comment) {
-                Some(name) => name.ok_or(unfit)?,
+                Some(name) => name.ok_or(invalid)?,
                 None => continue,
             },
         };
-        if !is_ours(name) {
+        if !is_own(name) {
             out.push_str(line);
             out.push('\n');
         }
@@ -54,7 +54,8 @@ pub fn adopt_page(page: &str) -> Result<String, InvalidExposition> {
     Ok(out)
 }
 
-/// The name in a comment that describes a metric: `HELP` and `TYPE` must contain one.
+/// Returns the name in a comment that describes a metric, or `Some(None)` if it lacks a valid one: `HELP` and
+/// `TYPE` must contain a name. Other comments are `None`.
 fn described_metric(comment: &str) -> Option<Option<&str>> {
     let mut words = comment.split_ascii_whitespace();
     let word = words.next()?;
@@ -72,7 +73,7 @@ fn described_metric(comment: &str) -> Option<Option<&str>> {
 
 /// Parses the name of a line `NAME[{LABEL="VALUE",…}] NUMBER [MILLISECONDS]`.
 fn sample_name(line: &str) -> Option<&str> {
-    let end = line.find(|character: char| !is_part(character)).unwrap_or(line.len());
+    let end = line.find(|character: char| !is_name_character(character)).unwrap_or(line.len());
     let (name, rest) = line.split_at_checked(end)?;
     let rest = match rest.trim_start_matches([' ', '\t']).strip_prefix('{') {
         Some(labels) => after_labels(labels)?,
@@ -82,14 +83,14 @@ fn sample_name(line: &str) -> Option<&str> {
     let mut words = rest.split_ascii_whitespace();
     let is_number =
         |word: &str| matches!(word, "Nan" | "NaN" | "+Inf" | "-Inf" | "Inf") || is_decimal(word);
-    let fits = is_name(name)
+    let is_valid = is_name(name)
         && words.next().is_some_and(is_number)
         && words.next().is_none_or(|time| time.parse::<i64>().is_ok())
         && words.next().is_none();
-    fits.then_some(name)
+    is_valid.then_some(name)
 }
 
-/// The rest of a line after its labels and the closing brace.
+/// Returns the rest of a line after its labels and the closing brace; `None` if they are invalid.
 fn after_labels(mut rest: &str) -> Option<&str> {
     loop {
         rest = rest.trim_start_matches([' ', '\t']);
@@ -111,19 +112,19 @@ fn after_labels(mut rest: &str) -> Option<&str> {
     }
 }
 
-/// The rest of a line after the quote that ends a value.
+/// Returns the rest of a line after the quote that ends a value; `None` without one.
 fn after_value(value: &str) -> Option<&str> {
-    let mut escaped = false;
+    let mut is_escaped = false;
     for (index, character) in value.char_indices() {
         match character {
-            _ if escaped => {
+            _ if is_escaped => {
                 // Some parsers keep other escapes, and others reject them.
                 if !matches!(character, '\\' | '"' | 'n') {
                     return None;
                 }
-                escaped = false;
+                is_escaped = false;
             }
-            '\\' => escaped = true,
+            '\\' => is_escaped = true,
             '"' => return value.get(index + 1..),
             _ => {}
         }
@@ -131,20 +132,23 @@ fn after_value(value: &str) -> Option<&str> {
     None
 }
 
+/// True for a valid metric or label name.
 fn is_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|first: char| first.is_ascii_digit())
-        && name.chars().all(is_part)
+        && name.chars().all(is_name_character)
 }
 
-fn is_part(character: char) -> bool {
+/// True for a character of metric names.
+fn is_name_character(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | ':')
 }
 
 /// True for numbers in Rust's syntax, without the words that other parsers do not support.
 fn is_decimal(word: &str) -> bool {
-    let known = |character: char| character.is_ascii_digit() || "+-.eE".contains(character);
-    word.chars().all(known) && word.parse::<f64>().is_ok()
+    let is_decimal_character =
+        |character: char| character.is_ascii_digit() || "+-.eE".contains(character);
+    word.chars().all(is_decimal_character) && word.parse::<f64>().is_ok()
 }
 
 #[cfg(test)]
@@ -167,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn families_with_our_names_are_left_out() {
+    fn families_with_names_of_our_metrics_are_omitted() {
         let page = "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 1\n\
                     leno_requests_total{a=\"b\"} 1\nleno_request_duration_seconds_bucket{le=\"1\"} 2\n\
                     leno_of_the_application 4\n";
@@ -176,7 +180,7 @@ mod tests {
 
     #[test]
     fn one_invalid_line_rejects_the_page() {
-        for bad in [
+        for invalid in [
             "a",
             "a b",
             "a 0x1",
@@ -196,8 +200,8 @@ mod tests {
             "# HELP",
             "\u{e9} 1",
         ] {
-            let page = format!("good 1\n{bad}\n");
-            assert_eq!(adopt_page(&page), Err(InvalidExposition { line: 2 }), "{bad}");
+            let page = format!("good 1\n{invalid}\n");
+            assert_eq!(adopt_page(&page), Err(InvalidExposition { line: 2 }), "{invalid}");
         }
     }
 }

@@ -15,28 +15,29 @@ impl ExpositionFormat {
     /// Selects the format for an `Accept` header: OpenMetrics if it is listed and not excluded.
     #[must_use]
     pub fn from_accept(accept: &str) -> Self {
-        let names = |range: &str| {
+        let accepts_openmetrics = |range: &str| {
             let mut parts = range.split(';').map(str::trim);
-            let is_named = parts
+            let is_openmetrics = parts
                 .next()
                 .is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
-            let refused = |parameter: &str| {
+            let is_excluded = |parameter: &str| {
                 let weight = parameter.strip_prefix("q=").map(str::parse::<f32>);
                 matches!(weight, Some(Ok(weight)) if weight <= 0.0)
             };
-            let other = |parameter: &str| {
+            let has_other_version = |parameter: &str| {
                 let version = parameter.strip_prefix("version=");
                 version.is_some_and(|version| !matches!(version, "1.0.0" | "0.0.1"))
             };
-            is_named && !parts.any(|parameter| refused(parameter) || other(parameter))
+            is_openmetrics
+                && !parts.any(|parameter| is_excluded(parameter) || has_other_version(parameter))
         };
-        match accept.split(',').map(str::trim).any(names) {
+        match accept.split(',').map(str::trim).any(accepts_openmetrics) {
             true => Self::OpenMetrics,
             false => Self::Prometheus,
         }
     }
 
-    /// The value of `Content-Type`.
+    /// Returns the value of `Content-Type`.
     #[must_use]
     pub const fn content_type(self) -> &'static str {
         match self {
@@ -45,7 +46,7 @@ impl ExpositionFormat {
         }
     }
 
-    /// The lines before the numbers of a metric. OpenMetrics names a counter without its suffix.
+    /// Returns the lines before the numbers of a metric. OpenMetrics names a counter without its suffix.
     pub(crate) fn metric_header(self, metric: &MetricFamily) -> String {
         let MetricFamily { name, kind, help, .. } = metric;
         let name = match (self, kind) {
@@ -55,7 +56,7 @@ impl ExpositionFormat {
         format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.as_str())
     }
 
-    /// The last line.
+    /// Returns the last line; empty if the format has none.
     pub(crate) const fn end_line(self) -> &'static str {
         match self {
             Self::Prometheus => "",
@@ -69,8 +70,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn openmetrics_is_served_on_request() {
-        for (accept, form) in [
+    fn openmetrics_is_selected_if_it_is_accepted() {
+        for (accept, format) in [
             // The request header of Prometheus 2.42.
             (
                 "application/openmetrics-text;version=1.0.0,\
@@ -89,7 +90,7 @@ mod tests {
             ("*/*", ExpositionFormat::Prometheus),
             ("", ExpositionFormat::Prometheus),
         ] {
-            assert_eq!(ExpositionFormat::from_accept(accept), form, "{accept}");
+            assert_eq!(ExpositionFormat::from_accept(accept), format, "{accept}");
         }
     }
 }

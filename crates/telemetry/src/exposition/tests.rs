@@ -12,7 +12,7 @@ use crate::series::{RequestLabels, RequestRecord};
 use crate::trace::{SpanId, TraceId};
 
 #[test]
-fn the_page_is_as_the_format_demands() {
+fn the_page_has_the_prometheus_format() {
     let telemetry = Telemetry::new();
     let shard = telemetry.new_shard();
     let ratings = shard.series_id(&RequestLabels {
@@ -38,8 +38,8 @@ fn the_page_is_as_the_format_demands() {
             RequestRecord { status, reason, grpc, duration, bytes_in: 10, bytes_out: 100 };
         shard.record_request(ratings, &outcome);
     }
-    shard.count_audited(ratings, "denied");
-    shard.count_audited(ratings, "denied");
+    shard.count_dry_run_denial(ratings, "denied");
+    shard.count_dry_run_denial(ratings, "denied");
     shard.count_rejected("plaintext-rejected");
     let rule = RuleLabels {
         kind: "RateLimit",
@@ -68,7 +68,7 @@ fn the_page_is_as_the_format_demands() {
 }
 
 #[test]
-fn every_metric_is_announced_once_and_without_usage_all_but_two() {
+fn every_metric_is_described_once_and_usage_is_optional() {
     let telemetry = Telemetry::new();
     let mut page = String::new();
     write(&telemetry, None, ExpositionFormat::Prometheus, &mut page);

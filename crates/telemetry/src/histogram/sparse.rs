@@ -8,14 +8,14 @@ use super::{BUCKETS, bucket_middle};
 /// two KiB for all buckets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SparseHistogram {
-    /// By bucket number, ascending, without empty ones.
+    /// The number and count of each non-empty bucket, in ascending order.
     buckets: Vec<(u8, u32)>,
 }
 
 impl SparseHistogram {
     /// Adds to a bucket. A number beyond the last bucket counts as the last, and counts saturate.
     pub fn add(&mut self, bucket: u8, count: u64) {
-        let bucket = bucket.min(LAST);
+        let bucket = bucket.min(LAST_BUCKET);
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         if count == 0 {
             return;
@@ -37,30 +37,30 @@ impl SparseHistogram {
         }
     }
 
-    /// The non-empty buckets with their counts, ascending.
+    /// Returns the non-empty buckets with their counts, in ascending order.
     pub fn buckets(&self) -> impl Iterator<Item = (u8, u32)> + '_ {
         self.buckets.iter().copied()
     }
 
-    /// The number of durations.
+    /// Returns the number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| u64::from(*count)).sum()
     }
 
-    /// The bucket of the duration that a share of all durations, from 0 to 1, does not exceed; `None` when
-    /// empty.
+    /// Returns the bucket of the duration that a share of all durations, from 0 to 1, does not exceed; `None`
+    /// if there are none.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<u8> {
         let count = self.count();
         // As in `Histogram::quantile`.
         let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
-        let mut seen = 0;
-        let reached = self.buckets.iter().find(|(_, count)| {
-            seen += u64::from(*count);
-            seen >= rank
+        let mut cumulative_count = 0;
+        let bucket = self.buckets.iter().find(|(_, count)| {
+            cumulative_count += u64::from(*count);
+            cumulative_count >= rank
         });
-        reached.map(|(bucket, _)| *bucket)
+        bucket.map(|(bucket, _)| *bucket)
     }
 }
 
@@ -74,14 +74,14 @@ impl FromIterator<(u8, u64)> for SparseHistogram {
     }
 }
 
-/// The representative duration of a bucket.
+/// Returns the representative duration of a bucket.
 #[must_use]
 pub fn bucket_duration(bucket: u8) -> Duration {
-    bucket_middle(usize::from(bucket.min(LAST)))
+    bucket_middle(usize::from(bucket.min(LAST_BUCKET)))
 }
 
 /// The number of the last bucket: all numbers fit in a byte.
-const LAST: u8 = (BUCKETS - 1) as u8;
+const LAST_BUCKET: u8 = (BUCKETS - 1) as u8;
 
 #[cfg(test)]
 mod tests {
@@ -99,25 +99,25 @@ mod tests {
     proptest! {
         #[test]
         fn a_merged_histogram_has_the_quantiles_of_all_values(
-            one in prop::collection::vec(0_u64..10_000_000, 0..200),
-            other in prop::collection::vec(0_u64..10_000_000, 0..200),
+            first in prop::collection::vec(0_u64..10_000_000, 0..200),
+            second in prop::collection::vec(0_u64..10_000_000, 0..200),
             share in 0.0_f64..1.0,
         ) {
-            let mut merged: SparseHistogram = from_micros(&one).buckets().collect();
-            merged.merge(&from_micros(&other).buckets().collect());
-            let all = from_micros(&[one, other].concat());
+            let mut merged: SparseHistogram = from_micros(&first).buckets().collect();
+            merged.merge(&from_micros(&second).buckets().collect());
+            let all = from_micros(&[first, second].concat());
             prop_assert_eq!(merged.count(), all.count());
-            let found = merged.quantile(share).map_or(Duration::ZERO, bucket_duration);
-            prop_assert_eq!(found, all.quantile(share));
+            let quantile = merged.quantile(share).map_or(Duration::ZERO, bucket_duration);
+            prop_assert_eq!(quantile, all.quantile(share));
         }
     }
 
     #[test]
-    fn nothing_overflows_and_no_bucket_is_beyond_the_last() {
+    fn counts_saturate_and_no_bucket_is_beyond_the_last() {
         let mut histogram: SparseHistogram =
-            [(255, u64::MAX), (LAST, 1), (3, 0)].into_iter().collect();
+            [(255, u64::MAX), (LAST_BUCKET, 1), (3, 0)].into_iter().collect();
         histogram.merge(&histogram.clone());
-        assert_eq!(histogram.buckets().collect::<Vec<_>>(), [(LAST, u32::MAX)]);
+        assert_eq!(histogram.buckets().collect::<Vec<_>>(), [(LAST_BUCKET, u32::MAX)]);
         assert!(bucket_duration(255) > Duration::from_secs(3600));
         assert_eq!(SparseHistogram::default().quantile(0.5), None);
     }

@@ -79,11 +79,11 @@ table! {
 /// A control plane metric of OSM, osm-edge and FSM with an equivalent here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControlAlias {
-    /// Its name there, without the prefix of the product.
+    /// The name of the metric there, without the prefix of the product.
     pub name: &'static str,
-    /// Its kind there.
+    /// The kind of the metric there.
     pub kind: MetricKind,
-    /// Its meaning here.
+    /// The meaning of the metric in this mesh.
     pub means: &'static str,
 }
 
@@ -137,7 +137,7 @@ const fn control_alias(name: &'static str, kind: MetricKind, means: &'static str
     ControlAlias { name, kind, means }
 }
 
-/// Their other metrics, and the reason that they are absent here.
+/// The other control plane metrics of these products, and the reason that they are absent here.
 pub(crate) const ABSENT: &[(&str, &str)] = &[
     (
         "k8s_api_event_count",

@@ -33,6 +33,7 @@ fn render_absent(out: &mut String, names: &[(&str, &str)]) {
     }
 }
 
+/// Renders the table of these metrics.
 fn render_rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a MetricFamily>) {
     out.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
     for MetricFamily { name, kind, labels, help } in metrics {
@@ -52,7 +53,7 @@ Sidecars and the control plane expose metrics in the Prometheus text format 0.0.
 
 ## A sidecar
 
-At `/metrics` of its admin page; at `/metrics` of `--health` for the clients that `--metrics-from` lists; and, if configured,
+At `/metrics` of its admin endpoint; at `/metrics` of `--health` for the clients that `--metrics-from` lists; and, if configured,
 [pushed to an OpenTelemetry Collector](tracing.md#metrics-by-otlp).
 
 Metrics contain the services and accounts that a workload calls, and mutual TLS does not protect `--health`.
@@ -114,7 +115,7 @@ const LABELS: &str = r#"
 | `rule_kind` | the kind of the object that contains the rule; empty for rules beyond the limit |
 | `rule_namespace` | the namespace of that object |
 | `rule_name` | its name; `other` for the rules beyond the first 1023 that matched in this process |
-| `rule` | the rule: its name, otherwise its index from 0; empty for a `TrafficTarget` and for requests that a circuit breaker rejects ([which decisions count](seeing.md#rules-that-decide)) |
+| `rule` | the rule: its name, otherwise its index from 0; empty for a `TrafficTarget` and for requests that a circuit breaker rejects ([which decisions count](observability.md#rules-that-decide)) |
 | `version` | the version of Leno |
 | `kind` | the kind of a condition, such as `listener-closed` |
 | `state` | of JWKS endpoints and files: `all`, those whose last fetch failed (`failing`), those without valid keys (`without-keys`) |
@@ -131,7 +132,7 @@ A rejection by one sidecar has the same `reason` in the counts of both sides: th
 reads it from the connection to the verified sidecar of the server, which is a link or `leno-http/1`.
 A response of the application has none, even with a `leno-reason` header.
 
-In success rates (`leno get`, the admin page) a request is a success when it has no `reason`, its
+In success rates (`leno get`, the admin endpoint) a request is a success when it has no `reason`, its
 status is below 500, and its `grpc_status` is none of `UNKNOWN`, `DEADLINE_EXCEEDED`,
 `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`: the server errors of the OpenTelemetry
 semantic conventions. The same rule applies on both sides of a call, so that both have the same counts. In Prometheus:
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn every_label_is_explained() {
-        for label in all_metrics().chain(control::METRICS).flat_map(|m| m.labels) {
+        for label in all_metrics().chain(control::METRICS).flat_map(|metric| metric.labels) {
             assert!(LABELS.contains(&format!("| `{label}` |")), "{label}");
         }
     }

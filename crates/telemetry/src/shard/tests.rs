@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::grpc::GrpcStatus;
-use crate::series::SERIES_MAX;
+use crate::series::MAX_SERIES;
 
 fn request_labels(service: &str) -> RequestLabels {
     RequestLabels {
@@ -26,7 +26,7 @@ fn test_outcome(status: u16, reason: Option<&'static str>) -> RequestRecord {
 }
 
 #[test]
-fn a_series_is_found_again_and_belongs_to_its_shard() {
+fn a_series_is_reused_and_belongs_to_its_shard() {
     let telemetry = Telemetry::new();
     let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
     let id = one.series_id(&request_labels("a"));
@@ -36,7 +36,7 @@ fn a_series_is_found_again_and_belongs_to_its_shard() {
 }
 
 #[test]
-fn shards_are_summed_and_outlive_their_thread() {
+fn shards_are_summed_and_their_counts_survive_their_thread() {
     let telemetry = Telemetry::new();
     let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
     for shard in [&one, &two] {
@@ -101,10 +101,10 @@ fn a_gauge_never_reads_below_zero() {
 }
 
 #[test]
-fn too_many_series_are_counted_together() {
+fn series_over_the_limit_are_counted_together() {
     let telemetry = Telemetry::new();
     let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
-    for n in 0..SERIES_MAX + 7 {
+    for n in 0..MAX_SERIES + 7 {
         let series = one.series_id(&request_labels(&format!("s{n}")));
         one.record_request(series, &test_outcome(200, None));
     }
@@ -120,7 +120,7 @@ fn too_many_series_are_counted_together() {
         let found = summary.iter().find(|series| series.labels.service == name);
         found.map(|series| series.requests)
     };
-    assert_eq!(summary.len(), SERIES_MAX + 1);
+    assert_eq!(summary.len(), MAX_SERIES + 1);
     assert_eq!(requests("s0"), Some(2));
     assert_eq!(requests("other"), Some(8));
     assert_eq!(requests("unheard-of"), None);

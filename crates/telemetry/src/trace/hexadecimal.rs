@@ -1,11 +1,11 @@
 //! Lower-case hexadecimal digits, eight at once: a traced request has over a hundred.
 
-/// Writes a number, eight digits for each four bytes.
+/// Writes a number of a multiple of four bytes: two digits for each byte.
 pub(super) fn write(number: &[u8], out: &mut [u8]) {
     let (numbers, _) = number.as_chunks::<4>();
-    let (places, _) = out.as_chunks_mut::<8>();
-    for (number, places) in numbers.iter().zip(places) {
-        *places = nibbles_to_digits(spread_nibbles(u32::from_be_bytes(*number))).to_be_bytes();
+    let (digits, _) = out.as_chunks_mut::<8>();
+    for (number, digits) in numbers.iter().zip(digits) {
+        *digits = nibbles_to_digits(spread_nibbles(u32::from_be_bytes(*number))).to_be_bytes();
     }
 }
 
@@ -14,15 +14,15 @@ pub(super) fn read(digits: &[u8]) -> Option<u128> {
     if digits.is_empty() || digits.len() > 32 {
         return None;
     }
-    let (few, eights) = digits.as_rchunks::<8>();
+    let (rest, groups) = digits.as_rchunks::<8>();
     let mut number = 0;
-    if !few.is_empty() {
-        let mut eight = [b'0'; 8];
-        eight.get_mut(8 - few.len()..)?.copy_from_slice(few);
-        number = u128::from(parse_digits(eight)?);
+    if !rest.is_empty() {
+        let mut group = [b'0'; 8];
+        group.get_mut(8 - rest.len()..)?.copy_from_slice(rest);
+        number = u128::from(parse_digits(group)?);
     }
-    for eight in eights {
-        number = (number << 32) | u128::from(parse_digits(*eight)?);
+    for group in groups {
+        number = (number << 32) | u128::from(parse_digits(*group)?);
     }
     Some(number)
 }
@@ -64,12 +64,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_but_digits_in_lower_case_is_read() {
+    fn only_lower_case_digits_are_parsed() {
         for byte in 0..=u8::MAX {
             let expected = char::from(byte).to_digit(16).filter(|_| !byte.is_ascii_uppercase());
             assert_eq!(read(&[byte]), expected.map(u128::from), "{byte:#x}");
-            let among = [*b"0000000", [byte, 0, 0, 0, 0, 0, 0]].concat();
-            assert_eq!(read(&among[..8]), expected.map(u128::from), "{byte:#x}");
+            let padded = [*b"0000000", [byte, 0, 0, 0, 0, 0, 0]].concat();
+            assert_eq!(read(&padded[..8]), expected.map(u128::from), "{byte:#x}");
         }
         assert_eq!(read(b""), None);
         assert_eq!(read(&[b'f'; 32]), Some(u128::MAX));

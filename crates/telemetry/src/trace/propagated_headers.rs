@@ -17,7 +17,7 @@ impl PropagatedHeaders {
     /// Writes the context that the receiver continues.
     #[must_use]
     pub fn from_span(span: &TraceSpan) -> Self {
-        let mut written = Self {
+        let mut headers = Self {
             span: *span,
             trace: [0; 32],
             id: [0; 16],
@@ -25,47 +25,47 @@ impl PropagatedHeaders {
             traceparent: *b"00-00000000000000000000000000000000-0000000000000000-00",
             b3: [b'-'; 68],
         };
-        hexadecimal::write(&span.trace.0.get().to_be_bytes(), &mut written.trace);
-        hexadecimal::write(&span.id.0.get().to_be_bytes(), &mut written.id);
-        if span.forms.b3 || span.forms.b3_multi {
+        hexadecimal::write(&span.trace.0.get().to_be_bytes(), &mut headers.trace);
+        hexadecimal::write(&span.id.0.get().to_be_bytes(), &mut headers.id);
+        if span.formats.b3 || span.formats.b3_multi {
             let parent = span.parent.map_or(0, |SpanId(id)| id.get());
-            hexadecimal::write(&parent.to_be_bytes(), &mut written.parent);
+            hexadecimal::write(&parent.to_be_bytes(), &mut headers.parent);
         }
-        if span.forms.w3c {
-            written.traceparent[3..35].copy_from_slice(&written.trace);
-            written.traceparent[36..52].copy_from_slice(&written.id);
+        if span.formats.w3c {
+            headers.traceparent[3..35].copy_from_slice(&headers.trace);
+            headers.traceparent[36..52].copy_from_slice(&headers.id);
             if span.is_sampled {
-                written.traceparent[54] = b'1';
+                headers.traceparent[54] = b'1';
             }
         }
-        if span.forms.b3 {
-            written.b3[..32].copy_from_slice(&written.trace);
-            written.b3[33..49].copy_from_slice(&written.id);
-            written.b3[50] = match (span.is_debug, span.is_sampled) {
+        if span.formats.b3 {
+            headers.b3[..32].copy_from_slice(&headers.trace);
+            headers.b3[33..49].copy_from_slice(&headers.id);
+            headers.b3[50] = match (span.is_debug, span.is_sampled) {
                 (true, _) => b'd',
                 (false, true) => b'1',
                 (false, false) => b'0',
             };
-            written.b3[52..].copy_from_slice(&written.parent);
+            headers.b3[52..].copy_from_slice(&headers.parent);
         }
-        written
+        headers
     }
 
-    /// Names and values; at most [`FIELDS_MAX`].
+    /// Returns the names and values; at most [`MAX_FIELDS`].
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
-        let TraceSpan { forms, parent, is_sampled, is_debug, is_narrow, .. } = self.span;
-        let from = if is_narrow { 16 } else { 0 };
-        let to = if parent.is_some() { 68 } else { 51 };
+        let TraceSpan { formats, parent, is_sampled, is_debug, is_narrow, .. } = self.span;
+        let start = if is_narrow { 16 } else { 0 };
+        let end = if parent.is_some() { 68 } else { 51 };
         let sampled: &[u8] = if is_sampled { b"1" } else { b"0" };
-        let multi = forms.b3_multi;
+        let has_b3_multi = formats.b3_multi;
         [
-            forms.w3c.then_some(("traceparent", &self.traceparent[..])),
-            forms.b3.then_some(("b3", &self.b3[from..to])),
-            multi.then_some(("x-b3-traceid", &self.trace[from..])),
-            multi.then_some(("x-b3-spanid", &self.id[..])),
-            (multi && parent.is_some()).then_some(("x-b3-parentspanid", &self.parent[..])),
+            formats.w3c.then_some(("traceparent", &self.traceparent[..])),
+            formats.b3.then_some(("b3", &self.b3[start..end])),
+            has_b3_multi.then_some(("x-b3-traceid", &self.trace[start..])),
+            has_b3_multi.then_some(("x-b3-spanid", &self.id[..])),
+            (has_b3_multi && parent.is_some()).then_some(("x-b3-parentspanid", &self.parent[..])),
             // Debug implies the decision, which is then not written.
-            multi.then_some(match is_debug {
+            has_b3_multi.then_some(match is_debug {
                 true => ("x-b3-flags", &b"1"[..]),
                 false => ("x-b3-sampled", sampled),
             }),
@@ -76,4 +76,4 @@ impl PropagatedHeaders {
 }
 
 /// The maximum number of headers of a context.
-pub const FIELDS_MAX: usize = 6;
+pub const MAX_FIELDS: usize = 6;

@@ -23,7 +23,7 @@ pub struct TraceHeaders<'a> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum HeaderOccurrence<'a> {
     #[default]
-    Nothing,
+    Absent,
     One(&'a [u8]),
     /// An ambiguous header that occurs several times.
     Several,
@@ -32,7 +32,7 @@ enum HeaderOccurrence<'a> {
 impl<'a> HeaderOccurrence<'a> {
     fn add_value(&mut self, value: &'a [u8]) {
         *self = match self {
-            Self::Nothing => Self::One(value),
+            Self::Absent => Self::One(value),
             Self::One(_) | Self::Several => Self::Several,
         };
     }
@@ -40,12 +40,12 @@ impl<'a> HeaderOccurrence<'a> {
     fn only_value(self) -> Option<&'a [u8]> {
         match self {
             Self::One(value) => Some(value),
-            Self::Nothing | Self::Several => None,
+            Self::Absent | Self::Several => None,
         }
     }
 
-    fn is_there(self) -> bool {
-        self != Self::Nothing
+    fn is_present(self) -> bool {
+        self != Self::Absent
     }
 }
 
@@ -53,16 +53,16 @@ impl<'a> TraceHeaders<'a> {
     /// Records a header of the request; most are distinguished by their lengths.
     #[inline]
     pub fn record_header(&mut self, name: &[u8], value: &'a [u8]) {
-        let is = |known: &[u8]| name.eq_ignore_ascii_case(known);
+        let is_named = |expected: &[u8]| name.eq_ignore_ascii_case(expected);
         match name.len() {
-            2 if is(b"b3") => self.b3.add_value(value),
-            10 if is(b"x-b3-flags") => self.flags.add_value(value),
-            10 if is(b"tracestate") => self.has_state = true,
-            11 if is(b"traceparent") => self.traceparent.add_value(value),
-            11 if is(b"x-b3-spanid") => self.span_id.add_value(value),
-            12 if is(b"x-b3-traceid") => self.trace_id.add_value(value),
-            12 if is(b"x-b3-sampled") => self.sampled.add_value(value),
-            17 if is(b"x-b3-parentspanid") => self.has_parent_span = true,
+            2 if is_named(b"b3") => self.b3.add_value(value),
+            10 if is_named(b"x-b3-flags") => self.flags.add_value(value),
+            10 if is_named(b"tracestate") => self.has_state = true,
+            11 if is_named(b"traceparent") => self.traceparent.add_value(value),
+            11 if is_named(b"x-b3-spanid") => self.span_id.add_value(value),
+            12 if is_named(b"x-b3-traceid") => self.trace_id.add_value(value),
+            12 if is_named(b"x-b3-sampled") => self.sampled.add_value(value),
+            17 if is_named(b"x-b3-parentspanid") => self.has_parent_span = true,
             _ => {}
         }
     }
@@ -71,26 +71,26 @@ impl<'a> TraceHeaders<'a> {
     #[must_use]
     pub fn parse_context(&self) -> Option<TraceContext> {
         let w3c = self.traceparent.only_value().and_then(parse_traceparent);
-        let single = || self.b3.only_value().and_then(parse_b3);
-        w3c.or_else(single).or_else(|| self.b3_multi())
+        let b3_single = || self.b3.only_value().and_then(parse_b3);
+        w3c.or_else(b3_single).or_else(|| self.b3_multi())
     }
 
-    /// The propagation formats of the received headers, valid or not.
+    /// Returns the propagation formats of the received headers, valid or not.
     #[must_use]
-    pub fn received_forms(&self) -> PropagationFormats {
-        let several = [self.trace_id, self.span_id, self.sampled, self.flags];
+    pub fn received_formats(&self) -> PropagationFormats {
+        let b3_multi_headers = [self.trace_id, self.span_id, self.sampled, self.flags];
         PropagationFormats {
-            w3c: self.traceparent.is_there(),
-            b3: self.b3.is_there(),
-            b3_multi: several.into_iter().any(HeaderOccurrence::is_there),
+            w3c: self.traceparent.is_present(),
+            b3: self.b3.is_present(),
+            b3_multi: b3_multi_headers.into_iter().any(HeaderOccurrence::is_present),
         }
     }
 
-    /// The names of at least the received headers, except for a `tracestate` that is kept.
-    pub(super) fn header_names(&self, keeps_state: bool) -> &'static [&'static str] {
-        let forms = self.received_forms();
-        let b3 = forms.b3 || forms.b3_multi || self.has_parent_span;
-        match (forms.w3c, b3, self.has_state && !keeps_state) {
+    /// Returns the names of at least the received headers, except for a `tracestate` that is retained.
+    pub(super) fn header_names(&self, retains_state: bool) -> &'static [&'static str] {
+        let formats = self.received_formats();
+        let has_b3 = formats.b3 || formats.b3_multi || self.has_parent_span;
+        match (formats.w3c, has_b3, self.has_state && !retains_state) {
             (false, false, false) => &[],
             (true, false, false) => &["traceparent"],
             (_, true, false) => NAMES,
@@ -108,7 +108,8 @@ impl<'a> TraceHeaders<'a> {
             _ => SamplingDecision::Deferred,
         };
         let ids = self.trace_id.only_value().zip(self.span_id.only_value());
-        let ids = ids.and_then(|(trace, sender)| Some((b3_trace(trace)?, parse_span(sender)?)));
+        let ids =
+            ids.and_then(|(trace, sender)| Some((parse_b3_trace(trace)?, parse_span(sender)?)));
         if ids.is_none() && decision == SamplingDecision::Deferred {
             return None;
         }
@@ -118,13 +119,13 @@ impl<'a> TraceHeaders<'a> {
     }
 }
 
-/// Parses W3C §3.2: `version-traceid-parentid-flags`, in lower case. Of future versions, the part known from
-/// this one is parsed (§4.3).
+/// Parses `version-traceid-parentid-flags` in lower case (W3C Trace Context §3.2). Of future versions, the part
+/// that this version defines is parsed (§4.3).
 fn parse_traceparent(value: &[u8]) -> Option<TraceContext> {
-    let (known, rest) = value.split_at_checked(TRACEPARENT_BYTES)?;
-    let part = |places: Range<usize>| known.get(places);
+    let (prefix, rest) = value.split_at_checked(TRACEPARENT_BYTES)?;
+    let part = |range: Range<usize>| prefix.get(range);
     let (version, trace, parent, flags) = (part(0..2)?, part(3..35)?, part(36..52)?, part(53..55)?);
-    if [2, 35, 52].iter().any(|place| known.get(*place) != Some(&b'-')) {
+    if [2, 35, 52].iter().any(|position| prefix.get(*position) != Some(&b'-')) {
         return None;
     }
     match hexadecimal::read(version)? {
@@ -143,20 +144,20 @@ fn parse_traceparent(value: &[u8]) -> Option<TraceContext> {
 
 /// Parses `traceid-spanid-sampled-parentid`, of which the last two may be absent; or only `sampled`.
 fn parse_b3(value: &[u8]) -> Option<TraceContext> {
-    let decided = |text: &[u8]| match text {
+    let parse_decision = |text: &[u8]| match text {
         b"1" => Some(SamplingDecision::Sampled),
         b"0" => Some(SamplingDecision::NotSampled),
         b"d" => Some(SamplingDecision::Debug),
         _ => None,
     };
-    if let Some(decision) = decided(value) {
+    if let Some(decision) = parse_decision(value) {
         return Some(TraceContext { ids: None, decision, is_narrow: false, is_w3c: false });
     }
     let mut parts = value.split(|byte| *byte == b'-');
     let trace = parts.next()?;
     let sender = parse_span(parts.next()?)?;
     let decision = match parts.next() {
-        Some(text) => decided(text)?,
+        Some(text) => parse_decision(text)?,
         None => SamplingDecision::Deferred,
     };
     if let Some(parent) = parts.next() {
@@ -165,21 +166,23 @@ fn parse_b3(value: &[u8]) -> Option<TraceContext> {
     if parts.next().is_some() {
         return None;
     }
-    let ids = Some((b3_trace(trace)?, sender));
+    let ids = Some((parse_b3_trace(trace)?, sender));
     Some(TraceContext { ids, decision, is_narrow: trace.len() == 16, is_w3c: false })
 }
 
-fn b3_trace(text: &[u8]) -> Option<TraceId> {
+/// Parses a trace ID of 16 or 32 digits.
+fn parse_b3_trace(text: &[u8]) -> Option<TraceId> {
     let id = Some(text).filter(|text| matches!(text.len(), 16 | 32)).and_then(hexadecimal::read)?;
     Some(TraceId(NonZeroU128::new(id)?))
 }
 
+/// Parses a span ID of 16 digits.
 fn parse_span(text: &[u8]) -> Option<SpanId> {
     let id = Some(text).filter(|text| text.len() == 16).and_then(hexadecimal::read)?;
     Some(SpanId(NonZeroU64::new(u64::try_from(id).ok()?)?))
 }
 
-/// The headers of a request's position in a trace.
+/// The headers with the position of a request in a trace.
 const NAMES: &[&str] = &[
     "traceparent",
     "b3",
@@ -189,7 +192,7 @@ const NAMES: &[&str] = &[
     "x-b3-sampled",
     "x-b3-flags",
 ];
-/// The same, with `tracestate`, which belongs to the first.
+/// The same, with `tracestate`, which belongs to `traceparent`.
 const NAMES_AND_STATE: &[&str] = &[
     "traceparent",
     "b3",
@@ -201,5 +204,5 @@ const NAMES_AND_STATE: &[&str] = &[
     "tracestate",
 ];
 
-/// `00-` 32 `-` 16 `-` 2.
+/// The length of `traceparent`: `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
 const TRACEPARENT_BYTES: usize = 55;

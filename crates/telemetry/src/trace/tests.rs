@@ -35,10 +35,10 @@ fn passed_on(fields: &[(&str, &str)], samples: bool) -> Vec<String> {
         drawn
     };
     let forms = PropagationFormats { w3c: true, ..PropagationFormats::default() };
-    let span = TraceSpan::from_carrier(&headers, forms, &mut random, |_| samples);
+    let span = TraceSpan::from_headers(&headers, forms, &mut random, |_| samples);
     let written = PropagatedHeaders::from_span(&span);
     let fields: Vec<_> = written.fields().collect();
-    assert!(fields.len() <= FIELDS_MAX);
+    assert!(fields.len() <= MAX_FIELDS);
     fields
         .into_iter()
         .map(|(name, value)| format!("{name}: {}", str::from_utf8(value).unwrap()))
@@ -46,7 +46,7 @@ fn passed_on(fields: &[(&str, &str)], samples: bool) -> Vec<String> {
 }
 
 #[test]
-fn reads_traceparent_as_the_w3c_says() {
+fn traceparent_is_parsed_by_the_w3c_rules() {
     let sampled = format!("{TRACE} {SPAN} Sampled");
     for (value, expected) in [
         (format!("00-{TRACE}-{SPAN}-01"), &*sampled),
@@ -77,7 +77,7 @@ fn reads_traceparent_as_the_w3c_says() {
 }
 
 #[test]
-fn reads_b3_in_one_header() {
+fn b3_is_parsed_from_one_header() {
     let narrow = &TRACE[16..];
     for (value, expected) in [
         (format!("{TRACE}-{SPAN}-1-{SPAN}"), format!("{TRACE} {SPAN} Sampled")),
@@ -99,7 +99,7 @@ fn reads_b3_in_one_header() {
 }
 
 #[test]
-fn reads_b3_in_several_headers() {
+fn b3_is_parsed_from_several_headers() {
     let ids = [("X-B3-TraceId", TRACE), ("X-B3-SpanId", SPAN)];
     let with = |more: &[(&'static str, &'static str)]| {
         let fields = [&ids[..], more].concat();
@@ -121,7 +121,7 @@ fn reads_b3_in_several_headers() {
 }
 
 #[test]
-fn a_trace_begins_where_none_came() {
+fn a_trace_is_started_without_a_received_context() {
     let begun = "traceparent: 00-00000000000000010000000000000002-0000000000000003-0";
     assert_eq!(passed_on(&[("host", "a")], true), [format!("{begun}1")]);
     assert_eq!(passed_on(&[("host", "a")], false), [format!("{begun}0")]);
@@ -161,9 +161,9 @@ fn a_context_is_propagated_in_the_received_formats() {
 }
 
 #[test]
-fn tracestate_is_propagated_with_its_own_parent_only() {
+fn tracestate_is_propagated_only_with_its_own_traceparent() {
     let span = |fields: &[(&str, &str)]| {
-        TraceSpan::from_carrier(
+        TraceSpan::from_headers(
             &carrier_with(fields),
             PropagationFormats::default(),
             &mut || 1,
@@ -179,9 +179,9 @@ fn tracestate_is_propagated_with_its_own_parent_only() {
 }
 
 #[test]
-fn received_headers_are_replaced_and_no_others_are_searched() {
+fn only_received_headers_are_replaced() {
     let span = |fields: &[(&str, &str)]| {
-        TraceSpan::from_carrier(
+        TraceSpan::from_headers(
             &carrier_with(fields),
             PropagationFormats::default(),
             &mut || 1,
@@ -207,7 +207,7 @@ fn received_headers_are_replaced_and_no_others_are_searched() {
 
 proptest! {
     #[test]
-    fn any_header_value_is_handled(
+    fn any_header_value_is_parsed_without_a_panic(
         name in "(traceparent|b3|x-b3-(traceid|spanid|sampled|flags))",
         value in prop::collection::vec(any::<u8>(), 0..80),
         edit in (0..80_usize, any::<u8>()),
@@ -222,7 +222,7 @@ proptest! {
         let mut single = TraceHeaders::default();
         single.record_header(name.as_bytes(), &near);
         for headers in [headers, single] {
-            let span = TraceSpan::from_carrier(&headers, PropagationFormats::default(), &mut || 7, |_| true);
+            let span = TraceSpan::from_headers(&headers, PropagationFormats::default(), &mut || 7, |_| true);
             for (_, value) in PropagatedHeaders::from_span(&span).fields() {
                 prop_assert!(value.iter().all(u8::is_ascii_graphic));
             }
@@ -230,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn propagated_headers_are_parsed_by_the_next_hop(
+    fn propagated_headers_are_parsed_at_the_next_hop(
         draws in prop::collection::vec(any::<u64>(), 4),
         is_sampled in any::<bool>(),
         forms in any::<(bool, bool, bool)>(),
@@ -238,13 +238,13 @@ proptest! {
         let forms = PropagationFormats { w3c: forms.0, b3: forms.1, b3_multi: forms.2 };
         let mut draws = draws.into_iter().cycle();
         let mut random = || draws.next().unwrap();
-        let first = TraceSpan::from_carrier(&TraceHeaders::default(), forms, &mut random, |_| is_sampled);
+        let first = TraceSpan::from_headers(&TraceHeaders::default(), forms, &mut random, |_| is_sampled);
         let written = PropagatedHeaders::from_span(&first);
         let mut headers = TraceHeaders::default();
         written.fields().for_each(|(name, value)| headers.record_header(name.as_bytes(), value));
-        prop_assert_eq!(headers.received_forms(), forms);
+        prop_assert_eq!(headers.received_formats(), forms);
         if forms != PropagationFormats::default() {
-            let next = TraceSpan::from_carrier(&headers, PropagationFormats::default(), &mut random, |_| !is_sampled);
+            let next = TraceSpan::from_headers(&headers, PropagationFormats::default(), &mut random, |_| !is_sampled);
             prop_assert_eq!(next.trace, first.trace);
             prop_assert_eq!(next.parent, Some(first.id));
             prop_assert_eq!(next.is_sampled, is_sampled);

@@ -20,12 +20,12 @@ fn set_header(name: &str, value: &str) -> Header {
 }
 
 #[test]
-fn nothing_is_compiled_of_nothing() {
+fn no_actions_compile_to_none() {
     assert_eq!(CompiledActions::compile(&RuleActions::default(), &[]), None);
 }
 
 #[test]
-fn replaces_prefixes_by_the_table_of_the_gateway_api() {
+fn prefix_replacement_follows_the_gateway_api_table() {
     for (path, prefix, replacement, expected) in [
         ("/foo/bar", "/foo", "/xyz", "/xyz/bar"),
         ("/foo/bar", "/foo", "/xyz/", "/xyz/bar"),
@@ -50,7 +50,7 @@ fn replaces_prefixes_by_the_table_of_the_gateway_api() {
 }
 
 #[test]
-fn a_rewritten_target_keeps_its_query_and_an_asterisk_stays() {
+fn a_rewrite_retains_the_query_and_the_asterisk_target() {
     let actions = compile_actions("/", rewrite_actions(PathEdit::Full("/a".to_owned())));
     assert_eq!(actions.rewritten_target("/b/c", Some("d=e")).as_deref(), Some("/a?d=e"));
     assert_eq!(actions.rewritten_target("/b", Some("")).as_deref(), Some("/a?"));
@@ -65,25 +65,33 @@ fn a_rewritten_target_keeps_its_query_and_an_asterisk_stays() {
 }
 
 #[test]
-fn a_redirection_names_only_the_ports_that_do_not_go_without_saying() {
-    let none = Redirect { scheme: None, hostname: None, path: None, port: None, status: 302 };
+fn a_redirect_omits_default_ports() {
+    let unchanged = Redirect { scheme: None, hostname: None, path: None, port: None, status: 302 };
     let (http, https) = (Some(Scheme::Http), Some(Scheme::Https));
     let host = || Some(Name::new("b.example").unwrap());
     let path = || Some(PathEdit::Prefix("/z".to_owned()));
     let cases = [
-        ("a:9080", none.clone(), "http://a:9080/x/y?q"),
-        ("a", none.clone(), "http://a/x/y?q"),
-        ("a:80", none.clone(), "http://a/x/y?q"),
-        ("[::1]", none.clone(), "http://[::1]/x/y?q"),
-        ("[::1]:81", none.clone(), "http://[::1]:81/x/y?q"),
-        ("a:9080", Redirect { scheme: https, ..none.clone() }, "https://a/x/y?q"),
-        ("a:9080", Redirect { scheme: http, ..none.clone() }, "http://a/x/y?q"),
-        ("a:1", Redirect { scheme: https, port: Some(443), ..none.clone() }, "https://a/x/y?q"),
-        ("a:1", Redirect { scheme: https, port: Some(80), ..none.clone() }, "https://a:80/x/y?q"),
-        ("a:1", Redirect { port: Some(80), ..none.clone() }, "http://a/x/y?q"),
-        ("a:1", Redirect { port: Some(2), ..none.clone() }, "http://a:2/x/y?q"),
-        ("a:1", Redirect { hostname: host(), ..none.clone() }, "http://b.example:7/x/y?q"),
-        ("a:1", Redirect { path: path(), ..none.clone() }, "http://a:1/z/y?q"),
+        ("a:9080", unchanged.clone(), "http://a:9080/x/y?q"),
+        ("a", unchanged.clone(), "http://a/x/y?q"),
+        ("a:80", unchanged.clone(), "http://a/x/y?q"),
+        ("[::1]", unchanged.clone(), "http://[::1]/x/y?q"),
+        ("[::1]:81", unchanged.clone(), "http://[::1]:81/x/y?q"),
+        ("a:9080", Redirect { scheme: https, ..unchanged.clone() }, "https://a/x/y?q"),
+        ("a:9080", Redirect { scheme: http, ..unchanged.clone() }, "http://a/x/y?q"),
+        (
+            "a:1",
+            Redirect { scheme: https, port: Some(443), ..unchanged.clone() },
+            "https://a/x/y?q",
+        ),
+        (
+            "a:1",
+            Redirect { scheme: https, port: Some(80), ..unchanged.clone() },
+            "https://a:80/x/y?q",
+        ),
+        ("a:1", Redirect { port: Some(80), ..unchanged.clone() }, "http://a/x/y?q"),
+        ("a:1", Redirect { port: Some(2), ..unchanged.clone() }, "http://a:2/x/y?q"),
+        ("a:1", Redirect { hostname: host(), ..unchanged.clone() }, "http://b.example:7/x/y?q"),
+        ("a:1", Redirect { path: path(), ..unchanged.clone() }, "http://a:1/z/y?q"),
     ];
     for (authority, redirect, expected) in cases {
         let actions = RuleActions { redirect: Some(redirect), ..RuleActions::default() };
@@ -104,7 +112,7 @@ fn a_redirection_names_only_the_ports_that_do_not_go_without_saying() {
 }
 
 #[test]
-fn fields_that_are_set_replace_what_was_received() {
+fn set_fields_replace_received_ones() {
     let edits = HeaderEdits {
         set: vec![set_header("x-set", "1")],
         add: vec![set_header("x-add", "2"), set_header("x-broken", "3\r\nx-evil: 4")],
@@ -125,48 +133,51 @@ fn fields_that_are_set_replace_what_was_received() {
 }
 
 #[test]
-fn a_backend_edits_requests_after_the_rule_and_answers_before_it() {
-    let edits = |set: &[&str], add: &[&str], remove: &[&str], by: &str| HeaderEdits {
-        set: set.iter().map(|name| set_header(name, by)).collect(),
-        add: add.iter().map(|name| set_header(name, by)).collect(),
+fn backend_edits_follow_the_rule_for_requests_and_precede_it_for_responses() {
+    let edits = |set: &[&str], add: &[&str], remove: &[&str], source: &str| HeaderEdits {
+        set: set.iter().map(|name| set_header(name, source)).collect(),
+        add: add.iter().map(|name| set_header(name, source)).collect(),
         remove: remove.iter().map(|name| (*name).to_owned()).collect(),
     };
-    let of_rule = |by| edits(&["a", "b"], &["c"], &["d"], by);
-    let of_backend = |by| edits(&["a"], &["c", "d"], &["b"], by);
+    let rule_edits = |source| edits(&["a", "b"], &["c"], &["d"], source);
+    let backend_edits = |source| edits(&["a"], &["c", "d"], &["b"], source);
     let rule = RuleActions {
-        request_headers: of_rule("rule"),
-        response_headers: of_rule("rule"),
+        request_headers: rule_edits("rule"),
+        response_headers: rule_edits("rule"),
         attempt_timeout: Some(Duration::from_secs(1)),
         ..RuleActions::default()
     };
-    let both = BackendEdits {
-        request_headers: of_backend("backend"),
-        response_headers: of_backend("backend"),
+    let edits_of_backend = BackendEdits {
+        request_headers: backend_edits("backend"),
+        response_headers: backend_edits("backend"),
         rewrite: None,
     };
     let rule = Arc::new(compile_actions("/", rule));
-    let actions = CompiledActions::for_backend(Some(&rule), &both, &[]);
+    let actions = CompiledActions::for_backend(Some(&rule), &edits_of_backend, &[]);
     assert_eq!(
         actions.attempt_limit.map(AttemptLimit::time_limit),
         Some(Duration::from_secs(1)),
         "the rest is the rule's"
     );
-    assert_eq!(actions.of_copies(), &*rule);
+    assert_eq!(actions.for_mirrors(), &*rule);
     let received = ["a", "b", "c", "d", "e"].map(|name| (name.to_owned(), "client".to_owned()));
     let after = |edits: &FieldEdits| {
         let mut after = edits.apply_to(&received);
         after.sort();
-        after.iter().map(|(name, by)| format!("{name}={by}")).collect::<Vec<_>>().join(" ")
+        after.iter().map(|(name, source)| format!("{name}={source}")).collect::<Vec<_>>().join(" ")
     };
     // Two steps have the same result.
     assert_eq!(after(&actions.request), "a=backend c=backend c=client c=rule d=backend e=client");
     assert_eq!(after(&actions.response), "a=rule b=rule c=backend c=client c=rule e=client");
-    let alone = CompiledActions::for_backend(None, &both, &[]);
-    assert_eq!(after(&alone.request), "a=backend c=backend c=client d=backend d=client e=client");
+    let without_rule = CompiledActions::for_backend(None, &edits_of_backend, &[]);
+    assert_eq!(
+        after(&without_rule.request),
+        "a=backend c=backend c=client d=backend d=client e=client"
+    );
 }
 
 #[test]
-fn a_backend_rewrites_what_it_names_and_the_rule_the_rest() {
+fn backend_rewrites_take_precedence_over_those_of_the_rule() {
     let full = |path: &str| Some(PathEdit::Full(path.to_owned()));
     let prefix = |path: &str| Some(PathEdit::Prefix(path.to_owned()));
     let rewrite = |hostname: Option<&str>, path: Option<PathEdit>| {
@@ -174,7 +185,7 @@ fn a_backend_rewrites_what_it_names_and_the_rule_the_rest() {
         Some(UrlRewrite { hostname, path })
     };
     let rule = rewrite(Some("rule.example"), full("/rule"));
-    for (of_rule, of_backend, expected) in [
+    for (rule_rewrite, backend_rewrite, expected) in [
         (None, rewrite(None, full("/own")), (Some("/own?q"), None)),
         (None, rewrite(None, prefix("/own")), (Some("/own/b?q"), None)),
         (rule.clone(), None, (Some("/rule?q"), Some("rule.example"))),
@@ -183,15 +194,15 @@ fn a_backend_rewrites_what_it_names_and_the_rule_the_rest() {
         (rule, rewrite(Some("own.example"), prefix("")), (Some("/b?q"), Some("own.example"))),
     ] {
         let matches = RequestMatch { path: PathMatch::Prefix("/a".to_owned()), ..<_>::default() };
-        let actions = RuleActions { rewrite: of_rule.clone(), ..RuleActions::default() };
+        let actions = RuleActions { rewrite: rule_rewrite.clone(), ..RuleActions::default() };
         let rule = CompiledActions::compile(&actions, std::slice::from_ref(&matches)).map(Arc::new);
-        let edits = BackendEdits { rewrite: of_backend.clone(), ..BackendEdits::default() };
+        let edits = BackendEdits { rewrite: backend_rewrite.clone(), ..BackendEdits::default() };
         let actions = CompiledActions::for_backend(rule.as_ref(), &edits, &[matches]);
-        let found = (actions.rewritten_target("/a/b", Some("q")), actions.rewritten_host());
-        let found = (found.0.as_deref(), found.1);
-        assert_eq!(found, expected, "{of_rule:?} {of_backend:?}");
-        let copies = actions.of_copies().rewritten_target("/a/b", Some("q"));
-        let expected = of_rule.and_then(|it| it.path).map(|_| "/rule?q".to_owned());
-        assert_eq!(copies, expected, "copies go to none of the backends");
+        let rewritten = (actions.rewritten_target("/a/b", Some("q")), actions.rewritten_host());
+        let rewritten = (rewritten.0.as_deref(), rewritten.1);
+        assert_eq!(rewritten, expected, "{rule_rewrite:?} {backend_rewrite:?}");
+        let mirror_target = actions.for_mirrors().rewritten_target("/a/b", Some("q"));
+        let expected = rule_rewrite.and_then(|rewrite| rewrite.path).map(|_| "/rule?q".to_owned());
+        assert_eq!(mirror_target, expected, "mirrored requests have no backend rewrite");
     }
 }

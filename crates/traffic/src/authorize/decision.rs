@@ -62,7 +62,7 @@ impl PolicyDecision {
 
     /// Returns the match counter.
     #[must_use]
-    pub fn hit_slot(&self) -> &MatchSlot {
+    pub fn match_slot(&self) -> &MatchSlot {
         &self.match_slot
     }
 
@@ -87,7 +87,7 @@ impl fmt::Display for PolicyDecision {
 /// A deny decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// The reason, which determines the status code.
+    /// The reason, which determines the HTTP status.
     pub reason: Reason,
     /// The policy that denies the request; otherwise a policy that allows it to other peers, if any.
     pub policy: Option<PolicyDecision>,

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::allows_path;
 use super::decision::PolicyDecision;
-use crate::address_ranges::Ranges;
+use crate::address_ranges::AddressRangeIndex;
 use crate::match_index::{MatchIndex, RuleSubset};
 use crate::matcher::RequestMatcher;
 use crate::pattern::InvalidPattern;
@@ -44,31 +44,32 @@ pub enum SessionTransport {
 /// All ingress rules of a workload, compiled.
 #[derive(Debug, Default)]
 pub(super) struct IngressRules {
-    all: Box<[CompiledIngressRule]>,
+    rules: Box<[CompiledIngressRule]>,
     /// An index of the requests they allow, if there are many.
-    many: Option<MatchIndex>,
+    index: Option<MatchIndex>,
     /// The rules of each port, by client address.
-    ports: FxHashMap<u16, Ranges>,
+    ports: FxHashMap<u16, AddressRangeIndex>,
 }
 
 #[derive(Debug)]
 struct CompiledIngressRule {
     decision: PolicyDecision,
     rule: IngressRule,
+    /// The allowed requests; `None` for all requests.
     requests: Option<Box<[RequestMatcher]>>,
 }
 
 impl IngressRules {
-    pub(super) fn compile(openings: &[IngressRule]) -> Result<Self, InvalidPattern> {
-        let compiled = openings.iter().map(CompiledIngressRule::compile);
-        let all: Box<[CompiledIngressRule]> = compiled.collect::<Result<_, _>>()?;
-        let requests = all.iter().map(|it| it.requests.as_deref().unwrap_or_default());
-        let many = MatchIndex::from_matches(requests.enumerate());
-        let mut ports: FxHashMap<u16, Ranges> = FxHashMap::default();
-        for (index, IngressRule { port, ranges, .. }) in openings.iter().enumerate() {
+    pub(super) fn compile(ingress_rules: &[IngressRule]) -> Result<Self, InvalidPattern> {
+        let compiled = ingress_rules.iter().map(CompiledIngressRule::compile);
+        let rules: Box<[CompiledIngressRule]> = compiled.collect::<Result<_, _>>()?;
+        let requests = rules.iter().map(|rule| rule.requests.as_deref().unwrap_or_default());
+        let index = MatchIndex::from_matches(requests.enumerate());
+        let mut ports: FxHashMap<u16, AddressRangeIndex> = FxHashMap::default();
+        for (index, IngressRule { port, ranges, .. }) in ingress_rules.iter().enumerate() {
             ports.entry(*port).or_default().add_rule(index, ranges.as_deref());
         }
-        Ok(Self { all, many, ports })
+        Ok(Self { rules, index, ports })
     }
 
     /// Returns the rules that allow this client at a port; evaluated once per connection.
@@ -78,124 +79,130 @@ impl IngressRules {
         port: u16,
         origin: &ConnectionOrigin,
     ) -> RuleSubset {
-        let fitting = self
-            .open_rules(port, origin.address)
-            .filter(|(_, it)| it.opens_to(peer, &origin.transport));
-        RuleSubset::from_rules(self.many.as_ref(), fitting.map(|(index, _)| index).collect())
+        let matching = self
+            .rules_for_address(port, origin.address)
+            .filter(|(_, rule)| rule.allows_client(peer, &origin.transport));
+        RuleSubset::from_rules(self.index.as_ref(), matching.map(|(index, _)| index).collect())
     }
 
     /// Returns the protocol that plaintext clients at this address may use at a port of an application with
-    /// protocol `spoken`; `None` if they are not allowed.
-    pub(super) fn in_clear(
+    /// this protocol; `None` if they are not allowed.
+    pub(super) fn plaintext_protocol(
         &self,
         port: u16,
-        spoken: Protocol,
+        protocol: Protocol,
         address: IpAddr,
     ) -> Option<Protocol> {
-        let mut open = self.open_rules(port, address).map(|(_, it)| &it.rule);
-        let first = open.find(|it| it.protocol.is_clear())?;
-        Some(match (&first.protocol, spoken) {
+        let mut rules = self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
+        let first = rules.find(|rule| rule.protocol.is_plaintext())?;
+        Some(match (&first.protocol, protocol) {
             (IngressProtocol::Tcp, _) => Protocol::Tcp,
             (IngressProtocol::Grpc, _) => Protocol::Grpc,
             (
                 IngressProtocol::Http | IngressProtocol::Https { .. },
                 Protocol::Http2 | Protocol::Grpc,
-            ) => spoken,
+            ) => protocol,
             (IngressProtocol::Http | IngressProtocol::Https { .. }, _) => Protocol::Http,
         })
     }
 
     /// True if clients at this address need no certificate at a port.
-    pub(super) fn skips_proof(&self, port: u16, address: IpAddr) -> bool {
-        let skips = |it: &CompiledIngressRule| {
+    pub(super) fn skips_client_certificate(&self, port: u16, address: IpAddr) -> bool {
+        let skips = |compiled: &CompiledIngressRule| {
             matches!(
-                it.rule.protocol,
+                compiled.rule.protocol,
                 IngressProtocol::Https { client_certificate: ClientCertificateMode::Skipped, .. }
             )
         };
-        self.open_rules(port, address).any(|(_, it)| skips(it))
+        self.rules_for_address(port, address).any(|(_, compiled)| skips(compiled))
     }
 
     /// True if a rule allows an external principal at a port from this address.
-    pub(super) fn takes_external_principals(&self, port: u16, address: IpAddr) -> bool {
-        let mut open = self.open_rules(port, address).map(|(_, it)| &it.rule);
-        open.any(|it| !it.external_principals.is_empty() && !it.protocol.is_clear())
+    pub(super) fn accepts_external_principals(&self, port: u16, address: IpAddr) -> bool {
+        let mut rules = self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
+        rules.any(|rule| !rule.external_principals.is_empty() && !rule.protocol.is_plaintext())
     }
 
     /// Returns the first of these rules that allows a request.
     pub(super) fn for_request(
         &self,
-        among: &RuleSubset,
+        candidates: &RuleSubset,
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<usize> {
-        let lets =
-            |index: &usize| self.all.get(*index).is_some_and(|it| it.allows_request(request, path));
-        match among {
-            RuleSubset::Few(openings) => openings.iter().copied().find(lets),
-            RuleSubset::Many(places) => self.looked_up(places.as_deref(), request, path),
+        let allows = |index: &usize| {
+            self.rules.get(*index).is_some_and(|rule| rule.allows_request(request, path))
+        };
+        match candidates {
+            RuleSubset::Few(rules) => rules.iter().copied().find(allows),
+            RuleSubset::Many(positions) => self.first_by_index(positions.as_deref(), request, path),
         }
     }
 
-    /// Does the same by the index.
-    fn looked_up(
+    /// Does the same by the index. `None` for `candidates`: all rules.
+    fn first_by_index(
         &self,
-        among: Option<&[usize]>,
+        candidates: Option<&[usize]>,
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<usize> {
-        self.many.as_ref()?.first_of(among, LookupKeys::as_sent(request), |index, place| {
-            let requests = self.all.get(index).map(|it| &it.requests);
-            requests.is_some_and(|requests| match requests {
-                None => true,
-                // A rule that allows no requests has no matches, but is indexed as if it had one.
-                Some(requests) => {
-                    requests.get(place).is_some_and(|it| allows_path(it, request, path))
-                }
-            })
-        })
+        self.index.as_ref()?.first_of(
+            candidates,
+            LookupKeys::as_sent(request),
+            |index, match_position| {
+                let requests = self.rules.get(index).map(|rule| &rule.requests);
+                requests.is_some_and(|requests| match requests {
+                    None => true,
+                    // A rule that allows no requests has no matches, but is indexed as if it had one.
+                    Some(requests) => {
+                        let matcher = requests.get(match_position);
+                        matcher.is_some_and(|matcher| allows_path(matcher, request, path))
+                    }
+                })
+            },
+        )
     }
 
     /// Returns the first of these rules that allows bytes.
-    pub(super) fn for_bytes(&self, among: &RuleSubset) -> Option<usize> {
-        let mut among = among.matching_rules(self.many.as_ref());
-        let takes = |it: &CompiledIngressRule| {
-            it.rule.protocol == IngressProtocol::Tcp && it.requests.is_none()
+    pub(super) fn for_bytes(&self, candidates: &RuleSubset) -> Option<usize> {
+        let mut candidates = candidates.matching_rules(self.index.as_ref());
+        let allows_bytes = |compiled: &CompiledIngressRule| {
+            compiled.rule.protocol == IngressProtocol::Tcp && compiled.requests.is_none()
         };
-        among.find(|index| self.all.get(*index).is_some_and(takes))
+        candidates.find(|index| self.rules.get(*index).is_some_and(allows_bytes))
     }
 
     pub(super) fn decision(&self, index: usize) -> Option<&PolicyDecision> {
-        self.all.get(index).map(|it| &it.decision)
+        self.rules.get(index).map(|rule| &rule.decision)
     }
 
     /// Returns the rules of a port for a client address, in order.
-    fn open_rules(
+    fn rules_for_address(
         &self,
         port: u16,
         address: IpAddr,
     ) -> impl Iterator<Item = (usize, &CompiledIngressRule)> {
-        let places = self.ports.get(&port).map(|ranges| ranges.containing(address));
-        let opening = |index| Some((index, self.all.get(index)?));
-        places.into_iter().flatten().filter_map(opening)
+        let positions = self.ports.get(&port).map(|ranges| ranges.containing(address));
+        let indexed_rule = |index| Some((index, self.rules.get(index)?));
+        positions.into_iter().flatten().filter_map(indexed_rule)
     }
 }
 
 impl CompiledIngressRule {
-    fn compile(opening: &IngressRule) -> Result<Self, InvalidPattern> {
-        let of_policy =
-            |bad: InvalidPattern| bad.with_object(ObjectKey::Ingress(opening.policy.clone()));
-        let requests = opening.requests.as_ref().map(|requests| {
+    fn compile(rule: &IngressRule) -> Result<Self, InvalidPattern> {
+        let with_policy =
+            |bad: InvalidPattern| bad.with_object(ObjectKey::Ingress(rule.policy.clone()));
+        let requests = rule.requests.as_ref().map(|requests| {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
         Ok(Self {
-            decision: PolicyDecision::from_ingress(&opening.policy),
-            requests: requests.transpose().map_err(of_policy)?,
-            rule: opening.clone(),
+            decision: PolicyDecision::from_ingress(&rule.policy),
+            requests: requests.transpose().map_err(with_policy)?,
+            rule: rule.clone(),
         })
     }
 
-    /// True if it allows this request, for a client it allows.
+    /// True if the rule allows this request of a client that it allows.
     #[inline]
     fn allows_request(&self, request: &RequestView<'_>, path: PathKind) -> bool {
         match &self.requests {
@@ -204,27 +211,27 @@ impl CompiledIngressRule {
         }
     }
 
-    /// True if it allows this client, given a matching address.
-    fn opens_to(&self, peer: Option<&SpiffeId>, carrier: &SessionTransport) -> bool {
-        let opening = &self.rule;
-        match (&opening.protocol, carrier) {
+    /// True if the rule allows this client, given a matching address.
+    fn allows_client(&self, peer: Option<&SpiffeId>, transport: &SessionTransport) -> bool {
+        let rule = &self.rule;
+        match (&rule.protocol, transport) {
             (
                 IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp,
                 SessionTransport::Plaintext,
             ) => true,
             (
-                IngressProtocol::Https { client_certificate: proof, server_names },
-                SessionTransport::Tls { server_name: asked, external_principal },
+                IngressProtocol::Https { client_certificate: mode, server_names },
+                SessionTransport::Tls { server_name: requested, external_principal },
             ) => {
-                let is_meant = server_names.is_empty()
-                    || asked
-                        .as_ref()
-                        .is_some_and(|asked| server_names.iter().any(|it| **it == **asked));
-                let is_known = peer.is_some_and(|peer| opening.accounts.contains(&peer.account))
+                let matches_name = server_names.is_empty()
+                    || requested.as_ref().is_some_and(|requested| {
+                        server_names.iter().any(|name| **name == **requested)
+                    });
+                let is_permitted = peer.is_some_and(|peer| rule.accounts.contains(&peer.account))
                     || external_principal
                         .iter()
-                        .any(|name| opening.external_principals.contains(name));
-                is_meant && (*proof == ClientCertificateMode::Skipped || is_known)
+                        .any(|name| rule.external_principals.contains(name));
+                matches_name && (*mode == ClientCertificateMode::Skipped || is_permitted)
             }
             (
                 IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp,

@@ -9,7 +9,7 @@ use leno_model::{
 
 use super::decision::PolicyDecision;
 use super::{DecidedBy, PolicyResult, allows_path};
-use crate::match_index::{MatchIndex, RuleSubset, demands_of_callers};
+use crate::match_index::{MatchIndex, RuleSubset, caller_conditions};
 use crate::matcher::{DenialMatcher, RequestMatcher};
 use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
@@ -23,11 +23,11 @@ pub(super) struct PolicyRules {
     /// An index of the peers in the rules, if there are many.
     peers: Option<Box<RuleIndex>>,
     /// An index of the requests that rules deny, if there are many.
-    denying: Option<MatchIndex>,
+    deny_index: Option<MatchIndex>,
     /// An index of the requests that rules allow, if there are many.
-    allowing: Option<MatchIndex>,
+    allow_index: Option<MatchIndex>,
     /// Ports on which opaque bytes cannot hide a request; rules about requests do not apply there.
-    opaque: BTreeSet<u16>,
+    opaque_ports: BTreeSet<u16>,
 }
 
 #[derive(Debug)]
@@ -43,27 +43,27 @@ struct CompiledPolicyRule {
 /// The rules for one peer at one port: evaluated once per connection, so that requests compare no identities.
 #[derive(Debug, Clone)]
 pub(super) struct PeerRules {
-    /// The first rule that denies everything.
-    denied: Option<usize>,
+    /// The first rule that denies everything, if any.
+    deny_all: Option<usize>,
     /// The rules that deny some requests.
     deny: RuleSubset,
-    /// The first rule that allows everything.
-    allowed: Option<usize>,
+    /// The first rule that allows everything, if any.
+    allow_all: Option<usize>,
     /// The rules that allow some requests.
     allow: RuleSubset,
-    /// Indicates that opaque bytes may contain requests.
-    may_hide: bool,
+    /// True if opaque bytes at the port may contain requests.
+    may_contain_requests: bool,
 }
 
 impl PeerRules {
     /// True if every request of the peer is denied.
     pub(super) fn denies_all(&self) -> bool {
-        self.denied.is_some()
+        self.deny_all.is_some()
     }
 
     /// True if a rule allows some or all requests of the peer.
     pub(super) fn may_allow(&self) -> bool {
-        self.allowed.is_some() || !self.allow.is_empty()
+        self.allow_all.is_some() || !self.allow.is_empty()
     }
 }
 
@@ -76,36 +76,41 @@ impl PolicyRules {
         if rules.is_empty() {
             return Ok(None);
         }
-        let may_hide = |port: &WorkloadPort| RequestNeed::IfSupported.rejects_bytes(port.protocol);
-        let opaque = ports.iter().filter(|port| !may_hide(port));
+        let may_contain_requests =
+            |port: &WorkloadPort| RequestNeed::IfSupported.rejects_bytes(port.protocol);
+        let opaque_ports = ports.iter().filter(|port| !may_contain_requests(port));
         let rules: Box<[CompiledPolicyRule]> =
             rules.iter().map(CompiledPolicyRule::compile).collect::<Result<_, _>>()?;
         let about_requests = |action| {
-            let all = rules.iter().enumerate();
-            all.filter(move |(_, it)| it.rule.action == action && it.rule.is_about_requests())
+            let rules = rules.iter().enumerate();
+            rules.filter(move |(_, compiled)| {
+                compiled.rule.action == action && compiled.rule.is_about_requests()
+            })
         };
-        let denying = about_requests(PolicyAction::Deny).map(|(index, it)| (index, &*it.denied));
-        let allowing = about_requests(PolicyAction::Allow).map(|(index, it)| (index, &*it.allowed));
+        let denied = about_requests(PolicyAction::Deny).map(|(index, rule)| (index, &*rule.denied));
+        let allowed =
+            about_requests(PolicyAction::Allow).map(|(index, rule)| (index, &*rule.allowed));
         Ok(Some(Self {
-            peers: RuleIndex::of_many(rules.len(), || {
-                rules.iter().map(|it| demands_of_callers(&it.rule.peers)).collect()
+            peers: RuleIndex::build_if_many(rules.len(), || {
+                rules.iter().map(|rule| caller_conditions(&rule.rule.peers)).collect()
             }),
-            denying: MatchIndex::from_matches(denying),
-            allowing: MatchIndex::from_matches(allowing),
+            deny_index: MatchIndex::from_matches(denied),
+            allow_index: MatchIndex::from_matches(allowed),
             rules,
-            opaque: opaque.map(|port| port.port).collect(),
+            opaque_ports: opaque_ports.map(|port| port.port).collect(),
         }))
     }
 
     /// Returns the rules for this peer, with or without an identity, at this port.
-    pub(super) fn of_peer(&self, peer: Option<&ServiceAccount>, port: u16) -> PeerRules {
-        let (mut denied, mut allowed) = (None, None);
+    pub(super) fn for_peer(&self, peer: Option<&ServiceAccount>, port: u16) -> PeerRules {
+        let (mut deny_all, mut allow_all) = (None, None);
         let (mut deny, mut allow) = (Vec::new(), Vec::new());
-        let naming = match &self.peers {
+        let positions = match &self.peers {
             None => RulePositions::all_rules(self.rules.len()),
-            Some(peers) => peers.all_naming(peer),
+            Some(peers) => peers.rules_for_caller(peer),
         };
-        for (index, rule) in naming.filter_map(|index| Some((index, &self.rules.get(index)?.rule)))
+        for (index, rule) in
+            positions.filter_map(|index| Some((index, &self.rules.get(index)?.rule)))
         {
             if !rule.ports.contains(port) || !rule.matches_caller(peer) {
                 continue;
@@ -114,122 +119,127 @@ impl PolicyRules {
                 // These rules need the request.
                 (PolicyAction::Deny, true) => deny.push(index),
                 (PolicyAction::Allow, true) => allow.push(index),
-                (PolicyAction::Deny, false) => denied = denied.or(Some(index)),
-                (PolicyAction::Allow, false) => allowed = allowed.or(Some(index)),
+                (PolicyAction::Deny, false) => deny_all = deny_all.or(Some(index)),
+                (PolicyAction::Allow, false) => allow_all = allow_all.or(Some(index)),
             }
         }
         PeerRules {
-            denied,
-            deny: RuleSubset::from_rules(self.denying.as_ref(), deny.into()),
-            allowed,
-            allow: RuleSubset::from_rules(self.allowing.as_ref(), allow.into()),
-            may_hide: !self.opaque.contains(&port),
+            deny_all,
+            deny: RuleSubset::from_rules(self.deny_index.as_ref(), deny.into()),
+            allow_all,
+            allow: RuleSubset::from_rules(self.allow_index.as_ref(), allow.into()),
+            may_contain_requests: !self.opaque_ports.contains(&port),
         }
     }
 
     /// Returns the decision for a request; `None` if no rule matches.
-    pub(super) fn judge_request(
+    pub(super) fn evaluate_request(
         &self,
         peer: &PeerRules,
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<PolicyResult> {
-        if let Some(index) = peer.denied {
-            return Some(deny_by(index));
+        if let Some(index) = peer.deny_all {
+            return Some(denied_by(index));
         }
         if !peer.deny.is_empty() {
             let variant = PathVariants::from_path(request.path, path);
-            let denies = |m: &DenialMatcher| m.may_mean(request, &variant);
-            let (part, many) = (&peer.deny, self.denying.as_ref());
-            let sought = LookupKeys::as_meant(request, &variant);
-            if let Some(index) = self.first_in(part, many, sought, |it| &*it.denied, denies) {
-                return Some(deny_by(index));
+            let denies = |matcher: &DenialMatcher| matcher.may_match(request, &variant);
+            let (rules, index) = (&peer.deny, self.deny_index.as_ref());
+            let keys = LookupKeys::as_interpreted(request, &variant);
+            if let Some(index) = self.first_in(rules, index, keys, |rule| &*rule.denied, denies) {
+                return Some(denied_by(index));
             }
         }
-        let allowed = peer.allowed.or_else(|| {
-            let allows = |m: &RequestMatcher| allows_path(m, request, path);
-            let (part, many) = (&peer.allow, self.allowing.as_ref());
-            self.first_in(part, many, LookupKeys::as_sent(request), |it| &*it.allowed, allows)
+        let allowed = peer.allow_all.or_else(|| {
+            let allows = |matcher: &RequestMatcher| allows_path(matcher, request, path);
+            let (rules, index) = (&peer.allow, self.allow_index.as_ref());
+            let keys = LookupKeys::as_sent(request);
+            self.first_in(rules, index, keys, |rule| &*rule.allowed, allows)
         });
         allowed.map(|index| Ok(DecidedBy::Policy(index)))
     }
 
     /// Returns the decision for opaque bytes. If the port may carry HTTP, a rule that denies some requests
     /// denies all bytes, since a denied request may be among them.
-    pub(super) fn judge_bytes(&self, peer: &PeerRules) -> Option<PolicyResult> {
-        let hidden =
-            || peer.deny.matching_rules(self.denying.as_ref()).next().filter(|_| peer.may_hide);
-        if let Some(index) = peer.denied.or_else(hidden) {
-            return Some(deny_by(index));
+    pub(super) fn evaluate_bytes(&self, peer: &PeerRules) -> Option<PolicyResult> {
+        let hidden = || {
+            peer.deny
+                .matching_rules(self.deny_index.as_ref())
+                .next()
+                .filter(|_| peer.may_contain_requests)
+        };
+        if let Some(index) = peer.deny_all.or_else(hidden) {
+            return Some(denied_by(index));
         }
-        peer.allowed.map(|index| Ok(DecidedBy::Policy(index)))
+        peer.allow_all.map(|index| Ok(DecidedBy::Policy(index)))
     }
 
     /// Returns the decision for opaque bytes that begin with a request. The request is not parsed, so a rule
     /// that denies some requests denies it.
-    pub(super) fn judge_hidden_request(&self, peer: &PeerRules) -> Option<PolicyResult> {
-        let hidden = || peer.deny.matching_rules(self.denying.as_ref()).next();
-        peer.denied.or_else(hidden).map(deny_by)
+    pub(super) fn evaluate_hidden_request(&self, peer: &PeerRules) -> Option<PolicyResult> {
+        let hidden = || peer.deny.matching_rules(self.deny_index.as_ref()).next();
+        peer.deny_all.or_else(hidden).map(denied_by)
     }
 
-    /// Returns the name of a rule.
+    /// Returns the decision that a rule stands for.
     pub(super) fn decision(&self, index: usize) -> Option<&PolicyDecision> {
         self.rules.get(index).map(|rule| &rule.decision)
     }
 
-    /// Returns the first rule of a part that matches a request.
+    /// Returns the first of these rules that matches a request.
     fn first_in<M>(
         &self,
-        part: &RuleSubset,
-        many: Option<&MatchIndex>,
-        sought: LookupKeys<'_>,
+        rules: &RuleSubset,
+        index: Option<&MatchIndex>,
+        keys: LookupKeys<'_>,
         matchers: impl Fn(&CompiledPolicyRule) -> &[M],
-        fits: impl Fn(&M) -> bool,
+        is_match: impl Fn(&M) -> bool,
     ) -> Option<usize> {
-        let part = match part {
+        let rules = match rules {
             RuleSubset::Few(rules) => {
-                return self.first_matching(rules, sought.request, matchers, fits);
+                return self.first_matching(rules, keys.request, matchers, is_match);
             }
-            RuleSubset::Many(part) => part,
+            RuleSubset::Many(rules) => rules,
         };
-        many?.first_of(part.as_deref(), sought, |index, place| {
+        index?.first_of(rules.as_deref(), keys, |index, match_position| {
             self.rules.get(index).is_some_and(|rule| {
-                matchers(rule).get(place).is_none_or(&fits)
-                    && rule.rule.claims.iter().all(|claim| has_claim(sought.request, claim))
+                matchers(rule).get(match_position).is_none_or(&is_match)
+                    && rule.rule.claims.iter().all(|claim| has_claim(keys.request, claim))
             })
         })
     }
 
     fn first_matching<M>(
         &self,
-        among: &[usize],
+        candidates: &[usize],
         request: &RequestView<'_>,
         matchers: impl Fn(&CompiledPolicyRule) -> &[M],
-        fits: impl Fn(&M) -> bool,
+        is_match: impl Fn(&M) -> bool,
     ) -> Option<usize> {
-        let fitting = |index: &&usize| {
+        let matches_all = |index: &&usize| {
             let rule = self.rules.get(**index);
             rule.is_some_and(|rule| {
                 let matchers = matchers(rule);
-                (matchers.is_empty() || matchers.iter().any(&fits))
+                (matchers.is_empty() || matchers.iter().any(&is_match))
                     && rule.rule.claims.iter().all(|claim| has_claim(request, claim))
             })
         };
-        among.iter().find(fitting).copied()
+        candidates.iter().find(matches_all).copied()
     }
 }
 
 impl CompiledPolicyRule {
     fn compile(rule: &PolicyRule) -> Result<Self, InvalidPattern> {
-        let of = |action| rule.requests.iter().filter(move |_| rule.action == action);
-        let allowed = of(PolicyAction::Allow).map(RequestMatcher::compile_allowing);
-        let denied = of(PolicyAction::Deny).map(DenialMatcher::compile);
-        let within =
+        let requests_for = |action| rule.requests.iter().filter(move |_| rule.action == action);
+        let allowed = requests_for(PolicyAction::Allow).map(RequestMatcher::compile_allowing);
+        let denied = requests_for(PolicyAction::Deny).map(DenialMatcher::compile);
+        let with_policy =
             |bad: InvalidPattern| bad.with_object(ObjectKey::AccessPolicy(rule.policy.clone()));
         Ok(Self {
             decision: PolicyDecision::from_policy(rule.policy.clone(), &rule.name),
-            allowed: allowed.collect::<Result<_, _>>().map_err(within)?,
-            denied: denied.collect::<Result<_, _>>().map_err(within)?,
+            allowed: allowed.collect::<Result<_, _>>().map_err(with_policy)?,
+            denied: denied.collect::<Result<_, _>>().map_err(with_policy)?,
             rule: rule.clone(),
         })
     }
@@ -240,7 +250,7 @@ fn has_claim(request: &RequestView<'_>, claim: &ClaimMatch) -> bool {
     request.fields.claim_values(&claim.name).iter().any(|value| claim.values.contains(value))
 }
 
-fn deny_by(index: usize) -> PolicyResult {
+fn denied_by(index: usize) -> PolicyResult {
     Err((Reason::DeniedByPolicy, DecidedBy::Policy(index)))
 }
 

@@ -47,7 +47,7 @@ fn stock_access() -> InboundAccess {
 /// The connection port of tests that do not depend on ports.
 const PORT: u16 = 5432;
 
-/// The decision for opaque bytes of the same peer to this port.
+/// Returns the decision for opaque bytes of the same peer to this port.
 fn decide_tcp(
     access: &InboundAccess,
     permit: &ConnectionPermit,
@@ -56,10 +56,10 @@ fn decide_tcp(
     access.authorize_tcp(&access.authorize_connection(permit.peer(), port)?)
 }
 
-/// `policy`, or `reason policy`, or `reason`.
+/// Formats a decision as `policy`, `reason policy` or `reason`.
 fn describe_decision(access: &InboundAccess, decision: Result<RequestPermit, Denial>) -> String {
     let name = |decision: Option<&PolicyDecision>| {
-        decision.map_or(String::new(), |it| it.policy.name.to_string())
+        decision.map_or(String::new(), |decision| decision.policy.name.to_string())
     };
     match decision {
         Ok(permit) => match permit.would_deny() {
@@ -70,7 +70,7 @@ fn describe_decision(access: &InboundAccess, decision: Result<RequestPermit, Den
     }
 }
 
-fn get(access: &InboundAccess, permit: &ConnectionPermit, path: &str) -> String {
+fn decide_get(access: &InboundAccess, permit: &ConnectionPermit, path: &str) -> String {
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path, query: None, authority: "stock", fields: &fields };
@@ -97,35 +97,35 @@ fn connections_need_an_identity_of_this_trust_domain() {
 }
 
 #[test]
-fn a_revoked_account_gets_in_nowhere_even_with_a_permit_from_before() {
+fn a_revoked_account_is_denied_even_with_an_earlier_permit() {
     let permissive = || InboundAccess::compile(&Access::AllowAll, &trust_domain()).unwrap();
-    for before in [stock_access, permissive] {
-        let access = before();
+    for build in [stock_access, permissive] {
+        let access = build();
         let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
         let other = access.authorize_connection(Some(&peer_id("ops")), PORT).unwrap();
-        assert!(!get(&access, &permit, "/items").contains("revoked"));
-        let access = InboundAccess { revoked: [peer_id("shop").account].into(), ..before() };
-        let refused = access
+        assert!(!decide_get(&access, &permit, "/items").contains("revoked"));
+        let access = InboundAccess { revoked: [peer_id("shop").account].into(), ..build() };
+        let rejected = access
             .authorize_connection(Some(&peer_id("shop")), PORT)
             .map_err(|denial| denial.reason);
-        assert_eq!(refused.err(), Some(Reason::RevokedPeer));
-        assert_eq!(get(&access, &permit, "/items"), "revoked-peer ");
+        assert_eq!(rejected.err(), Some(Reason::RevokedPeer));
+        assert_eq!(decide_get(&access, &permit, "/items"), "revoked-peer ");
         let tcp = decide_tcp(&access, &permit, 22).map_err(|denial| denial.reason);
         assert_eq!(tcp.err(), Some(Reason::RevokedPeer));
-        assert!(!get(&access, &other, "/items").contains("revoked"));
+        assert!(!decide_get(&access, &other, "/items").contains("revoked"));
     }
 }
 
 #[test]
-fn permissive_lets_every_member_in() {
+fn default_allow_allows_every_member() {
     let access = InboundAccess::compile(&Access::AllowAll, &trust_domain()).unwrap();
     let permit = access.authorize_connection(Some(&peer_id("anyone")), PORT).unwrap();
-    assert_eq!(get(&access, &permit, "/items/../admin"), "");
+    assert_eq!(decide_get(&access, &permit, "/items/../admin"), "");
     assert!(decide_tcp(&access, &permit, 22).is_ok());
 }
 
 #[test]
-fn strict_requests_are_judged_by_the_union_of_the_peers_policies() {
+fn default_deny_allows_the_union_of_the_policies_of_a_peer() {
     let access = stock_access();
     for (name, path, expected) in [
         ("shop", "/items", "read"),
@@ -143,12 +143,12 @@ fn strict_requests_are_judged_by_the_union_of_the_peers_policies() {
         ("stranger", "/other", "denied "),
     ] {
         let permit = access.authorize_connection(Some(&peer_id(name)), PORT).unwrap();
-        assert_eq!(get(&access, &permit, path), expected, "{name} {path}");
+        assert_eq!(decide_get(&access, &permit, path), expected, "{name} {path}");
     }
 }
 
 #[test]
-fn audit_lets_in_whom_strict_denies_and_says_why() {
+fn dry_run_allows_denied_requests_and_reports_the_reason() {
     let access = InboundAccess { is_dry_run: true, ..stock_access() };
     for (name, path, expected) in [
         ("shop", "/items", "read"),
@@ -157,7 +157,7 @@ fn audit_lets_in_whom_strict_denies_and_says_why() {
         ("stranger", "/items", "not denied "),
     ] {
         let permit = access.authorize_connection(Some(&peer_id(name)), PORT).unwrap();
-        assert_eq!(get(&access, &permit, path), expected, "{name} {path}");
+        assert_eq!(decide_get(&access, &permit, path), expected, "{name} {path}");
     }
     let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     assert_eq!(
@@ -169,23 +169,23 @@ fn audit_lets_in_whom_strict_denies_and_says_why() {
     // Revoked accounts are rejected independently of policies.
     let access = InboundAccess { revoked: [peer_id("shop").account].into(), ..access };
     assert!(access.authorize_connection(None, PORT).is_err());
-    assert_eq!(get(&access, &permit, "/items"), "not denied read");
+    assert_eq!(decide_get(&access, &permit, "/items"), "not denied read");
     let permit = stock_access().authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
-    assert_eq!(get(&access, &permit, "/items"), "revoked-peer ");
+    assert_eq!(decide_get(&access, &permit, "/items"), "revoked-peer ");
 }
 
 #[test]
-fn the_same_account_name_in_another_namespace_is_somebody_else() {
+fn an_account_in_another_namespace_is_a_different_identity() {
     let access = stock_access();
     let other = ServiceAccount::new("elsewhere", "shop").unwrap();
     let permit = access
         .authorize_connection(Some(&SpiffeId { account: other, ..peer_id("shop") }), PORT)
         .unwrap();
-    assert_eq!(get(&access, &permit, "/items"), "denied ");
+    assert_eq!(decide_get(&access, &permit, "/items"), "denied ");
 }
 
 #[test]
-fn tcp_needs_a_policy_that_names_the_port() {
+fn tcp_requires_a_policy_with_the_port() {
     let access = stock_access();
     for (name, port, expected) in [
         ("ops", 5432, "operate"),
@@ -201,23 +201,23 @@ fn tcp_needs_a_policy_that_names_the_port() {
             "{name} {port}"
         );
     }
-    let mut all = access_rule("all", &["ops"], &[], &[]);
-    all.tcp = PortSet::All;
-    let access = strict_access(vec![all]);
+    let mut all_ports = access_rule("all", &["ops"], &[], &[]);
+    all_ports.tcp = PortSet::All;
+    let access = strict_access(vec![all_ports]);
     let permit = access.authorize_connection(Some(&peer_id("ops")), PORT).unwrap();
     assert_eq!(describe_decision(&access, decide_tcp(&access, &permit, 1)), "all");
 }
 
 #[test]
-fn no_policies_allow_nothing() {
+fn default_deny_without_policies_denies_everything() {
     let access = strict_access(Vec::new());
     let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
-    assert_eq!(get(&access, &permit, "/"), "denied ");
+    assert_eq!(decide_get(&access, &permit, "/"), "denied ");
     assert_eq!(describe_decision(&access, decide_tcp(&access, &permit, 80)), "denied ");
 }
 
 #[test]
-fn a_permit_is_worth_no_more_than_the_rules_of_today() {
+fn an_earlier_permit_is_evaluated_by_current_rules() {
     let before = stock_access();
     let permit = before.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     assert!(before.is_current(&permit));
@@ -228,22 +228,22 @@ fn a_permit_is_worth_no_more_than_the_rules_of_today() {
         access_rule("sell", &["shop"], &["/sell"], &[]),
     ]);
     assert!(!after.is_current(&permit));
-    assert_eq!(get(&after, &permit, "/admin/x"), "denied operate");
-    assert_eq!(get(&after, &permit, "/items"), "no-policy-route ");
-    assert_eq!(get(&after, &permit, "/sell"), "sell");
+    assert_eq!(decide_get(&after, &permit, "/admin/x"), "denied operate");
+    assert_eq!(decide_get(&after, &permit, "/items"), "no-policy-route ");
+    assert_eq!(decide_get(&after, &permit, "/sell"), "sell");
     assert_eq!(describe_decision(&after, after.authorize_tcp(&permit)), "denied operate");
 
     let permissive = InboundAccess::compile(&Access::AllowAll, &trust_domain()).unwrap();
     let permit = permissive.authorize_connection(Some(&peer_id("stranger")), PORT).unwrap();
-    assert_eq!(get(&after, &permit, "/sell"), "denied ");
+    assert_eq!(decide_get(&after, &permit, "/sell"), "denied ");
 
-    let moved = TrustDomain::new("moved.org").unwrap();
-    let moved = InboundAccess::compile(&Access::AllowAll, &moved).unwrap();
-    assert_eq!(get(&moved, &permit, "/sell"), "foreign-trust-domain ");
+    let trust_domain = TrustDomain::new("moved.org").unwrap();
+    let other_mesh = InboundAccess::compile(&Access::AllowAll, &trust_domain).unwrap();
+    assert_eq!(decide_get(&other_mesh, &permit, "/sell"), "foreign-trust-domain ");
 }
 
 #[test]
-fn rules_about_paths_do_not_apply_to_paths_that_climb() {
+fn path_rules_do_not_match_paths_with_dot_segments() {
     let access = stock_access();
     let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     for path in [
@@ -260,7 +260,7 @@ fn rules_about_paths_do_not_apply_to_paths_that_climb() {
         "/items/..;a=b/admin/x",
         "/items/..;/admin/x",
     ] {
-        assert_eq!(get(&access, &permit, path), "no-policy-route ", "{path}");
+        assert_eq!(decide_get(&access, &permit, path), "no-policy-route ", "{path}");
     }
     for path in [
         "/items/...",
@@ -271,15 +271,15 @@ fn rules_about_paths_do_not_apply_to_paths_that_climb() {
         "/items/;a",
         "/items//1",
     ] {
-        assert_eq!(get(&access, &permit, path), "read", "{path}");
+        assert_eq!(decide_get(&access, &permit, path), "read", "{path}");
     }
     let everywhere = strict_access(vec![access_rule("all", &["shop"], &[".*"], &[])]);
     let permit = everywhere.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
-    assert_eq!(get(&everywhere, &permit, "/items/../admin"), "all");
+    assert_eq!(decide_get(&everywhere, &permit, "/items/../admin"), "all");
 }
 
 #[test]
-fn methods_count() {
+fn methods_are_compared() {
     let access = stock_access();
     let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     let fields = Vec::<(String, String)>::new();
@@ -292,9 +292,9 @@ fn methods_count() {
 }
 
 #[test]
-fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
-    let bad = Access::AllowListed(vec![access_rule("read", &["shop"], &["("], &[])]);
-    let error = InboundAccess::compile(&bad, &trust_domain()).unwrap_err().to_string();
+fn errors_and_denials_contain_their_policy() {
+    let invalid = Access::AllowListed(vec![access_rule("read", &["shop"], &["("], &[])]);
+    let error = InboundAccess::compile(&invalid, &trust_domain()).unwrap_err().to_string();
     assert!(error.starts_with("TrafficTarget stock/read: "), "{error}");
     let denial = Denial {
         reason: Reason::Denied,
@@ -304,26 +304,28 @@ fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
 }
 
 #[test]
-fn sources_of_the_same_rules_share_what_is_looked_up() {
+fn sources_with_the_same_rules_share_their_index() {
     let paths: Vec<String> = (0..50).map(|n| format!("/items/{n}")).collect();
     let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
     let access = strict_access(vec![
         access_rule("read", &["one", "two", "three"], &paths, &[]),
         access_rule("write", &["three"], &paths, &[]),
     ]);
-    let named = |name| access.rules.as_ref().unwrap().by_source[&service_account(name)].clone();
-    assert!(Arc::ptr_eq(&named("one"), &named("two")));
-    assert!(!Arc::ptr_eq(&named("one"), &named("three")));
+    let rules_of = |name| access.rules.as_ref().unwrap().by_source[&service_account(name)].clone();
+    assert!(Arc::ptr_eq(&rules_of("one"), &rules_of("two")));
+    assert!(!Arc::ptr_eq(&rules_of("one"), &rules_of("three")));
 }
 
-/// A rule for some of three accounts, and some requests.
+/// Returns a rule for some of three accounts, and some requests.
 fn any_rule() -> impl Strategy<Value = (Vec<&'static str>, Vec<RequestMatch>)> {
     let path = prop_oneof![
         Just(PathMatch::Any),
-        prop::sample::select(vec!["/a", "/a/b", "/b"]).prop_map(|it| PathMatch::Exact(it.into())),
-        prop::sample::select(vec!["/a", "/a/b/", "/"]).prop_map(|it| PathMatch::Prefix(it.into())),
+        prop::sample::select(vec!["/a", "/a/b", "/b"])
+            .prop_map(|text| PathMatch::Exact(text.into())),
+        prop::sample::select(vec!["/a", "/a/b/", "/"])
+            .prop_map(|text| PathMatch::Prefix(text.into())),
         prop::sample::select(vec!["/a/.*", "/a/b", "/[ab]", "/a.*", ".*"])
-            .prop_map(|it| PathMatch::Regex(it.into())),
+            .prop_map(|text| PathMatch::Regex(text.into())),
     ];
     let methods = prop::collection::vec(prop::sample::select(vec!["GET", "PUT"]), 0..2);
     let request = (path, methods).prop_map(|(path, methods)| RequestMatch {
@@ -337,7 +339,7 @@ fn any_rule() -> impl Strategy<Value = (Vec<&'static str>, Vec<RequestMatch>)> {
 
 proptest! {
     #[test]
-    fn what_is_looked_up_is_what_asking_all_of_them_says(
+    fn indexed_lookup_agrees_with_sequential_evaluation(
         rules in prop::collection::vec(any_rule(), 0..24),
         path in prop::sample::select(vec!["/a", "/a/b", "/a/b/c", "/b", "/", "/a/%62", "/a/../b"]),
         method in prop::sample::select(vec!["GET", "PUT"]),
@@ -352,20 +354,20 @@ proptest! {
         let request = RequestView { method, path, query: None, authority: "", fields: &fields };
         let allows = |rule: &&AccessRule| {
             let kind = PathKind::from_path(path);
-            rule.http.iter().any(|it| {
-                allows_path(&RequestMatcher::compile_allowing(it).unwrap(), &request, kind)
+            rule.http.iter().any(|condition| {
+                allows_path(&RequestMatcher::compile_allowing(condition).unwrap(), &request, kind)
             })
         };
-        let is_for = |rule: &&AccessRule| rule.sources.contains(&service_account("one"));
-        let own = rules.iter().filter(is_for).find(allows);
-        let expected = match (own, rules.iter().find(allows), rules.iter().any(|it| is_for(&it))) {
+        let is_for_peer = |rule: &&AccessRule| rule.sources.contains(&service_account("one"));
+        let allowing = rules.iter().filter(is_for_peer).find(allows);
+        let expected = match (allowing, rules.iter().find(allows), rules.iter().any(|rule| is_for_peer(&rule))) {
             (_, _, false) => "denied".to_owned(),
-            (Some(own), _, true) => own.policy.name.to_string(),
-            (None, Some(others), true) => format!("denied {}", others.policy.name),
+            (Some(allowing), _, true) => allowing.policy.name.to_string(),
+            (None, Some(foreign), true) => format!("denied {}", foreign.policy.name),
             (None, None, true) => "no-policy-route".to_owned(),
         };
         let permit = access.authorize_connection(Some(&peer_id("one")), PORT).unwrap();
-        let decided = describe_decision(&access, access.authorize_request(&permit, &request));
-        prop_assert_eq!(decided.trim(), expected);
+        let decision = describe_decision(&access, access.authorize_request(&permit, &request));
+        prop_assert_eq!(decision.trim(), expected);
     }
 }

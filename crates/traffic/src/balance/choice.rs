@@ -11,7 +11,8 @@ use leno_model::{
 
 use super::hashing::{self, EndpointHashTable, rendezvous_hash};
 use super::policy::{
-    choose_thinned, choose_warmed, in_turn, least_of, pick_random, slow_start_share,
+    choose_among_participants, choose_with_slow_start, least_of, next_in_turn, pick_random,
+    slow_start_share,
 };
 use super::{Candidates, pick_candidate};
 use crate::request::RequestView;
@@ -21,6 +22,7 @@ use crate::tag::{cookie_value, header_value};
 #[derive(Debug)]
 pub struct Balancer {
     rule: LoadBalancing,
+    /// The number of round-robin choices.
     turn: Cell<usize>,
 }
 
@@ -29,7 +31,7 @@ pub struct Balancer {
 pub struct RequestHash(pub u64);
 
 impl RequestHash {
-    /// Returns the key of a request, or of an opaque connection; `None` if the hashed value is absent: the
+    /// Returns the hash of a request, or of an opaque connection; `None` if the hashed value is absent. The
     /// default algorithm then decides.
     #[must_use]
     pub fn for_request(
@@ -37,16 +39,16 @@ impl RequestHash {
         request: Option<&RequestView<'_>>,
         caller: &WorkloadName,
     ) -> Option<Self> {
-        let of = |value: Option<Cow<'_, str>>| Some(hashing::hash_key(&value?));
-        let number = match (key, request) {
+        let hash_of = |value: Option<Cow<'_, str>>| Some(hashing::hash_key(&value?));
+        let hash = match (key, request) {
             (HashKey::Source, _) => Some(hashing::hash_key(&caller.to_string())),
             (_, None) => None,
             (HashKey::Header(name), Some(request)) => {
-                of(header_value(request, name, RepeatedHeader::Joined))
+                hash_of(header_value(request, name, RepeatedHeader::Joined))
             }
-            (HashKey::Cookie(name), Some(request)) => of(cookie_value(request, name)),
+            (HashKey::Cookie(name), Some(request)) => hash_of(cookie_value(request, name)),
         };
-        number.map(Self)
+        hash.map(Self)
     }
 }
 
@@ -72,48 +74,53 @@ impl Balancer {
         &self.rule
     }
 
-    /// Chooses a candidate. `keyed`: the key, and its candidates. `age`: the time since a candidate was added;
-    /// `None` for one outside slow start.
+    /// Chooses a candidate. `keyed` is the hash of the request's key with the candidates for it. `age` returns
+    /// the time since a candidate was added; `None` outside slow start. `random` is a uniform random number.
     pub fn choose_candidate<C: Candidates + ?Sized>(
         &self,
         candidates: &C,
         keyed: Option<(RequestHash, KeyedCandidates<'_>)>,
         age: impl Fn(usize) -> Option<Duration>,
-        draw: u64,
+        random: u64,
     ) -> Option<usize> {
         if self.rule.algorithm.hash_key().is_some() {
-            let found = keyed.and_then(|(key, keyed)| find_by_key(candidates, key, keyed));
-            return found.or_else(|| pick_candidate(candidates, draw));
+            let by_key = keyed.and_then(|(key, keyed)| find_by_key(candidates, key, keyed));
+            return by_key.or_else(|| pick_candidate(candidates, random));
         }
-        let warm_up = self.rule.slow_start;
-        let warmth = |index| match (warm_up, age(index)) {
+        let slow_start = self.rule.slow_start;
+        let share = |index| match (slow_start, age(index)) {
             (Some(rule), Some(age)) => slow_start_share(rule, age),
             (None, _) | (_, None) => u32::MAX,
         };
         match self.rule.algorithm {
             BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices }
-                if warm_up.is_some() && candidates.len() > 1 =>
+                if slow_start.is_some() && candidates.len() > 1 =>
             {
-                let warm = choose_thinned((candidates, &warmth), draw, |it, draw| {
-                    least_loaded(it, choices, draw)
-                });
-                warm.or_else(|| least_loaded(candidates, choices, draw))
+                let chosen = choose_among_participants(
+                    (candidates, &share),
+                    random,
+                    |participants, random| least_loaded(participants, choices, random),
+                );
+                chosen.or_else(|| least_loaded(candidates, choices, random))
             }
             BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices } => {
-                least_loaded(candidates, choices, draw)
+                least_loaded(candidates, choices, random)
             }
-            BalanceAlgorithm::RoundRobin => {
-                choose_warmed(|_| in_turn(candidates, self.next()), warmth, draw)
-            }
+            BalanceAlgorithm::RoundRobin => choose_with_slow_start(
+                |_| next_in_turn(candidates, self.next_turn()),
+                share,
+                random,
+            ),
             BalanceAlgorithm::Random
             | BalanceAlgorithm::RingHash(_)
             | BalanceAlgorithm::Maglev(_) => {
-                choose_warmed(|draw| pick_random(candidates, draw), warmth, draw)
+                choose_with_slow_start(|random| pick_random(candidates, random), share, random)
             }
         }
     }
 
-    fn next(&self) -> usize {
+    /// Returns the number of this turn, and advances it.
+    fn next_turn(&self) -> usize {
         let turn = self.turn.get();
         self.turn.set(turn.wrapping_add(1));
         turn
@@ -121,10 +128,10 @@ impl Balancer {
 }
 
 /// Returns the least loaded of this many candidates.
-fn least_loaded<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) -> Option<usize> {
+fn least_loaded<C: Candidates + ?Sized>(candidates: &C, choices: u8, random: u64) -> Option<usize> {
     match choices {
-        0..=2 => pick_candidate(candidates, draw),
-        choices => least_of(candidates, choices, draw),
+        0..=2 => pick_candidate(candidates, random),
+        choices => least_of(candidates, choices, random),
     }
 }
 
@@ -133,10 +140,10 @@ fn find_by_key<C: Candidates + ?Sized>(
     key: RequestHash,
     keyed: KeyedCandidates<'_>,
 ) -> Option<usize> {
-    let usable = |index: usize| index < candidates.len() && candidates.is_usable(index);
+    let is_usable = |index: usize| index < candidates.len() && candidates.is_usable(index);
     match keyed {
-        KeyedCandidates::HashTable(places) => places.find_endpoint(key.0, usable),
-        KeyedCandidates::Few(endpoints) => rendezvous_hash(key.0, endpoints, usable),
+        KeyedCandidates::HashTable(table) => table.find_endpoint(key.0, is_usable),
+        KeyedCandidates::Few(endpoints) => rendezvous_hash(key.0, endpoints, is_usable),
     }
 }
 
@@ -163,22 +170,23 @@ mod tests {
         }
     }
 
-    /// The share of the last candidate, added this many seconds ago, in percent.
+    /// Returns the share of the last candidate, added this many seconds ago, in percent.
     fn share_of_slow_start_endpoint(choices: u8, loads: &[u32], seconds: u64) -> u32 {
-        let warm_up = Some(SlowStart { time: Duration::from_secs(100), percent_min: 10 });
+        let slow_start = Some(SlowStart { time: Duration::from_secs(100), percent_min: 10 });
         let algorithm = BalanceAlgorithm::LeastRequest { choices };
-        let balancer = Balancer::new(LoadBalancing { algorithm, slow_start: warm_up });
+        let balancer = Balancer::new(LoadBalancing { algorithm, slow_start });
         let slow_start_endpoint = loads.len() - 1;
         let age =
             |index: usize| (index == slow_start_endpoint).then(|| Duration::from_secs(seconds));
         let table = Loads(loads.to_vec());
-        let draws = (0..10_000_u64).map(|n| hash(n, "draw"));
-        let chosen = draws.filter_map(|draw| balancer.choose_candidate(&table, None, age, draw));
+        let random_numbers = (0..10_000_u64).map(|n| hash(n, "draw"));
+        let chosen = random_numbers
+            .filter_map(|random| balancer.choose_candidate(&table, None, age, random));
         u32::try_from(chosen.filter(|index| *index == slow_start_endpoint).count() / 100).unwrap()
     }
 
     #[test]
-    fn a_slow_start_endpoint_with_nothing_under_way_gets_no_more_than_it_is_warm() {
+    fn an_idle_slow_start_endpoint_receives_only_its_share() {
         for (choices, loads) in [(2, &[9, 0][..]), (2, &[9, 9, 9, 0]), (4, &[9, 9, 9, 0])] {
             let warm = share_of_slow_start_endpoint(choices, loads, 100);
             assert!(warm >= 45, "{choices} {loads:?}: {warm}");
@@ -191,15 +199,15 @@ mod tests {
     }
 
     #[test]
-    fn where_all_are_cold_one_of_them_it_is() {
-        let warm_up = Some(SlowStart { time: Duration::from_secs(100), percent_min: 1 });
+    fn an_endpoint_is_chosen_even_if_all_are_in_slow_start() {
+        let slow_start = Some(SlowStart { time: Duration::from_secs(100), percent_min: 1 });
         let algorithm = BalanceAlgorithm::LeastRequest { choices: 2 };
-        let balancer = Balancer::new(LoadBalancing { algorithm, slow_start: warm_up });
+        let balancer = Balancer::new(LoadBalancing { algorithm, slow_start });
         for count in 1..4 {
             let table = Loads(vec![0; count]);
-            for draw in (0..200).map(|n| hash(n, "draw")) {
+            for random in (0..200).map(|n| hash(n, "draw")) {
                 let chosen =
-                    balancer.choose_candidate(&table, None, |_| Some(Duration::ZERO), draw);
+                    balancer.choose_candidate(&table, None, |_| Some(Duration::ZERO), random);
                 assert!(chosen.is_some());
             }
         }

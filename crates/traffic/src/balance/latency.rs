@@ -9,10 +9,10 @@ use std::time::Duration;
 /// recovery takes a while, not one fast response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EndpointLatency {
-    /// In 65536ths of a microsecond; 0 if unknown.
+    /// The average in 65536ths of a microsecond; 0 if unknown.
     average: u64,
     /// The time of the last update, in microseconds.
-    at: u64,
+    updated_at: u64,
     /// The number of consecutive failed attempts.
     failures: u8,
     /// The time of the last failure, in microseconds.
@@ -21,42 +21,42 @@ pub struct EndpointLatency {
 
 impl EndpointLatency {
     /// Records a response that started after this time.
-    pub fn record_response(&mut self, took: Duration, now: Duration) {
-        let (took, now) = (scaled_micros(took), to_micros(now));
-        self.average = match self.average.checked_sub(took) {
-            Some(above) => took + decay(above, now.saturating_sub(self.at)),
-            None => took,
+    pub fn record_response(&mut self, latency: Duration, now: Duration) {
+        let (latency, now) = (scaled_micros(latency), to_micros(now));
+        self.average = match self.average.checked_sub(latency) {
+            Some(excess) => latency + decay(excess, now.saturating_sub(self.updated_at)),
+            None => latency,
         };
-        self.at = now;
+        self.updated_at = now;
         self.failures = 0;
     }
 
-    /// Records an attempt that failed, or was answered with an error, after this time. Errors are often faster
+    /// Records an attempt that failed, or received an error response, after this time. Errors are often faster
     /// than successful responses, so they never lower the average.
-    pub fn record_failure(&mut self, took: Duration, now: Duration) {
-        self.record_pending(took, now);
+    pub fn record_failure(&mut self, latency: Duration, now: Duration) {
+        self.record_pending(latency, now);
         self.failures = self.failure_count(now).saturating_add(1);
         self.failed_at = to_micros(now);
     }
 
     /// Records a request that was rejected for its content after this time. Rejections are fast and do not
     /// lower the average either, but do not count as failures.
-    pub fn record_rejection(&mut self, took: Duration, now: Duration) {
-        self.record_pending(took, now);
+    pub fn record_rejection(&mut self, latency: Duration, now: Duration) {
+        self.record_pending(latency, now);
         self.failures = 0;
     }
 
     /// Records an attempt that has taken this long, with an unknown result.
-    pub fn record_pending(&mut self, took: Duration, now: Duration) {
-        let peak = scaled_micros(took);
+    pub fn record_pending(&mut self, latency: Duration, now: Duration) {
+        let peak = scaled_micros(latency);
         // An endpoint that has never responded has no known latency; it must not appear fast.
         if self.average > 0 && peak > self.decayed_average(now) {
-            (self.average, self.at) = (peak, to_micros(now));
+            (self.average, self.updated_at) = (peak, to_micros(now));
         }
     }
 
-    /// Returns the expected time as a power of two of a microsecond: smaller differences are noise, and no
-    /// reason to send all requests to one endpoint. `None` if unknown. Below 25.
+    /// Returns the binary logarithm of the expected time in microseconds; `None` if unknown. Smaller
+    /// differences are noise, and no reason to send all requests to one endpoint. The result is below 25.
     #[must_use]
     pub fn latency_step(&self, now: Duration) -> Option<u8> {
         let step = (self.decayed_average(now) >> SCALE_BITS).max(FLOOR_MICROS).ilog2();
@@ -74,7 +74,7 @@ impl EndpointLatency {
     /// tried again.
     #[inline]
     fn decayed_average(&self, now: Duration) -> u64 {
-        match to_micros(now).saturating_sub(self.at) {
+        match to_micros(now).saturating_sub(self.updated_at) {
             ..STALE_MICROS => self.average,
             silence => decay(self.average, silence),
         }
@@ -84,34 +84,35 @@ impl EndpointLatency {
 /// Returns a value after exponential decay by e per ten seconds. Whole half-lives are shifts; within a
 /// half-life the curve is a parabola through its ends with the exponential's initial slope, at most 0.5 % off.
 fn decay(value: u64, micros: u64) -> u64 {
-    let halves = u32::try_from(micros / HALF_LIFE_MICROS).unwrap_or(u32::MAX);
-    let part = ((micros % HALF_LIFE_MICROS) << PART_BITS) / HALF_LIFE_MICROS;
-    let bent = SLOPE - ((BEND * part) >> PART_BITS);
-    let left = (1 << PART_BITS) - ((bent * part) >> PART_BITS);
+    let half_lives = u32::try_from(micros / HALF_LIFE_MICROS).unwrap_or(u32::MAX);
+    let fraction = ((micros % HALF_LIFE_MICROS) << FRACTION_BITS) / HALF_LIFE_MICROS;
+    let slope = SLOPE - ((CURVATURE * fraction) >> FRACTION_BITS);
+    let factor = (1 << FRACTION_BITS) - ((slope * fraction) >> FRACTION_BITS);
     // At most 2^40 times 2^23.
-    (value.checked_shr(halves).unwrap_or(0) * left) >> PART_BITS
+    (value.checked_shr(half_lives).unwrap_or(0) * factor) >> FRACTION_BITS
 }
 
 fn to_micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn scaled_micros(took: Duration) -> u64 {
-    to_micros(took).clamp(1, LATENCY_MICROS_MAX) << SCALE_BITS
+fn scaled_micros(latency: Duration) -> u64 {
+    to_micros(latency).clamp(1, MAX_LATENCY_MICROS) << SCALE_BITS
 }
 
-/// Ten seconds times ln 2.
+/// The half-life of the average: ten seconds times ln 2.
 const HALF_LIFE_MICROS: u64 = 6_931_472;
-const PART_BITS: u32 = 23;
-/// ln 2.
+/// The fraction bits within a half-life.
+const FRACTION_BITS: u32 = 23;
+/// The initial slope of the decay: ln 2.
 const SLOPE: u64 = 5_814_540;
 /// The part of the slope above one half.
-const BEND: u64 = SLOPE - (1 << (PART_BITS - 1));
+const CURVATURE: u64 = SLOPE - (1 << (FRACTION_BITS - 1));
 /// The fraction bits of averages: a step of one microsecond is a millionth.
 const SCALE_BITS: u32 = 16;
-/// The maximum; longer times count as this (sixteen seconds).
-const LATENCY_MICROS_MAX: u64 = (1 << 24) - 1;
-/// The minimum; below it, network and scheduler noise dominates.
+/// The maximum latency: longer ones count as this (sixteen seconds).
+const MAX_LATENCY_MICROS: u64 = (1 << 24) - 1;
+/// The minimum latency that is distinguished: below it, network and scheduler noise dominates.
 const FLOOR_MICROS: u64 = 1 << 10;
 /// An average that was updated within this time is current.
 const STALE_MICROS: u64 = 1_000_000;

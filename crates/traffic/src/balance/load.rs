@@ -16,38 +16,39 @@ pub struct Load {
 impl Load {
     /// Creates the load of a candidate with only the number of requests in progress known.
     #[must_use]
-    pub const fn from_requests(under_way: u32) -> Self {
-        Self { in_progress: under_way, step: None, weight: None }
+    pub const fn from_requests(in_progress: u32) -> Self {
+        Self { in_progress, step: None, weight: None }
     }
 
-    /// True if this candidate is expected to answer the next request sooner: the product of its requests in
+    /// True if this candidate is expected to respond to the next request sooner: the product of its requests in
     /// progress, relative to its weight, and its response time is smaller. An unknown response time counts as
-    /// equal to the other's.
+    /// equal to that of the other candidate.
     #[must_use]
     pub fn is_less_than(self, other: Self) -> bool {
         let steps = self.step.zip(other.step);
         if self.weight.is_none() && other.weight.is_none() {
             return match steps {
                 None => self.in_progress < other.in_progress,
-                Some((here, there)) => {
-                    self.request_count() << here < other.request_count() << there
+                Some((own_step, other_step)) => {
+                    self.request_count() << own_step < other.request_count() << other_step
                 }
             };
         }
-        let (here, there) = steps.unwrap_or_default();
-        let (own, others) = (self.effective_weight(), other.effective_weight());
-        (self.weighted_load(own) << here) * others < (other.weighted_load(others) << there) * own
+        let (own_step, other_step) = steps.unwrap_or_default();
+        let (own_weight, other_weight) = (self.effective_weight(), other.effective_weight());
+        (self.weighted_load(own_weight) << own_step) * other_weight
+            < (other.weighted_load(other_weight) << other_step) * own_weight
     }
 
-    /// Includes the next request. At most 2^32.
+    /// Returns the number of requests in progress, including the next one. At most 2^32.
     fn request_count(self) -> u64 {
         u64::from(self.in_progress) + 1
     }
 
-    /// Scales the requests in progress by the weight, in units of the default weight; the next request counts
-    /// as one. Idle candidates are thus equal, since the draw already follows the weights. Below 2^28.
+    /// Returns the requests in progress, scaled so that the next request counts as this weight. Idle candidates
+    /// are thus equal, since the random choice already follows the weights. Below 2^28.
     fn weighted_load(self, weight: u64) -> u64 {
-        u64::from(self.in_progress.min(UNDER_WAY_MAX)) * u64::from(Weight::DEFAULT) + weight
+        u64::from(self.in_progress.min(MAX_IN_PROGRESS)) * u64::from(Weight::DEFAULT) + weight
     }
 
     fn effective_weight(self) -> u64 {
@@ -55,8 +56,9 @@ impl Load {
     }
 }
 
-/// The maximum with weights: with steps below 2^5 and weights below 2^10 nothing overflows.
-const UNDER_WAY_MAX: u32 = (1 << 20) - 1;
+/// The maximum number of requests in progress that is compared by weight: with steps below 2^5 and weights
+/// below 2^10 no product overflows.
+const MAX_IN_PROGRESS: u32 = (1 << 20) - 1;
 
 #[cfg(test)]
 mod tests {
@@ -64,14 +66,14 @@ mod tests {
 
     use super::*;
 
-    fn test_load(under_way: u32, step: Option<u8>, weight: u16) -> Load {
-        Load { in_progress: under_way, step, weight: Weight::new(weight) }
+    fn test_load(in_progress: u32, step: Option<u8>, weight: u16) -> Load {
+        Load { in_progress, step, weight: Weight::new(weight) }
     }
 
     #[test]
-    fn what_is_under_way_counts_by_how_long_it_takes() {
-        let load = |(under_way, step)| test_load(under_way, step, 0);
-        for (one, other, is_less) in [
+    fn requests_in_progress_count_by_response_time() {
+        let load = |(in_progress, step)| test_load(in_progress, step, 0);
+        for (left, right, is_less) in [
             ((1, None), (2, None), true),
             ((2, None), (2, None), false),
             // Three requests at eight times the speed finish before one.
@@ -81,14 +83,14 @@ mod tests {
             ((2, Some(10)), (1, None), false),
             ((0, Some(20)), (1, None), true),
         ] {
-            let (one, other) = (load(one), load(other));
-            assert_eq!(one.is_less_than(other), is_less, "{one:?} {other:?}");
+            let (left, right) = (load(left), load(right));
+            assert_eq!(left.is_less_than(right), is_less, "{left:?} {right:?}");
         }
     }
 
     #[test]
-    fn what_is_under_way_counts_by_the_weight() {
-        for (one, other, is_less) in [
+    fn requests_in_progress_count_by_weight() {
+        for (left, right, is_less) in [
             ((4, 400), (2, 100), true),
             ((8, 400), (2, 100), false),
             ((9, 400), (2, 100), false),
@@ -96,24 +98,25 @@ mod tests {
             ((0, 1000), (0, 1), false),
             ((0, 1), (0, 1000), false),
         ] {
-            let (one, other) = (test_load(one.0, None, one.1), test_load(other.0, None, other.1));
-            assert_eq!(one.is_less_than(other), is_less, "{one:?} {other:?}");
+            let (left, right) =
+                (test_load(left.0, None, left.1), test_load(right.0, None, right.1));
+            assert_eq!(left.is_less_than(right), is_less, "{left:?} {right:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn of_two_one_at_most_is_less_and_more_under_way_is_never_less(
-            (one, other) in ((any::<u32>(), 0..25_u8), (any::<u32>(), 0..25_u8)),
-            (own, others) in (0..=1000_u16, 0..=1000_u16),
+        fn comparison_is_antisymmetric_and_monotonic(
+            (first, second) in ((any::<u32>(), 0..25_u8), (any::<u32>(), 0..25_u8)),
+            (first_weight, second_weight) in (0..=1000_u16, 0..=1000_u16),
             more in any::<u32>(),
         ) {
-            let here = test_load(one.0, Some(one.1), own);
-            let there = test_load(other.0, Some(other.1), others);
-            prop_assert!(!(here.is_less_than(there) && there.is_less_than(here)));
-            let busier = Load { in_progress: here.in_progress.saturating_add(more), ..here };
-            prop_assert!(!busier.is_less_than(here));
-            prop_assert!(here.is_less_than(there) || !busier.is_less_than(there));
+            let first_load = test_load(first.0, Some(first.1), first_weight);
+            let second_load = test_load(second.0, Some(second.1), second_weight);
+            prop_assert!(!(first_load.is_less_than(second_load) && second_load.is_less_than(first_load)));
+            let busier = Load { in_progress: first_load.in_progress.saturating_add(more), ..first_load };
+            prop_assert!(!busier.is_less_than(first_load));
+            prop_assert!(first_load.is_less_than(second_load) || !busier.is_less_than(second_load));
         }
     }
 }

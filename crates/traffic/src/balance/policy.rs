@@ -4,48 +4,47 @@ use std::time::Duration;
 
 use leno_model::{SlowStart, Weight};
 
-use super::{Candidates, Load, draw_below, remix_draw, weighted};
+use super::{Candidates, Load, mix_random, random_below, weighted};
 
-/// Returns the next candidate in turn. Unusable candidates are skipped by a random draw among the others, so
-/// that their neighbors do not receive a double share.
+/// Returns the next candidate in turn. An unusable candidate is replaced by a random one, so that its neighbor
+/// does not receive a double share.
 #[must_use]
-pub fn in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<usize> {
+pub fn next_in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<usize> {
     let count = candidates.len();
-    let from = turn.checked_rem(count)?;
+    let index = turn.checked_rem(count)?;
     if weighted::has_weights(candidates) {
-        return weighted::draw_one(candidates, weighted::turn_draw(turn));
+        return weighted::pick_by_weight(candidates, weighted::random_for_turn(turn));
     }
     // The common case: the candidate in turn is usable.
-    if candidates.is_usable(from) {
-        return Some(from);
+    if candidates.is_usable(index) {
+        return Some(index);
     }
-    // A new number: the turn is known to select an unusable candidate, so its values are not uniform over the
-    // others.
-    nth_fitting(candidates, usize::try_from(remix_draw(turn as u64) >> 33).unwrap_or(0))
+    // The turn is known to select an unusable candidate, so its value is not uniform over the others.
+    nth_available(candidates, usize::try_from(mix_random(turn as u64) >> 33).unwrap_or(0))
 }
 
 /// Returns a random usable candidate.
 #[must_use]
-pub fn pick_random<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+pub fn pick_random<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Option<usize> {
     let count = candidates.len();
     if count > 0 && weighted::has_weights(candidates) {
-        return weighted::draw_one(candidates, draw);
+        return weighted::pick_by_weight(candidates, random);
     }
-    let index = draw_below(count, draw >> 32);
+    let index = random_below(count, random >> 32);
     if count > 0 && candidates.is_usable(index) {
         return Some(index);
     }
-    nth_fitting(candidates, usize::try_from(remix_draw(draw) >> 33).unwrap_or(0))
+    nth_available(candidates, usize::try_from(mix_random(random) >> 33).unwrap_or(0))
 }
 
 /// Returns the least loaded of `choices` random candidates, usable ones if there are any.
 #[must_use]
-pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) -> Option<usize> {
-    let mut draw = draw;
+pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, random: u64) -> Option<usize> {
+    let mut random = random;
     let mut best: Option<(Load, usize)> = None;
     for _ in 0..choices.max(1) {
-        draw = remix_draw(draw);
-        let Some(index) = pick_random(candidates, draw) else { break };
+        random = mix_random(random);
+        let Some(index) = pick_random(candidates, random) else { break };
         let load = candidates.load(index);
         if best.is_none_or(|(least, _)| load.is_less_than(least)) {
             best = Some((load, index));
@@ -55,47 +54,47 @@ pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) 
 }
 
 /// Returns a usable candidate by its number among the usable ones, or an eligible one if none is usable.
-fn nth_fitting<C: Candidates + ?Sized>(candidates: &C, number: usize) -> Option<usize> {
-    let nth = |fits: &dyn Fn(usize) -> bool| {
-        let fitting = || (0..candidates.len()).filter(|index| fits(*index));
-        let number = number.checked_rem(fitting().count())?;
-        fitting().nth(number)
+fn nth_available<C: Candidates + ?Sized>(candidates: &C, number: usize) -> Option<usize> {
+    let nth_where = |is_available: &dyn Fn(usize) -> bool| {
+        let available = || (0..candidates.len()).filter(|index| is_available(*index));
+        let number = number.checked_rem(available().count())?;
+        available().nth(number)
     };
-    nth(&|index| candidates.is_usable(index))
-        .or_else(|| nth(&|index| candidates.is_eligible(index)))
+    nth_where(&|index| candidates.is_usable(index))
+        .or_else(|| nth_where(&|index| candidates.is_eligible(index)))
 }
 
 /// Returns the share of requests for a candidate of this age, in 65536ths.
 #[must_use]
 pub fn slow_start_share(rule: SlowStart, age: Duration) -> u32 {
     if age >= rule.time {
-        return WHOLE;
+        return FULL_SHARE;
     }
-    let grown = age.as_nanos() * u128::from(WHOLE) / rule.time.as_nanos().max(1);
-    let least = u32::from(rule.percent_min) * WHOLE / 100;
-    u32::try_from(grown).unwrap_or(WHOLE).max(least)
+    let share = age.as_nanos() * u128::from(FULL_SHARE) / rule.time.as_nanos().max(1);
+    let share_min = u32::from(rule.percent_min) * FULL_SHARE / 100;
+    u32::try_from(share).unwrap_or(FULL_SHARE).max(share_min)
 }
 
-/// Repeats the choice until a draw falls below the candidate's slow-start share, a limited number of times;
-/// each candidate thus receives requests in proportion to its share.
-pub fn choose_warmed(
+/// Repeats the choice until a random number falls below the candidate's slow-start share, a limited number of
+/// times. Each candidate thus receives requests in proportion to its share.
+pub fn choose_with_slow_start(
     mut choose: impl FnMut(u64) -> Option<usize>,
-    warmth: impl Fn(usize) -> u32,
-    draw: u64,
+    share_of: impl Fn(usize) -> u32,
+    random: u64,
 ) -> Option<usize> {
-    let mut draw = draw;
-    let mut chosen = choose(draw)?;
-    for _ in 0..CHANGES_MAX {
-        let warmth = warmth(chosen);
-        if warmth >= WHOLE {
+    let mut random = random;
+    let mut chosen = choose(random)?;
+    for _ in 0..MAX_ATTEMPTS {
+        let share = share_of(chosen);
+        if share >= FULL_SHARE {
             break;
         }
-        draw = remix_draw(draw);
-        if u32::try_from(draw >> 48).unwrap_or(0) < warmth {
+        random = mix_random(random);
+        if u32::try_from(random >> 48).unwrap_or(0) < share {
             break;
         }
-        draw = remix_draw(draw);
-        chosen = choose(draw)?;
+        random = mix_random(random);
+        chosen = choose(random)?;
     }
     Some(chosen)
 }
@@ -105,9 +104,10 @@ pub fn choose_warmed(
 /// often it is rejected afterwards.
 pub(super) struct SlowStartCandidates<'a, C: ?Sized, W> {
     pub(super) candidates: &'a C,
-    pub(super) warmth: W,
-    /// The random number of one choice, for all candidates.
-    pub(super) draw: u64,
+    /// The slow-start share of each candidate.
+    pub(super) share: W,
+    /// The random number that determines the participants of one choice.
+    pub(super) random: u64,
 }
 
 impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for SlowStartCandidates<'_, C, W> {
@@ -124,39 +124,40 @@ impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for SlowStartCandid
     }
 
     fn is_usable(&self, index: usize) -> bool {
-        let warmth = (self.warmth)(index);
-        let is_warm = warmth >= WHOLE
-            || u32::try_from(remix_draw(self.draw ^ index as u64) >> 48).unwrap_or(0) < warmth;
-        is_warm && self.candidates.is_usable(index)
+        let share = (self.share)(index);
+        let takes_part = share >= FULL_SHARE
+            || u32::try_from(mix_random(self.random ^ index as u64) >> 48).unwrap_or(0) < share;
+        takes_part && self.candidates.is_usable(index)
     }
 
-    /// If no candidate takes part, a new draw is better than the last resort.
+    /// If no candidate takes part, another attempt is better than a choice among all.
     fn is_eligible(&self, _: usize) -> bool {
         false
     }
 }
 
-/// Repeats the choice among [`SlowStartCandidates`] candidates until one is returned; after the last
-/// attempt, chooses among all.
-pub(super) fn choose_thinned<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
-    (candidates, warmth): (&'a C, W),
-    draw: u64,
+/// Repeats the choice among [`SlowStartCandidates`] until one is returned, at most [`MAX_ATTEMPTS`] times;
+/// `None` after that.
+pub(super) fn choose_among_participants<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
+    (candidates, share): (&'a C, W),
+    random: u64,
     choose: impl Fn(&SlowStartCandidates<'a, C, W>, u64) -> Option<usize>,
 ) -> Option<usize> {
-    let mut draw = draw;
-    for _ in 0..CHANGES_MAX {
-        let thinned = SlowStartCandidates { candidates, warmth, draw: remix_draw(draw) };
-        if let Some(index) = choose(&thinned, draw) {
+    let mut random = random;
+    for _ in 0..MAX_ATTEMPTS {
+        let participants = SlowStartCandidates { candidates, share, random: mix_random(random) };
+        if let Some(index) = choose(&participants, random) {
             return Some(index);
         }
-        draw = remix_draw(thinned.draw);
+        random = mix_random(participants.random);
     }
     None
 }
 
-const WHOLE: u32 = 1 << 16;
-/// The maximum number of draws if all candidates are in slow start.
-const CHANGES_MAX: usize = 16;
+/// The share of a candidate that is not in slow start.
+const FULL_SHARE: u32 = 1 << 16;
+/// The maximum number of choices if all candidates are in slow start.
+const MAX_ATTEMPTS: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -186,8 +187,8 @@ mod tests {
         counts
     }
 
-    fn turn_draw(turn: usize) -> u64 {
-        remix_draw(turn as u64 ^ 0x5555)
+    fn random_for_turn(turn: usize) -> u64 {
+        mix_random(turn as u64 ^ 0x5555)
     }
 
     fn is_near(count: usize, share: f64) -> bool {
@@ -195,45 +196,45 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_round() {
+    fn candidates_are_chosen_in_turn() {
         let table = Table(vec![(0, true); 4]);
-        let order: Vec<_> = (0..6).filter_map(|turn| in_turn(&table, turn)).collect();
+        let order: Vec<_> = (0..6).filter_map(|turn| next_in_turn(&table, turn)).collect();
         assert_eq!(order, [0, 1, 2, 3, 0, 1]);
-        assert_eq!(in_turn(&Table(vec![]), 3), None);
+        assert_eq!(next_in_turn(&Table(vec![]), 3), None);
     }
 
     #[test]
-    fn who_is_not_usable_is_passed_over_and_its_turns_are_shared() {
+    fn turns_of_an_unusable_candidate_are_shared() {
         let table = Table(vec![(0, true), (0, false), (0, true), (0, true)]);
         for counts in [
-            pick_counts(4, |turn| in_turn(&table, turn)),
-            pick_counts(4, |turn| pick_random(&table, turn_draw(turn))),
+            pick_counts(4, |turn| next_in_turn(&table, turn)),
+            pick_counts(4, |turn| pick_random(&table, random_for_turn(turn))),
         ] {
             assert_eq!(counts[1], 0);
             assert!([0, 2, 3].iter().all(|i| counts[*i] * 4 > TURNS), "{counts:?}");
         }
         // Two candidates that are not neighbors, of an even number.
         let table = Table(vec![(0, true), (0, false), (0, true), (0, false)]);
-        let counts = pick_counts(4, |turn| in_turn(&table, turn));
+        let counts = pick_counts(4, |turn| next_in_turn(&table, turn));
         assert!(is_near(counts[0], 0.5) && is_near(counts[2], 0.5), "{counts:?}");
     }
 
     #[test]
-    fn any_is_tried_when_none_is_usable() {
+    fn any_candidate_is_tried_if_none_is_usable() {
         let none = Table(vec![(0, false); 3]);
         assert!(
-            pick_counts(3, |turn| pick_random(&none, turn_draw(turn)))
+            pick_counts(3, |turn| pick_random(&none, random_for_turn(turn)))
                 .iter()
-                .all(|it| is_near(*it, 1.0 / 3.0))
+                .all(|count| is_near(*count, 1.0 / 3.0))
         );
     }
 
     #[test]
-    fn the_more_are_compared_the_oftener_the_least_loaded_is_chosen() {
+    fn more_choices_select_the_least_loaded_candidate_more_often() {
         let table = Table(vec![(0, true), (5, true), (9, true), (9, true)]);
         let mut before = 0;
         for choices in [2, 4, 16] {
-            let counts = pick_counts(4, |turn| least_of(&table, choices, turn_draw(turn)));
+            let counts = pick_counts(4, |turn| least_of(&table, choices, random_for_turn(turn)));
             let missed = 1.0 - 0.75_f64.powi(choices.into());
             assert!(is_near(counts[0], missed), "{choices}: {counts:?}");
             assert!(counts[0] > before);
@@ -242,12 +243,12 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_gets_as_much_as_it_is_warm() {
+    fn endpoints_receive_requests_by_their_slow_start_share() {
         let rule = SlowStart { time: Duration::from_secs(100), percent_min: 10 };
-        let warm =
+        let share_after =
             |seconds| f64::from(slow_start_share(rule, Duration::from_secs(seconds))) / 65536.0;
         for (seconds, expected) in [(0, 0.1), (5, 0.1), (50, 0.5), (100, 1.0), (1000, 1.0)] {
-            assert!((warm(seconds) - expected).abs() < 0.001, "{seconds}");
+            assert!((share_after(seconds) - expected).abs() < 0.001, "{seconds}");
         }
         let table = Table(vec![(0, true); 3]);
         for (ages, expected) in [
@@ -257,10 +258,15 @@ mod tests {
         ] {
             let age = |index: usize| slow_start_share(rule, Duration::from_secs(ages[index]));
             let counts = pick_counts(3, |turn| {
-                choose_warmed(|draw| pick_random(&table, draw), age, turn_draw(turn))
+                choose_with_slow_start(
+                    |random| pick_random(&table, random),
+                    age,
+                    random_for_turn(turn),
+                )
             });
-            let fits = counts.iter().zip(expected).all(|(count, share)| is_near(*count, share));
-            assert!(fits, "{ages:?}: {counts:?}");
+            let is_expected =
+                counts.iter().zip(expected).all(|(count, share)| is_near(*count, share));
+            assert!(is_expected, "{ages:?}: {counts:?}");
         }
     }
 }

@@ -10,44 +10,47 @@ use rustc_hash::{FxHashMap, FxHashSet};
 #[derive(Debug, Default)]
 pub struct SlowStartEndpoints {
     endpoints: Option<Arc<[Arc<Endpoint>]>>,
-    /// The time at which each was added.
-    new: FxHashMap<EndpointId, Duration>,
+    /// The time at which each endpoint in slow start was added.
+    added_at: FxHashMap<EndpointId, Duration>,
     /// The time of the last addition.
-    youngest: Duration,
+    last_added: Duration,
 }
 
 impl SlowStartEndpoints {
     /// Updates the endpoints. Endpoints of a port that had none are not in slow start; later additions are,
-    /// until their age is `grown`.
+    /// until their age is `duration`.
     pub fn update_endpoints(
         &mut self,
         endpoints: &Arc<[Arc<Endpoint>]>,
         now: Duration,
-        grown: Duration,
+        duration: Duration,
     ) {
-        let young = |came: Duration| now.saturating_sub(came) < grown;
-        if !self.new.is_empty() && !young(self.youngest) {
-            self.new = FxHashMap::default();
+        let is_in_slow_start = |added_time: Duration| now.saturating_sub(added_time) < duration;
+        if !self.added_at.is_empty() && !is_in_slow_start(self.last_added) {
+            self.added_at = FxHashMap::default();
         }
-        if self.endpoints.as_ref().is_some_and(|known| Arc::ptr_eq(known, endpoints)) {
+        if self.endpoints.as_ref().is_some_and(|current| Arc::ptr_eq(current, endpoints)) {
             return;
         }
-        let before = self.endpoints.replace(endpoints.clone());
-        let there: FxHashSet<&EndpointId> = endpoints.iter().map(|it| &it.id).collect();
-        self.new.retain(|id, came| there.contains(id) && young(*came));
-        let Some(before) = before.filter(|before| !before.is_empty()) else { return };
-        let known: FxHashSet<&EndpointId> = before.iter().map(|it| &it.id).collect();
-        let came = endpoints.iter().filter(|endpoint| !known.contains(&endpoint.id));
-        for endpoint in came {
-            self.new.insert(endpoint.id.clone(), now);
-            self.youngest = now;
+        let previous = self.endpoints.replace(endpoints.clone());
+        let current: FxHashSet<&EndpointId> =
+            endpoints.iter().map(|endpoint| &endpoint.id).collect();
+        self.added_at
+            .retain(|id, added_time| current.contains(id) && is_in_slow_start(*added_time));
+        let Some(previous) = previous.filter(|previous| !previous.is_empty()) else { return };
+        let previous_ids: FxHashSet<&EndpointId> =
+            previous.iter().map(|endpoint| &endpoint.id).collect();
+        let added = endpoints.iter().filter(|endpoint| !previous_ids.contains(&endpoint.id));
+        for endpoint in added {
+            self.added_at.insert(endpoint.id.clone(), now);
+            self.last_added = now;
         }
     }
 
-    /// Returns the age of an endpoint in slow start.
+    /// Returns the age of an endpoint in slow start; `None` for other endpoints.
     #[must_use]
     pub fn endpoint_age(&self, endpoint: &EndpointId, now: Duration) -> Option<Duration> {
-        self.new.get(endpoint).map(|came| now.saturating_sub(*came))
+        self.added_at.get(endpoint).map(|added_time| now.saturating_sub(*added_time))
     }
 }
 
@@ -80,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_beside_others_is_new_until_it_is_grown() {
+    fn an_added_endpoint_is_in_slow_start_for_its_duration() {
         let at = Duration::from_secs;
         let mut slow_start = SlowStartEndpoints::default();
         slow_start.update_endpoints(&test_endpoints(&[]), at(1), at(10));
@@ -100,15 +103,15 @@ mod tests {
     }
 
     #[test]
-    fn who_is_grown_is_forgotten_though_nobody_comes_or_goes() {
+    fn slow_start_ends_without_changes_of_endpoints() {
         let at = Duration::from_secs;
         let mut slow_start = SlowStartEndpoints::default();
         slow_start.update_endpoints(&test_endpoints(&["a"]), at(1), at(10));
         let two = test_endpoints(&["a", "b"]);
         slow_start.update_endpoints(&two, at(2), at(10));
         slow_start.update_endpoints(&two, at(11), at(10));
-        assert_eq!(slow_start.new.len(), 1);
+        assert_eq!(slow_start.added_at.len(), 1);
         slow_start.update_endpoints(&two, at(12), at(10));
-        assert!(slow_start.new.is_empty());
+        assert!(slow_start.added_at.is_empty());
     }
 }

@@ -23,12 +23,18 @@ fn trip_rule() -> TripConditions {
     }
 }
 
-const WELL: RequestOutcome = RequestOutcome { failed: false, duration: Duration::from_millis(10) };
-const FAILED: RequestOutcome = RequestOutcome { failed: true, duration: Duration::from_millis(10) };
+const SUCCESS: RequestOutcome =
+    RequestOutcome { failed: false, duration: Duration::from_millis(10) };
+const FAILURE: RequestOutcome =
+    RequestOutcome { failed: true, duration: Duration::from_millis(10) };
 
-fn run_request(circuit: &mut Circuit, shown: RequestOutcome, now: Duration) -> Option<Transition> {
+fn run_request(
+    circuit: &mut Circuit,
+    outcome: RequestOutcome,
+    now: Duration,
+) -> Option<Transition> {
     let ticket = circuit.admit_request(now).expect("it lets requests through");
-    circuit.record_result(ticket, shown, now)
+    circuit.record_result(ticket, outcome, now)
 }
 
 fn opened_by(trigger: Trigger) -> Option<Transition> {
@@ -36,140 +42,144 @@ fn opened_by(trigger: Trigger) -> Option<Transition> {
 }
 
 #[test]
-fn opens_by_the_share_of_failures_and_closes_after_its_probes() {
+fn a_circuit_opens_by_its_failure_rate_and_closes_after_probes() {
     let mut circuit = Circuit::new(trip_rule());
-    for shown in [WELL, WELL, FAILED] {
-        assert_eq!(run_request(&mut circuit, shown, at_second(0)), None);
+    for outcome in [SUCCESS, SUCCESS, FAILURE] {
+        assert_eq!(run_request(&mut circuit, outcome, at_second(0)), None);
     }
-    assert_eq!(run_request(&mut circuit, FAILED, at_second(1)), opened_by(Trigger::Failed));
+    assert_eq!(run_request(&mut circuit, FAILURE, at_second(1)), opened_by(Trigger::Failed));
     assert_eq!(circuit.admit_request(at_second(1)), None);
     assert_eq!(circuit.admit_request(at_second(20)), None, "20 s since it opened are not over");
     let first = circuit.admit_request(at_second(21)).unwrap();
     let second = circuit.admit_request(at_second(21)).unwrap();
     assert_eq!(circuit.admit_request(at_second(21)), None, "two probes are permitted");
-    assert_eq!(circuit.record_result(first, WELL, at_second(21)), None);
+    assert_eq!(circuit.record_result(first, SUCCESS, at_second(21)), None);
     assert_eq!(circuit.admit_request(at_second(21)), None);
-    assert_eq!(circuit.record_result(second, WELL, at_second(21)), Some(Transition::Closed));
-    assert_eq!(run_request(&mut circuit, FAILED, at_second(21)), None, "with a clean slate");
+    assert_eq!(circuit.record_result(second, SUCCESS, at_second(21)), Some(Transition::Closed));
+    assert_eq!(run_request(&mut circuit, FAILURE, at_second(21)), None, "with a clean slate");
 }
 
 #[test]
-fn a_failed_probe_opens_it_again_and_one_that_proves_nothing_makes_room() {
+fn a_failed_probe_reopens_the_circuit_and_a_released_one_frees_its_slot() {
     let mut circuit = Circuit::new(TripConditions {
         consecutive_failures: Some(2),
         half_open_requests: 1,
         ..trip_rule()
     });
-    assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), None);
-    assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), opened_by(Trigger::Consecutive));
-    assert_eq!(run_request(&mut circuit, FAILED, at_second(20)), opened_by(Trigger::Probe));
+    assert_eq!(run_request(&mut circuit, FAILURE, at_second(0)), None);
+    assert_eq!(run_request(&mut circuit, FAILURE, at_second(0)), opened_by(Trigger::Consecutive));
+    assert_eq!(run_request(&mut circuit, FAILURE, at_second(20)), opened_by(Trigger::Probe));
     assert_eq!(circuit.admit_request(at_second(39)), None);
     let probe = circuit.admit_request(at_second(40)).unwrap();
     assert_eq!(circuit.admit_request(at_second(40)), None);
     circuit.release_ticket(probe);
-    assert_eq!(run_request(&mut circuit, WELL, at_second(40)), Some(Transition::Closed));
+    assert_eq!(run_request(&mut circuit, SUCCESS, at_second(40)), Some(Transition::Closed));
 }
 
 #[test]
-fn a_probe_that_does_not_end_is_waited_for_no_longer_than_it_was_open() {
+fn a_probe_without_end_blocks_others_for_the_open_duration_only() {
     let mut circuit = Circuit::new(TripConditions {
         consecutive_failures: Some(1),
         half_open_requests: 1,
         ..trip_rule()
     });
-    assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), opened_by(Trigger::Consecutive));
+    assert_eq!(run_request(&mut circuit, FAILURE, at_second(0)), opened_by(Trigger::Consecutive));
     let stream = circuit.admit_request(at_second(20)).unwrap();
     assert_eq!(circuit.admit_request(at_second(39)), None);
-    assert_eq!(run_request(&mut circuit, WELL, at_second(40)), Some(Transition::Closed));
-    assert_eq!(circuit.record_result(stream, FAILED, at_second(41)), None, "it is of another time");
+    assert_eq!(run_request(&mut circuit, SUCCESS, at_second(40)), Some(Transition::Closed));
+    assert_eq!(
+        circuit.record_result(stream, FAILURE, at_second(41)),
+        None,
+        "it is of another time"
+    );
 }
 
 #[test]
-fn what_began_before_it_opened_decides_nothing_after() {
+fn requests_started_before_a_transition_are_ignored() {
     let mut circuit = Circuit::new(TripConditions {
         consecutive_failures: Some(1),
         half_open_requests: 1,
         ..trip_rule()
     });
-    let early: Vec<CircuitTicket> =
+    let tickets: Vec<CircuitTicket> =
         (0..3).map(|_| circuit.admit_request(at_second(0)).unwrap()).collect();
     assert_eq!(
-        circuit.record_result(early[0], FAILED, at_second(0)),
+        circuit.record_result(tickets[0], FAILURE, at_second(0)),
         opened_by(Trigger::Consecutive)
     );
-    assert_eq!(circuit.record_result(early[1], WELL, at_second(1)), None);
+    assert_eq!(circuit.record_result(tickets[1], SUCCESS, at_second(1)), None);
     let probe = circuit.admit_request(at_second(20)).unwrap();
-    assert_eq!(circuit.record_result(early[2], FAILED, at_second(20)), None);
-    circuit.release_ticket(early[2]);
-    assert_eq!(circuit.admit_request(at_second(20)), None, "the probe is still under way");
-    assert_eq!(circuit.record_result(probe, WELL, at_second(20)), Some(Transition::Closed));
+    assert_eq!(circuit.record_result(tickets[2], FAILURE, at_second(20)), None);
+    circuit.release_ticket(tickets[2]);
+    assert_eq!(circuit.admit_request(at_second(20)), None, "the probe is still in progress");
+    assert_eq!(circuit.record_result(probe, SUCCESS, at_second(20)), Some(Transition::Closed));
 }
 
 #[test]
-fn slow_answers_open_it_by_share_or_by_number() {
-    let slow = |share_ppm, number| {
-        let slow = SlowRequests {
+fn slow_responses_open_the_circuit_by_share_or_number() {
+    let circuit_for_slow = |share_ppm, number| {
+        let slow_requests = SlowRequests {
             threshold: at_second(2),
             too_many: FailureThreshold { share_ppm, number },
         };
         Circuit::new(TripConditions {
-            slow: Some(slow),
+            slow: Some(slow_requests),
             failed: FailureThreshold::default(),
             half_open_requests: 1,
             ..trip_rule()
         })
     };
-    let late = RequestOutcome { failed: false, duration: at_second(2) };
-    let mut by_share = slow(Some(750_000), None);
-    for shown in [late, late, WELL] {
-        assert_eq!(run_request(&mut by_share, shown, at_second(0)), None);
+    let slow_outcome = RequestOutcome { failed: false, duration: at_second(2) };
+    let mut by_share = circuit_for_slow(Some(750_000), None);
+    for outcome in [slow_outcome, slow_outcome, SUCCESS] {
+        assert_eq!(run_request(&mut by_share, outcome, at_second(0)), None);
     }
-    assert_eq!(run_request(&mut by_share, late, at_second(0)), opened_by(Trigger::Slow));
+    assert_eq!(run_request(&mut by_share, slow_outcome, at_second(0)), opened_by(Trigger::Slow));
     assert_eq!(
-        run_request(&mut by_share, late, at_second(20)),
+        run_request(&mut by_share, slow_outcome, at_second(20)),
         opened_by(Trigger::Probe),
         "a slow probe fails"
     );
-    let mut by_number = slow(None, Some(2));
-    for shown in [late, late, WELL] {
+    let mut by_number = circuit_for_slow(None, Some(2));
+    for outcome in [slow_outcome, slow_outcome, SUCCESS] {
         assert_eq!(
-            run_request(&mut by_number, shown, at_second(0)),
+            run_request(&mut by_number, outcome, at_second(0)),
             None,
             "fewer than four prove nothing"
         );
     }
-    assert_eq!(run_request(&mut by_number, WELL, at_second(0)), opened_by(Trigger::Slow));
+    assert_eq!(run_request(&mut by_number, SUCCESS, at_second(0)), opened_by(Trigger::Slow));
 }
 
 #[test]
-fn what_left_the_window_does_not_count() {
+fn results_outside_the_window_do_not_count() {
     let mut circuit = Circuit::new(trip_rule());
     for _ in 0..3 {
-        assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), None);
+        assert_eq!(run_request(&mut circuit, FAILURE, at_second(0)), None);
     }
     for _ in 0..3 {
-        assert_eq!(run_request(&mut circuit, WELL, at_second(10)), None);
+        assert_eq!(run_request(&mut circuit, SUCCESS, at_second(10)), None);
     }
-    assert_eq!(run_request(&mut circuit, FAILED, at_second(10)), None, "one of four");
+    assert_eq!(run_request(&mut circuit, FAILURE, at_second(10)), None, "one of four");
 }
 
 proptest! {
-    /// Compared with the full history.
+    /// The circuit opens and closes as an evaluation of the full history requires.
     #[test]
-    fn is_what_a_list_of_all_requests_says(
-        asked in prop::collection::vec((0..700_u64, any::<bool>(), any::<bool>()), 1..200),
-        min in 1..8_u32,
+    fn the_circuit_agrees_with_a_list_of_all_requests(
+        requests in prop::collection::vec((0..700_u64, any::<bool>(), any::<bool>()), 1..200),
+        requests_min in 1..8_u32,
         share in prop::option::of(1..1_000_000_u32),
         number in prop::option::of(1..6_u32),
         consecutive_failures in prop::option::of(1..6_u32),
     ) {
-        let from = Duration::from_millis(50);
+        let slow_threshold = Duration::from_millis(50);
         let too_many = FailureThreshold { share_ppm: share, number };
         let rule = TripConditions {
-            requests_min: min,
+            requests_min,
             failed: too_many,
             consecutive_failures,
-            slow: Some(SlowRequests { threshold: from, too_many: FailureThreshold { share_ppm: share, number: None } }),
+            slow: Some(SlowRequests { threshold: slow_threshold, too_many: FailureThreshold { share_ppm: share, number: None } }),
             window: at_second(1),
             buckets: 10,
             open_duration: at_second(1),
@@ -177,39 +187,39 @@ proptest! {
             ..trip_rule()
         };
         let mut circuit = Circuit::new(rule);
-        let mut list: Vec<(Duration, bool, bool)> = Vec::new();
+        let mut history: Vec<(Duration, bool, bool)> = Vec::new();
         let mut open_until: Option<Duration> = None;
         let mut now = Duration::ZERO;
-        for (pause, failed, slow) in asked {
+        for (pause, failed, slow) in requests {
             now += Duration::from_millis(pause);
-            let took = if slow { from } else { Duration::ZERO };
+            let duration = if slow { slow_threshold } else { Duration::ZERO };
             let ticket = circuit.admit_request(now);
             prop_assert_eq!(ticket.is_none(), open_until.is_some_and(|until| now < until));
             let Some(ticket) = ticket else { continue };
-            let transition = circuit.record_result(ticket, RequestOutcome { failed, duration: took }, now);
+            let transition = circuit.record_result(ticket, RequestOutcome { failed, duration }, now);
             if open_until.is_some() {
                 open_until = (failed || slow).then(|| now + at_second(1));
-                list.clear();
+                history.clear();
                 prop_assert_eq!(transition == Some(Transition::Closed), open_until.is_none());
                 continue;
             }
-            list.push((now, failed, slow));
+            history.push((now, failed, slow));
             // The window covers this step of 100 ms and the nine before it.
             let step = |time: Duration| time.as_millis() / 100;
-            let seen: Vec<_> = list.iter().filter(|(t, ..)| step(*t) + 10 > step(now)).collect();
-            let all = seen.len() as f64;
-            let bad = seen.iter().filter(|(_, failed, _)| *failed).count() as f64;
-            let late = seen.iter().filter(|(.., slow)| *slow).count() as f64;
-            let row = list.iter().rev().take_while(|(_, failed, _)| *failed).count();
-            let over = |count: f64| {
-                count > 0.0 && share.is_some_and(|ppm| count * 1e6 >= all * f64::from(ppm))
+            let in_window: Vec<_> = history.iter().filter(|(time, ..)| step(*time) + 10 > step(now)).collect();
+            let total = in_window.len() as f64;
+            let failed_count = in_window.iter().filter(|(_, failed, _)| *failed).count() as f64;
+            let slow_count = in_window.iter().filter(|(.., slow)| *slow).count() as f64;
+            let consecutive = history.iter().rev().take_while(|(_, failed, _)| *failed).count();
+            let exceeds_share = |count: f64| {
+                count > 0.0 && share.is_some_and(|ppm| count * 1e6 >= total * f64::from(ppm))
             };
-            let many = bad > 0.0 && number.is_some_and(|number| bad >= f64::from(number));
-            let enough = all >= f64::from(min);
-            let opens = consecutive_failures.is_some_and(|limit| row >= limit as usize)
-                || enough && (over(bad) || many || over(late));
-            prop_assert_eq!(transition.is_some(), opens);
-            open_until = opens.then(|| now + at_second(1));
+            let exceeds_number = failed_count > 0.0 && number.is_some_and(|number| failed_count >= f64::from(number));
+            let has_minimum = total >= f64::from(requests_min);
+            let is_opening = consecutive_failures.is_some_and(|limit| consecutive >= limit as usize)
+                || has_minimum && (exceeds_share(failed_count) || exceeds_number || exceeds_share(slow_count));
+            prop_assert_eq!(transition.is_some(), is_opening);
+            open_until = is_opening.then(|| now + at_second(1));
         }
     }
 }

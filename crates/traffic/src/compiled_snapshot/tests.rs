@@ -58,15 +58,15 @@ fn service_config(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<
     })
 }
 
-fn config_snapshot(access: Access, views: Vec<Arc<ServiceConfig>>) -> Arc<Snapshot> {
-    let plan = workload_plan(access);
-    let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
+fn config_snapshot(access: Access, services: Vec<Arc<ServiceConfig>>) -> Arc<Snapshot> {
+    let config = minimal_workload_config(access);
+    let services = services.into_iter().map(|service| (service.name.clone(), service)).collect();
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
-    Arc::new(Snapshot { config: Arc::new(plan), services, addresses, names })
+    Arc::new(Snapshot { config: Arc::new(config), services, addresses, names })
 }
 
-/// A workload without configuration.
-pub(crate) fn workload_plan(access: Access) -> WorkloadConfig {
+/// Returns a workload without configuration.
+pub(crate) fn minimal_workload_config(access: Access) -> WorkloadConfig {
     WorkloadConfig::identity_only(
         WorkloadName::new("shop", "web-1").unwrap(),
         ServiceAccount::new("shop", "web").unwrap(),
@@ -77,22 +77,25 @@ pub(crate) fn workload_plan(access: Access) -> WorkloadConfig {
 }
 
 #[test]
-fn what_did_not_change_is_taken_over() {
-    let stay = service_config("stay", "/a+", Vec::new());
+fn unchanged_parts_are_reused() {
+    let retained = service_config("stay", "/a+", Vec::new());
     let equal = || service_config("equal", "/b+", Vec::new());
     let first = config_snapshot(
         Access::AllowAll,
-        vec![stay.clone(), equal(), service_config("gone", "/", vec![])],
+        vec![retained.clone(), equal(), service_config("gone", "/", vec![])],
     );
     let before = CompiledSnapshot::build(first, None).unwrap();
-    let second =
-        config_snapshot(Access::AllowAll, vec![stay, equal(), service_config("new", "/", vec![])]);
+    let second = config_snapshot(
+        Access::AllowAll,
+        vec![retained, equal(), service_config("new", "/", vec![])],
+    );
     let after = CompiledSnapshot::build(second, Some(&before)).unwrap();
 
     for name in ["stay", "equal"] {
-        let plan =
-            |plans: &CompiledSnapshot| Arc::clone(plans.service(&service_name(name)).unwrap());
-        assert!(Arc::ptr_eq(&plan(&before), &plan(&after)), "{name}");
+        let service_of = |snapshot: &CompiledSnapshot| {
+            Arc::clone(snapshot.service(&service_name(name)).unwrap())
+        };
+        assert!(Arc::ptr_eq(&service_of(&before), &service_of(&after)), "{name}");
     }
     assert!(Arc::ptr_eq(&before.access, &after.access));
     assert!(after.service(&service_name("gone")).is_none());
@@ -100,26 +103,27 @@ fn what_did_not_change_is_taken_over() {
 }
 
 #[test]
-fn new_endpoints_need_no_new_routes_but_new_rules_do() {
-    let plans = |path: &str, endpoints, previous: Option<&CompiledSnapshot>| {
-        let views = vec![service_config("stock", path, endpoints)];
-        CompiledSnapshot::build(config_snapshot(Access::AllowAll, views), previous).unwrap()
+fn endpoint_changes_retain_routes_and_rule_changes_replace_them() {
+    let compile = |path: &str, endpoints, previous: Option<&CompiledSnapshot>| {
+        let services = vec![service_config("stock", path, endpoints)];
+        CompiledSnapshot::build(config_snapshot(Access::AllowAll, services), previous).unwrap()
     };
-    let port = |plans: &CompiledSnapshot| {
-        let plan = &plans.service(&service_name("stock")).unwrap().ports[&80];
-        (Arc::clone(&plan.routes), plan.endpoints.len())
+    let port = |snapshot: &CompiledSnapshot| {
+        let port = &snapshot.service(&service_name("stock")).unwrap().ports[&80];
+        (Arc::clone(&port.routes), port.endpoints.len())
     };
-    let first = plans("/a+", vec![test_endpoint(1)], None);
-    let moved = plans("/a+", vec![test_endpoint(1), test_endpoint(2)], Some(&first));
-    let ruled = plans("/b+", vec![test_endpoint(1)], Some(&moved));
-    let ((first, one), (moved, two), (ruled, _)) = (port(&first), port(&moved), port(&ruled));
+    let first = compile("/a+", vec![test_endpoint(1)], None);
+    let moved = compile("/a+", vec![test_endpoint(1), test_endpoint(2)], Some(&first));
+    let changed_rules = compile("/b+", vec![test_endpoint(1)], Some(&moved));
+    let ((first, first_count), (moved, moved_count), (changed_rules, _)) =
+        (port(&first), port(&moved), port(&changed_rules));
     assert!(Arc::ptr_eq(&first, &moved));
-    assert_eq!((one, two), (1, 2));
-    assert!(!Arc::ptr_eq(&moved, &ruled));
+    assert_eq!((first_count, moved_count), (1, 2));
+    assert!(!Arc::ptr_eq(&moved, &changed_rules));
 }
 
 #[test]
-fn places_of_keys_follow_weights_and_stay_while_nothing_moves() {
+fn the_hash_table_changes_only_with_endpoints_and_weights() {
     let algorithms: [fn(HashKey) -> BalanceAlgorithm; 2] =
         [BalanceAlgorithm::RingHash, BalanceAlgorithm::Maglev];
     for algorithm in algorithms {
@@ -127,90 +131,103 @@ fn places_of_keys_follow_weights_and_stay_while_nothing_moves() {
         let policy = ServicePolicyName::new(kind, "shop", "keys").unwrap();
         let rule = LoadBalancing { algorithm: algorithm(HashKey::Source), slow_start: None };
         let balancing = PortLoadBalancing { policy, rule };
-        let plans = |(path, weights): (&str, [Option<u16>; 2]),
-                     previous: Option<&CompiledSnapshot>| {
-            let of = |(n, weight): (u16, Option<u16>)| {
+        let compile = |(path, weights): (&str, [Option<u16>; 2]),
+                       previous: Option<&CompiledSnapshot>| {
+            let weighted_endpoint = |(n, weight): (u16, Option<u16>)| {
                 let mut endpoint = Endpoint::clone(&test_endpoint(n));
                 endpoint.id.workload = WorkloadName::new("shop", &format!("stock-{n}")).unwrap();
                 Arc::new(Endpoint { weight: weight.and_then(Weight::new), ..endpoint })
             };
-            let endpoints = (1..).zip(weights).map(of).collect();
-            let mut view = ServiceConfig::clone(&service_config("stock", path, endpoints));
-            let port = view.ports.get_mut(&80).unwrap();
+            let endpoints = (1..).zip(weights).map(weighted_endpoint).collect();
+            let mut service = ServiceConfig::clone(&service_config("stock", path, endpoints));
+            let port = service.ports.get_mut(&80).unwrap();
             port.traffic_policy.balancing = Some(balancing.clone());
-            let views = vec![Arc::new(view)];
-            CompiledSnapshot::build(config_snapshot(Access::AllowAll, views), previous).unwrap()
+            let services = vec![Arc::new(service)];
+            CompiledSnapshot::build(config_snapshot(Access::AllowAll, services), previous).unwrap()
         };
-        let places = |plans: &CompiledSnapshot| {
-            plans.service(&service_name("stock")).unwrap().ports[&80].hash_table.clone().unwrap()
+        let hash_table = |snapshot: &CompiledSnapshot| {
+            snapshot.service(&service_name("stock")).unwrap().ports[&80].hash_table.clone().unwrap()
         };
-        let first = |places: &EndpointHashTable| {
+        let first_endpoint_share = |hash_table: &EndpointHashTable| {
             let keys = (0..1000).map(|n| crate::balance::hashing::hash_key(&format!("user-{n}")));
-            keys.filter(|key| places.find_endpoint(*key, |_| true) == Some(0)).count()
+            keys.filter(|key| hash_table.find_endpoint(*key, |_| true) == Some(0)).count()
         };
-        let before = plans(("/a+", [None, None]), None);
-        let weighted = plans(("/a+", [Some(100), Some(900)]), Some(&before));
-        let ruled = plans(("/b+", [Some(100), Some(900)]), Some(&weighted));
-        let (before, weighted, ruled) = (places(&before), places(&weighted), places(&ruled));
-        assert!((400..600).contains(&first(&before)), "{}", first(&before));
-        assert!((50..200).contains(&first(&weighted)), "{}", first(&weighted));
-        assert!(Arc::ptr_eq(&weighted, &ruled), "rules of routes move nobody");
+        let before = compile(("/a+", [None, None]), None);
+        let weighted = compile(("/a+", [Some(100), Some(900)]), Some(&before));
+        let changed_rules = compile(("/b+", [Some(100), Some(900)]), Some(&weighted));
+        let (before, weighted, changed_rules) =
+            (hash_table(&before), hash_table(&weighted), hash_table(&changed_rules));
+        assert!(
+            (400..600).contains(&first_endpoint_share(&before)),
+            "{}",
+            first_endpoint_share(&before)
+        );
+        assert!(
+            (50..200).contains(&first_endpoint_share(&weighted)),
+            "{}",
+            first_endpoint_share(&weighted)
+        );
+        assert!(Arc::ptr_eq(&weighted, &changed_rules), "rules of routes move nobody");
     }
 }
 
 #[test]
-fn a_policy_about_retries_decides_where_no_rule_does_and_is_compiled_when_it_changes() {
+fn a_retry_policy_is_the_default_of_rules_and_is_recompiled_when_it_changes() {
     let retry = |attempts| ServiceRetry {
         policy: PolicyName::new("shop", "again").unwrap(),
         rule: RetryRule { codes: vec![503], attempts, backoff: Duration::from_millis(25) },
         response_timeout: Some(Duration::from_secs(1)),
     };
-    let own = RetryRule { codes: vec![502], attempts: 7, backoff: Duration::ZERO };
-    let mut ruled = ServiceConfig::clone(&service_config("ruled", "/a+", vec![]));
-    let rules = &mut ruled.ports.get_mut(&80).unwrap().rules;
+    let rule_retry = RetryRule { codes: vec![502], attempts: 7, backoff: Duration::ZERO };
+    let mut with_policy = ServiceConfig::clone(&service_config("ruled", "/a+", vec![]));
+    let rules = &mut with_policy.ports.get_mut(&80).unwrap().rules;
     rules.push(RouteRule {
-        actions: RuleActions { retry: Some(own), ..RuleActions::default() },
+        actions: RuleActions { retry: Some(rule_retry), ..RuleActions::default() },
         ..rules[0].clone()
     });
-    let (ruled, other) = (Arc::new(ruled), service_config("other", "/b+", vec![]));
-    let plans = |attempts: Option<u8>, previous: Option<&CompiledSnapshot>| {
-        let mut snapshot =
-            Snapshot::clone(&config_snapshot(Access::AllowAll, vec![ruled.clone(), other.clone()]));
+    let (with_policy, other) = (Arc::new(with_policy), service_config("other", "/b+", vec![]));
+    let compile = |attempts: Option<u8>, previous: Option<&CompiledSnapshot>| {
+        let mut snapshot = Snapshot::clone(&config_snapshot(
+            Access::AllowAll,
+            vec![with_policy.clone(), other.clone()],
+        ));
         let retries = attempts.map(|attempts| (service_name("ruled"), retry(attempts)));
-        let plan = workload_plan(Access::AllowAll);
+        let config = minimal_workload_config(Access::AllowAll);
         snapshot.config =
-            Arc::new(WorkloadConfig { retries: retries.into_iter().collect(), ..plan });
+            Arc::new(WorkloadConfig { retries: retries.into_iter().collect(), ..config });
         CompiledSnapshot::build(Arc::new(snapshot), previous).unwrap()
     };
-    let attempts = |plans: &CompiledSnapshot| {
-        let routes = &plans.service(&service_name("ruled")).unwrap().ports[&80].routes;
-        let ruled = routes.rules().iter().map(|rule| rule.actions.as_deref());
-        let all = ruled.chain([routes.direct_actions().map(|it| &**it)]);
-        let reported = all.map(|actions| {
+    let attempts = |snapshot: &CompiledSnapshot| {
+        let routes = &snapshot.service(&service_name("ruled")).unwrap().ports[&80].routes;
+        let with_policy = routes.rules().iter().map(|rule| rule.actions.as_deref());
+        let actions_of_rules =
+            with_policy.chain([routes.direct_actions().map(|actions| &**actions)]);
+        let attempts_of_rules = actions_of_rules.map(|actions| {
             let actions = actions?;
             let attempts = actions.retry.as_ref()?.attempts;
-            assert_eq!(actions.retried_by.is_some(), actions.attempt_limit.is_some());
-            Some((attempts, actions.retried_by.is_some()))
+            assert_eq!(actions.retry_policy.is_some(), actions.attempt_limit.is_some());
+            Some((attempts, actions.retry_policy.is_some()))
         });
-        reported.collect::<Vec<_>>()
+        attempts_of_rules.collect::<Vec<_>>()
     };
-    let before = plans(None, None);
+    let before = compile(None, None);
     assert_eq!(attempts(&before), [None, Some((7, false)), None]);
-    let two = plans(Some(2), Some(&before));
-    assert_eq!(attempts(&two), [Some((2, true)), Some((7, false)), Some((2, true))]);
-    let three = plans(Some(3), Some(&two));
-    assert_eq!(attempts(&three), [Some((3, true)), Some((7, false)), Some((3, true))]);
-    let same = plans(Some(3), Some(&three));
-    let gone = plans(None, Some(&same));
-    assert_eq!(attempts(&gone), attempts(&before));
-    let plan =
-        |plans: &CompiledSnapshot, name| Arc::clone(plans.service(&service_name(name)).unwrap());
-    assert!(Arc::ptr_eq(&plan(&three, "ruled"), &plan(&same, "ruled")));
-    assert!(Arc::ptr_eq(&plan(&before, "other"), &plan(&gone, "other")));
+    let two_attempts = compile(Some(2), Some(&before));
+    assert_eq!(attempts(&two_attempts), [Some((2, true)), Some((7, false)), Some((2, true))]);
+    let three_attempts = compile(Some(3), Some(&two_attempts));
+    assert_eq!(attempts(&three_attempts), [Some((3, true)), Some((7, false)), Some((3, true))]);
+    let unchanged = compile(Some(3), Some(&three_attempts));
+    let removed = compile(None, Some(&unchanged));
+    assert_eq!(attempts(&removed), attempts(&before));
+    let service_of = |snapshot: &CompiledSnapshot, name| {
+        Arc::clone(snapshot.service(&service_name(name)).unwrap())
+    };
+    assert!(Arc::ptr_eq(&service_of(&three_attempts, "ruled"), &service_of(&unchanged, "ruled")));
+    assert!(Arc::ptr_eq(&service_of(&before, "other"), &service_of(&removed, "other")));
 }
 
 #[test]
-fn changed_access_is_compiled_again() {
+fn changed_access_rules_are_recompiled() {
     let permissive =
         CompiledSnapshot::build(config_snapshot(Access::AllowAll, vec![]), None).unwrap();
     let strict = config_snapshot(Access::AllowListed(vec![]), vec![]);
@@ -219,9 +236,10 @@ fn changed_access_is_compiled_again() {
 }
 
 #[test]
-fn one_bad_pattern_refuses_the_snapshot() {
-    let views = vec![service_config("good", "/a+", vec![]), service_config("stock", "(", vec![])];
+fn an_invalid_pattern_rejects_the_snapshot() {
+    let services =
+        vec![service_config("good", "/a+", vec![]), service_config("stock", "(", vec![])];
     let error =
-        CompiledSnapshot::build(config_snapshot(Access::AllowAll, views), None).unwrap_err();
+        CompiledSnapshot::build(config_snapshot(Access::AllowAll, services), None).unwrap_err();
     assert!(error.to_string().contains("HTTPRoute shop/r"), "{error}");
 }

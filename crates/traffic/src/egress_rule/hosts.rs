@@ -8,6 +8,7 @@ use crate::rule_index::first_before;
 /// Positions of egress rules, by their hosts.
 #[derive(Debug, Default)]
 pub(super) struct EgressHosts {
+    /// Rules for exactly this host.
     exact: FxHashMap<Box<str>, Vec<usize>>,
     /// Rules for all hosts below a name.
     below: FxHashMap<Box<str>, Vec<usize>>,
@@ -17,37 +18,38 @@ pub(super) struct EgressHosts {
 
 impl EgressHosts {
     /// Adds a rule after those added before; without hosts it applies to any host.
-    pub(super) fn add_rule(&mut self, place: usize, hosts: &[HostPattern]) {
+    pub(super) fn add_rule(&mut self, position: usize, hosts: &[HostPattern]) {
         if hosts.is_empty() {
-            self.any.push(place);
+            self.any.push(position);
         }
         for host in hosts {
             let (names, name) = match host {
                 HostPattern::Exact(name) => (&mut self.exact, name),
                 HostPattern::Below(name) => (&mut self.below, name),
             };
-            let places = names.entry(name.as_str().into()).or_default();
+            let positions = names.entry(name.as_str().into()).or_default();
             // A repeated host is stored once.
-            if places.last() != Some(&place) {
-                places.push(place);
+            if positions.last() != Some(&position) {
+                positions.push(position);
             }
         }
     }
 
-    /// Returns the first rule for a host that `fits`. The host is in lower case, without a final dot.
-    pub(super) fn first_rule(&self, host: &str, fits: impl Fn(usize) -> bool) -> Option<usize> {
-        let exact = self.exact.get(host).map_or(&[][..], |places| places);
-        let mut best = first_before(usize::MAX, exact, &fits);
-        best = first_before(best, &self.any, &fits);
-        let mut rest = host;
-        while let Some((_, parent)) = rest.split_once('.') {
+    /// Returns the first rule for a host for which `is_match` is true. The host is in lower case, without a
+    /// final dot.
+    pub(super) fn first_rule(&self, host: &str, is_match: impl Fn(usize) -> bool) -> Option<usize> {
+        let exact = self.exact.get(host).map_or(&[][..], |positions| positions);
+        let mut best = first_before(usize::MAX, exact, &is_match);
+        best = first_before(best, &self.any, &is_match);
+        let mut remaining = host;
+        while let Some((_, parent)) = remaining.split_once('.') {
             // A subdomain has at least one more label.
             if parent.len().saturating_add(1) < host.len()
-                && let Some(places) = self.below.get(parent)
+                && let Some(positions) = self.below.get(parent)
             {
-                best = first_before(best, places, &fits);
+                best = first_before(best, positions, &is_match);
             }
-            rest = parent;
+            remaining = parent;
         }
         (best != usize::MAX).then_some(best)
     }
@@ -65,28 +67,28 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_looked_up_is_what_asking_in_order_finds(
+        fn indexed_lookup_agrees_with_sequential_evaluation(
             egress_rules in proptest::collection::vec(
                 proptest::collection::vec("(\\*\\.)?[ab](\\.[ab]){0,2}", 0..4),
                 0..6,
             ),
             host in any_host(),
-            odd in any::<bool>(),
+            only_odd in any::<bool>(),
         ) {
             let patterns = |texts: &Vec<String>| -> Vec<HostPattern> {
                 texts.iter().map(|text| text.parse().unwrap()).collect()
             };
             let egress_rules: Vec<Vec<HostPattern>> = egress_rules.iter().map(patterns).collect();
             let mut hosts = EgressHosts::default();
-            for (place, patterns) in egress_rules.iter().enumerate() {
-                hosts.add_rule(place, patterns);
+            for (position, patterns) in egress_rules.iter().enumerate() {
+                hosts.add_rule(position, patterns);
             }
-            let fits = |place: usize| !odd || place % 2 == 1;
-            let in_order = egress_rules.iter().enumerate().position(|(place, patterns)| {
-                let is_for = patterns.is_empty() || patterns.iter().any(|it| it.matches_host(&host));
-                is_for && fits(place)
+            let is_match = |position: usize| !only_odd || position % 2 == 1;
+            let expected = egress_rules.iter().enumerate().position(|(position, patterns)| {
+                let applies = patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches_host(&host));
+                applies && is_match(position)
             });
-            prop_assert_eq!(hosts.first_rule(&host, fits), in_order);
+            prop_assert_eq!(hosts.first_rule(&host, is_match), expected);
         }
     }
 }

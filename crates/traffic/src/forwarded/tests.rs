@@ -10,7 +10,7 @@ use leno_model::{
     ServicePolicyName, Snapshot, TrafficPolicy, WeightedBackend, WorkloadName,
 };
 
-use crate::compiled_snapshot::tests::workload_plan;
+use crate::compiled_snapshot::tests::minimal_workload_config;
 use crate::traffic_policy::PortTrafficPolicy;
 use crate::{CompiledSnapshot, ForwardedPort};
 
@@ -52,7 +52,10 @@ fn service_config(
     let rule = RouteRule {
         route: RouteName::new("shop", "r").unwrap(),
         matches: vec![RequestMatch::default()],
-        backends: backends.iter().map(|it| WeightedBackend::new(service_name(it), 80, 1)).collect(),
+        backends: backends
+            .iter()
+            .map(|backend| WeightedBackend::new(service_name(backend), 80, 1))
+            .collect(),
         request_timeout: None,
         actions: RuleActions::default(),
         kind: RouteKind::default(),
@@ -78,132 +81,138 @@ fn service_config(
 }
 
 fn compile_config(
-    views: Vec<ServiceConfig>,
+    services: Vec<ServiceConfig>,
     before: Option<&CompiledSnapshot>,
 ) -> CompiledSnapshot {
-    let services = views.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
+    let services =
+        services.into_iter().map(|service| (service.name.clone(), Arc::new(service))).collect();
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
-    let plan = Arc::new(workload_plan(Access::AllowAll));
-    let snapshot = Arc::new(Snapshot { config: plan, services, addresses, names });
+    let config = Arc::new(minimal_workload_config(Access::AllowAll));
+    let snapshot = Arc::new(Snapshot { config, services, addresses, names });
     CompiledSnapshot::build(snapshot, before).unwrap()
 }
 
-/// The names of the policies for a request to one service that is forwarded to another.
-fn applied_policies(plans: &CompiledSnapshot, to: &str) -> String {
-    let called = &plans.service(&service_name("api")).unwrap().ports[&80];
-    let behind = &plans.service(&service_name(to)).unwrap().ports[&80];
-    let (traffic_policy, _) = called.policies_to(&service_name(to), 80, behind);
-    let names = traffic_policy.into_iter().flat_map(|it| it.policy_names());
-    names.map(|it| it.name.to_string()).collect::<Vec<_>>().join(" ")
+/// Returns the names of the policies for a request to one service that is forwarded to another.
+fn applied_policies(snapshot: &CompiledSnapshot, to: &str) -> String {
+    let service_port = &snapshot.service(&service_name("api")).unwrap().ports[&80];
+    let backend_port = &snapshot.service(&service_name(to)).unwrap().ports[&80];
+    let (traffic_policy, _) = service_port.policies_to(&service_name(to), 80, backend_port);
+    let names = traffic_policy.into_iter().flat_map(|policy| policy.policy_names());
+    names.map(|name| name.name.to_string()).collect::<Vec<_>>().join(" ")
 }
 
-fn forwarded_port<'a>(plans: &'a CompiledSnapshot, to: &str) -> &'a ForwardedPort {
-    let called = &plans.service(&service_name("api")).unwrap().ports[&80];
-    let mut ports = called.forwarded.as_ref().unwrap().ports().iter();
-    ports.find(|it| it.service == service_name(to)).unwrap()
+fn forwarded_port<'a>(snapshot: &'a CompiledSnapshot, to: &str) -> &'a ForwardedPort {
+    let service_port = &snapshot.service(&service_name("api")).unwrap().ports[&80];
+    let mut ports = service_port.forwarded.as_ref().unwrap().ports().iter();
+    ports.find(|port| port.service == service_name(to)).unwrap()
 }
 
 #[test]
-fn policies_are_combined_by_kind() {
+fn policies_of_both_services_are_combined_by_kind() {
     let random = || balancing_policy("random", BalanceAlgorithm::Random);
-    let both = TrafficPolicy { balancing: random().balancing, ..breaker_policy("called") };
-    for (called, own, expected) in [
+    let two_policies = TrafficPolicy { balancing: random().balancing, ..breaker_policy("called") };
+    for (service_policy, backend_policy, expected) in [
         (TrafficPolicy::default(), TrafficPolicy::default(), ""),
         (TrafficPolicy::default(), breaker_policy("own"), "own"),
         (breaker_policy("called"), TrafficPolicy::default(), "called"),
         (breaker_policy("called"), breaker_policy("own"), "own called"),
         (random(), TrafficPolicy::default(), "random"),
         (random(), balancing_policy("own", BalanceAlgorithm::RoundRobin), "own"),
-        (both.clone(), breaker_policy("own"), "own called random"),
+        (two_policies.clone(), breaker_policy("own"), "own called random"),
     ] {
-        let views = || {
+        let services = || {
             vec![
-                service_config("api", called.clone(), &["v1", "api", "gone"], 1),
-                service_config("v1", own.clone(), &[], 1),
+                service_config("api", service_policy.clone(), &["v1", "api", "gone"], 1),
+                service_config("v1", backend_policy.clone(), &[], 1),
             ]
         };
-        assert_eq!(applied_policies(&compile_config(views(), None), "v1"), expected);
+        assert_eq!(applied_policies(&compile_config(services(), None), "v1"), expected);
     }
 }
 
 #[test]
-fn a_rule_is_looked_up_by_its_place_and_leads_back_without_counting_twice() {
-    let views = vec![
+fn policies_are_found_by_rule_and_a_route_to_itself_has_none() {
+    let services = vec![
         service_config("api", breaker_policy("called"), &["gone", "api", "v1"], 1),
         service_config("v1", TrafficPolicy::default(), &[], 1),
     ];
-    let plans = compile_config(views, None);
-    let api = &plans.service(&service_name("api")).unwrap().ports[&80];
-    let v1 = &plans.service(&service_name("v1")).unwrap().ports[&80];
-    let breakers = |(traffic_policy, _): super::EffectivePolicies<'_>| {
-        let it: &PortTrafficPolicy = traffic_policy.unwrap();
-        (it.breaker.is_some(), it.called.is_some())
+    let snapshot = compile_config(services, None);
+    let api = &snapshot.service(&service_name("api")).unwrap().ports[&80];
+    let v1 = &snapshot.service(&service_name("v1")).unwrap().ports[&80];
+    let has_breakers = |(traffic_policy, _): super::EffectivePolicies<'_>| {
+        let policy: &PortTrafficPolicy = traffic_policy.unwrap();
+        (policy.breaker.is_some(), policy.called.is_some())
     };
-    assert_eq!(breakers(api.policies_of_rule(0, 1, api)), (true, false));
-    assert_eq!(breakers(api.policies_of_rule(0, 2, v1)), (false, true));
+    assert_eq!(has_breakers(api.policies_of_rule(0, 1, api)), (true, false));
+    assert_eq!(has_breakers(api.policies_of_rule(0, 2, v1)), (false, true));
     assert!(v1.own_policies().0.is_none());
 }
 
 #[test]
-fn what_threads_count_is_kept_while_policies_stay_and_is_one_for_all_ways() {
-    let views = |own: &str, endpoints| {
+fn shared_counters_survive_while_policies_are_unchanged() {
+    let services = |backend_policy: &str, endpoints| {
         vec![
             service_config("api", breaker_policy("called"), &["v1", "v2"], 1),
-            service_config("v1", breaker_policy(own), &[], endpoints),
+            service_config("v1", breaker_policy(backend_policy), &[], endpoints),
             service_config("v2", TrafficPolicy::default(), &[], 1),
         ]
     };
-    let first = compile_config(views("own", 1), None);
-    let grown = compile_config(views("own", 2), Some(&first));
-    let edited = compile_config(views("other", 2), Some(&grown));
+    let first = compile_config(services("own", 1), None);
+    let grown = compile_config(services("own", 2), Some(&first));
+    let edited = compile_config(services("other", 2), Some(&grown));
     let traffic_policy =
-        |plans: &CompiledSnapshot, to| Arc::clone(&forwarded_port(plans, to).traffic_policy);
+        |snapshot: &CompiledSnapshot, to| Arc::clone(&forwarded_port(snapshot, to).traffic_policy);
     assert!(Arc::ptr_eq(&traffic_policy(&first, "v1"), &traffic_policy(&grown, "v1")));
     assert!(!Arc::ptr_eq(&traffic_policy(&grown, "v1"), &traffic_policy(&edited, "v1")));
     assert!(Arc::ptr_eq(&traffic_policy(&first, "v2"), &traffic_policy(&edited, "v2")));
     // One breaker of the called service for all backends, and one of the backend for all callers.
-    let called = |to| traffic_policy(&edited, to).called.clone().unwrap();
-    assert!(Arc::ptr_eq(&called("v1"), &called("v2")));
-    let own =
+    let service_breaker = |to| traffic_policy(&edited, to).called.clone().unwrap();
+    assert!(Arc::ptr_eq(&service_breaker("v1"), &service_breaker("v2")));
+    let backend_policy =
         edited.service(&service_name("v1")).unwrap().ports[&80].traffic_policy.clone().unwrap();
     let forwarded = traffic_policy(&edited, "v1").breaker.clone().unwrap();
-    assert!(Arc::ptr_eq(&own.breaker.clone().unwrap(), &forwarded));
+    assert!(Arc::ptr_eq(&backend_policy.breaker.clone().unwrap(), &forwarded));
 }
 
 #[test]
-fn places_of_keys_follow_the_endpoints_of_the_backend() {
+fn the_hash_table_follows_the_endpoints_of_the_backend() {
     let maglev = || balancing_policy("keys", BalanceAlgorithm::Maglev(HashKey::Source));
-    let views = |endpoints| {
+    let services = |endpoints| {
         vec![
             service_config("api", maglev(), &["v1"], 1),
             service_config("v1", TrafficPolicy::default(), &[], endpoints),
         ]
     };
-    let first = compile_config(views(1), None);
-    let same = compile_config(views(1), Some(&first));
-    let grown = compile_config(views(2), Some(&same));
-    let places = |plans: &CompiledSnapshot| forwarded_port(plans, "v1").hash_table.clone().unwrap();
-    assert!(Arc::ptr_eq(&places(&first), &places(&same)));
-    let taken = |plans: &CompiledSnapshot| {
-        let places = places(plans);
+    let first = compile_config(services(1), None);
+    let same = compile_config(services(1), Some(&first));
+    let grown = compile_config(services(2), Some(&same));
+    let hash_table =
+        |snapshot: &CompiledSnapshot| forwarded_port(snapshot, "v1").hash_table.clone().unwrap();
+    assert!(Arc::ptr_eq(&hash_table(&first), &hash_table(&same)));
+    let second_endpoint_share = |snapshot: &CompiledSnapshot| {
+        let hash_table = hash_table(snapshot);
         let keys = (0..1000).map(|n| crate::balance::hashing::hash_key(&format!("user-{n}")));
-        keys.filter(|key| places.find_endpoint(*key, |_| true) == Some(1)).count()
+        keys.filter(|key| hash_table.find_endpoint(*key, |_| true) == Some(1)).count()
     };
-    assert_eq!(taken(&same), 0);
-    assert!((400..600).contains(&taken(&grown)), "{}", taken(&grown));
+    assert_eq!(second_endpoint_share(&same), 0);
+    assert!(
+        (400..600).contains(&second_endpoint_share(&grown)),
+        "{}",
+        second_endpoint_share(&grown)
+    );
 }
 
 #[test]
-fn a_policy_that_ends_takes_its_ways_with_it() {
-    let views = |traffic_policy| {
+fn a_removed_policy_removes_its_forwarded_ports() {
+    let services = |traffic_policy| {
         vec![
             service_config("api", traffic_policy, &["v1"], 1),
             service_config("v1", TrafficPolicy::default(), &[], 1),
         ]
     };
-    let first = compile_config(views(breaker_policy("called")), None);
+    let first = compile_config(services(breaker_policy("called")), None);
     assert_eq!(first.traffic_policies().count(), 2);
-    let after = compile_config(views(TrafficPolicy::default()), Some(&first));
+    let after = compile_config(services(TrafficPolicy::default()), Some(&first));
     assert_eq!((after.traffic_policies().count(), after.forwarded_ports().count()), (0, 0));
     assert_eq!(applied_policies(&after, "v1"), "");
 }

@@ -29,9 +29,9 @@ fn gateway_listener(
     hostname: &str,
     hosts: &[(&str, &[(&str, &str)])],
 ) -> GatewayListener {
-    let host = |(hostname, found): &(&str, &[(&str, &str)])| HostRules {
+    let host = |(hostname, routes): &(&str, &[(&str, &str)])| HostRules {
         hostname: host_pattern(hostname),
-        rules: found.iter().map(|(route, path)| path_rule(route, path)).collect(),
+        rules: routes.iter().map(|(route, path)| path_rule(route, path)).collect(),
     };
     GatewayListener {
         name: Name::new(name).unwrap(),
@@ -51,7 +51,7 @@ fn decide_request(port: &HttpListeners, url: &str, server_name: Option<Option<&s
     let request = RequestView { method: "GET", path, query: None, authority, fields: &fields };
     match port.choose_backend(&request, server_name, 0) {
         GatewayChoice::Route(RouteChoice::To { rule, .. }) => rule.route.name.to_string(),
-        GatewayChoice::Route(other) => format!("{other:?}"),
+        GatewayChoice::Route(choice) => format!("{choice:?}"),
         GatewayChoice::NoRoute { listener } => {
             listener.map_or("nobody".to_owned(), |name| format!("nothing at {name}"))
         }
@@ -60,7 +60,7 @@ fn decide_request(port: &HttpListeners, url: &str, server_name: Option<Option<&s
 }
 
 #[test]
-fn the_most_specific_listener_takes_a_request_and_no_other() {
+fn only_the_most_specific_listener_handles_a_request() {
     let port = compile_listeners(vec![
         gateway_listener("any", "", &[("", &[("all", "/")])]),
         gateway_listener("wild", "*.example.com", &[("", &[("wild", "/wild")])]),
@@ -81,12 +81,13 @@ fn the_most_specific_listener_takes_a_request_and_no_other() {
     ] {
         assert_eq!(decide_request(&port, url, None), expected, "{url}");
     }
-    let none = compile_listeners(vec![gateway_listener("one", "a.com", &[("", &[("a", "/")])])]);
-    assert_eq!(decide_request(&none, "b.com/", None), "nobody");
+    let without_match =
+        compile_listeners(vec![gateway_listener("one", "a.com", &[("", &[("a", "/")])])]);
+    assert_eq!(decide_request(&without_match, "b.com/", None), "nobody");
 }
 
 #[test]
-fn within_a_listener_the_more_specific_host_is_asked_first_and_the_next_one_after_it() {
+fn within_a_listener_hosts_are_tried_by_specificity() {
     let port = compile_listeners(vec![gateway_listener(
         "any",
         "",
@@ -134,21 +135,21 @@ fn a_request_for_another_listener_than_its_session_is_misdirected() {
 }
 
 #[test]
-fn a_rule_that_cannot_be_used_costs_no_other() {
-    let mut bad = path_rule("bad", "/");
-    bad.matches[0].path = PathMatch::Regex("(".to_owned());
+fn an_invalid_rule_does_not_affect_others() {
+    let mut invalid = path_rule("bad", "/");
+    invalid.matches[0].path = PathMatch::Regex("(".to_owned());
     let mut listener = gateway_listener("any", "", &[("", &[("good", "/")])]);
-    listener.hosts[0].rules.insert(0, bad);
-    let mut refused = Vec::new();
-    let port = HttpListeners::compile(&[listener], &mut refused);
+    listener.hosts[0].rules.insert(0, invalid);
+    let mut rejected = Vec::new();
+    let port = HttpListeners::compile(&[listener], &mut rejected);
     assert_eq!(decide_request(&port, "a.com/", None), "good");
-    assert_eq!(refused.len(), 1);
-    assert!(refused[0].to_string().contains("HTTPRoute shop/bad"), "{}", refused[0]);
+    assert_eq!(rejected.len(), 1);
+    assert!(rejected[0].to_string().contains("HTTPRoute shop/bad"), "{}", rejected[0]);
 }
 
 #[test]
-fn redirections_are_to_the_scheme_and_port_of_the_listener_where_nothing_else_is_said() {
-    let at = |redirect: Redirect, scheme, port| {
+fn redirects_default_to_the_scheme_and_port_of_the_listener() {
+    let location_of = |redirect: Redirect, scheme, port| {
         let mut listener = gateway_listener("any", "", &[("", &[("a", "/")])]);
         listener.hosts[0].rules[0].actions.redirect = Some(redirect);
         let listeners = compile_listeners(vec![listener]);
@@ -159,18 +160,18 @@ fn redirections_are_to_the_scheme_and_port_of_the_listener_where_nothing_else_is
         let actions = listeners.listeners[0].hosts[0].rules()[0].actions.clone().unwrap();
         actions.redirection_at(&request, scheme, port).unwrap().location
     };
-    let plain = Redirect { scheme: None, hostname: None, path: None, port: None, status: 302 };
-    let named = Redirect { hostname: Some(Name::new("b.com").unwrap()), ..plain.clone() };
-    let secure = Redirect { scheme: Some(Scheme::Https), ..plain.clone() };
-    let ported = Redirect { port: Some(8083), ..plain.clone() };
+    let unchanged = Redirect { scheme: None, hostname: None, path: None, port: None, status: 302 };
+    let with_host = Redirect { hostname: Some(Name::new("b.com").unwrap()), ..unchanged.clone() };
+    let with_scheme = Redirect { scheme: Some(Scheme::Https), ..unchanged.clone() };
+    let with_port = Redirect { port: Some(8083), ..unchanged.clone() };
     for (redirect, scheme, port, expected) in [
-        (&plain, Scheme::Http, 80, "http://a.com/x"),
-        (&plain, Scheme::Http, 8080, "http://a.com:8080/x"),
-        (&plain, Scheme::Https, 443, "https://a.com/x"),
-        (&named, Scheme::Http, 8080, "http://b.com:8080/x"),
-        (&secure, Scheme::Http, 8080, "https://a.com/x"),
-        (&ported, Scheme::Https, 443, "https://a.com:8083/x"),
+        (&unchanged, Scheme::Http, 80, "http://a.com/x"),
+        (&unchanged, Scheme::Http, 8080, "http://a.com:8080/x"),
+        (&unchanged, Scheme::Https, 443, "https://a.com/x"),
+        (&with_host, Scheme::Http, 8080, "http://b.com:8080/x"),
+        (&with_scheme, Scheme::Http, 8080, "https://a.com/x"),
+        (&with_port, Scheme::Https, 443, "https://a.com:8083/x"),
     ] {
-        assert_eq!(at(redirect.clone(), scheme, port), expected);
+        assert_eq!(location_of(redirect.clone(), scheme, port), expected);
     }
 }

@@ -13,7 +13,7 @@ use crate::variant::{PathKind, PathVariants};
 
 /// A generated request.
 #[derive(Debug, Clone)]
-pub(crate) struct Made {
+pub(crate) struct GeneratedRequest {
     method: &'static str,
     path: &'static str,
     query: Option<&'static str>,
@@ -21,7 +21,7 @@ pub(crate) struct Made {
     fields: Vec<(String, String)>,
 }
 
-impl Made {
+impl GeneratedRequest {
     pub(crate) fn request_view(&self) -> RequestView<'_> {
         let Self { method, path, query, authority, fields } = self;
         RequestView { method, path, query: *query, authority, fields }
@@ -32,8 +32,9 @@ impl Made {
     }
 }
 
-/// A small number of paths, methods and values, so that several matches often apply, each in several encodings.
-pub(crate) fn any_request() -> impl Strategy<Value = Made> {
+/// Returns a small number of paths, methods and values, so that several matches often apply, each in several
+/// encodings.
+pub(crate) fn any_request() -> impl Strategy<Value = GeneratedRequest> {
     let paths = vec![
         "/a",
         "/a/b",
@@ -93,21 +94,21 @@ pub(crate) fn any_request() -> impl Strategy<Value = Made> {
     (select(vec!["GET", "get", "PUT"]), select(paths), select(queries), authority, users).prop_map(
         |(method, path, query, authority, users)| {
             let names = ["x-user", "X_User", "x-http-method-override"];
-            let field = |(at, user): (usize, &str)| (names[at].to_owned(), user.to_owned());
+            let field = |(index, user): (usize, &str)| (names[index].to_owned(), user.to_owned());
             let fields = users.into_iter().enumerate().map(field).collect();
-            Made { method, path, query, authority, fields }
+            GeneratedRequest { method, path, query, authority, fields }
         },
     )
 }
 
-/// A match of any kind, with the same small set of values.
+/// Returns a match of any kind, with the same small set of values.
 pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
     let path = prop_oneof![
         Just(PathMatch::Any),
         select(vec!["/a", "/a/b", "/b", "/", "/a/b.json", "/A;v=1", "/a.b"])
-            .prop_map(|it| PathMatch::Exact(it.into())),
+            .prop_map(|text| PathMatch::Exact(text.into())),
         select(vec!["/a", "/a/b/", "/", "/a;v=1", "/a%2fb"])
-            .prop_map(|it| PathMatch::Prefix(it.into())),
+            .prop_map(|text| PathMatch::Prefix(text.into())),
         select(vec![
             "/a/.*",
             "/a/b",
@@ -128,11 +129,11 @@ pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
             "(?i)/A/.+",
             "/[a-b]+/B/",
         ])
-        .prop_map(|it| PathMatch::Regex(it.into())),
+        .prop_map(|text| PathMatch::Regex(text.into())),
     ];
     let value = prop_oneof![
         select(vec!["ann", "Bob", "ann, bob", "\"ann\""])
-            .prop_map(|it| ValueMatch::Exact(it.into())),
+            .prop_map(|text| ValueMatch::Exact(text.into())),
         Just(ValueMatch::Regex("b.*".to_owned())),
     ];
     let user = |name: &'static str| move |value| FieldMatch { name: name.to_owned(), value };
@@ -153,7 +154,7 @@ fn compile_all<M>(
     rules: &[Vec<RequestMatch>],
     compile: fn(&RequestMatch) -> Result<M, InvalidPattern>,
 ) -> Vec<Vec<M>> {
-    let matcher = |it| compile(it).unwrap();
+    let matcher = |request| compile(request).unwrap();
     rules.iter().map(|rule| rule.iter().map(matcher).collect()).collect()
 }
 
@@ -161,53 +162,55 @@ fn compile_all<M>(
 fn check_lookup<M: IndexedMatch>(
     rules: &[Vec<M>],
     part: &[usize],
-    sought: LookupKeys<'_>,
-    fits: impl Fn(&M) -> bool,
+    keys: LookupKeys<'_>,
+    is_match: impl Fn(&M) -> bool,
 ) -> Result<(), TestCaseError> {
-    let Some(many) = MatchIndex::from_matches(rules.iter().enumerate().map(|(at, it)| (at, &**it)))
-    else {
+    let Some(index) = MatchIndex::from_matches(
+        rules.iter().enumerate().map(|(rule, matches)| (rule, &**matches)),
+    ) else {
         return Ok(());
     };
-    let fit = |rule: &usize| rules[*rule].is_empty() || rules[*rule].iter().any(&fits);
-    let at = |rule: usize, place: usize| rules[rule].get(place).is_none_or(&fits);
+    let rule_matches = |rule: &usize| rules[*rule].is_empty() || rules[*rule].iter().any(&is_match);
+    let match_at =
+        |rule: usize, match_position: usize| rules[rule].get(match_position).is_none_or(&is_match);
 
-    prop_assert_eq!(many.first_fitting(sought, at), (0..rules.len()).find(fit));
+    prop_assert_eq!(index.first_match(keys, match_at), (0..rules.len()).find(rule_matches));
 
-    let asked: Vec<usize> = many.candidates(sought).collect();
-    prop_assert!(asked.is_sorted_by(|a, b| a < b), "{asked:?}");
-    let found: Vec<usize> = asked.into_iter().filter(fit).collect();
-    prop_assert_eq!(found, (0..rules.len()).filter(fit).collect::<Vec<_>>());
+    let candidates: Vec<usize> = index.candidates(keys).collect();
+    prop_assert!(candidates.is_sorted_by(|a, b| a < b), "{candidates:?}");
+    let matching: Vec<usize> = candidates.into_iter().filter(rule_matches).collect();
+    prop_assert_eq!(matching, (0..rules.len()).filter(rule_matches).collect::<Vec<_>>());
 
-    let places = RuleSubset::from_rules(Some(&many), part.into());
-    let mut listed: Vec<usize> = places.matching_rules(Some(&many)).collect();
-    listed.dedup();
-    prop_assert_eq!(&listed, part);
-    prop_assert!(part.len() < rules.len() || matches!(places, RuleSubset::Many(None)));
-    if let RuleSubset::Many(places) = places {
-        let found = many.first_of(places.as_deref(), sought, at);
-        prop_assert_eq!(found, part.iter().copied().find(fit));
+    let subset = RuleSubset::from_rules(Some(&index), part.into());
+    let mut rules_of_subset: Vec<usize> = subset.matching_rules(Some(&index)).collect();
+    rules_of_subset.dedup();
+    prop_assert_eq!(&rules_of_subset, part);
+    prop_assert!(part.len() < rules.len() || matches!(subset, RuleSubset::Many(None)));
+    if let RuleSubset::Many(subset) = subset {
+        let matching = index.first_of(subset.as_deref(), keys, match_at);
+        prop_assert_eq!(matching, part.iter().copied().find(rule_matches));
     }
     Ok(())
 }
 
 proptest! {
     #[test]
-    fn what_is_looked_up_is_what_asking_in_order_finds(
+    fn indexed_lookup_agrees_with_sequential_evaluation(
         rules in prop::collection::vec(
             (prop::collection::vec(any_match(), 0..3), any::<bool>()),
             0..16,
         ),
-        are_all_chosen in any::<bool>(),
+        selects_all in any::<bool>(),
         request in any_request(),
     ) {
-        let (rules, chosen): (Vec<_>, Vec<bool>) = rules.into_iter().unzip();
-        let part = (0..rules.len()).filter(|rule| are_all_chosen || chosen[*rule]);
+        let (rules, is_selected): (Vec<_>, Vec<bool>) = rules.into_iter().unzip();
+        let part = (0..rules.len()).filter(|rule| selects_all || is_selected[*rule]);
         let part: Vec<usize> = part.collect();
         let (request, variant) = (request.request_view(), request.path_variants());
-        let allowing = compile_all(&rules, RequestMatcher::compile);
-        check_lookup(&allowing, &part, LookupKeys::as_sent(&request), |it| it.matches(&request))?;
-        let denying = compile_all(&rules, DenialMatcher::compile);
-        let sought = LookupKeys::as_meant(&request, &variant);
-        check_lookup(&denying, &part, sought, |it| it.may_mean(&request, &variant))?;
+        let allow_matchers = compile_all(&rules, RequestMatcher::compile);
+        check_lookup(&allow_matchers, &part, LookupKeys::as_sent(&request), |matcher| matcher.matches(&request))?;
+        let deny_matchers = compile_all(&rules, DenialMatcher::compile);
+        let keys = LookupKeys::as_interpreted(&request, &variant);
+        check_lookup(&deny_matchers, &part, keys, |matcher| matcher.may_match(&request, &variant))?;
     }
 }

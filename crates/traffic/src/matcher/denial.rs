@@ -7,13 +7,15 @@ use regex::Regex;
 
 use super::{HeaderMatcher, PathMatcher};
 use crate::match_index::IndexedMatch;
-use crate::pattern::{InvalidPattern, Pattern, may_end_in_slash, may_exclude, regardless_of_case};
-use crate::query::{all_parameters, folded_rule_name, may_be_named, may_be_values};
+use crate::pattern::{
+    InvalidPattern, Pattern, compile_case_insensitive, may_end_in_slash, may_exclude_letters,
+};
+use crate::query::{all_parameters, may_be_named, may_be_values, normalize_rule_parameter};
 use crate::request::RequestView;
 use crate::rule_index::{IndexCondition, IndexedAttribute, whole_elements};
 use crate::variant::{
-    Parameters, PathVariants, any_listed_value, any_value, bare_value, folded_case, folded_rule,
-    host_readings, is_equal_folded,
+    Parameters, PathVariants, any_listed_value, any_value, bare_value, folded_case, host_readings,
+    is_equal_folded, normalize_rule_path,
 };
 
 /// A compiled [`RequestMatch`] of a rule that denies, limits or requires. It matches a request that any
@@ -48,26 +50,28 @@ impl DenialMatcher {
     /// [`InvalidPattern`] for the first invalid regular expression.
     pub(crate) fn compile(request: &RequestMatch) -> Result<Self, InvalidPattern> {
         // Errors are those of an allow rule.
-        let plain = super::RequestMatcher::compile(request)?;
-        let headers = request.headers.iter().zip(&plain.headers);
-        let query = request.query.iter().zip(&plain.query);
+        let compiled = super::RequestMatcher::compile(request)?;
+        let headers = request.headers.iter().zip(&compiled.headers);
+        let query = request.query.iter().zip(&compiled.query);
         Ok(Self {
-            path: DeniedPath::compile(&request.path, plain.path),
-            methods: plain.methods,
-            headers: headers.map(|(field, plain)| DeniedHeader::compile(field, plain)).collect(),
+            path: DeniedPath::compile(&request.path, compiled.path),
+            methods: compiled.methods,
+            headers: headers
+                .map(|(field, compiled)| DeniedHeader::compile(field, compiled))
+                .collect(),
             query: query
-                .map(|(field, plain)| DeniedParameter {
-                    name: folded_rule_name(&field.name).into(),
-                    value: DeniedValue::compile(&field.value, &plain.value),
+                .map(|(field, compiled)| DeniedParameter {
+                    name: normalize_rule_parameter(&field.name).into(),
+                    value: DeniedValue::compile(&field.value, &compiled.value),
                 })
                 .collect(),
         })
     }
 
     /// True if an application may interpret the request as a matching one.
-    pub(crate) fn may_mean(&self, request: &RequestView<'_>, path: &PathVariants) -> bool {
+    pub(crate) fn may_match(&self, request: &RequestView<'_>, path: &PathVariants) -> bool {
         self.path.may_be(request.path, path)
-            && (self.is_about_path() || self.may_mean_rest(request))
+            && (self.is_about_path() || self.may_match_except_path(request))
     }
 
     #[inline]
@@ -75,43 +79,47 @@ impl DenialMatcher {
         self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty()
     }
 
+    /// Separate, so that matches of the path alone need no stack space for it.
     #[inline(never)]
-    fn may_mean_rest(&self, request: &RequestView<'_>) -> bool {
+    fn may_match_except_path(&self, request: &RequestView<'_>) -> bool {
         let is_method = self.methods.is_empty() || self.includes_method(request.method);
-        self.headers.iter().all(|header| header.may_mean(request))
-            && self.query.iter().all(|parameter| parameter.may_mean(request))
+        self.headers.iter().all(|header| header.may_match(request))
+            && self.query.iter().all(|parameter| parameter.may_match(request))
             && (is_method || self.is_overridden(request))
     }
 
     fn includes_method(&self, method: &str) -> bool {
-        let named = |it: &str| self.methods.iter().any(|known| known.eq_ignore_ascii_case(it));
-        // Servers handle it like GET, without sending the content (RFC 9110 §9.3.2).
-        named(method) || method.eq_ignore_ascii_case("HEAD") && named("GET")
+        let includes =
+            |name: &str| self.methods.iter().any(|listed| listed.eq_ignore_ascii_case(name));
+        // Servers handle HEAD like GET, without sending the content (RFC 9110 §9.3.2).
+        includes(method) || method.eq_ignore_ascii_case("HEAD") && includes("GET")
     }
 
-    /// True if a field of the request overrides its method with one of these.
+    /// True if a header or parameter of the request overrides its method with one of these methods.
     fn is_overridden(&self, request: &RequestView<'_>) -> bool {
-        let in_header = |name: &&str| {
+        let overrides_in_header = |name: &&str| {
             let joined = request.fields.find_similar(name);
             joined.is_some_and(|joined| any_value(&joined, |value| self.includes_method(value)))
         };
-        let in_query = |query| {
-            let overrides = |name| METHOD_PARAMETERS.iter().any(|it| may_be_named(name, it));
-            let mut named = all_parameters(query).filter(|it| overrides(it.0));
+        let overrides_in_query = |query| {
+            let overrides = |name| METHOD_PARAMETERS.iter().any(|known| may_be_named(name, known));
+            let mut named = all_parameters(query).filter(|parameter| overrides(parameter.0));
             named.any(|(_, value)| {
                 may_be_values(value).any(|value| self.includes_method(bare_value(&value)))
             })
         };
-        METHOD_HEADERS.iter().any(in_header) || request.query.is_some_and(in_query)
+        METHOD_HEADERS.iter().any(overrides_in_header)
+            || request.query.is_some_and(overrides_in_query)
     }
 }
 
 impl IndexedMatch for DenialMatcher {
-    /// Returns normalized texts of a matching request. Methods are omitted: a request may have several.
-    fn demands(&self) -> Vec<IndexCondition> {
-        let path = self.path.demand();
-        let headers = self.headers.iter().filter_map(DeniedHeader::demand);
-        let query = self.query.iter().filter_map(DeniedParameter::demand);
+    /// Returns the normalized texts that a matching request contains. Methods are omitted, because they may be
+    /// overridden.
+    fn index_conditions(&self) -> Vec<IndexCondition> {
+        let path = self.path.index_condition();
+        let headers = self.headers.iter().filter_map(DeniedHeader::index_condition);
+        let query = self.query.iter().filter_map(DeniedParameter::index_condition);
         path.into_iter().chain(headers).chain(query).collect()
     }
 }
@@ -119,23 +127,26 @@ impl IndexedMatch for DenialMatcher {
 /// True if a header or parameter of the request may override its method.
 pub(crate) fn may_override_method(request: &RequestView<'_>) -> bool {
     let overrides =
-        |(name, _): (&str, &str)| METHOD_PARAMETERS.iter().any(|it| may_be_named(name, it));
+        |(name, _): (&str, &str)| METHOD_PARAMETERS.iter().any(|known| may_be_named(name, known));
     METHOD_HEADERS.iter().any(|name| request.fields.find_similar(name).is_some())
         || request.query.is_some_and(|query| all_parameters(query).any(overrides))
 }
 
+/// The path condition of a [`DenialMatcher`].
 #[derive(Debug, Clone)]
 enum DeniedPath {
     Any,
-    /// Normalized.
+    /// A whole path, normalized.
     Text {
         text: Box<str>,
+        /// True if the paths below it match as well.
         below: bool,
         parameters: Parameters,
     },
-    /// This prefix, normalized; a partial escape is part of no normalized text.
+    /// A prefix that may end within an element. The text as sent is compared as well: a prefix that ends within
+    /// an escape is not part of any normalized text.
     Prefix {
-        folded: Box<str>,
+        normalized: Box<str>,
         sent: Box<str>,
         parameters: Parameters,
     },
@@ -151,32 +162,32 @@ struct DeniedRegex {
 }
 
 impl DeniedPath {
-    fn compile(path: &PathMatch, plain: PathMatcher) -> Self {
+    fn compile(path: &PathMatch, compiled: PathMatcher) -> Self {
         let text = |text: &str, below: Option<bool>| {
             let parameters = parameters_of(text);
-            let is_file = || is_file(&folded_rule(text, Parameters::Dropped));
+            let is_file = || is_file(&normalize_rule_path(text, Parameters::Dropped));
             let below = below.unwrap_or_else(is_file);
-            Self::Text { text: folded_rule(text, parameters).into(), below, parameters }
+            Self::Text { text: normalize_rule_path(text, parameters).into(), below, parameters }
         };
-        match (plain, path) {
+        match (compiled, path) {
             (PathMatcher::Any, _) => Self::Any,
             (PathMatcher::Exact(exact) | PathMatcher::Pattern(Pattern::Literal(exact)), _) => {
                 text(&exact, None)
             }
             (PathMatcher::Prefix(prefix), _) => text(&prefix, Some(true)).unless_root(),
-            (PathMatcher::Pattern(Pattern::Prefix(beginning)), _) => match &*beginning {
+            (PathMatcher::Pattern(Pattern::Prefix(prefix)), _) => match &*prefix {
                 "" => Self::Any,
                 whole if whole.ends_with('/') => text(whole, Some(true)).unless_root(),
                 part => {
                     let parameters = parameters_of(part);
-                    let folded = folded_rule(part, parameters).into();
-                    Self::Prefix { folded, sent: beginning, parameters }
+                    let normalized = normalize_rule_path(part, parameters).into();
+                    Self::Prefix { normalized, sent: prefix, parameters }
                 }
             },
-            (PathMatcher::Pattern(Pattern::Regex(beginning, plain)), PathMatch::Regex(pattern)) => {
+            (PathMatcher::Pattern(Pattern::Regex(prefix, compiled)), PathMatch::Regex(pattern)) => {
                 Self::Regex(Box::new(DeniedRegex {
-                    elements: folded_elements(&beginning).unwrap_or_default(),
-                    regex: AnyCase::compile(pattern, &plain),
+                    elements: normalized_elements(&prefix).unwrap_or_default(),
+                    regex: AnyCase::compile(pattern, &compiled),
                     may_end_in_slash: may_end_in_slash(pattern),
                 }))
             }
@@ -185,7 +196,7 @@ impl DeniedPath {
         }
     }
 
-    /// A prefix of the root is every path.
+    /// Returns `Any` for the root, which is a prefix of every path.
     fn unless_root(self) -> Self {
         match self {
             Self::Text { text, .. } if *text == *"/" => Self::Any,
@@ -206,43 +217,43 @@ impl DeniedPath {
     /// space for it.
     #[inline(never)]
     fn may_be_ambiguous(&self, sent: &str, path: &PathVariants) -> bool {
-        let mut others = path.other_readings();
+        let mut readings = path.alternative_readings();
         path.is_any_path()
             || self.may_match(sent, path)
-            || others.any(|(other, variant)| self.may_match(other, variant))
+            || readings.any(|(reading, variant)| self.may_match(reading, variant))
     }
 
     #[inline]
     fn may_match(&self, sent: &str, path: &PathVariants) -> bool {
-        let read = |parameters| match parameters {
+        let form_for = |parameters| match parameters {
             Parameters::Dropped => path.normalized_path(sent),
             Parameters::Kept => path.with_parameters(sent),
         };
         match self {
             Self::Any => true,
             Self::Text { text, below, parameters } => {
-                read(*parameters).strip_prefix(&**text).is_some_and(|rest| match *below {
+                form_for(*parameters).strip_prefix(&**text).is_some_and(|rest| match *below {
                     true => rest.is_empty() || is_below(rest, text),
                     false => rest.is_empty() || is_format(rest, text),
                 })
             }
-            Self::Prefix { folded, sent: text, parameters } => {
-                read(*parameters).starts_with(&**folded)
-                    || path.is_odd() && sent.starts_with(&**text)
+            Self::Prefix { normalized, sent: sent_prefix, parameters } => {
+                form_for(*parameters).starts_with(&**normalized)
+                    || path.is_unusual() && sent.starts_with(&**sent_prefix)
             }
-            Self::Regex(regex) => regex.may_fit(sent, path),
+            Self::Regex(regex) => regex.may_match(sent, path),
         }
     }
 
-    fn demand(&self) -> Option<IndexCondition> {
+    fn index_condition(&self) -> Option<IndexCondition> {
         let (key, text) = match self {
             Self::Any => return None,
             Self::Text { text, below, .. } => {
                 let key =
                     if *below { IndexedAttribute::PathPrefix } else { IndexedAttribute::Path };
-                (key, folded_rule(text, Parameters::Dropped).into())
+                (key, normalize_rule_path(text, Parameters::Dropped).into())
             }
-            Self::Prefix { sent, .. } => (IndexedAttribute::PathPrefix, folded_elements(sent)?),
+            Self::Prefix { sent, .. } => (IndexedAttribute::PathPrefix, normalized_elements(sent)?),
             Self::Regex(regex) if regex.elements.is_empty() => return None,
             Self::Regex(regex) => (IndexedAttribute::PathPrefix, regex.elements.clone()),
         };
@@ -252,39 +263,45 @@ impl DeniedPath {
 
 impl DeniedRegex {
     #[inline(never)]
-    fn may_fit(&self, sent: &str, path: &PathVariants) -> bool {
-        let folded = path.normalized_path(sent);
-        let begins = |rest: &str| matches!(rest.as_bytes(), [] | [b'/' | b'.', ..]);
-        if !self.elements.is_empty() && !folded.strip_prefix(&*self.elements).is_some_and(begins) {
+    fn may_match(&self, sent: &str, path: &PathVariants) -> bool {
+        let normalized = path.normalized_path(sent);
+        let is_boundary = |rest: &str| matches!(rest.as_bytes(), [] | [b'/' | b'.', ..]);
+        if !self.elements.is_empty()
+            && !normalized.strip_prefix(&*self.elements).is_some_and(is_boundary)
+        {
             return false;
         }
         let with_slash =
             |text: &str| self.may_end_in_slash && self.regex.is_match(&format!("{text}/"));
-        let fits = |text: &str| self.regex.is_match(text) || with_slash(text);
-        fits(folded) || path.any_other(sent, fits)
+        let is_match = |text: &str| self.regex.is_match(text) || with_slash(text);
+        is_match(normalized) || path.any_other(sent, is_match)
     }
 }
 
-/// A regular expression that matches with or without case.
+/// A regular expression that is compared case-insensitively, and case-sensitively where that matches more.
 #[derive(Debug, Clone)]
 struct AnyCase {
-    folded: Regex,
-    /// The case-sensitive form, if it may match other texts.
-    plain: Option<Regex>,
+    /// The case-insensitive form.
+    case_insensitive: Regex,
+    /// The case-sensitive form, if it may match texts that the other form does not.
+    case_sensitive: Option<Regex>,
 }
 
 impl AnyCase {
-    fn compile(pattern: &str, plain: &Regex) -> Self {
-        let folded = regardless_of_case(pattern).unwrap_or_else(|_| plain.clone());
-        Self { folded, plain: may_exclude(pattern).then(|| plain.clone()) }
+    fn compile(pattern: &str, compiled: &Regex) -> Self {
+        let case_insensitive =
+            compile_case_insensitive(pattern).unwrap_or_else(|_| compiled.clone());
+        let case_sensitive = may_exclude_letters(pattern).then(|| compiled.clone());
+        Self { case_insensitive, case_sensitive }
     }
 
     fn is_match(&self, text: &str) -> bool {
-        self.folded.is_match(text) || self.plain.as_ref().is_some_and(|it| it.is_match(text))
+        self.case_insensitive.is_match(text)
+            || self.case_sensitive.as_ref().is_some_and(|regex| regex.is_match(text))
     }
 }
 
-/// True if the rest of a path may be a response format: Rails reads it so, and older versions of Spring.
+/// True if the rest of a path may be a response format (`.json`), as in Rails and in older versions of Spring.
 fn is_format(rest: &str, path: &str) -> bool {
     matches!(rest.as_bytes(), [b'.', format @ ..] if !format.contains(&b'/')) && path != "/"
 }
@@ -300,8 +317,8 @@ fn is_below(rest: &str, path: &str) -> bool {
 }
 
 /// True if the path is that of a file: servers pass paths below a script to the script.
-fn is_file(folded: &str) -> bool {
-    folded.rsplit('/').next().is_some_and(|name| name.contains('.'))
+fn is_file(normalized: &str) -> bool {
+    normalized.rsplit('/').next().is_some_and(|name| name.contains('.'))
 }
 
 fn parameters_of(rule: &str) -> Parameters {
@@ -309,8 +326,8 @@ fn parameters_of(rule: &str) -> Parameters {
 }
 
 /// Returns the whole leading elements of all texts with this prefix, normalized.
-fn folded_elements(beginning: &str) -> Option<Box<str>> {
-    let elements = folded_rule(whole_elements(beginning)?, Parameters::Dropped);
+fn normalized_elements(prefix: &str) -> Option<Box<str>> {
+    let elements = normalize_rule_path(whole_elements(prefix)?, Parameters::Dropped);
     (elements != "/").then(|| elements.into())
 }
 
@@ -322,27 +339,28 @@ struct DeniedHeader {
 }
 
 impl DeniedHeader {
-    fn compile(field: &FieldMatch, plain: &HeaderMatcher) -> Self {
-        let value = DeniedValue::compile(&field.value, &plain.value);
-        Self { name: plain.name.clone(), value }
+    fn compile(field: &FieldMatch, compiled: &HeaderMatcher) -> Self {
+        let value = DeniedValue::compile(&field.value, &compiled.value);
+        Self { name: compiled.name.clone(), value }
     }
 
-    fn may_mean(&self, request: &RequestView<'_>) -> bool {
+    fn may_match(&self, request: &RequestView<'_>) -> bool {
         let Some(name) = &self.name else {
             return host_readings(request.authority).any(|host| self.value.may_be(&host));
         };
-        let fits = |joined: Cow<'_, str>| any_value(&joined, |value| self.value.may_be(value));
-        // Single values are found in any list; others are compared with the header of exactly this name as
-        // well.
-        let is_one = matches!(self.value, DeniedValue::Text(_));
-        request.fields.find_similar(name).is_some_and(fits)
-            || !is_one && request.fields.joined_values(name).is_some_and(fits)
+        let may_match = |joined: Cow<'_, str>| any_value(&joined, |value| self.value.may_be(value));
+        // A single value is found in the joined values of all similar names. Other conditions are compared with
+        // the header of exactly this name as well.
+        let is_single = matches!(self.value, DeniedValue::Text(_));
+        request.fields.find_similar(name).is_some_and(may_match)
+            || !is_single && request.fields.joined_values(name).is_some_and(may_match)
     }
 
-    fn demand(&self) -> Option<IndexCondition> {
+    fn index_condition(&self) -> Option<IndexCondition> {
         let DeniedValue::Text(text) = &self.value else { return None };
         let name = self.name.clone().unwrap_or_else(|| ":authority".into());
-        let key = IndexedAttribute::Header { name, repeated: RepeatedHeader::Joined, folded: true };
+        let key =
+            IndexedAttribute::Header { name, repeated: RepeatedHeader::Joined, ignores_case: true };
         Some((key, vec![text.clone()]))
     }
 }
@@ -355,15 +373,16 @@ struct DeniedParameter {
 }
 
 impl DeniedParameter {
-    fn may_mean(&self, request: &RequestView<'_>) -> bool {
+    fn may_match(&self, request: &RequestView<'_>) -> bool {
         let Some(query) = request.query else { return false };
         let mut named = all_parameters(query).filter(|(name, _)| may_be_named(name, &self.name));
         named.any(|(_, value)| {
-            may_be_values(value).any(|value| any_listed_value(&value, |it| self.value.may_be(it)))
+            may_be_values(value)
+                .any(|value| any_listed_value(&value, |value| self.value.may_be(value)))
         })
     }
 
-    fn demand(&self) -> Option<IndexCondition> {
+    fn index_condition(&self) -> Option<IndexCondition> {
         let DeniedValue::Text(text) = &self.value else { return None };
         Some((IndexedAttribute::Query(self.name.clone()), vec![text.clone()]))
     }
@@ -381,8 +400,8 @@ enum DeniedValue {
 }
 
 impl DeniedValue {
-    fn compile(value: &ValueMatch, plain: &Pattern) -> Self {
-        match (plain, value) {
+    fn compile(value: &ValueMatch, compiled: &Pattern) -> Self {
+        match (compiled, value) {
             (Pattern::Literal(text), _) => {
                 let text = folded_case(bare_value(text));
                 if text.contains(',') {
@@ -392,9 +411,10 @@ impl DeniedValue {
                 }
             }
             (Pattern::Prefix(text), _) => Self::Prefix(folded_case(text).into()),
-            (Pattern::Regex(_, plain), ValueMatch::Regex(pattern) | ValueMatch::Exact(pattern)) => {
-                Self::Regex(AnyCase::compile(pattern, plain))
-            }
+            (
+                Pattern::Regex(_, compiled),
+                ValueMatch::Regex(pattern) | ValueMatch::Exact(pattern),
+            ) => Self::Regex(AnyCase::compile(pattern, compiled)),
         }
     }
 
@@ -415,6 +435,7 @@ fn without_blanks(values: &str) -> Box<str> {
 
 /// Headers that override the method of a request in common frameworks.
 const METHOD_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
+/// Query parameters that override the method of a request in common frameworks.
 const METHOD_PARAMETERS: [&str; 2] = ["_method", "x-http-method-override"];
 
 #[cfg(test)]

@@ -31,10 +31,10 @@ fn regex_field(name: &str, pattern: &str) -> FieldMatch {
 }
 
 #[test]
-fn matches_paths() {
-    let prefix = |p: &str| PathMatch::Prefix(p.to_owned());
-    let exact = |p: &str| PathMatch::Exact(p.to_owned());
-    let regex = |p: &str| PathMatch::Regex(p.to_owned());
+fn paths_are_matched_by_kind() {
+    let prefix = |path: &str| PathMatch::Prefix(path.to_owned());
+    let exact = |path: &str| PathMatch::Exact(path.to_owned());
+    let regex = |path: &str| PathMatch::Regex(path.to_owned());
     for (path, target, expected) in [
         (PathMatch::Any, "/a", true),
         (PathMatch::Any, "*", true),
@@ -64,7 +64,7 @@ fn matches_paths() {
 }
 
 #[test]
-fn matches_methods() {
+fn methods_are_matched_exactly() {
     for (methods, expected) in [
         (&[][..], true),
         (&["GET"], true),
@@ -72,14 +72,14 @@ fn matches_methods() {
         (&["POST"], false),
         (&["get"], false),
     ] {
-        let methods = methods.iter().map(|m| (*m).to_owned()).collect();
+        let methods = methods.iter().map(|method| (*method).to_owned()).collect();
         let request = RequestMatch { methods, ..RequestMatch::default() };
         assert_eq!(matches_target(&request, "/"), expected, "{request:?}");
     }
 }
 
 #[test]
-fn matches_headers() {
+fn header_values_are_joined_and_names_are_case_insensitive() {
     for (headers, expected) in [
         (vec![exact_field("x-team", "ops")], true),
         (vec![exact_field("X-Team", "ops")], true),
@@ -102,7 +102,7 @@ fn matches_headers() {
 }
 
 #[test]
-fn query_parameters() {
+fn query_parameters_are_decoded_and_the_first_value_is_matched() {
     for (query, target, expected) in [
         (exact_field("a", "1"), "/", false),
         (exact_field("a", "1"), "/?a=1", true),
@@ -136,7 +136,7 @@ fn query_parameters() {
 }
 
 #[test]
-fn every_part_must_hold() {
+fn all_conditions_must_hold() {
     let request = RequestMatch {
         path: PathMatch::Prefix("/a".to_owned()),
         methods: vec!["GET".to_owned()],
@@ -149,7 +149,7 @@ fn every_part_must_hold() {
 }
 
 #[test]
-fn a_bad_pattern_names_its_field() {
+fn an_invalid_pattern_error_contains_its_field() {
     for (request, field) in [
         (
             RequestMatch { path: PathMatch::Regex("(".into()), ..RequestMatch::default() },
@@ -169,7 +169,7 @@ fn a_bad_pattern_names_its_field() {
 }
 
 #[test]
-fn knows_whether_it_constrains_the_path() {
+fn only_restricted_paths_constrain_the_path() {
     for (path, expected) in [
         (PathMatch::Any, false),
         (PathMatch::Prefix("/".into()), false),

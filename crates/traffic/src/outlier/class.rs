@@ -31,21 +31,25 @@ pub enum FailureEvidence {
 
 /// Classifies a result by these failure classes.
 #[must_use]
-pub fn classify_ending(classes: &FailureClasses, ending: EndpointResult) -> FailureEvidence {
-    let counts = |counts: bool| if counts { FailureEvidence::Yes } else { FailureEvidence::No };
-    match ending {
+pub fn classify_ending(classes: &FailureClasses, result: EndpointResult) -> FailureEvidence {
+    let evidence = |counts: bool| if counts { FailureEvidence::Yes } else { FailureEvidence::No };
+    match result {
         EndpointResult::ConnectionOpened => FailureEvidence::No,
         EndpointResult::Response { status, grpc } => {
-            let gateway = matches!(status, 502..=504);
-            let server = matches!(status, 500..=599);
-            let call = grpc.is_some_and(|code| classes.grpc.contains(&code));
-            counts(call || (classes.server_errors && server) || (classes.gateway_errors && gateway))
+            let is_gateway_error = matches!(status, 502..=504);
+            let is_server_error = matches!(status, 500..=599);
+            let is_grpc_error = grpc.is_some_and(|code| classes.grpc.contains(&code));
+            evidence(
+                is_grpc_error
+                    || (classes.server_errors && is_server_error)
+                    || (classes.gateway_errors && is_gateway_error),
+            )
         }
         EndpointResult::Failed(reason) => match class_of(reason) {
             None => FailureEvidence::Unknown,
-            Some(Class::Connect) => counts(classes.connect),
-            Some(Class::Timeout) => counts(classes.timeout),
-            Some(Class::Reset) => counts(classes.reset),
+            Some(FailureClass::Connect) => evidence(classes.connect),
+            Some(FailureClass::Timeout) => evidence(classes.timeout),
+            Some(FailureClass::Reset) => evidence(classes.reset),
         },
     }
 }
@@ -53,11 +57,11 @@ pub fn classify_ending(classes: &FailureClasses, ending: EndpointResult) -> Fail
 /// Classifies the result of a health check. Rejections by the mesh are no evidence, nor are policy rejections
 /// of a gRPC application.
 #[must_use]
-pub fn classify_check(ending: EndpointResult) -> FailureEvidence {
-    match ending {
+pub fn classify_check(result: EndpointResult) -> FailureEvidence {
+    match result {
         EndpointResult::ConnectionOpened => FailureEvidence::No,
         EndpointResult::Response { grpc: Some(0), .. } => FailureEvidence::No,
-        EndpointResult::Response { grpc: Some(code), .. } if REFUSALS.contains(&code) => {
+        EndpointResult::Response { grpc: Some(code), .. } if REJECTION_STATUSES.contains(&code) => {
             FailureEvidence::Unknown
         }
         EndpointResult::Response { grpc: None, status: 200..=399 } => FailureEvidence::No,
@@ -69,29 +73,30 @@ pub fn classify_check(ending: EndpointResult) -> FailureEvidence {
     }
 }
 
-/// `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED`.
-const REFUSALS: [u8; 3] = [7, 8, 16];
+/// The gRPC statuses of policy rejections: `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED`.
+const REJECTION_STATUSES: [u8; 3] = [7, 8, 16];
 
-enum Class {
+/// A failure class of results without a response.
+enum FailureClass {
     Connect,
     Timeout,
     Reset,
 }
 
 /// Returns the class of a reason that the endpoint is responsible for.
-fn class_of(reason: Reason) -> Option<Class> {
+fn class_of(reason: Reason) -> Option<FailureClass> {
     match reason {
         Reason::ConnectFailed
         | Reason::PortTaken
         | Reason::ProtocolMismatch
         | Reason::UpstreamHandshakeFailed
-        | Reason::WrongIdentity => Some(Class::Connect),
+        | Reason::WrongIdentity => Some(FailureClass::Connect),
         Reason::ConnectTimeout
         | Reason::UpstreamStalled
         | Reason::RequestTimeout
-        | Reason::AttemptTimeout => Some(Class::Timeout),
-        Reason::UpstreamReset | Reason::UpstreamMalformed => Some(Class::Reset),
-        // It drains or is full, and reports this itself; a retry uses another endpoint.
+        | Reason::AttemptTimeout => Some(FailureClass::Timeout),
+        Reason::UpstreamReset | Reason::UpstreamMalformed => Some(FailureClass::Reset),
+        // The endpoint drains or is full, and reports this itself; a retry uses another endpoint.
         Reason::UpstreamRefused => None,
         _ => None,
     }
@@ -104,31 +109,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_class_counts_what_is_its_own() {
+    fn each_class_counts_only_its_own_failures() {
         use EndpointResult::{Failed, Response};
-        let none = FailureClasses::default;
-        let answered = |status| Response { status, grpc: None };
+        let no_classes = FailureClasses::default;
+        let response = |status| Response { status, grpc: None };
         let call = |grpc| Response { status: 200, grpc: Some(grpc) };
         let classes = [
-            (FailureClasses { connect: true, ..none() }, Failed(Reason::ConnectFailed)),
-            (FailureClasses { timeout: true, ..none() }, Failed(Reason::ConnectTimeout)),
-            (FailureClasses { reset: true, ..none() }, Failed(Reason::UpstreamReset)),
-            (FailureClasses { server_errors: true, ..none() }, answered(500)),
-            (FailureClasses { grpc: vec![14], ..none() }, call(14)),
+            (FailureClasses { connect: true, ..no_classes() }, Failed(Reason::ConnectFailed)),
+            (FailureClasses { timeout: true, ..no_classes() }, Failed(Reason::ConnectTimeout)),
+            (FailureClasses { reset: true, ..no_classes() }, Failed(Reason::UpstreamReset)),
+            (FailureClasses { server_errors: true, ..no_classes() }, response(500)),
+            (FailureClasses { grpc: vec![14], ..no_classes() }, call(14)),
         ];
         for (index, (class, _)) in classes.iter().enumerate() {
-            for (other, (_, ending)) in classes.iter().enumerate() {
+            for (other, (_, result)) in classes.iter().enumerate() {
                 let expected =
                     if index == other { FailureEvidence::Yes } else { FailureEvidence::No };
-                assert_eq!(classify_ending(class, *ending), expected, "{class:?} {ending:?}");
+                assert_eq!(classify_ending(class, *result), expected, "{class:?} {result:?}");
             }
         }
-        let gateway = FailureClasses { gateway_errors: true, ..none() };
+        let gateway = FailureClasses { gateway_errors: true, ..no_classes() };
         for (status, expected) in
             [(500, false), (502, true), (503, true), (504, true), (429, false)]
         {
-            let seen = classify_ending(&gateway, answered(status)) == FailureEvidence::Yes;
-            assert_eq!(seen, expected, "{status}");
+            let is_failure = classify_ending(&gateway, response(status)) == FailureEvidence::Yes;
+            assert_eq!(is_failure, expected, "{status}");
         }
         assert_eq!(
             classify_ending(&gateway, EndpointResult::ConnectionOpened),
@@ -137,17 +142,17 @@ mod tests {
     }
 
     #[test]
-    fn a_check_is_judged_by_its_own_measure() {
+    fn health_checks_have_their_own_classification() {
         use EndpointResult::{Failed, Response};
-        let answered = |status| Response { status, grpc: None };
+        let response = |status| Response { status, grpc: None };
         let call = |grpc| Response { status: 200, grpc: Some(grpc) };
-        for (ending, expected) in [
-            (answered(200), FailureEvidence::No),
-            (answered(204), FailureEvidence::No),
-            (answered(302), FailureEvidence::No),
-            (answered(101), FailureEvidence::Yes),
-            (answered(404), FailureEvidence::Yes),
-            (answered(503), FailureEvidence::Yes),
+        for (result, expected) in [
+            (response(200), FailureEvidence::No),
+            (response(204), FailureEvidence::No),
+            (response(302), FailureEvidence::No),
+            (response(101), FailureEvidence::Yes),
+            (response(404), FailureEvidence::Yes),
+            (response(503), FailureEvidence::Yes),
             (call(0), FailureEvidence::No),
             (call(14), FailureEvidence::Yes),
             (call(12), FailureEvidence::Yes),
@@ -159,16 +164,18 @@ mod tests {
             (Failed(Reason::UpstreamRefused), FailureEvidence::Unknown),
             (Failed(Reason::Unsupported), FailureEvidence::Unknown),
         ] {
-            assert_eq!(classify_check(ending), expected, "{ending:?}");
+            assert_eq!(classify_check(result), expected, "{result:?}");
         }
     }
 
     #[test]
-    fn only_upstream_reasons_are_held_against_an_endpoint() {
-        let all =
+    fn only_upstream_reasons_count_against_an_endpoint() {
+        let all_classes =
             FailureClasses { connect: true, timeout: true, reset: true, ..Default::default() };
         for reason in Reason::ALL {
-            if classify_ending(&all, EndpointResult::Failed(*reason)) == FailureEvidence::Yes {
+            if classify_ending(&all_classes, EndpointResult::Failed(*reason))
+                == FailureEvidence::Yes
+            {
                 assert_eq!(reason.side(), FailureSide::Upstream, "{reason:?}");
             }
         }

@@ -14,21 +14,24 @@ use super::{EjectionCause, EjectionEvent, EjectionState, RequestResult};
 #[derive(Debug)]
 pub struct SermantDetector {
     rule: SermantRemoval,
-    window_ends: Duration,
+    window_end: Duration,
     instances: Vec<Instance>,
     /// The time until which the filtered list is valid; absent if it must be filtered at once.
-    settled_until: Option<Duration>,
+    valid_until: Option<Duration>,
 }
 
-/// The state of one instance, as in Sermant. A forgotten instance is as new.
+/// The state of one instance, as in Sermant. An instance without calls for the time `expire` is reset.
 #[derive(Debug, Clone, Default)]
 struct Instance {
-    /// The time of the last call; absent if unknown.
-    called: Option<Duration>,
+    /// The time of the last call; absent if there was none.
+    last_call: Option<Duration>,
+    /// The number of requests in the current window.
     requests: u64,
+    /// The number of failed requests in the current window.
     failures: u64,
+    /// The requests and failures of each previous window.
     windows: VecDeque<(u64, u64)>,
-    /// In thousandths, rounded.
+    /// The failure rate over these windows, in thousandths, rounded.
     error_rate: u64,
     ejected_until: Option<Duration>,
 }
@@ -37,9 +40,9 @@ impl SermantDetector {
     /// Creates a detector without evidence.
     #[must_use]
     pub fn new(rule: SermantRemoval, instances: usize) -> Self {
-        let window_ends = rule.common.window;
+        let window_end = rule.common.window;
         let instances = vec![Instance::default(); instances];
-        Self { rule, window_ends, instances, settled_until: None }
+        Self { rule, window_end, instances, valid_until: None }
     }
 
     /// Returns the failure classes that count.
@@ -48,10 +51,12 @@ impl SermantDetector {
         &self.rule.common.failures
     }
 
-    pub(super) fn update_endpoints(&mut self, places: &[Option<usize>]) {
-        let old = |place: &Option<usize>| place.and_then(|old| self.instances.get(old)).cloned();
-        self.instances = places.iter().map(|place| old(place).unwrap_or_default()).collect();
-        self.settled_until = None;
+    pub(super) fn update_endpoints(&mut self, old_indices: &[Option<usize>]) {
+        let existing =
+            |index: &Option<usize>| index.and_then(|old| self.instances.get(old)).cloned();
+        self.instances =
+            old_indices.iter().map(|index| existing(index).unwrap_or_default()).collect();
+        self.valid_until = None;
     }
 
     pub(super) fn endpoint_state(&self, slot: usize) -> EjectionState {
@@ -64,29 +69,29 @@ impl SermantDetector {
     /// Filtering is idempotent without new events, so it runs only at the end of a window or an ejection, or
     /// after a change of the instances.
     pub(super) fn advance_time(&mut self, now: Duration, events: &mut Vec<EjectionEvent>) {
-        if now < self.window_ends && self.settled_until.is_some_and(|until| now < until) {
+        if now < self.window_end && self.valid_until.is_some_and(|until| now < until) {
             return;
         }
         let all: Vec<usize> = (0..self.instances.len()).collect();
         self.filter_instances(&all, now, events);
         // A timestamp has passed if it is strictly earlier than now.
         let tick = Duration::from_nanos(1);
-        let stamps = self.instances.iter().filter_map(|instance| instance.ejected_until);
-        let stamps = stamps.map(|stamp| stamp.saturating_add(tick));
-        self.settled_until = stamps.chain([self.window_ends]).min();
+        let ejection_ends = self.instances.iter().filter_map(|instance| instance.ejected_until);
+        let passed = ejection_ends.map(|until| until.saturating_add(tick));
+        self.valid_until = passed.chain([self.window_end]).min();
     }
 
     pub(super) fn record_outcome(
         &mut self,
         slot: usize,
-        seen: RequestResult,
+        result: RequestResult,
         events: &mut Vec<EjectionEvent>,
     ) {
-        self.end_windows(seen.now, events);
+        self.end_windows(result.now, events);
         if let Some(instance) = self.instances.get_mut(slot) {
-            instance.called = Some(seen.now);
+            instance.last_call = Some(result.now);
             instance.requests += 1;
-            instance.failures += u64::from(seen.failed);
+            instance.failures += u64::from(result.failed);
         }
     }
 
@@ -99,7 +104,7 @@ impl SermantDetector {
         events: &mut Vec<EjectionEvent>,
     ) -> Vec<usize> {
         self.end_windows(now, events);
-        let mut left = Vec::with_capacity(list.len());
+        let mut remaining = Vec::with_capacity(list.len());
         for slot in list {
             let Some(instance) = self.instances.get_mut(*slot) else { continue };
             match instance.ejected_until {
@@ -110,19 +115,20 @@ impl SermantDetector {
                 }
                 None => {}
             }
-            left.push(*slot);
+            remaining.push(*slot);
         }
-        let (all, gone) = (signed_count(list.len()), signed_count(list.len() - left.len()));
+        let (total, ejected) =
+            (signed_count(list.len()), signed_count(list.len() - remaining.len()));
         let rule = self.rule.rule;
-        let by_share = all * i64::from(rule.scale_up_limit_ppm) - gone * MILLION;
-        let by_number = (all - gone - i64::from(rule.min_instances)) * MILLION;
+        let by_share = total * i64::from(rule.scale_up_limit_ppm) - ejected * MILLION;
+        let by_number = (total - ejected - i64::from(rule.min_instances)) * MILLION;
         let mut budget = by_share.min(by_number);
         let pause = self.rule.common.recovery;
-        left.retain(|slot| {
+        remaining.retain(|slot| {
             let Some(instance) = self.instances.get_mut(*slot) else { return false };
-            let known = instance.called.is_some() && !instance.windows.is_empty();
-            let guilty = instance.error_rate * 1000 >= u64::from(rule.error_rate_ppm);
-            if !known || !guilty || budget < MILLION {
+            let has_statistics = instance.last_call.is_some() && !instance.windows.is_empty();
+            let exceeds_error_rate = instance.error_rate * 1000 >= u64::from(rule.error_rate_ppm);
+            if !has_statistics || !exceeds_error_rate || budget < MILLION {
                 return true;
             }
             budget -= MILLION;
@@ -134,52 +140,59 @@ impl SermantDetector {
             });
             false
         });
-        left
+        remaining
     }
 
-    /// Ends the windows until now.
+    /// Ends the windows up to this time.
     fn end_windows(&mut self, now: Duration, events: &mut Vec<EjectionEvent>) {
-        if now < self.window_ends {
+        if now < self.window_end {
             return;
         }
         let window = self.rule.common.window.max(Duration::from_millis(1));
-        let ended = 1 + (now - self.window_ends).as_nanos() / window.as_nanos();
-        let ended = u32::try_from(ended).unwrap_or(u32::MAX);
-        let first = self.window_ends;
-        let last = first.saturating_add(window.saturating_mul(ended - 1));
+        let ended_count = 1 + (now - self.window_end).as_nanos() / window.as_nanos();
+        let ended_count = u32::try_from(ended_count).unwrap_or(u32::MAX);
+        let first = self.window_end;
+        let last = first.saturating_add(window.saturating_mul(ended_count - 1));
         for (slot, instance) in self.instances.iter_mut().enumerate() {
-            let was_out = instance.ejected_until.is_some();
-            instance.end_windows(first, last, ended, &self.rule);
-            // The ejection of a forgotten instance ends too.
-            if was_out && instance.ejected_until.is_none() {
+            let was_ejected = instance.ejected_until.is_some();
+            instance.end_windows(first, last, ended_count, &self.rule);
+            // The ejection of a reset instance ends too.
+            if was_ejected && instance.ejected_until.is_none() {
                 events.push(EjectionEvent::Unejected { slot });
             }
         }
-        self.window_ends = last.saturating_add(window);
-        self.settled_until = None;
+        self.window_end = last.saturating_add(window);
+        self.valid_until = None;
     }
 }
 
 impl Instance {
     /// Ends this number of windows, the first and the last at these times.
-    fn end_windows(&mut self, first: Duration, last: Duration, ended: u32, rule: &SermantRemoval) {
-        let Some(called) = self.called else { return };
-        let expired = |at: Duration| at.saturating_sub(called) >= rule.common.expire;
+    fn end_windows(
+        &mut self,
+        first: Duration,
+        last: Duration,
+        ended_count: u32,
+        rule: &SermantRemoval,
+    ) {
+        let Some(last_call) = self.last_call else { return };
+        let expired = |at: Duration| at.saturating_sub(last_call) >= rule.common.expire;
         if expired(first) || expired(last) {
             *self = Self::default();
             return;
         }
-        let kept = rule.common.windows;
+        let windows_max = rule.common.windows;
         // Beyond the number of stored windows, further empty ones change nothing.
-        for _ in 0..ended.min(kept.saturating_add(1)) {
-            let counted = (std::mem::take(&mut self.requests), std::mem::take(&mut self.failures));
-            self.windows.push_back(counted);
-            while self.windows.len() > usize::try_from(kept).unwrap_or(usize::MAX) {
+        for _ in 0..ended_count.min(windows_max.saturating_add(1)) {
+            let counts = (std::mem::take(&mut self.requests), std::mem::take(&mut self.failures));
+            self.windows.push_back(counts);
+            while self.windows.len() > usize::try_from(windows_max).unwrap_or(usize::MAX) {
                 self.windows.pop_front();
             }
         }
-        let sum = |sum: (u64, u64), window: &(u64, u64)| (sum.0 + window.0, sum.1 + window.1);
-        let (requests, failures) = self.windows.iter().fold((0, 0), sum);
+        let add_counts =
+            |sum: (u64, u64), window: &(u64, u64)| (sum.0 + window.0, sum.1 + window.1);
+        let (requests, failures) = self.windows.iter().fold((0, 0), add_counts);
         // Rounded half up to three decimals.
         self.error_rate = (failures * 2000 + requests).checked_div(requests * 2).unwrap_or(0);
     }
@@ -189,4 +202,5 @@ fn signed_count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX / MILLION / 2)
 }
 
+/// One instance, in millionths.
 const MILLION: i64 = 1_000_000;

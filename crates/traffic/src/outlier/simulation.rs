@@ -11,9 +11,9 @@ const SEEDS: u64 = 200;
 const WINDOW: Duration = Duration::from_secs(2);
 const BASE: Duration = Duration::from_secs(5);
 
-struct Chance(u64);
+struct SeededRandom(u64);
 
-impl Chance {
+impl SeededRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -26,66 +26,66 @@ impl Chance {
     }
 }
 
-fn random_rule(chance: &mut Chance) -> OutlierDetection {
+fn random_rule(random: &mut SeededRandom) -> OutlierDetection {
     let rate = FailureRate { percent: 50, requests_min: 5 };
     OutlierDetection {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: WINDOW,
-        buckets: 1 + chance.below_bound(10) as u8,
+        buckets: 1 + random.below_bound(10) as u8,
         failure_rate: Some(rate),
-        consecutive_failures: (chance.below_bound(2) == 0).then_some(5),
-        max_ejection_percent: chance.below_bound(101) as u8,
-        min_healthy: 1 + chance.below_bound(3) as u32,
+        consecutive_failures: (random.below_bound(2) == 0).then_some(5),
+        max_ejection_percent: random.below_bound(101) as u8,
+        min_healthy: 1 + random.below_bound(3) as u32,
         ejection_time: EjectionTime { base: BASE, max: BASE * 4, jitter_percent: 50 },
-        probe_requests: 1 + chance.below_bound(3) as u32,
-        health_check: (chance.below_bound(2) == 0).then(|| {
+        probe_requests: 1 + random.below_bound(3) as u32,
+        health_check: (random.below_bound(2) == 0).then(|| {
             let probe = HealthProbe::Http { path: "/".to_owned() };
             let (failures, successes) =
-                (1 + chance.below_bound(3) as u32, 1 + chance.below_bound(3) as u32);
+                (1 + random.below_bound(3) as u32, 1 + random.below_bound(3) as u32);
             Box::new(HealthCheck { probe, interval: WINDOW, timeout: WINDOW, failures, successes })
         }),
     }
 }
 
 /// One service with temporarily failing endpoints, and a client that calls all available ones.
-struct World {
+struct FaultSimulation {
     rule: OutlierDetection,
     detector: OutlierDetector,
-    sick: Vec<bool>,
+    failing: Vec<bool>,
     /// Probes in progress.
     probes: Vec<usize>,
     now: Duration,
     seed: u64,
-    chance: Chance,
+    random: SeededRandom,
 }
 
-impl World {
+impl FaultSimulation {
     fn new(seed: u64) -> Self {
-        let mut chance = Chance(seed);
-        let rule = random_rule(&mut chance);
-        let endpoints = 1 + chance.below_bound(8) as usize;
+        let mut random = SeededRandom(seed);
+        let rule = random_rule(&mut random);
+        let endpoints = 1 + random.below_bound(8) as usize;
         let detector = OutlierDetector::new(&OutlierAlgorithm::Native(rule.clone()), endpoints);
-        let sick = vec![false; endpoints];
-        Self { rule, detector, sick, probes: Vec::new(), now: Duration::ZERO, seed, chance }
+        let failing = vec![false; endpoints];
+        Self { rule, detector, failing, probes: Vec::new(), now: Duration::ZERO, seed, random }
     }
 
     fn ejected_count(&self) -> usize {
-        (0..self.sick.len())
+        (0..self.failing.len())
             .filter(|slot| self.detector.endpoint_state(*slot) != EjectionState::InService)
             .count()
     }
 
-    /// The maximum number of ejected endpoints.
+    /// Returns the maximum number of ejected endpoints.
     fn ejection_limit(&self) -> usize {
-        let all = self.sick.len();
-        let share = all * usize::from(self.rule.max_ejection_percent) / 100;
-        share.min(all.saturating_sub(self.rule.min_healthy as usize))
+        let count = self.failing.len();
+        let share = count * usize::from(self.rule.max_ejection_percent) / 100;
+        share.min(count.saturating_sub(self.rule.min_healthy as usize))
     }
 
     fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
-            self.now += Duration::from_millis(1 + self.chance.below_bound(20));
+            self.now += Duration::from_millis(1 + self.random.below_bound(20));
             self.run_request();
             assert!(
                 self.ejected_count() <= self.ejection_limit(),
@@ -98,12 +98,13 @@ impl World {
 
     fn run_request(&mut self) {
         let mut events = Vec::new();
-        let draw = self.chance.next();
-        self.detector.advance_time(self.now, draw, &mut events);
-        let slot = self.chance.below_bound(self.sick.len() as u64) as usize;
-        if self.chance.below_bound(4) == 0 {
-            let heard = if self.sick[slot] { FailureEvidence::Yes } else { FailureEvidence::No };
-            self.detector.record_check(slot, heard, self.now, &mut events);
+        let random_number = self.random.next();
+        self.detector.advance_time(self.now, random_number, &mut events);
+        let slot = self.random.below_bound(self.failing.len() as u64) as usize;
+        if self.random.below_bound(4) == 0 {
+            let evidence =
+                if self.failing[slot] { FailureEvidence::Yes } else { FailureEvidence::No };
+            self.detector.record_check(slot, evidence, self.now, &mut events);
             return;
         }
         if self.detector.endpoint_state(slot) == EjectionState::Ejected {
@@ -111,51 +112,60 @@ impl World {
         }
         let probe = self.detector.start_request(slot);
         assert!(!probe || !self.probes.contains(&slot), "seed {}: two probes", self.seed);
-        if probe && self.chance.below_bound(4) == 0 {
+        if probe && self.random.below_bound(4) == 0 {
             // Its client disconnects: no evidence.
             self.detector.release_request(slot, true);
             return;
         }
-        let seen = RequestResult { failed: self.sick[slot], probe, now: self.now, draw };
-        self.detector.record_outcome(slot, seen, &mut events);
+        let result = RequestResult {
+            failed: self.failing[slot],
+            probe,
+            now: self.now,
+            random: random_number,
+        };
+        self.detector.record_outcome(slot, result, &mut events);
     }
 }
 
 #[test]
-fn bounds_hold_the_sick_go_and_the_well_come_back() {
+fn limits_hold_and_only_failing_endpoints_are_ejected() {
     let mut ejections = 0;
     for seed in 0..SEEDS {
-        let mut world = World::new(seed);
-        world.run_for(Duration::from_secs(3));
-        assert_eq!(world.ejected_count(), 0, "seed {seed}: no endpoint failed");
-        for slot in 0..world.sick.len() {
-            world.sick[slot] = world.chance.below_bound(3) == 0;
+        let mut simulation = FaultSimulation::new(seed);
+        simulation.run_for(Duration::from_secs(3));
+        assert_eq!(simulation.ejected_count(), 0, "seed {seed}: no endpoint failed");
+        for slot in 0..simulation.failing.len() {
+            simulation.failing[slot] = simulation.random.below_bound(3) == 0;
         }
-        world.run_for(2 * WINDOW);
-        let sick = world.sick.iter().filter(|sick| **sick).count();
-        let gone = (0..world.sick.len())
+        simulation.run_for(2 * WINDOW);
+        let failing = simulation.failing.iter().filter(|failing| **failing).count();
+        let ejected = (0..simulation.failing.len())
             .filter(|slot| {
-                world.sick[*slot]
-                    && world.detector.endpoint_state(*slot) != EjectionState::InService
+                simulation.failing[*slot]
+                    && simulation.detector.endpoint_state(*slot) != EjectionState::InService
             })
             .count();
-        assert_eq!(gone, sick.min(world.ejection_limit()), "seed {seed}: within two windows");
-        assert_eq!(world.ejected_count(), gone, "seed {seed}: only the unhealthy");
-        ejections += gone;
-        world.sick.fill(false);
-        world.run_for(BASE * 4 + Duration::from_secs(5));
-        assert_eq!(world.ejected_count(), 0, "seed {seed}: all are healthy");
+        assert_eq!(
+            ejected,
+            failing.min(simulation.ejection_limit()),
+            "seed {seed}: within two windows"
+        );
+        assert_eq!(simulation.ejected_count(), ejected, "seed {seed}: only the unhealthy");
+        ejections += ejected;
+        simulation.failing.fill(false);
+        simulation.run_for(BASE * 4 + Duration::from_secs(5));
+        assert_eq!(simulation.ejected_count(), 0, "seed {seed}: all are healthy");
     }
     assert!(ejections > 100, "{ejections}");
 }
 
 #[test]
-fn the_same_seed_tells_the_same_story() {
-    let story = |seed| {
-        let mut world = World::new(seed);
-        world.sick[0] = true;
-        world.run_for(Duration::from_secs(30));
-        format!("{:?}", world.detector)
+fn the_same_seed_yields_the_same_result() {
+    let final_state = |seed| {
+        let mut simulation = FaultSimulation::new(seed);
+        simulation.failing[0] = true;
+        simulation.run_for(Duration::from_secs(30));
+        format!("{:?}", simulation.detector)
     };
-    assert_eq!(story(7), story(7));
+    assert_eq!(final_state(7), final_state(7));
 }

@@ -26,7 +26,7 @@ fn native_outlier_detection_passes_its_vectors() {
 }
 
 #[test]
-fn removal_in_the_manner_of_sermant_passes_its_vectors() {
+fn sermant_outlier_detection_passes_its_vectors() {
     let vectors = read("sermant.json");
     let defaults = &vectors["defaults"];
     for case in vectors["cases"].as_array().unwrap() {
@@ -36,17 +36,17 @@ fn removal_in_the_manner_of_sermant_passes_its_vectors() {
         };
         let service = Name::new(field("service").as_str().unwrap()).unwrap();
         let rule = sermant_rule(&field).for_service(&service);
-        let mut outliers = rule.map(|rule| SermantDetector::new(rule, instance_names(case).len()));
-        run(case, |step, now| sermant_step(outliers.as_mut(), case, step, now));
+        let mut detector = rule.map(|rule| SermantDetector::new(rule, instance_names(case).len()));
+        run(case, |step, now| sermant_step(detector.as_mut(), case, step, now));
     }
 }
 
 /// A pick sees the filtered list, however often it is queried in between.
 #[test]
-fn standing_is_what_the_filter_left() {
+fn endpoint_states_agree_with_the_filtered_list() {
     let vectors = read("sermant.json");
     let defaults = &vectors["defaults"];
-    let mut looked = 0;
+    let mut compared = 0;
     for case in vectors["cases"].as_array().unwrap() {
         let twice = case["steps"].as_array().unwrap().iter().any(|step| !step["passes"].is_null());
         let field = |key: &str| match &case[key] {
@@ -62,22 +62,27 @@ fn standing_is_what_the_filter_left() {
         run(case, |step, now| {
             let mut events = Vec::new();
             for call in step_calls(step, case) {
-                let seen = RequestResult { failed: call.1, probe: false, now, draw: 0 };
-                detector.record_outcome(call.0, seen, &mut events);
+                let result = RequestResult { failed: call.1, probe: false, now, random: 0 };
+                detector.record_outcome(call.0, result, &mut events);
             }
             detector.advance_time(now, 0, &mut events);
             detector.advance_time(now, 0, &mut events);
             if let Some(kept) = step["kept"].as_array() {
-                looked += 1;
+                compared += 1;
                 let names = instance_names(case);
-                let standing =
+                let state =
                     |slot: &usize| detector.endpoint_state(*slot) == EjectionState::InService;
-                let left = (0..names.len()).filter(standing).map(|slot| names[slot].clone());
-                assert_eq!(left.collect::<Vec<_>>(), text_values(kept), "{}: {step}", case["name"]);
+                let remaining = (0..names.len()).filter(state).map(|slot| names[slot].clone());
+                assert_eq!(
+                    remaining.collect::<Vec<_>>(),
+                    text_values(kept),
+                    "{}: {step}",
+                    case["name"]
+                );
             }
         });
     }
-    assert!(looked > 20);
+    assert!(compared > 20);
 }
 
 fn native_step(detector: &mut OutlierDetector, case: &Value, step: &Value, now: Duration) {
@@ -85,55 +90,55 @@ fn native_step(detector: &mut OutlierDetector, case: &Value, step: &Value, now: 
     detector.advance_time(now, 0, &mut events);
     for (slot, failed) in step_calls(step, case) {
         let probe = detector.start_request(slot);
-        detector.record_outcome(slot, RequestResult { failed, probe, now, draw: 0 }, &mut events);
+        detector.record_outcome(slot, RequestResult { failed, probe, now, random: 0 }, &mut events);
     }
     for (slot, failed) in call_outcomes(&step["checks"], case) {
-        let heard = if failed { FailureEvidence::Yes } else { FailureEvidence::No };
-        detector.record_check(slot, heard, now, &mut events);
+        let evidence = if failed { FailureEvidence::Yes } else { FailureEvidence::No };
+        detector.record_check(slot, evidence, now, &mut events);
     }
     for (name, expected) in step["standing"].as_object().into_iter().flatten() {
-        let standing = match detector.endpoint_state(instance_index(name, case)) {
+        let state = match detector.endpoint_state(instance_index(name, case)) {
             EjectionState::InService => "in",
             EjectionState::Ejected => "out",
             EjectionState::Probe => "probe",
         };
-        assert_eq!(Some(standing), expected.as_str(), "{}: {name} in {step}", case["name"]);
+        assert_eq!(Some(state), expected.as_str(), "{}: {name} in {step}", case["name"]);
     }
 }
 
-fn sermant_step(outliers: Option<&mut SermantDetector>, case: &Value, step: &Value, now: Duration) {
+fn sermant_step(detector: Option<&mut SermantDetector>, case: &Value, step: &Value, now: Duration) {
     let mut events = Vec::new();
     let names = instance_names(case);
-    let mut left: Vec<usize> = (0..names.len()).collect();
-    if let Some(outliers) = outliers {
+    let mut remaining: Vec<usize> = (0..names.len()).collect();
+    if let Some(detector) = detector {
         for (slot, failed) in step_calls(step, case) {
-            outliers.record_outcome(
+            detector.record_outcome(
                 slot,
-                RequestResult { failed, probe: false, now, draw: 0 },
+                RequestResult { failed, probe: false, now, random: 0 },
                 &mut events,
             );
         }
         if !step["kept"].is_null() {
             for _ in 0..step["passes"].as_u64().unwrap_or(1) {
-                left = outliers.filter_instances(&left, now, &mut events);
+                remaining = detector.filter_instances(&remaining, now, &mut events);
             }
         }
     }
     if let Some(kept) = step["kept"].as_array() {
-        let left: Vec<String> = left.iter().map(|slot| names[*slot].clone()).collect();
-        assert_eq!(left, text_values(kept), "{}: {step}", case["name"]);
+        let remaining: Vec<String> = remaining.iter().map(|slot| names[*slot].clone()).collect();
+        assert_eq!(remaining, text_values(kept), "{}: {step}", case["name"]);
     }
 }
 
 fn run(case: &Value, mut step: impl FnMut(&Value, Duration)) {
     let steps = case["steps"].as_array().unwrap();
     assert!(steps.len() > 1, "{}", case["name"]);
-    for one in steps {
-        step(one, Duration::from_millis(one["at"].as_u64().unwrap()));
+    for step_value in steps {
+        step(step_value, Duration::from_millis(step_value["at"].as_u64().unwrap()));
     }
 }
 
-/// The calls of a step: the endpoint of each, and true if it failed.
+/// Returns the calls of a step: the endpoint of each, and true if it failed.
 fn step_calls(step: &Value, case: &Value) -> Vec<(usize, bool)> {
     call_outcomes(&step["calls"], case)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leno_model::Rate;
 use rustc_hash::FxHashMap;
 
-/// A rate as buckets count it, in nanoseconds.
+/// A token rate in nanoseconds.
 ///
 /// A bucket is one number: the time at which it is full again (generic cell rate algorithm). Each token taken
 /// delays that time by the refill time of one token; the bucket is empty when the delay exceeds the refill time
@@ -22,22 +22,22 @@ pub(super) struct BucketRate {
 
 impl BucketRate {
     pub(super) fn from_rate(rate: Rate) -> Self {
-        let time = u64::try_from(rate.time.as_nanos()).unwrap_or(u64::MAX);
-        let token = (time / u64::from(rate.count.max(1))).max(1);
+        let period = u64::try_from(rate.time.as_nanos()).unwrap_or(u64::MAX);
+        let token = (period / u64::from(rate.count.max(1))).max(1);
         Self { token, whole: token.saturating_mul(u64::from(rate.size.max(1))) }
     }
 
-    /// Returns the time at which the bucket is full after one more token; or the time until a token is
-    /// available.
+    /// Returns the time at which the bucket is full after one more token was taken. If it is empty, the error
+    /// is the time until a token is available.
     fn full_after(self, full_at: u64, now: u64) -> Result<u64, Duration> {
-        let next = full_at.max(now).saturating_add(self.token);
-        match (next - now).checked_sub(self.whole) {
-            None | Some(0) => Ok(next),
-            Some(short) => Err(Duration::from_nanos(short)),
+        let new_full_at = full_at.max(now).saturating_add(self.token);
+        match (new_full_at - now).checked_sub(self.whole) {
+            None | Some(0) => Ok(new_full_at),
+            Some(shortage) => Err(Duration::from_nanos(shortage)),
         }
     }
 
-    fn given_back(self, full_at: u64) -> u64 {
+    fn with_token_returned(self, full_at: u64) -> u64 {
         full_at.saturating_sub(self.token)
     }
 }
@@ -45,66 +45,71 @@ impl BucketRate {
 /// A bucket shared by threads.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
+    /// The time at which the bucket is full again, in nanoseconds.
     full_at: AtomicU64,
 }
 
 impl Bucket {
     /// Takes a token, or returns the time until one is available.
-    pub(super) fn take_token(&self, pace: BucketRate, now: u64) -> Result<(), Duration> {
+    pub(super) fn take_token(&self, rate: BucketRate, now: u64) -> Result<(), Duration> {
         let mut wait = Duration::ZERO;
-        let taken = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
-            match pace.full_after(full_at, now) {
-                Ok(next) => Some(next),
-                Err(short) => {
-                    wait = short;
+        let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
+            match rate.full_after(full_at, now) {
+                Ok(new_full_at) => Some(new_full_at),
+                Err(shortage) => {
+                    wait = shortage;
                     None
                 }
             }
         });
-        taken.map(|_| ()).map_err(|_| wait)
+        result.map(|_| ()).map_err(|_| wait)
     }
 
     /// Returns an unused token.
-    pub(super) fn give_back(&self, pace: BucketRate) {
-        let less = |full_at| Some(pace.given_back(full_at));
-        let given = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        given.expect("there is always a number");
+    pub(super) fn give_back(&self, rate: BucketRate) {
+        let updated = |full_at| Some(rate.with_token_returned(full_at));
+        let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, updated);
+        result.expect("there is always a number");
     }
 }
 
-/// A bucket for each key. The most recently used ones are kept, at most twice the configured number.
+/// A bucket for each key. The most recently used ones are retained, at most twice the configured number.
 #[derive(Debug)]
 pub(super) struct Buckets {
     generations: Mutex<Generations>,
-    remembered: usize,
+    /// The maximum number of buckets in each generation.
+    capacity: usize,
 }
 
+/// The time at which each bucket is full again, by key.
 #[derive(Debug, Default)]
 struct Generations {
+    /// The buckets used since the last change of generations.
     young: FxHashMap<u128, u64>,
+    /// The buckets of the previous generation that were not used since.
     old: FxHashMap<u128, u64>,
 }
 
 impl Buckets {
-    pub(super) fn new(remembered: u32) -> Self {
-        let remembered = usize::try_from(remembered.max(1)).unwrap_or(usize::MAX);
-        Self { generations: Mutex::default(), remembered }
+    pub(super) fn new(capacity: u32) -> Self {
+        let capacity = usize::try_from(capacity.max(1)).unwrap_or(usize::MAX);
+        Self { generations: Mutex::default(), capacity }
     }
 
     /// Takes a token from a key's bucket, or returns the time until one is available.
-    pub(super) fn take_token(&self, key: u128, pace: BucketRate, now: u64) -> Result<(), Duration> {
+    pub(super) fn take_token(&self, key: u128, rate: BucketRate, now: u64) -> Result<(), Duration> {
         // Held for one map lookup, without waits or panics.
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
-        let full_at = generations.bucket_for(key, self.remembered);
-        *full_at = pace.full_after(*full_at, now)?;
+        let full_at = generations.bucket_for(key, self.capacity);
+        *full_at = rate.full_after(*full_at, now)?;
         Ok(())
     }
 
     /// Returns an unused token.
-    pub(super) fn give_back(&self, key: u128, pace: BucketRate) {
+    pub(super) fn give_back(&self, key: u128, rate: BucketRate) {
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(full_at) = generations.young.get_mut(&key) {
-            *full_at = pace.given_back(*full_at);
+            *full_at = rate.with_token_returned(*full_at);
         }
     }
 }
@@ -112,15 +117,15 @@ impl Buckets {
 impl Generations {
     /// Returns the bucket of a key and moves it to the young generation. A full young generation becomes the
     /// old one, and the previous old one is dropped.
-    fn bucket_for(&mut self, key: u128, remembered: usize) -> &mut u64 {
+    fn bucket_for(&mut self, key: u128, capacity: usize) -> &mut u64 {
         if !self.young.contains_key(&key) {
-            let known = self.old.remove(&key);
-            if self.young.len() >= remembered {
+            let full_at = self.old.remove(&key);
+            if self.young.len() >= capacity {
                 // Reuses the capacity of the dropped generation: no allocation during a request.
                 std::mem::swap(&mut self.old, &mut self.young);
                 self.young.clear();
             }
-            self.young.insert(key, known.unwrap_or(0));
+            self.young.insert(key, full_at.unwrap_or(0));
         }
         self.young.entry(key).or_default()
     }
@@ -132,57 +137,57 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn test_pace(count: u32, seconds: u64, size: u32) -> BucketRate {
+    fn test_rate(count: u32, seconds: u64, size: u32) -> BucketRate {
         BucketRate::from_rate(Rate { count, time: Duration::from_secs(seconds), size })
     }
 
     #[test]
-    fn a_bucket_gives_what_it_holds_and_then_what_comes_back() {
-        let (bucket, pace) = (Bucket::default(), test_pace(2, 1, 3));
+    fn a_bucket_yields_its_tokens_and_those_refilled_later() {
+        let (bucket, rate) = (Bucket::default(), test_rate(2, 1, 3));
         let now = 5 * SECOND;
         for _ in 0..3 {
-            assert_eq!(bucket.take_token(pace, now), Ok(()));
+            assert_eq!(bucket.take_token(rate, now), Ok(()));
         }
-        assert_eq!(bucket.take_token(pace, now), Err(Duration::from_millis(500)));
-        assert_eq!(bucket.take_token(pace, now + SECOND / 4), Err(Duration::from_millis(250)));
-        assert_eq!(bucket.take_token(pace, now + SECOND / 2), Ok(()));
-        assert!(bucket.take_token(pace, now + SECOND / 2).is_err());
-        bucket.give_back(pace);
-        assert_eq!(bucket.take_token(pace, now + SECOND / 2), Ok(()));
+        assert_eq!(bucket.take_token(rate, now), Err(Duration::from_millis(500)));
+        assert_eq!(bucket.take_token(rate, now + SECOND / 4), Err(Duration::from_millis(250)));
+        assert_eq!(bucket.take_token(rate, now + SECOND / 2), Ok(()));
+        assert!(bucket.take_token(rate, now + SECOND / 2).is_err());
+        bucket.give_back(rate);
+        assert_eq!(bucket.take_token(rate, now + SECOND / 2), Ok(()));
         // It never holds more than its size.
         for _ in 0..3 {
-            assert_eq!(bucket.take_token(pace, 100 * SECOND), Ok(()));
+            assert_eq!(bucket.take_token(rate, 100 * SECOND), Ok(()));
         }
-        assert!(bucket.take_token(pace, 100 * SECOND).is_err());
+        assert!(bucket.take_token(rate, 100 * SECOND).is_err());
     }
 
     #[test]
-    fn over_any_time_no_more_comes_through_than_the_rate_and_a_bucket() {
+    fn tokens_over_any_period_are_bounded_by_the_rate_and_the_bucket_size() {
         for (count, seconds, size) in [(1, 1, 1), (3, 60, 13), (1_000_000, 1, 10), (6, 3600, 1)] {
-            let (bucket, pace) = (Bucket::default(), test_pace(count, seconds, size));
+            let (bucket, rate) = (Bucket::default(), test_rate(count, seconds, size));
             // Four steps are one token: no fraction is lost.
             let step = seconds * SECOND / u64::from(count) / 4;
             let mut taken = 0_u64;
-            for turn in 0..3_000 {
-                taken += u64::from(bucket.take_token(pace, turn * step).is_ok());
+            for step_number in 0..3_000 {
+                taken += u64::from(bucket.take_token(rate, step_number * step).is_ok());
             }
-            let over = 2_999 * step;
-            let most = u64::from(size) + over / (seconds * SECOND / u64::from(count));
-            assert!(taken <= most, "{taken} of {most}");
-            assert!(taken + 1 >= most.min(3_000), "{taken} of {most}");
+            let elapsed = 2_999 * step;
+            let maximum = u64::from(size) + elapsed / (seconds * SECOND / u64::from(count));
+            assert!(taken <= maximum, "{taken} of {maximum}");
+            assert!(taken + 1 >= maximum.min(3_000), "{taken} of {maximum}");
         }
     }
 
     #[test]
-    fn threads_together_take_no_more_than_it_holds() {
-        let (bucket, pace) = (Bucket::default(), test_pace(1, 3600, 100));
+    fn concurrent_threads_take_no_more_tokens_than_the_bucket_holds() {
+        let (bucket, rate) = (Bucket::default(), test_rate(1, 3600, 100));
         let taken = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        let one = u64::from(bucket.take_token(pace, SECOND).is_ok());
-                        taken.fetch_add(one, Ordering::Relaxed);
+                        let count = u64::from(bucket.take_token(rate, SECOND).is_ok());
+                        taken.fetch_add(count, Ordering::Relaxed);
                     }
                 });
             }
@@ -191,19 +196,19 @@ mod tests {
     }
 
     #[test]
-    fn the_buckets_used_last_are_remembered_and_there_are_never_many() {
-        let (buckets, pace) = (Buckets::new(10), test_pace(1, 3600, 1));
-        assert_eq!(buckets.take_token(0, pace, SECOND), Ok(()));
+    fn recently_used_buckets_are_retained_and_their_number_is_bounded() {
+        let (buckets, rate) = (Buckets::new(10), test_rate(1, 3600, 1));
+        assert_eq!(buckets.take_token(0, rate, SECOND), Ok(()));
         for key in 1..10_000 {
-            assert_eq!(buckets.take_token(key, pace, SECOND), Ok(()), "{key}");
+            assert_eq!(buckets.take_token(key, rate, SECOND), Ok(()), "{key}");
             // A bucket in constant use is never dropped.
-            assert!(buckets.take_token(0, pace, SECOND).is_err(), "{key}");
+            assert!(buckets.take_token(0, rate, SECOND).is_err(), "{key}");
             let generations = buckets.generations.lock().unwrap();
             assert!(generations.young.len() + generations.old.len() <= 20);
         }
         for key in 9_995..10_000 {
-            assert!(buckets.take_token(key, pace, SECOND).is_err(), "{key}");
+            assert!(buckets.take_token(key, rate, SECOND).is_err(), "{key}");
         }
-        assert_eq!(buckets.take_token(1, pace, SECOND), Ok(()), "long forgotten");
+        assert_eq!(buckets.take_token(1, rate, SECOND), Ok(()), "long forgotten");
     }
 }

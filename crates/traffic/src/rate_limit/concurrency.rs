@@ -1,4 +1,5 @@
-//! Concurrency limit of requests, fixed or adapted to the application's latency.
+//! Concurrency limits: the slots of a policy, in a fixed number or in one that adapts to the application's
+//! latency.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,36 +9,41 @@ use leno_model::{AdaptiveConcurrency, Concurrency};
 
 use super::to_nanos;
 
-/// A number of concurrency permits. Shared by threads.
+/// The slots of one concurrency limit. Shared by threads.
 #[derive(Debug)]
 pub(super) struct ConcurrencySlots {
-    /// The number of requests with a permit; held until the end of the response.
+    /// The number of requests with a slot; a request holds it until the end of the response.
     taken: AtomicU32,
+    /// The maximum number of requests with a slot.
     requests: u32,
     adaptive: Option<Adaptive>,
 }
 
-/// The limit of requests that wait for the start of their response, which measures the load of the application.
-/// Requests that are still being sent, streams and WebSockets do not wait.
+/// The adaptive limit of requests that wait for the start of their response, which measures the load of the
+/// application. Requests that are still being sent, streams and WebSockets do not wait.
 #[derive(Debug)]
 struct Adaptive {
+    /// The number of waiting requests.
     waiting: AtomicU32,
-    most: AtomicU32,
-    /// The end of the current probe, in which three quarters of the permits are withheld; in nanoseconds.
-    quartered_until: AtomicU64,
-    least: u32,
+    /// The current limit of waiting requests outside probes.
+    limit: AtomicU32,
+    /// The end of the current probe, during which three quarters of the slots are withheld; in nanoseconds.
+    probe_until: AtomicU64,
+    /// The minimum limit.
+    minimum: u32,
     tuning: Mutex<Tuning>,
 }
 
-/// The result of a request with a permit.
+/// The result of a request with a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResponseOutcome {
-    /// A successful response started; its latency is representative.
-    Answer,
-    /// An error response. Errors may be much faster than successful responses, and are slow only if those are.
+    /// A successful response started; its latency is a sample.
+    Success,
+    /// An error response started. Its latency is a sample only if it is high, because errors may be much faster
+    /// than successful responses.
     Error,
     /// No response: the client or the application gave up.
-    GivenUp,
+    Abandoned,
 }
 
 impl ConcurrencySlots {
@@ -46,14 +52,14 @@ impl ConcurrencySlots {
         Self { taken: AtomicU32::new(0), requests: rule.requests, adaptive }
     }
 
-    /// Acquires a permit, if available. `waits`: the request is complete.
-    pub(super) fn try_acquire(&self, waits: bool, now: Duration) -> bool {
-        if !take_of(&self.taken, self.requests) {
+    /// Acquires a slot, if one is available. `is_waiting` is true if the request is complete.
+    pub(super) fn try_acquire(&self, is_waiting: bool, now: Duration) -> bool {
+        if !increment_below(&self.taken, self.requests) {
             return false;
         }
-        let has_room = self.adaptive.as_ref().is_none_or(|it| match waits {
-            true => take_of(&it.waiting, it.current_limit(now)),
-            false => it.waiting.load(Ordering::Relaxed) < it.current_limit(now),
+        let has_room = self.adaptive.as_ref().is_none_or(|adaptive| match is_waiting {
+            true => increment_below(&adaptive.waiting, adaptive.current_limit(now)),
+            false => adaptive.waiting.load(Ordering::Relaxed) < adaptive.current_limit(now),
         });
         if !has_room {
             self.taken.fetch_sub(1, Ordering::Relaxed);
@@ -61,15 +67,15 @@ impl ConcurrencySlots {
         has_room
     }
 
-    /// Releases a permit. `waits`: the response has not started.
-    pub(super) fn release(&self, waits: bool) {
+    /// Releases a slot. `is_waiting` is true if the request is complete and the response has not started.
+    pub(super) fn release(&self, is_waiting: bool) {
         self.taken.fetch_sub(1, Ordering::Relaxed);
-        if waits {
-            self.is_heard();
+        if is_waiting {
+            self.finish_waiting();
         }
     }
 
-    /// Records that a request with a permit is complete: it waits from now on.
+    /// Records that a request with a slot is complete: it waits from now on.
     pub(super) fn mark_waiting(&self) {
         if let Some(adaptive) = &self.adaptive {
             adaptive.waiting.fetch_add(1, Ordering::Relaxed);
@@ -77,27 +83,28 @@ impl ConcurrencySlots {
     }
 
     /// Records that one request no longer waits.
-    pub(super) fn is_heard(&self) {
+    pub(super) fn finish_waiting(&self) {
         if let Some(adaptive) = &self.adaptive {
             adaptive.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Records the result of a request that waited since `sent`; called before [`Self::is_heard`].
-    pub(super) fn record_outcome(&self, sent: Duration, heard: ResponseOutcome, now: Duration) {
+    pub(super) fn record_outcome(&self, sent: Duration, outcome: ResponseOutcome, now: Duration) {
         let Some(adaptive) = &self.adaptive else { return };
         let waiting = adaptive.waiting.load(Ordering::Relaxed);
         let mut tuning = adaptive.tuning.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(quartered_until) = tuning.add_sample(sent, heard, waiting, now) {
-            adaptive.quartered_until.store(to_nanos(quartered_until), Ordering::Relaxed);
-            adaptive.most.store(tuning.waiting_limit(), Ordering::Relaxed);
+        if let Some(probe_until) = tuning.add_sample(sent, outcome, waiting, now) {
+            adaptive.probe_until.store(to_nanos(probe_until), Ordering::Relaxed);
+            adaptive.limit.store(tuning.waiting_limit(), Ordering::Relaxed);
         }
     }
 }
 
-fn take_of(places: &AtomicU32, most: u32) -> bool {
-    let more = |taken: u32| (taken < most).then(|| taken + 1);
-    places.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+/// Increments a counter if it is below a limit. Returns true if it was incremented.
+fn increment_below(counter: &AtomicU32, limit: u32) -> bool {
+    let incremented = |count: u32| (count < limit).then(|| count + 1);
+    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, incremented).is_ok()
 }
 
 impl Adaptive {
@@ -105,18 +112,19 @@ impl Adaptive {
         let tuning = Tuning::new(rule, ceiling);
         Self {
             waiting: AtomicU32::new(0),
-            most: AtomicU32::new(tuning.waiting_limit()),
-            quartered_until: AtomicU64::new(0),
-            least: rule.min_concurrency.clamp(1, ceiling.max(1)),
+            limit: AtomicU32::new(tuning.waiting_limit()),
+            probe_until: AtomicU64::new(0),
+            minimum: rule.min_concurrency.clamp(1, ceiling.max(1)),
             tuning: Mutex::new(tuning),
         }
     }
 
+    /// Returns the limit of waiting requests at this time.
     fn current_limit(&self, now: Duration) -> u32 {
-        let most = self.most.load(Ordering::Relaxed);
-        match to_nanos(now) < self.quartered_until.load(Ordering::Relaxed) {
-            true => (most / 4).max(self.least),
-            false => most,
+        let limit = self.limit.load(Ordering::Relaxed);
+        match to_nanos(now) < self.probe_until.load(Ordering::Relaxed) {
+            true => (limit / 4).max(self.minimum),
+            false => limit,
         }
     }
 }
@@ -126,7 +134,7 @@ impl Adaptive {
 /// Latency is averaged over windows, and the lowest average of the last minute is the baseline: the latency of
 /// an application without a queue. While latency is much higher the application has a queue, and the limit is
 /// lowered; while it is not, and the limit is reached, it is raised slightly. At intervals three quarters of
-/// the permits are withheld for a moment (a probe); otherwise the latency of a queue would become the baseline.
+/// the slots are withheld for a moment (a probe); otherwise the latency of a queue would become the baseline.
 /// If the limit was reduced to a quarter and latency hardly improved, there was no queue: the current latency
 /// becomes the baseline.
 ///
@@ -137,75 +145,80 @@ struct Tuning {
     rule: AdaptiveConcurrency,
     ceiling: u32,
     /// The current limit of waiting requests.
-    most: f64,
+    limit: f64,
     window: Window,
     /// The average of the last window outside probes, in seconds.
     average: f64,
-    /// The lowest averages of the last intervals; the first is the current one.
-    lowest: [f64; STRETCHES],
-    stretch: Stretch,
-    quartered: Option<Quartered>,
+    /// The lowest average of each of the last intervals, the current one first; in seconds.
+    lowest_averages: [f64; INTERVALS],
+    interval: Interval,
+    probe: Option<Probe>,
     /// The limit and the average at the start of the current reduction.
-    shrinks_from: Option<(f64, f64)>,
-    /// The limit was reduced at least once: its optimum exists, and is near.
-    has_shrunk: bool,
+    reduced_from: Option<(f64, f64)>,
+    /// True if the limit was reduced at least once. Then an optimum exists, and the limit is near it.
+    was_reduced: bool,
 }
 
+/// The samples over which latency is averaged.
 #[derive(Debug, Default)]
 struct Window {
-    began: Duration,
-    seconds: f64,
+    started: Duration,
+    /// The sum of the latencies, in seconds.
+    total: f64,
     /// The sum of the squared latencies.
-    squares: f64,
-    answers: u32,
-    /// The number of abandoned requests among them.
-    given_up: u32,
+    total_of_squares: f64,
+    /// The number of samples.
+    samples: u32,
+    /// The number of abandoned requests among the samples.
+    abandoned: u32,
     /// The maximum number of waiting requests.
     peak: u32,
 }
 
+/// The time between two probes.
 #[derive(Debug)]
-struct Stretch {
-    /// The time of the first response.
-    began: Option<Duration>,
-    lasts: Duration,
-    /// All permits were in use.
+struct Interval {
+    /// The end of its first window.
+    started: Option<Duration>,
+    /// The minimum length.
+    length: Duration,
+    /// True if the number of waiting requests reached the limit.
     was_full: bool,
 }
 
-/// A probe: three quarters of the permits are withheld.
+/// A probe, during which three quarters of the slots are withheld.
 #[derive(Debug, Clone, Copy)]
-struct Quartered {
-    /// Requests sent before this time may have waited in a queue.
-    believed_from: Duration,
+struct Probe {
+    /// The earliest start of a sample: requests sent before this time may have waited in a queue.
+    samples_from: Duration,
     until: Duration,
 }
 
 impl Window {
-    fn starting_at(began: Duration) -> Self {
-        Self { began, ..Self::default() }
+    fn starting_at(started: Duration) -> Self {
+        Self { started, ..Self::default() }
     }
 
     fn average_latency(&self) -> f64 {
-        self.seconds / f64::from(self.answers)
+        self.total / f64::from(self.samples)
     }
 
-    fn add_sample(&mut self, took: f64) {
-        self.seconds += took;
-        self.squares += took * took;
-        self.answers += 1;
+    fn add_sample(&mut self, latency: f64) {
+        self.total += latency;
+        self.total_of_squares += latency * latency;
+        self.samples += 1;
     }
 
-    /// Returns the standard error of the average.
+    /// Returns the standard error of the average latency.
     fn standard_error(&self) -> f64 {
-        let (answers, average) = (f64::from(self.answers), self.average_latency());
-        let variance = (self.squares / answers - average * average).max(0.0);
-        (variance / answers).sqrt()
+        let (samples, average) = (f64::from(self.samples), self.average_latency());
+        let variance = (self.total_of_squares / samples - average * average).max(0.0);
+        (variance / samples).sqrt()
     }
 
     /// True if at least half of the requests were abandoned: their latency is unknown.
-    fn is_given_up(&self) -> bool {
-        self.given_up * 2 >= self.answers
+    fn is_mostly_abandoned(&self) -> bool {
+        self.abandoned * 2 >= self.samples
     }
 }
 
@@ -214,14 +227,14 @@ impl Tuning {
         Self {
             rule,
             ceiling: ceiling.max(1),
-            most: START.max(rule.min_concurrency).min(ceiling).into(),
+            limit: INITIAL_LIMIT.max(rule.min_concurrency).min(ceiling).into(),
             window: Window::default(),
             average: 0.0,
-            lowest: [f64::INFINITY; STRETCHES],
-            stretch: Stretch { began: None, lasts: STRETCH_FIRST, was_full: false },
-            quartered: None,
-            shrinks_from: None,
-            has_shrunk: false,
+            lowest_averages: [f64::INFINITY; INTERVALS],
+            interval: Interval { started: None, length: MIN_FIRST_INTERVAL, was_full: false },
+            probe: None,
+            reduced_from: None,
+            was_reduced: false,
         }
     }
 
@@ -230,146 +243,156 @@ impl Tuning {
     fn add_sample(
         &mut self,
         sent: Duration,
-        heard: ResponseOutcome,
+        outcome: ResponseOutcome,
         waiting: u32,
         now: Duration,
     ) -> Option<Duration> {
-        let took = now.saturating_sub(sent).as_secs_f64();
-        let pace = self.baseline_latency();
-        let tells = match heard {
-            ResponseOutcome::Answer => true,
-            ResponseOutcome::GivenUp if pace.is_infinite() => took > WINDOW.as_secs_f64(),
-            ResponseOutcome::Error | ResponseOutcome::GivenUp => took > pace,
+        let latency = now.saturating_sub(sent).as_secs_f64();
+        let baseline = self.baseline_latency();
+        let is_sample = match outcome {
+            ResponseOutcome::Success => true,
+            ResponseOutcome::Abandoned if baseline.is_infinite() => {
+                latency > MIN_WINDOW.as_secs_f64()
+            }
+            ResponseOutcome::Error | ResponseOutcome::Abandoned => latency > baseline,
         };
-        if !tells {
+        if !is_sample {
             return None;
         }
-        match self.quartered {
-            Some(quartered) if now >= quartered.until => {
-                self.quartered = None;
+        match self.probe {
+            Some(probe) if now >= probe.until => {
+                self.probe = None;
                 self.window = Window::starting_at(now);
             }
-            Some(quartered) if sent < quartered.believed_from => return None,
+            Some(probe) if sent < probe.samples_from => return None,
             _ => {}
         }
-        let slowest = self.average.max(self.window.average_latency()).max(took);
-        let longest = from_seconds(slowest * 2.0 * f64::from(ANSWERS_MIN)).max(STRETCH);
-        if now.saturating_sub(self.window.began) > longest {
+        let slowest_average = self.average.max(self.window.average_latency()).max(latency);
+        let window_max =
+            from_seconds(slowest_average * 2.0 * f64::from(MIN_SAMPLES)).max(MIN_INTERVAL);
+        if now.saturating_sub(self.window.started) > window_max {
             // There are too few samples for a conclusion.
             self.window = Window::starting_at(now);
         }
-        self.window.add_sample(took);
-        self.window.given_up += u32::from(heard == ResponseOutcome::GivenUp);
+        self.window.add_sample(latency);
+        self.window.abandoned += u32::from(outcome == ResponseOutcome::Abandoned);
         self.window.peak = self.window.peak.max(waiting);
         self.is_over(now).then(|| {
             let window = std::mem::replace(&mut self.window, Window::starting_at(now));
             self.finish_window(&window, now);
-            self.quartered.map_or(Duration::ZERO, |quartered| quartered.until)
+            self.probe.map_or(Duration::ZERO, |probe| probe.until)
         })
     }
 
     /// True if the window is over. A new limit shows in responses only after one latency, so a window lasts at
     /// least two.
     fn is_over(&self, now: Duration) -> bool {
-        if self.quartered.is_some() {
-            return self.window.answers >= FEW;
+        if self.probe.is_some() {
+            return self.window.samples >= MIN_PROBE_SAMPLES;
         }
-        let lasts = from_seconds(2.0 * self.window.average_latency()).clamp(WINDOW, STRETCH);
-        let is_long = now.saturating_sub(self.window.began) >= lasts;
-        is_long && (self.window.answers >= ANSWERS_MIN || self.window.given_up >= FEW)
+        let length =
+            from_seconds(2.0 * self.window.average_latency()).clamp(MIN_WINDOW, MIN_INTERVAL);
+        let is_long = now.saturating_sub(self.window.started) >= length;
+        is_long
+            && (self.window.samples >= MIN_SAMPLES || self.window.abandoned >= MIN_PROBE_SAMPLES)
     }
 
     fn finish_window(&mut self, window: &Window, now: Duration) {
         let average = window.average_latency();
-        let was_quartered = self.quartered.take().is_some();
-        if !was_quartered {
+        let was_probe = self.probe.take().is_some();
+        if !was_probe {
             self.average = average;
-            self.stretch.was_full |= window.peak >= self.waiting_limit();
-            let began = *self.stretch.began.get_or_insert(now);
-            let passed = now.saturating_sub(began).as_secs_f64();
-            if passed >= self.stretch.lasts.as_secs_f64() {
-                self.next_stretch(passed / self.stretch.lasts.as_secs_f64(), now);
+            self.interval.was_full |= window.peak >= self.waiting_limit();
+            let started = *self.interval.started.get_or_insert(now);
+            let elapsed = now.saturating_sub(started).as_secs_f64();
+            if elapsed >= self.interval.length.as_secs_f64() {
+                self.start_interval(elapsed / self.interval.length.as_secs_f64(), now);
             }
         }
-        if !window.is_given_up() {
-            let [lowest, ..] = &mut self.lowest;
+        if !window.is_mostly_abandoned() {
+            let [lowest, ..] = &mut self.lowest_averages;
             *lowest = lowest.min(average + 2.0 * window.standard_error());
         }
-        if !was_quartered {
+        if !was_probe {
             self.adjust_limit(window);
         }
     }
 
-    /// Starts an interval, after this many lengths of the last one.
-    fn next_stretch(&mut self, passed: f64, now: Duration) {
-        for _ in (0..STRETCHES).take_while(|stretch| passed >= *stretch as f64 + 1.0) {
-            self.lowest.rotate_right(1);
-            let [lowest, ..] = &mut self.lowest;
+    /// Starts an interval. `lengths_passed` is the elapsed time as a multiple of the previous interval's
+    /// length.
+    fn start_interval(&mut self, lengths_passed: f64, now: Duration) {
+        for _ in (0..INTERVALS).take_while(|interval| lengths_passed >= *interval as f64 + 1.0) {
+            self.lowest_averages.rotate_right(1);
+            let [lowest, ..] = &mut self.lowest_averages;
             *lowest = f64::INFINITY;
         }
-        let was_full = self.stretch.was_full;
-        let lasts = STRETCH.max(from_seconds(self.average * 20.0));
-        self.stretch = Stretch { began: Some(now), lasts, was_full: false };
+        let was_full = self.interval.was_full;
+        let length = MIN_INTERVAL.max(from_seconds(self.average * 20.0));
+        self.interval = Interval { started: Some(now), length, was_full: false };
         if was_full {
-            let believed_from = now.saturating_add(from_seconds(self.average));
-            let until = now.saturating_add(WINDOW).saturating_add(from_seconds(self.average * 2.0));
-            self.quartered = Some(Quartered { believed_from, until });
+            let samples_from = now.saturating_add(from_seconds(self.average));
+            let until =
+                now.saturating_add(MIN_WINDOW).saturating_add(from_seconds(self.average * 2.0));
+            self.probe = Some(Probe { samples_from, until });
         }
     }
 
     fn adjust_limit(&mut self, window: &Window) {
         let (average, peak) = (window.average_latency(), window.peak);
-        if !window.is_given_up() && self.shrinks_in_vain(average) {
-            self.lowest = [f64::INFINITY; STRETCHES];
-            let [lowest, ..] = &mut self.lowest;
+        if !window.is_mostly_abandoned() && self.is_reduction_ineffective(average) {
+            self.lowest_averages = [f64::INFINITY; INTERVALS];
+            let [lowest, ..] = &mut self.lowest_averages;
             *lowest = average;
-            self.shrinks_from = None;
+            self.reduced_from = None;
         }
-        let slower = 1.0 + f64::from(self.rule.latency_tolerance_percent) / 100.0;
-        let share = match window.is_given_up() {
+        let tolerated_factor = 1.0 + f64::from(self.rule.latency_tolerance_percent) / 100.0;
+        let factor = match window.is_mostly_abandoned() {
             true => 0.5,
             false => {
-                let at_least = (average - window.standard_error()).max(f64::MIN_POSITIVE);
-                (self.baseline_latency() * slower + SLACK) / at_least
+                let average_min = (average - window.standard_error()).max(f64::MIN_POSITIVE);
+                (self.baseline_latency() * tolerated_factor + TOLERANCE_SECONDS) / average_min
             }
         };
-        let wanted = if share < 1.0 {
-            self.has_shrunk = true;
-            self.shrinks_from.get_or_insert((self.most, average));
-            self.most * share.max(0.5)
+        let target = if factor < 1.0 {
+            self.was_reduced = true;
+            self.reduced_from.get_or_insert((self.limit, average));
+            self.limit * factor.max(0.5)
         } else {
-            self.shrinks_from = None;
-            let is_far = !self.has_shrunk && peak >= self.waiting_limit();
-            self.most + if is_far { self.most } else { self.most.sqrt() }
+            self.reduced_from = None;
+            let may_double = !self.was_reduced && peak >= self.waiting_limit();
+            self.limit + if may_double { self.limit } else { self.limit.sqrt() }
         };
-        let is_used = f64::from(peak) >= self.most / 2.0;
-        if wanted < self.most || is_used {
+        let is_used = f64::from(peak) >= self.limit / 2.0;
+        if target < self.limit || is_used {
             let ceiling = f64::from(self.ceiling);
-            self.most = f64::midpoint(self.most, wanted).min(ceiling).max(self.lowest_latency());
+            self.limit = f64::midpoint(self.limit, target).min(ceiling).max(self.minimum_limit());
         }
     }
 
-    /// True if latency is unchanged although far fewer requests wait: a queue would be shorter now.
-    fn shrinks_in_vain(&mut self, average: f64) -> bool {
-        let Some((most, before)) = self.shrinks_from else { return false };
-        let is_least = self.most <= self.lowest_latency();
-        if self.most < 2.0 || (is_least && self.most * 2.0 <= most && average > before * 0.8) {
-            // A single request does not wait for others.
+    /// True if latency has not fallen although far fewer requests wait: so there was no queue.
+    fn is_reduction_ineffective(&mut self, average: f64) -> bool {
+        let Some((limit_before, average_before)) = self.reduced_from else { return false };
+        let is_minimum = self.limit <= self.minimum_limit();
+        if self.limit < 2.0
+            || (is_minimum && self.limit * 2.0 <= limit_before && average > average_before * 0.8)
+        {
+            // A single request does not wait for another.
             return true;
         }
-        if self.most * 4.0 > most {
+        if self.limit * 4.0 > limit_before {
             return false;
         }
-        self.shrinks_from = Some((self.most, average));
-        average > before / 2.0
+        self.reduced_from = Some((self.limit, average));
+        average > average_before / 2.0
     }
 
     /// Returns the baseline latency, in seconds.
     fn baseline_latency(&self) -> f64 {
-        self.lowest.iter().copied().fold(f64::INFINITY, f64::min)
+        self.lowest_averages.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    fn lowest_latency(&self) -> f64 {
+    /// Returns the minimum limit.
+    fn minimum_limit(&self) -> f64 {
         f64::from(self.rule.min_concurrency.clamp(1, self.ceiling))
     }
 
@@ -380,31 +403,33 @@ impl Tuning {
             clippy::cast_sign_loss,
             reason = "it is bounded"
         )]
-        let most = self.most as u32;
-        most
+        let limit = self.limit as u32;
+        limit
     }
 }
 
 fn from_seconds(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds).unwrap_or(STRETCH)
+    Duration::try_from_secs_f64(seconds).unwrap_or(MIN_INTERVAL)
 }
 
 /// The initial limit.
-const START: u32 = 20;
-/// The minimum duration of a window, and its minimum number of samples.
-const WINDOW: Duration = Duration::from_millis(100);
-const ANSWERS_MIN: u32 = 50;
-/// The minimum number of samples during a probe, or if they were abandoned.
-const FEW: u32 = 10;
-/// The baseline is kept for a minute, in intervals with one probe each. Intervals are longer if latency exceeds
-/// half a second.
-const STRETCHES: usize = 6;
-const STRETCH: Duration = Duration::from_secs(10);
+const INITIAL_LIMIT: u32 = 20;
+/// The minimum duration of a window.
+const MIN_WINDOW: Duration = Duration::from_millis(100);
+/// The minimum number of samples of a window.
+const MIN_SAMPLES: u32 = 50;
+/// The minimum number of samples of a probe, and of abandoned requests that end a window early.
+const MIN_PROBE_SAMPLES: u32 = 10;
+/// The number of intervals that the baseline covers, with one probe each: a minute. Intervals are longer if
+/// latency exceeds half a second.
+const INTERVALS: usize = 6;
+/// The minimum length of an interval.
+const MIN_INTERVAL: Duration = Duration::from_secs(10);
 /// The first interval is short: the initial baseline may include a queue.
-const STRETCH_FIRST: Duration = Duration::from_secs(1);
+const MIN_FIRST_INTERVAL: Duration = Duration::from_secs(1);
 /// Latency differences below this number of seconds are ignored, however fast the application is: other
 /// processes share its machine.
-const SLACK: f64 = 0.001;
+const TOLERANCE_SECONDS: f64 = 0.001;
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ fn port_limits(name: &str, rules: Vec<RateRule>) -> PortLimits {
     PortLimits { policy, limits: RateLimits { rules, ..RateLimits::default() } }
 }
 
-/// A burst of this size, and one more each hour.
+/// Returns a rule with a burst of this size, and one more request each hour.
 fn hourly_rule(size: u32, path: Option<&str>) -> RateRule {
     let path = path.map(|path| RequestMatch {
         path: PathMatch::Prefix(path.to_owned()),
@@ -41,52 +41,53 @@ fn service_account(name: &str) -> ServiceAccount {
     ServiceAccount::new("shop", name).unwrap()
 }
 
-struct Asked<'a> {
+struct TestRequest<'a> {
     path: &'a str,
     user: Option<&'a str>,
     from: &'a str,
 }
 
-/// The number of admitted requests out of a hundred.
-fn let_in(limits: &CompiledLimits, asked: &Asked<'_>) -> usize {
-    let user = asked.user.map(|user| ("x-user".to_owned(), user.to_owned()));
+/// Returns the number of admitted requests out of a hundred.
+fn count_admitted(limits: &CompiledLimits, test_request: &TestRequest<'_>) -> usize {
+    let user = test_request.user.map(|user| ("x-user".to_owned(), user.to_owned()));
     let fields: Vec<(String, String)> = user.into_iter().collect();
     let (method, query, authority) = ("GET", None, "stock.shop");
-    let request = RequestView { method, path: asked.path, query, authority, fields: &fields };
-    let caller = service_account(asked.from);
+    let request =
+        RequestView { method, path: test_request.path, query, authority, fields: &fields };
+    let caller = service_account(test_request.from);
     let now = Duration::from_secs(7);
     (0..100).filter(|_| limits.admit_request(PORT, &request, Some(&caller), now).is_ok()).count()
 }
 
-fn get(path: &str) -> Asked<'_> {
-    Asked { path, user: None, from: "web" }
+fn get_request(path: &str) -> TestRequest<'_> {
+    TestRequest { path, user: None, from: "web" }
 }
 
 #[test]
-fn every_rule_that_is_about_a_request_must_have_a_token() {
+fn each_rule_that_counts_a_request_needs_a_token() {
     let limits = compile_limits(vec![port_limits(
         "a",
         vec![hourly_rule(10, None), hourly_rule(3, Some("/orders"))],
     )]);
-    assert_eq!(let_in(&limits, &get("/orders/1")), 3);
+    assert_eq!(count_admitted(&limits, &get_request("/orders/1")), 3);
     // Requests rejected by the second rule cost the first no token.
-    assert_eq!(let_in(&limits, &get("/items")), 7);
+    assert_eq!(count_admitted(&limits, &get_request("/items")), 7);
 }
 
 #[test]
-fn rules_after_the_last_one_that_fits_are_not_asked() {
+fn a_matching_rule_with_stop_ends_the_evaluation() {
     let last = RateRule { stop: true, ..hourly_rule(20, Some("/orders")) };
     let limits = compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, None)])]);
-    assert_eq!(let_in(&limits, &get("/orders/1")), 20);
-    assert_eq!(let_in(&limits, &get("/items")), 2);
+    assert_eq!(count_admitted(&limits, &get_request("/orders/1")), 20);
+    assert_eq!(count_admitted(&limits, &get_request("/items")), 2);
 }
 
 #[test]
-fn no_variant_gets_around_a_limit() {
+fn alternative_encodings_of_a_path_count_against_its_limit() {
     let last = RateRule { stop: true, ..hourly_rule(90, Some("/cheap")) };
     let limits =
         compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, Some("/orders"))])]);
-    assert_eq!(let_in(&limits, &get("/orders/1")), 2);
+    assert_eq!(count_admitted(&limits, &get_request("/orders/1")), 2);
     for path in [
         "/%6frders/1",
         "//orders/1",
@@ -95,13 +96,13 @@ fn no_variant_gets_around_a_limit() {
         "/cheap/../orders",
         "/x/%2e%2e/y",
     ] {
-        assert_eq!(let_in(&limits, &get(path)), 0, "{path}");
+        assert_eq!(count_admitted(&limits, &get_request(path)), 0, "{path}");
     }
-    assert_eq!(let_in(&limits, &get("/cheap/1")), 90);
+    assert_eq!(count_admitted(&limits, &get_request("/cheap/1")), 90);
 }
 
 #[test]
-fn a_request_with_two_meanings_ends_no_list() {
+fn an_ambiguous_request_does_not_end_the_evaluation_at_a_stop_rule() {
     let field = |name: &str, value: &str| FieldMatch {
         name: name.to_owned(),
         value: match value.strip_prefix('~') {
@@ -109,7 +110,7 @@ fn a_request_with_two_meanings_ends_no_list() {
             None => ValueMatch::Exact(value.to_owned()),
         },
     };
-    let of = |size, stop, requests: RequestMatch| {
+    let limited_rule = |size, stop, requests: RequestMatch| {
         let requests = vec![requests];
         RateRule { requests, stop, ..hourly_rule(size, None) }
     };
@@ -119,10 +120,20 @@ fn a_request_with_two_meanings_ends_no_list() {
         |name, value| RequestMatch { query: vec![field(name, value)], ..RequestMatch::default() };
     let header =
         |name, value| RequestMatch { headers: vec![field(name, value)], ..RequestMatch::default() };
-    let by_method = || vec![of(90, true, method("POST")), of(1, false, method("DELETE"))];
-    let by_query = |ping| vec![of(90, true, query("op", ping)), of(1, false, query("op", "login"))];
-    let by_header =
-        |probe| vec![of(90, true, header("x-kind", probe)), of(1, false, header("x-kind", "real"))];
+    let by_method =
+        || vec![limited_rule(90, true, method("POST")), limited_rule(1, false, method("DELETE"))];
+    let by_query = |ping| {
+        vec![
+            limited_rule(90, true, query("op", ping)),
+            limited_rule(1, false, query("op", "login")),
+        ]
+    };
+    let by_header = |probe| {
+        vec![
+            limited_rule(90, true, header("x-kind", probe)),
+            limited_rule(1, false, header("x-kind", "real")),
+        ]
+    };
     for (rules, query, field, expected) in [
         (by_method(), None, None, 90),
         (by_method(), None, Some(("X-HTTP-Method-Override", "DELETE")), 1),
@@ -146,9 +157,10 @@ fn a_request_with_two_meanings_ends_no_list() {
     ] {
         let limits = compile_limits(vec![port_limits("a", rules)]);
         let field = field.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let plain = ("x-kind".to_owned(), "probe".to_owned());
-        let is_twin = field.as_ref().is_some_and(|(name, _)| name == "x_kind");
-        let fields: Vec<_> = is_twin.then_some(plain).into_iter().chain(field).collect();
+        let exact_field = ("x-kind".to_owned(), "probe".to_owned());
+        let is_similar_name = field.as_ref().is_some_and(|(name, _)| name == "x_kind");
+        let fields: Vec<_> =
+            is_similar_name.then_some(exact_field).into_iter().chain(field).collect();
         let request =
             RequestView { method: "POST", path: "/item", query, authority: "", fields: &fields };
         let now = Duration::from_secs(7);
@@ -160,9 +172,9 @@ fn a_request_with_two_meanings_ends_no_list() {
 #[test]
 fn each_client_and_each_value_has_a_bucket_of_its_own() {
     let client = RateRule { key: RateLimitKey::Client { buckets: 10 }, ..hourly_rule(4, None) };
-    let limits_ = compile_limits(vec![port_limits("a", vec![client])]);
+    let limits = compile_limits(vec![port_limits("a", vec![client])]);
     for from in ["web", "app"] {
-        assert_eq!(let_in(&limits_, &Asked { from, ..get("/") }), 4, "{from}");
+        assert_eq!(count_admitted(&limits, &TestRequest { from, ..get_request("/") }), 4, "{from}");
     }
     let header = RateLimitKey::Header { name: "x-user".to_owned(), buckets: 10 };
     let limits = compile_limits(vec![port_limits(
@@ -170,36 +182,44 @@ fn each_client_and_each_value_has_a_bucket_of_its_own() {
         vec![RateRule { key: header, ..hourly_rule(4, None) }],
     )]);
     for user in [Some("ann"), Some("bob"), None] {
-        assert_eq!(let_in(&limits, &Asked { user, ..get("/") }), 4, "{user:?}");
-        assert_eq!(let_in(&limits, &Asked { user, ..get("/") }), 0, "{user:?}");
+        assert_eq!(
+            count_admitted(&limits, &TestRequest { user, ..get_request("/") }),
+            4,
+            "{user:?}"
+        );
+        assert_eq!(
+            count_admitted(&limits, &TestRequest { user, ..get_request("/") }),
+            0,
+            "{user:?}"
+        );
     }
 }
 
 #[test]
-fn a_rule_about_some_callers_counts_no_others() {
+fn a_rule_for_some_callers_does_not_count_other_callers() {
     let pattern = |text| NamePattern::new(text).unwrap();
     let peers = vec![PeerMatch { namespace: pattern("shop"), account: pattern("w*") }];
     let limits =
         compile_limits(vec![port_limits("a", vec![RateRule { peers, ..hourly_rule(4, None) }])]);
-    assert_eq!(let_in(&limits, &get("/")), 4);
-    assert_eq!(let_in(&limits, &Asked { from: "app", ..get("/") }), 100);
+    assert_eq!(count_admitted(&limits, &get_request("/")), 4);
+    assert_eq!(count_admitted(&limits, &TestRequest { from: "app", ..get_request("/") }), 100);
 }
 
 #[test]
-fn all_policies_of_a_port_count_and_the_first_without_room_is_named() {
-    let answer = FixedResponse { status: Some(503), ..FixedResponse::default() };
-    let small = RateRule { response: answer, ..hourly_rule(1, None) };
+fn the_first_exhausted_policy_of_a_port_is_reported() {
+    let response = FixedResponse { status: Some(503), ..FixedResponse::default() };
+    let small = RateRule { response, ..hourly_rule(1, None) };
     let limits = compile_limits(vec![
         port_limits("a", vec![hourly_rule(5, None)]),
         port_limits("b", vec![small]),
     ]);
-    assert_eq!(let_in(&limits, &get("/")), 1);
+    assert_eq!(count_admitted(&limits, &get_request("/")), 1);
     let fields = Vec::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
     let exceeded = limits.admit_request(PORT, &request, None, Duration::from_secs(7)).unwrap_err();
     assert_eq!(exceeded.policy.to_string(), "RateLimit shop/b");
-    assert_eq!(exceeded.answer.unwrap().status, Some(503));
+    assert_eq!(exceeded.response.unwrap().status, Some(503));
     assert_eq!(exceeded.wait, Duration::from_secs(3600));
     assert!(limits.admit_request(1, &request, None, Duration::ZERO).is_ok(), "another port");
 }
@@ -207,32 +227,32 @@ fn all_policies_of_a_port_count_and_the_first_without_room_is_named() {
 #[test]
 fn connections_have_buckets_of_their_own() {
     let rate = Rate { count: 1, time: Duration::from_secs(1), size: 2 };
-    let mut said = port_limits("a", vec![hourly_rule(1, None)]);
-    said.limits.connections = Some(rate);
-    let limits = compile_limits(vec![said]);
-    let at = Duration::from_millis;
-    assert_eq!(let_in(&limits, &get("/")), 1);
-    let admitted =
-        [0, 0, 0, 500, 1000, 1000].map(|now| limits.admit_connection(PORT, at(now)).is_ok());
+    let mut limited = port_limits("a", vec![hourly_rule(1, None)]);
+    limited.limits.connections = Some(rate);
+    let limits = compile_limits(vec![limited]);
+    let milliseconds = Duration::from_millis;
+    assert_eq!(count_admitted(&limits, &get_request("/")), 1);
+    let admitted = [0, 0, 0, 500, 1000, 1000]
+        .map(|now| limits.admit_connection(PORT, milliseconds(now)).is_ok());
     assert_eq!(admitted, [true, true, false, false, true, false]);
 }
 
 #[test]
-fn what_says_the_same_keeps_its_buckets() {
-    let kept = port_limits("kept", vec![hourly_rule(5, None)]);
+fn an_unchanged_policy_retains_its_buckets() {
+    let retained = port_limits("kept", vec![hourly_rule(5, None)]);
     let first =
-        compile_limits(vec![kept.clone(), port_limits("other", vec![hourly_rule(50, None)])]);
-    assert_eq!(let_in(&first, &get("/")), 5);
-    let said =
-        BTreeMap::from([(PORT, vec![port_limits("other", vec![hourly_rule(60, None)]), kept])]);
-    let second = CompiledLimits::build(&said, Some(&first)).unwrap();
-    assert_eq!(let_in(&second, &get("/")), 0);
+        compile_limits(vec![retained.clone(), port_limits("other", vec![hourly_rule(50, None)])]);
+    assert_eq!(count_admitted(&first, &get_request("/")), 5);
+    let second_policies =
+        BTreeMap::from([(PORT, vec![port_limits("other", vec![hourly_rule(60, None)]), retained])]);
+    let second = CompiledLimits::build(&second_policies, Some(&first)).unwrap();
+    assert_eq!(count_admitted(&second, &get_request("/")), 0);
     let changed = BTreeMap::from([(PORT, vec![port_limits("kept", vec![hourly_rule(6, None)])])]);
     let third = CompiledLimits::build(&changed, Some(&second)).unwrap();
-    assert_eq!(let_in(&third, &get("/")), 6);
+    assert_eq!(count_admitted(&third, &get_request("/")), 6);
 }
 
-fn at_once(name: &str, requests: u32) -> PortLimits {
+fn concurrency_limit(name: &str, requests: u32) -> PortLimits {
     let concurrency = Concurrency { requests, ..Concurrency::default() };
     let mut policy = port_limits(name, Vec::new());
     policy.limits.concurrency = Some(concurrency);
@@ -240,42 +260,46 @@ fn at_once(name: &str, requests: u32) -> PortLimits {
 }
 
 #[test]
-fn a_place_in_one_policy_is_not_kept_where_another_has_none() {
+fn a_slot_is_released_if_another_policy_has_none() {
     let limits = compile_limits(vec![
-        at_once("a", 2),
+        concurrency_limit("a", 2),
         port_limits("b", vec![hourly_rule(1, None)]),
-        at_once("c", 1),
+        concurrency_limit("c", 1),
     ]);
     let now = Duration::ZERO;
-    let first = limits.acquire_permit(PORT, true, now).unwrap().unwrap();
-    let full = limits.acquire_permit(PORT, true, now).unwrap_err();
+    let first = limits.acquire_slot(PORT, true, now).unwrap().unwrap();
+    let full = limits.acquire_slot(PORT, true, now).unwrap_err();
     assert_eq!(
         (full.policy.to_string(), full.rule),
         ("RateLimit shop/c".to_owned(), "concurrency")
     );
     drop(first);
-    let _first = limits.acquire_permit(PORT, true, now).unwrap().unwrap();
-    // Had the second kept its permit of the first policy, that would be full.
+    let _first = limits.acquire_slot(PORT, true, now).unwrap().unwrap();
+    // The second request released its slot of the first policy; otherwise that would be full.
     assert_eq!(
-        limits.acquire_permit(PORT, true, now).unwrap_err().policy.to_string(),
+        limits.acquire_slot(PORT, true, now).unwrap_err().policy.to_string(),
         "RateLimit shop/c"
     );
-    assert!(limits.acquire_permit(PORT + 1, true, now).unwrap().is_none());
+    assert!(limits.acquire_slot(PORT + 1, true, now).unwrap().is_none());
 }
 
 #[test]
-fn requests_under_way_are_known_to_limits_that_say_the_same() {
-    let first = compile_limits(vec![at_once("a", 1)]);
-    let _place = first.acquire_permit(PORT, true, Duration::ZERO).unwrap().unwrap();
-    let same =
-        CompiledLimits::build(&BTreeMap::from([(PORT, vec![at_once("a", 1)])]), Some(&first));
-    assert!(same.unwrap().acquire_permit(PORT, true, Duration::ZERO).is_err());
-    let more =
-        CompiledLimits::build(&BTreeMap::from([(PORT, vec![at_once("a", 2)])]), Some(&first));
-    assert!(more.unwrap().acquire_permit(PORT, true, Duration::ZERO).is_ok());
+fn an_unchanged_concurrency_limit_still_counts_requests_in_flight() {
+    let first = compile_limits(vec![concurrency_limit("a", 1)]);
+    let _slot = first.acquire_slot(PORT, true, Duration::ZERO).unwrap().unwrap();
+    let unchanged = CompiledLimits::build(
+        &BTreeMap::from([(PORT, vec![concurrency_limit("a", 1)])]),
+        Some(&first),
+    );
+    assert!(unchanged.unwrap().acquire_slot(PORT, true, Duration::ZERO).is_err());
+    let raised = CompiledLimits::build(
+        &BTreeMap::from([(PORT, vec![concurrency_limit("a", 2)])]),
+        Some(&first),
+    );
+    assert!(raised.unwrap().acquire_slot(PORT, true, Duration::ZERO).is_ok());
 }
 
-/// A rule for some requests, of one caller or any, perhaps the last one evaluated.
+/// Returns a rule for some requests, of one caller or any, perhaps the last one evaluated.
 fn any_rule() -> impl Strategy<Value = RateRule> {
     let requests = prop::collection::vec(any_match(), 0..3);
     let caller = prop::sample::select(vec!["shop/web", "shop/app", "shop/w*", "*/web", "else/web"]);
@@ -293,33 +317,33 @@ fn any_rule() -> impl Strategy<Value = RateRule> {
 
 proptest! {
     #[test]
-    fn the_rules_that_are_looked_up_are_those_that_asking_in_order_finds(
+    fn indexed_lookup_agrees_with_sequential_evaluation(
         policies in prop::collection::vec(prop::collection::vec(any_rule(), 0..12), 0..3),
-        made in any_request(),
+        request_data in any_request(),
         caller in prop::option::of(prop::sample::select(vec!["web", "api"])),
     ) {
-        let named = |(n, rule): (usize, RateRule)| RateRule { name: format!("r{n}"), ..rule };
+        let with_name = |(n, rule): (usize, RateRule)| RateRule { name: format!("r{n}"), ..rule };
         let policies: Vec<PortLimits> = policies
             .into_iter()
-            .map(|rules| port_limits("a", rules.into_iter().enumerate().map(named).collect()))
+            .map(|rules| port_limits("a", rules.into_iter().enumerate().map(with_name).collect()))
             .collect();
-        let (request, caller) = (made.request_view(), caller.map(service_account));
+        let (request, caller) = (request_data.request_view(), caller.map(service_account));
         let kind = PathKind::from_path(request.path);
         let variant = PathVariants::from_path(request.path, kind);
         let mut expected = Vec::new();
         for policy in &policies {
             for rule in policy.limits.rules.iter().filter(|rule| rule.matches_caller(caller.as_ref())) {
-                let fits = |fits: &dyn Fn(&RequestMatch) -> bool| {
-                    rule.requests.is_empty() || rule.requests.iter().any(fits)
+                let is_match = |matches: &dyn Fn(&RequestMatch) -> bool| {
+                    rule.requests.is_empty() || rule.requests.iter().any(matches)
                 };
-                let meant = |it: &_| DenialMatcher::compile(it).unwrap().may_mean(&request, &variant);
-                let sent = |it: &_| {
-                    let matcher = RequestMatcher::compile_for(it, FieldScope::OneValue).unwrap();
+                let denied_match = |request_match: &_| DenialMatcher::compile(request_match).unwrap().may_match(&request, &variant);
+                let exact_match = |request_match: &_| {
+                    let matcher = RequestMatcher::compile_for(request_match, FieldScope::SingleValue).unwrap();
                     matcher.matches(&request) && !may_override_method(&request)
                 };
-                if fits(&meant) {
+                if is_match(&denied_match) {
                     expected.push(rule.name.clone());
-                    if rule.stop && kind == PathKind::Plain && fits(&sent) {
+                    if rule.stop && kind == PathKind::Plain && is_match(&exact_match) {
                         break;
                     }
                 }

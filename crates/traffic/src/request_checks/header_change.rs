@@ -34,8 +34,8 @@ pub enum HeaderAction {
 #[error("this change of the header {0:?} is not allowed")]
 pub struct InvalidHeaderChange(pub String);
 
-/// Returns the edits of a request with these fields. Connection-specific names in `remove`, and `host`, are
-/// ignored.
+/// Returns the edits of a request with these header fields. Connection-specific names and `host` are ignored in
+/// `remove`.
 ///
 /// # Errors
 /// [`InvalidHeaderChange`] for the first change that would corrupt the message.
@@ -44,29 +44,29 @@ pub fn request_edits(
     remove: &[String],
     fields: &dyn HeaderLookup,
 ) -> Result<HeaderEdits, InvalidHeaderChange> {
-    let is_made = |change: &&HeaderChange| match change.action {
+    let applies = |change: &&HeaderChange| match change.action {
         HeaderAction::Replace | HeaderAction::Append => true,
         HeaderAction::IfAbsent => fields.first_value(&change.name).is_none(),
         HeaderAction::IfPresent => fields.first_value(&change.name).is_some(),
     };
     let mut edits = HeaderEdits::default();
-    for change in changes.iter().filter(is_made) {
+    for change in changes.iter().filter(applies) {
         add_change(&mut edits, change)?;
     }
     for name in remove {
-        let is_free = HeaderEdits::is_name(name) && HeaderEdits::may_edit(name);
-        if is_free && edits.set.iter().all(|set| set.name != *name) {
+        let is_editable = HeaderEdits::is_name(name) && HeaderEdits::may_edit(name);
+        if is_editable && edits.set.iter().all(|set| set.name != *name) {
             edits.remove.push(name.clone());
         }
     }
     Ok(edits)
 }
 
-/// Returns the edits of a response before its fields are known.
+/// Returns the edits of a response whose header fields are not known yet.
 ///
 /// # Errors
 /// [`InvalidHeaderChange`] for a change that would corrupt the message, or that depends on existing fields.
-pub fn edits_of(changes: &[HeaderChange]) -> Result<HeaderEdits, InvalidHeaderChange> {
+pub fn response_edits(changes: &[HeaderChange]) -> Result<HeaderEdits, InvalidHeaderChange> {
     let mut edits = HeaderEdits::default();
     for change in changes {
         match change.action {
@@ -80,16 +80,16 @@ pub fn edits_of(changes: &[HeaderChange]) -> Result<HeaderEdits, InvalidHeaderCh
 }
 
 fn add_change(edits: &mut HeaderEdits, change: &HeaderChange) -> Result<(), InvalidHeaderChange> {
-    let HeaderChange { name, value, action: how } = change;
+    let HeaderChange { name, value, action } = change;
     if !HeaderEdits::is_name(name) || !HeaderEdits::may_edit(name) || !HeaderEdits::is_value(value)
     {
-        return Err(InvalidHeaderChange(name.chars().take(NAME_CHARACTERS_MAX).collect()));
+        return Err(InvalidHeaderChange(name.chars().take(MAX_NAME_CHARACTERS).collect()));
     }
     let header = Header { name: name.clone(), value: value.clone() };
-    match how {
+    match action {
         HeaderAction::Append => edits.add.push(header),
         HeaderAction::Replace | HeaderAction::IfAbsent | HeaderAction::IfPresent => {
-            edits.set.retain(|known| known.name != *name);
+            edits.set.retain(|existing| existing.name != *name);
             edits.set.push(header);
         }
     }
@@ -105,18 +105,18 @@ impl FieldEdits {
 }
 
 /// The maximum length of a name in an error.
-const NAME_CHARACTERS_MAX: usize = 64;
+const MAX_NAME_CHARACTERS: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn header_change(name: &str, value: &str, how: HeaderAction) -> HeaderChange {
-        HeaderChange { name: name.to_owned(), value: value.to_owned(), action: how }
+    fn header_change(name: &str, value: &str, action: HeaderAction) -> HeaderChange {
+        HeaderChange { name: name.to_owned(), value: value.to_owned(), action }
     }
 
     #[test]
-    fn changes_hang_on_what_the_request_has() {
+    fn conditional_changes_depend_on_the_existing_headers() {
         let fields = vec![("x-there".to_owned(), "1".to_owned())];
         let changes = [
             header_change("x-user", "ann", HeaderAction::Replace),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_break_a_message_is_refused() {
+    fn changes_that_would_corrupt_the_message_are_rejected() {
         for (name, value) in [
             ("content-length", "1"),
             ("transfer-encoding", "chunked"),
@@ -148,8 +148,8 @@ mod tests {
         ] {
             let changes = [header_change(name, value, HeaderAction::Replace)];
             assert!(request_edits(&changes, &[], &Vec::new()).is_err(), "{name}");
-            assert!(edits_of(&changes).is_err(), "{name}");
+            assert!(response_edits(&changes).is_err(), "{name}");
         }
-        assert!(edits_of(&[header_change("x-a", "b", HeaderAction::IfAbsent)]).is_err());
+        assert!(response_edits(&[header_change("x-a", "b", HeaderAction::IfAbsent)]).is_err());
     }
 }

@@ -23,14 +23,15 @@ fn policy_name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
     ServicePolicyName::new(kind, "shop", name).unwrap()
 }
 
-fn guarded_config(guards: Vec<PortCheck>, limits: Vec<PortLimits>) -> WorkloadConfig {
-    let mut plan = crate::compiled_snapshot::tests::workload_plan(leno_model::Access::AllowAll);
-    plan.request_checks = BTreeMap::from([(80, guards)]);
-    plan.limits = BTreeMap::from([(80, limits)]);
-    plan
+fn config_with_checks(checks: Vec<PortCheck>, limits: Vec<PortLimits>) -> WorkloadConfig {
+    let mut config =
+        crate::compiled_snapshot::tests::minimal_workload_config(leno_model::Access::AllowAll);
+    config.request_checks = BTreeMap::from([(80, checks)]);
+    config.limits = BTreeMap::from([(80, limits)]);
+    config
 }
 
-fn authorization_guard(name: &str, requests: Vec<RequestMatch>) -> PortCheck {
+fn authorization_check(name: &str, requests: Vec<RequestMatch>) -> PortCheck {
     let rule = Authorization {
         check_service: check_service(),
         requests,
@@ -63,15 +64,15 @@ fn request_view<'a>(path: &'a str, fields: &'a Vec<(String, String)>) -> Request
 }
 
 #[test]
-fn no_odd_variant_gets_around_a_question() {
-    let guards = vec![
-        authorization_guard("admin", vec![path_prefix("/admin")]),
-        authorization_guard("all", vec![]),
+fn alternative_encodings_do_not_bypass_an_authorization_check() {
+    let checks = vec![
+        authorization_check("admin", vec![path_prefix("/admin")]),
+        authorization_check("all", vec![]),
     ];
-    let guards = CompiledChecks::build(&guarded_config(guards, Vec::new())).unwrap().unwrap();
-    assert!(guards.for_port(81).is_none());
-    let port = guards.for_port(80).unwrap();
-    for (path, asked) in [
+    let checks = CompiledChecks::build(&config_with_checks(checks, Vec::new())).unwrap().unwrap();
+    assert!(checks.for_port(81).is_none());
+    let port = checks.for_port(80).unwrap();
+    for (path, expected) in [
         ("/admin/users", &["admin", "all"][..]),
         ("/%61dmin", &["admin", "all"]),
         ("//admin", &["admin", "all"]),
@@ -85,17 +86,17 @@ fn no_odd_variant_gets_around_a_question() {
     ] {
         let fields = Vec::new();
         let view = request_view(path, &fields);
-        let found = port.required_authorizations(&view);
-        let found: Vec<&str> = found.map(|it| it.policy.name.as_str()).collect();
-        assert_eq!(found, asked, "{path}");
+        let names = port.required_authorizations(&view);
+        let names: Vec<&str> = names.map(|check| check.policy.name.as_str()).collect();
+        assert_eq!(names, expected, "{path}");
     }
 }
 
 #[test]
-fn nobody_is_asked_where_nothing_is_said() {
-    let mut plan = guarded_config(Vec::new(), Vec::new());
-    plan.request_checks.clear();
-    assert!(CompiledChecks::build(&plan).unwrap().is_none());
+fn a_port_without_checks_requires_none() {
+    let mut config = config_with_checks(Vec::new(), Vec::new());
+    config.request_checks.clear();
+    assert!(CompiledChecks::build(&config).unwrap().is_none());
 }
 
 #[test]
@@ -126,28 +127,31 @@ fn a_descriptor_is_sent_when_all_its_entries_have_a_value() {
             1,
         ),
     ]);
-    let guards = CompiledChecks::build(&guarded_config(Vec::new(), vec![limits])).unwrap().unwrap();
-    let port = guards.for_port(80).unwrap();
+    let checks =
+        CompiledChecks::build(&config_with_checks(Vec::new(), vec![limits])).unwrap().unwrap();
+    let port = checks.for_port(80).unwrap();
     let account = ServiceAccount::new("shop", "web").unwrap();
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let reported = |path: &str, user: Option<&str>, account: Option<&ServiceAccount>| {
+    let descriptors_for = |path: &str, user: Option<&str>, account: Option<&ServiceAccount>| {
         let fields: Vec<(String, String)> =
             user.iter().map(|user| ("x-user".to_owned(), (*user).to_owned())).collect();
-        let asking = CheckedClient { account, address };
+        let client = CheckedClient { account, address };
         let view = request_view(path, &fields);
-        let all = port.required_limits(&view, asking);
-        let all: Vec<_> = all.flat_map(|(_, described)| described).collect();
-        all.into_iter()
-            .map(|it| {
-                let entries = it.entries.iter().map(|(key, value)| format!("{key}={value}"));
-                format!("{} x{}", entries.collect::<Vec<_>>().join(","), it.hits_addend)
+        let required = port.required_limits(&view, client);
+        let required: Vec<_> = required.flat_map(|(_, descriptors)| descriptors).collect();
+        required
+            .into_iter()
+            .map(|descriptor| {
+                let entries =
+                    descriptor.entries.iter().map(|(key, value)| format!("{key}={value}"));
+                format!("{} x{}", entries.collect::<Vec<_>>().join(","), descriptor.hits_addend)
             })
             .collect::<Vec<_>>()
     };
     let from = "from=127.0.0.1,method=GET,to=web:80 x1".to_owned();
     assert_eq!(
-        reported("/orders/1", Some("ann"), Some(&account)),
+        descriptors_for("/orders/1", Some("ann"), Some(&account)),
         ["rule=orders x5", "user=ann,path=/orders/1 x1", "client=shop/web x1", &from]
     );
-    assert_eq!(reported("/", None, None), [from]);
+    assert_eq!(descriptors_for("/", None, None), [from]);
 }

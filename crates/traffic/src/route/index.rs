@@ -16,109 +16,113 @@ pub(super) struct RouteIndex {
     exact: FxHashMap<Box<str>, Group>,
     prefixes: PrefixIndex<Group>,
     /// Matches by regular expression, followed by those for any path.
-    rest: Group,
+    unindexed: Group,
 }
 
 /// Matches with the same path condition, in order of precedence.
 #[derive(Debug, Clone, Default)]
 struct Group {
     matches: Box<[CompiledMatch]>,
-    /// An index of their other exact conditions, if they are many.
-    lookup: Option<Box<RuleIndex>>,
+    /// An index of their other exact conditions, if there are many matches.
+    index: Option<Box<RuleIndex>>,
 }
 
 impl RouteIndex {
     /// Builds the index of matches, given in the order of routes, rules and matches.
     pub(super) fn build(matches: Vec<(&RequestMatch, CompiledMatch)>) -> Self {
-        let mut ranked: Vec<_> =
-            matches.into_iter().map(|(request, it)| (request, match_rank(request), it)).collect();
-        // A stable sort: equals keep their order.
+        let mut ranked: Vec<_> = matches
+            .into_iter()
+            .map(|(request, compiled)| (request, match_rank(request), compiled))
+            .collect();
+        // The sort is stable: equals keep their order.
         ranked.sort_by(|(_, a, _), (_, b, _)| b.cmp(a));
         let mut exact: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut prefixes: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
-        let mut rest = Vec::new();
+        let mut unindexed = Vec::new();
         for (request, rank, compiled) in ranked {
-            let place = group_key(request);
+            let path = group_key(request);
             let group = match rank.path {
-                PathRank::Exact => exact.entry(place.into()).or_default(),
-                PathRank::Prefix(_) => prefixes.entry(place.into()).or_default(),
-                PathRank::Regex | PathRank::Any => &mut rest,
+                PathRank::Exact => exact.entry(path.into()).or_default(),
+                PathRank::Prefix(_) => prefixes.entry(path.into()).or_default(),
+                PathRank::Regex | PathRank::Any => &mut unindexed,
             };
             group.push(compiled);
         }
-        let group = |(place, matches)| (place, Group::from_matches(matches));
+        let group = |(path, matches)| (path, Group::from_matches(matches));
         Self {
             exact: exact.into_iter().map(group).collect(),
             prefixes: PrefixIndex::from_prefixes(prefixes.into_iter().map(group)),
-            rest: Group::from_matches(rest),
+            unindexed: Group::from_matches(unindexed),
         }
     }
 
     /// Returns the first match for the request.
     #[inline(never)]
     pub(super) fn find_match(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        if let Some(found) = self.by_exact_path(request).or_else(|| self.by_prefix(request)) {
+        if let Some(found) =
+            self.find_by_exact_path(request).or_else(|| self.find_by_prefix(request))
+        {
             return Some(found);
         }
-        self.rest.first_with_path(request)
+        self.unindexed.first_with_path(request)
     }
 
     #[inline]
-    fn by_exact_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+    fn find_by_exact_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         if self.exact.is_empty() {
             return None;
         }
-        self.exact.get(request.path)?.first_beside_path(request)
+        self.exact.get(request.path)?.first_except_path(request)
     }
 
     /// Tries the prefixes of the path that end at an element boundary, the longest first.
-    fn by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        self.prefixes.find_longest(request.path, |group| group.first_beside_path(request))
+    fn find_by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+        self.prefixes.find_longest(request.path, |group| group.first_except_path(request))
     }
 }
 
 impl Group {
     fn from_matches(matches: Vec<CompiledMatch>) -> Self {
-        let lookup = RuleIndex::of_many(matches.len(), || {
-            matches.iter().map(|it| it.matcher.demands()).collect()
+        let index = RuleIndex::build_if_many(matches.len(), || {
+            matches.iter().map(|compiled| compiled.matcher.index_conditions()).collect()
         });
-        Self { matches: matches.into(), lookup }
+        Self { matches: matches.into(), index }
     }
 
     /// Returns the first match, including the path condition.
     #[inline(never)]
     fn first_with_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        self.first_fitting(request, |it| it.matcher.matches(request))
+        self.first_match(request, |compiled| compiled.matcher.matches(request))
     }
 
     /// Returns the first match; the path condition holds for all of them.
-    fn first_beside_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        self.first_fitting(request, |it| it.matcher.matches_beside_path(request))
+    fn first_except_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+        self.first_match(request, |compiled| compiled.matcher.matches_except_path(request))
     }
 
-    /// Returns the first that fits.
+    /// Returns the first for which `is_match` is true.
     #[inline]
-    fn first_fitting(
+    fn first_match(
         &self,
         request: &RequestView<'_>,
-        fits: impl Fn(&CompiledMatch) -> bool,
+        is_match: impl Fn(&CompiledMatch) -> bool,
     ) -> Option<&CompiledMatch> {
-        match &self.lookup {
-            None => self.matches.iter().find(|compiled| fits(compiled)),
-            Some(lookup) => self.looked_up(lookup, request, fits),
+        match &self.index {
+            None => self.matches.iter().find(|compiled| is_match(compiled)),
+            Some(index) => self.first_by_index(index, request, is_match),
         }
     }
 
     /// Separate, so that a small number of matches does not pay for it.
     #[inline(never)]
-    fn looked_up(
+    fn first_by_index(
         &self,
-        lookup: &RuleIndex,
+        index: &RuleIndex,
         request: &RequestView<'_>,
-        fits: impl Fn(&CompiledMatch) -> bool,
+        is_match: impl Fn(&CompiledMatch) -> bool,
     ) -> Option<&CompiledMatch> {
-        let fits = |at: usize| self.matches.get(at).is_some_and(&fits);
-        self.matches.get(lookup.first_fitting(request, fits)?)
+        let is_match = |position: usize| self.matches.get(position).is_some_and(&is_match);
+        self.matches.get(index.first_match(request, is_match)?)
     }
 }
 

@@ -70,8 +70,8 @@ fn with_conditions(
     request
 }
 
-/// The rule for `GET {path}?a=1&b=1` with `x-a: 1` and `x-b: 1`.
-fn chosen_rule(routes: &PortRoutes, path: &str) -> Option<usize> {
+/// Returns the rule for `GET {path}?a=1&b=1` with `x-a: 1` and `x-b: 1`.
+fn selected_rule(routes: &PortRoutes, path: &str) -> Option<usize> {
     let fields = vec![("x-a".to_owned(), "1".to_owned()), ("x-b".to_owned(), "1".to_owned())];
     let request = RequestView {
         method: "GET",
@@ -90,7 +90,7 @@ fn chosen_rule(routes: &PortRoutes, path: &str) -> Option<usize> {
 }
 
 #[test]
-fn the_more_specific_match_decides_wherever_it_stands() {
+fn the_most_specific_match_applies_in_any_order() {
     // Each list from the most to the least specific; all of them match `/a/b/c`.
     for order in [
         vec![
@@ -116,8 +116,8 @@ fn the_more_specific_match_decides_wherever_it_stands() {
         ],
         vec![regex_match("/a/b/c"), RequestMatch::default()],
     ] {
-        for (better, worse) in order.iter().zip(order.iter().skip(1)) {
-            let both = |first: &RequestMatch, second: &RequestMatch| {
+        for (more_specific, less_specific) in order.iter().zip(order.iter().skip(1)) {
+            let compile_both = |first: &RequestMatch, second: &RequestMatch| {
                 let rules = vec![
                     route_rule("r", vec![first.clone()]),
                     route_rule("r", vec![second.clone()]),
@@ -125,73 +125,74 @@ fn the_more_specific_match_decides_wherever_it_stands() {
                 PortRoutes::compile(&port_with_rules(rules)).unwrap()
             };
             assert_eq!(
-                chosen_rule(&both(better, worse), "/a/b/c"),
+                selected_rule(&compile_both(more_specific, less_specific), "/a/b/c"),
                 Some(0),
-                "{better:?} {worse:?}"
+                "{more_specific:?} {less_specific:?}"
             );
             assert_eq!(
-                chosen_rule(&both(worse, better), "/a/b/c"),
+                selected_rule(&compile_both(less_specific, more_specific), "/a/b/c"),
                 Some(1),
-                "{better:?} {worse:?}"
+                "{more_specific:?} {less_specific:?}"
             );
         }
     }
 }
 
 #[test]
-fn between_equals_the_first_rule_decides() {
+fn of_equally_specific_rules_the_first_applies() {
     let rules =
         vec![route_rule("a", vec![prefix_match("/x")]), route_rule("b", vec![prefix_match("/x/")])];
     let routes = PortRoutes::compile(&port_with_rules(rules)).unwrap();
-    assert_eq!(chosen_rule(&routes, "/x/y"), Some(0));
-    assert_eq!(chosen_rule(&routes, "/y"), None);
+    assert_eq!(selected_rule(&routes, "/x/y"), Some(0));
+    assert_eq!(selected_rule(&routes, "/y"), None);
 }
 
 #[test]
-fn without_routes_traffic_goes_straight_and_with_empty_ones_nowhere() {
+fn requests_are_direct_without_routes_and_rejected_with_empty_routes() {
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
     let attached = PortRoutes::compile(&port_with_rules(Vec::new())).unwrap();
     assert!(matches!(attached.choose_backend(&request, 0), RouteChoice::NoRoute));
     assert!(!attached.is_trivial());
-    let view = PortConfig { routed: false, ..port_with_rules(Vec::new()) };
-    let direct = PortRoutes::compile(&view).unwrap();
+    let port = PortConfig { routed: false, ..port_with_rules(Vec::new()) };
+    let direct = PortRoutes::compile(&port).unwrap();
     assert!(matches!(direct.choose_backend(&request, 0), RouteChoice::Direct));
     assert!(direct.is_trivial());
 }
 
 #[test]
-fn what_no_rule_of_a_split_is_about_goes_straight() {
+fn requests_that_match_no_split_rule_are_direct() {
     let fields = Vec::<(String, String)>::new();
     let request =
         |path| RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
     let path = PathMatch::Exact("/split".to_owned());
-    let some = route_rule("r", vec![RequestMatch { path, ..RequestMatch::default() }]);
-    let view = PortConfig { routed: false, ..port_with_rules(vec![some]) };
-    let routes = PortRoutes::compile(&view).unwrap();
+    let rule = route_rule("r", vec![RequestMatch { path, ..RequestMatch::default() }]);
+    let port = PortConfig { routed: false, ..port_with_rules(vec![rule]) };
+    let routes = PortRoutes::compile(&port).unwrap();
     assert!(!routes.is_trivial());
     assert!(matches!(routes.choose_backend(&request("/split"), 0), RouteChoice::To { .. }));
     assert!(matches!(routes.choose_backend(&request("/"), 0), RouteChoice::Direct));
 }
 
-/// The backends of 1,000 consecutive draws.
+/// Returns the number of requests for each backend, for 1,000 consecutive random numbers.
 fn backend_shares(backends: &[(&str, u32)]) -> HashMap<String, u32> {
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
-    let mut only = route_rule("r", vec![RequestMatch::default()]);
-    only.backends = backends.iter().map(|(name, weight)| weighted_backend(name, *weight)).collect();
-    let routes = PortRoutes::compile(&port_with_rules(vec![only])).unwrap();
+    let mut rule_of_all = route_rule("r", vec![RequestMatch::default()]);
+    rule_of_all.backends =
+        backends.iter().map(|(name, weight)| weighted_backend(name, *weight)).collect();
+    let routes = PortRoutes::compile(&port_with_rules(vec![rule_of_all])).unwrap();
     let mut shares = HashMap::new();
-    for draw in 0..1_000 {
-        let name = match routes.choose_backend(&request, draw) {
+    for random in 0..1_000 {
+        let name = match routes.choose_backend(&request, random) {
             RouteChoice::To { backend, rule, index } => {
                 assert_eq!(rule.backends[index], *backend);
                 backend.service.name.to_string()
             }
             RouteChoice::InvalidBackend { .. } => "invalid".to_owned(),
-            other => panic!("{other:?}"),
+            choice => panic!("{choice:?}"),
         };
         *shares.entry(name).or_default() += 1;
     }
@@ -199,7 +200,7 @@ fn backend_shares(backends: &[(&str, u32)]) -> HashMap<String, u32> {
 }
 
 #[test]
-fn backends_take_their_shares() {
+fn backends_receive_their_shares() {
     for (backends, expected) in [
         (&[("v1", 90), ("v2", 10)][..], &[("v1", 900), ("v2", 100)][..]),
         (&[("v1", 1)], &[("v1", 1_000)]),
@@ -214,58 +215,64 @@ fn backends_take_their_shares() {
 }
 
 #[test]
-fn what_no_grant_permits_keeps_its_share() {
+fn ungranted_backends_retain_their_share() {
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
-    let mut only = route_rule("r", vec![RequestMatch::default()]);
-    only.actions.ungranted_weight = 3;
-    let routes = PortRoutes::compile(&port_with_rules(vec![only])).unwrap();
-    let refused = (0..1_000).filter(|draw| {
-        matches!(routes.choose_backend(&request, *draw), RouteChoice::InvalidBackend { .. })
+    let mut rule = route_rule("r", vec![RequestMatch::default()]);
+    rule.actions.ungranted_weight = 3;
+    let routes = PortRoutes::compile(&port_with_rules(vec![rule])).unwrap();
+    let rejected = (0..1_000).filter(|random| {
+        matches!(routes.choose_backend(&request, *random), RouteChoice::InvalidBackend { .. })
     });
-    assert_eq!(refused.count(), 750);
+    assert_eq!(rejected.count(), 750);
 }
 
 #[test]
-fn a_bad_pattern_names_its_route() {
-    let view = port_with_rules(vec![route_rule("r", vec![regex_match("(")])]);
-    let error = PortRoutes::compile(&view).unwrap_err().to_string();
+fn an_invalid_pattern_error_contains_its_route() {
+    let port = port_with_rules(vec![route_rule("r", vec![regex_match("(")])]);
+    let error = PortRoutes::compile(&port).unwrap_err().to_string();
     assert!(error.starts_with("HTTPRoute shop/r: "), "{error}");
 }
 
-/// A match on paths of the elements `a` and `b`: many of them match the same request.
+/// Returns a match on paths of the elements `a` and `b`: many of them match the same request.
 fn any_match() -> impl Strategy<Value = RequestMatch> {
     let path = prop_oneof![
         Just(RequestMatch::default()),
-        "(/[ab]){0,3}/?".prop_map(|p| prefix_match(&p)),
-        "(/[ab]){1,3}".prop_map(|p| exact_match(&p)),
+        "(/[ab]){0,3}/?".prop_map(|path| prefix_match(&path)),
+        "(/[ab]){1,3}".prop_map(|path| exact_match(&path)),
         prop::sample::select(vec!["/a.*", "/[ab]/.*", "/a|/b", ".*"]).prop_map(regex_match),
     ];
-    (path, any::<bool>(), 0..3_usize, 0..3_usize)
-        .prop_map(|(p, m, h, q)| with_conditions(p, m, h, q))
+    (path, any::<bool>(), 0..3_usize, 0..3_usize).prop_map(|(path, has_method, headers, query)| {
+        with_conditions(path, has_method, headers, query)
+    })
 }
 
-/// The documented order, implemented naively: compares all matches pair by pair.
-fn naive_choice(view: &PortConfig, path: &str) -> Option<usize> {
-    let mut best: Option<(usize, &RequestMatch)> = None;
-    for (index, rule) in view.rules.iter().enumerate() {
+/// Returns the documented order, implemented naively: compares all matches pair by pair.
+fn naive_choice(port: &PortConfig, path: &str) -> Option<usize> {
+    let mut selected: Option<(usize, &RequestMatch)> = None;
+    for (index, rule) in port.rules.iter().enumerate() {
         for candidate in &rule.matches {
-            let wins = best.is_none_or(|(_, best)| naive_beats(candidate, best));
-            if naive_matches(&candidate.path, path) && wins {
-                best = Some((index, candidate));
+            let is_better =
+                selected.is_none_or(|(_, selected)| is_more_specific(candidate, selected));
+            if naive_matches(&candidate.path, path) && is_better {
+                selected = Some((index, candidate));
             }
         }
     }
-    best.map(|(index, _)| index)
+    selected.map(|(index, _)| index)
 }
 
-/// Methods, headers and parameters of [`any_match`] always match the request of [`chosen_rule`].
-fn naive_matches(matched: &PathMatch, path: &str) -> bool {
+/// Methods, headers and parameters of [`any_match`] always match the request of [`selected_rule`].
+fn naive_matches(pattern_of_path: &PathMatch, path: &str) -> bool {
     let elements = |path: &str| -> Vec<String> {
-        path.trim_matches('/').split('/').filter(|e| !e.is_empty()).map(str::to_owned).collect()
+        path.trim_matches('/')
+            .split('/')
+            .filter(|element| !element.is_empty())
+            .map(str::to_owned)
+            .collect()
     };
-    match matched {
+    match pattern_of_path {
         PathMatch::Any => true,
         PathMatch::Exact(exact) => exact == path,
         PathMatch::Prefix(prefix) => elements(path).starts_with(&elements(prefix)),
@@ -278,7 +285,7 @@ fn naive_matches(matched: &PathMatch, path: &str) -> bool {
     }
 }
 
-fn naive_beats(left: &RequestMatch, right: &RequestMatch) -> bool {
+fn is_more_specific(left: &RequestMatch, right: &RequestMatch) -> bool {
     let prefix_length = |path: &PathMatch| match path {
         PathMatch::Prefix(prefix) => prefix.trim_end_matches('/').len(),
         _ => 0,
@@ -306,56 +313,60 @@ fn naive_beats(left: &RequestMatch, right: &RequestMatch) -> bool {
 
 proptest! {
     #[test]
-    fn agrees_with_the_naive_model(
+    fn routing_agrees_with_a_naive_model(
         rules in prop::collection::vec(prop::collection::vec(any_match(), 1..4), 0..8),
         path in "(/[ab]){1,3}",
     ) {
-        let view = port_with_rules(rules.into_iter().map(|matches| route_rule("r", matches)).collect());
-        let routes = PortRoutes::compile(&view).unwrap();
-        prop_assert_eq!(chosen_rule(&routes, &path), naive_choice(&view, &path));
+        let port = port_with_rules(rules.into_iter().map(|matches| route_rule("r", matches)).collect());
+        let routes = PortRoutes::compile(&port).unwrap();
+        prop_assert_eq!(selected_rule(&routes, &path), naive_choice(&port, &path));
     }
 }
 
-/// The literal definition: of all matches for the request, the first by rank, then by position.
-fn first_by_rank(view: &PortConfig, request: &RequestView<'_>) -> Option<usize> {
-    let numbered = view.rules.iter().enumerate();
-    let all = numbered.flat_map(|(index, rule)| rule.matches.iter().map(move |it| (index, it)));
-    let fitting = all.filter(|(_, it)| RequestMatcher::compile(it).unwrap().matches(request));
-    let best = fitting
+/// Returns the literal definition: of all matches for the request, the first by rank, then by position.
+fn first_by_rank(port: &PortConfig, request: &RequestView<'_>) -> Option<usize> {
+    let numbered = port.rules.iter().enumerate();
+    let matches = numbered.flat_map(|(index, rule)| {
+        rule.matches.iter().map(move |request_match| (index, request_match))
+    });
+    let matching = matches.filter(|(_, request_match)| {
+        RequestMatcher::compile(request_match).unwrap().matches(request)
+    });
+    let best = matching
         .reduce(|best, next| if match_rank(next.1) > match_rank(best.1) { next } else { best });
     best.map(|(index, _)| index)
 }
 
 proptest! {
     #[test]
-    fn what_is_looked_up_is_what_the_definition_says(
+    fn indexed_routing_agrees_with_the_definition(
         rules in prop::collection::vec(prop::collection::vec(any_match(), 1..4), 0..12),
         paths in prop::collection::vec("(/[abc]{1,2}){0,4}/?", 1..8),
         method in prop_oneof![Just("GET"), Just("PUT")],
-        header in any::<bool>(),
+        has_second_header in any::<bool>(),
         query in prop_oneof![Just(None), Just(Some("a=1")), Just(Some("a=1&b=1"))],
     ) {
-        let view = port_with_rules(rules.into_iter().map(|matches| route_rule("r", matches)).collect());
-        let routes = PortRoutes::compile(&view).unwrap();
+        let port = port_with_rules(rules.into_iter().map(|matches| route_rule("r", matches)).collect());
+        let routes = PortRoutes::compile(&port).unwrap();
         let mut fields = vec![("x-a".to_owned(), "1".to_owned())];
-        fields.extend(header.then(|| ("x-b".to_owned(), "1".to_owned())));
+        fields.extend(has_second_header.then(|| ("x-b".to_owned(), "1".to_owned())));
         for path in &paths {
             let request = RequestView { method, path, query, authority: "", fields: &fields };
-            let found = match routes.choose_backend(&request, 0) {
+            let selected = match routes.choose_backend(&request, 0) {
                 RouteChoice::To { rule, .. } => Some(rule.index),
                 choice => {
                     prop_assert!(matches!(choice, RouteChoice::NoRoute));
                     None
                 }
             };
-            prop_assert_eq!(found, first_by_rank(&view, &request), "{}", path);
+            prop_assert_eq!(selected, first_by_rank(&port, &request), "{}", path);
         }
     }
 }
 
-/// A match with a small set of paths and values, several of which apply to the same request: large groups are
-/// indexed by them.
-fn any_values() -> impl Strategy<Value = RequestMatch> {
+/// Returns a match with a small set of paths and values, several of which apply to the same request: large
+/// groups are indexed by them.
+fn any_field_match() -> impl Strategy<Value = RequestMatch> {
     let text = || {
         prop_oneof![
             prop::sample::select(vec!["1", "2", "3"])
@@ -388,49 +399,50 @@ fn any_values() -> impl Strategy<Value = RequestMatch> {
 
 proptest! {
     #[test]
-    fn among_many_of_one_path_what_is_looked_up_is_what_the_definition_says(
-        rules in prop::collection::vec(prop::collection::vec(any_values(), 1..3), 0..40),
+    fn indexed_routing_of_one_path_agrees_with_the_definition(
+        rules in prop::collection::vec(prop::collection::vec(any_field_match(), 1..3), 0..40),
         path in prop::sample::select(vec!["/a/b", "/a", "/c/b", "/", "/a/b/"]),
         method in prop::sample::select(vec!["GET", "PUT", "DELETE"]),
-        (one, other, host) in ("[123]", prop::option::of("[123]"), "[123]"),
+        (first_value, second_value, host) in ("[123]", prop::option::of("[123]"), "[123]"),
         query in prop::option::of("(p|q|%70)=(1|2|%33|%ff)(&[pq]=[123])?"),
     ) {
-        let view = port_with_rules(rules.into_iter().map(|matches| route_rule("r", matches)).collect());
-        let routes = PortRoutes::compile(&view).unwrap();
-        let mut fields = vec![("x-a".to_owned(), one)];
-        fields.extend(other.map(|other| ("x-b".to_owned(), other)));
+        let port = port_with_rules(rules.into_iter().map(|matches| route_rule("r", matches)).collect());
+        let routes = PortRoutes::compile(&port).unwrap();
+        let mut fields = vec![("x-a".to_owned(), first_value)];
+        fields.extend(second_value.map(|second_value| ("x-b".to_owned(), second_value)));
         let request =
             RequestView { method, path, query: query.as_deref(), authority: &host, fields: &fields };
-        let found = match routes.choose_backend(&request, 0) {
+        let selected = match routes.choose_backend(&request, 0) {
             RouteChoice::To { rule, .. } => Some(rule.index),
             choice => {
                 prop_assert!(matches!(choice, RouteChoice::NoRoute));
                 None
             }
         };
-        prop_assert_eq!(found, first_by_rank(&view, &request));
+        prop_assert_eq!(selected, first_by_rank(&port, &request));
     }
 }
 
 #[test]
-fn what_is_done_beside_depends_on_the_backend_where_one_has_edits_of_its_own() {
-    let set = |value: &str| HeaderEdits {
+fn actions_depend_on_the_backend_if_one_has_edits() {
+    let header_edits = |value: &str| HeaderEdits {
         set: vec![Header { name: "x".to_owned(), value: value.to_owned() }],
         ..HeaderEdits::default()
     };
-    let edits = BackendEdits { request_headers: set("backend"), ..BackendEdits::default() };
+    let edits =
+        BackendEdits { request_headers: header_edits("backend"), ..BackendEdits::default() };
     let edited = WeightedBackend { edits: Some(Box::new(edits)), ..weighted_backend("new", 1) };
-    let lines = |rule: &CompiledRouteRule, index| {
+    let edit_lines = |rule: &CompiledRouteRule, index| {
         rule.actions_at(index).map_or(String::new(), |actions| actions.request.lines.to_string())
     };
-    let mut given = route_rule("a", vec![prefix_match("/")]);
-    given.backends.push(edited);
-    let routes = PortRoutes::compile(&port_with_rules(vec![given.clone()])).unwrap();
+    let mut rule_source = route_rule("a", vec![prefix_match("/")]);
+    rule_source.backends.push(edited);
+    let routes = PortRoutes::compile(&port_with_rules(vec![rule_source.clone()])).unwrap();
     let [compiled] = routes.rules() else { panic!("one rule") };
     assert!(compiled.actions.is_none());
-    assert_eq!([0, 1].map(|index| lines(compiled, index)), ["", "x: backend\r\n"]);
-    given.actions.request_headers = set("rule");
-    let routes = PortRoutes::compile(&port_with_rules(vec![given])).unwrap();
+    assert_eq!([0, 1].map(|index| edit_lines(compiled, index)), ["", "x: backend\r\n"]);
+    rule_source.actions.request_headers = header_edits("rule");
+    let routes = PortRoutes::compile(&port_with_rules(vec![rule_source])).unwrap();
     let [compiled] = routes.rules() else { panic!("one rule") };
-    assert_eq!([0, 1].map(|index| lines(compiled, index)), ["x: rule\r\n", "x: backend\r\n"]);
+    assert_eq!([0, 1].map(|index| edit_lines(compiled, index)), ["x: rule\r\n", "x: backend\r\n"]);
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct RulePositions<'a> {
     /// The remainders of the first lists, usually all: they need no allocation.
-    few: [&'a [usize]; FEW],
-    more: Vec<&'a [usize]>,
+    inline: [&'a [usize]; MAX_INLINE_LISTS],
+    overflow: Vec<&'a [usize]>,
     /// All positions, if the index cannot be used.
     all: Range<usize>,
 }
@@ -15,7 +15,7 @@ pub(crate) struct RulePositions<'a> {
 impl<'a> RulePositions<'a> {
     /// Creates an empty union.
     pub(crate) fn empty() -> Self {
-        Self { few: [&[]; FEW], more: Vec::new(), all: 0..0 }
+        Self { inline: [&[]; MAX_INLINE_LISTS], overflow: Vec::new(), all: 0..0 }
     }
 
     /// Creates the union of all positions.
@@ -28,9 +28,9 @@ impl<'a> RulePositions<'a> {
         if list.is_empty() {
             return;
         }
-        match self.few.iter_mut().find(|left| left.is_empty()) {
-            Some(left) => *left = list,
-            None => self.more.push(list),
+        match self.inline.iter_mut().find(|remaining| remaining.is_empty()) {
+            Some(remaining) => *remaining = list,
+            None => self.overflow.push(list),
         }
     }
 }
@@ -39,23 +39,23 @@ impl Iterator for RulePositions<'_> {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        let lists = self.few.iter().chain(&self.more);
-        let Some(next) = lists.filter_map(|left| left.first()).copied().min() else {
+        let lists = self.inline.iter().chain(&self.overflow);
+        let Some(next) = lists.filter_map(|remaining| remaining.first()).copied().min() else {
             return self.all.next();
         };
-        for left in self.few.iter_mut().chain(&mut self.more) {
-            if let Some((first, rest)) = left.split_first()
+        for remaining in self.inline.iter_mut().chain(&mut self.overflow) {
+            if let Some((first, rest)) = remaining.split_first()
                 && *first == next
             {
-                *left = rest;
+                *remaining = rest;
             }
         }
         Some(next)
     }
 }
 
-/// The path as sent and as decoded, rules without conditions, and one more.
-const FEW: usize = 4;
+/// Enough for the path as sent and as decoded, the rules without conditions, and one more list.
+const MAX_INLINE_LISTS: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -67,19 +67,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lists_are_one_in_order(
+        fn lists_are_merged_in_order(
             lists in proptest::collection::vec(proptest::collection::btree_set(0_usize..12, 0..5), 0..8),
         ) {
-            let together: BTreeSet<usize> = lists.iter().flatten().copied().collect();
+            let expected: BTreeSet<usize> = lists.iter().flatten().copied().collect();
             let lists: Vec<Vec<usize>> = lists.into_iter().map(Vec::from_iter).collect();
-            let mut places = RulePositions::empty();
-            lists.iter().for_each(|list| places.add_list(list));
-            prop_assert_eq!(places.collect::<Vec<_>>(), Vec::from_iter(together));
+            let mut positions = RulePositions::empty();
+            lists.iter().for_each(|list| positions.add_list(list));
+            prop_assert_eq!(positions.collect::<Vec<_>>(), Vec::from_iter(expected));
         }
     }
 
     #[test]
-    fn all_are_as_many_as_there_are() {
+    fn all_rules_yields_every_position() {
         assert_eq!(RulePositions::all_rules(3).collect::<Vec<_>>(), [0, 1, 2]);
     }
 }

@@ -9,18 +9,18 @@ use leno_model::{
 };
 
 use super::*;
-use crate::compiled_snapshot::tests::workload_plan;
+use crate::compiled_snapshot::tests::minimal_workload_config;
 
 fn service_name(name: &str) -> ServiceName {
     ServiceName::new("shop", name).unwrap()
 }
 
-fn test_endpoint(of: &str, number: usize) -> Arc<Endpoint> {
-    let workload = WorkloadName::new("shop", &format!("{of}-{number}")).unwrap();
+fn test_endpoint(service: &str, number: usize) -> Arc<Endpoint> {
+    let workload = WorkloadName::new("shop", &format!("{service}-{number}")).unwrap();
     Arc::new(Endpoint {
-        id: EndpointId { service: service_name(of), port: 80, workload },
+        id: EndpointId { service: service_name(service), port: 80, workload },
         address: ([127, 0, 0, 1], 80).into(),
-        account: ServiceAccount::new("shop", of).ok(),
+        account: ServiceAccount::new("shop", service).ok(),
         tags: BTreeMap::new(),
         weight: None,
     })
@@ -43,16 +43,16 @@ fn service_config(
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(80, port)]);
-    let view = ServiceConfig {
+    let config = ServiceConfig {
         name: service_name(name),
         client_authorization: ClientAuthorization::Allowed,
         ports,
         awaited: false,
     };
-    (service_name(name), Arc::new(view))
+    (service_name(name), Arc::new(config))
 }
 
-/// A service with a rule for two others, with these weights and this number of endpoints each.
+/// Returns a service with a rule for two others, with these weights and this number of endpoints each.
 fn compile_config(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> CompiledSnapshot {
     let persistence = SessionPersistence {
         name: Some("x-cart".into()),
@@ -76,80 +76,80 @@ fn compile_config(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) ->
         },
         kind: leno_model::RouteKind::Http,
     };
-    let views = [
+    let services = [
         service_config("cart", vec![rule], 0),
         service_config("blue", vec![], endpoints),
         service_config("green", vec![], endpoints),
     ];
-    let plan = Arc::new(workload_plan(Access::AllowAll));
+    let config = Arc::new(minimal_workload_config(Access::AllowAll));
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
-    let snapshot =
-        Snapshot { config: plan, services: views.into_iter().collect(), addresses, names };
+    let snapshot = Snapshot { config, services: services.into_iter().collect(), addresses, names };
     CompiledSnapshot::build(Arc::new(snapshot), None).unwrap()
 }
 
-/// The backend and the session of a request with this value, by this draw.
+/// Returns the backend and the session of a request with this value, for this random number.
 fn choose_backend(
-    plans: &CompiledSnapshot,
+    snapshot: &CompiledSnapshot,
     value: Option<&str>,
-    draw: u64,
+    random: u64,
 ) -> (Option<String>, Option<Box<SessionAffinity>>) {
-    ask_where(|_| true, plans, value, draw)
+    choose_with_health(|_| true, snapshot, value, random)
 }
 
-/// The same with only some endpoints healthy.
-fn ask_where(
-    is_well: impl Fn(&Endpoint) -> bool,
-    plans: &CompiledSnapshot,
+/// Returns the backend and the session of a request if only some endpoints are healthy.
+fn choose_with_health(
+    is_healthy: impl Fn(&Endpoint) -> bool,
+    snapshot: &CompiledSnapshot,
     value: Option<&str>,
-    draw: u64,
+    random: u64,
 ) -> (Option<String>, Option<Box<SessionAffinity>>) {
     let fields: Vec<(String, String)> =
         value.into_iter().map(|value| ("x-cart".to_owned(), value.to_owned())).collect();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "cart", fields: &fields };
-    let port = &plans.service(&service_name("cart")).unwrap().ports[&80];
-    let mut choice = port.routes.choose_backend(&request, draw);
-    let is_well = |_: &CompiledPort, endpoint: &Arc<Endpoint>| is_well(endpoint);
-    let stay = SessionAffinity::for_request(&mut choice, plans, is_well, &request, || {
+    let port = &snapshot.service(&service_name("cart")).unwrap().ports[&80];
+    let mut choice = port.routes.choose_backend(&request, random);
+    let is_healthy = |_: &CompiledPort, endpoint: &Arc<Endpoint>| is_healthy(endpoint);
+    let session = SessionAffinity::for_request(&mut choice, snapshot, is_healthy, &request, || {
         Duration::from_secs(1)
     });
     let backend = match choice {
         RouteChoice::To { backend, .. } => Some(backend.service.name.to_string()),
         _ => None,
     };
-    (backend, stay)
+    (backend, session)
 }
 
-fn cookie_value(stay: &SessionAffinity, id: &EndpointId) -> String {
-    stay.response_field(id, Duration::from_secs(1), false).unwrap().1
+fn cookie_value(session: &SessionAffinity, id: &EndpointId) -> String {
+    session.response_field(id, Duration::from_secs(1), false).unwrap().1
 }
 
-fn service_endpoints(plans: &CompiledSnapshot, name: &str) -> Arc<[Arc<Endpoint>]> {
-    plans.service(&service_name(name)).unwrap().ports[&80].endpoints.clone()
+fn service_endpoints(snapshot: &CompiledSnapshot, name: &str) -> Arc<[Arc<Endpoint>]> {
+    snapshot.service(&service_name(name)).unwrap().ports[&80].endpoints.clone()
 }
 
 #[test]
-fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
-    let both = compile_config([1, 1], 0, 5);
+fn a_value_selects_its_backend_and_endpoint() {
+    let two_backends = compile_config([1, 1], 0, 5);
     for name in ["blue", "green"] {
-        for endpoint in &*service_endpoints(&both, name) {
-            let value = cookie_value(&choose_backend(&both, None, 0).1.unwrap(), &endpoint.id);
-            // With any current weights, also if a share of requests is answered with 500.
-            for plans in [
+        for endpoint in &*service_endpoints(&two_backends, name) {
+            let value =
+                cookie_value(&choose_backend(&two_backends, None, 0).1.unwrap(), &endpoint.id);
+            // With any current weights, also if a share of requests gets a 500.
+            for snapshot in [
                 compile_config([1, 1], 0, 5),
                 compile_config([0, 0], 0, 5),
                 compile_config([1, 0], 1, 5),
                 compile_config([0, 1], 9, 5),
             ] {
-                for draw in 0..10 {
-                    let (backend, stay) = choose_backend(&plans, Some(&value), draw);
+                for random in 0..10 {
+                    let (backend, session) = choose_backend(&snapshot, Some(&value), random);
                     assert_eq!(backend.as_deref(), Some(name));
-                    let among = service_endpoints(&plans, name);
-                    let kept = stay.as_ref().unwrap().find_endpoint(&among).unwrap();
-                    assert_eq!(kept.id, endpoint.id);
+                    let endpoints = service_endpoints(&snapshot, name);
+                    let selected = session.as_ref().unwrap().find_endpoint(&endpoints).unwrap();
+                    assert_eq!(selected.id, endpoint.id);
                     // The value is unchanged.
-                    assert_eq!(cookie_value(&stay.unwrap(), &endpoint.id), value);
+                    assert_eq!(cookie_value(&session.unwrap(), &endpoint.id), value);
                 }
             }
         }
@@ -157,27 +157,30 @@ fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
 }
 
 #[test]
-fn an_endpoint_that_is_not_well_keeps_nobody_at_its_backend() {
-    let plans = compile_config([1, 0], 0, 2);
-    let ill = test_endpoint("green", 0);
-    let value = cookie_value(&choose_backend(&plans, None, 0).1.unwrap(), &ill.id);
-    assert_eq!(choose_backend(&plans, Some(&value), 0).0.as_deref(), Some("green"));
-    let (backend, stay) = ask_where(|it| it.id != ill.id, &plans, Some(&value), 0);
-    assert_eq!((backend.as_deref(), stay.unwrap().session_endpoint()), (Some("blue"), None));
+fn an_unhealthy_endpoint_ends_its_sessions() {
+    let snapshot = compile_config([1, 0], 0, 2);
+    let unhealthy = test_endpoint("green", 0);
+    let value = cookie_value(&choose_backend(&snapshot, None, 0).1.unwrap(), &unhealthy.id);
+    assert_eq!(choose_backend(&snapshot, Some(&value), 0).0.as_deref(), Some("green"));
+    let (backend, session) =
+        choose_with_health(|endpoint| endpoint.id != unhealthy.id, &snapshot, Some(&value), 0);
+    assert_eq!((backend.as_deref(), session.unwrap().session_endpoint()), (Some("blue"), None));
 }
 
 #[test]
-fn without_a_value_that_counts_the_weights_decide() {
-    let plans = compile_config([3, 1], 0, 2);
-    let gone =
-        cookie_value(&choose_backend(&plans, None, 0).1.unwrap(), &test_endpoint("blue", 7).id);
-    let other =
-        cookie_value(&choose_backend(&plans, None, 0).1.unwrap(), &test_endpoint("cart", 0).id);
-    for value in [None, Some("x"), Some("0000000000000000"), Some(&*gone), Some(&*other)] {
-        let blue = (0..400).filter(|draw| {
-            let (backend, stay) = choose_backend(&plans, value, *draw);
-            let among = service_endpoints(&plans, backend.as_ref().unwrap());
-            assert!(stay.unwrap().find_endpoint(&among).is_none());
+fn without_a_valid_value_the_backend_is_chosen_by_weight() {
+    let snapshot = compile_config([3, 1], 0, 2);
+    let removed =
+        cookie_value(&choose_backend(&snapshot, None, 0).1.unwrap(), &test_endpoint("blue", 7).id);
+    let of_other_service =
+        cookie_value(&choose_backend(&snapshot, None, 0).1.unwrap(), &test_endpoint("cart", 0).id);
+    for value in
+        [None, Some("x"), Some("0000000000000000"), Some(&*removed), Some(&*of_other_service)]
+    {
+        let blue = (0..400).filter(|random| {
+            let (backend, session) = choose_backend(&snapshot, value, *random);
+            let endpoints = service_endpoints(&snapshot, backend.as_ref().unwrap());
+            assert!(session.unwrap().find_endpoint(&endpoints).is_none());
             backend.as_deref() == Some("blue")
         });
         assert_eq!(blue.count(), 300, "{value:?}");
@@ -185,22 +188,22 @@ fn without_a_value_that_counts_the_weights_decide() {
 }
 
 #[test]
-fn an_endpoint_that_may_not_take_a_request_is_not_kept_to() {
-    let plans = compile_config([1, 1], 0, 3);
+fn an_ineligible_endpoint_is_not_selected() {
+    let snapshot = compile_config([1, 1], 0, 3);
     let value =
-        cookie_value(&choose_backend(&plans, None, 0).1.unwrap(), &test_endpoint("blue", 1).id);
-    let (_, stay) = choose_backend(&plans, Some(&value), 0);
-    let stay = stay.unwrap();
-    let all = service_endpoints(&plans, "blue");
-    assert!(stay.find_endpoint(&all).is_some());
-    assert!(stay.find_endpoint(&all[..1]).is_none());
-    assert!(stay.find_endpoint(&[]).is_none());
+        cookie_value(&choose_backend(&snapshot, None, 0).1.unwrap(), &test_endpoint("blue", 1).id);
+    let (_, session) = choose_backend(&snapshot, Some(&value), 0);
+    let session = session.unwrap();
+    let endpoints = service_endpoints(&snapshot, "blue");
+    assert!(session.find_endpoint(&endpoints).is_some());
+    assert!(session.find_endpoint(&endpoints[..1]).is_none());
+    assert!(session.find_endpoint(&[]).is_none());
 }
 
 #[test]
-fn what_the_application_says_under_the_name_of_the_header_goes_no_further() {
-    let plans = compile_config([1, 1], 0, 1);
-    let rule = &plans.service(&service_name("cart")).unwrap().ports[&80].routes.rules()[0];
+fn a_persistence_header_of_the_application_is_removed() {
+    let snapshot = compile_config([1, 1], 0, 1);
+    let rule = &snapshot.service(&service_name("cart")).unwrap().ports[&80].routes.rules()[0];
     let actions = rule.actions_at(0).unwrap();
     assert_eq!(*actions.response.remove, ["x-cart".into()]);
 }

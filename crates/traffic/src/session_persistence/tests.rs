@@ -28,14 +28,8 @@ fn compile_persistence(persistence: SessionPersistence) -> CompiledPersistence {
         .unwrap()
 }
 
-fn carried_by(carrier: PersistenceType) -> SessionPersistence {
-    SessionPersistence {
-        name: Some("cart".into()),
-        kind: carrier,
-        absolute: None,
-        idle: None,
-        path: None,
-    }
+fn persistence_of_type(kind: PersistenceType) -> SessionPersistence {
+    SessionPersistence { name: Some("cart".into()), kind, absolute: None, idle: None, path: None }
 }
 
 fn from_seconds(seconds: u64) -> Duration {
@@ -66,10 +60,10 @@ fn request_fields(
 }
 
 #[test]
-fn a_value_is_read_as_it_was_written_and_nothing_else_is() {
+fn only_encoded_values_are_parsed() {
     for value in [
-        PersistenceValue { number: 7, began: None, reported: None },
-        PersistenceValue { number: u64::MAX, began: Some(0), reported: Some(u64::MAX) },
+        PersistenceValue { number: 7, started: None, last_sent: None },
+        PersistenceValue { number: u64::MAX, started: Some(0), last_sent: Some(u64::MAX) },
     ] {
         assert_eq!(PersistenceValue::read(&value.encode()), Some(value));
     }
@@ -91,11 +85,11 @@ fn a_value_is_read_as_it_was_written_and_nothing_else_is() {
 }
 
 #[test]
-fn a_value_counts_until_one_of_its_times_is_over() {
+fn a_value_is_valid_until_one_of_its_limits_expires() {
     let limited = |absolute: Option<u64>, idle: Option<u64>| SessionPersistence {
         absolute: absolute.map(from_seconds),
         idle: idle.map(from_seconds),
-        ..carried_by(PersistenceType::Header)
+        ..persistence_of_type(PersistenceType::Header)
     };
     // Session start at 1000, last response at 1050.
     for (rule, now, counts) in [
@@ -115,18 +109,21 @@ fn a_value_counts_until_one_of_its_times_is_over() {
         let shown = persistence.session_value(&request_view(&fields, "/"), from_seconds(now));
         assert_eq!(shown.is_some(), counts, "{rule:?} at {now}");
         if let Some(shown) = shown.filter(|_| rule.absolute.is_some()) {
-            assert_eq!(shown.began, from_seconds(1_000));
+            assert_eq!(shown.started, from_seconds(1_000));
         }
     }
     // A value without times is invalid if there are limits.
-    let plain =
-        request_fields(&compile_persistence(carried_by(PersistenceType::Header)), None, 1_000);
+    let plain = request_fields(
+        &compile_persistence(persistence_of_type(PersistenceType::Header)),
+        None,
+        1_000,
+    );
     let persistence = compile_persistence(limited(Some(100), None));
     assert!(persistence.session_value(&request_view(&plain, "/"), from_seconds(1_000)).is_none());
 }
 
 #[test]
-fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
+fn a_value_contains_no_name_and_is_valid_for_its_rule_only() {
     let names = EndpointNames::default();
     let endpoint = Arc::new(Endpoint {
         id: endpoint_id("cart-1"),
@@ -135,7 +132,7 @@ fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
         tags: <_>::default(),
         weight: None,
     });
-    let persistence = compile_persistence(carried_by(PersistenceType::Cookie));
+    let persistence = compile_persistence(persistence_of_type(PersistenceType::Cookie));
     let fields = request_fields(&persistence, None, 5);
     let value = &fields[0].1;
     for clear in ["cart-1", "10.1.2.3", "0a010203", "shop"] {
@@ -147,8 +144,10 @@ fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
         persistence.find_endpoint(&names, std::slice::from_ref(&endpoint), shown).is_some()
     };
     assert!(found(&persistence));
-    let mut other =
-        persistent_rule(carried_by(PersistenceType::Cookie), vec![RequestMatch::default()]);
+    let mut other = persistent_rule(
+        persistence_of_type(PersistenceType::Cookie),
+        vec![RequestMatch::default()],
+    );
     other.route = RouteName::new("shop", "other").unwrap();
     assert!(!found(&CompiledPersistence::from_rule(&other, 0).unwrap()));
     // The same on every machine and in every version: clients keep it across restarts.
@@ -156,8 +155,9 @@ fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
 }
 
 #[test]
-fn rules_without_a_name_have_one_each() {
-    let nameless = SessionPersistence { name: None, ..carried_by(PersistenceType::Cookie) };
+fn each_rule_without_a_name_gets_its_own() {
+    let nameless =
+        SessionPersistence { name: None, ..persistence_of_type(PersistenceType::Cookie) };
     let rule = persistent_rule(nameless, vec![RequestMatch::default()]);
     let name = |number| CompiledPersistence::from_rule(&rule, number).unwrap().name.to_string();
     assert_ne!(name(0), name(1));
@@ -166,55 +166,57 @@ fn rules_without_a_name_have_one_each() {
 }
 
 #[test]
-fn a_client_of_cookies_is_reported_what_it_does_not_know() {
+fn a_cookie_is_set_only_if_the_client_does_not_have_it() {
     let id = endpoint_id("cart-1");
     let tell = |persistence: SessionPersistence, since: Option<u64>, is_safe| {
-        let reported = compile_persistence(persistence).response_field(
+        let last_sent = compile_persistence(persistence).response_field(
             &id,
             since.map(from_seconds),
             from_seconds(1_030),
             "/a",
             is_safe,
         );
-        reported.map(|(name, value)| {
+        last_sent.map(|(name, value)| {
             assert_eq!(name, "set-cookie");
             value.split_once("; ").unwrap().1.to_owned()
         })
     };
     let lasting = SessionPersistence {
         absolute: Some(from_seconds(100)),
-        ..carried_by(PersistenceType::LastingCookie)
+        ..persistence_of_type(PersistenceType::LastingCookie)
     };
-    let idle =
-        SessionPersistence { idle: Some(from_seconds(10)), ..carried_by(PersistenceType::Cookie) };
+    let idle = SessionPersistence {
+        idle: Some(from_seconds(10)),
+        ..persistence_of_type(PersistenceType::Cookie)
+    };
     let idle_lasting = SessionPersistence { idle: Some(from_seconds(10)), ..lasting.clone() };
     for (persistence, since, is_safe, expected) in [
         (
-            carried_by(PersistenceType::Cookie),
+            persistence_of_type(PersistenceType::Cookie),
             None,
             false,
             Some("Path=/a; HttpOnly; SameSite=Strict"),
         ),
         (
-            carried_by(PersistenceType::Cookie),
+            persistence_of_type(PersistenceType::Cookie),
             None,
             true,
             Some("Path=/a; HttpOnly; Secure; SameSite=Strict"),
         ),
-        (carried_by(PersistenceType::Cookie), Some(1_000), false, None),
+        (persistence_of_type(PersistenceType::Cookie), Some(1_000), false, None),
         (idle, Some(1_000), false, Some("Path=/a; HttpOnly; SameSite=Strict")),
         (lasting.clone(), None, false, Some("Path=/a; Max-Age=100; HttpOnly; SameSite=Strict")),
         (lasting, Some(1_000), false, None),
         // A repeated cookie keeps its original end.
         (idle_lasting, Some(1_000), false, Some("Path=/a; Max-Age=70; HttpOnly; SameSite=Strict")),
     ] {
-        let reported = tell(persistence.clone(), since, is_safe);
-        assert_eq!(reported.as_deref(), expected, "{persistence:?}");
+        let last_sent = tell(persistence.clone(), since, is_safe);
+        assert_eq!(last_sent.as_deref(), expected, "{persistence:?}");
     }
 }
 
 #[test]
-fn a_cookie_is_for_the_path_that_the_rule_names() {
+fn a_cookie_has_the_path_of_its_rule() {
     let matches = |paths: &[PathMatch]| -> Vec<RequestMatch> {
         let matched = |path: &PathMatch| RequestMatch { path: path.clone(), ..<_>::default() };
         paths.iter().map(matched).collect()
@@ -237,7 +239,7 @@ fn a_cookie_is_for_the_path_that_the_rule_names() {
         (vec![prefix("/a/b;c=d/e")], "/a/b;c=d/e", "/a"),
         (vec![prefix("/a\r\nb: c")], "/a", "/"),
     ] {
-        let rule = persistent_rule(carried_by(PersistenceType::Cookie), matches(&paths));
+        let rule = persistent_rule(persistence_of_type(PersistenceType::Cookie), matches(&paths));
         let persistence = CompiledPersistence::from_rule(&rule, 0).unwrap();
         assert_eq!(
             persistence.cookie_path(&request_view(&Vec::new(), request)),
@@ -247,7 +249,7 @@ fn a_cookie_is_for_the_path_that_the_rule_names() {
     }
     let named = SessionPersistence {
         path: Some("/shop".to_owned()),
-        ..carried_by(PersistenceType::Cookie)
+        ..persistence_of_type(PersistenceType::Cookie)
     };
     let persistence =
         CompiledPersistence::from_rule(&persistent_rule(named, matches(&[prefix("/a")])), 0)

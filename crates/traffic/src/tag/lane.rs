@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use leno_model::{LaneRule, RuleOrigin};
 
-use super::conditions::exact_demands;
+use super::conditions::exact_conditions;
 use super::matcher::TagMatcher;
-use super::weighted_targets::{DrawPurpose, RandomChoice, WeightedTargets};
+use super::weighted_targets::{ChoicePurpose, RandomChoice, WeightedTargets};
 use crate::match_slot::MatchSlot;
 use crate::pattern::InvalidPattern;
 use crate::request::{RequestView, header_value};
@@ -19,18 +19,20 @@ pub struct Lanes {
     ports: BTreeMap<u16, PortLanes>,
 }
 
+/// The lanes of one port.
 #[derive(Debug)]
 struct PortLanes {
     lanes: Box<[CompiledLane]>,
     /// An index, if there are many.
-    lookup: Option<Box<RuleIndex>>,
+    index: Option<Box<RuleIndex>>,
 }
 
+/// A compiled [`LaneRule`].
 #[derive(Debug)]
 struct CompiledLane {
     matcher: TagMatcher,
     shares: WeightedTargets,
-    /// Alternatives, one of which is drawn.
+    /// The headers of each share, one of which is selected at random.
     marks: Box<[Box<[LaneHeader]>]>,
     origin: RuleOrigin,
     match_slot: MatchSlot,
@@ -62,43 +64,46 @@ impl Lanes {
         Ok(Self { ports })
     }
 
-    /// True if requests to this port may be marked.
+    /// True if lanes may add headers to requests to this port.
     #[must_use]
     pub fn may_mark(&self, port: u16) -> bool {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
-    /// Returns the headers for a request to a port of the application: the first matching rule draws once, and
-    /// later ones are not tried.
+    /// Returns the headers to add to a request to a port of the application. The first matching rule decides,
+    /// by one random choice among its shares.
     pub fn marks_for(
         &self,
         port: u16,
         request: &RequestView<'_>,
-        chance: &mut impl RandomChoice,
+        random: &mut impl RandomChoice,
     ) -> LaneHeaders<'_> {
-        let fitting = self.ports.get(&port).and_then(|lanes| lanes.first_match(request));
-        let drawn = fitting
-            .and_then(|lane| lane.marks.get(lane.shares.draw_target(DrawPurpose::Lane, chance)));
-        let rule = fitting.map(|lane| (&lane.origin, &lane.match_slot));
-        LaneHeaders { rule, headers: drawn.map_or(&[], |headers| headers) }
+        let lane = self.ports.get(&port).and_then(|lanes| lanes.first_match(request));
+        let headers = lane.and_then(|lane| {
+            lane.marks.get(lane.shares.choose_target(ChoicePurpose::Lane, random))
+        });
+        let rule = lane.map(|lane| (&lane.origin, &lane.match_slot));
+        LaneHeaders { rule, headers: headers.map_or(&[], |headers| headers) }
     }
 }
 
 impl PortLanes {
     fn from_lanes(lanes: Box<[CompiledLane]>) -> Self {
-        let lookup = RuleIndex::of_many(lanes.len(), || {
-            lanes.iter().map(|lane| exact_demands(&lane.matcher)).collect()
+        let index = RuleIndex::build_if_many(lanes.len(), || {
+            lanes.iter().map(|lane| exact_conditions(&lane.matcher)).collect()
         });
-        Self { lanes, lookup }
+        Self { lanes, index }
     }
 
     /// Returns the first match.
     fn first_match(&self, request: &RequestView<'_>) -> Option<&CompiledLane> {
-        let Some(lookup) = &self.lookup else {
+        let Some(index) = &self.index else {
             return self.lanes.iter().find(|lane| lane.matcher.matches(request));
         };
-        let fits = |at: usize| self.lanes.get(at).is_some_and(|it| it.matcher.matches(request));
-        self.lanes.get(lookup.first_fitting(request, fits)?)
+        let is_match = |position: usize| {
+            self.lanes.get(position).is_some_and(|lane| lane.matcher.matches(request))
+        };
+        self.lanes.get(index.first_match(request, is_match)?)
     }
 }
 
@@ -112,7 +117,7 @@ impl CompiledLane {
         Ok(Self {
             matcher: TagMatcher::compile(&rule.matches)
                 .map_err(|bad| bad.with_object(rule.origin.object_key()))?,
-            shares: WeightedTargets::of_percentages(rule.marks.iter().map(|mark| mark.percent)),
+            shares: WeightedTargets::from_percentages(rule.marks.iter().map(|mark| mark.percent)),
             marks: rule.marks.iter().map(|mark| headers(&mark.headers)).collect(),
             origin: rule.origin.clone(),
             match_slot: MatchSlot::default(),
@@ -127,7 +132,7 @@ impl<'a> LaneHeaders<'a> {
         self.headers.is_empty()
     }
 
-    /// Returns the headers that the request does not have; existing ones are kept.
+    /// Returns the headers that the request does not have. Existing ones are not replaced.
     pub fn missing_headers(
         &self,
         request: &RequestView<'_>,

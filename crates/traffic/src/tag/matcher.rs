@@ -10,7 +10,7 @@ use crate::pattern::{InvalidPattern, PatternField};
 use crate::query::{decoded_text, find_parameter};
 use crate::request::{RequestView, header_value};
 
-/// A compiled [`TagMatch`], without its stem, which the owner checks.
+/// A compiled [`TagMatch`], without its stem, which [`RulesForCaller`](super::rules::RulesForCaller) checks.
 ///
 /// As in routes, the header names `:authority` and `host` mean the authority as sent, and of a repeated query
 /// parameter the first value counts, percent-decoded. Cookies are those of the first `Cookie` header.
@@ -40,14 +40,16 @@ impl TagMatcher {
 
     pub(super) fn matches(&self, request: &RequestView<'_>) -> bool {
         self.path.matches(request.path)
-            && (self.methods.is_empty() || self.methods.iter().any(|m| **m == *request.method))
-            && self.headers_hold(request)
-            && (self.query.is_empty() && self.cookies.is_empty() || self.rest_holds(request))
+            && (self.methods.is_empty()
+                || self.methods.iter().any(|method| **method == *request.method))
+            && self.headers_match(request)
+            && (self.query.is_empty() && self.cookies.is_empty()
+                || self.query_and_cookies_match(request))
     }
 
-    /// Separate, so that rules without headers and cookies need no stack space for it.
+    /// Separate, so that rules without parameters and cookies need no stack space for it.
     #[inline(never)]
-    fn rest_holds(&self, request: &RequestView<'_>) -> bool {
+    fn query_and_cookies_match(&self, request: &RequestView<'_>) -> bool {
         let query = |test: &NamedValueMatcher| {
             let raw = request.query.and_then(|query| find_parameter(query, &test.name));
             test.test.accepts(raw.and_then(decoded_text).as_deref())
@@ -58,7 +60,7 @@ impl TagMatcher {
         self.query.iter().all(query) && self.cookies.iter().all(cookie)
     }
 
-    fn headers_hold(&self, request: &RequestView<'_>) -> bool {
+    fn headers_match(&self, request: &RequestView<'_>) -> bool {
         let holds = |test: &NamedValueMatcher| {
             test.test.accepts(header_value(request, &test.name, self.repeated).as_deref())
         };
@@ -81,13 +83,14 @@ fn meets_quorum(
 /// Returns the value of a cookie, as sent.
 pub(crate) fn cookie_value<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a, str>> {
     let value = |text: &str| -> Option<std::ops::Range<usize>> {
-        let mut at = 0;
+        let mut next_start = 0;
         text.split(';').find_map(|pair| {
-            let begins = at;
-            at += pair.len() + 1;
-            let (known, value) = pair.split_once('=')?;
-            let start = begins + known.len() + 1;
-            (known.trim_ascii() == name).then_some(start..start + value.trim_ascii_end().len())
+            let pair_start = next_start;
+            next_start += pair.len() + 1;
+            let (cookie_name, value) = pair.split_once('=')?;
+            let start = pair_start + cookie_name.len() + 1;
+            (cookie_name.trim_ascii() == name)
+                .then_some(start..start + value.trim_ascii_end().len())
         })
     };
     match request.fields.first_value("cookie")? {
@@ -100,7 +103,7 @@ pub(crate) fn cookie_value<'a>(request: &RequestView<'a>, name: &str) -> Option<
 ///
 /// # Errors
 /// [`InvalidPattern`] for the first invalid regular expression.
-pub(super) fn is_for(
+pub(super) fn applies_to_caller(
     from: &CallerMatch,
     caller: &CallerAttributes,
 ) -> Result<bool, InvalidPattern> {

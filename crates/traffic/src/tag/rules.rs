@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    CallerAttributes, CallerRule, FallbackPolicy, STEMS_MAX, StickyKey, TagDialect, TagRule,
+    CallerAttributes, CallerRule, FallbackPolicy, MAX_STEMS, StickyKey, TagDialect, TagRule,
     TagRules, TagSet, TagSplit, TagTarget, TagValue,
 };
 
-use super::conditions::exact_demands;
+use super::conditions::exact_conditions;
 use super::instance_sets::InstanceSet;
-use super::matcher::{TagMatcher, cookie_value, is_for};
-use super::weighted_targets::{DrawPurpose, RandomChoice, WeightedTargets};
+use super::matcher::{TagMatcher, applies_to_caller, cookie_value};
+use super::weighted_targets::{ChoicePurpose, RandomChoice, WeightedTargets};
 use crate::hash::hash;
 use crate::pattern::{InvalidPattern, Pattern, PatternField};
 use crate::request::{RequestView, header_value};
@@ -20,7 +20,7 @@ use crate::rule_index::RuleIndex;
 #[derive(Debug)]
 pub(super) struct RulesForCaller {
     pub(super) rules: Box<[CompiledTagRule]>,
-    lookup: RuleIndex,
+    index: RuleIndex,
     stems: Box<[Pattern]>,
     /// The sets for requests without a matching rule, by the combination of matching stems.
     unmatched: Box<[Box<[SetId]>]>,
@@ -28,14 +28,14 @@ pub(super) struct RulesForCaller {
     /// All sets of possible decisions; the first is [`InstanceSet::Every`].
     pub(super) sets: Box<[InstanceSet]>,
     /// True if decisions depend on the request.
-    by_request: bool,
+    depends_on_request: bool,
 }
 
 /// The index of a set.
 pub(super) type SetId = usize;
 
 /// All instances.
-pub(super) const EVERY: SetId = 0;
+pub(super) const ALL_INSTANCES: SetId = 0;
 
 /// A compiled [`TagRule`].
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(super) struct CompiledTagSplit {
     shares: WeightedTargets,
     targets: Box<[SetId]>,
     /// The target that is used only if the fallback has no instances.
-    pub(super) spilling: Option<usize>,
+    pub(super) spill_target: Option<usize>,
 }
 
 /// A compiled [`CallerRule`].
@@ -68,7 +68,8 @@ pub(super) struct CompiledCallerRule {
     pub(super) sets: Box<[InstanceSet]>,
     pub(super) min_percent: u32,
     pub(super) min_total: u32,
-    pub(super) goes_on: bool,
+    /// True if the next rule applies when this one selects all instances.
+    pub(super) continues: bool,
     /// True if other instances may take requests while none of the preferred ones is healthy.
     pub(super) yields: bool,
 }
@@ -80,7 +81,7 @@ impl RulesForCaller {
     ) -> Result<Self, InvalidPattern> {
         let mut for_caller = Vec::new();
         for (index, rule) in rules.rules.iter().enumerate() {
-            if is_for(&rule.from, caller)
+            if applies_to_caller(&rule.from, caller)
                 .map_err(|bad| bad.with_object(rule.origin.object_key()))?
             {
                 for_caller.push((index, rule));
@@ -90,55 +91,57 @@ impl RulesForCaller {
         let stems = StemIndex::from_rules(&for_caller)?;
         let unmatched =
             fallback_sets(&rules.fallback_policy, &for_caller, &stems, caller, &mut sets);
-        let named = for_caller.iter().flat_map(|(_, rule)| named_sets(rule, caller));
-        let outside: Vec<InstanceSet> = named.collect();
+        let excluded: Vec<InstanceSet> =
+            for_caller.iter().flat_map(|(_, rule)| named_sets(rule, caller)).collect();
         let mut compiled = Vec::new();
         for (index, rule) in &for_caller {
             let stem = stems.stem_index(rule);
-            let meaning = ResolveContext { caller, outside: &outside };
-            let rule = CompiledTagRule::from_rule(*index, rule, stem, &meaning, &mut sets)
+            let context = ResolveContext { caller, excluded: &excluded };
+            let rule = CompiledTagRule::from_rule(*index, rule, stem, &context, &mut sets)
                 .map_err(|bad| bad.with_object(rule.origin.object_key()))?;
             compiled.push(rule);
         }
-        let all: Vec<_> = compiled.iter().map(|rule| exact_demands(&rule.matcher)).collect();
+        let conditions: Vec<_> =
+            compiled.iter().map(|rule| exact_conditions(&rule.matcher)).collect();
         Ok(Self {
-            lookup: RuleIndex::from_rules(&all),
+            index: RuleIndex::from_rules(&conditions),
             rules: compiled.into(),
             stems: stems.patterns.into(),
             unmatched,
             by_caller: compile_preferences(&rules.by_caller, caller)?,
             sets: sets.into_boxed(),
-            by_request: !rules.rules.is_empty(),
+            depends_on_request: !rules.rules.is_empty(),
         })
     }
 
     /// Returns the rule for a request.
     pub(super) fn rule_for(&self, request: &RequestView<'_>) -> Option<&CompiledTagRule> {
         let mask = self.stem_mask(request);
-        let fits = |index: usize| {
+        let is_match = |index: usize| {
             self.rules.get(index).is_some_and(|rule| {
                 rule.stem.is_none_or(|stem| mask & (1 << stem) != 0)
                     && rule.matcher.matches(request)
             })
         };
-        self.lookup.first_fitting(request, fits).and_then(|index| self.rules.get(index))
+        self.index.first_match(request, is_match).and_then(|index| self.rules.get(index))
     }
 
     /// Returns the sets for a request without a matching rule, in order.
     pub(super) fn unmatched_sets(&self, request: &RequestView<'_>) -> &[SetId] {
-        if !self.by_request {
-            return &[EVERY];
+        if !self.depends_on_request {
+            return &[ALL_INSTANCES];
         }
         self.unmatched.get(self.stem_mask(request)).map_or(&[], |sets| sets)
     }
 
+    /// Returns one bit for each stem, set if the path before its last dot matches.
     fn stem_mask(&self, request: &RequestView<'_>) -> usize {
         if self.stems.is_empty() {
             return 0;
         }
         let stem = request.path.rsplit_once('.').map_or("", |(stem, _)| stem);
-        let fits = self.stems.iter().enumerate().filter(|(_, pattern)| pattern.matches(stem));
-        fits.fold(0, |mask, (place, _)| mask | (1 << place))
+        let matching = self.stems.iter().enumerate().filter(|(_, pattern)| pattern.matches(stem));
+        matching.fold(0, |mask, (index, _)| mask | (1 << index))
     }
 }
 
@@ -147,12 +150,12 @@ impl CompiledTagRule {
         index: usize,
         rule: &TagRule,
         stem: Option<usize>,
-        meaning: &ResolveContext<'_>,
+        context: &ResolveContext<'_>,
         sets: &mut InstanceSets,
     ) -> Result<Self, InvalidPattern> {
-        let split = CompiledTagSplit::from_split(&rule.split, Remainder::Spill, meaning, sets);
+        let split = CompiledTagSplit::from_split(&rule.split, Remainder::Spill, context, sets);
         let fallback = (!rule.fallback.targets.is_empty()).then(|| {
-            CompiledTagSplit::from_split(&rule.fallback, Remainder::NoTarget, meaning, sets)
+            CompiledTagSplit::from_split(&rule.fallback, Remainder::NoTarget, context, sets)
         });
         Ok(Self {
             index,
@@ -160,12 +163,13 @@ impl CompiledTagRule {
             stem,
             split,
             fallback,
-            fallback_policy: meaning.resolve_fallbacks(&rule.fallback_policy, sets),
+            fallback_policy: context.resolve_fallbacks(&rule.fallback_policy, sets),
             sticky: rule.sticky.clone().map(|sticky| (sticky, rule_salt(rule))),
         })
     }
 
-    /// Returns the draw for the request's client, if the rules are sticky and the value is present.
+    /// Returns a number that is the same for all requests of the client, if the rule is sticky and the value is
+    /// present.
     pub(super) fn sticky_point(&self, request: &RequestView<'_>) -> Option<u64> {
         let (sticky, salt) = self.sticky.as_ref()?;
         let value = match sticky {
@@ -183,48 +187,49 @@ fn rule_salt(rule: &TagRule) -> u64 {
     hash(u64::from(rule.origin.index), &rule.origin.name.to_string())
 }
 
-/// The rest of 100 percent.
+/// The handling of requests beyond the percentages of the targets, if these do not add up to 100.
 #[derive(Clone, Copy)]
 enum Remainder {
-    /// Goes to the fallback, or else outside of the targets.
+    /// Requests go to the fallback, or else to the instances of no target.
     Spill,
-    /// Goes nowhere.
+    /// Requests have no target.
     NoTarget,
 }
 
 impl CompiledTagSplit {
     fn from_split(
         split: &TagSplit,
-        rest: Remainder,
-        meaning: &ResolveContext<'_>,
+        remainder: Remainder,
+        context: &ResolveContext<'_>,
         sets: &mut InstanceSets,
     ) -> Self {
-        let (shares, leaves) = WeightedTargets::from_split(split);
+        let (shares, has_remainder) = WeightedTargets::from_split(split);
         let targets = split.targets.iter();
         let mut targets: Vec<SetId> =
-            targets.map(|target| sets.set_id(meaning.resolve_set(&target.set))).collect();
-        let mut spilling = None;
-        if leaves && matches!(rest, Remainder::Spill) {
-            spilling = Some(targets.len());
-            let outside =
-                InstanceSet::excluding(InstanceSet::from_targets(&split.targets, meaning.caller));
-            targets.push(sets.set_id(outside));
+            targets.map(|target| sets.set_id(context.resolve_set(&target.set))).collect();
+        let mut spill_target = None;
+        if has_remainder && matches!(remainder, Remainder::Spill) {
+            spill_target = Some(targets.len());
+            let excluded =
+                InstanceSet::excluding(InstanceSet::from_targets(&split.targets, context.caller));
+            targets.push(sets.set_id(excluded));
         }
-        Self { shares, targets: targets.into(), spilling }
+        Self { shares, targets: targets.into(), spill_target }
     }
 
-    /// Draws one of the targets; `None` for a rest that goes nowhere.
-    pub(super) fn draw_target(
+    /// Selects one of the targets at random, or by the point of a sticky client; `None` for a remainder without
+    /// a target.
+    pub(super) fn choose_target(
         &self,
-        draw: DrawPurpose,
+        purpose: ChoicePurpose,
         sticky: Option<u64>,
-        chance: &mut impl RandomChoice,
+        random: &mut impl RandomChoice,
     ) -> Option<(usize, SetId)> {
-        let place = match sticky.and_then(|point| point.checked_rem(self.shares.total_points())) {
+        let index = match sticky.and_then(|point| point.checked_rem(self.shares.total_points())) {
             Some(point) => self.shares.target_at(point),
-            None => self.shares.draw_target(draw, chance),
+            None => self.shares.choose_target(purpose, random),
         };
-        self.targets.get(place).map(|set| (place, *set))
+        self.targets.get(index).map(|set| (index, *set))
     }
 }
 
@@ -232,13 +237,13 @@ impl CompiledTagSplit {
 struct ResolveContext<'a> {
     caller: &'a CallerAttributes,
     /// The sets that the default set excludes.
-    outside: &'a [InstanceSet],
+    excluded: &'a [InstanceSet],
 }
 
 impl ResolveContext<'_> {
     fn resolve_set(&self, set: &TagSet) -> InstanceSet {
         match InstanceSet::resolve(set, self.caller, &[]) {
-            InstanceSet::Outside(_) => InstanceSet::excluding(self.outside.to_vec()),
+            InstanceSet::Except(_) => InstanceSet::excluding(self.excluded.to_vec()),
             set => set,
         }
     }
@@ -249,33 +254,33 @@ impl ResolveContext<'_> {
         sets: &mut InstanceSets,
     ) -> Box<[SetId]> {
         let set = |fallback_policy: &FallbackPolicy| match fallback_policy {
-            FallbackPolicy::Any => EVERY,
-            FallbackPolicy::Default => sets.set_id(InstanceSet::excluding(self.outside.to_vec())),
+            FallbackPolicy::Any => ALL_INSTANCES,
+            FallbackPolicy::Default => sets.set_id(InstanceSet::excluding(self.excluded.to_vec())),
         };
         fallback_policy.iter().map(set).collect()
     }
 }
 
-/// All sets so far, each once.
+/// The distinct sets found so far, with their ids.
 struct InstanceSets {
-    places: BTreeMap<InstanceSet, SetId>,
+    ids: BTreeMap<InstanceSet, SetId>,
 }
 
 impl Default for InstanceSets {
     fn default() -> Self {
-        Self { places: BTreeMap::from([(InstanceSet::Every, EVERY)]) }
+        Self { ids: BTreeMap::from([(InstanceSet::Every, ALL_INSTANCES)]) }
     }
 }
 
 impl InstanceSets {
     fn set_id(&mut self, set: InstanceSet) -> SetId {
-        let next = self.places.len();
-        *self.places.entry(set).or_insert(next)
+        let next = self.ids.len();
+        *self.ids.entry(set).or_insert(next)
     }
 
     fn into_boxed(self) -> Box<[InstanceSet]> {
-        let mut sets: Vec<(InstanceSet, SetId)> = self.places.into_iter().collect();
-        sets.sort_by_key(|(_, place)| *place);
+        let mut sets: Vec<(InstanceSet, SetId)> = self.ids.into_iter().collect();
+        sets.sort_by_key(|(_, id)| *id);
         sets.into_iter().map(|(set, _)| set).collect()
     }
 }
@@ -291,8 +296,8 @@ impl<'a> StemIndex<'a> {
         let mut stems = Self { texts: Vec::new(), patterns: Vec::new() };
         for (_, rule) in rules {
             let Some(text) = rule.matches.stem.as_deref() else { continue };
-            // The configuration readers reject more: each one doubles the number of lists.
-            if stems.texts.contains(&text) || stems.texts.len() == STEMS_MAX {
+            // The configuration readers reject more stems: each doubles the number of lists.
+            if stems.texts.contains(&text) || stems.texts.len() == MAX_STEMS {
                 continue;
             }
             let pattern = Pattern::compile(text).map_err(|cause| {
@@ -311,6 +316,7 @@ impl<'a> StemIndex<'a> {
     }
 }
 
+/// Returns the sets that a rule defines by tags.
 fn named_sets(rule: &TagRule, caller: &CallerAttributes) -> Vec<InstanceSet> {
     InstanceSet::from_targets(&rule.split.targets, caller)
 }
@@ -324,12 +330,12 @@ fn fallback_sets(
     sets: &mut InstanceSets,
 ) -> Box<[Box<[SetId]>]> {
     let lists = (0..1_usize << stems.texts.len()).map(|mask| {
-        let open =
-            |rule: &TagRule| stems.stem_index(rule).is_none_or(|place| mask & (1 << place) != 0);
-        let open = rules.iter().filter(|(_, rule)| open(rule));
-        let outside: Vec<InstanceSet> =
-            open.flat_map(|(_, rule)| named_sets(rule, caller)).collect();
-        ResolveContext { caller, outside: &outside }.resolve_fallbacks(fallback_policy, sets)
+        let may_match =
+            |rule: &TagRule| stems.stem_index(rule).is_none_or(|index| mask & (1 << index) != 0);
+        let matching = rules.iter().filter(|(_, rule)| may_match(rule));
+        let excluded: Vec<InstanceSet> =
+            matching.flat_map(|(_, rule)| named_sets(rule, caller)).collect();
+        ResolveContext { caller, excluded: &excluded }.resolve_fallbacks(fallback_policy, sets)
     });
     lists.collect()
 }
@@ -340,7 +346,9 @@ fn compile_preferences(
 ) -> Result<Box<[CompiledCallerRule]>, InvalidPattern> {
     let mut preferences = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
-        if is_for(&rule.from, caller).map_err(|bad| bad.with_object(rule.origin.object_key()))? {
+        if applies_to_caller(&rule.from, caller)
+            .map_err(|bad| bad.with_object(rule.origin.object_key()))?
+        {
             preferences.push(CompiledCallerRule::from_rule(index, rule, caller));
         }
     }
@@ -349,13 +357,13 @@ fn compile_preferences(
 
 impl CompiledCallerRule {
     fn from_rule(index: usize, rule: &CallerRule, caller: &CallerAttributes) -> Self {
-        let targets = rule.split.targets.iter().filter(|target| has_meaning(target, caller));
+        let targets = rule.split.targets.iter().filter(|target| applies_to(target, caller));
         let split = TagSplit { targets: targets.cloned().collect(), weights: rule.split.weights };
-        let (shares, leaves) = WeightedTargets::from_split(&split);
+        let (shares, has_remainder) = WeightedTargets::from_split(&split);
         let targets = split.targets.iter();
         let mut sets: Vec<InstanceSet> =
             targets.map(|target| InstanceSet::resolve(&target.set, caller, &[])).collect();
-        if leaves {
+        if has_remainder {
             sets.push(InstanceSet::excluding(InstanceSet::from_targets(&split.targets, caller)));
         }
         Self {
@@ -364,14 +372,15 @@ impl CompiledCallerRule {
             sets: sets.into(),
             min_percent: rule.min_percent,
             min_total: rule.min_total,
-            goes_on: rule.goes_on,
+            continues: rule.goes_on,
             yields: rule.origin.dialect != TagDialect::Sermant,
         }
     }
 }
 
-/// A target with a caller parameter is ignored if the caller does not have the parameter.
-fn has_meaning(target: &TagTarget, caller: &CallerAttributes) -> bool {
+/// True if a target applies to this caller. A target with a caller parameter is ignored if the caller does not
+/// have the parameter.
+fn applies_to(target: &TagTarget, caller: &CallerAttributes) -> bool {
     let (TagSet::All(tags) | TagSet::Any(tags)) = &target.set else {
         return true;
     };

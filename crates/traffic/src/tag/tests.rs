@@ -73,7 +73,7 @@ fn tagged_endpoints(workloads: &[(&str, &[(&str, &str)])]) -> Endpoints {
     workloads.iter().map(endpoint).collect()
 }
 
-fn test_fleet() -> Endpoints {
+fn test_instances() -> Endpoints {
     tagged_endpoints(&[("old", &[("version", "1")]), ("new", &[("version", "2")]), ("bare", &[])])
 }
 
@@ -82,7 +82,7 @@ fn tag_rules(rules: Vec<TagRule>) -> TagRules {
 }
 
 fn compile_rules(rules: TagRules) -> CompiledTagRules {
-    CompiledTagRules::build(&Arc::new(rules), &CallerAttributes::default(), &test_fleet(), None)
+    CompiledTagRules::build(&Arc::new(rules), &CallerAttributes::default(), &test_instances(), None)
         .unwrap()
 }
 
@@ -99,31 +99,31 @@ fn workload_names(decision: &TagDecision<'_>) -> Vec<String> {
     endpoints.iter().map(|endpoint| endpoint.id.workload.name.to_string()).collect()
 }
 
-fn no_chance() -> u64 {
-    panic!("nothing is drawn where there is no choice")
+fn no_random() -> u64 {
+    panic!("a single choice needs no random number")
 }
 
 #[test]
-fn a_rule_chooses_by_tags_and_the_rest_goes_to_instances_without() {
-    let plan = compile_rules(tag_rules(vec![tag_rule(
+fn a_rule_selects_by_tags_and_other_requests_go_to_untagged_instances() {
+    let compiled = compile_rules(tag_rules(vec![tag_rule(
         0,
         by_header("x", "1"),
         split_to(all_tags(&[("version", "2")])),
     )]));
-    let (one, other) = (one_header("x", "1"), one_header("x", "2"));
+    let (matching, unmatched) = (one_header("x", "1"), one_header("x", "2"));
     assert_eq!(
-        workload_names(&plan.choose_instances(&request_view(&one), &mut no_chance)),
+        workload_names(&compiled.choose_instances(&request_view(&matching), &mut no_random)),
         ["new"]
     );
     assert_eq!(
-        workload_names(&plan.choose_instances(&request_view(&other), &mut no_chance)),
+        workload_names(&compiled.choose_instances(&request_view(&unmatched), &mut no_random)),
         ["old", "bare"]
     );
-    assert_eq!(workload_names(&plan.without_request(&mut no_chance)), ["old", "new", "bare"]);
+    assert_eq!(workload_names(&compiled.without_request(&mut no_random)), ["old", "new", "bare"]);
 }
 
 #[test]
-fn no_instance_at_all_is_not_for_want_of_tags() {
+fn a_service_without_instances_is_not_reported_as_a_tag_mismatch() {
     let rules = Arc::new(tag_rules(vec![tag_rule(
         0,
         TagMatch::default(),
@@ -133,18 +133,19 @@ fn no_instance_at_all_is_not_for_want_of_tags() {
     let build = |endpoints| {
         CompiledTagRules::build(&rules, &CallerAttributes::default(), &endpoints, None).unwrap()
     };
-    let plan = build(test_fleet());
-    assert!(plan.choose_instances(&request_view(&fields), &mut no_chance).endpoints.is_none());
-    let plan = build(tagged_endpoints(&[]));
+    let compiled = build(test_instances());
+    assert!(compiled.choose_instances(&request_view(&fields), &mut no_random).endpoints.is_none());
+    let compiled = build(tagged_endpoints(&[]));
     assert!(
-        plan.choose_instances(&request_view(&fields), &mut no_chance)
+        compiled
+            .choose_instances(&request_view(&fields), &mut no_random)
             .endpoints
-            .is_some_and(|e| e.is_empty())
+            .is_some_and(|endpoints| endpoints.is_empty())
     );
 }
 
 #[test]
-fn rules_stay_compiled_while_instances_come_and_go() {
+fn compiled_rules_are_reused_when_instances_change() {
     let source =
         tag_rules(vec![tag_rule(0, TagMatch::default(), split_to(all_tags(&[("version", "2")])))]);
     let before = compile_rules(source.clone());
@@ -159,7 +160,7 @@ fn rules_stay_compiled_while_instances_come_and_go() {
     let after = build(source.clone(), &CallerAttributes::default()).unwrap();
     assert!(Arc::ptr_eq(&before.compiled, &after.compiled));
     assert_eq!(
-        workload_names(&after.choose_instances(&request_view(&Vec::new()), &mut no_chance)),
+        workload_names(&after.choose_instances(&request_view(&Vec::new()), &mut no_random)),
         ["n"]
     );
     let other_caller = CallerAttributes { has_parameters: true, ..CallerAttributes::default() };
@@ -172,7 +173,7 @@ fn rules_stay_compiled_while_instances_come_and_go() {
 }
 
 #[test]
-fn a_client_stays_with_its_target_as_shares_grow() {
+fn a_sticky_client_retains_its_target_as_shares_grow() {
     let split = |weight| TagSplit {
         targets: [(weight, "2"), (100 - weight, "1")]
             .map(|(weight, version)| TagTarget { weight, set: all_tags(&[("version", version)]) })
@@ -180,14 +181,14 @@ fn a_client_stays_with_its_target_as_shares_grow() {
         ..TagSplit::default()
     };
     for sticky in [StickyKey::Header("x-user".to_owned()), StickyKey::Cookie("user".to_owned())] {
-        let plan = |weight| {
+        let compile_with_weight = |weight| {
             let sticky = Some(sticky.clone());
             compile_rules(tag_rules(vec![TagRule {
                 sticky,
                 ..tag_rule(0, TagMatch::default(), split(weight))
             }]))
         };
-        let (small, large) = (plan(10), plan(30));
+        let (small, large) = (compile_with_weight(10), compile_with_weight(30));
         let mut shares = [0, 0];
         for user in 0..1000 {
             let fields = match &sticky {
@@ -196,27 +197,30 @@ fn a_client_stays_with_its_target_as_shares_grow() {
                     one_header("cookie", &format!("a=b; {name}=u{user}; c=d"))
                 }
             };
-            let at = |plan: &CompiledTagRules| {
-                workload_names(&plan.choose_instances(&request_view(&fields), &mut no_chance))
+            let is_at_new = |compiled: &CompiledTagRules| {
+                workload_names(&compiled.choose_instances(&request_view(&fields), &mut no_random))
                     == ["new"]
             };
-            assert!(!at(&small) || at(&large), "who has the new version keeps it");
-            shares[0] += u32::from(at(&small));
-            shares[1] += u32::from(at(&large));
+            assert!(
+                !is_at_new(&small) || is_at_new(&large),
+                "a client of the new version keeps it"
+            );
+            shares[0] += u32::from(is_at_new(&small));
+            shares[1] += u32::from(is_at_new(&large));
         }
         assert!((70..130).contains(&shares[0]) && (250..350).contains(&shares[1]), "{shares:?}");
-        // Without the value the draw is random.
+        // Without the value the choice is random.
         let fields = Vec::new();
-        let draws = [5, 95].map(|point| {
-            workload_names(&small.choose_instances(&request_view(&fields), &mut || point))
+        let targets = [5, 95].map(|random| {
+            workload_names(&small.choose_instances(&request_view(&fields), &mut || random))
         });
-        assert_eq!(draws, [["new"], ["old"]]);
+        assert_eq!(targets, [["new"], ["old"]]);
     }
 }
 
 #[test]
-fn cookies_are_found_among_others() {
-    let has_cookie = |field: &str, name: &str| {
+fn a_cookie_is_found_among_others() {
+    let find_cookie = |field: &str, name: &str| {
         let fields = one_header("Cookie", field);
         cookie_value(&request_view(&fields), name).map(std::borrow::Cow::into_owned)
     };
@@ -229,13 +233,13 @@ fn cookies_are_found_among_others() {
         ("a; b=", "a", None),
         ("", "a", None),
     ] {
-        assert_eq!(has_cookie(field, name).as_deref(), expected, "{field} {name}");
+        assert_eq!(find_cookie(field, name).as_deref(), expected, "{field} {name}");
     }
 }
 
 #[test]
-fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
-    let prefer = |index, name: &str| CallerRule {
+fn caller_preferences_that_continue_are_tried_in_order() {
+    let preference = |index, name: &str| CallerRule {
         origin: rule_origin(index),
         from: CallerMatch {
             tags: vec![FieldTest { name: name.to_owned(), test: ValueTest::Present }],
@@ -246,9 +250,11 @@ fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
         min_total: 0,
         goes_on: true,
     };
-    let rules =
-        TagRules { by_caller: vec![prefer(0, "zone"), prefer(1, "region")], ..TagRules::default() };
-    let fleet = tagged_endpoints(&[
+    let rules = TagRules {
+        by_caller: vec![preference(0, "zone"), preference(1, "region")],
+        ..TagRules::default()
+    };
+    let instances = tagged_endpoints(&[
         ("near", &[("zone", "a"), ("region", "r")]),
         ("far", &[("zone", "b"), ("region", "r")]),
         ("away", &[("zone", "c"), ("region", "s")]),
@@ -265,54 +271,62 @@ fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
             has_parameters: true,
             ..CallerAttributes::default()
         };
-        let plan =
-            CompiledTagRules::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
-        assert_eq!(workload_names(&plan.without_request(&mut no_chance)), expected, "{caller:?}");
+        let compiled =
+            CompiledTagRules::build(&Arc::new(rules.clone()), &caller, &instances, None).unwrap();
         assert_eq!(
-            workload_names(&plan.choose_instances(&request_view(&Vec::new()), &mut no_chance)),
+            workload_names(&compiled.without_request(&mut no_random)),
+            expected,
+            "{caller:?}"
+        );
+        assert_eq!(
+            workload_names(&compiled.choose_instances(&request_view(&Vec::new()), &mut no_random)),
             expected,
             "{caller:?}"
         );
     }
-    let others = |rules: &TagRules, caller| {
+    let fallback_sizes = |rules: &TagRules, caller| {
         let caller = CallerAttributes {
             tags: tag_map(caller),
             has_parameters: true,
             ..CallerAttributes::default()
         };
-        let plan =
-            CompiledTagRules::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
-        let lists = plan.without_request(&mut no_chance).others.into_iter();
+        let compiled =
+            CompiledTagRules::build(&Arc::new(rules.clone()), &caller, &instances, None).unwrap();
+        let lists = compiled.without_request(&mut no_random).fallbacks.into_iter();
         lists.flat_map(|lists| lists.iter().map(|list| list.len())).collect::<Vec<_>>()
     };
-    assert_eq!(others(&rules, &[("zone", "a"), ("region", "r")]), [2, 3], "the region, then all");
-    assert_eq!(others(&rules, &[("zone", "a")]), [3]);
-    assert_eq!(others(&rules, &[("zone", "x")]), [0; 0], "nobody is preferred");
-    let mut sermants = rules;
-    sermants.by_caller.iter_mut().for_each(|rule| rule.origin.dialect = TagDialect::Sermant);
-    assert_eq!(others(&sermants, &[("zone", "a")]), [0; 0], "Sermant's never yield");
+    assert_eq!(
+        fallback_sizes(&rules, &[("zone", "a"), ("region", "r")]),
+        [2, 3],
+        "the region, then all"
+    );
+    assert_eq!(fallback_sizes(&rules, &[("zone", "a")]), [3]);
+    assert_eq!(fallback_sizes(&rules, &[("zone", "x")]), [0; 0], "nobody is preferred");
+    let mut sermant_rules = rules;
+    sermant_rules.by_caller.iter_mut().for_each(|rule| rule.origin.dialect = TagDialect::Sermant);
+    assert_eq!(fallback_sizes(&sermant_rules, &[("zone", "a")]), [0; 0], "Sermant's never yield");
 }
 
 #[test]
-fn outcomes_tell_every_way_with_its_share() {
+fn outcomes_cover_every_result_with_its_probability() {
     let split = TagSplit {
         targets: [(1, "2"), (3, "1")]
             .map(|(weight, version)| TagTarget { weight, set: all_tags(&[("version", version)]) })
             .to_vec(),
         ..TagSplit::default()
     };
-    let plan = compile_rules(tag_rules(vec![tag_rule(0, TagMatch::default(), split)]));
-    let outcomes = plan.all_outcomes(Some(&request_view(&Vec::new())));
+    let compiled = compile_rules(tag_rules(vec![tag_rule(0, TagMatch::default(), split)]));
+    let outcomes = compiled.all_outcomes(Some(&request_view(&Vec::new())));
     let reported: Vec<(f64, Option<&str>)> =
         outcomes.iter().map(|outcome| (outcome.share, outcome.set.as_deref())).collect();
     assert_eq!(reported, [(0.25, Some("version=2")), (0.75, Some("version=1"))]);
-    let without = plan.all_outcomes(None);
+    let without = compiled.all_outcomes(None);
     assert_eq!(without.len(), 1);
     assert_eq!(without[0].set.as_deref(), Some("any instance"));
 }
 
 #[test]
-fn a_lane_marks_its_share_and_keeps_what_is_there() {
+fn a_lane_adds_headers_to_its_share_and_keeps_existing_ones() {
     let lane = LaneRule {
         origin: rule_origin(0),
         precedence: 0,
@@ -324,20 +338,20 @@ fn a_lane_marks_its_share_and_keeps_what_is_there() {
     };
     let lanes = Lanes::compile(&BTreeMap::from([(80, vec![lane])])).unwrap();
     assert!(lanes.may_mark(80) && !lanes.may_mark(81));
-    let marks = |port, fields: &Vec<(String, String)>, draw: u64| {
+    let marks = |port, fields: &Vec<(String, String)>, random: u64| {
         let view = request_view(fields);
-        let marks = lanes.marks_for(port, &view, &mut || draw);
+        let marks = lanes.marks_for(port, &view, &mut || random);
         marks
             .missing_headers(&view)
             .map(|(name, value)| format!("{name}={value}"))
             .collect::<Vec<_>>()
     };
-    let plain = one_header("id", "1");
-    assert_eq!(marks(80, &plain, 59), ["x-lane=gray", "x-way=n"]);
-    assert!(marks(80, &plain, 60).is_empty());
-    assert!(marks(81, &plain, 0).is_empty());
+    let unmarked = one_header("id", "1");
+    assert_eq!(marks(80, &unmarked, 59), ["x-lane=gray", "x-way=n"]);
+    assert!(marks(80, &unmarked, 60).is_empty());
+    assert!(marks(81, &unmarked, 0).is_empty());
     assert!(marks(80, &one_header("id", "2"), 0).is_empty());
-    let marked = vec![plain[0].clone(), ("X-Lane".to_owned(), "blue".to_owned())];
+    let marked = vec![unmarked[0].clone(), ("X-Lane".to_owned(), "blue".to_owned())];
     assert_eq!(marks(80, &marked, 0), ["x-way=n"]);
 }
 
@@ -361,7 +375,7 @@ fn any_match() -> impl Strategy<Value = TagMatch> {
         1 => prop_oneof!["/a", "/b"].prop_map(PathMatch::Exact),
         1 => prop_oneof!["/", "/a", "/a/", "/a/b", "/b"].prop_map(PathMatch::Prefix),
         1 => prop::sample::select(vec!["/[ab]", "/a/.*", "/a.*", ".*"])
-            .prop_map(|it| PathMatch::Regex(it.to_owned())),
+            .prop_map(|text| PathMatch::Regex(text.to_owned())),
     ];
     let headers = prop::collection::vec(test, 0..3);
     (headers, path, any::<bool>(), any::<bool>()).prop_map(|(headers, path, one, first)| TagMatch {
@@ -375,32 +389,32 @@ fn any_match() -> impl Strategy<Value = TagMatch> {
 
 proptest! {
     #[test]
-    fn looking_up_finds_what_asking_one_after_another_finds(
+    fn indexed_lookup_agrees_with_sequential_evaluation(
         matches in prop::collection::vec(any_match(), 0..12),
         fields in prop::collection::vec((prop_oneof!["a", "b"], "[1-4]"), 0..4),
         path in prop::sample::select(vec!["/a", "/a/b", "/ab", "/b", "/"]),
     ) {
-        let all = matches.iter().enumerate().map(|(index, matches)| {
+        let rules = matches.iter().enumerate().map(|(index, matches)| {
             tag_rule(u32::try_from(index).unwrap(), matches.clone(), split_to(TagSet::Every))
         });
-        let compiled = RulesForCaller::from_rules(&tag_rules(all.collect()), &CallerAttributes::default()).unwrap();
+        let compiled = RulesForCaller::from_rules(&tag_rules(rules.collect()), &CallerAttributes::default()).unwrap();
         let fields: Vec<(String, String)> = fields;
         let request = RequestView { path, ..request_view(&fields) };
-        let naive = matches.iter().position(|matches| {
+        let expected = matches.iter().position(|matches| {
             matcher::TagMatcher::compile(matches).unwrap().matches(&request)
         });
-        prop_assert_eq!(compiled.rule_for(&request).map(|rule| rule.index), naive);
+        prop_assert_eq!(compiled.rule_for(&request).map(|rule| rule.index), expected);
         // Lanes are indexed in the same way.
-        let lane = |(index, matches): (u32, &TagMatch)| LaneRule {
+        let lane_rule = |(index, matches): (u32, &TagMatch)| LaneRule {
             origin: rule_origin(index),
             precedence: 0,
             matches: matches.clone(),
             marks: Vec::new(),
         };
-        let lanes = (0..).zip(&matches).map(lane).collect();
+        let lanes = (0..).zip(&matches).map(lane_rule).collect();
         let lanes = Lanes::compile(&BTreeMap::from([(80, lanes)])).unwrap();
         let marked = lanes.marks_for(80, &request, &mut || 0).rule;
         let marked = marked.map(|(origin, _)| usize::try_from(origin.index).unwrap());
-        prop_assert_eq!(marked, naive);
+        prop_assert_eq!(marked, expected);
     }
 }

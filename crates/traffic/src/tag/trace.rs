@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leno_model::Endpoint;
 
 use super::CompiledTagRules;
-use super::weighted_targets::{DrawPurpose, RandomChoice, WeightedTargets};
+use super::weighted_targets::{ChoicePurpose, RandomChoice, WeightedTargets};
 use crate::request::RequestView;
 
 /// One possible result.
@@ -21,7 +21,7 @@ pub struct TagOutcome {
     pub set: Option<String>,
     /// The remaining instances.
     pub endpoints: Arc<[Arc<Endpoint>]>,
-    /// True if other instances take such requests while none of these is healthy.
+    /// True if other instances receive the requests while none of these is healthy.
     pub yields: bool,
 }
 
@@ -45,13 +45,13 @@ impl CompiledTagRules {
                 by_caller: decision.by_caller,
                 set: set.map(ToString::to_string),
                 endpoints: decision.endpoints.map_or_else(|| [].into(), Arc::clone),
-                yields: decision.others.is_some(),
+                yields: decision.fallbacks.is_some(),
             };
-            let same = |other: &&mut TagOutcome| {
+            let is_same = |other: &&mut TagOutcome| {
                 other.set == outcome.set && other.endpoints == outcome.endpoints
             };
-            match outcomes.iter_mut().find(same) {
-                Some(known) => known.share += outcome.share,
+            match outcomes.iter_mut().find(is_same) {
+                Some(existing) => existing.share += outcome.share,
                 None if outcome.share > 0.0 => outcomes.push(outcome),
                 None => {}
             }
@@ -65,23 +65,24 @@ impl CompiledTagRules {
 /// A source of draws that enumerates all possibilities, one per run.
 #[derive(Default)]
 struct ScriptedChoice {
-    /// The drawn index and the number of choices of each draw.
+    /// The selected index and the number of choices of each draw.
     draws: Vec<(usize, usize)>,
-    at: usize,
+    /// The position of the next draw in this run.
+    position: usize,
     probability: f64,
 }
 
 impl ScriptedChoice {
     fn begin_run(&mut self) {
-        self.at = 0;
+        self.position = 0;
         self.probability = 1.0;
     }
 
     /// Advances to the next run; false if there is none.
     fn next_run(&mut self) -> bool {
-        while let Some((drawn, choices)) = self.draws.pop() {
-            if drawn + 1 < choices {
-                self.draws.push((drawn + 1, choices));
+        while let Some((selected, choices)) = self.draws.pop() {
+            if selected + 1 < choices {
+                self.draws.push((selected + 1, choices));
                 return true;
             }
         }
@@ -90,14 +91,14 @@ impl ScriptedChoice {
 }
 
 impl RandomChoice for ScriptedChoice {
-    fn pick_target(&mut self, _: DrawPurpose, shares: &WeightedTargets) -> usize {
-        if self.at == self.draws.len() {
+    fn pick_target(&mut self, _: ChoicePurpose, shares: &WeightedTargets) -> usize {
+        if self.position == self.draws.len() {
             self.draws.push((0, shares.len() + 1));
         }
-        let drawn = self.draws.get(self.at).map_or(0, |(drawn, _)| *drawn);
-        self.at += 1;
+        let selected = self.draws.get(self.position).map_or(0, |(selected, _)| *selected);
+        self.position += 1;
         self.probability *=
-            shares.target_points(drawn) as f64 / shares.total_points().max(1) as f64;
-        drawn
+            shares.target_points(selected) as f64 / shares.total_points().max(1) as f64;
+        selected
     }
 }

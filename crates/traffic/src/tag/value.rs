@@ -3,7 +3,7 @@
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
 
 use crate::pattern::{InvalidPattern, Pattern, PatternField};
-use crate::rule_index::folded_text;
+use crate::rule_index::lowercase_text;
 
 /// A compiled [`FieldTest`].
 #[derive(Debug, Clone)]
@@ -31,10 +31,11 @@ pub(super) enum ValueMatcher {
     Present,
     Absent,
     Never,
-    /// If `folded`, values are lowercased before comparison.
+    /// A comparison with texts. If `ignores_case`, the texts are in lower case, and values are lowercased
+    /// first.
     Text {
         relation: Relation,
-        folded: bool,
+        ignores_case: bool,
     },
     Number {
         relation: NumberRelation,
@@ -64,24 +65,24 @@ impl ValueMatcher {
                 Self::Number { relation: *relation, bound: *bound }
             }
             ValueTest::Text { relation, texts, ignore_case } => {
-                let folded = *ignore_case;
-                let fold = |text: &String| -> Box<str> {
-                    if folded { text.to_lowercase().into() } else { text.as_str().into() }
+                let ignores_case = *ignore_case;
+                let normalized = |text: &String| -> Box<str> {
+                    if ignores_case { text.to_lowercase().into() } else { text.as_str().into() }
                 };
-                let Some(first) = texts.first().map(fold) else {
+                let Some(first) = texts.first().map(normalized) else {
                     return Ok(Self::Never);
                 };
                 let relation = match relation {
                     TextRelation::Exact => Relation::Equal(first),
                     TextRelation::Not => Relation::Differs(first),
                     TextRelation::Prefix => Relation::Prefix(first),
-                    TextRelation::In => Relation::In(texts.iter().map(fold).collect()),
+                    TextRelation::In => Relation::In(texts.iter().map(normalized).collect()),
                     TextRelation::Regex => Relation::Pattern(
                         Pattern::compile(&first)
                             .map_err(|cause| InvalidPattern::new(&first, field(), cause))?,
                     ),
                 };
-                Self::Text { relation, folded }
+                Self::Text { relation, ignores_case }
             }
         })
     }
@@ -92,9 +93,9 @@ impl ValueMatcher {
             (Self::Present, value) => value.is_some(),
             (Self::Absent, value) => value.is_none(),
             (Self::Never, _) | (Self::Text { .. } | Self::Number { .. }, None) => false,
-            (Self::Text { relation, folded }, Some(value)) => match folded {
-                true => relation.holds_for(&folded_text(value)),
-                false => relation.holds_for(value),
+            (Self::Text { relation, ignores_case }, Some(value)) => match ignores_case {
+                true => relation.accepts(&lowercase_text(value)),
+                false => relation.accepts(value),
             },
             (Self::Number { relation, bound }, Some(value)) => {
                 value.parse().is_ok_and(|number: i64| match relation {
@@ -107,21 +108,23 @@ impl ValueMatcher {
         }
     }
 
-    /// Returns the accepted values if they can be listed, and true if they are in lower case.
+    /// Returns the accepted values if they can be listed. The second value is true if they are in lower case.
     pub(super) fn exact_values(&self) -> Option<(Vec<&str>, bool)> {
-        let Self::Text { relation, folded } = self else {
+        let Self::Text { relation, ignores_case } = self else {
             return None;
         };
         match relation {
-            Relation::Equal(text) => Some((vec![text], *folded)),
-            Relation::In(texts) => Some((texts.iter().map(|text| &**text).collect(), *folded)),
+            Relation::Equal(text) => Some((vec![text], *ignores_case)),
+            Relation::In(texts) => {
+                Some((texts.iter().map(|text| &**text).collect(), *ignores_case))
+            }
             Relation::Differs(_) | Relation::Prefix(_) | Relation::Pattern(_) => None,
         }
     }
 }
 
 impl Relation {
-    fn holds_for(&self, value: &str) -> bool {
+    fn accepts(&self, value: &str) -> bool {
         match self {
             Self::Equal(text) => value == &**text,
             Self::Differs(text) => value != &**text,

@@ -1,16 +1,18 @@
-//! Weighted draws among targets.
+//! Weighted random choice among targets.
 
 use leno_model::{TagSplit, WeightUnit};
 
 /// Targets by weight: each has the points from the end of the previous one up to its own end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightedTargets {
+    /// The end of each target's points.
     ends: Box<[u64]>,
+    /// The number of points.
     total: u64,
 }
 
 impl WeightedTargets {
-    /// Returns the shares of a split, and true if its targets leave a rest of 100 percent.
+    /// Returns the shares of a split. The second value is true if its percentages add up to less than 100.
     pub(super) fn from_split(split: &TagSplit) -> (Self, bool) {
         let mut end = 0_u64;
         let ends = split.targets.iter().map(|target| {
@@ -28,8 +30,8 @@ impl WeightedTargets {
         }
     }
 
-    /// Returns the shares of a lane's marks.
-    pub(super) fn of_percentages(percentages: impl Iterator<Item = u32>) -> Self {
+    /// Returns the shares of the alternatives of a lane, in percent.
+    pub(super) fn from_percentages(percentages: impl Iterator<Item = u32>) -> Self {
         let mut end = 0_u64;
         let ends = percentages.map(|percent| {
             end = end.saturating_add(u64::from(percent)).min(PERCENT);
@@ -38,7 +40,7 @@ impl WeightedTargets {
         Self { ends: ends.collect(), total: PERCENT }
     }
 
-    /// Returns the number of points: a draw is a smaller number.
+    /// Returns the number of points; a random point is below it.
     #[must_use]
     pub fn total_points(&self) -> u64 {
         self.total
@@ -60,8 +62,8 @@ impl WeightedTargets {
     #[must_use]
     pub fn target_points(&self, index: usize) -> u64 {
         let end = |index| self.ends.get(index).copied();
-        let before = index.checked_sub(1).and_then(end).unwrap_or(0);
-        end(index).unwrap_or(self.total).saturating_sub(before)
+        let previous_end = index.checked_sub(1).and_then(end).unwrap_or(0);
+        end(index).unwrap_or(self.total).saturating_sub(previous_end)
     }
 
     /// Returns the target of a point; the number of targets if it has none.
@@ -76,34 +78,38 @@ impl WeightedTargets {
         (self.target_points(first) >= self.total).then_some(first)
     }
 
-    /// Draws a target, unless only one is possible.
-    pub(super) fn draw_target(&self, draw: DrawPurpose, chance: &mut impl RandomChoice) -> usize {
-        self.only_target().unwrap_or_else(|| chance.pick_target(draw, self))
+    /// Selects a target at random, unless only one is possible.
+    pub(super) fn choose_target(
+        &self,
+        purpose: ChoicePurpose,
+        random: &mut impl RandomChoice,
+    ) -> usize {
+        self.only_target().unwrap_or_else(|| random.pick_target(purpose, self))
     }
 }
 
-/// The subject of a draw.
+/// The purpose of a random choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DrawPurpose {
+pub enum ChoicePurpose {
     /// A target of the matching rule.
     Route,
     /// A target of its fallback.
     Fallback,
     /// A target of the caller rule.
     Caller,
-    /// A mark of a lane.
+    /// The headers of a lane.
     Lane,
 }
 
-/// A source of draws.
+/// A source of random choices.
 pub trait RandomChoice {
-    /// Returns the drawn target; the number of targets for none.
-    fn pick_target(&mut self, draw: DrawPurpose, shares: &WeightedTargets) -> usize;
+    /// Returns the index of the selected target; the number of targets for none.
+    fn pick_target(&mut self, purpose: ChoicePurpose, shares: &WeightedTargets) -> usize;
 }
 
 /// Random numbers, uniform over 64 bits.
 impl<F: FnMut() -> u64> RandomChoice for F {
-    fn pick_target(&mut self, _: DrawPurpose, shares: &WeightedTargets) -> usize {
+    fn pick_target(&mut self, _: ChoicePurpose, shares: &WeightedTargets) -> usize {
         // Totals are far below 64 bits, so the bias of the remainder is negligible.
         let point = self().checked_rem(shares.total).unwrap_or(0);
         shares.target_at(point)
@@ -127,14 +133,14 @@ mod tests {
 
     #[test]
     fn points_belong_to_targets_by_weight() {
-        for (weights, meaning, expected, left) in [
+        for (weights, unit, expected, has_remainder) in [
             (&[1, 3][..], WeightUnit::Relative, &[1, 3, 0][..], false),
             (&[20, 40], WeightUnit::Percent, &[20, 40, 40], true),
             (&[80, 80], WeightUnit::Percent, &[80, 20, 0], false),
             (&[0, 100], WeightUnit::Percent, &[0, 100, 0], false),
             (&[], WeightUnit::Percent, &[100], true),
         ] {
-            let (shares, rest) = WeightedTargets::from_split(&tag_split(weights, meaning));
+            let (shares, leaves_remainder) = WeightedTargets::from_split(&tag_split(weights, unit));
             let mut counts = BTreeMap::new();
             for point in 0..shares.total_points() {
                 *counts.entry(shares.target_at(point)).or_insert(0_u64) += 1;
@@ -143,16 +149,20 @@ mod tests {
                 assert_eq!(counts.get(&index).copied().unwrap_or(0), *points, "{weights:?}");
                 assert_eq!(shares.target_points(index), *points, "{weights:?}");
             }
-            assert_eq!(rest, left, "{weights:?}");
+            assert_eq!(leaves_remainder, has_remainder, "{weights:?}");
         }
     }
 
     #[test]
-    fn nothing_is_drawn_where_there_is_no_choice() {
+    fn a_single_possible_target_needs_no_random_choice() {
         let mut never = || -> u64 { panic!("a draw") };
         for (weights, expected) in [(&[100][..], 0), (&[0, 100], 1), (&[100, 50], 0), (&[], 0)] {
             let (shares, _) = WeightedTargets::from_split(&tag_split(weights, WeightUnit::Percent));
-            assert_eq!(shares.draw_target(DrawPurpose::Route, &mut never), expected, "{weights:?}");
+            assert_eq!(
+                shares.choose_target(ChoicePurpose::Route, &mut never),
+                expected,
+                "{weights:?}"
+            );
         }
     }
 }

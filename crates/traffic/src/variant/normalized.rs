@@ -14,34 +14,35 @@ pub(crate) enum Parameters {
 pub(crate) struct NormalizedPath {
     pub(crate) text: String,
     /// True if it has a `.` or `..` element.
-    pub(crate) climbs: bool,
+    pub(crate) has_dot_segments: bool,
 }
 
-/// Normalizes a decoded path. Backslashes become slashes; empty elements, blanks around an element, dots at its
-/// end and case are removed. A NUL ends the path.
-pub(crate) fn folded_path(decoded: &str, parameters: Parameters) -> NormalizedPath {
+/// Normalizes a decoded path. Backslashes become slashes; empty elements, blanks around an element and dots at
+/// its end are removed; case is folded. A NUL ends the path.
+pub(crate) fn normalize_path(decoded: &str, parameters: Parameters) -> NormalizedPath {
     let decoded = decoded.split('\0').next().unwrap_or_default();
-    let mut folded = NormalizedPath { text: String::with_capacity(decoded.len()), climbs: false };
+    let mut normalized =
+        NormalizedPath { text: String::with_capacity(decoded.len()), has_dot_segments: false };
     for element in decoded.split(is_separator) {
         let element = match parameters {
             Parameters::Dropped => element.split(';').next().unwrap_or_default(),
             Parameters::Kept => element,
         };
         let element = without_stream(element).trim_matches(is_blank);
-        folded.climbs |= matches!(element, "." | "..");
+        normalized.has_dot_segments |= matches!(element, "." | "..");
         let element = element.trim_end_matches(|c| c == '.' || is_blank(c));
         if element.is_empty() {
             continue;
         }
-        if !folded.text.is_empty() || decoded.starts_with(is_separator) {
-            folded.text.push('/');
+        if !normalized.text.is_empty() || decoded.starts_with(is_separator) {
+            normalized.text.push('/');
         }
-        fold_case(element, &mut folded.text);
+        fold_case(element, &mut normalized.text);
     }
-    if folded.text.is_empty() {
-        folded.text.push('/');
+    if normalized.text.is_empty() {
+        normalized.text.push('/');
     }
-    folded
+    normalized
 }
 
 /// Returns an element without its NTFS stream: `::$DATA` of a file, `:$I30:$INDEX_ALLOCATION` of a directory.
@@ -50,10 +51,10 @@ fn without_stream(element: &str) -> &str {
     if stream.starts_with('$') || stream.contains(":$") { name } else { element }
 }
 
-/// Normalizes the path of a rule like that of a request.
-pub(crate) fn folded_rule(path: &str, parameters: Parameters) -> String {
+/// Normalizes the path of a rule in the same way as that of a request.
+pub(crate) fn normalize_rule_path(path: &str, parameters: Parameters) -> String {
     let bytes = decoded_throughout(path).unwrap_or_else(|| path.as_bytes().to_vec());
-    folded_path(&String::from_utf8_lossy(&bytes), parameters).text
+    normalize_path(&String::from_utf8_lossy(&bytes), parameters).text
 }
 
 /// Folds the case of a text; allocates only if it changes.
@@ -75,16 +76,16 @@ pub(crate) fn is_equal_folded(text: &str, folded: &str) -> bool {
     }
 }
 
-/// Folds case so that letters are equal if either their upper or their lower cases are, as in Java, which
-/// equates the most. The lower case comes first, because `ẞ` has no other upper case and `ß`, its lower case,
-/// has `SS`.
-fn fold_case(text: &str, folded: &mut String) {
+/// Appends a text with folded case: letters are equal if either their upper or their lower cases are equal, as
+/// in Java, whose comparison is the most lenient. The lower case comes first, because `ẞ` has no other upper
+/// case and `ß`, its lower case, has `SS`.
+fn fold_case(text: &str, output: &mut String) {
     for c in text.chars() {
         match c {
-            '\0'..='\x7f' => folded.push(c.to_ascii_lowercase()),
-            // Its lower case is two characters in Unicode and one in Java.
-            '\u{130}' => folded.push('i'),
-            _ => folded
+            '\0'..='\x7f' => output.push(c.to_ascii_lowercase()),
+            // The lower case of `İ` is two characters in Unicode and one in Java.
+            '\u{130}' => output.push('i'),
+            _ => output
                 .extend(c.to_lowercase().flat_map(char::to_uppercase).flat_map(char::to_lowercase)),
         }
     }
@@ -97,10 +98,10 @@ pub(crate) fn decoded_throughout(text: &str) -> Option<Vec<u8>> {
     is_whole.then_some(decoded)
 }
 
-/// Decodes as many layers of escapes as applications do, and true if no escape remains.
+/// Decodes as many layers of escapes as applications do. The second value is true if no escape remains.
 pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     let mut bytes = text.as_bytes().to_vec();
-    for _ in 0..=LAYERS_MAX {
+    for _ in 0..=MAX_LAYERS {
         let decoded = decoded_once(&bytes);
         if decoded.len() == bytes.len() {
             return (decoded, true);
@@ -135,7 +136,7 @@ pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
 
 /// Decodes an overlong character (RFC 3629 §3 and §10) of two to six bytes, as early UTF-8 decoders did.
 fn decode_overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
-    let (followers, bits, least) = match first {
+    let (length, bits, minimum) = match first {
         0xC0..=0xC1 => (1, first & 0x1F, 0x80),
         0xE0 => (2, 0, 0x800),
         0xF0 => (3, 0, 0x1_0000),
@@ -143,13 +144,13 @@ fn decode_overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
         0xFC => (5, 0, 0x400_0000),
         _ => return None,
     };
-    let (followers, left) = after.split_at_checked(followers)?;
+    let (continuation, left) = after.split_at_checked(length)?;
     let mut number = u32::from(bits);
-    for byte in followers {
+    for byte in continuation {
         let 0x80..=0xBF = byte else { return None };
         number = number << 6 | u32::from(byte & 0x3F);
     }
-    Some((char::from_u32(number).filter(|_| number < least)?, left))
+    Some((char::from_u32(number).filter(|_| number < minimum)?, left))
 }
 
 fn byte_escape(escape: &[u8]) -> Option<(u8, &[u8])> {
@@ -161,8 +162,8 @@ fn unicode_escape(escape: &[u8]) -> Option<(char, &[u8])> {
     let [b'u' | b'U', digits @ ..] = escape else { return None };
     let (digits, left) = digits.split_at_checked(4)?;
     let mut number = 0;
-    for it in digits {
-        number = number << 4 | u32::from(hex_digit(*it)?);
+    for digit in digits {
+        number = number << 4 | u32::from(hex_digit(*digit)?);
     }
     Some((char::from_u32(number)?, left))
 }
@@ -183,14 +184,14 @@ pub(crate) fn is_blank(c: char) -> bool {
 }
 
 /// The maximum layers of escapes: an application behind two proxies decodes at most three times.
-const LAYERS_MAX: usize = 4;
+const MAX_LAYERS: usize = 4;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_variant_of_a_path_is_folded_to_one() {
+    fn path_variants_normalize_to_one_path() {
         for path in [
             "/admin/users",
             "/Admin/USERS",
@@ -222,7 +223,7 @@ mod tests {
             "/admin:$i30:$INDEX_ALLOCATION/users",
             "/admin::%24index_allocation/users",
         ] {
-            assert_eq!(folded_rule(path, Parameters::Dropped), "/admin/users", "{path}");
+            assert_eq!(normalize_rule_path(path, Parameters::Dropped), "/admin/users", "{path}");
         }
         for (path, folded) in [
             ("/", "/"),
@@ -235,16 +236,16 @@ mod tests {
             ("/%e2%82%ac", "/€"),
             ("/users:delete", "/users:delete"),
         ] {
-            assert_eq!(folded_rule(path, Parameters::Dropped), folded, "{path}");
+            assert_eq!(normalize_rule_path(path, Parameters::Dropped), folded, "{path}");
         }
-        assert_eq!(folded_rule("/A;B=c/d", Parameters::Kept), "/a;b=c/d");
+        assert_eq!(normalize_rule_path("/A;B=c/d", Parameters::Kept), "/a;b=c/d");
     }
 
     #[test]
-    fn a_path_that_climbs_is_known_under_all_its_escapes() {
-        let climbs = |path: &str| {
+    fn dot_segments_are_detected_under_every_escape() {
+        let has_dot_segments = |path: &str| {
             let decoded = decoded_throughout(path).expect("few layers");
-            folded_path(&String::from_utf8_lossy(&decoded), Parameters::Dropped).climbs
+            normalize_path(&String::from_utf8_lossy(&decoded), Parameters::Dropped).has_dot_segments
         };
         for path in [
             "/a/../b",
@@ -255,10 +256,10 @@ mod tests {
             "/a/.. /b",
             "/a/%u002e/b",
         ] {
-            assert!(climbs(path), "{path}");
+            assert!(has_dot_segments(path), "{path}");
         }
         for path in ["/a/...", "/a/.b", "/a..b", "/a/b."] {
-            assert!(!climbs(path), "{path}");
+            assert!(!has_dot_segments(path), "{path}");
         }
         assert_eq!(decoded_throughout("/%25252525252e"), None);
     }

@@ -6,8 +6,8 @@ use super::normalized::{decoded_once, is_blank, is_separator};
 /// Returns the path after the authority of a network-path reference (RFC 3986 §4.2): `//host/path`. WHATWG
 /// parsers also accept more slashes, and backslashes.
 fn after_authority(path: &str) -> Option<&str> {
-    let begin = path.find(|c| !is_separator(c) && !is_blank(c))?;
-    let (slashes, authority) = path.split_at_checked(begin)?;
+    let start = path.find(|c| !is_separator(c) && !is_blank(c))?;
+    let (slashes, authority) = path.split_at_checked(start)?;
     let is_reference =
         slashes.starts_with(is_separator) && slashes.matches(is_separator).count() > 1;
     is_reference.then(|| {
@@ -15,7 +15,7 @@ fn after_authority(path: &str) -> Option<&str> {
     })
 }
 
-/// True for a network-path reference under any layer of escapes.
+/// True if a path is a network-path reference, under any number of escape layers.
 pub(crate) fn names_authority(path: &str) -> bool {
     let mut text = path.as_bytes().to_vec();
     loop {
@@ -32,42 +32,42 @@ pub(crate) fn names_authority(path: &str) -> bool {
 
 /// Returns the alternative paths that an application may read. Decoding and parsing may happen in any order:
 /// parsers remove an authority, a query or a fragment, tabs and line ends; some end a path at a semicolon; some
-/// read invalid UTF-8 as Latin-1. Texts that differ only in escapes are one path. `None` if the paths are too
-/// many, or too long in total.
-pub(crate) fn other_readings(sent: &str) -> Option<Vec<String>> {
+/// read invalid UTF-8 as Latin-1. Texts that differ only in escapes are one path. The result is `None` if there
+/// are too many paths, or if they are too long in total.
+pub(crate) fn alternative_readings(sent: &str) -> Option<Vec<String>> {
     let mut texts = vec![sent.as_bytes().to_vec()];
-    let (mut at, mut bytes) = (0, 0);
-    let mut others: Vec<String> = Vec::new();
-    while let Some(text) = texts.get(at).cloned() {
-        at += 1;
-        let read = lossy_text(&text);
+    let (mut position, mut total_bytes) = (0, 0);
+    let mut readings: Vec<String> = Vec::new();
+    while let Some(text) = texts.get(position).cloned() {
+        position += 1;
+        let lossy = lossy_text(&text);
         let parsed = [
-            after_authority(&read).map(str::to_owned),
-            path_before(&read, &['?', '#']),
-            path_before(&read, &[';']),
-            without_breaks(&read),
+            after_authority(&lossy).map(str::to_owned),
+            path_before(&lossy, &['?', '#']),
+            path_before(&lossy, &[';']),
+            without_breaks(&lossy),
             decode_latin1(&text),
         ];
-        for other in parsed.into_iter().flatten() {
-            if texts.iter().any(|it| *it == other.as_bytes()) {
+        for reading in parsed.into_iter().flatten() {
+            if texts.iter().any(|known| *known == reading.as_bytes()) {
                 continue;
             }
-            bytes += other.len();
-            if others.len() == READINGS_MAX || bytes > READING_BYTES_MAX {
+            total_bytes += reading.len();
+            if readings.len() == MAX_ALTERNATIVES || total_bytes > MAX_ALTERNATIVE_BYTES {
                 return None;
             }
-            texts.push(other.clone().into_bytes());
-            others.push(other);
+            texts.push(reading.clone().into_bytes());
+            readings.push(reading);
         }
         let decoded = decoded_once(&text);
         if decoded.len() != text.len() && !texts.contains(&decoded) {
-            if texts.len() == TEXTS_MAX {
+            if texts.len() == MAX_TEXTS {
                 return None;
             }
             texts.push(decoded);
         }
     }
-    Some(others)
+    Some(readings)
 }
 
 /// Returns the path before one of these characters.
@@ -87,11 +87,11 @@ fn decode_latin1(bytes: &[u8]) -> Option<String> {
 }
 
 /// The maximum number of alternative paths.
-const READINGS_MAX: usize = 8;
+const MAX_ALTERNATIVES: usize = 8;
 /// The maximum total length of alternative paths.
-const READING_BYTES_MAX: usize = 16 * 1024;
+const MAX_ALTERNATIVE_BYTES: usize = 16 * 1024;
 /// The maximum number of parsed texts, with all layers of escapes.
-const TEXTS_MAX: usize = 24;
+const MAX_TEXTS: usize = 24;
 
 #[cfg(test)]
 mod tests {
@@ -133,9 +133,9 @@ mod tests {
             ("//x%2fy/caf%e9", &["/caf%e9", "/caf\u{e9}", "/y/caf\u{e9}"]),
             ("/caf%c3%a9", &[]),
         ] {
-            let read = other_readings(sent).expect("few readings");
+            let read = alternative_readings(sent).expect("few readings");
             for other in others {
-                assert!(read.iter().any(|it| it == other), "{other} in {sent}: {read:?}");
+                assert!(read.iter().any(|reading| reading == other), "{other} in {sent}: {read:?}");
             }
             assert!(!others.is_empty() || read.is_empty(), "{sent}: {read:?}");
         }
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn readings_are_bounded() {
-        assert_eq!(other_readings(&"//a".repeat(20)), None);
-        assert_eq!(other_readings(&format!("/{}", "/a".repeat(20_000))), None);
-        assert_eq!(other_readings(&format!("/{}", "%20".repeat(20_000))), Some(Vec::new()));
+        assert_eq!(alternative_readings(&"//a".repeat(20)), None);
+        assert_eq!(alternative_readings(&format!("/{}", "/a".repeat(20_000))), None);
+        assert_eq!(alternative_readings(&format!("/{}", "%20".repeat(20_000))), Some(Vec::new()));
     }
 }

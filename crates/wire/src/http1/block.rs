@@ -30,6 +30,6 @@ fn at_most(bytes: u8x16, bound: u8) -> u8x16 {
 
 /// Returns the index of the first byte with all bits set.
 #[inline]
-fn first_set(found: u8x16) -> usize {
-    (found.to_bitmask() | 0x1_0000).trailing_zeros() as usize
+fn first_set(matched: u8x16) -> usize {
+    (matched.to_bitmask() | 0x1_0000).trailing_zeros() as usize
 }

@@ -4,15 +4,15 @@ use std::ops::Range;
 
 use bytes::BytesMut;
 
-use super::chunk_extension::{ChunkExtension, Read};
+use super::chunk_extension::{ChunkExtension, Progress};
 use super::field::field_line;
 use super::scan::{Cursor, parse_section};
-use super::{BodyLength, FIELDS_MAX, FieldName, Malformed, Parsed};
+use super::{BodyLength, FieldName, MAX_FIELDS, Malformed, Parsed};
 
 /// Finds the content of one body in the bytes of a connection, without copying it.
 #[derive(Clone, Debug)]
 pub struct BodyDecoder {
-    state: State,
+    state: DecoderState,
     /// The remaining allowance for chunk extensions of this body.
     extensions_left: usize,
 }
@@ -31,7 +31,7 @@ pub struct DecodedPiece {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum DecoderState {
     Known(u64),
     UntilClose,
     ChunkSize,
@@ -47,41 +47,43 @@ impl BodyDecoder {
     #[must_use]
     pub fn new(length: BodyLength) -> Self {
         let state = match length {
-            BodyLength::Empty | BodyLength::Known(0) => State::Complete,
-            BodyLength::Known(length) => State::Known(length),
-            BodyLength::Chunked => State::ChunkSize,
-            BodyLength::UntilClose => State::UntilClose,
+            BodyLength::Empty | BodyLength::Known(0) => DecoderState::Complete,
+            BodyLength::Known(length) => DecoderState::Known(length),
+            BodyLength::Chunked => DecoderState::ChunkSize,
+            BodyLength::UntilClose => DecoderState::UntilClose,
         };
-        Self { state, extensions_left: CHUNK_EXTENSION_BYTES_MAX }
+        Self { state, extensions_left: MAX_CHUNK_EXTENSION_BYTES }
     }
 
     /// Finds the next piece of content at the start of `bytes`: all available bytes of a plain body, at most
     /// one chunk of a chunked one. Unconsumed bytes must be passed again: at most a chunk size, or a trailer
-    /// section of [`HEAD_BYTES_MAX`](super::HEAD_BYTES_MAX).
+    /// section of [`MAX_HEAD_BYTES`](super::MAX_HEAD_BYTES).
     ///
     /// # Errors
     /// The framing is invalid; the connection is no longer usable.
     pub fn decode(&mut self, bytes: &[u8]) -> Result<DecodedPiece, Malformed> {
         match self.state {
-            State::Known(left) => Ok(self.decode_plain(left, bytes.len())),
-            State::UntilClose => Ok(DecodedPiece {
+            DecoderState::Known(remaining) => Ok(self.decode_plain(remaining, bytes.len())),
+            DecoderState::UntilClose => Ok(DecodedPiece {
                 consumed: bytes.len(),
                 data: 0..bytes.len(),
                 ..DecodedPiece::default()
             }),
-            State::Complete => Ok(DecodedPiece { complete: true, ..DecodedPiece::default() }),
-            State::ChunkSize
-            | State::ChunkExtension { .. }
-            | State::ChunkData(_)
-            | State::ChunkEnd
-            | State::Trailers => self.decode_chunk(bytes),
+            DecoderState::Complete => {
+                Ok(DecodedPiece { complete: true, ..DecodedPiece::default() })
+            }
+            DecoderState::ChunkSize
+            | DecoderState::ChunkExtension { .. }
+            | DecoderState::ChunkData(_)
+            | DecoderState::ChunkEnd
+            | DecoderState::Trailers => self.decode_chunk(bytes),
         }
     }
 
     /// True if the whole body has been read.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        matches!(self.state, State::Complete)
+        matches!(self.state, DecoderState::Complete)
     }
 
     /// Ends the input: the connection was closed.
@@ -90,18 +92,19 @@ impl BodyDecoder {
     /// The body is incomplete, and does not end with the connection.
     pub fn end_of_input(&mut self) -> Result<(), Malformed> {
         match self.state {
-            State::UntilClose | State::Complete => {
-                self.state = State::Complete;
+            DecoderState::UntilClose | DecoderState::Complete => {
+                self.state = DecoderState::Complete;
                 Ok(())
             }
             _ => Err(Malformed::BodyTruncated),
         }
     }
 
-    fn decode_plain(&mut self, left: u64, available: usize) -> DecodedPiece {
-        let (take, left) = split_available(left, available);
-        self.state = if left == 0 { State::Complete } else { State::Known(left) };
-        DecodedPiece { consumed: take, data: 0..take, trailers: None, complete: left == 0 }
+    fn decode_plain(&mut self, remaining: u64, available: usize) -> DecodedPiece {
+        let (length, remaining) = split_available(remaining, available);
+        self.state =
+            if remaining == 0 { DecoderState::Complete } else { DecoderState::Known(remaining) };
+        DecodedPiece { consumed: length, data: 0..length, trailers: None, complete: remaining == 0 }
     }
 
     /// Decodes at most one chunk of content, with all available framing around it.
@@ -110,26 +113,33 @@ impl BodyDecoder {
         loop {
             let rest = bytes.get(piece.consumed..).unwrap_or_default();
             let step = match self.state {
-                State::ChunkSize => self.chunk_size(rest)?,
-                State::ChunkExtension { size, extension } => {
+                DecoderState::ChunkSize => self.read_chunk_size(rest)?,
+                DecoderState::ChunkExtension { size, extension } => {
                     self.chunk_extension(size, extension, rest)?
                 }
-                State::ChunkEnd => self.chunk_end(rest)?,
-                State::ChunkData(left) if piece.data.is_empty() => {
-                    let (take, left) = split_available(left, rest.len());
-                    self.state = if left == 0 { State::ChunkEnd } else { State::ChunkData(left) };
-                    piece.data = piece.consumed..piece.consumed.saturating_add(take);
-                    take
+                DecoderState::ChunkEnd => self.read_chunk_end(rest)?,
+                DecoderState::ChunkData(remaining) if piece.data.is_empty() => {
+                    let (length, remaining) = split_available(remaining, rest.len());
+                    self.state = if remaining == 0 {
+                        DecoderState::ChunkEnd
+                    } else {
+                        DecoderState::ChunkData(remaining)
+                    };
+                    piece.data = piece.consumed..piece.consumed.saturating_add(length);
+                    length
                 }
-                State::Trailers => {
-                    let length = self.trailers_length(rest)?;
+                DecoderState::Trailers => {
+                    let length = self.read_trailers(rest)?;
                     if length > CHUNK_END.len() {
                         let end = piece.consumed.saturating_add(length);
                         piece.trailers = Some(piece.consumed..end);
                     }
                     length
                 }
-                State::ChunkData(_) | State::Complete | State::Known(_) | State::UntilClose => 0,
+                DecoderState::ChunkData(_)
+                | DecoderState::Complete
+                | DecoderState::Known(_)
+                | DecoderState::UntilClose => 0,
             };
             piece.consumed = piece.consumed.saturating_add(step);
             piece.complete = self.is_complete();
@@ -140,28 +150,28 @@ impl BodyDecoder {
     }
 
     /// Returns the length of a chunk size line, or 0 if it is incomplete (RFC 9112 §7.1).
-    fn chunk_size(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+    fn read_chunk_size(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let mut size = 0_u64;
-        for (at, byte) in bytes.iter().enumerate() {
+        for (index, byte) in bytes.iter().enumerate() {
             if let Some(digit) = char::from(*byte).to_digit(16) {
-                if at >= CHUNK_SIZE_DIGITS_MAX {
+                if index >= MAX_CHUNK_SIZE_DIGITS {
                     return Err(Malformed::ChunkSize);
                 }
                 size = size.wrapping_shl(4) | u64::from(digit);
                 continue;
             }
-            return match (byte, bytes.get(at.saturating_add(1))) {
-                _ if at == 0 => Err(Malformed::ChunkSize),
+            return match (byte, bytes.get(index.saturating_add(1))) {
+                _ if index == 0 => Err(Malformed::ChunkSize),
                 (b'\r', Some(b'\n')) => {
-                    self.state = State::of_chunk(size);
-                    Ok(at.saturating_add(CHUNK_END.len()))
+                    self.state = DecoderState::after_chunk_size(size);
+                    Ok(index.saturating_add(CHUNK_END.len()))
                 }
                 (b'\r', None) => Ok(0),
                 (b'\r' | b'\n', _) => Err(Malformed::LineEnd),
                 (b';' | b' ' | b'\t', _) => {
                     let extension = ChunkExtension::default();
-                    self.state = State::ChunkExtension { size, extension };
-                    Ok(at)
+                    self.state = DecoderState::ChunkExtension { size, extension };
+                    Ok(index)
                 }
                 _ => Err(Malformed::ChunkSize),
             };
@@ -177,22 +187,22 @@ impl BodyDecoder {
         mut extension: ChunkExtension,
         bytes: &[u8],
     ) -> Result<usize, Malformed> {
-        let (length, read) = extension.read(bytes)?;
-        let left = self.extensions_left.checked_sub(length);
-        self.extensions_left = left.ok_or(Malformed::ChunkExtension)?;
-        self.state = match read {
-            Read::Part => State::ChunkExtension { size, extension },
-            Read::Whole => State::of_chunk(size),
+        let (length, progress) = extension.read(bytes)?;
+        let remaining = self.extensions_left.checked_sub(length);
+        self.extensions_left = remaining.ok_or(Malformed::ChunkExtension)?;
+        self.state = match progress {
+            Progress::Incomplete => DecoderState::ChunkExtension { size, extension },
+            Progress::Complete => DecoderState::after_chunk_size(size),
         };
         Ok(length)
     }
 
     /// Returns the length of the CR LF after the data of a chunk, or 0 if it is incomplete.
-    fn chunk_end(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+    fn read_chunk_end(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         match bytes {
             [] | [b'\r'] => Ok(0),
             [b'\r', b'\n', ..] => {
-                self.state = State::ChunkSize;
+                self.state = DecoderState::ChunkSize;
                 Ok(CHUNK_END.len())
             }
             _ => Err(Malformed::ChunkEnd),
@@ -200,7 +210,7 @@ impl BodyDecoder {
     }
 
     /// Returns the length of the trailer section with its final CR LF, or 0 if it is incomplete.
-    fn trailers_length(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+    fn read_trailers(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let length = match bytes {
             [] | [b'\r'] => 0,
             [b'\r', b'\n', ..] => CHUNK_END.len(),
@@ -210,15 +220,15 @@ impl BodyDecoder {
             },
         };
         if length > 0 {
-            self.state = State::Complete;
+            self.state = DecoderState::Complete;
         }
         Ok(length)
     }
 }
 
-impl State {
+impl DecoderState {
     /// Returns the state after the size line of a chunk.
-    fn of_chunk(size: u64) -> Self {
+    fn after_chunk_size(size: u64) -> Self {
         if size == 0 { Self::Trailers } else { Self::ChunkData(size) }
     }
 }
@@ -227,17 +237,17 @@ impl State {
 /// written for it.
 pub fn write_chunk_size(length: usize, out: &mut BytesMut) {
     let mut line = *b"0000000000000000\r\n";
-    let mut rest = length;
+    let mut remaining = length;
     let mut digits = 0_usize;
-    for place in line.iter_mut().rev().skip(CHUNK_END.len()) {
-        if rest == 0 {
+    for digit in line.iter_mut().rev().skip(CHUNK_END.len()) {
+        if remaining == 0 {
             break;
         }
-        *place = HEX.get(rest & 15).copied().unwrap_or(b'0');
-        rest = rest.wrapping_shr(4);
+        *digit = HEX.get(remaining & 15).copied().unwrap_or(b'0');
+        remaining = remaining.wrapping_shr(4);
         digits = digits.saturating_add(1);
     }
-    let start = CHUNK_SIZE_DIGITS_MAX.saturating_sub(digits);
+    let start = MAX_CHUNK_SIZE_DIGITS.saturating_sub(digits);
     if digits > 0 {
         out.extend_from_slice(line.get(start..).unwrap_or_default());
     }
@@ -252,10 +262,10 @@ pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 /// The end of a chunked body with trailers; a raw trailer section follows.
 pub const TRAILERS_FOLLOW: &[u8] = b"0\r\n";
 
-/// Splits `left` into the available part and the rest.
-fn split_available(left: u64, available: usize) -> (usize, u64) {
-    let take = usize::try_from(left).unwrap_or(usize::MAX).min(available);
-    (take, left.saturating_sub(take as u64))
+/// Splits `remaining` into the available part and the rest.
+fn split_available(remaining: u64, available: usize) -> (usize, u64) {
+    let length = usize::try_from(remaining).unwrap_or(usize::MAX).min(available);
+    (length, remaining.saturating_sub(length as u64))
 }
 
 /// Skips a valid trailer section. Framing and routing fields are not allowed here (RFC 9110 §6.5.1): a reader
@@ -263,7 +273,7 @@ fn split_available(left: u64, available: usize) -> (usize, u64) {
 fn check_trailers(cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
     let mut count = 0_usize;
     while !cursor.skip(CHUNK_END) {
-        if count >= FIELDS_MAX {
+        if count >= MAX_FIELDS {
             return Err(Malformed::TooManyFields);
         }
         if field_line(cursor)?.kind != FieldName::Other {
@@ -275,10 +285,10 @@ fn check_trailers(cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
 }
 
 /// The maximum total length of a body's chunk extensions: a peer could send them endlessly without content.
-pub const CHUNK_EXTENSION_BYTES_MAX: usize = 16 * 1024;
+pub const MAX_CHUNK_EXTENSION_BYTES: usize = 16 * 1024;
 
 /// Sixteen hexadecimal digits are 64 bits.
-const CHUNK_SIZE_DIGITS_MAX: usize = 16;
+const MAX_CHUNK_SIZE_DIGITS: usize = 16;
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 

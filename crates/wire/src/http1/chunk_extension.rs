@@ -6,10 +6,11 @@ use super::scan::{TOKEN, is_in_class};
 /// A parser of the extensions of one chunk (RFC 9112 §7.1.1): `*( BWS ";" BWS name [ BWS "=" BWS ( token /
 /// quoted-string ) ] )`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ChunkExtension(At);
+pub(super) struct ChunkExtension(Position);
 
+/// The grammar element that the parser is in.
 #[derive(Clone, Copy, Debug, Default)]
-enum At {
+enum Position {
     /// After the size, or after a quoted string.
     #[default]
     Item,
@@ -26,13 +27,13 @@ enum At {
     LineEnd,
 }
 
-/// The position after the bytes read.
+/// The result of [`ChunkExtension::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Read {
-    /// Inside the extensions.
-    Part,
-    /// After the LF of their line.
-    Whole,
+pub(super) enum Progress {
+    /// The line of the extensions continues.
+    Incomplete,
+    /// The LF of their line was read.
+    Complete,
 }
 
 impl ChunkExtension {
@@ -40,19 +41,23 @@ impl ChunkExtension {
     ///
     /// # Errors
     /// `LineEnd` for a bare CR or LF, `ChunkExtension` for other violations of the grammar.
-    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<(usize, Read), Malformed> {
-        for (at, byte) in bytes.iter().enumerate() {
+    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<(usize, Progress), Malformed> {
+        for (index, byte) in bytes.iter().enumerate() {
             match (self.0, byte) {
-                (At::LineEnd, b'\n') => return Ok((at.saturating_add(1), Read::Whole)),
-                (At::LineEnd, _) | (_, b'\n') => return Err(Malformed::LineEnd),
-                (now, byte) => self.0 = now.next(*byte).ok_or(Malformed::ChunkExtension)?,
+                (Position::LineEnd, b'\n') => {
+                    return Ok((index.saturating_add(1), Progress::Complete));
+                }
+                (Position::LineEnd, _) | (_, b'\n') => return Err(Malformed::LineEnd),
+                (position, byte) => {
+                    self.0 = position.next(*byte).ok_or(Malformed::ChunkExtension)?
+                }
             }
         }
-        Ok((bytes.len(), Read::Part))
+        Ok((bytes.len(), Progress::Incomplete))
     }
 }
 
-impl At {
+impl Position {
     fn next(self, byte: u8) -> Option<Self> {
         let is_token = is_in_class(byte, TOKEN);
         Some(match (self, byte) {

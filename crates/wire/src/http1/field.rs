@@ -1,7 +1,7 @@
 //! Field lines: classification, framing checks and hop-by-hop detection in one pass.
 
 use super::scan::{Cursor, TOKEN, is_blank, is_in_class};
-use super::{BodyLength, ByteSpan, FIELDS_MAX, Http1Version, Malformed};
+use super::{BodyLength, ByteSpan, Http1Version, MAX_FIELDS, Malformed};
 
 /// One field line of a head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,15 +84,15 @@ impl FieldName {
     }
 }
 
-/// True for `known` in any case. Compares whole words, without a branch for each byte.
+/// True if `name` equals the lowercase `expected`, ignoring case. Compares whole words, without a branch for each byte.
 #[inline]
-fn is_name<const N: usize>(name: &[u8], known: &[u8; N]) -> bool {
+fn is_name<const N: usize>(name: &[u8], expected: &[u8; N]) -> bool {
     let Ok(name) = <&[u8; N]>::try_from(name) else { return false };
-    let differs = |bits: u8, (byte, known): (&u8, &u8)| {
-        let case = if known.is_ascii_lowercase() { b' ' } else { 0 };
-        bits | ((byte | case) ^ known)
+    let difference = |bits: u8, (byte, expected): (&u8, &u8)| {
+        let case = if expected.is_ascii_lowercase() { b' ' } else { 0 };
+        bits | ((byte | case) ^ expected)
     };
-    name.iter().zip(known).fold(0, differs) == 0
+    name.iter().zip(expected).fold(0, difference) == 0
 }
 
 /// The connection and body properties of one head's fields.
@@ -115,7 +115,7 @@ pub(super) struct FieldSection {
 /// Further fields listed in `Connection`.
 #[derive(Default)]
 struct ConnectionOptions {
-    spans: [ByteSpan; CONNECTION_OPTIONS_MAX],
+    spans: [ByteSpan; MAX_CONNECTION_OPTIONS],
     count: usize,
 }
 
@@ -127,18 +127,18 @@ impl FieldSection {
         cursor: &mut Cursor<'_>,
         fields: &mut Vec<HeaderField>,
     ) -> Result<(), Malformed> {
-        let mut named = ConnectionOptions::default();
+        let mut connection_options = ConnectionOptions::default();
         while !cursor.skip(b"\r\n") {
-            if fields.len() >= FIELDS_MAX {
+            if fields.len() >= MAX_FIELDS {
                 return Err(Malformed::TooManyFields);
             }
             let field = field_line(cursor)?;
             if field.kind != FieldName::Other {
-                self.record_field(&field, cursor.bytes, &mut named)?;
+                self.record_field(&field, cursor.bytes, &mut connection_options)?;
             }
             fields.push(field);
         }
-        named.mark_hop_by_hop(cursor.bytes, fields);
+        connection_options.mark_hop_by_hop(cursor.bytes, fields);
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl FieldSection {
     }
 
     /// True if `Upgrade` lists no protocol other than WebSocket (RFC 6455 §4.1).
-    pub(super) fn names_websocket(&self) -> bool {
+    pub(super) fn lists_only_websocket(&self) -> bool {
         !self.upgrade_other
     }
 
@@ -188,7 +188,7 @@ impl FieldSection {
         &mut self,
         field: &HeaderField,
         bytes: &[u8],
-        named: &mut ConnectionOptions,
+        connection_options: &mut ConnectionOptions,
     ) -> Result<(), Malformed> {
         let value = field.value.slice_in(bytes);
         match field.kind {
@@ -208,7 +208,7 @@ impl FieldSection {
                 }
                 self.chunked = true;
             }
-            FieldName::Connection => self.note_options(field.value, bytes, named)?,
+            FieldName::Connection => self.record_options(field.value, bytes, connection_options)?,
             FieldName::Expect => {
                 self.expect_continue |= value.eq_ignore_ascii_case(b"100-continue")
             }
@@ -229,11 +229,11 @@ impl FieldSection {
         Ok(())
     }
 
-    fn note_options(
+    fn record_options(
         &mut self,
         value: ByteSpan,
         bytes: &[u8],
-        named: &mut ConnectionOptions,
+        connection_options: &mut ConnectionOptions,
     ) -> Result<(), Malformed> {
         let mut start = value.start as usize;
         for element in value.slice_in(bytes).split(|byte| *byte == b',') {
@@ -243,17 +243,17 @@ impl FieldSection {
             start = start.saturating_add(element.len()).saturating_add(1);
             if !option.is_empty() {
                 let span = ByteSpan::new(at, at.saturating_add(option.len()));
-                self.note_option(option, span, named)?;
+                self.record_option(option, span, connection_options)?;
             }
         }
         Ok(())
     }
 
-    fn note_option(
+    fn record_option(
         &mut self,
         option: &[u8],
         span: ByteSpan,
-        named: &mut ConnectionOptions,
+        connection_options: &mut ConnectionOptions,
     ) -> Result<(), Malformed> {
         if option.eq_ignore_ascii_case(b"close") {
             self.close = true;
@@ -270,7 +270,7 @@ impl FieldSection {
             _ if !option.iter().all(|byte| is_in_class(*byte, TOKEN)) => {
                 return Err(Malformed::ConnectionOption);
             }
-            _ => named.push(span)?,
+            _ => connection_options.push(span)?,
         }
         Ok(())
     }
@@ -321,21 +321,21 @@ pub(super) fn find<'b>(
     bytes: &'b [u8],
     name: &str,
 ) -> impl Iterator<Item = &'b [u8]> {
-    find_by(fields, bytes, move |known| known.eq_ignore_ascii_case(name.as_bytes()))
+    find_by(fields, bytes, move |field_name| field_name.eq_ignore_ascii_case(name.as_bytes()))
 }
 
-/// Does the same by a predicate on names.
+/// Returns the values of all fields whose name satisfies `matches`, with the same exception as [`find`].
 #[inline]
 pub(super) fn find_by<'b>(
     fields: &[HeaderField],
     bytes: &'b [u8],
-    fits: impl Fn(&[u8]) -> bool,
+    matches: impl Fn(&[u8]) -> bool,
 ) -> impl Iterator<Item = &'b [u8]> {
     fields
         .iter()
         .filter(move |field| {
-            let is_named = field.hop_by_hop && !field.kind.is_hop_by_hop();
-            !is_named && fits(field.name.slice_in(bytes))
+            let is_connection_option = field.hop_by_hop && !field.kind.is_hop_by_hop();
+            !is_connection_option && matches(field.name.slice_in(bytes))
         })
         .map(move |field| field.value.slice_in(bytes))
 }
@@ -372,4 +372,4 @@ fn is_websocket(protocol: &[u8]) -> bool {
 
 /// The maximum number of further fields in `Connection`: each requires a comparison with every field, and a 64
 /// KiB `Connection` could list thirty thousand.
-const CONNECTION_OPTIONS_MAX: usize = 16;
+const MAX_CONNECTION_OPTIONS: usize = 16;

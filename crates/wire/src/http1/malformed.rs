@@ -5,10 +5,10 @@ use thiserror::Error;
 /// A violation of HTTP/1.1, or of an implementation limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum Malformed {
-    /// The head or trailer section exceeds [`HEAD_BYTES_MAX`](super::HEAD_BYTES_MAX).
+    /// The head or trailer section exceeds [`MAX_HEAD_BYTES`](super::MAX_HEAD_BYTES).
     #[error("the head is longer than 65536 bytes (RFC 9110 §5.4)")]
     HeadTooLarge,
-    /// The section has more than [`FIELDS_MAX`](super::FIELDS_MAX) fields.
+    /// The section has more than [`MAX_FIELDS`](super::MAX_FIELDS) fields.
     #[error("the head has more than 256 fields (RFC 9110 §5.4)")]
     TooManyFields,
     /// `Connection` lists too many fields.
@@ -81,7 +81,7 @@ pub enum Malformed {
     #[error("a chunk size is not a hexadecimal number that fits (RFC 9112 §7.1)")]
     ChunkSize,
     /// A chunk extension is malformed, or those of a body exceed
-    /// [`CHUNK_EXTENSION_BYTES_MAX`](super::CHUNK_EXTENSION_BYTES_MAX).
+    /// [`MAX_CHUNK_EXTENSION_BYTES`](super::MAX_CHUNK_EXTENSION_BYTES).
     #[error(
         "a chunk extension is malformed, or those of the body exceed 16384 bytes (RFC 9112 §7.1.1)"
     )]

@@ -1,6 +1,6 @@
 //! Repair of response heads that violate HTTP/1.1 in ways that recipients may accept.
 
-use super::HEAD_BYTES_MAX;
+use super::MAX_HEAD_BYTES;
 use super::scan::is_blank;
 
 /// A repaired head.
@@ -16,15 +16,17 @@ pub struct RepairedHead {
 /// this. The result must still be parsed, by the same rules as any other head.
 ///
 /// Accepts lines that end in LF alone (RFC 9112 §2.2), a status line without its second space, folded fields
-/// (§5.2), white space before a colon (§5.1), `Content-Length` that is repeated with one value or has
-/// leading zeros (§6.3), and `Transfer-Encoding` that is repeated with `chunked` (§6.3). Drops `Content-Length` next to `Transfer-Encoding` (§6.3), and `Transfer-Encoding` in
-/// a 204 or a 304, which never have content (§6.1). `None` for other violations, and for an incomplete head.
+/// (§5.2), white space before a colon (§5.1), `Content-Length` that is repeated with one value or has leading
+/// zeros (§6.3), and `Transfer-Encoding` that is repeated with `chunked` (§6.3). Drops `Content-Length` next to
+/// `Transfer-Encoding` (§6.3), and `Transfer-Encoding` in a 204 or a 304, which never have content (§6.1).
+///
+/// Returns `None` for other violations, and for an incomplete head.
 #[must_use]
-pub fn mend_response(bytes: &[u8]) -> Option<RepairedHead> {
+pub fn repair_response(bytes: &[u8]) -> Option<RepairedHead> {
     let (lines, length) = split_lines(bytes)?;
     let (status_line, rest) = lines.split_first()?;
     let fields = split_fields(rest)?;
-    let status = status_line.get(STATUS_AT..STATUS_END)?;
+    let status = status_line.get(STATUS_START..STATUS_END)?;
     if status.starts_with(b"1") {
         return None;
     }
@@ -68,7 +70,7 @@ fn split_lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
             true => line.strip_suffix(b"\r")?,
             false => line,
         };
-        if length > HEAD_BYTES_MAX {
+        if length > MAX_HEAD_BYTES {
             return None;
         }
         if line.is_empty() {
@@ -92,7 +94,7 @@ fn split_fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
         let colon = line.iter().position(|byte| *byte == b':')?;
         let (name, value) = line.split_at_checked(colon)?;
         let value = value.strip_prefix(b":").unwrap_or_default();
-        fields.push((trimmed_end(name), trim_whitespace(value).to_vec()));
+        fields.push((trim_trailing_whitespace(name), trim_whitespace(value).to_vec()));
     }
     Some(fields)
 }
@@ -100,16 +102,16 @@ fn split_fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
 /// Removes surrounding spaces and tabs (RFC 9110 §5.6.3).
 fn trim_whitespace(bytes: &[u8]) -> &[u8] {
     let leading = bytes.iter().take_while(|byte| is_blank(**byte)).count();
-    trimmed_end(bytes.get(leading..).unwrap_or_default())
+    trim_trailing_whitespace(bytes.get(leading..).unwrap_or_default())
 }
 
-fn trimmed_end(bytes: &[u8]) -> &[u8] {
+fn trim_trailing_whitespace(bytes: &[u8]) -> &[u8] {
     let trailing = bytes.iter().rev().take_while(|byte| is_blank(**byte)).count();
     bytes.get(..bytes.len().saturating_sub(trailing)).unwrap_or_default()
 }
 
-/// Returns `None` for a coding other than `chunked`. If `chunked` is repeated, the last one ends the body for every recipient
-/// (RFC 9112 §6.3), and senders mean one: a sender that adds the field a second time has encoded the body once.
+/// Returns `None` for a coding other than `chunked`. If `chunked` is repeated, the last one ends the body for
+/// every recipient (RFC 9112 §6.3), and the body is encoded once: some senders add the field a second time.
 fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
     let mut codings = fields.iter().filter(|(name, _)| is_named(name, ENCODING)).peekable();
     let is_chunked = codings.peek().is_some();
@@ -118,7 +120,7 @@ fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
 
 /// Returns the single length in all fields and their lists; `None` if they differ or are not numbers.
 fn content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
-    let mut found = None;
+    let mut declared = None;
     for (_, value) in fields.iter().filter(|(name, _)| is_named(name, LENGTH)) {
         for length in value.split(|byte| *byte == b',') {
             let length = length.trim_ascii();
@@ -126,12 +128,12 @@ fn content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
                 return None;
             }
             let length: u64 = std::str::from_utf8(length).ok()?.parse().ok()?;
-            if found.replace(length).is_some_and(|before| before != length) {
+            if declared.replace(length).is_some_and(|previous| previous != length) {
                 return None;
             }
         }
     }
-    Some(found)
+    Some(declared)
 }
 
 fn write_line(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
@@ -140,14 +142,14 @@ fn write_line(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     }
 }
 
-fn is_named(name: &[u8], known: &[u8]) -> bool {
-    name.eq_ignore_ascii_case(known)
+fn is_named(name: &[u8], expected: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(expected)
 }
 
 const LENGTH: &[u8] = b"content-length";
 const ENCODING: &[u8] = b"transfer-encoding";
 /// The position of the status in `HTTP/1.1 200 OK`.
-const STATUS_AT: usize = 9;
+const STATUS_START: usize = 9;
 const STATUS_END: usize = 12;
 
 #[cfg(test)]
@@ -156,20 +158,20 @@ mod tests {
     use crate::http1::{Parsed, RequestKind, ResponseHead};
 
     /// The head that a strict reader receives, without `connection: close`.
-    fn mend_head(head: &str) -> Option<String> {
+    fn repair_head(head: &str) -> Option<String> {
         let received = format!("{head}left");
-        let mended = mend_response(received.as_bytes())?;
-        assert_eq!(mended.length, head.len());
+        let repaired = repair_response(received.as_bytes())?;
+        assert_eq!(repaired.length, head.len());
         let mut parsed = ResponseHead::default();
-        let strict = parsed.parse(&mended.head, RequestKind::Other);
-        assert_eq!(strict, Ok(Parsed::Complete(mended.head.len())), "{head}");
+        let strict = parsed.parse(&repaired.head, RequestKind::Other);
+        assert_eq!(strict, Ok(Parsed::Complete(repaired.head.len())), "{head}");
         assert!(!parsed.keep_alive);
-        let text = String::from_utf8(mended.head).unwrap();
+        let text = String::from_utf8(repaired.head).unwrap();
         Some(text.strip_suffix("connection: close\r\n\r\n").unwrap().to_owned())
     }
 
     #[test]
-    fn mends_what_recipients_may_read() {
+    fn repairs_deviations_that_recipients_may_accept() {
         for (head, expected) in [
             (
                 "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\nA: b\r\n\r\n",
@@ -191,12 +193,12 @@ mod tests {
             ("HTTP/1.1 200\r\nA : b\r\n c\r\n\r\n", "HTTP/1.1 200 \r\nA: b c\r\n"),
             ("HTTP/1.1 200 OK\nA: b\n\n", "HTTP/1.1 200 OK\r\nA: b\r\n"),
         ] {
-            assert_eq!(mend_head(head).as_deref(), Some(expected), "{head}");
+            assert_eq!(repair_head(head).as_deref(), Some(expected), "{head}");
         }
     }
 
     #[test]
-    fn leaves_what_two_readers_would_understand_differently() {
+    fn ambiguous_heads_are_not_repaired() {
         for head in [
             "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\n",
@@ -217,7 +219,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nLocation: /x\n\n<body>\r\n\r\n",
             "HTTP/1.1 200 OK\nA: b\r\n\r\n",
         ] {
-            assert_eq!(mend_response(head.as_bytes()), None, "{head}");
+            assert_eq!(repair_response(head.as_bytes()), None, "{head}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::field::{self, FieldSection};
 use super::scan::{Cursor, TARGET, TOKEN, parse_section};
-use super::target::{RequestTarget, split_authority, take_apart};
+use super::target::{RequestTarget, parse_valid_target, split_authority};
 use super::{BodyLength, ByteSpan, HeaderField, Http1Version, Malformed, Parsed};
 
 /// The head of a request, as spans of the parsed bytes. Reuse it: its fields keep their allocation.
@@ -10,7 +10,7 @@ use super::{BodyLength, ByteSpan, HeaderField, Http1Version, Malformed, Parsed};
 pub struct RequestHead {
     /// The method, a token.
     pub method: ByteSpan,
-    /// The request target as received; [`target`](super::target()) parses it and cannot fail on it.
+    /// The request target as received; [`parse_target`](super::parse_target) cannot fail on it.
     pub target: ByteSpan,
     /// The version of the sender.
     pub version: Http1Version,
@@ -56,13 +56,14 @@ impl RequestHead {
         field::find(&self.fields, bytes, name)
     }
 
-    /// Does the same by a predicate on names.
+    /// Returns the values of all fields whose name satisfies `matches`, except those listed in `Connection`;
+    /// `bytes` are the parsed bytes.
     pub fn find_by<'b>(
         &self,
         bytes: &'b [u8],
-        fits: impl Fn(&[u8]) -> bool,
+        matches: impl Fn(&[u8]) -> bool,
     ) -> impl Iterator<Item = &'b [u8]> {
-        field::find_by(&self.fields, bytes, fits)
+        field::find_by(&self.fields, bytes, matches)
     }
 
     /// Returns the parsed target; `bytes` are the parsed bytes.
@@ -70,7 +71,7 @@ impl RequestHead {
     /// # Errors
     /// None for those bytes: the head would not have been complete.
     pub fn parsed_target<'b>(&self, bytes: &'b [u8]) -> Result<RequestTarget<'b>, Malformed> {
-        take_apart(self.method.slice_in(bytes), self.target.slice_in(bytes))
+        parse_valid_target(self.method.slice_in(bytes), self.target.slice_in(bytes))
     }
 
     fn read(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
@@ -96,7 +97,7 @@ impl RequestHead {
         }
         self.keep_alive = section.is_persistent(self.version);
         self.upgrade = section.is_upgrade(self.version);
-        self.websocket = self.upgrade && section.names_websocket();
+        self.websocket = self.upgrade && section.lists_only_websocket();
         self.http2 = section.offers_http2(self.version);
         self.authenticates_connection = section.authenticates;
         self.expect_continue = section.expect_continue && self.version == Http1Version::Http11;
@@ -104,14 +105,14 @@ impl RequestHead {
     }
 
     fn read_request_line(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
-        self.method = cursor.run(TOKEN);
+        self.method = cursor.skip_run(TOKEN);
         if self.method.is_empty() || !cursor.skip(b" ") {
             return Err(match cursor.peek() {
                 Some(b'\n') => Malformed::LineEnd,
                 _ => Malformed::Method,
             });
         }
-        self.target = cursor.run(TARGET);
+        self.target = cursor.skip_run(TARGET);
         if self.target.is_empty() || !cursor.skip(b" ") {
             return Err(match cursor.peek() {
                 Some(b' ' | b'\r') => Malformed::RequestLine,
@@ -125,7 +126,7 @@ impl RequestHead {
             Malformed::RequestLine
         })?;
         cursor.line_end(Malformed::RequestLine)?;
-        take_apart(self.method.slice_in(cursor.bytes), self.target.slice_in(cursor.bytes))
+        parse_valid_target(self.method.slice_in(cursor.bytes), self.target.slice_in(cursor.bytes))
             .map(|_| ())
     }
 

@@ -51,14 +51,14 @@ impl RequestKind {
 }
 
 impl ResponseHead {
-    /// Parses the head at the start of `bytes`. Call again with more bytes after [`Parsed::Partial`]; unless
-    /// complete, the head is left empty.
+    /// Parses the head at the start of `bytes`, the response to a request of `request_kind`. Call again with more
+    /// bytes after [`Parsed::Partial`]; unless complete, the head is left empty.
     ///
     /// # Errors
     /// The first violated rule; the connection is no longer usable.
-    pub fn parse(&mut self, bytes: &[u8], answers: RequestKind) -> Result<Parsed, Malformed> {
+    pub fn parse(&mut self, bytes: &[u8], request_kind: RequestKind) -> Result<Parsed, Malformed> {
         self.clear();
-        let parsed = parse_section(bytes, |cursor| self.read(cursor, answers));
+        let parsed = parse_section(bytes, |cursor| self.read(cursor, request_kind));
         if !matches!(parsed, Ok(Parsed::Complete(_))) {
             self.clear();
         }
@@ -74,10 +74,11 @@ impl ResponseHead {
     /// True if `Connection` has this option; `bytes` are the parsed bytes.
     #[must_use]
     pub fn has_connection_option(&self, bytes: &[u8], option: &str) -> bool {
-        let of_connection = self.fields.iter().filter(|field| field.kind == FieldName::Connection);
-        let mut options =
-            of_connection.flat_map(|field| field.value.slice_in(bytes).split(|byte| *byte == b','));
-        options.any(|it| it.trim_ascii().eq_ignore_ascii_case(option.as_bytes()))
+        let connection_fields =
+            self.fields.iter().filter(|field| field.kind == FieldName::Connection);
+        let mut options = connection_fields
+            .flat_map(|field| field.value.slice_in(bytes).split(|byte| *byte == b','));
+        options.any(|candidate| candidate.trim_ascii().eq_ignore_ascii_case(option.as_bytes()))
     }
 
     /// True for a challenge to authenticate the connection (RFC 4559 §4). `bytes` are the parsed bytes.
@@ -103,24 +104,28 @@ impl ResponseHead {
         matches!(self.status, 100 | 102..=199)
     }
 
-    /// True if a response with this status never has content nor announces any (RFC 9110 §8.6).
-    pub(super) fn is_bare(&self) -> bool {
+    /// True if a response with this status never has content nor framing fields (RFC 9110 §8.6).
+    pub(super) fn forbids_body(&self) -> bool {
         matches!(self.status, 100..=199 | 204) || self.tunnel
     }
 
-    fn read(&mut self, cursor: &mut Cursor<'_>, answers: RequestKind) -> Result<(), Malformed> {
+    fn read(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        request_kind: RequestKind,
+    ) -> Result<(), Malformed> {
         self.read_status_line(cursor)?;
         let mut section = FieldSection::default();
         section.read(cursor, &mut self.fields)?;
-        let announced = section.body_length(self.version)?;
+        let declared_length = section.body_length(self.version)?;
         self.tunnel = self.status == 101
-            || (answers == RequestKind::Connect && matches!(self.status, 200..=299));
-        self.body = match announced {
+            || (request_kind == RequestKind::Connect && matches!(self.status, 200..=299));
+        self.body = match declared_length {
             // Announced lengths are ignored here (RFC 9110 §9.3.6).
             _ if self.tunnel && self.status != 101 => BodyLength::Empty,
-            None | Some(BodyLength::Known(0)) if self.is_bare() => BodyLength::Empty,
-            Some(_) if self.is_bare() => return Err(Malformed::BodyForbidden),
-            _ if answers == RequestKind::Head || self.status == 304 => BodyLength::Empty,
+            None | Some(BodyLength::Known(0)) if self.forbids_body() => BodyLength::Empty,
+            Some(_) if self.forbids_body() => return Err(Malformed::BodyForbidden),
+            _ if request_kind == RequestKind::Head || self.status == 304 => BodyLength::Empty,
             Some(length) => length,
             None => BodyLength::UntilClose,
         };
@@ -142,7 +147,7 @@ impl ResponseHead {
         self.status = [hundreds, tens, ones].iter().fold(0, |status: u16, digit| {
             status.saturating_mul(10).saturating_add(u16::from(digit.wrapping_sub(b'0')))
         });
-        cursor.at = cursor.at.saturating_add(5);
+        cursor.position = cursor.position.saturating_add(5);
         self.reason = cursor.skip_value();
         cursor.line_end(Malformed::FieldValue)
     }

@@ -3,38 +3,38 @@
 use memchr::{memchr, memmem, memrchr};
 
 use super::block::{Block, before_control, before_uncommon};
-use super::{ByteSpan, HEAD_BYTES_MAX, Malformed, Parsed};
+use super::{ByteSpan, MAX_HEAD_BYTES, Malformed, Parsed};
 
 /// A position in the bytes of one head.
 pub(super) struct Cursor<'a> {
     pub(super) bytes: &'a [u8],
-    pub(super) at: usize,
+    pub(super) position: usize,
 }
 
 impl<'a> Cursor<'a> {
     #[inline]
     pub(super) fn rest(&self) -> &'a [u8] {
-        self.bytes.get(self.at..).unwrap_or_default()
+        self.bytes.get(self.position..).unwrap_or_default()
     }
 
     #[inline]
     pub(super) fn peek(&self) -> Option<u8> {
-        self.bytes.get(self.at).copied()
+        self.bytes.get(self.position).copied()
     }
 
     /// Skips `expected` if it is next.
     #[inline]
     pub(super) fn skip(&mut self, expected: &[u8]) -> bool {
-        let found = self.rest().starts_with(expected);
-        if found {
+        let is_present = self.rest().starts_with(expected);
+        if is_present {
             self.advance(expected.len());
         }
-        found
+        is_present
     }
 
     /// Skips the longest run of bytes of `class`.
     #[inline]
-    pub(super) fn run(&mut self, class: u8) -> ByteSpan {
+    pub(super) fn skip_run(&mut self, class: u8) -> ByteSpan {
         let length = run_length(self.rest(), class);
         self.advance(length)
     }
@@ -55,45 +55,46 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub(super) fn skip_value(&mut self) -> ByteSpan {
         while self.peek().is_some_and(is_blank) {
-            self.at = self.at.wrapping_add(1);
+            self.position = self.position.wrapping_add(1);
         }
         let rest = self.rest();
         let length = value_length(rest);
         let mut trimmed = rest.get(..length).unwrap_or_default();
-        while let Some((last, others)) = trimmed.split_last()
+        while let Some((last, remaining)) = trimmed.split_last()
             && is_blank(*last)
         {
-            trimmed = others;
+            trimmed = remaining;
         }
-        let start = self.at;
+        let start = self.position;
         self.advance(length);
         ByteSpan::new(start, start.wrapping_add(trimmed.len()))
     }
 
-    /// Skips CR LF; `fallbackPolicy`: the error for another kind of byte.
+    /// Skips CR LF. Returns [`Malformed::LineEnd`] for a bare CR, a bare LF and the end of input, and `unexpected`
+    /// for any other byte.
     #[inline]
-    pub(super) fn line_end(&mut self, otherwise: Malformed) -> Result<(), Malformed> {
+    pub(super) fn line_end(&mut self, unexpected: Malformed) -> Result<(), Malformed> {
         if self.skip(b"\r\n") {
             return Ok(());
         }
         match self.peek() {
             Some(b'\r' | b'\n') | None => Err(Malformed::LineEnd),
-            Some(_) => Err(otherwise),
+            Some(_) => Err(unexpected),
         }
     }
 
     #[inline]
     fn advance(&mut self, length: usize) -> ByteSpan {
-        let start = self.at;
+        let start = self.position;
         // Within the bytes, hence without overflow.
-        self.at = start.wrapping_add(length);
-        ByteSpan::new(start, self.at)
+        self.position = start.wrapping_add(length);
+        ByteSpan::new(start, self.position)
     }
 }
 
 /// Applies `read` to the section at the start of `bytes` up to and including its empty line.
 ///
-/// A head usually arrives whole, so a short one is parsed at once; only after a failure does a search
+/// A head usually arrives complete, so a short one is parsed at once; only after a failure does a search
 /// distinguish an invalid head from an incomplete one. A long one is searched first: with a slow sender every
 /// packet triggers another attempt, and a search costs a tenth of a parse.
 #[inline]
@@ -101,15 +102,15 @@ pub(super) fn parse_section<'a>(
     bytes: &'a [u8],
     read: impl FnOnce(&mut Cursor<'a>) -> Result<(), Malformed>,
 ) -> Result<Parsed, Malformed> {
-    let within = bytes.get(..HEAD_BYTES_MAX).unwrap_or(bytes);
-    let eager = within.len() <= EAGER_BYTES_MAX;
-    if !eager && !is_whole(within)? {
+    let section = bytes.get(..MAX_HEAD_BYTES).unwrap_or(bytes);
+    let is_short = section.len() <= MAX_EAGER_BYTES;
+    if !is_short && !is_whole(section)? {
         return Ok(Parsed::Partial);
     }
-    let mut cursor = Cursor { bytes: within, at: 0 };
+    let mut cursor = Cursor { bytes: section, position: 0 };
     match read(&mut cursor) {
-        Ok(()) => Ok(Parsed::Complete(cursor.at)),
-        Err(_) if eager && !is_whole(within)? => Ok(Parsed::Partial),
+        Ok(()) => Ok(Parsed::Complete(cursor.position)),
+        Err(_) if is_short && !is_whole(section)? => Ok(Parsed::Partial),
         Err(fault) => Err(fault),
     }
 }
@@ -120,11 +121,14 @@ fn is_whole(bytes: &[u8]) -> Result<bool, Malformed> {
     if memmem::find(bytes, b"\r\n\r\n").is_some() {
         return Ok(true);
     }
-    if bytes.len() >= HEAD_BYTES_MAX {
+    if bytes.len() >= MAX_HEAD_BYTES {
         return Err(Malformed::HeadTooLarge);
     }
-    let bare = |at: usize| at.checked_sub(1).and_then(|before| bytes.get(before)) != Some(&b'\r');
-    if memchr(b'\n', bytes).is_some_and(bare) || memrchr(b'\n', bytes).is_some_and(bare) {
+    let is_bare_line_feed =
+        |at: usize| at.checked_sub(1).and_then(|before| bytes.get(before)) != Some(&b'\r');
+    if memchr(b'\n', bytes).is_some_and(is_bare_line_feed)
+        || memrchr(b'\n', bytes).is_some_and(is_bare_line_feed)
+    {
         return Err(Malformed::LineEnd);
     }
     Ok(false)
@@ -152,8 +156,8 @@ fn classes_of(byte: u8) -> u8 {
 pub(super) fn run_length(bytes: &[u8], class: u8) -> usize {
     let mut length = 0_usize;
     // Eight at once, while all match.
-    for eight in bytes.chunks_exact(8) {
-        if eight.iter().fold(class, |common, byte| common & classes_of(*byte)) == 0 {
+    for chunk in bytes.chunks_exact(8) {
+        if chunk.iter().fold(class, |common, byte| common & classes_of(*byte)) == 0 {
             break;
         }
         length = length.wrapping_add(8);
@@ -182,16 +186,16 @@ fn value_length(bytes: &[u8]) -> usize {
 fn blocks_length(bytes: &[u8], before: impl Fn(&Block) -> usize) -> usize {
     let mut length = 0_usize;
     let mut rest = bytes;
-    while let Some((block, others)) = rest.split_first_chunk::<16>() {
-        let within = before(block);
-        length = length.wrapping_add(within);
-        if within < 16 {
+    while let Some((block, remaining)) = rest.split_first_chunk::<16>() {
+        let count = before(block);
+        length = length.wrapping_add(count);
+        if count < 16 {
             return length;
         }
-        rest = others;
+        rest = remaining;
     }
     let mut last = [0; 16];
-    last.iter_mut().zip(rest).for_each(|(place, byte)| *place = *byte);
+    last.iter_mut().zip(rest).for_each(|(slot, byte)| *slot = *byte);
     length.wrapping_add(before(&last).min(rest.len()))
 }
 
@@ -203,9 +207,9 @@ pub(super) const TARGET: u8 = 2;
 /// `reg-name` (RFC 3986 §3.2.2).
 pub(super) const HOST: u8 = 4;
 
-/// Longer than nearly every head; one sent byte by byte costs the sidecar less than its packets cost the
-/// kernel.
-const EAGER_BYTES_MAX: usize = 4 * 1024;
+/// The length up to which a head is parsed without a search for its end, longer than nearly every head. A head
+/// sent byte by byte costs the sidecar less than its packets cost the kernel.
+const MAX_EAGER_BYTES: usize = 4 * 1024;
 
 static CLASSES: [u8; 256] = class_table();
 
@@ -252,18 +256,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_end_at_the_first_byte_of_another_class_wherever_it_is() {
+    fn a_token_ends_at_the_first_byte_of_another_class_at_any_offset() {
         for length in 0..40 {
             for at in 0..=length {
                 for byte in u8::MIN..=u8::MAX {
                     let mut bytes = vec![b'x'; length];
                     bytes.iter_mut().step_by(7).for_each(|other| *other = b'_');
                     bytes.iter_mut().step_by(3).for_each(|other| *other = b'-');
-                    if let Some(place) = bytes.get_mut(at) {
-                        *place = byte;
+                    if let Some(target_byte) = bytes.get_mut(at) {
+                        *target_byte = byte;
                     }
                     let expected = if is_in_class(byte, TOKEN) { length } else { at };
-                    let span = Cursor { bytes: &bytes, at: 0 }.skip_token();
+                    let span = Cursor { bytes: &bytes, position: 0 }.skip_token();
                     assert_eq!(span, ByteSpan::new(0, expected), "{byte} at {at} of {length}");
                 }
             }
@@ -271,17 +275,17 @@ mod tests {
     }
 
     #[test]
-    fn values_end_at_the_first_control_character_wherever_it_is() {
+    fn a_value_ends_at_the_first_control_character_at_any_offset() {
         for length in 0..40 {
             for at in 0..=length {
                 for byte in u8::MIN..=u8::MAX {
                     let mut bytes = vec![b'\xff'; length];
                     bytes.iter_mut().step_by(3).for_each(|other| *other = b' ');
-                    if let Some(place) = bytes.get_mut(at) {
-                        *place = byte;
+                    if let Some(target_byte) = bytes.get_mut(at) {
+                        *target_byte = byte;
                     }
-                    let control = byte != b'\t' && byte.is_ascii_control();
-                    let expected = if control { at } else { length };
+                    let is_control = byte != b'\t' && byte.is_ascii_control();
+                    let expected = if is_control { at } else { length };
                     assert_eq!(value_length(&bytes), expected, "{byte} at {at} of {length}");
                 }
             }

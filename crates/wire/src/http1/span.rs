@@ -24,7 +24,7 @@ impl ByteSpan {
 
     /// Ends beyond 4 GiB are clamped: the limit of heads is far lower.
     pub(super) fn new(start: usize, end: usize) -> Self {
-        let clamp = |at| u32::try_from(at).unwrap_or(u32::MAX);
+        let clamp = |offset| u32::try_from(offset).unwrap_or(u32::MAX);
         Self { start: clamp(start), end: clamp(end) }
     }
 }

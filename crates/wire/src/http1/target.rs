@@ -48,11 +48,11 @@ pub fn parse_target<'a>(method: &[u8], target: &'a [u8]) -> Result<RequestTarget
     if run_length(target, TARGET) < target.len() {
         return Err(Malformed::TargetCharacter);
     }
-    take_apart(method, target)
+    parse_valid_target(method, target)
 }
 
-/// Parses a target that is known to consist of target characters.
-pub(super) fn take_apart<'a>(
+/// Parses a target that is already known to consist of [`TARGET`] characters.
+pub(super) fn parse_valid_target<'a>(
     method: &[u8],
     target: &'a [u8],
 ) -> Result<RequestTarget<'a>, Malformed> {
@@ -87,7 +87,7 @@ pub(super) fn take_apart<'a>(
 /// absolute target with a query but no path.
 ///
 /// # Errors
-/// As [`target`].
+/// As [`parse_target`].
 pub fn origin_form<'a>(method: &[u8], received: &'a [u8]) -> Result<Cow<'a, [u8]>, Malformed> {
     let RequestTarget::Absolute { scheme, authority, path, query } =
         parse_target(method, received)?
@@ -108,21 +108,21 @@ pub fn origin_form<'a>(method: &[u8], received: &'a [u8]) -> Result<Cow<'a, [u8]
 /// # Errors
 /// An empty host, one with user information, or an invalid port.
 pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malformed> {
-    let bracketed = authority.starts_with(b"[");
-    let end = if bracketed {
+    let is_bracketed = authority.starts_with(b"[");
+    let end = if is_bracketed {
         memchr(b']', authority).map(|at| at.saturating_add(1))
     } else {
         Some(run_length(authority, HOST))
     };
     let (host, port) =
         end.and_then(|end| authority.split_at_checked(end)).ok_or(Malformed::Authority)?;
-    let valid = if bracketed {
+    let is_valid = if is_bracketed {
         let address = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]"));
-        address.and_then(|address| std::str::from_utf8(address).ok()).is_some_and(is_version_6)
+        address.and_then(|address| std::str::from_utf8(address).ok()).is_some_and(is_ipv6)
     } else {
         !host.is_empty()
     };
-    if !valid {
+    if !is_valid {
         return Err(Malformed::Authority);
     }
     let port = match port {
@@ -134,7 +134,7 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
 }
 
 /// The text between brackets must be an address: the next hop could interpret any other host differently.
-fn is_version_6(address: &str) -> bool {
+fn is_ipv6(address: &str) -> bool {
     address.parse::<Ipv6Addr>().is_ok()
 }
 
@@ -153,9 +153,9 @@ fn split_scheme(target: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
     let colon = memchr(b':', target).ok_or(Malformed::TargetForm)?;
     let (scheme, rest) = target.split_at_checked(colon).ok_or(Malformed::TargetForm)?;
     let rest = rest.strip_prefix(b"://").ok_or(Malformed::TargetForm)?;
-    let named = scheme.first().is_some_and(u8::is_ascii_alphabetic)
+    let is_scheme = scheme.first().is_some_and(u8::is_ascii_alphabetic)
         && scheme.iter().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte));
-    if named { Ok((scheme, rest)) } else { Err(Malformed::TargetForm) }
+    if is_scheme { Ok((scheme, rest)) } else { Err(Malformed::TargetForm) }
 }
 
 /// Some servers read a backslash in a path as a slash, which would bypass rules about paths.

@@ -53,7 +53,7 @@ pub enum Framing {
     #[default]
     Keep,
     /// None, because a link carries the body; a known length is kept for information.
-    Outside,
+    OutOfBand,
     /// Chunks, whatever was received.
     Chunked,
 }
@@ -90,17 +90,18 @@ pub fn write_request(
         // HTTP/1.1 requires one, even if empty (RFC 9112 §3.2).
         put_field("host", edits.host.unwrap_or_default(), out);
     }
-    let length = matches!(head.body, BodyLength::Known(_)) && edits.framing != Framing::Chunked;
-    let rules = FieldSelection {
+    let keep_length =
+        matches!(head.body, BodyLength::Known(_)) && edits.framing != Framing::Chunked;
+    let selection = FieldSelection {
         host: edits.host,
-        length,
-        upgrade: edits.connection == ConnectionHeader::Upgrade,
+        keep_length,
+        keep_upgrade: edits.connection == ConnectionHeader::Upgrade,
         remove: edits.remove,
-        is_removed: is_similar,
+        names_match: is_similar,
         replace: edits.replace,
         is_selective: !(edits.remove.is_empty() && edits.replace.is_empty()),
     };
-    let length_kept = put_fields(bytes, &head.fields, &rules, out);
+    let length_kept = put_fields(bytes, &head.fields, &selection, out);
     put_framing(edits.framing, head.body, length_kept, out);
     put_end(edits.connection, edits.add, edits.lines, out);
 }
@@ -119,20 +120,20 @@ pub fn write_response(
     out.extend_from_slice(b" ");
     out.extend_from_slice(head.reason.slice_in(bytes));
     out.extend_from_slice(b"\r\n");
-    let bare = head.is_bare();
+    let forbids_body = head.forbids_body();
     // Without a body, the length is that of the response to GET (RFC 9110 §8.6).
-    let reported = matches!(head.body, BodyLength::Known(_) | BodyLength::Empty);
-    let rules = FieldSelection {
+    let may_report_length = matches!(head.body, BodyLength::Known(_) | BodyLength::Empty);
+    let selection = FieldSelection {
         host: None,
-        length: reported && !bare && edits.framing != Framing::Chunked,
-        upgrade: edits.connection == ConnectionHeader::Upgrade,
+        keep_length: may_report_length && !forbids_body && edits.framing != Framing::Chunked,
+        keep_upgrade: edits.connection == ConnectionHeader::Upgrade,
         remove: edits.remove,
-        is_removed: <[u8]>::eq_ignore_ascii_case,
+        names_match: <[u8]>::eq_ignore_ascii_case,
         replace: &[],
         is_selective: !edits.remove.is_empty(),
     };
-    let length_kept = put_fields(bytes, &head.fields, &rules, out);
-    if !bare {
+    let length_kept = put_fields(bytes, &head.fields, &selection, out);
+    if !forbids_body {
         put_framing(edits.framing, head.body, length_kept, out);
     }
     put_end(edits.connection, edits.add, edits.lines, out);
@@ -141,11 +142,11 @@ pub fn write_response(
 /// The selection of received fields to forward.
 struct FieldSelection<'a> {
     host: Option<&'a [u8]>,
-    length: bool,
-    upgrade: bool,
+    keep_length: bool,
+    keep_upgrade: bool,
     remove: &'a [Box<str>],
-    /// Compares a name with a removed one.
-    is_removed: fn(&[u8], &[u8]) -> bool,
+    /// Compares the name of a field with a name in `remove`.
+    names_match: fn(&[u8], &[u8]) -> bool,
     replace: &'a [&'a str],
     /// True if any name is removed; computed once for all fields.
     is_selective: bool,
@@ -160,13 +161,13 @@ enum FieldAction<'a> {
 impl<'a> FieldSelection<'a> {
     #[inline]
     fn field_action(&self, bytes: &[u8], field: &HeaderField) -> FieldAction<'a> {
-        let keep = match field.kind {
+        let is_forwarded = match field.kind {
             FieldName::Host => return self.host.map_or(FieldAction::Keep, FieldAction::Replace),
-            FieldName::ContentLength => self.length,
-            FieldName::Upgrade => self.upgrade && self.is_kept(bytes, field.name),
+            FieldName::ContentLength => self.keep_length,
+            FieldName::Upgrade => self.keep_upgrade && self.is_kept(bytes, field.name),
             _ => !field.hop_by_hop && self.is_kept(bytes, field.name),
         };
-        if keep { FieldAction::Keep } else { FieldAction::Drop }
+        if is_forwarded { FieldAction::Keep } else { FieldAction::Drop }
     }
 
     #[inline]
@@ -176,7 +177,7 @@ impl<'a> FieldSelection<'a> {
 
     fn is_dropped(&self, bytes: &[u8], name: ByteSpan) -> bool {
         let name = name.slice_in(bytes);
-        self.remove.iter().any(|removed| (self.is_removed)(name, removed.as_bytes()))
+        self.remove.iter().any(|removed| (self.names_match)(name, removed.as_bytes()))
             || self.replace.iter().any(|replaced| name.eq_ignore_ascii_case(replaced.as_bytes()))
     }
 }
@@ -194,13 +195,13 @@ fn is_similar(name: &[u8], other: &[u8]) -> bool {
 fn put_fields(
     bytes: &[u8],
     fields: &[HeaderField],
-    rules: &FieldSelection<'_>,
+    selection: &FieldSelection<'_>,
     out: &mut BytesMut,
 ) -> bool {
     let mut run = 0..0;
     let mut length_kept = false;
     for field in fields {
-        match rules.field_action(bytes, field) {
+        match selection.field_action(bytes, field) {
             FieldAction::Drop => {}
             FieldAction::Keep => {
                 let start = field.name.start as usize;
@@ -227,12 +228,12 @@ fn put_fields(
 #[inline]
 fn line_end(bytes: &[u8], field: &HeaderField) -> usize {
     let end = field.value.end as usize;
-    let behind = bytes.get(end..).unwrap_or_default();
-    if behind.starts_with(b"\r\n") {
+    let after_value = bytes.get(end..).unwrap_or_default();
+    if after_value.starts_with(b"\r\n") {
         return end.saturating_add(2);
     }
-    let blank = behind.iter().take_while(|byte| **byte != b'\n').count();
-    end.saturating_add(blank).saturating_add(1)
+    let blank_count = after_value.iter().take_while(|byte| **byte != b'\n').count();
+    end.saturating_add(blank_count).saturating_add(1)
 }
 
 fn put_framing(framing: Framing, body: BodyLength, length_kept: bool, out: &mut BytesMut) {
@@ -244,7 +245,7 @@ fn put_framing(framing: Framing, body: BodyLength, length_kept: bool, out: &mut 
             write!(out, "content-length: {length}\r\n")
                 .expect("a growing buffer accepts all bytes");
         }
-        (Framing::Keep | Framing::Outside, _) => {}
+        (Framing::Keep | Framing::OutOfBand, _) => {}
     }
 }
 
@@ -257,7 +258,7 @@ fn put_end(connection: ConnectionHeader, add: &[(&str, &[u8])], lines: &str, out
     for (name, value) in add {
         put_field(name, value, out);
     }
-    debug_assert!(are_lines(lines), "not field lines: {lines:?}");
+    debug_assert!(are_field_lines(lines), "not field lines: {lines:?}");
     if !lines.is_empty() {
         out.extend_from_slice(lines.as_bytes());
     }
@@ -265,7 +266,7 @@ fn put_end(connection: ConnectionHeader, add: &[(&str, &[u8])], lines: &str, out
 }
 
 /// True if a text consists of complete field lines.
-fn are_lines(text: &str) -> bool {
+fn are_field_lines(text: &str) -> bool {
     let is_line = |line: &str| match line.split_once(": ") {
         Some((name, value)) => !name.is_empty() && !value.contains(['\r', '\n']),
         None => false,
@@ -284,7 +285,7 @@ fn put_field(name: &str, value: &[u8], out: &mut BytesMut) {
 fn put_value(value: &[u8], out: &mut BytesMut) {
     out.extend_from_slice(b": ");
     // Without an early exit many bytes are tested at once.
-    if value.iter().fold(false, |found, byte| found | byte.is_ascii_control()) {
+    if value.iter().fold(false, |has_control, byte| has_control | byte.is_ascii_control()) {
         out.extend(value.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }));
     } else {
         out.extend_from_slice(value);
@@ -308,7 +309,8 @@ fn put_target(target: &[u8], out: &mut BytesMut) {
 }
 
 fn status_digits(status: u16) -> [u8; 3] {
-    let digit = |number: u16| u8::try_from(number % 10).map_or(b'0', |it| b'0'.wrapping_add(it));
+    let digit =
+        |number: u16| u8::try_from(number % 10).map_or(b'0', |value| b'0'.wrapping_add(value));
     [digit(status / 100), digit(status / 10), digit(status)]
 }
 
@@ -318,7 +320,7 @@ fn reserve_space(bytes: &[u8], fields: &[HeaderField], out: &mut BytesMut) {
     out.reserve(received.min(bytes.len()).saturating_add(ADDITIONS_BYTES));
 }
 
-/// Enough for the fields that a proxy usually appends; more only costs another reservation.
+/// The space reserved for fields that a proxy appends; more only costs another reservation.
 const ADDITIONS_BYTES: usize = 256;
 
 #[cfg(test)]

@@ -4,21 +4,23 @@
 
 use super::{LinkError, LinkLimits, Role};
 
-/// Allowances that misuse spends and useful work earns back, never above their initial value.
+/// Allowances that useless frames spend and useful frames restore, never above their initial value.
 #[derive(Debug)]
 pub(super) struct MisuseBudget {
+    /// The remaining allowance for useless frames: frames without effect.
     idle_frames: u32,
     idle_frames_max: u32,
-    /// Streams reset before a response, minus those answered since.
+    /// Streams reset before a response, minus the responses since.
     churn: u32,
     churn_max: u32,
+    /// DATA bytes that may still arrive for streams that this side dropped.
     late_bytes: u64,
 }
 
 impl MisuseBudget {
     pub(super) fn new(limits: &LinkLimits) -> Self {
-        // A peer that has not yet received our GOAWAY or resets may have a frame or two in flight for each of
-        // its streams; these must not count against it.
+        // A peer that has not yet received the GOAWAY or resets of this end may have a frame or two in flight for
+        // each of its streams; these must not count against it.
         let crossing = limits.streams_max.saturating_mul(CROSSING_PER_STREAM);
         let idle_frames_max = limits.idle_frames_max.max(crossing);
         let churn_max = limits.churn_max.max(limits.streams_max);
@@ -26,66 +28,66 @@ impl MisuseBudget {
     }
 
     /// Counts a useless frame.
-    pub(super) fn idle_frame(&mut self) -> Result<(), LinkError> {
+    pub(super) fn record_idle_frame(&mut self) -> Result<(), LinkError> {
         self.idle_frames = self
             .idle_frames
             .checked_sub(1)
-            .ok_or(LinkError::Flood { what: "frames without effect" })?;
+            .ok_or(LinkError::Flood { kind: "frames without effect" })?;
         Ok(())
     }
 
     /// Counts a useful frame.
-    pub(super) fn useful_frame(&mut self) {
-        self.earn_idle_frames(1);
+    pub(super) fn record_useful_frame(&mut self) {
+        self.restore_idle_frames(1);
     }
 
     /// Counts the end of a stream: some frames for it may still be in flight.
-    pub(super) fn stream_over(&mut self) {
-        self.earn_idle_frames(CROSSING_PER_STREAM);
+    pub(super) fn record_stream_end(&mut self) {
+        self.restore_idle_frames(CROSSING_PER_STREAM);
     }
 
-    /// Counts an unanswered stream that the opener reset; the acceptor tolerates a limited number.
+    /// Counts a stream that the opener reset before the response; the acceptor tolerates a limited number.
     ///
     /// # Errors
     /// The allowance is exhausted.
     pub(super) fn record_reset(&mut self) -> Result<(), LinkError> {
         if self.churn >= self.churn_max {
-            return Err(LinkError::Flood { what: "streams opened and reset" });
+            return Err(LinkError::Flood { kind: "streams opened and reset" });
         }
         self.count_churn();
         Ok(())
     }
 
-    /// Counts the same for the opener itself.
+    /// Counts a stream that the opener itself reset before the response.
     pub(super) fn count_churn(&mut self) {
         self.churn = self.churn.saturating_add(1);
     }
 
-    /// Counts an answered stream of the opener.
+    /// Counts the response on a stream of the opener.
     pub(super) fn record_response(&mut self) {
         self.churn = self.churn.saturating_sub(1);
     }
 
     /// True if half of the acceptor's allowance is spent. The other half is for streams that are still open,
-    /// and for answers that earned nothing because they crossed with resets.
-    pub(super) fn is_worn(&self) -> bool {
+    /// and for responses that restored nothing because they crossed with resets.
+    pub(super) fn is_half_spent(&self) -> bool {
         self.churn >= self.churn_max.div_ceil(2)
     }
 
     /// Expects late bytes for a stream that this side dropped.
-    pub(super) fn expect_late(&mut self, bytes: u32) {
+    pub(super) fn expect_late_data(&mut self, bytes: u32) {
         self.late_bytes = self.late_bytes.saturating_add(u64::from(bytes));
     }
 
     /// Counts DATA for a closed stream.
-    pub(super) fn late_data(&mut self, length: u32) -> Result<(), LinkError> {
+    pub(super) fn record_late_data(&mut self, length: u32) -> Result<(), LinkError> {
         if length == 0 {
-            return self.idle_frame();
+            return self.record_idle_frame();
         }
         self.late_bytes = self
             .late_bytes
             .checked_sub(u64::from(length))
-            .ok_or(LinkError::Flood { what: "data for closed streams" })?;
+            .ok_or(LinkError::Flood { kind: "data for closed streams" })?;
         Ok(())
     }
 
@@ -98,7 +100,7 @@ impl MisuseBudget {
         }
     }
 
-    fn earn_idle_frames(&mut self, count: u32) {
+    fn restore_idle_frames(&mut self, count: u32) {
         self.idle_frames = self.idle_frames.saturating_add(count).min(self.idle_frames_max);
     }
 }

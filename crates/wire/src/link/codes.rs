@@ -6,7 +6,7 @@ use super::{StreamId, VERSION};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ResetCode {
-    /// The sender of the reset no longer wants the answer.
+    /// The sender of the reset no longer needs the response.
     Cancelled = 1,
     /// The stream was never processed: it is safe to retry elsewhere.
     Refused = 2,
@@ -39,7 +39,7 @@ pub enum ResetCode {
     Http2StreamClosed = 0x25,
     /// FRAME_SIZE_ERROR.
     Http2FrameSizeError = 0x26,
-    /// REFUSED_STREAM, after the response had begun.
+    /// REFUSED_STREAM, after the response had started.
     Http2RefusedStream = 0x27,
     /// CANCEL.
     Http2Cancel = 0x28,
@@ -159,12 +159,12 @@ impl GoAwayCode {
 pub enum LinkError {
     /// The peer's HELLO has another version.
     #[error(
-        "link: the peer uses version {theirs}, this sidecar version {VERSION}; run releases that share a \
+        "link: the peer uses version {peer_version}, this sidecar version {VERSION}; run releases that share a \
          version"
     )]
     Version {
         /// The peer's version.
-        theirs: u16,
+        peer_version: u16,
     },
     /// The first frame is not HELLO, or a HELLO is repeated or has values out of range.
     #[error("link: HELLO {fault}; the peer must be a Leno sidecar with ALPN leno/1")]
@@ -207,10 +207,10 @@ pub enum LinkError {
         max: u32,
     },
     /// The peer sent too many useless frames.
-    #[error("link: flood of {what}")]
+    #[error("link: flood of {kind}")]
     Flood {
         /// The kind of frames.
-        what: &'static str,
+        kind: &'static str,
     },
     /// The peer keeps sending requests and does not read the responses.
     #[error("link: {bytes} bytes are queued for a peer that does not read")]

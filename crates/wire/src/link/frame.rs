@@ -34,8 +34,8 @@ impl FrameHeader {
         Self { length, kind, flags: 0, stream }
     }
 
-    pub(super) fn with_flag(mut self, flag: u8, on: bool) -> Self {
-        if on {
+    pub(super) fn with_flag(mut self, flag: u8, is_set: bool) -> Self {
+        if is_set {
             self.flags |= flag;
         }
         self
@@ -53,16 +53,17 @@ impl FrameHeader {
 
     /// Returns the header at the front of `input`, if it is complete.
     pub(super) fn peek(input: &[u8]) -> Result<Option<Self>, LinkError> {
-        let Some(&[a, b, c, what, d, e, f, g]) = input.first_chunk::<HEADER_BYTES>() else {
+        let Some(&[a, b, c, kind_and_flags, d, e, f, g]) = input.first_chunk::<HEADER_BYTES>()
+        else {
             return Ok(None);
         };
-        let kind = FrameKind::from_wire(what & KIND_BITS)?;
-        let flags = what & !KIND_BITS;
+        let kind = FrameKind::from_wire(kind_and_flags & KIND_BITS)?;
+        let flags = kind_and_flags & !KIND_BITS;
         if flags & !kind.valid_flags() != 0 {
             return Err(LinkError::Malformed { fault: "a flag that its kind does not define" });
         }
         let stream = StreamId(u32::from_be_bytes([d, e, f, g]));
-        if (stream.number() == 0) != kind.is_about_link() {
+        if (stream.number() == 0) != kind.is_link_level() {
             return Err(LinkError::Malformed { fault: "an unexpected or missing stream number" });
         }
         Ok(Some(Self { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }))
@@ -70,11 +71,11 @@ impl FrameHeader {
 
     /// Checks the length against the limits of its kind, before any bytes are buffered.
     pub(super) fn check_length(self, limits: &LinkLimits) -> Result<(), LinkError> {
-        let (least, max) = match self.kind {
-            FrameKind::Hello => (HELLO_BYTES, HELLO_BYTES_MAX),
+        let (min, max) = match self.kind {
+            FrameKind::Hello => (HELLO_BYTES, MAX_HELLO_BYTES),
             FrameKind::Open | FrameKind::Head | FrameKind::Trailers => (0, limits.head_max),
             FrameKind::Data => (0, limits.frame_max),
-            FrameKind::Reset => (RESET_BYTES, RESET_BYTES_MAX),
+            FrameKind::Reset => (RESET_BYTES, MAX_RESET_BYTES),
             FrameKind::Credit => (CREDIT_BYTES, CREDIT_BYTES),
             FrameKind::GoAway => (GO_AWAY_BYTES, GO_AWAY_BYTES),
             FrameKind::Ping | FrameKind::Pong => (0, 0),
@@ -82,7 +83,7 @@ impl FrameHeader {
         if self.length > max {
             return Err(LinkError::FrameTooLarge { length: self.length, max });
         }
-        if self.length < least {
+        if self.length < min {
             return Err(LinkError::Malformed { fault: "a payload shorter than its kind needs" });
         }
         Ok(())
@@ -119,7 +120,7 @@ impl FrameKind {
         }
     }
 
-    const fn is_about_link(self) -> bool {
+    const fn is_link_level(self) -> bool {
         matches!(self, Self::Hello | Self::GoAway | Self::Ping | Self::Pong)
     }
 }
@@ -137,26 +138,29 @@ pub(super) fn write_hello(output: &mut BytesMut, role: Role, limits: &LinkLimits
 
 /// Reads the peer's limits; true if it supports reasons. Bytes beyond those of version 1 are reserved for later
 /// releases.
-pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<(LinkLimits, bool), LinkError> {
-    let short = |_| LinkError::Hello { fault: "is too short" };
-    let version = payload.try_get_u16().map_err(short)?;
+pub(super) fn read_hello(
+    mut payload: Bytes,
+    own_role: Role,
+) -> Result<(LinkLimits, bool), LinkError> {
+    let too_short = |_| LinkError::Hello { fault: "is too short" };
+    let version = payload.try_get_u16().map_err(too_short)?;
     if version != VERSION {
-        return Err(LinkError::Version { theirs: version });
+        return Err(LinkError::Version { peer_version: version });
     }
-    let role = payload.try_get_u8().map_err(short)?;
-    let theirs = match ours {
+    let role = payload.try_get_u8().map_err(too_short)?;
+    let peer_role = match own_role {
         Role::Opener => Role::Acceptor,
         Role::Acceptor => Role::Opener,
     };
-    if role != role_byte(theirs) {
+    if role != role_byte(peer_role) {
         return Err(LinkError::Hello { fault: "claims the role of this side" });
     }
-    let features = payload.try_get_u8().map_err(short)?;
+    let features = payload.try_get_u8().map_err(too_short)?;
     let limits = LinkLimits {
-        streams_max: payload.try_get_u32().map_err(short)?,
-        window: payload.try_get_u32().map_err(short)?,
-        head_max: payload.try_get_u32().map_err(short)?,
-        frame_max: payload.try_get_u32().map_err(short)?,
+        streams_max: payload.try_get_u32().map_err(too_short)?,
+        window: payload.try_get_u32().map_err(too_short)?,
+        head_max: payload.try_get_u32().map_err(too_short)?,
+        frame_max: payload.try_get_u32().map_err(too_short)?,
         reads_http2_mark: features & READS_HTTP2_MARK != 0,
         ..LinkLimits::minimum()
     };
@@ -168,7 +172,7 @@ pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<(LinkLimits, 
 }
 
 pub(super) fn write_reset(output: &mut BytesMut, stream: StreamId, code: u8, reason: &str) {
-    let max = usize::try_from(RESET_BYTES_MAX - RESET_BYTES).unwrap_or(usize::MAX);
+    let max = usize::try_from(MAX_RESET_BYTES - RESET_BYTES).unwrap_or(usize::MAX);
     // A reason that does not fit is omitted: it is only informative.
     let reason = Some(reason.as_bytes()).filter(|reason| reason.len() <= max).unwrap_or_default();
     let length = u32::try_from(reason.len()).unwrap_or_default().saturating_add(RESET_BYTES);
@@ -216,9 +220,9 @@ const READS_REASONS: u8 = 0x01;
 /// A feature bit of HELLO: its sender supports the mark of requests from HTTP/2 clients.
 const READS_HTTP2_MARK: u8 = 0x02;
 pub(super) const HELLO_BYTES: u32 = 20;
-pub(super) const HELLO_BYTES_MAX: u32 = 256;
+pub(super) const MAX_HELLO_BYTES: u32 = 256;
 /// The code alone; a reason follows it.
 pub(super) const RESET_BYTES: u32 = 1;
-pub(super) const RESET_BYTES_MAX: u32 = 65;
+pub(super) const MAX_RESET_BYTES: u32 = 65;
 pub(super) const CREDIT_BYTES: u32 = 4;
 pub(super) const GO_AWAY_BYTES: u32 = 5;

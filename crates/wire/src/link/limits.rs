@@ -18,7 +18,7 @@ pub struct LinkLimits {
     pub output_max: usize,
     /// The size of pending output beyond which the peer counts as stalled.
     pub output_limit: usize,
-    /// The allowance for useless frames (needless PINGs, empty DATA, late frames) of a peer.
+    /// The allowance for useless frames (redundant PINGs, empty DATA, late frames) of a peer.
     pub idle_frames_max: u32,
     /// The allowance for streams that a peer opens and resets before a response.
     pub churn_max: u32,
@@ -53,10 +53,10 @@ impl LinkLimits {
             window: WINDOW_LEAST,
             head_max: HEAD_LEAST,
             frame_max: FRAME_LEAST,
-            output_max: OUTPUT_MAX,
+            output_max: MAX_OUTPUT,
             output_limit: OUTPUT_LIMIT,
-            idle_frames_max: IDLE_FRAMES_MAX,
-            churn_max: CHURN_MAX,
+            idle_frames_max: MAX_IDLE_FRAMES,
+            churn_max: MAX_CHURN,
             reads_http2_mark: false,
         }
     }
@@ -73,21 +73,21 @@ impl LinkLimits {
 impl Default for LinkLimits {
     fn default() -> Self {
         Self {
-            streams_max: STREAMS_MAX,
+            streams_max: MAX_STREAMS,
             window: WINDOW,
-            head_max: HEAD_MAX,
-            frame_max: FRAME_MAX,
-            output_max: OUTPUT_MAX,
+            head_max: MAX_HEAD,
+            frame_max: MAX_FRAME,
+            output_max: MAX_OUTPUT,
             output_limit: OUTPUT_LIMIT,
-            idle_frames_max: IDLE_FRAMES_MAX,
-            churn_max: CHURN_MAX,
+            idle_frames_max: MAX_IDLE_FRAMES,
+            churn_max: MAX_CHURN,
             reads_http2_mark: true,
         }
     }
 }
 
 /// The default stream limit: five times the requests in flight of one busy core, and still a small table.
-pub const STREAMS_MAX: u32 = 1024;
+pub const MAX_STREAMS: u32 = 1024;
 /// The minimum stream limit.
 pub const STREAMS_LEAST: u32 = 64;
 /// The maximum stream limit.
@@ -99,25 +99,25 @@ pub const WINDOW_LEAST: u32 = 16 * 1024;
 /// The maximum window.
 pub const WINDOW_MOST: u32 = 16 * 1024 * 1024;
 /// The default head limit: the 64 KiB of HTTP/1.1, plus fields that sidecars add.
-pub const HEAD_MAX: u32 = 66 * 1024;
+pub const MAX_HEAD: u32 = 66 * 1024;
 /// The minimum head limit, so that a head that passes one sidecar passes the next.
 pub const HEAD_LEAST: u32 = 66 * 1024;
 /// The maximum head limit.
 pub const HEAD_MOST: u32 = 1024 * 1024;
 /// The default DATA payload: one TLS record, so that streams are interleaved.
-pub const FRAME_MAX: u32 = 16 * 1024;
+pub const MAX_FRAME: u32 = 16 * 1024;
 /// The minimum DATA payload limit.
 pub const FRAME_LEAST: u32 = 16 * 1024;
 /// The maximum DATA payload limit.
 pub const FRAME_MOST: u32 = 1024 * 1024;
 /// The default congestion threshold: sixteen TLS records, a large write for the kernel.
-pub const OUTPUT_MAX: usize = 256 * 1024;
+pub const MAX_OUTPUT: usize = 256 * 1024;
 /// The default stall threshold: far beyond the pending output of a well-behaved sender.
 pub const OUTPUT_LIMIT: usize = 8 * 1024 * 1024;
-/// The default allowance for useless frames: more than crossing frames and bad luck explain.
-pub const IDLE_FRAMES_MAX: u32 = 8192;
-/// The default allowance for unanswered resets: four times the streams of a full link.
-pub const CHURN_MAX: u32 = 4096;
+/// The default allowance for useless frames: more than a well-behaved peer sends.
+pub const MAX_IDLE_FRAMES: u32 = 8192;
+/// The default allowance for streams reset before a response: four times the streams of a full link.
+pub const MAX_CHURN: u32 = 4096;
 /// The limit for the sections of one stream in one direction, as a multiple of `head_max`.
 pub const SECTIONS_PER_DIRECTION: u32 = 2;
 /// The cost of each section in addition to its bytes.

@@ -3,11 +3,11 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::frame::{self, FrameHeader, FrameKind, HEADER_BYTES};
-use super::stream::{FrameViolation, Stream};
+use super::stream::{FrameViolation, StreamState};
 use super::{GoAwayCode, Link, LinkError, LinkEvent, ResetCode, Role, StreamId, StreamKind};
 
 impl Link {
-    /// Consumes whole frames of `input` up to the first event. None: more bytes are needed.
+    /// Consumes complete frames of `input` up to the first event. None: more bytes are needed.
     ///
     /// An input buffer of [`LinkLimits::input_max`](super::LinkLimits::input_max) always suffices.
     ///
@@ -16,7 +16,7 @@ impl Link {
     /// The peer violated the protocol: all streams are gone. Write the output, which ends with a GOAWAY, and
     /// close the connection. Every later call returns the same error.
     pub fn receive(&mut self, input: &mut BytesMut) -> Result<Option<LinkEvent>, LinkError> {
-        if let Some(error) = self.broken {
+        if let Some(error) = self.failure {
             return Err(error);
         }
         let received = self.next_event(input);
@@ -24,12 +24,12 @@ impl Link {
     }
 
     fn next_event(&mut self, input: &mut BytesMut) -> Result<Option<LinkEvent>, LinkError> {
-        if let Some(event) = self.next_awakened() {
+        if let Some(event) = self.next_credited() {
             return Ok(Some(event));
         }
-        let waiting = self.output.len();
-        if waiting > self.ours.output_limit {
-            return Err(LinkError::Stalled { bytes: waiting });
+        let pending = self.output.len();
+        if pending > self.own_limits.output_limit {
+            return Err(LinkError::Stalled { bytes: pending });
         }
         while let Some((header, payload)) = self.next_frame(input)? {
             if let Some(event) = self.handle_frame(header, payload)? {
@@ -43,10 +43,10 @@ impl Link {
         let Some(header) = FrameHeader::peek(input)? else {
             return Ok(None);
         };
-        if !self.greeted && header.kind != FrameKind::Hello {
+        if !self.hello_received && header.kind != FrameKind::Hello {
             return Err(LinkError::Hello { fault: "is not the first frame" });
         }
-        header.check_length(&self.ours)?;
+        header.check_length(&self.own_limits)?;
         let length = usize::try_from(header.length).unwrap_or(usize::MAX);
         if input.len() < length.saturating_add(HEADER_BYTES) {
             return Ok(None);
@@ -67,35 +67,35 @@ impl Link {
             FrameKind::Head => self.handle_head(header, payload),
             FrameKind::Data => self.handle_data(header, payload),
             FrameKind::Trailers => self.handle_trailers(header, payload),
-            FrameKind::Reset => self.was_reset(header, payload),
+            FrameKind::Reset => self.handle_reset(header, payload),
             FrameKind::Credit => self.handle_credit(header, payload),
-            FrameKind::GoAway => self.heard_go_away(payload).map(Some),
+            FrameKind::GoAway => self.handle_go_away(payload).map(Some),
             FrameKind::Ping => self.handle_ping(),
             FrameKind::Pong => self.handle_pong(),
         }
     }
 
     fn handle_hello(&mut self, payload: Bytes) -> Result<LinkEvent, LinkError> {
-        if self.greeted {
+        if self.hello_received {
             return Err(LinkError::Hello { fault: "came twice" });
         }
-        let (theirs, reads_reasons) = frame::read_hello(payload, self.role)?;
-        let more = theirs.window.saturating_sub(self.theirs.window);
-        self.greeted = true;
-        self.theirs = theirs;
+        let (peer_limits, reads_reasons) = frame::read_hello(payload, self.role)?;
+        let added_credit = peer_limits.window.saturating_sub(self.peer_limits.window);
+        self.hello_received = true;
+        self.peer_limits = peer_limits;
         self.peer_reads_reasons = reads_reasons;
         for (id, stream) in &mut self.streams {
-            if stream.is_starved() && more > 0 {
-                self.awakened.push(*id);
+            if stream.is_starved() && added_credit > 0 {
+                self.credited.push(*id);
             }
-            stream.credit = stream.credit.saturating_add(more);
+            stream.credit = stream.credit.saturating_add(added_credit);
         }
         Ok(LinkEvent::Ready)
     }
 
-    /// Returns the next stream with credit from HELLO, among those opened before it.
-    fn next_awakened(&mut self) -> Option<LinkEvent> {
-        while let Some(id) = self.awakened.pop() {
+    /// Returns the event of the next stream that got credit from HELLO, among those opened before it.
+    fn next_credited(&mut self) -> Option<LinkEvent> {
+        while let Some(id) = self.credited.pop() {
             if self.streams.contains_key(&id) {
                 return Some(LinkEvent::Credit { stream: id });
             }
@@ -113,30 +113,35 @@ impl Link {
         if self.role == Role::Opener {
             return Err(misplaced("the acceptor opens no streams"));
         }
-        if self.heard_last.is_some() {
+        if self.go_away_received.is_some() {
             return Err(misplaced("opened after GOAWAY"));
         }
-        if stream == StreamId::ALL || self.last.number().checked_add(1) != Some(stream.number()) {
+        if stream == StreamId::ALL
+            || self.last_stream.number().checked_add(1) != Some(stream.number())
+        {
             return Err(misplaced("stream numbers must be consecutive"));
         }
-        self.last = stream;
-        if self.said_last.is_some_and(|said| stream > said) {
+        self.last_stream = stream;
+        if self.go_away_sent.is_some_and(|sent| stream > sent) {
             // Our GOAWAY informs the peer that this stream was never processed.
-            self.budget.expect_late(self.ours.window);
-            self.budget.idle_frame()?;
+            self.budget.expect_late_data(self.own_limits.window);
+            self.budget.record_idle_frame()?;
             return Ok(None);
         }
-        let max = self.ours.streams_max;
+        let max = self.own_limits.streams_max;
         if self.streams.len() >= usize::try_from(max).unwrap_or(usize::MAX) {
             return Err(LinkError::StreamsExceeded { max });
         }
-        let tcp = header.has_flag(frame::TCP);
-        let kind = if tcp { StreamKind::Tcp } else { StreamKind::Http };
+        let is_tcp = header.has_flag(frame::TCP);
+        let kind = if is_tcp { StreamKind::Tcp } else { StreamKind::Http };
         let end = header.has_flag(frame::END);
-        let mut state = Stream::new(kind, &self.ours, &self.theirs);
-        state.receiving.check_head(header.length, false, end).map_err(|w| misplaced(w.as_str()))?;
+        let mut state = StreamState::new(kind, &self.own_limits, &self.peer_limits);
+        state
+            .receiving
+            .check_head(header.length, false, end)
+            .map_err(|violation| misplaced(violation.as_str()))?;
         self.streams.insert(stream, state);
-        self.budget.useful_frame();
+        self.budget.record_useful_frame();
         Ok(Some(LinkEvent::Opened { stream, kind, head, end }))
     }
 
@@ -158,16 +163,16 @@ impl Link {
         let Some(state) = self.find_open(stream)? else {
             return self.handle_late();
         };
-        check_step(stream, state.receiving.check_head(header.length, interim, end))?;
-        // Only the final head counts as an answer.
+        check_frame(stream, state.receiving.check_head(header.length, interim, end))?;
+        // Only the final head counts as a response.
         if !interim {
-            state.answered = true;
+            state.has_response = true;
             self.budget.record_response();
         } else if rejected {
             let fault = "a rejection is a final head";
             return Err(LinkError::Misplaced { stream, fault });
         }
-        self.budget.useful_frame();
+        self.budget.record_useful_frame();
         self.remove_if_ended(stream);
         Ok(Some(LinkEvent::Head { stream, head, interim, rejected, end }))
     }
@@ -181,20 +186,20 @@ impl Link {
         let end = header.has_flag(frame::END);
         let is_opener = self.role == Role::Opener;
         let Some(state) = self.find_open(stream)? else {
-            self.budget.late_data(header.length)?;
+            self.budget.record_late_data(header.length)?;
             return Ok(None);
         };
-        check_step(stream, state.receiving.check_data(end))?;
-        let left = state.granted.checked_sub(header.length);
-        state.granted = left.ok_or(LinkError::FlowControl { stream })?;
-        let is_answer = is_opener && !data.is_empty();
-        let first_answer = is_answer && !std::mem::replace(&mut state.answered, true);
+        check_frame(stream, state.receiving.check_data(end))?;
+        let remaining = state.granted.checked_sub(header.length);
+        state.granted = remaining.ok_or(LinkError::FlowControl { stream })?;
+        let is_response = is_opener && !data.is_empty();
+        let starts_response = is_response && !std::mem::replace(&mut state.has_response, true);
         if data.is_empty() && !end {
-            self.budget.idle_frame()?;
+            self.budget.record_idle_frame()?;
             return Ok(None);
         }
-        self.budget.useful_frame();
-        if first_answer {
+        self.budget.record_useful_frame();
+        if starts_response {
             self.budget.record_response();
         }
         if end {
@@ -212,13 +217,13 @@ impl Link {
         let Some(state) = self.find_open(stream)? else {
             return self.handle_late();
         };
-        check_step(stream, state.receiving.check_trailers(header.length))?;
-        self.budget.useful_frame();
+        check_frame(stream, state.receiving.check_trailers(header.length))?;
+        self.budget.record_useful_frame();
         self.remove_if_ended(stream);
         Ok(Some(LinkEvent::Trailers { stream, trailers }))
     }
 
-    fn was_reset(
+    fn handle_reset(
         &mut self,
         header: FrameHeader,
         mut payload: Bytes,
@@ -228,11 +233,11 @@ impl Link {
             return self.handle_late();
         }
         let code = ResetCode::from_wire(payload.try_get_u8().unwrap_or_default());
-        let answered = self.streams.remove(&stream).is_some_and(|state| state.answered);
-        if self.role == Role::Acceptor && !answered {
+        let has_response = self.streams.remove(&stream).is_some_and(|state| state.has_response);
+        if self.role == Role::Acceptor && !has_response {
             self.budget.record_reset()?;
         }
-        self.budget.stream_over();
+        self.budget.record_stream_end();
         Ok(Some(LinkEvent::Reset { stream, code, reason: payload }))
     }
 
@@ -242,7 +247,7 @@ impl Link {
         mut payload: Bytes,
     ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
-        let window = self.theirs.window;
+        let window = self.peer_limits.window;
         let bytes = payload.try_get_u32().unwrap_or_default();
         if bytes == 0 {
             return Err(LinkError::Malformed { fault: "a credit of 0" });
@@ -251,46 +256,46 @@ impl Link {
             return self.handle_late();
         };
         let credit = state.credit.checked_add(bytes).filter(|credit| *credit <= window);
-        let starved = state.is_starved();
+        let was_starved = state.is_starved();
         state.credit = credit.ok_or(LinkError::FlowControl { stream })?;
         if bytes < window.div_ceil(2) {
-            self.budget.idle_frame()?;
+            self.budget.record_idle_frame()?;
         }
-        Ok(starved.then_some(LinkEvent::Credit { stream }))
+        Ok(was_starved.then_some(LinkEvent::Credit { stream }))
     }
 
-    fn heard_go_away(&mut self, mut payload: Bytes) -> Result<LinkEvent, LinkError> {
+    fn handle_go_away(&mut self, mut payload: Bytes) -> Result<LinkEvent, LinkError> {
         let last = StreamId(payload.try_get_u32().unwrap_or_default());
         let code = GoAwayCode::from_wire(payload.try_get_u8().unwrap_or_default());
-        match self.heard_last {
-            Some(heard) if last > heard => {
+        match self.go_away_received {
+            Some(previous) if last > previous => {
                 return Err(LinkError::Malformed {
                     fault: "GOAWAY with a higher last stream than before",
                 });
             }
-            Some(_) => self.budget.idle_frame()?,
+            Some(_) => self.budget.record_idle_frame()?,
             None => {}
         }
-        self.heard_last = Some(last);
+        self.go_away_received = Some(last);
         if self.role == Role::Opener {
             self.streams.retain(|id, _| *id <= last);
         }
         Ok(LinkEvent::GoAway { last, code })
     }
 
-    /// One answer serves all pings since the output was last taken.
+    /// Schedules one PONG for all PINGs since the output was last taken.
     fn handle_ping(&mut self) -> Result<Option<LinkEvent>, LinkError> {
-        if std::mem::replace(&mut self.pong_owed, true) {
-            self.budget.idle_frame()?;
+        if std::mem::replace(&mut self.pong_pending, true) {
+            self.budget.record_idle_frame()?;
         }
         Ok(None)
     }
 
     fn handle_pong(&mut self) -> Result<Option<LinkEvent>, LinkError> {
-        if !std::mem::take(&mut self.ping_unanswered) {
+        if !std::mem::take(&mut self.ping_in_flight) {
             return self.handle_late();
         }
-        if std::mem::take(&mut self.ping_again) {
+        if std::mem::take(&mut self.ping_requested) {
             self.ping();
             return Ok(None);
         }
@@ -298,19 +303,19 @@ impl Link {
     }
 
     /// Returns the open stream of a frame. None: the stream has ended, and the frame is late.
-    fn find_open(&mut self, stream: StreamId) -> Result<Option<&mut Stream>, LinkError> {
-        if stream > self.last {
+    fn find_open(&mut self, stream: StreamId) -> Result<Option<&mut StreamState>, LinkError> {
+        if stream > self.last_stream {
             return Err(LinkError::Misplaced { stream, fault: "never opened" });
         }
         Ok(self.streams.get_mut(&stream))
     }
 
     fn handle_late(&mut self) -> Result<Option<LinkEvent>, LinkError> {
-        self.budget.idle_frame()?;
+        self.budget.record_idle_frame()?;
         Ok(None)
     }
 }
 
-fn check_step(stream: StreamId, step: Result<(), FrameViolation>) -> Result<(), LinkError> {
-    step.map_err(|wrong| LinkError::Misplaced { stream, fault: wrong.as_str() })
+fn check_frame(stream: StreamId, checked: Result<(), FrameViolation>) -> Result<(), LinkError> {
+    checked.map_err(|violation| LinkError::Misplaced { stream, fault: violation.as_str() })
 }

@@ -3,7 +3,7 @@
 use bytes::{BufMut, BytesMut};
 
 use super::frame::{self, FrameHeader, FrameKind, HEADER_BYTES};
-use super::stream::{FrameViolation, Stream};
+use super::stream::{FrameViolation, StreamState};
 use super::{
     GoAwayCode, Link, OpenError, ResetCode, Role, STREAM_LAST, StreamClosed, StreamId, StreamKind,
 };
@@ -21,7 +21,7 @@ impl Link {
         end: bool,
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<StreamId, OpenError> {
-        if self.broken.is_some() || self.role == Role::Acceptor {
+        if self.failure.is_some() || self.role == Role::Acceptor {
             return Err(OpenError::Broken);
         }
         if self.is_going_away() {
@@ -30,16 +30,17 @@ impl Link {
         if self.vacant_streams() == 0 {
             return Err(OpenError::Full);
         }
-        let number = self.last.number().checked_add(1).filter(|number| *number <= STREAM_LAST);
+        let number =
+            self.last_stream.number().checked_add(1).filter(|number| *number <= STREAM_LAST);
         let id = StreamId(number.ok_or(OpenError::GoingAway)?);
-        let mut stream = Stream::new(kind, &self.ours, &self.theirs);
+        let mut stream = StreamState::new(kind, &self.own_limits, &self.peer_limits);
         let header = FrameHeader::new(FrameKind::Open, id, 0)
             .with_flag(frame::END, end)
             .with_flag(frame::TCP, kind == StreamKind::Tcp);
         let length = self.write_section(header, write_head).ok_or(OpenError::TooLarge)?;
-        let first = stream.sending.check_head(length, false, end);
-        first.expect("a section within head_max fits the allowance of a new stream");
-        self.last = id;
+        let checked = stream.sending.check_head(length, false, end);
+        checked.expect("a section within head_max fits the allowance of a new stream");
+        self.last_stream = id;
         self.streams.insert(id, stream);
         if id.number() == STREAM_LAST {
             self.go_away(GoAwayCode::StreamIdsExhausted);
@@ -108,8 +109,8 @@ impl Link {
     ) -> Result<usize, StreamClosed> {
         let state = self.streams.get_mut(&stream).ok_or(StreamClosed)?;
         let granted = usize::try_from(state.credit).unwrap_or(usize::MAX);
-        let (now, later) = data.split_at_checked(granted).unwrap_or((data, &[]));
-        let end = end && later.is_empty();
+        let (accepted, remaining) = data.split_at_checked(granted).unwrap_or((data, &[]));
+        let end = end && remaining.is_empty();
         match state.sending.check_data(end) {
             Ok(()) => {}
             Err(FrameViolation::Ended) => return Err(StreamClosed),
@@ -118,18 +119,18 @@ impl Link {
                 return Err(StreamClosed);
             }
         }
-        let spent = u32::try_from(now.len()).unwrap_or(u32::MAX);
+        let spent = u32::try_from(accepted.len()).unwrap_or(u32::MAX);
         state.credit = state.credit.saturating_sub(spent);
-        let is_answer = spent > 0 && self.role == Role::Acceptor;
-        let first_answer = is_answer && !std::mem::replace(&mut state.answered, true);
-        self.write_data(stream, now, end);
-        if first_answer {
+        let is_response = spent > 0 && self.role == Role::Acceptor;
+        let starts_response = is_response && !std::mem::replace(&mut state.has_response, true);
+        self.write_data(stream, accepted, end);
+        if starts_response {
             self.budget.record_response();
         }
         if end {
             self.remove_if_ended(stream);
         }
-        Ok(now.len())
+        Ok(accepted.len())
     }
 
     /// Sends the trailer section of a body, in HTTP/1.1 format; this ends the direction.
@@ -154,50 +155,53 @@ impl Link {
     /// The acceptor treats an opener with too many unanswered resets as hostile, regardless of their cause.
     /// This end therefore sends GOAWAY at half of the allowance: use another link then.
     pub fn reset_stream(&mut self, stream: StreamId, code: ResetCode) {
-        self.reset_for(stream, code, "");
+        self.reset_with_reason(stream, code, "");
     }
 
-    /// Does the same, with a reason for peers that support reasons.
-    pub fn reset_for(&mut self, stream: StreamId, code: ResetCode, reason: &str) {
+    /// Resets the stream as [`Self::reset_stream`] does, and sends `reason` to peers that support reasons.
+    pub fn reset_with_reason(&mut self, stream: StreamId, code: ResetCode, reason: &str) {
         if let Some(state) = self.streams.remove(&stream) {
             if !state.receiving.is_ended() {
-                self.budget.expect_late(state.granted);
+                self.budget.expect_late_data(state.granted);
             }
-            self.budget.stream_over();
+            self.budget.record_stream_end();
             let reason = if self.peer_reads_reasons { reason } else { "" };
             frame::write_reset(&mut self.output, stream, code as u8, reason);
-            if self.role == Role::Opener && !state.answered {
+            if self.role == Role::Opener && !state.has_response {
                 self.count_reset();
             }
         }
     }
 
-    /// Counts an unanswered reset, as the acceptor does.
+    /// Counts a reset before the response, as the acceptor does.
     fn count_reset(&mut self) {
         // The acceptor judges resets beyond the allowance: streams opened before the GOAWAY may still be reset.
         self.budget.count_churn();
-        if self.budget.is_worn() {
+        if self.budget.is_half_spent() {
             self.go_away(GoAwayCode::StreamIdsExhausted);
         }
     }
 
     /// Acknowledges bytes that left this side's memory, so that the peer may send as many again. CREDIT is sent
-    /// once half a window is due.
+    /// once half a window is unacknowledged.
     pub fn record_consumed(&mut self, stream: StreamId, bytes: u32) {
-        let window = self.ours.window;
+        let window = self.own_limits.window;
         let Some(state) = self.streams.get_mut(&stream) else {
             return;
         };
         if state.receiving.is_ended() {
             return;
         }
-        let held = window.saturating_sub(state.granted);
-        debug_assert!(bytes <= held.saturating_sub(state.owed), "consumed more than was received");
-        state.owed = state.owed.saturating_add(bytes).min(held);
-        if state.owed >= window.div_ceil(2) {
-            let owed = std::mem::take(&mut state.owed);
-            state.granted = state.granted.saturating_add(owed);
-            frame::write_credit(&mut self.output, stream, owed);
+        let outstanding = window.saturating_sub(state.granted);
+        debug_assert!(
+            bytes <= outstanding.saturating_sub(state.unacknowledged),
+            "consumed more than was received"
+        );
+        state.unacknowledged = state.unacknowledged.saturating_add(bytes).min(outstanding);
+        if state.unacknowledged >= window.div_ceil(2) {
+            let unacknowledged = std::mem::take(&mut state.unacknowledged);
+            state.granted = state.granted.saturating_add(unacknowledged);
+            frame::write_credit(&mut self.output, stream, unacknowledged);
         }
     }
 
@@ -208,13 +212,13 @@ impl Link {
         }
     }
 
-    /// Writes a head or trailers to an open stream; `account` applies the rules of its direction and returns
-    /// true for the response.
+    /// Writes a head or trailers to an open stream; `check` applies the rules of its direction and returns
+    /// true if the frame starts the response.
     fn send_section(
         &mut self,
         header: FrameHeader,
         write: impl FnOnce(&mut BytesMut),
-        account: impl FnOnce(&mut Stream, u32) -> Result<bool, FrameViolation>,
+        check: impl FnOnce(&mut StreamState, u32) -> Result<bool, FrameViolation>,
     ) -> Result<(), StreamClosed> {
         let stream = header.stream;
         let start = self.output.len();
@@ -223,18 +227,19 @@ impl Link {
             return Err(StreamClosed);
         };
         let state = self.streams.get_mut(&stream).ok_or(StreamClosed)?;
-        match account(state, length) {
-            Ok(answer) => {
-                let first_answer = answer && !std::mem::replace(&mut state.answered, true);
-                if first_answer {
+        match check(state, length) {
+            Ok(is_response) => {
+                let starts_response =
+                    is_response && !std::mem::replace(&mut state.has_response, true);
+                if starts_response {
                     self.budget.record_response();
                 }
                 self.remove_if_ended(stream);
                 Ok(())
             }
-            Err(wrong) => {
+            Err(violation) => {
                 self.output.truncate(start);
-                let code = match wrong {
+                let code = match violation {
                     FrameViolation::Sections => ResetCode::TooLarge,
                     FrameViolation::Ended | FrameViolation::Order => ResetCode::Failed,
                 };
@@ -258,28 +263,28 @@ impl Link {
         let length = self.output.len().checked_sub(payload);
         debug_assert!(length.is_some(), "a head writer removed earlier frames");
         let length = length.and_then(|length| u32::try_from(length).ok());
-        let length = length.filter(|length| *length <= self.theirs.head_max);
-        let place = self.output.get_mut(start..payload);
-        let (Some(length), Some(place)) = (length, place) else {
+        let length = length.filter(|length| *length <= self.peer_limits.head_max);
+        let header_bytes = self.output.get_mut(start..payload);
+        let (Some(length), Some(header_bytes)) = (length, header_bytes) else {
             self.output.truncate(start);
             return None;
         };
-        place.copy_from_slice(&FrameHeader { length, ..header }.encode());
+        header_bytes.copy_from_slice(&FrameHeader { length, ..header }.encode());
         Some(length)
     }
 
     fn write_data(&mut self, stream: StreamId, data: &[u8], end: bool) {
-        let frame_max = usize::try_from(self.theirs.frame_max).unwrap_or(usize::MAX);
+        let frame_max = usize::try_from(self.peer_limits.frame_max).unwrap_or(usize::MAX);
         let mut rest = data;
         while !rest.is_empty() || end {
             let (part, after) = rest.split_at_checked(frame_max).unwrap_or((rest, &[]));
-            let last = after.is_empty();
+            let is_last = after.is_empty();
             let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
             let header = FrameHeader::new(FrameKind::Data, stream, length)
-                .with_flag(frame::END, end && last);
+                .with_flag(frame::END, end && is_last);
             self.output.put_slice(&header.encode());
             self.output.put_slice(part);
-            if last {
+            if is_last {
                 return;
             }
             rest = after;

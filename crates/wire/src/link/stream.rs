@@ -54,7 +54,7 @@ impl Hasher for StreamIdHasher {
 
 /// The state of one open stream.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct StreamState {
     /// The direction that this side sends.
     pub(super) sending: Half,
     /// The direction that the peer sends.
@@ -63,25 +63,25 @@ pub(super) struct Stream {
     pub(super) credit: u32,
     /// DATA bytes that this side still accepts.
     pub(super) granted: u32,
-    /// Consumed bytes not yet acknowledged by CREDIT.
-    pub(super) owed: u32,
+    /// Consumed DATA bytes not yet acknowledged by CREDIT.
+    pub(super) unacknowledged: u32,
     /// True if the acceptor sent a final head or bytes, as far as this side knows.
-    pub(super) answered: bool,
+    pub(super) has_response: bool,
 }
 
-impl Stream {
-    pub(super) fn new(kind: StreamKind, ours: &LinkLimits, theirs: &LinkLimits) -> Self {
+impl StreamState {
+    pub(super) fn new(kind: StreamKind, own_limits: &LinkLimits, peer_limits: &LinkLimits) -> Self {
         Self {
-            sending: Half::new(kind, theirs.head_max),
-            receiving: Half::new(kind, ours.head_max),
-            credit: theirs.window,
-            granted: ours.window,
-            owed: 0,
-            answered: false,
+            sending: Half::new(kind, peer_limits.head_max),
+            receiving: Half::new(kind, own_limits.head_max),
+            credit: peer_limits.window,
+            granted: own_limits.window,
+            unacknowledged: 0,
+            has_response: false,
         }
     }
 
-    /// True if the caller may be waiting for credit.
+    /// True if this side may still send and has no credit.
     pub(super) fn is_starved(&self) -> bool {
         !self.sending.is_ended() && self.credit == 0
     }
@@ -94,13 +94,13 @@ impl Stream {
 /// One direction of a stream: its frame order, validated by both sender and receiver.
 #[derive(Debug, Clone)]
 pub(super) struct Half {
-    phase: Phase,
+    phase: MessagePhase,
     kind: StreamKind,
     sections_left: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum MessagePhase {
     Head,
     Body,
     Ended,
@@ -130,11 +130,11 @@ impl FrameViolation {
 impl Half {
     fn new(kind: StreamKind, head_max: u32) -> Self {
         let sections_left = head_max.saturating_mul(SECTIONS_PER_DIRECTION);
-        Self { phase: Phase::Head, kind, sections_left }
+        Self { phase: MessagePhase::Head, kind, sections_left }
     }
 
     pub(super) fn is_ended(&self) -> bool {
-        self.phase == Phase::Ended
+        self.phase == MessagePhase::Ended
     }
 
     pub(super) fn is_tcp(&self) -> bool {
@@ -149,14 +149,16 @@ impl Half {
         end: bool,
     ) -> Result<(), FrameViolation> {
         match self.phase {
-            Phase::Ended => return Err(FrameViolation::Ended),
-            Phase::Body => return Err(FrameViolation::Order),
-            Phase::Head if interim && (end || self.is_tcp()) => return Err(FrameViolation::Order),
-            Phase::Head => {}
+            MessagePhase::Ended => return Err(FrameViolation::Ended),
+            MessagePhase::Body => return Err(FrameViolation::Order),
+            MessagePhase::Head if interim && (end || self.is_tcp()) => {
+                return Err(FrameViolation::Order);
+            }
+            MessagePhase::Head => {}
         }
         self.check_section(length)?;
         if !interim {
-            self.phase = if end { Phase::Ended } else { Phase::Body };
+            self.phase = if end { MessagePhase::Ended } else { MessagePhase::Body };
         }
         Ok(())
     }
@@ -164,24 +166,24 @@ impl Half {
     /// Validates bytes of the body. TCP may start with them: its acceptor may omit the head.
     pub(super) fn check_data(&mut self, end: bool) -> Result<(), FrameViolation> {
         match self.phase {
-            Phase::Ended => return Err(FrameViolation::Ended),
-            Phase::Head if !self.is_tcp() => return Err(FrameViolation::Order),
-            Phase::Head | Phase::Body => {}
+            MessagePhase::Ended => return Err(FrameViolation::Ended),
+            MessagePhase::Head if !self.is_tcp() => return Err(FrameViolation::Order),
+            MessagePhase::Head | MessagePhase::Body => {}
         }
-        self.phase = if end { Phase::Ended } else { Phase::Body };
+        self.phase = if end { MessagePhase::Ended } else { MessagePhase::Body };
         Ok(())
     }
 
     /// Validates the trailer section, which ends the direction.
     pub(super) fn check_trailers(&mut self, length: u32) -> Result<(), FrameViolation> {
         match self.phase {
-            Phase::Ended => return Err(FrameViolation::Ended),
-            Phase::Head => return Err(FrameViolation::Order),
-            Phase::Body if self.is_tcp() => return Err(FrameViolation::Order),
-            Phase::Body => {}
+            MessagePhase::Ended => return Err(FrameViolation::Ended),
+            MessagePhase::Head => return Err(FrameViolation::Order),
+            MessagePhase::Body if self.is_tcp() => return Err(FrameViolation::Order),
+            MessagePhase::Body => {}
         }
         self.check_section(length)?;
-        self.phase = Phase::Ended;
+        self.phase = MessagePhase::Ended;
         Ok(())
     }
 

@@ -45,7 +45,7 @@ fn a_request_and_its_response_cross_the_link() {
 }
 
 #[test]
-fn everything_one_turn_produces_is_one_output() {
+fn frames_of_one_iteration_share_one_output() {
     let (mut opener, mut acceptor) = connected_pair();
     for _ in 0..10 {
         opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap();
@@ -56,7 +56,7 @@ fn everything_one_turn_produces_is_one_output() {
 }
 
 #[test]
-fn the_opener_may_send_before_the_peer_has_greeted() {
+fn the_opener_may_send_before_the_hello_of_the_peer() {
     let mut opener = Link::new(Role::Opener, LinkLimits::default());
     let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
     let id = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
@@ -68,7 +68,7 @@ fn the_opener_may_send_before_the_peer_has_greeted() {
     let events = deliver_output(&mut acceptor, &mut opener);
     assert_eq!(events, [LinkEvent::Ready, LinkEvent::Credit { stream: id }]);
     assert_eq!(opener.available_credit(id), WINDOW - WINDOW_LEAST);
-    assert_eq!(opener.vacant_streams(), STREAMS_MAX as usize - 1);
+    assert_eq!(opener.vacant_streams(), MAX_STREAMS as usize - 1);
     let rest = &body[WINDOW_LEAST as usize..];
     assert_eq!(opener.send_data(id, rest, true), Ok(rest.len()));
 }
@@ -92,15 +92,15 @@ fn tcp_half_closes_both_ways() {
 }
 
 #[test]
-fn a_sender_stops_at_the_window_and_goes_on_with_credit() {
+fn a_sender_stops_at_the_window_and_continues_with_credit() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
     let body = vec![1; WINDOW as usize + 10];
     assert_eq!(opener.send_data(id, &body, true), Ok(WINDOW as usize));
     assert_eq!(opener.send_data(id, &body[WINDOW as usize..], true), Ok(0));
     assert_eq!(opener.available_credit(id), 0);
-    let got: usize = deliver_output(&mut opener, &mut acceptor).iter().map(data_len).sum();
-    assert_eq!(got, WINDOW as usize);
+    let received: usize = deliver_output(&mut opener, &mut acceptor).iter().map(data_len).sum();
+    assert_eq!(received, WINDOW as usize);
 
     // CREDIT is sent once half a window is due, and not before.
     acceptor.record_consumed(id, WINDOW / 2 - 1);
@@ -113,7 +113,7 @@ fn a_sender_stops_at_the_window_and_goes_on_with_credit() {
 }
 
 #[test]
-fn credit_for_a_sender_that_has_some_is_no_event() {
+fn credit_for_a_sender_with_credit_is_not_an_event() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
     opener.send_data(id, &[0; 40_000], false).unwrap();
@@ -127,16 +127,16 @@ fn credit_for_a_sender_that_has_some_is_no_event() {
 fn control_frames_need_no_credit() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
-    let other = opener.open_stream(StreamKind::Tcp, false, write(b"")).unwrap();
+    let second_stream = opener.open_stream(StreamKind::Tcp, false, write(b"")).unwrap();
     opener.send_data(id, &[0; WINDOW as usize], false).unwrap();
     assert_eq!(opener.available_credit(id), 0);
     opener.send_trailers(id, b"").unwrap();
-    opener.reset_stream(other, ResetCode::Cancelled);
+    opener.reset_stream(second_stream, ResetCode::Cancelled);
     opener.ping();
     let events = deliver_output(&mut opener, &mut acceptor);
     assert!(events.contains(&LinkEvent::Trailers { stream: id, trailers: Bytes::new() }));
     assert!(events.contains(&LinkEvent::Reset {
-        stream: other,
+        stream: second_stream,
         code: ResetCode::Cancelled,
         reason: Bytes::new()
     }));
@@ -144,15 +144,15 @@ fn control_frames_need_no_credit() {
 }
 
 #[test]
-fn data_is_cut_to_frames_and_the_end_is_on_the_last() {
+fn data_is_split_into_frames_and_the_last_one_has_the_end() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
-    opener.send_data(id, &[3; 2 * FRAME_MAX as usize + 1], true).unwrap();
+    opener.send_data(id, &[3; 2 * MAX_FRAME as usize + 1], true).unwrap();
     let lengths: Vec<_> = deliver_output(&mut opener, &mut acceptor)
         .iter()
         .map(|event| (data_len(event), matches!(event, LinkEvent::Data { end: true, .. })))
         .collect();
-    let frame = FRAME_MAX as usize;
+    let frame = MAX_FRAME as usize;
     assert_eq!(lengths, [(frame, false), (frame, false), (1, true)]);
 }
 
@@ -188,7 +188,7 @@ fn a_reset_frees_the_stream_and_late_frames_are_ignored() {
 }
 
 #[test]
-fn pings_wait_for_their_answer_and_answers_coalesce() {
+fn pings_wait_for_their_pong_and_pongs_coalesce() {
     let (mut opener, mut acceptor) = connected_pair();
     opener.ping();
     opener.ping();
@@ -209,15 +209,15 @@ fn pings_wait_for_their_answer_and_answers_coalesce() {
 }
 
 #[test]
-fn unknown_codes_have_a_meaning() {
+fn unknown_codes_read_as_failed_and_internal() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
     let mut wire = raw_frame(FrameKind::Reset, 0, id.number(), &[200]);
     let reset = LinkEvent::Reset { stream: id, code: ResetCode::Failed, reason: Bytes::new() };
     assert_eq!(all_events(&mut acceptor, &mut wire), [reset]);
     let mut wire = raw_frame(FrameKind::GoAway, 0, 0, &[0, 0, 0, 0, 200]);
-    let away = LinkEvent::GoAway { last: StreamId::NONE, code: GoAwayCode::Internal };
-    assert_eq!(all_events(&mut acceptor, &mut wire), [away]);
+    let go_away = LinkEvent::GoAway { last: StreamId::NONE, code: GoAwayCode::Internal };
+    assert_eq!(all_events(&mut acceptor, &mut wire), [go_away]);
     for code in ResetCode::ALL {
         assert_eq!(ResetCode::from_wire(*code as u8), *code);
     }
@@ -227,14 +227,14 @@ fn unknown_codes_have_a_meaning() {
 }
 
 #[test]
-fn a_head_that_is_too_large_never_leaves() {
+fn a_head_that_is_too_large_is_not_sent() {
     let (mut opener, mut acceptor) = connected_pair();
-    let large = vec![b'x'; HEAD_MAX as usize + 1];
-    let refused = opener.open_stream(StreamKind::Http, true, write(&large));
-    assert_eq!(refused, Err(OpenError::TooLarge));
+    let large = vec![b'x'; MAX_HEAD as usize + 1];
+    let rejected = opener.open_stream(StreamKind::Http, true, write(&large));
+    assert_eq!(rejected, Err(OpenError::TooLarge));
     assert!(opener.is_idle());
-    let fits = vec![b'x'; HEAD_MAX as usize];
-    let id = opener.open_stream(StreamKind::Http, false, write(&fits)).unwrap();
+    let largest = vec![b'x'; MAX_HEAD as usize];
+    let id = opener.open_stream(StreamKind::Http, false, write(&largest)).unwrap();
     assert_eq!(id.number(), 1);
     assert_eq!(deliver_output(&mut opener, &mut acceptor).len(), 1);
     assert_eq!(acceptor.send_head(id, false, true, write(&large)), Err(StreamClosed));
@@ -243,7 +243,7 @@ fn a_head_that_is_too_large_never_leaves() {
 }
 
 #[test]
-fn a_driver_out_of_order_loses_the_stream_and_not_the_link() {
+fn calls_out_of_order_reset_the_stream_but_not_the_link() {
     type Misuse = fn(&mut Link, &mut Link, StreamId) -> Result<(), StreamClosed>;
     let cases: [(&str, Misuse); 5] = [
         ("data before the head", |_, acceptor, id| acceptor.send_data(id, b"x", true).map(drop)),
@@ -267,7 +267,7 @@ fn a_driver_out_of_order_loses_the_stream_and_not_the_link() {
 }
 
 #[test]
-fn a_broken_link_stays_broken_and_says_why() {
+fn a_failed_link_returns_the_same_error_again() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
     let mut wire = raw_frame(FrameKind::Data, 0, 9, b"x");
@@ -278,8 +278,8 @@ fn a_broken_link_stays_broken_and_says_why() {
     assert_eq!(acceptor.send_data(id, b"x", true), Err(StreamClosed));
     acceptor.ping();
     acceptor.go_away(GoAwayCode::Drain);
-    let away = LinkEvent::GoAway { last: id, code: GoAwayCode::Protocol };
-    assert_eq!(deliver_output(&mut acceptor, &mut opener), [away]);
+    let go_away = LinkEvent::GoAway { last: id, code: GoAwayCode::Protocol };
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [go_away]);
 
     opener.receive(&mut raw_frame(FrameKind::Open, 0, 2, b"")).unwrap_err();
     assert_eq!(opener.open_stream(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
@@ -287,7 +287,7 @@ fn a_broken_link_stays_broken_and_says_why() {
 }
 
 #[test]
-fn only_the_opener_opens() {
+fn only_the_opener_opens_streams() {
     let (_, mut acceptor) = connected_pair();
     assert_eq!(acceptor.open_stream(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
     assert_eq!(acceptor.vacant_streams(), 0);
@@ -299,24 +299,24 @@ fn data_events_share_the_input_buffer() {
     let id = open_stream(&mut opener, &mut acceptor);
     opener.send_data(id, &[5; 1000], false).unwrap();
     let mut wire = opener.output().split();
-    let place = wire.as_ptr().wrapping_add(8);
+    let expected_address = wire.as_ptr().wrapping_add(8);
     match acceptor.receive(&mut wire) {
-        Ok(Some(LinkEvent::Data { data, .. })) => assert_eq!(data.as_ptr(), place),
+        Ok(Some(LinkEvent::Data { data, .. })) => assert_eq!(data.as_ptr(), expected_address),
         other => panic!("{other:?}"),
     }
 }
 
 proptest! {
     #[test]
-    fn a_header_reads_as_it_was_written(
+    fn a_written_header_is_read_unchanged(
         length in 0u32..1 << 24,
-        nibble in 1u8..=10,
+        kind in 1u8..=10,
         stream in 1u32..,
         end: bool,
     ) {
-        let written = raw_header(length, nibble, 0, stream);
+        let written = raw_header(length, kind, 0, stream);
         let header = FrameHeader::peek(&written);
-        match nibble {
+        match kind {
             1 | 8..=10 => prop_assert!(header.is_err()),
             _ => {
                 let header = header.unwrap().unwrap();
@@ -331,17 +331,17 @@ proptest! {
     }
 
     #[test]
-    fn events_do_not_depend_on_how_the_bytes_were_cut(cuts in prop::collection::vec(1usize..40, 1..50)) {
+    fn events_do_not_depend_on_segmentation(cuts in prop::collection::vec(1usize..40, 1..50)) {
         let (wire, expected) = record_conversation();
         let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
         let mut input = BytesMut::new();
         let mut events = Vec::new();
-        let mut rest = &wire[..];
+        let mut unsent = &wire[..];
         let mut cuts = cuts.iter().cycle();
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at((*cuts.next().unwrap()).min(rest.len()));
-            rest = later;
-            input.extend_from_slice(now);
+        while !unsent.is_empty() {
+            let (packet, remaining) = unsent.split_at((*cuts.next().unwrap()).min(unsent.len()));
+            unsent = remaining;
+            input.extend_from_slice(packet);
             events.extend(all_events(&mut acceptor, &mut input));
         }
         prop_assert_eq!(events, expected);
@@ -366,7 +366,7 @@ fn record_conversation() -> (Bytes, Vec<LinkEvent>) {
     (wire, events)
 }
 
-/// Two ends with exchanged HELLOs.
+/// Returns two ends with exchanged HELLOs.
 fn connected_pair() -> (Link, Link) {
     let mut opener = Link::new(Role::Opener, LinkLimits::default());
     let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
@@ -384,11 +384,11 @@ fn open_stream(opener: &mut Link, acceptor: &mut Link) -> StreamId {
 }
 
 #[test]
-fn a_rejection_differs_from_an_answer_and_names_its_reason() {
+fn a_rejection_is_distinct_from_a_response_and_has_its_reason() {
     let (mut opener, mut acceptor) = connected_pair();
     let [first, second] = [(); 2].map(|()| open_stream(&mut opener, &mut acceptor));
     acceptor.send_rejection(first, true, write(b"denied")).unwrap();
-    acceptor.reset_for(second, ResetCode::Denied, "denied-by-policy");
+    acceptor.reset_with_reason(second, ResetCode::Denied, "denied-by-policy");
     let head = Bytes::from_static(b"denied");
     let reason = Bytes::from_static(b"denied-by-policy");
     let expected = [
@@ -408,18 +408,18 @@ fn a_peer_of_an_earlier_release_gets_the_rejection_without_its_reason() {
     deliver_output(&mut acceptor, &mut opener);
     let [first, second] = [(); 2].map(|()| open_stream(&mut opener, &mut acceptor));
     acceptor.send_rejection(first, true, write(b"denied")).unwrap();
-    acceptor.reset_for(second, ResetCode::Denied, "denied-by-policy");
+    acceptor.reset_with_reason(second, ResetCode::Denied, "denied-by-policy");
     let reset = LinkEvent::Reset { stream: second, code: ResetCode::Denied, reason: Bytes::new() };
     let expected = [head_event(first, b"denied", false, true), reset];
     assert_eq!(deliver_output(&mut acceptor, &mut opener), expected);
 }
 
 #[test]
-fn a_reason_that_does_not_fit_into_a_reset_is_left_out() {
+fn a_reason_that_does_not_fit_into_a_reset_is_omitted() {
     for (length, kept) in [(64, 64), (65, 0)] {
         let (mut opener, mut acceptor) = connected_pair();
         let id = open_stream(&mut opener, &mut acceptor);
-        acceptor.reset_for(id, ResetCode::Denied, &"x".repeat(length));
+        acceptor.reset_with_reason(id, ResetCode::Denied, &"x".repeat(length));
         let events = deliver_output(&mut acceptor, &mut opener);
         assert!(matches!(&events[..], [LinkEvent::Reset { reason, .. }] if reason.len() == kept));
     }

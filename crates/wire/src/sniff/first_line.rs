@@ -22,7 +22,7 @@ pub struct FirstLineReader {
     start: Vec<u8>,
     /// The length of the line without leading blanks.
     length: usize,
-    /// The number of elements of [`VERSION`] that the last bytes match.
+    /// The number of leading elements of [`VERSION`] that the last bytes match.
     matched: usize,
 }
 
@@ -32,7 +32,7 @@ impl FirstLineReader {
         for byte in bytes {
             match self.push_byte(*byte) {
                 FirstLine::Incomplete => {}
-                decided => return decided,
+                decision => return decision,
             }
         }
         FirstLine::Incomplete
@@ -43,17 +43,17 @@ impl FirstLineReader {
         if self.length == 0 && is_blank(byte) {
             return FirstLine::Incomplete;
         }
-        if byte == b'\n' || self.length >= LINE_BYTES_MAX {
+        if byte == b'\n' || self.length >= MAX_LINE_BYTES {
             return FirstLine::Other;
         }
         self.length = self.length.saturating_add(1);
         // A run of blanks counts once: it must not fill the room for the target.
         let is_repeated = is_blank(byte) && self.start.last().is_some_and(|last| is_blank(*last));
-        if self.start.len() < START_BYTES_MAX && !is_repeated {
+        if self.start.len() < MAX_START_BYTES && !is_repeated {
             self.start.push(byte);
         }
-        let is_next = VERSION.get(self.matched).is_some_and(|fits| fits(byte));
-        self.matched = match is_next {
+        let is_expected = VERSION.get(self.matched).is_some_and(|matches| matches(byte));
+        self.matched = match is_expected {
             true => self.matched.saturating_add(1),
             false => usize::from(is_blank(byte)),
         };
@@ -67,11 +67,13 @@ impl FirstLineReader {
     fn begins_request(&self) -> bool {
         let mut words = self.start.split(|byte| is_blank(*byte)).filter(|word| !word.is_empty());
         let (Some(method), Some(target)) = (words.next(), words.next()) else { return false };
-        let is_begun = |start: &&[u8]| {
-            target.get(..start.len()).is_some_and(|begins| begins.eq_ignore_ascii_case(start))
+        let starts_with_prefix = |prefix: &&[u8]| {
+            target
+                .get(..prefix.len())
+                .is_some_and(|target_start| target_start.eq_ignore_ascii_case(prefix))
         };
-        METHODS.iter().any(|known| known.eq_ignore_ascii_case(method))
-            && [&b"/"[..], b"http:/", b"https:/"].iter().any(is_begun)
+        METHODS.iter().any(|registered| registered.eq_ignore_ascii_case(method))
+            && [&b"/"[..], b"http:/", b"https:/"].iter().any(starts_with_prefix)
     }
 }
 
@@ -92,10 +94,10 @@ const VERSION: [fn(u8) -> bool; 7] = [
 ];
 
 /// The maximum length of a method, a blank, and the beginning of a target.
-const START_BYTES_MAX: usize = 64;
+const MAX_START_BYTES: usize = 64;
 
 /// No server accepts a longer request line.
-const LINE_BYTES_MAX: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 #[allow(clippy::indexing_slicing, reason = "a test may panic")]
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_that_a_server_may_take_for_a_request_is_one() {
+    fn detects_every_line_that_a_server_may_accept_as_a_request() {
         for line in [
             "GET / HTTP/1.1\r\n",
             "get /admin HTTP/1.1\r\n",
@@ -128,7 +130,7 @@ mod tests {
             let bytes = line.as_bytes().chunks(1).map(|byte| reader.read(byte));
             assert!(bytes.into_iter().any(|read| read == FirstLine::Request), "{line:?}");
         }
-        let blanks = [vec![b'\n'; 3 * LINE_BYTES_MAX], b"GET / HTTP/1.1\r\n".to_vec()].concat();
+        let blanks = [vec![b'\n'; 3 * MAX_LINE_BYTES], b"GET / HTTP/1.1\r\n".to_vec()].concat();
         assert_eq!(read(&blanks), FirstLine::Request);
         for line in [
             &b"GET\xa0/admin\xa0HTTP/1.1\r\n"[..],
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_other_protocols_are_none() {
+    fn lines_of_other_protocols_are_not_requests() {
         for line in [
             "*1\r\n$4\r\nPING\r\n",
             "PING\r\n",
@@ -165,7 +167,7 @@ mod tests {
         }
         assert_eq!(read(b""), FirstLine::Incomplete);
         assert_eq!(read(b"GET"), FirstLine::Incomplete);
-        assert_eq!(read(&vec![0; LINE_BYTES_MAX]), FirstLine::Incomplete);
-        assert_eq!(read(&vec![0; LINE_BYTES_MAX + 1]), FirstLine::Other);
+        assert_eq!(read(&vec![0; MAX_LINE_BYTES]), FirstLine::Incomplete);
+        assert_eq!(read(&vec![0; MAX_LINE_BYTES + 1]), FirstLine::Other);
     }
 }

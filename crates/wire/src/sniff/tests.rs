@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn decides_from_the_fewest_bytes() {
+fn detects_a_protocol_from_the_fewest_bytes() {
     // The deciding bytes, and the decision; every shorter prefix needs more bytes.
     let cases: [(&[u8], DetectedProtocol); 27] = [
         (b"GET /", DetectedProtocol::Http1),
@@ -53,24 +53,24 @@ fn decides_from_the_fewest_bytes() {
 }
 
 #[test]
-fn never_asks_for_more_than_its_bound() {
-    let endless = [b"LIST ", vec![b'a'; SNIFF_BYTES_MAX].as_slice()].concat();
-    assert_eq!(sniff_protocol(&endless[..SNIFF_BYTES_MAX - 1]), DetectedProtocol::Incomplete);
-    assert_eq!(sniff_protocol(&endless[..SNIFF_BYTES_MAX]), DetectedProtocol::Opaque);
+fn never_needs_more_than_sniff_bytes_max() {
+    let endless = [b"LIST ", vec![b'a'; MAX_SNIFF_BYTES].as_slice()].concat();
+    assert_eq!(sniff_protocol(&endless[..MAX_SNIFF_BYTES - 1]), DetectedProtocol::Incomplete);
+    assert_eq!(sniff_protocol(&endless[..MAX_SNIFF_BYTES]), DetectedProtocol::Opaque);
     assert_eq!(
         sniff_protocol(&[&endless[..], b" HTTP/1.1\r\n"].concat()),
         DetectedProtocol::Opaque
     );
     assert_eq!(sniff_protocol(&[b'A'; 33]), DetectedProtocol::Opaque);
-    assert_eq!(sniff_protocol(&[b'\n'; SNIFF_BYTES_MAX - 1]), DetectedProtocol::Incomplete);
-    assert_eq!(sniff_protocol(&[b'\n'; SNIFF_BYTES_MAX]), DetectedProtocol::Opaque);
-    let late = [[b'\n'; SNIFF_BYTES_MAX - 3].as_slice(), b"GET / HTTP/1.1"].concat();
+    assert_eq!(sniff_protocol(&[b'\n'; MAX_SNIFF_BYTES - 1]), DetectedProtocol::Incomplete);
+    assert_eq!(sniff_protocol(&[b'\n'; MAX_SNIFF_BYTES]), DetectedProtocol::Opaque);
+    let late = [[b'\n'; MAX_SNIFF_BYTES - 3].as_slice(), b"GET / HTTP/1.1"].concat();
     assert_eq!(sniff_protocol(&late), DetectedProtocol::Opaque);
 }
 
 proptest! {
     #[test]
-    fn a_decision_stands(bytes in "([A-Z]{1,8} )?[ -~\\r\\n\\x00-\\x16]{0,60}") {
+    fn more_bytes_never_change_a_decision(bytes in "([A-Z]{1,8} )?[ -~\\r\\n\\x00-\\x16]{0,60}") {
         let bytes = bytes.as_bytes();
         let decided = sniff_protocol(bytes);
         for end in 0..bytes.len() {

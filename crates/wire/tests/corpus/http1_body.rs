@@ -17,27 +17,27 @@ pub(crate) fn check(bytes: &[u8]) {
         b'k' => BodyLength::Known(u64::MAX),
         _ => BodyLength::Chunked,
     };
-    let whole = decode_in_steps(length, bytes, bytes.len().max(1)).ok();
-    if let Some(body) = &whole {
+    let at_once = decode_in_steps(length, bytes, bytes.len().max(1)).ok();
+    if let Some(body) = &at_once {
         let lines = body.framing.split(|byte| *byte == b'\n');
-        let stray = |byte: &u8| matches!(byte, 0 | b'\r');
+        let is_stray = |byte: &u8| matches!(byte, 0 | b'\r');
         assert!(
             lines
                 .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
-                .all(|it| !it.iter().any(stray))
+                .all(|line| !line.iter().any(is_stray))
                 && !body.framing.windows(2).any(|pair| pair[0] != b'\r' && pair[1] == b'\n'),
             "framing: {}",
             body.framing.escape_ascii()
         );
     }
     for step in [1, 2, 3, 7] {
-        assert_eq!(decode_in_steps(length, bytes, step).ok(), whole, "in packets of {step}");
+        assert_eq!(decode_in_steps(length, bytes, step).ok(), at_once, "in packets of {step}");
     }
 }
 
 /// The content, trailers, and length of the body.
 #[derive(Debug, Default, PartialEq)]
-struct Body {
+struct DecodedBody {
     data: Vec<u8>,
     trailers: Option<Vec<u8>>,
     /// The bytes around the content of chunks.
@@ -45,9 +45,13 @@ struct Body {
     length: usize,
 }
 
-fn decode_in_steps(length: BodyLength, bytes: &[u8], step: usize) -> Result<Body, Malformed> {
+fn decode_in_steps(
+    length: BodyLength,
+    bytes: &[u8],
+    step: usize,
+) -> Result<DecodedBody, Malformed> {
     let mut decoder = BodyDecoder::new(length);
-    let mut body = Body::default();
+    let mut body = DecodedBody::default();
     let mut end = 0;
     while end < bytes.len() && !decoder.is_complete() {
         end = bytes.len().min(end + step);
@@ -59,8 +63,8 @@ fn decode_in_steps(length: BodyLength, bytes: &[u8], step: usize) -> Result<Body
             assert_eq!(piece.complete, decoder.is_complete());
             if length == BodyLength::Chunked {
                 body.framing.extend_from_slice(&available[..piece.data.start]);
-                let behind = piece.trailers.as_ref().map_or(piece.consumed, |it| it.start);
-                body.framing.extend_from_slice(&available[piece.data.end..behind]);
+                let data_end = piece.trailers.as_ref().map_or(piece.consumed, |range| range.start);
+                body.framing.extend_from_slice(&available[piece.data.end..data_end]);
             }
             body.data.extend_from_slice(&available[piece.data]);
             body.trailers = piece.trailers.map(|range| available[range].to_vec());

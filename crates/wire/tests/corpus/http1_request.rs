@@ -14,28 +14,28 @@ pub(crate) fn check(bytes: &[u8]) {
         return;
     };
     let bytes = &bytes[..length];
-    let mut again = RequestHead::default();
+    let mut reparsed = RequestHead::default();
     for end in [length - 1, length / 2, 1] {
-        assert_eq!(again.parse(&bytes[..end]), Ok(Parsed::Partial));
+        assert_eq!(reparsed.parse(&bytes[..end]), Ok(Parsed::Partial));
     }
     let (method, received) = (head.method.slice_in(bytes), head.target.slice_in(bytes));
     parse_target(method, received).expect("an accepted head has an accepted target");
     let origin = origin_form(method, received).expect("an accepted target has an origin form");
     assert!(method == b"CONNECT" || origin.starts_with(b"/") || *origin == *b"*");
 
-    for framing in [Framing::Keep, Framing::Outside] {
+    for framing in [Framing::Keep, Framing::OutOfBand] {
         let edits = RequestEdits { framing, ..RequestEdits::default() };
         let mut written = BytesMut::new();
         write_request(bytes, &head, &edits, &mut written);
-        assert_eq!(again.parse(&written), Ok(Parsed::Complete(written.len())));
-        assert_eq!(again.method.slice_in(&written), method);
-        assert_eq!(again.target.slice_in(&written), received);
+        assert_eq!(reparsed.parse(&written), Ok(Parsed::Complete(written.len())));
+        assert_eq!(reparsed.method.slice_in(&written), method);
+        assert_eq!(reparsed.target.slice_in(&written), received);
         if framing == Framing::Keep || head.body != BodyLength::Chunked {
-            assert_eq!(again.body, head.body);
+            assert_eq!(reparsed.body, head.body);
         }
-        assert!(end_to_end(bytes, &head.fields).eq(end_to_end(&written, &again.fields)));
+        assert!(end_to_end(bytes, &head.fields).eq(end_to_end(&written, &reparsed.fields)));
         let mut twice = BytesMut::new();
-        write_request(&written, &again, &edits, &mut twice);
+        write_request(&written, &reparsed, &edits, &mut twice);
         assert_eq!(written, twice);
     }
 }

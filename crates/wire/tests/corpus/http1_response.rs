@@ -2,43 +2,43 @@
 
 use bytes::BytesMut;
 use leno_wire::http1::{
-    BodyLength, FIELDS_MAX, Framing, Malformed, Parsed, RequestKind, ResponseEdits, ResponseHead,
+    BodyLength, Framing, MAX_FIELDS, Malformed, Parsed, RequestKind, ResponseEdits, ResponseHead,
     write_response,
 };
 
 /// An accepted head is complete, was not complete before, and is forwarded without a change of meaning, for
 /// every request method; a second hop changes nothing.
 pub(crate) fn check(bytes: &[u8]) {
-    for answers in [RequestKind::Other, RequestKind::Head, RequestKind::Connect] {
+    for request_kind in [RequestKind::Other, RequestKind::Head, RequestKind::Connect] {
         let mut head = ResponseHead::default();
-        let Ok(Parsed::Complete(length)) = head.parse(bytes, answers) else {
+        let Ok(Parsed::Complete(length)) = head.parse(bytes, request_kind) else {
             continue;
         };
         let bytes = &bytes[..length];
-        let mut again = ResponseHead::default();
+        let mut reparsed = ResponseHead::default();
         for end in [length - 1, length / 2, 0] {
-            assert_eq!(again.parse(&bytes[..end], answers), Ok(Parsed::Partial));
+            assert_eq!(reparsed.parse(&bytes[..end], request_kind), Ok(Parsed::Partial));
         }
         assert!((100..=999).contains(&head.status));
-        assert!(answers != RequestKind::Head || head.body == BodyLength::Empty);
+        assert!(request_kind != RequestKind::Head || head.body == BodyLength::Empty);
 
-        for framing in [Framing::Keep, Framing::Outside, Framing::Chunked] {
+        for framing in [Framing::Keep, Framing::OutOfBand, Framing::Chunked] {
             let edits = ResponseEdits { framing, ..ResponseEdits::default() };
             let mut written = BytesMut::new();
             write_response(bytes, &head, &edits, &mut written);
-            let parsed = again.parse(&written, answers);
+            let parsed = reparsed.parse(&written, request_kind);
             // The proxy may add one field more than the next hop accepts.
-            if parsed == Err(Malformed::TooManyFields) && head.fields.len() == FIELDS_MAX {
+            if parsed == Err(Malformed::TooManyFields) && head.fields.len() == MAX_FIELDS {
                 continue;
             }
             assert_eq!(parsed, Ok(Parsed::Complete(written.len())));
-            assert_eq!((again.status, again.tunnel), (head.status, head.tunnel));
-            assert_eq!(again.reason.slice_in(&written), head.reason.slice_in(bytes));
+            assert_eq!((reparsed.status, reparsed.tunnel), (head.status, head.tunnel));
+            assert_eq!(reparsed.reason.slice_in(&written), head.reason.slice_in(bytes));
             if framing == Framing::Keep || head.body == BodyLength::Empty {
-                assert_eq!(again.body, head.body);
+                assert_eq!(reparsed.body, head.body);
             }
             let mut twice = BytesMut::new();
-            write_response(&written, &again, &edits, &mut twice);
+            write_response(&written, &reparsed, &edits, &mut twice);
             assert_eq!(written, twice);
         }
     }

@@ -16,11 +16,11 @@ pub(crate) fn check(bytes: &[u8]) {
         return;
     };
     let role = if role == b'o' { Role::Opener } else { Role::Acceptor };
-    let whole = receive_in_steps(role, bytes, bytes.len().max(1));
+    let at_once = receive_in_steps(role, bytes, bytes.len().max(1));
     for step in [1, 3, 11] {
-        assert_eq!(receive_in_steps(role, bytes, step), whole, "in packets of {step}");
+        assert_eq!(receive_in_steps(role, bytes, step), at_once, "in packets of {step}");
     }
-    Driver::new(role, seed).drive(bytes);
+    RandomDriver::new(role, seed).drive(bytes);
 }
 
 /// The events of a link that only receives.
@@ -59,15 +59,15 @@ fn start_link(role: Role) -> Link {
 }
 
 /// A driver that answers, resets and consumes by its seed, and keeps count.
-struct Driver {
+struct RandomDriver {
     link: Link,
     seed: u64,
-    held: BTreeMap<StreamId, u32>,
+    unread: BTreeMap<StreamId, u32>,
 }
 
-impl Driver {
+impl RandomDriver {
     fn new(role: Role, seed: u8) -> Self {
-        Self { link: start_link(role), seed: u64::from(seed) + 1, held: BTreeMap::new() }
+        Self { link: start_link(role), seed: u64::from(seed) + 1, unread: BTreeMap::new() }
     }
 
     fn drive(mut self, bytes: &[u8]) {
@@ -92,7 +92,7 @@ impl Driver {
     fn handle_event(&mut self, event: LinkEvent) {
         let stream = match event {
             LinkEvent::Opened { stream, end, .. } => {
-                self.held.insert(stream, 0);
+                self.unread.insert(stream, 0);
                 self.record_end(stream, end)
             }
             LinkEvent::Head { stream, interim, end, .. } => {
@@ -101,15 +101,15 @@ impl Driver {
             }
             LinkEvent::Data { stream, data, end } => {
                 assert!(end || !data.is_empty());
-                let held = self.held.entry(stream).or_default();
-                *held += u32::try_from(data.len()).expect("a frame is short");
-                assert!(*held <= WINDOW_LEAST);
+                let unread = self.unread.entry(stream).or_default();
+                *unread += u32::try_from(data.len()).expect("a frame is short");
+                assert!(*unread <= WINDOW_LEAST);
                 self.record_end(stream, end)
             }
             LinkEvent::Trailers { stream, .. } => self.record_end(stream, true),
             LinkEvent::Reset { stream, .. } => {
                 assert_eq!(self.link.available_credit(stream), 0);
-                self.held.remove(&stream);
+                self.unread.remove(&stream);
                 return;
             }
             LinkEvent::Credit { stream } => {
@@ -123,7 +123,7 @@ impl Driver {
 
     fn record_end(&mut self, stream: StreamId, end: bool) -> StreamId {
         if end {
-            self.held.remove(&stream);
+            self.unread.remove(&stream);
         }
         stream
     }
@@ -131,20 +131,20 @@ impl Driver {
     /// Performs one driver call; only panics and hangs matter, not results.
     fn call_driver(&mut self, stream: StreamId) {
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let chance = self.seed >> 56;
-        let end = chance & 8 != 0;
+        let random = self.seed >> 56;
+        let end = random & 8 != 0;
         let head = |output: &mut BytesMut| output.put_slice(b"HTTP/1.1 200 OK\r\n\r\n");
-        match chance % 8 {
-            0 => drop(self.link.send_head(stream, chance & 16 != 0, end, head)),
+        match random % 8 {
+            0 => drop(self.link.send_head(stream, random & 16 != 0, end, head)),
             1 => drop(self.link.send_data(stream, &[7; 20_000], end)),
             2 => drop(self.link.send_trailers(stream, b"a: b\r\n")),
             3 => self.link.reset_stream(stream, ResetCode::Cancelled),
             4 => self.link.output().clear(),
             5 => self.link.ping(),
-            6 if chance > 250 => self.link.drain(),
+            6 if random > 250 => self.link.drain(),
             _ => {
-                let held = self.held.get_mut(&stream).map(std::mem::take);
-                self.link.record_consumed(stream, held.unwrap_or_default());
+                let unread = self.unread.get_mut(&stream).map(std::mem::take);
+                self.link.record_consumed(stream, unread.unwrap_or_default());
             }
         }
     }

@@ -10,26 +10,26 @@ mod sniff;
 use replay::replay;
 
 #[test]
-fn request_heads_hold() {
+fn request_heads_satisfy_their_invariants() {
     replay("http1_request", http1_request::check);
 }
 
 #[test]
-fn response_heads_hold() {
+fn response_heads_satisfy_their_invariants() {
     replay("http1_response", http1_response::check);
 }
 
 #[test]
-fn bodies_hold() {
+fn bodies_satisfy_their_invariants() {
     replay("http1_body", http1_body::check);
 }
 
 #[test]
-fn first_bytes_hold() {
+fn first_bytes_satisfy_their_invariants() {
     replay("sniff", sniff::check);
 }
 
 #[test]
-fn links_hold() {
+fn links_satisfy_their_invariants() {
     replay("link", link::check);
 }

@@ -1,20 +1,20 @@
 //! Invariants of protocol detection for arbitrary bytes.
 
-use leno_wire::sniff::{DetectedProtocol, SNIFF_BYTES_MAX, sniff_protocol};
+use leno_wire::sniff::{DetectedProtocol, MAX_SNIFF_BYTES, sniff_protocol};
 
 /// A decision is reached within its bound, and more bytes never change it. Empty lines before a request do not
 /// hide it.
 pub(crate) fn check(bytes: &[u8]) {
-    let decided = sniff_protocol(bytes);
-    assert!(decided != DetectedProtocol::Incomplete || bytes.len() < SNIFF_BYTES_MAX);
+    let decision = sniff_protocol(bytes);
+    assert!(decision != DetectedProtocol::Incomplete || bytes.len() < MAX_SNIFF_BYTES);
     for end in 0..bytes.len() {
         let early = sniff_protocol(&bytes[..end]);
         assert!(
-            early == DetectedProtocol::Incomplete || early == decided,
+            early == DetectedProtocol::Incomplete || early == decision,
             "changed its mind at {end}"
         );
     }
-    if decided == DetectedProtocol::Http1 && bytes.len() + 2 < SNIFF_BYTES_MAX {
+    if decision == DetectedProtocol::Http1 && bytes.len() + 2 < MAX_SNIFF_BYTES {
         assert_eq!(sniff_protocol(&[b"\r\n", bytes].concat()), DetectedProtocol::Http1);
     }
 }

@@ -5,16 +5,17 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use crate::vector::{Outcome, Rule, Vector, rules};
+use crate::vector::{ExpectedOutcome, StrictnessRule, Vector, rules};
 
 #[test]
-fn the_table_of_the_document_is_made_of_the_vectors() {
+fn the_table_of_the_document_is_generated_from_the_vectors() {
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/http-strictness.md");
-    let found = fs::read_to_string(&document).expect("the document is part of the repository");
-    let (before, rest) = found.split_once(BEGIN).expect("the table has a beginning");
+    let document_text =
+        fs::read_to_string(&document).expect("the document is part of the repository");
+    let (before, rest) = document_text.split_once(BEGIN).expect("the table has a beginning");
     let (_, after) = rest.split_once(END).expect("the table has an end");
     let rendered = format!("{before}{BEGIN}{}{END}{after}", render_table(&rules()));
-    if found == rendered {
+    if document_text == rendered {
         return;
     }
     let draft = Path::new(env!("CARGO_TARGET_TMPDIR")).join("http-strictness.md");
@@ -27,19 +28,19 @@ fn the_table_of_the_document_is_made_of_the_vectors() {
     );
 }
 
-fn render_table(rules: &[Rule]) -> String {
+fn render_table(rules: &[StrictnessRule]) -> String {
     let mut text = String::from(HEADING);
     for rule in rules {
-        let of: BTreeSet<&str> = rule.vectors.iter().map(|vector| vector.of.as_str()).collect();
-        let of: Vec<&str> = of.into_iter().collect();
-        let refused: BTreeSet<String> =
+        let kinds: BTreeSet<&str> = rule.vectors.iter().map(|vector| vector.of.as_str()).collect();
+        let kinds: Vec<&str> = kinds.into_iter().collect();
+        let rejections: BTreeSet<String> =
             rule.vectors.iter().filter_map(describe_rejection).collect();
-        let refused: Vec<String> = refused.into_iter().collect();
-        let count = |of_refused| {
+        let rejections: Vec<String> = rejections.into_iter().collect();
+        let count = |of_rejected| {
             let counted = rule
                 .vectors
                 .iter()
-                .filter(|vector| describe_rejection(vector).is_some() == of_refused);
+                .filter(|vector| describe_rejection(vector).is_some() == of_rejected);
             counted.count()
         };
         writeln!(
@@ -47,8 +48,8 @@ fn render_table(rules: &[Rule]) -> String {
             "| {} | {} | {} | {} | {} + {} |",
             rule.text.replace('|', "\\|"),
             rule.rfc,
-            of.join(", "),
-            if refused.is_empty() { "accepted".to_owned() } else { refused.join(", ") },
+            kinds.join(", "),
+            if rejections.is_empty() { "accepted".to_owned() } else { rejections.join(", ") },
             count(false),
             count(true),
         )
@@ -57,12 +58,14 @@ fn render_table(rules: &[Rule]) -> String {
     text
 }
 
-/// Such as `LineEnd` 400.
+/// Returns the rejection of a vector in the form of the document, such as `LineEnd` 400.
 fn describe_rejection(vector: &Vector) -> Option<String> {
     match &vector.outcome {
-        Outcome::Refused { label, status: Some(status) } => Some(format!("`{label}` {status}")),
-        Outcome::Refused { label, status: None } => Some(format!("`{label}` –")),
-        Outcome::Accepted(_) => None,
+        ExpectedOutcome::Rejected { label, status: Some(status) } => {
+            Some(format!("`{label}` {status}"))
+        }
+        ExpectedOutcome::Rejected { label, status: None } => Some(format!("`{label}` –")),
+        ExpectedOutcome::Accepted(_) => None,
     }
 }
 

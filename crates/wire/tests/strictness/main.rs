@@ -8,55 +8,55 @@ use std::collections::BTreeSet;
 
 use leno_wire::http1::Malformed;
 
-use vector::{Outcome, Rule, Vector, rules};
+use vector::{ExpectedOutcome, StrictnessRule, Vector, rules};
 use verdict::{LABELS, Verdict, parse_vector};
 
 #[test]
-fn every_vector_comes_out_as_it_says() {
-    let mut wrong = Vec::new();
+fn every_vector_has_its_expected_outcome() {
+    let mut differences = Vec::new();
     for vector in all_vectors(&rules()) {
-        let found = parse_vector(vector, &[vector.bytes.len()]);
-        if let Some(difference) = find_difference(vector, &found) {
-            wrong.push(difference);
+        let actual = parse_vector(vector, &[vector.bytes.len()]);
+        if let Some(difference) = find_difference(vector, &actual) {
+            differences.push(difference);
         }
     }
-    assert!(wrong.is_empty(), "{} vectors:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(differences.is_empty(), "{} vectors:\n{}", differences.len(), differences.join("\n"));
 }
 
 #[test]
-fn a_cut_anywhere_changes_nothing() {
+fn a_split_at_any_byte_changes_nothing() {
     for vector in all_vectors(&rules()) {
-        let whole = parse_vector(vector, &[vector.bytes.len()]);
-        let step = if vector.bytes.len() > EVERY_CUT_BYTES_MAX { COARSE_STEP } else { 1 };
+        let uncut = parse_vector(vector, &[vector.bytes.len()]);
+        let step = if vector.bytes.len() > MAX_EVERY_CUT_BYTES { COARSE_STEP } else { 1 };
         for cut in (0..vector.bytes.len()).step_by(step) {
-            let found = parse_vector(vector, &[cut, vector.bytes.len()]);
-            assert_eq!(found, whole, "{} cut at {cut}", vector.name);
+            let actual = parse_vector(vector, &[cut, vector.bytes.len()]);
+            assert_eq!(actual, uncut, "{} cut at {cut}", vector.name);
         }
     }
 }
 
 #[test]
-fn byte_by_byte_changes_nothing() {
+fn parsing_byte_by_byte_changes_nothing() {
     for vector in all_vectors(&rules()) {
-        if vector.bytes.len() <= EVERY_CUT_BYTES_MAX {
+        if vector.bytes.len() <= MAX_EVERY_CUT_BYTES {
             let cuts: Vec<usize> = (1..=vector.bytes.len()).collect();
-            let whole = parse_vector(vector, &[vector.bytes.len()]);
-            assert_eq!(parse_vector(vector, &cuts), whole, "{}", vector.name);
+            let uncut = parse_vector(vector, &[vector.bytes.len()]);
+            assert_eq!(parse_vector(vector, &cuts), uncut, "{}", vector.name);
         }
     }
 }
 
 #[test]
-fn every_way_to_be_malformed_has_a_vector() {
+fn every_malformed_variant_has_a_vector() {
     let rules = rules();
-    let refused: BTreeSet<&str> = all_vectors(&rules)
+    let rejections: BTreeSet<&str> = all_vectors(&rules)
         .filter_map(|vector| match &vector.outcome {
-            Outcome::Refused { label, .. } => Some(label.as_str()),
-            Outcome::Accepted(_) => None,
+            ExpectedOutcome::Rejected { label, .. } => Some(label.as_str()),
+            ExpectedOutcome::Accepted(_) => None,
         })
         .collect();
-    let known: BTreeSet<&str> = LABELS.iter().copied().collect();
-    assert_eq!(refused, known);
+    let labels: BTreeSet<&str> = LABELS.iter().copied().collect();
+    assert_eq!(rejections, labels);
 }
 
 #[test]
@@ -72,25 +72,25 @@ fn names_are_unique_and_every_rule_has_vectors() {
     }
 }
 
-fn all_vectors(rules: &[Rule]) -> impl Iterator<Item = &Vector> {
+fn all_vectors(rules: &[StrictnessRule]) -> impl Iterator<Item = &Vector> {
     rules.iter().flat_map(|rule| &rule.vectors)
 }
 
 /// The difference from the vector, if any.
-fn find_difference(vector: &Vector, found: &Verdict) -> Option<String> {
-    let same = match (&vector.outcome, found) {
-        (Outcome::Refused { label, status }, Verdict::Refused(fault)) => {
-            *label == format!("{fault:?}") && status_fits(vector, *fault, *status)
+fn find_difference(vector: &Vector, actual: &Verdict) -> Option<String> {
+    let is_equal = match (&vector.outcome, actual) {
+        (ExpectedOutcome::Rejected { label, status }, Verdict::Refused(fault)) => {
+            *label == format!("{fault:?}") && status_matches(vector, *fault, *status)
         }
-        (Outcome::Accepted(expected), Verdict::Accepted(found)) => expected == found,
+        (ExpectedOutcome::Accepted(expected), Verdict::Accepted(actual)) => expected == actual,
         _ => false,
     };
-    (!same).then(|| format!("{}: {:?}, not {found:?}", vector.name, vector.outcome))
+    (!is_equal).then(|| format!("{}: {:?}, not {actual:?}", vector.name, vector.outcome))
 }
 
 /// A client receives a status for its own fault; a fault of an upstream is always 502. A client with a closed
 /// connection receives none.
-fn status_fits(vector: &Vector, fault: Malformed, status: Option<u64>) -> bool {
+fn status_matches(vector: &Vector, fault: Malformed, status: Option<u64>) -> bool {
     match status {
         None => vector.ends && fault == Malformed::BodyTruncated,
         Some(status) if vector.of == "response" => status == 502,
@@ -99,6 +99,6 @@ fn status_fits(vector: &Vector, fault: Malformed, status: Option<u64>) -> bool {
 }
 
 /// Up to this length a vector is split at every byte; beyond it, each split would read all of it again.
-const EVERY_CUT_BYTES_MAX: usize = 2048;
+const MAX_EVERY_CUT_BYTES: usize = 2048;
 /// A prime without relation to any size limit.
 const COARSE_STEP: usize = 1009;

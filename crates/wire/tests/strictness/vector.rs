@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 /// One rule and its vectors.
-pub(crate) struct Rule {
+pub(crate) struct StrictnessRule {
     pub(crate) text: String,
     pub(crate) rfc: String,
     pub(crate) vectors: Vec<Vector>,
@@ -25,12 +25,12 @@ pub(crate) struct Vector {
     /// The status of a sidecar, if it differs from that of the parser's verdict.
     #[allow(dead_code, reason = "the tests of the sidecar read it, through a path")]
     pub(crate) sidecar: Option<u64>,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: ExpectedOutcome,
 }
 
 #[derive(Debug)]
-pub(crate) enum Outcome {
-    Refused { label: String, status: Option<u64> },
+pub(crate) enum ExpectedOutcome {
+    Rejected { label: String, status: Option<u64> },
     Accepted(Accepted),
 }
 
@@ -47,8 +47,8 @@ pub(crate) struct Accepted {
 
 impl PartialEq for Accepted {
     fn eq(&self, other: &Self) -> bool {
-        fn agree<T: PartialEq>(one: Option<&T>, other: Option<&T>) -> bool {
-            one.zip(other).is_none_or(|(one, other)| one == other)
+        fn agree<T: PartialEq>(left: Option<&T>, other: Option<&T>) -> bool {
+            left.zip(other).is_none_or(|(left, other)| left == other)
         }
         agree(self.body.as_ref(), other.body.as_ref())
             && agree(self.keep_alive.as_ref(), other.keep_alive.as_ref())
@@ -59,7 +59,7 @@ impl PartialEq for Accepted {
 }
 
 /// Reads the whole file.
-pub(crate) fn rules() -> Vec<Rule> {
+pub(crate) fn rules() -> Vec<StrictnessRule> {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/http1/strictness.json");
     let text = fs::read_to_string(path).expect("the vectors are part of the repository");
@@ -67,17 +67,18 @@ pub(crate) fn rules() -> Vec<Rule> {
     list(&file["rules"]).iter().map(rule).collect()
 }
 
-fn rule(value: &Value) -> Rule {
+fn rule(value: &Value) -> StrictnessRule {
     let vectors = list(&value["vectors"]).iter().map(vector).collect();
-    Rule { text: word(&value["rule"]), rfc: word(&value["rfc"]), vectors }
+    StrictnessRule { text: word(&value["rule"]), rfc: word(&value["rfc"]), vectors }
 }
 
 fn vector(value: &Value) -> Vector {
     let outcome = match &value["accepted"] {
-        Value::Null => {
-            Outcome::Refused { label: word(&value["refused"]), status: value["status"].as_u64() }
-        }
-        accepted => Outcome::Accepted(Accepted {
+        Value::Null => ExpectedOutcome::Rejected {
+            label: word(&value["refused"]),
+            status: value["status"].as_u64(),
+        },
+        accepted => ExpectedOutcome::Accepted(Accepted {
             body: (!accepted["body"].is_null()).then(|| match &accepted["body"] {
                 Value::String(kind) => kind.clone(),
                 length => length.to_string(),

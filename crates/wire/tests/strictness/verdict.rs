@@ -16,14 +16,14 @@ pub(crate) enum Verdict {
 
 /// Parses the bytes with one packet boundary at each of the `cuts`; the last one is the end.
 pub(crate) fn parse_vector(vector: &Vector, cuts: &[usize]) -> Verdict {
-    match read(vector, cuts) {
+    match parse_message(vector, cuts) {
         Ok(Some(accepted)) => Verdict::Accepted(accepted),
         Ok(None) => Verdict::Unfinished,
         Err(fault) => Verdict::Refused(fault),
     }
 }
 
-fn read(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Malformed> {
+fn parse_message(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Malformed> {
     let mut accepted =
         Accepted { body: None, keep_alive: None, content: None, trailers: false, left: 0 };
     let mut cuts = cuts.iter().copied().peekable();
@@ -66,12 +66,12 @@ fn parse_head(
     cuts: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
 ) -> Result<Option<(usize, BodyLength, bool)>, Malformed> {
     let (mut request, mut response) = (RequestHead::default(), ResponseHead::default());
-    let answers = RequestKind::for_method(vector.answers.as_bytes());
+    let request_kind = RequestKind::for_method(vector.answers.as_bytes());
     while let Some(cut) = cuts.peek() {
         let available = &vector.bytes[..*cut];
         let parsed = match vector.of.as_str() {
             "request" => request.parse(available)?,
-            _ => response.parse(available, answers)?,
+            _ => response.parse(available, request_kind)?,
         };
         match (parsed, vector.of.as_str()) {
             (Parsed::Partial, _) => drop(cuts.next()),

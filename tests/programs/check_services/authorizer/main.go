@@ -43,8 +43,8 @@ func denied(code kinds.StatusCode, body string, headers ...*core.HeaderValueOpti
 
 // Check returns the identity of the client in a header for the application and the received part of the body in a
 // header for the client; without the key it denies the request and names the missing key.
-func (authorizer) Check(_ context.Context, question *auth.CheckRequest) (*auth.CheckResponse, error) {
-	attributes := question.GetAttributes()
+func (authorizer) Check(_ context.Context, request *auth.CheckRequest) (*auth.CheckResponse, error) {
+	attributes := request.GetAttributes()
 	http := attributes.GetRequest().GetHttp()
 	if http.GetHeaders()["x-key"] != "open sesame" {
 		body := "no key for " + http.GetMethod() + " " + http.GetPath()
@@ -53,9 +53,9 @@ func (authorizer) Check(_ context.Context, question *auth.CheckRequest) (*auth.C
 	if strings.Contains(http.GetBody(), "please") {
 		return denied(kinds.StatusCode_Forbidden, "no please"), nil
 	}
-	seen := fmt.Sprintf("%q %q %d %q", http.GetBody(), http.GetRawBody(), http.GetSize(),
+	receivedBody := fmt.Sprintf("%q %q %d %q", http.GetBody(), http.GetRawBody(), http.GetSize(),
 		http.GetHeaders()["x-envoy-auth-partial-body"])
-	told := strings.Join([]string{
+	identity := strings.Join([]string{
 		attributes.GetSource().GetPrincipal(),
 		attributes.GetDestination().GetPrincipal(),
 		attributes.GetContextExtensions()["rule"],
@@ -63,10 +63,10 @@ func (authorizer) Check(_ context.Context, question *auth.CheckRequest) (*auth.C
 	return &auth.CheckResponse{
 		Status: &status.Status{Code: int32(codes.OK)},
 		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: &auth.OkHttpResponse{
-			Headers:         []*core.HeaderValueOption{header("x-told", told, false)},
+			Headers:         []*core.HeaderValueOption{header("x-attributes", identity, false)},
 			HeadersToRemove: []string{"x-key"},
 			ResponseHeadersToAdd: []*core.HeaderValueOption{
-				header("x-authorized", "yes", false), header("x-seen", seen, false),
+				header("x-authorized", "yes", false), header("x-received-body", receivedBody, false),
 			},
 		}},
 	}, nil

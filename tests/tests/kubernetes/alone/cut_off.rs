@@ -13,7 +13,7 @@ use crate::under_load::{LoadPod, node_names};
 struct IsolatedNode(String);
 
 impl IsolatedNode {
-    fn cut_node(node: &str) -> Self {
+    fn isolate(node: &str) -> Self {
         set_link(node, "down");
         Self(node.to_owned())
     }
@@ -27,8 +27,8 @@ impl Drop for IsolatedNode {
 
 /// The link of a node at the bridge has the node's name.
 fn set_link(node: &str, state: &str) {
-    let set = Command::new("ip").args(["link", "set", node, state]).status().unwrap();
-    assert!(set.success(), "the link of {node}");
+    let result = Command::new("ip").args(["link", "set", node, state]).status().unwrap();
+    assert!(result.success(), "the link of {node}");
 }
 
 /// Returns a Deployment of servers on one node, behind the Service `server`.
@@ -52,12 +52,12 @@ fn servers_on(node: &str, name: &str, replicas: u32) -> String {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 #[allow(clippy::print_stderr, reason = "the figures are the result")]
-fn a_node_without_network_costs_requests_in_progress_alone() {
+fn a_node_without_network_fails_only_requests_in_progress() {
     let nodes = node_names();
-    let [near, far] = &nodes[..] else { panic!("two nodes, not {nodes:?}") };
+    let [near_node, far_node] = &nodes[..] else { panic!("two nodes, not {nodes:?}") };
     let namespace = TestNamespace::new("cut-off", SidecarInjection::Enabled);
-    namespace.apply_manifests(&servers_on(near, "near", 2));
-    namespace.apply_manifests(&servers_on(far, "far", 3));
+    namespace.apply_manifests(&servers_on(near_node, "near", 2));
+    namespace.apply_manifests(&servers_on(far_node, "far", 3));
     namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: server}, spec: {selector: {app: server}, \
          ports: [{name: http, port: 80, targetPort: http}]}}",
@@ -67,32 +67,32 @@ fn a_node_without_network_costs_requests_in_progress_alone() {
     let address = ["get", "service/server", "-o", "jsonpath={.spec.clusterIP}"];
     let url = format!("http://{}/", stdout_of(&namespace.kubectl(&address)));
     let load = LoadPod::start(&namespace, &url);
-    let cut = IsolatedNode::cut_node(far);
-    let began = Instant::now();
-    eventually("the time to notice is over", NOTICED * 10, || {
-        (began.elapsed() >= NOTICED).then_some(())
+    let isolated = IsolatedNode::isolate(far_node);
+    let started = Instant::now();
+    eventually("the detection time is over", DETECTION_TIME * 10, || {
+        (started.elapsed() >= DETECTION_TIME).then_some(())
     });
-    let others = namespace.kubectl(&[
+    let later = namespace.kubectl(&[
         "exec", "job/load", "-c", "load", "--", "/leno", "load", &url, "--rate", "100", "-c", "8",
         "--warmup", "0s", "-d", "20s", "-o", "json",
     ]);
-    eventually("the node is cut off for long enough", CUT * 10, || {
-        (began.elapsed() >= CUT).then_some(())
+    eventually("the outage was long enough", OUTAGE * 10, || {
+        (started.elapsed() >= OUTAGE).then_some(())
     });
-    drop(cut);
+    drop(isolated);
     let (requests, failed) = load.stop_load();
-    let others: Value = serde_json::from_str(&stdout_of(&others)).expect("a report");
-    eprintln!("of {requests} failed {failed}; after {NOTICED:?}: {others}");
+    let later: Value = serde_json::from_str(&stdout_of(&later)).expect("a report");
+    eprintln!("of {requests} failed {failed}; after {DETECTION_TIME:?}: {later}");
     assert!(requests > 1000, "{requests}");
     let failed: u64 = failed.as_object().unwrap().values().filter_map(Value::as_u64).sum();
     assert!(failed <= CONNECTIONS * SERVERS_CUT_OFF, "{failed} of {requests}");
-    assert_eq!(others["errors_by_kind"], serde_json::json!({}), "{others}");
-    assert!(others["requests"].as_u64() >= Some(1900), "{others}");
-    assert!(others["latency_us"]["p99"].as_f64().expect("a latency") <= 1e6, "{others}");
+    assert_eq!(later["errors_by_kind"], serde_json::json!({}), "{later}");
+    assert!(later["requests"].as_u64() >= Some(1900), "{later}");
+    assert!(later["latency_us"]["p99"].as_f64().expect("a latency") <= 1e6, "{later}");
 }
 
-const NOTICED: Duration = Duration::from_secs(3);
-const CUT: Duration = Duration::from_secs(25);
+const DETECTION_TIME: Duration = Duration::from_secs(3);
+const OUTAGE: Duration = Duration::from_secs(25);
 /// The number of connections of the load.
 const CONNECTIONS: u64 = 8;
 const SERVERS_CUT_OFF: u64 = 3;

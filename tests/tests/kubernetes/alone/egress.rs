@@ -3,13 +3,13 @@
 
 use leno_tests::cluster::{SidecarInjection, TestNamespace, apply_globally, kubectl, stdout_of};
 
-use crate::tcp::{expect_heard, line_server};
+use crate::tcp::{expect_lines, line_server};
 
-/// Denies all egress until this is dropped.
-struct DeniedEgress;
+/// Mesh settings about egress, in effect until this is dropped.
+struct EgressSettings;
 
-impl DeniedEgress {
-    fn deny_egress() -> Self {
+impl EgressSettings {
+    fn deny_all() -> Self {
         Self::apply_settings("egress: deny")
     }
 
@@ -22,7 +22,7 @@ impl DeniedEgress {
     }
 }
 
-impl Drop for DeniedEgress {
+impl Drop for EgressSettings {
     fn drop(&mut self) {
         drop(kubectl(&["delete", "meshconfigs.leno.dev", "mesh"]));
     }
@@ -45,10 +45,10 @@ fn start_servers() -> TestNamespace {
 }
 
 /// Returns the egress policy of one account.
-fn egress_policy(name: &str, namespace: &TestNamespace, rest: &str) -> String {
+fn egress_policy(name: &str, namespace: &TestNamespace, destinations: &str) -> String {
     format!(
         "---\n{{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Egress, metadata: {{name: {name}}}, spec: {{
-  sources: [{{kind: ServiceAccount, name: client, namespace: {}}}], {rest}}}}}\n",
+  sources: [{{kind: ServiceAccount, name: client, namespace: {}}}], {destinations}}}}}\n",
         namespace.name()
     )
 }
@@ -66,44 +66,45 @@ fn policies_limit_egress() {
     namespace.create_client("client");
     namespace.create_client("other");
     namespace.wait_ready();
-    let named = |name: &str| format!("{name}.{}", outside.name());
-    let clear = format!("http://{}/", named("server"));
-    let secure = format!("https://{}/", named("secure"));
-    let lines = named("lines");
+    let full_name = |name: &str| format!("{name}.{}", outside.name());
+    let clear = format!("http://{}/", full_name("server"));
+    let secure = format!("https://{}/", full_name("secure"));
+    let lines = full_name("lines");
     let expect = |client: &str, arguments: &[&str], exit: i32, status: u16| {
         namespace.expect_curl(client, arguments, exit, status);
     };
-    let all_of_it = |client: &str| {
+    let expect_all_allowed = |client: &str| {
         expect(client, &[&clear], 0, 200);
         expect(client, &["-k", &secure], 0, 200);
-        expect_heard(&namespace, client, &lines, |heard| heard == "pod=lines line=hello\n");
+        expect_lines(&namespace, client, &lines, |received| received == "pod=lines line=hello\n");
     };
     // A connection is reset before any response: with TLS, the handshake fails.
-    let nothing = |client: &str| {
+    let expect_all_denied = |client: &str| {
         expect(client, &[&clear], 56, 0);
         expect(client, &["-k", &secure], 35, 0);
-        expect_heard(&namespace, client, &lines, str::is_empty);
+        expect_lines(&namespace, client, &lines, str::is_empty);
     };
-    all_of_it("client");
-    let denied = DeniedEgress::deny_egress();
-    nothing("client");
+    expect_all_allowed("client");
+    let settings = EgressSettings::deny_all();
+    expect_all_denied("client");
     expect("client", &["http://server/"], 0, 200);
 
-    let http = format!("hosts: [{}], ports: [{{number: 80, protocol: http}}]", named("server"));
-    let https = format!("hosts: [{}], ports: [{{number: 443, protocol: https}}]", named("secure"));
+    let http = format!("hosts: [{}], ports: [{{number: 80, protocol: http}}]", full_name("server"));
+    let https =
+        format!("hosts: [{}], ports: [{{number: 443, protocol: https}}]", full_name("secure"));
     let tcp = "ports: [{number: 9000, protocol: tcp}]";
     namespace.apply_manifests(
         &[("http", http.as_str()), ("https", &https), ("tcp", tcp)]
-            .map(|(name, rest)| egress_policy(name, &namespace, rest))
+            .map(|(name, destinations)| egress_policy(name, &namespace, destinations))
             .concat(),
     );
-    all_of_it("client");
+    expect_all_allowed("client");
     expect("client", &["-H", "host: another.example", &clear], 0, 403);
     let address = ["get", "service", "secure", "-o", "jsonpath={.spec.clusterIP}"];
     let address = stdout_of(&outside.kubectl(&address));
     let resolved = format!("another.example:443:{address}");
     expect("client", &["-k", "--resolve", &resolved, "https://another.example/"], 35, 0);
-    nothing("other");
+    expect_all_denied("other");
 
     // For HTTP, only the paths in the route group are allowed.
     let matches =
@@ -116,15 +117,15 @@ fn policies_limit_egress() {
 
     let kind = "egresses.policy.openservicemesh.io";
     stdout_of(&namespace.kubectl(&["delete", kind, "http", "https", "tcp"]));
-    nothing("client");
-    drop(denied);
-    all_of_it("client");
-    all_of_it("other");
+    expect_all_denied("client");
+    drop(settings);
+    expect_all_allowed("client");
+    expect_all_allowed("other");
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn the_api_server_stays_reachable_while_nothing_else_leaves() {
+fn the_api_server_stays_reachable_while_other_egress_is_denied() {
     let outside = TestNamespace::new("beyond", SidecarInjection::Disabled);
     outside.http_server("server", 1);
     outside.wait_ready();
@@ -144,13 +145,13 @@ fn the_api_server_stays_reachable_while_nothing_else_leaves() {
         }
     };
     expect(0, 200);
-    let denied = DeniedEgress::deny_egress();
+    let settings = EgressSettings::deny_all();
     namespace.expect_curl("client", &[&other], 56, 0);
     expect(0, 200);
-    drop(denied);
-    let denied = DeniedEgress::apply_settings("egress: deny, apiServerEgress: deny");
+    drop(settings);
+    let settings = EgressSettings::apply_settings("egress: deny, apiServerEgress: deny");
     namespace.expect_curl("client", &[&other], 56, 0);
     expect(35, 0);
-    drop(denied);
+    drop(settings);
     expect(0, 200);
 }

@@ -17,33 +17,33 @@ fn lease_holder() -> String {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 #[allow(clippy::print_stderr, reason = "the figures are the result")]
-fn a_control_plane_that_ends_gives_its_lease_back() {
+fn a_terminating_control_plane_releases_its_lease() {
     let takeover = || {
-        let (before, _) = eventually("one of them leads", MAX_WAIT, || {
+        let (before, _) = eventually("a control plane leads", MAX_WAIT, || {
             Some(lease_holder()).filter(|holder| !holder.is_empty())
         });
         let deleted = Instant::now();
         control_kubectl(&["delete", "pod", &before, "--wait=false"]);
-        eventually("another one leads", MAX_WAIT, || {
-            let now = lease_holder();
-            (!now.is_empty() && now != before).then_some(())
+        eventually("another control plane leads", MAX_WAIT, || {
+            let holder = lease_holder();
+            (!holder.is_empty() && holder != before).then_some(())
         });
-        let taken = deleted.elapsed();
+        let elapsed = deleted.elapsed();
         control_kubectl(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
-        taken
+        elapsed
     };
     // One of several attempts, since the machine may be busy. Without its release, the Lease would expire 15 s
     // after its last renewal; without a watch, the release would be noticed up to 2 s later.
-    let mut slow = Vec::new();
-    while slow.len() < ATTEMPTS {
-        let taken = takeover();
-        eprintln!("taken over after {taken:?}");
-        if taken < Duration::from_secs(2) {
+    let mut takeover_times = Vec::new();
+    while takeover_times.len() < ATTEMPTS {
+        let elapsed = takeover();
+        eprintln!("taken over after {elapsed:?}");
+        if elapsed < Duration::from_secs(2) {
             return;
         }
-        slow.push(taken);
+        takeover_times.push(elapsed);
     }
-    panic!("taken over after {slow:?}");
+    panic!("taken over after {takeover_times:?}");
 }
 
 #[test]
@@ -52,17 +52,17 @@ fn control_planes_run_on_different_nodes_after_each_rollout() {
     let pods = ["get", "pods", "-l", "app.kubernetes.io/name=leno-control"];
     let nodes = || {
         let path = "jsonpath={range .items[*]}{.spec.nodeName} {end}";
-        let found = control_kubectl(&[&pods[..], &["-o", path]].concat());
-        found.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        let nodes_of_pods = control_kubectl(&[&pods[..], &["-o", path]].concat());
+        nodes_of_pods.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
     for _ in 0..3 {
         control_kubectl(&["rollout", "restart", "deployment/leno-control"]);
         control_kubectl(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
-        let (found, _) = eventually("the pods of the release before are gone", MAX_WAIT, || {
-            Some(nodes()).filter(|found| found.len() == 2)
+        let (nodes_of_pods, _) = eventually("the previous pods are gone", MAX_WAIT, || {
+            Some(nodes()).filter(|nodes_of_pods| nodes_of_pods.len() == 2)
         });
-        let different: BTreeSet<&String> = found.iter().collect();
-        assert_eq!(different.len(), 2, "{found:?}");
+        let different: BTreeSet<&String> = nodes_of_pods.iter().collect();
+        assert_eq!(different.len(), 2, "{nodes_of_pods:?}");
     }
 }
 

@@ -22,10 +22,10 @@ fn pods_on(node: &str, namespace: &TestNamespace, label: &str) -> usize {
 #[allow(clippy::print_stderr, reason = "the number of requests belongs to the result")]
 fn drain_node(node: &str, load: LoadPod<'_>, is_empty: impl Fn() -> bool) {
     let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
-    let drained = kubectl(&[&drain[..], &["--timeout=120s"]].concat());
+    let result = kubectl(&[&drain[..], &["--timeout=120s"]].concat());
     let is_empty = is_empty();
     stdout_of(&kubectl(&["uncordon", node]));
-    stdout_of(&drained);
+    stdout_of(&result);
     assert!(is_empty);
     let (requests, failed) = load.stop_load();
     eprintln!("{node} drained: of {requests} requests failed {failed}");
@@ -45,16 +45,16 @@ fn each_drained_node_fails_no_request() {
         );
         stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
         namespace.wait_ready();
-        let there = || pods_on(&node, &namespace, "app=server");
-        assert!(there() > 0, "the node has some of the pods");
-        let load = LoadPod::away_from(&namespace, "http://server/", &node);
-        drain_node(&node, load, || there() == 0);
+        let count_pods = || pods_on(&node, &namespace, "app=server");
+        assert!(count_pods() > 0, "the node has some of the pods");
+        let load = LoadPod::start_on_other_node(&namespace, "http://server/", &node);
+        drain_node(&node, load, || count_pods() == 0);
     }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_drained_node_takes_no_gateway_away() {
+fn a_drained_node_fails_no_request_of_a_gateway() {
     // Loads run on the first one.
     let node = node_names().pop().expect("there are nodes");
     let namespace = start_servers("fronted");
@@ -62,11 +62,11 @@ fn a_drained_node_takes_no_gateway_away() {
     stdout_of(&namespace.kubectl(&["scale", "deployment/leno-gateway-front", "--replicas=2"]));
     let rolled_out = ["rollout", "status", "deployment/leno-gateway-front", "--timeout=120s"];
     stdout_of(&namespace.kubectl(&rolled_out));
-    let there = || pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
-    assert!(there() > 0, "the node has some of the pods");
+    let count_pods = || pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
+    assert!(count_pods() > 0, "the node has some of the pods");
     let (external_clients, url) = external_clients_at(&address);
     let load = LoadPod::start(&external_clients, &url);
-    drain_node(&node, load, || there() == 0);
+    drain_node(&node, load, || count_pods() == 0);
 }
 
 #[test]
@@ -75,11 +75,11 @@ fn a_restarted_api_server_fails_no_request() {
     let namespace = start_servers("restarted");
     let load = LoadPod::start(&namespace, "http://server/");
     let before = api_server().expect("an API server runs");
-    let killed = Command::new("kill").args(["-9", &before.to_string()]).status().unwrap();
-    assert!(killed.success());
+    let result = Command::new("kill").args(["-9", &before.to_string()]).status().unwrap();
+    assert!(result.success());
     eventually("another API server is ready", Duration::from_secs(180), || {
-        let other = api_server().filter(|pid| *pid != before)?;
-        kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(other)
+        let new_process = api_server().filter(|pid| *pid != before)?;
+        kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(new_process)
     });
     // The mesh continues to work: a new Pod joins and receives requests.
     stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
@@ -107,7 +107,9 @@ fn killed_control_planes_fail_no_request() {
 /// Returns the process of this cluster's API server, which is restarted when it exits.
 fn api_server() -> Option<u32> {
     let config = std::env::var_os("KUBECONFIG").expect("no cluster: run ./test kubernetes");
-    let state = Path::new(&config).parent().expect("it is in the directory of the cluster's state");
+    let state = Path::new(&config)
+        .parent()
+        .expect("the kubeconfig is in the state directory of the cluster");
     let certificate = format!("--tls-cert-file={}/pki/apiserver.crt", state.display());
     find_process("cmdline", &certificate)
 }

@@ -1,6 +1,6 @@
 //! Roots of the mesh: rotation of the built-in root under load, and an external authority created before the
 //! mesh.
-#![allow(clippy::print_stderr, reason = "what a step was answered last says why a scenario failed")]
+#![allow(clippy::print_stderr, reason = "the last error of a step shows why a scenario failed")]
 
 use std::process::Command;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn control_planes() -> Vec<String> {
 }
 
 /// Runs `leno ca` in a control plane and returns its output on success.
-fn run_root(pod: &str, step: &str) -> Result<String, String> {
+fn run_ca(pod: &str, step: &str) -> Result<String, String> {
     let command = ["/leno", "ca", step, "--data", "/var/lib/leno/control"];
     let exec = ["-n", "leno-system", "exec", pod, "--"];
     let output = kubectl(&[&exec[..], &command].concat());
@@ -39,26 +39,26 @@ fn run_root(pod: &str, step: &str) -> Result<String, String> {
 fn take_step(pod: &str, step: &str) {
     let mut last = String::new();
     eventually(&format!("`leno ca {step}`"), Duration::from_secs(120), || {
-        let refused = match run_root(pod, step) {
+        let error = match run_ca(pod, step) {
             Ok(_) => return Some(()),
-            Err(refused) => refused,
+            Err(error) => error,
         };
-        if refused != last {
-            eprintln!("root {step}: {refused}");
+        if error != last {
+            eprintln!("ca {step}: {error}");
         }
-        last = refused;
+        last = error;
         None
     });
 }
 
 /// Waits until every control plane is at a stage and all its sidecars are in sync.
-fn caught_up(pods: &[String], stage: &str) {
-    eventually(&format!("everybody is at `{stage}`"), Duration::from_secs(120), || {
-        let is_there = |pod: &String| {
-            let status: Value = serde_json::from_str(&run_root(pod, "status").ok()?).ok()?;
+fn wait_for_stage(pods: &[String], stage: &str) {
+    eventually(&format!("every control plane is at `{stage}`"), Duration::from_secs(120), || {
+        let has_stage = |pod: &String| {
+            let status: Value = serde_json::from_str(&run_ca(pod, "status").ok()?).ok()?;
             (status["stage"] == stage && status["outdated"] == 0).then_some(())
         };
-        pods.iter().map(is_there).collect::<Option<Vec<_>>>().map(drop)
+        pods.iter().map(has_stage).collect::<Option<Vec<_>>>().map(drop)
     });
 }
 
@@ -75,17 +75,17 @@ fn the_root_is_replaced_without_a_failed_request() {
     let pods = control_planes();
     let [first, _] = &pods[..] else { panic!("two control planes, not {pods:?}") };
     let before = trusted_roots();
-    caught_up(&pods, "stable");
+    wait_for_stage(&pods, "stable");
     let load = LoadPod::start(&namespace, "http://server/");
-    for (word, stage) in [("add", "added"), ("activate", "activated"), ("retire", "stable")] {
-        take_step(first, word);
-        caught_up(&pods, stage);
+    for (step, stage) in [("add", "added"), ("activate", "activated"), ("retire", "stable")] {
+        take_step(first, step);
+        wait_for_stage(&pods, stage);
     }
     let after = eventually("one root is published", Duration::from_secs(60), || {
         Some(trusted_roots()).filter(|roots| roots.matches("BEGIN CERTIFICATE").count() == 1)
     })
     .0;
-    assert_ne!(after, before, "it is another one");
+    assert_ne!(after, before, "the root is replaced");
     // New members trust only the new root.
     stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
     stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
@@ -109,10 +109,10 @@ openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn an_authority_that_was_there_before_signs() {
+fn an_external_authority_created_before_the_mesh_signs() {
     let company = tempfile::tempdir().expect("a directory");
-    let made = Command::new("bash").args(["-c", COMPANY]).arg(company.path()).output().unwrap();
-    stdout_of(&made);
+    let result = Command::new("bash").args(["-c", COMPANY]).arg(company.path()).output().unwrap();
+    stdout_of(&result);
     let file = |name: &str| std::fs::read_to_string(company.path().join(name)).expect(name);
     run_uninstall(&["--purge"]);
     apply_globally("{apiVersion: v1, kind: Namespace, metadata: {name: leno-system}}");
@@ -124,14 +124,14 @@ fn an_authority_that_was_there_before_signs() {
     apply_globally(&secret.to_string());
     install_image(&program_image());
     let namespace = TestNamespace::new("vouched", SidecarInjection::Enabled);
-    let strange = TestNamespace::new("unvouched", SidecarInjection::Disabled);
+    let unmeshed = TestNamespace::new("unvouched", SidecarInjection::Disabled);
     namespace.http_server("server", 1);
     namespace.create_client("client");
-    strange.create_client("client");
+    unmeshed.create_client("client");
     namespace.wait_ready();
-    strange.wait_ready();
+    unmeshed.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
-    strange.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 56, 0);
+    unmeshed.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 56, 0);
     // Members trust the root, and only this intermediate of it.
     let bundle = format!("{}\n{}", file("ca.crt").trim(), file("tls.crt").trim());
     assert_eq!(trusted_roots().trim(), bundle);
@@ -140,15 +140,15 @@ fn an_authority_that_was_there_before_signs() {
     let address = stdout_of(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
     let roots = company.path().join("ca.crt");
     let listener = format!("{address}:8080");
-    let mut shown = Command::new("openssl");
-    shown.args(["s_client", "-connect", &listener, "-alpn", "leno/1", "-showcerts", "-CAfile"]);
-    let shown = shown.arg(roots).stdin(std::process::Stdio::null()).output().unwrap();
-    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let mut openssl = Command::new("openssl");
+    openssl.args(["s_client", "-connect", &listener, "-alpn", "leno/1", "-showcerts", "-CAfile"]);
+    let output = openssl.arg(roots).stdin(std::process::Stdio::null()).output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        shown.contains("issuer=CN = Company mesh") || shown.contains("issuer=CN=Company mesh"),
-        "{shown}"
+        stdout.contains("issuer=CN = Company mesh") || stdout.contains("issuer=CN=Company mesh"),
+        "{stdout}"
     );
-    assert!(shown.contains("Verification: OK"), "{shown}");
+    assert!(stdout.contains("Verification: OK"), "{stdout}");
     drop(namespace);
     run_uninstall(&["--purge"]);
     install_image(&program_image());

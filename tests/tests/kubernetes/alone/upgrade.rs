@@ -11,8 +11,8 @@ pub(super) fn install_image(image: &str) {
     stdout_of(&leno_command().args(arguments).output().expect("the program starts"));
 }
 
-pub(super) fn run_uninstall(more: &[&str]) {
-    let arguments = [&["uninstall", "--apply"], more].concat();
+pub(super) fn run_uninstall(options: &[&str]) {
+    let arguments = [&["uninstall", "--apply"], options].concat();
     stdout_of(&leno_command().args(arguments).output().expect("the program starts"));
 }
 
@@ -20,22 +20,22 @@ pub(super) fn run_uninstall(more: &[&str]) {
 fn container_images(namespace: &str, selector: &str) -> Vec<String> {
     let path = "jsonpath={range .items[*]}{.spec.initContainers[*].image} {.spec.containers[*].image} {end}";
     // Excludes terminating Pods of the previous version.
-    let there =
+    let arguments =
         ["get", "pods", "-l", selector, "--field-selector=status.phase=Running", "-o", path];
-    let found = stdout_of(&kubectl(&[&["-n", namespace][..], &there].concat()));
-    let mut images: Vec<String> = found.split_whitespace().map(str::to_owned).collect();
+    let output = stdout_of(&kubectl(&[&["-n", namespace][..], &arguments].concat()));
+    let mut images: Vec<String> = output.split_whitespace().map(str::to_owned).collect();
     images.sort_unstable();
     images.dedup();
     images
 }
 
-fn rolled_out(namespace: &TestNamespace) {
+fn wait_for_rollout(namespace: &TestNamespace) {
     stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn another_release_is_rolled_out_without_a_failed_request() {
+fn an_upgrade_fails_no_request() {
     let namespace = start_servers("upgraded");
     let load = LoadPod::start(&namespace, "http://server/");
     let (before, after) = (program_image(), next_image());
@@ -56,7 +56,7 @@ fn another_release_is_rolled_out_without_a_failed_request() {
     stdout_of(&kubectl(&wait));
     assert!(container_images("leno-system", control).contains(&after));
     stdout_of(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
-    rolled_out(&namespace);
+    wait_for_rollout(&namespace);
     assert!(container_images(namespace.name(), "app=server").contains(&after));
     let (requests, failed) = load.stop_load();
     // Rolls back.
@@ -67,18 +67,18 @@ fn another_release_is_rolled_out_without_a_failed_request() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn the_mesh_is_taken_away_and_put_back_without_a_failed_request() {
+fn an_uninstalled_and_reinstalled_mesh_fails_no_request() {
     let namespace = start_servers("reinstalled");
     let load = LoadPod::start(&namespace, "http://server/");
     run_uninstall(&[]);
-    let gone = kubectl(&["-n", "leno-system", "get", "deployment", "leno-control"]);
-    assert!(!gone.status.success(), "there is still a control plane");
+    let deployment = kubectl(&["-n", "leno-system", "get", "deployment", "leno-control"]);
+    assert!(!deployment.status.success(), "there is still a control plane");
     let lease = kubectl(&["-n", "leno-system", "get", "lease", "leno-control"]);
     assert!(!lease.status.success(), "there is still a lease");
     install_image(&program_image());
     // A new Pod joins the mesh and receives requests from existing members.
     stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
-    rolled_out(&namespace);
+    wait_for_rollout(&namespace);
     let sidecars = namespace.list_containers("server").matches("leno-proxy").count();
     assert!(sidecars >= 3, "{sidecars} of three pods have a sidecar");
     namespace.create_client("client");

@@ -17,17 +17,17 @@ fn requirements_of_java_parts_are_checked_before_measuring() {
         command.args(["--cache", home.path().to_str().unwrap()]);
         // No program is found with an empty `PATH`.
         let output = command.env("PATH", home.path()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{stderr}");
         for hint in ["requires `java`", "a JDK, 17 or later", "default-jdk-headless maven"] {
-            assert!(said.contains(hint), "`{hint}` is missing: {said}");
+            assert!(stderr.contains(hint), "`{hint}` is missing: {stderr}");
         }
     }
 }
 
 #[test]
 #[ignore = "fetches Apache JMeter with Maven: `./test jmeter` runs it"]
-fn jmeter_measures_what_our_own_load_generator_does() {
+fn jmeter_measures_the_same_figures_as_leno_load() {
     let home = tempfile::tempdir().unwrap();
     let (report, _) = gateway_ratings(&home, &["--driver", "jmeter", "--contenders", "none,leno"]);
     assert_eq!(report["settings"]["driver"], "jmeter");
@@ -53,8 +53,9 @@ fn jmeter_measures_what_our_own_load_generator_does() {
         }
         assert!(number_at(&case["contenders"]["leno"], &["cpu_us_per_request", "sum"]) > 0.0);
     }
-    let (_, said) = gateway_ratings(&home, &["--driver", "jmeter", "--contenders", "none,leno"]);
-    assert!(!said.contains("building"), "it is built once: {said}");
+    let (_, progress) =
+        gateway_ratings(&home, &["--driver", "jmeter", "--contenders", "none,leno"]);
+    assert!(!progress.contains("building"), "it is built once: {progress}");
 }
 
 #[test]
@@ -82,13 +83,13 @@ fn spring_applications_do_the_same_work_through_our_sidecars() {
 /// Runs eight clients on one core.
 fn gateway_ratings(home: &TempDir, arguments: &[&str]) -> (Value, String) {
     let cache = cache_folder();
-    let fixed = ["gateway-ratings", "--cores", "1"];
+    let suite_arguments = ["gateway-ratings", "--cores", "1"];
     let cache = ["--connections", "8", "--cache", cache.to_str().unwrap()];
-    run_bench(home, &[fixed.as_slice(), &cache, arguments].concat())
+    run_bench(home, &[suite_arguments.as_slice(), &cache, arguments].concat())
 }
 
 /// Returns a folder next to cargo's output, with the same lifetime.
 fn cache_folder() -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    tests.ancestors().nth(3).unwrap().join("bench-cache")
+    let test_binary = std::env::current_exe().unwrap();
+    test_binary.ancestors().nth(3).unwrap().join("bench-cache")
 }

@@ -20,7 +20,7 @@ fn a_dozen_seconds_of_chaos_lose_no_request() {
 /// Run by `./test chaos`.
 #[test]
 #[ignore = "takes a minute and both cores; ./test chaos runs it"]
-#[allow(clippy::print_stderr, reason = "who wants to see it again needs the seed")]
+#[allow(clippy::print_stderr, reason = "the seed is needed to repeat a failure")]
 fn a_minute_of_chaos_loses_no_request() {
     let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_secs());
     eprintln!("chaos with seed {seed}");
@@ -36,7 +36,7 @@ struct Chaos {
     _applications: Vec<CountingApplication>,
     sidecars: usize,
     random: ChaosRandom,
-    done: BTreeSet<&'static str>,
+    injected: BTreeSet<&'static str>,
 }
 
 impl Chaos {
@@ -77,69 +77,70 @@ impl Chaos {
             BackgroundLoad::start_paced("GET", listener, 2, Duration::from_millis(10))
         };
         let loads = listeners.iter().map(load).collect();
-        let (_applications, done) = (applications, BTreeSet::new());
+        let (_applications, injected) = (applications, BTreeSet::new());
         let random = ChaosRandom(seed | 1);
-        Self { controls, servers, clients, loads, _applications, sidecars, random, done }
+        Self { controls, servers, clients, loads, _applications, sidecars, random, injected }
     }
 
     fn inject_failures(mut self, time: Duration) {
-        let until = Instant::now() + time;
+        let deadline = Instant::now() + time;
         let mut history = String::new();
-        let mut turn = 0;
-        while turn < 5 || Instant::now() < until {
+        let mut round = 0;
+        while round < 5 || Instant::now() < deadline {
             // Each failure occurs once, then at random; never two at once, so that a replica is left.
-            let what = match turn {
-                0..5 => turn,
+            let failure = match round {
+                0..5 => round,
                 _ => self.random.random_below(5),
             };
-            let one = self.random.random_below(usize::MAX);
-            writeln!(history, "{what} {one}").expect("writing to a String never fails");
-            self.inject_failure(what, one);
-            turn += 1;
+            let choice = self.random.random_below(usize::MAX);
+            writeln!(history, "{failure} {choice}").expect("writing to a String never fails");
+            self.inject_failure(failure, choice);
+            round += 1;
         }
-        assert_eq!(self.done.len(), 5, "{:?}", self.done);
+        assert_eq!(self.injected.len(), 5, "{:?}", self.injected);
         for load in self.loads.drain(..) {
             let outcome = load.finish_load();
-            assert!(!outcome.answered.is_empty());
+            assert!(!outcome.succeeded.is_empty());
             assert!(outcome.failed.is_empty(), "{:?}\n{history}", &outcome.failed);
         }
         self.wait_until_agreed();
     }
 
-    fn inject_failure(&mut self, what: usize, one: usize) {
-        match what {
+    fn inject_failure(&mut self, failure: usize, choice: usize) {
+        match failure {
             0 => {
-                self.done.insert("a control plane is killed");
-                let control = one % self.controls.len();
+                self.injected.insert("a control plane is killed");
+                let control = choice % self.controls.len();
                 self.controls[control].kill();
                 self.wait_for_requests(20);
                 self.controls[control].start_again();
             }
             1 => {
-                self.done.insert("a control plane is paused");
-                let pid = self.controls[one % self.controls.len()].program.pid();
+                self.injected.insert("a control plane is paused");
+                let pid = self.controls[choice % self.controls.len()].program.pid();
                 self.pause_process(pid);
             }
             2 => {
-                self.done.insert("a sidecar is killed");
-                let server = one % self.servers.len();
+                self.injected.insert("a sidecar is killed");
+                let server = choice % self.servers.len();
                 self.servers[server].kill();
                 self.wait_for_requests(20);
                 self.servers[server].start_again();
             }
             3 => {
-                self.done.insert("a sidecar is paused");
-                let pid = self.servers[one % self.servers.len()].program.pid();
+                self.injected.insert("a sidecar is paused");
+                let pid = self.servers[choice % self.servers.len()].program.pid();
                 self.pause_process(pid);
             }
             _ => {
-                self.done.insert("a client's sidecar is paused");
-                let pid = self.clients[one % self.clients.len()].program.pid();
+                self.injected.insert("a client's sidecar is paused");
+                let pid = self.clients[choice % self.clients.len()].program.pid();
                 signal_pid(pid, Signal::STOP);
                 // The loads of the others continue.
-                let others = self.loads.iter().enumerate();
-                let others = others.filter(|(at, _)| *at != one % self.clients.len());
-                others.for_each(|(_, load)| load.wait_for(20));
+                let other_loads = self.loads.iter().enumerate();
+                let other_loads =
+                    other_loads.filter(|(index, _)| *index != choice % self.clients.len());
+                other_loads.for_each(|(_, load)| load.wait_for(20));
                 signal_pid(pid, Signal::CONT);
                 self.wait_for_requests(20);
             }
@@ -166,11 +167,13 @@ impl Chaos {
     /// Waits until every control plane knows every sidecar, and every sidecar is connected to one of them.
     fn wait_until_agreed(&self) {
         let sidecars = self.sidecars as u64;
-        let all = || self.controls.iter().map(|control| control.get_json("status"));
+        let statuses = || self.controls.iter().map(|control| control.get_json("status"));
         eventually("all control planes agree", MAX_WAIT, || {
-            let of = |key: &str| all().filter_map(|status| status[key].as_u64()).sum::<u64>();
-            let known = of("registered") == sidecars * self.controls.len() as u64;
-            (known && of("proxies") == sidecars && of("out_of_sync") == 0).then_some(())
+            let sum_of =
+                |key: &str| statuses().filter_map(|status| status[key].as_u64()).sum::<u64>();
+            let all_registered = sum_of("registered") == sidecars * self.controls.len() as u64;
+            (all_registered && sum_of("proxies") == sidecars && sum_of("out_of_sync") == 0)
+                .then_some(())
         });
     }
 }
@@ -199,10 +202,10 @@ impl ChaosRandom {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
-        let drawn = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(drawn).unwrap_or(usize::MAX) % bound
+        let random = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(random).unwrap_or(usize::MAX) % bound
     }
 }
 
-/// Long enough to be noticed, and shorter than the request timeout.
+/// The duration of a pause: long enough to have an effect, and shorter than the request timeout.
 const PAUSE: Duration = Duration::from_millis(1500);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Response, TestAnswer, TestApplication, TestMesh, eventually, free_port, get};
+use leno_tests::{
+    ApplicationReply, Response, TestApplication, TestMesh, eventually, free_port, get,
+};
 
 use super::{MAX_WAIT, connected_sidecar, loopback_address};
 
@@ -24,19 +26,22 @@ spec:
 
 #[test]
 fn a_circuit_opens_for_an_unhealthy_service_and_closes_on_recovery() {
-    let (sick, asked) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
-    let (held, let_go) = std::sync::mpsc::channel::<()>();
-    let let_go = std::sync::Mutex::new(let_go);
-    let (output, counted) = (Arc::clone(&sick), Arc::clone(&asked));
+    let (is_failing, request_count) =
+        (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = std::sync::Mutex::new(released);
+    let (fails, counter) = (Arc::clone(&is_failing), Arc::clone(&request_count));
     let application = TestApplication::start(move |request| {
-        counted.fetch_add(1, Ordering::SeqCst);
+        counter.fetch_add(1, Ordering::SeqCst);
         if request.method_and_target().1 == "/wait" {
-            let waits = let_go.lock().expect("nobody panicked");
-            waits.recv_timeout(MAX_WAIT).expect("it is let go");
+            let receiver = released.lock().expect("no thread panicked");
+            receiver.recv_timeout(MAX_WAIT).expect("it is released");
         }
-        match output.load(Ordering::SeqCst) {
-            true => TestAnswer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
-            false => TestAnswer::ok("well"),
+        match fails.load(Ordering::SeqCst) {
+            true => {
+                ApplicationReply::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec())
+            }
+            false => ApplicationReply::ok("well"),
         }
     });
     let listener = free_port();
@@ -50,31 +55,37 @@ fn a_circuit_opens_for_an_unhealthy_service_and_closes_on_recovery() {
         .concat(),
     );
     let listener = loopback_address(listener);
-    let ask = || get(listener, "/").expect("the listener responds");
+    let send_request = || get(listener, "/").expect("the listener responds");
     // Each data thread has its own circuit; connections are spread over all of them.
     eventually("the circuit is open", MAX_WAIT, || {
-        let answers: Vec<Response> = (0..20).map(|_| ask()).collect();
-        assert!(answers.iter().all(|it| [500, 409].contains(&it.status)), "{answers:?}");
-        let is_cut = |it: &Response| it.status == 409 && it.body == b"Coming soon ...";
-        answers.iter().all(is_cut).then_some(())
+        let responses: Vec<Response> = (0..20).map(|_| send_request()).collect();
+        assert!(
+            responses.iter().all(|response| [500, 409].contains(&response.status)),
+            "{responses:?}"
+        );
+        let is_rejected =
+            |response: &Response| response.status == 409 && response.body == b"Coming soon ...";
+        responses.iter().all(is_rejected).then_some(())
     });
     let page = connected_sidecar(&mesh, "shop/web-1");
     assert!(page.metric_value("leno_circuit_transitions_total{to=\"open\"}") >= 1.0);
 
-    sick.store(false, Ordering::SeqCst);
-    eventually("it is closed", MAX_WAIT, || (0..20).all(|_| ask().status == 200).then_some(()));
+    is_failing.store(false, Ordering::SeqCst);
+    eventually("it is closed", MAX_WAIT, || {
+        (0..20).all(|_| send_request().status == 200).then_some(())
+    });
     assert!(page.metric_value("leno_circuit_transitions_total{to=\"closed\"}") >= 1.0);
 
     // One request is in progress, and no other is admitted.
-    let before = asked.load(Ordering::SeqCst);
+    let before = request_count.load(Ordering::SeqCst);
     let first =
         std::thread::spawn(move || get(listener, "/wait").expect("the listener responds").status);
     eventually("it is under way", MAX_WAIT, || {
-        (asked.load(Ordering::SeqCst) > before).then_some(())
+        (request_count.load(Ordering::SeqCst) > before).then_some(())
     });
-    let second = ask();
+    let second = send_request();
     assert_eq!(second.status, 503);
-    held.send(()).expect("it waits");
+    release.send(()).expect("it waits");
     assert_eq!(first.join().expect("it did not panic"), 200);
-    assert_eq!(ask().status, 200);
+    assert_eq!(send_request().status, 200);
 }

@@ -7,7 +7,7 @@ use leno_tests::{
 use super::{ALLOWED, CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
-fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
+fn killing_a_control_plane_fails_no_request_and_sidecars_reconnect() {
     let shop = start_shop("deny", CountingApplication::start_echo());
     let mut control = ControlProgram::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
@@ -23,7 +23,7 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
         (web.page.metric_value("leno_control_connected") == 0.0).then_some(())
     });
     load.wait_for(100);
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
 
     // Without a control plane, a sidecar serves from its saved state: certificate, configuration, addresses.
     let inbound = ratings.page.inbound_listener(shop.ratings.port());
@@ -45,7 +45,7 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
             .and(AdminPage::for_workload(&proxies, "shop/web-1"))
     });
     load.wait_for(100);
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
 
     // Changes made during its absence arrive after its return.
     control.kill();
@@ -57,7 +57,7 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
 }
 
 #[test]
-fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
+fn a_token_is_valid_once_for_its_own_workload_and_deleted_after_use() {
     let shop = start_shop("allow", CountingApplication::start_echo());
     let control = ControlProgram::start(&shop.manifests, &[]);
     let token = control.issue_token("shop/ratings-1");
@@ -89,10 +89,10 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
     let foreign = ControlProgram::start(&shop.manifests, &[]);
     let (token, state) = (foreign.issue_token("shop/web-1"), foreign.state_directory("shop/web-1"));
     let address = control.listen_address().to_string();
-    let mut stray =
+    let mut foreign_proxy =
         SidecarProgram::start_unready("shop/web-1", &token, &state, &["--control", &address]);
-    assert_eq!(stray.program.wait_for_exit(MAX_WAIT).code(), Some(1));
-    let printed = stray.program.printed_output();
+    assert_eq!(foreign_proxy.program.wait_for_exit(MAX_WAIT).code(), Some(1));
+    let printed = foreign_proxy.program.printed_output();
     assert!(printed.contains("error: ") && printed.contains("is for another mesh"), "{printed}");
 
     let proxies = control.get_json("proxies");
@@ -100,7 +100,7 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
 }
 
 #[test]
-fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
+fn a_sidecar_with_a_saved_configuration_serves_while_its_join_is_rejected() {
     let shop = start_shop("allow", CountingApplication::start_echo());
     let control = ControlProgram::start(&shop.manifests, &[]);
     let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
@@ -115,11 +115,11 @@ fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
 
     // Its certificate is lost, its configuration is not, and its token was used.
     std::fs::remove_file(state.join("credential.pem")).unwrap();
-    let mut again = SidecarProgram::start_unready("shop/web-1", &copy, &state, &[]);
-    let line = again.program.wait_for_line("the control plane rejected the join", MAX_WAIT);
+    let mut restarted = SidecarProgram::start_unready("shop/web-1", &copy, &state, &[]);
+    let line = restarted.program.wait_for_line("the control plane rejected the join", MAX_WAIT);
     assert!(line.contains("serving the last configuration"), "{line}");
     assert!(line.contains("was used already") && !line.contains("unreachable"), "{line}");
-    assert!(again.program.stop(MAX_WAIT).success(), "it goes on until it is stopped");
+    assert!(restarted.program.stop(MAX_WAIT).success(), "it runs until it is stopped");
 }
 
 /// Checks that the proxy exits with an error that contains the rejection of its join once, with this reason.

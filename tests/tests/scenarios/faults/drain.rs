@@ -19,11 +19,11 @@ fn a_stopping_sidecar_completes_responses_and_accepts_no_connection() {
     wait_until_status(shop.listener, 200);
     let inbound = ratings.page.inbound_listener(shop.ratings.port());
 
-    let under_way = begin_request(&shop);
+    let in_flight = start_request(&shop);
     ratings.program.send_signal(Signal::TERM);
     wait_until_closed(inbound);
     release.send(()).unwrap();
-    assert_finished(under_way);
+    assert_finished(in_flight);
     assert_eq!(ratings.program.wait_for_exit(MAX_WAIT).code(), Some(0));
 }
 
@@ -33,11 +33,11 @@ fn a_stopping_mesh_completes_responses_and_exits_successfully() {
     let mut mesh = TestMesh::up(&shop.manifests);
     wait_until_status(shop.listener, 200);
 
-    let under_way = begin_request(&shop);
+    let in_flight = start_request(&shop);
     mesh.up.send_signal(Signal::TERM);
     wait_until_closed(shop.listener);
     release.send(()).unwrap();
-    assert_finished(under_way);
+    assert_finished(in_flight);
     assert_eq!(mesh.up.wait_for_exit(MAX_WAIT).code(), Some(0));
 }
 
@@ -56,12 +56,12 @@ pub(super) fn slow_shop() -> (Shop, Sender<()>) {
 }
 
 /// Sends a request for `/slow` and waits until the application has received it.
-pub(super) fn begin_request(shop: &Shop) -> JoinHandle<Response> {
+pub(super) fn start_request(shop: &Shop) -> JoinHandle<Response> {
     let (listener, before) = (shop.listener, shop.ratings.received_requests());
-    let asking = std::thread::spawn(move || get(listener, "/slow").expect("an answer"));
+    let request = std::thread::spawn(move || get(listener, "/slow").expect("a response"));
     let arrived = || (shop.ratings.received_requests() > before).then_some(());
     eventually("the application has the request", MAX_WAIT, arrived);
-    asking
+    request
 }
 
 fn wait_until_closed(address: SocketAddr) {
@@ -69,8 +69,8 @@ fn wait_until_closed(address: SocketAddr) {
     eventually(&format!("{address} takes no connection"), MAX_WAIT, refused);
 }
 
-pub(super) fn assert_finished(under_way: JoinHandle<Response>) {
-    let response = under_way.join().expect("the client was answered");
+pub(super) fn assert_finished(in_flight: JoinHandle<Response>) {
+    let response = in_flight.join().expect("the client got a response");
     assert_eq!(response.status, 200);
     assert_eq!(response.body, b"answer to /slow");
 }

@@ -1,4 +1,4 @@
-//! Endpoint failure under load: repeatable requests are retried another, others are never repeated.
+//! Endpoint failure under load: idempotent requests are retried at another endpoint, others never.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use super::{CountingApplication, MAX_WAIT, connected_sidecar, loopback_address};
 
 #[test]
-fn when_an_application_dies_every_get_is_answered_and_no_post_is_executed_twice() {
+fn killing_an_application_fails_no_get_and_executes_no_post_twice() {
     kill_under_load(|shop| {
         let store = shop.stores[0].to_str().unwrap();
         let children = child_processes(shop.mesh.up.pid());
@@ -28,30 +28,30 @@ fn when_an_application_dies_every_get_is_answered_and_no_post_is_executed_twice(
 }
 
 #[test]
-fn when_a_sidecar_dies_every_get_is_answered_and_no_post_is_executed_twice() {
+fn killing_a_sidecar_fails_no_get_and_executes_no_post_twice() {
     kill_under_load(|shop| connected_sidecar(&shop.mesh, "shop/ratings-1").pid);
 }
 
 #[test]
-fn when_a_sidecar_stops_no_request_is_lost() {
+fn stopping_a_sidecar_fails_no_request() {
     let shop = Shop::start_shop();
     let (gets, posts) = shop.start_loads();
     gets.wait_for(100);
     let stopped = connected_sidecar(&shop.mesh, "shop/ratings-1").pid;
     signal_pid(stopped, Signal::TERM);
-    let other =
+    let restarted =
         || Some(connected_sidecar(&shop.mesh, "shop/ratings-1")).filter(|page| page.pid != stopped);
-    eventually("the sidecar is restarted", MAX_WAIT, other);
+    eventually("the sidecar is restarted", MAX_WAIT, restarted);
     shop.wait_for_the_first(&gets);
-    gets.finish_load().assert_whole();
+    gets.finish_load().assert_no_failures();
     let posts = posts.finish_load();
-    posts.assert_whole();
+    posts.assert_no_failures();
     shop.assert_executed_once(&posts);
 }
 
-/// As on a failed link: connections are not refused, and no packet is answered.
+/// A paused process is like a failed link: connections are not refused, and packets get no response.
 #[test]
-fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
+fn requests_to_a_silent_sidecar_move_to_another_endpoint() {
     let shop = Shop::start_shop();
     let (gets, posts) = shop.start_loads();
     gets.wait_for(100);
@@ -59,12 +59,12 @@ fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
     signal_pid(stopped, Signal::STOP);
     gets.wait_for(300);
     posts.wait_for(100);
-    let since = Instant::now();
+    let started = Instant::now();
     let (gets, posts) = (gets.finish_load(), posts.finish_load());
-    let took = since.elapsed();
+    let elapsed = started.elapsed();
     signal_pid(stopped, Signal::CONT);
-    gets.assert_whole();
-    assert!(took < SILENT_MAX, "requests waited for the silent sidecar: {took:?}");
+    gets.assert_no_failures();
+    assert!(elapsed < MAX_SILENT, "requests waited for the silent sidecar: {elapsed:?}");
     // At most the requests in progress there.
     assert!(posts.failed.len() <= 6, "{:?}", posts.failed);
     for (_, failure) in &posts.failed {
@@ -74,14 +74,14 @@ fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
 }
 
 #[test]
-fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
-    let (port, taken) = start_breaker();
+fn after_a_closed_connection_a_get_is_retried_and_a_post_is_not() {
+    let (port, received_lines) = start_closing_server();
     let healthy = CountingApplication::start_echo();
     let listener = free_port();
     let manifests = [
         mesh_config("allow"),
         SERVICE.to_owned(),
-        HEEDLESS.to_owned(),
+        LEAST_REQUEST.to_owned(),
         workload_manifest("1", port),
         workload_manifest("2", healthy.port()),
         client_manifest("web", &[], &[("ratings.shop", listener)]),
@@ -94,7 +94,7 @@ fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
         let post = format!("POST /{id} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
         let response = exchange_bytes(loopback_address(listener), &post).unwrap();
         let start = format!("POST /{id} HTTP/1.1");
-        let times = taken.lock().unwrap().iter().filter(|line| **line == start).count();
+        let times = received_lines.lock().unwrap().iter().filter(|line| **line == start).count();
         match response.status {
             200 => assert_eq!(times, 0, "POST {id}"),
             _ => {
@@ -108,14 +108,14 @@ fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
         }
     }
     assert!(failed > 0, "both workloads are asked");
-    assert!(taken.lock().unwrap().iter().any(|line| line.starts_with("GET")), "GETs too");
+    assert!(received_lines.lock().unwrap().iter().any(|line| line.starts_with("GET")), "GETs too");
 }
 
 /// A link closes 6 s after an unanswered ping; earlier releases took 20 to 30 s.
-const SILENT_MAX: Duration = Duration::from_secs(16);
+const MAX_SILENT: Duration = Duration::from_secs(16);
 
 /// Latency-based balancing would rarely select an endpoint that has just failed.
-const HEEDLESS: &str = "---
+const LEAST_REQUEST: &str = "---
 apiVersion: leno.dev/v1alpha1
 kind: LoadBalancing
 metadata: {name: ratings, namespace: shop}
@@ -129,7 +129,7 @@ fn kill_under_load(victim: impl Fn(&Shop) -> u32) {
     let (gets, posts) = shop.start_loads();
     gets.wait_for(100);
     let retries = || connected_sidecar(&shop.mesh, "shop/web-1").metric_value("leno_retries_total");
-    for _ in 0..KILLS_MAX {
+    for _ in 0..MAX_KILLS {
         signal_pid(victim(&shop), Signal::KILL);
         gets.wait_for(300);
         shop.wait_for_the_first(&gets);
@@ -137,13 +137,13 @@ fn kill_under_load(victim: impl Fn(&Shop) -> u32) {
             break;
         }
     }
-    gets.finish_load().assert_whole();
+    gets.finish_load().assert_no_failures();
     shop.assert_executed_once(&posts.finish_load());
     assert!(retries() >= 1.0, "requests were under way there");
 }
 
 /// Limit of kills per workload: a kill between two requests has no effect.
-const KILLS_MAX: usize = 10;
+const MAX_KILLS: usize = 10;
 
 /// A service of two workloads that record the requests they execute.
 struct Shop {
@@ -166,9 +166,9 @@ impl Shop {
         let mesh = TestMesh::up(&manifests.concat());
         let shop = Self { mesh, listener: loopback_address(listener), stores, _scratch: scratch };
         eventually("both applications answer", MAX_WAIT, || {
-            let answered = get(shop.listener, "/0").is_ok_and(|response| response.status == 200);
+            let responds = get(shop.listener, "/0").is_ok_and(|response| response.status == 200);
             let busy = shop.stores.iter().all(|store| !store_entries(store).is_empty());
-            (answered && busy).then_some(())
+            (responds && busy).then_some(())
         });
         shop
     }
@@ -195,9 +195,9 @@ impl Shop {
             *executed.entry(entry).or_default() += 1;
         }
         let times = |id: u64| executed.get(&format!("POST /{id}")).copied().unwrap_or_default();
-        assert!(!posts.answered.is_empty(), "{posts:?}");
-        for id in &posts.answered {
-            assert_eq!(times(*id), 1, "POST {id} was answered");
+        assert!(!posts.succeeded.is_empty(), "{posts:?}");
+        for id in &posts.succeeded {
+            assert_eq!(times(*id), 1, "POST {id} succeeded");
         }
         for (id, failure) in &posts.failed {
             assert!(times(*id) <= 1, "POST {id} failed ({failure}) and was executed twice");
@@ -211,21 +211,21 @@ fn store_entries(store: &Path) -> Vec<String> {
 }
 
 /// Returns an application that reads each request and closes its connection, and the request lines.
-fn start_breaker() -> (u16, Arc<Mutex<Vec<String>>>) {
+fn start_closing_server() -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     let port = listener.local_addr().expect("a bound socket has an address").port();
-    let taken = Arc::new(Mutex::new(Vec::new()));
-    let noted = Arc::clone(&taken);
+    let received_lines = Arc::new(Mutex::new(Vec::new()));
+    let recorder = Arc::clone(&received_lines);
     std::thread::spawn(move || {
         for tcp in listener.incoming().map_while(Result::ok) {
             let mut lines = BufReader::new(tcp).lines().map_while(Result::ok);
             let first = lines.next();
             // Reads the complete head: unread bytes would turn the close into a reset.
             lines.find(String::is_empty);
-            noted.lock().expect("no thread panics with it").extend(first);
+            recorder.lock().expect("no thread panics with it").extend(first);
         }
     });
-    (port, taken)
+    (port, received_lines)
 }
 
 fn application_manifest(number: &str, store: &Path) -> String {

@@ -10,22 +10,22 @@ use leno_tests::{BackgroundLoad, ControlProgram, SidecarProgram, eventually};
 use super::{ALLOWED, CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
-fn flipped_bytes_end_a_stream_and_nothing_else() {
+fn flipped_bytes_end_only_the_discovery_stream() {
     let shop = start_shop("deny", CountingApplication::start_echo());
     let control = ControlProgram::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let relay = Relay::start(control.listen_address());
-    let through = relay.address.to_string();
-    let ratings = SidecarProgram::join(&control, "shop/ratings-1", &["--control", &through]);
+    let relay_address = relay.address.to_string();
+    let ratings = SidecarProgram::join(&control, "shop/ratings-1", &["--control", &relay_address]);
     let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
     let load = BackgroundLoad::start("GET", shop.listener, 2);
     let connects = || ratings.page.metric_value("leno_control_connects_total");
-    for (way, methods) in
+    for (direction, methods) in
         [(RelayAction::TO_SIDECAR, "[GET, HEAD]"), (RelayAction::TO_CONTROL, "[GET, PUT]")]
     {
         let before = connects();
-        relay.flip_bit(way);
+        relay.flip_bit(direction);
         // Traffic is required before any byte of it can be flipped.
         control.write("policy.yaml", &ALLOWED.replace("[GET]", methods));
         eventually("the sidecar has another stream", MAX_WAIT, || {
@@ -33,7 +33,7 @@ fn flipped_bytes_end_a_stream_and_nothing_else() {
         });
     }
     load.wait_for(50);
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
     // Messages from the other side arrive again.
     control.remove("policy.yaml");
     wait_until_status(shop.listener, 403);
@@ -44,21 +44,21 @@ fn a_sidecar_with_a_silent_control_plane_continues_to_serve() {
     let shop = start_shop("allow", CountingApplication::start_echo());
     let control = ControlProgram::start(&shop.manifests, &[]);
     let relay = Relay::start(control.listen_address());
-    let through = relay.address.to_string();
-    let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &["--control", &through]);
-    let _web = SidecarProgram::join(&control, "shop/web-1", &["--control", &through]);
+    let relay_address = relay.address.to_string();
+    let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &["--control", &relay_address]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &["--control", &relay_address]);
     wait_until_status(shop.listener, 200);
     // Half-open: both ends have a connection, and no bytes get through.
-    relay.set_mood(RelayAction::MUTE);
+    relay.set_action(RelayAction::MUTE);
     let load = BackgroundLoad::start("GET", shop.listener, 2);
     load.wait_for(200);
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
 }
 
 /// A relay between a sidecar and its control plane.
 struct Relay {
     address: SocketAddr,
-    mode: Arc<AtomicU8>,
+    action: Arc<AtomicU8>,
 }
 
 /// The action on the next bytes.
@@ -72,47 +72,49 @@ impl RelayAction {
 }
 
 impl Relay {
-    fn start(to: SocketAddr) -> Self {
+    fn start(upstream: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let address = listener.local_addr().expect("a bound socket has an address");
-        let mode = Arc::new(AtomicU8::new(RelayAction::NONE));
-        let shared = Arc::clone(&mode);
+        let action = Arc::new(AtomicU8::new(RelayAction::NONE));
+        let shared = Arc::clone(&action);
         std::thread::spawn(move || {
             for sidecar in listener.incoming().map_while(Result::ok) {
-                let Ok(control) = TcpStream::connect(to) else { continue };
-                for (from, into, way) in [
+                let Ok(control) = TcpStream::connect(upstream) else { continue };
+                for (from, into, direction) in [
                     (&control, &sidecar, RelayAction::TO_SIDECAR),
                     (&sidecar, &control, RelayAction::TO_CONTROL),
                 ] {
                     let clones = (from.try_clone(), into.try_clone());
                     let (Ok(from), Ok(into)) = clones else { continue };
-                    let mode = Arc::clone(&shared);
-                    std::thread::spawn(move || relay_bytes(from, into, way, &mode));
+                    let action = Arc::clone(&shared);
+                    std::thread::spawn(move || relay_bytes(from, into, direction, &action));
                 }
             }
         });
-        Self { address, mode }
+        Self { address, action }
     }
 
     /// Flips a bit of the next bytes in this direction.
-    fn flip_bit(&self, way: u8) {
-        self.set_mood(way);
+    fn flip_bit(&self, direction: u8) {
+        self.set_action(direction);
     }
 
-    fn set_mood(&self, mode: u8) {
-        self.mode.store(mode, Ordering::SeqCst);
+    fn set_action(&self, action: u8) {
+        self.action.store(action, Ordering::SeqCst);
     }
 }
 
-fn relay_bytes(mut from: TcpStream, mut into: TcpStream, way: u8, mode: &AtomicU8) {
+fn relay_bytes(mut from: TcpStream, mut into: TcpStream, direction: u8, action: &AtomicU8) {
     let mut buffer = [0; 4096];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
         let bytes = &mut buffer[..read];
-        if mode.compare_exchange(way, RelayAction::NONE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        if action
+            .compare_exchange(direction, RelayAction::NONE, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
         {
             bytes[read / 2] ^= 0x10;
         }
-        if mode.load(Ordering::SeqCst) != RelayAction::MUTE && into.write_all(bytes).is_err() {
+        if action.load(Ordering::SeqCst) != RelayAction::MUTE && into.write_all(bytes).is_err() {
             break;
         }
     }

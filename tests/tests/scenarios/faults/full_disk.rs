@@ -15,8 +15,8 @@ use tempfile::TempDir;
 use super::{ALLOWED, CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
-#[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
-fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
+#[allow(clippy::print_stderr, reason = "the output names what was not tested")]
+fn a_sidecar_with_a_full_disk_serves_renews_and_applies_changes() {
     let Some(disk) = SmallDisk::mount_disk() else {
         // Mounting a separate disk requires root; file modes do not restrict root.
         eprintln!("skipped: a full disk needs root and mount");
@@ -38,12 +38,12 @@ fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
 
     let load = BackgroundLoad::start("GET", shop.listener, 2);
     disk.fill_disk();
-    let renewed = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
-    let before = renewed();
+    let renewals = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
+    let before = renewals();
     ratings.program.wait_for_line("cannot write the certificate to disk", MAX_WAIT);
-    eventually("it is renewed all the same", MAX_WAIT, || (renewed() > before).then_some(()));
+    eventually("it is renewed anyway", MAX_WAIT, || (renewals() > before).then_some(()));
     load.wait_for(10);
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
 
     control.remove("policy.yaml");
     wait_until_status(shop.listener, 403);
@@ -53,7 +53,7 @@ fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
 }
 
 #[test]
-#[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
+#[allow(clippy::print_stderr, reason = "the output names what was not tested")]
 fn a_control_plane_with_a_full_disk_publishes_changes_and_renews_certificates() {
     let Some(disk) = SmallDisk::mount_disk() else {
         eprintln!("skipped: a full disk needs root and mount");
@@ -69,11 +69,11 @@ fn a_control_plane_with_a_full_disk_publishes_changes_and_renews_certificates() 
 
     let load = BackgroundLoad::start("GET", shop.listener, 2);
     disk.fill_disk();
-    let renewed = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
-    let before = renewed();
-    eventually("it is renewed all the same", MAX_WAIT, || (renewed() > before).then_some(()));
+    let renewals = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
+    let before = renewals();
+    eventually("it is renewed anyway", MAX_WAIT, || (renewals() > before).then_some(()));
     load.wait_for(10);
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
     control.remove("policy.yaml");
     wait_until_status(shop.listener, 403);
     control.write("policy.yaml", ALLOWED);
@@ -82,14 +82,14 @@ fn a_control_plane_with_a_full_disk_publishes_changes_and_renews_certificates() 
     // It restarts from its saved state, even while it cannot write.
     control.kill();
     control.start_again();
-    let before = renewed();
-    eventually("the new one renews it", MAX_WAIT, || (renewed() > before).then_some(()));
+    let before = renewals();
+    eventually("the new one renews it", MAX_WAIT, || (renewals() > before).then_some(()));
     wait_until_status(shop.listener, 200);
 }
 
 #[test]
-#[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
-fn state_is_whole_again_when_the_disk_has_room() {
+#[allow(clippy::print_stderr, reason = "the output names what was not tested")]
+fn state_is_written_again_when_the_disk_has_space() {
     let Some(disk) = SmallDisk::mount_disk() else {
         eprintln!("skipped: a full disk needs root and mount");
         return;
@@ -129,8 +129,8 @@ fn state_is_whole_again_when_the_disk_has_room() {
 }
 
 #[test]
-#[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
-fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
+#[allow(clippy::print_stderr, reason = "the output names what was not tested")]
+fn an_access_log_on_a_full_disk_drops_lines_and_fails_no_request() {
     let Some(disk) = SmallDisk::mount_disk() else {
         eprintln!("skipped: a full disk needs root and mount");
         return;
@@ -174,15 +174,15 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
         let text = std::fs::read_to_string(&log).unwrap();
         text.contains(" lines were dropped").then_some(text)
     });
-    let is_torn = |line: &&str| serde_json::from_str::<Value>(line).is_err();
-    let torn: Vec<&str> = text.0.lines().filter(is_torn).collect();
-    let notes = torn.iter().filter(|line| line.contains(" lines were dropped")).count();
+    let is_partial = |line: &&str| serde_json::from_str::<Value>(line).is_err();
+    let partial_lines: Vec<&str> = text.0.lines().filter(is_partial).collect();
+    let notices = partial_lines.iter().filter(|line| line.contains(" lines were dropped")).count();
     // The line that was written partially.
-    assert!(notes == 1 && torn.len() <= 2, "{torn:?}");
+    assert!(notices == 1 && partial_lines.len() <= 2, "{partial_lines:?}");
 }
 
 #[test]
-fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
+fn a_removed_data_directory_is_restored_with_the_same_authority() {
     let shop = start_shop("deny", CountingApplication::start_echo());
     let mut control = ControlProgram::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
@@ -201,7 +201,7 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
 
     std::fs::remove_dir_all(control.data_directory()).unwrap();
     eventually("the same root", MAX_WAIT, || {
-        std::fs::read(&root).ok().filter(|found| *found == before)
+        std::fs::read(&root).ok().filter(|content| *content == before)
     });
     wait_for_status(&control, "no finding", |is_healthy, _| is_healthy);
     assert_eq!(get(shop.listener, "/").unwrap().status, 200);
@@ -217,12 +217,16 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     wait_until_status(shop.listener, 200);
 }
 
-/// Waits until `leno status` satisfies `is_so`, called with the success of its exit code and its output.
-fn wait_for_status(control: &ControlProgram, what: &str, is_so: impl Fn(bool, &str) -> bool) {
-    eventually(what, MAX_WAIT, || {
+/// Waits until `leno status` satisfies `matches`, called with the success of its exit code and its output.
+fn wait_for_status(
+    control: &ControlProgram,
+    condition: &str,
+    matches: impl Fn(bool, &str) -> bool,
+) {
+    eventually(condition, MAX_WAIT, || {
         let output = control.run_leno(&["status"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        is_so(output.status.success(), &text).then_some(())
+        matches(output.status.success(), &text).then_some(())
     });
 }
 

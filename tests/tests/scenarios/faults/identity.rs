@@ -13,7 +13,7 @@ use leno_tests::{
 use super::{CountingApplication, MAX_WAIT, loopback_address, start_shop, wait_until_status};
 
 #[test]
-fn only_members_get_through_the_inbound_port_and_others_are_counted() {
+fn the_inbound_port_accepts_members_only_and_counts_rejections() {
     let shop = start_shop("allow", CountingApplication::start_echo());
     let control = ControlProgram::start(&shop.manifests, &[]);
     let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
@@ -58,7 +58,7 @@ fn only_members_get_through_the_inbound_port_and_others_are_counted() {
 }
 
 #[test]
-fn a_certificate_that_has_expired_is_refused() {
+fn an_expired_certificate_is_rejected() {
     let shop = start_shop("allow", CountingApplication::start_echo());
     let control = ControlProgram::start(&shop.manifests, &["--certificate-lifetime", "3s"]);
     let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
@@ -73,7 +73,7 @@ fn a_certificate_that_has_expired_is_refused() {
 }
 
 #[test]
-fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
+fn the_client_rejects_a_server_of_another_service_with_a_valid_root() {
     let (ratings, details) = (CountingApplication::start_echo(), CountingApplication::start_echo());
     let listener = free_port();
     let manifests = [
@@ -83,26 +83,26 @@ fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
         client_manifest("web", &[], &[("ratings.shop", listener)]),
     ];
     let mut control = ControlProgram::start(&manifests.concat(), &[]);
-    let mut of_ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
-    let mut of_details = SidecarProgram::join(&control, "shop/details-1", &[]);
+    let mut ratings_sidecar = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let mut details_sidecar = SidecarProgram::join(&control, "shop/details-1", &[]);
     let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(loopback_address(listener), 200);
     let served = details.received_requests();
 
     // Another member of the mesh takes over the address while the control plane cannot update the client.
     control.kill();
-    let inbound = of_ratings.page.inbound_listener(ratings.port());
-    of_ratings.kill();
-    of_details.kill();
+    let inbound = ratings_sidecar.page.inbound_listener(ratings.port());
+    ratings_sidecar.kill();
+    details_sidecar.kill();
     let address = control.state_directory("shop/details-1");
     let address = address.join(format!("inbound-{}.address", details.port()));
     std::fs::write(address, inbound.to_string()).unwrap();
-    of_details.start_again();
-    assert_eq!(of_details.page.inbound_listener(details.port()), inbound);
+    details_sidecar.start_again();
+    assert_eq!(details_sidecar.page.inbound_listener(details.port()), inbound);
 
-    let refused =
+    let rejected =
         || get(loopback_address(listener), "/").ok().filter(|response| response.status == 502);
-    let (response, _) = eventually("the client notices", MAX_WAIT, refused);
+    let (response, _) = eventually("the client notices", MAX_WAIT, rejected);
     assert_eq!(response.rejection_reason(), Some("wrong-identity"));
     assert_eq!(details.received_requests(), served, "nothing reached the wrong application");
 }
@@ -110,8 +110,8 @@ fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
 /// Waits until one connection is counted as rejected for a reason: the client may notice first.
 fn wait_for_rejection(page: AdminPage, reason: &str) {
     let counted = || Some(page.rejected_connections(reason)).filter(|count| *count > 0.0);
-    let what = format!("a connection is counted as {reason}");
-    assert_eq!(eventually(&what, MAX_WAIT, counted).0, 1.0);
+    let condition = format!("a connection is counted as {reason}");
+    assert_eq!(eventually(&condition, MAX_WAIT, counted).0, 1.0);
 }
 
 /// Returns the status of a curl request with the certificate in a state directory; 000 for none.

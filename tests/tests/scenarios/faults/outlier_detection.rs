@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config};
-use leno_tests::{TestAnswer, TestApplication, TestMesh, eventually, free_port, get};
+use leno_tests::{ApplicationReply, TestApplication, TestMesh, eventually, free_port, get};
 
 use super::{MAX_WAIT, connected_sidecar, loopback_address};
 
-/// Half of the requests in a second, of at least five.
+/// The window of the policy, which ejects at a failure rate of one half of at least five requests.
 const WINDOW: Duration = Duration::from_secs(1);
 const POLICY: &str = "---
 apiVersion: leno.dev/v1alpha1
@@ -27,7 +27,8 @@ spec:
 ";
 
 /// A response that closes its connection: the next request needs a new one.
-const WELL: &[u8] = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nwell";
+const HEALTHY_RESPONSE: &[u8] =
+    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nwell";
 
 /// An instance that is unhealthy on demand and counts its requests.
 struct UnhealthyInstance {
@@ -38,15 +39,15 @@ struct UnhealthyInstance {
 
 impl UnhealthyInstance {
     /// Starts an instance with this response while it is unhealthy.
-    fn start(sickly: impl Fn() -> TestAnswer + Send + Sync + 'static) -> Self {
+    fn start(unhealthy_response: impl Fn() -> ApplicationReply + Send + Sync + 'static) -> Self {
         let (unhealthy, requests) =
             (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (output, counted) = (Arc::clone(&unhealthy), Arc::clone(&requests));
+        let (is_unhealthy, counter) = (Arc::clone(&unhealthy), Arc::clone(&requests));
         let application = TestApplication::start(move |_| {
-            counted.fetch_add(1, Ordering::SeqCst);
-            match output.load(Ordering::SeqCst) {
-                true => sickly(),
-                false => TestAnswer::Bytes(WELL.to_vec()),
+            counter.fetch_add(1, Ordering::SeqCst);
+            match is_unhealthy.load(Ordering::SeqCst) {
+                true => unhealthy_response(),
+                false => ApplicationReply::Bytes(HEALTHY_RESPONSE.to_vec()),
             }
         });
         Self { application, unhealthy, requests }
@@ -57,15 +58,15 @@ impl UnhealthyInstance {
     fn start_checked() -> Self {
         let (unhealthy, requests) =
             (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (output, counted) = (Arc::clone(&unhealthy), Arc::clone(&requests));
+        let (is_unhealthy, counter) = (Arc::clone(&unhealthy), Arc::clone(&requests));
         let application = TestApplication::start(move |request| {
             let is_check = request.method_and_target() == ("GET", "/healthz");
-            counted.fetch_add(usize::from(!is_check), Ordering::SeqCst);
-            match is_check && output.load(Ordering::SeqCst) {
-                true => {
-                    TestAnswer::Bytes(b"HTTP/1.1 503 Sick\r\ncontent-length: 0\r\n\r\n".to_vec())
-                }
-                false => TestAnswer::ok("well"),
+            counter.fetch_add(usize::from(!is_check), Ordering::SeqCst);
+            match is_check && is_unhealthy.load(Ordering::SeqCst) {
+                true => ApplicationReply::Bytes(
+                    b"HTTP/1.1 503 Sick\r\ncontent-length: 0\r\n\r\n".to_vec(),
+                ),
+                false => ApplicationReply::ok("well"),
             }
         });
         Self { application, unhealthy, requests }
@@ -115,20 +116,23 @@ spec:
 ";
 
 fn ejected_endpoints(mesh: &TestMesh) -> Vec<String> {
-    let all = mesh.get_json("ejected");
-    let of_web = all.as_array().into_iter().flatten().find(|one| one["workload"] == "shop/web-1");
-    let list = of_web.and_then(|one| one["ejected"].as_array()).expect("web tells").clone();
-    list.iter().map(|one| one["workload"].as_str().unwrap_or_default().to_owned()).collect()
+    let clients = mesh.get_json("ejected");
+    let client =
+        clients.as_array().into_iter().flatten().find(|entry| entry["workload"] == "shop/web-1");
+    let list =
+        client.and_then(|entry| entry["ejected"].as_array()).expect("web reports them").clone();
+    list.iter().map(|entry| entry["workload"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
 #[test]
-fn an_instance_that_answers_500_is_ejected_within_two_windows_and_returns() {
-    let sickly = || TestAnswer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec());
-    is_ejected_and_returns(sickly, POLICY);
+fn an_instance_that_responds_500_is_ejected_within_two_windows_and_returns() {
+    let unhealthy_response =
+        || ApplicationReply::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec());
+    assert_ejected_and_unejected(unhealthy_response, POLICY);
 }
 
 #[test]
-fn an_instance_that_does_not_answer_is_ejected_within_two_windows_and_returns() {
+fn an_instance_that_times_out_is_ejected_within_two_windows_and_returns() {
     let policy = POLICY
         .replace("[connect, reset, 5xx]", "[timeout]")
         .replace("minimumRequests: 5", "minimumRequests: 3");
@@ -142,19 +146,19 @@ spec:
   - timeouts: {backendRequest: 100ms}
     backendRefs: [{name: ratings, port: 9080}]
 ";
-    is_ejected_and_returns(|| TestAnswer::Silence, &(policy + route));
+    assert_ejected_and_unejected(|| ApplicationReply::Silence, &(policy + route));
 }
 
 #[test]
-fn an_instance_that_breaks_off_is_ejected_within_two_windows_and_returns() {
+fn an_instance_that_closes_connections_is_ejected_within_two_windows_and_returns() {
     let policy = POLICY.replace("[connect, reset, 5xx]", "[reset]");
-    is_ejected_and_returns(|| TestAnswer::HangUp, &policy);
+    assert_ejected_and_unejected(|| ApplicationReply::HangUp, &policy);
 }
 
 /// Makes one of three instances fail with this response. Before its ejection at most its share of requests
 /// fails, afterwards only probes; and two of the three always stay.
-fn is_ejected_and_returns(sickly: fn() -> TestAnswer, policies: &str) {
-    let instances = [(); 3].map(|()| UnhealthyInstance::start(sickly));
+fn assert_ejected_and_unejected(unhealthy_response: fn() -> ApplicationReply, policies: &str) {
+    let instances = [(); 3].map(|()| UnhealthyInstance::start(unhealthy_response));
     let listener = free_port();
     let mut manifests = vec![mesh_config("allow"), SERVICE.to_owned(), policies.to_owned()];
     for (index, instance) in instances.iter().enumerate() {
@@ -171,10 +175,10 @@ fn is_ejected_and_returns(sickly: fn() -> TestAnswer, policies: &str) {
 
     instances[0].unhealthy.store(true, Ordering::SeqCst);
     let mut first_failure = None;
-    let (mut asked, mut failed) = (0, 0);
+    let (mut sent, mut failed) = (0, 0);
     eventually("it is ejected", MAX_WAIT, || {
         for _ in 0..10 {
-            asked += 1;
+            sent += 1;
             if fails() {
                 failed += 1;
                 first_failure.get_or_insert_with(Instant::now);
@@ -184,26 +188,26 @@ fn is_ejected_and_returns(sickly: fn() -> TestAnswer, policies: &str) {
         assert!(ejected.len() <= 1, "{ejected:?}");
         (ejected == ["shop/ratings-1"]).then_some(())
     });
-    if let Some(noticed) = first_failure {
-        let took = noticed.elapsed();
-        assert!(took < 2 * WINDOW + SLACK, "ejected after {took:?}");
+    if let Some(failed_at) = first_failure {
+        let elapsed = failed_at.elapsed();
+        assert!(elapsed < 2 * WINDOW + SLACK, "ejected after {elapsed:?}");
     }
     // A third, plus the deviation because the data threads do not share their round-robin position.
-    assert!(failed * 3 <= asked + 15, "{failed} of {asked}");
+    assert!(failed * 3 <= sent + 15, "{failed} of {sent}");
 
-    let out_since = Instant::now();
-    (asked, failed) = (0, 0);
-    while out_since.elapsed() < 2 * WINDOW {
-        asked += 1;
+    let ejected_at = Instant::now();
+    (sent, failed) = (0, 0);
+    while ejected_at.elapsed() < 2 * WINDOW {
+        sent += 1;
         failed += usize::from(fails());
     }
     // The only failures now are probes: one at the end of each ejection.
-    assert!(failed <= 3 && failed * 10 <= asked, "{failed} of {asked}");
+    assert!(failed <= 3 && failed * 10 <= sent, "{failed} of {sent}");
 
     // Two are unhealthy now: only one may be ejected, because two must stay.
     instances[1].unhealthy.store(true, Ordering::SeqCst);
-    let both_since = Instant::now();
-    while both_since.elapsed() < 2 * WINDOW {
+    let both_failing_since = Instant::now();
+    while both_failing_since.elapsed() < 2 * WINDOW {
         fails();
         assert!(ejected_endpoints(&mesh).len() <= 1);
     }
@@ -219,11 +223,11 @@ fn is_ejected_and_returns(sickly: fn() -> TestAnswer, policies: &str) {
     let before = instances.each_ref().map(UnhealthyInstance::received_requests);
     eventually("each takes its share", MAX_WAIT, || {
         assert!(!fails());
-        let all = instances
+        let all_serve = instances
             .iter()
             .zip(&before)
             .all(|(instance, before)| instance.received_requests() > *before);
-        all.then_some(())
+        all_serve.then_some(())
     });
     let page = connected_sidecar(&mesh, "shop/web-1");
     assert!(page.metric_value("leno_endpoint_ejections_total{cause=\"rate\"}") >= 1.0);
@@ -231,12 +235,12 @@ fn is_ejected_and_returns(sickly: fn() -> TestAnswer, policies: &str) {
 }
 
 #[test]
-fn an_instance_that_refuses_connections_is_ejected_and_costs_no_request() {
-    let well = || TestAnswer::Bytes(WELL.to_vec());
+fn an_instance_that_refuses_connections_is_ejected_and_fails_no_request() {
+    let healthy_response = || ApplicationReply::Bytes(HEALTHY_RESPONSE.to_vec());
     let mut instances = vec![
-        UnhealthyInstance::start(well),
-        UnhealthyInstance::start(well),
-        UnhealthyInstance::start(well),
+        UnhealthyInstance::start(healthy_response),
+        UnhealthyInstance::start(healthy_response),
+        UnhealthyInstance::start(healthy_response),
     ];
     let listener = free_port();
     // While connecting fails, the endpoint is also skipped for short times: there are few attempts.
@@ -254,7 +258,7 @@ fn an_instance_that_refuses_connections_is_ejected_and_costs_no_request() {
         instances.iter().all(|instance| instance.received_requests() > 0).then_some(())
     });
     drop(instances.remove(0));
-    // A refused connection is retried another, so clients see no failure.
+    // A request on a refused connection is retried at another endpoint, so clients see no failure.
     eventually("it is ejected", MAX_WAIT, || {
         for _ in 0..50 {
             assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
@@ -267,7 +271,7 @@ fn an_instance_that_refuses_connections_is_ejected_and_costs_no_request() {
 const SLACK: Duration = Duration::from_secs(3);
 
 #[test]
-fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
+fn an_instance_with_failing_health_checks_is_ejected_before_a_request_fails() {
     let instances = [(); 3].map(|()| UnhealthyInstance::start_checked());
     let listener = free_port();
     let policy = POLICY.replace(
@@ -281,25 +285,25 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
     manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
     let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
-    let ask = || get(listener, "/").expect("the listener responds").status;
-    eventually("the listener responds", MAX_WAIT, || (ask() == 200).then_some(()));
+    let request_status = || get(listener, "/").expect("the listener responds").status;
+    eventually("the listener responds", MAX_WAIT, || (request_status() == 200).then_some(()));
 
     instances[0].unhealthy.store(true, Ordering::SeqCst);
-    eventually("it is ejected though nobody asks", MAX_WAIT, || {
+    eventually("it is ejected without requests", MAX_WAIT, || {
         (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
     });
     let before = instances[0].received_requests();
     for _ in 0..100 {
-        assert_eq!(ask(), 200);
+        assert_eq!(request_status(), 200);
     }
     assert_eq!(instances[0].received_requests(), before, "no request goes there");
 
     instances[0].unhealthy.store(false, Ordering::SeqCst);
-    eventually("it is back though nobody asks", MAX_WAIT, || {
+    eventually("it is back without requests", MAX_WAIT, || {
         ejected_endpoints(&mesh).is_empty().then_some(())
     });
     eventually("it takes its share", MAX_WAIT, || {
-        assert_eq!(ask(), 200);
+        assert_eq!(request_status(), 200);
         (instances[0].received_requests() > before).then_some(())
     });
     let page = connected_sidecar(&mesh, "shop/web-1");
@@ -331,8 +335,8 @@ fn explain_shows_ejected_endpoints_of_the_running_mesh() {
     });
 
     let url = "http://ratings.shop:9080/?a=b c".replace(' ', "%20");
-    let question = ["explain", "request", "--from", "shop/web-1", "--url", &url];
-    let output = mesh.run_leno(&question);
+    let arguments = ["explain", "request", "--from", "shop/web-1", "--url", &url];
+    let output = mesh.run_leno(&arguments);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let output = String::from_utf8(output.stdout).expect("text");
     for line in [
@@ -340,18 +344,22 @@ fn explain_shows_ejected_endpoints_of_the_running_mesh() {
         "            Lane shop/gray rule 0 marks 60 % with x-lane: gray",
         "verdict   200-range: allowed; the application responds",
     ] {
-        assert!(output.lines().any(|found| found == line), "{line}\n{output}");
+        assert!(output.lines().any(|printed| printed == line), "{line}\n{output}");
     }
-    let out: Vec<&str> = output.lines().filter(|line| line.starts_with("ejected")).collect();
-    let begin = "ejected   shop/ratings-1 of shop/ratings port 9080: for ";
-    assert!(out.len() == 1 && out[0].starts_with(begin), "{output}");
-    assert!(out[0].ends_with(" (check), by the OutlierDetection shop/ratings"), "{output}");
+    let ejected_lines: Vec<&str> =
+        output.lines().filter(|line| line.starts_with("ejected")).collect();
+    let prefix = "ejected   shop/ratings-1 of shop/ratings port 9080: for ";
+    assert!(ejected_lines.len() == 1 && ejected_lines[0].starts_with(prefix), "{output}");
+    assert!(
+        ejected_lines[0].ends_with(" (check), by the OutlierDetection shop/ratings"),
+        "{output}"
+    );
 
-    let output = mesh.run_leno(&[&question[..], &["-o", "json", "-H", "x-lane: b"]].concat());
+    let output = mesh.run_leno(&[&arguments[..], &["-o", "json", "-H", "x-lane: b"]].concat());
     let output: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let endpoints = output["backends"][0]["endpoints"].as_array().expect("a list");
     let causes: Vec<&serde_json::Value> =
-        endpoints.iter().map(|it| &it["ejected"]["cause"]).collect();
+        endpoints.iter().map(|endpoint| &endpoint["ejected"]["cause"]).collect();
     assert_eq!(causes, [&"check".into(), &serde_json::Value::Null, &serde_json::Value::Null]);
     assert!(endpoints.iter().all(|endpoint| endpoint["ready"] == true), "{output}");
     assert_eq!(
@@ -359,10 +367,11 @@ fn explain_shows_ejected_endpoints_of_the_running_mesh() {
         "Lane shop/gray rule 0 marks 60 % with x-lane, as in the request"
     );
 
-    let nobody = mesh.run_leno(&["explain", "request", "--from", "shop/nobody", "--url", &url]);
-    assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
-    let why = String::from_utf8(nobody.stderr).expect("text");
-    assert!(why.contains("there is no Workload shop/nobody"), "{why}");
-    let unknown = ["explain", "request", "--from", "shop/web-1", "--url", "http://nobody/"];
-    assert_eq!(mesh.run_leno(&unknown).status.code(), Some(3));
+    let unknown_client =
+        mesh.run_leno(&["explain", "request", "--from", "shop/nobody", "--url", &url]);
+    assert_eq!(unknown_client.status.code(), Some(1), "{unknown_client:?}");
+    let stderr = String::from_utf8(unknown_client.stderr).expect("text");
+    assert!(stderr.contains("there is no Workload shop/nobody"), "{stderr}");
+    let unknown_service = ["explain", "request", "--from", "shop/web-1", "--url", "http://nobody/"];
+    assert_eq!(mesh.run_leno(&unknown_service).status.code(), Some(3));
 }

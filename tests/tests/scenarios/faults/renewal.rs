@@ -22,12 +22,12 @@ fn certificates_are_renewed_under_load_without_a_failed_request() {
         });
         load.wait_for(10);
     }
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
 
     // The control plane lists the certificates that the sidecars use.
     let web = connected_sidecar(&mesh, "shop/web-1");
-    let renewed = || web.metric_value("leno_certificate_renewals_total{result=\"ok\"}") >= 2.0;
-    eventually("the sidecar counts them", MAX_WAIT, || renewed().then_some(()));
+    let is_renewed = || web.metric_value("leno_certificate_renewals_total{result=\"ok\"}") >= 2.0;
+    eventually("the sidecar counts them", MAX_WAIT, || is_renewed().then_some(()));
     assert!(web.metric_value("leno_certificate_renewals_total{result=\"failed\"}") < 1.0);
 }
 

@@ -20,28 +20,28 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
         wait_for_count(control, 2);
     }
 
-    for turn in 0..controls.len() {
+    for index in 0..controls.len() {
         let load = BackgroundLoad::start("GET", shop.listener, 2);
         load.wait_for(50);
-        controls[turn].kill();
+        controls[index].kill();
         load.wait_for(50);
         // Changes during its absence reach every sidecar through the remaining ones.
-        let left = (turn + 1) % controls.len();
-        load.finish_load().assert_whole();
-        controls[left].remove("policy.yaml");
+        let remaining = (index + 1) % controls.len();
+        load.finish_load().assert_no_failures();
+        controls[remaining].remove("policy.yaml");
         wait_until_status(shop.listener, 403);
-        controls[left].write("policy.yaml", ALLOWED);
+        controls[remaining].write("policy.yaml", ALLOWED);
         wait_until_status(shop.listener, 200);
         let load = BackgroundLoad::start("GET", shop.listener, 2);
-        controls[turn].start_again();
-        wait_for_count(&controls[turn], 2);
+        controls[index].start_again();
+        wait_for_count(&controls[index], 2);
         load.wait_for(50);
-        load.finish_load().assert_whole();
+        load.finish_load().assert_no_failures();
     }
 }
 
 #[test]
-fn a_token_file_names_every_control_plane_and_is_used_up_at_any() {
+fn a_token_file_names_every_control_plane_and_is_valid_once_at_any() {
     let shop = start_shop("allow", CountingApplication::start_echo());
     let mut controls = ControlProgram::start_replicas(2, &shop.manifests, &[]);
     let token = controls[0].issue_token("shop/ratings-1");
@@ -66,12 +66,12 @@ fn assert_token_rejected(controls: &[ControlProgram], token: &Path, state: &Path
     wait_for_count(&controls[1], 1);
 }
 
-/// Waits until a control plane knows this number of sidecars, its own and those of others.
+/// Waits until a control plane has this number of sidecars, its own and those of others.
 fn wait_for_count(control: &ControlProgram, registered: u64) {
-    let what = format!("{} knows {registered} sidecars", control.listen_address());
-    eventually(&what, MAX_WAIT, || {
+    let condition = format!("{} has {registered} registered sidecars", control.listen_address());
+    eventually(&condition, MAX_WAIT, || {
         let status = control.get_json("status");
-        let settled = status["out_of_sync"] == 0;
-        (settled && status["registered"].as_u64() == Some(registered)).then_some(())
+        let in_sync = status["out_of_sync"] == 0;
+        (in_sync && status["registered"].as_u64() == Some(registered)).then_some(())
     });
 }

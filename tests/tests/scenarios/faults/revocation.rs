@@ -5,17 +5,17 @@ use leno_tests::{AdminPage, ControlProgram, SidecarProgram, eventually};
 use super::{CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
-fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
+fn connections_of_a_revoked_account_are_closed() {
     let shop = start_shop("allow", CountingApplication::start_echo());
     let control = ControlProgram::start(&shop.manifests, &[]);
     let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
-    let (requests, cut) = (
+    let (requests, rejections) = (
         shop.ratings.received_requests(),
         "leno_connections_rejected_total{reason=\"revoked-peer\"}",
     );
-    assert!(ratings.page.metric_value(cut) < 1.0);
+    assert!(ratings.page.metric_value(rejections) < 1.0);
 
     let revoked = "defaultPolicy: allow, revoked: [{kind: ServiceAccount, name: web, \
                    namespace: shop}]";
@@ -23,20 +23,20 @@ fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
     assert_ne!(manifests, shop.manifests);
     control.write("mesh.yaml", &manifests);
     eventually("the open link of web is cut", MAX_WAIT, || {
-        (ratings.page.metric_value(cut) >= 1.0).then_some(())
+        (ratings.page.metric_value(rejections) >= 1.0).then_some(())
     });
-    let answer = leno_tests::get(shop.listener, "/").unwrap();
-    assert_ne!(answer.status, 200);
+    let response = leno_tests::get(shop.listener, "/").unwrap();
+    assert_ne!(response.status, 200);
     let before = shop.ratings.received_requests();
     assert!(before >= requests);
     eventually("web is with the control plane no more", MAX_WAIT, || {
         AdminPage::for_workload(&control.get_json("proxies"), "shop/web-1").is_none().then_some(())
     });
     let token = control.issue_token("shop/web-1");
-    let again =
+    let second_join =
         SidecarProgram::start_unready("shop/web-1", &token, &control.state_directory("again"), &[]);
-    again.program.wait_for_line("its Workload does not exist", MAX_WAIT);
-    drop(again);
+    second_join.program.wait_for_line("its Workload does not exist", MAX_WAIT);
+    drop(second_join);
 
     // It is a member again once the revocation is removed.
     control.write("mesh.yaml", &shop.manifests);
@@ -44,19 +44,19 @@ fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
 }
 
 #[test]
-fn a_revoked_workload_is_cut_off_and_stays_so_over_a_restart_of_the_control_plane() {
+fn a_revoked_workload_stays_rejected_after_a_restart_of_the_control_plane() {
     let shop = start_shop("allow", CountingApplication::start_echo());
     let mut control = ControlProgram::start(&shop.manifests, &[]);
     let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
-    let cut = "leno_connections_rejected_total{reason=\"revoked-peer\"}";
+    let rejections = "leno_connections_rejected_total{reason=\"revoked-peer\"}";
 
-    let done = control.run_leno(&["revoke", "shop/web-1"]);
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    assert!(String::from_utf8_lossy(&done.stdout).contains("shop/web-1 is revoked"));
+    let output = control.run_leno(&["revoke", "shop/web-1"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("shop/web-1 is revoked"));
     eventually("the open link of web is cut", MAX_WAIT, || {
-        (ratings.page.metric_value(cut) >= 1.0).then_some(())
+        (ratings.page.metric_value(rejections) >= 1.0).then_some(())
     });
     assert_ne!(leno_tests::get(shop.listener, "/").unwrap().status, 200);
     let is_gone = |control: &ControlProgram| {
@@ -69,19 +69,19 @@ fn a_revoked_workload_is_cut_off_and_stays_so_over_a_restart_of_the_control_plan
         AdminPage::for_workload(&control.get_json("proxies"), "shop/ratings-1").map(drop)
     });
     is_gone(&control).unwrap();
-    let again = SidecarProgram::start_unready(
+    let second_join = SidecarProgram::start_unready(
         "shop/web-1",
         &control.issue_token("shop/web-1"),
         &control.state_directory("again"),
         &[],
     );
-    again.program.wait_for_line("its Workload does not exist", MAX_WAIT);
-    drop(again);
+    second_join.program.wait_for_line("its Workload does not exist", MAX_WAIT);
+    drop(second_join);
     let listed = control.run_leno(&["revoke", "-o", "json"]).stdout;
     let listed: serde_json::Value = serde_json::from_slice(&listed).unwrap();
     assert_eq!(listed["revoked"][0]["workload"], "shop/web-1");
 
-    let done = control.run_leno(&["revoke", "shop/web-1", "--undo"]);
-    assert!(String::from_utf8_lossy(&done.stdout).contains("is a member again"));
+    let output = control.run_leno(&["revoke", "shop/web-1", "--undo"]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("is a member again"));
     wait_until_status(shop.listener, 200);
 }

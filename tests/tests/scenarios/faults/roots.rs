@@ -29,8 +29,8 @@ fn a_root_is_replaced_while_certificates_of_five_minutes_are_renewed_in_every_st
     });
 }
 
-/// Rotates a root under load; `rest` waits in each stage.
-fn rotate_root(lifetime: &str, rest: impl Fn(&[SidecarProgram])) {
+/// Rotates a root under load; `wait_in_stage` waits in each stage.
+fn rotate_root(lifetime: &str, wait_in_stage: impl Fn(&[SidecarProgram])) {
     let shop = start_shop("allow", CountingApplication::start_echo());
     let control = ControlProgram::start(&shop.manifests, &["--certificate-lifetime", lifetime]);
     let sidecars =
@@ -49,18 +49,18 @@ fn rotate_root(lifetime: &str, rest: impl Fn(&[SidecarProgram])) {
         ("activate", "activated"),
         ("retire", "stable"),
     ] {
-        take_step(&control, name, stage);
-        rest(&sidecars);
+        run_rotation_step(&control, name, stage);
+        wait_in_stage(&sidecars);
     }
     assert_ne!(control.get_json("status")["ca_generation"], first);
     load.wait_for(100);
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
     let [ratings, _] = &sidecars;
     assert!(count_renewals(ratings) >= 5.0, "{}", count_renewals(ratings));
 
     // New members have only the new root.
-    let out = control.run_leno(&["ca", "retire"]);
-    assert!(!out.status.success(), "there is nothing to retire");
+    let output = control.run_leno(&["ca", "retire"]);
+    assert!(!output.status.success(), "there is nothing to retire");
 }
 
 /// Returns the number of certificate renewals of a sidecar.
@@ -68,11 +68,11 @@ fn count_renewals(sidecar: &SidecarProgram) -> f64 {
     sidecar.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}")
 }
 
-/// Takes a step and waits until every sidecar is in sync.
-fn take_step(control: &ControlProgram, step: &str, stage: &str) {
+/// Runs a step of the rotation, and waits until every sidecar is in sync.
+fn run_rotation_step(control: &ControlProgram, step: &str, stage: &str) {
     let before = control.get_json("status")["ca_generation"].clone();
-    let out = control.run_leno(&["ca", step]);
-    assert!(out.status.success(), "{step}: {}", String::from_utf8_lossy(&out.stderr));
+    let output = control.run_leno(&["ca", step]);
+    assert!(output.status.success(), "{step}: {}", String::from_utf8_lossy(&output.stderr));
     eventually(&format!("everybody has taken `{step}`"), MAX_WAIT, || {
         let now = control.get_json("status");
         (now["ca_generation"] != before && now["outdated"] == 0).then_some(())
@@ -81,9 +81,9 @@ fn take_step(control: &ControlProgram, step: &str, stage: &str) {
 }
 
 fn root_status(control: &ControlProgram) -> Value {
-    let out = control.run_leno(&["ca", "status"]);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    serde_json::from_slice(&out.stdout).expect("JSON")
+    let output = control.run_leno(&["ca", "status"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
 const MAX_WAIT: Duration = Duration::from_secs(30);

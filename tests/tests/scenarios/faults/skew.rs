@@ -8,17 +8,21 @@ use super::{ALLOWED, CountingApplication, MAX_WAIT, loopback_address, wait_until
 #[test]
 #[ignore = "builds the release before this one: ./test skew"]
 fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
-    let (one, other, listener) =
+    let (first_server, second_server, listener) =
         (CountingApplication::start_echo(), CountingApplication::start_echo(), free_port());
-    let ports = [one.port(), other.port()];
+    let ports = [first_server.port(), second_server.port()];
     // Two workloads of one service, so that one is available while the other is replaced.
     let second =
-        server_manifest("ratings", other.port(), &[]).replacen("ratings-1", "ratings-2", 1);
+        server_manifest("ratings", second_server.port(), &[]).replacen("ratings-1", "ratings-2", 1);
     let (second, _) = second.rsplit_once("---").expect("a workload and a service");
     let listeners = client_manifest("web", &[], &[("ratings.shop", listener)]);
-    let manifests =
-        [&mesh_config("deny"), second, &server_manifest("ratings", one.port(), &[]), &listeners]
-            .concat();
+    let manifests = [
+        &mesh_config("deny"),
+        second,
+        &server_manifest("ratings", first_server.port(), &[]),
+        &listeners,
+    ]
+    .concat();
     let listener = loopback_address(listener);
 
     let before = Release::Previous;
@@ -37,12 +41,12 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
         // Control planes first: they send new fields only to sidecars that support them.
         control.become_release(release);
         wait_for_servers(&web, &servers, ports);
-        for turn in 0..servers.len() {
-            servers[turn].become_release(release);
+        for index in 0..servers.len() {
+            servers[index].become_release(release);
             wait_for_servers(&web, &servers, ports);
             load.wait_for(20);
         }
-        load.finish_load().assert_whole();
+        load.finish_load().assert_no_failures();
         assert_works(&control, &servers, listener);
         // Stopping it disconnects its own client.
         web.become_release(release);
@@ -51,12 +55,12 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
 
     // The reverse order: sidecars first.
     let load = BackgroundLoad::start("GET", listener, 2);
-    for turn in 0..servers.len() {
-        servers[turn].become_release(Release::This);
+    for index in 0..servers.len() {
+        servers[index].become_release(Release::This);
         wait_for_servers(&web, &servers, ports);
         load.wait_for(20);
     }
-    load.finish_load().assert_whole();
+    load.finish_load().assert_no_failures();
     assert_works(&control, &servers, listener);
     // A sidecar of this release joins with a token of the previous one.
     drop(web);
@@ -67,10 +71,10 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
 /// Waits until the client's sidecar knows both servers, as an operator does before replacing the next one.
 fn wait_for_servers(web: &SidecarProgram, servers: &[SidecarProgram], ports: [u16; 2]) {
     eventually("the client knows where both are", MAX_WAIT, || {
-        let world = web.page.full_configuration().to_string();
+        let config = web.page.full_configuration().to_string();
         let mut inbound =
             servers.iter().zip(ports).map(|(server, port)| server.page.inbound_listener(port));
-        inbound.all(|address| world.contains(&format!("\"{address}\""))).then_some(())
+        inbound.all(|address| config.contains(&format!("\"{address}\""))).then_some(())
     });
 }
 
@@ -86,9 +90,10 @@ fn assert_works(
     control.write("policy.yaml", ALLOWED);
     wait_until_status(listener, 200);
     for server in servers {
-        let renewed = || server.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
-        let before = renewed();
-        let again = || (renewed() > before).then_some(());
-        eventually("a certificate is renewed", MAX_WAIT, again);
+        let renewals =
+            || server.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
+        let before = renewals();
+        let renewed_again = || (renewals() > before).then_some(());
+        eventually("a certificate is renewed", MAX_WAIT, renewed_again);
     }
 }

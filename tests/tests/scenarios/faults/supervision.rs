@@ -9,11 +9,11 @@ use leno_tests::{
 };
 use rustix::process::Signal;
 
-use super::drain::{assert_finished, begin_request, slow_shop};
+use super::drain::{assert_finished, slow_shop, start_request};
 use super::{MAX_WAIT, loopback_address, wait_until_status};
 
 #[test]
-fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
+fn a_killed_mesh_leaves_no_child_and_the_next_starts_on_the_same_data() {
     let (port, listener) = (free_port(), free_port());
     let command = ["python3", "-m", "http.server", &port.to_string(), "--bind", "127.0.0.1"];
     let manifests = [
@@ -23,8 +23,8 @@ fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
     ];
     let mut mesh = TestMesh::up(&manifests.concat());
     wait_until_status(loopback_address(listener), 200);
-    let family = child_processes(mesh.up.pid());
-    assert_eq!(family.len(), 3, "two sidecars and an application: {family:?}");
+    let children = child_processes(mesh.up.pid());
+    assert_eq!(children.len(), 3, "two sidecars and an application: {children:?}");
 
     mesh.up.send_signal(Signal::KILL);
     mesh.up.wait_for_exit(MAX_WAIT);
@@ -32,8 +32,8 @@ fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
     let next = start_mesh(&files, &data);
     next.wait_for_line("The mesh is up", Duration::from_secs(20));
     wait_until_status(loopback_address(listener), 200);
-    let gone = || family.iter().all(|child| !is_running(child.pid)).then_some(());
-    eventually("nothing of the first is left", MAX_WAIT, gone);
+    let all_ended = || children.iter().all(|child| !is_running(child.pid)).then_some(());
+    eventually("nothing of the first is left", MAX_WAIT, all_ended);
 
     let mut third = start_mesh(&files, &data);
     assert_eq!(third.wait_for_exit(MAX_WAIT).code(), Some(1));
@@ -44,11 +44,11 @@ fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
 }
 
 #[test]
-fn a_response_in_progress_at_a_kill_completes_next_to_the_next_run() {
+fn a_response_in_progress_at_a_kill_completes_during_the_next_run() {
     let (shop, release) = slow_shop();
     let mut mesh = TestMesh::up(&shop.manifests);
     wait_until_status(shop.listener, 200);
-    let under_way = begin_request(&shop);
+    let in_flight = start_request(&shop);
     mesh.up.send_signal(Signal::KILL);
     mesh.up.wait_for_exit(MAX_WAIT);
 
@@ -56,7 +56,7 @@ fn a_response_in_progress_at_a_kill_completes_next_to_the_next_run() {
     next.wait_for_line("The mesh is up", MAX_WAIT);
     wait_until_status(shop.listener, 200);
     release.send(()).unwrap();
-    assert_finished(under_way);
+    assert_finished(in_flight);
     assert_eq!(next.stop(MAX_WAIT).code(), Some(0));
 }
 

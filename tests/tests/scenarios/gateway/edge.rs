@@ -14,7 +14,7 @@ use leno_model::{
 };
 use leno_registry::{RegistryUpdate, read_str};
 use leno_tests::{
-    TestAnswer, TestApplication, TestProgram, eventually, free_port, get, leno_command,
+    ApplicationReply, TestApplication, TestProgram, eventually, free_port, get, leno_command,
 };
 use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
@@ -44,7 +44,7 @@ impl TestGateway {
         let changes = read_objects(&mesh_manifests(meshed)).into_iter().map(Change::Upsert);
         let first = RegistryUpdate { changes: changes.collect(), ..RegistryUpdate::default() };
         updates.blocking_send(first).expect("there is room");
-        let (output, ready) = blocking::channel();
+        let (bundle_sender, ready) = blocking::channel();
         let (stop, stopped) = oneshot::channel();
         let config = Config::new(directory.path().join("control"), Vec::new());
         let thread = std::thread::spawn(move || {
@@ -53,18 +53,18 @@ impl TestGateway {
                 let control = Control::start_fed(config, inbox).await.expect("a control plane");
                 let bundle = |name| control.mint_bundle(&name).expect("a bundle").render();
                 let bundles = ["meshed-1", "edge-1"].map(|name| bundle(workload_name(name)));
-                output.send(bundles).expect("the test waits");
+                bundle_sender.send(bundles).expect("the test waits");
                 stopped.await.ok();
                 control.shutdown().await;
             });
         });
         let [meshed_bundle, edge_bundle] = ready.recv().expect("a control plane");
         let health = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
-        let at = health.to_string();
+        let health_address = health.to_string();
         let sidecar = start_member(&directory, "proxy", "meshed-1", &meshed_bundle, &[]);
-        let arguments = [&["--bind", "127.0.0.1", "--health", &at], arguments].concat();
+        let arguments = [&["--bind", "127.0.0.1", "--health", &health_address], arguments].concat();
         let proxy = start_member(&directory, "gateway", "edge-1", &edge_bundle, &arguments);
-        let edge = Self {
+        let gateway = Self {
             updates,
             control: Some((stop, thread)),
             health,
@@ -72,23 +72,23 @@ impl TestGateway {
             programs: [sidecar, proxy],
             _applications: applications,
         };
-        edge.plain_at("plain", plain);
-        edge
+        gateway.add_unmeshed("plain", plain);
+        gateway
     }
 
     /// Adds an unmeshed application and its service.
-    pub(super) fn plain_at(&self, name: &str, port: u16) {
-        let mut output = read_objects(&format!(
+    pub(super) fn add_unmeshed(&self, name: &str, port: u16) {
+        let mut objects = read_objects(&format!(
             "{}---\n{}",
             workload_manifest(name, port),
             service_manifest(name)
         ));
-        for object in &mut output {
+        for object in &mut objects {
             if let Object::Workload(workload) = object {
                 workload.sidecar = false;
             }
         }
-        self.send_update(output);
+        self.send_update(objects);
     }
 
     /// Sets the ports of the gateway.
@@ -107,16 +107,16 @@ impl TestGateway {
     }
 
     /// Waits until the gateway is ready.
-    pub(super) fn is_ready(&self) {
+    pub(super) fn wait_until_ready(&self) {
         eventually("the gateway is ready", Duration::from_secs(30), || {
-            get(self.health, "/readyz").ok().filter(|answer| answer.status == 200)
+            get(self.health, "/readyz").ok().filter(|response| response.status == 200)
         });
     }
 
     /// Returns the status and body of its readiness endpoint.
     pub(super) fn get_readiness(&self) -> (u16, String) {
-        let answer = get(self.health, "/readyz").expect("an answer");
-        (answer.status, String::from_utf8_lossy(&answer.body).into_owned())
+        let response = get(self.health, "/readyz").expect("a response");
+        (response.status, String::from_utf8_lossy(&response.body).into_owned())
     }
 
     /// Returns the program of the gateway.
@@ -141,7 +141,7 @@ impl TestGateway {
         host: &str,
         port: u16,
         certificate: &GatewayCertificate,
-        more: &[&str],
+        extra_arguments: &[&str],
     ) -> String {
         let roots = self.directory.path().join("roots.pem");
         std::fs::write(&roots, &certificate.chain).expect("a file");
@@ -149,7 +149,7 @@ impl TestGateway {
             .args(["-sS", "-o", "/dev/null", "-w", "%{http_code} %{http_version}"])
             .args(["--resolve", &format!("{host}:{port}:127.0.0.1"), "--cacert"])
             .arg(&roots)
-            .args(more)
+            .args(extra_arguments)
             .arg(format!("https://{host}:{port}/plain"))
             .output()
             .expect("curl is installed");
@@ -168,7 +168,9 @@ impl Drop for TestGateway {
 
 /// Returns an application that responds with its name and the request head.
 fn start_named(name: &'static str) -> TestApplication {
-    TestApplication::start(move |request| TestAnswer::ok(format!("{name} {}\r\n", request.head)))
+    TestApplication::start(move |request| {
+        ApplicationReply::ok(format!("{name} {}\r\n", request.head))
+    })
 }
 
 /// Starts the proxy of a workload that joins with this bundle.
@@ -177,7 +179,7 @@ fn start_member(
     command: &str,
     name: &str,
     bundle: &str,
-    more: &[&str],
+    extra_arguments: &[&str],
 ) -> TestProgram {
     use std::os::unix::fs::PermissionsExt as _;
     let token = directory.path().join(format!("{name}.token"));
@@ -187,7 +189,7 @@ fn start_member(
     let state = directory.path().join(name);
     let mut leno = leno_command();
     leno.args([command, "--workload", &workload_name(name).to_string(), "--token-file"]);
-    leno.arg(token).arg("--state").arg(state).args(more);
+    leno.arg(token).arg("--state").arg(state).args(extra_arguments);
     TestProgram::start(name, &mut leno)
 }
 
@@ -202,12 +204,12 @@ fn read_objects(yaml: &str) -> Vec<Object> {
 }
 
 fn mesh_manifests(meshed: u16) -> String {
-    let edge = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
+    let gateway = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
                 bookinfo, labels: {gateway.networking.k8s.io/gateway-name: edge}}\n\
                 spec: {serviceAccount: leno-gateway-edge}\n";
     let (meshed, first, idle) =
         (workload_manifest("meshed", meshed), service_manifest("meshed"), service_manifest("idle"));
-    format!("{edge}---\n{meshed}---\n{first}---\n{idle}")
+    format!("{gateway}---\n{meshed}---\n{first}---\n{idle}")
 }
 
 fn workload_manifest(name: &str, port: u16) -> String {
@@ -243,14 +245,18 @@ pub(super) fn gateway_listener(
 /// Adds a certificate to a listener.
 pub(super) fn with_certificate(
     listener: GatewayListener,
-    it: &GatewayCertificate,
+    certificate: &GatewayCertificate,
 ) -> GatewayListener {
-    GatewayListener { certificates: vec![it.clone()], ..listener }
+    GatewayListener { certificates: vec![certificate.clone()], ..listener }
 }
 
 pub(super) fn self_signed(name: &str) -> GatewayCertificate {
-    let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
-    GatewayCertificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }
+    let certificate =
+        rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
+    GatewayCertificate {
+        chain: certificate.cert.pem(),
+        key: certificate.signing_key.serialize_pem(),
+    }
 }
 
 pub(super) fn prefix_rule(path: &str, backends: &[WeightedBackend]) -> RouteRule {

@@ -23,44 +23,46 @@ struct GatewayLoad {
 impl GatewayLoad {
     /// Sends requests until the gateway accepts no more connections. A connection that was not established is
     /// not a lost request.
-    fn run(&self, at: SocketAddr, keeps: bool) {
-        let mut kept: Option<TestConnection> = None;
+    fn run(&self, address: SocketAddr, keep_alive: bool) {
+        let mut idle_connection: Option<TestConnection> = None;
         while !self.stopping.load(Ordering::SeqCst) {
-            let Some(mut connection) = kept.take().or_else(|| TestConnection::open(at).ok()) else {
+            let Some(mut connection) =
+                idle_connection.take().or_else(|| TestConnection::open(address).ok())
+            else {
                 return;
             };
-            let Some(closes) = exchange_once(&mut connection, keeps) else {
+            let Some(closes) = exchange_once(&mut connection, keep_alive) else {
                 self.lost.fetch_add(1, Ordering::SeqCst);
                 return;
             };
             self.responses.fetch_add(1, Ordering::SeqCst);
             match closes {
                 true => drop(self.closes.fetch_add(1, Ordering::SeqCst)),
-                false => kept = Some(connection).filter(|_| keeps),
+                false => idle_connection = Some(connection).filter(|_| keep_alive),
             }
         }
     }
 }
 
 /// Sends one request; `None` if it is lost, otherwise true if the response ends the connection.
-fn exchange_once(connection: &mut TestConnection, keeps: bool) -> Option<bool> {
-    let close = if keeps { "" } else { "connection: close\r\n" };
+fn exchange_once(connection: &mut TestConnection, keep_alive: bool) -> Option<bool> {
+    let close = if keep_alive { "" } else { "connection: close\r\n" };
     let request = format!("GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n{close}\r\n");
     connection.send(request).ok()?;
-    let response = connection.receive_response().ok().filter(|it| it.status == 200)?;
-    Some(keeps && response.first_header("connection") == Some("close"))
+    let response = connection.receive_response().ok().filter(|response| response.status == 200)?;
+    Some(keep_alive && response.first_header("connection") == Some("close"))
 }
 
 fn start_serving(arguments: &[&str]) -> (TestGateway, SocketAddr) {
-    let edge = TestGateway::start_with(arguments);
+    let gateway = TestGateway::start_with(arguments);
     let port = free_port();
-    edge.set_ports(vec![(port, GatewayPortRules::Http(http_listeners("*.example.com")))]);
-    edge.is_ready();
-    let at = edge.address_of_port(port);
+    gateway.set_ports(vec![(port, GatewayPortRules::Http(http_listeners("*.example.com")))]);
+    gateway.wait_until_ready();
+    let address = gateway.address_of_port(port);
     eventually("the backend is there", MAX_WAIT, || {
-        (send_request(at, "/plain", "").status == 200).then_some(())
+        (send_request(address, "/plain", "").status == 200).then_some(())
     });
-    (edge, at)
+    (gateway, address)
 }
 
 /// The local counterpart of the cluster scenario
@@ -68,19 +70,19 @@ fn start_serving(arguments: &[&str]) -> (TestGateway, SocketAddr) {
 #[test]
 fn a_gateway_that_stops_under_load_loses_no_request() {
     for drain_delay in ["0s", "2s"] {
-        let (mut edge, at) =
+        let (mut gateway, address) =
             start_serving(&["--drain-delay", drain_delay, "--drain-timeout", "120s"]);
         let load = GatewayLoad::default();
         thread::scope(|scope| {
             for number in 0..8 {
                 let load = &load;
-                scope.spawn(move || load.run(at, number % 2 == 0));
+                scope.spawn(move || load.run(address, number % 2 == 0));
             }
-            eventually("requests are answered", MAX_WAIT, || {
+            eventually("requests get responses", MAX_WAIT, || {
                 (load.responses.load(Ordering::SeqCst) > 200).then_some(())
             });
-            edge.gateway_program().send_signal(Signal::TERM);
-            assert!(edge.gateway_program().wait_for_exit(2 * MAX_WAIT).success());
+            gateway.gateway_program().send_signal(Signal::TERM);
+            assert!(gateway.gateway_program().wait_for_exit(2 * MAX_WAIT).success());
             load.stopping.store(true, Ordering::SeqCst);
         });
         assert_eq!(load.lost.load(Ordering::SeqCst), 0, "drain delay {drain_delay}");
@@ -91,43 +93,43 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
 /// Connections in the kernel's accept queue, and requests on idle connections, that arrive while the process is
 /// paused.
 #[test]
-fn connections_that_a_paused_gateway_has_not_accepted_are_served_before_it_ends() {
-    let (mut edge, at) = start_serving(&["--drain-timeout", "120s"]);
+fn connections_queued_at_a_paused_gateway_are_served_before_it_exits() {
+    let (mut gateway, address) = start_serving(&["--drain-timeout", "120s"]);
     let mut idle: Vec<TestConnection> =
-        (0..20).map(|_| TestConnection::open(at).unwrap()).collect();
+        (0..20).map(|_| TestConnection::open(address).unwrap()).collect();
     for connection in &mut idle {
         assert_eq!(exchange_once(connection, true), Some(false));
     }
-    edge.gateway_program().send_signal(Signal::STOP);
+    gateway.gateway_program().send_signal(Signal::STOP);
     let request = "GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n";
     let mut waiting: Vec<TestConnection> =
-        (0..50).map(|_| TestConnection::open(at).unwrap()).collect();
+        (0..50).map(|_| TestConnection::open(address).unwrap()).collect();
     waiting.append(&mut idle);
     for connection in &mut waiting {
         connection.send(request).unwrap();
     }
-    edge.gateway_program().send_signal(Signal::TERM);
-    edge.gateway_program().send_signal(Signal::CONT);
+    gateway.gateway_program().send_signal(Signal::TERM);
+    gateway.gateway_program().send_signal(Signal::CONT);
     for (number, mut connection) in waiting.into_iter().enumerate() {
         let response = connection.receive_response();
-        assert_eq!(response.map(|it| it.status).ok(), Some(200), "{number}");
+        assert_eq!(response.map(|response| response.status).ok(), Some(200), "{number}");
     }
-    assert!(edge.gateway_program().wait_for_exit(2 * MAX_WAIT).success());
-    assert!(TcpStream::connect(at).is_err());
+    assert!(gateway.gateway_program().wait_for_exit(2 * MAX_WAIT).success());
+    assert!(TcpStream::connect(address).is_err());
 }
 
 #[test]
-fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
-    let (mut edge, at) = start_serving(&["--drain-delay", "120s"]);
-    let mut idle = TestConnection::open(at).unwrap();
+fn a_draining_gateway_is_not_ready_and_closes_client_connections() {
+    let (mut gateway, address) = start_serving(&["--drain-delay", "120s"]);
+    let mut idle = TestConnection::open(address).unwrap();
     assert_eq!(exchange_once(&mut idle, true), Some(false));
-    edge.gateway_program().send_signal(Signal::TERM);
+    gateway.gateway_program().send_signal(Signal::TERM);
     let ((_, reason), _) = eventually("it is not ready", MAX_WAIT, || {
-        Some(edge.get_readiness()).filter(|(status, _)| *status == 503)
+        Some(gateway.get_readiness()).filter(|(status, _)| *status == 503)
     });
     assert!(reason.contains("is stopping"), "{reason}");
     assert_eq!(exchange_once(&mut idle, true), Some(true));
-    assert_eq!(exchange_once(&mut TestConnection::open(at).unwrap(), true), Some(true));
+    assert_eq!(exchange_once(&mut TestConnection::open(address).unwrap(), true), Some(true));
     // The second signal skips the drain delay.
-    assert!(edge.gateway_program().stop(2 * MAX_WAIT).success());
+    assert!(gateway.gateway_program().stop(2 * MAX_WAIT).success());
 }

@@ -19,7 +19,7 @@ fn ingress_policy(group: &str, kind: &str, range: &str) -> String {
 }
 
 #[test]
-fn external_clients_come_in_where_a_policy_opens_the_port() {
+fn external_clients_are_accepted_on_ports_opened_by_a_policy() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
@@ -27,14 +27,14 @@ fn external_clients_come_in_where_a_policy_opens_the_port() {
     pods.start_server(SERVER, 8080);
     pods.start_sidecar(SERVER, "server");
     pods.control.write("settings.yaml", STRICT);
-    let (named, other) =
+    let (permitted, other) =
         (pods.pod_address(EXTERNAL_CLIENT) + "/32", pods.pod_address(CLIENT) + "/32");
     for (group, kind) in [
         ("policy.openservicemesh.io", "IngressBackend"),
         ("policy.flomesh.io", "IngressBackend"),
         ("policy.flomesh.io", "AccessControl"),
     ] {
-        pods.control.write("open.yaml", &ingress_policy(group, kind, &named));
+        pods.control.write("open.yaml", &ingress_policy(group, kind, &permitted));
         pods.wait_for_response(EXTERNAL_CLIENT, SERVER, 8080, "200");
         // No other client is accepted, although equally external.
         assert_eq!(pods.request_from(CLIENT, SERVER, 8080), "reset", "{group} {kind}");
@@ -47,16 +47,16 @@ fn external_clients_come_in_where_a_policy_opens_the_port() {
 }
 
 /// Returns the egress policy of the client.
-fn egress_policy(rest: &str) -> String {
+fn egress_policy(destination: &str) -> String {
     format!(
         "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\n\
          metadata: {{name: out, namespace: shop}}\n\
-         spec: {{sources: [{{kind: ServiceAccount, name: client, namespace: shop}}], {rest}}}\n"
+         spec: {{sources: [{{kind: ServiceAccount, name: client, namespace: shop}}], {destination}}}\n"
     )
 }
 
 #[test]
-fn an_account_goes_out_where_a_policy_says_so() {
+fn an_egress_policy_permits_an_account_to_reach_external_servers() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
@@ -67,14 +67,14 @@ fn an_account_goes_out_where_a_policy_says_so() {
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "200");
     pods.control.write("settings.yaml", STRICT);
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "reset");
-    let there = pods.pod_address(EXTERNAL_CLIENT);
+    let server_address = pods.pod_address(EXTERNAL_CLIENT);
     let by_address = "ipAddresses: [THERE/32], ports: [{number: 8080, protocol: tcp}]";
-    pods.control.write("out.yaml", &egress_policy(&by_address.replace("THERE", &there)));
+    pods.control.write("out.yaml", &egress_policy(&by_address.replace("THERE", &server_address)));
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "200");
     assert_eq!(pods.request_from(CLIENT, EXTERNAL_CLIENT, 8081), "reset");
     // Here the request's host decides, which is the address: the requests succeed.
     let by_host = "hosts: [THERE], ports: [{number: 8081, protocol: http}]";
-    pods.control.write("out.yaml", &egress_policy(&by_host.replace("THERE", &there)));
+    pods.control.write("out.yaml", &egress_policy(&by_host.replace("THERE", &server_address)));
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8081, "200");
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "reset");
     pods.control.write("out.yaml", &egress_policy(&by_host.replace("THERE", "api.example")));

@@ -28,8 +28,8 @@ while True:
     query, who = udp.recvfrom(4096)
     udp.sendto(answer(query), who)
 ";
-/// Its response: 203.0.113.77.
-const FOREIGN: &str = "203.0.113.77";
+/// The address in the responses of the name server.
+const EXTERNAL_ADDRESS: &str = "203.0.113.77";
 
 /// The files that `ip netns exec` mounts over the machine's in a namespace, deleted when dropped.
 struct NamespaceFiles(PathBuf);
@@ -51,20 +51,20 @@ impl Drop for NamespaceFiles {
 
 impl PodNetwork {
     /// Returns the first address of a name, as resolved by the C library.
-    fn look_up(&self, name: &str) -> String {
+    fn resolve_name(&self, name: &str) -> String {
         let output = self
             .namespace_of(CLIENT)
             .namespace_command("getent")
             .args(["ahostsv4", name])
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        said.split_whitespace().next().unwrap_or("nothing").to_owned()
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        stdout.split_whitespace().next().unwrap_or("nothing").to_owned()
     }
 }
 
 #[test]
-fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
+fn the_sidecar_resolves_mesh_names_and_forwards_other_queries() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
@@ -81,25 +81,25 @@ fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
     pods.start_sidecar(SERVER, "server");
     // Without a sidecar, and with a sidecar that does not intercept DNS, queries reach the DNS server.
     eventually("the name server answers", Duration::from_secs(10), || {
-        (pods.look_up("server") == FOREIGN).then_some(())
+        (pods.resolve_name("server") == EXTERNAL_ADDRESS).then_some(())
     });
-    pods.mesh_with(CLIENT, "client", &["--dns"]);
-    let there = pods.pod_address(SERVER);
+    pods.start_sidecar_with(CLIENT, "client", &["--dns"]);
+    let server_address = pods.pod_address(SERVER);
     eventually("the sidecar answers", Duration::from_secs(30), || {
-        (pods.look_up("server") == there).then_some(())
+        (pods.resolve_name("server") == server_address).then_some(())
     });
-    assert_eq!(pods.look_up("server.shop.svc.cluster.local."), there);
-    assert_eq!(pods.look_up("nobody.shop.svc.cluster.local."), FOREIGN);
-    assert_eq!(pods.look_up("example.com."), FOREIGN);
+    assert_eq!(pods.resolve_name("server.shop.svc.cluster.local."), server_address);
+    assert_eq!(pods.resolve_name("nobody.shop.svc.cluster.local."), EXTERNAL_ADDRESS);
+    assert_eq!(pods.resolve_name("example.com."), EXTERNAL_ADDRESS);
     let over_tcp = format!("{text} use-vc\n");
     std::fs::write(files.0.join("resolv.conf"), over_tcp).unwrap();
-    assert_eq!(pods.look_up("server"), there);
-    assert_eq!(pods.look_up("example.com."), FOREIGN);
+    assert_eq!(pods.resolve_name("server"), server_address);
+    assert_eq!(pods.resolve_name("example.com."), EXTERNAL_ADDRESS);
     // The connection that follows uses the mesh: other clients are rejected there.
     let url = "http://server:8080/";
     eventually("it is reached by its name", Duration::from_secs(30), || {
         (pods.curl_from(CLIENT, &[url]) == "200").then_some(())
     });
-    let resolve = format!("server:8080:{there}");
+    let resolve = format!("server:8080:{server_address}");
     assert_eq!(pods.curl_from(EXTERNAL_CLIENT, &["--resolve", &resolve, url]), "reset");
 }

@@ -41,20 +41,20 @@ fn parse_output(output: &Output) -> Value {
 }
 
 /// Calls the plugin with an agent that sends this response; returns the output and the agent's request.
-fn call_with(answer: &str, namespace: &NetworkNamespace) -> (Output, Value) {
+fn call_with(response: &str, namespace: &NetworkNamespace) -> (Output, Value) {
     let scratch = tempfile::tempdir().unwrap();
     let socket = scratch.path().join("cni.sock");
     let agent = UnixListener::bind(&socket).unwrap();
     std::thread::scope(|threads| {
-        let asked = threads.spawn(|| {
+        let agent_request = threads.spawn(|| {
             let (stream, _) = agent.accept().unwrap();
             let mut line = String::new();
             BufReader::new(&stream).read_line(&mut line).unwrap();
-            writeln!(&stream, "{answer}").unwrap();
+            writeln!(&stream, "{response}").unwrap();
             serde_json::from_str(&line).unwrap()
         });
         let output = call_plugin("ADD", &socket, &namespace.0, &[]);
-        (output, asked.join().unwrap())
+        (output, agent_request.join().unwrap())
     })
 }
 
@@ -64,16 +64,18 @@ fn a_pod_gets_the_rules_of_its_agent() {
         return eprintln!("skipped: network namespaces need root");
     }
     let namespace = NetworkNamespace::new("plugin");
-    let (output, asked) = call_with(r#"{"redirect":["--exclude-outbound-ports=25"]}"#, &namespace);
+    let (output, agent_request) =
+        call_with(r#"{"redirect":["--exclude-outbound-ports=25"]}"#, &namespace);
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(asked, json!({"namespace": "shop", "pod": "cart-1", "uid": "7"}));
+    assert_eq!(agent_request, json!({"namespace": "shop", "pod": "cart-1", "uid": "7"}));
     // The result of the previous plugin is passed through.
     assert_eq!(parse_output(&output)["ips"][0]["address"], "192.0.2.7/24");
     let rules = namespace.nft_rules();
     assert!(rules.contains("tcp dport 25 return") && rules.contains(":15001"), "{rules}");
-    // Our own network namespace is unchanged.
-    let ours = std::process::Command::new("nft").args(["list", "table", "inet", "leno"]).output();
-    assert!(!ours.unwrap().status.success());
+    // The network namespace of the test is unchanged.
+    let own_table =
+        std::process::Command::new("nft").args(["list", "table", "inet", "leno"]).output();
+    assert!(!own_table.unwrap().status.success());
 }
 
 #[test]
@@ -97,15 +99,15 @@ fn a_pod_does_not_start_without_its_rules() {
         return eprintln!("skipped: network namespaces need root");
     }
     let namespace = NetworkNamespace::new("promise");
-    let alone = call_plugin("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &[]);
-    assert!(!alone.status.success());
-    let error = parse_output(&alone);
+    let without_agent = call_plugin("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &[]);
+    assert!(!without_agent.status.success());
+    let error = parse_output(&without_agent);
     assert_eq!(error["code"], 100);
     assert!(error["msg"].as_str().unwrap().contains("leno-cni of this node running"), "{error}");
-    let (refused, _) = call_with(r#"{"rejected":"the API server is away"}"#, &namespace);
-    assert_eq!(parse_output(&refused)["msg"], "the API server is away");
-    let (odd, _) = call_with(r#"{"redirect":["--no-such-option"]}"#, &namespace);
-    assert!(!odd.status.success(), "{odd:?}");
+    let (rejected, _) = call_with(r#"{"rejected":"the API server is away"}"#, &namespace);
+    assert_eq!(parse_output(&rejected)["msg"], "the API server is away");
+    let (invalid, _) = call_with(r#"{"redirect":["--no-such-option"]}"#, &namespace);
+    assert!(!invalid.status.success(), "{invalid:?}");
     assert_eq!(namespace.nft_rules(), "");
 }
 

@@ -51,8 +51,9 @@ impl Shop {
             .arg(self.mesh.manifest_file("mesh.yaml"))
             .output()
             .unwrap();
-        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let status = if answer["allowed"] == true { Some(200) } else { answer["status"].as_u64() };
+        let response: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let status =
+            if response["allowed"] == true { Some(200) } else { response["status"].as_u64() };
         (output.status.code().unwrap(), status.unwrap_or(0))
     }
 }
@@ -67,7 +68,7 @@ fn proxy_status(proxy: SocketAddr, method: &str, url: &str) -> u64 {
 }
 
 #[test]
-fn explain_predicts_what_the_mesh_answers() {
+fn explain_predicts_the_responses_of_the_mesh() {
     let shop = start_shop();
     let proxy = |workload: &str| shop.mesh.sidecar(workload).proxy;
     let (user, external_client) = (proxy("shop/user-1"), proxy("shop/outsider-1"));
@@ -82,16 +83,16 @@ fn explain_predicts_what_the_mesh_answers() {
         ("shop/user-1", "GET", "http://web:9080/items/2".to_owned(), 200),
         ("shop/outsider-1", "GET", format!("{web}/items/1"), 403),
     ] {
-        let what = format!("{from} {method} {url}");
+        let request = format!("{from} {method} {url}");
         let listener = if from == "shop/user-1" { user } else { external_client };
-        assert_eq!(proxy_status(listener, method, &url), status, "{what}");
+        assert_eq!(proxy_status(listener, method, &url), status, "{request}");
         let code = if status == 200 { 0 } else { 3 };
-        assert_eq!(shop.predict_response(from, method, &url), (code, status), "explain: {what}");
+        assert_eq!(shop.predict_response(from, method, &url), (code, status), "explain: {request}");
     }
 }
 
 #[test]
-fn explain_predicts_what_rules_do_to_requests() {
+fn explain_predicts_the_effects_of_route_rules() {
     let (application, listener) = (TestApplication::start_echo(), free_port());
     let rules = [
         "{matches: [{path: {value: /old}}], filters: [{type: RequestRedirect, requestRedirect: \
@@ -138,7 +139,7 @@ fn explain_predicts_what_rules_do_to_requests() {
          less specific",
         "skipped   HTTPRoute shop/web: rules[0].matches[0] (path prefix /old): the path does not match",
     ] {
-        assert!(output.lines().any(|found| found == line), "{line}\n{output}");
+        assert!(output.lines().any(|printed| printed == line), "{line}\n{output}");
     }
 }
 
@@ -147,7 +148,7 @@ fn every_topic_is_available_as_json_and_as_a_table() {
     let shop = start_shop();
     let mut connection = TestConnection::open(loopback_address(shop.listener)).unwrap();
     assert_eq!(connection.get("/items/1").unwrap().status, 200);
-    for (topic, known) in [
+    for (topic, expected) in [
         ("workloads", "shop/outsider-1"),
         ("services", "shop/web"),
         ("certificates", "spiffe://cluster.local/ns/shop/sa/user"),
@@ -156,8 +157,8 @@ fn every_topic_is_available_as_json_and_as_a_table() {
         ("proxies", "shop/user-1"),
         ("policies", "shop/user-reads-web"),
     ] {
-        let answer = shop.mesh.get_json(topic).to_string();
-        assert!(answer.contains(known), "{topic}: {answer}");
+        let response = shop.mesh.get_json(topic).to_string();
+        assert!(response.contains(expected), "{topic}: {response}");
         let table = shop.mesh.run_leno(&["get", topic]);
         assert!(table.status.success(), "{topic}: {}", String::from_utf8_lossy(&table.stderr));
         let lines = String::from_utf8_lossy(&table.stdout).lines().count();
@@ -166,14 +167,14 @@ fn every_topic_is_available_as_json_and_as_a_table() {
     assert_eq!(shop.mesh.get_json("status")["trust_domain"], "cluster.local");
     let rejected = shop.mesh.get_json("rejected");
     assert_eq!(rejected["rejected"].as_array().map(Vec::len), Some(0), "{rejected}");
-    let other_place = tempfile::tempdir().unwrap();
-    let nobody = leno_command()
+    let empty_directory = tempfile::tempdir().unwrap();
+    let output = leno_command()
         .args(["get", "workloads", "--data"])
-        .arg(other_place.path())
+        .arg(empty_directory.path())
         .output()
         .unwrap();
-    assert_eq!(nobody.status.code(), Some(1), "no mesh responds there");
-    assert!(String::from_utf8_lossy(&nobody.stderr).contains("leno up"), "the hint is named");
+    assert_eq!(output.status.code(), Some(1), "no mesh responds there");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("leno up"), "the hint is named");
 }
 
 #[test]
@@ -185,9 +186,9 @@ fn check_finds_the_problems_that_up_rejects() {
     for (text, code) in [(POLICY, 0), (&bad, 1)] {
         std::fs::write(&file, text).unwrap();
         let check = leno_command().arg("check").arg("-f").arg(&file).output().unwrap();
-        let said = String::from_utf8_lossy(&check.stdout).into_owned();
-        assert_eq!(check.status.code(), Some(code), "{said}");
-        assert_eq!(said.contains("policy.yaml:11:3: TrafficTarget"), code == 1, "{said}");
+        let stdout = String::from_utf8_lossy(&check.stdout).into_owned();
+        assert_eq!(check.status.code(), Some(code), "{stdout}");
+        assert_eq!(stdout.contains("policy.yaml:11:3: TrafficTarget"), code == 1, "{stdout}");
     }
     shop.mesh.write("policy.yaml", &bad);
     let max_wait = std::time::Duration::from_secs(10);

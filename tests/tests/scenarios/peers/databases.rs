@@ -38,15 +38,15 @@ impl DatabaseMesh {
             _ => ["-h", "127.0.0.1", "-p", &self.listener, "", ""],
         };
         let mut command = bounded_command(program);
-        command.args(address.iter().filter(|word| !word.is_empty())).args(arguments);
+        command.args(address.iter().filter(|argument| !argument.is_empty())).args(arguments);
         command
     }
 
     /// Runs a client to completion and returns its output.
     fn run(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.client_command(program, arguments).output().unwrap();
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{program} {arguments:?}: {complaint}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {arguments:?}: {stderr}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
@@ -56,18 +56,20 @@ impl DatabaseMesh {
     }
 
     /// Runs `work` while the database is reachable, by a policy with `defaultPolicy: deny`; without it, the
-    /// connection is rejected. `ask` is a client that succeeds if it gets a response.
-    fn while_served(&self, mode: &str, program: &str, ask: &[&str], work: impl FnOnce()) {
+    /// connection is rejected. `probe` is a client that succeeds if it gets a response.
+    fn while_served(&self, mode: &str, program: &str, probe: &[&str], work: impl FnOnce()) {
         if mode == "deny" {
             self.mesh.write("policy.yaml", &allowed_tcp("user", "database"));
         }
-        let what = format!("{program} is answered");
-        eventually(&what, MAX_WAIT, || self.is_successful(program, ask).then_some(()));
+        let condition = format!("{program} gets a response");
+        eventually(&condition, MAX_WAIT, || self.is_successful(program, probe).then_some(()));
         work();
         if mode == "deny" {
             self.mesh.remove("policy.yaml");
-            let what = format!("{program} is answered no more");
-            eventually(&what, MAX_WAIT, || (!self.is_successful(program, ask)).then_some(()));
+            let condition = format!("{program} gets no response");
+            eventually(&condition, MAX_WAIT, || {
+                (!self.is_successful(program, probe)).then_some(())
+            });
         }
     }
 }
@@ -77,8 +79,9 @@ fn redis_and_its_benchmark() {
     for mode in MODES {
         let port = free_port();
         let number = port.to_string();
-        let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
-        let pair = start_pair(mode, port, &[&["redis-server"][..], &own].concat());
+        let server_options =
+            ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
+        let pair = start_pair(mode, port, &[&["redis-server"][..], &server_options].concat());
         pair.while_served(mode, "redis-cli", &["PING"], || {
             let output = pair.run("redis-benchmark", &["-n", "5000", "-q"]);
             // Progress output overwrites the same line.
@@ -86,8 +89,8 @@ fn redis_and_its_benchmark() {
             let rates: Vec<_> = output.lines().map(last).filter(|l| l.contains("second")).collect();
             eprintln!("{mode}: {rates:#?}");
             assert_eq!(rates.len(), 20, "all of its tests ran: {output}");
-            for more in [["-P", "16", "-n", "5000"], ["-d", "100000", "-n", "500"]] {
-                pair.run("redis-benchmark", &[&more[..], &["-q", "-t", "set,get"]].concat());
+            for options in [["-P", "16", "-n", "5000"], ["-d", "100000", "-n", "500"]] {
+                pair.run("redis-benchmark", &[&options[..], &["-q", "-t", "set,get"]].concat());
             }
         });
         assert_opaque(&pair);
@@ -95,7 +98,7 @@ fn redis_and_its_benchmark() {
 }
 
 #[test]
-fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
+fn postgres_and_its_benchmark_with_and_without_their_own_tls() {
     for mode in MODES {
         let postgres = Postgres::prepare();
         let run = postgres.command();
@@ -111,16 +114,16 @@ fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
 }
 
 #[test]
-fn mariadb_which_speaks_first_and_its_benchmark() {
+fn mariadb_as_a_server_first_protocol_and_its_benchmark() {
     for mode in MODES {
         let maria = MariaDb::prepare();
         let run = maria.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let pair = start_pair(mode, maria.port, &run);
         pair.while_served(mode, "mariadb-admin", &["ping"], || {
-            let began = Instant::now();
+            let started = Instant::now();
             assert_eq!(pair.run("mariadb", &["-Ne", "SELECT 6 * 7"]), "42\n");
-            eprintln!("{mode}: a question took {:?}, silence first", began.elapsed());
+            eprintln!("{mode}: a question took {:?}, silence first", started.elapsed());
             let load = ["--auto-generate-sql", "--concurrency=8", "--number-of-queries=800"];
             let output = pair.run("mariadb-slap", &load);
             assert!(output.contains("Average number of queries per client: 100"), "{output}");
@@ -132,30 +135,37 @@ fn mariadb_which_speaks_first_and_its_benchmark() {
 }
 
 #[test]
-fn a_server_of_mail_which_speaks_first_with_tls_that_begins_in_band_and_without() {
+fn a_server_first_mail_server_with_and_without_starttls() {
     for mode in MODES {
         let folder = tempfile::tempdir().unwrap();
-        let own = SelfSigned::generate_files(folder.path(), "localhost");
-        let [key, certificate] = [own.key, own.certificate].map(|file| file.display().to_string());
+        let certificate_files = SelfSigned::generate_files(folder.path(), "localhost");
+        let [key, certificate] = [certificate_files.key, certificate_files.certificate]
+            .map(|file| file.display().to_string());
         let letters = folder.path().join("letters");
         let (port, text) = (free_port(), folder.path().join("text"));
         std::fs::write(&text, "A line of a letter.\n.\nAnd after a dot.\n".repeat(5000)).unwrap();
         let listen = format!("127.0.0.1:{port}");
         let run =
             ["-m", "aiosmtpd", "-n", "-l", &listen, "--tlskey", &key, "--tlscert", &certificate];
-        let keep =
+        let mailbox_options =
             ["--no-requiretls", "-c", "aiosmtpd.handlers.Mailbox", letters.to_str().unwrap()];
-        let pair = start_pair(mode, port, &[&[python_program()][..], &run, &keep].concat());
+        let pair =
+            start_pair(mode, port, &[&[python_program()][..], &run, &mailbox_options].concat());
         pair.while_served(mode, python_program(), &["hello"], || {
             let mut send = pair.client_command(python_program(), &["send", &certificate]);
             let sent = send.stdin(std::fs::File::open(&text).unwrap()).output().unwrap();
             assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
-            let kept: Vec<_> = std::fs::read_dir(letters.join("new")).unwrap().collect();
-            assert_eq!(kept.len(), 20);
-            let whole = |letter: &str| letter.matches("And after a dot.\n").count() == 5000;
-            for letter in kept {
+            let letters_received: Vec<_> =
+                std::fs::read_dir(letters.join("new")).unwrap().collect();
+            assert_eq!(letters_received.len(), 20);
+            let is_complete = |letter: &str| letter.matches("And after a dot.\n").count() == 5000;
+            for letter in letters_received {
                 let letter = std::fs::read_to_string(letter.unwrap().path()).unwrap();
-                assert!(whole(&letter.replace("\r\n", "\n")), "a letter of {} bytes", letter.len());
+                assert!(
+                    is_complete(&letter.replace("\r\n", "\n")),
+                    "a letter of {} bytes",
+                    letter.len()
+                );
             }
         });
         assert_opaque(&pair);
@@ -165,8 +175,8 @@ fn a_server_of_mail_which_speaks_first_with_tls_that_begins_in_band_and_without(
 /// Runs pgbench, including its initialization; `tls` is PostgreSQL's `sslmode`.
 fn run_pgbench(pair: &DatabaseMesh, tls: &str) {
     let database = format!("dbname=postgres user=tester sslmode={tls}");
-    let question = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
-    let encrypted = pair.run("psql", &["-At", "-c", question, &database]);
+    let query = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+    let encrypted = pair.run("psql", &["-At", "-c", query, &database]);
     assert_eq!(encrypted.trim(), if tls == "require" { "t" } else { "f" });
     pair.run("pgbench", &["-i", "-q", &database]);
     let output = pair.run("pgbench", &["-c", "8", "-j", "2", "-t", "100", &database]);
@@ -181,11 +191,12 @@ fn assert_opaque(pair: &DatabaseMesh) {
     let user = pair.mesh.sidecar("shop/user-1");
     let page = get_page(user.admin, "/metrics").unwrap();
     let page = String::from_utf8_lossy(&page.body).into_owned();
-    let mut counted = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
-    assert!(counted.all(|line| line.contains("protocol=\"tcp\"")), "{page}");
-    let clean = "leno_requests_total{direction=\"outbound\",destination_service=\"shop/database\"";
-    assert!(user.sum_metrics(clean) > 10.0, "{page}");
+    let mut request_lines = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
+    assert!(request_lines.all(|line| line.contains("protocol=\"tcp\"")), "{page}");
+    let tcp_series =
+        "leno_requests_total{direction=\"outbound\",destination_service=\"shop/database\"";
+    assert!(user.sum_metrics(tcp_series) > 10.0, "{page}");
 }
 
-/// Databases start in a second or two.
+/// The timeout of conditions: databases start in a second or two.
 const MAX_WAIT: Duration = Duration::from_secs(20);

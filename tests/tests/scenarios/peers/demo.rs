@@ -4,7 +4,7 @@ use leno_tests::leno_command;
 use serde_json::Value;
 
 #[test]
-fn the_demo_keeps_what_it_promises() {
+fn the_demo_reports_successful_services_with_mutual_tls() {
     let demo = leno_command().args(["demo", "--duration", "3s", "-o", "json"]).output().unwrap();
     let printed = String::from_utf8_lossy(&demo.stdout).into_owned();
     assert!(demo.status.success(), "{printed}\n{}", String::from_utf8_lossy(&demo.stderr));

@@ -32,7 +32,7 @@ impl Shop {
 
     /// Returns the manifests with these service ports; `command` runs `web`.
     fn shop_manifests(&self, mode: &str, ports: [u16; 2], command: &[String]) -> String {
-        let [web, grpc, others] = self.listeners;
+        let [web, grpc, outsider_listener] = self.listeners;
         let run: Vec<&str> = command.iter().map(String::as_str).collect();
         let interop = self.interop.1.each_ref().map(String::as_str);
         // A sidecar forwards only to processes of its own workload's command: if Envoy has the port, the server
@@ -40,8 +40,8 @@ impl Shop {
         let grpc_server = match ports[1] == self.interop.0 {
             true => server_of("grpc", ports[1], "GRPC", &interop),
             false => {
-                let behind = server_of("interop", self.interop.0, "GRPC", &interop);
-                server_of("grpc", ports[1], "GRPC", &[]) + &behind
+                let interop_server = server_of("interop", self.interop.0, "GRPC", &interop);
+                server_of("grpc", ports[1], "GRPC", &[]) + &interop_server
             }
         };
         [
@@ -49,7 +49,7 @@ impl Shop {
             server_of("web", ports[0], "HTTP", &run),
             grpc_server,
             client_manifest("user", &[], &[("web.shop", web), ("grpc.shop", grpc)]),
-            client_manifest("other", &[], &[("web.shop", others)]),
+            client_manifest("other", &[], &[("web.shop", outsider_listener)]),
             allowed_http("user", "web", "/open/.*"),
             allowed_http("user", "grpc", WHOLE_SERVICE),
         ]
@@ -59,9 +59,9 @@ impl Shop {
 
 /// Waits until both services respond on these ports.
 fn wait_for(web: u16, grpc: u16) {
-    let answer =
+    let poll =
         || get(loopback_address(web), "/open/").ok().filter(|response| response.status == 200);
-    eventually("the web service answers", MAX_WAIT, answer);
+    eventually("the web service responds", MAX_WAIT, poll);
     eventually("a call ends well", MAX_WAIT, || call_server(grpc, "empty_unary").ok());
 }
 
@@ -71,19 +71,19 @@ fn assert_serves(web: u16, grpc: u16, closed: u16, cases: &[&str]) {
     wait_for(web, grpc);
     let url = |path: &str| format!("http://127.0.0.1:{web}{path}");
     for version in ["--http1.0", "--http1.1"] {
-        let said = run_curl(&[version, "-i", &url("/open/1?q=%2F")]);
-        assert!(said.contains("\nserver: envoy\r\n"), "{said}");
-        assert!(said.ends_with("\nGET /open/1?q=%2F "), "{said}");
+        let output = run_curl(&[version, "-i", &url("/open/1?q=%2F")]);
+        assert!(output.contains("\nserver: envoy\r\n"), "{output}");
+        assert!(output.ends_with("\nGET /open/1?q=%2F "), "{output}");
     }
     let body = "0123456789abcdef".repeat(32 * 1024);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("body");
     std::fs::write(&file, &body).unwrap();
     let file = format!("@{}", file.display());
-    for unmeasured in [&[][..], &["-H", "Transfer-Encoding: chunked"]] {
+    for body_framing in [&[][..], &["-H", "Transfer-Encoding: chunked"]] {
         let upload = ["-H", "Expect:", "--data-binary", &file];
-        let said = run_curl(&[&upload[..], unmeasured, &[&url("/open/2")]].concat());
-        assert!(said == format!("POST /open/2 {body}"), "512 KiB arrive as they were");
+        let output = run_curl(&[&upload[..], body_framing, &[&url("/open/2")]].concat());
+        assert!(output == format!("POST /open/2 {body}"), "512 KiB arrive unchanged");
     }
     assert_eq!(get(loopback_address(web), "/closed").unwrap().status, closed);
     for case in cases {
@@ -93,7 +93,7 @@ fn assert_serves(web: u16, grpc: u16, closed: u16, cases: &[&str]) {
 }
 
 #[test]
-fn as_an_application_it_is_reached_in_either_version() {
+fn envoy_as_an_application_is_reached_over_either_http_version() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [free_port(), free_port()];
@@ -102,60 +102,60 @@ fn as_an_application_it_is_reached_in_either_version() {
             EnvoyListener::http2(ports[1], shop.interop.0),
         ]);
         let _mesh = TestMesh::up(&shop.shop_manifests(mode, ports, &envoy.command()));
-        let [web, grpc, others] = shop.listeners;
+        let [web, grpc, outsider_listener] = shop.listeners;
         assert_serves(web, grpc, closed_status(mode), CASES);
-        wait_for_status(others, denied_status(mode));
+        wait_for_status(outsider_listener, denied_status(mode));
     }
 }
 
 #[test]
-fn before_a_listener_it_reaches_services_in_either_version() {
+fn envoy_before_a_listener_reaches_services_over_either_http_version() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
         let mesh = TestMesh::up(&shop.shop_manifests(mode, ports, &[]));
         let [web, grpc, _] = shop.listeners;
         wait_for(web, grpc);
-        let [at_web, at_grpc] = std::array::from_fn(|_| free_port());
+        let [envoy_web, envoy_grpc] = std::array::from_fn(|_| free_port());
         let envoy = Envoy::prepare(&[
-            EnvoyListener::http1(at_web, web),
-            EnvoyListener::http2(at_grpc, grpc),
+            EnvoyListener::http1(envoy_web, web),
+            EnvoyListener::http2(envoy_grpc, grpc),
         ]);
         let _running = envoy.start();
-        assert_serves(at_web, at_grpc, closed_status(mode), CASES);
+        assert_serves(envoy_web, envoy_grpc, closed_status(mode), CASES);
         drop(mesh);
     }
 }
 
 #[test]
-fn as_a_member_it_calls_sidecars_over_http2() {
+fn envoy_as_a_member_calls_sidecars_over_http2() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
         let mesh = TestMesh::up(&shop.shop_manifests(mode, ports, &[]));
-        let [web, grpc, others] = shop.listeners;
+        let [web, grpc, outsider_listener] = shop.listeners;
         wait_for(web, grpc);
         // Its own sidecars have their certificates by now.
-        wait_for_status(others, denied_status(mode));
+        wait_for_status(outsider_listener, denied_status(mode));
         let inbound = |name: &str| mesh.sidecar(&format!("shop/{name}-1")).inbound.unwrap().port();
-        let [at_web, at_grpc, at_others] = std::array::from_fn(|_| free_port());
+        let [envoy_web, envoy_grpc, envoy_others] = std::array::from_fn(|_| free_port());
         let member = |at, (name, to): (&str, &str)| {
             let state = mesh.data_directory().join(format!("proxies/shop/{name}-1"));
             EnvoyListener::http2(at, inbound(to)).to_member(&state, &account_identity(to))
         };
         let envoy = Envoy::prepare(&[
-            member(at_web, ("user", "web")),
-            member(at_grpc, ("user", "grpc")),
-            member(at_others, ("other", "web")),
+            member(envoy_web, ("user", "web")),
+            member(envoy_grpc, ("user", "grpc")),
+            member(envoy_others, ("other", "web")),
         ]);
         let _running = envoy.start();
-        assert_serves(at_web, at_grpc, closed_status(mode), CASES);
-        wait_for_status(at_others, denied_status(mode));
+        assert_serves(envoy_web, envoy_grpc, closed_status(mode), CASES);
+        wait_for_status(envoy_others, denied_status(mode));
     }
 }
 
 #[test]
-fn as_a_member_it_is_called_by_sidecars_over_http2() {
+fn envoy_as_a_member_is_called_by_sidecars_over_http2() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
@@ -166,9 +166,9 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
             ["shop/web-1", "shop/grpc-1"].map(|name| SidecarProgram::join(&control, name, &[]));
         let _clients =
             ["shop/user-1", "shop/other-1"].map(|name| SidecarProgram::join(&control, name, &[]));
-        let [web, grpc, others] = shop.listeners;
+        let [web, grpc, outsider_listener] = shop.listeners;
         wait_for(web, grpc);
-        wait_for_status(others, denied_status(mode));
+        wait_for_status(outsider_listener, denied_status(mode));
 
         // It takes over the addresses of both sidecars while the control plane cannot update the clients.
         control.kill();
@@ -185,18 +185,18 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
         // It decides itself which paths its clients may request.
         assert_serves(web, grpc, 200, CASES);
         // With `defaultPolicy: allow` it rejects them itself, by the identity in their sidecar's certificate.
-        let refused = wait_for_status(others, 403);
+        let rejected = wait_for_status(outsider_listener, 403);
         let reason = if mode == "deny" { Some("denied-outbound") } else { None };
-        assert_eq!(refused.rejection_reason(), reason, "{refused:?}");
+        assert_eq!(rejected.rejection_reason(), reason, "{rejected:?}");
     }
 }
 
 /// Waits until unauthorized clients get this status.
 fn wait_for_status(listener: u16, status: u16) -> Response {
-    let look = || {
+    let poll = || {
         get(loopback_address(listener), "/open/").ok().filter(|response| response.status == status)
     };
-    eventually(&format!("outsiders get {status}"), MAX_WAIT, look).0
+    eventually(&format!("outsiders get {status}"), MAX_WAIT, poll).0
 }
 
 /// Returns the status for a client without a policy.
@@ -214,5 +214,5 @@ fn account_identity(account: &str) -> String {
     format!("spiffe://cluster.local/ns/shop/sa/{account}")
 }
 
-/// Envoy and the gRPC server start in a second or two.
+/// The timeout of conditions: Envoy and the gRPC server start in a second or two.
 const MAX_WAIT: Duration = Duration::from_secs(20);

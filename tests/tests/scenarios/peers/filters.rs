@@ -6,25 +6,25 @@ use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    TestAnswer, TestApplication, TestMesh, eventually, exchange_bytes, free_port, get,
+    ApplicationReply, TestApplication, TestMesh, eventually, exchange_bytes, free_port, get,
 };
 
 /// The requests received by an application: target, host and length of the body.
-type Heard = Arc<Mutex<Vec<(String, String, usize)>>>;
+type RecordedRequests = Arc<Mutex<Vec<(String, String, usize)>>>;
 
 /// Returns an application that records its requests.
 fn start_recording(
-    answer: impl Fn() -> TestAnswer + Send + Sync + 'static,
-) -> (TestApplication, Heard) {
-    let heard = Heard::default();
-    let notes = heard.clone();
+    respond: impl Fn() -> ApplicationReply + Send + Sync + 'static,
+) -> (TestApplication, RecordedRequests) {
+    let recorded = RecordedRequests::default();
+    let recorder = recorded.clone();
     let application = TestApplication::start(move |request| {
         let host = request.first_header("host").unwrap_or_default().to_owned();
-        let note = (request.method_and_target().1.to_owned(), host, request.body.len());
-        notes.lock().expect("nobody panicked").push(note);
-        answer()
+        let request_record = (request.method_and_target().1.to_owned(), host, request.body.len());
+        recorder.lock().expect("no thread panicked").push(request_record);
+        respond()
     });
-    (application, heard)
+    (application, recorded)
 }
 
 struct Shop {
@@ -70,12 +70,12 @@ fn post_request(path: &str, bytes: usize) -> String {
 
 #[test]
 fn mirrored_requests_do_not_delay_the_original() {
-    let (stock, heard) = start_recording(|| TestAnswer::ok("stock"));
+    let (stock, recorded) = start_recording(|| ApplicationReply::ok("stock"));
     // Silent: waiting for the mirror's response would delay the client noticeably.
-    let (test, copied) = start_recording(|| TestAnswer::Silence);
+    let (test, copied) = start_recording(|| ApplicationReply::Silence);
     let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}}}";
     let shop = start_shop(stock, test, mirror);
-    let began = Instant::now();
+    let started = Instant::now();
     assert_eq!(get(shop.listener, "/one?a=b").expect("the listener responds").body, b"stock");
     let small =
         exchange_bytes(shop.listener, &post_request("/two", 5000)).expect("the listener responds");
@@ -83,24 +83,24 @@ fn mirrored_requests_do_not_delay_the_original() {
     let large = exchange_bytes(shop.listener, &post_request("/three", 200_000))
         .expect("the listener responds");
     assert_eq!(large.status, 200);
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     let (mut copied, _) = eventually("the copies arrive", MAX_WAIT, || {
-        let copied = copied.lock().expect("nobody panicked").clone();
+        let copied = copied.lock().expect("no thread panicked").clone();
         (copied.len() >= 2).then_some(copied)
     });
-    let heard = heard.lock().expect("nobody panicked").clone();
-    assert_eq!(heard.len(), 3);
+    let recorded = recorded.lock().expect("no thread panicked").clone();
+    assert_eq!(recorded.len(), 3);
     // The copies equal the requests, including the host; large bodies are not copied.
     copied.sort();
-    assert_eq!(copied, [heard[0].clone(), heard[1].clone()]);
+    assert_eq!(copied, [recorded[0].clone(), recorded[1].clone()]);
     let page = shop.mesh.sidecar("shop/web-1");
     assert_eq!(page.sum_metrics("leno_mirrored_requests_total{result=\"dropped\"}"), 1.0);
 }
 
 #[test]
 fn mirrored_requests_have_the_configured_share_and_their_failures_are_ignored() {
-    let (stock, _) = start_recording(|| TestAnswer::ok("stock"));
-    let (test, copied) = start_recording(|| TestAnswer::Bytes(b"nonsense\r\n\r\n".to_vec()));
+    let (stock, _) = start_recording(|| ApplicationReply::ok("stock"));
+    let (test, copied) = start_recording(|| ApplicationReply::Bytes(b"nonsense\r\n\r\n".to_vec()));
     let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}, \
                   fraction: {numerator: 1, denominator: 4}}}";
     let shop = start_shop(stock, test, mirror);
@@ -111,32 +111,34 @@ fn mirrored_requests_have_the_configured_share_and_their_failures_are_ignored() 
     let counted = |result: &str| {
         page.sum_metrics(&format!("leno_mirrored_requests_total{{result=\"{result}\"}}"))
     };
-    let (all, _) = eventually("all copies have ended", MAX_WAIT, || {
-        let all = counted("responded") + counted("failed") + counted("dropped");
-        (all > 0.0 && all == copied.lock().expect("nobody panicked").len() as f64).then_some(all)
+    let (copies, _) = eventually("all copies have ended", MAX_WAIT, || {
+        let copies = counted("responded") + counted("failed") + counted("dropped");
+        (copies > 0.0 && copies == copied.lock().expect("no thread panicked").len() as f64)
+            .then_some(copies)
     });
-    assert!((20.0..=85.0).contains(&all), "{all} of 200");
+    assert!((20.0..=85.0).contains(&copies), "{copies} of 200");
 }
 
 #[test]
-fn browsers_are_answered_by_the_sidecar_of_the_client() {
-    let output = b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: https://evil.example\r\n\
+fn the_sidecar_of_the_client_responds_to_cors_preflights() {
+    let bytes = b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: https://evil.example\r\n\
                  content-length: 5\r\n\r\nstock";
-    let (stock, heard) = start_recording(|| TestAnswer::Bytes(output.to_vec()));
-    let (test, _) = start_recording(|| TestAnswer::ok("test"));
+    let (stock, recorded) = start_recording(|| ApplicationReply::Bytes(bytes.to_vec()));
+    let (test, _) = start_recording(|| ApplicationReply::ok("test"));
     let cors = "{type: CORS, cors: {allowOrigins: [\"https://*.shop.example\"], allowCredentials: true, \
                 allowMethods: [PUT], allowHeaders: [x-a], exposeHeaders: [x-b], maxAge: 600}}";
     let shop = start_shop(stock, test, cors);
-    let ask = |method: &str, origin: &str, more: &str| {
+    let send_request = |method: &str, origin: &str, fields: &str| {
         let request = format!(
-            "{method} /items HTTP/1.1\r\nhost: a\r\nconnection: close\r\norigin: {origin}\r\n{more}\r\n"
+            "{method} /items HTTP/1.1\r\nhost: a\r\nconnection: close\r\norigin: {origin}\r\n{fields}\r\n"
         );
         exchange_bytes(shop.listener, &request).expect("the listener responds")
     };
-    let asks = "access-control-request-method: PUT\r\naccess-control-request-headers: x-a\r\n";
-    let answer = ask("OPTIONS", "https://a.shop.example", asks);
+    let preflight_fields =
+        "access-control-request-method: PUT\r\naccess-control-request-headers: x-a\r\n";
+    let response = send_request("OPTIONS", "https://a.shop.example", preflight_fields);
     for (name, value) in [
-        ("access-control-allow-origin", Some("https://a.shop.example")),
+        (ALLOW_ORIGIN, Some("https://a.shop.example")),
         ("access-control-allow-credentials", Some("true")),
         ("access-control-allow-methods", Some("PUT")),
         ("access-control-allow-headers", Some("x-a")),
@@ -144,9 +146,9 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
         ("vary", Some("origin")),
         ("leno-reason", None),
     ] {
-        assert_eq!(answer.first_header(name), value, "{name}");
+        assert_eq!(response.first_header(name), value, "{name}");
     }
-    assert_eq!((answer.status, answer.body.len()), (200, 0));
+    assert_eq!((response.status, response.body.len()), (200, 0));
     let mut command = leno_tests::leno_command();
     command.args(["explain", "request", "--from", "shop/web-1", "-X", "OPTIONS"]);
     command.args([
@@ -160,24 +162,25 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
     let output = String::from_utf8(explained.stdout).expect("text");
     assert!(output.contains("verdict   200: CORS preflight"), "{output}");
     assert_eq!(explained.status.code(), Some(3));
-    let answer = ask("OPTIONS", "https://evil.example", asks);
-    assert_eq!((answer.status, answer.first_header("access-control-allow-origin")), (200, None));
-    assert_eq!(heard.lock().expect("nobody panicked").len(), 0, "the application hears nothing");
+    let response = send_request("OPTIONS", "https://evil.example", preflight_fields);
+    assert_eq!((response.status, response.first_header(ALLOW_ORIGIN)), (200, None));
+    assert_eq!(recorded.lock().expect("no thread panicked").len(), 0, "no request arrives");
 
-    let answer = ask("GET", "https://a.shop.example", "");
-    assert_eq!(answer.first_header("access-control-allow-origin"), Some("https://a.shop.example"));
-    assert_eq!(answer.first_header("access-control-expose-headers"), Some("x-b"));
-    assert_eq!(answer.body, b"stock");
-    assert_eq!(answer.head.matches("access-control-allow-origin").count(), 1);
-    let answer = ask("GET", "https://evil.example", "");
-    assert_eq!((answer.status, answer.first_header("access-control-allow-origin")), (200, None));
+    let response = send_request("GET", "https://a.shop.example", "");
+    assert_eq!(response.first_header(ALLOW_ORIGIN), Some("https://a.shop.example"));
+    assert_eq!(response.first_header("access-control-expose-headers"), Some("x-b"));
+    assert_eq!(response.body, b"stock");
+    assert_eq!(response.head.matches(ALLOW_ORIGIN).count(), 1);
+    let response = send_request("GET", "https://evil.example", "");
+    assert_eq!((response.status, response.first_header(ALLOW_ORIGIN)), (200, None));
     // Caches must not serve it to pages of an allowed origin.
-    assert_eq!(answer.first_header("vary"), Some("origin"));
+    assert_eq!(response.first_header("vary"), Some("origin"));
     assert_eq!(
         get(shop.listener, "/").expect("the listener responds").first_header("vary"),
         Some("origin")
     );
-    assert_eq!(heard.lock().expect("nobody panicked").len(), 3);
+    assert_eq!(recorded.lock().expect("no thread panicked").len(), 3);
 }
 
+const ALLOW_ORIGIN: &str = "access-control-allow-origin";
 const MAX_WAIT: Duration = Duration::from_secs(30);

@@ -69,18 +69,18 @@ impl InteropMesh {
 
     /// Waits until a case fails with this gRPC status, and returns the client's output.
     fn wait_for_failure(&self, case: &str, status: &str) -> String {
-        let what = format!("{case} fails with {status}");
+        let condition = format!("{case} fails with {status}");
         let status = format!("code = {status} ");
-        let look = || self.run_case(case).err().filter(|complaint| complaint.contains(&status));
-        eventually(&what, MAX_WAIT, look).0
+        let poll = || self.run_case(case).err().filter(|output| output.contains(&status));
+        eventually(&condition, MAX_WAIT, poll).0
     }
 
-    fn every_case_passes(&self) {
+    fn assert_every_case_passes(&self) {
         self.wait_until_passing("empty_unary");
         for case in CASES {
-            let began = Instant::now();
+            let started = Instant::now();
             let outcome = self.run_case(case);
-            eprintln!("{case}: {:?}", began.elapsed());
+            eprintln!("{case}: {:?}", started.elapsed());
             assert!(outcome.is_ok(), "{case}: {}", outcome.unwrap_err());
         }
     }
@@ -110,7 +110,7 @@ fn run(command: &mut Command, case: &str) -> Result<(), String> {
 
 #[test]
 fn every_standard_case_passes_in_permissive_mode() {
-    start_pair("allow", "GRPC").every_case_passes();
+    start_pair("allow", "GRPC").assert_every_case_passes();
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn every_standard_case_passes_in_strict_mode_where_a_policy_allows_it() {
     let pair = start_pair("deny", "GRPC");
     pair.mesh.write("policy.yaml", &allowed_http("user", "grpc", WHOLE_SERVICE));
     pair.wait_until_passing("empty_unary");
-    pair.every_case_passes();
+    pair.assert_every_case_passes();
 }
 
 #[test]
@@ -128,15 +128,15 @@ fn calls_that_no_policy_allows_get_permission_denied() {
     pair.wait_for_failure("empty_unary", "PermissionDenied");
     // A policy names it, but no policy allows this method. The server's sidecar rejects the call in the same
     // form.
-    let one = allowed_http("user", "grpc", "/grpc.testing.TestService/EmptyCall");
-    pair.mesh.write("policy.yaml", &one);
+    let policy = allowed_http("user", "grpc", "/grpc.testing.TestService/EmptyCall");
+    pair.mesh.write("policy.yaml", &policy);
     pair.wait_until_passing("empty_unary");
-    let complaint = pair.wait_for_failure("large_unary", "Unimplemented");
-    assert!(complaint.contains("no-policy-route: "), "{complaint}");
+    let output = pair.wait_for_failure("large_unary", "Unimplemented");
+    assert!(output.contains("no-policy-route: "), "{output}");
     // Another client may call it.
-    pair.mesh.write("policy.yaml", &(one + &allowed_http("other", "grpc", WHOLE_SERVICE)));
-    let complaint = pair.wait_for_failure("large_unary", "PermissionDenied");
-    assert!(complaint.contains("denied: "), "{complaint}");
+    pair.mesh.write("policy.yaml", &(policy + &allowed_http("other", "grpc", WHOLE_SERVICE)));
+    let output = pair.wait_for_failure("large_unary", "PermissionDenied");
+    assert!(output.contains("denied: "), "{output}");
     pair.wait_until_passing("empty_unary");
     pair.mesh.remove("policy.yaml");
     pair.wait_for_failure("empty_unary", "PermissionDenied");
@@ -158,8 +158,8 @@ spec:
     response: {headers: [{name: content-type, value: text/plain}, {name: grpc-status, value: \"0\"}]}
 ";
     pair.mesh.write("limit.yaml", limit);
-    let complaint = pair.wait_for_failure("empty_unary", "ResourceExhausted");
-    assert!(complaint.contains("The request exceeded a rate limit"), "{complaint}");
+    let output = pair.wait_for_failure("empty_unary", "ResourceExhausted");
+    assert!(output.contains("The request exceeded a rate limit"), "{output}");
     pair.mesh.remove("limit.yaml");
     pair.wait_until_passing("empty_unary");
 }
@@ -198,10 +198,10 @@ fn a_client_reaches_its_service_by_name_through_the_proxy_of_its_environment() {
 
 #[test]
 fn a_port_without_a_protocol_supports_grpc() {
-    start_pair("allow", "").every_case_passes();
+    start_pair("allow", "").assert_every_case_passes();
 }
 
 /// The paths of all calls in the cases, except the unimplemented service.
 pub(super) const WHOLE_SERVICE: &str = "/grpc.testing.TestService/.*";
-/// Each case takes milliseconds; reconnecting to a starting server takes a second.
+/// The timeout of a case, which takes milliseconds; reconnecting to a starting server takes a second.
 const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    Response, RunningSidecar, TestAnswer, TestApplication, TestConnection, TestMesh, eventually,
-    free_port,
+    ApplicationReply, Response, RunningSidecar, TestApplication, TestConnection, TestMesh,
+    eventually, free_port,
 };
 
 use super::loopback_address;
@@ -19,17 +19,17 @@ struct AttackedMesh {
     web: RunningSidecar,
     listener: SocketAddr,
     /// The number of complete requests received by the application.
-    seen: Arc<AtomicUsize>,
+    completed_requests: Arc<AtomicUsize>,
     _application: TestApplication,
     _mesh: TestMesh,
 }
 
 fn start_target() -> AttackedMesh {
-    let seen = Arc::new(AtomicUsize::new(0));
-    let counter = seen.clone();
+    let completed_requests = Arc::new(AtomicUsize::new(0));
+    let counter = completed_requests.clone();
     let application = TestApplication::start(move |request| {
         counter.fetch_add(1, Ordering::Relaxed);
-        TestAnswer::ok(&request.body)
+        ApplicationReply::ok(&request.body)
     });
     let listener = free_port();
     let manifests = [
@@ -43,16 +43,16 @@ fn start_target() -> AttackedMesh {
         user,
         web,
         listener: loopback_address(listener),
-        seen,
+        completed_requests,
         _application: application,
         _mesh: mesh,
     };
-    target.still_serves();
+    target.assert_still_serves();
     target
 }
 
 impl AttackedMesh {
-    fn still_serves(&self) {
+    fn assert_still_serves(&self) {
         assert_eq!(TestConnection::open(self.listener).unwrap().get("/").unwrap().status, 200);
     }
 
@@ -71,7 +71,7 @@ fn malformed_requests_are_rejected_with_a_reason() {
     let many: String = (0..1000).map(|i| format!("x-{i}: {i}\r\n")).collect();
     let head = |fields: &str| format!("GET / HTTP/1.1\r\nhost: web\r\n{fields}\r\n");
     let field = |length: usize| head(&format!("x: {}\r\n", "a".repeat(length)));
-    for (what, bytes, status, reason) in [
+    for (input, bytes, status, reason) in [
         ("a head of 60 KiB", field(60 * 1024), 200, None),
         ("a head of 65 KiB", field(65 * 1024), 431, Some("head-too-large")),
         ("a head of a megabyte", field(1024 * 1024), 431, Some("head-too-large")),
@@ -101,37 +101,37 @@ fn malformed_requests_are_rejected_with_a_reason() {
             Some("bad-request"),
         ),
     ] {
-        let response = target.send_bytes(&bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!((response.status, response.rejection_reason()), (status, reason), "{what}");
+        let response = target.send_bytes(&bytes).unwrap_or_else(|error| panic!("{input}: {error}"));
+        assert_eq!((response.status, response.rejection_reason()), (status, reason), "{input}");
     }
-    target.still_serves();
+    target.assert_still_serves();
 }
 
 #[test]
 fn a_body_with_a_wrong_length_is_never_complete() {
     let target = start_target();
-    let before = target.seen.load(Ordering::Relaxed);
+    let before = target.completed_requests.load(Ordering::Relaxed);
     let post =
         |length: usize| format!("POST / HTTP/1.1\r\nhost: web\r\ncontent-length: {length}\r\n\r\n");
-    for lie in
+    for truncated in
         [post(100) + "short", chunked_request("5\r\nshort"), chunked_request("5\r\nshort\r\n")]
     {
         let mut connection = TestConnection::open(target.listener).unwrap();
-        connection.send(&lie).unwrap();
+        connection.send(&truncated).unwrap();
         connection.shut_down_sending().unwrap();
-        let said = connection.read_to_end().unwrap_or_default();
-        assert!(!String::from_utf8_lossy(&said).contains(" 200 "), "{lie:?}");
+        let response = connection.read_to_end().unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&response).contains(" 200 "), "{truncated:?}");
     }
-    target.still_serves();
-    let whole = target.seen.load(Ordering::Relaxed) - before;
-    assert_eq!(whole, 1, "the application saw no request but the last");
+    target.assert_still_serves();
+    let completed = target.completed_requests.load(Ordering::Relaxed) - before;
+    assert_eq!(completed, 1, "the application saw no request but the last");
     // Bytes beyond the declared length are the next request, which is invalid here.
     let mut connection = TestConnection::open(target.listener).unwrap();
     connection.send(post(5) + "five!and more\r\n\r\n").unwrap();
     assert_eq!(connection.receive_response().unwrap().body, b"five!");
     assert_eq!(connection.receive_response().unwrap().status, 400);
     assert_eq!(connection.read_to_end().unwrap(), b"", "then the connection is closed");
-    target.still_serves();
+    target.assert_still_serves();
 }
 
 fn chunked_request(chunks: &str) -> String {
@@ -143,10 +143,10 @@ fn a_slow_request_head_times_out() {
     let target = start_target();
     let mut slow: Vec<TestConnection> =
         (0..20).map(|_| TestConnection::open(target.listener).unwrap()).collect();
-    let mut greeting = TestConnection::open(target.web.inbound.unwrap()).unwrap();
-    let began = Instant::now();
+    let mut handshake = TestConnection::open(target.web.inbound.unwrap()).unwrap();
+    let started = Instant::now();
     // The beginning of a TLS record with an incomplete ClientHello.
-    greeting.send([22, 3, 1, 1, 0, 1, 0, 0, 252]).unwrap();
+    handshake.send([22, 3, 1, 1, 0, 1, 0, 0, 252]).unwrap();
     for connection in &mut slow {
         connection.send("GET / HTTP/1.1\r\nx: ").unwrap();
     }
@@ -156,20 +156,23 @@ fn a_slow_request_head_times_out() {
             // It may have been closed since the check.
             drop(connection.send("a"));
         }
-        assert!(began.elapsed() < Duration::from_secs(15), "a head may dribble for ever");
+        assert!(started.elapsed() < Duration::from_secs(15), "a slow head does not time out");
     }
     for mut connection in slow {
         let response = connection.receive_response().unwrap();
         assert_eq!((response.status, response.rejection_reason()), (408, Some("head-timeout")));
     }
-    assert!(began.elapsed() > Duration::from_secs(5), "others get their time");
-    assert!(greeting.has_activity(Duration::from_secs(5)).unwrap_or(true), "nor may a handshake");
-    assert_eq!(greeting.read_to_end().unwrap_or_default(), b"", "it is closed without a word");
-    target.still_serves();
+    assert!(started.elapsed() > Duration::from_secs(5), "a head has more than five seconds");
+    assert!(
+        handshake.has_activity(Duration::from_secs(5)).unwrap_or(true),
+        "a slow handshake times out as well"
+    );
+    assert_eq!(handshake.read_to_end().unwrap_or_default(), b"", "it is closed without bytes");
+    target.assert_still_serves();
 }
 
 #[test]
-fn noise_and_haste_leave_no_trace() {
+fn garbage_and_aborted_requests_do_not_grow_memory() {
     let target = start_target();
     let proxy = target.user.proxy;
     let inbound = target.web.inbound.unwrap();
@@ -185,11 +188,11 @@ fn noise_and_haste_leave_no_trace() {
             connection.send(garbage).unwrap();
             // Rejected, reset or closed: but ended, and never served.
             drop(connection.shut_down_sending());
-            let said = connection.read_to_end().unwrap_or_default();
-            assert!(!String::from_utf8_lossy(&said).contains(" 200 "), "{address}");
+            let response = connection.read_to_end().unwrap_or_default();
+            assert!(!String::from_utf8_lossy(&response).contains(" 200 "), "{address}");
         }
     }
-    target.still_serves();
+    target.assert_still_serves();
     let after = (target.user.private_kib(), target.web.private_kib());
     eprintln!("the client's sidecar: {} → {} KiB", before.0, after.0);
     eprintln!("the server's sidecar: {} → {} KiB", before.1, after.1);
@@ -199,10 +202,10 @@ fn noise_and_haste_leave_no_trace() {
 /// Opens connections and closes them immediately, some in the middle of a request.
 fn open_and_close(target: &AttackedMesh, times: usize) {
     let inbound = target.web.inbound.unwrap();
-    for turn in 0..times {
-        let address = [target.listener, target.user.proxy, inbound][turn % 3];
+    for index in 0..times {
+        let address = [target.listener, target.user.proxy, inbound][index % 3];
         let mut connection = TestConnection::open(address).unwrap();
-        if turn % 2 == 0 {
+        if index % 2 == 0 {
             connection.send("GET / HT").unwrap();
         }
     }

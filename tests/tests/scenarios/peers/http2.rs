@@ -6,7 +6,7 @@ use leno_tests::manifests::{
     allowed_http, client_manifest, mesh_config, server_manifest, server_of,
 };
 use leno_tests::{
-    LineClient, Nginx, TestAnswer, TestApplication, TestMesh, free_port, go_program,
+    ApplicationReply, LineClient, Nginx, TestApplication, TestMesh, free_port, go_program,
     python_program, script_path,
 };
 
@@ -81,14 +81,14 @@ fn run_h2spec(port: u16) {
 }
 
 #[test]
-fn h2spec_finds_no_fault_with_a_listener() {
+fn h2spec_passes_at_an_outbound_listener() {
     for mode in MODES {
         run_h2spec(start_site(mode).listener.port());
     }
 }
 
 #[test]
-fn h2spec_finds_no_fault_with_what_a_sidecar_offers_foreign_members() {
+fn h2spec_passes_at_an_inbound_listener_for_members_without_a_sidecar() {
     for mode in MODES {
         let site = start_site(mode);
         let inbound = site.mesh.sidecar("shop/web-1").inbound.unwrap();
@@ -103,7 +103,7 @@ fn h2spec_finds_no_fault_with_what_a_sidecar_offers_foreign_members() {
 }
 
 #[test]
-fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
+fn curl_uses_either_http_version_with_a_port_that_declares_http2() {
     for mode in MODES {
         let site = start_site(mode);
         assert_eq!(site.request_output("/", &[]), "2 200");
@@ -111,7 +111,7 @@ fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
         assert_eq!(site.request_output("/large", &[]), "2 200");
         assert!(
             site.downloaded_body() == incompressible_bytes(5 * 1024 * 1024),
-            "5 MiB arrive as they were"
+            "5 MiB arrive unchanged"
         );
         assert_eq!(site.request_output("/large", &["-r", "1000000-1000999"]), "2 206");
         assert!(
@@ -123,37 +123,39 @@ fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
         let large = site.nginx.served_file("large");
         let upload = ["-T", large.to_str().unwrap()];
         assert_eq!(site.request_output("/upload/one", &upload), "2 201");
-        let unmeasured = [&upload[..], &["-H", "content-length:"]].concat();
-        assert_eq!(site.request_output("/upload/two", &unmeasured), "2 201");
+        let without_length = [&upload[..], &["-H", "content-length:"]].concat();
+        assert_eq!(site.request_output("/upload/two", &without_length), "2 201");
         let uploaded =
             |name: &str| std::fs::read(site.nginx.served_file("upload").join(name)).unwrap();
         for name in ["one", "two"] {
             assert!(
                 uploaded(name) == incompressible_bytes(5 * 1024 * 1024),
-                "5 MiB arrive as they were"
+                "5 MiB arrive unchanged"
             );
         }
         let little = ["-X", "PUT", "--data-binary", "0123456789"];
         assert_eq!(site.request_output("/upload/three", &little), "2 201");
         assert_eq!(uploaded("three"), b"0123456789");
         // The last one offers an upgrade to HTTP/2 (RFC 7540 §3.2), which a server may ignore.
-        for (version, spoken) in [("--http1.0", "1.1"), ("--http1.1", "1.1"), ("--http2", "2")] {
-            let said =
+        for (version, expected_version) in
+            [("--http1.0", "1.1"), ("--http1.1", "1.1"), ("--http2", "2")]
+        {
+            let output =
                 run_curl(&[version, "-w", " %{http_version} %{http_code}", &site.site_url("/")]);
-            assert_eq!(said, format!("hello\n {spoken} 200"), "{version}");
+            assert_eq!(output, format!("hello\n {expected_version} 200"), "{version}");
         }
     }
 }
 
 #[test]
-fn curl_changes_to_http2_whatever_the_application_speaks() {
+fn curl_upgrades_to_http2_with_an_http1_application() {
     for mode in ["allow", "deny"] {
         let application = TestApplication::start(|request| {
-            let passed = request
+            let is_forwarded = request
                 .first_header("upgrade")
                 .or(request.first_header("http2-settings"))
                 .is_some();
-            TestAnswer::ok(if passed { "what was for one hop" } else { "hello" })
+            ApplicationReply::ok(if is_forwarded { "hop-by-hop fields arrived" } else { "hello" })
         });
         let listener = free_port();
         let manifests = [
@@ -166,12 +168,12 @@ fn curl_changes_to_http2_whatever_the_application_speaks() {
         wait_until_responding(loopback_address(listener));
         let url = format!("http://{}/", loopback_address(listener));
         // Two requests share the upgraded connection; a request with a body is not upgraded.
-        for (more, expected) in
+        for (arguments, expected) in
             [(&[&*url][..], "hello 2 200hello 2 200"), (&["-d", "body"], "hello 1.1 200")]
         {
-            let output = ["--http2", "-w", " %{http_version} %{http_code}", &url];
-            let said = run_curl(&[&output[..], more].concat());
-            assert_eq!(said, expected, "{mode}: {more:?}");
+            let upgrade_arguments = ["--http2", "-w", " %{http_version} %{http_code}", &url];
+            let output = run_curl(&[&upgrade_arguments[..], arguments].concat());
+            assert_eq!(output, expected, "{mode}: {arguments:?}");
         }
     }
 }
@@ -181,14 +183,14 @@ fn h2load_sees_no_request_fail() {
     for mode in MODES {
         let site = start_site(mode);
         let large = site.nginx.served_file("large");
-        for (path, requests, more) in [
+        for (path, requests, arguments) in [
             ("/small", 5000, &[][..]),
             ("/large", 40, &[]),
             ("/upload/same", 40, &["-H", ":method: PUT", "-d", large.to_str().unwrap()]),
         ] {
             let output = bounded_command("h2load")
                 .args(["-c8", "-m16", "-t1", "-n", &requests.to_string()])
-                .args(more)
+                .args(arguments)
                 .arg(site.site_url(path))
                 .output()
                 .unwrap();
@@ -197,8 +199,8 @@ fn h2load_sees_no_request_fail() {
                 .lines()
                 .filter(|line| line.starts_with("requests:") || line.starts_with("finished in"));
             eprintln!("{mode}, {path}: {}", lines.collect::<Vec<_>>().join("; "));
-            let all = format!("{requests} succeeded, 0 failed, 0 errored, 0 timeout");
-            assert!(report.contains(&all), "{report}");
+            let expected = format!("{requests} succeeded, 0 failed, 0 errored, 0 timeout");
+            assert!(report.contains(&expected), "{report}");
             assert!(report.contains(&format!("status codes: {requests} 2xx")), "{report}");
         }
     }
@@ -207,7 +209,7 @@ fn h2load_sees_no_request_fail() {
 /// nginx ends a connection after `keepalive_requests` with a GOAWAY, and does not process streams above its
 /// last stream id.
 #[test]
-fn nginx_that_ends_connections_after_few_requests_loses_none() {
+fn no_request_is_lost_when_nginx_closes_connections_after_few_requests() {
     let limits = [3, 10, 20, 50];
     let sites = limits.map(|limit| {
         let [port, plain, listener] = std::array::from_fn(|_| free_port());
@@ -230,23 +232,23 @@ fn nginx_that_ends_connections_after_few_requests_loses_none() {
         manifests += &server_of(name, *port, "HTTP2", &command);
     }
     let listeners: Vec<(&str, u16)> =
-        services.iter().zip(&sites).map(|(it, site)| (&**it, site.2.port())).collect();
+        services.iter().zip(&sites).map(|(service, site)| (&**service, site.2.port())).collect();
     let _mesh = TestMesh::up(&(manifests + &client_manifest("user", &[], &listeners)));
     for ((nginx, _, listener), limit) in sites.iter().zip(limits) {
         wait_until_responding(*listener);
         let body = nginx.served_file("body");
-        for (path, more) in [("/", &[][..]), ("/whole/", &["-d", body.to_str().unwrap()])] {
+        for (path, arguments) in [("/", &[][..]), ("/whole/", &["-d", body.to_str().unwrap()])] {
             for load in [["-c20", "-m20"], ["-c10", "-m5"], ["-c4", "-m3"]] {
                 let output = bounded_command("h2load")
                     .args(load)
                     .args(["-t1", "-n3000"])
-                    .args(more)
+                    .args(arguments)
                     .arg(format!("http://{listener}{path}"))
                     .output()
                     .unwrap();
                 let report = String::from_utf8_lossy(&output.stdout).into_owned();
-                let is_whole = report.contains("status codes: 3000 2xx");
-                assert!(is_whole, "keepalive_requests {limit}, {load:?} {path}: {report}");
+                let all_succeeded = report.contains("status codes: 3000 2xx");
+                assert!(all_succeeded, "keepalive_requests {limit}, {load:?} {path}: {report}");
             }
         }
     }

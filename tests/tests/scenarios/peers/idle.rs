@@ -11,13 +11,13 @@ use super::loopback_address;
 const CONNECTIONS: usize = 10_000;
 /// Limit of a sidecar's memory per idle connection, in addition to the kernel's: 50 % above the measured 4.8
 /// KiB, most of it the state of a future request.
-const BYTES_PER_CONNECTION_MAX: u64 = 7 * 1024;
+const MAX_BYTES_PER_CONNECTION: u64 = 7 * 1024;
 
 #[test]
 fn ten_thousand_idle_connections_cost_little_and_still_work() {
     let limit = getrlimit(Resource::Nofile);
-    let enough = limit.maximum.is_none_or(|files| files > CONNECTIONS as u64 + 1000);
-    assert!(enough, "this test needs 11,000 open files: raise the hard limit (ulimit -Hn)");
+    let is_sufficient = limit.maximum.is_none_or(|files| files > CONNECTIONS as u64 + 1000);
+    assert!(is_sufficient, "this test needs 11,000 open files: raise the hard limit (ulimit -Hn)");
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let application = TestApplication::start_echo();
     let listener = free_port();
@@ -28,27 +28,28 @@ fn ten_thousand_idle_connections_cost_little_and_still_work() {
     ];
     let mesh = TestMesh::up(&manifests.concat());
     let (user, web) = (mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1"));
-    let mut warm: Vec<TestConnection> = (0..50).map(|_| used_connection(listener)).collect();
+    let mut warm_connections: Vec<TestConnection> =
+        (0..50).map(|_| used_connection(listener)).collect();
     let before = (user.private_kib(), web.private_kib());
 
     let mut idle: Vec<TestConnection> =
         (0..CONNECTIONS).map(|_| used_connection(listener)).collect();
     let after = (user.private_kib(), web.private_kib());
     let bytes = (after.0.saturating_sub(before.0)) * 1024 / CONNECTIONS as u64;
-    let grown = after.1.saturating_sub(before.1);
+    let growth = after.1.saturating_sub(before.1);
     eprintln!("the client's sidecar: {} → {} KiB, {bytes} bytes per connection", before.0, after.0);
     eprintln!("the server's sidecar: {} → {} KiB", before.1, after.1);
-    assert!(bytes <= BYTES_PER_CONNECTION_MAX, "{bytes} bytes per idle connection");
-    assert!(grown < 1024, "links are shared: the server's sidecar grew by {grown} KiB");
+    assert!(bytes <= MAX_BYTES_PER_CONNECTION, "{bytes} bytes per idle connection");
+    assert!(growth < 1024, "links are shared: the server's sidecar grew by {growth} KiB");
 
     // All connections are open, and a sample of them still works.
-    let all = (CONNECTIONS + warm.len()).to_string();
+    let count = (CONNECTIONS + warm_connections.len()).to_string();
     let open = mesh.get_json("connections").to_string();
-    assert!(open.contains(&format!("\"open\":{all}")), "{all} connections are open");
-    for connection in idle.iter_mut().step_by(20).chain(&mut warm) {
+    assert!(open.contains(&format!("\"open\":{count}")), "{count} connections are open");
+    for connection in idle.iter_mut().step_by(20).chain(&mut warm_connections) {
         assert_eq!(connection.get("/again").unwrap().body, b"GET /again ");
     }
-    drop((idle, warm));
+    drop((idle, warm_connections));
     eventually("the sidecar lets them go", Duration::from_secs(10), || {
         mesh.get_json("connections").to_string().contains("\"open\":0").then_some(())
     });

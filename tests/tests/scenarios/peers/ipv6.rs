@@ -1,4 +1,4 @@
-//! IPv6 for every configurable address: control plane, listeners, links, applications, admin pages.
+//! IPv6 for every configurable address: control plane, listeners, links, applications, admin endpoints.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn download_status(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_mesh_may_speak_ipv6_alone() {
+fn a_mesh_works_with_ipv6_only() {
     let (application, listener) =
         (StreamingApplication::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
     let manifests = mesh_manifests("deny", application.port(), listener);
@@ -47,23 +47,23 @@ fn a_mesh_may_speak_ipv6_alone() {
         user.page.full_configuration()["open_listeners"]["http-proxy"].as_str().unwrap().to_owned();
     assert!(proxy.starts_with("[::1]:"), "{proxy}");
     let proxy = format!("http://{proxy}");
-    for how in ["--compressed", "--proxytunnel"] {
-        let answer = download_status(&[how, "--proxy", &proxy, "http://web.shop:9080/1000"]);
-        assert_eq!(answer, "200 1000", "{how}");
+    for option in ["--compressed", "--proxytunnel"] {
+        let result = download_status(&[option, "--proxy", &proxy, "http://web.shop:9080/1000"]);
+        assert_eq!(result, "200 1000", "{option}");
     }
     let proxies = control.get_json("proxies").to_string();
     assert!(proxies.contains("[::1]:") && !proxies.contains("127.0.0.1"), "{proxies}");
 }
 
 #[test]
-fn either_version_leads_to_the_other() {
+fn clients_of_either_ip_version_reach_an_ipv6_server() {
     let (application, listener) =
         (StreamingApplication::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
-    let other = free_port();
+    let ipv4_listener = free_port();
     let mut manifests = mesh_manifests("allow", application.port(), listener);
-    manifests.push_str(&client_manifest("visitor", &[], &[("web.shop", other)]));
+    manifests.push_str(&client_manifest("visitor", &[], &[("web.shop", ipv4_listener)]));
     let _mesh = TestMesh::up(&manifests);
-    for listener in [format!("[::1]:{listener}"), format!("127.0.0.1:{other}")] {
+    for listener in [format!("[::1]:{listener}"), format!("127.0.0.1:{ipv4_listener}")] {
         let url = format!("http://{listener}/1000");
         eventually("the listener is open", Duration::from_secs(20), || {
             download_status(&[&url]).starts_with("200").then_some(())

@@ -4,7 +4,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
-use leno_tests::{TestAnswer, TestApplication, TestMesh, free_port, python_program, script_path};
+use leno_tests::{
+    ApplicationReply, TestApplication, TestMesh, free_port, python_program, script_path,
+};
 
 use super::{
     MODES, assert_closed, bounded_command, incompressible_bytes, loopback_address, run_curl,
@@ -16,22 +18,22 @@ const REQUESTS: usize = 50;
 /// Runs a client as a workload in either mode, and waits for its result line.
 fn check_client(name: &str, command: &[&str]) {
     for mode in MODES {
-        check_in(mode, name, command);
+        check_client_in_mode(mode, name, command);
     }
 }
 
-fn check_in(mode: &str, name: &str, command: &[&str]) {
+fn check_client_in_mode(mode: &str, name: &str, command: &[&str]) {
     // A proxy must not forward hop-by-hop headers (RFC 9110 §7.6.1).
     let application = TestApplication::start(|request| {
         if request.first_header("upgrade").or(request.first_header("http2-settings")).is_some() {
-            return TestAnswer::Bytes(
+            return ApplicationReply::Bytes(
                 b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".into(),
             );
         }
         let (method, target) = request.method_and_target();
         let mut body = format!("{method} {target} ").into_bytes();
         body.extend_from_slice(&request.body);
-        TestAnswer::ok(body)
+        ApplicationReply::ok(body)
     });
     let requests = REQUESTS.to_string();
     let command = [command, &["http://echo.shop:9080", &requests]].concat();
@@ -43,8 +45,8 @@ fn check_in(mode: &str, name: &str, command: &[&str]) {
     ];
     let mesh = TestMesh::up(&manifests.concat());
     let line = mesh.up.wait_for_line(&format!("{name} client: "), Duration::from_secs(60));
-    let all = format!("{0} of {0} as expected", 2 * REQUESTS);
-    assert!(line.contains(&all), "{line}\n{}", mesh.up.printed_output());
+    let expected = format!("{0} of {0} as expected", 2 * REQUESTS);
+    assert!(line.contains(&expected), "{line}\n{}", mesh.up.printed_output());
     let proxy = format!("http://{}", mesh.sidecar("shop/user-1").proxy);
     let code =
         ["-x", &proxy, "-o", "/dev/null", "-w", "%{http_code}", "http://echo.shop:9080/closed"];
@@ -66,7 +68,7 @@ fn a_client_with_httpx_finds_services_through_its_proxy_settings() {
 
 #[test]
 fn a_client_with_httpx_reads_the_files_of_pythons_own_server() {
-    const ASK: &str = "import hashlib, httpx, sys
+    const CLIENT_SCRIPT: &str = "import hashlib, httpx, sys
 for name in sys.argv[2:]:
     answer = httpx.get(sys.argv[1] + name)
     print(answer.status_code, hashlib.sha256(answer.content).hexdigest())";
@@ -88,14 +90,17 @@ for name in sys.argv[2:]:
         wait_until_responding(loopback_address(listener));
         assert_closed(mode, loopback_address(listener), "/closed");
         let url = format!("http://127.0.0.1:{listener}");
-        let mut ask = bounded_command(python_program());
-        let output = ask.args(["-c", ASK, &url, "/large", "/absent", "/large"]).output().unwrap();
+        let mut client = bounded_command(python_program());
+        let output = client
+            .args(["-c", CLIENT_SCRIPT, &url, "/large", "/absent", "/large"])
+            .output()
+            .unwrap();
         let output = String::from_utf8_lossy(&output.stdout).into_owned();
         let sum = Command::new("sha256sum").arg(path.join("large")).output().unwrap();
         let sum = String::from_utf8_lossy(&sum.stdout).into_owned();
-        let whole = format!("200 {}", sum.split(' ').next().unwrap());
+        let complete = format!("200 {}", sum.split(' ').next().unwrap());
         let lines: Vec<_> = output.lines().collect();
-        assert!(lines[0] == whole && lines[2] == whole, "5 MiB arrive as they were: {output}");
+        assert!(lines[0] == complete && lines[2] == complete, "5 MiB arrive unchanged: {output}");
         assert!(lines[1].starts_with("404 "), "{output}");
     }
 }

@@ -98,7 +98,7 @@ impl LongLivedStream {
     }
 
     /// Opens another stream.
-    fn opens_again(&mut self) {
+    fn open_another_stream(&mut self) {
         assert_eq!(self.client.send_line(&self.open), "open");
         self.exchange_messages();
     }
@@ -111,18 +111,18 @@ fn outlives_rules(kind: StreamProtocol) {
     let mesh = TestMesh::up(&kind.chat_manifests(port, listener, &kind.server_command(port)));
     let mut stream = kind.open_stream(listener);
     let user = mesh.sidecar("shop/user-1").pid;
-    let turns = |path: &str, reason: &str| {
-        let look = || {
+    let wait_for_rejection = |path: &str, reason: &str| {
+        let poll = || {
             get(loopback_address(listener), path)
                 .ok()
                 .filter(|r| r.rejection_reason() == Some(reason))
         };
-        eventually(&format!("{path} is answered {reason}"), MAX_WAIT, look);
+        eventually(&format!("{path} gets {reason}"), MAX_WAIT, poll);
     };
-    let other_place = "{matches: [{path: {type: Exact, value: /another}}], \
+    let other_route = "{matches: [{path: {type: Exact, value: /another}}], \
                      timeouts: {request: 1s}, backendRefs: [{name: chat, port: 9080}]}";
-    mesh.write("route.yaml", &route_manifest("chat", &[other_place]));
-    turns(kind.script_path(), "no-route");
+    mesh.write("route.yaml", &route_manifest("chat", &[other_route]));
+    wait_for_rejection(kind.script_path(), "no-route");
     stream.exchange_messages();
     mesh.remove("route.yaml");
     let manifests = std::fs::read_to_string(mesh.manifest_file("mesh.yaml")).unwrap();
@@ -130,10 +130,10 @@ fn outlives_rules(kind: StreamProtocol) {
         .replace("defaultPolicy: allow", "defaultPolicy: deny")
         .replace("labels: {app: user}", "labels: {app: user, edited: \"yes\"}");
     mesh.write("mesh.yaml", &edited);
-    turns("/another", "no-policy-route");
+    wait_for_rejection("/another", "no-policy-route");
     stream.exchange_messages();
     assert_eq!(mesh.sidecar("shop/user-1").pid, user, "the sidecar was not replaced");
-    stream.opens_again();
+    stream.open_another_stream();
 }
 
 /// Certificates live for ten seconds, and the stream continues when all initial ones have expired.
@@ -142,8 +142,8 @@ fn outlives_certificates(kind: StreamProtocol) {
     let manifests = kind.chat_manifests(port, listener, &kind.server_command(port));
     let mesh = TestMesh::up_with(&manifests, &["--certificate-lifetime", "10s"]);
     let mut stream = kind.open_stream(listener);
-    let began = certificate_expiries(&mesh);
-    let last = began.iter().copied().max().unwrap();
+    let initial = certificate_expiries(&mesh);
+    let last = initial.iter().copied().max().unwrap();
     eventually("all certificates of the beginning have ended", Duration::from_secs(60), || {
         assert_eq!(stream.client.send_line("echo 1000"), "echoed 1000");
         let now = certificate_expiries(&mesh);
@@ -152,11 +152,11 @@ fn outlives_certificates(kind: StreamProtocol) {
         now.iter().all(|end| *end >= last + 10).then_some(())
     });
     stream.exchange_messages();
-    stream.opens_again();
+    stream.open_another_stream();
 }
 
 /// Stops either sidecar: new streams are rejected, the open stream continues and ends with the drain.
-fn goes_on_while_a_sidecar_drains(kind: StreamProtocol) {
+fn continues_while_a_sidecar_drains(kind: StreamProtocol) {
     let (port, listener) = (free_port(), free_port());
     let run = kind.server_command(port);
     let _server = TestProgram::start("the server", Command::new(&run[0]).args(&run[1..]));
@@ -165,17 +165,18 @@ fn goes_on_while_a_sidecar_drains(kind: StreamProtocol) {
     let mut chat = SidecarProgram::join(&control, "shop/chat-1", &drain);
     let mut user = SidecarProgram::join(&control, "shop/user-1", &drain);
     let inbound = chat.page.inbound_listener(port);
-    for (stopped, listener_kind) in [(&mut user, loopback_address(listener)), (&mut chat, inbound)]
+    for (stopped, listener_address) in
+        [(&mut user, loopback_address(listener)), (&mut chat, inbound)]
     {
         let mut stream = kind.open_stream(listener);
-        let output = Instant::now();
+        let stopped_at = Instant::now();
         stopped.program.send_signal(Signal::TERM);
-        let refused = || TcpStream::connect(listener_kind).err();
+        let refused = || TcpStream::connect(listener_address).err();
         eventually("a draining sidecar takes no connection", MAX_WAIT, refused);
         stream.exchange_messages();
         assert_eq!(stream.client.send_line("ended"), "ended");
-        let after = output.elapsed();
-        assert!(after >= DRAIN, "it ended after {after:?}, before its time was over");
+        let elapsed = stopped_at.elapsed();
+        assert!(elapsed >= DRAIN, "it ended after {elapsed:?}, before its time was over");
         assert_eq!(stopped.program.wait_for_exit(MAX_WAIT).code(), Some(0));
         stopped.start_again();
     }
@@ -183,48 +184,48 @@ fn goes_on_while_a_sidecar_drains(kind: StreamProtocol) {
 }
 
 #[test]
-fn a_websocket_outlives_the_rules_that_it_began_under() {
+fn a_websocket_outlives_the_rules_in_force_at_its_start() {
     outlives_rules(StreamProtocol::WebSocket);
 }
 
 #[test]
-fn a_websocket_over_http2_outlives_the_rules_that_it_began_under() {
+fn a_websocket_over_http2_outlives_the_rules_in_force_at_its_start() {
     outlives_rules(StreamProtocol::WebSocketOverHttp2);
 }
 
 #[test]
-fn a_call_of_grpc_outlives_the_rules_that_it_began_under() {
+fn a_grpc_stream_outlives_the_rules_in_force_at_its_start() {
     outlives_rules(StreamProtocol::Grpc);
 }
 
 #[test]
-fn a_websocket_outlives_the_certificates_it_began_with() {
+fn a_websocket_outlives_its_initial_certificates() {
     outlives_certificates(StreamProtocol::WebSocket);
 }
 
 #[test]
-fn a_websocket_over_http2_outlives_the_certificates_it_began_with() {
+fn a_websocket_over_http2_outlives_its_initial_certificates() {
     outlives_certificates(StreamProtocol::WebSocketOverHttp2);
 }
 
 #[test]
-fn a_call_of_grpc_outlives_the_certificates_it_began_with() {
+fn a_grpc_stream_outlives_its_initial_certificates() {
     outlives_certificates(StreamProtocol::Grpc);
 }
 
 #[test]
-fn a_websocket_goes_on_while_a_sidecar_drains() {
-    goes_on_while_a_sidecar_drains(StreamProtocol::WebSocket);
+fn a_websocket_continues_while_a_sidecar_drains() {
+    continues_while_a_sidecar_drains(StreamProtocol::WebSocket);
 }
 
 #[test]
-fn a_websocket_over_http2_goes_on_while_a_sidecar_drains() {
-    goes_on_while_a_sidecar_drains(StreamProtocol::WebSocketOverHttp2);
+fn a_websocket_over_http2_continues_while_a_sidecar_drains() {
+    continues_while_a_sidecar_drains(StreamProtocol::WebSocketOverHttp2);
 }
 
 #[test]
-fn a_call_of_grpc_goes_on_while_a_sidecar_drains() {
-    goes_on_while_a_sidecar_drains(StreamProtocol::Grpc);
+fn a_grpc_stream_continues_while_a_sidecar_drains() {
+    continues_while_a_sidecar_drains(StreamProtocol::Grpc);
 }
 
 /// Returns the expiry times of the certificates known to the control plane.

@@ -13,19 +13,19 @@ use socket2::{Domain, SockRef, Socket, Type};
 use super::loopback_address;
 
 /// Limit of the increase of a sidecar's private memory by a body in transit, whatever its length.
-const BODY_KIB_MAX: u64 = 1024;
+const MAX_BODY_KIB: u64 = 1024;
 /// Limits of memory per stalled reader, for its own sidecar and the server's. See `docs/link.md`.
-const READER_KIB_MAX: [u64; 2] = [256, 96];
+const MAX_READER_KIB: [u64; 2] = [256, 96];
 const READERS: usize = 1000;
 /// The same limits per HTTP/2 stream. See `docs/http2.md`.
-const STREAM_KIB_MAX: [u64; 2] = [256, 96];
+const MAX_STREAM_KIB: [u64; 2] = [256, 96];
 /// The streams per connection, and the length of a response on each.
 const STREAMS: usize = 100;
 const STREAM_BYTES: u64 = 1024 * 1024;
 /// The END_STREAM flag of a frame (RFC 9113 §6).
 const END_STREAM: u8 = 1;
-/// Far more than the kernel buffers of a response that is not read.
-const ANSWER_BYTES: u64 = 4 * 1024 * 1024;
+/// The length of a response, far more than the kernel buffers of an unread response.
+const RESPONSE_BYTES: u64 = 4 * 1024 * 1024;
 const GIB: u64 = 1024 * 1024 * 1024;
 
 /// Two sidecars, and an application that streams.
@@ -70,43 +70,43 @@ impl SidecarPair {
 
     /// Waits until the application cannot send any more bytes.
     fn wait_until_idle(&self) {
-        let mut looks = (0, 0);
-        eventually("nothing moves any more", Duration::from_secs(300), || {
+        let mut last_sent = (0, 0);
+        eventually("no more bytes are sent", Duration::from_secs(300), || {
             // Reading the memory of two processes takes milliseconds.
-            let (given, _) = (self.application.sent_bytes(), self.private_kib());
-            looks = if given == looks.0 { (given, looks.1 + 1) } else { (given, 0) };
-            (looks.1 >= 100).then_some(())
+            let (sent, _) = (self.application.sent_bytes(), self.private_kib());
+            last_sent = if sent == last_sent.0 { (sent, last_sent.1 + 1) } else { (sent, 0) };
+            (last_sent.1 >= 100).then_some(())
         });
     }
 
     /// Opens a thousand stalled responses, and then a thousand more: each costs a sidecar at most this number
     /// of KiB, and those read later are complete.
-    fn holds_for(
+    fn assert_reader_memory(
         &self,
         connect: impl Fn() -> Vec<TcpStream>,
         peak: [u64; 2],
-        read_on: impl Fn(&mut [TcpStream]),
+        read_further: impl Fn(&mut [TcpStream]),
     ) {
         let before = self.private_kib();
         let in_flight = |sidecar: &RunningSidecar| sidecar.sum_metrics("leno_requests_in_flight");
         for round in ["first", "next"] {
             let mut readers = connect();
-            eventually("all are under way", Duration::from_secs(300), || {
-                let all = |sidecar: &RunningSidecar| in_flight(sidecar) >= READERS as f64;
-                self.sidecars.iter().all(all).then_some(())
+            eventually("all requests are in flight", Duration::from_secs(300), || {
+                let all_in_flight = |sidecar: &RunningSidecar| in_flight(sidecar) >= READERS as f64;
+                self.sidecars.iter().all(all_in_flight).then_some(())
             });
             self.wait_until_idle();
             let after = self.private_kib();
             eprintln!("the {round} {READERS} readers: {before:?} → {after:?} KiB");
             for ((before, after), peak) in before.iter().zip(after).zip(peak) {
-                let each = after.saturating_sub(*before) / READERS as u64;
-                assert!(each <= peak, "{each} KiB for each reader");
+                let kib_per_reader = after.saturating_sub(*before) / READERS as u64;
+                assert!(kib_per_reader <= peak, "{kib_per_reader} KiB for each reader");
             }
             // Other clients are served meanwhile, and resumed readers receive the complete response.
             self.download_body(1024 * 1024);
-            read_on(&mut readers);
+            read_further(&mut readers);
             drop(readers);
-            eventually("nobody is waited for", Duration::from_secs(20), || {
+            eventually("no request is in flight", Duration::from_secs(20), || {
                 self.sidecars.iter().all(|sidecar| in_flight(sidecar) == 0.0).then_some(())
             });
         }
@@ -126,10 +126,10 @@ impl SidecarPair {
         write!(tcp, "POST / HTTP/1.1\r\nhost: web\r\ncontent-length: {length}\r\n\r\n").unwrap();
         let mut peak = PeakMemory::for_pair(self);
         write_body(&mut tcp, length, |bytes| peak.add_bytes(bytes)).unwrap();
-        let mut answer = [0; 1024];
-        let read = tcp.read(&mut answer).unwrap();
-        let answer = String::from_utf8_lossy(&answer[..read]);
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let mut response = [0; 1024];
+        let read = tcp.read(&mut response).unwrap();
+        let response = String::from_utf8_lossy(&response[..read]);
+        assert!(response.starts_with("HTTP/1.1 200"), "{response}");
         peak.kib
     }
 }
@@ -137,21 +137,21 @@ impl SidecarPair {
 /// The peak memory of periodic samples.
 struct PeakMemory<'a> {
     pair: &'a SidecarPair,
-    since: u64,
+    bytes_since_sample: u64,
     kib: [u64; 2],
 }
 
 impl<'a> PeakMemory<'a> {
     fn for_pair(pair: &'a SidecarPair) -> Self {
-        Self { pair, since: 0, kib: pair.private_kib() }
+        Self { pair, bytes_since_sample: 0, kib: pair.private_kib() }
     }
 
     fn add_bytes(&mut self, bytes: u64) {
-        self.since += bytes;
-        if self.since >= 64 * 1024 * 1024 {
-            self.since = 0;
-            let now = self.pair.private_kib();
-            self.kib = [self.kib[0].max(now[0]), self.kib[1].max(now[1])];
+        self.bytes_since_sample += bytes;
+        if self.bytes_since_sample >= 64 * 1024 * 1024 {
+            self.bytes_since_sample = 0;
+            let current = self.pair.private_kib();
+            self.kib = [self.kib[0].max(current[0]), self.kib[1].max(current[1])];
         }
     }
 }
@@ -180,7 +180,7 @@ fn narrow_connection(address: SocketAddr) -> TcpStream {
 
 /// Returns a client that has read only the head of its response.
 fn stalled_reader(address: SocketAddr) -> TcpStream {
-    request_body(narrow_connection(address), ANSWER_BYTES)
+    request_body(narrow_connection(address), RESPONSE_BYTES)
 }
 
 /// Returns an HTTP/2 client that requests many responses at once with unlimited windows, and reads nothing.
@@ -236,20 +236,22 @@ fn read_many(tcp: &mut TcpStream) {
 fn assert_transfers(length: u64) {
     let pair = SidecarPair::start_http1(StreamingApplication::start());
     let before = pair.private_kib();
-    for (way, peak) in [("down", pair.download_body(length)), ("up", pair.upload_body(length))] {
+    for (direction, peak) in
+        [("down", pair.download_body(length)), ("up", pair.upload_body(length))]
+    {
         let gib = length / GIB;
         eprintln!(
-            "{gib} GiB {way}: {before:?} → at most {peak:?} KiB (client's, server's sidecar)"
+            "{gib} GiB {direction}: {before:?} → at most {peak:?} KiB (client's, server's sidecar)"
         );
         for (before, peak) in before.iter().zip(peak) {
-            let grown = peak.saturating_sub(*before);
-            assert!(grown <= BODY_KIB_MAX, "{grown} KiB more for {gib} GiB {way}");
+            let growth = peak.saturating_sub(*before);
+            assert!(growth <= MAX_BODY_KIB, "{growth} KiB more for {gib} GiB {direction}");
         }
     }
 }
 
 #[test]
-fn a_long_body_costs_no_more_than_a_short_one() {
+fn a_long_body_needs_no_more_memory_than_a_short_one() {
     assert_transfers(GIB);
 }
 
@@ -260,25 +262,25 @@ fn ten_gibibytes_cost_no_more_than_a_short_body() {
 }
 
 #[test]
-fn a_thousand_readers_that_do_not_read_hold_a_bounded_part_of_their_answers() {
+fn memory_of_a_thousand_stalled_responses_is_bounded() {
     raise_limit();
     let pair = SidecarPair::start_http1(StreamingApplication::start_narrow());
     let connect = || (0..READERS).map(|_| stalled_reader(pair.listener)).collect::<Vec<_>>();
-    pair.holds_for(connect, READER_KIB_MAX, |readers| {
+    pair.assert_reader_memory(connect, MAX_READER_KIB, |readers| {
         for reader in readers.iter_mut().step_by(100) {
             SockRef::from(&*reader).set_recv_buffer_size(1024 * 1024).unwrap();
-            check_body(reader, ANSWER_BYTES, |_| {}).unwrap();
+            check_body(reader, RESPONSE_BYTES, |_| {}).unwrap();
         }
     });
 }
 
 #[test]
-fn a_thousand_streams_of_http2_that_nobody_reads_hold_a_bounded_part_of_their_answers() {
+fn memory_of_a_thousand_stalled_http2_streams_is_bounded() {
     raise_limit();
     let pair = SidecarPair::over_http2(StreamingApplication::start_narrow());
     let connections = READERS / STREAMS;
     let connect = || (0..connections).map(|_| reader_of_many(pair.listener)).collect::<Vec<_>>();
-    pair.holds_for(connect, STREAM_KIB_MAX, |readers| read_many(&mut readers[0]));
+    pair.assert_reader_memory(connect, MAX_STREAM_KIB, |readers| read_many(&mut readers[0]));
 }
 
 /// Raises the limit of open files: a thousand connections exceed the usual default.

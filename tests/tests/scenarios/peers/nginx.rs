@@ -67,14 +67,14 @@ impl Site {
 }
 
 #[test]
-fn nginx_serves_files_of_any_size_whole_and_in_parts() {
+fn nginx_serves_complete_files_and_ranges() {
     for mode in MODES {
         let site = start_site(mode);
         let (small, large) = (incompressible_bytes(1024), incompressible_bytes(5 * 1024 * 1024));
-        assert!(site.download_file("/small", &[]) == small, "1 KiB arrives as it was");
-        assert!(site.download_file("/large", &[]) == large, "5 MiB arrive as they were");
+        assert!(site.download_file("/small", &[]) == small, "1 KiB arrives unchanged");
+        assert!(site.download_file("/large", &[]) == large, "5 MiB arrive unchanged");
         let range = site.download_file("/large", &["-r", "1000000-1000999"]);
-        assert!(range == large[1_000_000..1_001_000], "a range arrives as it was");
+        assert!(range == large[1_000_000..1_001_000], "a range arrives unchanged");
         let head = run_curl(&["-I", &site.site_url("/large")]);
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         assert!(head.to_lowercase().contains("content-length: 5242880"), "{head}");
@@ -90,18 +90,21 @@ fn nginx_serves_files_of_any_size_whole_and_in_parts() {
 }
 
 #[test]
-fn chunks_compression_and_old_clients_are_carried_both_ways() {
+fn chunked_bodies_compression_and_http1_0_clients_work_both_ways() {
     for mode in MODES {
         let site = start_site(mode);
-        let listed = run_curl(&["-i", &site.site_url("/list/")]);
-        assert!(listed.to_lowercase().contains("transfer-encoding: chunked"), "{listed}");
-        assert!(listed.contains("<a href=\"one\">"), "{listed}");
+        let listing = run_curl(&["-i", &site.site_url("/list/")]);
+        assert!(listing.to_lowercase().contains("transfer-encoding: chunked"), "{listing}");
+        assert!(listing.contains("<a href=\"one\">"), "{listing}");
         let compressed = run_curl(&["-i", "--compressed", &site.site_url("/text")]);
         assert!(compressed.to_lowercase().contains("content-encoding: gzip"), "{compressed}");
         assert!(compressed.ends_with(&"all work and no play\n".repeat(1000)), "{compressed}");
-        let old = run_curl(&["-i", "--http1.0", &site.site_url("/list/")]);
-        assert!(!old.to_lowercase().contains("transfer-encoding"), "HTTP/1.0 has no chunks: {old}");
-        assert!(old.contains("<a href=\"one\">"), "{old}");
+        let http1_0 = run_curl(&["-i", "--http1.0", &site.site_url("/list/")]);
+        assert!(
+            !http1_0.to_lowercase().contains("transfer-encoding"),
+            "HTTP/1.0 has no chunks: {http1_0}"
+        );
+        assert!(http1_0.contains("<a href=\"one\">"), "{http1_0}");
         assert!(
             site.download_file("/large", &["--http1.0"]) == incompressible_bytes(5 * 1024 * 1024)
         );
@@ -123,11 +126,11 @@ fn chunks_compression_and_old_clients_are_carried_both_ways() {
 }
 
 #[test]
-fn uploads_arrive_whole_and_may_be_announced_first() {
+fn uploads_arrive_complete_with_and_without_expect_continue() {
     for mode in MODES {
         let site = start_site(mode);
-        let said = run_curl(&["--data-binary", "0123456789", &site.site_url("/fixed")]);
-        assert_eq!(said, "you sent POST 10\n");
+        let response = run_curl(&["--data-binary", "0123456789", &site.site_url("/fixed")]);
+        assert_eq!(response, "you sent POST 10\n");
         let large = site.nginx.served_file("large");
         let upload = |name: &str, arguments: &[&str]| {
             let url = site.site_url(&format!("/upload/{name}"));
@@ -137,20 +140,21 @@ fn uploads_arrive_whole_and_may_be_announced_first() {
                 .arg(url)
                 .output()
                 .unwrap();
-            let talk = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(talk.contains("< HTTP/1.1 201"), "{talk}");
-            let arrived = std::fs::read(site.nginx.served_file(&format!("upload/{name}"))).unwrap();
-            assert!(arrived == incompressible_bytes(5 * 1024 * 1024), "5 MiB arrive as they were");
-            talk
+            let log = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(log.contains("< HTTP/1.1 201"), "{log}");
+            let uploaded =
+                std::fs::read(site.nginx.served_file(&format!("upload/{name}"))).unwrap();
+            assert!(uploaded == incompressible_bytes(5 * 1024 * 1024), "5 MiB arrive unchanged");
+            log
         };
         upload("plain", &["-H", "Expect:"]);
-        let talk = upload("announced", &["-H", "Expect: 100-continue"]);
-        assert!(talk.contains("< HTTP/1.1 100"), "nginx's go-ahead came through: {talk}");
+        let log = upload("announced", &["-H", "Expect: 100-continue"]);
+        assert!(log.contains("< HTTP/1.1 100"), "the 100 response of nginx is forwarded: {log}");
     }
 }
 
 #[test]
-fn one_connection_carries_many_requests_and_wrk_sees_no_error() {
+fn connections_are_reused_and_pipelined_and_wrk_reports_no_error() {
     for mode in MODES {
         let site = start_site(mode);
         let mut connection = TestConnection::open(site.listener).unwrap();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    TestAnswer, TestApplication, TestConnection, TestMesh, TestProgram, eventually, free_port,
-    is_root,
+    ApplicationReply, TestApplication, TestConnection, TestMesh, TestProgram, eventually,
+    free_port, is_root,
 };
 use rustix::process::Signal;
 
@@ -18,7 +18,7 @@ const MARKER: &str = "8f3a-marker-that-nobody-may-read-c1d7";
 const REQUESTS: usize = 20;
 
 #[test]
-fn nothing_readable_travels_between_sidecars() {
+fn traffic_between_sidecars_is_encrypted() {
     if !is_root() {
         return eprintln!("skipped: capturing packets needs root");
     }
@@ -26,7 +26,7 @@ fn nothing_readable_travels_between_sidecars() {
         let text = format!("{MARKER} {}", String::from_utf8_lossy(&request.body)).repeat(100);
         let length = text.len();
         let head = format!("HTTP/1.1 200 OK\r\nx-m: {MARKER}\r\ncontent-length: {length}\r\n\r\n");
-        TestAnswer::Bytes((head + &text).into_bytes())
+        ApplicationReply::Bytes((head + &text).into_bytes())
     });
     let listener = free_port();
     let manifests = [
@@ -38,13 +38,13 @@ fn nothing_readable_travels_between_sidecars() {
     let inbound = mesh.sidecar("shop/web-1").inbound.expect("it has a port").port();
     let folder = tempfile::tempdir().unwrap();
     let between = PacketCapture::start(inbound, &folder.path().join("between"));
-    let behind = PacketCapture::start(application.port(), &folder.path().join("behind"));
+    let inside = PacketCapture::start(application.port(), &folder.path().join("inside"));
 
     let mut connection = TestConnection::open(loopback_address(listener)).unwrap();
-    for turn in 0..REQUESTS {
+    for index in 0..REQUESTS {
         let body = MARKER.repeat(100);
         let head = format!(
-            "POST /{MARKER}/{turn} HTTP/1.1\r\nhost: web\r\nx-m: {MARKER}\r\ncontent-length: {}\r\n\r\n",
+            "POST /{MARKER}/{index} HTTP/1.1\r\nhost: web\r\nx-m: {MARKER}\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         connection.send(head + &body).unwrap();
@@ -53,22 +53,23 @@ fn nothing_readable_travels_between_sidecars() {
     }
 
     // Packets that tcpdump has not read when it is stopped are lost.
-    eventually("both captures have it all", Duration::from_secs(60), || {
+    eventually("both captures are complete", Duration::from_secs(60), || {
         let last = format!("POST /{MARKER}/{} ", REQUESTS - 1);
-        let (between, behind) = (between.captured_payloads(), behind.captured_payloads());
-        let sealed = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
-        (sealed >= 2 * REQUESTS && contains(&behind, last.as_bytes())).then_some(())
+        let (between, inside) = (between.captured_payloads(), inside.captured_payloads());
+        let encrypted =
+            between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
+        (encrypted >= 2 * REQUESTS && contains(&inside, last.as_bytes())).then_some(())
     });
     // The first of these connections was opened after the start of the capture, which includes its handshake.
-    let (between, behind) = (between.stop_capture(), behind.stop_capture());
+    let (between, inside) = (between.stop_capture(), inside.stop_capture());
     let records = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
     eprintln!("{} packets between the sidecars, {records} of them TLS records", between.len());
     assert!(records >= 2 * REQUESTS, "each request and response is sealed: {records}");
-    assert!(!contains(&between, MARKER.as_bytes()), "the marker travels in the clear");
+    assert!(!contains(&between, MARKER.as_bytes()), "the marker is readable");
     for word in ["HTTP/1.1 200", "content-length", "POST /"] {
-        assert!(!contains(&between, word.as_bytes()), "`{word}` travels in the clear");
+        assert!(!contains(&between, word.as_bytes()), "`{word}` is readable");
     }
-    assert!(contains(&behind, MARKER.as_bytes()), "the capture itself sees what is readable");
+    assert!(contains(&inside, MARKER.as_bytes()), "the capture contains readable bytes");
 }
 
 /// A running tcpdump on loopback.
@@ -80,7 +81,7 @@ struct PacketCapture {
 impl PacketCapture {
     fn start(port: u16, file: &Path) -> Self {
         let mut command = Command::new("tcpdump");
-        // Runs as root to the end, to write into our private folder; unbuffered, and with enough capture buffer
+        // Runs as root to the end, to write into the private folder of the test; unbuffered, and with enough capture buffer
         // that its counters prove a complete capture.
         command.args(["-Z", "root", "-i", "lo", "--immediate-mode", "-U", "-B", "65536", "-w"]);
         command.arg(file).arg(format!("tcp port {port}"));
@@ -106,8 +107,8 @@ impl PacketCapture {
 
 /// True if the bytes occur, in one packet or across two.
 fn contains(packets: &[Vec<u8>], bytes: &[u8]) -> bool {
-    let all = packets.concat();
-    all.windows(bytes.len()).any(|window| window == bytes)
+    let joined = packets.concat();
+    joined.windows(bytes.len()).any(|window| window == bytes)
 }
 
 /// Parses the payloads of the TCP segments in a capture of Ethernet frames (libpcap format); the last packet
@@ -116,25 +117,27 @@ fn parse_payloads(file: &[u8]) -> Vec<Vec<u8>> {
     if file.len() < 24 {
         return Vec::new();
     }
-    let number = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
-    assert_eq!((number(0), number(20)), (0xA1B2_C3D4, 1), "Ethernet, in this machine's order");
-    let mut found = Vec::new();
-    let mut at = 24;
-    while at + 16 <= file.len() {
-        let length = number(at + 8);
-        if file.len() < at + 16 + length {
+    let read_u32 = |position: usize| {
+        u32::from_le_bytes(file[position..position + 4].try_into().unwrap()) as usize
+    };
+    assert_eq!((read_u32(0), read_u32(20)), (0xA1B2_C3D4, 1), "Ethernet, in this machine's order");
+    let mut payloads = Vec::new();
+    let mut position = 24;
+    while position + 16 <= file.len() {
+        let length = read_u32(position + 8);
+        if file.len() < position + 16 + length {
             break;
         }
-        let ip = &file[at + 16 + 14..at + 16 + length];
+        let ip = &file[position + 16 + 14..position + 16 + length];
         assert_eq!(ip[0] >> 4, 4, "IPv4");
         let tcp = &ip[usize::from(ip[0] & 15) * 4..usize::from(u16::from_be_bytes([ip[2], ip[3]]))];
         let payload = &tcp[usize::from(tcp[12] >> 4) * 4..];
         if !payload.is_empty() {
-            found.push(payload.to_vec());
+            payloads.push(payload.to_vec());
         }
-        at += 16 + length;
+        position += 16 + length;
     }
-    found
+    payloads
 }
 
 /// The start of a TLS record with application data (RFC 8446 §5.1).

@@ -7,7 +7,8 @@ use leno_tests::manifests::{
     client_manifest, mesh_config, route_manifest, server_manifest, service_manifest,
 };
 use leno_tests::{
-    Nginx, Response, TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port,
+    ApplicationReply, Nginx, Response, TestApplication, TestConnection, TestMesh, eventually,
+    free_port,
 };
 
 use super::{loopback_address, wait_until_responding};
@@ -35,7 +36,7 @@ fn start_shop() -> Shop {
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("index.html"), "python").unwrap();
     }
-    let silent = TestApplication::start(|_| TestAnswer::Silence);
+    let silent = TestApplication::start(|_| ApplicationReply::Silence);
     let [python, listener, to_python, to_nginx] = std::array::from_fn(|_| free_port());
     let port = python.to_string();
     let folder = files.path().to_str().unwrap();
@@ -64,12 +65,12 @@ fn start_shop() -> Shop {
 }
 
 impl Shop {
-    /// Replaces the routes of `web`, and waits until its response satisfies `settled`.
-    fn replace_routes(&self, rules: &[&str], settled: impl Fn(&Response) -> bool) {
+    /// Replaces the routes of `web`, and waits until its response satisfies `is_expected`.
+    fn replace_routes(&self, rules: &[&str], is_expected: impl Fn(&Response) -> bool) {
         self.mesh.write("route.yaml", &route_manifest("web", rules));
         let (_, after) = eventually("the new routes decide", Duration::from_secs(10), || {
             let response = self.send_request("GET", "/who/", "");
-            settled(&response).then_some(())
+            is_expected(&response).then_some(())
         });
         assert!(after < Duration::from_secs(1), "live in under a second, not in {after:?}");
     }
@@ -99,13 +100,13 @@ const TO_PYTHON: &str = "backendRefs: [{name: python, port: 9080}]";
 const TO_NGINX: &str = "backendRefs: [{name: nginx, port: 9080}]";
 
 #[test]
-fn weights_split_requests_between_services_and_may_change_at_any_time() {
+fn weights_split_requests_between_services_and_change_live() {
     const REQUESTS: usize = 500;
     let shop = start_shop();
     assert_eq!(
         shop.describe_response("GET", "/who/", ""),
         "503 no-endpoint",
-        "nothing of its own behind it"
+        "the service has no workload"
     );
     shop.replace_routes(&[TO_PYTHON], has_body("python"));
     let split = |python: u32, nginx: u32| {
@@ -118,9 +119,9 @@ fn weights_split_requests_between_services_and_may_change_at_any_time() {
     // Either backend may respond now; the first response of the other backend shows that the route is in force.
     shop.replace_routes(&[&split(90, 10)], has_body("python"));
     let mut connection = TestConnection::open(shop.listener).unwrap();
-    let answers: Vec<_> = (0..REQUESTS).map(|_| connection.get("/who/").unwrap()).collect();
-    assert!(answers.iter().all(|answer| answer.status == 200));
-    let nginx = answers.iter().filter(|answer| answer.body == b"nginx").count();
+    let responses: Vec<_> = (0..REQUESTS).map(|_| connection.get("/who/").unwrap()).collect();
+    assert!(responses.iter().all(|response| response.status == 200));
+    let nginx = responses.iter().filter(|response| response.body == b"nginx").count();
     eprintln!("{nginx} of {REQUESTS} went to the backend of weight 10");
     // Five standard deviations of a binomial distribution: wrong once in a million runs.
     let deviation = (REQUESTS as f64 * 0.9 * 0.1).sqrt() * 5.0;
@@ -133,7 +134,7 @@ fn weights_split_requests_between_services_and_may_change_at_any_time() {
 }
 
 #[test]
-fn paths_headers_and_methods_choose_the_most_specific_rule() {
+fn the_most_specific_rule_by_path_header_and_method_applies() {
     let shop = start_shop();
     let rules = [
         &format!("{{matches: [{{path: {{type: PathPrefix, value: /a}}}}], {TO_PYTHON}}}")[..],
@@ -170,9 +171,10 @@ fn paths_headers_and_methods_choose_the_most_specific_rule() {
         );
     }
     // The same rules with an inverted header match, applied live.
-    let turned: Vec<String> = rules.iter().map(|rule| rule.replace("jason", "mary")).collect();
-    let turned: Vec<&str> = turned.iter().map(String::as_str).collect();
-    shop.mesh.write("route.yaml", &route_manifest("web", &turned));
+    let changed_rules: Vec<String> =
+        rules.iter().map(|rule| rule.replace("jason", "mary")).collect();
+    let changed_rules: Vec<&str> = changed_rules.iter().map(String::as_str).collect();
+    shop.mesh.write("route.yaml", &route_manifest("web", &changed_rules));
     eventually("mary is sent to nginx", Duration::from_secs(1), || {
         (shop.describe_response("GET", "/who/", "end-user: mary\r\n") == "nginx").then_some(())
     });
@@ -180,22 +182,29 @@ fn paths_headers_and_methods_choose_the_most_specific_rule() {
 }
 
 #[test]
-fn a_request_that_takes_too_long_is_given_up_in_time() {
+fn a_slow_request_ends_with_request_timeout() {
     let shop = start_shop();
     let slow = "{matches: [{path: {value: /slow}}], timeouts: {request: 300ms}, \
                 backendRefs: [{name: silent, port: 9080}]}";
     shop.replace_routes(&[slow, &format!("{{{TO_PYTHON}}}")], has_body("python"));
     for _ in 0..3 {
-        let began = Instant::now();
+        let started = Instant::now();
         assert_eq!(shop.describe_response("GET", "/slow", ""), "504 request-timeout");
-        let took = began.elapsed();
-        assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(3), "{took:?}");
+        let elapsed = started.elapsed();
+        assert!(
+            elapsed >= Duration::from_millis(300) && elapsed < Duration::from_secs(3),
+            "{elapsed:?}"
+        );
     }
-    assert_eq!(shop.describe_response("GET", "/who/", ""), "python", "others are not held up");
+    assert_eq!(
+        shop.describe_response("GET", "/who/", ""),
+        "python",
+        "other requests are not delayed"
+    );
 }
 
 #[test]
-fn filters_change_what_an_unmodified_server_and_its_client_see() {
+fn filters_modify_requests_and_responses_of_an_unmodified_server() {
     let shop = start_shop();
     let rules = [
         "{matches: [{path: {value: /shown}}], backendRefs: [{name: nginx, port: 9080}], filters: [\
@@ -211,16 +220,16 @@ fn filters_change_what_an_unmodified_server_and_its_client_see() {
     let response = shop.send_request("GET", "/shown/a?b=c", "x-set: old\r\n");
     assert_eq!(response.body, b"/echo/a?b=c,inner.example,new", "{}", response.head);
     assert_eq!(response.first_header("x-secret"), None);
-    let untouched = shop.send_request("GET", "/echo/a", "x-set: old\r\n");
-    assert_eq!(untouched.body, b"/echo/a,web.shop,old", "{}", untouched.head);
-    assert_eq!(untouched.first_header("x-secret"), Some("1"));
-    let moved = shop.send_request("GET", "/moved?b=c", "");
-    assert_eq!(moved.status, 302);
-    assert_eq!(moved.first_header("location"), Some("https://b.example/moved?b=c"));
+    let unchanged = shop.send_request("GET", "/echo/a", "x-set: old\r\n");
+    assert_eq!(unchanged.body, b"/echo/a,web.shop,old", "{}", unchanged.head);
+    assert_eq!(unchanged.first_header("x-secret"), Some("1"));
+    let redirect = shop.send_request("GET", "/moved?b=c", "");
+    assert_eq!(redirect.status, 302);
+    assert_eq!(redirect.first_header("location"), Some("https://b.example/moved?b=c"));
 }
 
 #[test]
-fn a_rule_that_retries_gives_up_within_its_attempts() {
+fn a_rule_with_retries_stops_after_its_attempts() {
     let shop = start_shop();
     let retry = "retry: {codes: [503], attempts: 2, backoff: 10ms}";
     let slow = "{matches: [{path: {value: /slow}}], timeouts: {request: 5s, backendRequest: 200ms}, \
@@ -228,17 +237,20 @@ fn a_rule_that_retries_gives_up_within_its_attempts() {
     shop.replace_routes(&[slow, &format!("{{{TO_NGINX}, {retry}}}")], has_body("nginx"));
     let response = shop.send_request("GET", "/busy/", "");
     assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));
-    let began = Instant::now();
+    let started = Instant::now();
     assert_eq!(shop.describe_response("GET", "/slow", ""), "504 attempt-timeout");
-    let took = began.elapsed();
-    assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(4), "{took:?}");
+    let elapsed = started.elapsed();
+    assert!(
+        elapsed >= Duration::from_millis(400) && elapsed < Duration::from_secs(4),
+        "{elapsed:?}"
+    );
 }
 
 #[test]
-fn a_retry_of_osm_is_obeyed_as_it_stands_where_no_route_speaks_of_retries() {
+fn an_osm_retry_applies_where_no_route_configures_retries() {
     let shop = start_shop();
     shop.replace_routes(&[&format!("{{{TO_NGINX}}}")], has_body("nginx"));
-    let retry = |times: u8| {
+    let write_retry_policy = |times: u8| {
         let spec = format!(
             "{{source: {{kind: ServiceAccount, name: user, namespace: shop}}, \
              destinations: [{{kind: Service, name: web, namespace: shop}}], \
@@ -250,14 +262,14 @@ fn a_retry_of_osm_is_obeyed_as_it_stands_where_no_route_speaks_of_retries() {
         shop.mesh.write("retry.yaml", &format!("{head}\nspec: {spec}\n"));
     };
     let page = connected_sidecar(&shop.mesh, "shop/user-1");
-    let retried = || page.metric_value("leno_retries_total");
-    let before = retried();
-    retry(5);
+    let retries = || page.metric_value("leno_retries_total");
+    let before = retries();
+    write_retry_policy(5);
     // The first request under the new policy has all of its retries.
     let (after, _) = eventually("the policy decides", Duration::from_secs(10), || {
         let response = shop.send_request("GET", "/busy/", "");
         assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));
-        Some(retried()).filter(|now| *now > before)
+        Some(retries()).filter(|current| *current > before)
     });
     assert_eq!(after - before, 5.0);
     let matches = "leno_rule_matches_total{rule_kind=\"Retry\",rule_namespace=\"shop\",rule_name=\"user-to-web\",rule=\"\"}";

@@ -49,8 +49,8 @@ impl Site {
     /// Returns the name in the certificate of the server reached with this server name.
     fn reached_server(&self, options: &[&str]) -> Option<String> {
         let output = self.run_client(options);
-        let said = String::from_utf8_lossy(&output.stdout);
-        let subject = said.lines().find_map(|line| line.strip_prefix("subject=CN = "));
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let subject = stdout.lines().find_map(|line| line.strip_prefix("subject=CN = "));
         subject.map(str::to_owned)
     }
 
@@ -85,33 +85,33 @@ fn sessions_are_routed_by_server_name_and_others_are_closed() {
     for mode in MODES {
         let site = start_site(mode, ROUTE);
         site.mesh.write("policy.yaml", &allowed_tcp("user", "two"));
-        let named = |name| site.reached_server(&["-servername", name]);
+        let server_for = |name| site.reached_server(&["-servername", name]);
         eventually("a session reaches the second server", Duration::from_secs(20), || {
-            named("any.example.com").filter(|reached| reached == "two")
+            server_for("any.example.com").filter(|server| server == "two")
         });
         eventually("a session reaches the first server", Duration::from_secs(20), || {
-            named("one.example.com").filter(|reached| reached == "one")
+            server_for("one.example.com").filter(|server| server == "one")
         });
-        assert_eq!(named("ONE.example.COM").as_deref(), Some("one"));
-        assert_eq!(named("a.one.example.com").as_deref(), Some("two"));
+        assert_eq!(server_for("ONE.example.COM").as_deref(), Some("one"));
+        assert_eq!(server_for("a.one.example.com").as_deref(), Some("two"));
         // TLS 1.2 contains the server name as well.
         assert_eq!(
             site.reached_server(&["-tls1_2", "-servername", "x.example.com"]).as_deref(),
             Some("two")
         );
-        assert_eq!(named("example.org"), None);
+        assert_eq!(server_for("example.org"), None);
         assert_eq!(site.reached_server(&["-noservername"]), None);
         if mode == "deny" {
             // The route forwards to the second server, and no policy allows clients there any more.
             site.mesh.remove("policy.yaml");
             eventually("the second server is closed", Duration::from_secs(20), || {
-                named("any.example.com").is_none().then_some(())
+                server_for("any.example.com").is_none().then_some(())
             });
-            assert_eq!(named("one.example.com").as_deref(), Some("one"));
+            assert_eq!(server_for("one.example.com").as_deref(), Some("one"));
         }
         // Without routes, all sessions are forwarded to the service's own endpoints.
         site.mesh.remove("route.yaml");
-        eventually("any session passes", Duration::from_secs(20), || named("example.org"));
-        assert_eq!(named("example.org").as_deref(), Some("one"));
+        eventually("any session passes", Duration::from_secs(20), || server_for("example.org"));
+        assert_eq!(server_for("example.org").as_deref(), Some("one"));
     }
 }

@@ -12,21 +12,21 @@ use super::{MODES, run_curl};
 /// A Python WebSocket server behind one sidecar, and a client with another.
 struct Chat {
     mesh: TestMesh,
-    entry: u16,
+    listener: u16,
     client: LineClient,
 }
 
-fn start_chat(mode: &str, speaker: LineClient) -> Chat {
-    let (port, entry) = (free_port(), free_port());
+fn start_chat(mode: &str, client: LineClient) -> Chat {
+    let (port, listener) = (free_port(), free_port());
     let run = [python_program(), &script_path("websocket_server.py"), &port.to_string()];
     let manifests = [
         mesh_config(mode),
         server_manifest("chat", port, &run),
-        client_manifest("user", &[], &[("chat.shop", entry)]),
+        client_manifest("user", &[], &[("chat.shop", listener)]),
         allowed_http("user", "chat", "/(room|greeted)"),
     ];
     let mesh = TestMesh::up(&manifests.concat());
-    let mut chat = Chat { mesh, entry, client: speaker };
+    let mut chat = Chat { mesh, listener, client };
     eventually("the server listens", MAX_WAIT, || {
         (chat.open_client("/room") == "open").then_some(())
     });
@@ -48,8 +48,8 @@ fn node_client() -> LineClient {
 
 impl Chat {
     fn open_client(&mut self, path: &str) -> String {
-        let entry = self.entry;
-        self.client.send_line(&format!("open ws://127.0.0.1:{entry}{path}"))
+        let listener = self.listener;
+        self.client.send_line(&format!("open ws://127.0.0.1:{listener}{path}"))
     }
 
     /// Sends messages of many sizes, as bytes and as text, and pings from both sides.
@@ -67,7 +67,7 @@ impl Chat {
 }
 
 #[test]
-fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
+fn messages_pings_and_closes_work_both_ways_in_either_mode() {
     for mode in MODES {
         for client in [python_client(), node_client()] {
             let mut chat = start_chat(mode, client);
@@ -81,8 +81,8 @@ fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
             assert_eq!(chat.client.send_line("be-closed 4002 go home"), "closed 4002 go home");
             chat.mesh.up.wait_for_line("websocket ended: 4002 go home", MAX_WAIT);
             // With `defaultPolicy: deny` the policy allows only two paths.
-            let other = if mode == "deny" { "refused 404" } else { "open" };
-            assert_eq!(chat.open_client("/another"), other);
+            let expected = if mode == "deny" { "refused 404" } else { "open" };
+            assert_eq!(chat.open_client("/another"), expected);
         }
     }
 }
@@ -91,25 +91,28 @@ fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
 fn curl_receives_the_first_message_of_a_server() {
     for mode in MODES {
         let chat = start_chat(mode, python_client());
-        let url = |path: &str| format!("http://127.0.0.1:{}{path}", chat.entry);
+        let url = |path: &str| format!("http://127.0.0.1:{}{path}", chat.listener);
         let offer = ["connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13"];
         let key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
-        let mut ask = vec!["-i", "-N", "--http1.1", "-H", key];
-        offer.iter().for_each(|field| ask.extend(["-H", field]));
-        let heard = run_curl(&[&ask[..], &[&url("/greeted")]].concat());
-        assert!(heard.starts_with("HTTP/1.1 101 "), "{mode}: {heard}");
+        let mut request_arguments = vec!["-i", "-N", "--http1.1", "-H", key];
+        offer.iter().for_each(|field| request_arguments.extend(["-H", field]));
+        let response = run_curl(&[&request_arguments[..], &[&url("/greeted")]].concat());
+        assert!(response.starts_with("HTTP/1.1 101 "), "{mode}: {response}");
         // The key and the accept value of RFC 6455 §4.2.2.
-        assert!(heard.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{mode}: {heard}");
-        assert!(heard.ends_with("\u{7}welcome"), "{mode}: {heard}");
+        assert!(response.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{mode}: {response}");
+        assert!(response.ends_with("\u{7}welcome"), "{mode}: {response}");
         let status = ["-o", "/dev/null", "-w", "%{http_code}"];
         if mode == "deny" {
-            assert_eq!(run_curl(&[&ask[1..], &status, &[&url("/another")]].concat()), "404");
+            assert_eq!(
+                run_curl(&[&request_arguments[1..], &status, &[&url("/another")]].concat()),
+                "404"
+            );
         }
     }
 }
 
 #[test]
-fn many_connections_share_the_way() {
+fn many_websockets_are_open_at_the_same_time() {
     const CONNECTIONS: usize = 100;
     let mut chat = start_chat("allow", python_client());
     for _ in 1..CONNECTIONS {
@@ -121,7 +124,7 @@ fn many_connections_share_the_way() {
 #[test]
 fn an_http2_client_reaches_an_http1_server() {
     for mode in MODES {
-        let (port, entry) = (free_port(), free_port());
+        let (port, listener) = (free_port(), free_port());
         let run = [python_program(), &script_path("websocket_server.py"), &port.to_string()];
         // The service uses HTTP/2 with its clients, the workload HTTP/1.1 with its sidecar.
         let server = server_manifest("chat", port, &run)
@@ -129,12 +132,12 @@ fn an_http2_client_reaches_an_http1_server() {
         let manifests = [
             mesh_config(mode),
             server,
-            client_manifest("user", &[], &[("chat.shop", entry)]),
+            client_manifest("user", &[], &[("chat.shop", listener)]),
             allowed_http("user", "chat", "/room"),
         ];
         let mesh = TestMesh::up(&manifests.concat());
         let mut client = LineClient::start("node", &[&script_path("websocket_http2.mjs")]);
-        let open = format!("open http://127.0.0.1:{entry}/room");
+        let open = format!("open http://127.0.0.1:{listener}/room");
         eventually("the server listens", MAX_WAIT, || {
             (client.send_line(&open) == "open").then_some(())
         });
@@ -144,19 +147,22 @@ fn an_http2_client_reaches_an_http1_server() {
         assert_eq!(client.send_line("text hällo"), "hällo");
         assert_eq!(client.send_line("close 4001 enough of it"), "closed 4001 enough of it");
         mesh.up.wait_for_line("websocket ended: 4001 enough of it", MAX_WAIT);
-        let other = if mode == "deny" { "refused 404" } else { "open" };
-        assert_eq!(client.send_line(&format!("open http://127.0.0.1:{entry}/another")), other);
+        let expected = if mode == "deny" { "refused 404" } else { "open" };
+        assert_eq!(
+            client.send_line(&format!("open http://127.0.0.1:{listener}/another")),
+            expected
+        );
     }
 }
 
 /// The application closes its sending direction first and continues to read.
 #[test]
-fn bytes_of_a_client_arrive_after_the_end_of_the_applications_direction() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (port, entry) = (listener.local_addr().unwrap().port(), free_port());
+fn client_bytes_arrive_after_the_application_ends_its_direction() {
+    let application_listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, listener) = (application_listener.local_addr().unwrap().port(), free_port());
     let application = std::thread::spawn(move || {
         // Port probes connect as well, and send no bytes.
-        for stream in listener.incoming() {
+        for stream in application_listener.incoming() {
             let mut stream = stream.unwrap();
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
@@ -179,21 +185,21 @@ fn bytes_of_a_client_arrive_after_the_end_of_the_applications_direction() {
     let manifests = [
         mesh_config("allow"),
         server_manifest("chat", port, &[]),
-        client_manifest("user", &[], &[("chat.shop", entry)]),
+        client_manifest("user", &[], &[("chat.shop", listener)]),
     ];
     let _mesh = TestMesh::up(&manifests.concat());
-    let mut stream = TcpStream::connect(("127.0.0.1", entry)).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", listener)).unwrap();
     stream.set_read_timeout(Some(MAX_WAIT)).unwrap();
     stream.write_all(UPGRADE).unwrap();
-    let mut heard = Vec::new();
-    stream.read_to_end(&mut heard).unwrap();
-    let heard = String::from_utf8_lossy(&heard);
-    assert!(heard.starts_with("HTTP/1.1 101 ") && heard.ends_with("hello"), "{heard}");
-    let late = vec![7; 1_000_000];
-    stream.write_all(&late).unwrap();
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).unwrap();
+    let response = String::from_utf8_lossy(&response);
+    assert!(response.starts_with("HTTP/1.1 101 ") && response.ends_with("hello"), "{response}");
+    let payload = vec![7; 1_000_000];
+    stream.write_all(&payload).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     let received = application.join().unwrap();
-    assert!(received == late, "{} bytes", received.len());
+    assert!(received == payload, "{} bytes", received.len());
 }
 
 const UPGRADE: &[u8] = b"GET /chat HTTP/1.1\r\nhost: chat.shop\r\nconnection: Upgrade\r\n\

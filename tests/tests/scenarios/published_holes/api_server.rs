@@ -7,14 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leno_tests::{
-    ReceivedRequest, TestAnswer, TestApplication, TestProgram, eventually, free_port, leno_command,
+    ApplicationReply, ReceivedRequest, TestApplication, TestProgram, eventually, free_port,
+    leno_command,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The control plane and its API server.
 pub(super) struct FakeApiServer {
-    kept: Arc<ServedObjects>,
+    served: Arc<ServedObjects>,
     control: TestProgram,
     webhook: u16,
     _server: TestApplication,
@@ -31,11 +32,11 @@ struct ServedObjects {
 impl FakeApiServer {
     /// Starts both, and waits until the webhook responds.
     pub(super) fn with_control_plane() -> Self {
-        let kept = Arc::new(ServedObjects::default());
+        let served = Arc::new(ServedObjects::default());
         let shop = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
-        kept.lock_objects().insert("/api/v1/namespaces/shop".to_owned(), shop);
-        let keeping = kept.clone();
-        let server = TestApplication::start(move |request| keeping.handle_request(request));
+        served.lock_objects().insert("/api/v1/namespaces/shop".to_owned(), shop);
+        let shared = served.clone();
+        let server = TestApplication::start(move |request| shared.handle_request(request));
         let folder = tempfile::tempdir().expect("a directory");
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -53,11 +54,12 @@ impl FakeApiServer {
             .arg(folder.path().join("data"));
         command.env("KUBECONFIG", file).env("POD_IP", "127.0.0.1").env("LENO_IMAGE", "leno:test");
         let control = TestProgram::start("leno control", &mut command);
-        let started = Self { kept, control, webhook, _server: server, _folder: folder };
+        let server_and_control =
+            Self { served, control, webhook, _server: server, _folder: folder };
         eventually("the webhook responds", MAX_WAIT, || {
-            (started.send_review("shop") == 200).then_some(())
+            (server_and_control.send_review("shop") == 200).then_some(())
         });
-        started
+        server_and_control
     }
 
     /// Returns the response status of a review for a Pod in this namespace.
@@ -97,7 +99,7 @@ impl FakeApiServer {
 
     /// Returns the paths of all requests to the API server so far.
     pub(super) fn received_paths(&self) -> Vec<String> {
-        self.kept.requests.lock().expect("no thread panicked").clone()
+        self.served.requests.lock().expect("no thread panicked").clone()
     }
 
     /// Returns the log of the control plane.
@@ -107,7 +109,7 @@ impl FakeApiServer {
 
     /// Returns the key of the authority as stored by the API server.
     pub(super) fn authority_key(&self) -> String {
-        let objects = self.kept.lock_objects();
+        let objects = self.served.lock_objects();
         let secret = objects.iter().find(|(path, _)| path.ends_with("/secrets/leno-authority"));
         let (_, secret) = secret.expect("the authority is a Secret");
         secret["data"]["ca.key"].as_str().expect("it has a key").to_owned()
@@ -119,12 +121,12 @@ impl ServedObjects {
         self.objects.lock().expect("no thread panicked")
     }
 
-    fn handle_request(&self, request: &ReceivedRequest) -> TestAnswer {
+    fn handle_request(&self, request: &ReceivedRequest) -> ApplicationReply {
         let (method, target) = request.method_and_target();
         self.requests.lock().expect("no thread panicked").push(target.to_owned());
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         if query.contains("watch=") {
-            return TestAnswer::Silence;
+            return ApplicationReply::Silence;
         }
         let body = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
         let (status, object) = self.respond_to(method, path, query, body);
@@ -133,7 +135,7 @@ impl ServedObjects {
             "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             text.len()
         );
-        TestAnswer::Bytes([head, text].concat().into_bytes())
+        ApplicationReply::Bytes([head, text].concat().into_bytes())
     }
 
     fn respond_to(&self, method: &str, path: &str, query: &str, mut body: Value) -> (u16, Value) {
@@ -157,11 +159,10 @@ impl ServedObjects {
             },
             "POST" | "PUT" | "PATCH" => {
                 let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-                let place =
-                    if method == "POST" { format!("{path}/{name}") } else { path.to_owned() };
+                let key = if method == "POST" { format!("{path}/{name}") } else { path.to_owned() };
                 body["metadata"]["resourceVersion"] = "1".into();
                 body["metadata"]["uid"] = "00000000-0000-0000-0000-000000000001".into();
-                objects.insert(place, body.clone());
+                objects.insert(key, body.clone());
                 (if method == "POST" { 201 } else { 200 }, body)
             }
             _ => (404, not_found()),

@@ -23,9 +23,9 @@ pub(super) fn listening_addresses(pid: u32) -> Vec<SocketAddr> {
         |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
     let lines = [table("tcp"), table("tcp6")].concat();
     let listening = lines.lines().filter_map(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let is_ours = *words.get(3)? == LISTEN && sockets.contains(*words.get(9)?);
-        is_ours.then(|| parse_address(words[1]))?
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let is_own = *columns.get(3)? == LISTEN && sockets.contains(*columns.get(9)?);
+        is_own.then(|| parse_address(columns[1]))?
     });
     listening.collect()
 }
@@ -49,29 +49,29 @@ pub(super) fn attack_responses(port: SocketAddr) -> Vec<(String, Response)> {
     let writes = WRITES.iter().flat_map(|path| {
         ["POST", "PUT", "PATCH", "DELETE"].map(|method| format!("{method} {path}"))
     });
-    let all = reads.chain(writes).map(|request| {
+    let responses = reads.chain(writes).map(|request| {
         let head = format!(
             "{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}"
         );
         Some((request, exchange_bytes(port, &head).ok()?))
     });
-    all.flatten().collect()
+    responses.flatten().collect()
 }
 
 /// Returns one line of the text of each private key in the files of a directory.
 pub(super) fn key_material(directory: &Path) -> Vec<String> {
-    let mut found = Vec::new();
-    let Ok(entries) = fs::read_dir(directory) else { return found };
+    let mut lines_of_keys = Vec::new();
+    let Ok(entries) = fs::read_dir(directory) else { return lines_of_keys };
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         if path.is_dir() {
-            found.extend(key_material(&path));
+            lines_of_keys.extend(key_material(&path));
         }
         let text = fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.lines().skip_while(|line| !line.contains("PRIVATE KEY"));
         // The first line is the same for all keys of one kind.
-        found.extend(lines.nth(2).map(str::to_owned));
+        lines_of_keys.extend(lines.nth(2).map(str::to_owned));
     }
-    found
+    lines_of_keys
 }
 
 /// Forwards the connections to one address to another, byte for byte.

@@ -18,18 +18,20 @@ fn export_settings(port: u16, protocol: &str) -> String {
 
 impl Shop {
     /// Waits until both sidecars have all export addresses.
-    fn waits_for_all(&self, port: u16) {
-        self.waits_for_collector(port);
+    fn wait_for_export_addresses(&self, port: u16) {
+        self.wait_for_collector(port);
         for workload in WORKLOADS {
             let admin = self.mesh.sidecar(workload).admin;
-            eventually("a sidecar knows where metrics and lines go", MAX_WAIT, || {
-                let world = get_page(admin, "/config").ok()?;
-                let world: Value = serde_json::from_slice(&world.body).ok()?;
-                let is_there = |key: &str| {
-                    let collector = world[key]["collector"].as_str();
-                    collector.is_some_and(|it| it.contains(&format!(":{port}/")))
+            eventually("a sidecar has its export addresses", MAX_WAIT, || {
+                let config = get_page(admin, "/config").ok()?;
+                let config: Value = serde_json::from_slice(&config.body).ok()?;
+                let is_configured = |key: &str| {
+                    let collector = config[key]["collector"].as_str();
+                    collector.is_some_and(|collector_address| {
+                        collector_address.contains(&format!(":{port}/"))
+                    })
                 };
-                (is_there("metrics") && is_there("access_log")).then_some(())
+                (is_configured("metrics") && is_configured("access_log")).then_some(())
             });
         }
     }
@@ -49,24 +51,24 @@ fn read_page(admin: SocketAddr) -> BTreeMap<String, f64> {
     let series = lines.filter_map(|line| {
         let (series, value) = line.rsplit_once(' ')?;
         let (name, labels) = series.split_at(series.find('{').unwrap_or(series.len()));
-        let is_restless = RESTLESS.contains(&name);
+        let is_excluded = EXCLUDED_METRICS.contains(&name);
         let is_part = ["_seconds_bucket", "_seconds_sum"].iter().any(|part| name.ends_with(part));
         let name = match name.strip_suffix("_seconds_count") {
             Some(histogram) => format!("{histogram}_seconds"),
             None => name.to_owned(),
         };
-        let output = (strip_empty_labels(&format!("{name}{labels}")), value.parse().ok()?);
-        (!is_part && !is_restless).then_some(output)
+        let sample = (strip_empty_labels(&format!("{name}{labels}")), value.parse().ok()?);
+        (!is_part && !is_excluded).then_some(sample)
     });
     series.collect()
 }
 
 /// True if a collector has all values of a page.
 fn is_reported(page: &BTreeMap<String, f64>, points: &BTreeMap<String, CollectedPoint>) -> bool {
-    let is_there = |(series, value): (&String, &f64)| {
+    let has_value = |(series, value): (&String, &f64)| {
         points.get(series).is_some_and(|point| point.value == *value)
     };
-    page.iter().all(is_there)
+    page.iter().all(has_value)
 }
 
 /// Returns a series without empty labels.
@@ -79,37 +81,38 @@ fn strip_empty_labels(series: &str) -> String {
 
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
-fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
+fn a_collector_receives_the_metrics_of_sidecars_over_http_and_grpc() {
     let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&export_settings(collector.http, "http"));
-    shop.waits_for_tracing();
+    shop.wait_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
         shop.trace_to(&export_settings(port, protocol));
-        shop.waits_for_all(port);
+        shop.wait_for_export_addresses(port);
         shop.send_traced("/orders?token=hunter2", number, "01");
         shop.send_traced("/broken", number, "01");
         for workload in WORKLOADS {
-            let what = format!("{workload} has pushed what its page says, over {protocol}");
-            eventually(&what, MAX_WAIT, || {
+            let condition =
+                format!("{workload} has exported the metrics of its page over {protocol}");
+            eventually(&condition, MAX_WAIT, || {
                 let page = shop.sidecar_page(workload);
-                let output = is_reported(&page, &collector.points_now(workload));
-                (page.len() > 40 && output).then_some(())
+                let all_reported = is_reported(&page, &collector.points_now(workload));
+                (page.len() > 40 && all_reported).then_some(())
             });
         }
     }
     let points = collector.points_now("shop/web-1");
-    let find = |start: &str| {
-        let mut found = points.iter().filter(|(series, _)| series.starts_with(start));
-        found.next().map(|(_, point)| point).expect("a point")
+    let find_point = |start: &str| {
+        let mut matching = points.iter().filter(|(series, _)| series.starts_with(start));
+        matching.next().map(|(_, point)| point).expect("a point")
     };
     let requests =
-        find("leno_requests_total{direction=\"outbound\",destination_service=\"shop/stock\"");
+        find_point("leno_requests_total{direction=\"outbound\",destination_service=\"shop/stock\"");
     assert_eq!((requests.kind.as_str(), requests.unit.as_str()), ("Sum", ""));
-    assert_eq!(find("leno_links{").kind, "Gauge");
-    let durations = find("leno_request_duration_seconds{");
+    assert_eq!(find_point("leno_links{").kind, "Gauge");
+    let durations = find_point("leno_request_duration_seconds{");
     assert_eq!((durations.kind.as_str(), durations.unit.as_str()), ("Histogram", "s"));
     assert!(durations.text.contains(&format!("Trace ID: {TRACE}")), "{}", durations.text);
-    assert!(find("process_cpu_seconds_total").value > 0.0);
+    assert!(find_point("process_cpu_seconds_total").value > 0.0);
     for workload in WORKLOADS {
         let sidecar = shop.mesh.sidecar(workload);
         assert!(sidecar.sum_metrics("leno_metric_points_total{result=\"exported\"}") > 50.0);
@@ -119,35 +122,38 @@ fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
 
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
-fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
+fn a_collector_receives_access_log_records_over_http_and_grpc() {
     let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&export_settings(collector.http, "http"));
-    shop.waits_for_tracing();
+    shop.wait_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
         shop.trace_to(&export_settings(port, protocol));
-        shop.waits_for_all(port);
+        shop.wait_for_export_addresses(port);
         shop.send_traced("/orders?token=hunter2", number, "01");
         shop.send_traced("/broken", number, "01");
         let trace = format!("{TRACE}{number:02}");
-        let what = format!("both sidecars tell of both requests over {protocol}");
-        let (records, _) = eventually(&what, MAX_WAIT, || {
+        let condition = format!("both sidecars report both requests over {protocol}");
+        let (records, _) = eventually(&condition, MAX_WAIT, || {
             Some(collector.records_now(&trace)).filter(|records| records.len() >= 4)
         });
         for workload in WORKLOADS {
-            let of = |path: &str| {
+            let record_of = |path: &str| {
                 let path = format!("Str({path})");
-                let mut own = records.iter().filter(|record| record.workload == workload);
-                own.find(|it| it.attribute("path") == Some(&path)).expect("a record")
+                let mut records_of_workload =
+                    records.iter().filter(|record| record.workload == workload);
+                records_of_workload
+                    .find(|record| record.attribute("path") == Some(&path))
+                    .expect("a record")
             };
-            let (good, bad) = (of("/orders"), of("/broken"));
-            assert_eq!((good.severity.as_str(), bad.severity.as_str()), ("INFO", "ERROR"));
-            let line: Value = serde_json::from_str(&good.body).expect("a line of JSON");
+            let (succeeded, failed) = (record_of("/orders"), record_of("/broken"));
+            assert_eq!((succeeded.severity.as_str(), failed.severity.as_str()), ("INFO", "ERROR"));
+            let line: Value = serde_json::from_str(&succeeded.body).expect("a line of JSON");
             assert_eq!(line["trace_id"], trace.as_str());
-            assert_eq!(line["span_id"], good.span.as_str());
-            assert_eq!(good.attribute("response_code"), Some("Int(200)"));
-            assert_eq!(bad.attribute("response_code"), Some("Int(500)"));
-            assert_eq!(good.attribute("upstream_cluster"), Some("Str(shop/stock)"));
-            for record in [good, bad] {
+            assert_eq!(line["span_id"], succeeded.span.as_str());
+            assert_eq!(succeeded.attribute("response_code"), Some("Int(200)"));
+            assert_eq!(failed.attribute("response_code"), Some("Int(500)"));
+            assert_eq!(succeeded.attribute("upstream_cluster"), Some("Str(shop/stock)"));
+            for record in [succeeded, failed] {
                 assert!(!record.text.contains("hunter2"), "{}", record.text);
             }
         }
@@ -171,7 +177,7 @@ fn instance_id(control: &ControlProgram) -> String {
 
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
-fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() {
+fn a_collector_receives_the_metrics_of_every_control_plane_over_http_and_grpc() {
     let collector = OtlpCollector::start();
     for (port, protocol) in [(collector.http, "http"), (collector.grpc, "grpc")] {
         let manifests =
@@ -179,19 +185,21 @@ fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() 
         let health = ["--health", "127.0.0.1:0"];
         let replicas = ControlProgram::start_replicas(2, &manifests, &health);
         for control in &replicas {
-            let up = control.program.wait_for_line("control plane ready", MAX_WAIT);
-            let health = up.split("health=\"").nth(1).and_then(|rest| rest.split('"').next());
+            let ready_line = control.program.wait_for_line("control plane ready", MAX_WAIT);
+            let health =
+                ready_line.split("health=\"").nth(1).and_then(|rest| rest.split('"').next());
             let health = health.and_then(|address| address.parse().ok()).expect("an address");
             let instance = instance_id(control);
-            let what = format!("{instance} has pushed what its page says, over {protocol}");
-            eventually(&what, MAX_WAIT, || {
+            let condition =
+                format!("{instance} has exported the metrics of its page over {protocol}");
+            eventually(&condition, MAX_WAIT, || {
                 let (page, points) = (read_page(health), collector.points_now(&instance));
                 (page.len() > 25 && is_reported(&page, &points)).then_some(())
             });
             let points = collector.points_now(&instance);
-            let kind = |series: &str| points.get(series).map(|point| point.kind.as_str());
-            assert_eq!(kind("leno_control_workloads"), Some("Gauge"));
-            assert_eq!(kind("leno_control_changes_total"), Some("Sum"));
+            let kind_of = |series: &str| points.get(series).map(|point| point.kind.as_str());
+            assert_eq!(kind_of("leno_control_workloads"), Some("Gauge"));
+            assert_eq!(kind_of("leno_control_changes_total"), Some("Sum"));
             let convergence = points.get("leno_control_convergence_seconds").expect("durations");
             assert_eq!((&*convergence.kind, &*convergence.unit), ("Histogram", "s"));
         }
@@ -200,7 +208,7 @@ fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() 
 
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
-fn a_control_plane_pushes_once_more_when_it_ends() {
+fn a_control_plane_exports_metrics_once_more_when_it_stops() {
     let collector = OtlpCollector::start();
     let manifests =
         [metrics_settings(collector.http, "http", "1h"), server_manifest("stock", 9080, &[])]
@@ -208,7 +216,7 @@ fn a_control_plane_pushes_once_more_when_it_ends() {
     let mut control = ControlProgram::start(&manifests, &[]);
     let instance = instance_id(&control);
     control.program.stop(MAX_WAIT);
-    eventually("the last push is there", MAX_WAIT, || {
+    eventually("the last export has arrived", MAX_WAIT, || {
         let points = collector.points_now(&instance);
         let workloads = points.get("leno_control_workloads")?;
         (workloads.value == 1.0).then_some(())
@@ -227,7 +235,7 @@ fn metrics_settings(port: u16, protocol: &str, interval: &str) -> String {
 const WORKLOADS: [&str; 2] = ["shop/web-1", "shop/stock-1"];
 
 /// Metrics that change by being read or exported.
-const RESTLESS: [&str; 4] = [
+const EXCLUDED_METRICS: [&str; 4] = [
     "leno_metric_points_total",
     "leno_log_records_total",
     "leno_trace_spans_total",

@@ -14,29 +14,30 @@ fn zipkin_has_the_spans_of_both_sidecars() {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let mut command = Command::new("java");
     command.args(["-Xmx192m", "-jar"]).arg(zipkin_path());
-    let listens =
+    let listener_settings =
         ["ip=127.0.0.1".to_owned(), format!("port={port}"), "protocols[0]=http".to_owned()];
-    command.args(listens.map(|setting| format!("--armeria.ports[0].{setting}")));
+    command.args(listener_settings.map(|setting| format!("--armeria.ports[0].{setting}")));
     let _server = TestProgram::start("Zipkin", &mut command);
-    let healthy = || get(address, "/health").ok().filter(|health| health.status == 200);
-    eventually("Zipkin is up", Duration::from_secs(180), healthy);
+    let is_healthy = || get(address, "/health").ok().filter(|health| health.status == 200);
+    eventually("Zipkin is up", Duration::from_secs(180), is_healthy);
     let shop = Shop::start_shop(&format!(
         "  tracing:\n    sampling: 100%\n    propagation: b3\n    export: {{zipkin: {{endpoint: \
          'http://127.0.0.1:{port}'}}}}\n"
     ));
-    shop.waits_for_tracing();
+    shop.wait_for_tracing();
     shop.send_traced("/orders", 1, "01");
     shop.send_traced("/broken", 2, "00");
     for (number, error) in [(1, false), (2, true)] {
         let path = format!("/api/v2/trace/{TRACE}{number:02}");
-        let spans = eventually("both spans are there", MAX_WAIT, || {
-            let answer = get(address, &path).ok().filter(|answer| answer.status == 200)?;
-            let spans: Value = serde_json::from_slice(&answer.body).ok()?;
+        let spans = eventually("both spans have arrived", MAX_WAIT, || {
+            let response = get(address, &path).ok().filter(|response| response.status == 200)?;
+            let spans: Value = serde_json::from_slice(&response.body).ok()?;
             spans.as_array().filter(|spans| spans.len() == 2).cloned()
         });
         let (spans, _) = spans;
-        let of = |kind| spans.iter().find(|span| span["kind"] == kind).expect("a span of each");
-        let (outer, inner) = (of("CLIENT"), of("SERVER"));
+        let span_of =
+            |kind| spans.iter().find(|span| span["kind"] == kind).expect("a span of each");
+        let (outer, inner) = (span_of("CLIENT"), span_of("SERVER"));
         assert_eq!((&outer["parentId"], &inner["parentId"]), (&PARENT.into(), &outer["id"]));
         assert_eq!(outer["localEndpoint"]["serviceName"], "web.shop");
         assert_eq!(inner["localEndpoint"]["serviceName"], "stock.shop");

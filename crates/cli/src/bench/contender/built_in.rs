@@ -9,10 +9,12 @@ use super::description::ContenderDescription;
 /// # Errors
 /// If there is none of this name.
 pub(super) fn built_in_descriptions(name: &str) -> anyhow::Result<Vec<ContenderDescription>> {
-    let texts = FILES.iter().filter(|(of, _)| *of == name);
-    let all: Vec<ContenderDescription> =
+    let texts = FILES.iter().filter(|(contender, _)| *contender == name);
+    let descriptions: Vec<ContenderDescription> =
         texts.map(|(_, text)| ContenderDescription::parse(text)).collect::<anyhow::Result<_>>()?;
-    (!all.is_empty()).then_some(all).with_context(|| format!("unknown contender `{name}`"))
+    (!descriptions.is_empty())
+        .then_some(descriptions)
+        .with_context(|| format!("unknown contender `{name}`"))
 }
 
 /// Contender files, by contender name.

@@ -92,9 +92,10 @@ impl ContenderDescription {
         // Some programs write it to standard error.
         let text = [output.stdout, output.stderr].concat();
         let text = String::from_utf8_lossy(&text);
-        let reported = text.lines().find(|line| line.chars().any(|c| c.is_ascii_digit()));
-        let reported = reported.unwrap_or("unknown").trim();
-        let version = reported.split_once("version").map_or(reported, |(_, version)| version);
+        let version_line = text.lines().find(|line| line.chars().any(|c| c.is_ascii_digit()));
+        let version_line = version_line.unwrap_or("unknown").trim();
+        let version =
+            version_line.split_once("version").map_or(version_line, |(_, version)| version);
         Ok(version.trim_start_matches([':', ' ']).to_owned())
     }
 
@@ -124,16 +125,16 @@ impl ContenderDescription {
                 files.push((name.clone(), text));
             }
             let mut command = Vec::new();
-            for word in &process.command {
+            for argument in &process.command {
                 command.push(OsString::from(fill_template(
-                    word,
+                    argument,
                     &program,
                     &certificates,
                     environment,
                 )?));
             }
-            let launch = ProcessSpec::new(command);
-            running.start(environment, ProcessRole::Proxy, &process.name, &launch, files)?;
+            let spec = ProcessSpec::new(command);
+            running.start(environment, ProcessRole::Proxy, &process.name, &spec, files)?;
         }
         Ok(running)
     }
@@ -142,8 +143,9 @@ impl ContenderDescription {
 /// Writes a file of a contender below its directory.
 fn write_below(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     let relative = Path::new(name);
-    let stays = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
-    if !stays {
+    let is_below =
+        relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    if !is_below {
         bail!("the file `{name}` is outside the directory of the run");
     }
     let path = dir.join(relative);
@@ -167,7 +169,7 @@ fn fill_template(
         text.push_str(before);
         // An @ outside a placeholder stands for itself, as in `"@type"`.
         let placeholder = after.split_once('@').filter(|(name, _)| is_placeholder(name));
-        let Some((name, after_it)) = placeholder else {
+        let Some((name, after_placeholder)) = placeholder else {
             text.push('@');
             rest = after;
             continue;
@@ -182,20 +184,20 @@ fn fill_template(
             "user" => {}
             name => match (name.strip_prefix("port:"), name.strip_suffix("-id")) {
                 (Some(role), _) => text.push_str(&environment.ports.port_for(role)?.to_string()),
-                (None, Some(of)) => text.push_str(&certificates::spiffe_id(of)),
+                (None, Some(identity)) => text.push_str(&certificates::spiffe_id(identity)),
                 (None, None) => bail!("unknown placeholder `@{name}@`"),
             },
         }
-        rest = after_it;
+        rest = after_placeholder;
     }
     text.push_str(rest);
     Ok(text)
 }
 
 fn is_placeholder(name: &str) -> bool {
-    let fits =
+    let is_allowed =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b":-".contains(&byte);
-    !name.is_empty() && name.bytes().all(fits)
+    !name.is_empty() && name.bytes().all(is_allowed)
 }
 
 #[cfg(test)]
@@ -204,15 +206,15 @@ mod tests {
 
     #[test]
     fn a_file_with_an_unknown_field_is_rejected() {
-        let good = "name: x\nabout: y\nlayout: http\nprogram: /bin/x\n\
+        let valid = "name: x\nabout: y\nlayout: http\nprogram: /bin/x\n\
                     processes: [{name: one, command: [\"@program@\"]}]\n";
-        ContenderDescription::parse(good).unwrap();
-        for bad in [
-            good.replace("about", "abut"),
-            good.replace("layout: http", "layout: star"),
+        ContenderDescription::parse(valid).unwrap();
+        for invalid in [
+            valid.replace("about", "abut"),
+            valid.replace("layout: http", "layout: star"),
             "name: x\nabout: y\nlayout: http\nprogram: x\nprocesses: []\n".to_owned(),
         ] {
-            assert!(ContenderDescription::parse(&bad).is_err(), "{bad}");
+            assert!(ContenderDescription::parse(&invalid).is_err(), "{invalid}");
         }
     }
 

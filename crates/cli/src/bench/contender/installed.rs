@@ -27,7 +27,7 @@ enum Installable {
 }
 
 impl BenchInstallArgs {
-    /// Installs the program where [`find`] searches.
+    /// Installs the program where [`find_program`] searches.
     pub(in crate::bench) fn run(self) -> anyhow::Result<ExitCode> {
         let Installable::Envoy = self.what;
         let directory = contenders_directory(&self.home)?.join("envoy");
@@ -60,11 +60,11 @@ pub(super) fn find_program(program: &str, rig: &Rig) -> Option<PathBuf> {
     }
     let on_path = rig.search_path.iter().map(|directory| directory.join(program));
     // Debian installs servers outside the search path of users.
-    let of_root =
+    let in_sbin =
         ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(|sbin| Path::new(sbin).join(program));
-    let ours = IN_PACKAGES.iter().filter(|(name, _)| *name == program);
-    let ours = ours.map(|(_, path)| rig.installed.join(path));
-    on_path.chain(of_root).chain(ours).find(is_file)
+    let packaged = IN_PACKAGES.iter().filter(|(name, _)| *name == program);
+    let packaged = packaged.map(|(_, path)| rig.installed.join(path));
+    on_path.chain(in_sbin).chain(packaged).find(is_file)
 }
 
 /// Paths of programs within the installed packages.

@@ -10,9 +10,9 @@ use leno_identity::JoinBundle;
 use tokio::time::{Instant, sleep};
 
 use super::RunEnvironment;
-use super::running::{ProcessRole, RunningContender, START_MAX_WAIT};
-use crate::bench::awaited::LOOK_EVERY;
+use super::running::{MAX_START_WAIT, ProcessRole, RunningContender};
 use crate::bench::layout::Layout;
+use crate::bench::readiness::POLL_INTERVAL;
 use crate::bench::rig::{BenchDefaultPolicy, MeshRules};
 use crate::get::MeshSocket;
 
@@ -26,12 +26,12 @@ pub(in crate::bench) enum BenchObservability {
 }
 
 /// Describes the measured configuration.
-pub(super) fn describe_configuration(sight: BenchObservability) -> String {
-    let sight = match sight {
+pub(super) fn describe_configuration(observability: BenchObservability) -> String {
+    let observability = match observability {
         BenchObservability::Nothing => "access log off",
-        BenchObservability::Everything => SEEN,
+        BenchObservability::Everything => ABOUT_OBSERVABILITY,
     };
-    format!("{ABOUT}, {sight}")
+    format!("{ABOUT}, {observability}")
 }
 
 /// One workload of the measured mesh.
@@ -53,14 +53,14 @@ struct MeasuredWorkload {
 /// If a process does not start, with the end of its log.
 pub(super) async fn start(
     environment: &mut RunEnvironment<'_, '_>,
-    sight: BenchObservability,
+    observability: BenchObservability,
 ) -> anyhow::Result<RunningContender> {
     let workloads = workloads_of_layout(environment.layout);
     let mut running = RunningContender::default();
-    let settings = match sight {
+    let settings = match observability {
         BenchObservability::Nothing => String::new(),
         BenchObservability::Everything => {
-            seen_by(start_collector(&mut running, environment).await?)
+            observability_settings(start_collector(&mut running, environment).await?)
         }
     };
     let manifests = render_manifests(environment, workloads, &settings)?;
@@ -81,13 +81,13 @@ pub(super) async fn start(
     ]);
     let files = vec![("mesh.yaml".to_owned(), manifests)];
     running.start_leno(environment, ProcessRole::Auxiliary, "control", arguments, files)?;
-    let mut admins = Vec::new();
+    let mut admin_addresses = Vec::new();
     for workload in workloads {
         let token = request_token(&mut running, environment, &data, workload.name).await?;
-        admins.push(start_sidecar(&mut running, environment, workload, &token)?);
+        admin_addresses.push(start_sidecar(&mut running, environment, workload, &token)?);
     }
-    for admin in admins {
-        running.until_answered(admin, "/ready").await?;
+    for admin in admin_addresses {
+        running.wait_until_ready(admin, "/ready").await?;
     }
     Ok(running)
 }
@@ -100,12 +100,12 @@ async fn start_collector(
     let address = environment.ports.address_for("collector")?;
     let arguments = owned_strings(&["bench", "collector", "--port", &address.port().to_string()]);
     running.start_leno(environment, ProcessRole::Auxiliary, "collector", arguments, Vec::new())?;
-    running.until_answered(address, "/").await?;
+    running.wait_until_ready(address, "/").await?;
     Ok(address)
 }
 
 /// Returns the settings of a mesh with all exports enabled.
-fn seen_by(collector: SocketAddr) -> String {
+fn observability_settings(collector: SocketAddr) -> String {
     let export = format!("export: {{otlp: {{endpoint: \"http://{collector}\"}}}}");
     format!(
         ", tracing: {{sampling: 1%, {export}}}, accessLog: {{sampling: 1%, {export}}}, metrics: {{{export}}}"
@@ -121,7 +121,7 @@ fn workloads_of_layout(layout: Layout) -> &'static [MeasuredWorkload] {
     }
 }
 
-/// Starts the sidecar of a workload; returns the address of its admin page.
+/// Starts the sidecar of a workload; returns the address of its admin endpoint.
 fn start_sidecar(
     running: &mut RunningContender,
     environment: &mut RunEnvironment<'_, '_>,
@@ -164,27 +164,27 @@ async fn request_token(
 ) -> anyhow::Result<PathBuf> {
     let workload = format!("{}/{name}-1", environment.layout.namespace());
     let mesh = MeshSocket::from_data(data);
-    let until = Instant::now() + START_MAX_WAIT;
+    let deadline = Instant::now() + MAX_START_WAIT;
     let path = format!("/token?workload={workload}");
-    let answer = loop {
+    let response = loop {
         match mesh.send_request("POST", &path).await {
-            Ok(answer) => break answer,
-            Err(error) if Instant::now() >= until => {
-                return Err(error.context(running.last_words()));
+            Ok(response) => break response,
+            Err(error) if Instant::now() >= deadline => {
+                return Err(error.context(running.log_tail()));
             }
             Err(_) => running.check_alive()?,
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     };
-    let mut bundle = JoinBundle::parse(&answer).context("no token")?;
+    let mut bundle = JoinBundle::parse(&response).context("no token")?;
     bundle.control = vec![environment.ports.address_for("control")?];
     let file = environment.dir.join(format!("{name}.token"));
     bundle.save(&file).context("cannot write a token file")?;
     Ok(file)
 }
 
-fn owned_strings(words: &[&str]) -> Vec<String> {
-    words.iter().map(|word| (*word).to_owned()).collect()
+fn owned_strings(arguments: &[&str]) -> Vec<String> {
+    arguments.iter().map(|argument| (*argument).to_owned()).collect()
 }
 
 /// Returns the manifests as a user would write them.
@@ -193,11 +193,11 @@ fn render_manifests(
     workloads: &[MeasuredWorkload],
     settings: &str,
 ) -> anyhow::Result<String> {
-    let mode = environment.rig.default_policy;
+    let default_policy = environment.rig.default_policy;
     let mut text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec: {{defaultPolicy: {}{settings}}}\n",
-        mode.as_str()
+        default_policy.as_str()
     );
     for workload in workloads {
         write_workload(&mut text, environment, workload)?;
@@ -226,7 +226,7 @@ fn render_manifests(
     if environment.layout == Layout::TaggedChain {
         text.push_str(TAG_ROUTE);
     }
-    if mode == BenchDefaultPolicy::Deny {
+    if default_policy == BenchDefaultPolicy::Deny {
         write_policies(&mut text, workloads, &services, environment.layout)?;
     }
     Ok(text)
@@ -357,7 +357,7 @@ const TAG_ROUTE: &str = "---\napiVersion: leno.dev/v1alpha1\nkind: TagRoute\n\
 const ABOUT: &str = "a leno sidecar for each workload, configured by a leno control plane: mutual \
      TLS 1.3, a policy for the peer's SPIFFE id and the path, one multiplexed link between two \
      sidecars, Prometheus metrics on";
-const SEEN: &str = "traces and the access log of one request in a hundred, trace context in all of \
+const ABOUT_OBSERVABILITY: &str = "traces and the access log of one request in a hundred, trace context in all of \
                     them, errors always, and metrics every minute, all exported to a collector by \
                     OTLP";
 

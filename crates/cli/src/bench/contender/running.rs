@@ -6,22 +6,22 @@ use std::time::Duration;
 use anyhow::bail;
 
 use super::{ProcessConfiguration, RunEnvironment};
-use crate::bench::awaited::until_answered;
 use crate::bench::child::{BenchProcess, ProcessSpec};
+use crate::bench::readiness::wait_until_ready;
 use crate::output;
 
 /// A running contender.
 #[derive(Debug, Default)]
 pub(in crate::bench) struct RunningContender {
-    members: Vec<ContenderProcess>,
-    configured: Vec<ProcessConfiguration>,
+    processes: Vec<ContenderProcess>,
+    configurations: Vec<ProcessConfiguration>,
 }
 
 /// A process of a contender.
 #[derive(Debug)]
 struct ContenderProcess {
     name: String,
-    part: ProcessRole,
+    role: ProcessRole,
     child: BenchProcess,
 }
 
@@ -42,28 +42,28 @@ impl RunningContender {
     pub(super) fn start(
         &mut self,
         environment: &RunEnvironment<'_, '_>,
-        part: ProcessRole,
+        role: ProcessRole,
         name: &str,
-        launch: &ProcessSpec,
+        spec: &ProcessSpec,
         files: Vec<(String, String)>,
     ) -> anyhow::Result<()> {
         let rig = environment.rig;
-        let cores = match part {
+        let cores = match role {
             ProcessRole::Proxy => rig.proxy_cores.as_ref(),
             ProcessRole::Auxiliary => rig.load_cores.as_ref(),
         };
         let child = BenchProcess::start(
-            &launch.clone().with_cores(cores),
+            &spec.clone().with_cores(cores),
             &environment.dir.join(format!("{name}.log")),
         )?;
-        let words = launch.command.iter().map(|word| word.to_string_lossy().into_owned());
-        self.configured.push(ProcessConfiguration {
+        let arguments = spec.command.iter().map(|argument| argument.to_string_lossy().into_owned());
+        self.configurations.push(ProcessConfiguration {
             layout: environment.layout,
             process: name.to_owned(),
-            command: words.collect(),
+            command: arguments.collect(),
             files,
         });
-        self.members.push(ContenderProcess { name: name.to_owned(), part, child });
+        self.processes.push(ContenderProcess { name: name.to_owned(), role, child });
         Ok(())
     }
 
@@ -74,29 +74,28 @@ impl RunningContender {
     pub(super) fn start_leno(
         &mut self,
         environment: &RunEnvironment<'_, '_>,
-        part: ProcessRole,
+        role: ProcessRole,
         name: &str,
         arguments: Vec<String>,
         files: Vec<(String, String)>,
     ) -> anyhow::Result<()> {
-        let launch = ProcessSpec::leno_command(arguments)?;
-        self.start(environment, part, name, &launch, files)
+        let spec = ProcessSpec::leno_command(arguments)?;
+        self.start(environment, role, name, &spec, files)
     }
 
     /// Waits until an address returns success for a path.
     ///
     /// # Errors
     /// If a process has ended, or the timeout expires: with the ends of all logs.
-    pub(super) async fn until_answered(
+    pub(super) async fn wait_until_ready(
         &mut self,
         address: SocketAddr,
         path: &str,
     ) -> anyhow::Result<()> {
-        let answered = until_answered(address, path, START_MAX_WAIT, || self.check_alive());
-        let answered = answered.await;
-        answered.map_err(|error| {
-            anyhow::anyhow!("{}{}", output::format_error(&error), self.last_words())
-        })
+        let ready = wait_until_ready(address, path, MAX_START_WAIT, || self.check_alive());
+        let ready = ready.await;
+        ready
+            .map_err(|error| anyhow::anyhow!("{}{}", output::format_error(&error), self.log_tail()))
     }
 
     /// Fails if one of its processes has ended.
@@ -104,41 +103,41 @@ impl RunningContender {
     /// # Errors
     /// The end of that process's log.
     pub(in crate::bench) fn check_alive(&mut self) -> anyhow::Result<()> {
-        for member in &mut self.members {
-            if let Some(status) = member.child.try_exit_status() {
-                bail!("its {} exited, {status}:\n{}", member.name, member.child.last_words());
+        for process in &mut self.processes {
+            if let Some(status) = process.child.try_exit_status() {
+                bail!("its {} exited, {status}:\n{}", process.name, process.child.log_tail());
             }
         }
         Ok(())
     }
 
     /// Returns the ends of its processes' logs.
-    pub(in crate::bench) fn last_words(&self) -> String {
-        let words = self.members.iter().filter_map(|member| {
-            let words = member.child.last_words();
-            (!words.is_empty()).then(|| format!("\noutput of {}:\n{words}", member.name))
+    pub(in crate::bench) fn log_tail(&self) -> String {
+        let log_tail = self.processes.iter().filter_map(|process| {
+            let log_tail = process.child.log_tail();
+            (!log_tail.is_empty()).then(|| format!("\noutput of {}:\n{log_tail}", process.name))
         });
-        words.collect()
+        log_tail.collect()
     }
 
     /// Returns the names and process IDs of one role.
-    pub(in crate::bench) fn role_pids(&self, part: ProcessRole) -> Vec<(String, u32)> {
-        let members = self.members.iter().filter(|member| member.part == part);
-        members.filter_map(|member| Some((member.name.clone(), member.child.pid()?))).collect()
+    pub(in crate::bench) fn role_pids(&self, role: ProcessRole) -> Vec<(String, u32)> {
+        let processes = self.processes.iter().filter(|process| process.role == role);
+        processes.filter_map(|process| Some((process.name.clone(), process.child.pid()?))).collect()
     }
 
     /// Returns the start parameters of its processes.
     pub(in crate::bench) fn process_configurations(&self) -> &[ProcessConfiguration] {
-        &self.configured
+        &self.configurations
     }
 
     /// Stops all processes.
     pub(in crate::bench) async fn stop(self) {
-        for member in self.members {
-            member.child.stop().await;
+        for process in self.processes {
+            process.child.stop().await;
         }
     }
 }
 
 /// Third-party proxies first check their configuration and load certificates.
-pub(in crate::bench) const START_MAX_WAIT: Duration = Duration::from_secs(15);
+pub(in crate::bench) const MAX_START_WAIT: Duration = Duration::from_secs(15);

@@ -9,21 +9,21 @@ use serde_json::{Map, Value};
 /// # Errors
 /// If it is not YAML, or has anchors or non-text keys.
 pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
-    let mut open: Vec<OpenYamlNode> = Vec::new();
+    let mut open_nodes: Vec<OpenYamlNode> = Vec::new();
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
         let (event, _) = event.map_err(|error| anyhow::anyhow!("it is not YAML: {error}"))?;
         let value = match event {
-            Event::Scalar(text, ..) => Value::String(text.into_owned()),
+            Event::Scalar(scalar, ..) => Value::String(scalar.into_owned()),
             Event::SequenceStart(..) => {
-                open.push(OpenYamlNode::List(Vec::new()));
+                open_nodes.push(OpenYamlNode::List(Vec::new()));
                 continue;
             }
             Event::MappingStart(..) => {
-                open.push(OpenYamlNode::Map(Map::new(), None));
+                open_nodes.push(OpenYamlNode::Map(Map::new(), None));
                 continue;
             }
-            Event::SequenceEnd | Event::MappingEnd => match open.pop() {
+            Event::SequenceEnd | Event::MappingEnd => match open_nodes.pop() {
                 Some(OpenYamlNode::List(list)) => Value::Array(list),
                 Some(OpenYamlNode::Map(map, _)) => Value::Object(map),
                 None => bail!("it is not YAML: unexpected end of a collection"),
@@ -31,10 +31,10 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
             Event::Alias(_) => bail!("anchors are not supported: write the value out"),
             _ => continue,
         };
-        if open.len() >= DEPTH_MAX {
-            bail!("it is nested more than {DEPTH_MAX} levels deep");
+        if open_nodes.len() >= MAX_DEPTH {
+            bail!("it is nested more than {MAX_DEPTH} levels deep");
         }
-        match (open.last_mut(), value) {
+        match (open_nodes.last_mut(), value) {
             (None, value) => return Ok(value),
             (Some(OpenYamlNode::List(list)), value) => list.push(value),
             (Some(OpenYamlNode::Map(_, key @ None)), Value::String(text)) => *key = Some(text),
@@ -50,13 +50,15 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
     bail!("it is empty")
 }
 
+/// A list or a map whose end has not been read.
 enum OpenYamlNode {
     List(Vec<Value>),
+    /// The entries, and the key whose value follows.
     Map(Map<String, Value>, Option<String>),
 }
 
-/// Contender files are flat.
-const DEPTH_MAX: usize = 16;
+/// The maximum nesting depth: contender files are flat.
+const MAX_DEPTH: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// An order to a crowd.
+/// A command to a crowd.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(in crate::bench) enum CrowdCommand {
     /// One sidecar moves repeatedly, each time after all subscribers received the last move.
@@ -15,21 +15,21 @@ pub(in crate::bench) enum CrowdCommand {
     },
     /// Sidecars move one after the other, at a constant rate.
     Storm { per_second: u32, seconds: f64 },
-    /// Waits until every configuration has changed; answered with `Ready` first.
+    /// Waits until every configuration has changed; [`CrowdReply::Ready`] is sent first.
     Rule { max_wait_ms: u64 },
     /// Returns the number of connected streams.
     Streams,
 }
 
-/// The result of an order.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::bench) enum CrowdReply {
     /// The expected change may happen now.
     Ready,
     /// Endpoints changed.
-    Seen(ChangeDelivery),
+    Delivery(ChangeDelivery),
     /// Configurations changed, at these times in microseconds since the Unix epoch.
-    Plans(Vec<u64>),
+    ConfigChanges(Vec<u64>),
     /// The number of connected streams.
     Streams(usize),
 }

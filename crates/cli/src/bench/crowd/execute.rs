@@ -1,4 +1,4 @@
-//! Orders on standard input, and their results on standard output.
+//! Execution of commands from standard input, with replies on standard output.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::command::{CrowdCommand, CrowdReply};
-use super::state::{CrowdState, since_1970};
+use super::state::{CrowdState, unix_micros};
 use crate::output;
 
-/// Executes orders until standard input ends; then waits forever.
-pub(super) async fn execute_orders(state: &CrowdState) -> anyhow::Result<()> {
-    let mut orders = BufReader::new(tokio::io::stdin()).lines();
-    while let Some(line) = orders.next_line().await? {
-        let reported = match serde_json::from_str(&line)? {
+/// Executes commands until standard input ends; then waits forever.
+pub(super) async fn execute_commands(state: &CrowdState) -> anyhow::Result<()> {
+    let mut commands = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(line) = commands.next_line().await? {
+        let reply = match serde_json::from_str(&line)? {
             CrowdCommand::Endpoint { member, times, rest_ms } => {
                 move_endpoint(state, member, times, Duration::from_millis(rest_ms)).await?
             }
@@ -21,13 +21,13 @@ pub(super) async fn execute_orders(state: &CrowdState) -> anyhow::Result<()> {
                 move_endpoints_at_rate(state, per_second, seconds).await?
             }
             CrowdCommand::Rule { max_wait_ms } => {
-                let since = since_1970();
+                let since = unix_micros();
                 output::print_raw(&serde_json::to_string(&CrowdReply::Ready)?)?;
                 wait_for_config_change(state, since, Duration::from_millis(max_wait_ms)).await
             }
             CrowdCommand::Streams => CrowdReply::Streams(state.stream_count()),
         };
-        output::print_raw(&serde_json::to_string(&reported)?)?;
+        output::print_raw(&serde_json::to_string(&reply)?)?;
     }
     std::future::pending().await
 }
@@ -41,20 +41,20 @@ async fn move_endpoint(
     let users: Vec<usize> = state.users_of(member).collect();
     let mut to_others = 0;
     state.clear_latencies();
-    let began = Instant::now();
+    let started = Instant::now();
     for _ in 0..times {
         let before = state.message_counts();
         state.move_member(member).await?;
         state.wait_until_complete(MAX_WAIT).await;
         sleep(rest).await;
         let messages = state.message_counts();
-        let more = messages.iter().zip(&before).enumerate();
-        let others = more.filter(|(at, _)| !users.contains(at));
-        to_others += others.map(|(_, (now, before))| now - before).sum::<usize>();
+        let increases = messages.iter().zip(&before).enumerate();
+        let other_members = increases.filter(|(index, _)| !users.contains(index));
+        to_others += other_members.map(|(_, (now, before))| now - before).sum::<usize>();
     }
-    let mut seen = state.delivery_statistics(times, began.elapsed());
-    (seen.users, seen.to_others) = (users.len(), to_others);
-    Ok(CrowdReply::Seen(seen))
+    let mut delivery = state.delivery_statistics(times, started.elapsed());
+    (delivery.users, delivery.to_others) = (users.len(), to_others);
+    Ok(CrowdReply::Delivery(delivery))
 }
 
 /// Each change has its own scheduled time, independent of delays of the previous one.
@@ -64,29 +64,29 @@ async fn move_endpoints_at_rate(
     seconds: f64,
 ) -> anyhow::Result<CrowdReply> {
     let changes = (f64::from(per_second) * seconds).ceil() as usize;
-    let mut due = interval(Duration::from_secs(1) / per_second.max(1));
-    due.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let mut ticks = interval(Duration::from_secs(1) / per_second.max(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     state.clear_latencies();
-    let began = Instant::now();
+    let started = Instant::now();
     for change in 0..changes {
-        due.tick().await;
-        state.move_member(change % state.seats.len()).await?;
+        ticks.tick().await;
+        state.move_member(change % state.members.len()).await?;
     }
-    let elapsed = began.elapsed();
+    let elapsed = started.elapsed();
     state.wait_until_complete(MAX_WAIT).await;
-    Ok(CrowdReply::Seen(state.delivery_statistics(changes, elapsed)))
+    Ok(CrowdReply::Delivery(state.delivery_statistics(changes, elapsed)))
 }
 
-async fn wait_for_config_change(state: &CrowdState, since: u64, max_wait: Duration) -> CrowdReply {
-    let until = Instant::now() + max_wait;
+async fn wait_for_config_change(state: &CrowdState, since: u64, timeout: Duration) -> CrowdReply {
+    let deadline = Instant::now() + timeout;
     loop {
-        let plans = state.plans_since(since);
-        if plans.len() == state.seats.len() || Instant::now() >= until {
-            return CrowdReply::Plans(plans);
+        let change_times = state.config_changes_since(since);
+        if change_times.len() == state.members.len() || Instant::now() >= deadline {
+            return CrowdReply::ConfigChanges(change_times);
         }
-        drop(tokio::time::timeout_at(until, state.changed.notified()).await);
+        drop(tokio::time::timeout_at(deadline, state.changed.notified()).await);
     }
 }
 
-/// Far longer than a change takes.
+/// The timeout of a change, far longer than it takes.
 const MAX_WAIT: Duration = Duration::from_secs(10);

@@ -24,38 +24,46 @@ pub(super) async fn build_home(rig: &Rig) -> anyhow::Result<PathBuf> {
     maven::require_tool(rig, "java", "running Apache JMeter")?;
     let home = maven::build_product(&PROJECT, rig).await?;
     // JMeter complains about a missing library directory.
-    let unused = home.join("lib/junit");
-    std::fs::create_dir_all(&unused).with_context(|| format!("no {}", unused.display()))?;
+    let junit_directory = home.join("lib/junit");
+    std::fs::create_dir_all(&junit_directory)
+        .with_context(|| format!("no {}", junit_directory.display()))?;
     Ok(home)
 }
 
-/// Starts it, and waits until its threads run.
+/// Starts JMeter, and waits until its threads run.
 ///
 /// # Errors
 /// If it does not support the load, or does not start.
-pub(super) async fn start(rig: &Rig, demand: &LoadSpec, dir: &Path) -> anyhow::Result<RunningLoad> {
+pub(super) async fn start(
+    rig: &Rig,
+    load_spec: &LoadSpec,
+    dir: &Path,
+) -> anyhow::Result<RunningLoad> {
     let home = build_home(rig).await?;
-    let plan = dir.join("plan.jmx");
-    std::fs::write(&plan, PLAN).context("cannot write JMeter's plan")?;
-    let launch = launch_jmeter(&home, demand, dir)?.with_cores(rig.load_cores.as_ref());
-    let mut child = BenchProcess::start_piped(&launch, &dir.join(LOG))?;
-    match timeout(START_MAX_WAIT, wait_until_begun(&mut child)).await {
+    let test_plan = dir.join("plan.jmx");
+    std::fs::write(&test_plan, PLAN).context("cannot write JMeter's plan")?;
+    let spec = jmeter_spec(&home, load_spec, dir)?.with_cores(rig.load_cores.as_ref());
+    let mut child = BenchProcess::start_piped(&spec, &dir.join(LOG))?;
+    match timeout(MAX_START_WAIT, wait_until_started(&mut child)).await {
         Ok(true) => {}
-        Ok(false) => bail!("JMeter did not start: {}", child.last_words()),
-        Err(_) => bail!("JMeter did not start within {START_MAX_WAIT:?}"),
+        Ok(false) => bail!("JMeter did not start: {}", child.log_tail()),
+        Err(_) => bail!("JMeter did not start within {MAX_START_WAIT:?}"),
     }
     let (now, clock) = (Instant::now(), SystemTime::now());
-    let samples =
-        Samples { file: dir.join(SAMPLES), from: clock + demand.warm_up, length: demand.duration };
+    let samples = Samples {
+        file: dir.join(SAMPLES),
+        from: clock + load_spec.warm_up,
+        length: load_spec.duration,
+    };
     Ok(RunningLoad {
         child,
-        measured_from: now + demand.warm_up,
-        report: ResultSource::Samples(samples),
+        measured_from: now + load_spec.warm_up,
+        results: ResultSource::Samples(samples),
     })
 }
 
-/// Reads its output until it begins; false if it ends before.
-async fn wait_until_begun(child: &mut BenchProcess) -> bool {
+/// Reads its output until its threads start; false if it ends before.
+async fn wait_until_started(child: &mut BenchProcess) -> bool {
     while let Some(line) = child.next_line().await {
         if line.starts_with("Starting standalone test") {
             return true;
@@ -64,11 +72,11 @@ async fn wait_until_begun(child: &mut BenchProcess) -> bool {
     false
 }
 
-fn launch_jmeter(home: &Path, demand: &LoadSpec, dir: &Path) -> anyhow::Result<ProcessSpec> {
-    if demand.rate.is_some() {
+fn jmeter_spec(home: &Path, load_spec: &LoadSpec, dir: &Path) -> anyhow::Result<ProcessSpec> {
+    if load_spec.rate.is_some() {
         bail!("JMeter waits for responses and supports no constant rate: use --driver leno");
     }
-    let [url] = demand.urls.as_slice() else {
+    let [url] = load_spec.urls.as_slice() else {
         bail!("JMeter supports only one target: use --driver leno");
     };
     let parts = url.strip_prefix("http://").and_then(|rest| {
@@ -85,20 +93,20 @@ fn launch_jmeter(home: &Path, demand: &LoadSpec, dir: &Path) -> anyhow::Result<P
     command.extend(["-n".into(), "-t".into(), dir.join("plan.jmx").into()]);
     command.extend(["-l".into(), dir.join(SAMPLES).into()]);
     command.extend(["-j".into(), dir.join("jmeter.log").into()]);
-    let seconds = whole_seconds(demand.warm_up + demand.duration) + 1;
-    let keep_alive = demand.connecting == ConnectionMode::KeepAlive;
+    let seconds = whole_seconds(load_spec.warm_up + load_spec.duration) + 1;
+    let keep_alive = load_spec.connection_mode == ConnectionMode::KeepAlive;
     let properties = [
         format!("host={host}"),
         format!("port={port}"),
         format!("path=/{path}"),
-        format!("connections={}", demand.connections),
+        format!("connections={}", load_spec.connections),
         format!("seconds={seconds}"),
         format!("keep_alive={keep_alive}"),
     ];
     command.extend(properties.iter().map(|property| format!("-J{property}").into()));
     command.extend(SETTINGS.iter().map(|setting| format!("-J{setting}").into()));
-    let left_out = LEFT_OUT.iter();
-    command.extend(left_out.map(|name| format!("-Jjmeter.save.saveservice.{name}=false").into()));
+    let omitted = OMITTED_COLUMNS.iter();
+    command.extend(omitted.map(|name| format!("-Jjmeter.save.saveservice.{name}=false").into()));
     Ok(ProcessSpec::new(command))
 }
 
@@ -108,13 +116,13 @@ fn path_option(name: &str, path: &Path) -> OsString {
     option
 }
 
-/// Its description in reports.
+/// The description of JMeter in reports.
 pub(super) const DESCRIPTION: &str =
     "Apache JMeter 5.6.3, a thread for each connection, latencies in whole milliseconds";
 /// The time until the threads of a cold JVM run.
-pub(super) const STARTING: Duration = Duration::from_secs(5);
-/// For a busy machine.
-const START_MAX_WAIT: Duration = Duration::from_secs(60);
+pub(super) const STARTUP_TIME: Duration = Duration::from_secs(5);
+/// The startup timeout, for a busy machine.
+const MAX_START_WAIT: Duration = Duration::from_secs(60);
 const SAMPLES: &str = "samples.csv";
 const PLAN: &str = include_str!("../../../../../deploy/bench/jmeter/plan.jmx");
 const PROJECT: MavenProject = MavenProject {
@@ -143,7 +151,7 @@ const SETTINGS: &[&str] = &[
     "jmeter.save.saveservice.print_field_names=true",
 ];
 /// Unused output columns.
-const LEFT_OUT: &[&str] = &[
+const OMITTED_COLUMNS: &[&str] = &[
     "assertion_results_failure_message",
     "bytes",
     "connect_time",
@@ -162,7 +170,7 @@ const LEFT_OUT: &[&str] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::driver::tests::constant_rate_demand;
+    use crate::bench::driver::tests::constant_rate_spec;
 
     #[test]
     fn reports_name_the_version_that_is_built() {
@@ -176,10 +184,10 @@ mod tests {
     #[test]
     fn jmeter_gets_every_setting_and_no_unsupported_one() {
         let (home, dir) = (Path::new("/home"), Path::new("/run"));
-        assert!(launch_jmeter(home, &constant_rate_demand(), dir).is_err());
-        let closed = LoadSpec { rate: None, ..constant_rate_demand() };
-        let words = launch_jmeter(home, &closed, dir).unwrap().command;
-        for word in [
+        assert!(jmeter_spec(home, &constant_rate_spec(), dir).is_err());
+        let closed = LoadSpec { rate: None, ..constant_rate_spec() };
+        let arguments = jmeter_spec(home, &closed, dir).unwrap().command;
+        for expected in [
             "/home/bin/ApacheJMeter.jar",
             "-Jhost=127.0.0.1",
             "-Jport=1",
@@ -190,9 +198,12 @@ mod tests {
             "/run/plan.jmx",
             "/run/samples.csv",
         ] {
-            assert!(words.iter().any(|said| said == word), "{word}: {words:?}");
+            assert!(
+                arguments.iter().any(|argument| argument == expected),
+                "{expected}: {arguments:?}"
+            );
         }
-        let two = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
-        assert!(launch_jmeter(home, &two, dir).is_err());
+        let two_targets = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
+        assert!(jmeter_spec(home, &two_targets, dir).is_err());
     }
 }

@@ -13,41 +13,46 @@ use crate::bench::rig::Rig;
 ///
 /// # Errors
 /// If it does not support the load, or cannot be started.
-pub(super) async fn start(rig: &Rig, demand: &LoadSpec, dir: &Path) -> anyhow::Result<RunningLoad> {
+pub(super) async fn start(
+    rig: &Rig,
+    load_spec: &LoadSpec,
+    dir: &Path,
+) -> anyhow::Result<RunningLoad> {
     let script = dir.join("report.lua");
     std::fs::write(&script, REPORT).context("cannot write wrk's script")?;
     let log = dir.join(LOG);
     let run = |length| {
         anyhow::Ok(
-            launch_wrk(demand, &script, whole_seconds(length))?.with_cores(rig.load_cores.as_ref()),
+            launch_wrk(load_spec, &script, whole_seconds(length))?
+                .with_cores(rig.load_cores.as_ref()),
         )
     };
     // wrk measures from its start: the warm-up is a separate run.
-    BenchProcess::start_piped(&run(demand.warm_up)?, &log)?.wait_with_output().await?;
-    let child = BenchProcess::start_piped(&run(demand.duration)?, &log)?;
-    Ok(RunningLoad { child, measured_from: Instant::now(), report: ResultSource::Printed })
+    BenchProcess::start_piped(&run(load_spec.warm_up)?, &log)?.wait_with_output().await?;
+    let child = BenchProcess::start_piped(&run(load_spec.duration)?, &log)?;
+    Ok(RunningLoad { child, measured_from: Instant::now(), results: ResultSource::Printed })
 }
 
-fn launch_wrk(demand: &LoadSpec, script: &Path, seconds: u64) -> anyhow::Result<ProcessSpec> {
-    if demand.rate.is_some() {
+fn launch_wrk(load_spec: &LoadSpec, script: &Path, seconds: u64) -> anyhow::Result<ProcessSpec> {
+    if load_spec.rate.is_some() {
         bail!("wrk supports no constant rate: use --driver leno");
     }
-    let [url] = demand.urls.as_slice() else {
+    let [url] = load_spec.urls.as_slice() else {
         bail!("wrk supports only one target: use --driver leno");
     };
     let mut command = vec!["wrk".to_owned(), "--threads=1".to_owned()];
-    command.push(format!("--connections={}", demand.connections));
+    command.push(format!("--connections={}", load_spec.connections));
     command.push(format!("--duration={seconds}s"));
     command.push("--script".to_owned());
     command.push(script.to_string_lossy().into_owned());
-    if demand.connecting == ConnectionMode::Fresh {
+    if load_spec.connection_mode == ConnectionMode::Fresh {
         command.extend(["--header".to_owned(), "Connection: close".to_owned()]);
     }
     command.push(url.clone());
     Ok(ProcessSpec::new(command))
 }
 
-/// Makes wrk report its results in the format of our load generator.
+/// Makes wrk report its results in the format of `leno load`.
 const REPORT: &str = r#"
 function done(summary, latency, requests)
   local e = summary.errors
@@ -66,15 +71,15 @@ end
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::driver::tests::constant_rate_demand;
+    use crate::bench::driver::tests::constant_rate_spec;
 
     #[test]
     fn unsupported_settings_are_rejected_for_wrk() {
         let script = Path::new("report.lua");
-        assert!(launch_wrk(&constant_rate_demand(), script, 2).is_err());
-        let closed = LoadSpec { rate: None, ..constant_rate_demand() };
+        assert!(launch_wrk(&constant_rate_spec(), script, 2).is_err());
+        let closed = LoadSpec { rate: None, ..constant_rate_spec() };
         launch_wrk(&closed, script, 2).unwrap();
-        let two = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
-        assert!(launch_wrk(&two, script, 2).is_err());
+        let two_targets = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
+        assert!(launch_wrk(&two_targets, script, 2).is_err());
     }
 }

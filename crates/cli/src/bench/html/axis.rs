@@ -48,7 +48,7 @@ impl ChartAxis {
 
     fn logarithmic(smallest: f64, largest: f64, length: f64) -> Self {
         let from = smallest.log10().floor() as i32;
-        let to = (largest.log10().ceil() as i32).max(from + 1).min(from + DECADES_MAX);
+        let to = (largest.log10().ceil() as i32).max(from + 1).min(from + MAX_DECADES);
         let mut ticks = Vec::new();
         for power in from..=to {
             for factor in [1.0, 2.0, 5.0] {
@@ -69,20 +69,20 @@ impl ChartAxis {
 
     /// Returns the position of a value along the axis.
     pub(super) fn position(&self, value: f64) -> f64 {
-        let part = match self.scale {
+        let fraction = match self.scale {
             AxisScale::Linear => (value - self.from) / (self.to - self.from),
             AxisScale::Logarithmic => {
                 let value = value.max(self.from);
                 (value / self.from).log10() / (self.to / self.from).log10()
             }
         };
-        part.clamp(0.0, 1.0) * self.length
+        fraction.clamp(0.0, 1.0) * self.length
     }
 }
 
 const TICKS: f64 = 4.0;
 /// Latencies range from a microsecond to minutes.
-const DECADES_MAX: i32 = 9;
+const MAX_DECADES: i32 = 9;
 
 #[cfg(test)]
 mod tests {

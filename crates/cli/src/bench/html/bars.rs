@@ -14,13 +14,13 @@ pub(super) struct BarChart<'a> {
 pub(super) struct Bar<'a> {
     pub(super) label: &'a str,
     /// The index of its color.
-    pub(super) colour: usize,
+    pub(super) color: usize,
     /// Its named parts.
     pub(super) parts: Vec<(String, f64)>,
     /// The minimum and maximum of the repeats.
     pub(super) range: Option<(f64, f64)>,
     /// A note after the figure, such as a ratio.
-    pub(super) diagnostic: String,
+    pub(super) note: String,
 }
 
 impl Bar<'_> {
@@ -72,36 +72,36 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
             escape(bar.label)
         ),
     );
-    let mut from = 0.0;
+    let mut start = 0.0;
     for (index, (name, value)) in bar.parts.iter().enumerate() {
-        let (x, end) = (LEFT + axis.position(from), LEFT + axis.position(from + value));
+        let (x, end) = (LEFT + axis.position(start), LEFT + axis.position(start + value));
         let shade = index.min(SHADES);
         push(
             svg,
             format_args!(
                 "<rect class=\"f{} shade{shade}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
                  height=\"{BAR}\" rx=\"2.5\"><title>{}: {}</title></rect>",
-                bar.colour % COLOURS,
+                bar.color % COLORS,
                 middle - BAR / 2.0,
                 (end - x - GAP).max(0.8),
                 escape(name),
                 format_figure(*value)
             ),
         );
-        from += value;
+        start += value;
     }
     let sum = bar.sum();
     let mut right = LEFT + axis.position(sum);
-    if let Some((least, most)) = bar.range.filter(|(least, most)| most > least) {
-        let (x1, x2) = (LEFT + axis.position(least), LEFT + axis.position(most));
+    if let Some((min, max)) = bar.range.filter(|(min, max)| max > min) {
+        let (x1, x2) = (LEFT + axis.position(min), LEFT + axis.position(max));
         right = right.max(x2);
         push(
             svg,
             format_args!(
                 "<path class=\"whisker\" fill=\"none\" d=\"M{x1:.1} {middle}H{x2:.1}M{x1:.1} {a:.1}V{b:.1}M{x2:.1} \
                  {a:.1}V{b:.1}\"><title>{} to {}</title></path>",
-                format_figure(least),
-                format_figure(most),
+                format_figure(min),
+                format_figure(max),
                 a = middle - 4.0,
                 b = middle + 4.0,
             ),
@@ -115,7 +115,7 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
              class=\"tick\" dx=\"6\">{}</tspan></text>",
             right + 8.0,
             middle + 4.0,
-            escape(&bar.diagnostic)
+            escape(&bar.note)
         ),
     );
 }
@@ -125,7 +125,7 @@ fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {
 }
 
 /// The number of colors in the style sheet.
-pub(super) const COLOURS: usize = 8;
+pub(super) const COLORS: usize = 8;
 /// The number of shades of a color in addition to the full one.
 const SHADES: usize = 3;
 const WIDTH: f64 = 520.0;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::axis::{AxisScale, ChartAxis};
-use super::bars::COLOURS;
+use super::bars::COLORS;
 use crate::bench::figures::{escape, format_figure};
 
 /// Groups of bars, from top to bottom.
@@ -12,15 +12,22 @@ pub(super) struct GroupedBarChart(pub(super) Vec<BarGroup>);
 /// The bars of one case.
 pub(super) struct BarGroup {
     pub(super) label: String,
-    /// Name, color index, and figure.
-    pub(super) bars: Vec<(String, usize, f64)>,
+    pub(super) bars: Vec<GroupBar>,
+}
+
+/// A bar of a group.
+pub(super) struct GroupBar {
+    pub(super) label: String,
+    /// The index of its color.
+    pub(super) color: usize,
+    pub(super) value: f64,
 }
 
 impl GroupedBarChart {
     /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let height: f64 = self.0.iter().map(BarGroup::height).sum();
-        let values = self.0.iter().flat_map(|group| group.bars.iter().map(|bar| bar.2));
+        let values = self.0.iter().flat_map(|group| group.bars.iter().map(|bar| bar.value));
         let axis = ChartAxis::from_values(values, AxisScale::Linear, WIDTH - LEFT - RIGHT);
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
@@ -49,10 +56,10 @@ impl BarGroup {
         )
         .to_string();
         svg.push_str(&heading);
-        for (index, (name, colour, value)) in self.bars.iter().enumerate() {
+        for (index, bar) in self.bars.iter().enumerate() {
             let middle = top + HEADING + ROW * (index as f64 + 0.5);
-            let width = axis.position(*value).max(0.8);
-            let written = write!(
+            let width = axis.position(bar.value).max(0.8);
+            let result = write!(
                 svg,
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text><rect \
                  class=\"f{}\" x=\"{LEFT}\" y=\"{:.1}\" width=\"{width:.1}\" \
@@ -60,14 +67,14 @@ impl BarGroup {
                  y=\"{:.1}\">{}</text>",
                 LEFT - 10.0,
                 middle + 4.0,
-                escape(name),
-                colour % COLOURS,
+                escape(&bar.label),
+                bar.color % COLORS,
                 middle - BAR / 2.0,
                 LEFT + width + 8.0,
                 middle + 4.0,
-                format_figure(*value)
+                format_figure(bar.value)
             );
-            written.expect("writing to a String never fails");
+            result.expect("writing to a String never fails");
         }
     }
 }

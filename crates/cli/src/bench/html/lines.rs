@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::axis::{AxisScale, ChartAxis};
-use super::bars::COLOURS;
+use super::bars::COLORS;
 use crate::bench::figures::{escape, format_figure, format_tick};
 
 /// One line per contender.
@@ -18,7 +18,7 @@ pub(super) struct LineChart<'a> {
 pub(super) struct ChartLine<'a> {
     pub(super) label: &'a str,
     /// The index of its color.
-    pub(super) colour: usize,
+    pub(super) color: usize,
     /// A figure per label of the x axis.
     pub(super) points: Vec<Option<f64>>,
 }
@@ -33,7 +33,7 @@ impl LineChart<'_> {
             escape(title)
         );
         for value in &axis.ticks {
-            let y = place_y(&axis, *value);
+            let y = y_position(&axis, *value);
             push(
                 &mut svg,
                 format_args!(
@@ -52,7 +52,7 @@ impl LineChart<'_> {
                 &mut svg,
                 format_args!(
                     "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-                    self.place_x(index),
+                    self.x_position(index),
                     HEIGHT - BOTTOM + 18.0,
                     escape(label)
                 ),
@@ -66,31 +66,35 @@ impl LineChart<'_> {
         svg
     }
 
-    fn place_x(&self, index: usize) -> f64 {
-        let room = WIDTH - LEFT - RIGHT - 2.0 * INSET;
+    fn x_position(&self, index: usize) -> f64 {
+        let width = WIDTH - LEFT - RIGHT - 2.0 * INSET;
         match self.x.len() {
-            0 | 1 => LEFT + INSET + room / 2.0,
-            count => LEFT + INSET + room * index as f64 / (count - 1) as f64,
+            0 | 1 => LEFT + INSET + width / 2.0,
+            count => LEFT + INSET + width * index as f64 / (count - 1) as f64,
         }
     }
 
     fn draw_line(&self, svg: &mut String, line: &ChartLine<'_>, axis: &ChartAxis) {
-        let colour = line.colour % COLOURS;
+        let color = line.color % COLORS;
         let mut path = String::new();
-        let mut drawn = false;
+        let mut is_connected = false;
         for (index, point) in line.points.iter().enumerate() {
             let Some(value) = point else {
-                drawn = false;
+                is_connected = false;
                 continue;
             };
-            let command = if drawn { 'L' } else { 'M' };
-            drawn = true;
+            let command = if is_connected { 'L' } else { 'M' };
+            is_connected = true;
             push(
                 &mut path,
-                format_args!("{command}{:.1} {:.1}", self.place_x(index), place_y(axis, *value)),
+                format_args!(
+                    "{command}{:.1} {:.1}",
+                    self.x_position(index),
+                    y_position(axis, *value)
+                ),
             );
         }
-        push(svg, format_args!("<path class=\"line s{colour}\" d=\"{path}\"/>"));
+        push(svg, format_args!("<path class=\"line s{color}\" d=\"{path}\"/>"));
         for (index, value) in line.points.iter().enumerate() {
             let Some(value) = value else {
                 continue;
@@ -98,10 +102,10 @@ impl LineChart<'_> {
             push(
                 svg,
                 format_args!(
-                    "<circle class=\"dot f{colour}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\">\
+                    "<circle class=\"dot f{color}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\">\
                      <title>{}, {}: {}</title></circle>",
-                    self.place_x(index),
-                    place_y(axis, *value),
+                    self.x_position(index),
+                    y_position(axis, *value),
                     escape(line.label),
                     escape(self.x.get(index).copied().unwrap_or_default()),
                     format_figure(*value)
@@ -113,23 +117,26 @@ impl LineChart<'_> {
     /// Draws names at the ends of lines, moved apart where they overlap.
     fn draw_names(&self, svg: &mut String, axis: &ChartAxis) {
         let last = |line: &ChartLine<'_>| line.points.iter().rev().flatten().next().copied();
-        let mut ends: Vec<(f64, &ChartLine<'_>)> =
-            self.lines.iter().filter_map(|line| Some((place_y(axis, last(line)?), line))).collect();
+        let mut ends: Vec<(f64, &ChartLine<'_>)> = self
+            .lines
+            .iter()
+            .filter_map(|line| Some((y_position(axis, last(line)?), line)))
+            .collect();
         ends.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut above = f64::NEG_INFINITY;
+        let mut previous_y = f64::NEG_INFINITY;
         // The first name starts high enough that the last one stays inside the plot.
         let lowest = HEIGHT - BOTTOM;
         let count = ends.len();
         for (index, (y, line)) in ends.into_iter().enumerate() {
-            let below = (count - index - 1) as f64 * NAME_HEIGHT;
-            let y = y.min(lowest - below).max(above + NAME_HEIGHT);
-            above = y;
+            let space_below = (count - index - 1) as f64 * NAME_HEIGHT;
+            let y = y.min(lowest - space_below).max(previous_y + NAME_HEIGHT);
+            previous_y = y;
             push(
                 svg,
                 format_args!(
                     "<text class=\"value f{}\" style=\"fill:var(--c{0})\" x=\"{:.1}\" \
                      y=\"{:.1}\">{}</text>",
-                    line.colour % COLOURS,
+                    line.color % COLORS,
                     WIDTH - RIGHT + 4.0,
                     y + 4.0,
                     escape(line.label)
@@ -139,7 +146,7 @@ impl LineChart<'_> {
     }
 }
 
-fn place_y(axis: &ChartAxis, value: f64) -> f64 {
+fn y_position(axis: &ChartAxis, value: f64) -> f64 {
     HEIGHT - BOTTOM - axis.position(value)
 }
 

@@ -2,14 +2,14 @@
 
 use super::axis::AxisScale;
 use super::bars::{Bar, BarChart};
-use super::groups::{BarGroup, GroupedBarChart};
+use super::groups::{BarGroup, GroupBar, GroupedBarChart};
 use super::lines::{ChartLine, LineChart};
 use crate::bench::figures::escape;
 use crate::bench::outcome::ContenderOutcome;
 use crate::bench::report::{CaseReport, PlotData, PlotKind, SuiteReport};
 
 /// Renders the plots of a case, side by side.
-pub(super) fn of_case(report: &SuiteReport, case: &CaseReport) -> String {
+pub(super) fn render_case(report: &SuiteReport, case: &CaseReport) -> String {
     let members = panel_members(report, case);
     let plots = [
         render_figure(
@@ -38,12 +38,12 @@ pub(super) fn of_case(report: &SuiteReport, case: &CaseReport) -> String {
 }
 
 /// Renders a plot of a suite.
-pub(super) fn of_plot(report: &SuiteReport, plot: &PlotData) -> String {
-    let svg = match plot.form {
+pub(super) fn render_plot(report: &SuiteReport, plot: &PlotData) -> String {
+    let svg = match plot.kind {
         PlotKind::Lines(scale) => {
             let lines = plot.series.iter().map(|(label, points)| ChartLine {
                 label,
-                colour: contender_color(report, label),
+                color: contender_color(report, label),
                 points: points.clone(),
             });
             let x = plot.x.iter().map(String::as_str).collect();
@@ -53,7 +53,8 @@ pub(super) fn of_plot(report: &SuiteReport, plot: &PlotData) -> String {
             let group = |(index, label): (usize, &'_ String)| {
                 let bars = plot.series.iter().filter_map(|(name, points)| {
                     let value = points.get(index).copied().flatten()?;
-                    Some((name.clone(), contender_color(report, name), value))
+                    let color = contender_color(report, name);
+                    Some(GroupBar { label: name.clone(), color, value })
                 });
                 BarGroup { label: label.clone(), bars: bars.collect() }
             };
@@ -63,33 +64,35 @@ pub(super) fn of_plot(report: &SuiteReport, plot: &PlotData) -> String {
     render_figure(&plot.title, &plot.about, &svg)
 }
 
-/// Returns the color index of a contender: ours is always the same.
+/// Returns the color index of a contender: well-known contenders always have the same.
 pub(super) fn contender_color(report: &SuiteReport, name: &str) -> usize {
-    if let Some(own) = COLOURS_OF.iter().position(|known| *known == name) {
-        return own;
+    if let Some(index) = CONTENDER_COLORS.iter().position(|label| *label == name) {
+        return index;
     }
-    if let Some(mode) = COLOURS_OF_MODES.iter().position(|known| *known == name) {
-        return mode;
+    if let Some(index) = MODE_COLORS.iter().position(|label| *label == name) {
+        return index;
     }
-    let others =
-        report.contenders.iter().filter(|facts| !COLOURS_OF.contains(&facts.name.as_str()));
-    let place = others.into_iter().position(|facts| facts.name == name);
-    COLOURS_OF.len() + place.unwrap_or(0)
+    let others = report
+        .contenders
+        .iter()
+        .filter(|contender| !CONTENDER_COLORS.contains(&contender.name.as_str()));
+    let position = others.into_iter().position(|contender| contender.name == name);
+    CONTENDER_COLORS.len() + position.unwrap_or(0)
 }
 
 /// A contender in a case.
 struct PanelContender<'a> {
     name: &'a str,
-    colour: usize,
+    color: usize,
     outcome: &'a ContenderOutcome,
 }
 
 fn panel_members<'a>(report: &'a SuiteReport, case: &'a CaseReport) -> Vec<PanelContender<'a>> {
     let member = |name: &'a str| {
         let outcome = case.contenders.get(name)?;
-        Some(PanelContender { name, colour: contender_color(report, name), outcome })
+        Some(PanelContender { name, color: contender_color(report, name), outcome })
     };
-    report.contenders.iter().filter_map(|facts| member(&facts.name)).collect()
+    report.contenders.iter().filter_map(|contender| member(&contender.name)).collect()
 }
 
 fn cpu_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
@@ -107,36 +110,36 @@ fn throughput_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
 }
 
 fn memory_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
-    let mut all = build_bars(members.iter().filter(|member| member.has_proxies()), |member| {
+    let mut chart = build_bars(members.iter().filter(|member| member.has_proxies()), |member| {
         let memory = &member.outcome.memory_kib;
         let mib = |kib: u64| kib as f64 / 1024.0;
         let parts = memory.processes.iter().map(|(name, kib)| (name.clone(), mib(*kib)));
         (parts.collect(), "load_private")
     });
-    for bar in &mut all.bars {
+    for bar in &mut chart.bars {
         bar.range = None;
     }
-    all
+    chart
 }
 
 fn build_bars<'a, 'm>(
     members: impl Iterator<Item = &'m PanelContender<'a>>,
-    of: impl Fn(&PanelContender<'a>) -> (Vec<(String, f64)>, &'static str),
+    parts_of: impl Fn(&PanelContender<'a>) -> (Vec<(String, f64)>, &'static str),
 ) -> BarChart<'a>
 where
     'a: 'm,
 {
     let bar = |member: &PanelContender<'a>| {
-        let (parts, figure) = of(member);
+        let (parts, figure) = parts_of(member);
         let outcome = member.outcome;
         let ratio = outcome.ratio_to_baseline(figure).filter(|ratio| *ratio != 1.0);
         let range = outcome.range.get(figure).map(|range| (range.min, range.max));
         Bar {
             label: member.name,
-            colour: member.colour,
+            color: member.color,
             parts,
             range,
-            diagnostic: ratio.map(|ratio| format!("× {ratio:.2}")).unwrap_or_default(),
+            note: ratio.map(|ratio| format!("× {ratio:.2}")).unwrap_or_default(),
         }
     };
     BarChart { bars: members.map(bar).collect() }
@@ -144,11 +147,11 @@ where
 
 fn latency_lines<'a>(members: &[PanelContender<'a>]) -> LineChart<'a> {
     let line = |member: &PanelContender<'a>| {
-        let l = &member.outcome.latency_ms;
-        let points = [l.p50, l.p90, l.p95, l.p99, l.p999];
+        let latency = &member.outcome.latency_ms;
+        let points = [latency.p50, latency.p90, latency.p95, latency.p99, latency.p999];
         ChartLine {
             label: member.name,
-            colour: member.colour,
+            color: member.color,
             points: points.map(|ms| (ms > 0.0).then_some(ms)).to_vec(),
         }
     };
@@ -174,6 +177,6 @@ fn render_figure(title: &str, about: &str, svg: &str) -> String {
 }
 
 /// Well-known contenders have the same colors in all reports.
-const COLOURS_OF: [&str; 6] = ["leno", "envoy", "haproxy", "nginx", "none", "floor"];
+const CONTENDER_COLORS: [&str; 6] = ["leno", "envoy", "haproxy", "nginx", "none", "floor"];
 /// Names of lines other than contenders.
-const COLOURS_OF_MODES: [&str; 2] = ["deny", "allow"];
+const MODE_COLORS: [&str; 2] = ["deny", "allow"];

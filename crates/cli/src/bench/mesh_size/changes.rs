@@ -9,16 +9,16 @@ use anyhow::{Context as _, bail};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::manifests::render_rule;
-use super::{LOOK_EVERY, ROLLOUT_MAX_WAIT, RunningMesh, to_mib};
+use super::{MAX_ROLLOUT_WAIT, POLL_INTERVAL, RunningMesh, to_mib};
 use crate::bench::child::BenchProcess;
-use crate::bench::crowd::{ChangeDelivery, CrowdCommand, CrowdReply, since_1970};
+use crate::bench::crowd::{ChangeDelivery, CrowdCommand, CrowdReply, unix_micros};
 use crate::bench::report::MeshChanges;
 use crate::bench::rig::BenchDefaultPolicy;
 use crate::bench::sample;
 use crate::bench::trial::RunTiming;
 use crate::get::MeshSocket;
 
-const CONFUSED: &str = "unexpected response of the simulated sidecars";
+const UNEXPECTED_REPLY: &str = "unexpected response of the simulated sidecars";
 
 /// The files and the address of a mesh.
 pub(super) struct MeshPaths<'a> {
@@ -34,39 +34,39 @@ impl RunningMesh<'_, '_> {
         &self,
         crowd: &mut BenchProcess,
         control: BenchProcess,
-        place: &mut MeshPaths<'_>,
+        paths: &mut MeshPaths<'_>,
     ) -> anyhow::Result<(BenchProcess, MeshChanges)> {
-        let mut found = MeshChanges::default();
+        let mut changes = MeshChanges::default();
         let pid = control.pid().context("the control plane has exited")?;
-        self.measure_endpoint_change(crowd, place, &mut found).await?;
+        self.measure_endpoint_change(crowd, paths, &mut changes).await?;
         if self.rig.default_policy == BenchDefaultPolicy::Deny {
-            self.measure_rule_change(crowd, place, &mut found).await?;
+            self.measure_rule_change(crowd, paths, &mut changes).await?;
         }
-        self.measure_endpoint_storm(crowd, place, pid, &mut found).await?;
-        let control = self.measure_restart(crowd, control, place, &mut found).await?;
-        Ok((control, found))
+        self.measure_endpoint_storm(crowd, paths, pid, &mut changes).await?;
+        let control = self.measure_restart(crowd, control, paths, &mut changes).await?;
+        Ok((control, changes))
     }
 
     /// Moves an endpoint of the most used service.
     async fn measure_endpoint_change(
         &self,
         crowd: &mut BenchProcess,
-        place: &MeshPaths<'_>,
-        found: &mut MeshChanges,
+        paths: &MeshPaths<'_>,
+        changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
         let last = self.crowd.sidecars.saturating_sub(self.crowd.real);
         let Some(member) = last.checked_sub(1) else { return Ok(()) };
-        let before = ControlPlaneCounters::read(place.data).await?;
-        let order = CrowdCommand::Endpoint { member, times: MOVES, rest_ms: REST_MS };
-        let seen = order_and_wait(crowd, order, MOVES_MAX_WAIT).await?;
-        let spent = ControlPlaneCounters::read(place.data).await?.since(&before);
-        found.users = seen.users;
-        (found.endpoint_p50_ms, found.endpoint_p99_ms) = (seen.p50_ms, seen.p99_ms);
-        found.endpoint_to_non_users = seen.to_others;
-        found.endpoint_recipients = spent.recipients / MOVES as f64;
-        found.endpoint_bytes = spent.bytes / MOVES as f64;
-        if seen.missed > 0 {
-            bail!("{} sidecars did not receive the update of a moved endpoint", seen.missed);
+        let before = ControlPlaneCounters::read(paths.data).await?;
+        let command = CrowdCommand::Endpoint { member, times: MOVES, rest_ms: REST_MS };
+        let delivery = send_command(crowd, command, MAX_MOVES_WAIT).await?;
+        let cost = ControlPlaneCounters::read(paths.data).await?.since(&before);
+        changes.users = delivery.users;
+        (changes.endpoint_p50_ms, changes.endpoint_p99_ms) = (delivery.p50_ms, delivery.p99_ms);
+        changes.endpoint_to_non_users = delivery.to_others;
+        changes.endpoint_recipients = cost.recipients / MOVES as f64;
+        changes.endpoint_bytes = cost.bytes / MOVES as f64;
+        if delivery.missed > 0 {
+            bail!("{} sidecars did not receive the update of a moved endpoint", delivery.missed);
         }
         Ok(())
     }
@@ -75,30 +75,35 @@ impl RunningMesh<'_, '_> {
     async fn measure_rule_change(
         &self,
         crowd: &mut BenchProcess,
-        place: &MeshPaths<'_>,
-        found: &mut MeshChanges,
+        paths: &MeshPaths<'_>,
+        changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
-        let all = self.crowd.sidecars.saturating_sub(self.crowd.real);
-        let before = ControlPlaneCounters::read(place.data).await?;
+        let member_count = self.crowd.sidecars.saturating_sub(self.crowd.real);
+        let before = ControlPlaneCounters::read(paths.data).await?;
         let mut latencies = Vec::new();
-        for ca_generation in 1..=RULES {
-            let max_wait_ms = RULE_MAX_WAIT_MS;
+        for version in 1..=RULES {
+            let max_wait_ms = MAX_RULE_WAIT_MS;
             crowd.write_line(&serde_json::to_string(&CrowdCommand::Rule { max_wait_ms })?).await?;
-            let CrowdReply::Ready = read_report(crowd).await? else { bail!("{CONFUSED}") };
-            let began = since_1970();
-            std::fs::write(place.file.join("rule.yaml"), render_rule(ca_generation))
-                .context("a rule")?;
-            let CrowdReply::Plans(plans) = read_report(crowd).await? else { bail!("{CONFUSED}") };
-            found.rule_missed += all.saturating_sub(plans.len());
-            latencies.extend(plans.iter().map(|at| at.saturating_sub(began) as f64 / 1e3));
+            let CrowdReply::Ready = read_reply(crowd).await? else { bail!("{UNEXPECTED_REPLY}") };
+            let started = unix_micros();
+            std::fs::write(paths.file.join("rule.yaml"), render_rule(version)).context("a rule")?;
+            let CrowdReply::ConfigChanges(change_times) = read_reply(crowd).await? else {
+                bail!("{UNEXPECTED_REPLY}")
+            };
+            changes.rule_missed += member_count.saturating_sub(change_times.len());
+            latencies.extend(
+                change_times
+                    .iter()
+                    .map(|change_time| change_time.saturating_sub(started) as f64 / 1e3),
+            );
             sleep(Duration::from_millis(REST_MS)).await;
         }
-        let spent = ControlPlaneCounters::read(place.data).await?.since(&before);
+        let cost = ControlPlaneCounters::read(paths.data).await?.since(&before);
         latencies.sort_by(f64::total_cmp);
-        found.rule_p50_ms = quantile(&latencies, 0.5);
-        found.rule_p99_ms = quantile(&latencies, 0.99);
-        found.rule_recipients = spent.recipients / RULES as f64;
-        found.rule_bytes = spent.bytes / RULES as f64;
+        changes.rule_p50_ms = quantile(&latencies, 0.5);
+        changes.rule_p99_ms = quantile(&latencies, 0.99);
+        changes.rule_recipients = cost.recipients / RULES as f64;
+        changes.rule_bytes = cost.bytes / RULES as f64;
         Ok(())
     }
 
@@ -106,25 +111,25 @@ impl RunningMesh<'_, '_> {
     async fn measure_endpoint_storm(
         &self,
         crowd: &mut BenchProcess,
-        place: &MeshPaths<'_>,
+        paths: &MeshPaths<'_>,
         pid: u32,
-        found: &mut MeshChanges,
+        changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
-        let seconds = (place.timing.duration * STORM_FACTOR).min(STORM_MAX).as_secs_f64();
-        let before = ControlPlaneCounters::read(place.data).await?;
-        let (cpu, began) = (sample::cpu_time(&[pid]), Instant::now());
-        let order = CrowdCommand::Storm { per_second: STORM_PER_SECOND, seconds };
-        let max_wait = Duration::from_secs_f64(seconds * 4.0) + ROLLOUT_MAX_WAIT;
-        let seen = order_and_wait(crowd, order, max_wait).await?;
-        let spent = sample::cpu_time(&[pid]).saturating_sub(cpu).as_secs_f64();
-        found.storm_cores = spent / began.elapsed().as_secs_f64();
-        let counted = ControlPlaneCounters::read(place.data).await?.since(&before);
-        let changes = seen.changes.max(1) as f64;
-        (found.storm_s, found.storm_per_s) = (seconds, seen.per_second);
-        (found.storm_p50_ms, found.storm_p99_ms) = (seen.p50_ms, seen.p99_ms);
-        found.storm_missed = seen.missed;
-        found.storm_recipients = counted.recipients / changes;
-        found.storm_bytes = counted.bytes / changes;
+        let seconds = (paths.timing.duration * STORM_FACTOR).min(MAX_STORM).as_secs_f64();
+        let before = ControlPlaneCounters::read(paths.data).await?;
+        let (cpu, started) = (sample::cpu_time(&[pid]), Instant::now());
+        let command = CrowdCommand::Storm { per_second: STORM_PER_SECOND, seconds };
+        let max_wait = Duration::from_secs_f64(seconds * 4.0) + MAX_ROLLOUT_WAIT;
+        let delivery = send_command(crowd, command, max_wait).await?;
+        let cpu_seconds = sample::cpu_time(&[pid]).saturating_sub(cpu).as_secs_f64();
+        changes.storm_cores = cpu_seconds / started.elapsed().as_secs_f64();
+        let cost = ControlPlaneCounters::read(paths.data).await?.since(&before);
+        let change_count = delivery.changes.max(1) as f64;
+        (changes.storm_s, changes.storm_per_s) = (seconds, delivery.per_second);
+        (changes.storm_p50_ms, changes.storm_p99_ms) = (delivery.p50_ms, delivery.p99_ms);
+        changes.storm_missed = delivery.missed;
+        changes.storm_recipients = cost.recipients / change_count;
+        changes.storm_bytes = cost.bytes / change_count;
         Ok(())
     }
 
@@ -133,44 +138,45 @@ impl RunningMesh<'_, '_> {
         &self,
         crowd: &mut BenchProcess,
         control: BenchProcess,
-        place: &MeshPaths<'_>,
-        found: &mut MeshChanges,
+        paths: &MeshPaths<'_>,
+        changes: &mut MeshChanges,
     ) -> anyhow::Result<BenchProcess> {
         // Dropping kills the process, without a graceful shutdown.
         drop(control);
-        let until = Instant::now() + ROLLOUT_MAX_WAIT;
+        let deadline = Instant::now() + MAX_ROLLOUT_WAIT;
         loop {
-            let order = serde_json::to_string(&CrowdCommand::Streams)?;
-            crowd.write_line(&order).await?;
-            match read_report(crowd).await? {
+            let command = serde_json::to_string(&CrowdCommand::Streams)?;
+            crowd.write_line(&command).await?;
+            match read_reply(crowd).await? {
                 CrowdReply::Streams(0) => break,
-                CrowdReply::Streams(_) if Instant::now() < until => sleep(LOOK_EVERY).await,
+                CrowdReply::Streams(_) if Instant::now() < deadline => sleep(POLL_INTERVAL).await,
                 _ => bail!("the simulated sidecars stay connected to the stopped control plane"),
             }
         }
-        let began = Instant::now();
-        let mut control = self.start_control_plane(place.file, place.data, place.address)?;
-        let all = self.crowd.sidecars as u64;
+        let started = Instant::now();
+        let mut control = self.start_control_plane(paths.file, paths.data, paths.address)?;
+        let member_count = self.crowd.sidecars as u64;
         loop {
             // Another connection may occupy the port for a moment.
             if control.try_exit_status().is_some() {
-                control = self.start_control_plane(place.file, place.data, place.address)?;
+                control = self.start_control_plane(paths.file, paths.data, paths.address)?;
             }
             let status =
-                MeshSocket::from_data(place.data).query_json("/status").await.unwrap_or_default();
-            let back = status["proxies"].as_u64() == Some(all) && status["out_of_sync"] == 0;
-            if back {
+                MeshSocket::from_data(paths.data).query_json("/status").await.unwrap_or_default();
+            let is_restored =
+                status["proxies"].as_u64() == Some(member_count) && status["out_of_sync"] == 0;
+            if is_restored {
                 break;
             }
-            if began.elapsed() > ROLLOUT_MAX_WAIT {
-                bail!("not all sidecars reconnected: {status}: {}", control.last_words());
+            if started.elapsed() > MAX_ROLLOUT_WAIT {
+                bail!("not all sidecars reconnected: {status}: {}", control.log_tail());
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
-        found.reconnect_s = began.elapsed().as_secs_f64();
-        found.reconnect_bytes = ControlPlaneCounters::read(place.data).await?.bytes;
+        changes.reconnect_s = started.elapsed().as_secs_f64();
+        changes.reconnect_bytes = ControlPlaneCounters::read(paths.data).await?.bytes;
         let pid = control.pid().context("the control plane exited")?;
-        found.reconnect_memory_mib = to_mib(sample::peak_kib(pid));
+        changes.reconnect_memory_mib = to_mib(sample::peak_kib(pid));
         Ok(control)
     }
 }
@@ -188,10 +194,10 @@ impl ControlPlaneCounters {
         let lines = page.lines().filter_map(|line| line.rsplit_once(' '));
         let values: BTreeMap<&str, f64> =
             lines.filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
-        let of = |name: &str| values.get(name).copied().with_context(|| format!("no {name}"));
+        let counter = |name: &str| values.get(name).copied().with_context(|| format!("no {name}"));
         Ok(Self {
-            recipients: of("leno_control_push_recipients_total")?,
-            bytes: of("leno_control_delta_bytes_total")?,
+            recipients: counter("leno_control_push_recipients_total")?,
+            bytes: counter("leno_control_delta_bytes_total")?,
         })
     }
 
@@ -200,42 +206,42 @@ impl ControlPlaneCounters {
     }
 }
 
-async fn order_and_wait(
+async fn send_command(
     crowd: &mut BenchProcess,
-    order: CrowdCommand,
+    command: CrowdCommand,
     max_wait: Duration,
 ) -> anyhow::Result<ChangeDelivery> {
-    crowd.write_line(&serde_json::to_string(&order)?).await?;
-    match timeout(max_wait, read_report(crowd))
+    crowd.write_line(&serde_json::to_string(&command)?).await?;
+    match timeout(max_wait, read_reply(crowd))
         .await
         .context("the simulated sidecars do not respond")??
     {
-        CrowdReply::Seen(seen) => Ok(seen),
-        other => bail!("{CONFUSED}: {other:?}"),
+        CrowdReply::Delivery(delivery) => Ok(delivery),
+        other => bail!("{UNEXPECTED_REPLY}: {other:?}"),
     }
 }
 
-async fn read_report(crowd: &mut BenchProcess) -> anyhow::Result<CrowdReply> {
+async fn read_reply(crowd: &mut BenchProcess) -> anyhow::Result<CrowdReply> {
     let line = crowd.next_line().await;
     let line =
-        line.with_context(|| format!("the simulated sidecars exited: {}", crowd.last_words()))?;
+        line.with_context(|| format!("the simulated sidecars exited: {}", crowd.log_tail()))?;
     serde_json::from_str(&line).context("the report of the simulated sidecars")
 }
 
 /// Returns the quantile of sorted figures.
-fn quantile(figures: &[f64], share: f64) -> f64 {
-    let rank = (share * figures.len() as f64).ceil() as usize;
+fn quantile(figures: &[f64], fraction: f64) -> f64 {
+    let rank = (fraction * figures.len() as f64).ceil() as usize;
     figures.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
 /// The number of moves of one endpoint, and the time to watch for messages to non-subscribers.
 const MOVES: usize = 20;
 const REST_MS: u64 = 300;
-const MOVES_MAX_WAIT: Duration = Duration::from_secs(300);
+const MAX_MOVES_WAIT: Duration = Duration::from_secs(300);
 /// The number of rule changes, and the timeout of each.
 const RULES: usize = 5;
-const RULE_MAX_WAIT_MS: u64 = 20_000;
+const MAX_RULE_WAIT_MS: u64 = 20_000;
 /// The rate of moves, and the duration of the storm: one minute, unless runs are short.
 const STORM_PER_SECOND: u32 = 200;
 const STORM_FACTOR: u32 = 12;
-const STORM_MAX: Duration = Duration::from_secs(60);
+const MAX_STORM: Duration = Duration::from_secs(60);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::{PER_SERVICE, RunningMesh, USED, workload_name};
+use super::{RunningMesh, USED_SERVICES, WORKLOADS_PER_SERVICE, workload_name};
 use crate::bench::rig::BenchDefaultPolicy;
 
 impl RunningMesh<'_, '_> {
@@ -11,14 +11,18 @@ impl RunningMesh<'_, '_> {
     /// have a circle of their own if there are enough of them, so that all of their calls are served; the
     /// others have one too, so that every service is used. The last service is used more than the others.
     pub(super) fn used_services(&self, index: usize) -> Vec<usize> {
-        let (own, all, real) =
-            (index / PER_SERVICE, self.service_count(), self.real_service_count());
-        let circle = if own < real { 0..real } else { real..all };
-        let after = |step: usize| circle.start + (own - circle.start + step) % circle.len();
-        let mut used: Vec<usize> = (1..=USED.min(circle.len())).map(after).collect();
-        let popular = all - 1;
-        let is_near = (1..=POPULAR).any(|step| after(step) == popular);
-        if own >= real && is_near && !used.contains(&popular) {
+        let (own_service, service_count, real_service_count) =
+            (index / WORKLOADS_PER_SERVICE, self.service_count(), self.real_service_count());
+        let ring = if own_service < real_service_count {
+            0..real_service_count
+        } else {
+            real_service_count..service_count
+        };
+        let successor = |step: usize| ring.start + (own_service - ring.start + step) % ring.len();
+        let mut used: Vec<usize> = (1..=USED_SERVICES.min(ring.len())).map(successor).collect();
+        let popular = service_count - 1;
+        let is_near = (1..=POPULAR).any(|step| successor(step) == popular);
+        if own_service >= real_service_count && is_near && !used.contains(&popular) {
             used.push(popular);
         }
         used
@@ -26,8 +30,8 @@ impl RunningMesh<'_, '_> {
 
     /// Returns the number of services that only real sidecars serve and use; 0 if there are too few of them.
     fn real_service_count(&self) -> usize {
-        let whole = self.crowd.real.min(self.crowd.sidecars) / PER_SERVICE;
-        if whole > 1 { whole } else { 0 }
+        let count = self.crowd.real.min(self.crowd.sidecars) / WORKLOADS_PER_SERVICE;
+        if count > 1 { count } else { 0 }
     }
 
     /// True if real sidecars can call each other.
@@ -37,31 +41,31 @@ impl RunningMesh<'_, '_> {
 
     /// Returns the name of a service, and the number of its workloads.
     pub(super) fn name_and_size(&self, service: usize) -> (String, usize) {
-        let left = self.crowd.sidecars - service * PER_SERVICE;
-        (format!("bench/service-{service}"), left.min(PER_SERVICE))
+        let remaining = self.crowd.sidecars - service * WORKLOADS_PER_SERVICE;
+        (format!("bench/service-{service}"), remaining.min(WORKLOADS_PER_SERVICE))
     }
 
     pub(super) fn service_count(&self) -> usize {
-        self.crowd.sidecars.div_ceil(PER_SERVICE).max(1)
+        self.crowd.sidecars.div_ceil(WORKLOADS_PER_SERVICE).max(1)
     }
 
     /// Returns the port of a workload's application: real workloads share one.
     pub(super) fn application_port(&mut self, index: usize) -> anyhow::Result<u16> {
         match index < self.crowd.real {
             true => self.ports.port_for("application"),
-            false => Ok(NOWHERE),
+            false => Ok(UNUSED_PORT),
         }
     }
 
     pub(super) fn render_manifests(&mut self) -> anyhow::Result<String> {
-        let mode = self.rig.default_policy;
+        let default_policy = self.rig.default_policy;
         let mut text = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
              spec: {{defaultPolicy: {}}}\n",
-            mode.as_str()
+            default_policy.as_str()
         );
         for index in 0..self.crowd.sidecars {
-            let (service, port) = (index / PER_SERVICE, self.application_port(index)?);
+            let (service, port) = (index / WORKLOADS_PER_SERVICE, self.application_port(index)?);
             let name = workload_name(index);
             let name = name.trim_start_matches("bench/");
             write!(
@@ -91,7 +95,7 @@ impl RunningMesh<'_, '_> {
                  targetPort: main}}]}}\n"
             )?;
         }
-        if mode == BenchDefaultPolicy::Deny {
+        if default_policy == BenchDefaultPolicy::Deny {
             self.write_policies(&mut text)?;
         }
         Ok(text)
@@ -102,7 +106,7 @@ impl RunningMesh<'_, '_> {
         let mut sources = vec![BTreeSet::new(); services];
         for index in 0..self.crowd.sidecars {
             for used in self.used_services(index) {
-                sources[used].insert(index / PER_SERVICE);
+                sources[used].insert(index / WORKLOADS_PER_SERVICE);
             }
         }
         for (service, sources) in sources.iter().enumerate() {
@@ -124,17 +128,17 @@ impl RunningMesh<'_, '_> {
     }
 }
 
-/// Returns the rule that every policy references, in its `ca_generation`: editions differ, but all allow the requests
-/// of the benchmark.
-pub(super) fn render_rule(ca_generation: usize) -> String {
+/// Returns a version of the rule that every policy references. Versions differ, and all allow the requests of
+/// the benchmark.
+pub(super) fn render_rule(version: usize) -> String {
     format!(
         "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
          metadata: {{name: all, namespace: bench}}\n\
-         spec: {{matches: [{{name: all, pathRegex: \"/.*|/edition-{ca_generation}\", methods: [\"*\"]}}]}}\n"
+         spec: {{matches: [{{name: all, pathRegex: \"/.*|/edition-{version}\", methods: [\"*\"]}}]}}\n"
     )
 }
 
 /// The unused port of the crowd's applications.
-const NOWHERE: u16 = 8080;
+const UNUSED_PORT: u16 = 8080;
 /// The number of services that use the last one: with ten workloads each, a hundred workloads.
 const POPULAR: usize = 10;

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::RunningMesh;
-use crate::ask;
+use crate::admin_client;
 use crate::output;
 
 /// Sequential requests, through each real sidecar in turn.
@@ -30,10 +30,10 @@ impl SequentialTraffic {
     ///
     /// # Errors
     /// If a listener has no address.
-    pub(super) fn start(stage: &mut RunningMesh<'_, '_>) -> anyhow::Result<Self> {
+    pub(super) fn start(mesh: &mut RunningMesh<'_, '_>) -> anyhow::Result<Self> {
         let mut listeners: Vec<SocketAddr> = Vec::new();
-        for index in 0..stage.crowd.real {
-            listeners.push(stage.ports.address_for(&format!("listener-{index}-0"))?);
+        for index in 0..mesh.crowd.real {
+            listeners.push(mesh.ports.address_for(&format!("listener-{index}-0"))?);
         }
         let shared = Arc::<TrafficState>::default();
         #[allow(clippy::disallowed_methods, reason = "the task runs until `finish`")]
@@ -44,29 +44,29 @@ impl SequentialTraffic {
     /// Stops the traffic; returns the number of requests and of failures.
     pub(super) async fn stop_and_count(self) -> (u64, u64) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        let ended = self.task.await;
-        let lost = u64::from(ended.is_err());
-        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        (count(&self.shared.sent), count(&self.shared.failed) + lost)
+        let result = self.task.await;
+        let task_failures = u64::from(result.is_err());
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (count(&self.shared.sent), count(&self.shared.failed) + task_failures)
     }
 }
 
 async fn send_requests(listeners: Vec<SocketAddr>, shared: Arc<TrafficState>) {
-    let mut due = interval(Duration::from_secs(1) / PER_SECOND);
-    due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = interval(Duration::from_secs(1) / PER_SECOND);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for listener in listeners.iter().cycle() {
-        due.tick().await;
+        ticks.tick().await;
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        let answered = ask::query_admin(*listener, "/").await;
+        let outcome = admin_client::query_admin(*listener, "/").await;
         shared.sent.fetch_add(1, Ordering::Relaxed);
-        if let Err(error) = answered {
+        if let Err(error) = outcome {
             tracing::debug!(%listener, error = output::format_error(&error), "a request failed");
             shared.failed.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Enough that each of fifty sidecars serves all the time, and negligible for the measurement.
+/// The request rate: each of fifty sidecars serves all the time, and the load is negligible for the measurement.
 const PER_SECOND: u32 = 100;

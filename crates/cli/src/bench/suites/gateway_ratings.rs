@@ -9,7 +9,7 @@ use crate::bench::case::{BackendKind, BenchCase};
 use crate::bench::cores::Cores;
 use crate::bench::driver::LoadGenerator;
 use crate::bench::layout::Layout;
-use crate::bench::options::{STARTING, SuiteDefaults, SuiteOptions};
+use crate::bench::options::{STARTUP_TIME, SuiteDefaults, SuiteOptions};
 use crate::bench::outcome::ContenderOutcome;
 use crate::bench::report::{FigureTable, PlotData, PlotKind, PublishedTable, SuiteReport};
 use crate::bench::rig::BenchDefaultPolicy;
@@ -54,7 +54,7 @@ impl GatewayRatingsArgs {
         let defaults = match self.app {
             BackendKind::BuiltIn => DEFAULTS,
             BackendKind::Spring => {
-                SuiteDefaults { starting: STARTING + spring::STARTING, ..DEFAULTS }
+                SuiteDefaults { startup_time: STARTUP_TIME + spring::STARTUP_TIME, ..DEFAULTS }
             }
         };
         let mut report = session::measure_suite(&SUITE, &self.options, defaults, &cases).await?;
@@ -83,9 +83,9 @@ impl GatewayRatingsArgs {
     }
 
     fn core_counts(&self) -> Vec<usize> {
-        let ours = Cores::available_cores().map_or(1, |cores| cores.count());
+        let available = Cores::available_cores().map_or(1, |cores| cores.count());
         match self.cores.as_slice() {
-            [] => [1, 2].into_iter().filter(|count| *count <= ours).collect(),
+            [] => [1, 2].into_iter().filter(|count| *count <= available).collect(),
             cores => cores.to_vec(),
         }
     }
@@ -136,25 +136,25 @@ fn published_table(report: &SuiteReport) -> FigureTable {
             Some(other) => other.to_string(),
             None => String::new(),
         };
-        for facts in &report.contenders {
-            let Some(outcome) = case.contenders.get(&facts.name) else {
+        for contender in &report.contenders {
+            let Some(outcome) = case.contenders.get(&contender.name) else {
                 continue;
             };
-            let what = match facts.name.as_str() {
+            let label = match contender.name.as_str() {
                 "none" => match &case.load_cores {
                     Some(cores) => format!("no mesh, load on {}", format_cores(cores.count())),
                     None => "no mesh".to_owned(),
                 },
                 name => format!("{name}, {} CPU", text("proxy_cores")),
             };
-            let l = &outcome.latency_ms;
+            let latency = &outcome.latency_ms;
             rows.push(vec![
                 json!(text("link")),
-                json!(what),
+                json!(label),
                 json!(outcome.rps),
-                json!(l.p90),
-                json!(l.p95),
-                json!(l.p99),
+                json!(latency.p90),
+                json!(latency.p95),
+                json!(latency.p99),
                 cpu_percent(outcome),
                 load_memory_mib(outcome),
                 json!(outcome.failed),
@@ -183,20 +183,21 @@ fn load_memory_mib(outcome: &ContenderOutcome) -> Value {
 }
 
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
-    let plot = |title: &str, about: &str, of: fn(&ContenderOutcome) -> f64| {
-        let series = report.contenders.iter().map(|facts| {
+    let plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| {
+        let series = report.contenders.iter().map(|contender| {
             let points = report.cases.iter().map(|case| {
-                case.contenders.get(&facts.name).map(of).filter(|figure| *figure > 0.0)
+                case.contenders.get(&contender.name).map(figure_of).filter(|figure| *figure > 0.0)
             });
-            (facts.name.clone(), points.collect())
+            (contender.name.clone(), points.collect())
         });
-        let shown = |(_, points): &(String, Vec<Option<f64>>)| points.iter().any(Option::is_some);
+        let has_points =
+            |(_, points): &(String, Vec<Option<f64>>)| points.iter().any(Option::is_some);
         PlotData {
             title: title.to_owned(),
             about: about.to_owned(),
             x: report.cases.iter().map(|case| case.name.clone()).collect(),
-            series: series.filter(shown).collect(),
-            form: PlotKind::Bars,
+            series: series.filter(has_points).collect(),
+            kind: PlotKind::Bars,
         }
     };
     vec![
@@ -251,7 +252,7 @@ pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["none", "leno", "envoy"],
     duration: Duration::from_secs(10),
     repeats: 3,
-    starting: STARTING,
+    startup_time: STARTUP_TIME,
 };
 
 const EXAMPLES: &str = "\

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::bench::case::BenchCase;
 use crate::bench::html::AxisScale;
 use crate::bench::layout::Layout;
-use crate::bench::options::{STARTING, SuiteDefaults, SuiteOptions};
+use crate::bench::options::{STARTUP_TIME, SuiteDefaults, SuiteOptions};
 use crate::bench::outcome::ContenderOutcome;
 use crate::bench::report::{FigureTable, PlotData, PlotKind, PublishedTable, SuiteReport};
 use crate::bench::session::{self, Suite};
@@ -61,7 +61,7 @@ impl LatencyArgs {
     }
 }
 
-/// Returns the rates, as columns.
+/// Returns the column headings: `first`, and one rate per case.
 fn rate_columns(report: &SuiteReport, first: &str) -> Vec<String> {
     let names = report.cases.iter().map(|case| match case.parameters.get("rate") {
         Some(rate) => format!("{rate}/s"),
@@ -74,13 +74,13 @@ fn rate_columns(report: &SuiteReport, first: &str) -> Vec<String> {
 fn figures_per_case(
     report: &SuiteReport,
     name: &str,
-    of: impl Fn(&ContenderOutcome) -> f64,
+    figure_of: impl Fn(&ContenderOutcome) -> f64,
 ) -> Vec<Option<f64>> {
-    report.cases.iter().map(|case| case.contenders.get(name).map(&of)).collect()
+    report.cases.iter().map(|case| case.contenders.get(name).map(&figure_of)).collect()
 }
 
 fn contender_names(report: &SuiteReport) -> impl Iterator<Item = &str> {
-    report.contenders.iter().map(|facts| facts.name.as_str())
+    report.contenders.iter().map(|contender| contender.name.as_str())
 }
 
 fn table_row(first: String, figures: Vec<Option<f64>>) -> Vec<Value> {
@@ -100,11 +100,11 @@ fn latency_table(report: &SuiteReport) -> FigureTable {
         ("p99", |o| o.latency_ms.p99),
         ("p99.9", |o| o.latency_ms.p999),
     ];
-    for (percentile, of) in percentiles {
+    for (percentile, figure_of) in percentiles {
         for name in contender_names(report) {
             rows.push(table_row(
                 format!("{percentile} ms, {}", describe_contender(name)),
-                figures_per_case(report, name, of),
+                figures_per_case(report, name, figure_of),
             ));
         }
     }
@@ -161,9 +161,9 @@ fn client_cores(outcome: &ContenderOutcome) -> f64 {
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     let plot = |title: &str,
                 about: &str,
-                (of, scale): (fn(&ContenderOutcome) -> f64, AxisScale)| {
+                (figure_of, scale): (fn(&ContenderOutcome) -> f64, AxisScale)| {
         let series = contender_names(report).map(|name| {
-            let points = figures_per_case(report, name, of);
+            let points = figures_per_case(report, name, figure_of);
             (name.to_owned(), points.into_iter().map(|p| p.filter(|p| *p > 0.0)).collect())
         });
         PlotData {
@@ -173,7 +173,7 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
             series: series
                 .filter(|(_, points): &(_, Vec<Option<f64>>)| points.iter().any(Option::is_some))
                 .collect(),
-            form: PlotKind::Lines(scale),
+            kind: PlotKind::Lines(scale),
         }
     };
     vec![
@@ -238,7 +238,7 @@ pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["none", "leno", "envoy"],
     duration: Duration::from_secs(10),
     repeats: 3,
-    starting: STARTING,
+    startup_time: STARTUP_TIME,
 };
 
 const EXAMPLES: &str = "\

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::bench::case::BenchCase;
 use crate::bench::figures::format_plain;
 use crate::bench::layout::Layout;
-use crate::bench::options::{STARTING, SuiteDefaults, SuiteOptions};
+use crate::bench::options::{STARTUP_TIME, SuiteDefaults, SuiteOptions};
 use crate::bench::outcome::ContenderOutcome;
 use crate::bench::report::{
     CaseReport, FigureTable, PlotData, PlotKind, PublishedTable, SuiteReport,
@@ -49,36 +49,36 @@ impl RouterArgs {
     ///
     /// # Errors
     /// If no case can be measured.
-    pub(crate) async fn measure(&self, rule: RouterSuite) -> anyhow::Result<SuiteReport> {
+    pub(crate) async fn measure(&self, suite: RouterSuite) -> anyhow::Result<SuiteReport> {
         let mut cases = Vec::new();
         for delay in &self.delay {
-            for (connections, rate) in PACES {
-                let case = build_case(connections, rate, *delay, rule);
-                cases.push(BenchCase { rules: rule.mesh_rules(), ..case });
+            for (connections, rate) in LOADS {
+                let case = build_case(connections, rate, *delay, suite);
+                cases.push(BenchCase { rules: suite.mesh_rules(), ..case });
             }
         }
-        let suite = match rule {
+        let constants = match suite {
             RouterSuite::Router => &ROUTER,
             RouterSuite::Removal => &REMOVAL,
         };
-        let mut report = session::measure_suite(suite, &self.options, DEFAULTS, &cases).await?;
-        report.notes.push(rule.description().to_owned());
+        let mut report = session::measure_suite(constants, &self.options, DEFAULTS, &cases).await?;
+        report.notes.push(suite.description().to_owned());
         report.tables.push(published_table(&report));
         report.plots = build_plots(&report);
         Ok(report)
     }
 }
 
-fn build_case(connections: u32, rate: u32, delay: Duration, rule: RouterSuite) -> BenchCase {
+fn build_case(connections: u32, rate: u32, delay: Duration, suite: RouterSuite) -> BenchCase {
     let mut case = BenchCase::keep_alive_pair(connections, 1024);
     case.parameters.remove("body_bytes");
-    let delayed = match delay.is_zero() {
+    let delay_text = match delay.is_zero() {
         true => "without delay".to_owned(),
         false => format!("with {} ms of delay", delay.as_millis()),
     };
     BenchCase {
-        name: format!("{connections} connections at {rate}/s, {delayed}"),
-        layout: match rule {
+        name: format!("{connections} connections at {rate}/s, {delay_text}"),
+        layout: match suite {
             RouterSuite::Router => Layout::TaggedChain,
             RouterSuite::Removal => Layout::Chain,
         },
@@ -118,12 +118,12 @@ fn published_table(report: &SuiteReport) -> FigureTable {
         let Some(baseline) = case.contenders.get("none") else {
             continue;
         };
-        for facts in report.contenders.iter().filter(|facts| facts.name != "none") {
-            let Some(outcome) = case.contenders.get(&facts.name) else {
+        for contender in report.contenders.iter().filter(|contender| contender.name != "none") {
+            let Some(outcome) = case.contenders.get(&contender.name) else {
                 continue;
             };
-            let both = |of: fn(&ContenderOutcome) -> f64| {
-                let (without, with) = (of(baseline), of(outcome));
+            let compare = |figure_of: fn(&ContenderOutcome) -> f64| {
+                let (without, with) = (figure_of(baseline), figure_of(outcome));
                 let sign = if with < without { "-" } else { "+" };
                 let difference = format_plain((with - without).abs());
                 json!(format!(
@@ -135,13 +135,13 @@ fn published_table(report: &SuiteReport) -> FigureTable {
             let kib = outcome.memory_kib.processes.get(CONSUMER).copied().unwrap_or(0);
             rows.push(vec![
                 json!(case.name),
-                json!(facts.name),
+                json!(contender.name),
                 json!(member_percent(outcome, CONSUMER)),
                 json!(round_significant(kib as f64 / 1024.0)),
-                both(|o| o.latency_ms.p90),
-                both(|o| o.latency_ms.p95),
-                both(|o| o.latency_ms.p99),
-                both(|o| o.rps),
+                compare(|o| o.latency_ms.p90),
+                compare(|o| o.latency_ms.p95),
+                compare(|o| o.latency_ms.p99),
+                compare(|o| o.rps),
             ]);
         }
     }
@@ -169,22 +169,23 @@ fn member_percent(outcome: &ContenderOutcome, name: &str) -> f64 {
 
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     let name = |case: &CaseReport| {
-        let of = |name: &str| case.parameters.get(name).and_then(Value::as_u64).unwrap_or(0);
-        format!("{}/s, {}", of("rate"), short_delay(of("delay_ms")))
+        let parameter = |name: &str| case.parameters.get(name).and_then(Value::as_u64).unwrap_or(0);
+        format!("{}/s, {}", parameter("rate"), short_delay(parameter("delay_ms")))
     };
-    let plot = |title: &str, about: &str, of: fn(&ContenderOutcome) -> f64| PlotData {
+    let plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| PlotData {
         title: title.to_owned(),
         about: about.to_owned(),
         x: report.cases.iter().map(name).collect(),
         series: report
             .contenders
             .iter()
-            .map(|facts| {
-                let of_case = |case: &CaseReport| case.contenders.get(&facts.name).map(of);
-                (facts.name.clone(), report.cases.iter().map(of_case).collect())
+            .map(|contender| {
+                let of_case =
+                    |case: &CaseReport| case.contenders.get(&contender.name).map(figure_of);
+                (contender.name.clone(), report.cases.iter().map(of_case).collect())
             })
             .collect(),
-        form: PlotKind::Bars,
+        kind: PlotKind::Bars,
     };
     vec![
         plot("P90", "milliseconds. Less is better", |o| o.latency_ms.p90),
@@ -203,7 +204,7 @@ fn short_delay(milliseconds: u64) -> String {
 /// The sidecar that is measured separately: the published figures are those of the consumer.
 const CONSUMER: &str = "consumer";
 /// Connections and requests per second, as published.
-const PACES: [(u32, u32); 2] = [(50, 1000), (100, 2000)];
+const LOADS: [(u32, u32); 2] = [(50, 1000), (100, 2000)];
 /// The delay that reproduces the published P90.
 const PUBLISHED_DELAY: Duration = Duration::from_millis(30);
 
@@ -297,7 +298,7 @@ pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["none", "leno"],
     duration: Duration::from_secs(10),
     repeats: 3,
-    starting: STARTING,
+    startup_time: STARTUP_TIME,
 };
 
 const EXAMPLES: &str = "\

@@ -29,7 +29,7 @@ pub(crate) struct ScaleArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "200,400,800,1600")]
     sidecars: Vec<usize>,
     /// Number of sidecars that are real processes
-    #[arg(long, value_name = "N", default_value_t = REAL)]
+    #[arg(long, value_name = "N", default_value_t = REAL_SIDECARS)]
     real: usize,
     /// Number of services of additional meshes, in which one sidecar uses five
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "10,10000")]
@@ -43,7 +43,7 @@ impl ScaleArgs {
     pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self {
             sidecars: vec![200, 400, 800, 1600],
-            real: REAL,
+            real: REAL_SIDECARS,
             services: vec![10, 10_000],
             options,
         }
@@ -59,20 +59,20 @@ impl ScaleArgs {
     /// # Errors
     /// If a mesh does not start.
     pub(crate) async fn measure(&self) -> anyhow::Result<SuiteReport> {
-        let began = Instant::now();
+        let started = Instant::now();
         let mut runner = self.options.build_runner(DEFAULTS, self.mesh_count())?;
         let mut report = session::blank_report(&SUITE);
         let leno = Contender::Leno(BenchObservability::Nothing)
             .check_support(&runner.rig, Layout::Http)?;
         report.contenders.push(leno);
-        runner.confine_to(1);
+        runner.allocate_cores(1);
         let steps = self.mesh_count() * runner.repeats as usize;
-        let mut progress = BenchProgress::new(steps, runner.trial_takes());
-        let most = self.sidecars.iter().max();
+        let mut progress = BenchProgress::new(steps, runner.trial_duration());
+        let largest = self.sidecars.iter().max();
         for sidecars in &self.sidecars {
             for mode in MODES {
                 runner.rig.default_policy = mode;
-                let changes = if Some(sidecars) == most {
+                let changes = if Some(sidecars) == largest {
                     ChangeMeasurement::Yes
                 } else {
                     ChangeMeasurement::No
@@ -89,18 +89,18 @@ impl ScaleArgs {
         }
         runner.rig.default_policy = BenchDefaultPolicy::Allow;
         for services in &self.services {
-            let found = mesh_services::measure_services(&runner.rig, *services).await?;
-            report.services.push(found);
+            let measured = mesh_services::measure_services(&runner.rig, *services).await?;
+            report.services.push(measured);
         }
         report.notes.push(format!(
             "{} of the sidecars are real processes; the others are clients that implement the whole \
              protocol, all in one process, without traffic. Each uses {} services of {} workloads; the \
              real ones call each other continuously during the changes, if there are at least twenty",
             self.real,
-            mesh_size::USED,
-            mesh_size::PER_SERVICE
+            mesh_size::USED_SERVICES,
+            mesh_size::WORKLOADS_PER_SERVICE
         ));
-        if self.options.names_contenders() {
+        if self.options.has_contenders() {
             report.notes.push("this suite measures leno only".to_owned());
         }
         report.settings = Some(options::runner_settings(&runner));
@@ -108,38 +108,38 @@ impl ScaleArgs {
         report.tables.extend(goals::goal_table(&report.meshes, &report.services));
         report.tables.extend(goals::change_cost_table(&report.meshes));
         report.plots = build_plots(&report.meshes);
-        report.elapsed_s = began.elapsed().as_secs_f64();
+        report.elapsed_s = started.elapsed().as_secs_f64();
         Ok(report)
     }
 }
 
 /// Returns the medians of some repeats.
 fn median_mesh(repeats: &[MeshSize]) -> Option<MeshSize> {
-    let of = |figure: fn(&MeshSize) -> f64| {
+    let median_of = |figure: fn(&MeshSize) -> f64| {
         round_significant(median(repeats.iter().map(figure)).unwrap_or(0.0))
     };
     let first = repeats.first()?;
     Some(MeshSize {
         sidecars: first.sidecars,
         mode: first.mode,
-        rollout_s: of(|m| m.rollout_s),
-        rollout_cpu_s: of(|m| m.rollout_cpu_s),
-        rollout_cores: of(|m| m.rollout_cores),
-        rollout_memory_mib: of(|m| m.rollout_memory_mib),
-        steady_cores: of(|m| m.steady_cores),
-        steady_memory_mib: of(|m| m.steady_memory_mib),
-        empty_memory_mib: of(|m| m.empty_memory_mib),
-        per_sidecar_kib: of(|m| m.per_sidecar_kib),
-        sidecar_memory_mib: of(|m| m.sidecar_memory_mib),
+        rollout_s: median_of(|m| m.rollout_s),
+        rollout_cpu_s: median_of(|m| m.rollout_cpu_s),
+        rollout_cores: median_of(|m| m.rollout_cores),
+        rollout_memory_mib: median_of(|m| m.rollout_memory_mib),
+        steady_cores: median_of(|m| m.steady_cores),
+        steady_memory_mib: median_of(|m| m.steady_memory_mib),
+        empty_memory_mib: median_of(|m| m.empty_memory_mib),
+        per_sidecar_kib: median_of(|m| m.per_sidecar_kib),
+        sidecar_memory_mib: median_of(|m| m.sidecar_memory_mib),
         // Each repeat already aggregates many changes.
         changes: first.changes,
     })
 }
 
 /// A figure of a mesh, with its name.
-type Named = (&'static str, fn(&MeshSize) -> f64);
+type NamedFigure = (&'static str, fn(&MeshSize) -> f64);
 
-const FIGURES: [Named; 7] = [
+const FIGURES: [NamedFigure; 7] = [
     ("rollout, s", |m| m.rollout_s),
     ("control plane CPU at rollout, s", |m| m.rollout_cpu_s),
     ("control plane CPU at rollout, cores", |m| m.rollout_cores),
@@ -149,19 +149,23 @@ const FIGURES: [Named; 7] = [
     ("memory of one sidecar, MiB", |m| m.sidecar_memory_mib),
 ];
 
-fn of_mode(meshes: &[MeshSize], mode: BenchDefaultPolicy) -> impl Iterator<Item = &MeshSize> {
+fn meshes_of_mode(
+    meshes: &[MeshSize],
+    mode: BenchDefaultPolicy,
+) -> impl Iterator<Item = &MeshSize> {
     meshes.iter().filter(move |mesh| mesh.mode == mode)
 }
 
 /// Returns the figures in the form of the published table.
 fn published_table(meshes: &[MeshSize]) -> FigureTable {
-    let sizes = of_mode(meshes, BenchDefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string());
+    let sizes =
+        meshes_of_mode(meshes, BenchDefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string());
     let columns = ["sidecars".to_owned()].into_iter().chain(sizes).collect();
     let mut rows = Vec::new();
     for mode in MODES {
-        for (name, of) in FIGURES {
+        for (name, figure_of) in FIGURES {
             let first = Value::String(format!("{name}, {}", mode.as_str()));
-            let figures = of_mode(meshes, mode).map(|mesh| json!(of(mesh)));
+            let figures = meshes_of_mode(meshes, mode).map(|mesh| json!(figure_of(mesh)));
             rows.push([first].into_iter().chain(figures).collect());
         }
     }
@@ -169,20 +173,20 @@ fn published_table(meshes: &[MeshSize]) -> FigureTable {
 }
 
 fn build_plots(meshes: &[MeshSize]) -> Vec<PlotData> {
-    let plot = |title: &str, about: &str, of: fn(&MeshSize) -> f64| PlotData {
+    let plot = |title: &str, about: &str, figure_of: fn(&MeshSize) -> f64| PlotData {
         title: title.to_owned(),
         about: about.to_owned(),
-        x: of_mode(meshes, BenchDefaultPolicy::Deny)
+        x: meshes_of_mode(meshes, BenchDefaultPolicy::Deny)
             .map(|mesh| mesh.sidecars.to_string())
             .collect(),
         series: MODES
             .iter()
             .map(|mode| {
-                let points = of_mode(meshes, *mode).map(|mesh| Some(of(mesh)));
+                let points = meshes_of_mode(meshes, *mode).map(|mesh| Some(figure_of(mesh)));
                 (mode.as_str().to_owned(), points.collect())
             })
             .collect(),
-        form: PlotKind::Lines(AxisScale::Linear),
+        kind: PlotKind::Lines(AxisScale::Linear),
     };
     vec![
         plot("Memory of the control plane", "MiB when steady, by sidecars", |m| {
@@ -201,8 +205,8 @@ fn build_plots(meshes: &[MeshSize]) -> Vec<PlotData> {
 }
 
 const MODES: [BenchDefaultPolicy; 2] = [BenchDefaultPolicy::Deny, BenchDefaultPolicy::Allow];
-/// Enough to carry traffic of their own.
-const REAL: usize = 50;
+/// The default number of sidecars that are real processes, enough for traffic between them.
+const REAL_SIDECARS: usize = 50;
 /// The approximate time for starting, joining, changes and reconnects.
 const JOINING: Duration = Duration::from_secs(90);
 
@@ -246,7 +250,7 @@ pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["leno"],
     duration: Duration::from_secs(5),
     repeats: 1,
-    starting: JOINING,
+    startup_time: JOINING,
 };
 
 const EXAMPLES: &str = "\

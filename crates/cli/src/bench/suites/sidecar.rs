@@ -7,7 +7,7 @@ use clap::Args;
 use crate::bench::case::BenchCase;
 use crate::bench::driver::ConnectionMode;
 use crate::bench::layout::Layout;
-use crate::bench::options::{STARTING, SuiteDefaults, SuiteOptions};
+use crate::bench::options::{STARTUP_TIME, SuiteDefaults, SuiteOptions};
 use crate::bench::report::SuiteReport;
 use crate::bench::session::{self, Suite};
 
@@ -78,7 +78,7 @@ fn build_case(work: TrafficKind, connections: u32, body: usize) -> BenchCase {
         TrafficKind::Http => case.with_parameter("work", "http"),
         TrafficKind::Fresh => BenchCase {
             name: format!("{name}, fresh connections"),
-            connecting: ConnectionMode::Fresh,
+            connection_mode: ConnectionMode::Fresh,
             ..case.with_parameter("work", "fresh")
         },
         TrafficKind::Tcp => BenchCase {
@@ -107,7 +107,7 @@ const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["leno", "leno-seen", "envoy", "haproxy", "nginx", "none", "floor"],
     duration: Duration::from_secs(5),
     repeats: 3,
-    starting: STARTING,
+    startup_time: STARTUP_TIME,
 };
 
 const EXAMPLES: &str = "\

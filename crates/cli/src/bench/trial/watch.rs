@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use tokio::time::Instant;
 
 use super::{Auxiliary, CoresBusy, CpuCost, MemoryKib, OtherCosts};
-use crate::ask;
+use crate::admin_client;
 use crate::bench::case::BackendProcesses;
 use crate::bench::contender::{ProcessRole, RunningContender};
 use crate::bench::cores::Cores;
@@ -25,13 +25,13 @@ pub(super) struct WatchedProcesses {
     applications: Vec<u32>,
     load: Vec<u32>,
     /// The ports at which applications report their counts.
-    counting: Vec<u16>,
+    counting_ports: Vec<u16>,
     cores: CoreLayout,
 }
 
 /// The cores of the proxies and those of the load.
 enum CoreLayout {
-    Apart(Cores, Cores),
+    Separate(Cores, Cores),
     /// Proxies and load share these.
     Shared(Cores),
     Unknown,
@@ -39,15 +39,15 @@ enum CoreLayout {
 
 /// The usage of all processes at one moment.
 pub(super) struct UsageReading {
-    at: Instant,
+    time: Instant,
     proxies: BTreeMap<String, Duration>,
     auxiliary: BTreeMap<String, Duration>,
     applications: Duration,
     load: Duration,
     /// The busy time of the cores of the proxies, and of the load.
     cores: (Duration, Duration),
-    /// The number of requests that the applications have answered, if they count.
-    answered: Option<f64>,
+    /// The number of responses of the applications, if they count them.
+    responses: Option<f64>,
 }
 
 impl WatchedProcesses {
@@ -57,9 +57,9 @@ impl WatchedProcesses {
         applications: &BackendProcesses,
         load: u32,
     ) -> Self {
-        let of = |part| -> Vec<(String, Vec<u32>)> {
+        let processes_of = |role| -> Vec<(String, Vec<u32>)> {
             running
-                .role_pids(part)
+                .role_pids(role)
                 .into_iter()
                 .map(|(name, pid)| (name, descendants_of(pid)))
                 .collect()
@@ -68,15 +68,15 @@ impl WatchedProcesses {
             (Some(proxies), Some(load)) if proxies.overlaps(load) => {
                 CoreLayout::Shared(proxies.union(load))
             }
-            (Some(proxies), Some(load)) => CoreLayout::Apart(proxies.clone(), load.clone()),
+            (Some(proxies), Some(load)) => CoreLayout::Separate(proxies.clone(), load.clone()),
             _ => CoreLayout::Unknown,
         };
         Self {
-            proxies: of(ProcessRole::Proxy),
-            auxiliary: of(ProcessRole::Auxiliary),
+            proxies: processes_of(ProcessRole::Proxy),
+            auxiliary: processes_of(ProcessRole::Auxiliary),
             applications: applications.pids().into_iter().flat_map(descendants_of).collect(),
             load: descendants_of(load),
-            counting: applications.counting.clone(),
+            counting_ports: applications.counting_ports.clone(),
             cores,
         }
     }
@@ -86,38 +86,38 @@ impl WatchedProcesses {
     /// # Errors
     /// If an application does not report its count.
     pub(super) async fn read(&self) -> anyhow::Result<UsageReading> {
-        let each = |all: &[(String, Vec<u32>)]| -> BTreeMap<String, Duration> {
-            all.iter().map(|(name, pids)| (name.clone(), sample::cpu_time(pids))).collect()
+        let each = |processes: &[(String, Vec<u32>)]| -> BTreeMap<String, Duration> {
+            processes.iter().map(|(name, pids)| (name.clone(), sample::cpu_time(pids))).collect()
         };
         // The query itself takes time under load: the mean of two counts is used.
         let earlier = self.response_count().await?;
         let mut reading = UsageReading {
-            at: Instant::now(),
+            time: Instant::now(),
             proxies: each(&self.proxies),
             auxiliary: each(&self.auxiliary),
             applications: sample::cpu_time(&self.applications),
             load: sample::cpu_time(&self.load),
             cores: match &self.cores {
-                CoreLayout::Apart(proxies, load) => {
+                CoreLayout::Separate(proxies, load) => {
                     (sample::busy_time(proxies), sample::busy_time(load))
                 }
                 CoreLayout::Shared(cores) => (sample::busy_time(cores), Duration::ZERO),
                 CoreLayout::Unknown => (Duration::ZERO, Duration::ZERO),
             },
-            answered: None,
+            responses: None,
         };
         let later = self.response_count().await?;
         let both = earlier.zip(later);
-        reading.answered = both.map(|(earlier, later)| f64::midpoint(earlier, later));
+        reading.responses = both.map(|(earlier, later)| f64::midpoint(earlier, later));
         Ok(reading)
     }
 
     async fn response_count(&self) -> anyhow::Result<Option<f64>> {
         let mut sum = None;
-        for port in &self.counting {
+        for port in &self.counting_ports {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
-            let answer = ask::query_admin(address, "/count").await?;
-            let count: f64 = std::str::from_utf8(&answer)?.parse().context("no count")?;
+            let response = admin_client::query_admin(address, "/count").await?;
+            let count: f64 = std::str::from_utf8(&response)?.parse().context("no count")?;
             *sum.get_or_insert(0.0) += count;
         }
         Ok(sum)
@@ -141,18 +141,18 @@ impl WatchedProcesses {
 
     /// Returns the memory of the proxies.
     pub(super) fn proxy_memory(&self) -> MemoryKib {
-        let mut all = MemoryKib::default();
+        let mut memory = MemoryKib::default();
         for (name, pids) in &self.proxies {
             let MemoryUsage { private_kib, pss_kib } = sample::memory_usage(pids);
-            all.load_private += private_kib;
-            all.load_pss += pss_kib;
-            all.processes.insert(name.clone(), private_kib);
+            memory.load_private += private_kib;
+            memory.load_pss += pss_kib;
+            memory.processes.insert(name.clone(), private_kib);
         }
-        all
+        memory
     }
 
     /// Returns the private memory of the contender's other processes.
-    pub(super) fn beside_private(&self) -> BTreeMap<String, u64> {
+    pub(super) fn auxiliary_memory(&self) -> BTreeMap<String, u64> {
         let auxiliary = self.auxiliary.iter();
         auxiliary
             .map(|(name, pids)| (name.clone(), sample::memory_usage(pids).private_kib))
@@ -163,39 +163,43 @@ impl WatchedProcesses {
 /// The difference of two readings, in seconds of CPU time.
 pub(super) struct UsageDifference {
     seconds: f64,
-    /// The number of answered requests.
+    /// The number of requests with a response.
     pub(super) requests: f64,
     proxies: BTreeMap<String, f64>,
     auxiliary: BTreeMap<String, f64>,
     applications: f64,
     load: f64,
     cores: (f64, f64),
-    shared: bool,
+    shares_cores: bool,
 }
 
 impl UsageDifference {
     /// Computes the difference; `rps` replaces the counts of applications that do not count.
     pub(super) fn between(before: &UsageReading, after: &UsageReading, rps: f64) -> Self {
-        let spent = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64();
+        let cpu_seconds =
+            |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64();
         let each = |after: &BTreeMap<String, Duration>, before: &BTreeMap<String, Duration>| {
             let each = after.iter().map(|(name, time)| {
                 let earlier = before.get(name).copied().unwrap_or_default();
-                (name.clone(), spent(*time, earlier))
+                (name.clone(), cpu_seconds(*time, earlier))
             });
             each.collect::<BTreeMap<String, f64>>()
         };
-        let seconds = after.at.duration_since(before.at).as_secs_f64();
-        let counted = after.answered.zip(before.answered);
+        let seconds = after.time.duration_since(before.time).as_secs_f64();
+        let counted = after.responses.zip(before.responses);
         let requests = counted.map_or(rps * seconds, |(after, before)| after - before);
         Self {
             seconds,
             requests: requests.max(1.0),
             proxies: each(&after.proxies, &before.proxies),
             auxiliary: each(&after.auxiliary, &before.auxiliary),
-            applications: spent(after.applications, before.applications),
-            load: spent(after.load, before.load),
-            cores: (spent(after.cores.0, before.cores.0), spent(after.cores.1, before.cores.1)),
-            shared: after.cores.1.is_zero(),
+            applications: cpu_seconds(after.applications, before.applications),
+            load: cpu_seconds(after.load, before.load),
+            cores: (
+                cpu_seconds(after.cores.0, before.cores.0),
+                cpu_seconds(after.cores.1, before.cores.1),
+            ),
+            shares_cores: after.cores.1.is_zero(),
         }
     }
 
@@ -234,7 +238,7 @@ impl UsageDifference {
         let load = self.applications + self.load;
         let auxiliary: f64 = self.auxiliary.values().sum();
         let busy = |seconds: f64| round_significant((seconds / self.seconds).max(0.0));
-        let (first, second) = match self.shared {
+        let (first, second) = match self.shares_cores {
             true => (self.cores.0 - proxies - load - auxiliary, 0.0),
             false => (self.cores.0 - proxies, self.cores.1 - load - auxiliary),
         };
@@ -256,38 +260,41 @@ mod tests {
         started: Instant,
         seconds: f64,
         cores: (f64, f64),
-        answered: Option<f64>,
+        responses: Option<f64>,
     ) -> UsageReading {
-        let taken = |cores: f64| Duration::from_secs_f64(cores * seconds);
+        let cpu_time = |cores: f64| Duration::from_secs_f64(cores * seconds);
         UsageReading {
-            at: started + Duration::from_secs_f64(seconds),
-            proxies: BTreeMap::from([("client".into(), taken(0.2)), ("server".into(), taken(0.3))]),
-            auxiliary: BTreeMap::from([("control".into(), taken(0.1))]),
-            applications: taken(0.25),
-            load: taken(0.5),
-            cores: (taken(cores.0), taken(cores.1)),
-            answered,
+            time: started + Duration::from_secs_f64(seconds),
+            proxies: BTreeMap::from([
+                ("client".into(), cpu_time(0.2)),
+                ("server".into(), cpu_time(0.3)),
+            ]),
+            auxiliary: BTreeMap::from([("control".into(), cpu_time(0.1))]),
+            applications: cpu_time(0.25),
+            load: cpu_time(0.5),
+            cores: (cpu_time(cores.0), cpu_time(cores.1)),
+            responses,
         }
     }
 
-    fn spent_between(cores: (f64, f64), answered: Option<(f64, f64)>) -> UsageDifference {
+    fn usage_between(cores: (f64, f64), responses: Option<(f64, f64)>) -> UsageDifference {
         let started = Instant::now();
-        let before = reading_after(started, 10.0, cores, answered.map(|(before, _)| before));
-        let after = reading_after(started, 12.0, cores, answered.map(|(_, after)| after));
+        let before = reading_after(started, 10.0, cores, responses.map(|(before, _)| before));
+        let after = reading_after(started, 12.0, cores, responses.map(|(_, after)| after));
         UsageDifference::between(&before, &after, 1000.0)
     }
 
     #[test]
     fn costs_are_divided_by_responses_or_else_by_the_rate() {
-        for (answered, requests) in
+        for (responses, requests) in
             [(Some((500.0, 4500.0)), 4000.0), (None, 2000.0), (Some((5.0, 5.0)), 1.0)]
         {
-            let spent = spent_between((0.5, 0.85), answered);
-            assert!((spent.requests - requests).abs() < 1e-9, "{}", spent.requests);
-            let cpu = spent.cpu_cost();
+            let usage = usage_between((0.5, 0.85), responses);
+            assert!((usage.requests - requests).abs() < 1e-9, "{}", usage.requests);
+            let cpu = usage.cpu_cost();
             assert_eq!(cpu.sum, round_significant(1e6 / requests), "a second for all of them");
             assert_eq!(cpu.processes["client"], round_significant(4e5 / requests));
-            let others = spent.other_costs(&BTreeMap::from([("control".to_owned(), 7)]));
+            let others = usage.other_costs(&BTreeMap::from([("control".to_owned(), 7)]));
             assert_eq!(others.load_us_per_request, round_significant(1e6 / requests));
             assert_eq!(others.auxiliary["control"].cores_busy, 0.1);
             assert_eq!(others.auxiliary["control"].private_kib, 7);
@@ -306,10 +313,11 @@ mod tests {
             ((1.35, 0.0), (0.0, 0.0)),
             ((1.75, 0.0), (0.4, 0.0)),
         ] {
-            let cores = spent_between(read, None).busy_cores();
-            let found = (cores.other_processes_on_proxy_cores, cores.other_processes_on_load_cores);
-            let off = (found.0 - other_processes.0).abs() + (found.1 - other_processes.1).abs();
-            assert!(off < 1e-6, "{read:?}: {found:?}");
+            let cores = usage_between(read, None).busy_cores();
+            let actual =
+                (cores.other_processes_on_proxy_cores, cores.other_processes_on_load_cores);
+            let error = (actual.0 - other_processes.0).abs() + (actual.1 - other_processes.1).abs();
+            assert!(error < 1e-6, "{read:?}: {actual:?}");
             assert_eq!((cores.proxies, cores.load_and_applications), (0.5, 0.75));
         }
     }

@@ -36,8 +36,8 @@ impl Book {
 
     /// Returns the book with this number.
     pub(super) fn with_id(id: &str) -> Option<&'static Self> {
-        let plain = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
-        let id: usize = id.parse().ok().filter(|_| plain)?;
+        let is_decimal = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
+        let id: usize = id.parse().ok().filter(|_| is_decimal)?;
         BOOKS.get(id)
     }
 }
@@ -143,18 +143,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn books_stand_at_the_index_of_their_id() {
+    fn the_index_of_a_book_is_its_id() {
         for (index, book) in BOOKS.iter().enumerate() {
             assert_eq!(usize::try_from(book.id), Ok(index));
-            assert!(book.opinions.iter().all(|o| (1..=5).contains(&o.stars)));
+            assert!(book.opinions.iter().all(|opinion| (1..=5).contains(&opinion.stars)));
         }
     }
 
     #[test]
-    fn book_ids_are_plain_integers() {
-        assert_eq!(Book::from_path("/details/1", "/details/").map(|b| b.id), Some(1));
-        for bad in ["/details/", "/details/+1", "/details/1/", "/details/4", "/details/-0"] {
-            assert!(Book::from_path(bad, "/details/").is_none(), "{bad}");
+    fn book_ids_are_decimal_numbers() {
+        assert_eq!(Book::from_path("/details/1", "/details/").map(|book| book.id), Some(1));
+        for invalid in ["/details/", "/details/+1", "/details/1/", "/details/4", "/details/-0"] {
+            assert!(Book::from_path(invalid, "/details/").is_none(), "{invalid}");
         }
     }
 }

@@ -4,7 +4,7 @@ use http_body_util::Full;
 use hyper::header::CONTENT_TYPE;
 use hyper::{HeaderMap, Response, Uri};
 
-use super::answer::{Answer, not_found, unavailable_response};
+use super::response::{DemoResponse, not_found, unavailable_response};
 use super::upstream::UpstreamClient;
 
 /// Forwards `/ratings/...`, and returns the response of ratings or of the mesh unchanged.
@@ -12,19 +12,19 @@ pub(super) async fn forward_ratings(
     upstream: &UpstreamClient,
     uri: &Uri,
     headers: &HeaderMap,
-) -> Answer {
+) -> DemoResponse {
     if !uri.path().starts_with("/ratings/") {
         return not_found(uri.path());
     }
     let target = uri.path_and_query().map_or(uri.path(), |target| target.as_str());
-    match upstream.get_reply("ratings", target, headers).await {
-        Ok(reply) => {
-            let mut answer = Response::new(Full::new(reply.body));
-            *answer.status_mut() = reply.status;
-            if let Some(content_type) = reply.headers.get(CONTENT_TYPE) {
-                answer.headers_mut().insert(CONTENT_TYPE, content_type.clone());
+    match upstream.get_response("ratings", target, headers).await {
+        Ok(upstream_response) => {
+            let mut response = Response::new(Full::new(upstream_response.body));
+            *response.status_mut() = upstream_response.status;
+            if let Some(content_type) = upstream_response.headers.get(CONTENT_TYPE) {
+                response.headers_mut().insert(CONTENT_TYPE, content_type.clone());
             }
-            answer
+            response
         }
         Err(error) => unavailable_response(&error),
     }

@@ -51,18 +51,18 @@ impl BookinfoPorts {
     /// owners start.
     pub(crate) fn find_free() -> anyhow::Result<Self> {
         let search = PortSearch::new();
-        let free = || search.find_free();
+        let find_port = || search.find_free();
         Ok(Self {
-            productpage: free()?,
-            details: free()?,
-            reviews_v1: free()?,
-            reviews_v2: free()?,
-            reviews_v3: free()?,
-            ratings: free()?,
-            gateway_ratings: free()?,
-            traffic_productpage: free()?,
-            traffic_gateway_ratings: free()?,
-            external_client_ratings: free()?,
+            productpage: find_port()?,
+            details: find_port()?,
+            reviews_v1: find_port()?,
+            reviews_v2: find_port()?,
+            reviews_v3: find_port()?,
+            ratings: find_port()?,
+            gateway_ratings: find_port()?,
+            traffic_productpage: find_port()?,
+            traffic_gateway_ratings: find_port()?,
+            external_client_ratings: find_port()?,
         })
     }
 }
@@ -125,7 +125,7 @@ fn demo_applications(ports: &BookinfoPorts) -> [BookinfoApplication; 7] {
         port,
         arguments,
     };
-    let single = |name, app, port, arguments| BookinfoApplication {
+    let application = |name, app, port, arguments| BookinfoApplication {
         name,
         app,
         version: "v1",
@@ -133,13 +133,13 @@ fn demo_applications(ports: &BookinfoPorts) -> [BookinfoApplication; 7] {
         arguments,
     };
     [
-        single("productpage-1", "productpage", ports.productpage, &["productpage"]),
-        single("details-1", "details", ports.details, &["details"]),
+        application("productpage-1", "productpage", ports.productpage, &["productpage"]),
+        application("details-1", "details", ports.details, &["details"]),
         reviews("reviews-v1-1", "v1", ports.reviews_v1, &["reviews", "--version", "v1"]),
         reviews("reviews-v2-1", "v2", ports.reviews_v2, &["reviews", "--version", "v2"]),
         reviews("reviews-v3-1", "v3", ports.reviews_v3, &["reviews", "--version", "v3"]),
-        single("ratings-1", "ratings", ports.ratings, &["ratings"]),
-        single("gateway-ratings-1", "gateway-ratings", ports.gateway_ratings, &["gateway"]),
+        application("ratings-1", "ratings", ports.ratings, &["ratings"]),
+        application("gateway-ratings-1", "gateway-ratings", ports.gateway_ratings, &["gateway"]),
     ]
 }
 
@@ -332,18 +332,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_published_manifests_are_the_rendered_ones() {
+    fn the_published_manifests_match_the_rendered_ones() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/demo/bookinfo.yaml");
         let published = std::fs::read_to_string(path).unwrap_or_default();
         let rendered = render_manifests(&BookinfoPorts::published(), "leno");
         assert_eq!(
             published, rendered,
-            "deploy/demo/bookinfo.yaml differs from manifests(&Ports::published(), \"leno\")"
+            "deploy/demo/bookinfo.yaml differs from the output of `render_manifests`"
         );
     }
 
     #[test]
-    fn the_registry_accepts_every_document_and_the_command_line_every_command() {
+    fn all_documents_and_commands_of_the_manifests_are_valid() {
         let text = render_manifests(&BookinfoPorts::published(), "/opt/my leno/leno");
         let (objects, rejected) = leno_registry::read_str("bookinfo.yaml", &text);
         assert!(rejected.is_empty(), "{rejected:?}");
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_used_as_given_and_all_different() {
+    fn the_manifests_use_distinct_free_ports() {
         let ports = BookinfoPorts::find_free().unwrap();
         let text = render_manifests(&ports, "/opt/my leno/leno");
         let BookinfoPorts {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn no_policy_allows_the_external_client() {
+    fn no_policy_permits_requests_of_the_external_client() {
         for permission in &PERMISSIONS {
             assert!(!permission.sources.contains(&"outsider"));
         }

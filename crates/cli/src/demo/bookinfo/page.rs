@@ -71,7 +71,7 @@ fn append_details(body: &mut String, details: &Value) {
     ] {
         let text = match &details[field] {
             Value::String(text) => text.clone(),
-            other => other.to_string(),
+            value => value.to_string(),
         };
         append_format(body, format_args!("<dt>{label}</dt><dd>{}</dd>", Escaped(&text)));
     }
@@ -87,7 +87,7 @@ fn append_reviews(body: &mut String, reviews: &Value) {
             format_args!("<blockquote>{}<footer>{}", Escaped(text), Escaped(reviewer)),
         );
         if let Some(stars) = review["rating"]["stars"].as_u64() {
-            let full = usize::try_from(stars).unwrap_or(STARS_MAX).min(STARS_MAX);
+            let full = usize::try_from(stars).unwrap_or(MAX_STARS).min(MAX_STARS);
             let class = match review["rating"]["color"].as_str() {
                 Some("red") => "red",
                 _ => "black",
@@ -95,9 +95,9 @@ fn append_reviews(body: &mut String, reviews: &Value) {
             append_format(
                 body,
                 format_args!(
-                    " <span class=\"stars {class}\" title=\"{full} of {STARS_MAX}\">{}{}</span>",
+                    " <span class=\"stars {class}\" title=\"{full} of {MAX_STARS}\">{}{}</span>",
                     "★".repeat(full),
-                    "☆".repeat(STARS_MAX - full),
+                    "☆".repeat(MAX_STARS - full),
                 ),
             );
         }
@@ -132,14 +132,14 @@ impl fmt::Display for Escaped<'_> {
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
-                other => f.write_char(other)?,
+                character => f.write_char(character)?,
             }
         }
         Ok(())
     }
 }
 
-const STARS_MAX: usize = 5;
+const MAX_STARS: usize = 5;
 
 /// Slightly more than a page with style and two reviews.
 const PAGE_BYTES_TYPICAL: usize = 4096;

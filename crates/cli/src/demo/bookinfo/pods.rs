@@ -13,7 +13,7 @@ pub(crate) fn render_manifests(image: &str) -> String {
              metadata: {{name: {account}, namespace: bookinfo}}\n"
         )
     }));
-    documents.extend(PODS.iter().map(|pods| pods.render(image)));
+    documents.extend(PODS.iter().map(|deployment| deployment.render(image)));
     documents.extend(services_and_rules());
     format!("{CAPTION}{}", documents.join("---\n"))
 }
@@ -43,7 +43,7 @@ impl BookinfoDeployment {
         let Self { name, app, version, arguments, serves } = self;
         let arguments = arguments.iter().map(|argument| format!("\"{argument}\""));
         let arguments = arguments.collect::<Vec<_>>().join(", ");
-        let serving = if *serves {
+        let port_and_probe = if *serves {
             "        ports: [{name: http, containerPort: 9080}]\n        \
              readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 2}\n"
         } else {
@@ -65,7 +65,7 @@ impl BookinfoDeployment {
                    - name: {app}\n        \
                      image: {image}\n        \
                      args: [{arguments}]\n\
-             {serving}        \
+             {port_and_probe}        \
                      resources: {{requests: {{cpu: 10m, memory: 8Mi}}, limits: {{memory: 64Mi}}}}\n        \
                      securityContext: {{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {{drop: [ALL]}}}}\n"
         )
@@ -89,35 +89,45 @@ const ACCOUNTS: [&str; 6] =
     ["productpage", "details", "reviews", "ratings", "gateway-ratings", "traffic"];
 
 /// Arguments of a serving process: `"--address", "0.0.0.0", "--port", "9080"` after the name of the service.
-macro_rules! served {
+macro_rules! service_arguments {
     ($($word:literal),+) => {
         &["demo-service", $($word),+, "--address", "0.0.0.0", "--port", "9080"]
     };
 }
 
 const PODS: [BookinfoDeployment; 8] = [
-    BookinfoDeployment::service_pod("productpage", "productpage", "v1", served!("productpage")),
-    BookinfoDeployment::service_pod("details", "details", "v1", served!("details")),
+    BookinfoDeployment::service_pod(
+        "productpage",
+        "productpage",
+        "v1",
+        service_arguments!("productpage"),
+    ),
+    BookinfoDeployment::service_pod("details", "details", "v1", service_arguments!("details")),
     BookinfoDeployment::service_pod(
         "reviews-v1",
         "reviews",
         "v1",
-        served!("reviews", "--version", "v1"),
+        service_arguments!("reviews", "--version", "v1"),
     ),
     BookinfoDeployment::service_pod(
         "reviews-v2",
         "reviews",
         "v2",
-        served!("reviews", "--version", "v2"),
+        service_arguments!("reviews", "--version", "v2"),
     ),
     BookinfoDeployment::service_pod(
         "reviews-v3",
         "reviews",
         "v3",
-        served!("reviews", "--version", "v3"),
+        service_arguments!("reviews", "--version", "v3"),
     ),
-    BookinfoDeployment::service_pod("ratings", "ratings", "v1", served!("ratings")),
-    BookinfoDeployment::service_pod("gateway-ratings", "gateway-ratings", "v1", served!("gateway")),
+    BookinfoDeployment::service_pod("ratings", "ratings", "v1", service_arguments!("ratings")),
+    BookinfoDeployment::service_pod(
+        "gateway-ratings",
+        "gateway-ratings",
+        "v1",
+        service_arguments!("gateway"),
+    ),
     BookinfoDeployment {
         name: "traffic",
         app: "traffic",
@@ -146,10 +156,10 @@ mod tests {
     }
 
     #[test]
-    fn every_command_is_one_that_the_program_has() {
-        for pods in &PODS {
-            let line = std::iter::once("leno").chain(pods.arguments.iter().copied());
-            Cli::try_parse_from(line).unwrap();
+    fn the_command_line_accepts_all_commands_of_the_pods() {
+        for deployment in &PODS {
+            let arguments = std::iter::once("leno").chain(deployment.arguments.iter().copied());
+            Cli::try_parse_from(arguments).unwrap();
         }
     }
 }

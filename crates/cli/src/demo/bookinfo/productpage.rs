@@ -3,11 +3,11 @@
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
 
-use super::answer::{
-    Answer, html_response, json_response as json_answer, not_found, unavailable_response,
-};
 use super::catalogue::{BOOKS, Book};
 use super::page;
+use super::response::{
+    DemoResponse, html_response, json_response, not_found, unavailable_response,
+};
 use super::upstream::{UpstreamClient, UpstreamError};
 
 /// Serves `/`, `/productpage?id=ID`, `/api/v1/products` and `/api/v1/products/ID`.
@@ -15,35 +15,43 @@ pub(super) async fn serve_page(
     upstream: &UpstreamClient,
     uri: &Uri,
     headers: &HeaderMap,
-) -> Answer {
+) -> DemoResponse {
     match uri.path() {
         "/" => html_response(StatusCode::OK, page::render_shelf(&BOOKS)),
         "/productpage" => {
             let id = query_parameter(uri, "id").unwrap_or("0");
             match Book::with_id(id) {
-                Some(book) => answer_page(upstream, book, headers).await,
+                Some(book) => render_page_response(upstream, book, headers).await,
                 None => not_found(uri.path()),
             }
         }
         "/api/v1/products" => {
             let product = |book: &Book| json!({"id": book.id, "title": book.title});
-            json_answer(StatusCode::OK, &BOOKS.iter().map(product).collect::<Vec<_>>())
+            json_response(StatusCode::OK, &BOOKS.iter().map(product).collect::<Vec<_>>())
         }
         path => match Book::from_path(path, "/api/v1/products/") {
-            Some(book) => answer_json(upstream, book, headers).await,
+            Some(book) => render_json_response(upstream, book, headers).await,
             None => not_found(path),
         },
     }
 }
 
-async fn answer_page(upstream: &UpstreamClient, book: &Book, headers: &HeaderMap) -> Answer {
+async fn render_page_response(
+    upstream: &UpstreamClient,
+    book: &Book,
+    headers: &HeaderMap,
+) -> DemoResponse {
     let (details, reviews) = fetch_parts(upstream, book, headers).await;
-    let whole = details.is_ok() && reviews.is_ok();
-    let status = if whole { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let is_complete = details.is_ok() && reviews.is_ok();
+    let status = if is_complete { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     html_response(status, page::render_product(book, &details, &reviews))
 }
 
-async fn answer_json(upstream: &UpstreamClient, book: &Book, headers: &HeaderMap) -> Answer {
+async fn render_json_response(
+    upstream: &UpstreamClient,
+    book: &Book,
+    headers: &HeaderMap,
+) -> DemoResponse {
     match fetch_parts(upstream, book, headers).await {
         (Ok(details), Ok(reviews)) => {
             let product = json!({
@@ -52,7 +60,7 @@ async fn answer_json(upstream: &UpstreamClient, book: &Book, headers: &HeaderMap
                 "details": details,
                 "reviews": reviews,
             });
-            json_answer(StatusCode::OK, &product)
+            json_response(StatusCode::OK, &product)
         }
         (Err(error), _) | (_, Err(error)) => unavailable_response(&error),
     }
@@ -74,5 +82,8 @@ async fn fetch_parts(
 
 fn query_parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
     let pairs = uri.query()?.split('&');
-    pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, v)| v)
+    pairs
+        .filter_map(|pair| pair.split_once('='))
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| value)
 }

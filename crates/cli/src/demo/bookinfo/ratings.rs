@@ -3,11 +3,11 @@
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 
-use super::answer::{Answer, json_response as json_answer, not_found};
 use super::catalogue::Book;
+use super::response::{DemoResponse, json_response, not_found};
 
 /// Serves `/ratings/ID`.
-pub(super) fn serve_ratings(path: &str) -> Answer {
+pub(super) fn serve_ratings(path: &str) -> DemoResponse {
     let Some(book) = Book::from_path(path, "/ratings/") else {
         return not_found(path);
     };
@@ -16,5 +16,5 @@ pub(super) fn serve_ratings(path: &str) -> Answer {
         .iter()
         .map(|opinion| (opinion.reviewer.to_owned(), opinion.stars.into()))
         .collect();
-    json_answer(StatusCode::OK, &json!({"id": book.id, "ratings": ratings}))
+    json_response(StatusCode::OK, &json!({"id": book.id, "ratings": ratings}))
 }

@@ -6,8 +6,8 @@ use clap::ValueEnum;
 use hyper::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::answer::{Answer, json_response, not_found, unavailable_response};
 use super::catalogue::Book;
+use super::response::{DemoResponse, json_response, not_found, unavailable_response};
 use super::upstream::{UpstreamClient, UpstreamError};
 
 /// The versions of the service.
@@ -42,7 +42,7 @@ pub(super) enum StarColor {
 }
 
 /// Serves `/reviews/ID` without stars.
-pub(super) fn answer_plain(version: ReviewsVersion, path: &str) -> Answer {
+pub(super) fn serve_plain(version: ReviewsVersion, path: &str) -> DemoResponse {
     match Book::from_path(path, "/reviews/") {
         Some(book) => json_response(StatusCode::OK, &build_reviews(version, book, |_| None)),
         None => not_found(path),
@@ -50,13 +50,13 @@ pub(super) fn answer_plain(version: ReviewsVersion, path: &str) -> Answer {
 }
 
 /// Serves `/reviews/ID` with the stars from ratings.
-pub(super) async fn answer_rated(
+pub(super) async fn serve_rated(
     version: ReviewsVersion,
     color: StarColor,
     upstream: &UpstreamClient,
     path: &str,
     headers: &HeaderMap,
-) -> Answer {
+) -> DemoResponse {
     let Some(book) = Book::from_path(path, "/reviews/") else {
         return not_found(path);
     };
@@ -86,12 +86,12 @@ fn build_reviews(
     book: &Book,
     rating: impl Fn(&str) -> Option<Rating>,
 ) -> ReviewsResponse {
-    let written = |opinion: &super::catalogue::Opinion| Review {
+    let to_review = |opinion: &super::catalogue::Opinion| Review {
         reviewer: opinion.reviewer,
         text: opinion.text,
         rating: rating(opinion.reviewer),
     };
-    ReviewsResponse { id: book.id, version, reviews: book.opinions.iter().map(written).collect() }
+    ReviewsResponse { id: book.id, version, reviews: book.opinions.iter().map(to_review).collect() }
 }
 
 #[derive(Serialize)]

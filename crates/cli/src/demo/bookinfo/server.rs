@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::answer::{self, Answer};
+use super::response::{self, DemoResponse};
 use super::reviews::{ReviewsVersion, StarColor};
 use super::upstream::UpstreamClient;
 use super::{details, gateway, productpage, ratings, reviews};
@@ -35,20 +35,20 @@ pub(super) enum ServiceApplication {
 }
 
 impl ServiceApplication {
-    async fn handle_request(&self, request: &Request<Incoming>) -> Answer {
+    async fn handle_request(&self, request: &Request<Incoming>) -> DemoResponse {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return answer::method_not_allowed();
+            return response::method_not_allowed();
         }
         let (uri, headers) = (request.uri(), request.headers());
         if uri.path() == "/health" {
-            return answer::json_response(StatusCode::OK, &json!({"status": "healthy"}));
+            return response::json_response(StatusCode::OK, &json!({"status": "healthy"}));
         }
         match self {
             Self::Productpage(upstream) => productpage::serve_page(upstream, uri, headers).await,
             Self::Details => details::serve_details(uri.path()),
-            Self::PlainReviews(version) => reviews::answer_plain(*version, uri.path()),
+            Self::PlainReviews(version) => reviews::serve_plain(*version, uri.path()),
             Self::RatedReviews(version, color, upstream) => {
-                reviews::answer_rated(*version, *color, upstream, uri.path(), headers).await
+                reviews::serve_rated(*version, *color, upstream, uri.path(), headers).await
             }
             Self::Ratings => ratings::serve_ratings(uri.path()),
             Self::Gateway(upstream) => gateway::forward_ratings(upstream, uri, headers).await,
@@ -63,8 +63,8 @@ pub(super) async fn serve(
     stop: impl Future<Output = ()>,
 ) {
     let application = Rc::new(application);
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let (draining, drain) = watch::channel(false);
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (drain_sender, drain) = watch::channel(false);
     let mut listener = Listener::new("bookinfo", listener);
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
@@ -83,9 +83,9 @@ pub(super) async fn serve(
         }
     }
     drop(listener);
-    draining.send_replace(true);
-    let drained = async { while connections.join_next().await.is_some() {} };
-    if timeout(DRAIN_TIMEOUT, drained).await.is_err() {
+    drain_sender.send_replace(true);
+    let drain_connections = async { while connections.join_next().await.is_some() {} };
+    if timeout(DRAIN_TIMEOUT, drain_connections).await.is_err() {
         tracing::warn!("requests still in progress after {DRAIN_TIMEOUT:?} are aborted");
     }
 }
@@ -123,7 +123,7 @@ async fn serve_connection(
     let mut connection = pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
-        _ = drain.wait_for(|draining| *draining) => {
+        _ = drain.wait_for(|is_draining| *is_draining) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -134,7 +134,7 @@ async fn serve_connection(
 }
 
 /// Bounds the memory of a demo service; far above the connections of the demo's client.
-pub(super) const CONNECTIONS_MAX: usize = 1024;
+pub(super) const MAX_CONNECTIONS: usize = 1024;
 
 /// The time a connection may wait for its next request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);

@@ -26,16 +26,16 @@ use super::*;
 #[test]
 fn productpage_joins_details_and_reviews_through_the_proxy() {
     run(async {
-        let shop = TestBookinfo::start_all(&["details", "reviews", "ratings"]).await;
-        let answer = shop.send_request("productpage", "/api/v1/products/0", &[]).await;
-        assert_eq!(answer.status, StatusCode::OK);
-        let product = answer.json();
+        let bookinfo = TestBookinfo::start_all(&["details", "reviews", "ratings"]).await;
+        let response = bookinfo.send_request("productpage", "/api/v1/products/0", &[]).await;
+        assert_eq!(response.status, StatusCode::OK);
+        let product = response.json();
         assert_eq!(product["details"]["author"], "William Shakespeare");
         assert_eq!(product["reviews"]["version"], "v3");
         let rating = &product["reviews"]["reviews"][0]["rating"];
         assert_eq!(rating, &json!({"stars": 5, "color": "red"}));
 
-        let page = shop.send_request("productpage", "/productpage?id=0", &[]).await;
+        let page = bookinfo.send_request("productpage", "/productpage?id=0", &[]).await;
         assert_eq!(page.status, StatusCode::OK);
         let html = String::from_utf8(page.body.to_vec()).unwrap();
         assert!(html.contains("The Comedy of Errors") && html.contains("★★★★★"));
@@ -44,88 +44,88 @@ fn productpage_joins_details_and_reviews_through_the_proxy() {
 }
 
 #[test]
-fn trace_headers_and_the_user_travel_all_the_way_and_nothing_else_does() {
+fn only_trace_headers_and_the_user_are_propagated() {
     run(async {
-        let shop = TestBookinfo::start_all(&["details", "reviews", "ratings"]).await;
-        let sent = [
+        let bookinfo = TestBookinfo::start_all(&["details", "reviews", "ratings"]).await;
+        let sent_headers = [
             ("x-request-id", "r-1"),
             ("traceparent", "00-a-b-01"),
             ("b3", "0"),
             ("end-user", "jason"),
             ("authorization", "secret"),
         ];
-        shop.send_request("productpage", "/api/v1/products/0", &sent).await;
-        let seen = shop.seen.borrow();
-        assert_eq!(seen.len(), 3);
-        for (uri, headers) in &*seen {
-            for (name, value) in &sent[..4] {
+        bookinfo.send_request("productpage", "/api/v1/products/0", &sent_headers).await;
+        let requests = bookinfo.requests.borrow();
+        assert_eq!(requests.len(), 3);
+        for (uri, headers) in &*requests {
+            for (name, value) in &sent_headers[..4] {
                 assert_eq!(headers.get(*name).unwrap(), value, "{name} to {uri}");
             }
             assert!(!headers.contains_key("authorization"), "{uri}");
         }
-        let ratings = seen.iter().find(|(uri, _)| uri.contains("ratings")).unwrap();
+        let ratings = requests.iter().find(|(uri, _)| uri.contains("ratings")).unwrap();
         assert_eq!(ratings.0, "http://ratings.bookinfo:9080/ratings/0");
         assert_eq!(ratings.1["host"], "ratings.bookinfo:9080");
     });
 }
 
 #[test]
-fn connections_to_the_proxy_are_kept() {
+fn connections_to_the_proxy_are_reused() {
     run(async {
-        let shop = TestBookinfo::start_all(&["ratings"]).await;
+        let bookinfo = TestBookinfo::start_all(&["ratings"]).await;
         for _ in 0..20 {
             assert_eq!(
-                shop.send_request("gateway", "/ratings/1", &[]).await.status,
+                bookinfo.send_request("gateway", "/ratings/1", &[]).await.status,
                 StatusCode::OK
             );
         }
-        assert_eq!(*shop.connections.borrow(), 1);
+        assert_eq!(*bookinfo.connections.borrow(), 1);
     });
 }
 
 #[test]
-fn a_refused_upstream_is_503_with_the_reason() {
+fn a_rejected_upstream_call_results_in_503_with_the_reason() {
     run(async {
-        // Ratings is not reachable: the proxy answers 403 like a mesh.
-        let shop = TestBookinfo::start_all(&["details", "reviews"]).await;
-        for (service, path, culprit) in
+        // Ratings is not reachable: the proxy responds with 403 like a mesh.
+        let bookinfo = TestBookinfo::start_all(&["details", "reviews"]).await;
+        for (service, path, failed_service) in
             [("reviews", "/reviews/1", "ratings"), ("productpage", "/api/v1/products/1", "reviews")]
         {
-            let answer = shop.send_request(service, path, &[]).await;
-            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{service}");
-            assert_eq!(answer.json()["service"], culprit);
+            let response = bookinfo.send_request(service, path, &[]).await;
+            assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE, "{service}");
+            assert_eq!(response.json()["service"], failed_service);
         }
-        let refusal = shop.send_request("reviews", "/reviews/1", &[]).await.json();
-        assert_eq!(refusal["status"], 403);
-        assert_eq!(refusal["reason"], "denied;side=mesh");
-        let page = shop.send_request("productpage", "/productpage?id=1", &[]).await;
+        let rejection = bookinfo.send_request("reviews", "/reviews/1", &[]).await.json();
+        assert_eq!(rejection["status"], 403);
+        assert_eq!(rejection["reason"], "denied;side=mesh");
+        let page = bookinfo.send_request("productpage", "/productpage?id=1", &[]).await;
         assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(String::from_utf8_lossy(&page.body).contains("reviews responded with status 503"));
         // A gateway returns the response unchanged.
-        let answer = shop.send_request("gateway", "/ratings/1", &[]).await;
-        assert_eq!(answer.status, StatusCode::FORBIDDEN);
+        let response = bookinfo.send_request("gateway", "/ratings/1", &[]).await;
+        assert_eq!(response.status, StatusCode::FORBIDDEN);
     });
 }
 
 #[test]
-fn an_unreachable_proxy_is_503_with_the_reason() {
+fn an_unreachable_proxy_results_in_503_with_the_reason() {
     run(async {
         // Bound but not listening, so that no other process gets the port.
-        let vacant = TcpSocket::new_v4().unwrap();
-        vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let proxy = format!("http://{}", vacant.local_addr().unwrap());
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let proxy = format!("http://{}", socket.local_addr().unwrap());
         let service = RunningService::start("gateway", Some(&proxy)).await;
-        let answer = get(service.address, Method::GET, "/ratings/1", &[]).await;
-        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-        let error = answer.json()["error"].as_str().unwrap().to_owned();
+        let response = get(service.address, Method::GET, "/ratings/1", &[]).await;
+        assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE);
+        let error = response.json()["error"].as_str().unwrap().to_owned();
         assert!(error.starts_with("ratings cannot be reached: "), "{error}");
     });
 }
 
 #[test]
-fn each_service_answers_its_own_paths() {
+fn each_service_serves_its_own_paths() {
     run(async {
-        let shop = TestBookinfo::start_all(&["details", "reviews", "ratings"]).await;
+        let bookinfo = TestBookinfo::start_all(&["details", "reviews", "ratings"]).await;
         for (service, path, status) in [
             ("productpage", "/", 200),
             ("productpage", "/health", 200),
@@ -145,12 +145,12 @@ fn each_service_answers_its_own_paths() {
             ("gateway", "/ratings/77", 404),
             ("gateway", "/details/1", 404),
         ] {
-            let answer = shop.send_request(service, path, &[]).await;
-            assert_eq!(answer.status.as_u16(), status, "{service} {path}");
+            let response = bookinfo.send_request(service, path, &[]).await;
+            assert_eq!(response.status.as_u16(), status, "{service} {path}");
         }
-        let ratings = shop.send_request("ratings", "/ratings/0", &[]).await.json();
+        let ratings = bookinfo.send_request("ratings", "/ratings/0", &[]).await.json();
         assert_eq!(ratings, json!({"id": 0, "ratings": {"Adriana": 5, "Egeon": 4}}));
-        let address = shop.services["details"].address;
+        let address = bookinfo.services["details"].address;
         let head = get(address, Method::HEAD, "/details/0", &[]).await;
         assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
         let post = get(address, Method::POST, "/details/0", &[]).await;
@@ -161,24 +161,24 @@ fn each_service_answers_its_own_paths() {
 #[test]
 fn versions_of_reviews_differ_in_their_stars() {
     run(async {
-        let shop = TestBookinfo::start_all(&["ratings"]).await;
+        let bookinfo = TestBookinfo::start_all(&["ratings"]).await;
         for (version, color) in [
             (ReviewsVersion::V1, Value::Null),
             (ReviewsVersion::V2, json!("black")),
             (ReviewsVersion::V3, json!("red")),
         ] {
-            let options = ServiceOptions { version, ..service_options(Some(&shop.proxy)) };
+            let options = ServiceOptions { version, ..service_options(Some(&bookinfo.proxy)) };
             let service = RunningService::start_with_options(ServiceKind::Reviews, &options).await;
             let reviews = get(service.address, Method::GET, "/reviews/1", &[]).await.json();
             assert_eq!(reviews["version"], serde_json::to_value(version).unwrap());
             assert_eq!(reviews["reviews"][1]["rating"]["color"], color);
         }
-        assert_eq!(shop.seen.borrow().len(), 2, "version 1 calls nobody");
+        assert_eq!(bookinfo.requests.borrow().len(), 2, "version 1 calls no other service");
     });
 }
 
 #[test]
-fn stopping_completes_requests_in_progress_and_closes_idle_connections() {
+fn shutdown_completes_requests_in_progress_and_closes_idle_connections() {
     run(async {
         // A proxy that delays its response until signaled.
         let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -189,26 +189,26 @@ fn stopping_completes_requests_in_progress_and_closes_idle_connections() {
         assert_ne!(idle.read(&mut [0; 1024]).await.unwrap(), 0);
 
         let address = service.address;
-        let under_way = spawn_local(get(address, Method::GET, "/ratings/1", &[]));
-        let (mut held, _) = proxy.accept().await.unwrap();
-        assert_ne!(held.read(&mut [0; 1024]).await.unwrap(), 0);
+        let pending = spawn_local(get(address, Method::GET, "/ratings/1", &[]));
+        let (mut connection, _) = proxy.accept().await.unwrap();
+        assert_ne!(connection.read(&mut [0; 1024]).await.unwrap(), 0);
         service.stop.take().unwrap().send(()).unwrap();
         assert_eq!(idle.read(&mut [0; 1024]).await.unwrap(), 0, "idle connections close");
-        assert!(!service.finished.is_finished(), "the request under way is waited for");
-        held.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
-        assert_eq!(under_way.await.unwrap().body, "{}");
+        assert!(!service.finished.is_finished(), "shutdown waits for the request in progress");
+        connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+        assert_eq!(pending.await.unwrap().body, "{}");
         service.finished.await.unwrap();
         assert!(TcpStream::connect(address).await.is_err());
     });
 }
 
-/// Services behind a test proxy in place of the mesh: for unknown names it answers 403 with a reason, like a
+/// Services behind a test proxy in place of the mesh: for unknown names it responds with 403 and a reason, like a
 /// sidecar.
 struct TestBookinfo {
     proxy: String,
     services: BTreeMap<&'static str, RunningService>,
     /// Targets and headers of the requests through the proxy.
-    seen: Rc<RefCell<Vec<(String, HeaderMap)>>>,
+    requests: Rc<RefCell<Vec<(String, HeaderMap)>>>,
     /// The number of connections that the proxy accepted.
     connections: Rc<RefCell<usize>>,
 }
@@ -226,10 +226,10 @@ impl TestBookinfo {
             .iter()
             .map(|name| (format!("{name}.bookinfo:9080"), services[name].address))
             .collect();
-        let seen = Rc::default();
+        let requests = Rc::default();
         let connections = Rc::default();
-        spawn_local(run_proxy(listener, addresses, Rc::clone(&seen), Rc::clone(&connections)));
-        Self { proxy, services, seen, connections }
+        spawn_local(run_proxy(listener, addresses, Rc::clone(&requests), Rc::clone(&connections)));
+        Self { proxy, services, requests, connections }
     }
 
     async fn send_request(
@@ -245,16 +245,16 @@ impl TestBookinfo {
 async fn run_proxy(
     listener: TcpListener,
     addresses: BTreeMap<String, SocketAddr>,
-    seen: Rc<RefCell<Vec<(String, HeaderMap)>>>,
+    requests: Rc<RefCell<Vec<(String, HeaderMap)>>>,
     connections: Rc<RefCell<usize>>,
 ) {
     let addresses = Rc::new(addresses);
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         *connections.borrow_mut() += 1;
-        let (seen, addresses) = (Rc::clone(&seen), Rc::clone(&addresses));
+        let (requests, addresses) = (Rc::clone(&requests), Rc::clone(&addresses));
         let service = service_fn(move |request: Request<Incoming>| {
-            seen.borrow_mut().push((request.uri().to_string(), request.headers().clone()));
+            requests.borrow_mut().push((request.uri().to_string(), request.headers().clone()));
             let authority = request.uri().authority().expect("absolute form").to_string();
             let address = addresses.get(&authority).copied();
             async move { Ok::<_, Infallible>(forward_request(address, request).await) }
@@ -268,10 +268,10 @@ async fn forward_request(
     request: Request<Incoming>,
 ) -> Response<Full<Bytes>> {
     let Some(address) = address else {
-        let mut refusal = Response::new(Full::default());
-        *refusal.status_mut() = StatusCode::FORBIDDEN;
-        refusal.headers_mut().insert("leno-reason", "denied;side=mesh".parse().unwrap());
-        return refusal;
+        let mut rejection = Response::new(Full::default());
+        *rejection.status_mut() = StatusCode::FORBIDDEN;
+        rejection.headers_mut().insert("leno-reason", "denied;side=mesh".parse().unwrap());
+        return rejection;
     };
     let headers: Vec<(&str, &str)> = request
         .headers()
@@ -360,7 +360,7 @@ fn get(
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     LocalSet::new().block_on(&runtime, async {
-        let bounded = tokio::time::timeout(Duration::from_secs(30), test);
-        bounded.await.expect("the test hangs");
+        let test_with_timeout = tokio::time::timeout(Duration::from_secs(30), test);
+        test_with_timeout.await.expect("the test hangs");
     });
 }

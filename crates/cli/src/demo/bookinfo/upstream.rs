@@ -39,7 +39,7 @@ impl UpstreamClient {
     /// Creates a client that uses the proxy, or without one calls services directly by their names in a
     /// Kubernetes namespace. Opens no connection yet.
     pub(super) fn new(proxy: Option<HttpProxy>) -> Self {
-        let path = proxy.map_or(UpstreamPath::Straight, UpstreamPath::Proxy);
+        let path = proxy.map_or(UpstreamPath::Direct, UpstreamPath::Proxy);
         Self { path, idle: RefCell::default(), drivers: RefCell::default() }
     }
 
@@ -50,15 +50,15 @@ impl UpstreamClient {
         target: &str,
         headers: &HeaderMap,
     ) -> Result<T, UpstreamError> {
-        let reply = self.get_reply(service, target, headers).await?;
-        let cause = if reply.status != StatusCode::OK {
-            let reason = reply.headers.get(REASON_FIELD);
+        let response = self.get_response(service, target, headers).await?;
+        let cause = if response.status != StatusCode::OK {
+            let reason = response.headers.get(REASON_FIELD);
             UpstreamErrorCause::Status {
-                status: reply.status,
+                status: response.status,
                 reason: reason.and_then(|value| value.to_str().ok()).map(str::to_owned),
             }
         } else {
-            match serde_json::from_slice(&reply.body) {
+            match serde_json::from_slice(&response.body) {
                 Ok(value) => return Ok(value),
                 Err(error) => UpstreamErrorCause::Content(error),
             }
@@ -67,7 +67,7 @@ impl UpstreamClient {
     }
 
     /// GETs from a service of the shop, with the trace headers of the current request.
-    pub(super) async fn get_reply(
+    pub(super) async fn get_response(
         &self,
         service: &'static str,
         target: &str,
@@ -85,43 +85,43 @@ impl UpstreamClient {
         target: &str,
         headers: &HeaderMap,
     ) -> Result<UpstreamResponse, UpstreamErrorCause> {
-        let hop = self.path.connection_key(service);
+        let connection_key = self.path.connection_key(service);
         let request = || self.path.build_request(service, target, headers);
         // The proxy may close an idle connection at the moment of its next use. A GET may be retried (RFC 9110
         // section 9.2.2), once, and on a new connection.
-        if let Some(mut sender) = self.take_idle(hop).await
+        if let Some(mut sender) = self.take_idle(connection_key).await
             && let Ok(response) = sender.send_request(request()?).await
         {
-            return self.read_reply(hop, sender, response).await;
+            return self.read_response(connection_key, sender, response).await;
         }
         let mut sender = self.connect(service).await?;
         let response = sender.send_request(request()?).await.map_err(UpstreamErrorCause::Broken)?;
-        self.read_reply(hop, sender, response).await
+        self.read_response(connection_key, sender, response).await
     }
 
-    async fn read_reply(
+    async fn read_response(
         &self,
-        hop: &'static str,
+        connection_key: &'static str,
         sender: SendRequest<Empty<Bytes>>,
         response: Response<Incoming>,
     ) -> Result<UpstreamResponse, UpstreamErrorCause> {
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, REPLY_BYTES_MAX)
+        let body = Limited::new(body, MAX_RESPONSE_BYTES)
             .collect()
             .await
             .map_err(UpstreamErrorCause::Body)?;
         let mut idle = self.idle.borrow_mut();
-        let idle = idle.entry(hop).or_default();
-        if idle.len() < IDLE_CONNECTIONS_MAX && !sender.is_closed() {
+        let idle = idle.entry(connection_key).or_default();
+        if idle.len() < MAX_IDLE_CONNECTIONS && !sender.is_closed() {
             idle.push(sender);
         }
         Ok(UpstreamResponse { status: head.status, headers: head.headers, body: body.to_bytes() })
     }
 
     /// Takes the most recently used connection, so that surplus connections become idle and close.
-    async fn take_idle(&self, hop: &str) -> Option<SendRequest<Empty<Bytes>>> {
+    async fn take_idle(&self, connection_key: &str) -> Option<SendRequest<Empty<Bytes>>> {
         loop {
-            let mut sender = self.idle.borrow_mut().get_mut(hop)?.pop()?;
+            let mut sender = self.idle.borrow_mut().get_mut(connection_key)?.pop()?;
             if sender.ready().await.is_ok() {
                 return Some(sender);
             }
@@ -153,7 +153,7 @@ enum UpstreamPath {
     /// Through one HTTP proxy, in absolute form.
     Proxy(HttpProxy),
     /// Directly, by name.
-    Straight,
+    Direct,
 }
 
 impl UpstreamPath {
@@ -161,7 +161,7 @@ impl UpstreamPath {
     fn connection_key(&self, service: &'static str) -> &'static str {
         match self {
             Self::Proxy(_) => "",
-            Self::Straight => service,
+            Self::Direct => service,
         }
     }
 
@@ -169,7 +169,7 @@ impl UpstreamPath {
     fn address<'a>(&'a self, service: &'a str) -> (&'a str, u16) {
         match self {
             Self::Proxy(proxy) => (&proxy.host, proxy.port),
-            Self::Straight => (service, PORT),
+            Self::Direct => (service, PORT),
         }
     }
 
@@ -185,7 +185,7 @@ impl UpstreamPath {
                 let uri = format!("http://{authority}{target}");
                 (authority, uri)
             }
-            Self::Straight => (format!("{service}:{PORT}"), target.to_owned()),
+            Self::Direct => (format!("{service}:{PORT}"), target.to_owned()),
         };
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = uri.parse().map_err(UpstreamErrorCause::Target)?;
@@ -211,14 +211,14 @@ impl FromStr for HttpProxy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse = || format!("`{text}` is not a proxy: write http://HOST:PORT");
-        let rest = text.strip_prefix("http://").unwrap_or(text);
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let (host, port) = rest.rsplit_once(':').ok_or_else(refuse)?;
-        let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let plain = !host.is_empty() && !host.contains([':', '/', '@', '[', ']']);
-        let host = bracketed.or(plain.then_some(host)).ok_or_else(refuse)?;
-        let port: u16 = port.parse().ok().filter(|port| *port != 0).ok_or_else(refuse)?;
+        let invalid = || format!("`{text}` is not a proxy: write http://HOST:PORT");
+        let address = text.strip_prefix("http://").unwrap_or(text);
+        let address = address.strip_suffix('/').unwrap_or(address);
+        let (host, port) = address.rsplit_once(':').ok_or_else(invalid)?;
+        let ipv6_host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_plain = !host.is_empty() && !host.contains([':', '/', '@', '[', ']']);
+        let host = ipv6_host.or(is_plain.then_some(host)).ok_or_else(invalid)?;
+        let port: u16 = port.parse().ok().filter(|port| *port != 0).ok_or_else(invalid)?;
         Ok(Self { host: host.to_owned(), port })
     }
 }
@@ -240,7 +240,7 @@ impl UpstreamError {
         }
     }
 
-    /// Returns the mesh's reason for the rejection, if the mesh answered.
+    /// Returns the mesh's reason for the rejection, if the mesh responded.
     pub(super) fn reason(&self) -> Option<&str> {
         match &self.cause {
             UpstreamErrorCause::Status { reason, .. } => reason.as_deref(),
@@ -299,14 +299,14 @@ static PROPAGATED_HEADERS: [HeaderName; 13] = [
 /// The port of the shop's services under their own names.
 pub(super) const PORT: u16 = 9080;
 
-/// Longer than any response of the demo takes, shorter than a user's patience.
+/// The timeout of a call; longer than any response of the demo takes.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Responses of the shop are a few hundred bytes; the limit protects against larger ones.
-const REPLY_BYTES_MAX: usize = 1 << 20;
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 /// As many connections as a service accepts, so that a steady load never reconnects.
-const IDLE_CONNECTIONS_MAX: usize = super::server::CONNECTIONS_MAX;
+const MAX_IDLE_CONNECTIONS: usize = super::server::MAX_CONNECTIONS;
 
 #[cfg(test)]
 mod tests {

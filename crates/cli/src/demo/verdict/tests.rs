@@ -12,13 +12,13 @@ use super::super::observe::{PeerConnection, RequestSeries};
 use super::*;
 
 #[tokio::test]
-async fn a_good_run_passes_every_check() {
+async fn a_successful_run_passes_all_checks() {
     let report = sample_findings().await.evaluate();
     assert!(report.is_passed(), "{}", report.to_text());
     assert_eq!((report.mtls, report.denied_status), (true, Some(403)));
     let v3 = report.split.get("reviews-v3").unwrap();
     assert_eq!((v3.requests, v3.share, v3.expected), (100, 0.1, 0.1));
-    let ratings = report.services.iter().find(|s| s.name == "ratings").unwrap();
+    let ratings = report.services.iter().find(|service| service.name == "ratings").unwrap();
     assert_eq!((ratings.requests, ratings.success_rate), (1_000, Some(1.0)));
     assert_eq!(ratings.p99, Some(Duration::from_millis(3)));
     // 20 ms for the 1,000 requests between the two observations.
@@ -28,29 +28,32 @@ async fn a_good_run_passes_every_check() {
 
 #[tokio::test]
 async fn each_failed_check_is_reported() {
-    let cases: [(&str, Break); 8] = [
-        ("mutual TLS", |f| f.plaintext_accepted.push("ratings-1".to_owned())),
-        ("mutual TLS", |f| f.after[0].connections[0].identity.clear()),
-        ("mutual TLS", |f| {
-            f.after[0].connections[0].identity = "spiffe://other/ns/bookinfo/sa/a".to_owned();
+    let cases: [(&str, BreakFindings); 8] = [
+        ("mutual TLS", |findings| findings.plaintext_accepted.push("ratings-1".to_owned())),
+        ("mutual TLS", |findings| findings.after[0].connections[0].identity.clear()),
+        ("mutual TLS", |findings| {
+            findings.after[0].connections[0].identity =
+                "spiffe://other/ns/bookinfo/sa/a".to_owned();
         }),
-        ("mutual TLS", |f| f.after[0].series[0].peer.clear()),
-        ("mutual TLS", |f| f.after.iter_mut().for_each(|o| o.connections.clear())),
-        ("every service received requests", |f| f.after[0].series.clear()),
-        ("split", |f| f.after[1].series[0].requests = 500),
-        ("a client without permission is denied", |f| f.denied = Ok(200)),
+        ("mutual TLS", |findings| findings.after[0].series[0].peer.clear()),
+        ("mutual TLS", |findings| {
+            findings.after.iter_mut().for_each(|observation| observation.connections.clear())
+        }),
+        ("every service received requests", |findings| findings.after[0].series.clear()),
+        ("split", |findings| findings.after[1].series[0].requests = 500),
+        ("a client without permission is denied", |findings| findings.denied = Ok(200)),
     ];
-    for (name, break_it) in cases {
+    for (name, break_findings) in cases {
         let mut findings = sample_findings().await;
-        break_it(&mut findings);
+        break_findings(&mut findings);
         let report = findings.evaluate();
-        let broken: Vec<&str> = report
+        let failed: Vec<&str> = report
             .checks
             .iter()
             .filter(|check| !check.ok)
             .map(|check| check.name.as_str())
             .collect();
-        assert!(broken.contains(&name), "{name}: {broken:?}");
+        assert!(failed.contains(&name), "{name}: {failed:?}");
         assert!(!report.is_passed());
     }
 }
@@ -65,7 +68,7 @@ async fn status_500_is_a_failure() {
 }
 
 /// Makes a good run fail.
-type Break = fn(&mut DemoFindings);
+type BreakFindings = fn(&mut DemoFindings);
 
 async fn sample_findings() -> DemoFindings {
     let after = vec![
@@ -119,8 +122,8 @@ fn cpu_usage(cpu_ms: u64) -> ProcessUsage {
     }
 }
 
-/// Runs the load generator for a few requests that all get this answer.
-async fn run_load(answer: &'static str) -> LoadReport {
+/// Runs the load generator for a few requests that all get this response.
+async fn run_load(response: &'static str) -> LoadReport {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let page = LoadTarget::get("page", listener.local_addr().unwrap(), "page", "/");
     let plan = LoadPlan { duration: Duration::from_millis(20), ..LoadPlan::new(vec![page]) };
@@ -129,7 +132,7 @@ async fn run_load(answer: &'static str) -> LoadReport {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut request = [0; 1024];
             while stream.read(&mut request).await.unwrap_or(0) > 0 {
-                stream.write_all(answer.as_bytes()).await.unwrap();
+                stream.write_all(response.as_bytes()).await.unwrap();
             }
         }
     };

@@ -20,18 +20,23 @@ impl DecisionDifferences {
         let methods = "lowercase methods no longer match a rule";
         let callers = "a client without the tag has no preference, instead of one for endpoints without \
             it; while all preferred endpoints are unhealthy, the others get the requests";
-        let all = [(self.headers, headers), (self.methods, methods), (self.callers, callers)];
-        all.into_iter().filter(|(differs, _)| *differs).map(|(_, sentence)| sentence).collect()
+        let differences =
+            [(self.headers, headers), (self.methods, methods), (self.callers, callers)];
+        differences
+            .into_iter()
+            .filter(|(differs, _)| *differs)
+            .map(|(_, sentence)| sentence)
+            .collect()
     }
 }
 
 /// Converts rules to native form, or returns the reason why there is none.
 pub(super) fn convert_rules(
-    found: &TagRules,
+    original: &TagRules,
     differences: &mut DecisionDifferences,
 ) -> Result<TagRules, String> {
     let mut rules = Vec::new();
-    for rule in &found.rules {
+    for rule in &original.rules {
         for matches in convert_match(&rule.matches, differences)? {
             rules.push(TagRule {
                 matches,
@@ -41,21 +46,21 @@ pub(super) fn convert_rules(
             });
         }
     }
-    let by_caller = match found.by_caller.as_slice() {
+    let by_caller = match original.by_caller.as_slice() {
         [] => Vec::new(),
         [rule] => vec![convert_preference(rule, differences)?],
         _ => return Err("only the first matching rule of the kind `tag` applies".to_owned()),
     };
-    Ok(TagRules { rules, fallback_policy: found.fallback_policy.clone(), by_caller })
+    Ok(TagRules { rules, fallback_policy: original.fallback_policy.clone(), by_caller })
 }
 
 /// Converts lanes to native form.
 pub(super) fn convert_lanes(
-    found: &[LaneRule],
+    original: &[LaneRule],
     differences: &mut DecisionDifferences,
 ) -> Result<Vec<LaneRule>, String> {
     let mut lanes = Vec::new();
-    for rule in found {
+    for rule in original {
         if rule.marks.iter().map(|mark| u64::from(mark.percent)).sum::<u64>() > 100 {
             return Err("the weights of a lane add up to more than 100".to_owned());
         }
@@ -73,28 +78,33 @@ pub(super) fn convert_lanes(
 
 /// Converts a match: to several if one of several conditions is sufficient.
 fn convert_match(
-    found: &TagMatch,
+    original: &TagMatch,
     differences: &mut DecisionDifferences,
 ) -> Result<Vec<TagMatch>, String> {
-    if found.stem.is_some() {
+    if original.stem.is_some() {
         return Err("its `path` is compared with the part before the last dot".to_owned());
     }
-    let tests = found.headers.iter().chain(&found.query).chain(&found.cookies);
-    if tests.clone().any(|it| it.test == ValueTest::Never) {
+    let tests = original.headers.iter().chain(&original.query).chain(&original.cookies);
+    if tests.clone().any(|test| test.test == ValueTest::Never) {
         return Err("it has a condition that never matches".to_owned());
     }
-    differences.headers |= found.repeated == RepeatedHeader::First && !found.headers.is_empty();
-    let plain = TagMatch { quorum: Quorum::All, repeated: RepeatedHeader::Joined, ..found.clone() };
-    let insensitive = |tests: &[FieldTest]| tests.iter().map(convert_insensitive).collect();
-    let headers: Result<_, String> = insensitive(&found.headers);
-    let query: Result<_, String> = insensitive(&found.query);
-    let plain = TagMatch { headers: headers?, query: query?, ..plain };
-    let each = |test: &FieldTest| TagMatch { headers: vec![test.clone()], ..plain.clone() };
-    let matches = match (found.quorum, plain.headers.len()) {
-        (Quorum::One, 2..) => plain.headers.iter().map(each).collect(),
-        _ => vec![plain],
+    differences.headers |=
+        original.repeated == RepeatedHeader::First && !original.headers.is_empty();
+    let normalized =
+        TagMatch { quorum: Quorum::All, repeated: RepeatedHeader::Joined, ..original.clone() };
+    let convert_all = |tests: &[FieldTest]| tests.iter().map(convert_insensitive).collect();
+    let headers: Result<_, String> = convert_all(&original.headers);
+    let query: Result<_, String> = convert_all(&original.query);
+    let normalized = TagMatch { headers: headers?, query: query?, ..normalized };
+    let with_header =
+        |test: &FieldTest| TagMatch { headers: vec![test.clone()], ..normalized.clone() };
+    let matches = match (original.quorum, normalized.headers.len()) {
+        (Quorum::One, 2..) => normalized.headers.iter().map(with_header).collect(),
+        _ => vec![normalized],
     };
-    if matches.iter().any(|it| names_twice(&it.headers) || names_twice(&it.query)) {
+    if matches.iter().any(|converted| {
+        has_duplicate_names(&converted.headers) || has_duplicate_names(&converted.query)
+    }) {
         return Err("it has several conditions for one name".to_owned());
     }
     Ok(matches)
@@ -117,52 +127,52 @@ fn convert_insensitive(test: &FieldTest) -> Result<FieldTest, String> {
     });
     let texts: Result<Vec<String>, String> = texts.collect();
     let (relation, ignore_case) = (TextRelation::Regex, false);
-    let same = ValueTest::Text { relation, texts: texts?, ignore_case };
-    Ok(FieldTest { name: test.name.clone(), test: same })
+    let value_test = ValueTest::Text { relation, texts: texts?, ignore_case };
+    Ok(FieldTest { name: test.name.clone(), test: value_test })
 }
 
-fn names_twice(tests: &[FieldTest]) -> bool {
+fn has_duplicate_names(tests: &[FieldTest]) -> bool {
     let mut names: Vec<&str> = tests.iter().map(|test| test.name.as_str()).collect();
     names.sort_unstable();
-    names.windows(2).any(|pair| matches!(pair, [one, other] if one == other))
+    names.windows(2).any(|pair| matches!(pair, [first, second] if first == second))
 }
 
 /// Converts a split to relative weights of sets with one tag each.
-fn convert_split(found: &TagSplit) -> Result<TagSplit, String> {
-    let sum: u64 = found.targets.iter().map(|target| u64::from(target.weight)).sum();
-    if found.weights == WeightUnit::Percent && !found.targets.is_empty() && sum != 100 {
+fn convert_split(original: &TagSplit) -> Result<TagSplit, String> {
+    let sum: u64 = original.targets.iter().map(|target| u64::from(target.weight)).sum();
+    if original.weights == WeightUnit::Percent && !original.targets.is_empty() && sum != 100 {
         return Err(format!("the weights of a split add up to {sum} instead of 100"));
     }
     let targets: Result<Vec<TagTarget>, String> =
-        found.targets.iter().map(convert_target).collect();
+        original.targets.iter().map(convert_target).collect();
     Ok(TagSplit { targets: targets?, weights: WeightUnit::Relative })
 }
 
-fn convert_target(found: &TagTarget) -> Result<TagTarget, String> {
-    let set = match &found.set {
+fn convert_target(original: &TagTarget) -> Result<TagTarget, String> {
+    let set = match &original.set {
         TagSet::Any(tags) if tags.len() > 1 => {
             return Err("it selects instances with one of several tags".to_owned());
         }
         TagSet::Any(tags) => TagSet::All(tags.clone()),
         other => other.clone(),
     };
-    Ok(TagTarget { weight: found.weight, set })
+    Ok(TagTarget { weight: original.weight, set })
 }
 
 /// Converts a preference for instances with the caller's own tag.
 fn convert_preference(
-    found: &CallerRule,
+    original: &CallerRule,
     differences: &mut DecisionDifferences,
 ) -> Result<CallerRule, String> {
-    let [TagTarget { set: TagSet::Any(tags), .. }] = found.split.targets.as_slice() else {
+    let [TagTarget { set: TagSet::Any(tags), .. }] = original.split.targets.as_slice() else {
         return Err("a rule of the kind `tag` has several targets".to_owned());
     };
     let is_same = tags.len() == 1 && tags.values().all(|value| *value == TagValue::Callers);
-    if !is_same || !found.from.tags.is_empty() || found.from.service.is_some() {
+    if !is_same || !original.from.tags.is_empty() || original.from.service.is_some() {
         return Err(
             "a rule of the kind `tag` applies to some callers only, or to fixed tags".to_owned()
         );
     }
     differences.callers = true;
-    Ok(CallerRule { goes_on: true, ..found.clone() })
+    Ok(CallerRule { goes_on: true, ..original.clone() })
 }

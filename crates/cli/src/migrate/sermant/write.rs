@@ -8,21 +8,21 @@ use serde_json::{Map, Value, json};
 
 /// Writes a rule of a `TagRoute`.
 pub(super) fn write_rule(rule: &TagRule) -> Result<Value, String> {
-    let mut written = json!({
+    let mut manifest = json!({
         "precedence": rule.precedence,
         "split": write_split(&rule.split)?,
         "fallbackPolicy": write_fallbacks(&rule.fallback_policy),
     });
     if let Some(from) = write_callers(&rule.from) {
-        written["from"] = from;
+        manifest["from"] = from;
     }
     if let Some(matches) = write_match(&rule.matches)? {
-        written["match"] = matches;
+        manifest["match"] = matches;
     }
     if !rule.fallback.targets.is_empty() {
-        written["fallback"] = write_split(&rule.fallback)?;
+        manifest["fallback"] = write_split(&rule.fallback)?;
     }
-    Ok(written)
+    Ok(manifest)
 }
 
 /// Writes an entry of `preferSameTag`.
@@ -36,24 +36,24 @@ pub(super) fn write_preference(rule: &CallerRule) -> Result<Value, String> {
 pub(super) fn lane_rule(rule: &LaneRule) -> Result<Value, String> {
     let marks = rule.marks.iter();
     let marks = marks.map(|mark| json!({"percent": mark.percent, "headers": mark.headers}));
-    let mut written =
+    let mut manifest =
         json!({"precedence": rule.precedence, "marks": marks.collect::<Vec<Value>>()});
     if let Some(matches) = write_match(&rule.matches)? {
-        written["match"] = matches;
+        manifest["match"] = matches;
     }
-    Ok(written)
+    Ok(manifest)
 }
 
 /// Writes one fallback, or several in order.
-pub(super) fn write_fallbacks(words: &[FallbackPolicy]) -> Value {
-    let word = |word: &FallbackPolicy| match word {
+pub(super) fn write_fallbacks(policies: &[FallbackPolicy]) -> Value {
+    let policy_name = |policy: &FallbackPolicy| match policy {
         FallbackPolicy::Any => "any",
         FallbackPolicy::Default => "default",
     };
-    match words {
+    match policies {
         [] => json!("fail"),
-        [only] => json!(word(only)),
-        several => several.iter().map(word).collect(),
+        [policy] => json!(policy_name(policy)),
+        policies => policies.iter().map(policy_name).collect(),
     }
 }
 
@@ -80,33 +80,33 @@ fn write_split(split: &TagSplit) -> Result<Value, String> {
 
 /// Writes `match`; `None` if all requests match.
 fn write_match(matches: &TagMatch) -> Result<Option<Value>, String> {
-    let mut written = Map::new();
+    let mut match_value = Map::new();
     let path = match &matches.path {
         PathMatch::Any => None,
         PathMatch::Exact(path) => Some(json!({"exact": path})),
         PathMatch::Prefix(path) => Some(json!({"prefix": path})),
         PathMatch::Regex(expression) => Some(json!({"regex": expression})),
     };
-    written.extend(path.map(|path| ("path".to_owned(), path)));
+    match_value.extend(path.map(|path| ("path".to_owned(), path)));
     if !matches.methods.is_empty() {
-        written.insert("methods".to_owned(), json!(matches.methods));
+        match_value.insert("methods".to_owned(), json!(matches.methods));
     }
     let parts = [
         ("headers", &matches.headers),
         ("queryParams", &matches.query),
         ("cookies", &matches.cookies),
     ];
-    for (key, found) in parts {
-        if !found.is_empty() {
-            written.insert(key.to_owned(), write_field_tests(found)?);
+    for (key, tests) in parts {
+        if !tests.is_empty() {
+            match_value.insert(key.to_owned(), write_field_tests(tests)?);
         }
     }
-    Ok((!written.is_empty()).then_some(Value::Object(written)))
+    Ok((!match_value.is_empty()).then_some(Value::Object(match_value)))
 }
 
-fn write_field_tests(found: &[FieldTest]) -> Result<Value, String> {
-    let one = |it: &FieldTest| Ok((it.name.clone(), write_value_test(&it.test)?));
-    let tests: Result<Map<String, Value>, String> = found.iter().map(one).collect();
+fn write_field_tests(tests: &[FieldTest]) -> Result<Value, String> {
+    let to_entry = |test: &FieldTest| Ok((test.name.clone(), write_value_test(&test.test)?));
+    let tests: Result<Map<String, Value>, String> = tests.iter().map(to_entry).collect();
     Ok(Value::Object(tests?))
 }
 
@@ -115,18 +115,18 @@ fn write_value_test(test: &ValueTest) -> Result<Value, String> {
         ValueTest::Present => json!({"present": true}),
         ValueTest::Absent => json!({"present": false}),
         ValueTest::Text { relation, texts, ignore_case } => {
-            let first = texts.first().map(String::as_str).unwrap_or_default();
-            let mut written = match relation {
-                TextRelation::Exact => json!({"exact": first}),
-                TextRelation::Prefix => json!({"prefix": first}),
-                TextRelation::Regex => json!({"regex": first}),
+            let text = texts.first().map(String::as_str).unwrap_or_default();
+            let mut value = match relation {
+                TextRelation::Exact => json!({"exact": text}),
+                TextRelation::Prefix => json!({"prefix": text}),
+                TextRelation::Regex => json!({"regex": text}),
                 TextRelation::In => json!({"in": texts}),
-                TextRelation::Not => json!({"not": first}),
+                TextRelation::Not => json!({"not": text}),
             };
             if *ignore_case {
-                written["ignoreCase"] = json!(true);
+                value["ignoreCase"] = json!(true);
             }
-            written
+            value
         }
         ValueTest::Number { relation, bound } => {
             let relation = match relation {

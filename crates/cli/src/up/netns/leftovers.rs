@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use leno_identity::{create_private_directory, open_lock};
 
-use super::{best_effort, remove_namespace, run_ip};
-use crate::data_directory::{CLEAN_MAX_WAIT, LOCK_MAX_WAIT, lock_within};
+use super::{remove_namespace, run_ip, run_ip_best_effort};
+use crate::data_directory::{MAX_CLEAN_WAIT, MAX_LOCK_WAIT, lock_within};
 
 /// A lock held by the process that created a bridge, for its lifetime. A process ID is not sufficient: it stays
 /// in use as a zombie, and is reused later.
@@ -24,8 +24,8 @@ impl BridgeLock {
     /// # Errors
     /// If another process has it, or the lock cannot be written.
     pub(super) fn new(bridge: &str) -> anyhow::Result<Self> {
-        create_private_directory(Path::new(LOCKS))?;
-        let path = lock_of(bridge);
+        create_private_directory(Path::new(LOCK_DIRECTORY))?;
+        let path = lock_path(bridge);
         let file = File::create(&path);
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
         match file.try_lock() {
@@ -53,13 +53,13 @@ struct CleanupLock {
 }
 
 impl CleanupLock {
-    fn acquire_lock() -> anyhow::Result<Self> {
-        create_private_directory(Path::new(LOCKS))?;
-        let path = Path::new(LOCKS).join(REMOVAL_LOCK);
+    fn acquire() -> anyhow::Result<Self> {
+        create_private_directory(Path::new(LOCK_DIRECTORY))?;
+        let path = Path::new(LOCK_DIRECTORY).join(REMOVAL_LOCK);
         let context = || format!("{} cannot be locked", path.display());
         let file = open_lock(&path).with_context(context)?;
         // Continue if that process hangs: removing a leftover twice is harmless.
-        if !lock_within(&file, CLEAN_MAX_WAIT).with_context(context)? {
+        if !lock_within(&file, MAX_CLEAN_WAIT).with_context(context)? {
             tracing::warn!("another process has been removing leftovers for a long time");
         }
         Ok(Self { _file: file })
@@ -69,79 +69,83 @@ impl CleanupLock {
 /// Removes the leftovers of all meshes that have ended, and returns their names.
 ///
 /// # Errors
-/// If there are leftovers, and this process has no right to remove them.
+/// If there are leftovers, and this process is not permitted to remove them.
 pub(in crate::up) fn remove_leftovers() -> anyhow::Result<Vec<String>> {
     if rustix::process::geteuid().is_root() {
         return remove(None);
     }
-    let all = [entry_names("/run/netns"), entry_names("/etc/netns"), list_links()].concat();
-    let mut bridges = all.iter().filter_map(|name| bridge_of(name));
+    let names = [entry_names("/run/netns"), entry_names("/etc/netns"), list_links()].concat();
+    let mut bridges = names.iter().filter_map(|name| bridge_name(name));
     if bridges.any(|bridge| !is_in_use(&bridge)) {
         bail!("removing network namespaces requires root: use sudo");
     }
     Ok(Vec::new())
 }
 
-/// Like [`remove_leftovers`], but also removes everything under the name `ours`, the bridge that this process has
+/// Like [`remove_leftovers`], but also removes everything under the name `own_bridge`, the bridge that this process has
 /// claimed and not yet created: it belongs to an earlier process with the same ID.
 ///
 /// # Errors
 /// If the lock cannot be taken.
-pub(super) fn remove(ours: Option<&str>) -> anyhow::Result<Vec<String>> {
-    let _removal = CleanupLock::acquire_lock()?;
+pub(super) fn remove(own_bridge: Option<&str>) -> anyhow::Result<Vec<String>> {
+    let _removal = CleanupLock::acquire()?;
     let mut removed = Vec::new();
     let mut bridges = BTreeSet::new();
-    let is_leftover = |bridge: &str| ours == Some(bridge) || !is_in_use(bridge);
+    let is_leftover = |bridge: &str| own_bridge == Some(bridge) || !is_in_use(bridge);
     let namespaces = [entry_names("/run/netns"), entry_names("/etc/netns")].concat();
     for name in namespaces.into_iter().collect::<BTreeSet<_>>() {
-        let Some(bridge) = bridge_of(&name).filter(|bridge| is_leftover(bridge)) else { continue };
+        let Some(bridge) = bridge_name(&name).filter(|bridge| is_leftover(bridge)) else {
+            continue;
+        };
         remove_namespace(&name);
         bridges.insert(bridge);
         removed.push(name);
     }
     for name in list_links() {
-        let Some(bridge) = bridge_of(&name).filter(|bridge| is_leftover(bridge)) else { continue };
-        best_effort(&["link", "del", &name]);
+        let Some(bridge) = bridge_name(&name).filter(|bridge| is_leftover(bridge)) else {
+            continue;
+        };
+        run_ip_best_effort(&["link", "del", &name]);
         bridges.insert(bridge);
         removed.push(name);
     }
-    for bridge in bridges.iter().filter(|bridge| ours != Some(bridge.as_str())) {
-        drop(fs::remove_file(lock_of(bridge)));
+    for bridge in bridges.iter().filter(|bridge| own_bridge != Some(bridge.as_str())) {
+        drop(fs::remove_file(lock_path(bridge)));
     }
     Ok(removed)
 }
 
 /// Returns the ID of the process that created a device or namespace, if Leno creates such names: `leno7`,
 /// `leno7-2` or `ln7-2`, and no similar ones.
-pub(super) fn maker_pid(name: &str) -> Option<u32> {
-    let link = || name.strip_prefix("ln").filter(|rest| rest.contains('-'));
-    let rest = name.strip_prefix("leno").or_else(link)?;
+pub(super) fn creator_pid(name: &str) -> Option<u32> {
+    let link_name = || name.strip_prefix("ln").filter(|suffix| suffix.contains('-'));
+    let suffix = name.strip_prefix("leno").or_else(link_name)?;
     let number = |text: &str| {
         let number: u32 = text.parse().ok()?;
         (number > 0 && number.to_string() == text).then_some(number)
     };
-    match rest.split_once('-') {
-        None => number(rest),
+    match suffix.split_once('-') {
+        None => number(suffix),
         Some((process, host)) => number(host).and(number(process)),
     }
 }
 
 /// Returns the bridge of the mesh to which a device or namespace belongs: `leno7` for `leno7`, `leno7-2` and
 /// `ln7-2`.
-fn bridge_of(name: &str) -> Option<String> {
-    maker_pid(name).map(|maker| format!("leno{maker}"))
+fn bridge_name(name: &str) -> Option<String> {
+    creator_pid(name).map(|creator| format!("leno{creator}"))
 }
 
 /// True if the process that created a bridge is running. The lock of a process that was just killed may take a
 /// moment to be released.
 fn is_in_use(bridge: &str) -> bool {
-    match File::open(lock_of(bridge)) {
-        Ok(lock) => match maker_pid(bridge).is_some_and(runs_leno) {
+    match File::open(lock_path(bridge)) {
+        Ok(lock) => match creator_pid(bridge).is_some_and(runs_leno) {
             true => !matches!(lock.try_lock(), Ok(())),
-            false => !lock_within(&lock, LOCK_MAX_WAIT).unwrap_or(false),
+            false => !lock_within(&lock, MAX_LOCK_WAIT).unwrap_or(false),
         },
         // Older releases create no lock.
-        Err(_) => maker_pid(bridge).is_some_and(runs_leno),
+        Err(_) => creator_pid(bridge).is_some_and(runs_leno),
     }
 }
 
@@ -157,8 +161,8 @@ fn runs_leno(pid: u32) -> bool {
 
 /// Returns the network devices of this namespace. `/sys/class/net` may show those of another one.
 fn list_links() -> Vec<String> {
-    let listed = run_ip(&["-details", "-json", "link", "show"]).ok();
-    let links = listed.and_then(|listed| serde_json::from_slice::<Vec<NetworkLink>>(&listed).ok());
+    let output = run_ip(&["-details", "-json", "link", "show"]).ok();
+    let links = output.and_then(|output| serde_json::from_slice::<Vec<NetworkLink>>(&output).ok());
     let mut links = links.unwrap_or_default();
     // Leno creates only bridges and veth pairs.
     links.retain(|link| matches!(link.linkinfo.info_kind.as_str(), "bridge" | "veth"));
@@ -184,12 +188,12 @@ fn entry_names(directory: &str) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-fn lock_of(bridge: &str) -> PathBuf {
-    Path::new(LOCKS).join(format!("{bridge}.lock"))
+fn lock_path(bridge: &str) -> PathBuf {
+    Path::new(LOCK_DIRECTORY).join(format!("{bridge}.lock"))
 }
 
 /// The directory of the locks. Like namespaces, they do not survive a reboot.
-const LOCKS: &str = "/run/leno/netns";
+const LOCK_DIRECTORY: &str = "/run/leno/netns";
 /// The file of the [`CleanupLock`] lock in it; no bridge has this name.
 const REMOVAL_LOCK: &str = "removal";
 
@@ -198,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_and_namespaces_belong_to_the_bridge_of_their_creator() {
+    fn names_are_attributed_to_the_bridge_of_their_creator() {
         for (name, bridge) in [
             ("leno7", Some("leno7")),
             ("leno7-2", Some("leno7")),
@@ -214,20 +218,20 @@ mod tests {
             ("ln-1", None),
             ("eth0", None),
         ] {
-            assert_eq!(bridge_of(name).as_deref(), bridge, "{name}");
+            assert_eq!(bridge_name(name).as_deref(), bridge, "{name}");
         }
     }
 
     #[test]
-    fn zombies_and_other_programs_are_not_meshes() {
+    fn zombies_and_other_programs_are_not_running_meshes() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id();
         // It exits and stays a zombie until `wait`.
-        let ended = || {
+        let is_zombie = || {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+            stat.rsplit_once(')').is_some_and(|(_, suffix)| suffix.trim_start().starts_with('Z'))
         };
-        while !ended() {
+        while !is_zombie() {
             std::thread::yield_now();
         }
         assert!(!runs_leno(pid));

@@ -6,11 +6,11 @@ use super::*;
 
 /// Returns the mesh with these default policies: of the mesh, of the namespace and of the workload
 /// `reviews-v1-1`.
-fn mesh_with_modes(modes: [Option<DefaultPolicy>; 3]) -> Mesh {
-    let [whole, namespace, own] = modes;
+fn mesh_with_policies(default_policies: [Option<DefaultPolicy>; 3]) -> Mesh {
+    let [mesh_wide, namespace, of_workload] = default_policies;
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let mut config = mesh.config().clone();
-    config.default_policy = whole.unwrap();
+    config.default_policy = mesh_wide.unwrap();
     if let Some(default_policy) = namespace {
         let admission =
             leno_model::AdmissionSettings { default_policy: Some(default_policy), mtls: None };
@@ -18,7 +18,7 @@ fn mesh_with_modes(modes: [Option<DefaultPolicy>; 3]) -> Mesh {
     }
     mesh.apply(Change::Upsert(Object::MeshConfig(config)));
     let mut reviews = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
-    reviews.admission.default_policy = own;
+    reviews.admission.default_policy = of_workload;
     mesh.apply(Change::Upsert(Object::Workload(reviews)));
     mesh
 }
@@ -30,9 +30,9 @@ fn client_config(mesh: &Mesh, client: &str, services: &[&str]) -> CompiledConfig
 }
 
 #[test]
-fn the_mode_of_the_workload_that_is_called_decides() {
+fn the_default_policy_of_the_called_workload_decides() {
     use DefaultPolicy::{Allow, Deny, DryRun};
-    for (modes, decides, reaches) in [
+    for (default_policies, expected, is_allowed) in [
         ([Some(Deny), None, None], Deny, false),
         ([Some(Deny), None, Some(DryRun)], DryRun, true),
         ([Some(Deny), Some(DryRun), None], DryRun, true),
@@ -42,21 +42,26 @@ fn the_mode_of_the_workload_that_is_called_decides() {
         ([Some(Allow), None, Some(Deny)], Deny, false),
         ([Some(DryRun), None, None], DryRun, true),
     ] {
-        let mesh = mesh_with_modes(modes);
-        let plan = client_config(&mesh, "reviews-v1-1", &[]).snapshot.config.clone();
-        let found = match (&plan.access, plan.inbound.is_dry_run) {
+        let mesh = mesh_with_policies(default_policies);
+        let config = client_config(&mesh, "reviews-v1-1", &[]).snapshot.config.clone();
+        let found = match (&config.access, config.inbound.is_dry_run) {
             (Access::AllowAll, false) => Allow,
             (Access::AllowListed(rules), false) if rules.len() == 1 => Deny,
             (Access::AllowListed(rules), true) if rules.len() == 1 => DryRun,
-            other => panic!("{modes:?}: {other:?}"),
+            other => panic!("{default_policies:?}: {other:?}"),
         };
-        assert_eq!(found, decides, "{modes:?}");
+        assert_eq!(found, expected, "{default_policies:?}");
         // No policy names this client.
         let compiled_config = client_config(&mesh, "stranger-1", &["reviews-v1"]);
-        let view = &compiled_config.snapshot.services[&service_name("reviews-v1")];
-        assert_eq!(view.client_authorization == ClientAuthorization::Allowed, reaches, "{modes:?}");
-        let seen = view.ports.values().map(|port| port.endpoints.len()).sum::<usize>();
-        assert_eq!(seen, usize::from(reaches), "{modes:?}");
+        let service_config = &compiled_config.snapshot.services[&service_name("reviews-v1")];
+        assert_eq!(
+            service_config.client_authorization == ClientAuthorization::Allowed,
+            is_allowed,
+            "{default_policies:?}"
+        );
+        let endpoint_count =
+            service_config.ports.values().map(|port| port.endpoints.len()).sum::<usize>();
+        assert_eq!(endpoint_count, usize::from(is_allowed), "{default_policies:?}");
     }
 }
 
@@ -66,42 +71,42 @@ fn a_service_without_workloads_is_denied_where_its_namespace_is_strict() {
     let empty = "---\napiVersion: v1\nkind: Service\n\
                  metadata: {name: empty, namespace: bookinfo}\n\
                  spec: {selector: {app: nobody}, ports: [{port: 80}]}\n";
-    for (modes, reach) in [
+    for (default_policies, authorization) in [
         ([Some(Deny), None, None], ClientAuthorization::Denied),
         ([Some(Allow), None, Some(Deny)], ClientAuthorization::Allowed),
         ([Some(Deny), Some(Allow), Some(Deny)], ClientAuthorization::Allowed),
     ] {
-        let mut mesh = mesh_with_modes(modes);
+        let mut mesh = mesh_with_policies(default_policies);
         mesh.apply(Change::Upsert(crate::fixture::parse_objects(empty).pop().unwrap()));
         let compiled_config = client_config(&mesh, "stranger-1", &["empty"]);
         assert_eq!(
             compiled_config.snapshot.services[&service_name("empty")].client_authorization,
-            reach,
-            "{modes:?}"
+            authorization,
+            "{default_policies:?}"
         );
     }
 }
 
 #[test]
-fn an_access_policy_shows_strict_workloads_to_whom_it_allows_something() {
+fn an_access_policy_makes_strict_workloads_visible_to_its_clients() {
     use DefaultPolicy::{Allow, Deny, DryRun};
     let policy = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
                   metadata: {name: guard, namespace: bookinfo}\n\
                   spec: {serviceAccounts: [reviews], deny: [{ports: [1]}], \
                   allow: [{from: [{serviceAccount: \"stran*\"}]}]}\n";
     for (default_policy, rules) in [(Deny, 2), (DryRun, 2), (Allow, 1)] {
-        let mut mesh = mesh_with_modes([Some(default_policy), None, None]);
+        let mut mesh = mesh_with_policies([Some(default_policy), None, None]);
         mesh.apply(Change::Upsert(crate::fixture::parse_objects(policy).pop().unwrap()));
-        let plan = client_config(&mesh, "reviews-v1-1", &[]).snapshot.config.clone();
-        assert_eq!(plan.inbound.rules.len(), rules, "{default_policy:?}");
-        let plan = client_config(&mesh, "details-1", &[]).snapshot.config.clone();
-        assert_eq!(plan.inbound.rules.len(), 0, "{default_policy:?}");
-        for (client, sees) in [("stranger-1", true), ("details-1", default_policy != Deny)] {
+        let config = client_config(&mesh, "reviews-v1-1", &[]).snapshot.config.clone();
+        assert_eq!(config.inbound.rules.len(), rules, "{default_policy:?}");
+        let config = client_config(&mesh, "details-1", &[]).snapshot.config.clone();
+        assert_eq!(config.inbound.rules.len(), 0, "{default_policy:?}");
+        for (client, is_visible) in [("stranger-1", true), ("details-1", default_policy != Deny)] {
             let compiled_config = client_config(&mesh, client, &["reviews-v1"]);
-            let view = &compiled_config.snapshot.services[&service_name("reviews-v1")];
+            let service_config = &compiled_config.snapshot.services[&service_name("reviews-v1")];
             assert_eq!(
-                view.client_authorization == ClientAuthorization::Allowed,
-                sees,
+                service_config.client_authorization == ClientAuthorization::Allowed,
+                is_visible,
                 "{default_policy:?} {client}"
             );
         }

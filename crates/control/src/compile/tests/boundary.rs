@@ -6,13 +6,13 @@ use leno_model::{
 
 use super::*;
 
-const OPEN: &str = "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: IngressBackend\n\
+const INGRESS_POLICY: &str = "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: IngressBackend\n\
                     metadata: {name: web, namespace: bookinfo}\n\
                     spec: {backends: [{name: reviews, port: {number: 9082, protocol: http}}], \
                     sources: [{kind: IPRange, name: 10.9.0.0/16}, \
                     {kind: Service, name: nginx, namespace: edge}]}";
 
-fn proxy_config(mesh: &Mesh, name: &str) -> Arc<WorkloadConfig> {
+fn workload_config(mesh: &Mesh, name: &str) -> Arc<WorkloadConfig> {
     let workload = mesh.workload(&workload_name(name)).unwrap();
     compile_config(mesh, workload, &Default::default(), &mut ServiceConfigCache::default())
         .snapshot
@@ -21,7 +21,7 @@ fn proxy_config(mesh: &Mesh, name: &str) -> Arc<WorkloadConfig> {
 }
 
 fn ingress_rules(mesh: &Mesh, name: &str) -> Vec<IngressRule> {
-    proxy_config(mesh, name).ingress_rules.clone()
+    workload_config(mesh, name).ingress_rules.clone()
 }
 
 fn apply_yaml(mesh: &mut Mesh, yaml: &str) -> crate::mesh::AffectedSet {
@@ -29,19 +29,19 @@ fn apply_yaml(mesh: &mut Mesh, yaml: &str) -> crate::mesh::AffectedSet {
 }
 
 #[test]
-fn a_port_is_open_where_a_policy_names_its_service() {
+fn a_port_is_open_if_a_policy_names_its_service() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
-    let affected_set = apply_yaml(&mut mesh, OPEN);
+    let affected_set = apply_yaml(&mut mesh, INGRESS_POLICY);
     assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
     assert_eq!(ingress_rules(&mesh, "details-1"), []);
     let found = ingress_rules(&mesh, "reviews-v1-1");
-    let [opening] = found.as_slice() else { panic!("{found:?}") };
-    assert_eq!((opening.port, &opening.protocol), (9082, &IngressProtocol::Http));
-    let shown = |opening: &IngressRule| {
-        let ranges = opening.ranges.iter().flatten().map(ToString::to_string);
+    let [rule] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!((rule.port, &rule.protocol), (9082, &IngressProtocol::Http));
+    let ranges = |rule: &IngressRule| {
+        let ranges = rule.ranges.iter().flatten().map(ToString::to_string);
         ranges.collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(shown(opening), "10.9.0.0/16");
+    assert_eq!(ranges(rule), "10.9.0.0/16");
     // Members of a source service are allowed, with a sidecar or without.
     apply_yaml(
         &mut mesh,
@@ -57,79 +57,82 @@ fn a_port_is_open_where_a_policy_names_its_service() {
     let nginx = Workload { sidecar: false, ..nginx };
     let affected_set = mesh.apply(Change::Upsert(Object::Workload(nginx.clone())));
     assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
-    assert_eq!(shown(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16");
+    assert_eq!(ranges(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16");
     // All of its addresses count, except those of its node.
-    let both = ["fd00::1".parse().unwrap()].into();
-    let both = Workload { other_addresses: both, ..nginx.clone() };
-    mesh.apply(Change::Upsert(Object::Workload(both.clone())));
+    let dual_stack = ["fd00::1".parse().unwrap()].into();
+    let dual_stack = Workload { other_addresses: dual_stack, ..nginx.clone() };
+    mesh.apply(Change::Upsert(Object::Workload(dual_stack.clone())));
     assert_eq!(
-        shown(&ingress_rules(&mesh, "reviews-v1-1")[0]),
+        ranges(&ingress_rules(&mesh, "reviews-v1-1")[0]),
         "10.3.0.1/32 10.9.0.0/16 fd00::1/128"
     );
-    let mut shared = both;
+    let mut shared = dual_stack;
     shared.labels.insert(leno_registry::NODE_NETWORK_LABEL.to_owned(), String::new());
     mesh.apply(Change::Upsert(Object::Workload(shared)));
-    assert_eq!(shown(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
+    assert_eq!(ranges(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
     let affected_set = mesh.apply(Change::Remove(ObjectKey::Workload(nginx.name)));
     assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
-    assert_eq!(shown(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
+    assert_eq!(ranges(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
 }
 
 #[test]
-fn the_first_opens_a_port_alone() {
+fn only_the_first_policy_opens_a_port() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
-    apply_yaml(&mut mesh, &OPEN.replace("name: web,", "name: z,"));
-    let second = OPEN.replace("IngressBackend", "AccessControl").replace("name: web,", "name: a,");
+    apply_yaml(&mut mesh, &INGRESS_POLICY.replace("name: web,", "name: z,"));
+    let second =
+        INGRESS_POLICY.replace("IngressBackend", "AccessControl").replace("name: web,", "name: a,");
     apply_yaml(&mut mesh, &second);
     let found = ingress_rules(&mesh, "reviews-v1-1");
-    let names: Vec<String> = found.iter().map(|it| it.policy.to_string()).collect();
+    let names: Vec<String> = found.iter().map(|rule| rule.policy.to_string()).collect();
     assert_eq!(names, ["IngressBackend bookinfo/z"]);
     let problems: Vec<Vec<String>> =
-        mesh.ingress_policies().map(|it| policy_problems(&mesh, it)).collect();
-    let nobody = "endpoints not found for service edge/nginx";
-    assert_eq!(problems[0], [nobody]);
+        mesh.ingress_policies().map(|policy| policy_problems(&mesh, policy)).collect();
+    let missing = "endpoints not found for service edge/nginx";
+    assert_eq!(problems[0], [missing]);
     let first = "IngressBackend bookinfo/z already opens port 9082 of bookinfo/reviews";
-    assert_eq!(problems[1], [first, nobody]);
+    assert_eq!(problems[1], [first, missing]);
 }
 
 #[test]
-fn a_port_is_open_in_one_way_whichever_service_leads_there() {
+fn a_port_is_opened_with_one_protocol_for_all_its_services() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     apply_yaml(
         &mut mesh,
         "apiVersion: v1\nkind: Service\nmetadata: {name: stars, namespace: bookinfo}\n\
          spec: {selector: {app: reviews}, ports: [{port: 80, targetPort: 9082}]}",
     );
-    apply_yaml(&mut mesh, OPEN);
-    let other = OPEN.replace("name: web,", "name: x,").replace("name: reviews", "name: stars");
+    apply_yaml(&mut mesh, INGRESS_POLICY);
+    let other =
+        INGRESS_POLICY.replace("name: web,", "name: x,").replace("name: reviews", "name: stars");
     apply_yaml(&mut mesh, &other);
     // A duplicate is not a contradiction.
     assert_eq!(ingress_rules(&mesh, "reviews-v1-1").len(), 2);
     apply_yaml(&mut mesh, &other.replace("protocol: http", "protocol: grpc"));
     let found = ingress_rules(&mesh, "reviews-v1-1");
-    let [opening] = found.as_slice() else { panic!("{found:?}") };
+    let [rule] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(
-        (opening.policy.to_string().as_str(), &opening.protocol),
+        (rule.policy.to_string().as_str(), &rule.protocol),
         ("IngressBackend bookinfo/web", &IngressProtocol::Http)
     );
     let problems: Vec<Vec<String>> =
-        mesh.ingress_policies().map(|it| policy_problems(&mesh, it)).collect();
-    let nobody = "endpoints not found for service edge/nginx";
-    assert_eq!(problems[0], [nobody]);
-    let way = "IngressBackend bookinfo/web already opens port 9082 of the workloads of bookinfo/stars with different settings";
-    assert_eq!(problems[1], [way, nobody]);
+        mesh.ingress_policies().map(|policy| policy_problems(&mesh, policy)).collect();
+    let missing = "endpoints not found for service edge/nginx";
+    assert_eq!(problems[0], [missing]);
+    let conflict = "IngressBackend bookinfo/web already opens port 9082 of the workloads of bookinfo/stars with different settings";
+    assert_eq!(problems[1], [conflict, missing]);
     apply_yaml(&mut mesh, &other.replace("9082", "80"));
     let problems: Vec<Vec<String>> =
-        mesh.ingress_policies().map(|it| policy_problems(&mesh, it)).collect();
-    assert_eq!(problems[1], ["no workload of bookinfo/stars has port 80", nobody]);
+        mesh.ingress_policies().map(|policy| policy_problems(&mesh, policy)).collect();
+    assert_eq!(problems[1], ["no workload of bookinfo/stars has port 80", missing]);
 }
 
 #[test]
-fn a_group_that_is_not_there_lets_nothing_in() {
+fn a_missing_group_admits_nothing() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     apply_yaml(
         &mut mesh,
-        &OPEN.replace("sources:", "matches: [{kind: HTTPRouteGroup, name: late}], sources:"),
+        &INGRESS_POLICY
+            .replace("sources:", "matches: [{kind: HTTPRouteGroup, name: late}], sources:"),
     );
     assert_eq!(ingress_rules(&mesh, "reviews-v1-1")[0].requests, Some(Vec::new()));
     let group = "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
@@ -140,25 +143,26 @@ fn a_group_that_is_not_there_lets_nothing_in() {
 }
 
 #[test]
-fn an_account_is_let_out_only_where_nobody_else_is() {
-    let out = "apiVersion: policy.flomesh.io/v1alpha1\nkind: Egress\n\
+fn egress_rules_apply_only_if_egress_is_denied() {
+    let egress = "apiVersion: policy.flomesh.io/v1alpha1\nkind: Egress\n\
                metadata: {name: out, namespace: bookinfo}\n\
                spec: {sources: [{kind: ServiceAccount, name: reviews, namespace: bookinfo}], \
                hosts: [api.example], ipAddresses: [10.1.0.0/16], \
                ports: [{number: 443, protocol: https}, {number: 25, protocol: tcp}]}";
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
-    let affected_set = apply_yaml(&mut mesh, out);
+    let affected_set = apply_yaml(&mut mesh, egress);
     assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
-    assert_eq!(proxy_config(&mesh, "reviews-v1-1").egress_rules, []);
+    assert_eq!(workload_config(&mesh, "reviews-v1-1").egress_rules, []);
     let mut config = mesh.config().clone();
     config.egress = Egress::Deny;
     mesh.apply(Change::Upsert(Object::MeshConfig(config)));
-    let plan_of_it = proxy_config(&mesh, "reviews-v1-1");
-    let found: Vec<_> = plan_of_it.egress_rules.iter().map(|it| (it.port, it.matched_by)).collect();
+    let config = workload_config(&mesh, "reviews-v1-1");
+    let found: Vec<_> =
+        config.egress_rules.iter().map(|rule| (rule.port, rule.matched_by)).collect();
     assert_eq!(found, [(443, MatchedBy::ServerName), (25, MatchedBy::Address)]);
     // The protocol carries no host name.
-    assert!(plan_of_it.egress_rules[1].hosts.is_empty());
-    assert_eq!(proxy_config(&mesh, "details-1").egress_rules, []);
+    assert!(config.egress_rules[1].hosts.is_empty());
+    assert_eq!(workload_config(&mesh, "details-1").egress_rules, []);
 }
 
 #[test]
@@ -166,13 +170,13 @@ fn egress_deny_leaves_the_api_server_reachable() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let addresses = ["10.96.0.1:443", "192.0.2.7:6443", "192.0.2.8:6443"];
     let mut config = mesh.config().clone();
-    config.api_server = addresses.map(|it| it.parse().unwrap()).into();
+    config.api_server = addresses.map(|address| address.parse().unwrap()).into();
     mesh.apply(Change::Upsert(Object::MeshConfig(config.clone())));
-    assert_eq!(proxy_config(&mesh, "details-1").egress_rules, [], "all connections may leave");
+    assert_eq!(workload_config(&mesh, "details-1").egress_rules, [], "all connections may leave");
     config.egress = Egress::Deny;
     let affected_set = mesh.apply(Change::Upsert(Object::MeshConfig(config)));
     assert!(affected_set.all_proxies);
-    let egress_rules = proxy_config(&mesh, "details-1").egress_rules.clone();
+    let egress_rules = workload_config(&mesh, "details-1").egress_rules.clone();
     let compiled = leno_traffic::EgressRules::compile(&egress_rules).unwrap();
     for address in addresses {
         assert_eq!(

@@ -23,8 +23,8 @@ fn gateway_cluster() -> Mesh {
     };
     let ratings = "---\napiVersion: v1\nkind: Service\nmetadata: {name: ratings, namespace: bookinfo}\n\
                    spec: {selector: {app: ratings}, ports: [{port: 80, targetPort: http}]}\n";
-    let (proxy, liar) = (pod("edge-1", "leno-gateway-edge"), pod("edge-liar", "stranger"));
-    let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{proxy}{liar}{ratings}"));
+    let (proxy, impostor) = (pod("edge-1", "leno-gateway-edge"), pod("edge-liar", "stranger"));
+    let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{proxy}{impostor}{ratings}"));
     mesh.apply(Change::Upsert(Object::Gateway(gateway_with_backends(&[
         "reviews-v1",
         "ratings",
@@ -88,7 +88,7 @@ pub(super) fn service_endpoints(
 }
 
 #[test]
-fn a_gateway_is_for_its_own_proxies_alone() {
+fn a_gateway_configures_only_its_own_proxies() {
     let mesh = gateway_cluster();
     let compiled_config = client_config(&mesh, "edge-1", &[]);
     assert_eq!(
@@ -106,7 +106,7 @@ fn a_gateway_is_for_its_own_proxies_alone() {
 }
 
 #[test]
-fn what_has_no_sidecar_is_reached_in_plaintext() {
+fn workloads_without_a_sidecar_are_called_in_plaintext() {
     let mut mesh = gateway_cluster();
     let plain = unmeshed_workload("ratings-1", "{app: ratings}", [10, 9, 0, 1]);
     let affected_set = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
@@ -121,17 +121,18 @@ fn what_has_no_sidecar_is_reached_in_plaintext() {
     let ratings = ("ratings-1".to_owned(), "10.9.0.1:8080".parse().unwrap(), false);
     assert_eq!(service_endpoints(&edge, "ratings"), [ratings]);
     let reviews = service_endpoints(&edge, "reviews-v1");
-    let sent: Vec<(&str, bool)> = reviews.iter().map(|(name, _, it)| (&**name, *it)).collect();
+    let sent: Vec<(&str, bool)> =
+        reviews.iter().map(|(name, _, has_sidecar)| (&**name, *has_sidecar)).collect();
     assert_eq!(sent, [("reviews-v1-0", false), ("reviews-v1-1", true)]);
     let sidecar = client_config(&mesh, "productpage-1", &["ratings", "reviews-v1"]);
     for name in ["ratings", "reviews-v1"] {
         assert_eq!(
             service_endpoints(&sidecar, name),
             service_endpoints(&edge, name),
-            "as by gateways"
+            "the same as for gateways"
         );
     }
-    // It is not a member: it cannot join, be counted or listen.
+    // It is not in the mesh: it cannot join or report listeners, and does not count.
     assert_eq!(mesh.workload(&plain.name), None);
     assert!(mesh.set_listeners(&plain.name, Some(Listeners::new())).is_empty());
     // Not ready, then removed.
@@ -146,27 +147,29 @@ fn what_has_no_sidecar_is_reached_in_plaintext() {
     assert_eq!(service_endpoints(&client_config(&mesh, "edge-1", &[]), "ratings"), []);
 }
 
-/// Returns the view of `reviews-v1` at the gateway `edge`, with one pod with a sidecar and one without, after
-/// these objects.
-fn reviews_beside(policy: &str) -> Vec<(String, bool)> {
+/// Returns the endpoints of `reviews-v1` at the gateway `edge`, with one pod with a sidecar and one without,
+/// after these objects.
+fn reviews_endpoints_with(policy: &str) -> Vec<(String, bool)> {
     let mut mesh = gateway_cluster();
     let plain = unmeshed_workload("reviews-v1-0", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     mesh.apply(Change::Upsert(Object::Workload(plain)));
-    let mut views = ServiceConfigCache::default();
-    let wanted = BTreeSet::from([service_name("reviews-v1")]);
+    let mut service_configs = ServiceConfigCache::default();
+    let used = BTreeSet::from([service_name("reviews-v1")]);
     let client = mesh.workload(&workload_name("edge-1")).unwrap().clone();
-    let before = compile_config(&mesh, &client, &wanted, &mut views);
+    let before = compile_config(&mesh, &client, &used, &mut service_configs);
     assert_eq!(service_endpoints(&before, "reviews-v1").len(), 2);
     for object in parse_objects(policy) {
-        views.mark_outdated(&mesh.apply(Change::Upsert(object)));
+        service_configs.mark_outdated(&mesh.apply(Change::Upsert(object)));
     }
-    let after =
-        service_endpoints(&compile_config(&mesh, &client, &wanted, &mut views), "reviews-v1");
+    let after = service_endpoints(
+        &compile_config(&mesh, &client, &used, &mut service_configs),
+        "reviews-v1",
+    );
     after.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
 }
 
 #[test]
-fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() {
+fn a_gateway_excludes_endpoints_that_cannot_enforce_a_policy_of_the_service() {
     let of_service = |kind: &str, spec: &str| {
         format!(
             "apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: p, namespace: bookinfo}}\n\
@@ -181,30 +184,34 @@ fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() 
     };
     let keys =
         r#"issuers: [{issuer: "https://issuer.test", jwks: {url: "https://issuer.test/keys"}}]"#;
-    let enforced = [
+    let enforceable = [
         of_service("RateLimit", "rules: [{requests: 10, per: 1s}]"),
         of_service("RateLimit", "concurrency: {requests: 10}"),
         of_service("JwtValidation", keys),
         of_service("ExternalAuthorization", "service: {name: ratings, port: 80}"),
-        // About the pod with a sidecar, about the one without, and about both.
+        // Policies for the pod with a sidecar, for the one without, and for both.
         access("serviceAccounts: [reviews], deny: [{requests: [{path: {value: /admin}}]}]"),
         access("serviceAccounts: [plain], deny: [{requests: [{path: {value: /admin}}]}]"),
         access("deny: [{requests: [{path: {value: /admin}}]}]"),
     ];
-    for policy in enforced {
-        assert_eq!(reviews_beside(&policy), [("reviews-v1-1".to_owned(), true)], "{policy}");
+    for policy in enforceable {
+        assert_eq!(
+            reviews_endpoints_with(&policy),
+            [("reviews-v1-1".to_owned(), true)],
+            "{policy}"
+        );
     }
     // Services over the same pods: `reviews` selects those of `reviews-v1` too, and `reviews-b` forwards to the
     // same port.
-    let beside = of_service("RateLimit", "concurrency: {requests: 10}");
-    let other = beside.replace("name: reviews-v1", "name: reviews");
-    assert_eq!(reviews_beside(&other), [("reviews-v1-1".to_owned(), true)], "{other}");
-    let renamed = beside.replace("name: reviews-v1", "name: reviews-b");
+    let rate_limit = of_service("RateLimit", "concurrency: {requests: 10}");
+    let other = rate_limit.replace("name: reviews-v1", "name: reviews");
+    assert_eq!(reviews_endpoints_with(&other), [("reviews-v1-1".to_owned(), true)], "{other}");
+    let renamed = rate_limit.replace("name: reviews-v1", "name: reviews-b");
     let another = format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: reviews-b, namespace: bookinfo}}\n\
          spec: {{selector: {{app: reviews}}, ports: [{{port: 81, targetPort: http}}]}}\n---\n{renamed}"
     );
-    assert_eq!(reviews_beside(&another), [("reviews-v1-1".to_owned(), true)], "{another}");
+    assert_eq!(reviews_endpoints_with(&another), [("reviews-v1-1".to_owned(), true)], "{another}");
     let others = [
         of_service("Hedging", "after: 50ms"),
         access("serviceAccounts: [details], deny: [{from: [{namespace: other}]}]"),
@@ -212,24 +219,24 @@ fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() 
         access("serviceAccounts: [reviews], allow: [{from: [{namespace: other}]}]"),
     ];
     for policy in others {
-        assert_eq!(reviews_beside(&policy).len(), 2, "{policy}");
+        assert_eq!(reviews_endpoints_with(&policy).len(), 2, "{policy}");
     }
 }
 
 #[test]
-fn a_gateway_touches_its_proxies_and_nobody_else() {
+fn a_gateway_affects_only_its_proxies() {
     let mut mesh = gateway_cluster();
     let proxies = BTreeSet::from([workload_name("edge-1")]);
     let other = Change::Upsert(Object::Gateway(gateway_with_backends(&["ratings"])));
     assert_eq!(mesh.apply(other.clone()).workloads, proxies);
     assert!(mesh.apply(other).is_empty());
-    let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
-    assert_eq!(mesh.apply(gone).workloads, proxies);
+    let removal = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
+    assert_eq!(mesh.apply(removal).workloads, proxies);
     assert_eq!(client_config(&mesh, "edge-1", &[]).snapshot.config.gateway, None);
 }
 
 #[test]
-fn where_it_is_strict_a_gateway_reaches_what_has_no_sidecar() {
+fn a_gateway_in_a_strict_mesh_calls_workloads_without_a_sidecar() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(
         "---\napiVersion: v1\nkind: Service\nmetadata: {name: ratings, namespace: bookinfo}\n\
          spec: {selector: {app: ratings}, ports: [{port: 80, targetPort: http}]}\n---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
@@ -258,7 +265,7 @@ fn where_it_is_strict_a_gateway_reaches_what_has_no_sidecar() {
 }
 
 #[test]
-fn whoever_calls_a_gateway_comes_in_from_outside() {
+fn clients_of_a_gateway_are_external() {
     let mut mesh = gateway_cluster();
     let (pod, address) = (IpAddr::from([10, 1, 0, 9]), IpAddr::from([10, 96, 0, 9]));
     let proxy = mesh.workload(&workload_name("edge-1")).unwrap().clone();
@@ -270,20 +277,20 @@ fn whoever_calls_a_gateway_comes_in_from_outside() {
     // Without the pod that falsely claims to be a proxy.
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("edge-liar"))));
     mesh.apply(Change::Upsert(Object::Service(edge)));
-    let at = |mesh: &Mesh, at| {
+    let entry_of = |mesh: &Mesh, address| {
         let found =
-            address_entries(mesh, &BTreeSet::from([at]), &mut ServiceConfigCache::default());
-        AddressEntry::clone(&found.at[&at])
+            address_entries(mesh, &BTreeSet::from([address]), &mut ServiceConfigCache::default());
+        AddressEntry::clone(&found.by_address[&address])
     };
     assert_eq!(
-        [at(&mesh, pod), at(&mesh, address)],
+        [entry_of(&mesh, pod), entry_of(&mesh, address)],
         [AddressEntry::External, AddressEntry::External]
     );
-    let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
-    let affected_set = mesh.apply(gone);
+    let removal = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
+    let affected_set = mesh.apply(removal);
     assert!(
         affected_set.addresses.contains(&pod)
             && affected_set.services.contains(&service_name("edge"))
     );
-    assert_eq!(at(&mesh, address), AddressEntry::Service(service_name("edge")));
+    assert_eq!(entry_of(&mesh, address), AddressEntry::Service(service_name("edge")));
 }

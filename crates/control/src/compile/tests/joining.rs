@@ -28,8 +28,8 @@ pub(super) fn cluster_with_unmeshed(text: &str, plain: &[&str]) -> Mesh {
 
 /// Sets the readiness of the pod with a sidecar.
 fn set_ready(mesh: &mut Mesh, ready: bool) {
-    let member = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
-    mesh.apply(Change::Upsert(Object::Workload(Workload { ready, ..member })));
+    let workload = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
+    mesh.apply(Change::Upsert(Object::Workload(Workload { ready, ..workload })));
 }
 
 /// Returns the endpoints that a client sees, each with a mark for a sidecar.
@@ -39,7 +39,7 @@ pub(super) fn visible_endpoints(mesh: &Mesh) -> Vec<(String, bool)> {
     all.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
 }
 
-fn both_kinds() -> [(String, bool); 3] {
+fn all_endpoints() -> [(String, bool); 3] {
     [("reviews-v1-1", true), ("reviews-v1-7", false), ("reviews-v1-8", false)]
         .map(|(name, has_sidecar)| (name.to_owned(), has_sidecar))
 }
@@ -48,8 +48,8 @@ fn both_kinds() -> [(String, bool); 3] {
 pub(super) fn is_balanced(mesh: &Mesh) -> bool {
     let found =
         address_entries(mesh, &BTreeSet::from([ADDRESS]), &mut ServiceConfigCache::default());
-    assert!(found.decided_by.contains(&service_name("reviews-v1")));
-    *found.at[&ADDRESS] == AddressEntry::Service(service_name("reviews-v1"))
+    assert!(found.dependencies.contains(&service_name("reviews-v1")));
+    *found.by_address[&ADDRESS] == AddressEntry::Service(service_name("reviews-v1"))
 }
 
 fn rate_limit(spec: &str) -> Object {
@@ -64,16 +64,16 @@ fn rate_limit(spec: &str) -> Object {
 fn requests_are_balanced_over_all_ready_endpoints_with_and_without_a_sidecar() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     assert!(is_balanced(&mesh));
-    assert_eq!(visible_endpoints(&mesh), both_kinds());
+    assert_eq!(visible_endpoints(&mesh), all_endpoints());
     // An unready pod is not an endpoint, and becomes one without any other change.
     let mut plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     plain.ready = false;
     let affected_set = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
     assert!(affected_set.services.contains(&service_name("reviews-v1")));
-    assert_eq!(visible_endpoints(&mesh), both_kinds()[..2]);
+    assert_eq!(visible_endpoints(&mesh), all_endpoints()[..2]);
     plain.ready = true;
     mesh.apply(Change::Upsert(Object::Workload(plain)));
-    assert_eq!(visible_endpoints(&mesh), both_kinds());
+    assert_eq!(visible_endpoints(&mesh), all_endpoints());
 }
 
 #[test]
@@ -82,13 +82,13 @@ fn a_pod_with_a_sidecar_that_is_not_ready_changes_nothing() {
     set_ready(&mut mesh, false);
     // Sidecars balance before it is ready: the cluster network would route plaintext to it.
     assert!(is_balanced(&mesh));
-    assert_eq!(visible_endpoints(&mesh), both_kinds()[1..]);
+    assert_eq!(visible_endpoints(&mesh), all_endpoints()[1..]);
     set_ready(&mut mesh, true);
     assert!(is_balanced(&mesh));
     // Its sidecar has not reported yet, as after a start of the control plane: unknown endpoints fail closed.
     mesh.set_listeners(&workload_name("reviews-v1-1"), None);
     assert!(is_balanced(&mesh));
-    assert_eq!(visible_endpoints(&mesh), both_kinds()[1..]);
+    assert_eq!(visible_endpoints(&mesh), all_endpoints()[1..]);
 }
 
 #[test]
@@ -104,22 +104,23 @@ fn a_service_with_sidecars_alone_is_never_called_in_plaintext() {
 }
 
 #[test]
-fn a_service_leaves_the_mesh_as_it_came() {
+fn a_service_leaves_the_mesh_with_its_last_sidecar() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     set_ready(&mut mesh, false);
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
-    assert_eq!(visible_endpoints(&mesh), both_kinds()[1..]);
+    assert_eq!(visible_endpoints(&mesh), all_endpoints()[1..]);
 }
 
 /// The endpoints of a Service without a selector are known only once they receive requests.
 #[test]
-fn a_service_that_may_get_members_at_any_time_is_balanced_before_the_first() {
+fn a_service_whose_pods_may_join_is_balanced_before_the_first_joins() {
     let joining = |mesh: &mut Mesh, marked: &[&str]| {
         for name in ["reviews-v1-7", "reviews-v1-8"] {
             let key = service_name("reviews-v1");
-            let found =
-                mesh.unmeshed_workloads_behind(&key).find(|it| it.name == workload_name(name));
+            let found = mesh
+                .unmeshed_workloads_of(&key)
+                .find(|workload| workload.name == workload_name(name));
             let mut plain = found.unwrap().clone();
             plain.labels.remove(JOINING_LABEL);
             if marked.contains(&name) {
@@ -133,9 +134,9 @@ fn a_service_that_may_get_members_at_any_time_is_balanced_before_the_first() {
     assert!(!is_balanced(&mesh));
     joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
     assert!(is_balanced(&mesh));
-    assert_eq!(visible_endpoints(&mesh), both_kinds()[1..]);
+    assert_eq!(visible_endpoints(&mesh), all_endpoints()[1..]);
     joining(&mut mesh, &["reviews-v1-7"]);
-    assert!(!is_balanced(&mesh), "gateways alone lead to the other one");
+    assert!(!is_balanced(&mesh), "only gateways call the other one");
     joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
     // Sidecars may not send plaintext here: clients reach it as without a mesh.
     mesh.apply(Change::Upsert(rate_limit("concurrency: {requests: 10}")));
@@ -147,7 +148,7 @@ fn a_service_that_may_get_members_at_any_time_is_balanced_before_the_first() {
 }
 
 #[test]
-fn where_unready_endpoints_are_wanted_each_of_them_counts() {
+fn a_service_that_publishes_unready_endpoints_includes_all() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     let mut reviews = mesh.service(&service_name("reviews-v1")).unwrap().clone();
     reviews.unready = true;
@@ -156,23 +157,26 @@ fn where_unready_endpoints_are_wanted_each_of_them_counts() {
     let plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..plain })));
     assert!(is_balanced(&mesh));
-    assert_eq!(visible_endpoints(&mesh), both_kinds());
+    assert_eq!(visible_endpoints(&mesh), all_endpoints());
 }
 
 #[test]
-fn strict_mode_and_denied_egress_keep_sidecars_from_plaintext() {
+fn strict_mode_and_denied_egress_restrict_plaintext() {
     let settings = |spec: &str| {
         let config =
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: default}\nspec: ";
         parse_objects(&format!("{config}{{{spec}}}")).pop().unwrap()
     };
     let reviews = |mesh: &Mesh| mesh.service(&service_name("reviews-v1")).unwrap().clone();
-    let strict = ("namespaces: [{name: bookinfo, defaultPolicy: deny}]", Barrier::DefaultPolicy);
-    for ((spec, barrier), with_policy) in
-        [(strict, true), (strict, false), (("egress: deny", Barrier::Egress), true)]
+    let strict = (
+        "namespaces: [{name: bookinfo, defaultPolicy: deny}]",
+        PlaintextRestriction::DefaultPolicy,
+    );
+    for ((spec, plaintext_restriction), with_policy) in
+        [(strict, true), (strict, false), (("egress: deny", PlaintextRestriction::Egress), true)]
     {
         let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
-        assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), None);
+        assert_eq!(restricted_workloads(&mesh, &reviews(&mesh)), None);
         let allow = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: p, namespace: bookinfo}\n\
                      spec: {serviceAccounts: [reviews], allow: [{from: [{namespace: bookinfo}]}]}";
         if with_policy {
@@ -181,40 +185,49 @@ fn strict_mode_and_denied_egress_keep_sidecars_from_plaintext() {
         mesh.apply(Change::Upsert(settings(spec)));
         assert!(is_balanced(&mesh), "{spec}");
         let members = if with_policy { 1 } else { 0 };
-        assert_eq!(visible_endpoints(&mesh), both_kinds()[..members], "{spec}");
-        assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), Some((2, barrier)), "{spec}");
-        // The default policy blocks requests to unmeshed endpoints also without a ready member, and reports it; `egress`
-        // does not.
+        assert_eq!(visible_endpoints(&mesh), all_endpoints()[..members], "{spec}");
+        assert_eq!(
+            restricted_workloads(&mesh, &reviews(&mesh)),
+            Some((2, plaintext_restriction)),
+            "{spec}"
+        );
+        // The default policy blocks requests to unmeshed endpoints also without a ready member, and reports it;
+        // `egress` does not.
         set_ready(&mut mesh, false);
-        assert_eq!(is_balanced(&mesh), barrier == Barrier::DefaultPolicy, "{spec}");
-        let excluded = Some((2, barrier)).filter(|_| barrier == Barrier::DefaultPolicy);
-        assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), excluded, "{spec}");
+        assert_eq!(
+            is_balanced(&mesh),
+            plaintext_restriction == PlaintextRestriction::DefaultPolicy,
+            "{spec}"
+        );
+        let excluded = Some((2, plaintext_restriction))
+            .filter(|_| plaintext_restriction == PlaintextRestriction::DefaultPolicy);
+        assert_eq!(restricted_workloads(&mesh, &reviews(&mesh)), excluded, "{spec}");
         // Not if no pod has a sidecar: clients reach the service as without a mesh.
         mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
-        assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), None, "{spec}");
+        assert_eq!(restricted_workloads(&mesh, &reviews(&mesh)), None, "{spec}");
     }
 }
 
 #[test]
-fn policies_that_only_a_sidecar_enforces_keep_sidecars_from_the_others() {
+fn policies_that_only_sidecars_enforce_exclude_other_endpoints() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     mesh.apply(Change::Upsert(rate_limit("concurrency: {requests: 10}")));
-    assert_eq!(visible_endpoints(&mesh), both_kinds()[..1]);
-    // Nor are they reached without a mesh while the enforcing pod is not ready.
+    assert_eq!(visible_endpoints(&mesh), all_endpoints()[..1]);
+    // They are not reached without a mesh either while the enforcing pod is not ready.
     set_ready(&mut mesh, false);
     assert!(is_balanced(&mesh));
     assert_eq!(visible_endpoints(&mesh), []);
     let Object::ServicePolicy(applied) = rate_limit("concurrency: {requests: 10}") else {
         panic!()
     };
-    assert_eq!(left_out(&mesh, &ObjectKey::ServicePolicy(applied.name)).len(), 2);
+    assert_eq!(excluded_endpoints(&mesh, &ObjectKey::ServicePolicy(applied.name)).len(), 2);
     // Without a pod with a sidecar no policy is enforced, and none excludes endpoints.
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
 }
 
 #[test]
-fn a_policy_applies_at_the_port_to_which_each_workload_gives_a_name() {
+fn a_policy_applies_at_the_named_port_of_each_workload() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
     let mut reviews = mesh.service(&service_name("reviews-v1")).unwrap().clone();
     let named = |name: &str, port, target| ServicePort {
@@ -243,39 +256,39 @@ fn a_policy_applies_at_the_port_to_which_each_workload_gives_a_name() {
     let yaml = "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {name: p, namespace: bookinfo}\n\
                 spec: {targetRefs: [{kind: Service, name: reviews-v1, port: 9080}], concurrency: {requests: 10}}";
     mesh.apply(Change::Upsert(parse_objects(yaml).pop().unwrap()));
-    let view = client_config(&mesh, "productpage-1", &["reviews-v1"]);
-    let view = &view.snapshot.services;
-    let at = |port: u16| {
-        let endpoints = &view[&service_name("reviews-v1")].ports[&port].endpoints;
-        endpoints.iter().filter(|it| it.account.is_none()).count()
+    let compiled_config = client_config(&mesh, "productpage-1", &["reviews-v1"]);
+    let services = &compiled_config.snapshot.services;
+    let unmeshed_count = |port: u16| {
+        let endpoints = &services[&service_name("reviews-v1")].ports[&port].endpoints;
+        endpoints.iter().filter(|endpoint| endpoint.account.is_none()).count()
     };
     // `main` is port 7001 at one endpoint and 7002 at the other: each keeps the other port.
-    assert_eq!([at(9080), at(9081), at(9082)], [0, 1, 1]);
+    assert_eq!([unmeshed_count(9080), unmeshed_count(9081), unmeshed_count(9082)], [0, 1, 1]);
 }
 
 #[test]
-fn a_headless_service_leads_to_each_pod_as_it_is() {
+fn a_headless_service_resolves_to_each_pod() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7"]);
     let mut reviews = mesh.service(&service_name("reviews-v1")).unwrap().clone();
     reviews.addresses.clear();
     mesh.apply(Change::Upsert(Object::Service(reviews)));
-    let member = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
+    let workload = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
     let (meshed, plain) = (IpAddr::from([10, 9, 0, 9]), IpAddr::from([10, 9, 0, 1]));
-    mesh.apply(Change::Upsert(Object::Workload(Workload { address: meshed, ..member })));
+    mesh.apply(Change::Upsert(Object::Workload(Workload { address: meshed, ..workload })));
     let name = service_name("reviews-v1");
-    let stands_for =
+    let addresses_of =
         |mesh: &Mesh| dns_record(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec();
-    assert_eq!(stands_for(&mesh), [plain, meshed]);
+    assert_eq!(addresses_of(&mesh), [plain, meshed]);
     let found = address_entries(
         &mesh,
         &BTreeSet::from([meshed, plain]),
         &mut ServiceConfigCache::default(),
     );
-    assert!(matches!(&*found.at[&meshed], AddressEntry::Workload { .. }));
-    assert_eq!(*found.at[&plain], AddressEntry::External);
+    assert!(matches!(&*found.by_address[&meshed], AddressEntry::Workload { .. }));
+    assert_eq!(*found.by_address[&plain], AddressEntry::External);
     // No DNS record contains a pod with a sidecar that cannot start.
     set_ready(&mut mesh, false);
-    assert_eq!(stands_for(&mesh), [plain]);
+    assert_eq!(addresses_of(&mesh), [plain]);
 }
 
 const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 96, 0, 9));

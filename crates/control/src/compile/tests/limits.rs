@@ -7,7 +7,7 @@ use leno_model::{Change, IssuerKeys, Object};
 use super::*;
 use crate::fixture::parse_objects;
 
-const LIMITS: &str = r#"
+const RATE_LIMITS: &str = r#"
 ---
 apiVersion: v1
 kind: Service
@@ -30,51 +30,52 @@ spec:
   rateLimit: {local: {http: {requests: 3, unit: second}}}
 "#;
 
-fn render_limits(yaml: &str, of: &str) -> Vec<(u16, Vec<String>)> {
+fn render_limits(yaml: &str, name: &str) -> Vec<(u16, Vec<String>)> {
     let mesh = mesh_with_sidecars(yaml);
-    let workload = mesh.workload(&workload_name(of)).unwrap();
+    let workload = mesh.workload(&workload_name(name)).unwrap();
     let compiled_config = compile_config(
         &mesh,
         workload,
         &used_services(workload, &BTreeSet::new()),
         &mut ServiceConfigCache::default(),
     );
-    let plan = &compiled_config.snapshot.config;
+    let config = &compiled_config.snapshot.config;
     let names = |(port, limits): (&u16, &Vec<leno_model::PortLimits>)| {
-        (*port, limits.iter().map(|it| it.policy.to_string()).collect())
+        (*port, limits.iter().map(|limit| limit.policy.to_string()).collect())
     };
-    plan.limits.iter().map(names).collect()
+    config.limits.iter().map(names).collect()
 }
 
 #[test]
-fn limits_are_at_the_ports_that_their_services_lead_to_each_policy_once() {
-    let yaml = format!("{BOOKINFO}{LIMITS}");
+fn limits_are_at_the_target_ports_of_their_services_each_policy_once() {
+    let yaml = format!("{BOOKINFO}{RATE_LIMITS}");
     let both = || "RateLimit bookinfo/both".to_owned();
     // The port of `reviews-beta` is named by `both`, which is more specific than the service's setting.
     assert_eq!(render_limits(&yaml, "reviews-v2-1"), [(9083, vec![both()])]);
     let only = "targetRefs: [{name: reviews}]";
-    let apart = yaml.replace("targetRefs: [{name: reviews}, {name: reviews-beta, port: 80}]", only);
+    let separate =
+        yaml.replace("targetRefs: [{name: reviews}, {name: reviews-beta, port: 80}]", only);
     let setting = "UpstreamTrafficSetting bookinfo/v2".to_owned();
-    assert_eq!(render_limits(&apart, "reviews-v2-1"), [(9083, vec![both(), setting])]);
-    assert_eq!(render_limits(&apart, "reviews-v1-1").len(), 1);
+    assert_eq!(render_limits(&separate, "reviews-v2-1"), [(9083, vec![both(), setting])]);
+    assert_eq!(render_limits(&separate, "reviews-v1-1").len(), 1);
     assert_eq!(render_limits(&yaml, "details-1"), []);
     assert_eq!(render_limits(BOOKINFO, "reviews-v2-1"), []);
 }
 
 #[test]
-fn a_change_of_limits_touches_the_workloads_that_keep_them() {
+fn a_change_of_limits_affects_the_workloads_that_enforce_them() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let limit = parse_objects(LIMITS.trim_start_matches("\n---")).into_iter().nth(1).unwrap();
+    let limit = parse_objects(RATE_LIMITS.trim_start_matches("\n---")).into_iter().nth(1).unwrap();
     let Object::ServicePolicy(policy) = &limit else { panic!("{limit:?}") };
     let key = leno_model::ObjectKey::ServicePolicy(policy.name.clone());
-    let behind = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
+    let affected = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
     let affected_set = mesh.apply(Change::Upsert(limit.clone()));
-    assert_eq!(affected_set.workloads, behind);
+    assert_eq!(affected_set.workloads, affected);
     assert!(mesh.apply(Change::Upsert(limit)).is_empty());
-    assert_eq!(mesh.apply(Change::Remove(key)).workloads, behind);
+    assert_eq!(mesh.apply(Change::Remove(key)).workloads, affected);
 }
 
-const GUARDS: &str = r#"
+const REQUEST_CHECKS: &str = r#"
 ---
 apiVersion: v1
 kind: Service
@@ -100,37 +101,38 @@ spec:
 "#;
 
 #[test]
-fn guards_are_at_the_ports_that_their_services_lead_to_one_of_a_kind_for_each_service() {
-    let guards = |yaml: &str, of: &str| {
+fn request_checks_are_at_the_target_ports_of_their_services_one_of_a_kind_for_each() {
+    let checks = |yaml: &str, name: &str| {
         let mesh = mesh_with_sidecars(yaml);
-        let workload = mesh.workload(&workload_name(of)).unwrap();
-        let wanted = used_services(workload, &BTreeSet::new());
+        let workload = mesh.workload(&workload_name(name)).unwrap();
+        let used = used_services(workload, &BTreeSet::new());
         let compiled_config =
-            compile_config(&mesh, workload, &wanted, &mut ServiceConfigCache::default());
-        let of_port = |(port, guards): (&u16, &Vec<leno_model::PortCheck>)| {
-            let names = guards.iter().map(|it| it.policy.to_string());
+            compile_config(&mesh, workload, &used, &mut ServiceConfigCache::default());
+        let of_port = |(port, checks): (&u16, &Vec<leno_model::PortCheck>)| {
+            let names = checks.iter().map(|check| check.policy.to_string());
             (*port, names.collect::<Vec<_>>())
         };
         compiled_config.snapshot.config.request_checks.iter().map(of_port).collect::<Vec<_>>()
     };
-    let yaml = format!("{BOOKINFO}{GUARDS}");
+    let yaml = format!("{BOOKINFO}{REQUEST_CHECKS}");
     let named = |kind: &str, name: &str| format!("{kind} bookinfo/{name}");
     let all = named("ExternalAuthorization", "b-all");
     let tokens = named("JwtValidation", "tokens");
     let closer = named("ExternalAuthorization", "c-port");
-    assert_eq!(guards(&yaml, "reviews-v2-1"), [(9083, vec![all.clone(), tokens.clone(), closer])]);
-    assert_eq!(guards(&yaml, "reviews-v1-1")[0].1, [all, tokens]);
-    assert_eq!(guards(&yaml, "details-1"), []);
-    assert_eq!(guards(BOOKINFO, "reviews-v2-1"), []);
+    assert_eq!(checks(&yaml, "reviews-v2-1"), [(9083, vec![all.clone(), tokens.clone(), closer])]);
+    assert_eq!(checks(&yaml, "reviews-v1-1")[0].1, [all, tokens]);
+    assert_eq!(checks(&yaml, "details-1"), []);
+    assert_eq!(checks(BOOKINFO, "reviews-v2-1"), []);
 }
 
 #[test]
-fn a_change_of_guards_touches_the_workloads_that_obey_them() {
+fn a_change_of_request_checks_affects_the_workloads_that_perform_them() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let objects = parse_objects(GUARDS.trim_start_matches("\n---"));
-    let guard = objects.into_iter().find(|it| matches!(it, Object::ServicePolicy(_))).unwrap();
-    let behind = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
-    assert_eq!(mesh.apply(Change::Upsert(guard)).workloads, behind);
+    let objects = parse_objects(REQUEST_CHECKS.trim_start_matches("\n---"));
+    let policy =
+        objects.into_iter().find(|object| matches!(object, Object::ServicePolicy(_))).unwrap();
+    let affected = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
+    assert_eq!(mesh.apply(Change::Upsert(policy)).workloads, affected);
 }
 
 const TOKENS: &str = r#"
@@ -145,17 +147,17 @@ spec:
 "#;
 
 #[test]
-fn sidecars_are_reported_the_keys_that_were_read_and_nothing_until_then() {
+fn sidecars_receive_the_fetched_keys_and_none_until_then() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let policy = parse_objects(TOKENS).pop().unwrap();
     mesh.apply(Change::Upsert(policy.clone()));
     let sent = |mesh: &Mesh| {
         let workload = mesh.workload(&workload_name("reviews-v1-1")).unwrap();
-        let wanted = used_services(workload, &BTreeSet::new());
+        let used = used_services(workload, &BTreeSet::new());
         let compiled_config =
-            compile_config(mesh, workload, &wanted, &mut ServiceConfigCache::default());
-        let guards = compiled_config.snapshot.config.request_checks.values().flatten();
-        let tokens = guards.filter_map(|it| match &it.check {
+            compile_config(mesh, workload, &used, &mut ServiceConfigCache::default());
+        let checks = compiled_config.snapshot.config.request_checks.values().flatten();
+        let tokens = checks.filter_map(|check| match &check.check {
             leno_model::RequestCheck::Tokens(rule) => Some(rule.issuers.clone()),
             leno_model::RequestCheck::Authorization(_) => None,
         });
@@ -166,10 +168,10 @@ fn sidecars_are_reported_the_keys_that_were_read_and_nothing_until_then() {
     let [first, second] = &sources[..] else { panic!("{sources:?}") };
     assert_eq!(first.to_string(), "https://a.example:443/keys");
 
-    let behind = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
+    let affected = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
     let set = |text: &str| Some(Arc::<str>::from(text));
     let affected_set = mesh.set_keys(second, set("{}"));
-    assert_eq!((affected_set.workloads, affected_set.services.len()), (behind, 0));
+    assert_eq!((affected_set.workloads, affected_set.services.len()), (affected, 0));
     assert!(mesh.set_keys(second, set("{}")).is_empty(), "the same set again");
     assert_eq!(sent(&mesh), [IssuerKeys::Awaited, IssuerKeys::Set("{}".into())]);
     assert!(mesh.has_keys(second) && !mesh.has_keys(first));
@@ -179,5 +181,5 @@ fn sidecars_are_reported_the_keys_that_were_read_and_nothing_until_then() {
     assert_eq!(sent(&mesh)[1], IssuerKeys::Set("{}".into()));
     mesh.apply(Change::Remove(policy.object_key()));
     assert_eq!(mesh.key_sources().count(), 0);
-    assert!(mesh.set_keys(second, None).is_empty(), "nobody is told who does not use them");
+    assert!(mesh.set_keys(second, None).is_empty(), "no proxy uses them");
 }

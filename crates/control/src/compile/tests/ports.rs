@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use leno_model::{Change, Protocol};
 
-use crate::compile::plan::compile_proxy_config;
+use crate::compile::workload_config::compile_workload_config;
 use crate::compile::{ClientClass, compile_service};
 use crate::fixture::{mesh_with_sidecars, parse_objects, service_name, workload_name};
 use crate::mesh::Mesh;
@@ -23,20 +23,20 @@ fn application_ports(address: &str, declared: &str, services: &[&str]) -> Vec<(u
         .unwrap();
     }
     let mesh = mesh_with_sidecars(&yaml);
-    let plan = compile_proxy_config(&mesh, mesh.workload(&workload_name("a")).unwrap());
-    plan.ports.iter().map(|port| (port.port, port.protocol)).collect()
+    let config = compile_workload_config(&mesh, mesh.workload(&workload_name("a")).unwrap());
+    config.ports.iter().map(|port| (port.port, port.protocol)).collect()
 }
 
 #[test]
-fn services_say_what_an_application_does_not() {
+fn services_declare_the_protocols_that_an_application_does_not() {
     let grpc = "port: 7070, name: grpc-a";
     assert_eq!(application_ports("192.0.2.7", "", &[grpc]), [(7070, Protocol::Grpc)]);
     assert_eq!(
         application_ports("192.0.2.7", "ports: [{port: 7070}]", &[grpc]),
         [(7070, Protocol::Grpc)]
     );
-    let said = "ports: [{port: 7070, protocol: TCP}]";
-    assert_eq!(application_ports("192.0.2.7", said, &[grpc]), [(7070, Protocol::Tcp)]);
+    let declared = "ports: [{port: 7070, protocol: TCP}]";
+    assert_eq!(application_ports("192.0.2.7", declared, &[grpc]), [(7070, Protocol::Tcp)]);
     let http2 = "port: 80, targetPort: 7070, appProtocol: kubernetes.io/h2c";
     assert_eq!(application_ports("192.0.2.7", "", &[grpc, http2]), [(7070, Protocol::Http2)]);
     // No service declares it, or they do not agree.
@@ -60,16 +60,16 @@ fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
             application_ports("127.0.0.1", &format!("ports: [{{{port}}}]"), &[]),
             tcp(number)
         );
-        let led = format!("port: 80, targetPort: {number}");
+        let redirected = format!("port: 80, targetPort: {number}");
         assert_eq!(
-            (application_ports("192.0.2.7", "", &[&led]), client_protocol(&led)),
+            (application_ports("192.0.2.7", "", &[&redirected]), client_protocol(&redirected)),
             (tcp(number).into(), Protocol::Tcp)
         );
         assert_eq!(client_protocol(&port), Protocol::Tcp);
         // A declaration takes precedence.
-        let said = format!("{port}, appProtocol: http");
-        assert_eq!(application_ports("192.0.2.7", "", &[&said]), [(number, Protocol::Http)]);
-        assert_eq!(client_protocol(&said), Protocol::Http);
+        let declared = format!("{port}, appProtocol: http");
+        assert_eq!(application_ports("192.0.2.7", "", &[&declared]), [(number, Protocol::Http)]);
+        assert_eq!(client_protocol(&declared), Protocol::Http);
     }
     for (name, expected) in [
         ("mysql", Protocol::Tcp),
@@ -83,16 +83,16 @@ fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
         let port = format!("name: {name}, port: 7070");
         assert_eq!(application_ports("192.0.2.7", "", &[&port]), [(7070, expected)], "{name}");
         assert_eq!(client_protocol(&port), expected, "{name}");
-        let said = format!("port: 7070, appProtocol: {name}");
+        let declared = format!("port: 7070, appProtocol: {name}");
         if expected == Protocol::Tcp && !name.contains('-') {
-            assert_eq!(client_protocol(&said), expected, "{said}");
+            assert_eq!(client_protocol(&declared), expected, "{declared}");
         }
     }
 }
 
-/// A convention hides no request from a policy.
+/// A convention does not hide requests from a policy.
 #[test]
-fn policies_that_look_at_requests_turn_the_convention_off() {
+fn policies_that_inspect_requests_disable_the_convention() {
     let policies = [
         "AccessPolicy\nmetadata: {name: p, namespace: bookinfo}\n\
          spec: {serviceAccounts: [a], deny: [{requests: [{path: {value: /admin}}]}]}",
@@ -106,25 +106,31 @@ fn policies_that_look_at_requests_turn_the_convention_off() {
              labels: {app: a}}\nspec: {serviceAccount: a, ports: [{port: 4444}, {port: 6379}]}\n".to_string();
         let document = format!("apiVersion: leno.dev/v1alpha1\nkind: {policy}\n");
         let mut mesh = mesh_with_sidecars(&yaml);
-        let spoken = |mesh: &Mesh| {
-            let view = compile_service(
+        let protocols = |mesh: &Mesh| {
+            let service_config = compile_service(
                 mesh,
                 &ClientClass::AllClients,
                 mesh.service(&service_name("s")).unwrap(),
             );
-            let plan = compile_proxy_config(mesh, mesh.workload(&workload_name("a")).unwrap());
-            (view.ports[&80].protocol, plan.ports.iter().map(|port| port.protocol).collect())
+            let config = compile_workload_config(mesh, mesh.workload(&workload_name("a")).unwrap());
+            (
+                service_config.ports[&80].protocol,
+                config.ports.iter().map(|port| port.protocol).collect(),
+            )
         };
         let tcp = (Protocol::Tcp, vec![Protocol::Tcp; 2]);
-        assert_eq!(spoken(&mesh), tcp);
+        assert_eq!(protocols(&mesh), tcp);
         let added = parse_objects(&document).pop().unwrap();
         let key = added.object_key();
         let affected_set = mesh.apply(Change::Upsert(added));
-        assert!(affected_set.services.contains(&service_name("s")), "clients hear of it: {policy}");
-        let (called, ports): (Protocol, Vec<Protocol>) = spoken(&mesh);
+        assert!(
+            affected_set.services.contains(&service_name("s")),
+            "clients receive the change: {policy}"
+        );
+        let (called, ports): (Protocol, Vec<Protocol>) = protocols(&mesh);
         assert_eq!((called, ports[0]), (Protocol::Detect, Protocol::Detect), "{policy}");
         mesh.apply(Change::Remove(key));
-        assert_eq!(spoken(&mesh), tcp);
+        assert_eq!(protocols(&mesh), tcp);
     }
 }
 
@@ -136,7 +142,7 @@ fn client_protocol(port: &str) -> Protocol {
          metadata: {{name: a, namespace: bookinfo, labels: {{app: a}}}}\nspec: {{ports: [{{port: 9999}}]}}\n"
     );
     let mesh = mesh_with_sidecars(&yaml);
-    let view =
+    let service_config =
         compile_service(&mesh, &ClientClass::AllClients, mesh.service(&service_name("s")).unwrap());
-    view.ports.values().next().unwrap().protocol
+    service_config.ports.values().next().unwrap().protocol
 }

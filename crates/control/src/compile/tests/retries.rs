@@ -4,7 +4,7 @@ use leno_model::{Change, ObjectKey, PolicyName, WorkloadConfig};
 
 use super::*;
 
-fn proxy_config(mesh: &Mesh, name: &str) -> Arc<WorkloadConfig> {
+fn workload_config(mesh: &Mesh, name: &str) -> Arc<WorkloadConfig> {
     let workload = mesh.workload(&workload_name(name)).unwrap();
     compile_config(mesh, workload, &Default::default(), &mut ServiceConfigCache::default())
         .snapshot
@@ -35,11 +35,11 @@ fn apply_retry(
 
 /// Returns the services, each with its policy and attempts.
 fn service_attempts(mesh: &Mesh, name: &str) -> Vec<String> {
-    let plan = proxy_config(mesh, name);
-    let sent = plan.retries.iter().map(|(service, retry)| {
+    let config = workload_config(mesh, name);
+    let attempts_of_services = config.retries.iter().map(|(service, retry)| {
         format!("{} {} {}", service.name, retry.policy.name, retry.rule.attempts)
     });
-    sent.collect()
+    attempts_of_services.collect()
 }
 
 #[test]

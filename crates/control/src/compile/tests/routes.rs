@@ -7,7 +7,7 @@ use crate::compile::service::compile_service;
 use crate::fixture::parse_objects;
 
 #[test]
-fn on_a_port_with_both_kinds_of_routes_only_those_of_grpc_decide() {
+fn on_a_port_with_both_kinds_of_routes_only_grpc_routes_apply() {
     let more = r#"
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -27,9 +27,9 @@ spec:
     };
     assert!(rules(BOOKINFO).iter().all(|kind| *kind == "HTTPRoute"));
     assert_eq!(rules(&format!("{BOOKINFO}{more}")), ["GRPCRoute"]);
-    let other_replicas =
+    let other_port =
         more.replace("name: reviews, port: 9080}]\n  rules", "name: reviews, port: 1}]\n  rules");
-    assert!(rules(&format!("{BOOKINFO}{other_replicas}")).iter().all(|kind| *kind == "HTTPRoute"));
+    assert!(rules(&format!("{BOOKINFO}{other_port}")).iter().all(|kind| *kind == "HTTPRoute"));
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn of_several_routes_the_older_comes_first_and_then_the_first_by_name() {
         let port =
             compile_service(mesh, &ClientClass::AllClients, details).ports.remove(&9080).unwrap();
         let http: Vec<_> = port.rules.iter().map(|rule| rule.route.name.to_string()).collect();
-        let tls: Vec<_> = port.tls_rules.iter().map(|it| it.route.name.to_string()).collect();
+        let tls: Vec<_> = port.tls_rules.iter().map(|rule| rule.route.name.to_string()).collect();
         (http.concat(), port.tcp_rule.unwrap().route.name.to_string(), tls.concat())
     };
     let expected = |all: &str| (all.to_owned(), all[..1].to_owned(), all.to_owned());
@@ -95,9 +95,9 @@ fn a_backend_in_another_namespace_needs_a_grant_there() {
         ("GRPCRoute", "", (1, 10)),
     ] {
         let mut mesh = mesh_with_sidecars(&away);
-        let given = parse_objects(&grant(kind, to)).remove(0);
-        let key = given.object_key();
-        let affected_set = mesh.apply(Change::Upsert(given));
+        let granted = parse_objects(&grant(kind, to)).remove(0);
+        let key = granted.object_key();
+        let affected_set = mesh.apply(Change::Upsert(granted));
         assert!(affected_set.services.contains(&service_name("reviews")), "{affected_set:?}");
         assert_eq!(shares(&mesh), expected, "{kind} {to}");
         let affected_set = mesh.apply(Change::Remove(key));
@@ -107,7 +107,7 @@ fn a_backend_in_another_namespace_needs_a_grant_there() {
 }
 
 #[test]
-fn sessions_go_to_another_namespace_only_with_a_grant_there() {
+fn sessions_are_forwarded_to_another_namespace_only_with_a_grant_there() {
     let route = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: TLSRoute\n\
                  metadata: {name: tls, namespace: bookinfo}\nspec:\n  \
                  parentRefs: [{group: \"\", kind: Service, name: reviews}]\n  hostnames: [a.b]\n  \
@@ -161,25 +161,25 @@ spec:
 "#;
 
 /// Returns the routes that apply for a client, and the weight of the first rule without permission.
-fn applied_routes(mesh: &Mesh, client: &str, asked: &str) -> (Vec<String>, u32) {
+fn applied_routes(mesh: &Mesh, client: &str, service: &str) -> (Vec<String>, u32) {
     let (namespace, name) = client.split_once('/').unwrap();
     let name = leno_model::WorkloadName::new(namespace, name).unwrap();
     let client = mesh.workload(&name).unwrap();
-    let wanted = BTreeSet::from([service_name(asked)]);
-    let compiled_config = compile_config(mesh, client, &wanted, &mut ServiceConfigCache::default());
-    let rules = &compiled_config.snapshot.services[&service_name(asked)].ports[&9080].rules;
+    let used = BTreeSet::from([service_name(service)]);
+    let compiled_config = compile_config(mesh, client, &used, &mut ServiceConfigCache::default());
+    let rules = &compiled_config.snapshot.services[&service_name(service)].ports[&9080].rules;
     let ungranted = rules.first().map_or(0, |rule| rule.actions.ungranted_weight);
     (rules.iter().map(|rule| rule.route.to_string()).collect(), ungranted)
 }
 
 #[test]
-fn routes_of_another_namespace_decide_for_its_own_clients_only() {
+fn routes_of_another_namespace_apply_only_to_its_own_clients() {
     for strict in [false, true] {
-        let mode = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+        let settings = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                     spec: {defaultPolicy: dry-run, namespaces: [{name: bank, defaultPolicy: deny}]}\n";
-        let mode = if strict { mode } else { "" };
-        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{CONSUMER}{mode}"));
-        assert_eq!(mesh.has_strict(), strict);
+        let settings = if strict { settings } else { "" };
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{CONSUMER}{settings}"));
+        assert_eq!(mesh.has_default_deny(), strict);
         assert_eq!(
             applied_routes(&mesh, "shop/buyer-1", "reviews"),
             (vec!["shop/mine".to_owned()], 0)
@@ -193,7 +193,7 @@ fn routes_of_another_namespace_decide_for_its_own_clients_only() {
 }
 
 #[test]
-fn a_route_leads_back_to_its_service_ungranted_but_nowhere_else() {
+fn without_a_grant_a_route_may_only_refer_to_its_own_service() {
     let away = CONSUMER.replace(
         "{name: reviews, namespace: bookinfo, port: 9080}]",
         "{name: details, namespace: bookinfo, port: 9080, weight: 7}]",
@@ -203,27 +203,28 @@ fn a_route_leads_back_to_its_service_ungranted_but_nowhere_else() {
 }
 
 #[test]
-fn only_who_has_routes_of_its_own_sees_the_service_otherwise() {
+fn only_a_client_with_its_own_routes_has_its_own_service_configuration() {
     let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{CONSUMER}"));
-    let mut views = ServiceConfigCache::default();
+    let mut service_configs = ServiceConfigCache::default();
     let buyer = leno_model::WorkloadName::new("shop", "buyer-1").unwrap();
-    let mut see = |mesh: &Mesh, name: &str| {
-        let of = |name: &leno_model::WorkloadName| {
+    let mut configs_of = |mesh: &Mesh, name: &str| {
+        let class_of = |name: &leno_model::WorkloadName| {
             ClientClass::for_client(mesh, mesh.workload(name).unwrap())
         };
-        let theirs = views
-            .service_config(mesh, &of(&workload_name("stranger-1")), &service_name(name))
+        let theirs = service_configs
+            .service_config(mesh, &class_of(&workload_name("stranger-1")), &service_name(name))
             .unwrap();
-        let own = views.service_config(mesh, &of(&buyer), &service_name(name)).unwrap();
+        let own =
+            service_configs.service_config(mesh, &class_of(&buyer), &service_name(name)).unwrap();
         (theirs, own)
     };
-    let (theirs, own) = see(&mesh, "details");
-    assert!(Arc::ptr_eq(&theirs, &own), "one view for both");
-    let (theirs, own) = see(&mesh, "reviews");
+    let (theirs, own) = configs_of(&mesh, "details");
+    assert!(Arc::ptr_eq(&theirs, &own), "one configuration for both");
+    let (theirs, own) = configs_of(&mesh, "reviews");
     assert_ne!(theirs, own);
-    let mine = parse_objects(CONSUMER).remove(1);
-    let affected_set = mesh.apply(Change::Remove(mine.object_key()));
+    let own_route = parse_objects(CONSUMER).remove(1);
+    let affected_set = mesh.apply(Change::Remove(own_route.object_key()));
     assert_eq!(affected_set.services, BTreeSet::from([service_name("reviews")]));
-    let (theirs, own) = see(&mesh, "reviews");
-    assert!(Arc::ptr_eq(&theirs, &own), "the view of producers again");
+    let (theirs, own) = configs_of(&mesh, "reviews");
+    assert!(Arc::ptr_eq(&theirs, &own), "the configuration of producers again");
 }

@@ -39,43 +39,44 @@ fn compile_snapshot(yaml: &str, client: &str) -> Arc<Snapshot> {
 
 #[test]
 fn endpoints_carry_the_labels_that_rules_of_their_service_name() {
-    let known = compile_snapshot(&format!("{BOOKINFO}{RULES}"), "productpage-1");
+    let snapshot = compile_snapshot(&format!("{BOOKINFO}{RULES}"), "productpage-1");
     let tags = |name: &str| -> Vec<BTreeMap<String, String>> {
-        let port = &known.services[&service_name(name)].ports[&9080];
+        let port = &snapshot.services[&service_name(name)].ports[&9080];
         port.endpoints.iter().map(|endpoint| endpoint.tags.clone()).collect()
     };
     let version = |version: &str| BTreeMap::from([("version".to_owned(), version.to_owned())]);
     assert_eq!(tags("reviews"), [version("v1"), version("v2")]);
     assert_eq!(tags("details"), [BTreeMap::new()]);
-    let caller = &known.config.caller;
+    let caller = &snapshot.config.caller;
     assert_eq!(caller.services, [service_name("productpage")].into());
     assert_eq!((caller.tags.len(), caller.has_parameters), (0, true));
-    assert!(known.config.lanes.is_empty());
+    assert!(snapshot.config.lanes.is_empty());
 }
 
 #[test]
-fn lanes_are_at_the_ports_that_their_service_leads_to() {
-    let known = compile_snapshot(&format!("{BOOKINFO}{RULES}"), "reviews-v2-1");
+fn lanes_are_at_the_target_ports_of_their_service() {
+    let snapshot = compile_snapshot(&format!("{BOOKINFO}{RULES}"), "reviews-v2-1");
     let lanes: Vec<(u16, usize)> =
-        known.config.lanes.iter().map(|(port, rules)| (*port, rules.len())).collect();
+        snapshot.config.lanes.iter().map(|(port, rules)| (*port, rules.len())).collect();
     assert_eq!(lanes, [(9083, 1)]);
 }
 
 #[test]
-fn nothing_grows_without_rules() {
-    let known = compile_snapshot(BOOKINFO, "reviews-v2-1");
-    assert_eq!(known.config.caller, CallerAttributes::default());
-    assert!(known.config.lanes.is_empty());
-    for port in known.services.values().flat_map(|view| view.ports.values()) {
+fn configurations_have_no_tags_without_rules() {
+    let snapshot = compile_snapshot(BOOKINFO, "reviews-v2-1");
+    assert_eq!(snapshot.config.caller, CallerAttributes::default());
+    assert!(snapshot.config.lanes.is_empty());
+    for port in snapshot.services.values().flat_map(|service_config| service_config.ports.values())
+    {
         assert!(port.tags.is_none());
         assert!(port.endpoints.iter().all(|endpoint| endpoint.tags.is_empty()));
     }
 }
 
 #[test]
-fn a_change_of_tag_rules_touches_who_could_notice() {
+fn a_change_of_tag_rules_affects_clients_and_workloads() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let mut affected_set =
+    let mut affected_sets =
         parse_objects(RULES.trim_start_matches("\n---")).into_iter().map(|object| {
             assert!(matches!(object, Object::TagRoute(_) | Object::Lane(_)));
             (
@@ -83,11 +84,11 @@ fn a_change_of_tag_rules_touches_who_could_notice() {
                 mesh.apply(leno_model::Change::Upsert(object)),
             )
         });
-    let (route, again) = affected_set.next().unwrap();
-    assert!(route.all_proxies, "what sidecars know of callers is asked for the first time");
+    let (route, again) = affected_sets.next().unwrap();
+    assert!(route.all_proxies, "the first rule requires the attributes of all callers");
     assert_eq!(route.services, [service_name("reviews")].into());
     assert!(again.is_empty());
-    let (lane, again) = affected_set.next().unwrap();
+    let (lane, again) = affected_sets.next().unwrap();
     assert_eq!(
         lane.workloads,
         [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into()

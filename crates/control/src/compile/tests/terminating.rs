@@ -9,28 +9,28 @@ use crate::fixture::parse_objects;
 
 /// The stage of a pod: ready, terminating and serving, or neither.
 #[derive(Clone, Copy)]
-enum At {
+enum PodStage {
     Ready,
     Terminating,
     Ended,
 }
 
-use At::{Ended, Ready, Terminating};
+use PodStage::{Ended, Ready, Terminating};
 
 /// Returns a pod without a sidecar of `reviews-v1`.
-fn unmeshed_pod(name: &str, at: At) -> Change {
+fn unmeshed_pod(name: &str, stage: PodStage) -> Change {
     let last = name.as_bytes().last().copied().unwrap();
     let workload = unmeshed_workload(name, "{app: reviews, version: v1}", [10, 9, 0, last]);
-    upsert_at(workload, at)
+    upsert_at(workload, stage)
 }
 
 /// Returns the pod with a sidecar of `reviews-v1`.
-fn meshed_pod(mesh: &Mesh, at: At) -> Change {
-    upsert_at(mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone(), at)
+fn meshed_pod(mesh: &Mesh, stage: PodStage) -> Change {
+    upsert_at(mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone(), stage)
 }
 
-fn upsert_at(workload: Workload, at: At) -> Change {
-    let (ready, terminating) = match at {
+fn upsert_at(workload: Workload, stage: PodStage) -> Change {
+    let (ready, terminating) = match stage {
         Ready => (true, false),
         Terminating => (false, true),
         Ended => (false, false),
@@ -43,7 +43,7 @@ fn endpoint_names(mesh: &Mesh) -> Vec<String> {
 }
 
 #[test]
-fn the_last_pod_serves_on_while_it_terminates() {
+fn the_last_pod_still_serves_while_it_terminates() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
     let before = visible_endpoints(&mesh);
     assert_eq!(before, [("reviews-v1-1".to_owned(), true)]);
@@ -81,22 +81,22 @@ fn a_ready_pod_is_preferred_to_those_that_terminate() {
 }
 
 #[test]
-fn gateways_use_them_too() {
+fn gateways_use_terminating_pods_as_well() {
     let edge = "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: bookinfo, \
                 labels: {gateway.networking.k8s.io/gateway-name: edge}}\nspec: {serviceAccount: leno-gateway-edge}\n";
     let mut mesh = cluster_with_unmeshed(&format!("{BOOKINFO}{edge}"), &["reviews-v1-7"]);
     let edge: Gateway = gateway_with_backends(&["reviews-v1"]);
     mesh.apply(Change::Upsert(Object::Gateway(edge)));
-    let seen = |mesh: &Mesh| -> Vec<String> {
-        let all = service_endpoints(&client_config(mesh, "edge-1", &[]), "reviews-v1");
-        all.into_iter().map(|(name, _, _)| name).collect()
+    let endpoints_of = |mesh: &Mesh| -> Vec<String> {
+        let endpoints = service_endpoints(&client_config(mesh, "edge-1", &[]), "reviews-v1");
+        endpoints.into_iter().map(|(name, _, _)| name).collect()
     };
-    assert_eq!(seen(&mesh), ["reviews-v1-1", "reviews-v1-7"]);
+    assert_eq!(endpoints_of(&mesh), ["reviews-v1-1", "reviews-v1-7"]);
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
     mesh.apply(unmeshed_pod("reviews-v1-7", Terminating));
-    assert_eq!(seen(&mesh), ["reviews-v1-7"]);
+    assert_eq!(endpoints_of(&mesh), ["reviews-v1-7"]);
     mesh.apply(unmeshed_pod("reviews-v1-8", Ready));
-    assert_eq!(seen(&mesh), ["reviews-v1-8"]);
+    assert_eq!(endpoints_of(&mesh), ["reviews-v1-8"]);
 }
 
 #[test]
@@ -117,15 +117,15 @@ fn denied_egress_keeps_a_service_in_the_mesh_while_its_last_pod_with_a_sidecar_t
 }
 
 #[test]
-fn sidecars_that_have_not_reported_yet_are_doubted_also_where_their_pods_terminate() {
+fn endpoints_of_unreported_sidecars_are_uncertain_also_while_their_pods_terminate() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
     let change = meshed_pod(&mesh, Terminating);
     mesh.apply(change);
     mesh.set_listeners(&workload_name("reviews-v1-1"), None);
     let compiled_config = client_config(&mesh, "productpage-1", &["reviews-v1"]);
     let client = mesh.workload(&workload_name("productpage-1")).unwrap();
-    let doubted = uncertain_endpoints(&mesh, client, &compiled_config);
-    assert!(!doubted.is_empty());
+    let uncertain = uncertain_endpoints(&mesh, client, &compiled_config);
+    assert!(!uncertain.is_empty());
     // A missing report of a pod that has ended is not an uncertain endpoint.
     let change = meshed_pod(&mesh, Ended);
     mesh.apply(change);

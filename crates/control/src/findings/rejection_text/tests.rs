@@ -4,13 +4,13 @@ use serde_json::{from_value, json};
 
 use super::*;
 
-fn rejection_status(reason: &str, by: &str, policies: &[&str]) -> RejectionStatus {
+fn rejection_status(reason: &str, side: &str, policies: &[&str]) -> RejectionStatus {
     RejectionStatus {
         service: "shop/api".to_owned(),
         reason: reason.to_owned(),
         requests: 30,
         share: 0.75,
-        side: by.to_owned(),
+        side: side.to_owned(),
         sidecars: vec!["shop/api-1".to_owned()],
         clients: vec!["shop/web-1".to_owned()],
         policies: policies.iter().map(|name| (*name).to_owned()).collect(),
@@ -27,7 +27,7 @@ fn policy_status(kind: &str, destination: &str) -> PolicyStatus {
 }
 
 #[test]
-fn a_sentence_names_reason_sidecar_and_the_policy_of_the_right_kind() {
+fn a_sentence_names_the_reason_the_sidecar_and_the_deciding_policy() {
     let workload = json!({
         "name": "shop/api-1", "account": "shop/api-account", "address": "127.0.0.1", "ports": [], "labels": {},
         "services": ["shop/api"], "outbound_listeners": [], "sidecar": "connected", "listeners": {},
@@ -70,7 +70,7 @@ fn a_sentence_names_reason_sidecar_and_the_policy_of_the_right_kind() {
 }
 
 #[test]
-fn an_account_and_a_service_of_the_same_name_are_two_places() {
+fn an_account_and_a_service_with_the_same_name_are_different_destinations() {
     let workload = json!({
         "name": "shop/api-1", "account": "shop/acct", "address": "127.0.0.1", "ports": [], "labels": {},
         "services": ["shop/api"], "outbound_listeners": [], "sidecar": "connected", "listeners": {},
@@ -87,7 +87,7 @@ fn an_account_and_a_service_of_the_same_name_are_two_places() {
 }
 
 #[test]
-fn without_any_policy_it_says_that_none_allows_it() {
+fn without_any_policy_it_states_that_none_allows_it() {
     let none = Objects { workloads: &[], routes: &[], policies: &[] };
     let found = describe_rejection(&rejection_status("denied-outbound", "client", &[]), none);
     let end = "at the sidecar of its clients shop/api-1; no policy allows it";
@@ -101,7 +101,7 @@ fn without_any_policy_it_says_that_none_allows_it() {
 
 /// Only the server's sidecar knows that it rejected them, and it has not reported yet.
 #[test]
-fn a_rejection_that_only_the_client_has_counted_is_not_laid_to_its_sidecar() {
+fn a_rejection_counted_only_by_the_client_is_not_attributed_to_its_sidecar() {
     let none = Objects { workloads: &[], routes: &[], policies: &[] };
     let found = describe_rejection(&rejection_status("denied-by-policy", "client", &[]), none);
     let end = "with denied-by-policy, counted by the sidecar of its clients shop/api-1";
@@ -126,7 +126,7 @@ fn no_policy_is_named_where_none_allowed_the_request() {
 }
 
 #[test]
-fn a_few_rejections_are_not_worth_a_line() {
+fn a_few_rejections_are_not_reported() {
     for (requests, share, expected) in
         [(30, 0.75, true), (4, 1.0, false), (5, 1.0, true), (1000, 0.005, false)]
     {
@@ -137,26 +137,26 @@ fn a_few_rejections_are_not_worth_a_line() {
 }
 
 #[test]
-fn requests_to_no_service_are_those_of_their_client() {
+fn requests_to_no_service_are_reported_for_their_client() {
     let none = Objects { workloads: &[], routes: &[], policies: &[] };
-    let outside = |reason| RejectionStatus {
+    let external_rejection = |reason| RejectionStatus {
         service: String::new(),
         sidecars: vec!["shop/web-1".to_owned()],
         ..rejection_status(reason, "client", &[])
     };
     let start = "shop/web-1: the mesh rejects 75.00 % of its requests to destinations that are not services with";
-    let unknown = outside("unknown-service");
+    let unknown = external_rejection("unknown-service");
     assert_eq!(describe_rejection(&unknown, none), format!("{start} unknown-service"));
     assert!(
         rejection_hint(&unknown).ends_with("; leno diagnose shop/web-1"),
         "{}",
         rejection_hint(&unknown)
     );
-    let unread = describe_rejection(&outside("head-too-large"), none);
-    let start_unread =
+    let unknown_head = describe_rejection(&external_rejection("head-too-large"), none);
+    let start_unknown =
         "shop/web-1: the mesh rejects 75.00 % of its requests without a known service with";
-    assert_eq!(unread, format!("{start_unread} head-too-large"));
-    let denied = describe_rejection(&outside("egress-denied"), none);
+    assert_eq!(unknown_head, format!("{start_unknown} head-too-large"));
+    let denied = describe_rejection(&external_rejection("egress-denied"), none);
     let end = "egress-denied; no policy allows it, and spec.egress of the MeshConfig is deny";
     assert_eq!(denied, format!("{start} {end}"));
 }

@@ -43,7 +43,7 @@ spec:
   concurrency: {requests: 5}
 ";
 
-fn rule_hits() -> RuleMatches {
+fn rule_matches() -> RuleMatches {
     RuleMatches {
         kind: RuleKind::ServicePolicy(ServicePolicyKind::RateLimit),
         namespace: Name::new("bookinfo").unwrap(),
@@ -66,8 +66,10 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
         (&*found[0].side, &found[0].sidecars[..]),
         ("client", &["bookinfo/productpage-1".to_owned()][..])
     );
-    let server =
-        traffic_report(vec![traffic_series(Direction::Inbound, 40, &limited)], vec![rule_hits()]);
+    let server = traffic_report(
+        vec![traffic_series(Direction::Inbound, 40, &limited)],
+        vec![rule_matches()],
+    );
     history.record_report(&mesh, &workload_name("details-1"), &server, at_second(6));
     let expected = RejectionStatus {
         service: "bookinfo/details".to_owned(),
@@ -83,14 +85,14 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
     assert_eq!(
         history.traffic_status(&mesh, at_second(60), None).rejections,
         [],
-        "that was half a minute ago"
+        "the rejections are too old"
     );
     history.evict_expired(&mesh, at_second(4000));
     assert!(history.rejections.inbound.is_empty() && history.rejections.outbound.is_empty());
 }
 
-/// Another service of the same port of details-1, and one of another port.
-const SHARED: &str = "
+/// Another service with the same port of details-1, and one with another port.
+const SHARED_PORTS: &str = "
 ---
 {apiVersion: v1, kind: Service, metadata: {name: details-v1, namespace: bookinfo},
  spec: {selector: {app: details}, ports: [{name: http, port: 9080, targetPort: 9081}]}}
@@ -105,9 +107,9 @@ const SHARED: &str = "
 /// A route forwards requests for details to details-v1, or a client calls details-v1 itself.
 #[test]
 fn a_rejection_names_policy_and_server_where_the_client_reports_another_service() {
-    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{LIMIT}{SHARED}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{LIMIT}{SHARED_PORTS}"));
     let limited = [(Reason::RateLimited, 30)];
-    let of_metrics = RuleMatches { name: Name::new("of-metrics").unwrap(), ..rule_hits() };
+    let metrics_matches = RuleMatches { name: Name::new("of-metrics").unwrap(), ..rule_matches() };
     let mut history = History::default();
     for name in ["details-v1", "metrics"] {
         let service = Some(service_name(name));
@@ -119,25 +121,34 @@ fn a_rejection_names_policy_and_server_where_the_client_reports_another_service(
             at_second(5),
         );
     }
-    let of_port = |port, name| TrafficSeries {
+    let series_of_port = |port, name| TrafficSeries {
         port,
         service: Some(service_name(name)),
         ..traffic_series(Direction::Inbound, 40, &limited)
     };
-    for (got, hit) in
-        [(of_port(9081, "details"), rule_hits()), (of_port(9090, "metrics"), of_metrics)]
-    {
+    for (series, rule_match) in [
+        (series_of_port(9081, "details"), rule_matches()),
+        (series_of_port(9090, "metrics"), metrics_matches),
+    ] {
         history.record_report(
             &mesh,
             &workload_name("details-1"),
-            &traffic_report(vec![got], vec![hit]),
+            &traffic_report(vec![series], vec![rule_match]),
             at_second(6),
         );
     }
     let found = history.traffic_status(&mesh, at_second(6), None).rejections;
     let found: Vec<_> = found
         .iter()
-        .map(|it| (&*it.service, it.requests, &*it.side, it.sidecars.clone(), it.policies.clone()))
+        .map(|rejection| {
+            (
+                &*rejection.service,
+                rejection.requests,
+                &*rejection.side,
+                rejection.sidecars.clone(),
+                rejection.policies.clone(),
+            )
+        })
         .collect();
     let server = || vec!["bookinfo/details-1".to_owned()];
     let policy = |name: &str| vec![format!("RateLimit bookinfo/{name}")];
@@ -165,16 +176,16 @@ fn a_rejection_of_a_routed_request_names_the_policy_of_the_called_service() {
         ..traffic_series(Direction::Outbound, 40, &[(Reason::CircuitFull, 30)])
     };
     let kind = RuleKind::ServicePolicy(ServicePolicyKind::CircuitBreaker);
-    let hit = |name| RuleMatches { kind, name: Name::new(name).unwrap(), ..rule_hits() };
+    let rule_match = |name| RuleMatches { kind, name: Name::new(name).unwrap(), ..rule_matches() };
     let mut history = History::default();
-    let sent = traffic_report(vec![sent], vec![hit("own"), hit("other")]);
+    let sent = traffic_report(vec![sent], vec![rule_match("own"), rule_match("other")]);
     history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
     let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert_eq!(found[0].policies, ["CircuitBreaker bookinfo/own"]);
 }
 
 #[test]
-fn a_rejection_that_was_retried_with_success_is_none() {
+fn a_rejection_with_a_successful_retry_is_not_reported() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let client = traffic_report(vec![traffic_series(Direction::Outbound, 40, &[])], Vec::new());
@@ -186,7 +197,7 @@ fn a_rejection_that_was_retried_with_success_is_none() {
 }
 
 #[test]
-fn rejections_of_clients_without_a_sidecar_count_where_they_happened() {
+fn rejections_of_clients_without_a_sidecar_count_for_the_server() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let denied = [(Reason::NoPolicyRoute, 10)];
@@ -218,7 +229,7 @@ fn failures_of_peers_and_applications_are_no_rejections() {
 }
 
 #[test]
-fn invented_names_take_no_room() {
+fn invented_names_are_not_recorded() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let denied = [(Reason::Denied, 1)];
@@ -226,12 +237,14 @@ fn invented_names_take_no_room() {
         service: Some(service_name("invented")),
         ..traffic_series(Direction::Inbound, 1, &denied)
     };
-    let sent = traffic_report(vec![invented], vec![rule_hits()]);
+    let sent = traffic_report(vec![invented], vec![rule_matches()]);
     history.record_report(&mesh, &workload_name("details-1"), &sent, at_second(5));
     assert!(history.rejections.inbound.is_empty());
     let limited = [(Reason::RateLimited, 1)];
-    let sent =
-        traffic_report(vec![traffic_series(Direction::Outbound, 1, &limited)], vec![rule_hits()]);
+    let sent = traffic_report(
+        vec![traffic_series(Direction::Outbound, 1, &limited)],
+        vec![rule_matches()],
+    );
     history.record_report(&mesh, &workload_name("details-1"), &sent, at_second(5));
     let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert!(found[0].policies.is_empty(), "there is no such RateLimit");
@@ -241,15 +254,15 @@ fn invented_names_take_no_room() {
 fn rejections_of_requests_to_no_service_count_for_their_client() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let to = |service, requests, reasons: &[(Reason, u64)]| TrafficSeries {
+    let series_to = |service, requests, reasons: &[(Reason, u64)]| TrafficSeries {
         service,
         ..traffic_series(Direction::Outbound, requests, reasons)
     };
     let missing = Some(service_name("missing"));
     let client = traffic_report(
         vec![
-            to(missing, 30, &[(Reason::UnknownService, 30)]),
-            to(
+            series_to(missing, 30, &[(Reason::UnknownService, 30)]),
+            series_to(
                 None,
                 10,
                 &[(Reason::EgressDenied, 6), (Reason::NoRoute, 2), (Reason::BadRequest, 2)],
@@ -262,7 +275,16 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
     let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     let found: Vec<_> = found
         .iter()
-        .map(|it| (&*it.service, &*it.reason, it.requests, it.share, &*it.side, &it.clients))
+        .map(|rejection| {
+            (
+                &*rejection.service,
+                &*rejection.reason,
+                rejection.requests,
+                rejection.share,
+                &*rejection.side,
+                &rejection.clients,
+            )
+        })
         .collect();
     let client = vec!["bookinfo/productpage-1".to_owned()];
     let expected = [
@@ -271,43 +293,51 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
     ];
     assert_eq!(found, expected);
     history.evict_expired(&mesh, at_second(4000));
-    assert!(history.rejections.outbound.is_empty() && history.rejections.outside.is_empty());
+    assert!(history.rejections.outbound.is_empty() && history.rejections.external.is_empty());
 }
 
 #[test]
-fn requests_whose_head_cannot_be_read_count_for_the_client_that_sent_them() {
+fn requests_with_an_unreadable_head_count_for_their_client() {
     let edge = "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: bookinfo, \
                 labels: {gateway.networking.k8s.io/gateway-name: edge}}\nspec: {serviceAccount: leno-gateway-edge}\n";
     let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{edge}"));
     let gateway = Gateway { name: "bookinfo/edge".parse().unwrap(), ports: Vec::new() };
     mesh.apply(Change::Upsert(Object::Gateway(gateway)));
-    let unread = [
+    let failures = [
         (Reason::HeadTooLarge, 30),
         (Reason::BadRequest, 6),
         (Reason::HeadTimeout, 3),
         (Reason::Unsupported, 1),
         (Reason::ConnectFailed, 5),
     ];
-    let unread = TrafficSeries {
+    let series = TrafficSeries {
         service: None,
         port: 0,
-        ..traffic_series(Direction::Outbound, 60, &unread)
+        ..traffic_series(Direction::Outbound, 60, &failures)
     };
     let mut history = History::default();
     // At a gateway these are requests of external clients, and at a server those of its clients.
     history.record_report(
         &mesh,
         &workload_name("edge-1"),
-        &traffic_report(vec![unread.clone()], Vec::new()),
+        &traffic_report(vec![series.clone()], Vec::new()),
         at_second(5),
     );
     assert_eq!(history.traffic_status(&mesh, at_second(5), None).rejections, []);
-    let sent = traffic_report(vec![unread], Vec::new());
+    let sent = traffic_report(vec![series], Vec::new());
     history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
     let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     let found: Vec<_> = found
         .iter()
-        .map(|it| (&*it.service, &*it.reason, it.requests, it.share, &*it.clients[0]))
+        .map(|rejection| {
+            (
+                &*rejection.service,
+                &*rejection.reason,
+                rejection.requests,
+                rejection.share,
+                &*rejection.clients[0],
+            )
+        })
         .collect();
     let client = "bookinfo/productpage-1";
     let expected = [
@@ -353,10 +383,10 @@ const DECIDING: &str = "
 #[test]
 fn each_reason_with_a_deciding_policy_names_it() {
     let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{DECIDING}"));
-    let counted = |kind: &str, name: &str| RuleMatches {
+    let matches_of = |kind: &str, name: &str| RuleMatches {
         kind: RuleKind::from_word(kind).unwrap(),
         name: Name::new(name).unwrap(),
-        ..rule_hits()
+        ..rule_matches()
     };
     let kinds = [
         "CircuitBreaker",
@@ -368,8 +398,8 @@ fn each_reason_with_a_deciding_policy_names_it() {
         "TagRoute",
         "HTTPRoute",
     ];
-    let mut rules: Vec<RuleMatches> = kinds.map(|kind| counted(kind, "own")).to_vec();
-    rules.push(counted("CircuitBreaker", "other"));
+    let mut rules: Vec<RuleMatches> = kinds.map(|kind| matches_of(kind, "own")).to_vec();
+    rules.push(matches_of("CircuitBreaker", "other"));
     for (reason, kind) in [
         (Reason::CircuitOpen, "CircuitBreaker"),
         (Reason::CircuitFull, "CircuitBreaker"),

@@ -54,7 +54,7 @@ impl Program {
     fn cpu_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-        let ticks: u64 = [11, 12].map(|at| fields[at].parse::<u64>().unwrap()).iter().sum();
+        let ticks: u64 = [11, 12].map(|index| fields[index].parse::<u64>().unwrap()).iter().sum();
         Duration::from_millis(ticks * 10)
     }
 
@@ -72,17 +72,17 @@ impl Program {
 
     /// Returns the latency of an operator's query for all services: the median of some queries, and the
     /// maximum.
-    async fn query_latency(&self, questions: usize) -> (Duration, Duration) {
+    async fn query_latency(&self, queries: usize) -> (Duration, Duration) {
         let socket = self.directory.path().join("data/control.sock");
-        let mut waits = Vec::new();
-        for _ in 0..questions {
-            let began = Instant::now();
+        let mut durations = Vec::new();
+        for _ in 0..queries {
+            let start = Instant::now();
             // A timed-out query counts with its timeout.
             drop(admin::query_admin(&socket, "GET", "/services").await);
-            waits.push(began.elapsed());
+            durations.push(start.elapsed());
         }
-        waits.sort();
-        (waits[questions / 2], waits[questions - 1])
+        durations.sort();
+        (durations[queries / 2], durations[queries - 1])
     }
 }
 
@@ -123,17 +123,17 @@ fn figures_of_a_flood_of_pairs() {
     runtime.block_on(LocalSet::new().run_until(async {
         let program = Program::start(program, &large_mesh(SERVICES)).await;
         let identity = program.join_identity("client-1").await;
-        let all: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
+        let services: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
         let (address, trust_domain) = (program.bundle.control[0], &program.bundle.trust_domain);
-        let began = Instant::now();
-        let mut proxy = Proxy::connect_to(address, trust_domain, &identity, &all).await;
+        let start = Instant::now();
+        let mut proxy = Proxy::connect_to(address, trust_domain, &identity, &services).await;
         proxy.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
-        println!("3000 services in a Hello: {:?}", began.elapsed());
+        println!("3000 services in a Hello: {:?}", start.elapsed());
         println!("calm: median and longest of `/services` {:?}", program.query_latency(20).await);
         let compiled = program.compiled_count().await;
-        let (before, began, mut sent) = (program.cpu_time(), Instant::now(), 0_u64);
+        let (before, start, mut sent) = (program.cpu_time(), Instant::now(), 0_u64);
         let flood = async {
-            while began.elapsed() < FLOOD {
+            while start.elapsed() < FLOOD {
                 proxy.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
                 proxy.send_request(ProxyRequest::Unsubscribe(vec![stock_service()])).await;
                 sent += 2;
@@ -144,12 +144,14 @@ fn figures_of_a_flood_of_pairs() {
             tokio::time::sleep(FLOOD / 4).await;
             program.query_latency(5).await
         };
-        let ((), waits) = tokio::join!(flood, others);
-        let took = began.elapsed();
-        println!("flooded: median and longest of `/services` {waits:?}");
+        let ((), latency) = tokio::join!(flood, others);
+        let duration = start.elapsed();
+        println!("flooded: median and longest of `/services` {latency:?}");
         let compiled = program.compiled_count().await - compiled;
         let cpu = program.cpu_time() - before;
-        println!("{sent} messages in {took:?}, {compiled} worlds compiled, CPU {cpu:?}");
+        println!(
+            "{sent} messages in {duration:?}, {compiled} configurations compiled, CPU {cpu:?}"
+        );
     }));
 }
 

@@ -33,7 +33,7 @@ pub(in crate::resource) fn from_wire(
         let source = wire.source.ok_or_else(|| InvalidField::new("source", "is missing"))?;
         Ok(LaneRule {
             origin: origin_from_wire(&source, wire.index)
-                .map_err(|bad| bad.with_parent("source"))?,
+                .map_err(|invalid| invalid.with_parent("source"))?,
             precedence: wire.precedence,
             matches: match_from_wire(wire.matches)?,
             marks: convert_each("marks", wire.marks, mark)?,

@@ -25,8 +25,8 @@ pub(super) fn callers_from_wire(
         return Ok(CallerMatch::default());
     };
     let service = wire.service.map(|service| parse_name("from.service", &service)).transpose()?;
-    let tags =
-        convert_each("tags", wire.tags, test_from_wire).map_err(|bad| bad.with_parent("from"))?;
+    let tags = convert_each("tags", wire.tags, test_from_wire)
+        .map_err(|invalid| invalid.with_parent("from"))?;
     Ok(CallerMatch { service, tags, quorum: quorum_from_wire(wire.one_is_enough) })
 }
 
@@ -57,12 +57,13 @@ pub(super) fn match_from_wire(wire: Option<proto::TagMatch>) -> Result<TagMatch,
         return Ok(TagMatch::default());
     };
     let request = wire.request.map(request::from_wire).transpose();
-    let request = request.map_err(|bad| bad.with_parent("matches.request"))?.unwrap_or_default();
+    let request =
+        request.map_err(|invalid| invalid.with_parent("matches.request"))?.unwrap_or_default();
     if !request.headers.is_empty() || !request.query.is_empty() {
         return Err(InvalidField::new("matches.request", "has headers or parameters of its own"));
     }
     let tests = |field: &str, wire| {
-        convert_each(field, wire, test_from_wire).map_err(|bad| bad.with_parent("matches"))
+        convert_each(field, wire, test_from_wire).map_err(|invalid| invalid.with_parent("matches"))
     };
     Ok(TagMatch {
         path: request.path,

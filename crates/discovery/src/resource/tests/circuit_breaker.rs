@@ -1,4 +1,4 @@
-//! Random circuit breakers.
+//! Strategies for random circuit breakers.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(super) fn any_breaker() -> impl Strategy<Value = PortCircuitBreaker> {
         any_policy_name(),
         limits,
         prop::option::of(any_trip()),
-        any_fixed_answer(),
+        any_fixed_response(),
         prop::option::of(any_duration()),
     )
         .prop_map(|(policy, limits, trip, response, connect_timeout)| {
@@ -41,10 +41,11 @@ pub(super) fn any_policy_name() -> impl Strategy<Value = ServicePolicyName> {
     })
 }
 
-pub(super) fn any_fixed_answer() -> impl Strategy<Value = FixedResponse> {
+pub(super) fn any_fixed_response() -> impl Strategy<Value = FixedResponse> {
     let header = ("x-[a-z]{1,5}", "[a-z]{0,5}").prop_map(|(name, value)| Header { name, value });
     let headers = prop::collection::vec(header, 0..3);
-    let status = (200..600_u16).prop_filter("it has a body", |it| FixedResponse::may_have(*it));
+    let status = (200..600_u16)
+        .prop_filter("is a response status", |status| FixedResponse::is_valid_status(*status));
     (prop::option::of(status), prop::option::of(any::<String>()), headers)
         .prop_map(|(status, body, headers)| FixedResponse { status, body, headers })
 }
@@ -54,8 +55,8 @@ pub(super) fn any_duration() -> impl Strategy<Value = Duration> {
 }
 
 fn too_many() -> impl Strategy<Value = FailureThreshold> {
-    let some = || prop::option::of(1..u32::MAX);
-    (some(), some()).prop_map(|(share_ppm, number)| FailureThreshold { share_ppm, number })
+    let nonzero = || prop::option::of(1..u32::MAX);
+    (nonzero(), nonzero()).prop_map(|(share_ppm, number)| FailureThreshold { share_ppm, number })
 }
 
 fn any_trip() -> impl Strategy<Value = TripConditions> {

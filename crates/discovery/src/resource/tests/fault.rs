@@ -10,24 +10,29 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::any_request_match;
-use super::circuit_breaker::{any_duration, any_fixed_answer, any_policy_name};
+use super::circuit_breaker::{any_duration, any_fixed_response, any_policy_name};
 use crate::proto;
 use crate::resource::{balancing, fault, hedging};
 
 pub(super) fn any_faults() -> impl Strategy<Value = PortFaults> {
     let share = || 0..=1_000_000_u32;
-    let waits = (1..=600_000_u64).prop_map(Duration::from_millis);
-    let delay = (share(), waits).prop_map(|(share_ppm, time)| FaultDelay { share_ppm, time });
-    let abort = (share(), any_fixed_answer(), prop::option::of(1..=16_u8))
+    let time = (1..=600_000_u64).prop_map(Duration::from_millis);
+    let delay = (share(), time).prop_map(|(share_ppm, time)| FaultDelay { share_ppm, time });
+    let abort = (share(), any_fixed_response(), prop::option::of(1..=16_u8))
         .prop_map(|(share_ppm, response, grpc)| FaultAbort { share_ppm, response, grpc });
     let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
     let peer = (pattern(), pattern());
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
-    let what = (prop::option::of(delay), prop::option::of(abort))
-        .prop_filter("it does something", |(delay, abort)| delay.is_some() || abort.is_some());
-    let rule = (".{0,9}", vec(any_request_match(), 0..3), vec(peer, 0..3), what).prop_map(
-        |(name, requests, peers, (delay, abort))| FaultRule { name, requests, peers, delay, abort },
-    );
+    let delay_and_abort = (prop::option::of(delay), prop::option::of(abort))
+        .prop_filter("delays or aborts", |(delay, abort)| delay.is_some() || abort.is_some());
+    let rule = (".{0,9}", vec(any_request_match(), 0..3), vec(peer, 0..3), delay_and_abort)
+        .prop_map(|(name, requests, peers, (delay, abort))| FaultRule {
+            name,
+            requests,
+            peers,
+            delay,
+            abort,
+        });
     (any_policy_name(), vec(rule, 1..3)).prop_map(|(policy, rules)| PortFaults { policy, rules })
 }
 
@@ -55,71 +60,71 @@ pub(super) fn any_balancing() -> impl Strategy<Value = PortLoadBalancing> {
         key().prop_map(BalanceAlgorithm::RingHash),
         key().prop_map(BalanceAlgorithm::Maglev),
     ];
-    let warm_up = (any_duration(), 1..=100_u8)
+    let slow_start = (any_duration(), 1..=100_u8)
         .prop_map(|(time, percent_min)| SlowStart { time, percent_min });
-    (any_policy_name(), algorithm, prop::option::of(warm_up)).prop_map(
-        |(policy, algorithm, warm_up)| {
-            let warm_up = warm_up.filter(|_| algorithm.hash_key().is_none());
-            PortLoadBalancing { policy, rule: LoadBalancing { algorithm, slow_start: warm_up } }
+    (any_policy_name(), algorithm, prop::option::of(slow_start)).prop_map(
+        |(policy, algorithm, slow_start)| {
+            let slow_start = slow_start.filter(|_| algorithm.hash_key().is_none());
+            PortLoadBalancing { policy, rule: LoadBalancing { algorithm, slow_start } }
         },
     )
 }
 
-fn said_by(kind: &str) -> Option<proto::ServicePolicy> {
+fn policy_of_kind(kind: &str) -> Option<proto::ServicePolicy> {
     Some(proto::ServicePolicy { kind: kind.to_owned(), name: "a/b".to_owned() })
 }
 
 #[test]
-fn a_fault_that_is_not_understood_is_not_taken_for_another() {
+fn an_invalid_fault_is_rejected_with_its_field() {
     let delay = || proto::FaultDelay { share_ppm: 1, time_nanoseconds: 1_000_000 };
     let rule = || proto::FaultRule { delay: Some(delay()), ..Default::default() };
-    let with = |rules| proto::Faults { policy: said_by("FaultInjection"), rules };
+    let faults_with = |rules| proto::Faults { policy: policy_of_kind("FaultInjection"), rules };
     let too_long = proto::FaultDelay { time_nanoseconds: 600_000_000_001, ..delay() };
     let too_much = proto::FaultDelay { share_ppm: 1_000_001, ..delay() };
     let abort = proto::FaultAbort { grpc: 17, ..Default::default() };
-    for (wrong, field) in [
+    for (invalid_rule, field) in [
         (proto::FaultRule { delay: None, ..rule() }, "rules[0]"),
         (proto::FaultRule { delay: Some(too_long), ..rule() }, "rules[0].delay.time_nanoseconds"),
         (proto::FaultRule { delay: Some(too_much), ..rule() }, "rules[0].delay.share_ppm"),
         (proto::FaultRule { abort: Some(abort), ..rule() }, "rules[0].abort.grpc"),
     ] {
-        let invalid = fault::from_wire(with(vec![wrong])).unwrap_err();
+        let invalid = fault::from_wire(faults_with(vec![invalid_rule])).unwrap_err();
         assert_eq!(invalid.field, field, "{}", invalid.reason);
     }
-    assert_eq!(fault::from_wire(with(vec![rule()])).unwrap().rules.len(), 1);
-    assert_eq!(fault::from_wire(with(Vec::new())).unwrap_err().field, "rules");
+    assert_eq!(fault::from_wire(faults_with(vec![rule()])).unwrap().rules.len(), 1);
+    assert_eq!(fault::from_wire(faults_with(Vec::new())).unwrap_err().field, "rules");
 }
 
 #[test]
-fn an_algorithm_that_is_not_understood_is_not_taken_for_another() {
+fn an_invalid_algorithm_is_rejected_with_its_field() {
     use proto::balancing::Algorithm;
     use proto::hash_key::Key;
-    let with = |algorithm| proto::Balancing {
-        policy: said_by("LoadBalancing"),
+    let balancing_with = |algorithm| proto::Balancing {
+        policy: policy_of_kind("LoadBalancing"),
         algorithm,
         ..proto::Balancing::default()
     };
     let key = |key| Some(Algorithm::Maglev(proto::HashKey { key }));
-    let warm = proto::SlowStart { time_nanoseconds: 1_000_000, percent_min: 1 };
-    let hashed = || with(key(Some(Key::Source(proto::Nothing {}))));
-    for (wrong, field) in [
-        (with(None), "algorithm"),
-        (with(Some(Algorithm::LeastRequest(1))), "least_request"),
-        (with(Some(Algorithm::LeastRequest(17))), "least_request"),
-        (with(key(None)), "key"),
-        (with(key(Some(Key::Header("A".to_owned())))), "key.header"),
-        (with(key(Some(Key::Cookie(String::new())))), "key.cookie"),
-        (proto::Balancing { warm_up: Some(warm), ..hashed() }, "warm_up"),
+    let slow_start = proto::SlowStart { time_nanoseconds: 1_000_000, percent_min: 1 };
+    let hashed = || balancing_with(key(Some(Key::Source(proto::Nothing {}))));
+    for (invalid_balancing, field) in [
+        (balancing_with(None), "algorithm"),
+        (balancing_with(Some(Algorithm::LeastRequest(1))), "least_request"),
+        (balancing_with(Some(Algorithm::LeastRequest(17))), "least_request"),
+        (balancing_with(key(None)), "key"),
+        (balancing_with(key(Some(Key::Header("A".to_owned())))), "key.header"),
+        (balancing_with(key(Some(Key::Cookie(String::new())))), "key.cookie"),
+        (proto::Balancing { warm_up: Some(slow_start), ..hashed() }, "warm_up"),
         (proto::Balancing { by_latency: true, ..hashed() }, "by_latency"),
     ] {
-        let invalid = balancing::from_wire(wrong).unwrap_err();
+        let invalid = balancing::from_wire(invalid_balancing).unwrap_err();
         assert_eq!(invalid.field, field, "{}", invalid.reason);
     }
     assert!(balancing::from_wire(hashed()).is_ok());
 }
 
 #[test]
-fn who_does_not_know_second_attempts_does_without() {
+fn hedging_is_not_encoded_in_the_traffic_policy() {
     let hedging = PortHedging {
         policy: leno_model::ServicePolicyName::new(
             leno_model::ServicePolicyKind::Hedging,
@@ -130,16 +135,17 @@ fn who_does_not_know_second_attempts_does_without() {
         rule: HedgeRule { after: Duration::from_millis(50), methods: Vec::new() },
     };
     // A sidecar would reject an empty traffic policy.
-    let alone = leno_model::TrafficPolicy { hedging: Some(hedging.clone()), ..Default::default() };
-    assert_eq!(crate::resource::traffic_policy::to_wire(&alone), None);
+    let hedging_only =
+        leno_model::TrafficPolicy { hedging: Some(hedging.clone()), ..Default::default() };
+    assert_eq!(crate::resource::traffic_policy::to_wire(&hedging_only), None);
     let wire = || hedging::to_wire(&hedging);
     assert_eq!(hedging::from_wire(wire()).unwrap(), hedging);
-    for (wrong, field) in [
+    for (invalid_hedging, field) in [
         (proto::Hedging { after_nanoseconds: 0, ..wire() }, "after_nanoseconds"),
         (proto::Hedging { methods: vec!["get".to_owned()], ..wire() }, "methods[0]"),
         (proto::Hedging { policy: None, ..wire() }, "policy"),
     ] {
-        let invalid = hedging::from_wire(wrong).unwrap_err();
+        let invalid = hedging::from_wire(invalid_hedging).unwrap_err();
         assert_eq!(invalid.field, field, "{}", invalid.reason);
     }
 }

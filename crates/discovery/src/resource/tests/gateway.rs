@@ -55,41 +55,48 @@ fn gateway_proxy_config() -> WorkloadConfig {
 }
 
 #[test]
-fn gateways_survive_the_journey() {
-    let upsert =
-        Upsert { key: ResourceKey::Workload, content: encode_plan(&gateway_proxy_config()) };
+fn gateways_survive_a_round_trip() {
+    let upsert = Upsert {
+        key: ResourceKey::Workload,
+        content: encode_workload_config(&gateway_proxy_config()),
+    };
     assert_eq!(Resource::decode(&upsert), Ok(Resource::Workload(Box::new(gateway_proxy_config()))));
     let wire = proto::WorkloadConfig::decode(upsert.content).unwrap();
     assert!(!format!("{wire:?}").contains("secret"));
 }
 
 #[test]
-fn what_a_gateway_cannot_be_is_named() {
-    fn gateway_port(plan: &mut proto::WorkloadConfig, index: usize) -> &mut proto::GatewayPort {
-        &mut plan.gateway.as_mut().unwrap().ports[index]
+fn an_invalid_gateway_is_rejected_with_its_field() {
+    fn gateway_port(config: &mut proto::WorkloadConfig, index: usize) -> &mut proto::GatewayPort {
+        &mut config.gateway.as_mut().unwrap().ports[index]
     }
-    fn first_listener(plan: &mut proto::WorkloadConfig) -> &mut proto::GatewayListener {
-        match &mut gateway_port(plan, 0).serves {
+    fn first_listener(config: &mut proto::WorkloadConfig) -> &mut proto::GatewayListener {
+        match &mut gateway_port(config, 0).serves {
             Some(proto::gateway_port::Serves::Http(http)) => &mut http.listeners[0],
-            other => panic!("{other:?}"),
+            serves => panic!("{serves:?}"),
         }
     }
     type Edit = fn(&mut proto::WorkloadConfig);
     let cases: [(Edit, &str); 6] = [
-        (|p| p.gateway.as_mut().unwrap().name = "edge".into(), "gateway.name"),
-        (|p| gateway_port(p, 1).port = 1, "gateway.ports"),
-        (|p| gateway_port(p, 0).port = 0, "gateway.ports[0].port"),
-        (|p| gateway_port(p, 2).serves = None, "gateway.ports[2].serves"),
+        (|config| config.gateway.as_mut().unwrap().name = "edge".into(), "gateway.name"),
+        (|config| gateway_port(config, 1).port = 1, "gateway.ports"),
+        (|config| gateway_port(config, 0).port = 0, "gateway.ports[0].port"),
+        (|config| gateway_port(config, 2).serves = None, "gateway.ports[2].serves"),
         (
-            |p| first_listener(p).hostname = Some("*".into()),
+            |config| first_listener(config).hostname = Some("*".into()),
             "gateway.ports[0].listeners[0].hostname",
         ),
         (
-            |p| first_listener(p).hosts[0].rules[0].matches.clear(),
+            |config| first_listener(config).hosts[0].rules[0].matches.clear(),
             "gateway.ports[0].listeners[0].hosts[0].rules[0].matches",
         ),
     ];
     for (edit, field) in cases {
-        check_invalid(ResourceKey::Workload, encode_plan(&gateway_proxy_config()), edit, field);
+        check_invalid(
+            ResourceKey::Workload,
+            encode_workload_config(&gateway_proxy_config()),
+            edit,
+            field,
+        );
     }
 }

@@ -13,9 +13,9 @@ use crate::proto;
 use crate::resource::traffic_policy;
 
 pub(super) fn any_outlier_detection() -> impl Strategy<Value = PortOutlierDetection> {
-    let class = (any::<[bool; 4]>(), prop::collection::btree_set(any::<u8>(), 0..4));
-    let class =
-        class.prop_map(|([connect, timeout, reset, gateway_errors], grpc)| FailureClasses {
+    let failures = (any::<[bool; 4]>(), prop::collection::btree_set(any::<u8>(), 0..4));
+    let failures =
+        failures.prop_map(|([connect, timeout, reset, gateway_errors], grpc)| FailureClasses {
             connect,
             timeout,
             reset,
@@ -23,19 +23,20 @@ pub(super) fn any_outlier_detection() -> impl Strategy<Value = PortOutlierDetect
             gateway_errors,
             grpc: grpc.into_iter().collect(),
         });
-    let rate = prop::option::of((1..=100u8, 1..u32::MAX));
-    let rate = rate
-        .prop_map(|rate| rate.map(|(percent, requests_min)| FailureRate { percent, requests_min }));
+    let failure_rate = prop::option::of((1..=100u8, 1..u32::MAX));
+    let failure_rate = failure_rate.prop_map(|failure_rate| {
+        failure_rate.map(|(percent, requests_min)| FailureRate { percent, requests_min })
+    });
     let counts = (1..=60u8, prop::option::of(1..u32::MAX), 0..=100u8, 1..u32::MAX, 0..=100u8);
-    let more = (prop::option::of(health_check().prop_map(Box::new)), counts);
-    let native = (class.clone(), any_duration(), any_duration(), rate, more).prop_map(
-        |(failures, window, base, rate, (health_check, counts))| {
+    let check_and_counts = (prop::option::of(health_check().prop_map(Box::new)), counts);
+    let native = (failures.clone(), any_duration(), any_duration(), failure_rate, check_and_counts)
+        .prop_map(|(failures, window, base, failure_rate, (health_check, counts))| {
             let (buckets, consecutive_failures, percent, min_healthy, jitter_percent) = counts;
             OutlierAlgorithm::Native(OutlierDetection {
                 failures,
                 window,
                 buckets,
-                failure_rate: rate,
+                failure_rate,
                 consecutive_failures,
                 max_ejection_percent: percent,
                 min_healthy,
@@ -43,9 +44,8 @@ pub(super) fn any_outlier_detection() -> impl Strategy<Value = PortOutlierDetect
                 probe_requests: min_healthy,
                 health_check,
             })
-        },
-    );
-    let sermant = (class, any_duration(), any_duration(), any::<[u32; 3]>()).prop_map(
+        });
+    let sermant = (failures, any_duration(), any_duration(), any::<[u32; 3]>()).prop_map(
         |(failures, expire, window, [scale_up_limit_ppm, min_instances, error_rate_ppm])| {
             let common = SermantCommon { failures, expire, recovery: expire, window, windows: 10 };
             let rule = SermantRule { scale_up_limit_ppm, min_instances, error_rate_ppm };
@@ -79,8 +79,8 @@ fn health_check() -> impl Strategy<Value = HealthCheck> {
 }
 
 #[test]
-fn a_check_that_asks_in_a_way_of_the_future_is_not_made_and_a_bad_one_is_refused() {
-    let rule = |check| proto::TrafficPolicy {
+fn an_unknown_probe_is_ignored_and_an_invalid_health_check_is_rejected() {
+    let policy_with = |check| proto::TrafficPolicy {
         outlier_detection: Some(proto::PortOutlierDetection {
             policy: Some(proto::ServicePolicy {
                 kind: "OutlierDetection".to_owned(),
@@ -106,21 +106,24 @@ fn a_check_that_asks_in_a_way_of_the_future_is_not_made_and_a_bad_one_is_refused
     let times =
         proto::HealthCheck { interval_nanoseconds, timeout_nanoseconds, ..Default::default() };
     let unknown = proto::HealthCheck { failures: 1, successes: 1, ..times };
-    let read = traffic_policy::from_wire(Some(rule(unknown.clone()))).unwrap();
-    let OutlierAlgorithm::Native(native) = read.outlier_detection.unwrap().algorithm else {
+    let decoded = traffic_policy::from_wire(Some(policy_with(unknown.clone()))).unwrap();
+    let OutlierAlgorithm::Native(native) = decoded.outlier_detection.unwrap().algorithm else {
         panic!()
     };
     assert_eq!(native.health_check, None);
     let path = |path: &str| Some(proto::health_check::Probe::HttpPath(path.to_owned()));
-    let good = proto::HealthCheck { probe: path("/"), ..unknown };
-    assert!(traffic_policy::from_wire(Some(rule(good.clone()))).is_ok());
-    for bad in [
-        proto::HealthCheck { failures: 0, ..good.clone() },
-        proto::HealthCheck { successes: 0, ..good.clone() },
-        proto::HealthCheck { timeout_nanoseconds: 2_000_000, ..good.clone() },
-        proto::HealthCheck { probe: path("/ HTTP/1.1\r\nhost: b"), ..good.clone() },
-        proto::HealthCheck { probe: path("healthz"), ..good.clone() },
+    let valid = proto::HealthCheck { probe: path("/"), ..unknown };
+    assert!(traffic_policy::from_wire(Some(policy_with(valid.clone()))).is_ok());
+    for invalid in [
+        proto::HealthCheck { failures: 0, ..valid.clone() },
+        proto::HealthCheck { successes: 0, ..valid.clone() },
+        proto::HealthCheck { timeout_nanoseconds: 2_000_000, ..valid.clone() },
+        proto::HealthCheck { probe: path("/ HTTP/1.1\r\nhost: b"), ..valid.clone() },
+        proto::HealthCheck { probe: path("healthz"), ..valid.clone() },
     ] {
-        assert!(traffic_policy::from_wire(Some(rule(bad.clone()))).is_err(), "{bad:?}");
+        assert!(
+            traffic_policy::from_wire(Some(policy_with(invalid.clone()))).is_err(),
+            "{invalid:?}"
+        );
     }
 }

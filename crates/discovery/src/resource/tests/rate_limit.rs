@@ -11,7 +11,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
 use super::any_request_match;
-use super::circuit_breaker::{any_fixed_answer, any_policy_name};
+use super::circuit_breaker::{any_fixed_response, any_policy_name};
 use super::request_check::any_global_limit;
 use crate::proto;
 use crate::resource::rate_limit;
@@ -30,27 +30,28 @@ pub(super) fn any_port_limits() -> impl Strategy<Value = BTreeMap<u16, Vec<PortL
             concurrency,
             global,
         })
-        .prop_filter("it bounds something", |limits| !limits.is_empty());
+        .prop_filter("has a limit", |limits| !limits.is_empty());
     let policies =
         (any_policy_name(), limits).prop_map(|(policy, limits)| PortLimits { policy, limits });
     btree_map(1u16.., vec(policies, 1..3), 0..3)
 }
 
 fn any_concurrency() -> impl Strategy<Value = Concurrency> {
-    let requests = || 1..=Rate::COUNT_MAX;
+    let requests = || 1..=Rate::MAX_COUNT;
     let adaptive = prop::option::of((requests(), 1..=u16::MAX));
-    (requests(), adaptive, any_fixed_answer()).prop_map(|(requests, adaptive, response)| {
-        let adaptive = adaptive.map(|(least, latency_tolerance_percent)| AdaptiveConcurrency {
-            min_concurrency: least.min(requests),
-            latency_tolerance_percent,
-        });
+    (requests(), adaptive, any_fixed_response()).prop_map(|(requests, adaptive, response)| {
+        let adaptive =
+            adaptive.map(|(min_concurrency, latency_tolerance_percent)| AdaptiveConcurrency {
+                min_concurrency: min_concurrency.min(requests),
+                latency_tolerance_percent,
+            });
         Concurrency { requests, adaptive, response }
     })
 }
 
 fn any_rate() -> impl Strategy<Value = Rate> {
     let time = (1..=24 * 3600_u64).prop_map(Duration::from_secs);
-    (1..=Rate::COUNT_MAX, time, 1..=Rate::SIZE_MAX).prop_map(|(count, time, size)| Rate {
+    (1..=Rate::MAX_COUNT, time, 1..=Rate::MAX_SIZE).prop_map(|(count, time, size)| Rate {
         count,
         time,
         size,
@@ -61,15 +62,15 @@ fn any_rate_rule() -> impl Strategy<Value = RateRule> {
     let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
     let peer = (pattern(), pattern());
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
-    let buckets = || 1..=Rate::BUCKETS_MAX;
-    let each = prop_oneof![
+    let buckets = || 1..=Rate::MAX_BUCKETS;
+    let key = prop_oneof![
         Just(RateLimitKey::Nothing),
         buckets().prop_map(|buckets| RateLimitKey::Client { buckets }),
         ("x-[a-z]{1,5}", buckets())
             .prop_map(|(name, buckets)| RateLimitKey::Header { name, buckets }),
     ];
-    let who = (vec(any_request_match(), 0..3), vec(peer, 0..3), each);
-    (".{0,9}", who, any_rate(), any::<bool>(), any_fixed_answer()).prop_map(
+    let selection = (vec(any_request_match(), 0..3), vec(peer, 0..3), key);
+    (".{0,9}", selection, any_rate(), any::<bool>(), any_fixed_response()).prop_map(
         |(name, (requests, peers, key), rate, stop, response)| RateRule {
             name,
             requests,
@@ -83,14 +84,14 @@ fn any_rate_rule() -> impl Strategy<Value = RateRule> {
 }
 
 #[test]
-fn a_limit_that_is_not_understood_is_not_taken_for_another() {
+fn an_invalid_rate_limit_is_rejected_with_its_field() {
     use proto::rate_rule::Key;
     let nothing = || Some(Key::Nothing(proto::Nothing {}));
     let rate = || proto::Rate { count: 1, time_nanoseconds: 1_000_000_000, size: 1 };
     let rule = || proto::RateRule { key: nothing(), rate: Some(rate()), ..Default::default() };
     let client = Some(Key::Client(proto::Nothing {}));
     let too_long = 86_400_000_000_001;
-    for (wrong, field) in [
+    for (invalid_rule, field) in [
         (proto::RateRule { key: None, ..rule() }, "key"),
         (proto::RateRule { buckets: 1, ..rule() }, "buckets"),
         (proto::RateRule { key: client.clone(), ..rule() }, "buckets"),
@@ -116,7 +117,8 @@ fn a_limit_that_is_not_understood_is_not_taken_for_another() {
             "rate.time_nanoseconds",
         ),
     ] {
-        let invalid = rate_limit::from_wire(limited_port(vec![wrong])).map(|_| ()).unwrap_err();
+        let invalid =
+            rate_limit::from_wire(limited_port(vec![invalid_rule])).map(|_| ()).unwrap_err();
         assert_eq!(invalid.field, format!("policies[0].rules[0].{field}"), "{}", invalid.reason);
     }
     assert!(rate_limit::from_wire(limited_port(vec![rule()])).is_ok());
@@ -129,13 +131,13 @@ fn a_limit_that_is_not_understood_is_not_taken_for_another() {
 }
 
 #[test]
-fn a_bound_on_what_is_under_way_that_is_not_understood_is_refused() {
+fn an_invalid_concurrency_limit_is_rejected_with_its_field() {
     let adaptive = |min_concurrency, latency_tolerance_percent| {
         Some(proto::AdaptiveConcurrency { min_concurrency, latency_tolerance_percent })
     };
     for (requests, adaptive, field) in [
         (0, None, "policies[0].concurrency.requests"),
-        (Rate::COUNT_MAX + 1, None, "policies[0].concurrency.requests"),
+        (Rate::MAX_COUNT + 1, None, "policies[0].concurrency.requests"),
         (4, adaptive(5, 50), "policies[0].concurrency.adaptive.min_concurrency"),
         (4, adaptive(0, 50), "policies[0].concurrency.adaptive.min_concurrency"),
         (4, adaptive(4, 0), "policies[0].concurrency.adaptive.latency_tolerance_percent"),

@@ -1,4 +1,4 @@
-//! Random tag rules, callers and lanes.
+//! Strategies for random tag rules, callers and lanes.
 
 use std::collections::BTreeMap;
 

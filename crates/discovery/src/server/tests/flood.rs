@@ -27,7 +27,7 @@ async fn count_events(owner: &mut Owner) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pairs_that_cancel_out_cost_the_owner_next_to_nothing() {
+async fn subscriptions_that_cancel_out_are_merged() {
     const PAIRS: usize = 10_000;
     let (server, mut owner, mut far) = start_server();
     let flood = async {
@@ -44,8 +44,8 @@ async fn pairs_that_cancel_out_cost_the_owner_next_to_nothing() {
         drop(connected);
         handled
     };
-    let (served, (), handled) = tokio::join!(server, flood, script);
-    served.unwrap();
+    let (server_result, (), handled) = tokio::join!(server, flood, script);
+    server_result.unwrap();
     assert!(handled < PAIRS as u64 / 10, "{handled} events of {PAIRS} pairs");
 }
 
@@ -53,11 +53,11 @@ async fn pairs_that_cancel_out_cost_the_owner_next_to_nothing() {
 async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
     let (server, mut owner, mut far) = start_server();
     let mut sent = 0_u64;
-    let began = Instant::now();
+    let start = Instant::now();
     let flood = async {
         far.write_all(&framed_hello()).await.unwrap();
         let block = subscription_pairs(500);
-        while began.elapsed() < Duration::from_secs(60) {
+        while start.elapsed() < Duration::from_secs(60) {
             far.write_all(&block).await.unwrap();
             sent += 1000;
         }
@@ -69,8 +69,8 @@ async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
         drop(connected);
         handled
     };
-    let (served, (), _) = tokio::join!(server, flood, script);
-    served.unwrap();
+    let (server_result, (), _) = tokio::join!(server, flood, script);
+    server_result.unwrap();
     // A burst of a second of work, then a twentieth: at 16 units per message 62,500 and 3,125 per second.
     assert!(sent < 62_500 + 61 * 3_125 + 5_000, "{sent} messages were read");
     assert!(sent > 100_000, "{sent}");
@@ -84,18 +84,18 @@ async fn work_that_the_owner_charges_slows_its_connection_down() {
         let queued = owner.events.recv().await.unwrap();
         queued.turn.charge(u64::MAX, Instant::now());
         drop(queued.turn);
-        let began = Instant::now();
+        let start = Instant::now();
         far.write_all(&frame_message(from_proxy::Message::Subscribe(service_list(&["a"]))))
             .await
             .unwrap();
         assert_eq!(owner.next().await, "+services {shop/a}");
-        let waited = began.elapsed();
+        let waited = start.elapsed();
         assert!(waited > Duration::from_secs(4) && waited < Duration::from_secs(6), "{waited:?}");
         drop(queued.event);
     };
     tokio::select! {
         () = script => {}
-        served = server => panic!("{served:?}"),
+        server_result = server => panic!("{server_result:?}"),
     }
 }
 
@@ -113,10 +113,10 @@ async fn a_flood_of_minutes_ends_the_connection_with_a_reason() {
         count_events(&mut owner).await;
         drop(connected);
     };
-    let began = Instant::now();
-    let (served, (), ()) = tokio::join!(server, flood, script);
-    assert!(matches!(served, Err(ServeError::Overload)), "{served:?}");
-    assert!(began.elapsed() >= Duration::from_secs(119), "{:?}", began.elapsed());
+    let start = Instant::now();
+    let (server_result, (), ()) = tokio::join!(server, flood, script);
+    assert!(matches!(server_result, Err(ServeError::Overload)), "{server_result:?}");
+    assert!(start.elapsed() >= Duration::from_secs(119), "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -127,26 +127,26 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
     let mut apply = |_: ConfigUpdate| Ok(());
     let client =
         follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
-    let began = Instant::now();
+    let start = Instant::now();
     let script = async {
         let queued = owner.events.recv().await.unwrap();
         let Event::Connected(connected) = queued.event else { panic!("not connected") };
-        let mut wanted = connected.hello.services.len() as u64;
-        queued.turn.charge(wanted, Instant::now());
+        let mut subscribed = connected.hello.services.len() as u64;
+        queued.turn.charge(subscribed, Instant::now());
         drop(queued.turn);
         // The owner takes all events, and charges for a whole configuration each time.
-        let takes = async {
-            let mut arrived = 0;
-            while arrived < 3000 {
+        let receive_all = async {
+            let mut received = 0;
+            while received < 3000 {
                 let QueuedEvent { event, turn } = owner.events.recv().await.unwrap();
                 if let Event::SubscriptionsChanged { change, .. } = event {
-                    arrived += change.added.services.len();
-                    wanted += change.added.services.len() as u64;
-                    turn.charge(wanted, Instant::now());
+                    received += change.added.services.len();
+                    subscribed += change.added.services.len() as u64;
+                    turn.charge(subscribed, Instant::now());
                 }
             }
         };
-        let asks = async {
+        let subscribe_all = async {
             for number in 0..3000 {
                 requests
                     .send(ProxyRequest::Subscribe(vec![service_name(&format!("s{number}"))]))
@@ -154,18 +154,18 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
                     .unwrap();
             }
         };
-        tokio::join!(takes, asks);
-        began.elapsed()
+        tokio::join!(receive_all, subscribe_all);
+        start.elapsed()
     };
     tokio::select! {
         waited = script => assert!(waited < Duration::from_millis(300), "{waited:?}"),
-        served = server => panic!("{served:?}"),
-        followed = client => panic!("{followed}"),
+        server_result = server => panic!("{server_result:?}"),
+        client_error = client => panic!("{client_error}"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_proxy_says_last_reaches_the_owner() {
+async fn the_last_messages_of_a_proxy_reach_the_owner() {
     let (server, mut owner, mut far) = start_server();
     let listeners = proto::Listeners::default();
     let messages = [
@@ -183,13 +183,13 @@ async fn what_a_proxy_says_last_reaches_the_owner() {
         assert_eq!(owner.next().await, "listeners []");
         assert_eq!(owner.next().await, "left 7");
     };
-    let (served, ()) = tokio::join!(server, script);
-    served.unwrap();
+    let (server_result, ()) = tokio::join!(server, script);
+    server_result.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn services_that_follow_a_full_hello_belong_to_it() {
-    let all: Vec<_> = (0..2500).map(|number| service_name(&format!("s{number}"))).collect();
+    let services: Vec<_> = (0..2500).map(|number| service_name(&format!("s{number}"))).collect();
     let (near, far) = duplex(1 << 20);
     let (sender, events) = event_sender();
     let server = serve_proxy(near, CONNECTION, sender, None, OperatorSessions::new(1));
@@ -197,11 +197,11 @@ async fn services_that_follow_a_full_hello_belong_to_it() {
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: ConfigUpdate| Ok(());
-    let hello = Hello { services: all.clone(), ..gateway_hello() };
+    let hello = Hello { services: services.clone(), ..gateway_hello() };
     let client = follow_control_plane(far, hello, &mut subscriber, &mut queue, &mut apply);
     tokio::select! {
-        connected = owner.wait_for_connected() => assert_eq!(connected.hello.services, all),
-        served = server => panic!("{served:?}"),
-        followed = client => panic!("{followed}"),
+        connected = owner.wait_for_connected() => assert_eq!(connected.hello.services, services),
+        server_result = server => panic!("{server_result:?}"),
+        client_error = client => panic!("{client_error}"),
     }
 }

@@ -3,20 +3,20 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn no_list_of_a_message_is_lost() {
-    let all = proto::Services {
+async fn each_list_of_a_message_is_applied() {
+    let every_kind = proto::Services {
         names: vec!["shop/a".into()],
         addresses: vec![vec![10, 0, 0, 1]],
         dns_names: vec!["shop/b".into()],
     };
-    let names = proto::Services { dns_names: all.dns_names.clone(), ..Default::default() };
+    let names = proto::Services { dns_names: every_kind.dns_names.clone(), ..Default::default() };
     let steps = [
         (
-            from_proxy::Message::Subscribe(all.clone()),
+            from_proxy::Message::Subscribe(every_kind.clone()),
             "+services {shop/a} +addresses {10.0.0.1} +names {shop/b}",
         ),
         (
-            from_proxy::Message::Unsubscribe(all),
+            from_proxy::Message::Unsubscribe(every_kind),
             "-services {shop/a} -addresses {10.0.0.1} -names {shop/b}",
         ),
         (from_proxy::Message::Subscribe(names), "+names {shop/b}"),
@@ -35,6 +35,6 @@ async fn no_list_of_a_message_is_lost() {
         drop(far);
         assert_eq!(owner.next().await, "left 7");
     };
-    let (served, ()) = tokio::join!(server, script);
-    served.unwrap();
+    let (server_result, ()) = tokio::join!(server, script);
+    server_result.unwrap();
 }

@@ -42,59 +42,63 @@ fn desired_certificate(secret: &str) -> DesiredCertificate {
 /// A leading control plane and its published outcomes.
 struct LeaderFixture {
     reconciler: CertificateReconciler,
-    reported: watch::Receiver<Arc<CertificateOutcomes>>,
+    outcomes_receiver: watch::Receiver<Arc<CertificateOutcomes>>,
 }
 
 impl LeaderFixture {
     fn new(server: &Server) -> Self {
-        let (outcomes, reported) = watch::channel(Arc::default());
+        let (outcomes, outcomes_receiver) = watch::channel(Arc::default());
         let client = server.client.clone();
         let reconciler =
-            CertificateReconciler { client, lifetime: DAY, kept: BTreeMap::new(), outcomes };
-        Self { reconciler, reported }
+            CertificateReconciler { client, lifetime: DAY, secrets: BTreeMap::new(), outcomes };
+        Self { reconciler, outcomes_receiver }
     }
 
     /// Runs one round of a leader, after any delay.
     async fn run_round(&mut self, desired: &[DesiredCertificate], authority: &Authority) {
-        self.round_leaving(desired, &[], authority).await;
+        self.run_round_with_unchanged(desired, &[], authority).await;
     }
 
-    /// Runs one round in which the objects `left` have invalid requests.
-    async fn round_leaving(
+    /// Runs one round in which the objects `unchanged` have invalid requests.
+    async fn run_round_with_unchanged(
         &mut self,
         desired: &[DesiredCertificate],
-        left: &[&str],
+        unchanged: &[&str],
         authority: &Authority,
     ) {
-        let left = left.iter().map(|uid| (*uid).to_owned()).collect();
-        self.reconciler.update_desired(&DesiredCertificates { wanted: desired.to_vec(), left });
-        for kept in self.reconciler.kept.values_mut() {
-            kept.next = Instant::now();
+        let unchanged = unchanged.iter().map(|uid| (*uid).to_owned()).collect();
+        self.reconciler
+            .update_desired(&DesiredCertificates { certificates: desired.to_vec(), unchanged });
+        for state in self.reconciler.secrets.values_mut() {
+            state.next = Instant::now();
         }
         for name in self.reconciler.due_secrets(authority) {
-            self.reconciler.see_to(&name, authority).await;
+            self.reconciler.reconcile_by_name(&name, authority).await;
         }
         self.reconciler.publish_outcomes();
     }
 
     fn reported_outcome(&self) -> Option<Result<(), String>> {
-        self.reported.borrow().get("u-1").cloned()
+        self.outcomes_receiver.borrow().get("u-1").cloned()
     }
 }
 
 /// Returns the requests since the last call.
 fn take_requests(server: &Server) -> Vec<String> {
-    let asked = std::mem::take(&mut server.store.lock().unwrap().asked);
-    asked.into_iter().map(|it| it.replace("/api/v1/namespaces/shop/secrets/", "")).collect()
+    let requests = std::mem::take(&mut server.store.lock().unwrap().requests);
+    requests
+        .into_iter()
+        .map(|request| request.replace("/api/v1/namespaces/shop/secrets/", ""))
+        .collect()
 }
 
 fn stored_secret(server: &Server) -> Option<Secret> {
     let store = server.store.lock().unwrap();
-    store.objects.get(PATH).map(|it| serde_json::from_value(it.clone()).unwrap())
+    store.objects.get(PATH).map(|object| serde_json::from_value(object.clone()).unwrap())
 }
 
 #[tokio::test]
-async fn a_secret_is_made_looked_at_and_taken_away() {
+async fn a_secret_is_created_checked_and_deleted() {
     let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
     leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
@@ -110,18 +114,18 @@ async fn a_secret_is_made_looked_at_and_taken_away() {
     leader.run_round(&[], &authority).await;
     assert!(server.store.lock().unwrap().objects.is_empty());
     assert_eq!(leader.reported_outcome(), None);
-    assert!(leader.reconciler.kept.is_empty());
+    assert!(leader.reconciler.secrets.is_empty());
 }
 
 #[tokio::test]
-async fn what_somebody_else_made_is_neither_written_nor_removed() {
+async fn a_foreign_secret_is_neither_written_nor_deleted() {
     let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
-    let theirs = json!({
+    let foreign = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
         "metadata": {"name": "batch-tls", "namespace": "shop", "resourceVersion": "7"},
         "data": {"tls.key": "", "tls.crt": ""},
     });
-    server.store.lock().unwrap().objects.insert(PATH.to_owned(), theirs.clone());
+    server.store.lock().unwrap().objects.insert(PATH.to_owned(), foreign.clone());
     let mut leader = LeaderFixture::new(&server);
     leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
     let reason = leader.reported_outcome().unwrap().unwrap_err();
@@ -130,77 +134,77 @@ async fn what_somebody_else_made_is_neither_written_nor_removed() {
         "{reason}"
     );
     leader.run_round(&[], &authority).await;
-    assert_eq!(server.store.lock().unwrap().objects[PATH], theirs);
-    assert!(leader.reconciler.kept.is_empty());
+    assert_eq!(server.store.lock().unwrap().objects[PATH], foreign);
+    assert!(leader.reconciler.secrets.is_empty());
 }
 
 #[tokio::test]
-async fn who_wants_what_cannot_be_keeps_what_there_is() {
+async fn the_secret_of_an_invalid_request_is_kept() {
     let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
     leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
     take_requests(&server);
-    leader.round_leaving(&[], &["u-1"], &authority).await;
+    leader.run_round_with_unchanged(&[], &["u-1"], &authority).await;
     assert!(
         stored_secret(&server).is_some()
-            && leader.reconciler.kept.is_empty()
+            && leader.reconciler.secrets.is_empty()
             && take_requests(&server).is_empty()
     );
 }
 
 #[tokio::test]
-async fn what_passes_is_reported_when_it_has_not_passed() {
+async fn a_transient_error_is_reported_only_if_it_persists() {
     let (server, (first, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
     leader.reconciler.update_desired(&DesiredCertificates {
-        wanted: vec![desired_certificate("batch-tls")],
+        certificates: vec![desired_certificate("batch-tls")],
         ..DesiredCertificates::default()
     });
     let name = SecretName::new("shop", "batch-tls").unwrap();
-    for (times, reported) in [(2, None), (1, Some(Err("spec.secret: late".to_owned())))] {
+    for (times, expected) in [(2, None), (1, Some(Err("spec.secret: late".to_owned())))] {
         for _ in 0..times {
-            leader.reconciler.put_off(&name, ReconcileError::Transient("late".to_owned()));
+            leader.reconciler.schedule_retry(&name, ReconcileError::Transient("late".to_owned()));
         }
         leader.reconciler.publish_outcomes();
-        assert_eq!(leader.reported_outcome(), reported);
+        assert_eq!(leader.reported_outcome(), expected);
     }
     // A certificate that another authority cannot issue is not retried at every check.
     leader.run_round(&[desired_certificate("batch-tls")], &first).await;
     let (second, _other) = create_authority();
     assert_eq!(leader.reconciler.due_secrets(&second).len(), 1);
-    leader.reconciler.put_off(&name, ReconcileError::Reported("no".to_owned()));
+    leader.reconciler.schedule_retry(&name, ReconcileError::Reported("no".to_owned()));
     assert_eq!(leader.reconciler.due_secrets(&second).len(), 0);
     // A certificate that is due for renewal is no longer valid.
     leader.run_round(&[desired_certificate("batch-tls")], &first).await;
-    leader.reconciler.kept.get_mut(&name).unwrap().due = Some(SystemTime::now());
+    leader.reconciler.secrets.get_mut(&name).unwrap().due = Some(SystemTime::now());
     for _ in 0..3 {
-        leader.reconciler.put_off(&name, ReconcileError::Transient("late".to_owned()));
+        leader.reconciler.schedule_retry(&name, ReconcileError::Transient("late".to_owned()));
     }
     leader.reconciler.publish_outcomes();
     assert_eq!(leader.reported_outcome(), Some(Err("spec.secret: late".to_owned())));
 }
 
 #[tokio::test]
-async fn what_is_damaged_or_of_another_signer_is_made_anew() {
+async fn a_damaged_or_outdated_certificate_is_issued_again() {
     let (server, (first, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
     leader.run_round(&[desired_certificate("batch-tls")], &first).await;
     let before = stored_secret(&server).unwrap().data;
     {
         let mut store = server.store.lock().unwrap();
-        let held = store.objects.get_mut(PATH).unwrap();
-        held["data"]["tls.key"] = json!("");
-        held["metadata"]["resourceVersion"] = json!("999");
+        let stored = store.objects.get_mut(PATH).unwrap();
+        stored["data"]["tls.key"] = json!("");
+        stored["metadata"]["resourceVersion"] = json!("999");
     }
     leader.run_round(&[desired_certificate("batch-tls")], &first).await;
-    let mended = stored_secret(&server).unwrap().data;
-    assert!(mended != before && leader.reported_outcome() == Some(Ok(())));
+    let repaired = stored_secret(&server).unwrap().data;
+    assert!(repaired != before && leader.reported_outcome() == Some(Ok(())));
     // Immediately, and not only at its renewal time.
     let (second, _other) = create_authority();
     assert_eq!(leader.reconciler.due_secrets(&first).len(), 0);
     assert_eq!(leader.reconciler.due_secrets(&second).len(), 1);
     leader.run_round(&[desired_certificate("batch-tls")], &second).await;
-    assert!(stored_secret(&server).unwrap().data != mended);
+    assert!(stored_secret(&server).unwrap().data != repaired);
     // A deleted Secret is recreated.
     server.store.lock().unwrap().objects.clear();
     leader.run_round(&[desired_certificate("batch-tls")], &second).await;
@@ -208,7 +212,7 @@ async fn what_is_damaged_or_of_another_signer_is_made_anew() {
 }
 
 #[tokio::test]
-async fn what_the_api_server_forbids_is_reported_and_tried_again_later() {
+async fn a_rejection_by_the_api_server_is_reported_and_retried_later() {
     let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
     server.store.lock().unwrap().forbidden = Some(("POST", "/secrets/"));
     let mut leader = LeaderFixture::new(&server);
@@ -220,21 +224,21 @@ async fn what_the_api_server_forbids_is_reported_and_tried_again_later() {
     assert_eq!(leader.reported_outcome(), Some(Ok(())));
     // A transient error does not invalidate a valid certificate.
     let name = SecretName::new("shop", "batch-tls").unwrap();
-    leader.reconciler.put_off(&name, ReconcileError::Transient("late".to_owned()));
+    leader.reconciler.schedule_retry(&name, ReconcileError::Transient("late".to_owned()));
     leader.reconciler.publish_outcomes();
     assert_eq!(leader.reported_outcome(), Some(Ok(())));
 }
 
 #[tokio::test]
-async fn whoever_does_not_lead_asks_nothing_and_tells_nothing() {
+async fn a_control_plane_that_does_not_lead_publishes_no_outcomes() {
     let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
     leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
     leader.reconciler.update_desired(&DesiredCertificates {
-        wanted: vec![desired_certificate("batch-tls")],
+        certificates: vec![desired_certificate("batch-tls")],
         ..DesiredCertificates::default()
     });
-    leader.reconciler.forget_state();
+    leader.reconciler.reset_state();
     leader.reconciler.publish_outcomes();
     assert_eq!(leader.reported_outcome(), None);
     // The new leader finds the Secret valid.

@@ -2,58 +2,62 @@
 
 use super::*;
 
-fn add_http_route(name: &str, more: Value) -> Value {
+fn http_listener(name: &str, fields: Value) -> Value {
     let mut listener = json!({"name": name, "port": 80, "protocol": "HTTP"});
-    for (key, value) in more.as_object().unwrap() {
+    for (key, value) in fields.as_object().unwrap() {
         listener[key] = value.clone();
     }
     listener
 }
 
 #[test]
-fn namespaces_and_kinds_are_allowed_or_not() {
+fn listeners_restrict_namespaces_and_kinds_of_routes() {
     let from = |from: &str| json!({"namespaces": {"from": from}});
     let team = |team: &str| json!({"namespaces": {"from": "Selector", "selector": {"matchLabels": {"team": team}}}});
     let kinds = json!({"namespaces": {"from": "All"}, "kinds": [{"kind": "GRPCRoute"}]});
-    let no = "NotAllowedByListeners";
-    for (allowed, word, namespace, expected) in [
+    let not_allowed = "NotAllowedByListeners";
+    for (allowed, kind_name, namespace, expected) in [
         (json!({}), "HTTPRoute", "infra", "Accepted"),
-        (json!({}), "HTTPRoute", "other", no),
+        (json!({}), "HTTPRoute", "other", not_allowed),
         (from("Same"), "HTTPRoute", "infra", "Accepted"),
-        (from("Same"), "HTTPRoute", "other", no),
+        (from("Same"), "HTTPRoute", "other", not_allowed),
         (from("All"), "HTTPRoute", "other", "Accepted"),
-        (from("None"), "HTTPRoute", "infra", no),
+        (from("None"), "HTTPRoute", "infra", not_allowed),
         (team("b"), "HTTPRoute", "other", "Accepted"),
-        (team("b"), "HTTPRoute", "infra", no),
-        (team("b"), "HTTPRoute", "unknown", no),
-        (json!({"namespaces": {"from": "Selector"}}), "HTTPRoute", "infra", no),
+        (team("b"), "HTTPRoute", "infra", not_allowed),
+        (team("b"), "HTTPRoute", "unknown", not_allowed),
+        (json!({"namespaces": {"from": "Selector"}}), "HTTPRoute", "infra", not_allowed),
         (kinds.clone(), "GRPCRoute", "infra", "Accepted"),
-        (kinds, "HTTPRoute", "infra", no),
-        (from("All"), "TLSRoute", "infra", no),
-        (from("All"), "TCPRoute", "infra", no),
+        (kinds, "HTTPRoute", "infra", not_allowed),
+        (from("All"), "TLSRoute", "infra", not_allowed),
+        (from("All"), "TCPRoute", "infra", not_allowed),
     ] {
         let mut fixture =
-            ClusterFixture::new(json!([add_http_route("l", json!({"allowedRoutes": allowed}))]));
+            ClusterFixture::new(json!([http_listener("l", json!({"allowedRoutes": allowed}))]));
         fixture.add_service("unknown", "web");
-        let hosts: &[&str] = if word == "TLSRoute" { &["a.b"] } else { &[] };
-        fixture.add_route(word, namespace, "r", json!({}), hosts);
-        let found = fixture.parent_reasons(word, namespace, "r");
-        assert_eq!(found, [expected, "ResolvedRefs"], "{allowed} {word} {namespace}");
+        let hosts: &[&str] = if kind_name == "TLSRoute" { &["a.b"] } else { &[] };
+        fixture.add_route(kind_name, namespace, "r", json!({}), hosts);
+        let reasons = fixture.parent_reasons(kind_name, namespace, "r");
+        assert_eq!(reasons, [expected, "ResolvedRefs"], "{allowed} {kind_name} {namespace}");
         let attached = fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")]
             .listeners[0]
             .attached;
-        assert_eq!(attached, u32::from(expected == "Accepted"), "{allowed} {word} {namespace}");
+        assert_eq!(
+            attached,
+            u32::from(expected == "Accepted"),
+            "{allowed} {kind_name} {namespace}"
+        );
     }
 }
 
 #[test]
-fn a_route_is_programmed_where_its_gateway_is_and_a_listener_is_served() {
+fn a_route_is_programmed_if_its_gateway_is_and_a_listener_is_served() {
     let tls = json!({"certificateRefs": [{"name": "gone"}]});
     let listeners = json!([
-        add_http_route("plain", json!({})),
-        add_http_route("tls", json!({"port": 443, "protocol": "HTTPS", "tls": tls})),
+        http_listener("plain", json!({})),
+        http_listener("tls", json!({"port": 443, "protocol": "HTTPS", "tls": tls})),
     ]);
-    for (section, runs, expected) in [
+    for (section, is_running, expected) in [
         ("plain", false, "Pending"),
         ("plain", true, "Programmed"),
         ("tls", true, "Invalid"),
@@ -61,19 +65,18 @@ fn a_route_is_programmed_where_its_gateway_is_and_a_listener_is_served() {
     ] {
         let mut fixture = ClusterFixture::new(listeners.clone());
         fixture.add_route("HTTPRoute", "infra", "r", json!({"sectionName": section}), &[]);
-        if runs {
+        if is_running {
             fixture.run();
         }
         let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
-        let said = &fixture.resolve_all().parents[&route][0].conditions;
-        assert_eq!(condition_reason(said, "Programmed"), expected, "{section} {runs}");
+        let conditions = &fixture.resolve_all().parents[&route][0].conditions;
+        assert_eq!(condition_reason(conditions, "Programmed"), expected, "{section} {is_running}");
     }
 }
 
 #[test]
-fn a_parent_is_a_listener_by_name_and_port() {
-    let listeners =
-        json!([add_http_route("a", json!({})), add_http_route("b", json!({"port": 81}))]);
+fn a_parent_reference_selects_listeners_by_name_and_port() {
+    let listeners = json!([http_listener("a", json!({})), http_listener("b", json!({"port": 81}))]);
     for (parent, expected, attached) in [
         (json!({}), "Accepted", [1, 1]),
         (json!({"sectionName": "b"}), "Accepted", [0, 1]),
@@ -87,14 +90,15 @@ fn a_parent_is_a_listener_by_name_and_port() {
         fixture.add_route("HTTPRoute", "infra", "r", parent.clone(), &[]);
         assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
         let resolved = fixture.resolve_all();
-        let said = &resolved.gateway_statuses[&object_id("infra", "edge")];
-        let found: Vec<u32> = said.listeners.iter().map(|it| it.attached).collect();
-        assert_eq!(found, attached, "{parent}");
+        let gateway_status = &resolved.gateway_statuses[&object_id("infra", "edge")];
+        let counts: Vec<u32> =
+            gateway_status.listeners.iter().map(|listener| listener.attached).collect();
+        assert_eq!(counts, attached, "{parent}");
     }
 }
 
 #[test]
-fn host_names_are_those_of_both_as_the_route_has_them() {
+fn the_host_names_of_a_route_are_intersected_with_those_of_the_listener() {
     let hostless: Option<&str> = None;
     for (listener, route, expected) in [
         (hostless, vec![], vec!["any"]),
@@ -109,26 +113,28 @@ fn host_names_are_those_of_both_as_the_route_has_them() {
         (Some("*.a.b"), vec!["*.c.b"], vec![]),
         (Some("a.b"), vec!["*.a.b"], vec![]),
     ] {
-        let more = listener.map_or(json!({}), |name| json!({"hostname": name}));
-        let mut fixture = ClusterFixture::new(json!([add_http_route("l", more)]));
+        let fields = listener.map_or(json!({}), |name| json!({"hostname": name}));
+        let mut fixture = ClusterFixture::new(json!([http_listener("l", fields)]));
         fixture.add_route("HTTPRoute", "infra", "r", json!({}), &route);
-        let said = fixture.parent_reasons("HTTPRoute", "infra", "r")[0];
+        let accepted_reason = fixture.parent_reasons("HTTPRoute", "infra", "r")[0];
         let reason = if expected.is_empty() { "NoMatchingListenerHostname" } else { "Accepted" };
-        assert_eq!(said, reason, "{listener:?} {route:?}");
-        let found: Vec<String> =
-            hosts_at_listener(&fixture.resolve_all(), "l").into_iter().map(|it| it.0).collect();
-        assert_eq!(found, expected, "{listener:?} {route:?}");
+        assert_eq!(accepted_reason, reason, "{listener:?} {route:?}");
+        let hosts: Vec<String> = hosts_at_listener(&fixture.resolve_all(), "l")
+            .into_iter()
+            .map(|rules| rules.0)
+            .collect();
+        assert_eq!(hosts, expected, "{listener:?} {route:?}");
     }
 }
 
 #[test]
 fn the_rules_of_a_host_name_are_in_the_order_of_their_routes() {
-    let mut fixture = ClusterFixture::new(json!([add_http_route("l", json!({}))]));
+    let mut fixture = ClusterFixture::new(json!([http_listener("l", json!({}))]));
     for (name, hosts) in [("c", vec!["a.b"]), ("a", vec!["a.b", "c.b"]), ("b", vec![])] {
         fixture.add_route("HTTPRoute", "infra", name, json!({}), &hosts);
     }
     let row = |host: &str, routes: &[&str]| {
-        (host.to_owned(), routes.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
+        (host.to_owned(), routes.iter().map(|route| (*route).to_owned()).collect::<Vec<_>>())
     };
     assert_eq!(
         hosts_at_listener(&fixture.resolve_all(), "l"),
@@ -137,13 +143,13 @@ fn the_rules_of_a_host_name_are_in_the_order_of_their_routes() {
 }
 
 #[test]
-fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
+fn invalid_backends_keep_their_weight_and_get_no_requests() {
     let grant = json!({
         "from": [{"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "namespace": "infra"}],
         "to": [{"group": "", "kind": "Service"}],
     });
-    let good = json!({"name": "web", "port": 80, "weight": 1});
-    for (bad, granted, expected, kept) in [
+    let valid = json!({"name": "web", "port": 80, "weight": 1});
+    for (invalid, has_grant, expected, valid_count) in [
         (json!({"name": "web", "port": 80}), false, "ResolvedRefs", 2),
         (json!({"name": "none", "port": 80}), false, "BackendNotFound", 1),
         (json!({"name": "web", "port": 81}), false, "BackendNotFound", 1),
@@ -152,34 +158,38 @@ fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
         (json!({"name": "web", "kind": "Odd", "group": "x.y"}), false, "InvalidKind", 1),
         (json!({"name": "web", "kind": "Odd"}), false, "InvalidKind", 1),
     ] {
-        let mut fixture = ClusterFixture::new(json!([add_http_route("l", json!({}))]));
-        if granted {
+        let mut fixture = ClusterFixture::new(json!([http_listener("l", json!({}))]));
+        if has_grant {
             fixture.add_object("ReferenceGrant", "other", "grant", grant.clone());
         }
-        let mut bad = bad.clone();
-        bad["weight"] = json!(3);
-        let rules = json!([{"backendRefs": [good, bad]}, {"backendRefs": [good]}]);
+        let mut invalid = invalid.clone();
+        invalid["weight"] = json!(3);
+        let rules = json!([{"backendRefs": [valid, invalid]}, {"backendRefs": [valid]}]);
         let spec = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
         fixture.add_object("HTTPRoute", "infra", "r", spec);
         assert_eq!(
             fixture.parent_reasons("HTTPRoute", "infra", "r"),
             ["Accepted", expected],
-            "{bad}"
+            "{invalid}"
         );
         let resolved = fixture.resolve_all();
         let gateway = resolved.gateways.values().next().unwrap();
         let GatewayPortRules::Http(listeners) = &gateway.ports[0].serves else { panic!() };
         let rules = &listeners[0].hosts[0].rules;
-        let lost = if kept == 1 { 3 } else { 0 };
-        assert_eq!(rules[0].backends.len(), kept, "{bad}");
-        assert_eq!(rules[0].actions.ungranted_weight, lost, "{bad}");
-        assert_eq!((rules[1].backends.len(), rules[1].actions.ungranted_weight), (1, 0), "{bad}");
+        let expected_weight = if valid_count == 1 { 3 } else { 0 };
+        assert_eq!(rules[0].backends.len(), valid_count, "{invalid}");
+        assert_eq!(rules[0].actions.ungranted_weight, expected_weight, "{invalid}");
+        assert_eq!(
+            (rules[1].backends.len(), rules[1].actions.ungranted_weight),
+            (1, 0),
+            "{invalid}"
+        );
     }
 }
 
 #[test]
-fn backends_to_which_somebody_wants_tls_are_none() {
-    let mut fixture = ClusterFixture::new(json!([add_http_route("l", json!({}))]));
+fn backends_with_a_tls_policy_are_not_supported() {
+    let mut fixture = ClusterFixture::new(json!([http_listener("l", json!({}))]));
     fixture.add_route("HTTPRoute", "infra", "r", json!({}), &[]);
     let policy = json!({"targetRefs": [{"group": "", "kind": "Service", "name": "web"}]});
     fixture.add_object("BackendTLSPolicy", "other", "p", policy.clone());
@@ -193,9 +203,9 @@ fn backends_to_which_somebody_wants_tls_are_none() {
 }
 
 #[test]
-fn routes_are_not_in_force_where_nothing_is_accepted() {
-    let odd = add_http_route("odd", json!({"port": 15020}));
-    let mut fixture = ClusterFixture::new(json!([odd, add_http_route("good", json!({}))]));
+fn a_route_of_a_rejected_listener_or_gateway_is_not_accepted() {
+    let rejected = http_listener("odd", json!({"port": 15020}));
+    let mut fixture = ClusterFixture::new(json!([rejected, http_listener("good", json!({}))]));
     for (parent, expected) in [
         (json!({"sectionName": "odd"}), "ListenersNotAccepted"),
         (json!({"sectionName": "good"}), "Accepted"),
@@ -204,7 +214,7 @@ fn routes_are_not_in_force_where_nothing_is_accepted() {
         fixture.add_route("HTTPRoute", "infra", "r", parent.clone(), &[]);
         assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
     }
-    let spec = json!({"listeners": [add_http_route("good", json!({}))], "odd": 1});
+    let spec = json!({"listeners": [http_listener("good", json!({}))], "odd": 1});
     fixture.add_gateway("edge", spec);
     assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r")[0], "ListenersNotAccepted");
     assert_eq!(
@@ -214,14 +224,14 @@ fn routes_are_not_in_force_where_nothing_is_accepted() {
 }
 
 #[test]
-fn a_version_that_cannot_be_read_is_refused_and_the_last_good_one_goes_on() {
-    let mut fixture = ClusterFixture::new(json!([add_http_route("l", json!({}))]));
+fn an_invalid_version_is_rejected_and_the_last_valid_one_stays_in_force() {
+    let mut fixture = ClusterFixture::new(json!([http_listener("l", json!({}))]));
     fixture.add_route("HTTPRoute", "infra", "r", json!({}), &["a.b"]);
     let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
-    let good = fixture.facts.routes[&route].good.clone();
+    let last_valid = fixture.facts.routes[&route].valid.clone();
     fixture.add_route("HTTPRoute", "infra", "r", json!({}), &["NO"]);
     assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r"), ["UnsupportedValue", "Pending"]);
-    fixture.facts.routes.get_mut(&route).unwrap().good = good;
+    fixture.facts.routes.get_mut(&route).unwrap().valid = last_valid;
     assert_eq!(
         fixture.parent_reasons("HTTPRoute", "infra", "r"),
         ["UnsupportedValue", "ResolvedRefs"]
@@ -237,7 +247,7 @@ fn a_version_that_cannot_be_read_is_refused_and_the_last_good_one_goes_on() {
 }
 
 #[test]
-fn a_session_is_for_the_most_specific_listener_of_its_port() {
+fn a_tls_connection_uses_the_most_specific_listener_of_its_port() {
     let listener = |name: &str, hostname: &str| {
         json!({"name": name, "port": 443, "protocol": "TLS", "hostname": hostname,
                "tls": {"mode": "Passthrough"}})
@@ -252,15 +262,15 @@ fn a_session_is_for_the_most_specific_listener_of_its_port() {
     let resolved = fixture.resolve_all();
     let gateway = resolved.gateways.values().next().unwrap();
     let GatewayPortRules::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
-    let shown: Vec<String> =
-        rules.iter().map(|it| format!("{:?} {}", it.hostnames, it.backends.len())).collect();
+    let described: Vec<String> =
+        rules.iter().map(|rule| format!("{:?} {}", rule.hostnames, rule.backends.len())).collect();
     // Sessions of `narrow` that match no rule have no backend.
-    let nowhere = "[Below(b), Below(x.b), Exact(a.b)] 0";
-    assert_eq!(shown, ["[Exact(c.b)] 1", "[Below(b)] 1", "[Exact(a.b)] 1", nowhere]);
+    let no_backend = "[Below(b), Below(x.b), Exact(a.b)] 0";
+    assert_eq!(described, ["[Exact(c.b)] 1", "[Below(b)] 1", "[Exact(a.b)] 1", no_backend]);
 }
 
 #[test]
-fn a_session_is_for_the_route_whose_own_name_is_more_specific() {
+fn a_tls_connection_uses_the_route_with_the_more_specific_host_name() {
     for (listener, older, newer, expected) in [
         ("a.b", "*.b", "a.b", "newer"),
         ("a.b", "a.b", "*.b", "older"),
@@ -276,14 +286,14 @@ fn a_session_is_for_the_route_whose_own_name_is_more_specific() {
         let gateway = resolved.gateways.values().next().unwrap();
         let GatewayPortRules::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
         let names: Vec<String> =
-            rules.iter().flat_map(|it| &it.hostnames).map(ToString::to_string).collect();
-        assert_eq!(names, [listener, listener], "nothing beyond the listener's names");
+            rules.iter().flat_map(|rule| &rule.hostnames).map(ToString::to_string).collect();
+        assert_eq!(names, [listener, listener], "only names of the listener");
         assert_eq!(rules[0].route.name.as_str(), expected, "{listener}: {older}, {newer}");
     }
 }
 
 #[test]
-fn sessions_and_connections_have_their_ports() {
+fn tls_and_tcp_routes_apply_on_the_ports_of_their_listeners() {
     let listeners = json!([
         {"name": "tls", "port": 443, "protocol": "TLS", "hostname": "*.b", "tls": {"mode": "Passthrough"}},
         {"name": "tcp", "port": 5432, "protocol": "TCP"},
@@ -297,15 +307,15 @@ fn sessions_and_connections_have_their_ports() {
     let resolved = fixture.resolve_all();
     let gateway = resolved.gateways.values().next().unwrap();
     let GatewayPortRules::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
-    let shown: Vec<String> =
-        rules.iter().map(|it| format!("{} {:?}", it.route.name, it.hostnames)).collect();
-    assert_eq!(shown, ["one [Exact(a.b)]", "two [Below(x.b)]"]);
+    let described: Vec<String> =
+        rules.iter().map(|rule| format!("{} {:?}", rule.route.name, rule.hostnames)).collect();
+    assert_eq!(described, ["one [Exact(a.b)]", "two [Below(x.b)]"]);
     let tcp = |index: usize| match &gateway.ports[index].serves {
         GatewayPortRules::Tcp(rule) => (rule.route.name.to_string(), rule.backends.len()),
         other => panic!("{other:?}"),
     };
     assert_eq!(tcp(1), ("db".to_owned(), 1));
     assert_eq!(tcp(2), ("edge".to_owned(), 0));
-    let led_to: Vec<String> = resolved.backends.iter().map(ToString::to_string).collect();
-    assert_eq!(led_to, ["infra/web"]);
+    let backends: Vec<String> = resolved.backends.iter().map(ToString::to_string).collect();
+    assert_eq!(backends, ["infra/web"]);
 }

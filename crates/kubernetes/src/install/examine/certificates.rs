@@ -19,14 +19,15 @@ pub(super) async fn check_issuer(
     now: SystemTime,
 ) -> ExamineResult {
     let secrets: ObjectApi<Secret> = ObjectApi::for_namespace(client.clone(), namespace);
-    let found = match secrets.get_opt(&AUTHORITY_NAME).await {
-        Ok(found) => found,
+    let secret = match secrets.get_opt(&AUTHORITY_NAME).await {
+        Ok(secret) => secret,
         Err(error) => return unreadable_finding(&error),
     };
-    let data = found.and_then(|secret| secret.data).unwrap_or_default();
-    let Some((key, certificates)) = SIGNERS.iter().find_map(|key| Some((*key, data.get(*key)?)))
+    let data = secret.and_then(|secret| secret.data).unwrap_or_default();
+    let Some((key, certificates)) =
+        SIGNER_KEYS.iter().find_map(|key| Some((*key, data.get(*key)?)))
     else {
-        return ExamineResult::wrong(
+        return ExamineResult::failure(
             format!("there is no Secret {namespace}/{AUTHORITY_SECRET} with a certificate"),
             "see the log of the control plane",
         );
@@ -37,16 +38,17 @@ pub(super) async fn check_issuer(
     };
     // The first certificate is the signing one.
     match remaining_days(&certificates.0, now).first() {
-        Some(Some(days)) if *days < DAYS_MIN_SIGNER && key == INTERMEDIATE => {
-            ExamineResult::odd(format!("the intermediate CA expires in {days} days"), hint)
+        Some(Some(days)) if *days < MIN_INTERMEDIATE_DAYS && key == INTERMEDIATE => {
+            ExamineResult::warning(format!("the intermediate CA expires in {days} days"), hint)
         }
-        Some(Some(days)) if *days < DAYS_MIN && key != INTERMEDIATE => {
-            ExamineResult::odd(format!("the CA expires in {days} days"), hint)
+        Some(Some(days)) if *days < MIN_DAYS && key != INTERMEDIATE => {
+            ExamineResult::warning(format!("the CA expires in {days} days"), hint)
         }
         Some(Some(days)) => ExamineResult::Passed(format!("valid for {days} days")),
-        Some(None) | None => {
-            ExamineResult::wrong("its certificate is not valid: sidecars get no certificates", hint)
-        }
+        Some(None) | None => ExamineResult::failure(
+            "its certificate is not valid: sidecars get no certificates",
+            hint,
+        ),
     }
 }
 
@@ -62,19 +64,19 @@ pub(super) async fn check_roots(
         Err(error) => return unreadable_finding(&error),
     };
     let Some(text) = text else {
-        return ExamineResult::wrong(
+        return ExamineResult::failure(
             format!("there is no ConfigMap {namespace}/{ROOTS_CONFIG_MAP} with roots"),
             "see the log of the control plane",
         );
     };
     let hint = "replace the root: see `leno ca --help`";
-    let ends: Vec<u64> = remaining_days(text.as_bytes(), now).into_iter().flatten().collect();
-    match ends.iter().max() {
-        None => ExamineResult::wrong("none is valid", hint),
-        Some(days) if *days < DAYS_MIN => {
-            ExamineResult::odd(format!("the last one expires in {days} days"), hint)
+    let remaining: Vec<u64> = remaining_days(text.as_bytes(), now).into_iter().flatten().collect();
+    match remaining.iter().max() {
+        None => ExamineResult::failure("none is valid", hint),
+        Some(days) if *days < MIN_DAYS => {
+            ExamineResult::warning(format!("the last one expires in {days} days"), hint)
         }
-        Some(days) => ExamineResult::Passed(format!("{}, valid for {days} days", ends.len())),
+        Some(days) => ExamineResult::Passed(format!("{}, valid for {days} days", remaining.len())),
     }
 }
 
@@ -83,19 +85,23 @@ pub(super) fn check_bundle(
     configuration: Option<&MutatingWebhookConfiguration>,
     now: SystemTime,
 ) -> ExamineResult {
-    let webhooks = configuration.and_then(|it| it.webhooks.as_ref()).into_iter().flatten();
+    let webhooks = configuration
+        .and_then(|configuration| configuration.webhooks.as_ref())
+        .into_iter()
+        .flatten();
     let bundles = webhooks.filter_map(|webhook| webhook.client_config.ca_bundle.as_ref());
     // A bundle is valid as long as any of its certificates.
-    let ends = bundles.map(|bundle| remaining_days(&bundle.0, now).into_iter().flatten().max());
-    match ends.min() {
-        Some(Some(days)) if days < DAYS_MIN => ExamineResult::odd(
+    let remaining =
+        bundles.map(|bundle| remaining_days(&bundle.0, now).into_iter().flatten().max());
+    match remaining.min() {
+        Some(Some(days)) if days < MIN_DAYS => ExamineResult::warning(
             format!("pods get sidecars; the webhook's CA bundle expires in {days} days"),
             "see the log of the control plane, which renews it a year before expiry",
         ),
         Some(Some(days)) => ExamineResult::Passed(format!(
             "pods get sidecars; the webhook's CA bundle is valid for {days} days"
         )),
-        Some(None) | None => ExamineResult::wrong(
+        Some(None) | None => ExamineResult::failure(
             "the webhook's CA bundle is not valid",
             "see the log of the control plane",
         ),
@@ -111,13 +117,13 @@ fn remaining_days(pem: &[u8], now: SystemTime) -> Vec<Option<u64>> {
 fn days_until_expiry(der: &CertificateDer<'_>, now: SystemTime) -> Option<u64> {
     let (_, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
     let end = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
-    let left = (UNIX_EPOCH + Duration::from_secs(end)).duration_since(now).ok()?;
-    Some(left.as_secs() / 86_400)
+    let remaining = (UNIX_EPOCH + Duration::from_secs(end)).duration_since(now).ok()?;
+    Some(remaining.as_secs() / 86_400)
 }
 
-/// The keys of the signing certificate: an externally issued one takes precedence over ours.
-const SIGNERS: [&str; 2] = [INTERMEDIATE, "ca.pem"];
+/// The keys of the signing certificate: an externally issued one takes precedence over the built-in one.
+const SIGNER_KEYS: [&str; 2] = [INTERMEDIATE, "ca.pem"];
 const INTERMEDIATE: &str = "tls.crt";
-const DAYS_MIN: u64 = 60;
+const MIN_DAYS: u64 = 60;
 /// An automatically renewed intermediate has a short lifetime.
-const DAYS_MIN_SIGNER: u64 = 2;
+const MIN_INTERMEDIATE_DAYS: u64 = 2;

@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep};
 
 use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
-use crate::status::noted_connections;
+use crate::status::annotated_connections;
 use crate::words::CONTROL_NAME;
 
-/// Compares connected sidecars with running ones: `pods`, and further ones if `are_more`.
+/// Compares connected sidecars with running ones: `pods`, and further ones if `is_truncated`.
 ///
 /// New control planes discover each other within a second. The leader updates the Lease at the next renewal,
 /// for which the check waits.
@@ -23,30 +23,33 @@ pub(super) async fn check_connections(
     namespace: &NamespaceName,
     control: &Deployment,
     pods: &[Pod],
-    are_more: bool,
+    is_truncated: bool,
 ) -> ExamineResult {
     let leases: ObjectApi<Lease> = ObjectApi::for_namespace(client.clone(), namespace);
     let replicas = control.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
     let replicas = usize::try_from(replicas).unwrap_or(0);
-    let until = Instant::now() + RENEWED_WITHIN;
+    let deadline = Instant::now() + RENEWAL_TIMEOUT;
     loop {
         let lease = match leases.get_opt(&CONTROL_NAME).await {
             Ok(lease) => lease,
             Err(error) => return unreadable_finding(&error),
         };
-        let fresh = lease.filter(|lease| is_fresh(lease, SystemTime::now()));
-        let known = fresh.as_ref().and_then(|lease| noted_connections(&lease.metadata));
-        let is_whole = known.as_ref().is_some_and(|known| knows_all(known, replicas));
-        if !is_whole && Instant::now() < until {
+        let current = lease.filter(|lease| is_fresh(lease, SystemTime::now()));
+        let connections = current.as_ref().and_then(|lease| annotated_connections(&lease.metadata));
+        let is_complete =
+            connections.as_ref().is_some_and(|connections| has_all_reports(connections, replicas));
+        if !is_complete && Instant::now() < deadline {
             sleep(Duration::from_millis(500)).await;
             continue;
         }
-        return match (fresh, known) {
-            (_, Some(known)) => compare_connections(&known, replicas, pods, are_more),
+        return match (current, connections) {
+            (_, Some(connections)) => {
+                compare_connections(&connections, replicas, pods, is_truncated)
+            }
             (Some(_), None) => ExamineResult::Passed(
                 "not reported yet by the control plane that holds the Lease".to_owned(),
             ),
-            (None, None) => ExamineResult::odd(
+            (None, None) => ExamineResult::warning(
                 "no control plane holds the Lease leno-control, so connected sidecars are not \
                  reported",
                 format!("see `kubectl -n {namespace} logs deployment/leno-control`"),
@@ -55,8 +58,8 @@ pub(super) async fn check_connections(
     }
 }
 
-fn knows_all(known: &SidecarConnections, replicas: usize) -> bool {
-    known.peers + 1 >= replicas
+fn has_all_reports(connections: &SidecarConnections, replicas: usize) -> bool {
+    connections.peers + 1 >= replicas
 }
 
 /// Generous because clocks differ: the leader renews it every few seconds.
@@ -64,46 +67,49 @@ fn is_fresh(lease: &Lease, now: SystemTime) -> bool {
     let Some(spec) = &lease.spec else { return false };
     let has_holder = spec.holder_identity.as_ref().is_some_and(|holder| !holder.is_empty());
     let renewed = spec.renew_time.as_ref().map(|time| SystemTime::from(time.0));
-    let is_recent = renewed.is_some_and(|at| now.duration_since(at).unwrap_or_default() < STALE);
+    let is_recent =
+        renewed.is_some_and(|at| now.duration_since(at).unwrap_or_default() < MAX_LEASE_AGE);
     has_holder && is_recent
 }
 
 fn compare_connections(
-    known: &SidecarConnections,
+    connections: &SidecarConnections,
     replicas: usize,
     pods: &[Pod],
-    are_more: bool,
+    is_truncated: bool,
 ) -> ExamineResult {
-    if !knows_all(known, replicas) {
-        return ExamineResult::odd(
+    if !has_all_reports(connections, replicas) {
+        return ExamineResult::warning(
             format!(
                 "the control plane that holds the Lease has reports from {} of {replicas} control \
                  planes",
-                known.peers + 1
+                connections.peers + 1
             ),
             "allow connections between control planes to port 15010, and run this again",
         );
     }
     let is_ready = |pod: &Pod| {
         let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        conditions.into_iter().any(|it| it.type_ == "Ready" && it.status == "True")
+        conditions
+            .into_iter()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
     };
-    let shown = |pod: &Pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
-    let runs = |name: &String| {
-        let pod = pods.iter().find(|pod| shown(pod) == *name);
-        pod.map_or(are_more, is_ready)
+    let path_of = |pod: &Pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+    let is_ready_pod = |name: &String| {
+        let pod = pods.iter().find(|pod| path_of(pod) == *name);
+        pod.map_or(is_truncated, is_ready)
     };
     let names: Vec<String> =
-        known.disconnected.iter().map(ToString::to_string).filter(runs).collect();
+        connections.disconnected.iter().map(ToString::to_string).filter(is_ready_pod).collect();
     let Some(first) = names.first() else {
         return ExamineResult::Passed(
             "each ready pod's sidecar is connected to a control plane".to_owned(),
         );
     };
     // The pods that the control plane counts beyond its list are unnamed.
-    let count = names.len() + known.count.saturating_sub(known.disconnected.len());
+    let count = names.len() + connections.count.saturating_sub(connections.disconnected.len());
     let (namespace, pod) = first.split_once('/').unwrap_or(("default", first));
-    ExamineResult::wrong(
+    ExamineResult::failure(
         format!(
             "the sidecars of {} are connected to no control plane and receive no changes and no \
              new certificates ({count} in ready pods)",
@@ -116,10 +122,10 @@ fn compare_connections(
 }
 
 /// The leader renews the Lease every five seconds.
-const RENEWED_WITHIN: Duration = Duration::from_secs(8);
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// A Lease older than this has no leader any more.
-const STALE: Duration = Duration::from_secs(60);
+const MAX_LEASE_AGE: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -135,7 +141,8 @@ mod tests {
     }
 
     fn known_connections(peers: usize, names: &[&str], count: usize) -> SidecarConnections {
-        let disconnected = names.iter().map(|it| WorkloadName::new("shop", it).unwrap()).collect();
+        let disconnected =
+            names.iter().map(|name| WorkloadName::new("shop", name).unwrap()).collect();
         SidecarConnections { peers, disconnected, count }
     }
 
@@ -146,10 +153,14 @@ mod tests {
             sidecar_pod("web-2", "False"),
             sidecar_pod("web-3", "True"),
         ];
-        let check = |known: &SidecarConnections, replicas, more, is_wrong, words: &str| {
-            let found = compare_connections(known, replicas, &pods, more);
-            assert_eq!(matches!(found, ExamineResult::Failed(_)), is_wrong, "{found}");
-            assert!(found.to_string().contains(words), "{found}");
+        let check = |connections: &SidecarConnections,
+                     replicas,
+                     is_truncated,
+                     is_failure,
+                     expected: &str| {
+            let finding = compare_connections(connections, replicas, &pods, is_truncated);
+            assert_eq!(matches!(finding, ExamineResult::Failed(_)), is_failure, "{finding}");
+            assert!(finding.to_string().contains(expected), "{finding}");
         };
         check(
             &known_connections(1, &[], 0),
@@ -188,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_without_a_holder_says_nothing() {
+    fn only_a_recent_lease_with_a_holder_counts() {
         let lease = |holder: &str, renewed: &str| -> Lease {
             let spec = json!({"holderIdentity": holder, "renewTime": renewed});
             serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap()

@@ -22,7 +22,7 @@ pub(super) async fn find_control_plane(
     let deployments: ObjectApi<Deployment> = ObjectApi::for_namespace(client.clone(), namespace);
     match deployments.get_opt(&CONTROL_NAME).await {
         Ok(Some(deployment)) => Ok((namespace.clone(), deployment)),
-        Ok(None) => Err(ExamineResult::odd(
+        Ok(None) => Err(ExamineResult::warning(
             format!("there is none in {namespace}"),
             format!("`leno install -n {namespace} --apply` installs it"),
         )),
@@ -31,29 +31,32 @@ pub(super) async fn find_control_plane(
 }
 
 async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment), ExamineResult> {
-    let all: ObjectApi<Deployment> = ObjectApi::for_all_namespaces(client.clone());
-    let ours = format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}");
-    let listed = match all.list(&ListParams::default().labels(&ours)).await {
+    let api: ObjectApi<Deployment> = ObjectApi::for_all_namespaces(client.clone());
+    let selector = format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}");
+    let listed = match api.list(&ListParams::default().labels(&selector)).await {
         Ok(listed) => listed.items,
         // Without permission to list all namespaces, check the default one.
         Err(error) if error.status_code() == Some(FORBIDDEN) => {
-            return Box::pin(find_control_plane(client, Some(&USUAL_NAMESPACE))).await;
+            return Box::pin(find_control_plane(client, Some(&DEFAULT_NAMESPACE))).await;
         }
         Err(error) => return Err(unreadable_finding(&error)),
     };
-    let mut found = listed.into_iter().filter(|it| it.name_any() == CONTROL);
+    let mut control_planes =
+        listed.into_iter().filter(|deployment| deployment.name_any() == CONTROL);
     let others: Vec<String>;
-    match (found.next(), found) {
-        (None, _) => Err(ExamineResult::odd("there is none", "`leno install --apply` installs it")),
-        (Some(first), rest) => {
-            others = rest.filter_map(|it| it.namespace()).collect();
+    match (control_planes.next(), control_planes) {
+        (None, _) => {
+            Err(ExamineResult::warning("there is none", "`leno install --apply` installs it"))
+        }
+        (Some(first), remaining) => {
+            others = remaining.filter_map(|deployment| deployment.namespace()).collect();
             let namespace = first.namespace().unwrap_or_default();
             match others.as_slice() {
                 [] => match NamespaceName::new(&namespace) {
                     Ok(namespace) => Ok((namespace, first)),
                     Err(error) => Err(unreadable_finding(&error.into())),
                 },
-                others => Err(ExamineResult::wrong(
+                others => Err(ExamineResult::failure(
                     format!(
                         "there is one in each of the namespaces {namespace}, {}, and they share \
                          CRDs and webhook",
@@ -70,8 +73,8 @@ async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment),
 pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> ExamineResult {
     match incomplete_rollout(deployment) {
         None => ExamineResult::Passed(format!("all pods are ready, in {namespace}")),
-        Some(lacks) => ExamineResult::wrong(
-            lacks,
+        Some(incomplete) => ExamineResult::failure(
+            incomplete,
             format!("see `kubectl -n {namespace} describe pods` and their logs"),
         ),
     }
@@ -80,11 +83,11 @@ pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> Ex
 /// Checks the nodes of the control planes: each has its own if enough nodes are schedulable.
 pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> ExamineResult {
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
-    let ours = ListParams::default()
+    let selection = ListParams::default()
         .labels(&format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}"))
         .fields("status.phase=Running");
     let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
-    let pods = match pods.list(&ours).await {
+    let pods = match pods.list(&selection).await {
         Ok(pods) => pods.items,
         Err(error) => return unreadable_finding(&error),
     };
@@ -95,9 +98,9 @@ pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> 
 }
 
 fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult {
-    let staying = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    let running = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
     let mut by_node: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for pod in staying {
+    for pod in running {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         by_node.entry(node.unwrap_or_default()).or_default().push(pod.name_any());
     }
@@ -105,13 +108,14 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult
     let selector = selector.unwrap_or_default();
     let tolerations = pods.iter().find_map(|pod| pod.spec.as_ref()?.tolerations.clone());
     let tolerations = tolerations.unwrap_or_default();
-    let takes = |node: &&Node| {
+    let accepts_pods = |node: &&Node| {
         let spec = node.spec.as_ref();
         let mut taints = spec.and_then(|spec| spec.taints.as_ref()).into_iter().flatten();
         let is_cordoned = spec.is_some_and(|spec| spec.unschedulable == Some(true));
         let status = node.status.as_ref();
-        let mut conditions = status.and_then(|it| it.conditions.as_ref()).into_iter().flatten();
-        conditions.any(|it| it.type_ == "Ready" && it.status == "True")
+        let mut conditions =
+            status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+        conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
             && !is_cordoned
             && selector.iter().all(|(key, value)| node.labels().get(key) == Some(value))
             && taints.all(|taint| {
@@ -119,16 +123,17 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult
                     || tolerations.iter().any(|toleration| tolerates(toleration, taint))
             })
     };
-    let free = nodes.iter().filter(takes).map(|node| node.name_any());
-    let free: Vec<String> = free.filter(|name| !by_node.contains_key(name.as_str())).collect();
-    let crowded = by_node.iter().find(|(_, pods)| pods.len() > 1);
-    match (crowded, free.first()) {
-        (Some((node, pods)), Some(_)) => ExamineResult::odd(
+    let free_nodes = nodes.iter().filter(accepts_pods).map(|node| node.name_any());
+    let free_nodes: Vec<String> =
+        free_nodes.filter(|name| !by_node.contains_key(name.as_str())).collect();
+    let shared = by_node.iter().find(|(_, pods)| pods.len() > 1);
+    match (shared, free_nodes.first()) {
+        (Some((node, pods)), Some(_)) => ExamineResult::warning(
             format!(
                 "{} of them share the node {node}, and {} could run one: a failure of {node} stops \
                  all of them",
                 pods.len(),
-                summarize_names(&free)
+                summarize_names(&free_nodes)
             ),
             format!("delete one: `kubectl -n {namespace} delete pod {}`", pods[0]),
         ),
@@ -141,17 +146,18 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult
 }
 
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let is_effect =
-        toleration.effect.as_ref().is_none_or(|it| it.is_empty() || *it == taint.effect);
-    let is_key = toleration.key.as_ref().is_none_or(|it| it.is_empty() || *it == taint.key);
-    let is_value = toleration.operator.as_deref() == Some("Exists")
+    let matches_effect =
+        toleration.effect.as_ref().is_none_or(|text| text.is_empty() || *text == taint.effect);
+    let matches_key =
+        toleration.key.as_ref().is_none_or(|text| text.is_empty() || *text == taint.key);
+    let matches_value = toleration.operator.as_deref() == Some("Exists")
         || toleration.value.as_deref().unwrap_or_default()
             == taint.value.as_deref().unwrap_or_default();
-    is_effect && is_key && is_value
+    matches_effect && matches_key && matches_value
 }
 
 const FORBIDDEN: u16 = 403;
-const USUAL_NAMESPACE: NamespaceName = NamespaceName::from_literal(SYSTEM_NAMESPACE);
+const DEFAULT_NAMESPACE: NamespaceName = NamespaceName::from_literal(SYSTEM_NAMESPACE);
 
 #[cfg(test)]
 mod tests {
@@ -171,19 +177,24 @@ mod tests {
     }
 
     #[test]
-    fn replicas_that_share_a_node_are_reported_where_another_takes_one() {
+    fn replicas_that_share_a_node_are_reported_if_another_node_is_free() {
         let (first, second) =
             (node_with_spec("n1", json!({}), "True"), node_with_spec("n2", json!({}), "True"));
-        let both = [pod_on_node("a", "n1"), pod_on_node("b", "n1")];
-        let check = |pods: &[Pod], nodes: &[Node], is_well: bool, words: &str| {
-            let found = compare_nodes("leno-system", pods, nodes);
-            assert_eq!(matches!(found, ExamineResult::Passed(_)), is_well, "{found}");
-            assert!(found.to_string().contains(words), "{found}");
+        let pods_on_one_node = [pod_on_node("a", "n1"), pod_on_node("b", "n1")];
+        let check = |pods: &[Pod], nodes: &[Node], is_passed: bool, expected: &str| {
+            let finding = compare_nodes("leno-system", pods, nodes);
+            assert_eq!(matches!(finding, ExamineResult::Passed(_)), is_passed, "{finding}");
+            assert!(finding.to_string().contains(expected), "{finding}");
         };
         let nodes = [first.clone(), second.clone()];
-        check(&both, &nodes, false, "2 of them share the node n1, and n2 could run one");
+        check(
+            &pods_on_one_node,
+            &nodes,
+            false,
+            "2 of them share the node n1, and n2 could run one",
+        );
         check(&[pod_on_node("a", "n1"), pod_on_node("b", "n2")], &nodes, true, "on 2 nodes");
-        check(&both, std::slice::from_ref(&first), true, "no other node can run them");
+        check(&pods_on_one_node, std::slice::from_ref(&first), true, "no other node can run them");
         for other in [
             node_with_spec("n2", json!({}), "False"),
             node_with_spec("n2", json!({"unschedulable": true}), "True"),
@@ -193,7 +204,7 @@ mod tests {
                 "True",
             ),
         ] {
-            check(&both, &[first.clone(), other], true, "no other node can run them");
+            check(&pods_on_one_node, &[first.clone(), other], true, "no other node can run them");
         }
     }
 }

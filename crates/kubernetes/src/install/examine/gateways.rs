@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::ApiError;
-use crate::gateway::EDGE_KINDS;
+use crate::gateway::GATEWAY_KINDS;
 use crate::install::Installed;
 use crate::source::{DiscoveredKind, find_version};
 use crate::status::StatusForm;
@@ -21,12 +21,12 @@ pub(super) async fn check_gateways(client: &Client, control: &Deployment) -> Exa
     if Installed::from_deployment(control).gateways {
         return ExamineResult::Passed("the control plane serves them".to_owned());
     }
-    match of_our_class(client).await {
-        Ok(all) if all.is_empty() => ExamineResult::Passed("none to serve".to_owned()),
-        Ok(all) => ExamineResult::odd(
+    match gateways_of_our_class(client).await {
+        Ok(gateways) if gateways.is_empty() => ExamineResult::Passed("none to serve".to_owned()),
+        Ok(gateways) => ExamineResult::warning(
             format!(
                 "no control plane serves {}: the mesh is installed without gateways",
-                summarize_names(&all)
+                summarize_names(&gateways)
             ),
             "delete them, or give them another class, or serve them with `leno install --gateways --apply`",
         ),
@@ -34,20 +34,20 @@ pub(super) async fn check_gateways(client: &Client, control: &Deployment) -> Exa
     }
 }
 
-async fn of_our_class(client: &Client) -> Result<Vec<String>, ApiError> {
+async fn gateways_of_our_class(client: &Client) -> Result<Vec<String>, ApiError> {
     let (mut classes, mut gateways) = (BTreeSet::new(), Vec::new());
-    for kind in EDGE_KINDS {
+    for kind in GATEWAY_KINDS {
         let form = StatusForm::for_kind(kind);
         if !matches!(form, StatusForm::Class | StatusForm::Gateway) {
             continue;
         }
-        for object in all_of(client, kind).await? {
+        for object in objects_of_kind(client, kind).await? {
             let text = |path: &str| object.data.pointer(path).and_then(Value::as_str);
             let name = object.name_any();
             if form == StatusForm::Class && text("/spec/controllerName") == Some(GATEWAY_CONTROLLER)
             {
                 classes.insert(name);
-            } else if text("/spec/gatewayClassName").is_some_and(|it| classes.contains(it)) {
+            } else if text("/spec/gatewayClassName").is_some_and(|class| classes.contains(class)) {
                 gateways.push(format!("{}/{name}", object.namespace().unwrap_or_default()));
             }
         }
@@ -56,11 +56,14 @@ async fn of_our_class(client: &Client) -> Result<Vec<String>, ApiError> {
 }
 
 /// Returns the objects of a kind; none where the cluster does not have the kind.
-async fn all_of(client: &Client, kind: ServedKind) -> Result<Vec<DynamicObject>, ApiError> {
-    let DiscoveredKind::Served(found) = find_version(client, kind).await? else {
+async fn objects_of_kind(
+    client: &Client,
+    kind: ServedKind,
+) -> Result<Vec<DynamicObject>, ApiError> {
+    let DiscoveredKind::Served(served) = find_version(client, kind).await? else {
         return Ok(Vec::new());
     };
-    Ok(found.0.list(&ListParams::default()).await?.items)
+    Ok(served.0.list(&ListParams::default()).await?.items)
 }
 
 #[cfg(test)]
@@ -94,12 +97,12 @@ mod tests {
             let spec = json!({"selector": {}, "template": {"spec": {"containers": [container]}}});
             serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap()
         };
-        let found = check_gateways(&server.client, &control(json!([]))).await.to_string();
-        assert!(found.starts_with("no control plane serves shop/a: the mesh"), "{found}");
-        let found = check_gateways(&server.client, &control(json!(["--gateways"]))).await;
-        assert!(matches!(found, ExamineResult::Passed(_)), "{found}");
+        let finding = check_gateways(&server.client, &control(json!([]))).await.to_string();
+        assert!(finding.starts_with("no control plane serves shop/a: the mesh"), "{finding}");
+        let finding = check_gateways(&server.client, &control(json!(["--gateways"]))).await;
+        assert!(matches!(finding, ExamineResult::Passed(_)), "{finding}");
         server.store.lock().unwrap().objects.insert(format!("{api}/gateways"), list(json!([])));
-        let found = check_gateways(&server.client, &control(json!([]))).await;
-        assert!(matches!(found, ExamineResult::Passed(_)), "{found}");
+        let finding = check_gateways(&server.client, &control(json!([]))).await;
+        assert!(matches!(finding, ExamineResult::Passed(_)), "{finding}");
     }
 }

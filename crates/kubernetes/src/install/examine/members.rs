@@ -30,7 +30,7 @@ pub(super) async fn check_sidecars(
 ) -> Vec<(&'static str, ExamineResult)> {
     let pods: ObjectApi<Pod> = ObjectApi::for_all_namespaces(client.clone());
     let with_sidecar = format!("{MESHED}={MESHED_BY_SIDECAR}");
-    let running = ListParams::default().labels(&with_sidecar).fields(RUNNING).limit(PODS_MAX);
+    let running = ListParams::default().labels(&with_sidecar).fields(RUNNING).limit(MAX_PODS);
     let pods = match pods.list(&running).await {
         Ok(pods) => pods,
         Err(error) => return vec![("sidecars", unreadable_finding(&error))],
@@ -39,54 +39,55 @@ pub(super) async fn check_sidecars(
     let roots = maps.get_opt(&ROOTS_NAME).await.ok().flatten();
     let roots = roots.and_then(|map| map.data?.remove(ROOTS_KEY));
     let spec = control.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    let ours = spec.and_then(|spec| container_image(spec, CONTROL)).unwrap_or_default();
-    let more = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
-    let members = SidecarPods { pods: &pods.items, more };
-    let mut found = vec![
-        ("sidecars", members.check_images(ours)),
+    let own_image = spec.and_then(|spec| container_image(spec, CONTROL)).unwrap_or_default();
+    let is_truncated = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
+    let members = SidecarPods { pods: &pods.items, is_truncated };
+    let mut findings = vec![
+        ("sidecars", members.check_images(own_image)),
         ("redirection of pods", members.check_redirection(Installed::from_deployment(control).cni)),
     ];
-    let connected = check_connections(client, namespace, control, members.pods, members.more).await;
-    found.push(("connections of sidecars", connected));
+    let connected =
+        check_connections(client, namespace, control, members.pods, members.is_truncated).await;
+    findings.push(("connections of sidecars", connected));
     let serving = members.check_serving(&name_servers(client).await);
-    found.extend(serving.into_iter().map(|finding| ("readiness of sidecars", finding)));
-    found.extend(roots.map(|roots| ("roots of sidecars", members.check_roots(&roots))));
-    found
+    findings.extend(serving.into_iter().map(|finding| ("readiness of sidecars", finding)));
+    findings.extend(roots.map(|roots| ("roots of sidecars", members.check_roots(&roots))));
+    findings
 }
 
 /// Pods with a sidecar.
 struct SidecarPods<'a> {
     pods: &'a [Pod],
     /// True if the list is truncated.
-    more: bool,
+    is_truncated: bool,
 }
 
 impl SidecarPods<'_> {
     fn describe_count(&self) -> String {
-        match self.more {
+        match self.is_truncated {
             true => format!("the first {}", self.pods.len()),
             false => self.pods.len().to_string(),
         }
     }
 
-    fn names_where(&self, are: impl Fn(&Pod) -> bool) -> Vec<String> {
-        self.pods.iter().filter(|pod| are(pod)).map(pod_path).collect()
+    fn names_where(&self, predicate: impl Fn(&Pod) -> bool) -> Vec<String> {
+        self.pods.iter().filter(|pod| predicate(pod)).map(pod_path).collect()
     }
 
-    fn check_images(&self, ours: &str) -> ExamineResult {
-        let (looked, others) = (
+    fn check_images(&self, own_image: &str) -> ExamineResult {
+        let (count, other_images) = (
             self.describe_count(),
-            self.names_where(|pod| sidecar_image(pod).is_some_and(|it| it != ours)),
+            self.names_where(|pod| sidecar_image(pod).is_some_and(|image| image != own_image)),
         );
-        match others.as_slice() {
+        match other_images.as_slice() {
             [] => ExamineResult::Passed(format!(
-                "{looked}, none of another image than the control plane's"
+                "{count}, none of another image than the control plane's"
             )),
-            others => ExamineResult::odd(
+            other_images => ExamineResult::warning(
                 format!(
-                    "{} of {looked} have another image than {ours}: {}",
-                    others.len(),
-                    summarize_names(others)
+                    "{} of {count} have another image than {own_image}: {}",
+                    other_images.len(),
+                    summarize_names(other_images)
                 ),
                 "restart their workloads, unless this image is intended",
             ),
@@ -98,10 +99,10 @@ impl SidecarPods<'_> {
     fn check_serving(&self, name_servers: &[String]) -> Vec<ExamineResult> {
         let without_names =
             self.names_where(|pod| !is_serving(pod) && !can_resolve(pod, name_servers));
-        let silent = self.names_where(|pod| !is_serving(pod) && can_resolve(pod, name_servers));
-        let mut found = Vec::new();
+        let starting = self.names_where(|pod| !is_serving(pod) && can_resolve(pod, name_servers));
+        let mut findings = Vec::new();
         if let [_, ..] = without_names.as_slice() {
-            found.push(ExamineResult::wrong(
+            findings.push(ExamineResult::failure(
                 format!(
                     "the sidecars of {} are not ready, and the DNS policy of their pods omits the \
                      cluster's DNS server, which resolves the control plane's name, or its search \
@@ -113,34 +114,37 @@ impl SidecarPods<'_> {
                  spec.dnsConfig.searches",
             ));
         }
-        if let [_, ..] = silent.as_slice() {
-            found.push(ExamineResult::odd(
+        if let [_, ..] = starting.as_slice() {
+            findings.push(ExamineResult::warning(
                 format!(
                     "{} of {} are not ready: {}",
-                    silent.len(),
+                    starting.len(),
                     self.describe_count(),
-                    summarize_names(&silent)
+                    summarize_names(&starting)
                 ),
                 "see `kubectl logs POD -c leno-proxy`, unless they are starting",
             ));
         }
-        if found.is_empty() {
-            found.push(ExamineResult::Passed(self.describe_count()));
+        if findings.is_empty() {
+            findings.push(ExamineResult::Passed(self.describe_count()));
         }
-        found
+        findings
     }
 
     fn check_redirection(&self, by_plugin: bool) -> ExamineResult {
         let is_by_plugin = |pod: &Pod| pod.annotations().contains_key(REDIRECT_ANNOTATION);
         let others = self.names_where(|pod| is_by_plugin(pod) != by_plugin);
-        let (now, before) = match by_plugin {
+        let (current_mode, other_mode) = match by_plugin {
             true => ("the network plugin of their node", "an init container"),
             false => ("an init container", "the network plugin of their node"),
         };
         match others.as_slice() {
-            [] => ExamineResult::Passed(format!("by {now}")),
-            others => ExamineResult::odd(
-                format!("by {before} in {}, and by {now} in new pods", summarize_names(others)),
+            [] => ExamineResult::Passed(format!("by {current_mode}")),
+            others => ExamineResult::warning(
+                format!(
+                    "by {other_mode} in {}, and by {current_mode} in new pods",
+                    summarize_names(others)
+                ),
                 "restart their workloads",
             ),
         }
@@ -149,18 +153,18 @@ impl SidecarPods<'_> {
     /// Checks the trust roots. A root rotation reaches running sidecars; the root of another installation does
     /// not.
     fn check_roots(&self, roots: &str) -> ExamineResult {
-        let ours = split_certificates(roots);
+        let mesh_roots = split_certificates(roots);
         let others = self.names_where(|pod| {
-            let theirs =
+            let pod_roots =
                 environment_value(pod, ROOTS_VARIABLE).map(split_certificates).unwrap_or_default();
-            !theirs.is_empty() && theirs.is_disjoint(&ours)
+            !pod_roots.is_empty() && pod_roots.is_disjoint(&mesh_roots)
         });
         match others.as_slice() {
             [] => ExamineResult::Passed(format!(
                 "{} started with a root of the mesh",
                 self.describe_count()
             )),
-            others => ExamineResult::odd(
+            others => ExamineResult::warning(
                 format!(
                     "{} of {} started with none of the roots of the mesh: {}",
                     others.len(),
@@ -174,8 +178,8 @@ impl SidecarPods<'_> {
 }
 
 /// Checks for pods that cannot be created because the webhook rejects them or does not respond.
-pub(super) async fn held_back(client: &Client) -> ExamineResult {
-    match held_sets(client).await {
+pub(super) async fn check_uncreated_pods(client: &Client) -> ExamineResult {
+    match controllers_without_pods(client).await {
         Ok((sets, lacking, events)) => check_blocked(&sets, &lacking, &events),
         Err(error) => unreadable_finding(&error),
     }
@@ -183,7 +187,7 @@ pub(super) async fn held_back(client: &Client) -> ExamineResult {
 
 /// Finds controllers that cannot create pods. A ReplicaSet reports it as a condition. Others report it only as
 /// events, which count while they lack pods.
-async fn held_sets(
+async fn controllers_without_pods(
     client: &Client,
 ) -> Result<(Vec<ReplicaSet>, Vec<MissingPods>, Vec<Event>), ApiError> {
     let sets: ObjectApi<ReplicaSet> = ObjectApi::for_all_namespaces(client.clone());
@@ -191,30 +195,31 @@ async fn held_sets(
     let daemons: ObjectApi<DaemonSet> = ObjectApi::for_all_namespaces(client.clone());
     let jobs: ObjectApi<Job> = ObjectApi::for_all_namespaces(client.clone());
     let events: ObjectApi<Event> = ObjectApi::for_all_namespaces(client.clone());
-    let all = ListParams::default();
+    let parameters = ListParams::default();
     let mut lacking = Vec::new();
-    lacking.extend(stateful.list(&all).await?.items.iter().filter_map(|set| {
+    lacking.extend(stateful.list(&parameters).await?.items.iter().filter_map(|set| {
         let (spec, status) = (set.spec.as_ref()?, set.status.as_ref());
-        let wanted = spec.replicas.unwrap_or(1);
-        (status.map_or(0, |status| status.replicas) < wanted)
+        let desired = spec.replicas.unwrap_or(1);
+        (status.map_or(0, |status| status.replicas) < desired)
             .then(|| MissingPods::for_object("StatefulSet", set))
     }));
-    lacking.extend(daemons.list(&all).await?.items.iter().filter_map(|set| {
+    lacking.extend(daemons.list(&parameters).await?.items.iter().filter_map(|set| {
         let status = set.status.as_ref()?;
-        let lacks = status.current_number_scheduled < status.desired_number_scheduled;
-        lacks.then(|| MissingPods::for_object("DaemonSet", set))
+        let is_lacking = status.current_number_scheduled < status.desired_number_scheduled;
+        is_lacking.then(|| MissingPods::for_object("DaemonSet", set))
     }));
-    lacking.extend(jobs.list(&all).await?.items.iter().filter_map(|job| {
+    lacking.extend(jobs.list(&parameters).await?.items.iter().filter_map(|job| {
         let status = job.status.as_ref();
-        let conditions = || status.iter().flat_map(|it| it.conditions.iter().flatten());
-        let is_over =
-            |it: &JobCondition| ["Complete", "Failed"].contains(&&*it.type_) && it.status == "True";
-        let runs = status.and_then(|status| status.active).unwrap_or(0) > 0;
-        (!runs && !conditions().any(is_over)).then(|| MissingPods::for_object("Job", job))
+        let conditions = || status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let is_finished = |condition: &JobCondition| {
+            ["Complete", "Failed"].contains(&&*condition.type_) && condition.status == "True"
+        };
+        let is_running = status.and_then(|status| status.active).unwrap_or(0) > 0;
+        (!is_running && !conditions().any(is_finished)).then(|| MissingPods::for_object("Job", job))
     }));
-    let failed = ListParams::default().fields("reason=FailedCreate").limit(EVENTS_MAX);
+    let failed = ListParams::default().fields("reason=FailedCreate").limit(MAX_EVENTS);
     let events = events.list(&failed).await?.items;
-    Ok((sets.list(&all).await?.items, lacking, events))
+    Ok((sets.list(&parameters).await?.items, lacking, events))
 }
 
 /// An object with fewer pods than desired.
@@ -232,35 +237,38 @@ impl MissingPods {
 
     /// Returns the reason of the newest event, if the webhook caused it.
     fn webhook_failure(&self, events: &[Event]) -> Option<(String, String)> {
-        let about = |it: &&Event| self.uid.is_some() && it.involved_object.uid == self.uid;
-        let newest = events.iter().filter(about).max_by_key(|it| last_occurrence(it))?;
-        let message = newest.message.clone().filter(|it| it.contains(INJECTOR))?;
-        Some((self.object.clone(), shorten_middle(&message, MESSAGE_BYTES_MAX)))
+        let is_about_object =
+            |event: &&Event| self.uid.is_some() && event.involved_object.uid == self.uid;
+        let newest =
+            events.iter().filter(is_about_object).max_by_key(|event| last_occurrence(event))?;
+        let message = newest.message.clone().filter(|message| message.contains(INJECTOR))?;
+        Some((self.object.clone(), shorten_middle(&message, MAX_MESSAGE_BYTES)))
     }
 }
 
 /// Returns the time of the last occurrence of an event.
 fn last_occurrence(event: &Event) -> Option<Timestamp> {
-    let series = event.series.as_ref().and_then(|it| it.last_observed_time.as_ref());
+    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
     let last = event.last_timestamp.as_ref().map(|time| time.0);
-    let once = || event.event_time.as_ref().map(|time| time.0);
-    series.map(|time| time.0).or(last).or_else(once)
+    let first_time = || event.event_time.as_ref().map(|time| time.0);
+    series.map(|time| time.0).or(last).or_else(first_time)
 }
 
 fn check_blocked(sets: &[ReplicaSet], lacking: &[MissingPods], events: &[Event]) -> ExamineResult {
     let failure = |set: &ReplicaSet| {
         let mut conditions = set.status.as_ref()?.conditions.iter().flatten();
-        let failed = conditions.find(|it| it.type_ == "ReplicaFailure" && it.status == "True")?;
-        let message = failed.message.clone().filter(|it| it.contains(INJECTOR))?;
+        let failed = conditions
+            .find(|condition| condition.type_ == "ReplicaFailure" && condition.status == "True")?;
+        let message = failed.message.clone().filter(|message| message.contains(INJECTOR))?;
         let (namespace, name) = (set.namespace().unwrap_or_default(), set.name_any());
-        Some((format!("{namespace}/{name}"), shorten_middle(&message, MESSAGE_BYTES_MAX)))
+        Some((format!("{namespace}/{name}"), shorten_middle(&message, MAX_MESSAGE_BYTES)))
     };
-    let others = lacking.iter().filter_map(|it| it.webhook_failure(events));
-    let held: Vec<(String, String)> = sets.iter().filter_map(failure).chain(others).collect();
-    let names: Vec<String> = held.iter().map(|(name, _)| name.clone()).collect();
-    match held.first() {
+    let others = lacking.iter().filter_map(|owner| owner.webhook_failure(events));
+    let blocked: Vec<(String, String)> = sets.iter().filter_map(failure).chain(others).collect();
+    let names: Vec<String> = blocked.iter().map(|(name, _)| name.clone()).collect();
+    match blocked.first() {
         None => ExamineResult::Passed("none".to_owned()),
-        Some((first, message)) => ExamineResult::wrong(
+        Some((first, message)) => ExamineResult::failure(
             format!("pods of {} are not created; of {first}: {message}", summarize_names(&names)),
             "correct the problem in the message; `kubectl describe` of each object shows its own",
         ),
@@ -273,8 +281,8 @@ fn is_serving(pod: &Pod) -> bool {
         let init = status.init_container_statuses.iter().flatten();
         init.chain(status.container_statuses.iter().flatten())
     });
-    let mut sidecars = statuses.filter(|it| it.name == PROXY_CONTAINER);
-    sidecars.any(|it| it.started == Some(true))
+    let mut sidecars = statuses.filter(|container| container.name == PROXY_CONTAINER);
+    sidecars.any(|container| container.started == Some(true))
 }
 
 /// Returns false for a pod that does not use the cluster's DNS server, or does not search the domain of the
@@ -282,14 +290,16 @@ fn is_serving(pod: &Pod) -> bool {
 fn can_resolve(pod: &Pod, name_servers: &[String]) -> bool {
     let spec = pod.spec.as_ref();
     let config = spec.and_then(|spec| spec.dns_config.as_ref());
-    let mut named = config.into_iter().flat_map(|it| it.nameservers.iter().flatten());
-    let mut searched = config.into_iter().flat_map(|it| it.searches.iter().flatten());
+    let mut name_servers_of_pod =
+        config.into_iter().flat_map(|config| config.nameservers.iter().flatten());
+    let mut search_domains = config.into_iter().flat_map(|config| config.searches.iter().flatten());
     // Sidecars look up `leno-control.NAMESPACE.svc`, which the domains below `svc` do not complete.
-    let is_of_cluster = |domain: &String| domain.split('.').all(|label| label != "svc");
+    let is_cluster_domain = |domain: &String| domain.split('.').all(|label| label != "svc");
     match spec.and_then(|spec| spec.dns_policy.as_deref()) {
         Some("None") => {
-            named.any(|it| name_servers.is_empty() || name_servers.contains(it))
-                && searched.any(is_of_cluster)
+            name_servers_of_pod
+                .any(|address| name_servers.is_empty() || name_servers.contains(address))
+                && search_domains.any(is_cluster_domain)
         }
         policy => policy != Some("Default"),
     }
@@ -302,17 +312,17 @@ async fn name_servers(client: &Client) -> Vec<String> {
     let dns = ListParams::default().labels("k8s-app=kube-dns");
     let Ok(listed) = services.list(&dns).await else { return Vec::new() };
     let specs = listed.items.into_iter().filter_map(|service| service.spec);
-    let addresses =
-        specs.flat_map(|it| it.cluster_ip.into_iter().chain(it.cluster_ips.into_iter().flatten()));
-    addresses.filter(|it| it != "None").collect()
+    let addresses = specs
+        .flat_map(|spec| spec.cluster_ip.into_iter().chain(spec.cluster_ips.into_iter().flatten()));
+    addresses.filter(|address| address != "None").collect()
 }
 
 fn environment_value<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     let spec = pod.spec.as_ref()?;
-    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let sidecar = all.find(|container| container.name == PROXY_CONTAINER)?;
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let sidecar = containers.find(|container| container.name == PROXY_CONTAINER)?;
     let mut variables = sidecar.env.iter().flatten();
-    variables.find(|it| it.name == name)?.value.as_deref()
+    variables.find(|variable| variable.name == name)?.value.as_deref()
 }
 
 /// Splits a PEM text into certificates, without white space.
@@ -335,10 +345,10 @@ pub(super) async fn check_namespaces(
     };
     let injected: Vec<Namespace> =
         listed.into_iter().filter(|namespace| is_injected(namespace, system)).collect();
-    let closed: Vec<String> = injected.iter().filter_map(restrictive_standard).collect();
-    match closed.as_slice() {
-        [_, ..] if !Installed::from_deployment(control).cni => ExamineResult::wrong(
-            format!("pods need NET_ADMIN, which {} reject", summarize_names(&closed)),
+    let restricted: Vec<String> = injected.iter().filter_map(restrictive_standard).collect();
+    match restricted.as_slice() {
+        [_, ..] if !Installed::from_deployment(control).cni => ExamineResult::failure(
+            format!("pods need NET_ADMIN, which {} reject", summarize_names(&restricted)),
             format!("run `leno install -n {system} --cni --apply`"),
         ),
         _ => ExamineResult::Passed(format!("{} with sidecar injection", injected.len())),
@@ -358,8 +368,8 @@ fn is_injected(namespace: &Namespace, system: &str) -> bool {
 /// Returns the namespace and its Pod Security Standard if that forbids the capability.
 fn restrictive_standard(namespace: &Namespace) -> Option<String> {
     let standard = namespace.labels().get("pod-security.kubernetes.io/enforce")?;
-    let refuses = ["baseline", "restricted"].contains(&standard.as_str());
-    refuses.then(|| format!("{} ({standard})", namespace.name_any()))
+    let forbids_capability = ["baseline", "restricted"].contains(&standard.as_str());
+    forbids_capability.then(|| format!("{} ({standard})", namespace.name_any()))
 }
 
 fn sidecar_image(pod: &Pod) -> Option<&str> {
@@ -368,8 +378,8 @@ fn sidecar_image(pod: &Pod) -> Option<&str> {
 
 /// Returns the image of a container.
 fn container_image<'a>(spec: &'a PodSpec, name: &str) -> Option<&'a str> {
-    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
-    all.find(|container| container.name == name)?.image.as_deref()
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    containers.find(|container| container.name == name)?.image.as_deref()
 }
 
 fn pod_path(pod: &Pod) -> String {
@@ -379,12 +389,12 @@ fn pod_path(pod: &Pod) -> String {
 /// Completed pods are not examined.
 const RUNNING: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// The maximum number of examined pods.
-const PODS_MAX: u32 = 5000;
-const EVENTS_MAX: u32 = 2000;
+const MAX_PODS: u32 = 5000;
+const MAX_EVENTS: u32 = 2000;
 /// The key of the roots in their ConfigMap.
 const ROOTS_KEY: &str = "roots.pem";
 /// The maximum length of a quoted message of the API server.
-const MESSAGE_BYTES_MAX: usize = 400;
+const MAX_MESSAGE_BYTES: usize = 400;
 
 #[cfg(test)]
 mod tests {
@@ -414,21 +424,21 @@ mod tests {
         serde_json::from_value(pod).unwrap()
     }
 
-    fn assert_finding(finding: &ExamineResult, is_well: bool, words: &str) {
-        assert_eq!(matches!(finding, ExamineResult::Passed(_)), is_well, "{finding}");
-        assert!(finding.to_string().contains(words), "{finding}");
+    fn assert_finding(finding: &ExamineResult, is_passed: bool, expected: &str) {
+        assert_eq!(matches!(finding, ExamineResult::Passed(_)), is_passed, "{finding}");
+        assert!(finding.to_string().contains(expected), "{finding}");
     }
 
     #[test]
-    fn sidecars_are_compared_with_the_ones_that_would_be_made_now() {
+    fn sidecars_are_compared_with_newly_injected_ones() {
         let (old, new) = (pem_certificate("OLD"), pem_certificate("NEW"));
-        let both = format!("{old}{new}");
+        let bundle = format!("{old}{new}");
         let pods = [
             sidecar_pod("a", true, "ClusterFirst", &old),
-            sidecar_pod("b", true, "ClusterFirst", &both),
+            sidecar_pod("b", true, "ClusterFirst", &bundle),
         ];
-        let members = SidecarPods { pods: &pods, more: false };
-        assert_finding(&members.check_roots(&both), true, "2 started with a root of the mesh");
+        let members = SidecarPods { pods: &pods, is_truncated: false };
+        assert_finding(&members.check_roots(&bundle), true, "2 started with a root of the mesh");
         assert_finding(
             &members.check_roots(&new),
             false,
@@ -447,52 +457,53 @@ mod tests {
             false,
             "2 of 2 have another image than leno:2",
         );
-        let silent = [sidecar_pod("c", false, "ClusterFirst", &new)];
-        let members = SidecarPods { pods: &silent, more: false };
+        let not_started = [sidecar_pod("c", false, "ClusterFirst", &new)];
+        let members = SidecarPods { pods: &not_started, is_truncated: false };
         assert_finding(&members.check_serving(&[])[0], false, "1 of 1 are not ready: shop/c");
-        let searching = |name: &str, address: &str, searches: &[&str]| {
+        let pod_with_searches = |name: &str, address: &str, searches: &[&str]| {
             let mut pod = sidecar_pod(name, false, "None", &new);
             let config = json!({"nameservers": [address], "searches": searches});
             pod.spec.as_mut().unwrap().dns_config = Some(serde_json::from_value(config).unwrap());
             pod
         };
-        let named = |name: &str, address: &str| searching(name, address, &["cluster.local"]);
+        let pod_with_name_server =
+            |name: &str, address: &str| pod_with_searches(name, address, &["cluster.local"]);
         let unresolved = [
             sidecar_pod("d", false, "Default", &new),
             sidecar_pod("e", false, "None", &new),
-            named("f", "192.0.2.53"),
-            named("g", "10.96.0.10"),
+            pod_with_name_server("f", "192.0.2.53"),
+            pod_with_name_server("g", "10.96.0.10"),
         ];
-        let members = SidecarPods { pods: &unresolved, more: false };
-        let found = members.check_serving(&["10.96.0.10".to_owned()]);
-        assert_eq!(found.len(), 2);
+        let members = SidecarPods { pods: &unresolved, is_truncated: false };
+        let findings = members.check_serving(&["10.96.0.10".to_owned()]);
+        assert_eq!(findings.len(), 2);
         assert_finding(
-            &found[0],
+            &findings[0],
             false,
             "shop/d, shop/e, shop/f are not ready, and the DNS policy",
         );
-        assert_finding(&found[1], false, "1 of 4 are not ready: shop/g");
+        assert_finding(&findings[1], false, "1 of 4 are not ready: shop/g");
         assert_finding(
             &members.check_serving(&[])[1],
             false,
             "2 of 4 are not ready: shop/f, shop/g",
         );
         // Issue 27: the name of the control plane is relative to the domain of the cluster.
-        let usual = ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local"];
-        let searching = [
-            searching("h", "10.96.0.10", &[]),
-            searching("i", "10.96.0.10", &usual[..2]),
-            searching("j", "10.96.0.10", &usual),
+        let default_searches = ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local"];
+        let pods_with_searches = [
+            pod_with_searches("h", "10.96.0.10", &[]),
+            pod_with_searches("i", "10.96.0.10", &default_searches[..2]),
+            pod_with_searches("j", "10.96.0.10", &default_searches),
         ];
-        let members = SidecarPods { pods: &searching, more: false };
-        let found = members.check_serving(&["10.96.0.10".to_owned()]);
-        assert_finding(&found[0], false, "shop/h, shop/i are not ready, and the DNS policy");
-        assert_finding(&found[0], false, "in spec.dnsConfig.searches");
-        assert_finding(&found[1], false, "1 of 3 are not ready: shop/j");
+        let members = SidecarPods { pods: &pods_with_searches, is_truncated: false };
+        let findings = members.check_serving(&["10.96.0.10".to_owned()]);
+        assert_finding(&findings[0], false, "shop/h, shop/i are not ready, and the DNS policy");
+        assert_finding(&findings[0], false, "in spec.dnsConfig.searches");
+        assert_finding(&findings[1], false, "1 of 3 are not ready: shop/j");
     }
 
     #[test]
-    fn pods_that_the_webhook_holds_back_are_reported() {
+    fn pods_of_replica_sets_that_the_webhook_rejects_are_reported() {
         let set = |message: &str| -> ReplicaSet {
             let condition = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message});
             let set = json!({
@@ -512,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_other_objects_that_the_webhook_holds_back_are_reported() {
+    fn pods_of_other_controllers_that_the_webhook_rejects_are_reported() {
         let event = |uid: &str, time: &str, message: &str| -> Event {
             serde_json::from_value(json!({
                 "metadata": {}, "reason": "FailedCreate", "message": message, "lastTimestamp": time,

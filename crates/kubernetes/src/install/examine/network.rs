@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt};
 
-use super::{ExamineResult, NODES_MAX, summarize_names, unreadable_finding};
+use super::{ExamineResult, MAX_NODES, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::install::Installed;
 use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE};
@@ -18,17 +18,17 @@ pub(super) async fn check_agents(
     namespace: &NamespaceName,
     control: &Deployment,
 ) -> ExamineResult {
-    let wanted = Installed::from_deployment(control).cni;
+    let uses_plugin = Installed::from_deployment(control).cni;
     let sets: ObjectApi<DaemonSet> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
     let set = match sets.get_opt(&CNI_NAME).await {
         Ok(set) => set,
         Err(error) => return unreadable_finding(&error),
     };
-    match (wanted, set) {
+    match (uses_plugin, set) {
         (false, None) => ExamineResult::Passed(
             "init containers of pods redirect connections to sidecars".to_owned(),
         ),
-        (false, Some(_)) => ExamineResult::odd(
+        (false, Some(_)) => ExamineResult::warning(
             format!(
                 "agents run on nodes (DaemonSet {CNI}/{CNI}), and the control plane does not use them"
             ),
@@ -37,7 +37,7 @@ pub(super) async fn check_agents(
                  daemonset {CNI}` removes them"
             ),
         ),
-        (true, None) => ExamineResult::wrong(
+        (true, None) => ExamineResult::failure(
             format!(
                 "the control plane has --cni, and there is no DaemonSet {CNI}/{CNI}: pods stay in Init"
             ),
@@ -49,43 +49,47 @@ pub(super) async fn check_agents(
 
 async fn check_running(client: &Client, set: &DaemonSet) -> ExamineResult {
     let status = set.status.clone().unwrap_or_default();
-    let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
-    if ready >= wanted {
-        return ExamineResult::Passed(format!("{ready} agents of {wanted} are ready"));
+    let (desired, ready) = (status.desired_number_scheduled, status.number_ready);
+    if ready >= desired {
+        return ExamineResult::Passed(format!("{ready} agents of {desired} are ready"));
     }
-    let without = match without_agent(client).await {
-        Ok(without) => without,
+    let nodes_without_agent = match nodes_without_ready_agent(client).await {
+        Ok(nodes_without_agent) => nodes_without_agent,
         Err(error) => return unreadable_finding(&error),
     };
-    let places = match without.as_slice() {
+    let nodes = match nodes_without_agent.as_slice() {
         [] => String::new(),
-        places => format!("; there is none on {}", summarize_names(places)),
+        nodes => format!("; there is none on {}", summarize_names(nodes)),
     };
-    ExamineResult::wrong(
-        format!("{ready} agents of {wanted} are ready{places}: pods do not start on those nodes"),
+    ExamineResult::failure(
+        format!("{ready} agents of {desired} are ready{nodes}: pods do not start on those nodes"),
         format!("see `kubectl -n {CNI} get pods -o wide` and their logs"),
     )
 }
 
 /// Returns the nodes without a ready agent.
-async fn without_agent(client: &Client) -> Result<Vec<String>, ApiError> {
+async fn nodes_without_ready_agent(client: &Client) -> Result<Vec<String>, ApiError> {
     let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
-    let nodes = nodes.list_metadata(&ListParams::default().limit(NODES_MAX)).await?;
+    let nodes = nodes.list_metadata(&ListParams::default().limit(MAX_NODES)).await?;
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
     let of_agents = ListParams::default().labels(&format!("app.kubernetes.io/name={CNI}"));
     let pods = pods.list(&of_agents).await?;
     let is_ready = |pod: &Pod| {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-        conditions.into_iter().flatten().any(|it| it.type_ == "Ready" && it.status == "True")
+        conditions
+            .into_iter()
+            .flatten()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
     };
-    let with: BTreeSet<String> = pods
+    let nodes_with_agent: BTreeSet<String> = pods
         .items
         .into_iter()
         .filter(is_ready)
         .filter_map(|pod| pod.spec.and_then(|spec| spec.node_name))
         .collect();
     let names = nodes.items.iter().map(ResourceExt::name_any);
-    let mut without: Vec<String> = names.filter(|name| !with.contains(name)).collect();
-    without.sort_unstable();
-    Ok(without)
+    let mut nodes_without_agent: Vec<String> =
+        names.filter(|name| !nodes_with_agent.contains(name)).collect();
+    nodes_without_agent.sort_unstable();
+    Ok(nodes_without_agent)
 }

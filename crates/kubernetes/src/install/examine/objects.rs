@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName};
 use crate::install::apply::ApiTarget;
-use crate::install::{InstallError, Installed, installation_manifests, left_out};
+use crate::install::{InstallError, Installed, installation_manifests, skip_result};
 use crate::status::event::shorten_middle;
 
 /// Returns the manifests for the installation of a control plane.
@@ -28,11 +28,12 @@ pub(super) async fn desired_manifests(
 
 /// Compares all objects of the kinds in [`COMPARED`].
 pub(super) async fn compare_objects(client: &Client, desired: &[Value]) -> ExamineResult {
-    let is_compared = |it: &&Value| COMPARED.iter().any(|kind| it["kind"] == *kind);
-    let looks = desired.iter().filter(is_compared).map(|manifest| compare_object(client, manifest));
-    let looks: Vec<Result<ObjectComparison, ApiError>> =
-        stream::iter(looks).buffered(CONCURRENT_MAX).collect().await;
-    summarize_comparisons(looks)
+    let is_compared = |manifest: &&Value| COMPARED.iter().any(|kind| manifest["kind"] == *kind);
+    let comparisons =
+        desired.iter().filter(is_compared).map(|manifest| compare_object(client, manifest));
+    let comparisons: Vec<Result<ObjectComparison, ApiError>> =
+        stream::iter(comparisons).buffered(MAX_CONCURRENT).collect().await;
+    summarize_comparisons(comparisons)
 }
 
 /// The result for one object.
@@ -48,17 +49,17 @@ struct ObjectComparison {
 async fn compare_object(client: &Client, manifest: &Value) -> Result<ObjectComparison, ApiError> {
     let is_definition = manifest["kind"] == "CustomResourceDefinition";
     let addressed = ApiTarget::from_manifest(client, manifest).map_err(|error| match error {
-        InstallError::Api { said, .. } => ApiError::Client(said),
+        InstallError::Api { problem, .. } => ApiError::Client(problem),
         error => ApiError::Client(error.to_string()),
     })?;
     let ApiTarget { object, name, api } = addressed;
     let differences = match api.get_opt(&name).await? {
-        Some(found) => {
-            let found = serde_json::to_value(found).unwrap_or_default();
-            Some(ManifestDifferences::between(manifest, &found))
+        Some(installed) => {
+            let installed = serde_json::to_value(installed).unwrap_or_default();
+            Some(ManifestDifferences::between(manifest, &installed))
         }
         // The cluster may lack its kind or its namespace, and `kinds` reports missing definitions.
-        None if is_definition || left_out(manifest).is_some() => {
+        None if is_definition || skip_result(manifest).is_some() => {
             Some(ManifestDifferences::default())
         }
         None => None,
@@ -66,35 +67,41 @@ async fn compare_object(client: &Client, manifest: &Value) -> Result<ObjectCompa
     Ok(ObjectComparison { object, is_definition, differences })
 }
 
-fn summarize_comparisons(looks: Vec<Result<ObjectComparison, ApiError>>) -> ExamineResult {
-    let count = looks.len();
-    let (mut wrong, mut odd, mut unread) = (Vec::new(), Vec::new(), None);
-    for look in looks {
-        let ObjectComparison { object, is_definition, differences } = match look {
-            Ok(look) => look,
+fn summarize_comparisons(comparisons: Vec<Result<ObjectComparison, ApiError>>) -> ExamineResult {
+    let count = comparisons.len();
+    let (mut failures, mut warnings, mut read_error) = (Vec::new(), Vec::new(), None);
+    for comparison in comparisons {
+        let ObjectComparison { object, is_definition, differences } = match comparison {
+            Ok(comparison) => comparison,
             Err(error) => {
-                unread = Some(error);
+                read_error = Some(error);
                 continue;
             }
         };
-        let Some(ManifestDifferences { lacks, more }) = differences else {
-            wrong.push(format!("{object} is absent"));
+        let Some(ManifestDifferences { missing, surplus_entries }) = differences else {
+            failures.push(format!("{object} is absent"));
             continue;
         };
-        let said = |fields: &[String]| format!("{object}: {}", summarize_names(fields));
-        match (lacks.as_slice(), more.as_slice()) {
+        let describe = |fields: &[String]| format!("{object}: {}", summarize_names(fields));
+        match (missing.as_slice(), surplus_entries.as_slice()) {
             ([], []) => {}
             // The schema of another version.
-            (lacks @ [_, ..], _) if !is_definition => wrong.push(said(lacks)),
-            (lacks, more) => odd.push(said(&[lacks, more].concat())),
+            (missing @ [_, ..], _) if !is_definition => failures.push(describe(missing)),
+            (missing, surplus_entries) => {
+                warnings.push(describe(&[missing, surplus_entries].concat()))
+            }
         }
     }
-    match (wrong.as_slice(), odd.as_slice(), unread) {
+    match (failures.as_slice(), warnings.as_slice(), read_error) {
         ([], [], None) => {
             ExamineResult::Passed(format!("{count} match the output of `leno install`"))
         }
-        (wrong @ [_, ..], ..) => ExamineResult::wrong(summarize_names(wrong), AGAIN),
-        (_, odd @ [_, ..], _) => ExamineResult::odd(summarize_names(odd), AGAIN),
+        (failures @ [_, ..], ..) => {
+            ExamineResult::failure(summarize_names(failures), REINSTALL_HINT)
+        }
+        (_, warnings @ [_, ..], _) => {
+            ExamineResult::warning(summarize_names(warnings), REINSTALL_HINT)
+        }
         (_, _, Some(error)) => unreadable_finding(&error),
     }
 }
@@ -103,41 +110,41 @@ fn summarize_comparisons(looks: Vec<Result<ObjectComparison, ApiError>>) -> Exam
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ManifestDifferences {
     /// Fields that are absent or have another value.
-    pub(super) lacks: Vec<String>,
+    pub(super) missing: Vec<String>,
     /// Lists with additional entries.
-    pub(super) more: Vec<String>,
+    pub(super) surplus_entries: Vec<String>,
 }
 
 impl ManifestDifferences {
     /// Compares all fields except `metadata`, which has other writers as well.
-    pub(super) fn between(manifest: &Value, found: &Value) -> Self {
-        let mut all = Self::default();
+    pub(super) fn between(manifest: &Value, actual: &Value) -> Self {
+        let mut differences = Self::default();
         for (key, desired) in manifest.as_object().into_iter().flatten() {
             if !["apiVersion", "kind", "metadata"].contains(&key.as_str()) {
-                all.compare_values(key, desired, &found[key.as_str()]);
+                differences.compare_values(key, desired, &actual[key.as_str()]);
             }
         }
-        all
+        differences
     }
 
-    fn compare_values(&mut self, path: &str, desired: &Value, found: &Value) {
+    fn compare_values(&mut self, path: &str, desired: &Value, actual: &Value) {
         match desired {
             // The API server omits empty values.
             _ if is_empty(desired) => {}
             Value::Object(fields) => {
                 for (key, desired) in fields {
-                    self.compare_values(&format!("{path}.{key}"), desired, &found[key.as_str()]);
+                    self.compare_values(&format!("{path}.{key}"), desired, &actual[key.as_str()]);
                 }
             }
-            Value::Array(entries) => self.compare_lists(path, entries, found),
-            desired if is_same(desired, found) => {}
-            desired if found.is_null() => {
-                self.lacks.push(format!("{path} is absent, expected {}", shorten_value(desired)));
+            Value::Array(entries) => self.compare_lists(path, entries, actual),
+            desired if is_same(desired, actual) => {}
+            desired if actual.is_null() => {
+                self.missing.push(format!("{path} is absent, expected {}", shorten_value(desired)));
             }
             desired => {
-                self.lacks.push(format!(
+                self.missing.push(format!(
                     "{path} is {}, expected {}",
-                    shorten_value(found),
+                    shorten_value(actual),
                     shorten_value(desired)
                 ));
             }
@@ -145,43 +152,45 @@ impl ManifestDifferences {
     }
 
     /// Matches entries by name, or by content if they have no name.
-    fn compare_lists(&mut self, path: &str, desired: &[Value], found: &Value) {
-        let found = found.as_array().map(Vec::as_slice).unwrap_or_default();
+    fn compare_lists(&mut self, path: &str, desired: &[Value], actual: &Value) {
+        let actual = actual.as_array().map(Vec::as_slice).unwrap_or_default();
         for (index, entry) in desired.iter().enumerate() {
             let name = entry["name"].as_str();
             let path = match name {
                 Some(name) => format!("{path}[{name}]"),
                 None => format!("{path}[{index}]"),
             };
-            let by_index = || found.get(index).filter(|_| found.len() == desired.len());
-            let partner = match name {
-                Some(name) => found.iter().find(|it| it["name"] == name),
-                None => found.iter().find(|it| covers_list(entry, it)).or_else(by_index),
+            let same_index = || actual.get(index).filter(|_| actual.len() == desired.len());
+            let counterpart = match name {
+                Some(name) => actual.iter().find(|element| element["name"] == name),
+                None => {
+                    actual.iter().find(|element| is_contained(entry, element)).or_else(same_index)
+                }
             };
-            match partner {
-                Some(partner) => self.compare_values(&path, entry, partner),
-                None => self.lacks.push(format!("{path} is absent")),
+            match counterpart {
+                Some(counterpart) => self.compare_values(&path, entry, counterpart),
+                None => self.missing.push(format!("{path} is absent")),
             }
         }
-        let more = found.len().saturating_sub(desired.len());
-        if more > 0 {
-            self.more.push(format!("{path} has {more} more than the installation"));
+        let surplus = actual.len().saturating_sub(desired.len());
+        if surplus > 0 {
+            self.surplus_entries.push(format!("{path} has {surplus} more than the installation"));
         }
     }
 }
 
-fn covers_list(desired: &Value, found: &Value) -> bool {
-    let mut all = ManifestDifferences::default();
+fn is_contained(desired: &Value, actual: &Value) -> bool {
+    let mut differences = ManifestDifferences::default();
     match desired {
-        Value::Object(_) | Value::Array(_) => all.compare_values("", desired, found),
-        desired => return is_same(desired, found),
+        Value::Object(_) | Value::Array(_) => differences.compare_values("", desired, actual),
+        desired => return is_same(desired, actual),
     }
-    all == ManifestDifferences::default()
+    differences == ManifestDifferences::default()
 }
 
 /// Compares two values. The API server may write a number in another form.
-fn is_same(desired: &Value, found: &Value) -> bool {
-    desired == found || desired.is_number() && desired.as_f64() == found.as_f64()
+fn is_same(desired: &Value, actual: &Value) -> bool {
+    desired == actual || desired.is_number() && desired.as_f64() == actual.as_f64()
 }
 
 fn is_empty(value: &Value) -> bool {
@@ -195,7 +204,7 @@ fn is_empty(value: &Value) -> bool {
 }
 
 fn shorten_value(value: &Value) -> String {
-    shorten_middle(&value.to_string(), VALUE_BYTES_MAX)
+    shorten_middle(&value.to_string(), MAX_VALUE_BYTES)
 }
 
 /// The compared kinds. The control plane, its pods and the settings that users change have findings of their
@@ -215,9 +224,9 @@ const COMPARED: [&str; 12] = [
     "CustomResourceDefinition",
 ];
 /// The maximum number of concurrent requests.
-const CONCURRENT_MAX: usize = 16;
-const VALUE_BYTES_MAX: usize = 80;
-const AGAIN: &str = "run `leno install --apply` again, or this check with the version of `leno` that installed them";
+const MAX_CONCURRENT: usize = 16;
+const MAX_VALUE_BYTES: usize = 80;
+const REINSTALL_HINT: &str = "run `leno install --apply` again, or this check with the version of `leno` that installed them";
 
 #[cfg(test)]
 mod tests {
@@ -234,12 +243,23 @@ mod tests {
 
     /// Returns the first object of a kind, as installed.
     fn installed_object(kind: &str) -> Value {
-        installation_manifests(&test_options()).into_iter().find(|it| it["kind"] == kind).unwrap()
+        installation_manifests(&test_options())
+            .into_iter()
+            .find(|manifest| manifest["kind"] == kind)
+            .unwrap()
     }
 
-    fn assert_differences(manifest: &Value, found: &Value, lacks: &[&str], more: &[&str]) {
-        let all = ManifestDifferences::between(manifest, found);
-        assert_eq!((all.lacks, all.more), (to_strings(lacks), to_strings(more)));
+    fn assert_differences(
+        manifest: &Value,
+        actual: &Value,
+        missing: &[&str],
+        surplus_entries: &[&str],
+    ) {
+        let differences = ManifestDifferences::between(manifest, actual);
+        assert_eq!(
+            (differences.missing, differences.surplus_entries),
+            (to_strings(missing), to_strings(surplus_entries))
+        );
     }
 
     fn to_strings(texts: &[&str]) -> Vec<String> {
@@ -249,21 +269,21 @@ mod tests {
     #[test]
     fn an_object_as_installed_has_no_differences() {
         for manifest in installation_manifests(&test_options()) {
-            let mut found = manifest.clone();
-            found["metadata"]["labels"] = json!({"of": "others"});
-            found["spec"]["defaulted"] = json!("by the API server");
-            assert_differences(&manifest, &found, &[], &[]);
+            let mut actual = manifest.clone();
+            actual["metadata"]["labels"] = json!({"of": "others"});
+            actual["spec"]["defaulted"] = json!("by the API server");
+            assert_differences(&manifest, &actual, &[], &[]);
         }
     }
 
     #[test]
-    fn half_of_the_webhook_is_reported() {
+    fn differences_of_the_webhook_are_reported() {
         let manifest = installed_object("MutatingWebhookConfiguration");
-        let mut half = manifest.clone();
-        half["webhooks"].as_array_mut().unwrap().remove(0);
+        let mut without_first_entry = manifest.clone();
+        without_first_entry["webhooks"].as_array_mut().unwrap().remove(0);
         let absent = "webhooks[namespace.sidecar-injector.leno.dev] is absent";
-        assert_differences(&manifest, &half, &[absent], &[]);
-        for (pointer, value, words) in [
+        assert_differences(&manifest, &without_first_entry, &[absent], &[]);
+        for (pointer, value, expected) in [
             (
                 "/webhooks/0/failurePolicy",
                 json!("Ignore"),
@@ -280,33 +300,33 @@ mod tests {
                 "rules[0].operations[0] is \"UPDATE\", expected \"CREATE\"",
             ),
         ] {
-            let mut other = manifest.clone();
-            *other.pointer_mut(pointer).unwrap() = value;
-            let field = format!("webhooks[namespace.sidecar-injector.leno.dev].{words}");
-            assert_differences(&manifest, &other, &[&field], &[]);
+            let mut changed = manifest.clone();
+            *changed.pointer_mut(pointer).unwrap() = value;
+            let field = format!("webhooks[namespace.sidecar-injector.leno.dev].{expected}");
+            assert_differences(&manifest, &changed, &[&field], &[]);
         }
-        let mut other = manifest.clone();
+        let mut changed = manifest.clone();
         let selector = "/webhooks/0/namespaceSelector/matchExpressions";
-        let expressions = other.pointer_mut(selector).unwrap().as_array_mut().unwrap();
+        let expressions = changed.pointer_mut(selector).unwrap().as_array_mut().unwrap();
         expressions.insert(0, json!({"key": "control-plane", "operator": "DoesNotExist"}));
-        let more = "webhooks[namespace.sidecar-injector.leno.dev].namespaceSelector.matchExpressions \
+        let surplus_entries = "webhooks[namespace.sidecar-injector.leno.dev].namespaceSelector.matchExpressions \
                     has 1 more than the installation";
-        assert_differences(&manifest, &other, &[], &[more]);
+        assert_differences(&manifest, &changed, &[], &[surplus_entries]);
     }
 
     #[test]
-    fn rights_that_were_taken_away_are_reported() {
+    fn removed_permissions_are_reported() {
         let manifest = installed_object("ClusterRole");
-        let mut other = manifest.clone();
-        other["rules"].as_array_mut().unwrap().remove(0);
-        assert_differences(&manifest, &other, &["rules[0] is absent"], &[]);
-        let mut other = manifest.clone();
-        other["rules"][0]["verbs"] = json!(["get"]);
-        assert!(!ManifestDifferences::between(&manifest, &other).lacks.is_empty());
+        let mut changed = manifest.clone();
+        changed["rules"].as_array_mut().unwrap().remove(0);
+        assert_differences(&manifest, &changed, &["rules[0] is absent"], &[]);
+        let mut changed = manifest.clone();
+        changed["rules"][0]["verbs"] = json!(["get"]);
+        assert!(!ManifestDifferences::between(&manifest, &changed).missing.is_empty());
     }
 
     #[tokio::test]
-    async fn an_absent_object_of_the_installation_is_named() {
+    async fn an_absent_object_of_the_installation_is_reported() {
         let server = Server::start_server().await;
         let desired = installation_manifests(&test_options());
         for manifest in &desired {
@@ -316,15 +336,19 @@ mod tests {
             assert_eq!(object_name(&object), &*name);
             api.create(&kube::api::PostParams::default(), &object).await.unwrap();
         }
-        let found = compare_objects(&server.client, &desired).await;
-        assert!(matches!(found, ExamineResult::Passed(_)), "{found}");
+        let actual = compare_objects(&server.client, &desired).await;
+        assert!(matches!(actual, ExamineResult::Passed(_)), "{actual}");
         let is_binding =
             |path: &String| path.contains("clusterrolebindings") && path.ends_with("/leno-control");
-        let path = server.store.lock().unwrap().objects.keys().find(|it| is_binding(it)).cloned();
+        let path =
+            server.store.lock().unwrap().objects.keys().find(|path| is_binding(path)).cloned();
         server.store.lock().unwrap().objects.remove(&path.unwrap()).unwrap();
-        let found = compare_objects(&server.client, &desired).await;
-        assert!(matches!(found, ExamineResult::Failed(_)), "{found}");
-        assert!(found.to_string().contains("ClusterRoleBinding leno-control is absent"), "{found}");
+        let actual = compare_objects(&server.client, &desired).await;
+        assert!(matches!(actual, ExamineResult::Failed(_)), "{actual}");
+        assert!(
+            actual.to_string().contains("ClusterRoleBinding leno-control is absent"),
+            "{actual}"
+        );
     }
 
     fn object_name(object: &kube::core::DynamicObject) -> &str {

@@ -57,7 +57,7 @@ pub(super) fn access_policy() -> Value {
 }
 
 pub(super) fn outlier_detection() -> Value {
-    let rate = object([("percent!", integer(1, 100)), ("minimumRequests", integer(1, COUNT_MAX))]);
+    let rate = object([("percent!", integer(1, 100)), ("minimumRequests", integer(1, MAX_COUNT))]);
     object([
         ("targetRefs!", target_refs()),
         ("failures", failure_kinds()),
@@ -65,9 +65,9 @@ pub(super) fn outlier_detection() -> Value {
         ("window", duration()),
         ("buckets", integer(1, 60)),
         ("failureRate", rate),
-        ("consecutiveFailures", integer(1, COUNT_MAX)),
+        ("consecutiveFailures", integer(1, MAX_COUNT)),
         ("maxEjectionPercent", integer(1, 100)),
-        ("minHealthy", integer(1, COUNT_MAX)),
+        ("minHealthy", integer(1, MAX_COUNT)),
         ("baseEjectionTime", duration()),
         ("maxEjectionTime", duration()),
         ("ejectionJitterPercent", integer(0, 100)),
@@ -113,7 +113,7 @@ pub(super) fn circuit_breaker() -> Value {
         ("grpcStatuses", grpc_statuses()),
         ("window", duration()),
         ("buckets", integer(1, 60)),
-        ("minimumRequests", integer(1, COUNT_MAX)),
+        ("minimumRequests", integer(1, MAX_COUNT)),
         ("percent", integer(1, 100)),
         ("consecutiveFailures", integer(1, u32::MAX)),
         ("slow", slow),
@@ -215,7 +215,7 @@ fn global_limit() -> Value {
     ]);
     with_rules(
         object([
-            ("service", check_service_service()),
+            ("service", check_service_reference()),
             ("url", text(512)),
             ("timeout", duration()),
             ("failureMode", enumeration(&["deny", "allow"])),
@@ -224,7 +224,7 @@ fn global_limit() -> Value {
             ("response", error_response()),
             ("rateLimitHeaders", boolean()),
         ]),
-        &[ONE_CHECK_SERVICE],
+        &[EXACTLY_ONE_SERVER],
     )
 }
 
@@ -240,7 +240,7 @@ pub(super) fn external_authorization() -> Value {
             (
                 "service",
                 with_description(
-                    check_service_service(),
+                    check_service_reference(),
                     "External authorization service in the mesh.",
                 ),
             ),
@@ -264,12 +264,12 @@ pub(super) fn external_authorization() -> Value {
                 ),
             ),
         ]),
-        &[ONE_CHECK_SERVICE],
+        &[EXACTLY_ONE_SERVER],
     )
 }
 
 pub(super) fn jwt_validation() -> Value {
-    let place = with_rules(
+    let token_location = with_rules(
         object([("header", text(256)), ("prefix", text(64)), ("query", text(256))]),
         &[("has(self.header) != has(self.query)", "set exactly one of header and query")],
     );
@@ -312,7 +312,7 @@ pub(super) fn jwt_validation() -> Value {
         ("issuer!", text(512)),
         ("audiences", non_empty_list(text(512), 256)),
         ("jwks!", jwks),
-        ("from", non_empty_list(place, 256)),
+        ("from", non_empty_list(token_location, 256)),
         ("clockSkew", duration()),
         ("requireExpiration", boolean()),
         ("maxAge", duration()),
@@ -327,11 +327,11 @@ pub(super) fn jwt_validation() -> Value {
     ])
 }
 
-fn check_service_service() -> Value {
+fn check_service_reference() -> Value {
     object([("name!", dns_subdomain()), ("namespace", dns_subdomain()), ("port!", port())])
 }
 
-const ONE_CHECK_SERVICE: (&str, &str) =
+const EXACTLY_ONE_SERVER: (&str, &str) =
     ("has(self.service) != has(self.url)", "set exactly one of service and url");
 
 pub(super) fn fault_injection() -> Value {
@@ -460,7 +460,7 @@ fn grpc_statuses() -> Value {
     list(enumeration(GRPC), 16)
 }
 
-const COUNT_MAX: u32 = 1_000_000;
+const MAX_COUNT: u32 = 1_000_000;
 const GRPC: &[&str] = &[
     "CANCELLED",
     "UNKNOWN",

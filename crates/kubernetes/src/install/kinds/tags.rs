@@ -13,7 +13,7 @@ pub(super) fn tag_route() -> Value {
         object([("service", dns_label()), ("namespace", dns_label()), ("tags", value_matches())]);
     let sticky = object([("header", text(256)), ("cookie", text(256))]);
     let rule = object([
-        ("precedence", integer(0, PRECEDENCE_MAX)),
+        ("precedence", integer(0, MAX_PRECEDENCE)),
         ("from", from),
         ("match", request_match()),
         ("split!", list(weighted_target(), 64)),
@@ -57,11 +57,11 @@ pub(super) fn tag_route() -> Value {
 
 pub(super) fn lane() -> Value {
     let headers = with_description(map(any_value(), 64), "Headers to add, with their values.");
-    let mark = object([("percent", integer(0, 100)), ("headers!", headers)]);
+    let mark_schema = object([("percent", integer(0, 100)), ("headers!", headers)]);
     let rule = object([
-        ("precedence", integer(0, PRECEDENCE_MAX)),
+        ("precedence", integer(0, MAX_PRECEDENCE)),
         ("match", request_match()),
-        ("marks!", non_empty_list(mark, 64)),
+        ("marks!", non_empty_list(mark_schema, 64)),
     ]);
     object([("service!", dns_label()), ("rules!", list(rule, 1024))])
 }
@@ -101,4 +101,4 @@ fn fallback_schema() -> Value {
     )
 }
 
-const PRECEDENCE_MAX: u32 = 1_000_000;
+const MAX_PRECEDENCE: u32 = 1_000_000;

@@ -51,35 +51,37 @@ fn pod_with_changes(changes: &[(&str, Value)]) -> Pod {
 }
 
 fn workload_with_changes(changes: &[(&str, Value)]) -> Option<Workload> {
-    let found = read_pod(&pod_with_changes(changes)).unwrap().map(|member| member.workload);
-    found.filter(|workload| workload.sidecar)
+    let workload = read_pod(&pod_with_changes(changes)).unwrap().map(|member| member.workload);
+    workload.filter(|workload| workload.sidecar)
 }
 
 #[test]
 fn a_pod_that_is_replaced_by_one_of_the_same_name_is_another_instance() {
-    let of = |uid: &str| workload_with_changes(&[("/metadata/uid", json!(uid))]).unwrap();
-    let (former, new) = (of("0b5f"), of("77aa"));
+    let with_uid = |uid: &str| workload_with_changes(&[("/metadata/uid", json!(uid))]).unwrap();
+    let (former, new) = (with_uid("0b5f"), with_uid("77aa"));
     assert_eq!(former.uid.as_ref().map(Uid::as_str), Some("0b5f"));
     assert_eq!(former.name, new.name);
     assert_ne!(former, new);
 }
 
 fn ports_of(workload: &Workload) -> Vec<(u16, Option<&str>, &str)> {
-    let shown = |port: &WorkloadPort| port.protocol.as_str();
+    let protocol_name = |port: &WorkloadPort| port.protocol.as_str();
     let ports = workload.ports.iter();
-    ports.map(|port| (port.port, port.name.as_ref().map(Name::as_str), shown(port))).collect()
+    ports
+        .map(|port| (port.port, port.name.as_ref().map(Name::as_str), protocol_name(port)))
+        .collect()
 }
 
 #[test]
 fn a_pod_with_a_sidecar_is_a_workload() {
-    let found = workload_with_changes(&[]).unwrap();
-    assert_eq!(found.name.to_string(), "bookinfo/reviews-7d4-x2");
-    assert_eq!(found.account.to_string(), "bookinfo/bookinfo-reviews");
-    assert_eq!(found.address.to_string(), "10.1.0.7");
-    assert_eq!(found.labels.get("app").unwrap(), "reviews");
-    assert!(found.ready);
+    let workload = workload_with_changes(&[]).unwrap();
+    assert_eq!(workload.name.to_string(), "bookinfo/reviews-7d4-x2");
+    assert_eq!(workload.account.to_string(), "bookinfo/bookinfo-reviews");
+    assert_eq!(workload.address.to_string(), "10.1.0.7");
+    assert_eq!(workload.labels.get("app").unwrap(), "reviews");
+    assert!(workload.ready);
     assert_eq!(
-        ports_of(&found),
+        ports_of(&workload),
         [(5170, Some("tcp-logs"), "TCP"), (9080, Some("http-web"), "HTTP"), (9100, None, "HTTP")]
     );
 }
@@ -91,23 +93,23 @@ fn a_pod_has_the_weight_of_its_annotation() {
     };
     assert_eq!(weight(json!({})), 100);
     assert_eq!(weight(json!({"leno.dev/weight": "250"})), 250);
-    for wrong in ["0", "1001", "-1", "much", ""] {
-        assert_eq!(weight(json!({"leno.dev/weight": wrong})), 100, "{wrong}");
+    for invalid in ["0", "1001", "-1", "much", ""] {
+        assert_eq!(weight(json!({"leno.dev/weight": invalid})), 100, "{invalid}");
     }
 }
 
 #[test]
-fn an_address_is_the_same_however_it_is_written() {
+fn mapped_addresses_are_read_as_ipv4() {
     let mapped = json!([{"ip": "::ffff:10.1.0.7"}, {"ip": "fd00::7"}]);
     let changes = [("/status/podIP", json!("::ffff:10.1.0.7")), ("/status/podIPs", mapped)];
-    let found = workload_with_changes(&changes).unwrap();
-    assert_eq!(found.address.to_string(), "10.1.0.7");
-    assert_eq!(found.other_addresses.len(), 1);
+    let workload = workload_with_changes(&changes).unwrap();
+    assert_eq!(workload.address.to_string(), "10.1.0.7");
+    assert_eq!(workload.other_addresses.len(), 1);
     assert_eq!(pod_addresses(&pod_with_changes(&changes)), pod_addresses(&pod_with_changes(&[])));
 }
 
 #[test]
-fn what_is_no_member_is_no_workload() {
+fn a_pod_is_a_workload_only_as_a_running_member() {
     for (changes, expected) in [
         (vec![], true),
         // Without the label, by the container.
@@ -136,18 +138,18 @@ fn what_is_no_member_is_no_workload() {
 }
 
 #[test]
-fn without_a_sidecar_it_is_what_gateways_reach() {
-    let plain = |more: &[(&str, Value)]| {
+fn a_pod_without_a_sidecar_is_an_endpoint() {
+    let unmeshed = |more_changes: &[(&str, Value)]| {
         let mut changes = vec![
             ("/metadata/labels", json!({"app": "a"})),
             ("/spec/containers", json!([{"name": "a"}])),
         ];
-        changes.extend_from_slice(more);
-        read_pod(&pod_with_changes(&changes)).unwrap().map(|it| it.workload)
+        changes.extend_from_slice(more_changes);
+        read_pod(&pod_with_changes(&changes)).unwrap().map(|pod| pod.workload)
     };
-    let found = plain(&[]).unwrap();
-    assert!(!found.sidecar && found.ready);
-    assert_eq!(found.address.to_string(), "10.1.0.7");
+    let workload = unmeshed(&[]).unwrap();
+    assert!(!workload.sidecar && workload.ready);
+    assert_eq!(workload.address.to_string(), "10.1.0.7");
     for (change, expected) in [
         (("/spec/hostNetwork", json!(true)), true),
         (("/status/podIP", json!(null)), false),
@@ -156,8 +158,8 @@ fn without_a_sidecar_it_is_what_gateways_reach() {
         (("/metadata/namespace", json!("NO")), false),
         (("/metadata/annotations", json!({"leno.dev/default-policy": "odd"})), true),
     ] {
-        let found = plain(std::slice::from_ref(&change));
-        assert_eq!(found.is_some(), expected, "{change:?}");
+        let workload = unmeshed(std::slice::from_ref(&change));
+        assert_eq!(workload.is_some(), expected, "{change:?}");
     }
 }
 
@@ -171,12 +173,15 @@ fn a_pod_in_the_network_of_its_node_is_an_endpoint_without_a_sidecar() {
         ("/status/podIPs", json!([{"ip": "192.0.2.7"}])),
     ];
     // The container name alone does not count there: connections are not redirected.
-    let found = read_pod(&pod_with_changes(&changes)).unwrap().unwrap();
-    assert!(!found.sidecar_settings.says_something(), "it has no choice");
-    let found = found.workload;
-    assert!(!found.sidecar && found.ready);
-    assert_eq!(found.address.to_string(), "192.0.2.7");
-    assert!(found.labels.contains_key(NODE_NETWORK_LABEL));
+    let member = read_pod(&pod_with_changes(&changes)).unwrap().unwrap();
+    assert!(
+        !member.sidecar_settings.may_be_overridden(),
+        "a host network pod cannot have a sidecar"
+    );
+    let workload = member.workload;
+    assert!(!workload.sidecar && workload.ready);
+    assert_eq!(workload.address.to_string(), "192.0.2.7");
+    assert!(workload.labels.contains_key(NODE_NETWORK_LABEL));
     // The address is shared by all pods in the host network.
     assert_eq!(pod_addresses(&pod_with_changes(&changes)), BTreeSet::new());
 }
@@ -191,20 +196,20 @@ fn a_deleted_pod_that_still_serves_is_terminating() {
         (vec![deleted(), ("/status/conditions", unready.clone())], (false, false)),
         (vec![("/status/conditions", unready)], (false, false)),
     ] {
-        let found = workload_with_changes(&changes).unwrap();
-        assert_eq!((found.ready, found.terminating), expected, "{changes:?}");
+        let workload = workload_with_changes(&changes).unwrap();
+        assert_eq!((workload.ready, workload.terminating), expected, "{changes:?}");
     }
 }
 
 #[test]
-fn only_what_takes_requests_is_ready() {
+fn a_pod_is_ready_only_while_it_can_receive_requests() {
     let unready = json!([{"type": "Ready", "status": "False"}]);
-    let ends = json!("2025-01-01T00:00:00Z");
+    let deletion = json!("2025-01-01T00:00:00Z");
     for (changes, expected) in [
         (vec![], true),
         (vec![("/status/conditions", unready)], false),
         (vec![("/status/conditions", json!([]))], false),
-        (vec![("/metadata/deletionTimestamp", ends)], false),
+        (vec![("/metadata/deletionTimestamp", deletion)], false),
     ] {
         assert_eq!(workload_with_changes(&changes).unwrap().ready, expected, "{changes:?}");
     }
@@ -212,13 +217,13 @@ fn only_what_takes_requests_is_ready() {
 
 #[test]
 fn the_account_is_default_when_none_is_named_and_never_that_of_the_control_plane() {
-    let found = workload_with_changes(&[("/spec/serviceAccountName", json!(null))]).unwrap();
-    assert_eq!(found.account.to_string(), "bookinfo/default");
-    let taken = [
+    let workload = workload_with_changes(&[("/spec/serviceAccountName", json!(null))]).unwrap();
+    assert_eq!(workload.account.to_string(), "bookinfo/default");
+    let reserved_account = [
         ("/metadata/namespace", json!("leno-system")),
         ("/spec/serviceAccountName", json!("leno-control")),
     ];
-    let rejected = read_pod(&pod_with_changes(&taken)).unwrap_err().to_string();
+    let rejected = read_pod(&pod_with_changes(&reserved_account)).unwrap_err().to_string();
     assert!(rejected.starts_with("Pod leno-system/reviews-7d4-x2: spec.serviceAccountName:"));
 }
 
@@ -231,7 +236,7 @@ fn ports_of_services_need_not_be_declared() {
                      "ports": [{"port": 80, "targetPort": target}]},
         });
         match read_service(&serde_json::from_value(object).unwrap()) {
-            ServiceReading::Ours(service, _) => service,
+            ServiceReading::WithSelector(service, _) => service,
             other => panic!("{other:?}"),
         }
     };
@@ -246,19 +251,19 @@ fn ports_of_services_need_not_be_declared() {
     });
     let gateway = workload_with_changes(&[("/metadata/labels", gateway)]).unwrap();
     assert_eq!(with_target_ports(&gateway, services.iter()).ports, gateway.ports);
-    let bare = workload_with_changes(&[]).unwrap();
-    let found = with_target_ports(&bare, services.iter());
-    let numbers: Vec<u16> = found.ports.iter().map(|port| port.port).collect();
+    let meshed = workload_with_changes(&[]).unwrap();
+    let with_ports = with_target_ports(&meshed, services.iter());
+    let numbers: Vec<u16> = with_ports.ports.iter().map(|port| port.port).collect();
     assert_eq!(numbers, [5170, 7000, 9080, 9100]);
-    let mut other_namespace = bare.clone();
+    let mut other_namespace = meshed.clone();
     other_namespace.name.namespace = Name::new("other").unwrap();
-    assert_eq!(with_target_ports(&other_namespace, services.iter()).ports, bare.ports);
-    assert_eq!(bare.run_options.env, BTreeMap::new());
+    assert_eq!(with_target_ports(&other_namespace, services.iter()).ports, meshed.ports);
+    assert_eq!(meshed.run_options.env, BTreeMap::new());
 }
 
 #[test]
-fn the_annotation_for_the_mode_is_kept_beside() {
-    let annotated = |value: &str| {
+fn the_default_policy_of_the_annotation_is_read() {
+    let policy_of = |value: &str| {
         let annotations = json!({"leno.dev/default-policy": value});
         read_pod(&pod_with_changes(&[("/metadata/annotations", annotations)]))
             .unwrap()
@@ -266,6 +271,6 @@ fn the_annotation_for_the_mode_is_kept_beside() {
             .admission
             .default_policy
     };
-    assert_eq!(annotated("deny"), Ok(Some(DefaultPolicy::Deny)));
-    assert!(annotated("of-course").is_err());
+    assert_eq!(policy_of("deny"), Ok(Some(DefaultPolicy::Deny)));
+    assert!(policy_of("of-course").is_err());
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use leno_model::{
     AttachedRoutes, Name, Object, ObjectKey, RetryPolicy, RouteParent, SermantRouteRule,
     SermantRules, Service, ServiceAccount, ServiceName, TagRoute, TagRules, TagScope, TrafficSplit,
-    first_because,
+    precedence_reason,
 };
 
 use super::ObjectStore;
@@ -22,9 +22,9 @@ pub(super) struct ConflictIndex<'a> {
     retries: BTreeMap<&'a ServiceAccount, Vec<&'a RetryPolicy>>,
     /// Tag rules by target, regardless of the port.
     tags: BTreeMap<TagScope, Vec<&'a TagRoute>>,
-    published: BTreeMap<TagScope, &'a SermantRouteRule>,
+    sermant_rules: BTreeMap<TagScope, &'a SermantRouteRule>,
     /// A cache of the tag rules in force at a port, which are needed for many objects.
-    deciding: RefCell<ObjectsByPort>,
+    in_force: RefCell<ObjectsByPort>,
 }
 
 /// Objects by the port of a service where they are in force.
@@ -34,10 +34,10 @@ impl<'a> ConflictIndex<'a> {
     /// Adds an object. Within each kind, objects are added in order of their names.
     pub(super) fn add_object(&mut self, object: &'a Object) {
         for parent in route_parents(object) {
-            let near = self.routes.entry(&parent.service).or_default();
+            let routes = self.routes.entry(&parent.service).or_default();
             // A route may be attached to several ports of a service.
-            if near.last().is_none_or(|last| !std::ptr::eq(*last, object)) {
-                near.push(object);
+            if routes.last().is_none_or(|last| !std::ptr::eq(*last, object)) {
+                routes.push(object);
             }
         }
         match object {
@@ -52,7 +52,7 @@ impl<'a> ConflictIndex<'a> {
             }
             Object::SermantRouteRule(rule) => {
                 for (scope, _) in &rule.entries {
-                    let first = self.published.entry(without_port(scope)).or_insert(rule);
+                    let first = self.sermant_rules.entry(without_port(scope)).or_insert(rule);
                     if rule.precedence() < first.precedence() {
                         *first = rule;
                     }
@@ -115,54 +115,65 @@ impl<'a> ConflictIndex<'a> {
         port: u16,
         namespace: &Name,
     ) -> Vec<&'a Object> {
-        let near = self.routes.get(service).into_iter().flatten().copied();
-        let is_there = |route: &&Object| {
+        let routes = self.routes.get(service).into_iter().flatten().copied();
+        let is_attached = |route: &&Object| {
             let mut parents = route_parents(route).iter();
-            of_namespace(route) == Some(namespace)
-                && parents.any(|it| it.includes_port(service, port))
+            route_namespace(route) == Some(namespace)
+                && parents.any(|parent| parent.includes_port(service, port))
         };
-        near.filter(is_there).collect()
+        routes.filter(is_attached).collect()
     }
 
     /// Returns the object that takes precedence over a route at a port.
-    fn of_route(&self, route: &Object, service: &ServiceName, port: u16) -> Option<ObjectKey> {
-        let near = self.routes_at_port(service, port, of_namespace(route)?);
-        let mut near = near.iter().copied();
+    fn preceding_route(
+        &self,
+        route: &Object,
+        service: &ServiceName,
+        port: u16,
+    ) -> Option<ObjectKey> {
+        let routes = self.routes_at_port(service, port, route_namespace(route)?);
+        let mut routes = routes.iter().copied();
         match route {
-            Object::HttpRoute(own) | Object::GrpcRoute(own) => {
-                let goes_before = |it: &&Object| match it {
-                    Object::HttpRoute(it) | Object::GrpcRoute(it) => it.goes_before(own),
+            Object::HttpRoute(own_route) | Object::GrpcRoute(own_route) => {
+                let precedes = |object: &&Object| match object {
+                    Object::HttpRoute(object) | Object::GrpcRoute(object) => {
+                        object.precedes(own_route)
+                    }
                     _ => false,
                 };
-                near.find(goes_before).map(Object::object_key)
+                routes.find(precedes).map(Object::object_key)
             }
-            Object::GatewayTcpRoute(own) => {
-                let before = near.filter_map(|it| match it {
-                    Object::GatewayTcpRoute(it) => Some(it).filter(|it| it.goes_before(own)),
+            Object::GatewayTcpRoute(own_route) => {
+                let earlier = routes.filter_map(|object| match object {
+                    Object::GatewayTcpRoute(object) => {
+                        Some(object).filter(|other| other.precedes(own_route))
+                    }
                     _ => None,
                 });
-                let first = before.min_by_key(|it| (it.created, &it.rule.route))?;
+                let first = earlier.min_by_key(|route| (route.created, &route.rule.route))?;
                 Some(ObjectKey::GatewayTcpRoute(first.rule.route.clone()))
             }
-            Object::TlsRoute(own) => {
-                let all = near.filter_map(|it| match it {
-                    Object::TlsRoute(it) => Some(it),
+            Object::TlsRoute(own_route) => {
+                let tls_routes = routes.filter_map(|object| match object {
+                    Object::TlsRoute(object) => Some(object),
                     _ => None,
                 });
-                own.find_conflict(all).map(|it| ObjectKey::TlsRoute(it.rule.route.clone()))
+                own_route
+                    .find_conflict(tls_routes)
+                    .map(|other| ObjectKey::TlsRoute(other.rule.route.clone()))
             }
             _ => None,
         }
     }
 
     /// Returns true if the lanes of an object apply to a service.
-    pub(super) fn applies_lanes(&self, object: &Object, traffic: &TagScope) -> bool {
+    pub(super) fn applies_lanes(&self, object: &Object, scope: &TagScope) -> bool {
         let Object::SermantRouteRule(own) = object else { return false };
-        let is_first = self.published.get(traffic).is_some_and(|first| first.name == own.name);
+        let is_first = self.sermant_rules.get(scope).is_some_and(|first| first.name == own.name);
         let has_lanes = |rules: &SermantRules| !rules.lanes.is_empty();
-        matches!(traffic, TagScope::Service(..))
+        matches!(scope, TagScope::Service(..))
             && is_first
-            && said_of(own, traffic).is_some_and(has_lanes)
+            && rules_for_scope(own, scope).is_some_and(has_lanes)
     }
 }
 
@@ -176,9 +187,9 @@ impl ObjectStore {
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
         let ports = self.ports_of_service(service, port);
-        let all: Option<Vec<ObjectKey>> =
-            ports.map(|port| conflicts.of_route(route, service, port)).collect();
-        let first = all?.into_iter().next()?;
+        let preceding: Option<Vec<ObjectKey>> =
+            ports.map(|port| conflicts.preceding_route(route, service, port)).collect();
+        let first = preceding?.into_iter().next()?;
         Some(format!("{first} is attached to the same port and takes precedence"))
     }
 
@@ -190,13 +201,13 @@ impl ObjectStore {
     ) -> Option<String> {
         let root = &split.root.service;
         let splits = conflicts.splits.get(root).into_iter().flatten();
-        let before = splits.filter(|it| it.goes_before(split));
-        if let Some(first) = before.min_by_key(|it| it.precedence()) {
-            let (name, reason) = (&first.name, first_because(first.created, split.created));
+        let earlier = splits.filter(|other| other.precedes(split));
+        if let Some(first) = earlier.min_by_key(|other| other.precedence()) {
+            let (name, reason) = (&first.name, precedence_reason(first.created, split.created));
             let first = Object::TrafficSplit((*first).clone());
             let problem = self
                 .missing_reference(&first)
-                .map(|it| format!("; it has an error of its own: {it}"));
+                .map(|error| format!("; it has an error of its own: {error}"));
             let problem = problem.unwrap_or_default();
             return Some(format!(
                 "TrafficSplit {name} is for the same service, and {reason}{problem}"
@@ -205,10 +216,10 @@ impl ObjectStore {
         let ports = self.ports_of_service(root, None);
         let attached =
             |port| conflicts.routes_at_port(root, port, &root.namespace).first().copied();
-        let all: Option<Vec<&Object>> = ports.map(attached).collect();
-        let first = all?.into_iter().next()?;
+        let routes: Option<Vec<&Object>> = ports.map(attached).collect();
+        let first = routes?.into_iter().next()?;
         let problem = self.missing_backend(first);
-        let problem = problem.map(|it| format!("; it has an error of its own: {it}"));
+        let problem = problem.map(|error| format!("; it has an error of its own: {error}"));
         let (first, problem) = (first.object_key(), problem.unwrap_or_default());
         Some(format!("{first} is attached to {root} and takes precedence{problem}"))
     }
@@ -220,14 +231,15 @@ impl ObjectStore {
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
         let of_source = || conflicts.retries.get(&policy.source).into_iter().flatten();
-        let there = policy.services.iter().filter(|it| self.services.get(it).is_some());
-        let firsts = there.map(|service| {
-            let before = of_source().filter(|it| it.goes_before(policy, service));
-            before.min_by_key(|it| it.precedence())
+        let existing =
+            policy.services.iter().filter(|service| self.services.get(service).is_some());
+        let firsts = existing.map(|service| {
+            let earlier = of_source().filter(|other| other.precedes(policy, service));
+            earlier.min_by_key(|other| other.precedence())
         });
         let firsts: Option<Vec<_>> = firsts.collect();
         let first = *firsts?.first()?;
-        let (name, reason) = (&first.name, first_because(first.created, policy.created));
+        let (name, reason) = (&first.name, precedence_reason(first.created, policy.created));
         Some(format!("Retry {name} applies to the same requests, and {reason}"))
     }
 
@@ -240,19 +252,19 @@ impl ObjectStore {
         let own = object.object_key();
         let mut first = None;
         for scope in target_scopes(object) {
-            let only = match scope {
-                TagScope::Service(_, only) => *only,
+            let only_port = match scope {
+                TagScope::Service(_, only_port) => *only_port,
                 TagScope::Namespace(_) | TagScope::Mesh => None,
             };
             for service in self.services_of(scope) {
-                for port in self.ports_of_service(&service.name, only) {
-                    let deciding = self.rules_in_force(&service.name, port, conflicts);
-                    if deciding.contains(&own)
+                for port in self.ports_of_service(&service.name, only_port) {
+                    let in_force = self.rules_in_force(&service.name, port, conflicts);
+                    if in_force.contains(&own)
                         || conflicts.applies_lanes(object, &without_port(scope))
                     {
                         return None;
                     }
-                    first = first.or_else(|| deciding.first().cloned());
+                    first = first.or_else(|| in_force.first().cloned());
                 }
             }
         }
@@ -274,10 +286,10 @@ impl ObjectStore {
         port: u16,
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
-        let place = (service.clone(), port);
-        let mut known = conflicts.deciding.borrow_mut();
-        known
-            .entry(place)
+        let at_port = (service.clone(), port);
+        let mut cache = conflicts.in_force.borrow_mut();
+        cache
+            .entry(at_port)
             .or_insert_with(|| self.compute_in_force(service, port, conflicts))
             .clone()
     }
@@ -289,29 +301,33 @@ impl ObjectStore {
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
         let preference = preference_name(service).and_then(|name| {
-            let is_written =
+            let is_user_defined =
                 self.custom_resources.get(&ObjectKey::TagRoute(name.clone())).is_some();
-            self.zone_preference(&name).filter(|_| !is_written)
+            self.zone_preference(&name).filter(|_| !is_user_defined)
         });
-        let near = TagScope::Service(service.clone(), None);
-        let all = [near, TagScope::Namespace(service.namespace.clone()), TagScope::Mesh];
-        let found = TagRules::most_specific(all.iter().flat_map(|traffic| {
-            let written = conflicts.tags.get(traffic).into_iter().flatten().copied();
-            let written = written.filter(|route| match route.scope {
-                TagScope::Service(_, only) => only.is_none_or(|only| only == port),
+        let at_service = TagScope::Service(service.clone(), None);
+        let scopes = [at_service, TagScope::Namespace(service.namespace.clone()), TagScope::Mesh];
+        let most_specific = TagRules::most_specific(scopes.iter().flat_map(|scope| {
+            let user_rules = conflicts.tags.get(scope).into_iter().flatten().copied();
+            let user_rules = user_rules.filter(|route| match route.scope {
+                TagScope::Service(_, only_port) => {
+                    only_port.is_none_or(|only_port| only_port == port)
+                }
                 TagScope::Namespace(_) | TagScope::Mesh => true,
             });
-            let asked = preference.iter().filter_map(|object| match object {
-                Object::TagRoute(route) => Some(route).filter(|it| it.scope == *traffic),
+            let generated = preference.iter().filter_map(|object| match object {
+                Object::TagRoute(route) => Some(route).filter(|route| route.scope == *scope),
                 _ => None,
             });
-            let published = conflicts.published.get(traffic);
-            let published = published.and_then(|rule| said_of(rule, traffic));
-            let published = published.map(|said| said.rules.clone());
-            [TagRules::merge_routes(written.chain(asked))].into_iter().chain(published)
+            let sermant_rules = conflicts.sermant_rules.get(scope);
+            let sermant_rules = sermant_rules.and_then(|rule| rules_for_scope(rule, scope));
+            let sermant_rules = sermant_rules.map(|rules| rules.rules.clone());
+            [TagRules::merge_routes(user_rules.chain(generated))].into_iter().chain(sermant_rules)
         }));
-        let by_request = found.rules.iter().map(|it| it.origin.object_key());
-        by_request.chain(found.by_caller.iter().map(|it| it.origin.object_key())).collect()
+        let by_request = most_specific.rules.iter().map(|rule| rule.origin.object_key());
+        by_request
+            .chain(most_specific.by_caller.iter().map(|rule| rule.origin.object_key()))
+            .collect()
     }
 
     /// Returns the services that a scope covers.
@@ -330,10 +346,12 @@ impl ObjectStore {
     pub(super) fn ports_of_service(
         &self,
         service: &ServiceName,
-        only: Option<u16>,
+        only_port: Option<u16>,
     ) -> impl Iterator<Item = u16> {
-        let known = self.services.get(service).into_iter().flat_map(|it| &it.ports);
-        known.map(|it| it.port).filter(move |port| only.is_none_or(|only| only == *port))
+        let ports = self.services.get(service).into_iter().flat_map(|service| &service.ports);
+        ports
+            .map(|port| port.port)
+            .filter(move |port| only_port.is_none_or(|only_port| only_port == *port))
     }
 }
 
@@ -354,9 +372,12 @@ pub(super) fn without_port(scope: &TagScope) -> TagScope {
     }
 }
 
-fn said_of<'a>(rule: &'a SermantRouteRule, wanted: &TagScope) -> Option<&'a SermantRules> {
+fn rules_for_scope<'a>(
+    rule: &'a SermantRouteRule,
+    requested: &TagScope,
+) -> Option<&'a SermantRules> {
     let mut entries = rule.entries.iter();
-    entries.find(|(scope, _)| without_port(scope) == *wanted).map(|(_, said)| said)
+    entries.find(|(scope, _)| without_port(scope) == *requested).map(|(_, rules)| rules)
 }
 
 /// Returns the parents of a Gateway API route.
@@ -369,7 +390,7 @@ fn route_parents(object: &Object) -> &[RouteParent] {
     }
 }
 
-fn of_namespace(route: &Object) -> Option<&Name> {
+fn route_namespace(route: &Object) -> Option<&Name> {
     match route {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => Some(&route.name.namespace),
         Object::TlsRoute(route) => Some(&route.rule.route.namespace),

@@ -2,56 +2,54 @@
 
 mod conflict_context;
 
-pub(super) use conflict_context::ConflictContext;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    ConflictStatus, Destinations, GatewayTcpRoute, MeshConfig, Name, NoEffect, NoEffectCause,
-    Object, PolicyContext, PolicyScope, PolicySide, Protocol, ReferenceGrant, RouteKind,
-    RouteParent, Service, ServiceName, ServicePolicy, TagScope, TcpRule, TlsRoute, TlsRule,
-    WeightedBackend, leads_back, no_requests,
+    ConflictStatus, GatewayTcpRoute, MeshConfig, Name, NoEffect, NoEffectCause, Object,
+    PolicyScope, ReferenceGrant, RouteKind, RouteParent, Service, ServiceName, ServicePolicy,
+    TagScope, TcpRule, TlsRoute, TlsRule, WeightedBackend, leads_back, no_requests,
 };
 use leno_registry::RejectedDocument;
 use serde_json::Value;
 
+pub(super) use self::conflict_context::ConflictContext;
 use super::conflicts::ConflictIndex;
 use super::{ObjectOrigin, ObjectStore};
 use crate::external_principals::ACCESS_CERT;
 use crate::gateway::{RouteId, RouteParentStatus};
-use crate::read::matches_selector;
 use crate::source::status_record::StatusRecord;
 use crate::status::event::shorten_middle;
 use crate::status::{CONTROLLER, DesiredStatus, StatusCondition, StatusContent, StatusForm};
 
 impl ObjectStore {
     /// Returns the statuses to write. Returns `None` if they are unchanged, and before the first update.
-    pub(crate) fn changed_statements(&mut self) -> Option<Vec<DesiredStatus>> {
-        if !self.has_reported() || !std::mem::take(&mut self.statuses_stale) {
+    pub(crate) fn changed_statuses(&mut self) -> Option<Vec<DesiredStatus>> {
+        if !self.has_published() || !std::mem::take(&mut self.statuses_stale) {
             return None;
         }
-        let others = self.shared_data();
-        let all = self
+        let context = self.shared_data();
+        let statuses = self
             .records
             .iter()
-            .filter_map(|(origin, record)| self.object_statement(origin, record, &others));
-        Some(all.filter(DesiredStatus::is_due).collect())
+            .filter_map(|(origin, record)| self.object_status(origin, record, &context));
+        Some(statuses.filter(DesiredStatus::is_due).collect())
     }
 
-    /// Collects data that is shared between the statuses of many objects.
+    /// Collects the data that is shared between the statuses of many objects.
     fn shared_data(&self) -> StatusContext<'_> {
-        let mut others = StatusContext {
+        let mut context = StatusContext {
             config: self.mesh_config().unwrap_or_default(),
             ..StatusContext::default()
         };
-        for (_, object, _) in self.custom_resources.in_force_all() {
-            others.conflicts.add_object(object);
+        for (_, object, _) in self.custom_resources.all_in_force() {
+            context.conflicts.add_object(object);
             match object {
-                Object::ReferenceGrant(grant) => others.grants.push(grant),
-                Object::ServicePolicy(policy) => others.add_policy(policy),
+                Object::ReferenceGrant(grant) => context.grants.push(grant),
+                Object::ServicePolicy(policy) => context.add_policy(policy),
                 _ => {}
             }
         }
-        others
+        context
     }
 
     /// Returns the reasons that an object is rejected, one per line; `None` if it is accepted.
@@ -65,26 +63,26 @@ impl ObjectStore {
             .unwrap_or_default()
             .iter()
             .chain(duplicate)
-            .take(REFUSALS_MAX)
-            .map(|it| {
-                let field = it.at.field.as_deref().unwrap_or_default();
-                format!("{field}: {}; {}", it.problem, it.hint)
+            .take(MAX_REJECTIONS)
+            .map(|document| {
+                let field = document.at.field.as_deref().unwrap_or_default();
+                format!("{field}: {}; {}", document.problem, document.hint)
             })
             .collect();
         (!rejections.is_empty()).then(|| truncate_message(&rejections.join("\n")))
     }
 
     /// Returns the status of an object; `None` for gateways of other classes.
-    fn object_statement(
+    fn object_status(
         &self,
         origin: &ObjectOrigin,
         record: &StatusRecord,
-        others: &StatusContext<'_>,
+        context: &StatusContext<'_>,
     ) -> Option<DesiredStatus> {
         let duplicate = self.custom_resources.duplicate_reason(origin);
-        let refusal = self.rejection_message(origin, duplicate.as_ref());
+        let rejection = self.rejection_message(origin, duplicate.as_ref());
         let id = &origin.id;
-        let gateways = self.edge.as_ref();
+        let gateways = self.gateways.as_ref();
         let content = match record.form {
             StatusForm::Nothing => StatusContent::Nothing,
             StatusForm::Gateway => {
@@ -96,40 +94,41 @@ impl ObjectStore {
             }
             StatusForm::Current if record.target.kind == ACCESS_CERT => {
                 // No status before the outcome is known.
-                let rejected = refusal.clone().map(Err);
+                let rejected = rejection.clone().map(Err);
                 StatusContent::Current(
                     rejected.or_else(|| self.external_principal_outcome(record))?,
                 )
             }
             StatusForm::Current => {
-                let idle =
-                    || self.closed_reason(origin).or_else(|| self.idle_reason(origin, others));
-                StatusContent::Current(refusal.clone().or_else(idle).map_or(Ok(()), Err))
+                let no_effect =
+                    || self.closed_reason(origin).or_else(|| self.idle_reason(origin, context));
+                StatusContent::Current(rejection.clone().or_else(no_effect).map_or(Ok(()), Err))
             }
             StatusForm::Conditions => {
                 let reason = if duplicate.is_some() { CONFLICTED } else { "Invalid" };
                 let rejected =
-                    refusal.as_deref().map(|refusal| rejected_conditions(refusal, reason));
-                StatusContent::Conditions(self.policy_conditions(origin, rejected, others))
+                    rejection.as_deref().map(|rejection| rejected_conditions(rejection, reason));
+                StatusContent::Conditions(self.policy_conditions(origin, rejected, context))
             }
             StatusForm::Parents => {
-                let resolved = self.route_references(origin, refusal.as_deref(), &others.grants);
+                let resolved = self.route_references(origin, rejection.as_deref(), &context.grants);
                 let parents = record.parents.iter().map(|parent| {
-                    let (accepted, idle) = match refusal.as_deref() {
-                        Some(refusal) => {
-                            (accepted_condition(Some(refusal), "UnsupportedValue"), None)
+                    let (accepted, no_effect) = match rejection.as_deref() {
+                        Some(rejection) => {
+                            (accepted_condition(Some(rejection), "UnsupportedValue"), None)
                         }
-                        None => self.parent_conditions(origin, record, parent, others),
+                        None => self.parent_conditions(origin, record, parent, context),
                     };
                     RouteParentStatus {
                         parent: parent.clone(),
                         controller: CONTROLLER,
                         generation: record.generation,
-                        conditions: with_programmed([accepted, resolved.clone()], idle),
+                        conditions: with_programmed([accepted, resolved.clone()], no_effect),
                     }
                 });
                 let route = RouteId { kind: record.target.kind, id: id.clone() };
-                let of_gateways = gateways.and_then(|it| it.resolved.parents.get(&route));
+                let of_gateways =
+                    gateways.and_then(|gateways| gateways.resolved.parents.get(&route));
                 StatusContent::Parents(
                     parents.chain(of_gateways.into_iter().flatten().cloned()).collect(),
                 )
@@ -142,10 +141,10 @@ impl ObjectStore {
             generation: record.generation,
             current_status: record.current_status.clone(),
             content,
-            refusal: refusal.or_else(|| gateways?.rejection_reason(record.target.kind, id)),
+            rejection: rejection.or_else(|| gateways?.rejection_reason(record.target.kind, id)),
             diagnostic: self.diagnostics_of(origin),
-            conflict: self.unsaid_conflict(origin, record, others),
-            dangling: self.unsaid_reference(origin, record),
+            conflict: self.conflict_without_status(origin, record, context),
+            dangling: self.missing_reference_without_status(origin, record),
         })
     }
 
@@ -154,30 +153,31 @@ impl ObjectStore {
         &self,
         origin: &ObjectOrigin,
         rejected: Option<[StatusCondition; 2]>,
-        others: &StatusContext<'_>,
+        context: &StatusContext<'_>,
     ) -> Vec<StatusCondition> {
         let [accepted, resolved] =
-            rejected.unwrap_or_else(|| self.attachment_conditions(origin, others));
+            rejected.unwrap_or_else(|| self.attachment_conditions(origin, context));
         let object = self.custom_resources.get_by_origin(origin);
-        let enforced = object.and_then(|it| self.enforced_condition(it, &others.config, &accepted));
+        let enforced =
+            object.and_then(|object| self.enforced_condition(object, &context.config, &accepted));
         let idle = object.filter(|_| accepted.status == "True");
-        let idle = idle.and_then(|it| self.unprogrammed_condition(it, others));
+        let idle = idle.and_then(|object| self.unprogrammed_condition(object, context));
         let programmed =
             idle.unwrap_or_else(|| StatusCondition::from_accepted(&accepted, REPORTED));
         [accepted, resolved, programmed].into_iter().chain(enforced).collect()
     }
 
-    /// Returns the `Accepted` condition of a valid route for one of its parents, and the reason that the accepted
-    /// route has no effect there.
+    /// Returns the `Accepted` condition of a valid route for one of its parents, and the reason that the
+    /// accepted route has no effect there.
     fn parent_conditions(
         &self,
         origin: &ObjectOrigin,
         record: &StatusRecord,
         parent: &Value,
-        others: &StatusContext<'_>,
+        context: &StatusContext<'_>,
     ) -> (StatusCondition, Option<StatusCondition>) {
         let (service, port) = match parent_of(parent, &record.target.namespace) {
-            Ok(known) => known,
+            Ok(parent_service) => parent_service,
             Err(problem) => return (accepted_condition(Some(&problem), "NoMatchingParent"), None),
         };
         if let Some(missing) = self.missing_part(&service, port) {
@@ -186,29 +186,33 @@ impl ObjectStore {
         let Some(route) = self.custom_resources.get_by_origin(origin) else {
             return (accepted_condition(None, ""), None);
         };
-        let conflict = self.conflict_of_route(route, &service, port, &others.conflicts);
-        let idle = || self.idle_route(route, &service, port, &others.conflicts);
-        let idle = idle().filter(|_| conflict.is_none());
-        (accepted_condition(conflict.as_deref(), CONFLICTED), idle)
+        let conflict = self.conflict_of_route(route, &service, port, &context.conflicts);
+        let no_effect = || self.idle_route(route, &service, port, &context.conflicts);
+        let no_effect = no_effect().filter(|_| conflict.is_none());
+        (accepted_condition(conflict.as_deref(), CONFLICTED), no_effect)
     }
 
     /// Returns the object that takes precedence over a valid one, for kinds without a status.
-    fn unsaid_conflict(
+    fn conflict_without_status(
         &self,
         origin: &ObjectOrigin,
         record: &StatusRecord,
-        others: &StatusContext<'_>,
+        context: &StatusContext<'_>,
     ) -> Option<String> {
         match self.custom_resources.get_by_origin(origin)? {
             Object::TrafficSplit(split) if record.form == StatusForm::Nothing => {
-                self.conflict_of_split(split, &others.conflicts)
+                self.conflict_of_split(split, &context.conflicts)
             }
             _ => None,
         }
     }
 
     /// Returns a missing object that a valid one refers to, for kinds without a status.
-    fn unsaid_reference(&self, origin: &ObjectOrigin, record: &StatusRecord) -> Option<String> {
+    fn missing_reference_without_status(
+        &self,
+        origin: &ObjectOrigin,
+        record: &StatusRecord,
+    ) -> Option<String> {
         let object = self
             .custom_resources
             .get_by_origin(origin)
@@ -220,7 +224,7 @@ impl ObjectStore {
     fn attachment_conditions(
         &self,
         origin: &ObjectOrigin,
-        others: &StatusContext<'_>,
+        context: &StatusContext<'_>,
     ) -> [StatusCondition; 2] {
         let Some(object) = self.custom_resources.get_by_origin(origin) else {
             return [
@@ -233,32 +237,35 @@ impl ObjectStore {
             .iter()
             .filter_map(|(service, port)| self.missing_part(service, *port))
             .collect();
-        let is_nowhere = !targets.is_empty() && missing.len() == targets.len();
+        let lacks_all_targets = !targets.is_empty() && missing.len() == targets.len();
         let missing = (!missing.is_empty()).then(|| truncate_message(&missing.join("\n")));
-        let first = match (&missing, self.overruled_reason(object, others)) {
-            (Some(missing), _) if is_nowhere => accepted_condition(Some(missing), "TargetNotFound"),
-            (_, Some(IneffectiveReason::Overruled(by))) => {
-                accepted_condition(Some(&by), CONFLICTED)
+        let accepted = match (&missing, self.overruled_reason(object, context)) {
+            (Some(missing), _) if lacks_all_targets => {
+                accepted_condition(Some(missing), "TargetNotFound")
+            }
+            (_, Some(IneffectiveReason::Overruled(reason))) => {
+                accepted_condition(Some(&reason), CONFLICTED)
             }
             (_, Some(IneffectiveReason::Idle(..)) | None) => accepted_condition(None, ""),
         };
         // Always written, to replace a previous condition.
-        let second = match missing {
+        let resolved = match missing {
             _ if targets.is_empty() => references_condition("True", "ResolvedRefs", NAMES_NOTHING),
             Some(missing) => references_condition("False", "TargetNotFound", &missing),
             None => references_condition("True", "ResolvedRefs", "all targets exist"),
         };
-        [first, second]
+        [accepted, resolved]
     }
 
     /// Returns the reason that a valid object of OSM's kinds has no effect.
-    fn idle_reason(&self, origin: &ObjectOrigin, others: &StatusContext<'_>) -> Option<String> {
+    fn idle_reason(&self, origin: &ObjectOrigin, context: &StatusContext<'_>) -> Option<String> {
         let object = self.custom_resources.get_by_origin(origin)?;
         let targets = target_services(object);
         let mut missing = targets.iter().map(|(service, port)| self.missing_part(service, *port));
-        let first = missing.next().flatten().filter(|_| missing.all(|it| it.is_some()));
-        first
-            .or_else(|| self.overruled_reason(object, others).map(IneffectiveReason::into_sentence))
+        let first_missing = missing.next().flatten().filter(|_| missing.all(|part| part.is_some()));
+        first_missing.or_else(|| {
+            self.overruled_reason(object, context).map(IneffectiveReason::into_sentence)
+        })
     }
 
     /// Returns the condition `Programmed` of an accepted policy without effect: routes send the traffic of its
@@ -266,12 +273,12 @@ impl ObjectStore {
     fn unprogrammed_condition(
         &self,
         object: &Object,
-        others: &StatusContext<'_>,
+        context: &StatusContext<'_>,
     ) -> Option<StatusCondition> {
-        match self.overruled_reason(object, others) {
+        match self.overruled_reason(object, context) {
             Some(IneffectiveReason::Idle(message, reason)) => {
                 let message = truncate_message(&message);
-                Some(StatusCondition { word: "Programmed", status: "False", reason, message })
+                Some(StatusCondition { name: "Programmed", status: "False", reason, message })
             }
             Some(IneffectiveReason::Overruled(_)) | None => None,
         }
@@ -281,50 +288,55 @@ impl ObjectStore {
     fn overruled_reason(
         &self,
         object: &Object,
-        others: &StatusContext<'_>,
+        context: &StatusContext<'_>,
     ) -> Option<IneffectiveReason> {
         let overruled = match object {
-            Object::ServicePolicy(policy) => return self.outdone_policy(policy, others),
+            Object::ServicePolicy(policy) => return self.ineffective_policy(policy, context),
             Object::Retry(policy) => {
-                if policy.services.iter().all(|it| self.is_opaque_at_each_port(it)) {
+                if policy.services.iter().all(|service| self.is_opaque_at_each_port(service)) {
                     return Some(IneffectiveReason::Idle(
                         no_requests(&policy.services),
                         NO_REQUESTS,
                     ));
                 }
-                self.conflict_of_retry(policy, &others.conflicts)
+                self.conflict_of_retry(policy, &context.conflicts)
             }
             Object::TagRoute(_) | Object::SermantRouteRule(_) => {
-                self.conflict_of_tags(object, &others.conflicts)
+                self.conflict_of_tags(object, &context.conflicts)
             }
             _ => None,
         };
-        let idle = || self.idle_by_routes(object, &ConflictContext { store: self, others });
+        let idle =
+            || self.no_effect_by_routes(object, &ConflictContext { store: self, shared: context });
         overruled
             .map(IneffectiveReason::Overruled)
             .or_else(|| idle().map(IneffectiveReason::of_idle))
     }
 
-    fn outdone_policy(
+    fn ineffective_policy(
         &self,
         policy: &ServicePolicy,
-        others: &StatusContext<'_>,
+        context: &StatusContext<'_>,
     ) -> Option<IneffectiveReason> {
         let namespace = &policy.name.namespace;
         let services: Vec<&Service> = match &policy.scope {
             PolicyScope::Services(parents) => {
-                parents.iter().filter_map(|it| self.services.get(&it.service)).collect()
+                parents.iter().filter_map(|parent| self.services.get(&parent.service)).collect()
             }
             PolicyScope::Namespace => self.services.of_namespace(namespace).collect(),
         };
         let ports = services
             .iter()
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
-        match ConflictStatus::for_policy(policy, ports, &ConflictContext { store: self, others }) {
+        match ConflictStatus::for_policy(
+            policy,
+            ports,
+            &ConflictContext { store: self, shared: context },
+        ) {
             ConflictStatus::Overridden(other) => Some(IneffectiveReason::Overruled(format!(
                 "{other} takes precedence at all of its targets"
             ))),
-            ConflictStatus::NoEffect(idle) => Some(IneffectiveReason::of_idle(idle)),
+            ConflictStatus::NoEffect(no_effect) => Some(IneffectiveReason::of_idle(no_effect)),
             ConflictStatus::InForce | ConflictStatus::NoTarget => None,
         }
     }
@@ -333,19 +345,22 @@ impl ObjectStore {
     fn route_references(
         &self,
         origin: &ObjectOrigin,
-        refusal: Option<&str>,
+        rejection: Option<&str>,
         grants: &[&ReferenceGrant],
     ) -> StatusCondition {
-        if let Some(refusal) = refusal {
-            let refusals = self.diagnostics.get(origin).map(|(refusals, _)| refusals.as_slice());
-            let fields =
-                refusals.unwrap_or_default().iter().filter_map(|it| it.at.field.as_deref());
+        if let Some(rejection) = rejection {
+            let rejections =
+                self.diagnostics.get(origin).map(|(rejections, _)| rejections.as_slice());
+            let fields = rejections
+                .unwrap_or_default()
+                .iter()
+                .filter_map(|rejection| rejection.at.field.as_deref());
             let of_backend = |field: &str| {
                 field.contains("ackendRef")
                     && (field.ends_with(".kind") || field.ends_with(".group"))
             };
             return match fields.into_iter().any(of_backend) {
-                true => references_condition("False", "InvalidKind", refusal),
+                true => references_condition("False", "InvalidKind", rejection),
                 false => references_condition("Unknown", "Pending", UNCHECKED),
             };
         }
@@ -353,12 +368,13 @@ impl ObjectStore {
             return references_condition("Unknown", "Pending", UNCHECKED);
         };
         let (parents, backends) = route_backends(object);
-        for (kind, own, service, port) in backends {
-            let theirs = &service.namespace;
-            let granted = || grants.iter().any(|grant| grant.permits_route(kind, own, service));
-            if own != theirs && !leads_back(parents, service) && !granted() {
+        for (kind, own_namespace, service, port) in backends {
+            let their_namespace = &service.namespace;
+            let is_granted =
+                || grants.iter().any(|grant| grant.permits_route(kind, own_namespace, service));
+            if own_namespace != their_namespace && !leads_back(parents, service) && !is_granted() {
                 let message = format!(
-                    "no ReferenceGrant in {theirs} permits {service} to {}s of {own}",
+                    "no ReferenceGrant in {their_namespace} permits {service} to {}s of {own_namespace}",
                     kind.as_str()
                 );
                 return references_condition("False", "RefNotPermitted", &message);
@@ -380,21 +396,22 @@ impl ObjectStore {
 
     /// Returns the missing part of a service.
     pub(super) fn missing_part(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
-        let Some(known) = self.services.get(service) else {
+        let Some(target) = self.services.get(service) else {
             return Some(format!("there is no Service {service} that selects pods"));
         };
-        let port = port.filter(|port| !known.ports.iter().any(|known| known.port == *port))?;
+        let port = port
+            .filter(|port| !target.ports.iter().any(|service_port| service_port.port == *port))?;
         Some(format!("the Service {service} has no TCP port {port}"))
     }
 }
 
 /// Returns the service and optional port that a route refers to as its parent.
-fn parent_of(parent: &Value, own: &str) -> Result<(ServiceName, Option<u16>), String> {
+fn parent_of(parent: &Value, own_namespace: &str) -> Result<(ServiceName, Option<u16>), String> {
     let text = |key: &str| parent.get(key).and_then(Value::as_str);
     let name = text("name").unwrap_or_default();
     let port = parent.get("port").and_then(Value::as_u64);
     let port = port.and_then(|port| u16::try_from(port).ok());
-    let service = ServiceName::new(text("namespace").unwrap_or(own), name);
+    let service = ServiceName::new(text("namespace").unwrap_or(own_namespace), name);
     service.map(|service| (service, port)).map_err(|error| error.to_string())
 }
 
@@ -407,16 +424,16 @@ fn with_programmed(
     vec![accepted, resolved, programmed]
 }
 
-fn accepted_condition(refusal: Option<&str>, reason: &'static str) -> StatusCondition {
-    match refusal {
-        Some(refusal) => StatusCondition {
-            word: "Accepted",
+fn accepted_condition(rejection: Option<&str>, reason: &'static str) -> StatusCondition {
+    match rejection {
+        Some(rejection) => StatusCondition {
+            name: "Accepted",
             status: "False",
             reason,
-            message: refusal.to_owned(),
+            message: rejection.to_owned(),
         },
         None => StatusCondition {
-            word: "Accepted",
+            name: "Accepted",
             status: "True",
             reason: "Accepted",
             message: "in force".to_owned(),
@@ -425,9 +442,9 @@ fn accepted_condition(refusal: Option<&str>, reason: &'static str) -> StatusCond
 }
 
 /// Returns the conditions of an object that is rejected, or over which another one takes precedence.
-fn rejected_conditions(refusal: &str, reason: &'static str) -> [StatusCondition; 2] {
+fn rejected_conditions(rejection: &str, reason: &'static str) -> [StatusCondition; 2] {
     let unknown = references_condition("Unknown", "Pending", "this generation is not in force");
-    [accepted_condition(Some(refusal), reason), unknown]
+    [accepted_condition(Some(rejection), reason), unknown]
 }
 
 fn references_condition(
@@ -435,7 +452,7 @@ fn references_condition(
     reason: &'static str,
     message: &str,
 ) -> StatusCondition {
-    StatusCondition { word: "ResolvedRefs", status, reason, message: message.to_owned() }
+    StatusCondition { name: "ResolvedRefs", status, reason, message: message.to_owned() }
 }
 
 /// The reason that a valid object has no effect although its targets exist.
@@ -447,12 +464,12 @@ enum IneffectiveReason {
 }
 
 impl IneffectiveReason {
-    fn of_idle(idle: NoEffect) -> Self {
-        let reason = match idle.cause {
+    fn of_idle(no_effect: NoEffect) -> Self {
+        let reason = match no_effect.cause {
             NoEffectCause::NoRequests(..) => NO_REQUESTS,
             _ => OVERRIDDEN,
         };
-        Self::Idle(idle.to_string(), reason)
+        Self::Idle(no_effect.to_string(), reason)
     }
 
     fn into_sentence(self) -> String {
@@ -492,15 +509,15 @@ impl<'a> StatusContext<'a> {
 
     /// Returns the policies that may apply to a service.
     fn policies_for(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
-        let named = self.by_service.get(service);
-        let near = self.by_namespace.get(&service.namespace);
-        named.into_iter().chain(near).flatten().copied().collect()
+        let by_name = self.by_service.get(service);
+        let of_namespace = self.by_namespace.get(&service.namespace);
+        by_name.into_iter().chain(of_namespace).flatten().copied().collect()
     }
 }
 
 /// Returns the services, with optional ports, that an object other than a route targets by name.
 fn target_services(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
-    let of_scope = |scope| match scope {
+    let service_in_scope = |scope| match scope {
         &TagScope::Service(ref service, port) => Some((service, port)),
         TagScope::Namespace(_) | TagScope::Mesh => None,
     };
@@ -511,9 +528,9 @@ fn target_services(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
             }
             PolicyScope::Namespace => Vec::new(),
         },
-        Object::TagRoute(route) => of_scope(&route.scope).into_iter().collect(),
+        Object::TagRoute(route) => service_in_scope(&route.scope).into_iter().collect(),
         Object::SermantRouteRule(rule) => {
-            rule.entries.iter().filter_map(|(scope, _)| of_scope(scope)).collect()
+            rule.entries.iter().filter_map(|(scope, _)| service_in_scope(scope)).collect()
         }
         Object::Lane(lane) => vec![(&lane.service, None)],
         _ => Vec::new(),
@@ -524,30 +541,33 @@ fn target_services(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
 pub(super) fn route_backends(object: &Object) -> (&[RouteParent], Vec<RouteBackend<'_>>) {
     match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => {
-            let all =
-                route.rules.iter().flat_map(|it| it.backends.iter().chain(&it.actions.mirrors));
-            let own = &route.name.namespace;
-            let all = all.map(|it| (route.kind, own, &it.service, it.port));
-            (&route.parents, all.collect())
+            let backends = route
+                .rules
+                .iter()
+                .flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
+            let own_namespace = &route.name.namespace;
+            let backends =
+                backends.map(|backend| (route.kind, own_namespace, &backend.service, backend.port));
+            (&route.parents, backends.collect())
         }
         Object::TlsRoute(TlsRoute { parents, rule: TlsRule { route, backends, .. }, .. }) => {
-            (parents, of_kind(RouteKind::Tls, &route.namespace, backends))
+            (parents, backends_of_kind(RouteKind::Tls, &route.namespace, backends))
         }
         Object::GatewayTcpRoute(GatewayTcpRoute {
             parents,
             rule: TcpRule { route, backends, .. },
             ..
-        }) => (parents, of_kind(RouteKind::Tcp, &route.namespace, backends)),
+        }) => (parents, backends_of_kind(RouteKind::Tcp, &route.namespace, backends)),
         _ => (&[], Vec::new()),
     }
 }
 
-fn of_kind<'a>(
+fn backends_of_kind<'a>(
     kind: RouteKind,
-    own: &'a Name,
+    own_namespace: &'a Name,
     backends: &'a [WeightedBackend],
 ) -> Vec<RouteBackend<'a>> {
-    backends.iter().map(|it| (kind, own, &it.service, it.port)).collect()
+    backends.iter().map(|backend| (kind, own_namespace, &backend.service, backend.port)).collect()
 }
 
 /// A backend: the kind and namespace of its route, the service and its port.
@@ -555,7 +575,7 @@ pub(super) type RouteBackend<'a> = (RouteKind, &'a Name, &'a ServiceName, u16);
 
 /// Shortens a text to the length of a condition, with room for the rest of the status.
 fn truncate_message(text: &str) -> String {
-    shorten_middle(text, MESSAGE_BYTES_MAX)
+    shorten_middle(text, MAX_MESSAGE_BYTES)
 }
 
 /// The reason of an object over which another one takes precedence; also the Gateway API's reason for a route
@@ -571,8 +591,8 @@ const REPORTED: &str = "sent to every connected sidecar that it affects";
 /// The message for an object without targets.
 const NAMES_NOTHING: &str = "it has no targets";
 /// The maximum number of errors in one status.
-const REFUSALS_MAX: usize = 5;
+const MAX_REJECTIONS: usize = 5;
 /// The maximum length of a message. The API allows 32768 bytes, which is too long to read.
-const MESSAGE_BYTES_MAX: usize = 2000;
+const MAX_MESSAGE_BYTES: usize = 2000;
 
 const UNCHECKED: &str = "the references of the route have not been checked";

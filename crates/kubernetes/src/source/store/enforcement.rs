@@ -29,46 +29,59 @@ impl ObjectStore {
             ("True", None) => ("True", "Enforced", ENFORCED.to_owned()),
             ("True", Some(first)) => {
                 let first = &first.name;
-                let others = match pods.len() - 1 {
+                let remainder = match pods.len() - 1 {
                     0 => String::new(),
-                    more => format!(" and {more} more"),
+                    count => format!(" and {count} more"),
                 };
-                let message = format!("{LEFT_OUT} {first}{others}");
+                let message = format!("{EXCLUDED} {first}{remainder}");
                 ("False", "EndpointsWithoutSidecar", message)
             }
             _ => ("False", "Invalid", "the policy is not in force".to_owned()),
         };
-        Some(StatusCondition { word: "Enforced", status, reason, message })
+        Some(StatusCondition { name: "Enforced", status, reason, message })
     }
 
     /// Marks statuses as changed if a change of a pod affects the enforcement of policies.
-    pub(super) fn touch_enforcement(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
-        let shape =
-            |it: &Workload| (it.sidecar, it.labels.clone(), it.account.clone(), it.admission);
-        if self.statuses_stale || before.map(shape) == now.map(shape) {
+    pub(super) fn mark_enforcement(
+        &mut self,
+        before: Option<&Workload>,
+        current: Option<&Workload>,
+    ) {
+        let relevant_fields = |workload: &Workload| {
+            (
+                workload.sidecar,
+                workload.labels.clone(),
+                workload.account.clone(),
+                workload.admission,
+            )
+        };
+        if self.statuses_stale || before.map(relevant_fields) == current.map(relevant_fields) {
             return;
         }
-        let mut versions = before.into_iter().chain(now);
-        self.statuses_stale = versions.any(|it| {
-            self.is_led_to(it) || self.has_joined(it) && (!it.sidecar || self.has_unmeshed(it))
+        let mut versions = before.into_iter().chain(current);
+        self.statuses_stale = versions.any(|workload| {
+            self.is_routed_to(workload)
+                || self.has_joined(workload) && (!workload.sidecar || self.has_unmeshed(workload))
         });
     }
 
     /// Returns true if a service of the pod also has a pod without a sidecar.
     fn has_unmeshed(&self, workload: &Workload) -> bool {
-        let services = self.services.may_select(workload).chain(self.listed.may_select(workload));
-        let mut services = services.filter(|it| matches_selector(&it.selector, &workload.labels));
-        services.any(|service| self.endpoints_of(service).any(|it| !it.sidecar))
+        let services =
+            self.services.may_select(workload).chain(self.selectorless.may_select(workload));
+        let mut services =
+            services.filter(|service| matches_selector(&service.selector, &workload.labels));
+        services.any(|service| self.endpoints_of(service).any(|workload| !workload.sidecar))
     }
 
     /// Returns the endpoints without a sidecar that clients exclude because of a policy, by name.
     fn unmeshed_endpoints<'a>(&'a self, policy: &'a ServicePolicy) -> Vec<&'a Workload> {
         let services: Vec<&Service> = match &policy.scope {
             PolicyScope::Services(parents) => {
-                parents.iter().filter_map(|it| self.mesh_service(&it.service)).collect()
+                parents.iter().filter_map(|parent| self.mesh_service(&parent.service)).collect()
             }
             PolicyScope::Namespace => {
-                let listed = self.listed.services_of(&policy.name.namespace);
+                let listed = self.selectorless.services_in(&policy.name.namespace);
                 self.services.of_namespace(&policy.name.namespace).chain(listed).collect()
             }
         };
@@ -82,36 +95,37 @@ impl ObjectStore {
         policy: &'a AccessPolicy,
         config: &MeshConfig,
     ) -> Vec<&'a Workload> {
-        let decides = |workload: &&Workload| {
-            let action = |action| policy.rules.iter().any(|rule| rule.action == action);
+        let is_rejecting = |workload: &&Workload| {
+            let has_action = |has_action| policy.rules.iter().any(|rule| rule.action == has_action);
             policy.is_about(&workload.account)
                 && match config.mode_of(workload) {
                     DefaultPolicy::DryRun => false,
-                    DefaultPolicy::Allow => action(PolicyAction::Deny),
+                    DefaultPolicy::Allow => has_action(PolicyAction::Deny),
                     DefaultPolicy::Deny => true,
                 }
         };
         let services = self.services.of_namespace(&policy.name.namespace);
         let mut services: Vec<&Service> =
-            services.chain(self.listed.services_of(&policy.name.namespace)).collect();
-        services.retain(|service| self.endpoints_of(service).any(|it| decides(&it)));
+            services.chain(self.selectorless.services_in(&policy.name.namespace)).collect();
+        services
+            .retain(|service| self.endpoints_of(service).any(|workload| is_rejecting(&workload)));
         self.without_sidecar(&services)
     }
 
-    /// Sidecars exclude them from services with at least one meshed endpoint and from those to which routes of
-    /// others lead, gateways from every service.
+    /// Returns the endpoints without a sidecar that clients exclude. Sidecars exclude them from services with
+    /// at least one meshed endpoint and from those to which routes of others lead, gateways from every service.
     fn without_sidecar<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
         let endpoints = services.iter().flat_map(|service| {
-            let has_members = self.endpoints_of(service).any(|it| it.sidecar);
-            let others = self.endpoints_of(service).filter(|it| !it.sidecar);
-            others.filter(move |it| {
-                has_members || self.is_behind_gateway(it) || self.is_behind_route(it)
+            let has_meshed = self.endpoints_of(service).any(|workload| workload.sidecar);
+            let unmeshed = self.endpoints_of(service).filter(|workload| !workload.sidecar);
+            unmeshed.filter(move |workload| {
+                has_meshed || self.is_behind_gateway(workload) || self.is_behind_route(workload)
             })
         });
-        let mut found: Vec<&Workload> = endpoints.collect();
-        found.sort_by(|one, other| one.name.cmp(&other.name));
-        found.dedup_by(|one, other| one.name == other.name);
-        found
+        let mut endpoints: Vec<&Workload> = endpoints.collect();
+        endpoints.sort_by(|left, right| left.name.cmp(&right.name));
+        endpoints.dedup_by(|left, right| left.name == right.name);
+        endpoints
     }
 
     /// Returns the pods that a service selects, or the addresses that EndpointSlices list for it.
@@ -119,11 +133,11 @@ impl ObjectStore {
         &'a self,
         service: &'a Service,
     ) -> impl Iterator<Item = &'a Workload> {
-        let listed = self.listed_behind(service).filter(|it| !self.is_of_member(it));
+        let listed = self.listed_behind(service).filter(|workload| !self.is_meshed_pod(workload));
         self.pods_behind(service).chain(listed)
     }
 }
 
 const ENFORCED: &str = "clients also use endpoints without a sidecar";
-const LEFT_OUT: &str =
+const EXCLUDED: &str =
     "only a sidecar enforces the policy; clients do not use endpoints without one:";

@@ -16,60 +16,66 @@ use crate::source::status_record::StatusRecord;
 #[derive(Default)]
 pub(super) struct ExternalPrincipals {
     grants: SecretPermissions,
-    judged: CertificateDecisions,
+    decisions: CertificateDecisions,
     outcomes: Arc<CertificateOutcomes>,
     /// True if the result may have changed.
-    unsettled: bool,
+    is_stale: bool,
 }
 
 impl ExternalPrincipals {
     pub(super) fn mark_changed(&mut self) {
-        self.unsettled = true;
+        self.is_stale = true;
     }
 
     /// Returns the outcome of an object's request, if known.
     fn outcome(&self, uid: &str) -> Option<Result<(), String>> {
-        let refused = self.judged.refused.get(uid).cloned().map(Err);
-        refused.or_else(|| self.outcomes.get(uid).cloned())
+        let rejected = self.decisions.rejected.get(uid).cloned().map(Err);
+        rejected.or_else(|| self.outcomes.get(uid).cloned())
     }
 }
 
 impl ObjectStore {
     /// Sets the namespaces in which this control plane may write Secrets.
-    pub(crate) fn set_grants(&mut self, grants: SecretPermissions) {
+    pub(crate) fn set_secret_permissions(&mut self, grants: SecretPermissions) {
         self.external_principals.grants = grants;
         self.external_principals.mark_changed();
     }
 
     /// Updates the outcomes of requested certificates.
-    pub(crate) fn take_outcomes(&mut self, outcomes: Arc<CertificateOutcomes>) {
+    pub(crate) fn set_outcomes(&mut self, outcomes: Arc<CertificateOutcomes>) {
         self.external_principals.outcomes = outcomes;
         self.statuses_stale = true;
     }
 
     /// Returns the requested certificates, and the objects with Secrets that stay unchanged.
     pub(crate) fn external_principals(&self) -> &DesiredCertificates {
-        &self.external_principals.judged.desired
+        &self.external_principals.decisions.desired
     }
 
     /// Validates the requests when all kinds have been listed.
-    pub(crate) fn settle_external_principals(&mut self) {
-        if !self.is_settled() || !std::mem::take(&mut self.external_principals.unsettled) {
+    pub(crate) fn validate_external_principals(&mut self) {
+        if !self.is_settled() || !std::mem::take(&mut self.external_principals.is_stale) {
             return;
         }
         let config = self.mesh_config();
         let domain =
-            config.map_or_else(|| MeshConfig::default().trust_domain, |it| it.trust_domain);
-        let all = self.wished_by_certs(&domain).chain(self.wished_by_settings(&domain)).collect();
-        let mut judged = validate_requests(all, &self.external_principals.grants, &domain);
-        let unread = self.unread_gateways().filter_map(|origin| self.records.get(origin));
-        judged.desired.left.extend(unread.map(|record| record.target.uid.clone()));
-        self.statuses_stale |= judged != self.external_principals.judged;
-        self.external_principals.judged = judged;
+            config.map_or_else(|| MeshConfig::default().trust_domain, |config| config.trust_domain);
+        let requests = self
+            .access_cert_requests(&domain)
+            .chain(self.foreign_settings_requests(&domain))
+            .collect();
+        let mut decisions = validate_requests(requests, &self.external_principals.grants, &domain);
+        let invalid = self.invalid_gateway_requests().filter_map(|origin| self.records.get(origin));
+        decisions.desired.unchanged.extend(invalid.map(|record| record.target.uid.clone()));
+        self.statuses_stale |= decisions != self.external_principals.decisions;
+        self.external_principals.decisions = decisions;
     }
 
-    fn wished_by_certs(&self, domain: &TrustDomain) -> impl Iterator<Item = DesiredCertificate> {
-        self.custom_resources.in_force_all().filter_map(|(origin, object, created)| {
+    fn access_cert_requests(
+        &self,
+        domain: &TrustDomain,
+    ) -> impl Iterator<Item = DesiredCertificate> {
+        self.custom_resources.all_in_force().filter_map(|(origin, object, created)| {
             let Object::AccessCert(cert) = object else { return None };
             let namespace = cert.name.namespace.clone();
             let secret = SecretName { namespace, name: cert.secret.clone() };
@@ -83,16 +89,19 @@ impl ObjectStore {
         })
     }
 
-    fn wished_by_settings(&self, domain: &TrustDomain) -> impl Iterator<Item = DesiredCertificate> {
-        self.ingress_gateways().filter_map(|(origin, wanted, created)| {
+    fn foreign_settings_requests(
+        &self,
+        domain: &TrustDomain,
+    ) -> impl Iterator<Item = DesiredCertificate> {
+        self.ingress_gateways().filter_map(|(origin, request, created)| {
             Some(DesiredCertificate {
                 owner: owner_of(self.records.get(origin)?),
                 id: ExternalPrincipalId {
                     trust_domain: domain.clone(),
-                    secret: wanted.secret.clone(),
+                    secret: request.secret.clone(),
                 },
-                names: wanted.names.clone(),
-                lifetime: Some(wanted.lifetime),
+                names: request.names.clone(),
+                lifetime: Some(request.lifetime),
                 created,
             })
         })
@@ -111,11 +120,11 @@ impl ObjectStore {
     pub(super) fn missing_certificate(&self, origin: &ObjectOrigin) -> Option<Warning> {
         let record = self.records.get(origin)?;
         let reason = self.external_principals.outcome(&record.target.uid)?.err()?;
-        let (field, rest) =
+        let (field, text) =
             reason.split_once(": ").unwrap_or(("spec.certificate.ingressGateway", &reason));
-        let (problem, hint) = rest.rsplit_once("; ").unwrap_or((rest, "see the log"));
+        let (problem, hint) = text.rsplit_once("; ").unwrap_or((text, "see the log"));
         Some(Warning {
-            at: super::mesh_config::place_of_field(origin, field),
+            at: super::mesh_config::settings_location(origin, field),
             problem: problem.to_owned(),
             hint: hint.to_owned(),
         })

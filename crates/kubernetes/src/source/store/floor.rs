@@ -24,31 +24,31 @@ pub(super) struct Floors {
 
 impl ObjectStore {
     /// Sets the default image of sidecars.
-    pub(crate) fn take_image(&mut self, image: &str) {
+    pub(crate) fn set_image(&mut self, image: &str) {
         self.floors.repository = Some(repository_of(image).to_owned());
     }
 
-    pub(super) fn see_choices_of_pod(
+    pub(super) fn set_pod_settings(
         &mut self,
         name: &WorkloadName,
         mut sidecar_settings: SidecarSettings,
     ) {
-        let own = self.floors.repository.as_deref();
-        sidecar_settings.images.retain(|image| Some(repository_of(image)) != own);
-        let sidecar_settings =
-            Some(sidecar_settings).filter(|it| it.says_something() || !it.images.is_empty());
-        set_choices(&mut self.floors.pods, name, sidecar_settings);
+        let own_repository = self.floors.repository.as_deref();
+        sidecar_settings.images.retain(|image| Some(repository_of(image)) != own_repository);
+        let sidecar_settings = Some(sidecar_settings)
+            .filter(|settings| settings.may_be_overridden() || !settings.images.is_empty());
+        set_settings(&mut self.floors.pods, name, sidecar_settings);
     }
 
-    pub(super) fn see_choices_of_namespace(
+    pub(super) fn set_namespace_settings(
         &mut self,
         name: &Name,
         sidecar_settings: Option<SidecarSettings>,
     ) {
-        set_choices(&mut self.floors.namespaces, name, sidecar_settings);
+        set_settings(&mut self.floors.namespaces, name, sidecar_settings);
     }
 
-    pub(super) fn forget_pod_choices(&mut self, name: &WorkloadName) {
+    pub(super) fn remove_pod_settings(&mut self, name: &WorkloadName) {
         self.floors.pods.remove(name);
     }
 
@@ -62,7 +62,7 @@ impl ObjectStore {
     }
 
     /// Marks the workloads that a changed floor may affect.
-    pub(super) fn touch_floor(&mut self) {
+    pub(super) fn mark_floor(&mut self) {
         self.statuses_stale = true;
         let pods = self.floors.pods.keys().cloned().map(ObjectKey::Workload);
         self.dirty.extend(pods);
@@ -79,29 +79,29 @@ impl ObjectStore {
     }
 
     /// Returns warnings about the settings of a pod or namespace that the floor overrides.
-    pub(super) fn below_floor(&self, origin: &ObjectOrigin) -> Vec<Warning> {
+    pub(super) fn floor_warnings(&self, origin: &ObjectOrigin) -> Vec<Warning> {
         let watched = self.kinds.get(origin.kind).map(|kind_state| kind_state.watched);
         match watched {
             Some(WatchedKind::Pods) => {
                 let name = WorkloadName::new(&origin.id.namespace, &origin.id.name);
-                name.map(|name| self.pod_below_floor(&name)).unwrap_or_default()
+                name.map(|name| self.pod_floor_warnings(&name)).unwrap_or_default()
             }
             Some(WatchedKind::Namespaces) => {
                 let name = Name::new(&origin.id.name);
-                name.map(|name| self.namespace_below_floor(&name)).unwrap_or_default()
+                name.map(|name| self.namespace_floor_warnings(&name)).unwrap_or_default()
             }
             _ => Vec::new(),
         }
     }
 
     /// Returns the warnings of all pods and namespaces.
-    pub(super) fn all_below_floor(&self) -> Vec<Warning> {
+    pub(super) fn all_floor_warnings(&self) -> Vec<Warning> {
         if self.injection_floor() == Floor::default() {
             return Vec::new();
         }
-        let differing =
+        let has_annotations =
             |(_, workload): &(_, &Workload)| workload.admission != AdmissionSettings::default();
-        let pods = self.workloads.iter().filter(differing).map(|(name, _)| name);
+        let pods = self.workloads.iter().filter(has_annotations).map(|(name, _)| name);
         let mut pods: Vec<&WorkloadName> = pods.chain(self.floors.pods.keys()).collect();
         pods.sort();
         pods.dedup();
@@ -110,8 +110,8 @@ impl ObjectStore {
         namespaces.sort();
         namespaces.dedup();
         let of_namespaces =
-            namespaces.into_iter().flat_map(|name| self.namespace_below_floor(name));
-        let of_pods = pods.into_iter().flat_map(|name| self.pod_below_floor(name));
+            namespaces.into_iter().flat_map(|name| self.namespace_floor_warnings(name));
+        let of_pods = pods.into_iter().flat_map(|name| self.pod_floor_warnings(name));
         of_namespaces.chain(of_pods).collect()
     }
 
@@ -119,7 +119,7 @@ impl ObjectStore {
     pub(super) fn forbidden_images(&self) -> Vec<RejectedDocument> {
         let pods = self.floors.pods.iter().filter(|(name, _)| self.has_forbidden_image(name));
         pods.map(|(name, sidecar_settings)| RejectedDocument {
-            at: of_pod(name, "spec.initContainers"),
+            at: pod_location(name, "spec.initContainers"),
             problem: format!(
                 "the sidecar runs {}, which spec.floor.sidecarImages of the MeshConfig does not permit: \
                  the pod is not a member of the mesh",
@@ -130,20 +130,21 @@ impl ObjectStore {
         .collect()
     }
 
-    fn pod_below_floor(&self, name: &WorkloadName) -> Vec<Warning> {
+    fn pod_floor_warnings(&self, name: &WorkloadName) -> Vec<Warning> {
         let Some((config, floor)) = self.floor_in(&name.namespace) else { return Vec::new() };
         let workload = self.workloads.get(name).filter(|workload| workload.sidecar);
-        let admission = workload.map(|it| it.admission).unwrap_or_default();
-        let overruled = config.overruled_in(&name.namespace, admission);
-        let at = |field: &str| of_pod(name, field);
-        let mut all = admission_warnings(&overruled, at);
-        let Some(sidecar_settings) = self.floors.pods.get(name) else { return all };
-        all.extend(self.annotation_warnings(floor, sidecar_settings, at));
-        let around = self.floors.namespaces.get(&name.namespace);
-        let has_injection = around.is_some_and(|it| it.has_injection);
-        let is_out = floor.injection_required && has_injection && !sidecar_settings.has_sidecar;
-        if let Some(key) = sidecar_settings.opt_out.as_ref().filter(|_| is_out) {
-            all.push(Warning {
+        let admission = workload.map(|workload| workload.admission).unwrap_or_default();
+        let overridden = config.overridden_in(&name.namespace, admission);
+        let at = |field: &str| pod_location(name, field);
+        let mut warnings = admission_warnings(&overridden, at);
+        let Some(sidecar_settings) = self.floors.pods.get(name) else { return warnings };
+        warnings.extend(self.annotation_warnings(floor, sidecar_settings, at));
+        let of_namespace = self.floors.namespaces.get(&name.namespace);
+        let has_injection = of_namespace.is_some_and(|settings| settings.has_injection);
+        let lacks_sidecar =
+            floor.injection_required && has_injection && !sidecar_settings.has_sidecar;
+        if let Some(key) = sidecar_settings.opt_out.as_ref().filter(|_| lacks_sidecar) {
+            warnings.push(Warning {
                 at: at("metadata"),
                 problem: format!(
                     "{key} disables the sidecar, and spec.floor.injection of the MeshConfig \
@@ -154,10 +155,10 @@ impl ObjectStore {
                     .to_owned(),
             });
         }
-        all
+        warnings
     }
 
-    fn namespace_below_floor(&self, name: &Name) -> Vec<Warning> {
+    fn namespace_floor_warnings(&self, name: &Name) -> Vec<Warning> {
         let Some((config, floor)) = self.floor_in(name) else { return Vec::new() };
         let admission = self.namespaces.get(name).copied().unwrap_or_default();
         let at = |field: &str| DocumentLocation {
@@ -166,14 +167,14 @@ impl ObjectStore {
             field: Some(field.to_owned()),
             ..DocumentLocation::default()
         };
-        let mut all = admission_warnings(&config.overruled_in(name, admission), at);
+        let mut warnings = admission_warnings(&config.overridden_in(name, admission), at);
         let sidecar_settings = self.floors.namespaces.get(name);
-        all.extend(
+        warnings.extend(
             sidecar_settings
                 .into_iter()
                 .flat_map(|sidecar_settings| self.annotation_warnings(floor, sidecar_settings, at)),
         );
-        all
+        warnings
     }
 
     /// Returns warnings about annotations that the floor overrides.
@@ -191,10 +192,11 @@ impl ObjectStore {
                     .to_owned(),
             hint: "remove the annotation; create pods again that were created with it".to_owned(),
         });
-        let own = self.floors.repository.as_deref();
-        let is_forbidden =
-            |it: &&String| !floor.permits_image(it) && Some(repository_of(it)) != own;
-        let image = sidecar_settings.wanted_image.as_ref().filter(is_forbidden);
+        let own_repository = self.floors.repository.as_deref();
+        let is_forbidden = |image: &&String| {
+            !floor.permits_image(image) && Some(repository_of(image)) != own_repository
+        };
+        let image = sidecar_settings.requested_image.as_ref().filter(is_forbidden);
         let image = image.map(|image| Warning {
             at: at(&format!("metadata.annotations[{SIDECAR_IMAGE:?}]")),
             problem: format!(
@@ -208,19 +210,19 @@ impl ObjectStore {
 
     /// Returns the reason for rejection of an object that affects more than its namespace, in a namespace where
     /// the operator does not permit it.
-    pub(super) fn out_of_place(&self, object: &Object) -> Option<RejectedDocument> {
+    pub(super) fn misplaced_rejection(&self, object: &Object) -> Option<RejectedDocument> {
         let (namespace, field, problem) = match object {
             Object::TagRoute(route) if route.scope == TagScope::Mesh => {
-                (&route.name.namespace, "spec.scope", ABOUT_ALL)
+                (&route.name.namespace, "spec.scope", MESH_WIDE)
             }
             Object::Egress(policy) => {
-                let own = &policy.name.namespace;
-                policy.sources.iter().find(|source| source.namespace != *own)?;
-                (own, "spec.sources", "names accounts of other namespaces")
+                let own_namespace = &policy.name.namespace;
+                policy.sources.iter().find(|source| source.namespace != *own_namespace)?;
+                (own_namespace, "spec.sources", "names accounts of other namespaces")
             }
             _ => return None,
         };
-        (!self.may_set_all(namespace)).then(|| RejectedDocument {
+        (!self.permits_mesh_wide(namespace)).then(|| RejectedDocument {
             at: DocumentLocation::for_object(&object.object_key(), field),
             problem: format!("{problem}, which objects of the namespace {namespace} cannot"),
             hint: format!(
@@ -232,24 +234,24 @@ impl ObjectStore {
 }
 
 fn admission_warnings(
-    overruled: &[OverriddenSetting],
+    overridden: &[OverriddenSetting],
     at: impl Fn(&str) -> DocumentLocation,
 ) -> Vec<Warning> {
-    let warning = |it: &OverriddenSetting| {
-        let key = if it.field == "mtls" { MTLS } else { DEFAULT_POLICY };
+    let warning = |setting: &OverriddenSetting| {
+        let key = if setting.field == "mtls" { MTLS } else { DEFAULT_POLICY };
         Warning {
             at: at(&format!("metadata.annotations[{key:?}]")),
             problem: format!(
                 "{} is below spec.floor.{} of the MeshConfig, and {} is in force",
-                it.wanted, it.field, it.in_force
+                setting.requested, setting.field, setting.in_force
             ),
             hint: "remove the annotation".to_owned(),
         }
     };
-    overruled.iter().map(warning).collect()
+    overridden.iter().map(warning).collect()
 }
 
-fn of_pod(name: &WorkloadName, field: &str) -> DocumentLocation {
+fn pod_location(name: &WorkloadName, field: &str) -> DocumentLocation {
     DocumentLocation {
         kind: Some("Pod".to_owned()),
         namespace: Some(name.namespace.to_string()),
@@ -259,22 +261,22 @@ fn of_pod(name: &WorkloadName, field: &str) -> DocumentLocation {
     }
 }
 
-fn set_choices<K: Ord + Clone>(
-    all: &mut BTreeMap<K, SidecarSettings>,
+fn set_settings<K: Ord + Clone>(
+    settings_by_key: &mut BTreeMap<K, SidecarSettings>,
     key: &K,
     sidecar_settings: Option<SidecarSettings>,
 ) {
     match sidecar_settings {
-        Some(sidecar_settings) => drop(all.insert(key.clone(), sidecar_settings)),
-        None => drop(all.remove(key)),
+        Some(sidecar_settings) => drop(settings_by_key.insert(key.clone(), sidecar_settings)),
+        None => drop(settings_by_key.remove(key)),
     }
 }
 
 fn join_images(images: &BTreeSet<String>) -> String {
-    let shown: Vec<&str> = images.iter().take(IMAGES_SHOWN_MAX).map(String::as_str).collect();
-    shown.join(", ")
+    let listed: Vec<&str> = images.iter().take(MAX_IMAGES_SHOWN).map(String::as_str).collect();
+    listed.join(", ")
 }
 
-const ABOUT_ALL: &str = "applies to the whole mesh";
+const MESH_WIDE: &str = "applies to the whole mesh";
 /// A pod may have many containers with our names.
-const IMAGES_SHOWN_MAX: usize = 2;
+const MAX_IMAGES_SHOWN: usize = 2;

@@ -18,20 +18,21 @@ use crate::source::ObjectId;
 pub(super) struct GatewayState {
     pub(super) facts: ClusterFacts,
     pub(super) resolved: ResolvedGateways,
-    kept: BTreeMap<ObjectOrigin, FactKey>,
+    /// The key of the fact that each object contributes.
+    fact_keys: BTreeMap<ObjectOrigin, FactKey>,
     /// True if the result may have changed.
-    unresolved: bool,
+    is_stale: bool,
     /// The Secrets that gateways refer to.
-    wanted: Arc<BTreeSet<ObjectId>>,
+    referenced: Arc<BTreeSet<ObjectId>>,
     /// The Secrets of which all existing ones have been seen.
     covered: Arc<BTreeSet<ObjectId>>,
     /// True if reading Secrets is forbidden.
     secrets_forbidden: bool,
     /// True if reading Secrets has failed at least once.
-    has_failed: bool,
+    secrets_failed: bool,
 }
 
-/// The fact of an object.
+/// The key in [`ClusterFacts`] of the fact that an object contributes.
 #[derive(Clone)]
 enum FactKey {
     Class(String),
@@ -52,71 +53,72 @@ impl GatewayState {
     }
 
     /// Returns true if a gateway routes to a service.
-    pub(super) fn leads_to(&self, service: &ServiceName) -> bool {
+    pub(super) fn routes_to(&self, service: &ServiceName) -> bool {
         self.resolved.backends.contains(service)
     }
 
-    /// Returns the reason for rejection of a route that refers to a gateway of ours.
+    /// Returns the reason for rejection of a route that refers to a gateway of Leno.
     pub(super) fn rejection_reason(&self, kind: &'static str, id: &ObjectId) -> Option<String> {
         let id = RouteId { kind, id: id.clone() };
         self.resolved.parents.get(&id)?;
-        self.facts.routes.get(&id)?.refusal.clone()
+        self.facts.routes.get(&id)?.rejection.clone()
     }
 
     /// Marks a change outside the facts on which gateways depend.
     pub(super) fn mark_changed(&mut self) {
-        self.unresolved = true;
+        self.is_stale = true;
     }
 
-    /// Returns the referenced Secrets that have not been read yet.
+    /// Returns the Secrets that gateways refer to and that have not been read yet.
     fn pending_secrets(&self) -> BTreeSet<ObjectId> {
         match self.secrets_forbidden {
             true => BTreeSet::new(),
-            false => self.wanted.difference(&self.covered).cloned().collect(),
+            false => self.referenced.difference(&self.covered).cloned().collect(),
         }
     }
 
     /// Returns true if the first update has to wait for Secrets. If they cannot be read, the mesh does not
     /// wait.
-    pub(super) fn holds_back(&self) -> bool {
-        !self.secrets_forbidden && !self.has_failed && !self.wanted.is_subset(&self.covered)
+    pub(super) fn has_pending_secrets(&self) -> bool {
+        !self.secrets_forbidden && !self.secrets_failed && !self.referenced.is_subset(&self.covered)
     }
 
     pub(super) fn mark_failed(&mut self) {
-        self.has_failed = true;
+        self.secrets_failed = true;
     }
 
-    /// Drops keys without a reference. They have to be read again when they are referenced.
-    fn forget_unwanted(&mut self) {
-        let Self { wanted, covered, facts, kept, .. } = self;
-        facts.certificates.retain(|id, _| wanted.contains(id));
-        kept.retain(|_, kept| !matches!(kept, FactKey::Certificate(id) if !wanted.contains(id)));
-        if !covered.is_subset(wanted) {
-            *covered = Arc::new(covered.intersection(wanted).cloned().collect());
+    /// Drops Secrets that no gateway refers to any more. They are read again when a gateway refers to them.
+    fn drop_unreferenced(&mut self) {
+        let Self { referenced, covered, facts, fact_keys, .. } = self;
+        facts.certificates.retain(|id, _| referenced.contains(id));
+        fact_keys
+            .retain(|_, key| !matches!(key, FactKey::Certificate(id) if !referenced.contains(id)));
+        if !covered.is_subset(referenced) {
+            *covered = Arc::new(covered.intersection(referenced).cloned().collect());
         }
     }
 
     pub(super) fn set_covered(&mut self, ids: Arc<BTreeSet<ObjectId>>) {
         self.covered = ids;
         self.secrets_forbidden = false;
-        self.unresolved = true;
+        self.is_stale = true;
     }
 
     /// Notes that reading Secrets is forbidden.
-    pub(super) fn cover_nothing(&mut self) {
+    pub(super) fn mark_forbidden(&mut self) {
         self.secrets_forbidden = true;
-        self.unresolved = true;
+        self.is_stale = true;
     }
 
     /// Returns true if a pod of another namespace has this address.
-    pub(super) fn is_of_others(&self, address: IpAddr, namespace: &Name) -> bool {
+    pub(super) fn is_in_other_namespace(&self, address: IpAddr, namespace: &Name) -> bool {
         let mut pods = self.facts.pods.get(&address).into_iter().flatten();
         pods.any(|pod| pod.namespace != namespace.as_str())
     }
 
     /// Returns the addresses of a pod.
     fn pod_addresses(&self, origin: &ObjectOrigin) -> BTreeSet<IpAddr> {
-        match self.kept.get(origin) {
+        match self.fact_keys.get(origin) {
             Some(FactKey::Pod(addresses, _)) => addresses.clone(),
             _ => BTreeSet::new(),
         }
@@ -124,9 +126,9 @@ impl GatewayState {
 
     pub(super) fn store_fact(&mut self, origin: &ObjectOrigin, fact: ClusterFact) {
         // Gateways do not depend on pods alone, of which there are many.
-        self.unresolved |= !matches!(fact, ClusterFact::Pod(_));
+        self.is_stale |= !matches!(fact, ClusterFact::Pod(_));
         let (id, facts) = (origin.id.clone(), &mut self.facts);
-        let kept = match fact {
+        let key = match fact {
             ClusterFact::Class(class) => {
                 facts.classes.insert(id.name.clone(), class);
                 FactKey::Class(id.name)
@@ -137,9 +139,9 @@ impl GatewayState {
             }
             ClusterFact::Route(kind, mut route) => {
                 let id = RouteId { kind, id };
-                let before = facts.routes.get(&id).and_then(|route| route.good.clone());
+                let before = facts.routes.get(&id).and_then(|route| route.valid.clone());
                 // The last valid version stays in use.
-                route.good = route.good.or(before);
+                route.valid = route.valid.or(before);
                 facts.routes.insert(id.clone(), *route);
                 FactKey::Route(id)
             }
@@ -174,14 +176,14 @@ impl GatewayState {
                 FactKey::GatewayService(id)
             }
         };
-        self.kept.insert(origin.clone(), kept);
+        self.fact_keys.insert(origin.clone(), key);
     }
 
     pub(super) fn remove(&mut self, origin: &ObjectOrigin) {
-        let Some(kept) = self.kept.remove(origin) else { return };
-        self.unresolved |= !matches!(kept, FactKey::Pod(..));
+        let Some(key) = self.fact_keys.remove(origin) else { return };
+        self.is_stale |= !matches!(key, FactKey::Pod(..));
         let facts = &mut self.facts;
-        match kept {
+        match key {
             FactKey::Encrypted(id) => drop(facts.encrypted.remove(&id)),
             FactKey::Pod(addresses, id) => {
                 for address in addresses {
@@ -210,26 +212,29 @@ impl ObjectStore {
     /// result.
     pub(crate) fn resolve_gateways(&mut self) {
         let is_settled = self.is_settled();
-        let Some(edge) = self.edge.as_mut().filter(|edge| edge.unresolved && is_settled) else {
+        let Some(gateways) =
+            self.gateways.as_mut().filter(|gateways| gateways.is_stale && is_settled)
+        else {
             return;
         };
-        edge.wanted = Arc::new(secrets_of(&edge.facts));
-        edge.forget_unwanted();
-        edge.unresolved = false;
-        let pending = edge.pending_secrets();
-        let (own, listed) = (&self.services, &self.listed);
-        let services = |name: &ServiceName| own.get(name).or_else(|| listed.service(name));
-        let before = PreviousResult { resolved: &edge.resolved, pending: &pending };
-        let resolved = resolve_gateways(&edge.facts, &services, &before);
-        let before = std::mem::replace(&mut edge.resolved, resolved);
-        let now = &edge.resolved;
-        let gateways = before.gateways.keys().chain(now.gateways.keys());
-        self.dirty.extend(gateways.cloned().map(ObjectKey::Gateway));
-        let led_to: Vec<ServiceName> =
-            before.backends.symmetric_difference(&now.backends).cloned().collect();
-        for name in led_to {
+        gateways.referenced = Arc::new(secrets_of(&gateways.facts));
+        gateways.drop_unreferenced();
+        gateways.is_stale = false;
+        let pending = gateways.pending_secrets();
+        let (own_services, selectorless) = (&self.services, &self.selectorless);
+        let services =
+            |name: &ServiceName| own_services.get(name).or_else(|| selectorless.service(name));
+        let previous = PreviousResult { resolved: &gateways.resolved, pending: &pending };
+        let resolved = resolve_gateways(&gateways.facts, &services, &previous);
+        let previous = std::mem::replace(&mut gateways.resolved, resolved);
+        let current = &gateways.resolved;
+        let names = previous.gateways.keys().chain(current.gateways.keys());
+        self.dirty.extend(names.cloned().map(ObjectKey::Gateway));
+        let changed_backends: Vec<ServiceName> =
+            previous.backends.symmetric_difference(&current.backends).cloned().collect();
+        for name in changed_backends {
             let service = self.mesh_service(&name).cloned();
-            self.touch_selected(&name, &[service.as_ref()]);
+            self.mark_selected_workloads(&name, &[service.as_ref()]);
             self.dirty.insert(ObjectKey::Service(name));
         }
         self.statuses_stale = true;
@@ -237,46 +242,49 @@ impl ObjectStore {
 
     /// Returns the Secrets that gateways refer to.
     pub(crate) fn referenced_secrets(&self) -> Arc<BTreeSet<ObjectId>> {
-        self.edge.as_ref().map(|edge| Arc::clone(&edge.wanted)).unwrap_or_default()
+        self.gateways.as_ref().map(|gateways| Arc::clone(&gateways.referenced)).unwrap_or_default()
     }
 
     /// Returns the desired objects of gateways.
     pub(crate) fn desired_gateways(&self) -> &[DesiredGateway] {
-        self.edge.as_ref().map(|edge| edge.resolved.desired.as_slice()).unwrap_or_default()
+        self.gateways
+            .as_ref()
+            .map(|gateways| gateways.resolved.desired.as_slice())
+            .unwrap_or_default()
     }
 
     /// Returns true if a gateway routes to the service.
-    pub(super) fn gateways_lead_to(&self, service: &ServiceName) -> bool {
-        self.edge.as_ref().is_some_and(|edge| edge.leads_to(service))
+    pub(super) fn gateways_route_to(&self, service: &ServiceName) -> bool {
+        self.gateways.as_ref().is_some_and(|gateways| gateways.routes_to(service))
     }
 
     /// Updates the fact of an object that concerns gateways.
-    pub(super) fn see_fact(
+    pub(super) fn apply_fact(
         &mut self,
         origin: &ObjectOrigin,
         listing: u64,
         fact: Option<ClusterFact>,
     ) {
-        let Some(edge) = &mut self.edge else { return };
-        let mut addresses = edge.pod_addresses(origin);
+        let Some(gateways) = &mut self.gateways else { return };
+        let mut addresses = gateways.pod_addresses(origin);
         // A route keeps its last valid version, which is part of the previous fact.
         if fact.is_none() || !addresses.is_empty() {
-            edge.remove(origin);
+            gateways.remove(origin);
         }
         if let Some(fact) = fact {
-            if let ClusterFact::Pod(now) = &fact {
-                addresses.extend(now);
+            if let ClusterFact::Pod(new_addresses) = &fact {
+                addresses.extend(new_addresses);
             }
-            edge.store_fact(origin, fact);
+            gateways.store_fact(origin, fact);
             self.seen.insert(origin.clone(), listing);
         }
-        addresses.into_iter().for_each(|address| self.touch_address(address));
+        addresses.into_iter().for_each(|address| self.mark_address(address));
     }
 
-    pub(super) fn forget_fact(&mut self, origin: &ObjectOrigin) {
-        let Some(edge) = &mut self.edge else { return };
-        let addresses = edge.pod_addresses(origin);
-        edge.remove(origin);
-        addresses.into_iter().for_each(|address| self.touch_address(address));
+    pub(super) fn remove_fact(&mut self, origin: &ObjectOrigin) {
+        let Some(gateways) = &mut self.gateways else { return };
+        let addresses = gateways.pod_addresses(origin);
+        gateways.remove(origin);
+        addresses.into_iter().for_each(|address| self.mark_address(address));
     }
 }

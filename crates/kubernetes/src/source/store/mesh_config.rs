@@ -17,11 +17,11 @@ use crate::read::{ForeignMeshSettings, IngressGateway};
 pub(super) struct MeshSettings {
     /// The settings of other meshes.
     foreign: BTreeMap<ObjectOrigin, ForeignMeshSettings>,
-    /// The fields that each MeshConfig of ours specifies. Others may come from the settings of another mesh.
-    mentioned: BTreeMap<ObjectOrigin, BTreeSet<String>>,
+    /// The fields that each MeshConfig of Leno specifies. Others may come from the settings of another mesh.
+    specified_fields: BTreeMap<ObjectOrigin, BTreeSet<String>>,
     /// The addresses of the API server.
     api_server: BTreeMap<ObjectOrigin, BTreeSet<SocketAddr>>,
-    /// The trust domain for the case that no object of ours specifies it.
+    /// The trust domain for the case that no MeshConfig of Leno specifies it.
     assumed: Option<TrustDomain>,
     /// The namespaces in which the operator permits mesh-wide objects.
     namespaces: BTreeSet<Name>,
@@ -29,7 +29,7 @@ pub(super) struct MeshSettings {
 
 impl MeshSettings {
     /// Returns true if the operator permits mesh-wide objects in the namespace.
-    fn is_named(&self, namespace: &str) -> bool {
+    fn is_permitted(&self, namespace: &str) -> bool {
         self.namespaces.iter().any(|name| name.as_str() == namespace)
     }
 
@@ -38,31 +38,31 @@ impl MeshSettings {
     fn permitted_settings(&self) -> impl Iterator<Item = (&ObjectOrigin, &ForeignMeshSettings)> {
         let mut oldest: BTreeMap<usize, (&ObjectOrigin, &ForeignMeshSettings)> = BTreeMap::new();
         for (origin, foreign) in &self.foreign {
-            if !self.is_named(&origin.id.namespace) {
+            if !self.is_permitted(&origin.id.namespace) {
                 continue;
             }
-            let known = oldest.entry(origin.kind).or_insert((origin, foreign));
-            if foreign.created < known.1.created {
-                *known = (origin, foreign);
+            let current = oldest.entry(origin.kind).or_insert((origin, foreign));
+            if foreign.created < current.1.created {
+                *current = (origin, foreign);
             }
         }
         oldest.into_values()
     }
 
-    /// Returns the reason that settings of another mesh are ignored regardless of ours. `is_weaker` is true if
-    /// the mesh allows by default although these settings deny.
+    /// Returns the reason that settings of another mesh are ignored regardless of the MeshConfig of Leno.
+    /// `is_weaker` is true if the mesh allows by default although these settings deny.
     fn ignored_reason(&self, origin: &ObjectOrigin, is_weaker: bool) -> Option<Warning> {
-        if !self.is_named(&origin.id.namespace) {
+        if !self.is_permitted(&origin.id.namespace) {
             let namespace = &origin.id.namespace;
-            let (problem, written) = match is_weaker {
-                true => (format!("{NOT_NAMED}, {WEAKER}"), " with `defaultPolicy: deny`"),
-                false => (NOT_NAMED.to_owned(), ""),
+            let (problem, such_as) = match is_weaker {
+                true => (format!("{NOT_PERMITTED}, {WEAKER}"), " with `defaultPolicy: deny`"),
+                false => (NOT_PERMITTED.to_owned(), ""),
             };
             let hint = format!(
-                "write a MeshConfig of leno.dev{written}, or install with `--settings-namespaces {namespace}`"
+                "write a MeshConfig of leno.dev{such_as}, or install with `--settings-namespaces {namespace}`"
             );
             return Some(Warning {
-                at: place_of_field(origin, "metadata.namespace"),
+                at: settings_location(origin, "metadata.namespace"),
                 problem,
                 hint,
             });
@@ -70,7 +70,7 @@ impl MeshSettings {
         let (oldest, _) =
             self.permitted_settings().find(|(oldest, _)| oldest.kind == origin.kind)?;
         (oldest != origin).then(|| Warning {
-            at: place_of_field(origin, "metadata.name"),
+            at: settings_location(origin, "metadata.name"),
             problem: format!("is ignored: {} is older", describe_origin(oldest)),
             hint: "remove one of the two".to_owned(),
         })
@@ -79,17 +79,17 @@ impl MeshSettings {
 
 impl ObjectStore {
     /// Sets the namespaces in which mesh-wide objects are permitted.
-    pub(crate) fn take_settings_of(&mut self, namespaces: BTreeSet<Name>) {
+    pub(crate) fn set_settings_namespaces(&mut self, namespaces: BTreeSet<Name>) {
         self.settings.namespaces = namespaces;
-        self.touch_settings();
+        self.mark_settings();
     }
 
     /// Returns true if the operator permits mesh-wide objects in the namespace.
-    pub(super) fn may_set_all(&self, namespace: &Name) -> bool {
+    pub(super) fn permits_mesh_wide(&self, namespace: &Name) -> bool {
         self.settings.namespaces.contains(namespace)
     }
 
-    /// Returns the settings of other meshes that apply: none if a `MeshConfig` of ours specifies more than the
+    /// Returns the settings of other meshes that apply: none if a `MeshConfig` of Leno specifies more than the
     /// trust domain.
     fn applied_settings(&self) -> impl Iterator<Item = (&ObjectOrigin, &ForeignMeshSettings)> {
         self.settings.permitted_settings().filter(|_| !self.is_configured())
@@ -102,34 +102,38 @@ impl ObjectStore {
         fields.is_some_and(|fields| fields.iter().any(|field| field.as_str() != TRUST_DOMAIN))
     }
 
-    /// Returns true if the mesh allows by default although the settings of another mesh deny, and no object of
-    /// ours has a default policy.
+    /// Returns true if the mesh allows by default although the settings of another mesh deny, and no
+    /// MeshConfig of Leno has a default policy.
     fn is_weaker_than(&self, foreign: &ForeignMeshSettings) -> bool {
-        if foreign.default_policy != DefaultPolicy::Deny || self.is_mentioned(DEFAULT_POLICY) {
+        if foreign.default_policy != DefaultPolicy::Deny || self.specifies_field(DEFAULT_POLICY) {
             return false;
         }
         let config = self.mesh_config().unwrap_or_default();
         let default_policy = config
             .floor
             .default_policy
-            .map_or(config.default_policy, |least| config.default_policy.stricter(least));
+            .map_or(config.default_policy, |floor| config.default_policy.stricter(floor));
         default_policy == DefaultPolicy::Allow
     }
 
-    /// Sets the trust domain for the case that no object of ours specifies it.
+    /// Sets the trust domain for the case that no MeshConfig of Leno specifies it.
     pub(crate) fn set_trust_domain(&mut self, trust_domain: TrustDomain) {
         self.settings.assumed = Some(trust_domain);
-        self.touch_settings();
+        self.mark_settings();
     }
 
-    pub(super) fn see_foreign(&mut self, origin: &ObjectOrigin, foreign: ForeignMeshSettings) {
+    pub(super) fn apply_foreign_settings(
+        &mut self,
+        origin: &ObjectOrigin,
+        foreign: ForeignMeshSettings,
+    ) {
         self.add_diagnostics(origin, Vec::new(), foreign.warnings.clone());
         self.settings.foreign.insert(origin.clone(), foreign);
-        self.touch_settings();
+        self.mark_settings();
     }
 
     /// Replaces the addresses of the API server from an object.
-    pub(super) fn see_api_server(
+    pub(super) fn apply_api_server(
         &mut self,
         origin: &ObjectOrigin,
         addresses: BTreeSet<SocketAddr>,
@@ -138,27 +142,31 @@ impl ObjectStore {
         self.dirty.insert(ObjectKey::MeshConfig);
     }
 
-    pub(super) fn forget_settings(&mut self, origin: &ObjectOrigin) {
-        let own = self.settings.mentioned.remove(origin).is_some();
+    pub(super) fn remove_settings(&mut self, origin: &ObjectOrigin) {
+        let own = self.settings.specified_fields.remove(origin).is_some();
         if self.settings.foreign.remove(origin).is_some() || own {
-            self.touch_settings();
+            self.mark_settings();
         }
     }
 
     /// Replaces the fields that an object specifies.
-    pub(super) fn set_mentioned(&mut self, origin: &ObjectOrigin, mentioned: BTreeSet<String>) {
-        let is_new = self
+    pub(super) fn set_specified_fields(
+        &mut self,
+        origin: &ObjectOrigin,
+        specified_fields: BTreeSet<String>,
+    ) {
+        let is_changed = self
             .settings
-            .mentioned
+            .specified_fields
             .get(origin)
-            .map_or(!mentioned.is_empty(), |before| *before != mentioned);
-        if is_new {
-            self.settings.mentioned.insert(origin.clone(), mentioned);
-            self.touch_settings();
+            .map_or(!specified_fields.is_empty(), |before| *before != specified_fields);
+        if is_changed {
+            self.settings.specified_fields.insert(origin.clone(), specified_fields);
+            self.mark_settings();
         }
     }
 
-    fn touch_settings(&mut self) {
+    fn mark_settings(&mut self) {
         self.dirty.insert(ObjectKey::MeshConfig);
         self.statuses_stale = true;
         self.external_principals.mark_changed();
@@ -166,16 +174,16 @@ impl ObjectStore {
 
     /// Returns the exclusions from redirection for all pods of the mesh.
     pub(crate) fn mesh_exclusions(&self) -> Exclusions {
-        let mut all = Exclusions::default();
+        let mut merged = Exclusions::default();
         for (_, ForeignMeshSettings { exclusions, .. }) in self.applied_settings() {
             let exclusions = exclusions.clone();
-            all.outbound_ports.extend(exclusions.outbound_ports);
-            all.inbound_ports.extend(exclusions.inbound_ports);
-            all.outbound_ranges.extend(exclusions.outbound_ranges);
-            all.included_ranges.extend(exclusions.included_ranges);
-            all.interfaces.extend(exclusions.interfaces);
+            merged.outbound_ports.extend(exclusions.outbound_ports);
+            merged.inbound_ports.extend(exclusions.inbound_ports);
+            merged.outbound_ranges.extend(exclusions.outbound_ranges);
+            merged.included_ranges.extend(exclusions.included_ranges);
+            merged.interfaces.extend(exclusions.interfaces);
         }
-        all
+        merged
     }
 
     /// Returns the certificates for ingress gateways that the settings of other meshes request, each with the
@@ -184,41 +192,42 @@ impl ObjectStore {
         &self,
     ) -> impl Iterator<Item = (&ObjectOrigin, &IngressGateway, i64)> {
         self.applied_settings().filter_map(|(origin, foreign)| {
-            let wanted = foreign.ingress_gateway.as_ref()?.as_ref().ok()?;
-            Some((origin, wanted, foreign.created))
+            let request = foreign.ingress_gateway.as_ref()?.as_ref().ok()?;
+            Some((origin, request, foreign.created))
         })
     }
 
     /// Returns the settings with an invalid certificate request.
-    pub(super) fn unread_gateways(&self) -> impl Iterator<Item = &ObjectOrigin> {
-        let is_unread =
+    pub(super) fn invalid_gateway_requests(&self) -> impl Iterator<Item = &ObjectOrigin> {
+        let is_invalid =
             |foreign: &ForeignMeshSettings| matches!(foreign.ingress_gateway, Some(Err(_)));
         self.applied_settings()
-            .filter(move |(_, foreign)| is_unread(foreign))
+            .filter(move |(_, foreign)| is_invalid(foreign))
             .map(|(origin, _)| origin)
     }
 
     /// Returns the modes of other meshes; the strictest one wins.
-    fn of_others(&self) -> Option<(DefaultPolicy, Egress)> {
-        let all = || self.applied_settings().map(|(_, foreign)| foreign);
-        let first = all().next()?;
-        let is_strict = all().any(|it| it.default_policy == DefaultPolicy::Deny);
-        let is_closed = all().any(|it| it.egress == Egress::Deny);
+    fn foreign_modes(&self) -> Option<(DefaultPolicy, Egress)> {
+        let foreign_settings = || self.applied_settings().map(|(_, foreign)| foreign);
+        let first = foreign_settings().next()?;
+        let denies_clients =
+            foreign_settings().any(|settings| settings.default_policy == DefaultPolicy::Deny);
+        let denies_egress = foreign_settings().any(|settings| settings.egress == Egress::Deny);
         Some((
-            if is_strict { DefaultPolicy::Deny } else { first.default_policy },
-            if is_closed { Egress::Deny } else { first.egress },
+            if denies_clients { DefaultPolicy::Deny } else { first.default_policy },
+            if denies_egress { Egress::Deny } else { first.egress },
         ))
     }
 
     /// Returns true if our MeshConfig specifies a field.
-    fn is_mentioned(&self, field: &str) -> bool {
+    fn specifies_field(&self, field: &str) -> bool {
         self.own_fields().is_some_and(|fields| fields.contains(field))
     }
 
     /// Returns the fields of our MeshConfig in force.
     fn own_fields(&self) -> Option<&BTreeSet<String>> {
         let origin = self.custom_resources.in_force(&ObjectKey::MeshConfig)?;
-        self.settings.mentioned.get(origin)
+        self.settings.specified_fields.get(origin)
     }
 
     pub(super) fn own_config(&self) -> Option<&MeshConfig> {
@@ -228,33 +237,34 @@ impl ObjectStore {
         }
     }
 
-    /// Returns our MeshConfig, or the settings of another mesh if ours specifies at most the trust domain.
-    /// Annotations apply to namespaces that it does not list.
+    /// Returns the MeshConfig of Leno, or the settings of another mesh if it specifies at most the trust
+    /// domain. Annotations apply to namespaces that it does not list.
     pub(super) fn mesh_config(&self) -> Option<MeshConfig> {
-        let (written, others) = (self.own_config().cloned(), self.of_others());
+        let (configured, foreign_modes) = (self.own_config().cloned(), self.foreign_modes());
         let assumed = self.settings.assumed.as_ref();
-        let is_silent = written.is_none() && others.is_none() && self.namespaces.is_empty();
-        if is_silent && assumed.is_none() {
+        let is_unset =
+            configured.is_none() && foreign_modes.is_none() && self.namespaces.is_empty();
+        if is_unset && assumed.is_none() {
             return None;
         }
-        let mut config = written.unwrap_or_default();
-        if let Some(assumed) = assumed.filter(|_| !self.is_mentioned(TRUST_DOMAIN)) {
+        let mut config = configured.unwrap_or_default();
+        if let Some(assumed) = assumed.filter(|_| !self.specifies_field(TRUST_DOMAIN)) {
             config.trust_domain = assumed.clone();
         }
-        if let Some((default_policy, egress)) = others {
+        if let Some((default_policy, egress)) = foreign_modes {
             config.default_policy = default_policy;
             config.egress = egress;
         }
         if config.egress == Egress::Deny && config.api_server_egress == Egress::Allow {
             config.api_server = self.settings.api_server.values().flatten().copied().collect();
         }
-        for (name, wanted) in &self.namespaces {
+        for (name, annotated) in &self.namespaces {
             if !config.namespaces.contains_key(name) {
                 config.annotated.insert(name.clone());
             }
             let own = config.namespaces.entry(name.clone()).or_default();
-            own.default_policy = own.default_policy.or(wanted.default_policy);
-            own.mtls = own.mtls.or(wanted.mtls);
+            own.default_policy = own.default_policy.or(annotated.default_policy);
+            own.mtls = own.mtls.or(annotated.mtls);
         }
         Some(config)
     }
@@ -264,54 +274,57 @@ impl ObjectStore {
     pub(super) fn overridden_warnings(&self, origin: &ObjectOrigin) -> Vec<Warning> {
         let Some(foreign) = self.settings.foreign.get(origin) else { return Vec::new() };
         let is_weaker = self.is_weaker_than(foreign);
-        let by_ours = || {
+        let overridden = || {
             let own = self.custom_resources.in_force(&ObjectKey::MeshConfig);
             let name = &own.filter(|_| self.is_configured())?.id.name;
-            let (also, such_as) = match is_weaker {
+            let (addition, suggestion) = match is_weaker {
                 true => (format!(", {WEAKER}"), ", such as `defaultPolicy: deny`"),
                 false => (String::new(), ""),
             };
             Some(Warning {
-                at: place_of_field(origin, "spec"),
-                problem: format!("is ignored: the MeshConfig {name} of leno.dev is in force{also}"),
-                hint: format!("move the settings to {name}{such_as}, and remove this one"),
+                at: settings_location(origin, "spec"),
+                problem: format!(
+                    "is ignored: the MeshConfig {name} of leno.dev is in force{addition}"
+                ),
+                hint: format!("move the settings to {name}{suggestion}, and remove this one"),
             })
         };
-        let ignored = self.settings.ignored_reason(origin, is_weaker).or_else(by_ours);
+        let ignored = self.settings.ignored_reason(origin, is_weaker).or_else(overridden);
         ignored.or_else(|| self.missing_certificate(origin)).into_iter().collect()
     }
 
     /// Returns the warnings about an object in force, as one text.
     pub(super) fn diagnostics_of(&self, origin: &ObjectOrigin) -> Option<String> {
-        let diagnostics = self.diagnostics.get(origin).filter(|_| self.is_of_mesh(origin));
+        let diagnostics = self.diagnostics.get(origin).filter(|_| self.belongs_to_mesh(origin));
         let diagnostics = diagnostics.map(|(_, warnings)| warnings.as_slice());
-        let mut others = self.overridden_warnings(origin);
-        others.extend(self.below_floor(origin));
-        let all = diagnostics.unwrap_or_default().iter().chain(&others).take(DIAGNOSTICS_MAX);
-        let texts: Vec<String> = all
-            .map(|it| {
-                let field = it.at.field.as_deref().unwrap_or_default();
-                format!("{field} {}; {}", it.problem, it.hint)
+        let mut more_warnings = self.overridden_warnings(origin);
+        more_warnings.extend(self.floor_warnings(origin));
+        let shown =
+            diagnostics.unwrap_or_default().iter().chain(&more_warnings).take(MAX_DIAGNOSTICS);
+        let texts: Vec<String> = shown
+            .map(|warning| {
+                let field = warning.at.field.as_deref().unwrap_or_default();
+                format!("{field} {}; {}", warning.problem, warning.hint)
             })
             .collect();
         (!texts.is_empty()).then(|| texts.join("\n"))
     }
 
     /// Returns the warnings of all settings of other meshes.
-    pub(super) fn all_overridden(&self) -> impl Iterator<Item = Warning> {
+    pub(super) fn all_overridden_warnings(&self) -> impl Iterator<Item = Warning> {
         self.settings.foreign.keys().flat_map(|origin| self.overridden_warnings(origin))
     }
 
     /// Returns warnings about namespaces with another default policy than the one in the `MeshConfig`.
     pub(super) fn mode_warnings(&self) -> Vec<Warning> {
         let Some(config) = self.own_config() else { return Vec::new() };
-        let overruled = |(name, wanted): (&Name, &AdmissionSettings)| {
-            let default_policy = wanted.default_policy?;
-            let given = config
+        let mode_warning = |(name, annotated): (&Name, &AdmissionSettings)| {
+            let default_policy = annotated.default_policy?;
+            let configured = config
                 .namespaces
                 .get(name)?
                 .default_policy
-                .filter(|given| *given != default_policy)?;
+                .filter(|configured| *configured != default_policy)?;
             Some(Warning {
                 at: DocumentLocation {
                     kind: Some("Namespace".to_owned()),
@@ -322,17 +335,17 @@ impl ObjectStore {
                 problem: format!(
                     "requests {}, but the MeshConfig sets {}, which is in force",
                     default_policy.as_str(),
-                    given.as_str()
+                    configured.as_str()
                 ),
                 hint: "remove one of the two".to_owned(),
             })
         };
-        self.namespaces.iter().filter_map(overruled).collect()
+        self.namespaces.iter().filter_map(mode_warning).collect()
     }
 }
 
-/// Returns the place of a field in another mesh's settings.
-pub(super) fn place_of_field(origin: &ObjectOrigin, field: &str) -> DocumentLocation {
+/// Returns the location of a field in another mesh's settings.
+pub(super) fn settings_location(origin: &ObjectOrigin, field: &str) -> DocumentLocation {
     DocumentLocation {
         kind: Some("MeshConfig".to_owned()),
         namespace: Some(origin.id.namespace.clone()).filter(|text| !text.is_empty()),
@@ -350,9 +363,9 @@ fn describe_origin(origin: &ObjectOrigin) -> String {
 }
 
 /// The maximum number of warnings reported for one object.
-const DIAGNOSTICS_MAX: usize = 5;
+const MAX_DIAGNOSTICS: usize = 5;
 const TRUST_DOMAIN: &str = "trustDomain";
 const DEFAULT_POLICY: &str = "defaultPolicy";
 const WEAKER: &str = "and the mesh allows by default although this object denies";
-const NOT_NAMED: &str =
+const NOT_PERMITTED: &str =
     "is ignored: mesh-wide settings are read only from the namespaces that the operator configures";

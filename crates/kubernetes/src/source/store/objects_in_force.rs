@@ -11,7 +11,7 @@ use super::ObjectOrigin;
 /// same one.
 #[derive(Default)]
 pub(super) struct ObjectsInForce {
-    held: BTreeMap<ObjectOrigin, StoredObject>,
+    stored: BTreeMap<ObjectOrigin, StoredObject>,
     by_key: BTreeMap<ObjectKey, BTreeSet<ObjectOrigin>>,
 }
 
@@ -25,7 +25,7 @@ impl ObjectsInForce {
     /// Returns the object in force.
     pub(super) fn get(&self, key: &ObjectKey) -> Option<&Object> {
         let origin = self.in_force(key)?;
-        self.held.get(origin).map(|held| &held.object)
+        self.stored.get(origin).map(|stored| &stored.object)
     }
 
     /// Stores a valid version; returns the keys that may have changed.
@@ -36,69 +36,71 @@ impl ObjectsInForce {
         created: i64,
     ) -> Vec<ObjectKey> {
         let key = object.object_key();
-        let before = self.held.insert(origin.clone(), StoredObject { object, created });
+        let before = self.stored.insert(origin.clone(), StoredObject { object, created });
         let mut affected = vec![key.clone()];
-        if let Some(before) = before.map(|held| held.object.object_key())
+        if let Some(before) = before.map(|stored| stored.object.object_key())
             && before != key
         {
-            self.unlist(&before, origin);
+            self.remove_key(&before, origin);
             affected.push(before);
         }
         self.by_key.entry(key).or_default().insert(origin.clone());
         affected
     }
 
-    /// Removes one; returns the key that may have changed.
+    /// Removes an object, and returns its key: another object of the key may be in force now.
     pub(super) fn remove(&mut self, origin: &ObjectOrigin) -> Option<ObjectKey> {
-        let key = self.held.remove(origin)?.object.object_key();
-        self.unlist(&key, origin);
+        let key = self.stored.remove(origin)?.object.object_key();
+        self.remove_key(&key, origin);
         Some(key)
     }
 
-    /// Returns the ones that are not in force because another one is.
+    /// Returns the objects that are not in force because another object of the same key is.
     pub(super) fn list_duplicates(&self) -> Vec<RejectedDocument> {
-        let contested = self.by_key.iter().filter(|(_, origins)| origins.len() > 1);
-        let losers = contested.flat_map(|(key, origins)| {
-            let winner = self.in_force(key);
-            let losers = origins.iter().filter(move |origin| Some(*origin) != winner);
-            losers.filter_map(move |loser| Some(duplicate_rejection(key, loser, winner?)))
+        let duplicated = self.by_key.iter().filter(|(_, origins)| origins.len() > 1);
+        let duplicates = duplicated.flat_map(|(key, origins)| {
+            let in_force = self.in_force(key);
+            let duplicates = origins.iter().filter(move |origin| Some(*origin) != in_force);
+            duplicates
+                .filter_map(move |duplicate| Some(duplicate_rejection(key, duplicate, in_force?)))
         });
-        losers.collect()
+        duplicates.collect()
     }
 
     /// Returns the object of a custom resource, in force or not.
     pub(super) fn get_by_origin(&self, origin: &ObjectOrigin) -> Option<&Object> {
-        self.held.get(origin).map(|held| &held.object)
+        self.stored.get(origin).map(|stored| &stored.object)
     }
 
     /// Returns all objects.
     pub(super) fn all(&self) -> impl Iterator<Item = &Object> {
-        self.held.values().map(|held| &held.object)
+        self.stored.values().map(|stored| &stored.object)
     }
 
     /// Returns all objects in force, with their origin and creation time in Unix seconds.
-    pub(super) fn in_force_all(&self) -> impl Iterator<Item = (&ObjectOrigin, &Object, i64)> {
-        let winners = self.by_key.keys().filter_map(|key| self.in_force(key));
-        winners.filter_map(|origin| {
-            let held = self.held.get(origin)?;
-            Some((origin, &held.object, held.created))
+    pub(super) fn all_in_force(&self) -> impl Iterator<Item = (&ObjectOrigin, &Object, i64)> {
+        let origins = self.by_key.keys().filter_map(|key| self.in_force(key));
+        origins.filter_map(|origin| {
+            let stored = self.stored.get(origin)?;
+            Some((origin, &stored.object, stored.created))
         })
     }
 
     /// Returns the reason that a valid custom resource is not in force.
     pub(super) fn duplicate_reason(&self, origin: &ObjectOrigin) -> Option<RejectedDocument> {
-        let key = self.held.get(origin)?.object.object_key();
-        let winner = self.in_force(&key)?;
-        (winner != origin).then(|| duplicate_rejection(&key, origin, winner))
+        let key = self.stored.get(origin)?.object.object_key();
+        let in_force = self.in_force(&key)?;
+        (in_force != origin).then(|| duplicate_rejection(&key, origin, in_force))
     }
 
     /// Returns the custom resource that is in force.
     pub(super) fn in_force(&self, key: &ObjectKey) -> Option<&ObjectOrigin> {
-        let age = |origin: &&ObjectOrigin| self.held.get(origin).map(|held| held.created);
-        self.by_key.get(key)?.iter().min_by_key(age)
+        let creation_time =
+            |origin: &&ObjectOrigin| self.stored.get(origin).map(|stored| stored.created);
+        self.by_key.get(key)?.iter().min_by_key(creation_time)
     }
 
-    fn unlist(&mut self, key: &ObjectKey, origin: &ObjectOrigin) {
+    fn remove_key(&mut self, key: &ObjectKey, origin: &ObjectOrigin) {
         if let Some(origins) = self.by_key.get_mut(key) {
             origins.remove(origin);
             if origins.is_empty() {
@@ -110,22 +112,22 @@ impl ObjectsInForce {
 
 fn duplicate_rejection(
     key: &ObjectKey,
-    loser: &ObjectOrigin,
-    winner: &ObjectOrigin,
+    duplicate: &ObjectOrigin,
+    in_force: &ObjectOrigin,
 ) -> RejectedDocument {
-    let printed = key.to_string();
-    let kind = printed.split(' ').next().unwrap_or_default();
-    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let key_text = key.to_string();
+    let kind = key_text.split(' ').next().unwrap_or_default();
+    let non_empty = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let at = DocumentLocation {
-        kind: some(kind),
-        namespace: some(&loser.id.namespace),
-        name: some(&loser.id.name),
+        kind: non_empty(kind),
+        namespace: non_empty(&duplicate.id.namespace),
+        name: non_empty(&duplicate.id.name),
         field: Some("metadata.name".to_owned()),
         ..DocumentLocation::default()
     };
     let problem = match key {
         ObjectKey::MeshConfig => {
-            format!("a mesh has one MeshConfig, and {} is in force", winner.id.name)
+            format!("a mesh has one MeshConfig, and {} is in force", in_force.id.name)
         }
         _ => "one of another API group has its name, and is in force".to_owned(),
     };

@@ -23,18 +23,18 @@ impl RoutedServices {
     fn replace_services(
         &mut self,
         origin: &ObjectOrigin,
-        now: BTreeSet<ServiceName>,
+        services: BTreeSet<ServiceName>,
     ) -> Vec<ServiceName> {
         let before = self.by_object.remove(origin).unwrap_or_default();
         let mut changed = Vec::new();
-        for service in now.difference(&before) {
+        for service in services.difference(&before) {
             let count = self.counts.entry(service.clone()).or_default();
             *count += 1;
             if *count == 1 {
                 changed.push(service.clone());
             }
         }
-        for service in before.difference(&now) {
+        for service in before.difference(&services) {
             if let Some(count) = self.counts.get_mut(service) {
                 *count -= 1;
                 if *count == 0 {
@@ -43,8 +43,8 @@ impl RoutedServices {
                 }
             }
         }
-        if !now.is_empty() {
-            self.by_object.insert(origin.clone(), now);
+        if !services.is_empty() {
+            self.by_object.insert(origin.clone(), services);
         }
         changed
     }
@@ -52,16 +52,16 @@ impl RoutedServices {
 
 impl ObjectStore {
     /// Updates the services that an object names, and marks the pods of those that are new or gone.
-    pub(super) fn see_routed(&mut self, origin: &ObjectOrigin, object: Option<&Object>) {
+    pub(super) fn apply_routes(&mut self, origin: &ObjectOrigin, object: Option<&Object>) {
         let named = object.map(named_services).unwrap_or_default();
         // An object that names one service does not bring it into the mesh.
-        let now = if named.len() < 2 { BTreeSet::new() } else { named.clone() };
-        for name in self.attached.replace_services(origin, named) {
-            self.note_outside(&name);
+        let routed = if named.len() < 2 { BTreeSet::new() } else { named.clone() };
+        for name in self.attached_services.replace_services(origin, named) {
+            self.update_unmeshed_service(&name);
         }
-        for name in self.routed.replace_services(origin, now) {
+        for name in self.routed_services.replace_services(origin, routed) {
             let service = self.services.get(&name).cloned();
-            self.touch_selected(&name, &[service.as_ref()]);
+            self.mark_selected_workloads(&name, &[service.as_ref()]);
             // Endpoints without a sidecar affect policies.
             self.statuses_stale = true;
         }
@@ -70,8 +70,9 @@ impl ObjectStore {
     /// Returns true if a route of another service names a service of the workload.
     pub(super) fn is_behind_route(&self, workload: &Workload) -> bool {
         let mut services = self.services.may_select(workload);
-        services.any(|it| {
-            self.routed.contains(&it.name) && matches_selector(&it.selector, &workload.labels)
+        services.any(|service| {
+            self.routed_services.contains(&service.name)
+                && matches_selector(&service.selector, &workload.labels)
         })
     }
 }
@@ -81,13 +82,13 @@ fn named_services(object: &Object) -> BTreeSet<ServiceName> {
     match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => {
             let rules = route.rules.iter();
-            let backends = rules.flat_map(|it| it.backends.iter().chain(&it.actions.mirrors));
+            let backends = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
             services_of(&route.parents, backends)
         }
         Object::TlsRoute(route) => services_of(&route.parents, &route.rule.backends),
         Object::GatewayTcpRoute(route) => services_of(&route.parents, &route.rule.backends),
         Object::TrafficSplit(split) => {
-            let backends = split.backends.iter().map(|it| it.service.clone());
+            let backends = split.backends.iter().map(|backend| backend.service.clone());
             backends.chain([split.root.service.clone()]).collect()
         }
         _ => BTreeSet::new(),
@@ -98,6 +99,6 @@ fn services_of<'a>(
     parents: &[RouteParent],
     backends: impl IntoIterator<Item = &'a WeightedBackend>,
 ) -> BTreeSet<ServiceName> {
-    let parents = parents.iter().map(|it| it.service.clone());
-    parents.chain(backends.into_iter().map(|it| it.service.clone())).collect()
+    let parents = parents.iter().map(|parent| parent.service.clone());
+    parents.chain(backends.into_iter().map(|backend| backend.service.clone())).collect()
 }

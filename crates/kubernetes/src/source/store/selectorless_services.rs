@@ -33,7 +33,7 @@ impl SelectorlessServices {
     }
 
     /// Returns the services of a namespace.
-    pub(super) fn services_of<'a>(
+    pub(super) fn services_in<'a>(
         &'a self,
         namespace: &'a Name,
     ) -> impl Iterator<Item = &'a Service> {
@@ -65,7 +65,7 @@ impl SelectorlessServices {
     }
 
     /// Updates the addresses of a pod that is new, changed or deleted.
-    pub(super) fn see_pod(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
+    pub(super) fn apply_pod(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
         for (pod, address) in before.into_iter().flat_map(own_addresses) {
             if let Some(pods) = self.pods.get_mut(&address) {
                 pods.remove(&pod.name);
@@ -88,9 +88,11 @@ impl SelectorlessServices {
         let addresses = own_addresses(pod).filter(|_| pod.sidecar);
         let listed = addresses.filter_map(|(_, address)| self.by_address.get(&address));
         let listed = listed.flatten().filter_map(|name| self.workloads.get(name));
-        let own = listed
-            .filter(|it| it.name.namespace == pod.name.namespace && (it.ready || it.terminating));
-        own.flat_map(|it| it.labels.clone()).collect()
+        let in_namespace = listed.filter(|workload| {
+            workload.name.namespace == pod.name.namespace
+                && (workload.ready || workload.terminating)
+        });
+        in_namespace.flat_map(|workload| workload.labels.clone()).collect()
     }
 
     /// Returns the service with its port numbers if they are the same at all endpoints, otherwise `None`. Port
@@ -121,14 +123,14 @@ impl SelectorlessServices {
     }
 
     fn remove(&mut self, name: &WorkloadName) -> Option<Workload> {
-        let gone = self.workloads.remove(name)?;
-        if let Some(names) = self.by_address.get_mut(&gone.address) {
+        let removed = self.workloads.remove(name)?;
+        if let Some(names) = self.by_address.get_mut(&removed.address) {
             names.remove(name);
             if names.is_empty() {
-                self.by_address.remove(&gone.address);
+                self.by_address.remove(&removed.address);
             }
         }
-        for (service, port, number) in endpoint_ports(&gone) {
+        for (service, port, number) in endpoint_ports(&removed) {
             let Some(ports) = self.numbers.get_mut(&service) else { continue };
             if let Some(numbers) = ports.get_mut(&port) {
                 match numbers.get_mut(&number) {
@@ -145,7 +147,7 @@ impl SelectorlessServices {
                 self.numbers.remove(&service);
             }
         }
-        Some(gone)
+        Some(removed)
     }
 }
 
@@ -178,69 +180,75 @@ impl ObjectStore {
     /// selector belongs to the mesh if it has or had an endpoint with a sidecar.
     pub(super) fn mesh_service(&self, name: &ServiceName) -> Option<&Service> {
         self.known_service(name).filter(|_| {
-            self.edge.is_some() || self.services.get(name).is_some() || self.joined.contains(name)
+            self.gateways.is_some()
+                || self.services.get(name).is_some()
+                || self.joined_services.contains(name)
         })
     }
 
     /// Returns a service by name, whether it belongs to the mesh or not.
     pub(super) fn known_service(&self, name: &ServiceName) -> Option<&Service> {
-        self.services.get(name).or_else(|| self.listed.service(name))
+        self.services.get(name).or_else(|| self.selectorless.service(name))
     }
 
     /// Returns a service without a selector as configured in sidecars and gateways; `None` while neither routes
     /// to it and it is no source of an ingress policy.
     pub(super) fn configured_service(&self, name: &ServiceName) -> Option<Service> {
-        let service = self.listed.service(name)?;
-        let has_joined = self.joined.contains(name);
-        let joined = has_joined.then(|| self.listed.with_port_numbers(service)).flatten();
+        let service = self.selectorless.service(name)?;
+        let has_joined = self.joined_services.contains(name);
+        let joined = has_joined.then(|| self.selectorless.with_port_numbers(service)).flatten();
         let is_source = !has_joined && self.ingress_sources.contains(name);
-        joined.or_else(|| (is_source || self.gateways_lead_to(name)).then(|| service.clone()))
+        joined.or_else(|| (is_source || self.gateways_route_to(name)).then(|| service.clone()))
     }
 
     /// Returns the services without a selector that list a pod with a sidecar.
-    pub(super) fn offered_near(&self, pod: &Workload) -> Vec<Service> {
-        let near = self.listed.may_select(pod).filter(|_| pod.sidecar);
-        near.filter_map(|it| self.listed.with_port_numbers(it)).collect()
+    pub(super) fn selectorless_services_of(&self, pod: &Workload) -> Vec<Service> {
+        let services = self.selectorless.may_select(pod).filter(|_| pod.sidecar);
+        services.filter_map(|service| self.selectorless.with_port_numbers(service)).collect()
     }
 
-    pub(super) fn see_listed(&mut self, service: Service) {
+    pub(super) fn apply_selectorless_service(&mut self, service: Service) {
         let name = service.name.clone();
         // The topology annotation is supported only for services with a selector.
-        self.see_nearness(&name, None);
+        self.set_zone_preference(&name, None);
         let before = self.services.remove(&name);
-        let before = self.listed.services.insert(service).or(before);
-        self.touch_service(&name, before.as_ref());
+        let before = self.selectorless.services.insert(service).or(before);
+        self.mark_service(&name, before.as_ref());
         self.join_listed(&name);
     }
 
     /// Replaces the content of a slice.
-    pub(super) fn see_endpoints(&mut self, origin: &ObjectOrigin, mut workloads: Vec<Workload>) {
+    pub(super) fn apply_endpoints(&mut self, origin: &ObjectOrigin, mut workloads: Vec<Workload>) {
         let mut changed: Vec<Workload> = Vec::new();
-        for name in self.listed.by_slice.remove(origin).unwrap_or_default() {
-            changed.extend(self.listed.remove(&name));
+        for name in self.selectorless.by_slice.remove(origin).unwrap_or_default() {
+            changed.extend(self.selectorless.remove(&name));
         }
-        let room = LISTED_MAX.saturating_sub(self.listed.workloads.len());
-        if workloads.len() > room {
-            self.add_diagnostics(origin, Vec::new(), vec![no_room(origin, workloads.len() - room)]);
-            workloads.truncate(room);
+        let capacity = MAX_LISTED.saturating_sub(self.selectorless.workloads.len());
+        if workloads.len() > capacity {
+            self.add_diagnostics(
+                origin,
+                Vec::new(),
+                vec![limit_warning(origin, workloads.len() - capacity)],
+            );
+            workloads.truncate(capacity);
         }
         if !workloads.is_empty() {
-            let names = workloads.iter().map(|it| it.name.clone()).collect();
-            self.listed.by_slice.insert(origin.clone(), names);
+            let names = workloads.iter().map(|workload| workload.name.clone()).collect();
+            self.selectorless.by_slice.insert(origin.clone(), names);
         }
         for workload in workloads {
             changed.push(workload.clone());
-            self.listed.insert(workload);
+            self.selectorless.insert(workload);
         }
-        self.update_labels(&changed.iter().map(|it| it.address).collect());
+        self.update_labels(&changed.iter().map(|workload| workload.address).collect());
         let services: BTreeSet<ServiceName> = changed.iter().filter_map(service_of).collect();
-        self.dirty.extend(changed.into_iter().map(|it| ObjectKey::Workload(it.name)));
+        self.dirty.extend(changed.into_iter().map(|workload| ObjectKey::Workload(workload.name)));
         for name in services {
             // Its port numbers may have changed.
-            if let Some(service) = self.listed.service(&name).cloned()
-                && self.joined.contains(&name)
+            if let Some(service) = self.selectorless.service(&name).cloned()
+                && self.joined_services.contains(&name)
             {
-                self.touch_selected(&name, &[Some(&service)]);
+                self.mark_selected_workloads(&name, &[Some(&service)]);
             }
             self.join_listed(&name);
             self.statuses_stale |= self.ingress_sources.contains(&name);
@@ -253,47 +261,50 @@ impl ObjectStore {
         if addresses.is_empty() {
             return;
         }
-        let is_there = |pod: &&Workload| own_addresses(pod).any(|(_, at)| addresses.contains(&at));
-        let pods: Vec<Workload> = self.workloads.values().filter(is_there).cloned().collect();
+        let has_address = |pod: &&Workload| {
+            own_addresses(pod).any(|(_, own_address)| addresses.contains(&own_address))
+        };
+        let pods: Vec<Workload> = self.workloads.values().filter(has_address).cloned().collect();
         for mut pod in pods {
-            self.listed.see_pod(Some(&pod), Some(&pod));
+            self.selectorless.apply_pod(Some(&pod), Some(&pod));
             let before = pod.labels.clone();
             pod.labels.retain(|key, _| listed_for(key).is_none());
-            pod.labels.extend(self.listed.labels_of(&pod));
+            pod.labels.extend(self.selectorless.labels_of(&pod));
             if pod.labels != before {
                 self.statuses_stale = true;
                 self.dirty.insert(ObjectKey::Workload(pod.name.clone()));
                 self.workloads.insert(pod.name.clone(), pod.clone());
-                self.see_joining(&pod);
+                self.join_services_of(&pod);
             }
         }
     }
 
     /// Returns the pods at a listed address.
     fn pods_at(&self, listed: &Workload) -> impl Iterator<Item = &Workload> {
-        let names = self.listed.pods.get(&listed.address).into_iter().flatten();
+        let names = self.selectorless.pods.get(&listed.address).into_iter().flatten();
         names.filter_map(|name| self.workloads.get(name))
     }
 
     /// Returns true for a listed address of a pod in another namespace: sidecars and gateways do not route to
     /// it.
-    pub(super) fn is_borrowed(&self, listed: &Workload) -> bool {
+    pub(super) fn is_of_other_namespace(&self, listed: &Workload) -> bool {
         let namespace = &listed.name.namespace;
         let mut pods = self.pods_at(listed);
-        let edge = self.edge.as_ref();
+        let gateways = self.gateways.as_ref();
         pods.any(|pod| pod.sidecar && pod.name.namespace != *namespace)
-            || edge.is_some_and(|it| it.is_of_others(listed.address, namespace))
+            || gateways
+                .is_some_and(|gateways| gateways.is_in_other_namespace(listed.address, namespace))
     }
 
     /// Returns true for a listed address of a pod with a sidecar in the same namespace: that pod is the
     /// endpoint.
-    pub(super) fn is_of_member(&self, listed: &Workload) -> bool {
+    pub(super) fn is_meshed_pod(&self, listed: &Workload) -> bool {
         let mut pods = self.pods_at(listed);
         pods.any(|pod| pod.sidecar && pod.name.namespace == listed.name.namespace)
     }
 
     /// Returns true for a listed address of a pod in the same namespace.
-    pub(super) fn is_of_pod(&self, listed: &Workload) -> bool {
+    pub(super) fn is_pod_address(&self, listed: &Workload) -> bool {
         self.pods_at(listed).any(|pod| pod.name.namespace == listed.name.namespace)
     }
 
@@ -304,41 +315,51 @@ impl ObjectStore {
     ) -> impl Iterator<Item = &'a Workload> {
         let namespace = service.name.namespace.clone();
         let first = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
-        let listed = self.listed.workloads_from(first);
+        let listed = self.selectorless.workloads_from(first);
         let listed = listed.take_while(move |(name, _)| name.namespace == namespace);
-        listed.map(|(_, it)| it).filter(|it| matches_selector(&service.selector, &it.labels))
+        listed
+            .map(|(_, workload)| workload)
+            .filter(|workload| matches_selector(&service.selector, &workload.labels))
     }
 
     /// Marks the workload if it is a listed endpoint of a service over which sidecars balance.
-    pub(super) fn mark_balanced(&self, mut workload: Workload) -> Workload {
+    pub(super) fn with_joining_label(&self, mut workload: Workload) -> Workload {
         let service = service_of(&workload).filter(|_| !workload.sidecar);
-        if service.is_some_and(|it| self.joined.contains(&it)) {
+        if service.is_some_and(|service| self.joined_services.contains(&service)) {
             workload.labels.insert(JOINING_LABEL.to_owned(), String::new());
         }
         workload
     }
 
     /// Marks endpoints that are listed at the addresses of a pod that is new, changed or deleted.
-    pub(super) fn touch_listed(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
+    pub(super) fn mark_listed_endpoints(
+        &mut self,
+        before: Option<&Workload>,
+        now: Option<&Workload>,
+    ) {
         let pods = before.into_iter().chain(now);
         let addresses: BTreeSet<IpAddr> = pods.flat_map(Workload::addresses).collect();
-        addresses.into_iter().for_each(|address| self.touch_address(address));
+        addresses.into_iter().for_each(|address| self.mark_address(address));
     }
 
     /// Marks endpoints at an address that a pod has gained or lost.
-    pub(super) fn touch_address(&mut self, address: IpAddr) {
-        let there = self.listed.by_address.get(&address).into_iter().flatten();
-        self.dirty.extend(there.map(|name| ObjectKey::Workload(name.clone())));
+    pub(super) fn mark_address(&mut self, address: IpAddr) {
+        let names = self.selectorless.by_address.get(&address).into_iter().flatten();
+        self.dirty.extend(names.map(|name| ObjectKey::Workload(name.clone())));
     }
 
     /// Returns the warnings about listed addresses that are excluded.
     pub(super) fn excluded_warnings(&self) -> impl Iterator<Item = Warning> {
-        let hint = match self.edge.is_some() {
+        let hint = match self.gateways.is_some() {
             true => "route to a Service there, with a ReferenceGrant",
             false => "call a Service of that namespace",
         };
-        let all = self.listed.workloads.iter().filter(|(_, it)| self.is_borrowed(it));
-        all.map(move |(name, workload)| Warning {
+        let excluded = self
+            .selectorless
+            .workloads
+            .iter()
+            .filter(|(_, workload)| self.is_of_other_namespace(workload));
+        excluded.map(move |(name, workload)| Warning {
             at: DocumentLocation {
                 kind: Some("EndpointSlice".to_owned()),
                 name: Some(name.to_string()),
@@ -350,28 +371,31 @@ impl ObjectStore {
         })
     }
 
-    /// Returns true if gateways or routes of other services lead to a workload, or it is behind a headless
+    /// Returns true if gateways or routes of other services forward to a workload, or it is behind a headless
     /// service.
-    pub(super) fn is_led_to(&self, workload: &Workload) -> bool {
-        let mut own = self.services.may_select(workload);
-        own.any(|it| it.addresses.is_empty() && matches_selector(&it.selector, &workload.labels))
-            || self.is_behind_gateway(workload)
+    pub(super) fn is_routed_to(&self, workload: &Workload) -> bool {
+        let mut services = self.services.may_select(workload);
+        services.any(|service| {
+            service.addresses.is_empty() && matches_selector(&service.selector, &workload.labels)
+        }) || self.is_behind_gateway(workload)
             || self.is_behind_route(workload)
     }
 
     /// Returns true if a gateway routes to a service of the workload.
     pub(super) fn is_behind_gateway(&self, workload: &Workload) -> bool {
-        let mut services =
-            self.services.may_select(workload).chain(self.listed.services.may_select(workload));
+        let mut services = self
+            .services
+            .may_select(workload)
+            .chain(self.selectorless.services.may_select(workload));
         services.any(|service| {
-            self.gateways_lead_to(&service.name)
+            self.gateways_route_to(&service.name)
                 && matches_selector(&service.selector, &workload.labels)
         })
     }
 }
 
 /// Returns the warning about a slice with endpoints above the limit.
-fn no_room(slice: &ObjectOrigin, count: usize) -> Warning {
+fn limit_warning(slice: &ObjectOrigin, count: usize) -> Warning {
     Warning {
         at: DocumentLocation {
             kind: Some("EndpointSlice".to_owned()),
@@ -381,7 +405,7 @@ fn no_room(slice: &ObjectOrigin, count: usize) -> Warning {
             ..DocumentLocation::default()
         },
         problem: format!(
-            "{count} of its endpoints are ignored: the limit of {LISTED_MAX} endpoints of all \
+            "{count} of its endpoints are ignored: the limit of {MAX_LISTED} endpoints of all \
              Services without a selector is exceeded"
         ),
         hint: "give the Services of pods a selector".to_owned(),
@@ -389,4 +413,4 @@ fn no_room(slice: &ObjectOrigin, count: usize) -> Warning {
 }
 
 /// The maximum number of endpoints of services without a selector: about 12 MiB.
-pub(super) const LISTED_MAX: usize = 16_384;
+pub(super) const MAX_LISTED: usize = 16_384;

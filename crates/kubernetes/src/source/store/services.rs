@@ -10,7 +10,7 @@ use super::smallest_name;
 #[derive(Default)]
 pub(super) struct ServiceIndex {
     by_name: BTreeMap<ServiceName, Service>,
-    by_pair: BTreeMap<SelectorLabel, BTreeSet<ServiceName>>,
+    by_label: BTreeMap<SelectorLabel, BTreeSet<ServiceName>>,
 }
 
 /// A label with its value in a namespace.
@@ -37,31 +37,31 @@ impl ServiceIndex {
         namespace: &'a Name,
     ) -> impl Iterator<Item = &'a Service> {
         let first = ServiceName { namespace: namespace.clone(), name: smallest_name() };
-        let from = self.by_name.range(first..).map(|(_, service)| service);
-        from.take_while(move |service| service.name.namespace == *namespace)
+        let services = self.by_name.range(first..).map(|(_, service)| service);
+        services.take_while(move |service| service.name.namespace == *namespace)
     }
 
     /// Inserts a service; returns the previous one of its name.
     pub(super) fn insert(&mut self, service: Service) -> Option<Service> {
         let before = self.remove(&service.name);
-        if let Some(pair) = first_pair(&service) {
-            self.by_pair.entry(pair).or_default().insert(service.name.clone());
+        if let Some(pair) = first_label(&service) {
+            self.by_label.entry(pair).or_default().insert(service.name.clone());
         }
         self.by_name.insert(service.name.clone(), service);
         before
     }
 
     pub(super) fn remove(&mut self, name: &ServiceName) -> Option<Service> {
-        let gone = self.by_name.remove(name)?;
-        if let Some(pair) = first_pair(&gone)
-            && let Some(names) = self.by_pair.get_mut(&pair)
+        let removed = self.by_name.remove(name)?;
+        if let Some(pair) = first_label(&removed)
+            && let Some(names) = self.by_label.get_mut(&pair)
         {
             names.remove(name);
             if names.is_empty() {
-                self.by_pair.remove(&pair);
+                self.by_label.remove(&pair);
             }
         }
-        Some(gone)
+        Some(removed)
     }
 
     /// Returns the services that may select a workload, a superset of those that do.
@@ -71,13 +71,13 @@ impl ServiceIndex {
     ) -> impl Iterator<Item = &'a Service> {
         let names = workload.labels.iter().filter_map(|(key, value)| {
             let namespace = workload.name.namespace.clone();
-            self.by_pair.get(&SelectorLabel { namespace, key: key.clone(), value: value.clone() })
+            self.by_label.get(&SelectorLabel { namespace, key: key.clone(), value: value.clone() })
         });
         names.flatten().filter_map(|name| self.by_name.get(name))
     }
 }
 
-fn first_pair(service: &Service) -> Option<SelectorLabel> {
+fn first_label(service: &Service) -> Option<SelectorLabel> {
     let (key, value) = service.selector.first_key_value()?;
     let namespace = service.name.namespace.clone();
     Some(SelectorLabel { namespace, key: key.clone(), value: value.clone() })

@@ -17,10 +17,10 @@ mod external_principals;
 mod floor;
 mod gateways;
 mod listed;
-mod places;
 mod requests;
 mod routed;
 mod settings;
+mod zone_preferences;
 
 const PODS: usize = 0;
 const SERVICES: usize = 1;
@@ -31,24 +31,26 @@ fn watched_kinds() -> Vec<WatchedKind> {
 }
 
 fn index(kind: &str, group: &str) -> usize {
-    let is = |it: &WatchedKind| matches!(it, WatchedKind::Custom(it) if it.kind == kind && it.group == group);
-    watched_kinds().iter().position(is).unwrap()
+    let has_kind = |watched: &WatchedKind| matches!(watched, WatchedKind::Custom(watched) if watched.kind == kind && watched.group == group);
+    watched_kinds().iter().position(has_kind).unwrap()
 }
 
 /// Creates an empty store in which every kind has been listed.
 fn listed_store() -> ObjectStore {
-    settled_with(true)
+    store_with_gateways_option(true)
 }
 
 /// Creates one for an installation with or without gateways. Each kind that both watch has the same index.
-fn settled_with(gateways: bool) -> ObjectStore {
+fn store_with_gateways_option(gateways: bool) -> ObjectStore {
     let watched = crate::source::watched_kinds(gateways);
     let count = watched.len();
     let mut store = ObjectStore::new(watched);
-    store.take_settings_of(["leno-system", "osm-system"].map(|it| Name::new(it).unwrap()).into());
+    store.set_settings_namespaces(
+        ["leno-system", "osm-system"].map(|name| Name::new(name).unwrap()).into(),
+    );
     for kind in 0..count {
-        store.apply_event(kind, WatchEvent::Begin);
-        store.apply_event(kind, WatchEvent::Complete);
+        store.apply_event(kind, WatchEvent::ListStarted);
+        store.apply_event(kind, WatchEvent::ListComplete);
     }
     assert_eq!(store.flush().unwrap().changes, []);
     store
@@ -64,7 +66,7 @@ fn pod_event(name: &str, changes: Value) -> WatchEvent {
         pod["metadata"][key] = value.clone();
     }
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(pod)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_pod(pod)))
 }
 
 fn service_event(name: &str, target: u16) -> WatchEvent {
@@ -74,7 +76,7 @@ fn service_event(name: &str, target: u16) -> WatchEvent {
                  "ports": [{"port": 80, "targetPort": target}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_service(service)))
 }
 
 /// A headless service.
@@ -84,7 +86,7 @@ fn headless_event(name: &str) -> WatchEvent {
         "spec": {"clusterIP": "None", "selector": {"app": "web"}, "ports": [{"port": 80}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_service(service)))
 }
 
 fn namespace_event(name: &str, default_policy: &str) -> WatchEvent {
@@ -92,7 +94,7 @@ fn namespace_event(name: &str, default_policy: &str) -> WatchEvent {
         "metadata": {"name": name, "annotations": {"leno.dev/default-policy": default_policy}},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_namespace(namespace)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_namespace(namespace)))
 }
 
 fn custom_event(kind: usize, name: &str, created: &str, spec: Value) -> WatchEvent {
@@ -131,29 +133,29 @@ fn object_event(kind: usize, metadata: Value, spec: Value) -> WatchEvent {
         kind: served.kind.to_owned(),
         plural: "them".to_owned(),
     });
-    WatchEvent::Seen(Box::new(ConvertedObject::from_custom(served, &resource, object)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_custom(served, &resource, object)))
 }
 
 fn removal_event(namespace: &str, name: &str) -> WatchEvent {
-    WatchEvent::Gone(ObjectId { namespace: namespace.to_owned(), name: name.to_owned() })
+    WatchEvent::Deleted(ObjectId { namespace: namespace.to_owned(), name: name.to_owned() })
 }
 
 fn describe_update(update: Option<RegistryUpdate>) -> Vec<String> {
     let changes = update.map(|update| update.changes).unwrap_or_default();
-    let line = |change: &Change| match change {
+    let describe_change = |change: &Change| match change {
         Change::Upsert(object) => format!("+ {}", object.object_key()),
         Change::Remove(key) => format!("- {key}"),
     };
-    changes.iter().map(line).collect()
+    changes.iter().map(describe_change).collect()
 }
 
 fn updated_config(update: Option<RegistryUpdate>) -> MeshConfig {
     let changes = update.unwrap().changes;
-    let found = changes.into_iter().find_map(|change| match change {
+    let config = changes.into_iter().find_map(|change| match change {
         Change::Upsert(Object::MeshConfig(config)) => Some(config),
         _ => None,
     });
-    found.unwrap()
+    config.unwrap()
 }
 
 #[test]
@@ -161,20 +163,20 @@ fn nothing_is_reported_before_every_kind_is_listed() {
     let mut store = ObjectStore::new(watched_kinds());
     let last = watched_kinds().len() - 1;
     for kind in 0..last {
-        store.apply_event(kind, WatchEvent::Begin);
+        store.apply_event(kind, WatchEvent::ListStarted);
         if kind == PODS {
             store.apply_event(kind, pod_event("a", json!({})));
         }
-        store.apply_event(kind, WatchEvent::Complete);
+        store.apply_event(kind, WatchEvent::ListComplete);
         assert!(store.flush().is_none());
     }
-    assert_eq!(store.progress().waiting.len(), 1);
-    store.apply_event(last, WatchEvent::Failing("refused".to_owned()));
+    assert_eq!(store.progress().unlisted.len(), 1);
+    store.apply_event(last, WatchEvent::Unavailable("refused".to_owned()));
     assert!(store.flush().is_none());
     store.apply_event(last, WatchEvent::Absent);
     assert!(store.progress().is_synced());
     assert_eq!(describe_update(store.flush()), ["+ Workload shop/a"]);
-    assert!(store.flush().is_none(), "nothing is told twice");
+    assert!(store.flush().is_none(), "unchanged objects are not sent again");
 }
 
 #[test]
@@ -193,27 +195,27 @@ fn only_differences_are_reported() {
 }
 
 #[test]
-fn a_listing_takes_away_what_it_has_not() {
+fn a_complete_list_removes_objects_that_it_does_not_contain() {
     let mut store = listed_store();
     for name in ["a", "b", "c"] {
         store.apply_event(PODS, pod_event(name, json!({})));
     }
     store.flush();
     // An interrupted list, started again.
-    store.apply_event(PODS, WatchEvent::Begin);
+    store.apply_event(PODS, WatchEvent::ListStarted);
     store.apply_event(PODS, pod_event("a", json!({})));
-    store.apply_event(PODS, WatchEvent::Failing("reset".to_owned()));
+    store.apply_event(PODS, WatchEvent::Unavailable("reset".to_owned()));
     assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
-    store.apply_event(PODS, WatchEvent::Begin);
+    store.apply_event(PODS, WatchEvent::ListStarted);
     store.apply_event(PODS, pod_event("b", json!({})));
     store.apply_event(PODS, pod_event("d", json!({})));
-    store.apply_event(PODS, WatchEvent::Complete);
+    store.apply_event(PODS, WatchEvent::ListComplete);
     let reported = describe_update(store.flush());
     assert_eq!(reported, ["- Workload shop/a", "- Workload shop/c", "+ Workload shop/d"]);
 }
 
 #[test]
-fn ports_of_services_are_those_of_the_pods_behind_them() {
+fn pods_have_the_target_ports_of_their_services() {
     let mut store = listed_store();
     store.apply_event(PODS, pod_event("a", json!({})));
     store.apply_event(
@@ -221,13 +223,13 @@ fn ports_of_services_are_those_of_the_pods_behind_them() {
         pod_event("b", json!({"labels": {"app": "db", "leno.dev/meshed": "sidecar"}})),
     );
     store.flush();
-    let ports = |update: &RegistryUpdate| match &update.changes[..] {
+    let workload_ports = |update: &RegistryUpdate| match &update.changes[..] {
         [.., Change::Upsert(Object::Workload(workload))] => {
             workload.ports.iter().map(|port| port.port).collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
     };
-    for (event, reported, expected) in [
+    for (event, expected_changes, expected_ports) in [
         (service_event("web", 8080), vec!["+ Workload shop/a", "+ Service shop/web"], None),
         (service_event("web", 8081), vec!["+ Workload shop/a", "+ Service shop/web"], None),
         (
@@ -238,30 +240,33 @@ fn ports_of_services_are_those_of_the_pods_behind_them() {
     ] {
         store.apply_event(SERVICES, event);
         let update = store.flush().unwrap();
-        if let Some(expected) = expected {
-            assert_eq!(ports(&update), expected as Vec<u16>);
+        if let Some(expected_ports) = expected_ports {
+            assert_eq!(workload_ports(&update), expected_ports as Vec<u16>);
         }
-        assert_eq!(describe_update(Some(update)), reported);
+        assert_eq!(describe_update(Some(update)), expected_changes);
     }
 }
 
 #[test]
-fn the_last_good_version_stays() {
+fn an_invalid_version_does_not_replace_the_last_valid_one() {
     let kind = index("HTTPRouteGroup", "specs.smi-spec.io");
-    let good = json!({"matches": [{"name": "m", "pathRegex": "/a"}]});
-    let bad = json!({"matches": [{"name": "m", "pathRegex": "("}]});
+    let valid = json!({"matches": [{"name": "m", "pathRegex": "/a"}]});
+    let invalid = json!({"matches": [{"name": "m", "pathRegex": "("}]});
     let mut store = listed_store();
-    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", good.clone()));
+    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", valid.clone()));
     assert_eq!(describe_update(store.flush()), ["+ HTTPRouteGroup shop/g"]);
-    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", bad.clone()));
+    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", invalid.clone()));
     let update = store.flush().unwrap();
     assert_eq!((update.changes.len(), update.rejected.len(), update.objects), (0, 1, 1));
-    let refusal = update.rejected[0].to_string();
-    assert!(refusal.starts_with("HTTPRouteGroup shop/g: spec.matches[0].pathRegex: "), "{refusal}");
-    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", good));
+    let rejection = update.rejected[0].to_string();
+    assert!(
+        rejection.starts_with("HTTPRouteGroup shop/g: spec.matches[0].pathRegex: "),
+        "{rejection}"
+    );
+    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", valid));
     let update = store.flush().unwrap();
     assert_eq!((update.changes.len(), update.rejected.len()), (0, 0));
-    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", bad));
+    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", invalid));
     store.apply_event(kind, WatchEvent::Absent);
     let update = store.flush().unwrap();
     assert_eq!(update.rejected, []);
@@ -269,16 +274,16 @@ fn the_last_good_version_stays() {
 }
 
 #[test]
-fn of_two_mesh_configs_the_older_is_in_force() {
+fn the_older_of_two_mesh_configs_is_in_force() {
     let kind = index("MeshConfig", "leno.dev");
     let mut store = listed_store();
     let strict = json!({"defaultPolicy": "deny"});
     store.apply_event(kind, custom_event(kind, "a", "2025-01-02T00:00:00Z", json!({})));
     store.apply_event(kind, custom_event(kind, "b", "2025-01-01T00:00:00Z", strict));
     let update = store.flush().unwrap();
-    let refusals: Vec<String> = update.rejected.iter().map(ToString::to_string).collect();
+    let rejections: Vec<String> = update.rejected.iter().map(ToString::to_string).collect();
     assert_eq!(
-        refusals,
+        rejections,
         [
             "MeshConfig a: metadata.name: a mesh has one MeshConfig, and b is in force; remove one of \
           the two, or rename it"
@@ -294,47 +299,47 @@ fn of_two_mesh_configs_the_older_is_in_force() {
 }
 
 #[test]
-fn one_name_in_two_groups_is_one_object() {
-    let ours = index("UpstreamTrafficSetting", "policy.openservicemesh.io");
-    let theirs = index("UpstreamTrafficSetting", "policy.flomesh.io");
+fn objects_of_the_same_name_in_two_groups_conflict() {
+    let osm_kind = index("UpstreamTrafficSetting", "policy.openservicemesh.io");
+    let fsm_kind = index("UpstreamTrafficSetting", "policy.flomesh.io");
     let spec = json!({"host": "web.shop.svc.cluster.local",
                       "connectionSettings": {"tcp": {"maxConnections": 3}}});
     let mut store = listed_store();
-    store.apply_event(theirs, custom_event(theirs, "s", "2025-01-01T00:00:00Z", spec.clone()));
-    store.apply_event(ours, custom_event(ours, "s", "2025-01-02T00:00:00Z", spec));
+    store.apply_event(fsm_kind, custom_event(fsm_kind, "s", "2025-01-01T00:00:00Z", spec.clone()));
+    store.apply_event(osm_kind, custom_event(osm_kind, "s", "2025-01-02T00:00:00Z", spec));
     let update = store.flush().unwrap();
     assert_eq!(update.rejected.len(), 1, "{:?}", update.rejected);
     assert_eq!(describe_update(Some(update)), ["+ UpstreamTrafficSetting shop/s"]);
-    store.apply_event(theirs, WatchEvent::Absent);
+    store.apply_event(fsm_kind, WatchEvent::Absent);
     assert_eq!(store.flush().unwrap().rejected, []);
 }
 
 #[test]
-fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
+fn annotations_of_namespaces_apply_unless_the_mesh_config_lists_the_namespace() {
     let kind = index("MeshConfig", "leno.dev");
     let default_policy =
         |config: &MeshConfig, name: &str| config.mode_in(&Name::new(name).unwrap());
     let mut store = listed_store();
     store.apply_event(NAMESPACES, namespace_event("shop", "deny"));
     store.apply_event(NAMESPACES, namespace_event("bank", "dry-run"));
-    let found = updated_config(store.flush());
-    assert_eq!(found.default_policy, DefaultPolicy::Allow);
-    assert_eq!(default_policy(&found, "shop"), DefaultPolicy::Deny);
-    let listed = json!({"namespaces": [{"name": "bank", "defaultPolicy": "deny"}]});
-    store.apply_event(kind, custom_event(kind, "mesh", "2025-01-01T00:00:00Z", listed));
+    let config = updated_config(store.flush());
+    assert_eq!(config.default_policy, DefaultPolicy::Allow);
+    assert_eq!(default_policy(&config, "shop"), DefaultPolicy::Deny);
+    let mesh_config = json!({"namespaces": [{"name": "bank", "defaultPolicy": "deny"}]});
+    store.apply_event(kind, custom_event(kind, "mesh", "2025-01-01T00:00:00Z", mesh_config));
     let update = store.flush().unwrap();
     assert_eq!(update.warnings.len(), 1);
-    let found = updated_config(Some(update));
-    assert_eq!(default_policy(&found, "bank"), DefaultPolicy::Deny);
-    assert_eq!(default_policy(&found, "shop"), DefaultPolicy::Deny);
+    let config = updated_config(Some(update));
+    assert_eq!(default_policy(&config, "bank"), DefaultPolicy::Deny);
+    assert_eq!(default_policy(&config, "shop"), DefaultPolicy::Deny);
     // An invalid value is ignored; without a previous valid one the default policy is `deny`.
     store.apply_event(NAMESPACES, namespace_event("shop", "permisive"));
     store.apply_event(NAMESPACES, namespace_event("new", "permisive"));
     let update = store.flush().unwrap();
     assert_eq!(update.rejected.len(), 2);
-    let found = updated_config(Some(update));
-    assert_eq!(default_policy(&found, "shop"), DefaultPolicy::Deny);
-    assert_eq!(default_policy(&found, "new"), DefaultPolicy::Deny);
+    let config = updated_config(Some(update));
+    assert_eq!(default_policy(&config, "shop"), DefaultPolicy::Deny);
+    assert_eq!(default_policy(&config, "new"), DefaultPolicy::Deny);
     store.apply_event(kind, removal_event("", "mesh"));
     for name in ["shop", "bank", "new"] {
         store.apply_event(NAMESPACES, removal_event("", name));
@@ -344,14 +349,14 @@ fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
 
 fn annotated_namespace(name: &str, annotations: Value) -> WatchEvent {
     let object = json!({"metadata": {"name": name, "annotations": annotations}});
-    WatchEvent::Seen(Box::new(ConvertedObject::from_namespace(
+    WatchEvent::Applied(Box::new(ConvertedObject::from_namespace(
         serde_json::from_value(object).unwrap(),
     )))
 }
 
 /// An invalid object never replaces a working one.
 #[test]
-fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
+fn an_invalid_annotation_does_not_change_a_known_namespace() {
     let mut store = listed_store();
     let mut admission_after = |name: &str, annotations: Value, rejected: usize| {
         store.apply_event(NAMESPACES, annotated_namespace(name, annotations));
@@ -372,40 +377,40 @@ fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
         admission_after("wv", json!({mtls: "yes", default_policy: "deny"}), 1),
         Some(strict)
     );
-    let accept = AdmissionSettings { mtls: Some(MtlsMode::Permissive), ..strict };
+    let permissive = AdmissionSettings { mtls: Some(MtlsMode::Permissive), ..strict };
     assert_eq!(
         admission_after("wv", json!({mtls: "permissive", default_policy: "x"}), 1),
-        Some(accept)
+        Some(permissive)
     );
     assert_eq!(admission_after("wv", json!({}), 0), None);
 }
 
 /// After a restart the last valid value is unknown, and the invalid one may be meant as the strictest one.
 #[test]
-fn an_annotation_that_is_wrong_at_the_first_look_is_the_strictest() {
+fn an_annotation_that_is_invalid_from_the_start_means_the_strictest_value() {
     let mut store = listed_store();
-    let mut first = |name: &str, annotations: Value| {
+    let mut admission_of = |name: &str, annotations: Value| {
         store.apply_event(NAMESPACES, annotated_namespace(name, annotations));
         store.namespaces.get(&Name::new(name).unwrap()).copied()
     };
-    let of = |default_policy, mtls| Some(AdmissionSettings { default_policy, mtls });
+    let settings = |default_policy, mtls| Some(AdmissionSettings { default_policy, mtls });
     let (default_policy, mtls) = ("leno.dev/default-policy", "leno.dev/mtls");
-    let (strict, refuse) = (Some(DefaultPolicy::Deny), Some(MtlsMode::Strict));
-    assert_eq!(first("a", json!({default_policy: "Allow"})), of(strict, None));
+    let (strict, strict_mtls) = (Some(DefaultPolicy::Deny), Some(MtlsMode::Strict));
+    assert_eq!(admission_of("a", json!({default_policy: "Allow"})), settings(strict, None));
     // An invalid mutual TLS mode does not affect the default policy.
-    assert_eq!(first("b", json!({mtls: "yes"})), of(None, refuse));
+    assert_eq!(admission_of("b", json!({mtls: "yes"})), settings(None, strict_mtls));
     let audit = json!({default_policy: "dry-run", mtls: "yes"});
-    assert_eq!(first("c", audit), of(Some(DefaultPolicy::DryRun), refuse));
+    assert_eq!(admission_of("c", audit), settings(Some(DefaultPolicy::DryRun), strict_mtls));
     // It stays so until it is corrected.
-    assert_eq!(first("a", json!({default_policy: "Dry-run"})), of(strict, None));
+    assert_eq!(admission_of("a", json!({default_policy: "Dry-run"})), settings(strict, None));
     assert_eq!(
-        first("a", json!({default_policy: "dry-run"})),
-        of(Some(DefaultPolicy::DryRun), None)
+        admission_of("a", json!({default_policy: "dry-run"})),
+        settings(Some(DefaultPolicy::DryRun), None)
     );
 }
 
 #[test]
-fn an_invalid_annotation_changes_nothing_in_a_pod_that_was_read() {
+fn an_invalid_annotation_does_not_change_a_known_pod() {
     let mut store = listed_store();
     let mut admission_after = |uid: &str, annotations: Value| {
         store.apply_event(PODS, pod_event("a", json!({"annotations": annotations, "uid": uid})));
@@ -417,36 +422,36 @@ fn an_invalid_annotation_changes_nothing_in_a_pod_that_was_read() {
         }
     };
     assert_eq!(admission_after("1", json!({})), AdmissionSettings::default());
-    let wrong = json!({"leno.dev/mtls": "yes", "leno.dev/default-policy": "Allow"});
-    assert_eq!(admission_after("1", wrong.clone()), AdmissionSettings::default());
+    let annotations = json!({"leno.dev/mtls": "yes", "leno.dev/default-policy": "Allow"});
+    assert_eq!(admission_after("1", annotations.clone()), AdmissionSettings::default());
     // Another pod of the same name has no previous state.
     let (default_policy, mtls) = (Some(DefaultPolicy::Deny), Some(MtlsMode::Strict));
-    assert_eq!(admission_after("2", wrong), AdmissionSettings { default_policy, mtls });
+    assert_eq!(admission_after("2", annotations), AdmissionSettings { default_policy, mtls });
 }
 
 #[test]
-fn an_image_of_another_mesh_is_reported_beside_the_namespace() {
+fn a_sidecar_image_of_another_mesh_is_reported_for_the_namespace() {
     let mut store = listed_store();
-    let annotated = |annotations: Value| {
+    let namespace = |annotations: Value| {
         let object = json!({"metadata": {"name": "shop", "annotations": annotations}});
-        WatchEvent::Seen(Box::new(ConvertedObject::from_namespace(
+        WatchEvent::Applied(Box::new(ConvertedObject::from_namespace(
             serde_json::from_value(object).unwrap(),
         )))
     };
     store.flush();
-    store.apply_event(NAMESPACES, annotated(json!({"flomesh.io/sidecar-image": "pipy"})));
+    store.apply_event(NAMESPACES, namespace(json!({"flomesh.io/sidecar-image": "pipy"})));
     let update = store.flush().unwrap();
     assert_eq!(update.warnings.len(), 1);
     assert!(update.changes.is_empty() && update.rejected.is_empty());
-    let statement = store.changed_statements().unwrap().pop().unwrap();
-    assert_eq!(statement.target.kind, "Namespace");
-    assert!(statement.diagnostic.unwrap().contains("flomesh.io/sidecar-image"));
-    store.apply_event(NAMESPACES, annotated(json!({})));
+    let status = store.changed_statuses().unwrap().pop().unwrap();
+    assert_eq!(status.target.kind, "Namespace");
+    assert!(status.diagnostic.unwrap().contains("flomesh.io/sidecar-image"));
+    store.apply_event(NAMESPACES, namespace(json!({})));
     assert_eq!(store.flush().unwrap().warnings, []);
 }
 
 #[test]
-fn what_may_not_be_read_is_reported_and_the_rest_goes_on() {
+fn forbidden_kinds_are_reported_and_others_are_read() {
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
     let mesh = index("MeshConfig", "leno.dev");
     let mut store = listed_store();
@@ -459,43 +464,47 @@ fn what_may_not_be_read_is_reported_and_the_rest_goes_on() {
          ServiceAccount to list and watch it"
     );
     assert_eq!(describe_update(Some(update)), ["+ Workload shop/a"]);
-    store.apply_event(routes, WatchEvent::Begin);
+    store.apply_event(routes, WatchEvent::ListStarted);
     assert_eq!(store.flush().unwrap().warnings, []);
     store.apply_event(mesh, WatchEvent::Forbidden("no".to_owned()));
     let update = store.flush().unwrap();
-    assert_eq!(update.mesh_config_in_doubt().count(), 1, "what is enforced is not known");
+    assert_eq!(
+        update.possible_mesh_config_rejections().count(),
+        1,
+        "the default policy is unknown"
+    );
 }
 
 #[test]
-fn nothing_is_reported_while_policies_may_not_be_read() {
+fn nothing_is_sent_while_policies_cannot_be_read() {
     let targets = index("TrafficTarget", "access.smi-spec.io");
     let mut store = ObjectStore::new(watched_kinds());
     for kind in 0..watched_kinds().len() {
-        let settled = if kind == targets {
+        let event = if kind == targets {
             WatchEvent::Forbidden("no".to_owned())
         } else {
             WatchEvent::Absent
         };
-        store.apply_event(kind, settled);
+        store.apply_event(kind, event);
     }
-    assert_eq!(store.flush(), None, "that none may be seen is not that there is none");
+    assert_eq!(store.flush(), None, "forbidden policies do not count as absent");
     let progress = store.progress();
     assert!(!progress.is_synced());
     let reported = progress.to_string();
     assert!(reported.contains("denies listing TrafficTarget"), "{reported}");
-    store.apply_event(targets, WatchEvent::Begin);
-    store.apply_event(targets, WatchEvent::Complete);
+    store.apply_event(targets, WatchEvent::ListStarted);
+    store.apply_event(targets, WatchEvent::ListComplete);
     assert!(store.progress().is_synced());
     assert!(store.flush().is_some());
 }
 
 #[test]
-fn an_annotation_of_a_pod_that_is_no_mode_is_strict() {
+fn an_invalid_default_policy_of_a_pod_is_deny_or_the_last_valid_one() {
     let mut store = listed_store();
-    let annotated =
+    let with_policy =
         |default_policy: &str| json!({"annotations": {"leno.dev/default-policy": default_policy}});
     let mut mode_after = |default_policy: &str| {
-        store.apply_event(PODS, pod_event("a", annotated(default_policy)));
+        store.apply_event(PODS, pod_event("a", with_policy(default_policy)));
         store.flush();
         let key = ObjectKey::Workload(WorkloadName::new("shop", "a").unwrap());
         match store.current_object(&key) {
@@ -510,16 +519,19 @@ fn an_annotation_of_a_pod_that_is_no_mode_is_strict() {
 
 /// Returns the conditions of the first object, each with its status and reason.
 fn first_conditions(store: &mut ObjectStore) -> Vec<(&'static str, &'static str, &'static str)> {
-    let statements = store.changed_statements().unwrap();
-    let Some(statement) = statements.first() else { return Vec::new() };
-    let all = match &statement.content {
+    let statuses = store.changed_statuses().unwrap();
+    let Some(status) = statuses.first() else { return Vec::new() };
+    let conditions = match &status.content {
         StatusContent::Parents(parents) => {
-            parents.iter().flat_map(|it| it.conditions.clone()).collect()
+            parents.iter().flat_map(|parent| parent.conditions.clone()).collect()
         }
-        StatusContent::Conditions(all) => all.clone(),
+        StatusContent::Conditions(conditions) => conditions.clone(),
         other => panic!("{other:?}"),
     };
-    all.iter().map(|it| (it.word, it.status, it.reason)).collect()
+    conditions
+        .iter()
+        .map(|condition| (condition.name, condition.status, condition.reason))
+        .collect()
 }
 
 const PROGRAMMED: (&str, &str, &str) = ("Programmed", "True", "Programmed");
@@ -530,7 +542,7 @@ fn route_spec(parent: Value, backend: Value) -> Value {
 }
 
 #[test]
-fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
+fn the_status_of_a_policy_reports_missing_targets_and_conflicts() {
     let kind = index("OutlierDetection", "leno.dev");
     let outlier_detection = |name: &str, targets: Value| {
         custom_event(
@@ -540,30 +552,32 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
             json!({"targetRefs": targets, "consecutiveFailures": 3}),
         )
     };
-    let web = || json!([{"kind": "Service", "name": "web"}]);
+    let web_targets = || json!([{"kind": "Service", "name": "web"}]);
     let mut store = listed_store();
-    store.apply_event(kind, outlier_detection("b", web()));
-    let nowhere = [
+    store.apply_event(kind, outlier_detection("b", web_targets()));
+    let not_found = [
         ("Accepted", "False", "TargetNotFound"),
         ("ResolvedRefs", "False", "TargetNotFound"),
         NOT_PROGRAMMED,
     ];
-    assert_eq!(first_conditions(&mut store), nowhere);
+    assert_eq!(first_conditions(&mut store), not_found);
     store.apply_event(SERVICES, service_event("web", 8080));
-    let well =
+    let in_force =
         [("Accepted", "True", "Accepted"), ("ResolvedRefs", "True", "ResolvedRefs"), PROGRAMMED];
-    assert_eq!(first_conditions(&mut store), well);
+    assert_eq!(first_conditions(&mut store), in_force);
     // Another one is first in alphabetical order, and is in force alone.
-    store.apply_event(kind, outlier_detection("a", web()));
-    let statements = store.changed_statements().unwrap();
-    let said = statements.iter().map(|it| match &it.content {
-        StatusContent::Conditions(all) => (all[0].status, all[0].reason, all[0].message.clone()),
+    store.apply_event(kind, outlier_detection("a", web_targets()));
+    let statuses = store.changed_statuses().unwrap();
+    let reported = statuses.iter().map(|status| match &status.content {
+        StatusContent::Conditions(conditions) => {
+            (conditions[0].status, conditions[0].reason, conditions[0].message.clone())
+        }
         other => panic!("{other:?}"),
     });
-    let said: Vec<_> = said.collect();
-    assert_eq!(said[0], ("True", "Accepted", "in force".to_owned()));
-    let other = "OutlierDetection shop/a takes precedence at all of its targets".to_owned();
-    assert_eq!(said[1], ("False", "Conflicted", other));
+    let reported: Vec<_> = reported.collect();
+    assert_eq!(reported[0], ("True", "Accepted", "in force".to_owned()));
+    let conflict = "OutlierDetection shop/a takes precedence at all of its targets".to_owned();
+    assert_eq!(reported[1], ("False", "Conflicted", conflict));
     // One of two targets is missing: the other one counts.
     store.apply_event(
         kind,
@@ -572,9 +586,9 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
             json!([{"kind": "Service", "name": "web"}, {"kind": "Service", "name": "no"}]),
         ),
     );
-    let half =
+    let partly_resolved =
         [("Accepted", "True", "Accepted"), ("ResolvedRefs", "False", "TargetNotFound"), PROGRAMMED];
-    assert_eq!(first_conditions(&mut store), half);
+    assert_eq!(first_conditions(&mut store), partly_resolved);
 }
 
 #[test]
@@ -595,30 +609,37 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
         "parentRefs": [parent], "rules": [{"backendRefs": [{"name": "next", "port": 80}]}]
     });
     store.apply_event(routes, custom_event(routes, "away", "2025-01-01T00:00:00Z", spec));
-    let said = |store: &mut ObjectStore| {
-        let statements = store.changed_statements().unwrap();
-        let said = statements.iter().find_map(|it| match &it.content {
-            StatusContent::Conditions(all) if it.target.name == "a" => Some(all.clone()),
+    let conditions = |store: &mut ObjectStore| {
+        let statuses = store.changed_statuses().unwrap();
+        let conditions = statuses.iter().find_map(|status| match &status.content {
+            StatusContent::Conditions(conditions) if status.target.name == "a" => {
+                Some(conditions.clone())
+            }
             _ => None,
         });
-        let said = said.unwrap().into_iter().filter(|it| it.word != "ResolvedRefs");
-        said.map(|it| (it.word, it.status, it.reason, it.message)).collect::<Vec<_>>()
+        let conditions =
+            conditions.unwrap().into_iter().filter(|condition| condition.name != "ResolvedRefs");
+        conditions
+            .map(|condition| {
+                (condition.name, condition.status, condition.reason, condition.message)
+            })
+            .collect::<Vec<_>>()
     };
     let programmed = |store: &mut ObjectStore| {
-        let said = said(store);
-        assert_eq!((said[0].0, said[0].1), ("Accepted", "True"));
-        (said[1].0, said[1].1, said[1].2)
+        let conditions = conditions(store);
+        assert_eq!((conditions[0].0, conditions[0].1), ("Accepted", "True"));
+        (conditions[1].0, conditions[1].1, conditions[1].2)
     };
     // It is the default of a backend without such a policy.
     assert_eq!(programmed(&mut store), PROGRAMMED);
     store.apply_event(kind, outlier_detection("own", "next"));
     let message = "HTTPRoute shop/away forwards all requests to shop/next, and each of these has its own policy, such as OutlierDetection shop/own";
     let unprogrammed = ("Programmed", "False", "Overridden", message.to_owned());
-    assert_eq!(said(&mut store)[1], unprogrammed);
+    assert_eq!(conditions(&mut store)[1], unprogrammed);
 }
 
 #[test]
-fn rules_about_tags_are_not_programmed_where_a_route_forwards_everything() {
+fn a_tag_route_is_not_programmed_if_a_route_forwards_all_requests() {
     let kind = index("TagRoute", "leno.dev");
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
     let mut store = listed_store();
@@ -633,17 +654,18 @@ fn rules_about_tags_are_not_programmed_where_a_route_forwards_everything() {
         "parentRefs": [parent], "rules": [{"backendRefs": [{"name": "next", "port": 80}]}]
     });
     store.apply_event(routes, custom_event(routes, "away", "2025-01-01T00:00:00Z", spec));
-    let statements = store.changed_statements().unwrap();
-    let said = statements.iter().find_map(|it| match &it.content {
-        StatusContent::Conditions(all) if it.target.name == "a" => Some(all),
+    let statuses = store.changed_statuses().unwrap();
+    let conditions = statuses.iter().find_map(|status| match &status.content {
+        StatusContent::Conditions(conditions) if status.target.name == "a" => Some(conditions),
         _ => None,
     });
-    let programmed = said.unwrap().iter().find(|it| it.word == "Programmed").unwrap();
+    let programmed =
+        conditions.unwrap().iter().find(|condition| condition.name == "Programmed").unwrap();
     assert_eq!((programmed.status, programmed.reason), ("False", "Overridden"));
 }
 
 #[test]
-fn a_policy_that_decides_by_request_is_not_programmed_on_a_port_that_carries_tcp() {
+fn a_policy_for_requests_is_not_programmed_on_tcp_ports() {
     let kind = index("Hedging", "leno.dev");
     let mut store = listed_store();
     let service = |protocol: &str| {
@@ -654,20 +676,20 @@ fn a_policy_that_decides_by_request_is_not_programmed_on_a_port_that_carries_tcp
                                {"name": "b", "port": 80, "appProtocol": protocol}]},
         }))
         .unwrap();
-        WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
+        WatchEvent::Applied(Box::new(ConvertedObject::from_service(service)))
     };
     store.apply_event(SERVICES, service("tcp"));
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "after": "50ms"});
     store.apply_event(kind, custom_event(kind, "a", "2025-01-01T00:00:00Z", spec));
     let not_programmed = ("Programmed", "False", "NoRequests");
-    let said = first_conditions(&mut store);
-    assert_eq!((said[0], said[2]), (("Accepted", "True", "Accepted"), not_programmed));
+    let conditions = first_conditions(&mut store);
+    assert_eq!((conditions[0], conditions[2]), (("Accepted", "True", "Accepted"), not_programmed));
     store.apply_event(SERVICES, service("http"));
     assert_eq!(first_conditions(&mut store)[2], PROGRAMMED);
 }
 
 #[test]
-fn a_lane_whose_service_is_not_there_is_reported_so() {
+fn a_lane_with_a_missing_service_is_not_accepted() {
     let kind = index("Lane", "leno.dev");
     let mut store = listed_store();
     let rules = json!([{"marks": [{"percent": 60, "headers": {"x-lane": "gray"}}]}]);
@@ -679,14 +701,14 @@ fn a_lane_whose_service_is_not_there_is_reported_so() {
 }
 
 #[test]
-fn routes_are_reported_whether_what_they_name_is_there() {
+fn the_status_of_a_route_reports_missing_parents_and_backends() {
     let kind = index("HTTPRoute", "gateway.networking.k8s.io");
     let parent =
         |name: &str, port: u16| json!({"group": "", "kind": "Service", "name": name, "port": port});
     let backend = |name: &str, port: u16| json!({"name": name, "port": port});
     let other_namespace = json!({"name": "web", "namespace": "bank", "port": 80});
     let bucket = json!({"group": "x.io", "kind": "Bucket", "name": "web", "port": 80});
-    let text = json!({"name": "web", "port": "80"});
+    let string_port = json!({"name": "web", "port": "80"});
     for (spec, expected) in [
         (
             route_spec(parent("web", 80), backend("web", 80)),
@@ -716,7 +738,10 @@ fn routes_are_reported_whether_what_they_name_is_there() {
             route_spec(parent("web", 80), bucket),
             ("False", "UnsupportedValue", "False", "InvalidKind"),
         ),
-        (route_spec(parent("web", 80), text), ("False", "UnsupportedValue", "Unknown", "Pending")),
+        (
+            route_spec(parent("web", 80), string_port),
+            ("False", "UnsupportedValue", "Unknown", "Pending"),
+        ),
     ] {
         let mut store = listed_store();
         store.apply_event(SERVICES, service_event("web", 8080));
@@ -727,12 +752,12 @@ fn routes_are_reported_whether_what_they_name_is_there() {
         let expected =
             [("Accepted", accepted, cause), ("ResolvedRefs", resolved, reason), programmed];
         assert_eq!(first_conditions(&mut store), expected, "{spec}");
-        assert!(store.changed_statements().is_none(), "nothing is new");
+        assert!(store.changed_statuses().is_none(), "unchanged statuses are not sent again");
     }
 }
 
 #[test]
-fn what_is_said_follows_services_and_grants() {
+fn the_status_of_a_route_follows_its_service() {
     let kind = index("HTTPRoute", "gateway.networking.k8s.io");
     let parent = json!({"group": "", "kind": "Service", "name": "web"});
     let spec = route_spec(parent, json!({"name": "web", "port": 80}));
@@ -742,63 +767,63 @@ fn what_is_said_follows_services_and_grants() {
     store.apply_event(SERVICES, service_event("web", 8080));
     assert_eq!(first_conditions(&mut store)[0].2, "Accepted");
     store.apply_event(PODS, pod_event("a", json!({})));
-    assert!(store.changed_statements().is_none(), "pods change nothing of it");
+    assert!(store.changed_statuses().is_none(), "pods do not change the status");
 }
 
 #[test]
-fn what_stands_in_a_status_is_not_said_again() {
+fn a_status_that_is_already_written_is_not_written_again() {
     let kind = index("CircuitBreaker", "leno.dev");
-    let spec = |most: Value, status: Value| {
+    let spec = |max_connections: Value, current_status: Value| {
         let targets = json!([{"kind": "Service", "group": "", "name": "web"}]);
-        json!({"targetRefs": targets, "limits": {"connections": most}, "status": status})
+        json!({"targetRefs": targets, "limits": {"connections": max_connections}, "status": current_status})
     };
     let mut store = listed_store();
-    let first = spec(json!("many"), json!({}));
-    store.apply_event(kind, custom_event(kind, "c", "2025-01-01T00:00:00Z", first));
-    let unread =
+    let new_object = spec(json!("many"), json!({}));
+    store.apply_event(kind, custom_event(kind, "c", "2025-01-01T00:00:00Z", new_object));
+    let unparsed =
         [("Accepted", "False", "Invalid"), ("ResolvedRefs", "Unknown", "Pending"), NOT_PROGRAMMED];
-    assert_eq!(first_conditions(&mut store), unread);
-    let statement = |store: &mut ObjectStore| {
+    assert_eq!(first_conditions(&mut store), unparsed);
+    let current_status = |store: &mut ObjectStore| {
         store.statuses_stale = true;
-        store.changed_statements().unwrap().pop()
+        store.changed_statuses().unwrap().pop()
     };
-    let written = statement(&mut store).unwrap().changed_status(&json!("now")).unwrap();
-    let again = spec(json!("many"), written);
-    store.apply_event(kind, custom_event(kind, "c", "2025-01-01T00:00:00Z", again));
-    let left = statement(&mut store).unwrap();
-    assert_eq!(left.changed_status(&json!("later")), None);
+    let written_status = current_status(&mut store).unwrap().changed_status(&json!("now")).unwrap();
+    let unchanged_object = spec(json!("many"), written_status);
+    store.apply_event(kind, custom_event(kind, "c", "2025-01-01T00:00:00Z", unchanged_object));
+    let remaining = current_status(&mut store).unwrap();
+    assert_eq!(remaining.changed_status(&json!("later")), None);
     assert!(
-        left.refusal.unwrap().starts_with("spec.limits.connections: "),
+        remaining.rejection.unwrap().starts_with("spec.limits.connections: "),
         "there is still an event"
     );
 }
 
 #[test]
-fn what_no_longer_holds_is_taken_back() {
+fn conditions_that_are_no_longer_true_are_replaced() {
     let kind = index("TagRoute", "leno.dev");
     let mut store = listed_store();
-    let mut written = json!({});
+    let mut written_status = json!({});
     for (scope, resolved) in [
         (json!({"service": "web"}), "False"),
         (json!({"service": 7}), "Unknown"),
         (json!({"scope": "namespace"}), "True"),
     ] {
-        let mut spec = json!({"preferSameTag": [{"tags": ["rack"]}], "status": written});
+        let mut spec = json!({"preferSameTag": [{"tags": ["rack"]}], "status": written_status});
         spec.as_object_mut().unwrap().extend(scope.as_object().unwrap().clone());
         store.apply_event(kind, custom_event(kind, "t", "2025-01-01T00:00:00Z", spec));
         store.statuses_stale = true;
-        let statement = store.changed_statements().unwrap().pop().unwrap();
-        written = statement.changed_status(&json!("now")).unwrap();
-        let conditions = written["conditions"].as_array().unwrap();
-        assert_eq!(conditions.len(), 3, "{written}");
-        assert_eq!(conditions[1]["status"], resolved, "{written}");
+        let status = store.changed_statuses().unwrap().pop().unwrap();
+        written_status = status.changed_status(&json!("now")).unwrap();
+        let conditions = written_status["conditions"].as_array().unwrap();
+        assert_eq!(conditions.len(), 3, "{written_status}");
+        assert_eq!(conditions[1]["status"], resolved, "{written_status}");
     }
 }
 
 #[test]
-fn policies_are_judged_beside_those_of_their_services() {
+fn a_policy_of_a_namespace_conflicts_only_if_each_service_has_its_own() {
     let kind = index("OutlierDetection", "leno.dev");
-    let of_namespace = index("SermantRemoval", "leno.dev");
+    let removal_kind = index("SermantRemoval", "leno.dev");
     let outlier_detection = |name: &str, service: &str| {
         let targets = json!([{"kind": "Service", "name": service}]);
         let spec = json!({"targetRefs": targets, "consecutiveFailures": 3});
@@ -811,57 +836,61 @@ fn policies_are_judged_beside_those_of_their_services() {
                   recoveryTime: 30000\nwindowsTime: 1000\nwindowsNum: 10\nrules:\n\
                   - {key: default-rule, scaleUpLimit: 0.6, minInstanceNum: 1, errorRate: 0.6}\n";
     let published = json!({"compat": "sermant", "config": config});
-    let published = custom_event(of_namespace, "a", "2025-01-01T00:00:00Z", published);
-    store.apply_event(of_namespace, published);
+    let published = custom_event(removal_kind, "a", "2025-01-01T00:00:00Z", published);
+    store.apply_event(removal_kind, published);
     store.apply_event(kind, outlier_detection("b", "web"));
     store.apply_event(kind, outlier_detection("c", "web"));
-    let said = |store: &mut ObjectStore| -> BTreeMap<String, &'static str> {
+    let reasons = |store: &mut ObjectStore| -> BTreeMap<String, &'static str> {
         store.statuses_stale = true;
-        let statements = store.changed_statements().unwrap();
-        let said = statements.iter().map(|it| match &it.content {
-            StatusContent::Conditions(all) => {
-                assert_eq!(it.refusal, None);
-                (it.target.name.clone(), all[0].reason)
+        let statuses = store.changed_statuses().unwrap();
+        let reasons = statuses.iter().map(|status| match &status.content {
+            StatusContent::Conditions(conditions) => {
+                assert_eq!(status.rejection, None);
+                (status.target.name.clone(), conditions[0].reason)
             }
             other => panic!("{other:?}"),
         });
-        said.collect()
+        reasons.collect()
     };
-    let expected = |all: &[(&str, &'static str)]| -> BTreeMap<String, &'static str> {
-        all.iter().map(|(name, reason)| ((*name).to_owned(), *reason)).collect()
+    let expected = |rows: &[(&str, &'static str)]| -> BTreeMap<String, &'static str> {
+        rows.iter().map(|(name, reason)| ((*name).to_owned(), *reason)).collect()
     };
-    let both = [("a", "Accepted"), ("b", "Accepted"), ("c", "Conflicted")];
-    assert_eq!(said(&mut store), expected(&both));
-    // When each service has a policy of its own, nothing is left for that of the namespace.
+    let one_conflict = [("a", "Accepted"), ("b", "Accepted"), ("c", "Conflicted")];
+    assert_eq!(reasons(&mut store), expected(&one_conflict));
+    // If each service has its own policy, the policy of the namespace has no effect.
     store.apply_event(kind, outlier_detection("d", "db"));
-    let all = [("a", "Conflicted"), ("b", "Accepted"), ("c", "Conflicted"), ("d", "Accepted")];
-    assert_eq!(said(&mut store), expected(&all));
+    let conditions =
+        [("a", "Conflicted"), ("b", "Accepted"), ("c", "Conflicted"), ("d", "Accepted")];
+    assert_eq!(reasons(&mut store), expected(&conditions));
 }
 
 #[test]
-fn a_route_that_went_over_to_gateways_says_nothing_of_ours() {
+fn the_mesh_entry_is_removed_from_a_route_without_service_parents() {
     let kind = index("HTTPRoute", "gateway.networking.k8s.io");
-    let ours =
+    let mesh_entry =
         json!({"controllerName": "leno.dev/mesh-controller", "parentRef": {}, "conditions": []});
-    let theirs = json!({"controllerName": "x/y", "parentRef": {}, "conditions": []});
+    let other_entry = json!({"controllerName": "x/y", "parentRef": {}, "conditions": []});
     let spec =
         |parents: Value| json!({"parentRefs": [{"name": "edge"}], "status": {"parents": parents}});
     let mut store = listed_store();
     store.apply_event(
         kind,
-        custom_event(kind, "r", "2025-01-01T00:00:00Z", spec(json!([theirs, ours]))),
+        custom_event(kind, "r", "2025-01-01T00:00:00Z", spec(json!([other_entry, mesh_entry]))),
     );
-    let statement = store.changed_statements().unwrap().pop().unwrap();
-    assert_eq!(statement.changed_status(&Value::Null), Some(json!({"parents": [theirs]})));
-    store.apply_event(kind, custom_event(kind, "r", "2025-01-01T00:00:00Z", spec(json!([theirs]))));
-    assert!(store.changed_statements().unwrap().is_empty());
+    let status = store.changed_statuses().unwrap().pop().unwrap();
+    assert_eq!(status.changed_status(&Value::Null), Some(json!({"parents": [other_entry]})));
+    store.apply_event(
+        kind,
+        custom_event(kind, "r", "2025-01-01T00:00:00Z", spec(json!([other_entry]))),
+    );
+    assert!(store.changed_statuses().unwrap().is_empty());
 }
 
 #[test]
-fn pods_without_a_sidecar_are_known_once_a_pod_of_their_service_has_one() {
-    let member =
+fn pods_without_a_sidecar_are_sent_once_a_pod_of_their_service_has_one() {
+    let meshed =
         || pod_event("meshed", json!({"labels": {"app": "web", "leno.dev/meshed": "sidecar"}}));
-    let plain = || pod_event("plain", json!({"labels": {"app": "web"}}));
+    let unmeshed = || pod_event("plain", json!({"labels": {"app": "web"}}));
     let sorted = |update: Option<RegistryUpdate>| {
         let mut reported = describe_update(update);
         reported.sort();
@@ -869,25 +898,25 @@ fn pods_without_a_sidecar_are_known_once_a_pod_of_their_service_has_one() {
     };
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 80));
-    store.apply_event(PODS, plain());
+    store.apply_event(PODS, unmeshed());
     assert_eq!(describe_update(store.flush()), ["+ Service shop/web"]);
-    store.apply_event(PODS, member());
+    store.apply_event(PODS, meshed());
     assert_eq!(sorted(store.flush()), ["+ Workload shop/meshed", "+ Workload shop/plain"]);
     // Clients keep connections to the service when the last sidecar is gone.
     store.apply_event(PODS, removal_event("shop", "meshed"));
     assert_eq!(describe_update(store.flush()), ["- Workload shop/meshed"]);
     // In another order, as after a start of the control plane.
     let mut store = listed_store();
-    store.apply_event(PODS, member());
-    store.apply_event(PODS, plain());
+    store.apply_event(PODS, meshed());
+    store.apply_event(PODS, unmeshed());
     store.apply_event(SERVICES, service_event("web", 80));
-    let all = ["+ Service shop/web", "+ Workload shop/meshed", "+ Workload shop/plain"];
-    assert_eq!(sorted(store.flush()), all);
+    let expected = ["+ Service shop/web", "+ Workload shop/meshed", "+ Workload shop/plain"];
+    assert_eq!(sorted(store.flush()), expected);
 }
 
 #[test]
-fn pods_in_the_network_of_their_node_are_known_once_a_pod_of_their_service_has_a_sidecar() {
-    let plain: Pod = serde_json::from_value(json!({
+fn host_network_pods_are_sent_once_a_pod_of_their_service_has_a_sidecar() {
+    let host_network_pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "agent", "namespace": "shop", "labels": {"app": "web"}},
         "spec": {"hostNetwork": true, "containers": [{"name": "web"}]},
         "status": {"podIP": "192.0.2.7", "conditions": [{"type": "Ready", "status": "True"}]},
@@ -895,12 +924,15 @@ fn pods_in_the_network_of_their_node_are_known_once_a_pod_of_their_service_has_a
     .unwrap();
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 80));
-    store.apply_event(PODS, WatchEvent::Seen(Box::new(ConvertedObject::from_pod(plain))));
+    store.apply_event(
+        PODS,
+        WatchEvent::Applied(Box::new(ConvertedObject::from_pod(host_network_pod))),
+    );
     assert_eq!(describe_update(store.flush()), ["+ Service shop/web"]);
     // Its image cannot be pulled.
     let mut broken = pod_event("broken", json!({}));
-    if let WatchEvent::Seen(seen) = &mut broken
-        && let Some(MeshItem::Pod(Ok(member))) = &mut seen.item
+    if let WatchEvent::Applied(converted) = &mut broken
+        && let Some(MeshItem::Pod(Ok(member))) = &mut converted.item
     {
         member.workload.ready = false;
     }
@@ -911,7 +943,7 @@ fn pods_in_the_network_of_their_node_are_known_once_a_pod_of_their_service_has_a
 }
 
 #[test]
-fn pods_without_a_sidecar_are_known_where_a_name_leads_to_them() {
+fn pods_without_a_sidecar_are_sent_if_a_headless_service_selects_them() {
     let sorted = |update: Option<RegistryUpdate>| {
         let mut reported = describe_update(update);
         reported.sort();

@@ -16,50 +16,53 @@ pub(super) struct ZonePreferences {
     zones: BTreeMap<String, String>,
     /// The node of each workload.
     nodes: BTreeMap<WorkloadName, String>,
-    near: BTreeMap<ServiceName, ZonePreference>,
+    preferences: BTreeMap<ServiceName, ZonePreference>,
     /// The services with user rules that prefer instances by caller, by the object with the rules.
-    written: BTreeMap<ObjectOrigin, BTreeSet<ServiceName>>,
+    rules_by_object: BTreeMap<ObjectOrigin, BTreeSet<ServiceName>>,
     /// The number of such objects per service.
     counts: BTreeMap<ServiceName, usize>,
 }
 
 impl ObjectStore {
     /// Updates the zone of a node; `None` for a node without a zone or a deleted one.
-    pub(super) fn see_node(&mut self, node: &str, zone: Option<String>) {
+    pub(super) fn apply_node(&mut self, node: &str, zone: Option<String>) {
         let before = match zone.clone() {
-            Some(zone) => self.places.zones.insert(node.to_owned(), zone),
-            None => self.places.zones.remove(node),
+            Some(zone) => self.zone_preferences.zones.insert(node.to_owned(), zone),
+            None => self.zone_preferences.zones.remove(node),
         };
         if before != zone {
-            let there = self.places.nodes.iter().filter(|(_, of)| *of == node);
-            self.dirty.extend(there.map(|(name, _)| ObjectKey::Workload(name.clone())));
+            let workloads =
+                self.zone_preferences.nodes.iter().filter(|(_, of_workload)| *of_workload == node);
+            self.dirty.extend(workloads.map(|(name, _)| ObjectKey::Workload(name.clone())));
         }
     }
 
-    pub(super) fn see_place(&mut self, workload: &WorkloadName, node: Option<String>) {
+    pub(super) fn set_node(&mut self, workload: &WorkloadName, node: Option<String>) {
         match node {
-            Some(node) => self.places.nodes.insert(workload.clone(), node),
-            None => self.places.nodes.remove(workload),
+            Some(node) => self.zone_preferences.nodes.insert(workload.clone(), node),
+            None => self.zone_preferences.nodes.remove(workload),
         };
     }
 
     /// Adds the zone of its node to the labels of a workload, unless it has such a label.
     pub(super) fn with_zone(&self, mut workload: Workload) -> Workload {
-        let node = self.places.nodes.get(&workload.name);
-        if let Some(zone) = node.and_then(|node| self.places.zones.get(node)) {
+        let node = self.zone_preferences.nodes.get(&workload.name);
+        if let Some(zone) = node.and_then(|node| self.zone_preferences.zones.get(node)) {
             workload.labels.entry(ZONE.to_owned()).or_insert_with(|| zone.clone());
         }
         workload
     }
 
-    pub(super) fn see_nearness(
+    pub(super) fn set_zone_preference(
         &mut self,
         service: &ServiceName,
         zone_preference: Option<ZonePreference>,
     ) {
         let before = match zone_preference {
-            Some(zone_preference) => self.places.near.insert(service.clone(), zone_preference),
-            None => self.places.near.remove(service),
+            Some(zone_preference) => {
+                self.zone_preferences.preferences.insert(service.clone(), zone_preference)
+            }
+            None => self.zone_preferences.preferences.remove(service),
         };
         if before != zone_preference {
             self.dirty.extend(preference_name(service).map(ObjectKey::TagRoute));
@@ -69,48 +72,49 @@ impl ObjectStore {
     /// Returns the rule for the zone preference of a service; `None` if users have written such rules.
     pub(super) fn zone_preference(&self, name: &TagRouteName) -> Option<Object> {
         let service = service_of_preference(name)?;
-        let zone_preference = *self.places.near.get(&service)?;
-        if self.places.counts.contains_key(&service) {
+        let zone_preference = *self.zone_preferences.preferences.get(&service)?;
+        if self.zone_preferences.counts.contains_key(&service) {
             return None;
         }
         preference_rule(&service, zone_preference).map(Object::TagRoute)
     }
 
     /// Updates the rules of an object, and marks the zone preferences that start or cease to apply.
-    pub(super) fn see_preferences(&mut self, origin: &ObjectOrigin, object: Option<&Object>) {
-        let now = object.map(preferred_services).unwrap_or_default();
-        let before = match now.is_empty() {
-            true => self.places.written.remove(origin),
-            false => self.places.written.insert(origin.clone(), now.clone()),
+    pub(super) fn apply_tag_rules(&mut self, origin: &ObjectOrigin, object: Option<&Object>) {
+        let services = object.map(preferred_services).unwrap_or_default();
+        let before = match services.is_empty() {
+            true => self.zone_preferences.rules_by_object.remove(origin),
+            false => self.zone_preferences.rules_by_object.insert(origin.clone(), services.clone()),
         };
         let before = before.unwrap_or_default();
-        for service in &now {
-            *self.places.counts.entry(service.clone()).or_default() += 1;
+        for service in &services {
+            *self.zone_preferences.counts.entry(service.clone()).or_default() += 1;
         }
         for service in &before {
-            if let Some(count) = self.places.counts.get_mut(service) {
+            if let Some(count) = self.zone_preferences.counts.get_mut(service) {
                 *count -= 1;
                 if *count == 0 {
-                    self.places.counts.remove(service);
+                    self.zone_preferences.counts.remove(service);
                 }
             }
         }
-        let changed = before.symmetric_difference(&now);
-        let near = changed.filter(|service| self.places.near.contains_key(*service));
-        self.dirty.extend(near.filter_map(preference_name).map(ObjectKey::TagRoute));
+        let changed = before.symmetric_difference(&services);
+        let affected =
+            changed.filter(|service| self.zone_preferences.preferences.contains_key(*service));
+        self.dirty.extend(affected.filter_map(preference_name).map(ObjectKey::TagRoute));
     }
 }
 
 /// Returns the services for which an object has rules that prefer instances by caller.
 fn preferred_services(object: &Object) -> BTreeSet<ServiceName> {
-    let of = |scope: &TagScope, rules: &TagRules| match scope {
+    let in_scope = |scope: &TagScope, rules: &TagRules| match scope {
         TagScope::Service(service, _) if !rules.by_caller.is_empty() => Some(service.clone()),
         TagScope::Service(..) | TagScope::Namespace(_) | TagScope::Mesh => None,
     };
     match object {
-        Object::TagRoute(route) => of(&route.scope, &route.rules).into_iter().collect(),
+        Object::TagRoute(route) => in_scope(&route.scope, &route.rules).into_iter().collect(),
         Object::SermantRouteRule(rule) => {
-            rule.entries.iter().filter_map(|(scope, it)| of(scope, &it.rules)).collect()
+            rule.entries.iter().filter_map(|(scope, rules)| in_scope(scope, &rules.rules)).collect()
         }
         _ => BTreeSet::new(),
     }

@@ -14,21 +14,21 @@ fn header_option(
     HeaderValueOption { header: Some(header), append, append_action }
 }
 
-fn read(response: &CheckResponse) -> Result<AuthorizationResult, CheckError> {
+fn parse_response(response: &CheckResponse) -> Result<AuthorizationResult, CheckError> {
     let fields: Vec<(String, String)> = vec![("x-there".to_owned(), "1".to_owned())];
-    let view =
+    let request_view =
         RequestView { method: "GET", path: "/", query: None, authority: "a", fields: &fields };
-    parse_verdict(response.encode_to_vec().into(), &view)
+    parse_verdict(response.encode_to_vec().into(), &request_view)
 }
 
 fn edit_lines(edits: &HeaderEdits) -> Vec<String> {
-    let set = edits.set.iter().map(|it| format!("set {}={}", it.name, it.value));
-    let add = edits.add.iter().map(|it| format!("add {}={}", it.name, it.value));
-    set.chain(add).chain(edits.remove.iter().map(|it| format!("remove {it}"))).collect()
+    let set = edits.set.iter().map(|header| format!("set {}={}", header.name, header.value));
+    let add = edits.add.iter().map(|header| format!("add {}={}", header.name, header.value));
+    set.chain(add).chain(edits.remove.iter().map(|name| format!("remove {name}"))).collect()
 }
 
 #[test]
-fn an_allowed_request_is_changed_as_the_service_says() {
+fn an_allowed_request_has_the_changes_of_the_service() {
     let ok = Okay {
         headers: vec![
             header_option("X-User", "ann", None, 0),
@@ -41,14 +41,16 @@ fn an_allowed_request_is_changed_as_the_service_says() {
     };
     let status = Some(Status { code: 0 });
     let response = CheckResponse { status, ok: Some(ok.clone()), ..CheckResponse::default() };
-    let Ok(AuthorizationResult::Allowed { request, response: answer }) = read(&response) else {
+    let Ok(AuthorizationResult::Allowed { request, response: response_edits }) =
+        parse_response(&response)
+    else {
         panic!("not allowed")
     };
     assert_eq!(edit_lines(&request), ["set x-user=ann", "add x-role=reader", "remove cookie"]);
-    assert_eq!(edit_lines(&answer), ["add x-told=yes"]);
+    assert_eq!(edit_lines(&response_edits), ["add x-told=yes"]);
     let bare = CheckResponse::default();
-    assert!(matches!(read(&bare), Ok(AuthorizationResult::Allowed { .. })));
-    for wrong in [
+    assert!(matches!(parse_response(&bare), Ok(AuthorizationResult::Allowed { .. })));
+    for invalid in [
         Okay { query_parameters_to_remove: vec!["a".to_owned()], ..Okay::default() },
         Okay { headers: vec![header_option("content-length", "1", None, 0)], ..Okay::default() },
         Okay { headers: vec![header_option("x-a", "b\r\nc: d", None, 0)], ..Okay::default() },
@@ -58,43 +60,50 @@ fn an_allowed_request_is_changed_as_the_service_says() {
             ..Okay::default()
         },
     ] {
-        let response = CheckResponse { ok: Some(wrong), ..CheckResponse::default() };
-        assert!(matches!(read(&response), Err(CheckError::Unusable(_))), "{response:?}");
+        let response = CheckResponse { ok: Some(invalid), ..CheckResponse::default() };
+        assert!(matches!(parse_response(&response), Err(CheckError::Unusable(_))), "{response:?}");
     }
 }
 
 #[test]
-fn a_denied_request_is_answered_as_the_service_says() {
+fn a_denied_request_gets_the_response_of_the_service() {
     let denied = |code, headers, body: &str| CheckResponse {
         status: Some(Status { code: 7 }),
         denied: Some(Denied { status: Some(Status { code }), headers, body: body.to_owned() }),
         ..CheckResponse::default()
     };
-    let said =
+    let denied_response =
         denied(401, vec![header_option("WWW-Authenticate", "Basic", None, 0)], "who are you?");
-    let Ok(AuthorizationResult::Denied(answer)) = read(&said) else { panic!("not denied") };
-    assert_eq!((answer.status, answer.body.as_deref()), (Some(401), Some("who are you?")));
-    assert_eq!(answer.headers[0].name, "www-authenticate");
-    for (code, status) in [(0, 403), (99, 403), (204, 403), (302, 302), (503, 503)] {
-        let Ok(AuthorizationResult::Denied(answer)) = read(&denied(code, vec![], "")) else {
-            panic!("not denied")
-        };
-        assert_eq!((answer.status, answer.body), (Some(status), None));
-    }
-    // Invalid headers do not turn a denial into anything else.
-    let wrong =
-        vec![header_option("x-a", "b", None, 9), header_option("connection", "close", None, 0)];
-    let Ok(AuthorizationResult::Denied(answer)) = read(&denied(401, wrong, "")) else {
+    let Ok(AuthorizationResult::Denied(response)) = parse_response(&denied_response) else {
         panic!("not denied")
     };
-    assert_eq!((answer.status, answer.headers), (Some(401), Vec::new()));
+    assert_eq!((response.status, response.body.as_deref()), (Some(401), Some("who are you?")));
+    assert_eq!(response.headers[0].name, "www-authenticate");
+    for (code, status) in [(0, 403), (99, 403), (204, 403), (302, 302), (503, 503)] {
+        let Ok(AuthorizationResult::Denied(response)) = parse_response(&denied(code, vec![], ""))
+        else {
+            panic!("not denied")
+        };
+        assert_eq!((response.status, response.body), (Some(status), None));
+    }
+    // Invalid headers do not turn a denial into anything else.
+    let invalid =
+        vec![header_option("x-a", "b", None, 9), header_option("connection", "close", None, 0)];
+    let Ok(AuthorizationResult::Denied(response)) = parse_response(&denied(401, invalid, ""))
+    else {
+        panic!("not denied")
+    };
+    assert_eq!((response.status, response.headers), (Some(401), Vec::new()));
     // An error of the service itself does not allow the request.
     let failed = CheckResponse { error: Some(Denied::default()), ..CheckResponse::default() };
-    assert!(read(&failed).is_err());
+    assert!(parse_response(&failed).is_err());
     let bare = CheckResponse { status: Some(Status { code: 16 }), ..CheckResponse::default() };
-    assert!(matches!(read(&bare), Ok(AuthorizationResult::Denied(_))));
+    assert!(matches!(parse_response(&bare), Ok(AuthorizationResult::Denied(_))));
     // The service must not change the framing; the request is denied all the same.
-    let odd = denied(403, vec![header_option("transfer-encoding", "chunked", None, 0)], "");
-    let Ok(AuthorizationResult::Denied(answer)) = read(&odd) else { panic!("not denied") };
-    assert!(answer.headers.is_empty());
+    let forbidden_header =
+        denied(403, vec![header_option("transfer-encoding", "chunked", None, 0)], "");
+    let Ok(AuthorizationResult::Denied(response)) = parse_response(&forbidden_header) else {
+        panic!("not denied")
+    };
+    assert!(response.headers.is_empty());
 }

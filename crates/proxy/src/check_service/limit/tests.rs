@@ -14,7 +14,7 @@ use super::*;
 use crate::tests::fixture;
 
 fn with_limit(
-    tells: bool,
+    reports_limits: bool,
     check: impl Fn(&CompiledGlobalLimit, &RequestView<'_>, Vec<RequestDescriptor>),
 ) {
     let at = CheckServiceAddress::External(Server::parse("http://127.0.0.1:9000").unwrap());
@@ -30,31 +30,35 @@ fn with_limit(
             descriptor(vec![entry("rule", DescriptorValue::Text("dear".to_owned()))], 3),
         ],
         response: FixedResponse { status: Some(503), ..FixedResponse::default() },
-        rate_limit_headers: tells,
+        rate_limit_headers: reports_limits,
     };
     let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", "all").unwrap();
-    let mut plan = fixture::proxy_config("a", leno_model::Access::AllowAll);
-    plan.limits = BTreeMap::from([(80, vec![PortLimits { policy, limits }])]);
-    let guards = CompiledChecks::build(&plan).unwrap().unwrap();
+    let mut workload_config = fixture::proxy_config("a", leno_model::Access::AllowAll);
+    workload_config.limits = BTreeMap::from([(80, vec![PortLimits { policy, limits }])]);
+    let checks = CompiledChecks::build(&workload_config).unwrap().unwrap();
     let fields: Vec<(String, String)> = Vec::new();
-    let view =
+    let request_view =
         RequestView { method: "GET", path: "/a", query: None, authority: "a", fields: &fields };
-    let asking = CheckedClient { account: None, address: [127, 0, 0, 1].into() };
-    let (limit, described) =
-        guards.for_port(80).unwrap().required_limits(&view, asking).next().unwrap();
-    check(limit, &view, described);
+    let client = CheckedClient { account: None, address: [127, 0, 0, 1].into() };
+    let (limit, requested_descriptors) =
+        checks.for_port(80).unwrap().required_limits(&request_view, client).next().unwrap();
+    check(limit, &request_view, requested_descriptors);
 }
 
 #[test]
-fn hits_are_said_once_where_they_are_the_same() {
-    with_limit(false, |limit, _, described| {
-        let one = build_request(limit, described[..1].to_vec());
-        let one = RateLimitRequest::decode(&*one).unwrap();
-        assert_eq!((one.domain.as_str(), one.hits_addend), ("shop", 1));
-        assert_eq!(one.descriptors[0].hits_addend, None);
-        let both = RateLimitRequest::decode(&*build_request(limit, described)).unwrap();
-        let hits = both.descriptors.iter().map(|it| it.hits_addend.as_ref().unwrap().value);
+fn equal_hits_are_set_on_the_request() {
+    with_limit(false, |limit, _, requested_descriptors| {
+        let single = build_request(limit, requested_descriptors[..1].to_vec());
+        let single = RateLimitRequest::decode(&*single).unwrap();
+        assert_eq!((single.domain.as_str(), single.hits_addend), ("shop", 1));
+        assert_eq!(single.descriptors[0].hits_addend, None);
+        let request =
+            RateLimitRequest::decode(&*build_request(limit, requested_descriptors)).unwrap();
+        let hits = request
+            .descriptors
+            .iter()
+            .map(|descriptor| descriptor.hits_addend.as_ref().unwrap().value);
         assert_eq!(hits.collect::<Vec<_>>(), [1, 3]);
     });
 }
@@ -73,45 +77,49 @@ fn descriptor_status(code: i32, limit: u32, remaining: u32, seconds: i64) -> Des
 }
 
 #[test]
-fn clients_are_reported_the_limit_that_has_least_left() {
+fn clients_receive_the_limit_with_the_fewest_remaining_requests() {
     let response = RateLimitResponse {
         overall_code: OK,
         statuses: vec![descriptor_status(OK, 10, 4, 7), descriptor_status(OK, 100, 90, 30)],
         ..RateLimitResponse::default()
     };
-    for tells in [true, false] {
-        with_limit(tells, |limit, view, _| {
-            let verdict = parse_verdict(response.encode_to_vec().into(), limit, view).unwrap();
+    for reports_limits in [true, false] {
+        with_limit(reports_limits, |limit, request_view, _| {
+            let verdict =
+                parse_verdict(response.encode_to_vec().into(), limit, request_view).unwrap();
             let RateLimitResult::WithinLimit { response, .. } = verdict else {
                 panic!("{verdict:?}")
             };
-            let reported: Vec<_> =
-                response.set.iter().map(|it| format!("{}: {}", it.name, it.value)).collect();
-            let all = [
+            let reported: Vec<_> = response
+                .set
+                .iter()
+                .map(|header| format!("{}: {}", header.name, header.value))
+                .collect();
+            let descriptors = [
                 "x-ratelimit-limit: 10, 10;w=60;name=\"ten\", 100;w=60",
                 "x-ratelimit-remaining: 4",
                 "x-ratelimit-reset: 7",
             ];
-            assert_eq!(reported, if tells { &all[..] } else { &[] });
+            assert_eq!(reported, if reports_limits { &descriptors[..] } else { &[] });
         });
     }
 }
 
 #[test]
-fn what_is_too_much_is_answered_as_the_policy_says() {
+fn a_request_over_the_limit_gets_the_response_of_the_policy() {
     let response = RateLimitResponse {
         overall_code: OVER_LIMIT,
         statuses: vec![descriptor_status(OVER_LIMIT, 10, 0, 7), descriptor_status(OK, 100, 90, 30)],
         raw_body: b"slowly".to_vec(),
         ..RateLimitResponse::default()
     };
-    with_limit(false, |limit, view, _| {
-        let full = parse_verdict(response.encode_to_vec().into(), limit, view).unwrap();
-        let RateLimitResult::OverLimit { answer, wait } = full else { panic!("{full:?}") };
-        assert_eq!((answer.status, answer.body.as_deref()), (Some(503), Some("slowly")));
+    with_limit(false, |limit, request_view, _| {
+        let full = parse_verdict(response.encode_to_vec().into(), limit, request_view).unwrap();
+        let RateLimitResult::OverLimit { answer: reply, wait } = full else { panic!("{full:?}") };
+        assert_eq!((reply.status, reply.body.as_deref()), (Some(503), Some("slowly")));
         assert_eq!(wait, Some(Duration::from_secs(7)));
         let unknown = RateLimitResponse::default();
-        let unknown = parse_verdict(unknown.encode_to_vec().into(), limit, view);
+        let unknown = parse_verdict(unknown.encode_to_vec().into(), limit, request_view);
         assert!(matches!(unknown, Err(CheckError::Unusable(_))));
         // Invalid headers do not lift the limit.
         let wrong = HeaderValue { key: "connection".to_owned(), ..HeaderValue::default() };
@@ -120,7 +128,7 @@ fn what_is_too_much_is_answered_as_the_policy_says() {
             response_headers_to_add: vec![wrong],
             ..RateLimitResponse::default()
         };
-        let full = parse_verdict(response.encode_to_vec().into(), limit, view);
+        let full = parse_verdict(response.encode_to_vec().into(), limit, request_view);
         assert!(matches!(full, Ok(RateLimitResult::OverLimit { .. })), "{full:?}");
     });
 }

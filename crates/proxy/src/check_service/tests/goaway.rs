@@ -14,12 +14,12 @@ type Frames = (Vec<u8>, bool);
 /// A check service that responds to each request, given its number and its stream, in handwritten frames.
 /// Counts the requests.
 async fn start_frame_service(
-    answer: impl Fn(usize, u32) -> Frames + 'static,
+    respond: impl Fn(usize, u32) -> Frames + 'static,
 ) -> (Application, Rc<Cell<usize>>) {
-    let (asked, answer) = (Rc::<Cell<usize>>::default(), Rc::new(answer));
-    let count = asked.clone();
+    let (request_count, respond) = (Rc::<Cell<usize>>::default(), Rc::new(respond));
+    let count = request_count.clone();
     let server = Application::start(move |mut client| {
-        let (count, answer) = (count.clone(), answer.clone());
+        let (count, respond) = (count.clone(), respond.clone());
         async move {
             client.read_exactly(24).await;
             client.send_bytes(&OPENING[24..]).await;
@@ -29,7 +29,7 @@ async fn start_frame_service(
                 }
                 if kind == DATA && flags & END_STREAM != 0 {
                     count.set(count.get() + 1);
-                    let (bytes, ends) = answer(count.get(), stream);
+                    let (bytes, ends) = respond(count.get(), stream);
                     client.send_bytes(bytes).await;
                     if ends {
                         return;
@@ -38,7 +38,7 @@ async fn start_frame_service(
             }
         }
     });
-    (server.await, asked)
+    (server.await, request_count)
 }
 
 pub(super) fn allow_frames(stream: u32) -> Vec<u8> {
@@ -52,7 +52,7 @@ pub(super) fn allow_frames(stream: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_question_that_the_server_did_not_process_is_sent_again() {
+fn a_check_that_the_server_did_not_process_is_sent_again() {
     run(async {
         let rejections: [fn(u32) -> Frames; 3] = [
             |stream| (goaway_frame(stream.saturating_sub(2)), false),
@@ -62,23 +62,27 @@ fn a_question_that_the_server_did_not_process_is_sent_again() {
         for rejects in rejections {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let (server, asked) = start_frame_service(move |number, stream| match number {
+            let (server, request_count) = start_frame_service(move |number, stream| match number {
                 1 => rejects(stream),
                 _ => (allow_frames(stream), false),
             })
             .await;
-            mesh.set_guards(
-                vec![port_guard(authorization_rule(check_service_at(
+            mesh.set_checks(
+                vec![port_check(authorization_rule(check_service_at(
                     server.address,
                     FailureMode::Deny,
                 )))],
                 Vec::new(),
             );
             assert_eq!(
-                Client::connect(mesh.listener).await.send_request(BARE).await.verdict(),
+                Client::connect(mesh.listener)
+                    .await
+                    .send_request(REQUEST_WITHOUT_KEY)
+                    .await
+                    .verdict(),
                 (200, None)
             );
-            assert_eq!(asked.get(), 2);
+            assert_eq!(request_count.get(), 2);
         }
     });
 }
@@ -88,25 +92,25 @@ pub(super) async fn concurrent_statuses(mesh: &Mesh, requests: usize) -> Vec<u16
     let listener = mesh.listener;
     let each = (0..requests).map(|_| {
         tokio::task::spawn_local(async move {
-            Client::connect(listener).await.send_request(BARE).await.status
+            Client::connect(listener).await.send_request(REQUEST_WITHOUT_KEY).await.status
         })
     });
-    let mut given = Vec::new();
+    let mut responses = Vec::new();
     for status in each.collect::<Vec<_>>() {
-        given.push(status.await.unwrap());
+        responses.push(status.await.unwrap());
     }
-    given
+    responses
 }
 
 #[test]
-fn questions_are_sent_again_as_long_as_each_connection_takes_some() {
+fn checks_are_sent_again_as_long_as_each_connection_processes_some() {
     run(async {
         for streams in [1, 3, 10] {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let server = Short::with_responses(streams, |stream, _| allow_frames(stream)).await;
             let check_service = check_service_at(server.application.address, FailureMode::Deny);
-            mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
+            mesh.set_checks(vec![port_check(authorization_rule(check_service))], Vec::new());
             assert_eq!(
                 concurrent_statuses(&mesh, 60).await,
                 [200; 60],
@@ -124,22 +128,22 @@ fn questions_are_sent_again_as_long_as_each_connection_takes_some() {
 }
 
 #[test]
-fn a_server_that_processes_no_question_gets_few_connections() {
+fn a_server_that_processes_no_check_gets_few_connections() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let server = Short::with_responses(0, |stream, _| allow_frames(stream)).await;
         let check_service = check_service_at(server.application.address, FailureMode::Deny);
-        mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
+        mesh.set_checks(vec![port_check(authorization_rule(check_service))], Vec::new());
         assert_eq!(concurrent_statuses(&mesh, 30).await, [403; 30]);
-        assert_eq!(server.take_refused(), 30 * outside::ATTEMPTS_MAX as usize);
+        assert_eq!(server.take_refused(), 30 * outside::MAX_ATTEMPTS as usize);
         let opened = server.application.accepted.get();
         assert!(opened <= 10, "{opened} connections");
     });
 }
 
 #[test]
-fn a_connection_that_ends_before_any_question_costs_none() {
+fn a_connection_that_ends_before_any_check_loses_none() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -163,8 +167,8 @@ fn a_connection_that_ends_before_any_question_costs_none() {
             }
         })
         .await;
-        mesh.set_guards(
-            vec![port_guard(authorization_rule(check_service_at(
+        mesh.set_checks(
+            vec![port_check(authorization_rule(check_service_at(
                 server.address,
                 FailureMode::Deny,
             )))],
@@ -176,17 +180,17 @@ fn a_connection_that_ends_before_any_question_costs_none() {
 }
 
 #[test]
-fn a_server_that_goes_away_after_each_answer_loses_no_question() {
+fn a_server_that_sends_goaway_after_each_response_loses_no_check() {
     run(async {
         for ends in [false, true] {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let (server, asked) = start_frame_service(move |_, stream| {
+            let (server, request_count) = start_frame_service(move |_, stream| {
                 ([allow_frames(stream), goaway_frame(stream)].concat(), ends)
             })
             .await;
-            mesh.set_guards(
-                vec![port_guard(authorization_rule(check_service_at(
+            mesh.set_checks(
+                vec![port_check(authorization_rule(check_service_at(
                     server.address,
                     FailureMode::Deny,
                 )))],
@@ -194,25 +198,25 @@ fn a_server_that_goes_away_after_each_answer_loses_no_question() {
             );
             let mut client = Client::connect(mesh.listener).await;
             for number in 1..=5 {
-                assert_eq!(client.send_request(BARE).await.verdict(), (200, None));
-                assert_eq!((asked.get(), server.accepted.get()), (number, number));
+                assert_eq!(client.send_request(REQUEST_WITHOUT_KEY).await.verdict(), (200, None));
+                assert_eq!((request_count.get(), server.accepted.get()), (number, number));
             }
         }
     });
 }
 
 #[test]
-fn a_question_that_the_server_may_have_processed_is_sent_once() {
+fn a_check_that_the_server_may_have_processed_is_sent_once() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (server, asked) = start_frame_service(|number, stream| match number {
+        let (server, request_count) = start_frame_service(|number, stream| match number {
             1 => (goaway_frame(stream), true),
             _ => (allow_frames(stream), false),
         })
         .await;
-        mesh.set_guards(
-            vec![port_guard(authorization_rule(check_service_at(
+        mesh.set_checks(
+            vec![port_check(authorization_rule(check_service_at(
                 server.address,
                 FailureMode::Deny,
             )))],
@@ -220,20 +224,20 @@ fn a_question_that_the_server_may_have_processed_is_sent_once() {
         );
         let mut client = Client::connect(mesh.listener).await;
         let lost = (403, Some("authorization-unavailable"));
-        assert_eq!(client.send_request(BARE).await.verdict(), lost);
-        assert_eq!(asked.get(), 1);
-        assert_eq!(client.send_request(BARE).await.verdict(), (200, None));
+        assert_eq!(client.send_request(REQUEST_WITHOUT_KEY).await.verdict(), lost);
+        assert_eq!(request_count.get(), 1);
+        assert_eq!(client.send_request(REQUEST_WITHOUT_KEY).await.verdict(), (200, None));
     });
 }
 
 #[test]
-fn a_question_on_a_link_that_goes_away_is_sent_again_within_a_bound() {
+fn a_check_on_a_link_with_goaway_has_a_limited_number_of_attempts() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-        let asked = Rc::<Cell<u32>>::default();
-        let count = asked.clone();
+        let request_count = Rc::<Cell<u32>>::default();
+        let count = request_count.clone();
         let server = Application::start(move |client| {
             let (identity, count) = (identity.clone(), count.clone());
             async move {
@@ -248,15 +252,20 @@ fn a_question_on_a_link_that_goes_away_is_sent_again_within_a_bound() {
             }
         })
         .await;
-        let known = vec![service_config(
+        let services = vec![service_config(
             Protocol::Grpc,
             &[meshed_endpoint("authz-1", server.address, "ratings")],
         )];
         let at = CheckServiceAddress::Service { service: test_service(), port: PORT };
-        let check_service = CheckService { at, timeout: TIME, failure_mode: FailureMode::Deny };
-        mesh.guard_knowing(vec![port_guard(authorization_rule(check_service))], Vec::new(), known);
-        let answer = Client::connect(mesh.listener).await.send_request(BARE).await;
-        assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
-        assert_eq!(asked.get(), outside::ATTEMPTS_MAX);
+        let check_service =
+            CheckService { at, timeout: CHECK_TIMEOUT, failure_mode: FailureMode::Deny };
+        mesh.set_checks_with_services(
+            vec![port_check(authorization_rule(check_service))],
+            Vec::new(),
+            services,
+        );
+        let respond = Client::connect(mesh.listener).await.send_request(REQUEST_WITHOUT_KEY).await;
+        assert_eq!(respond.verdict(), (403, Some("authorization-unavailable")));
+        assert_eq!(request_count.get(), outside::MAX_ATTEMPTS);
     });
 }

@@ -6,23 +6,23 @@ use crate::tests::fixture::frames::{DATA, END_STREAM, Frame};
 use crate::tests::fixture::narrow::{Surplus, start_narrow};
 
 /// A check service that accepts one request at a time, on one connection.
-async fn narrow_check_service(surplus: Surplus, answers: bool) -> Application {
+async fn narrow_check_service(surplus: Surplus, responds: bool) -> Application {
     start_narrow(surplus, move |Frame { kind, flags, stream, .. }| {
         let is_whole = *kind == DATA && flags & END_STREAM != 0;
-        (answers && is_whole).then(|| allow_frames(*stream))
+        (responds && is_whole).then(|| allow_frames(*stream))
     })
     .await
 }
 
 #[test]
-fn questions_wait_for_room_where_no_second_connection_can_be_opened() {
+fn checks_wait_for_a_stream_if_no_second_connection_can_be_opened() {
     run(async {
         for surplus in [Surplus::Closed, Surplus::Silent] {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let server = narrow_check_service(surplus, true).await;
             let check_service = check_service_at(server.address, FailureMode::Deny);
-            mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
+            mesh.set_checks(vec![port_check(authorization_rule(check_service))], Vec::new());
             assert_eq!(concurrent_statuses(&mesh, 20).await, [200; 20], "{surplus:?}");
             assert!(server.accepted.get() > 1, "{surplus:?}: nothing was full");
         }
@@ -30,7 +30,7 @@ fn questions_wait_for_room_where_no_second_connection_can_be_opened() {
 }
 
 #[test]
-fn the_wait_for_room_ends_with_the_time_of_the_question() {
+fn the_wait_for_a_stream_ends_with_the_timeout_of_the_check() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -38,7 +38,7 @@ fn the_wait_for_room_ends_with_the_time_of_the_question() {
         let timeout = Duration::from_millis(50);
         let check_service =
             CheckService { timeout, ..check_service_at(server.address, FailureMode::Deny) };
-        mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
+        mesh.set_checks(vec![port_check(authorization_rule(check_service))], Vec::new());
         assert_eq!(concurrent_statuses(&mesh, 5).await, [403; 5]);
         assert_eq!(server_count(&mesh, Count::AuthorizationFailed), 5);
     });

@@ -17,7 +17,7 @@ fn packet_with(name: &str, kind: RecordType, change: impl FnOnce(&mut Message)) 
 }
 
 fn parse_service(packet: &[u8]) -> Option<ServiceQuery> {
-    match read(packet, &ClusterDomain::default()) {
+    match parse_query(packet, &ClusterDomain::default()) {
         ParsedQuery::Service(asked) => Some(*asked),
         ParsedQuery::OutsideMesh | ParsedQuery::Invalid => None,
     }
@@ -28,7 +28,7 @@ fn record_with(count: u8) -> DnsRecord {
 }
 
 #[test]
-fn only_full_names_of_services_are_for_the_mesh() {
+fn only_full_service_names_are_resolved_by_the_mesh() {
     for (name, expected) in [
         ("web.shop.svc.cluster.local.", Some("shop/web")),
         ("WEB.Shop.SVC.cluster.LOCAL.", Some("shop/web")),
@@ -42,21 +42,21 @@ fn only_full_names_of_services_are_for_the_mesh() {
         ("example.com.", None),
         (".", None),
     ] {
-        let found = parse_service(&query_packet(name, RecordType::A))
-            .map(|asked| asked.service.to_string());
-        assert_eq!(found.as_deref(), expected, "{name}");
+        let service_name = parse_service(&query_packet(name, RecordType::A))
+            .map(|query| query.service.to_string());
+        assert_eq!(service_name.as_deref(), expected, "{name}");
     }
-    let other: ClusterDomain = "Corp.example.".parse().unwrap();
+    let other_domain: ClusterDomain = "Corp.example.".parse().unwrap();
     let there = query_packet("web.shop.svc.corp.example.", RecordType::A);
-    assert!(matches!(read(&there, &other), ParsedQuery::Service(_)));
-    for bad in ["", ".", "a..b", "-a", "a_b", &"a.".repeat(70)] {
-        assert_eq!(bad.parse::<ClusterDomain>(), Err(InvalidDomain), "{bad}");
+    assert!(matches!(parse_query(&there, &other_domain), ParsedQuery::Service(_)));
+    for invalid in ["", ".", "a..b", "-a", "a_b", &"a.".repeat(70)] {
+        assert_eq!(invalid.parse::<ClusterDomain>(), Err(InvalidDomain), "{invalid}");
     }
 }
 
 #[test]
-fn the_domain_is_the_one_that_is_searched() {
-    let searched = |text| ClusterDomain::from_resolv_conf(text).map(|it| it.to_string());
+fn the_domain_is_read_from_the_search_list() {
+    let searched = |text| ClusterDomain::from_resolv_conf(text).map(|domain| domain.to_string());
     let text =
         "nameserver 10.96.0.10\nsearch shop.svc.corp.example svc.corp.example corp.example\n";
     assert_eq!(searched(text).as_deref(), Some("corp.example"));
@@ -68,49 +68,52 @@ fn the_domain_is_the_one_that_is_searched() {
 }
 
 #[test]
-fn what_is_not_a_plain_look_up_for_an_address_is_for_others() {
+fn other_queries_than_for_addresses_are_forwarded() {
     let name = "web.shop.svc.cluster.local.";
     for kind in [RecordType::SRV, RecordType::TXT, RecordType::ANY, RecordType::PTR] {
         assert!(matches!(
-            read(&query_packet(name, kind), &ClusterDomain::default()),
+            parse_query(&query_packet(name, kind), &ClusterDomain::default()),
             ParsedQuery::OutsideMesh
         ));
     }
     type Change = fn(&mut Message);
     let changes: [Change; 4] = [
-        |it| {
-            it.metadata.op_code = OpCode::Notify;
+        |query| {
+            query.metadata.op_code = OpCode::Notify;
         },
-        |it| {
-            it.add_query(it.queries[0].clone());
+        |query| {
+            query.add_query(query.queries[0].clone());
         },
-        |it| {
-            it.queries[0].set_query_class(DNSClass::CH);
+        |query| {
+            query.queries[0].set_query_class(DNSClass::CH);
         },
-        |it| {
+        |query| {
             let mut edns = Edns::new();
             edns.set_version(1);
-            it.set_edns(edns);
+            query.set_edns(edns);
         },
     ];
     for change in changes {
         let packet = packet_with(name, RecordType::A, change);
-        assert!(matches!(read(&packet, &ClusterDomain::default()), ParsedQuery::OutsideMesh));
+        assert!(matches!(
+            parse_query(&packet, &ClusterDomain::default()),
+            ParsedQuery::OutsideMesh
+        ));
     }
-    let answer = packet_with(name, RecordType::A, |it| {
-        it.metadata.message_type = MessageType::Response;
+    let response = packet_with(name, RecordType::A, |message| {
+        message.metadata.message_type = MessageType::Response;
     });
-    assert!(matches!(read(&answer, &ClusterDomain::default()), ParsedQuery::Invalid));
+    assert!(matches!(parse_query(&response, &ClusterDomain::default()), ParsedQuery::Invalid));
 }
 
 #[test]
-fn an_answer_has_the_addresses_of_the_version_that_was_asked_for() {
+fn a_response_has_the_addresses_of_the_requested_ip_version() {
     let both: DnsRecord =
         [IpAddr::from([10, 0, 0, 9]), "fd00::9".parse().unwrap()].into_iter().collect();
     for (kind, expected) in [(RecordType::A, "10.0.0.9"), (RecordType::AAAA, "fd00::9")] {
-        let asked = parse_service(&query_packet("Web.shop.svc.cluster.local.", kind)).unwrap();
+        let query = parse_service(&query_packet("Web.shop.svc.cluster.local.", kind)).unwrap();
         let reply =
-            Message::from_vec(&asked.build_response(&both, DnsTransport::Udp).unwrap()).unwrap();
+            Message::from_vec(&query.build_response(&both, DnsTransport::Udp).unwrap()).unwrap();
         assert_eq!((reply.metadata.id, reply.metadata.response_code), (7, ResponseCode::NoError));
         assert!(
             reply.metadata.authoritative
@@ -124,45 +127,45 @@ fn an_answer_has_the_addresses_of_the_version_that_was_asked_for() {
             (5, "Web.shop.svc.cluster.local.".to_owned())
         );
     }
-    let asked =
+    let query =
         parse_service(&query_packet("web.shop.svc.cluster.local.", RecordType::AAAA)).unwrap();
     let reply =
-        Message::from_vec(&asked.build_response(&record_with(1), DnsTransport::Udp).unwrap())
+        Message::from_vec(&query.build_response(&record_with(1), DnsTransport::Udp).unwrap())
             .unwrap();
     assert_eq!((reply.answers.len(), reply.metadata.response_code), (0, ResponseCode::NoError));
     assert_eq!(reply.authorities[0].record_type(), RecordType::SOA);
 }
 
 #[test]
-fn an_answer_that_does_not_fit_is_fetched_over_tcp() {
-    let read = |payload: Option<u16>, over, count| {
-        let packet = packet_with("web.shop.svc.cluster.local.", RecordType::A, |it| {
+fn a_response_that_does_not_fit_is_truncated_for_udp() {
+    let response_shape = |payload: Option<u16>, transport, count| {
+        let packet = packet_with("web.shop.svc.cluster.local.", RecordType::A, |query| {
             if let Some(payload) = payload {
                 let mut edns = Edns::new();
                 edns.set_max_payload(payload);
-                it.set_edns(edns);
+                query.set_edns(edns);
             }
         });
         let bytes =
-            parse_service(&packet).unwrap().build_response(&record_with(count), over).unwrap();
+            parse_service(&packet).unwrap().build_response(&record_with(count), transport).unwrap();
         let reply = Message::from_vec(&bytes).unwrap();
         assert_eq!(reply.edns.is_some(), payload.is_some());
         (reply.metadata.truncation, reply.answers.len())
     };
-    assert_eq!(read(None, DnsTransport::Udp, 20), (false, 20));
+    assert_eq!(response_shape(None, DnsTransport::Udp, 20), (false, 20));
     // 12 and 33 bytes of 512, and 16 for each.
-    assert_eq!(read(None, DnsTransport::Udp, 64), (true, 29));
-    assert_eq!(read(None, DnsTransport::Tcp, 64), (false, 64));
-    assert_eq!(read(Some(1232), DnsTransport::Udp, 64), (false, 64));
-    assert_eq!(read(Some(0), DnsTransport::Udp, 64), (true, 28));
-    assert_eq!(read(Some(u16::MAX), DnsTransport::Udp, 64), (false, 64));
+    assert_eq!(response_shape(None, DnsTransport::Udp, 64), (true, 29));
+    assert_eq!(response_shape(None, DnsTransport::Tcp, 64), (false, 64));
+    assert_eq!(response_shape(Some(1232), DnsTransport::Udp, 64), (false, 64));
+    assert_eq!(response_shape(Some(0), DnsTransport::Udp, 64), (true, 28));
+    assert_eq!(response_shape(Some(u16::MAX), DnsTransport::Udp, 64), (false, 64));
 }
 
 #[test]
-fn of_many_addresses_not_everybody_gets_the_same_first() {
+fn the_order_of_addresses_depends_on_the_query() {
     let first = |id| {
-        let packet = packet_with("web.shop.svc.cluster.local.", RecordType::A, |it| {
-            it.metadata.id = id;
+        let packet = packet_with("web.shop.svc.cluster.local.", RecordType::A, |query| {
+            query.metadata.id = id;
         });
         let bytes = parse_service(&packet)
             .unwrap()
@@ -174,55 +177,56 @@ fn of_many_addresses_not_everybody_gets_the_same_first() {
 }
 
 #[test]
-fn a_failure_repeats_the_question() {
-    let asked = query_packet("example.com.", RecordType::TXT);
-    let reply = Message::from_vec(&server_failure(&asked).unwrap()).unwrap();
+fn a_failure_response_repeats_the_question() {
+    let service_query = query_packet("example.com.", RecordType::TXT);
+    let reply = Message::from_vec(&server_failure(&service_query).unwrap()).unwrap();
     assert_eq!((reply.metadata.response_code, reply.queries.len()), (ResponseCode::ServFail, 1));
     assert!(reply.edns.is_none());
-    assert_eq!(server_failure(&asked[..15]), None);
-    let asked = packet_with("example.com.", RecordType::TXT, |it| {
-        it.set_edns(Edns::new());
+    assert_eq!(server_failure(&service_query[..15]), None);
+    let service_query = packet_with("example.com.", RecordType::TXT, |query| {
+        query.set_edns(Edns::new());
     });
-    assert!(Message::from_vec(&server_failure(&asked).unwrap()).unwrap().edns.is_some());
+    assert!(Message::from_vec(&server_failure(&service_query).unwrap()).unwrap().edns.is_some());
 }
 
 /// Arbitrary packets are parsed safely, and each valid query can be answered.
 #[test]
-fn hostile_packets_do_no_harm() {
+fn arbitrary_packets_are_parsed_without_a_panic() {
     let harmless = |packet: &[u8]| {
         drop(server_failure(packet));
-        if let Some(asked) = parse_service(packet) {
-            let answer = asked.build_response(&record_with(64), DnsTransport::Udp).unwrap();
-            assert!(answer.len() <= usize::from(PACKET_BYTES_MAX));
+        if let Some(parsed_query) = parse_service(packet) {
+            let response =
+                parsed_query.build_response(&record_with(64), DnsTransport::Udp).unwrap();
+            assert!(response.len() <= usize::from(MAX_PACKET_BYTES));
         }
     };
-    let good = packet_with("web.shop.svc.cluster.local.", RecordType::A, |it| {
-        it.set_edns(Edns::new());
+    let valid_query = packet_with("web.shop.svc.cluster.local.", RecordType::A, |query| {
+        query.set_edns(Edns::new());
     });
-    for end in 0..=good.len() {
-        harmless(&good[..end]);
+    for end in 0..=valid_query.len() {
+        harmless(&valid_query[..end]);
     }
     // A name that points at itself, or at a pointer back; a count without entries.
-    let mut loops = good[..12].to_vec();
+    let mut loops = valid_query[..12].to_vec();
     loops.extend([0xc0, 12, 0, 1, 0, 1]);
     harmless(&loops);
-    let mut loops = good[..12].to_vec();
+    let mut loops = valid_query[..12].to_vec();
     loops.extend([1, b'a', 0xc0, 16, 0xc0, 12, 0, 1, 0, 1]);
     harmless(&loops);
     for count in 4..12 {
-        let mut many = good.clone();
+        let mut many = valid_query.clone();
         many[count] = 0xff;
         harmless(&many);
     }
     let mut seed = 1_u64;
     for _ in 0..20_000 {
-        let mut packet = good.clone();
+        let mut packet = valid_query.clone();
         for _ in 0..=seed % 4 {
             seed = seed
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let at = usize::try_from(seed >> 33).unwrap() % packet.len();
-            packet[at] = (seed >> 25) as u8;
+            let position = usize::try_from(seed >> 33).unwrap() % packet.len();
+            packet[position] = (seed >> 25) as u8;
         }
         harmless(&packet);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use leno_model::{LogFormat, Reason};
 use leno_outside::otlp::{
-    AnyValue, ELEMENT_BYTES, InstrumentationScope, KeyValue, OtlpResource, REQUEST_BYTES_MAX,
+    AnyValue, ELEMENT_BYTES, InstrumentationScope, KeyValue, MAX_REQUEST_BYTES, OtlpResource,
     any_value, key_value, unix_nanoseconds,
 };
 use leno_outside::{AttributeValue, ResourceIdentity};
@@ -14,19 +14,19 @@ use prost::Message;
 use crate::access_log;
 use crate::request_trace::TraceEntry;
 
-/// Encodes the collector's `Export` requests for these entries, each with the number of its records.
+/// Encodes these entries as `Export` requests of bounded size, each with the number of its records.
 pub(in crate::export) fn encode_requests(
     source: &ResourceIdentity,
     batch: &[Arc<TraceEntry>],
-    form: &LogFormat,
+    format: &LogFormat,
 ) -> Vec<(Vec<u8>, u64)> {
     let mut requests = Vec::new();
     let (mut records, mut bytes) = (Vec::new(), 0);
     for trace_entry in batch {
-        let record = log_record(trace_entry, form);
+        let record = log_record(trace_entry, format);
         bytes += record.encoded_len() + ELEMENT_BYTES;
         records.push(record);
-        if bytes >= REQUEST_BYTES_MAX {
+        if bytes >= MAX_REQUEST_BYTES {
             requests.push(encode_request(source, std::mem::take(&mut records)));
             bytes = 0;
         }
@@ -37,6 +37,7 @@ pub(in crate::export) fn encode_requests(
     requests
 }
 
+/// Encodes one `Export` request; returns it with the number of its records.
 fn encode_request(source: &ResourceIdentity, records: Vec<LogRecord>) -> (Vec<u8>, u64) {
     let count = records.len() as u64;
     let logs = ScopeLogs { scope: Some(InstrumentationScope::own_scope()), records };
@@ -45,21 +46,21 @@ fn encode_request(source: &ResourceIdentity, records: Vec<LogRecord>) -> (Vec<u8
     (ExportRequest { resource_logs: vec![logs] }.encode_to_vec(), count)
 }
 
-fn log_record(trace_entry: &TraceEntry, form: &LogFormat) -> LogRecord {
+fn log_record(trace_entry: &TraceEntry, format: &LogFormat) -> LogRecord {
     let mut line = String::new();
-    access_log::append_line(trace_entry, form, &mut line);
+    access_log::append_line(trace_entry, format, &mut line);
     line.truncate(line.trim_end_matches('\n').len());
     let attributes = access_log::with_entry(trace_entry, |entry| {
         // The record has fields of its own for the trace and span IDs.
-        let reported =
+        let fields =
             entry.present_fields().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
-        reported.map(|(name, value)| key_value(name, of_log(value))).collect()
+        fields.map(|(name, value)| key_value(name, attribute_value(value))).collect()
     });
-    let (severity_number, severity_text) = severity_of(trace_entry);
-    let ended = unix_nanoseconds(trace_entry.ended);
+    let (severity_number, severity_text) = severity(trace_entry);
+    let ended_ns = unix_nanoseconds(trace_entry.ended);
     LogRecord {
-        time_unix_nano: ended,
-        observed_time_unix_nano: ended,
+        time_unix_nano: ended_ns,
+        observed_time_unix_nano: ended_ns,
         severity_number,
         severity_text: severity_text.to_owned(),
         body: Some(AnyValue { value: Some(any_value::AnyValueKind::Text(line)) }),
@@ -67,27 +68,31 @@ fn log_record(trace_entry: &TraceEntry, form: &LogFormat) -> LogRecord {
         flags: trace_entry.span.map_or(0, |span| span.is_sampled.into()),
         trace_id: trace_entry
             .span
-            .map(|it| it.trace.0.get().to_be_bytes().into())
+            .map(|span| span.trace.0.get().to_be_bytes().into())
             .unwrap_or_default(),
-        span_id: trace_entry.span.map(|it| it.id.0.get().to_be_bytes().into()).unwrap_or_default(),
+        span_id: trace_entry
+            .span
+            .map(|span| span.id.0.get().to_be_bytes().into())
+            .unwrap_or_default(),
     }
 }
 
 /// Returns the severity: an error if a request failed, a warning if the client caused it or the response status
 /// indicates one.
-fn severity_of(trace_entry: &TraceEntry) -> (i32, &'static str) {
+fn severity(trace_entry: &TraceEntry) -> (i32, &'static str) {
     let outcome = &trace_entry.outcome;
-    let gone = [Reason::DownstreamClosed, Reason::AttemptAbandoned].map(Reason::label);
-    let is_clients = outcome.reason.is_some_and(|reason| gone.contains(&reason));
+    let caused_by_client = [Reason::DownstreamClosed, Reason::AttemptAbandoned].map(Reason::label);
+    let is_caused_by_client =
+        outcome.reason.is_some_and(|reason| caused_by_client.contains(&reason));
     match outcome.status {
         400..=499 => (13, "WARN"),
-        _ if is_clients => (13, "WARN"),
+        _ if is_caused_by_client => (13, "WARN"),
         _ if outcome.is_failure() => (17, "ERROR"),
         _ => (9, "INFO"),
     }
 }
 
-fn of_log(value: LogValue<'_>) -> AttributeValue {
+fn attribute_value(value: LogValue<'_>) -> AttributeValue {
     match value {
         LogValue::Text(text) => AttributeValue::Text(text.to_owned()),
         LogValue::Number(number) => {
@@ -98,12 +103,14 @@ fn of_log(value: LogValue<'_>) -> AttributeValue {
     }
 }
 
+/// `ExportLogsServiceRequest`.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
     pub(in crate::export) resource_logs: Vec<ResourceLogs>,
 }
 
+/// `ResourceLogs`.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ResourceLogs {
     #[prost(message, optional, tag = "1")]
@@ -112,6 +119,7 @@ pub(in crate::export) struct ResourceLogs {
     pub(in crate::export) scope_logs: Vec<ScopeLogs>,
 }
 
+/// `ScopeLogs`.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ScopeLogs {
     #[prost(message, optional, tag = "1")]
@@ -120,6 +128,7 @@ pub(in crate::export) struct ScopeLogs {
     pub(in crate::export) records: Vec<LogRecord>,
 }
 
+/// `LogRecord`.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct LogRecord {
     #[prost(fixed64, tag = "1")]

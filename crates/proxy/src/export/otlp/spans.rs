@@ -46,6 +46,7 @@ fn otlp_span(trace_entry: &TraceEntry) -> Option<Span> {
     })
 }
 
+/// `ExportTraceServiceRequest`.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
@@ -100,6 +101,9 @@ pub(in crate::export) struct Status {
     pub(in crate::export) code: i32,
 }
 
+/// `SPAN_KIND_SERVER`.
 const KIND_SERVER: i32 = 2;
+/// `SPAN_KIND_CLIENT`.
 const KIND_CLIENT: i32 = 3;
+/// `STATUS_CODE_ERROR`.
 const STATUS_ERROR: i32 = 2;

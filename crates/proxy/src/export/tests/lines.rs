@@ -28,7 +28,7 @@ fn find_attribute<'a>(record: &'a LogRecord, name: &str) -> Option<&'a any_value
 }
 
 #[test]
-fn a_record_is_the_line_and_its_fields() {
+fn a_log_record_has_the_line_and_its_fields() {
     let batch = [
         trace_entry("inbound", 200, None),
         trace_entry("inbound", 403, Some("denied")),
@@ -74,7 +74,7 @@ fn a_record_is_the_line_and_its_fields() {
 }
 
 #[test]
-fn a_template_is_for_the_body_alone() {
+fn a_template_changes_only_the_body_of_a_record() {
     let form = LogFormat::Template(LogTemplate::parse("{method} {path}").unwrap());
     let requests = records::encode_requests(&source(), &[trace_entry("inbound", 200, None)], &form);
     let record = &decode_records(&requests[0].0)[0];
@@ -83,7 +83,7 @@ fn a_template_is_for_the_body_alone() {
 }
 
 #[test]
-fn many_long_lines_go_in_several_requests() {
+fn many_long_lines_are_sent_in_several_requests() {
     let mut long = Arc::into_inner(trace_entry("inbound", 200, None)).unwrap();
     long.path = "/".repeat(1024);
     long.user_agent = "x".repeat(1024);
@@ -98,7 +98,7 @@ fn many_long_lines_go_in_several_requests() {
 /// Sends three entries to a collector; returns the numbers of accepted and rejected records.
 async fn export_entries(url: &str) -> (u64, u64) {
     let directory = tempfile::tempdir().unwrap();
-    let (config_store, _wanted) =
+    let (config_store, _requested_services) =
         ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
     let collector = Collector::parse(Signal::Logs, CollectorProtocol::OtlpHttp, url).unwrap();
     let log = AccessLog { collector: Some(collector), ..AccessLog::json() };
@@ -115,12 +115,12 @@ async fn export_entries(url: &str) -> (u64, u64) {
         queue.try_send(trace_entry("inbound", 200, None)).unwrap();
     }
     drop(queue);
-    crate::access_log::write(intake, Rc::new(exporter)).await;
+    crate::access_log::write_entries(intake, Rc::new(exporter)).await;
     (telemetry.count(Count::RecordsExported), telemetry.count(Count::RecordsRejected))
 }
 
 #[test]
-fn lines_go_to_the_collector_where_the_mesh_says_so() {
+fn log_lines_are_sent_to_the_configured_collector() {
     run(async {
         let partial = ExportResponse {
             partial_success: Some(PartialSuccess { rejected: 1, ..PartialSuccess::default() }),

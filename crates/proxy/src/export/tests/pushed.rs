@@ -16,7 +16,7 @@ fn telemetry_with_counts() -> Arc<Telemetry> {
 
 fn push_settings(url: &str) -> Observability {
     let collector = Collector::parse(Signal::Metrics, CollectorProtocol::OtlpHttp, url).unwrap();
-    let push = MetricsPush { collector, interval: MetricsPush::INTERVAL_MAX };
+    let push = MetricsPush { collector, interval: MetricsPush::MAX_INTERVAL };
     Observability { metrics: Some(Box::new(push)), ..Observability::default() }
 }
 
@@ -31,20 +31,20 @@ fn test_exporter(
 }
 
 #[test]
-fn the_last_push_is_when_the_data_threads_are_gone() {
+fn the_last_push_follows_the_end_of_the_data_threads() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
         let directory = tempfile::tempdir().unwrap();
-        let (config_store, _wanted) =
+        let (config_store, _requested_services) =
             ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
         config_store
             .observability
             .apply_settings(&push_settings(&format!("http://{}", receiver.address)));
         let telemetry = telemetry_with_counts();
         let exporter = test_exporter(&config_store, directory.path(), &telemetry);
-        let (over, ended) = oneshot::channel();
+        let (stop_sender, ended) = oneshot::channel();
         // The first push is due within an hour; the last one is sent now.
-        drop(over);
+        drop(stop_sender);
         push_metrics(Rc::new(exporter), UNIX_EPOCH, u64::MAX, ended).await;
         assert!(telemetry.count(Count::PointsExported) > 30);
         assert_eq!(telemetry.count(Count::PointsRejected), 0);
@@ -59,15 +59,15 @@ fn the_last_push_is_when_the_data_threads_are_gone() {
 }
 
 #[test]
-fn pushing_begins_and_ends_with_what_the_mesh_says() {
+fn pushing_starts_and_ends_with_the_configuration() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
         let directory = tempfile::tempdir().unwrap();
-        let (config_store, _wanted) =
+        let (config_store, _requested_services) =
             ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
         let telemetry = telemetry_with_counts();
         let exporter = Rc::new(test_exporter(&config_store, directory.path(), &telemetry));
-        let (over, ended) = oneshot::channel();
+        let (stop_sender, ended) = oneshot::channel();
         // Seed 0: the first push is due at once.
         let pushing = tokio::task::spawn_local(push_metrics(exporter, UNIX_EPOCH, 0, ended));
         config_store
@@ -75,7 +75,7 @@ fn pushing_begins_and_ends_with_what_the_mesh_says() {
             .apply_settings(&push_settings(&format!("http://{}/tenant", receiver.address)));
         crate::tests::fixture::wait_until(|| telemetry.count(Count::PointsExported) > 0).await;
         config_store.observability.apply_settings(&Observability::default());
-        drop(over);
+        drop(stop_sender);
         pushing.await.unwrap();
         let arrived = receiver.arrived_requests();
         let paths: Vec<_> = arrived.iter().map(|(path, ..)| &**path).collect();

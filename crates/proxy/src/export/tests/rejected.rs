@@ -19,8 +19,9 @@ use crate::tests::tracing::tracing_settings;
 
 /// Creates a mesh that traces only failures; the server enforces `access`.
 async fn tracing_mesh(application: &Application, protocol: Protocol, access: Access) -> Mesh {
-    let sight = Observability { tracing: Some(tracing_settings("0%")), ..Observability::default() };
-    let setup = Setup { sight, protocol, access, ..Setup::default() };
+    let observability =
+        Observability { tracing: Some(tracing_settings("0%")), ..Observability::default() };
+    let setup = Setup { observability, protocol, access, ..Setup::default() };
     Mesh::new(application.address, setup).await
 }
 
@@ -109,7 +110,7 @@ fn a_rejection_by_the_clients_sidecar_is_a_failed_span_there() {
 }
 
 #[test]
-fn a_request_that_cannot_be_read_is_a_failed_span() {
+fn a_malformed_request_is_a_failed_span() {
     run(async {
         let app = Application::with_response(OK).await;
         let mut mesh = tracing_mesh(&app, Protocol::Http, Access::AllowAll).await;
@@ -138,19 +139,19 @@ fn an_error_of_the_application_has_no_reason_in_its_span() {
             );
             let app = Application::respond_with(move |_| claims.clone()).await;
             let mut mesh = tracing_mesh(&app, Protocol::Http, Access::AllowAll).await;
-            let sight = Observability {
+            let observability = Observability {
                 tracing: Some(tracing_settings("100%")),
                 ..Observability::default()
             };
             for sidecar in [&mesh.client, &mesh.server] {
-                sidecar.worker.config_store.observability.apply_settings(&sight);
+                sidecar.worker.config_store.observability.apply_settings(&observability);
             }
             call_once(&mesh, Protocol::Http).await;
             wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
             for sidecar in [&mut mesh.server, &mut mesh.client] {
                 let about = status.to_string();
-                let found = exported_span(&mut sidecar.spans, &about);
-                assert_eq!(found, (error.map(str::to_owned), None), "{about}");
+                let span = exported_span(&mut sidecar.spans, &about);
+                assert_eq!(span, (error.map(str::to_owned), None), "{about}");
             }
         }
     });

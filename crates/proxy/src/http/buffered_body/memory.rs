@@ -11,49 +11,54 @@ use super::BufferingError;
 /// The memory used by buffered bodies of one data thread.
 #[derive(Default)]
 pub(crate) struct BufferMemory {
-    pub(crate) all: Cell<usize>,
-    /// The share of each client that uses any.
-    each: RefCell<FxHashMap<IpAddr, usize>>,
+    /// The bytes of all clients.
+    pub(crate) total: Cell<usize>,
+    /// The bytes of each client with a buffered body.
+    by_client: RefCell<FxHashMap<IpAddr, usize>>,
 }
 
 /// The memory used by one body.
 pub(super) struct BufferReservation {
-    own: usize,
+    bytes: usize,
     client: IpAddr,
-    taken: Rc<BufferMemory>,
+    memory: Rc<BufferMemory>,
 }
 
 impl BufferReservation {
-    pub(super) fn new(taken: Rc<BufferMemory>, client: IpAddr) -> Self {
-        Self { own: 0, client, taken }
+    pub(super) fn new(memory: Rc<BufferMemory>, client: IpAddr) -> Self {
+        Self { bytes: 0, client, memory }
     }
 
-    /// A client may use at most as much as it leaves free, so that a slow client with large bodies does not
-    /// exclude others.
+    /// Reserves memory for more bytes of the body. A client may use at most as much as it leaves free, so
+    /// that a slow client with large bodies does not exclude others.
+    ///
+    /// # Errors
+    /// `OutOfMemory` beyond that.
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<(), BufferingError> {
         if bytes == 0 {
             return Ok(());
         }
-        let mut each = self.taken.each.borrow_mut();
-        let share = each.get(&self.client).map_or(0, |share| *share).saturating_add(bytes);
-        let all = self.taken.all.get().saturating_add(bytes);
-        if share > AHEAD_BYTES_MAX.saturating_sub(all) {
+        let mut by_client = self.memory.by_client.borrow_mut();
+        let share = by_client.get(&self.client).map_or(0, |share| *share).saturating_add(bytes);
+        let total = self.memory.total.get().saturating_add(bytes);
+        if share > MAX_BUFFERED_BYTES.saturating_sub(total) {
             return Err(BufferingError::OutOfMemory);
         }
-        each.insert(self.client, share);
-        self.taken.all.set(all);
-        self.own += bytes;
+        by_client.insert(self.client, share);
+        self.memory.total.set(total);
+        self.bytes += bytes;
         Ok(())
     }
 
+    /// Releases the memory of bytes that were forwarded.
     pub(super) fn release(&mut self, bytes: usize) {
-        self.own -= bytes;
-        self.taken.all.set(self.taken.all.get() - bytes);
-        let mut each = self.taken.each.borrow_mut();
-        if let Some(share) = each.get_mut(&self.client) {
+        self.bytes -= bytes;
+        self.memory.total.set(self.memory.total.get() - bytes);
+        let mut by_client = self.memory.by_client.borrow_mut();
+        if let Some(share) = by_client.get_mut(&self.client) {
             *share -= bytes;
             if *share == 0 {
-                each.remove(&self.client);
+                by_client.remove(&self.client);
             }
         }
     }
@@ -61,33 +66,35 @@ impl BufferReservation {
 
 impl Drop for BufferReservation {
     fn drop(&mut self) {
-        self.release(self.own);
+        self.release(self.bytes);
     }
 }
 
 /// The maximum number of bytes buffered by one data thread: 256 bodies of the default limit, as many as check
 /// requests may be in flight. A single client may use half of it.
-const AHEAD_BYTES_MAX: usize = 16 << 20;
+const MAX_BUFFERED_BYTES: usize = 16 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_client_takes_no_more_than_it_leaves_for_others() {
-        let taken: Rc<BufferMemory> = Rc::default();
-        let of = |last: u8| BufferReservation::new(taken.clone(), IpAddr::from([10, 0, 0, last]));
-        let (mut one, mut again, mut other) = (of(1), of(1), of(2));
-        assert!(one.reserve(AHEAD_BYTES_MAX / 4).is_ok());
-        assert!(again.reserve(AHEAD_BYTES_MAX / 4).is_ok());
-        assert!(matches!(again.reserve(1), Err(BufferingError::OutOfMemory)));
-        assert!(other.reserve(AHEAD_BYTES_MAX / 4).is_ok());
-        assert!(matches!(other.reserve(1), Err(BufferingError::OutOfMemory)));
+    fn a_client_may_use_at_most_as_much_memory_as_it_leaves_free() {
+        let memory: Rc<BufferMemory> = Rc::default();
+        let reservation =
+            |last: u8| BufferReservation::new(memory.clone(), IpAddr::from([10, 0, 0, last]));
+        let (mut first, mut second, mut other_client) =
+            (reservation(1), reservation(1), reservation(2));
+        assert!(first.reserve(MAX_BUFFERED_BYTES / 4).is_ok());
+        assert!(second.reserve(MAX_BUFFERED_BYTES / 4).is_ok());
+        assert!(matches!(second.reserve(1), Err(BufferingError::OutOfMemory)));
+        assert!(other_client.reserve(MAX_BUFFERED_BYTES / 4).is_ok());
+        assert!(matches!(other_client.reserve(1), Err(BufferingError::OutOfMemory)));
         // A forwarded body frees memory, for its own client first.
-        one.release(AHEAD_BYTES_MAX / 4);
-        assert!(again.reserve(1).is_ok() && other.reserve(1).is_ok());
-        drop((one, again, other));
-        assert_eq!(taken.all.get(), 0);
-        assert!(taken.each.borrow().is_empty());
+        first.release(MAX_BUFFERED_BYTES / 4);
+        assert!(second.reserve(1).is_ok() && other_client.reserve(1).is_ok());
+        drop((first, second, other_client));
+        assert_eq!(memory.total.get(), 0);
+        assert!(memory.by_client.borrow().is_empty());
     }
 }

@@ -6,61 +6,61 @@ use super::*;
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn read_beginning(taken: &Rc<BufferMemory>, pieces: &[&[u8]]) -> BufferedPrefix {
-    let mut beginning = BufferedPrefix::new(taken.clone(), CLIENT);
+fn buffer_pieces(memory: &Rc<BufferMemory>, pieces: &[&[u8]]) -> BufferedPrefix {
+    let mut prefix = BufferedPrefix::new(memory.clone(), CLIENT);
     for piece in pieces {
         let data = BodyPiece::Data(Bytes::copy_from_slice(piece));
-        assert!(beginning.take_piece(Some(data), false).is_ok());
+        assert!(prefix.append_piece(Some(data), false).is_ok());
     }
-    beginning
+    prefix
 }
 
-async fn next(ahead: &mut PrefixedSource<'_>) -> Option<BodyPiece> {
-    poll_fn(|cx| ahead.poll_next(cx)).await.unwrap()
+async fn next(source: &mut PrefixedSource<'_>) -> Option<BodyPiece> {
+    poll_fn(|cx| source.poll_next(cx)).await.unwrap()
 }
 
 #[test]
-fn an_excerpt_says_whether_there_may_be_more() {
-    let taken = Rc::default();
-    let mut begun = read_beginning(&taken, &[b"ab", b"", b"cde"]);
-    let excerpt = |begun: &BufferedPrefix, most| {
-        let BufferedExcerpt { bytes, is_partial } = begun.excerpt(most);
+fn an_excerpt_reports_if_the_body_may_be_longer() {
+    let memory = Rc::default();
+    let mut prefix = buffer_pieces(&memory, &[b"ab", b"", b"cde"]);
+    let excerpt = |prefix: &BufferedPrefix, bytes_max| {
+        let BufferedExcerpt { bytes, is_partial } = prefix.excerpt(bytes_max);
         (String::from_utf8(bytes.to_vec()).unwrap(), is_partial)
     };
-    assert_eq!(excerpt(&begun, 9), ("abcde".to_owned(), true));
-    begun.take_piece(None, true).unwrap();
-    for (most, text, is_partial) in
+    assert_eq!(excerpt(&prefix, 9), ("abcde".to_owned(), true));
+    prefix.append_piece(None, true).unwrap();
+    for (bytes_max, text, is_partial) in
         [(9, "abcde", false), (5, "abcde", false), (3, "abc", true), (1, "a", true)]
     {
-        assert_eq!(excerpt(&begun, most), (text.to_owned(), is_partial));
+        assert_eq!(excerpt(&prefix, bytes_max), (text.to_owned(), is_partial));
     }
 }
 
 #[tokio::test]
-async fn what_was_read_goes_on_in_pieces_and_frees_its_memory_as_it_goes() {
-    let taken: Rc<BufferMemory> = Rc::default();
-    let body: Vec<u8> = (0..BLOCK_BYTES * 2 + 7).map(|at| at.to_le_bytes()[0]).collect();
+async fn a_forwarded_prefix_releases_its_memory_piece_by_piece() {
+    let memory: Rc<BufferMemory> = Rc::default();
+    let body: Vec<u8> = (0..BLOCK_BYTES * 2 + 7).map(|index| index.to_le_bytes()[0]).collect();
     let small: Vec<&[u8]> = body.chunks(99).collect();
-    let mut begun = read_beginning(&taken, &small);
+    let mut prefix = buffer_pieces(&memory, &small);
     let trailers = Bytes::from_static(b"a: b\r\n\r\n");
-    begun.take_piece(Some(BodyPiece::Trailers(trailers.clone())), true).unwrap();
+    prefix.append_piece(Some(BodyPiece::Trailers(trailers.clone())), true).unwrap();
     assert_eq!(
-        begun.excerpt(usize::MAX),
+        prefix.excerpt(usize::MAX),
         BufferedExcerpt { bytes: body.clone().into(), is_partial: false }
     );
-    assert_eq!(taken.all.get(), body.len() + trailers.len());
+    assert_eq!(memory.total.get(), body.len() + trailers.len());
 
-    let mut ahead = begun.followed_by(BodySource::Empty);
-    let mut all = Vec::new();
-    for left in [BLOCK_BYTES + 7, 7, 0] {
-        assert!(!ahead.is_complete());
-        let Some(BodyPiece::Data(data)) = next(&mut ahead).await else { panic!("no data") };
-        all.extend_from_slice(&data);
-        assert_eq!(taken.all.get(), left + trailers.len());
+    let mut source = prefix.into_source(BodySource::Empty);
+    let mut forwarded = Vec::new();
+    for buffered_bytes in [BLOCK_BYTES + 7, 7, 0] {
+        assert!(!source.is_complete());
+        let Some(BodyPiece::Data(data)) = next(&mut source).await else { panic!("no data") };
+        forwarded.extend_from_slice(&data);
+        assert_eq!(memory.total.get(), buffered_bytes + trailers.len());
     }
-    assert!(all == body && !ahead.is_exhausted());
-    let Some(BodyPiece::Trailers(last)) = next(&mut ahead).await else { panic!("no trailers") };
-    assert_eq!((last, taken.all.get()), (trailers, 0));
-    assert!(ahead.is_complete() && ahead.is_exhausted());
-    assert!(next(&mut ahead).await.is_none());
+    assert!(forwarded == body && !source.is_exhausted());
+    let Some(BodyPiece::Trailers(last)) = next(&mut source).await else { panic!("no trailers") };
+    assert_eq!((last, memory.total.get()), (trailers, 0));
+    assert!(source.is_complete() && source.is_exhausted());
+    assert!(next(&mut source).await.is_none());
 }

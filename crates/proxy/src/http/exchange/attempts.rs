@@ -1,6 +1,18 @@
 //! One attempt of an exchange, and the decision to repeat it.
 
-use super::*;
+use std::pin::pin;
+
+use leno_model::{EndpointId, Reason, RetryRule};
+use leno_telemetry::GrpcStatus;
+use leno_traffic::outlier::EndpointResult;
+use leno_traffic::retry::{AttemptFailure, retry_by_rule, retry_pause};
+
+use super::Exchange;
+use crate::http::forward::forward_request;
+use crate::http::request::ParsedTarget;
+use crate::http::retry;
+use crate::http::route::{Destination, ResolvedRoute};
+use crate::upstream::cluster::OutcomeGuard;
 
 impl Exchange<'_, '_> {
     /// Credits the retry budget, and buffers the request's body for another attempt.
@@ -8,14 +20,14 @@ impl Exchange<'_, '_> {
         if rule.attempts == 0 {
             return;
         }
-        retry::pay_in(&self.session.worker, self.record.subject.service.as_ref());
+        retry::credit_budget(&self.session.worker, self.record.subject.service.as_ref());
         if !self.body.is_empty() && !self.request.upgrade {
-            self.held = Some(self.keep_body());
+            self.retry_buffer = Some(self.buffer_body());
         }
     }
 
     /// Decides under a retry policy if the request is retried, and waits for the backoff.
-    pub(super) async fn is_tried_again(
+    pub(super) async fn wait_for_policy_retry(
         &mut self,
         rule: &RetryRule,
         reason: Reason,
@@ -23,45 +35,52 @@ impl Exchange<'_, '_> {
         resolved_route: &ResolvedRoute,
     ) -> bool {
         let worker = &self.session.worker;
-        let attempt = self.attempt_so_far(request_target, resolved_route);
+        let attempt = self.failed_attempt(request_target, resolved_route);
         // A withheld response has already been charged to the budget.
-        let again = self.progress.withheld_response.get().is_some()
+        let is_retried = self.progress.withheld_response.get().is_some()
             || (retry_by_rule(rule, AttemptFailure::Failed(reason), &attempt)
                 && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
                 && retry::charge_retry(worker, self.record.subject.service.as_ref()));
-        if again {
+        if is_retried {
             tokio::time::sleep(retry_pause(rule, attempt.number, worker.random_number())).await;
             self.body.rewind();
             self.record.bytes_in.set(0);
         }
-        again
+        is_retried
     }
 
-    /// There is only one application: retries elsewhere are up to the client's sidecar. A pooled connection
-    /// that was just closing is a local matter, and proves no failure. The same holds for an HTTP/2 connection
-    /// that the application closed before it processed the request.
-    pub(super) fn may_repeat(&self, reason: Reason, resolved_route: &ResolvedRoute) -> bool {
+    /// True if this sidecar may repeat a failed attempt at this destination. Retries at other endpoints than
+    /// the local application are up to the client's sidecar. An attempt at the application is repeated only
+    /// if it failed on a reused connection, which may have been closing, or on an HTTP/2 connection that the
+    /// application closed before it processed the request.
+    pub(super) fn may_repeat_attempt(
+        &self,
+        reason: Reason,
+        resolved_route: &ResolvedRoute,
+    ) -> bool {
         match resolved_route.destination {
             Destination::Application(_) => {
-                self.progress.on_reused || reason == Reason::UpstreamRefused
+                self.progress.on_reused_connection || reason == Reason::UpstreamRefused
             }
             Destination::Endpoints(_) | Destination::Redirected(_) => true,
         }
     }
 
+    /// Makes one attempt: picks a target, acquires a connection and forwards the request. `previous` is the
+    /// endpoint of the previous attempt, and afterwards that of this one.
     pub(super) async fn send_attempt(
         &mut self,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
-        tried: &mut Option<EndpointId>,
+        previous: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
-        let (attempt_target, own) = match self.is_private() {
-            false => (self.pick_destination(resolved_route, tried.as_ref())?, None),
-            true => self.private_destination(resolved_route, tried.as_ref())?,
+        let (attempt_target, pinned_connection) = match self.needs_pinned_connection() {
+            false => (self.pick_destination(resolved_route, previous.as_ref())?, None),
+            true => self.pinned_destination(resolved_route, previous.as_ref())?,
         };
-        *tried = attempt_target.endpoint_id();
+        *previous = attempt_target.endpoint_id();
         if self.observer.is_some() || resolved_route.session_affinity.is_some() {
-            self.goes_to(tried.as_ref(), resolved_route);
+            self.publish_endpoint(previous.as_ref(), resolved_route);
         }
         if let Some(cluster) = &resolved_route.cluster {
             self.outcome_guard = attempt_target.start_attempt(cluster)?;
@@ -70,17 +89,17 @@ impl Exchange<'_, '_> {
         if let Some(trace) = &mut self.record.trace {
             trace.upstream = Some(attempt_target.address());
         }
-        let checkout = if self.progress.pins {
-            let checkout = Box::pin(self.checkout_private(&attempt_target, own));
+        let checkout = if self.progress.is_pinned {
+            let checkout = Box::pin(self.checkout_pinned(&attempt_target, pinned_connection));
             match &resolved_route.cluster {
                 None => checkout.await,
                 Some(cluster) => Box::pin(cluster.wait_for_connection(checkout)).await,
             }
         } else {
-            let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
-            let wait = retry::ConnectOutlook { resolved_route, retries: self.record.retries };
+            let (worker, detected_http2) = (&self.session.worker, self.session.detected_http2);
+            let wait = retry::ConnectWaitInputs { resolved_route, retries: self.record.retries };
             let checkout =
-                attempt_target.acquire(worker, self.timed_attempt.as_ref(), found_http2, wait);
+                attempt_target.acquire(worker, self.timed_attempt.as_ref(), detected_http2, wait);
             let checkout = pin!(checkout);
             match &resolved_route.cluster {
                 None => checkout.await,
@@ -109,21 +128,22 @@ impl Exchange<'_, '_> {
         }
         self.timed_attempt = None;
         if let Some(outcome_guard) = self.outcome_guard.take() {
-            self.end_trial(outcome_guard, outcome);
+            self.finish_outcome(outcome_guard, outcome);
         }
     }
 
-    pub(super) fn end_trial(&self, outcome_guard: OutcomeGuard, outcome: Result<(), Reason>) {
-        let answered = |status, grpc: Option<GrpcStatus>| EndpointResult::Response {
+    /// Records the result of an attempt in its outcome guard.
+    pub(super) fn finish_outcome(&self, outcome_guard: OutcomeGuard, outcome: Result<(), Reason>) {
+        let response = |status, grpc: Option<GrpcStatus>| EndpointResult::Response {
             status,
             grpc: grpc.map(GrpcStatus::code),
         };
-        let ending = match (outcome, self.progress.withheld_response.get()) {
-            (Ok(()), _) => answered(self.record.head.status.get(), self.record.grpc.get()),
+        let result = match (outcome, self.progress.withheld_response.get()) {
+            (Ok(()), _) => response(self.record.head.status.get(), self.record.grpc.get()),
             // The endpoint has responded, even if the client does not receive that response.
-            (Err(_), Some(kept)) => answered(kept.status, kept.grpc),
+            (Err(_), Some(withheld)) => response(withheld.status, withheld.grpc),
             (Err(reason), None) => EndpointResult::Failed(reason),
         };
-        outcome_guard.finish(&self.session.worker, ending);
+        outcome_guard.finish(&self.session.worker, result);
     }
 }

@@ -25,8 +25,8 @@ type ReportedRequest<'a> = (&'a RequestView<'a>, &'a HeaderEdits);
 
 /// True if a request continues without a decision. An unusable response may have been a denial, and never
 /// allows the request.
-fn may_go_on(none: &CheckError, failure_mode: FailureMode) -> bool {
-    failure_mode == FailureMode::Allow && !matches!(none, CheckError::Unusable(_))
+fn allows_on_failure(error: &CheckError, failure_mode: FailureMode) -> bool {
+    failure_mode == FailureMode::Allow && !matches!(error, CheckError::Unusable(_))
 }
 
 /// The header changes of all check services, for the request and its response.
@@ -38,39 +38,41 @@ struct HeaderChanges {
 
 impl HeaderChanges {
     fn add_edits(&mut self, request: HeaderEdits, response: HeaderEdits) {
-        for (all, more) in [(&mut self.request, request), (&mut self.response, response)] {
-            let HeaderEdits { set, add, remove } = more;
+        for (edits, later) in [(&mut self.request, request), (&mut self.response, response)] {
+            let HeaderEdits { set, add, remove } = later;
             // Later changes override earlier ones.
-            let is_over = |known: &Header| {
-                set.iter().any(|it| it.name == known.name) || remove.contains(&known.name)
+            let is_overridden = |header: &Header| {
+                set.iter().any(|edit| edit.name == header.name) || remove.contains(&header.name)
             };
-            all.set.retain(|known| !is_over(known));
-            all.add.retain(|known| !is_over(known));
-            all.remove.extend(remove);
-            all.set.extend(set);
-            all.add.extend(add);
+            edits.set.retain(|header| !is_overridden(header));
+            edits.add.retain(|header| !is_overridden(header));
+            edits.remove.extend(remove);
+            edits.set.extend(set);
+            edits.add.extend(add);
         }
     }
 }
 
 impl Exchange<'_, '_> {
     /// Evaluates the policies of the mesh first, and then calls the check services for permitted requests.
-    pub(super) async fn authorize_guarded(
+    pub(super) async fn authorize_with_checks(
         &mut self,
-        guards: &CompiledChecks,
+        checks: &CompiledChecks,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
         let ListenerKind::Inbound { port } = &self.session.listener_kind else { return Ok(()) };
         let (request, port) = (self.request, *port);
-        let Some(guards) = guards.for_port(port) else {
+        let Some(checks) = checks.for_port(port) else {
             return self.authorize_request(request_target, resolved_route);
         };
         let view = request.request_view(request_target);
-        let shown = self.verify_tokens(guards.token_validations(), &view)?;
-        let with_claims =
-            RequestView { fields: &AuthenticatedRequest { request, token_claims: &shown }, ..view };
-        self.let_in(&with_claims, resolved_route)?;
+        let token_claims = self.verify_tokens(checks.token_validations(), &view)?;
+        let with_claims = RequestView {
+            fields: &AuthenticatedRequest { request, token_claims: &token_claims },
+            ..view
+        };
+        self.authorize_by_policies(&with_claims, resolved_route)?;
         let limited = self.limited_port(resolved_route);
         if let Some(port) = limited {
             self.take_tokens(port, &with_claims, resolved_route)?;
@@ -79,53 +81,54 @@ impl Exchange<'_, '_> {
             self.acquire_permit(port, &with_claims, resolved_route)?;
             self.observer = None;
         }
-        let asked = (&with_claims, &shown.edits);
-        let consulted = self.run_checks(guards, asked, port, resolved_route).await?;
+        let reported = (&with_claims, &token_claims.edits);
+        let check_changes = self.run_checks(checks, reported, port, resolved_route).await?;
         if let Some(port) = limited {
             self.acquire_permit(port, &with_claims, resolved_route)?;
         }
         let mut changes = HeaderChanges::default();
-        changes.add_edits(shown.edits.clone(), HeaderEdits::default());
-        changes.add_edits(consulted.request, consulted.response);
+        changes.add_edits(token_claims.edits.clone(), HeaderEdits::default());
+        changes.add_edits(check_changes.request, check_changes.response);
         request.remove_similar(&mut changes.request);
         if !changes.request.is_empty() || !changes.response.is_empty() {
             let [request, response] =
-                [changes.request, changes.response].map(|it| FieldEdits::from_edits(&it));
+                [changes.request, changes.response].map(|edits| FieldEdits::from_edits(&edits));
             self.actions = Some(Arc::new(CompiledActions::from_edits(request, response)));
         }
         Ok(())
     }
 
+    /// Calls the check services of a port one after another, and returns their header changes.
     async fn run_checks(
         &mut self,
-        guards: &CompiledPortChecks,
-        asked: ReportedRequest<'_>,
+        checks: &CompiledPortChecks,
+        reported: ReportedRequest<'_>,
         port: u16,
         resolved_route: &ResolvedRoute,
     ) -> Result<HeaderChanges, Failure> {
         let mut changes = HeaderChanges::default();
-        let (view, _) = asked;
-        let mut beginning = None;
-        for rule in guards.required_authorizations(view) {
+        let (view, _) = reported;
+        let mut prefix = None;
+        for rule in checks.required_authorizations(view) {
             let excerpt = match rule.rule.body {
                 // Boxed to keep the future small for other requests.
                 Some(body) => {
-                    Box::pin(self.read_ahead(rule, body, &mut beginning, resolved_route)).await?
+                    Box::pin(self.buffer_excerpt(rule, body, &mut prefix, resolved_route)).await?
                 }
                 None => None,
             };
             let (request, response) =
-                self.authorized_by(rule, asked, port, resolved_route, excerpt).await?;
+                self.call_authorization(rule, reported, port, resolved_route, excerpt).await?;
             changes.add_edits(request, response);
         }
-        let asking =
+        let client =
             CheckedClient { account: self.caller_account(), address: self.session.peer.ip() };
-        for (rule, described) in guards.required_limits(view, asking) {
-            let (request, response) = self.admitted_by(rule, described, view).await?;
+        for (rule, descriptors) in checks.required_limits(view, client) {
+            let (request, response) = self.call_rate_limit(rule, descriptors, view).await?;
             changes.add_edits(request, response);
         }
-        if let Some(beginning) = beginning {
-            self.body.begin_with(beginning);
+        if let Some(prefix) = prefix {
+            self.body.prepend(prefix);
             if self.request.head.expect_continue {
                 // The client has already received 100 Continue.
                 changes.request.remove.push("expect".to_owned());
@@ -135,7 +138,7 @@ impl Exchange<'_, '_> {
     }
 
     /// Calls an authorization service. Returns its changes, or the response for the client.
-    async fn authorized_by(
+    async fn call_authorization(
         &self,
         rule: &CompiledAuthorization,
         (view, edits): ReportedRequest<'_>,
@@ -144,33 +147,39 @@ impl Exchange<'_, '_> {
         excerpt: Option<BufferedExcerpt>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
-        let plan = &resolved_route.config.plans.snapshot.config;
+        let config = &resolved_route.config.compiled.snapshot.config;
         let server =
-            SpiffeId { trust_domain: plan.trust_domain.clone(), account: plan.account.clone() };
-        let ends = authorization::ConnectionPeers {
+            SpiffeId { trust_domain: config.trust_domain.clone(), account: config.account.clone() };
+        let peers = authorization::ConnectionPeers {
             from: self.session.peer,
             client: self.session.identity.as_deref(),
-            to: SocketAddr::new(plan.address, port),
+            to: SocketAddr::new(config.address, port),
             server: &server,
-            service: plan.port_services.get(&port),
+            service: config.port_services.get(&port),
         };
-        let question =
-            authorization::build_request(rule, self.request, view, edits, &ends, excerpt);
-        let read = |answer| authorization::parse_verdict(answer, view);
-        match send_check(worker, &rule.rule.check_service, authorization::METHOD, question, read)
-            .await
+        let check_request =
+            authorization::build_request(rule, self.request, view, edits, &peers, excerpt);
+        let parse = |response| authorization::parse_verdict(response, view);
+        match send_check(
+            worker,
+            &rule.rule.check_service,
+            authorization::METHOD,
+            check_request,
+            parse,
+        )
+        .await
         {
             Ok(authorization::AuthorizationResult::Allowed { request, response }) => {
                 worker.shard.add(Count::AuthorizationAllowed, 1);
                 Ok((request, response))
             }
-            Ok(authorization::AuthorizationResult::Denied(answer)) => {
+            Ok(authorization::AuthorizationResult::Denied(response)) => {
                 worker.shard.add(Count::AuthorizationDenied, 1);
-                let grpc = answer.status.map(GrpcStatus::of_http);
-                let (policy, answer) = (Some(rule.policy_decision()), Some(Arc::new(answer)));
-                Err(Failure { policy, answer, grpc, ..Reason::DeniedByService.into() })
+                let grpc = response.status.map(GrpcStatus::from_http_status);
+                let (policy, response) = (Some(rule.policy_decision()), Some(Arc::new(response)));
+                Err(Failure { policy, answer: response, grpc, ..Reason::DeniedByService.into() })
             }
-            Err(none) if may_go_on(&none, rule.rule.check_service.failure_mode) => {
+            Err(error) if allows_on_failure(&error, rule.rule.check_service.failure_mode) => {
                 worker.shard.add(Count::AuthorizationFailureModeAllowed, 1);
                 Ok(Default::default())
             }
@@ -183,20 +192,20 @@ impl Exchange<'_, '_> {
     }
 
     /// Calls a rate limit service. Returns its changes, or the response for the client.
-    async fn admitted_by(
+    async fn call_rate_limit(
         &self,
         rule: &CompiledGlobalLimit,
-        described: Vec<RequestDescriptor>,
+        descriptors: Vec<RequestDescriptor>,
         view: &RequestView<'_>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
-        let read = |answer| limit::parse_verdict(answer, rule, view);
+        let parse = |response| limit::parse_verdict(response, rule, view);
         match send_check(
             worker,
             &rule.rule.check_service,
             limit::METHOD,
-            limit::build_request(rule, described),
-            read,
+            limit::build_request(rule, descriptors),
+            parse,
         )
         .await
         {
@@ -204,13 +213,13 @@ impl Exchange<'_, '_> {
                 worker.shard.add(Count::GlobalLimitAllowed, 1);
                 Ok((request, response))
             }
-            Ok(limit::RateLimitResult::OverLimit { answer, wait }) => {
+            Ok(limit::RateLimitResult::OverLimit { answer: response, wait }) => {
                 worker.shard.add(Count::GlobalLimitDenied, 1);
-                let (policy, answer) = (Some(rule.policy_decision()), Some(Arc::new(answer)));
+                let (policy, response) = (Some(rule.policy_decision()), Some(Arc::new(response)));
                 let retry_after = wait.map(|wait| wait.as_secs().max(1));
-                Err(Failure { policy, answer, retry_after, ..Reason::RateLimited.into() })
+                Err(Failure { policy, answer: response, retry_after, ..Reason::RateLimited.into() })
             }
-            Err(none) if may_go_on(&none, rule.rule.check_service.failure_mode) => {
+            Err(error) if allows_on_failure(&error, rule.rule.check_service.failure_mode) => {
                 worker.shard.add(Count::GlobalLimitFailureModeAllowed, 1);
                 Ok(Default::default())
             }

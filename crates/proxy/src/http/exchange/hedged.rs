@@ -17,9 +17,10 @@ use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
 
 use super::{Exchange, ResponseObserver};
 use crate::error::lost_reason;
+use crate::http::body::BodyPiece;
 use crate::http::forward::{ExchangeProgress, forward_response};
 use crate::http::grpc;
-use crate::http::mirror::send_whole;
+use crate::http::mirror::send_buffered_request;
 use crate::http::replay::ReplayBuffer;
 use crate::http::request::ParsedTarget;
 use crate::http::retry::{self, charge_retry};
@@ -40,26 +41,27 @@ use crate::worker::Worker;
 pub(crate) struct HedgeState {
     /// The endpoint of the first attempt.
     first: RefCell<Option<EndpointId>>,
-    is_answered: Cell<bool>,
-    is_sent: Cell<bool>,
-    /// True if the first attempt has failed without a response.
-    is_alone: Cell<bool>,
+    /// True if the first attempt has a response.
+    first_has_response: Cell<bool>,
+    second_is_sent: Cell<bool>,
+    /// True if the first attempt has failed, and only the second is pending.
+    first_has_failed: Cell<bool>,
 }
 
 impl HedgeState {
     /// Records the endpoint of the first attempt.
-    pub(crate) fn record_first(&self, to: Option<EndpointId>) {
-        self.first.replace(to);
+    pub(crate) fn record_first(&self, endpoint: Option<EndpointId>) {
+        self.first.replace(endpoint);
     }
 
     /// Records that the client receives the response of the first attempt.
-    pub(crate) fn mark_answered(&self) {
-        self.is_answered.set(true);
+    pub(crate) fn mark_first_response(&self) {
+        self.first_has_response.set(true);
     }
 
     /// True if the second attempt was sent.
     pub(crate) fn is_sent(&self) -> bool {
-        self.is_sent.get()
+        self.second_is_sent.get()
     }
 }
 
@@ -79,12 +81,13 @@ impl Exchange<'_, '_> {
     ) -> Option<&'b HedgeRule> {
         let hedging = resolved_route.fault_or_hedge_policy.as_ref()?.hedging.as_ref()?;
         // A second attempt would need a connection that does not belong to the client.
-        if self.is_private() {
+        if self.needs_pinned_connection() {
             return None;
         }
         self.may_hedge(&hedging.rule, request_target, resolved_route).then_some(&hedging.rule)
     }
 
+    /// True if the rule permits a second attempt at this request.
     fn may_hedge(
         &self,
         rule: &HedgeRule,
@@ -94,9 +97,9 @@ impl Exchange<'_, '_> {
         let retry = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let request = HedgeConditions {
             method: request_target.method,
-            waits: self.request.upgrade
+            is_unrepeatable: self.request.upgrade
                 || self.request.head.find(&self.request.bytes, "expect").next().is_some(),
-            keeps: resolved_route
+            has_affinity: resolved_route
                 .session_affinity
                 .as_ref()
                 .is_some_and(|session_affinity| session_affinity.session_endpoint().is_some()),
@@ -112,7 +115,7 @@ impl Exchange<'_, '_> {
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
         rule: &HedgeRule,
-        tried: &mut Option<EndpointId>,
+        previous: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
         let hedge_state = Rc::new(HedgeState::default());
         let has_body = !self.body.is_empty();
@@ -122,28 +125,28 @@ impl Exchange<'_, '_> {
             worker: &session.worker,
             resolved_route,
             head: self.link_head(request_target, self.actions.as_deref()).freeze(),
-            held: has_body.then(|| self.keep_body()),
+            body_buffer: has_body.then(|| self.buffer_body()),
             service: self.record.subject.service.clone(),
             actions: self.actions.clone(),
             is_grpc: self.request.is_grpc(),
             hedge_state: hedge_state.clone(),
         };
         if self.actions.as_ref().is_none_or(|actions| actions.retry.is_none()) {
-            retry::pay_in(&self.session.worker, second.service.as_ref());
+            retry::credit_budget(&self.session.worker, second.service.as_ref());
         }
         self.observer = Some(ResponseObserver::Hedge(hedge_state));
-        let raced = self
-            .race_attempts(request_target, resolved_route, &mut *tried, rule.after, second)
+        let race_result = self
+            .race_attempts(request_target, resolved_route, &mut *previous, rule.after, second)
             .await;
-        let answered = match raced {
+        let response = match race_result {
             RaceResult::First(outcome) => return outcome,
-            RaceResult::Second(answered) => *answered,
+            RaceResult::Second(response) => *response,
         };
-        let HedgeResponse { upstream, outcome_guard, stream, timed_attempt, retry_slot: _retrying } =
-            answered;
+        let HedgeResponse { upstream, outcome_guard, stream, timed_attempt, retry_slot: _slot } =
+            response;
         // The first attempt is not retried, whatever its result; and all of the body was sent.
-        self.retry_slot.give_back();
-        self.body.skip_kept();
+        self.retry_slot.release();
+        self.body.skip_buffered();
         self.record_hedge(Hedge::Won);
         session.worker.shard.add(Count::HedgesWon, 1);
         self.progress = ExchangeProgress {
@@ -154,12 +157,12 @@ impl Exchange<'_, '_> {
         self.record.head.rejection.set(None);
         // The guards of the first attempt are dropped without an outcome.
         (self.timed_attempt, self.outcome_guard) = (Some(timed_attempt), outcome_guard);
-        *tried = Some(upstream.endpoint.id.clone());
+        *previous = Some(upstream.endpoint.id.clone());
         if let Some(trace) = &mut self.record.trace {
             trace.upstream = Some(upstream.endpoint.address);
         }
         if let Some(session_affinity) = &resolved_route.session_affinity {
-            self.affinity_field = self.known_of(session_affinity, tried.as_ref());
+            self.affinity_field = self.affinity_response_field(session_affinity, previous.as_ref());
         }
         let outcome = forward_response(self, &stream).await;
         AttemptTarget::Upstream(upstream).record_outcome(&self.session.worker, outcome);
@@ -182,16 +185,16 @@ impl Exchange<'_, '_> {
         &mut self,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
-        tried: &mut Option<EndpointId>,
+        previous: &mut Option<EndpointId>,
         after: Duration,
         second: HedgedAttempt<'_>,
     ) -> RaceResult {
         let client = self.responder.client_connection();
         let hedge_state = second.hedge_state.clone();
-        let mut first = Some(Box::pin(self.send_attempt(request_target, resolved_route, tried)));
+        let mut first = Some(Box::pin(self.send_attempt(request_target, resolved_route, previous)));
         let mut second = Some(Box::pin(second.await_response(after)));
         let mut failed = None;
-        let raced = poll_fn(|cx| {
+        let race_result = poll_fn(|cx| {
             if let Some(attempt) = &mut first
                 && let Poll::Ready(outcome) = attempt.as_mut().poll(cx)
             {
@@ -200,26 +203,26 @@ impl Exchange<'_, '_> {
                     Err(reason)
                         if second.is_some()
                             && hedge_state.is_sent()
-                            && !hedge_state.is_answered.get() =>
+                            && !hedge_state.first_has_response.get() =>
                     {
                         failed = Some(reason);
-                        hedge_state.is_alone.set(true);
+                        hedge_state.first_has_failed.set(true);
                     }
                     outcome => return Poll::Ready(RaceResult::First(outcome)),
                 }
             }
-            if hedge_state.is_answered.get() && second.is_some() {
+            if hedge_state.first_has_response.get() && second.is_some() {
                 let _abandoned = cancel::AttemptScope;
                 cancel::AttemptScope::mark_abandoned();
                 second = None;
             }
             if let Some(attempt) = &mut second
-                && let Poll::Ready(answered) = attempt.as_mut().poll(cx)
+                && let Poll::Ready(response) = attempt.as_mut().poll(cx)
             {
                 second = None;
-                match (answered, failed) {
-                    (Some(answered), _) => {
-                        return Poll::Ready(RaceResult::Second(Box::new(answered)));
+                match (response, failed) {
+                    (Some(response), _) => {
+                        return Poll::Ready(RaceResult::Second(Box::new(response)));
                     }
                     (None, Some(reason)) => return Poll::Ready(RaceResult::First(Err(reason))),
                     (None, None) => {}
@@ -234,12 +237,12 @@ impl Exchange<'_, '_> {
             }
         })
         .await;
-        if !matches!(raced, RaceResult::First(Err(Reason::DownstreamClosed))) {
+        if !matches!(race_result, RaceResult::First(Err(Reason::DownstreamClosed))) {
             let _abandoned = cancel::AttemptScope;
             cancel::AttemptScope::mark_abandoned();
             drop((first, second));
         }
-        raced
+        race_result
     }
 }
 
@@ -250,7 +253,7 @@ struct HedgedAttempt<'a> {
     resolved_route: &'a ResolvedRoute,
     head: Bytes,
     /// The buffered body, if there is one.
-    held: Option<Rc<ReplayBuffer>>,
+    body_buffer: Option<Rc<ReplayBuffer>>,
     service: Option<ServiceName>,
     actions: Option<Arc<CompiledActions>>,
     is_grpc: bool,
@@ -270,11 +273,11 @@ impl HedgedAttempt<'_> {
     /// Waits, makes the attempt and waits for its response; `None` if there is none.
     async fn await_response(self, after: Duration) -> Option<HedgeResponse> {
         tokio::time::sleep(after).await;
-        let body = match &self.held {
+        let body = match &self.body_buffer {
             None => Vec::new(),
-            Some(held) => {
-                let kept = held.wait_for_body().await?;
-                trailers::permitted_of(self.session, self.actions.as_deref(), kept)
+            Some(body_buffer) => {
+                let pieces = body_buffer.wait_for_body().await?;
+                trailers::permit_body_trailers(self.session, self.actions.as_deref(), pieces)
             }
         };
         let cluster = self.resolved_route.cluster.as_ref();
@@ -285,7 +288,9 @@ impl HedgedAttempt<'_> {
         }
         let outcome_guard = match cluster {
             None => None,
-            Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests)).ok()?),
+            Some(cluster) => {
+                Some(cluster.start_attempt(&upstream, Some(|counts| &counts.requests)).ok()?)
+            }
         };
         let timed_attempt = upstream.start_timed();
         match self.send_request(&upstream, outcome_guard.as_ref(), &timed_attempt, body).await {
@@ -294,12 +299,12 @@ impl HedgedAttempt<'_> {
             }
             // No request was sent, so the endpoint has not failed.
             Ok(None) => None,
-            Err(ending) => {
-                if let EndpointResult::Failed(reason) = ending {
+            Err(result) => {
+                if let EndpointResult::Failed(reason) = result {
                     timed_attempt.record_failure(reason);
                 }
                 if let Some(outcome_guard) = outcome_guard {
-                    outcome_guard.finish(self.worker, ending);
+                    outcome_guard.finish(self.worker, result);
                 }
                 None
             }
@@ -316,9 +321,9 @@ impl HedgedAttempt<'_> {
             (self.resolved_route.cluster.as_deref(), self.resolved_route.hash_selection.as_ref());
         let upstream =
             pick_endpoint(self.worker, priorities, cluster, hash_selection, Some(&first)).ok()?;
-        let is_fit =
+        let is_usable =
             upstream.endpoint.id != first && !upstream.is_plain() && !upstream.is_foreign();
-        is_fit.then_some(upstream)
+        is_usable.then_some(upstream)
     }
 
     /// Sends the request, and waits for a response that may be forwarded; `None` if there is no link, or if the
@@ -328,7 +333,7 @@ impl HedgedAttempt<'_> {
         upstream: &Rc<Upstream>,
         outcome_guard: Option<&OutcomeGuard>,
         timed_attempt: &TimedAttempt,
-        body: Vec<crate::http::body::BodyPiece>,
+        body: Vec<BodyPiece>,
     ) -> Result<Option<LinkStream>, EndpointResult> {
         let wait =
             ConnectWait::for_cluster(self.resolved_route.cluster.as_deref(), || ConnectWait::Short);
@@ -343,18 +348,18 @@ impl HedgedAttempt<'_> {
         if !charge_retry(self.worker, self.service.as_ref()) {
             return Ok(None);
         }
-        self.hedge_state.is_sent.set(true);
+        self.hedge_state.second_is_sent.set(true);
         self.worker.shard.add(Count::Hedges, 1);
-        let sent = send_whole(self.worker, &link, &self.head, body).await;
-        let stream = sent.map_err(EndpointResult::Failed)?;
+        let send_result = send_buffered_request(self.worker, &link, &self.head, body).await;
+        let stream = send_result.map_err(EndpointResult::Failed)?;
         timed_attempt.mark_waiting();
         let head = stream.final_head().await;
-        let head = head.map_err(|lost| EndpointResult::Failed(lost_reason(lost)))?;
+        let head = head.map_err(|loss| EndpointResult::Failed(lost_reason(loss)))?;
         match self.check_response(&head, outcome_guard, timed_attempt) {
             Ok(()) => Ok(Some(stream)),
-            Err(ending) => {
+            Err(result) => {
                 stream.abandon();
-                Err(ending)
+                Err(result)
             }
         }
     }
@@ -381,11 +386,11 @@ impl HedgedAttempt<'_> {
             outcome_guard.record_rejection(reason);
         }
         let status = match self.is_grpc {
-            true => grpc::stands_for(bytes, &head),
+            true => grpc::equivalent_http_status(bytes, &head),
             false => head.status,
         };
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let is_error = matches!(status, 429 | 500..) && !self.hedge_state.is_alone.get();
+        let is_error = matches!(status, 429 | 500..) && !self.hedge_state.first_has_failed.get();
         if is_error || rule.is_some_and(|rule| rule.codes.contains(&status)) {
             timed_attempt.record_response(status);
             let grpc = grpc::head_status(bytes, &head).map(GrpcStatus::code);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use leno_identity::{JwtError, JwtRequirements, UnverifiedJwt, texts_of};
+use leno_identity::{JwtError, JwtRequirements, UnverifiedJwt, claim_values};
 use leno_model::{FixedResponse, Header, HeaderEdits, IssuerKeys, JwtIssuer, JwtLocation, Reason};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::request_checks::CompiledJwtValidation;
@@ -38,9 +38,9 @@ impl HeaderLookup for AuthenticatedRequest<'_> {
     }
 
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
-        let reported =
-            self.find_replaced(|known| is_similar_name(known.as_bytes(), name.as_bytes()));
-        reported.unwrap_or_else(|| self.request.find_similar(name))
+        let replaced =
+            self.find_replaced(|replaced| is_similar_name(replaced.as_bytes(), name.as_bytes()));
+        replaced.unwrap_or_else(|| self.request.find_similar(name))
     }
 
     fn first_value(&self, name: &str) -> Option<Cow<'_, str>> {
@@ -48,14 +48,14 @@ impl HeaderLookup for AuthenticatedRequest<'_> {
     }
 
     fn claim_values(&self, name: &str) -> Vec<String> {
-        self.token_claims.claims.iter().flat_map(|claims| texts_of(claims, name)).collect()
+        self.token_claims.claims.iter().flat_map(|claims| claim_values(claims, name)).collect()
     }
 }
 
 impl AuthenticatedRequest<'_> {
     /// Returns the value of a header that is replaced (`None` inside: removed).
     fn replaced_value(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
-        self.find_replaced(|known| known == name)
+        self.find_replaced(|replaced| replaced == name)
     }
 
     fn find_replaced(&self, is_named: impl Fn(&str) -> bool) -> Option<Option<Cow<'_, str>>> {
@@ -78,12 +78,13 @@ impl Exchange<'_, '_> {
         for rule in rules {
             let before = token_claims.claims.len();
             // Headers with these names are set by this sidecar only.
-            let reported = rule.rule.issuers.iter().flat_map(|issuer| &issuer.claim_to_headers);
-            for forward in reported {
-                remove(&mut token_claims.edits, &forward.header);
+            let forwarded_claims =
+                rule.rule.issuers.iter().flat_map(|issuer| &issuer.claim_to_headers);
+            for forward in forwarded_claims {
+                add_removal(&mut token_claims.edits, &forward.header);
             }
             verify_all(&self.session.worker, rule, view, &mut token_claims)
-                .map_err(|bad| token_rejection(rule, Some(bad)))?;
+                .map_err(|error| token_rejection(rule, Some(error)))?;
             if token_claims.claims.len() == before && rule.is_required(view) {
                 return Err(token_rejection(rule, None));
             }
@@ -100,26 +101,27 @@ fn verify_all(
     view: &RequestView<'_>,
     token_claims: &mut TokenClaims,
 ) -> Result<(), JwtError> {
-    let mut places: Vec<&JwtLocation> = Vec::new();
-    for place in rule.rule.issuers.iter().flat_map(|issuer| &issuer.locations) {
-        if places.contains(&place) {
+    let mut locations: Vec<&JwtLocation> = Vec::new();
+    for location in rule.rule.issuers.iter().flat_map(|issuer| &issuer.locations) {
+        if locations.contains(&location) {
             continue;
         }
-        places.push(place);
-        let Some(token) = find_token(place, view)? else { continue };
+        locations.push(location);
+        let Some(token) = find_token(location, view)? else { continue };
         // Two tokens could each contribute half of the claims that a rule requires.
         match &token_claims.token {
-            Some(known) if *known != *token => return Err(JwtError::Malformed),
+            Some(first) if *first != *token => return Err(JwtError::Malformed),
             Some(_) => {}
             None => token_claims.token = Some(token.clone().into_owned()),
         }
         let token = UnverifiedJwt::read(&token)?;
-        let issuers = rule.rule.issuers.iter().filter(|issuer| issuer.locations.contains(place));
-        let issuer = issuers.into_iter().find(|it| token.issuer() == Some(&it.issuer));
+        let issuers = rule.rule.issuers.iter().filter(|issuer| issuer.locations.contains(location));
+        let issuer =
+            issuers.into_iter().find(|candidate| token.issuer() == Some(&candidate.issuer));
         let issuer = issuer.ok_or(JwtError::Issuer)?;
         let IssuerKeys::Set(keys) = &issuer.keys else { return Err(JwtError::Keys) };
         let keys = worker.jwt_keys(keys).ok_or(JwtError::Signature)?;
-        let expected = JwtRequirements {
+        let requirements = JwtRequirements {
             issuer: &issuer.issuer,
             aud: &issuer.aud,
             clock_skew: issuer.clock_skew,
@@ -127,8 +129,8 @@ fn verify_all(
             max_age: issuer.max_age,
             now: SystemTime::now(),
         };
-        let claims = token.verify(&keys, expected)?;
-        forward_claims(issuer, place, &claims, &mut token_claims.edits);
+        let claims = token.verify(&keys, requirements)?;
+        forward_claims(issuer, location, &claims, &mut token_claims.edits);
         token_claims.claims.push(claims);
     }
     Ok(())
@@ -137,10 +139,10 @@ fn verify_all(
 /// Returns the token at a place. Two headers with equal or similar names are an error: an application may read
 /// the one that was not verified.
 fn find_token<'a>(
-    place: &JwtLocation,
+    location: &JwtLocation,
     view: &'a RequestView<'_>,
 ) -> Result<Option<Cow<'a, str>>, JwtError> {
-    match place {
+    match location {
         JwtLocation::Header { name, prefix } => {
             let similar = view.fields.find_similar(name);
             let Some(value) = view.fields.first_value(name) else {
@@ -148,13 +150,14 @@ fn find_token<'a>(
             };
             let scheme = prefix.trim_end();
             let bare = match value.get(..scheme.len()) {
-                Some(begin) if begin.eq_ignore_ascii_case(scheme) => value.get(scheme.len()..),
+                Some(start) if start.eq_ignore_ascii_case(scheme) => value.get(scheme.len()..),
                 Some(_) | None => None,
             };
             // Any white space ends a scheme: applications may split there.
-            let ends = |rest: &&str| scheme == prefix || rest.starts_with(char::is_whitespace);
-            let bare = bare.filter(ends);
-            if similar.is_some_and(|all| all.len() != value.len()) {
+            let is_scheme_end =
+                |rest: &&str| scheme == prefix || rest.starts_with(char::is_whitespace);
+            let bare = bare.filter(is_scheme_end);
+            if similar.is_some_and(|joined| joined.len() != value.len()) {
                 return Err(JwtError::Malformed);
             }
             Ok(bare.map(|token| Cow::Owned(token.trim().to_owned())))
@@ -164,8 +167,10 @@ fn find_token<'a>(
             match (parameters.next(), parameters.next()) {
                 (None, _) => Ok(None),
                 // A variant spelling of the name, or a missing value, is not accepted as a token.
-                (Some(one), None) => {
-                    let token = one.strip_prefix(name.as_str()).and_then(|it| it.strip_prefix('='));
+                (Some(parameter), None) => {
+                    let token = parameter
+                        .strip_prefix(name.as_str())
+                        .and_then(|value| value.strip_prefix('='));
                     token.map(|token| Some(Cow::Borrowed(token))).ok_or(JwtError::Malformed)
                 }
                 (Some(_), Some(_)) => Err(JwtError::Malformed),
@@ -177,18 +182,18 @@ fn find_token<'a>(
 /// Sets the headers for the application from the claims of a token.
 fn forward_claims(
     issuer: &JwtIssuer,
-    place: &JwtLocation,
+    location: &JwtLocation,
     claims: &Map<String, Value>,
     edits: &mut HeaderEdits,
 ) {
-    if let JwtLocation::Header { name, .. } = place
+    if let JwtLocation::Header { name, .. } = location
         && !issuer.forward_original_token
     {
-        remove(edits, name);
+        add_removal(edits, name);
     }
     for forward in &issuer.claim_to_headers {
         // A comma inside an element would split it in two.
-        let texts = texts_of(claims, &forward.claim);
+        let texts = claim_values(claims, &forward.claim);
         let texts: Vec<String> = match texts.as_slice() {
             [_] => texts,
             _ => texts.into_iter().filter(|text| !text.contains(',')).collect(),
@@ -202,7 +207,7 @@ fn forward_claims(
     }
 }
 
-fn remove(edits: &mut HeaderEdits, name: &str) {
+fn add_removal(edits: &mut HeaderEdits, name: &str) {
     let is_set = edits.set.iter().any(|set| set.name == name);
     if !is_set && !edits.remove.iter().any(|removed| removed == name) {
         edits.remove.push(name.to_owned());
@@ -210,18 +215,18 @@ fn remove(edits: &mut HeaderEdits, name: &str) {
 }
 
 /// RFC 6750 §3: a client without a token learns the scheme, and no error code.
-fn token_rejection(rule: &CompiledJwtValidation, bad: Option<JwtError>) -> Failure {
+fn token_rejection(rule: &CompiledJwtValidation, error: Option<JwtError>) -> Failure {
     let realm = &rule.policy.name;
-    let (reason, value, body) = match bad {
+    let (reason, value, body) = match error {
         None => (Reason::TokenMissing, format!("Bearer realm=\"{realm}\""), None),
-        Some(bad) => {
-            let error = "error=\"invalid_token\"";
-            let value = format!("Bearer realm=\"{realm}\", {error}, error_description=\"{bad}\"");
-            (Reason::TokenInvalid, value, Some(format!("leno: {bad}\n")))
+        Some(error) => {
+            let code = "error=\"invalid_token\"";
+            let value = format!("Bearer realm=\"{realm}\", {code}, error_description=\"{error}\"");
+            (Reason::TokenInvalid, value, Some(format!("leno: {error}\n")))
         }
     };
     let headers = vec![Header { name: "www-authenticate".to_owned(), value }];
-    let answer = Some(Arc::new(FixedResponse { status: None, body, headers }));
-    let grpc = Some(GrpcStatus::of_http(reason.status()));
-    Failure { policy: Some(rule.policy_decision()), answer, grpc, ..reason.into() }
+    let response = Some(Arc::new(FixedResponse { status: None, body, headers }));
+    let grpc = Some(GrpcStatus::from_http_status(reason.status()));
+    Failure { policy: Some(rule.policy_decision()), answer: response, grpc, ..reason.into() }
 }

@@ -1,4 +1,4 @@
-//! Observers notified when the response starts.
+//! Observers notified when the response starts: hedged attempts, and concurrency permits of the application.
 
 use std::rc::Rc;
 
@@ -20,13 +20,13 @@ pub(crate) enum ResponseObserver {
 
 /// A concurrency permit, and the worker that provides the clock for its latency samples.
 pub(crate) struct TimedPermit {
-    pub(crate) place: ConcurrencySlot,
+    pub(crate) slot: ConcurrencySlot,
     pub(crate) worker: Rc<Worker>,
 }
 
 impl Drop for TimedPermit {
     fn drop(&mut self) {
-        self.place.given_up(self.worker.config_store.age());
+        self.slot.record_abandoned(self.worker.config_store.age());
     }
 }
 
@@ -43,26 +43,28 @@ impl ResponseObserver {
     pub(crate) fn record_sent(&self) {
         match self {
             Self::Hedge(_) => {}
-            Self::ConcurrencyPermit(seat) => seat.place.mark_sent(seat.worker.config_store.age()),
+            Self::ConcurrencyPermit(permit) => {
+                permit.slot.mark_sent(permit.worker.config_store.age())
+            }
         }
     }
 
     /// Records that the client receives a response with this head.
     #[inline(never)]
     pub(crate) fn record_response(&self, request: &Request<'_>, bytes: &[u8], head: &ResponseHead) {
-        let seat = match self {
-            Self::Hedge(hedge_state) => return hedge_state.mark_answered(),
-            Self::ConcurrencyPermit(seat) => seat,
+        let permit = match self {
+            Self::Hedge(hedge_state) => return hedge_state.mark_first_response(),
+            Self::ConcurrencyPermit(permit) => permit,
         };
         let status = match request.is_grpc() {
-            true => grpc::stands_for(bytes, head),
+            true => grpc::equivalent_http_status(bytes, head),
             false => head.status,
         };
-        let now = seat.worker.config_store.age();
+        let now = permit.worker.config_store.age();
         // Errors and cache revalidations are fast, and do not measure the capacity of the application.
         match status {
-            304 | ..200 | 400.. => seat.place.record_error(now),
-            _ => seat.place.record_response(now),
+            304 | ..200 | 400.. => permit.slot.record_error(now),
+            _ => permit.slot.record_response(now),
         }
     }
 }

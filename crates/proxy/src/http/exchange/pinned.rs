@@ -24,38 +24,39 @@ struct PinnedConnection {
 }
 
 impl PinnedConnections {
-    /// True if the client has any.
+    /// True if the client has any pinned connection.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.get()
     }
 
     fn add_pin(&self, pin: PinnedConnection) {
         let mut pins = self.pins.borrow_mut();
-        if pins.len() >= PINS_MAX {
+        if pins.len() >= MAX_PINS {
             pins.remove(0);
         }
         pins.push(pin);
         self.is_used.set(true);
     }
 
-    /// Removes the pins that `choose` accepts, and returns the first result.
+    /// Removes the pins that `accept` accepts, and returns the first result.
     fn take_where<T>(
         &self,
-        mut choose: impl FnMut(&PinnedConnection) -> Option<T>,
+        mut accept: impl FnMut(&PinnedConnection) -> Option<T>,
     ) -> Option<(T, PinnedConnection)> {
         let mut pins = self.pins.borrow_mut();
         pins.retain(|pin| pin.connection.is_usable());
-        let found = pins.iter().enumerate().find_map(|(at, pin)| Some((at, choose(pin)?)));
-        let taken = found.map(|(at, chosen)| (chosen, pins.remove(at)));
+        let position = pins.iter().enumerate().find_map(|(index, pin)| Some((index, accept(pin)?)));
+        let pin = position.map(|(index, accepted)| (accepted, pins.remove(index)));
         self.is_used.set(!pins.is_empty());
-        taken
+        pin
     }
 }
 
 impl Exchange<'_, '_> {
-    /// True for a request that authenticates its connection, and for each one of a client that has such a connection.
+    /// True for a request that authenticates its connection, and for each request of a client that has such a
+    /// connection.
     #[inline]
-    pub(super) fn is_private(&self) -> bool {
+    pub(super) fn needs_pinned_connection(&self) -> bool {
         self.session.pinned.is_used() || self.request.head.authenticates_connection
     }
 
@@ -63,7 +64,7 @@ impl Exchange<'_, '_> {
     /// connection, and that connection.
     #[cold]
     #[inline(never)]
-    pub(super) fn private_destination(
+    pub(super) fn pinned_destination(
         &mut self,
         resolved_route: &ResolvedRoute,
         avoid: Option<&EndpointId>,
@@ -74,8 +75,8 @@ impl Exchange<'_, '_> {
             return Ok((self.pick_destination(resolved_route, avoid)?, None));
         }
         let pinned =
-            self.session.pinned.take_where(|pin| self.leads_there(pin, resolved_route, avoid));
-        self.progress.pins = pinned.is_some() || self.request.head.authenticates_connection;
+            self.session.pinned.take_where(|pin| self.pinned_target(pin, resolved_route, avoid));
+        self.progress.is_pinned = pinned.is_some() || self.request.head.authenticates_connection;
         match pinned {
             Some((attempt_target, PinnedConnection { connection, .. })) => {
                 Ok((attempt_target, Some(connection)))
@@ -88,25 +89,27 @@ impl Exchange<'_, '_> {
     /// connection that another sidecar opened for one client, that sidecar has made this check.
     fn may_be_pooled(&self) -> bool {
         let request = self.request;
-        let is_marked = |name: &str| request.head.find(&request.bytes, name).next().is_some();
-        !self.session.is_private && MARKS_OF_PROXIES.iter().any(|name| is_marked(name))
+        let has_header = |name: &str| request.head.find(&request.bytes, name).next().is_some();
+        !self.session.is_dedicated && PROXY_HEADERS.iter().any(|name| has_header(name))
     }
 
-    /// Returns the destination, if a pinned connection is a permitted route for the request.
-    fn leads_there(
+    /// Returns the target of a pinned connection, if the route of the request permits it.
+    fn pinned_target(
         &self,
         pin: &PinnedConnection,
         resolved_route: &ResolvedRoute,
         avoid: Option<&EndpointId>,
     ) -> Option<AttemptTarget> {
         match (&resolved_route.destination, &pin.attempt_target) {
-            (Destination::Application(there), AttemptTarget::Application(pinned)) => {
-                there.is_same(pinned).then(|| AttemptTarget::Application(there.clone()))
+            (Destination::Application(application), AttemptTarget::Application(pinned)) => {
+                application.is_same(pinned).then(|| AttemptTarget::Application(application.clone()))
             }
             (Destination::Endpoints(priorities), AttemptTarget::Upstream(pinned)) => {
                 let (worker, cluster) = (&self.session.worker, resolved_route.cluster.as_deref());
                 let endpoints = priorities.serving_endpoints(worker, cluster, avoid);
-                let endpoint = endpoints.iter().find(|it| it.is_same_place(&pinned.endpoint))?;
+                let endpoint = endpoints
+                    .iter()
+                    .find(|candidate| candidate.has_same_address(&pinned.endpoint))?;
                 session_endpoint(worker, endpoint, cluster, avoid).map(AttemptTarget::Upstream)
             }
             _ => None,
@@ -114,7 +117,7 @@ impl Exchange<'_, '_> {
     }
 
     /// Returns a connection for this client only.
-    pub(super) async fn checkout_private(
+    pub(super) async fn checkout_pinned(
         &self,
         attempt_target: &AttemptTarget,
         connection: Option<Box<Http1Upstream>>,
@@ -126,14 +129,14 @@ impl Exchange<'_, '_> {
                 Ok(Checkout::Http1(connection))
             }
             None => {
-                let wait = self.wait_alone();
-                attempt_target.checkout_alone(worker, self.timed_attempt.as_ref(), wait).await
+                let wait = self.exclusive_wait();
+                attempt_target.checkout_exclusive(worker, self.timed_attempt.as_ref(), wait).await
             }
         }
     }
 
-    /// Returns the wait for a connection that no other request waits for.
-    pub(crate) fn wait_alone(&self) -> ConnectWait {
+    /// Returns the time limit for a connection that no other request waits for.
+    pub(crate) fn exclusive_wait(&self) -> ConnectWait {
         ConnectWait::for_cluster(
             self.outcome_guard.as_ref().map(OutcomeGuard::upstream_cluster),
             || ConnectWait::Whole,
@@ -156,6 +159,7 @@ impl Exchange<'_, '_> {
 }
 
 /// Headers that proxies add to the requests of their clients.
-const MARKS_OF_PROXIES: [&str; 3] = ["via", "forwarded", "x-forwarded-for"];
-/// The maximum number of servers that one client of the HTTP proxy may use in turn over one connection.
-const PINS_MAX: usize = 4;
+const PROXY_HEADERS: [&str; 3] = ["via", "forwarded", "x-forwarded-for"];
+/// The maximum number of pinned connections of one client: a client of the HTTP proxy may use several servers
+/// in turn.
+const MAX_PINS: usize = 4;

@@ -8,7 +8,7 @@ use leno_telemetry::Count;
 use leno_traffic::AttemptLimit;
 use leno_traffic::retry::{self, FailedAttempt, SentPart};
 
-use super::{Exchange, in_limit};
+use super::{Exchange, within_limit};
 use crate::endpoint_wait::Outdated;
 use crate::error::Failure;
 use crate::http::forward::ExchangeProgress;
@@ -19,32 +19,32 @@ use crate::rule_matches;
 
 impl Exchange<'_, '_> {
     /// Returns the state of the request after an attempt.
-    pub(crate) fn attempt_so_far(
+    pub(crate) fn failed_attempt(
         &self,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
     ) -> FailedAttempt {
-        let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
+        let is_buffered = self.retry_buffer.as_ref().is_some_and(|buffer| !buffer.is_lost());
         FailedAttempt {
             sent: if self.progress.request_sent { SentPart::HeadOrMore } else { SentPart::Nothing },
             idempotent: retry::is_idempotent(request_target.method),
-            body_replayable: !self.progress.body_taken || is_kept,
+            body_replayable: !self.progress.body_taken || is_buffered,
             response_started: self.started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
-            others: resolved_route.destination.endpoint_count().saturating_sub(1),
+            alternatives: resolved_route.destination.endpoint_count().saturating_sub(1),
             waited: self.record.started.elapsed(),
         }
     }
 
     /// Prepares the next attempt. `rewinds`: the body starts again.
     #[cold]
-    pub(super) fn begin_again(&mut self, rewinds: bool) {
+    pub(super) fn prepare_next_attempt(&mut self, rewinds: bool) {
         if rewinds && self.progress.body_taken {
             self.body.rewind();
             self.record.bytes_in.set(0);
         }
         self.record.retries += 1;
-        let policy = self.actions.as_ref().and_then(|it| it.retried_by.as_ref());
+        let policy = self.actions.as_ref().and_then(|actions| actions.retry_policy.as_ref());
         if let Some((policy, slot)) = policy {
             rule_matches::count_retry(&self.session.worker.shard, policy, slot);
         }
@@ -63,14 +63,14 @@ impl Exchange<'_, '_> {
         resolved_route: &ResolvedRoute,
     ) -> Option<Outdated> {
         let Destination::Endpoints(priorities) = &resolved_route.destination else { return None };
-        // Those attempts, and the time that they took, were for other endpoints.
+        // The previous attempts, and the time that they took, were for other endpoints.
         let first = FailedAttempt {
             number: 0,
             waited: Duration::ZERO,
-            ..self.attempt_so_far(request_target, resolved_route)
+            ..self.failed_attempt(request_target, resolved_route)
         };
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let may_repeat = match reason {
+        let may_repeat_attempt = match reason {
             Reason::NoEndpoint => !first.response_started,
             // The connection was not used.
             Reason::WrongIdentity => !first.response_started && first.sent == SentPart::Nothing,
@@ -78,7 +78,7 @@ impl Exchange<'_, '_> {
             Reason::UnknownService => !first.response_started && first.body_replayable,
             reason => rule.is_none_or(|rule| rule.attempts > 0) && retry::may_retry(reason, &first),
         };
-        if !may_repeat || self.is_private() {
+        if !may_repeat_attempt || self.needs_pinned_connection() {
             return None;
         }
         let has_lost_port = reason == Reason::UnknownService;
@@ -99,28 +99,29 @@ impl Exchange<'_, '_> {
     ) -> Result<(), Failure> {
         let (worker, request) = (&self.session.worker, self.request);
         while let Some(service) = self.record.subject.service.clone() {
-            let expected = worker.endpoint_expected(&service, outdated, self.record.started);
-            if !self.while_there(expected).await? {
+            let newer_endpoint = worker.endpoint_expected(&service, outdated, self.record.started);
+            if !self.while_client_connected(newer_endpoint).await? {
                 break;
             }
             if failure.reason != Reason::NoEndpoint {
-                self.begin_again(true);
+                self.prepare_next_attempt(true);
             }
             // The scheme was checked before.
-            let mut request_target = request.aim_of_any_scheme()?;
+            let mut request_target = request.parse_target_any_scheme()?;
             let resolved_route =
                 route_request(self.session, request, &request_target, &mut self.record).await?;
             if let Destination::Redirected(redirection) = &resolved_route.destination {
                 return self.send_redirect(redirection, resolved_route.actions.as_deref()).await;
             }
             let actions = resolved_route.actions.as_ref();
-            if let Some(target) = actions
-                .and_then(|it| it.rewritten_target(request_target.path, request_target.query))
-            {
+            if let Some(target) = actions.and_then(|actions| {
+                actions.rewritten_target(request_target.path, request_target.query)
+            }) {
                 request_target.origin = Some(Cow::Owned(target));
             }
             self.actions.clone_from(&resolved_route.actions);
-            let Err(reason) = self.attempts_anew(&request_target, &resolved_route).await else {
+            let Err(reason) = self.send_rerouted_attempts(&request_target, &resolved_route).await
+            else {
                 return Ok(());
             };
             failure = match &resolved_route.cluster {
@@ -128,7 +129,7 @@ impl Exchange<'_, '_> {
                 None => reason.into(),
             };
             match self.detect_outdated(reason, &request_target, &resolved_route) {
-                Some(again) => outdated = again,
+                Some(newer) => outdated = newer,
                 None => break,
             }
         }
@@ -136,42 +137,43 @@ impl Exchange<'_, '_> {
     }
 
     /// Sends the request by its new route. Faults were injected before, and there is no hedging.
-    async fn attempts_anew(
+    async fn send_rerouted_attempts(
         &mut self,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Reason> {
         let actions = self.actions.clone();
         let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let limit: Option<AttemptLimit> = actions.as_ref().and_then(|it| it.attempt_limit);
+        let limit: Option<AttemptLimit> =
+            actions.as_ref().and_then(|actions| actions.attempt_limit);
         let limit = limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.started));
-        let mut tried = None;
+        let mut previous = None;
         loop {
             let outcome = {
                 let _abandoned = limit.map(|_| cancel::AttemptScope);
-                let attempt = self.send_attempt(request_target, resolved_route, &mut tried);
+                let attempt = self.send_attempt(request_target, resolved_route, &mut previous);
                 match limit {
                     None => attempt.await,
-                    Some((limit, started)) => in_limit(limit, started, attempt).await,
+                    Some((limit, started)) => within_limit(limit, started, attempt).await,
                 }
             };
             let Err(reason) = outcome else { return Ok(()) };
             if reason == Reason::AttemptTimeout {
                 self.end_attempt(outcome);
             }
-            let again = match rule {
+            let is_retried = match rule {
                 None => {
-                    retry::may_retry(reason, &self.attempt_so_far(request_target, resolved_route))
+                    retry::may_retry(reason, &self.failed_attempt(request_target, resolved_route))
                         && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
                 }
                 Some(rule) => {
-                    self.is_tried_again(rule, reason, request_target, resolved_route).await
+                    self.wait_for_policy_retry(rule, reason, request_target, resolved_route).await
                 }
             };
-            if !again {
+            if !is_retried {
                 return Err(reason);
             }
-            self.begin_again(rule.is_none());
+            self.prepare_next_attempt(rule.is_none());
         }
     }
 }

@@ -55,7 +55,7 @@ impl Exchange<'_, '_> {
         }
         let fields: Vec<(&str, &str)> =
             fields.iter().map(|(name, value)| (*name, &**value)).collect();
-        let answer = GeneratedResponse {
+        let response = GeneratedResponse {
             status,
             fields: &fields,
             text: "",
@@ -63,23 +63,26 @@ impl Exchange<'_, '_> {
             rejects: false,
             to_sidecar: false,
         };
-        match answer.send(self.responder, true).await {
+        match response.send(self.responder, true).await {
             true => Ok(()),
             false => Err(Reason::DownstreamClosed.into()),
         }
     }
 
     /// Evaluates CORS: returns the fields of a preflight response, or stores the edits of the response to come.
-    pub(super) fn judge_origin(
+    pub(super) fn evaluate_cors(
         &mut self,
         cors: &Cors,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
     ) -> Option<Vec<(&'static str, String)>> {
         let edits = resolved_route.actions.as_ref().map(|actions| &actions.response);
-        let none = FieldEdits::default();
-        match apply_cors(cors, &self.request.request_view(request_target), edits.unwrap_or(&none))?
-        {
+        let no_edits = FieldEdits::default();
+        match apply_cors(
+            cors,
+            &self.request.request_view(request_target),
+            edits.unwrap_or(&no_edits),
+        )? {
             CrossOrigin::Preflight(fields) => Some(fields),
             CrossOrigin::Actual(edits) => {
                 self.cross_origin = Some(edits);
@@ -90,10 +93,10 @@ impl Exchange<'_, '_> {
 
     /// Returns the CORS headers of a generated response, so that the page can read the error. Other response
     /// edits of the rule apply to responses of the application only.
-    pub(super) fn edits_of_failure(&self) -> Option<FieldEdits> {
+    pub(super) fn failure_edits(&self) -> Option<FieldEdits> {
         self.cross_origin.as_ref()?;
         let cors = self.actions.as_ref()?.cors.as_ref()?;
-        let request_target = self.request.aim_of_any_scheme().ok()?;
+        let request_target = self.request.parse_target_any_scheme().ok()?;
         match apply_cors(cors, &self.request.request_view(&request_target), &FieldEdits::default())?
         {
             CrossOrigin::Actual(edits) => Some(edits),
@@ -108,39 +111,40 @@ impl Exchange<'_, '_> {
         &mut self,
         resolved_route: &ResolvedRoute,
     ) -> Option<PendingMirrors> {
-        let wants =
+        let has_mirrors =
             resolved_route.actions.as_ref().is_some_and(|actions| !actions.mirrors.is_empty());
-        if wants && !self.request.upgrade { self.copies_of(resolved_route) } else { None }
+        if has_mirrors && !self.request.upgrade { self.start_mirrors(resolved_route) } else { None }
     }
 
-    fn copies_of(&mut self, resolved_route: &ResolvedRoute) -> Option<PendingMirrors> {
+    /// Selects the mirrors. Returns the copies that wait for the body; sends those of a request without a body.
+    fn start_mirrors(&mut self, resolved_route: &ResolvedRoute) -> Option<PendingMirrors> {
         let worker = &self.session.worker;
-        let to = mirror::select_mirrors(worker, resolved_route);
-        if to.is_empty() {
+        let backends = mirror::select_mirrors(worker, resolved_route);
+        if backends.is_empty() {
             return None;
         }
         // Edits of the selected backend do not apply to copies.
-        let of_rule = resolved_route.actions.as_deref().map(CompiledActions::of_copies);
-        let mut request_target = self.request.aim_of_any_scheme().ok()?;
-        if let Some(target) = of_rule
+        let actions = resolved_route.actions.as_deref().map(CompiledActions::for_mirrors);
+        let mut request_target = self.request.parse_target_any_scheme().ok()?;
+        if let Some(target) = actions
             .and_then(|rule| rule.rewritten_target(request_target.path, request_target.query))
         {
             request_target.origin = Some(Cow::Owned(target));
         }
-        let head = self.link_head(&request_target, of_rule);
-        let copies = PendingMirrors::new(worker, &resolved_route.config, to, head);
+        let head = self.link_head(&request_target, actions);
+        let copies = PendingMirrors::new(worker, &resolved_route.config, backends, head);
         if self.body.is_empty() {
             copies.send_all(Some(Vec::new()));
             return None;
         }
-        self.keep_body().keep_to_end();
+        self.buffer_body().retain_to_end();
         Some(copies)
     }
 
     /// Returns the body for copies, if all of it was buffered.
-    pub(super) fn kept_body(&self) -> Option<Vec<BodyPiece>> {
-        let kept = self.body.buffered_pieces()?;
-        Some(trailers::permitted_of(self.session, self.actions.as_deref(), kept))
+    pub(super) fn buffered_body_pieces(&self) -> Option<Vec<BodyPiece>> {
+        let pieces = self.body.buffered_pieces()?;
+        Some(trailers::permit_body_trailers(self.session, self.actions.as_deref(), pieces))
     }
 
     /// Returns the head of the request as it is sent on a link, edited by these actions.
@@ -152,32 +156,35 @@ impl Exchange<'_, '_> {
         let mut head = BytesMut::new();
         let context = self.span().map(PropagatedHeaders::from_span);
         let added = self.added_headers(context.as_ref());
-        let edits = request_edits(self, request_target, actions, Framing::Outside, &added);
+        let edits = request_edits(self, request_target, actions, Framing::OutOfBand, &added);
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
         head
     }
 
     /// Buffers the body while it is forwarded.
-    pub(super) fn keep_body(&mut self) -> Rc<ReplayBuffer> {
-        if let Some(hold) = &self.kept {
-            return hold.clone();
+    pub(super) fn buffer_body(&mut self) -> Rc<ReplayBuffer> {
+        if let Some(buffer) = &self.body_buffer {
+            return buffer.clone();
         }
-        let hold = Rc::new(ReplayBuffer::default());
-        self.body.start_buffering(hold.clone());
-        self.kept = Some(hold.clone());
-        hold
+        let buffer = Rc::new(ReplayBuffer::default());
+        self.body.start_buffering(buffer.clone());
+        self.body_buffer = Some(buffer.clone());
+        buffer
     }
 
     /// Buffers a body until the response starts: for a connection that may close before the request is
     /// processed.
     #[inline(never)]
-    pub(crate) fn hold_briefly(&mut self) {
-        if !self.body.is_empty() && !self.request.upgrade && self.held.is_none() {
-            self.held = Some(self.keep_body());
+    pub(crate) fn buffer_until_response(&mut self) {
+        if !self.body.is_empty() && !self.request.upgrade && self.retry_buffer.is_none() {
+            self.retry_buffer = Some(self.buffer_body());
         }
     }
 
     /// Injects a delay or an error, if a policy requires it.
+    ///
+    /// # Errors
+    /// The injected error, or `downstream-closed` if the client disconnects during the delay.
     pub(super) async fn inject_fault(
         &self,
         request_target: &ParsedTarget<'_>,
@@ -185,11 +192,13 @@ impl Exchange<'_, '_> {
         traffic_policy: &PortTrafficPolicy,
     ) -> Result<(), Failure> {
         let worker = self.session.worker.clone();
-        let caller = &resolved_route.config.plans.snapshot.config.account;
+        let caller = &resolved_route.config.compiled.snapshot.config.account;
         let view = self.request.request_view(request_target);
-        let chance = &mut || worker.random_number();
-        let injected =
-            traffic_policy.faults.as_ref().and_then(|it| it.draw_faults(&view, caller, chance));
+        let random = &mut || worker.random_number();
+        let injected = traffic_policy
+            .faults
+            .as_ref()
+            .and_then(|faults| faults.select_faults(&view, caller, random));
         let Some(InjectedFaults { policy, rule, delay, abort, match_slot: slot }) = injected else {
             return Ok(());
         };
@@ -197,26 +206,29 @@ impl Exchange<'_, '_> {
         rule_matches::count_policy(&worker.shard, &decision);
         if let Some(delay) = delay {
             worker.shard.add(Count::FaultDelays, 1);
-            self.while_there(tokio::time::sleep(delay)).await?;
+            self.while_client_connected(tokio::time::sleep(delay)).await?;
         }
         match abort {
             None => Ok(()),
-            Some(answer) => {
+            Some(response) => {
                 worker.shard.add(Count::FaultAborts, 1);
-                Err(Failure::from_fault(decision, answer))
+                Err(Failure::from_fault(decision, response))
             }
         }
     }
 
     /// Waits for a future while the client is connected.
-    pub(super) async fn while_there<T>(
+    ///
+    /// # Errors
+    /// `downstream-closed` if the client disconnects.
+    pub(super) async fn while_client_connected<T>(
         &self,
-        awaited: impl Future<Output = T>,
+        future: impl Future<Output = T>,
     ) -> Result<T, Reason> {
         let client = self.responder.client_connection();
-        let mut awaited = pin!(awaited);
-        poll_fn(|cx| match (awaited.as_mut().poll(cx), &client) {
-            (Poll::Ready(over), _) => Poll::Ready(Ok(over)),
+        let mut future = pin!(future);
+        poll_fn(|cx| match (future.as_mut().poll(cx), &client) {
+            (Poll::Ready(output), _) => Poll::Ready(Ok(output)),
             // With a body, reading it detects that the client is gone.
             (Poll::Pending, Some(io)) if self.body.is_empty() && io.poll_gone(cx).is_ready() => {
                 Poll::Ready(Err(Reason::DownstreamClosed))

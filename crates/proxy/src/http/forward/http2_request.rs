@@ -26,7 +26,7 @@ pub(super) fn http2_request(
         AttemptTarget::Application(_) => {
             let target = exchange.request.head.target.slice_in(&exchange.request.bytes);
             let target = request_target.origin.as_deref().or(std::str::from_utf8(target).ok());
-            let mut asked = head_of(
+            let mut request_head = http2_head(
                 exchange.request,
                 "http",
                 attempt_target,
@@ -34,13 +34,17 @@ pub(super) fn http2_request(
                 target.unwrap_or_default(),
             )?;
             if let Some(rule) = &exchange.actions {
-                generated_response::edit_fields(&rule.request, asked.headers_mut())
+                generated_response::edit_fields(&rule.request, request_head.headers_mut())
                     .ok_or(Reason::BadRequest)?;
             }
             let context = exchange.span().map(PropagatedHeaders::from_span);
             let replaced = exchange.span().map_or(&[][..], TraceSpan::replaced_headers);
-            head::add_fields(&mut asked, &exchange.added_headers(context.as_ref()), replaced);
-            Ok(asked)
+            head::add_fields(
+                &mut request_head,
+                &exchange.added_headers(context.as_ref()),
+                replaced,
+            );
+            Ok(request_head)
         }
         // Rules are applied in one place: the head is written as for a link, and parsed as at the end of one.
         AttemptTarget::Upstream(upstream) => {
@@ -51,11 +55,11 @@ pub(super) fn http2_request(
                 exchange,
                 request_target,
                 exchange.actions.as_deref(),
-                Framing::Outside,
+                Framing::OutOfBand,
                 &added,
             );
             write_request(&exchange.request.bytes, exchange.request.head, &edits, &mut bytes);
-            let mut head = exchange.session.worker.request_heads.lend();
+            let mut head = exchange.session.worker.request_heads.take_object();
             match head.parse(&bytes) {
                 Ok(Parsed::Complete(_)) => {}
                 Ok(Parsed::Partial) | Err(_) => return Err(Reason::HeadTooLarge),
@@ -67,12 +71,12 @@ pub(super) fn http2_request(
             let target = std::str::from_utf8(target).unwrap_or_default();
             let is_plain = upstream.endpoint.account.is_none();
             let scheme = if is_plain { "http" } else { "https" };
-            head_of(&request, scheme, attempt_target, request_target.authority, target)
+            http2_head(&request, scheme, attempt_target, request_target.authority, target)
         }
     }
 }
 
-fn head_of(
+fn http2_head(
     request: &Request<'_>,
     scheme: &str,
     attempt_target: &AttemptTarget,

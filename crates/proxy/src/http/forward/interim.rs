@@ -21,14 +21,16 @@ pub(super) struct InterimBudget(usize);
 
 impl InterimBudget {
     pub(super) fn new() -> Self {
-        Self(INTERIM_BYTES_MAX)
+        Self(MAX_INTERIM_BYTES)
     }
 
+    /// Deducts an interim head from the budget.
+    ///
     /// # Errors
     /// `upstream-malformed` if the budget is exhausted.
     pub(super) fn spend_head(&mut self, head: &[u8]) -> Result<(), Reason> {
-        let left = self.0.checked_sub(head.len() + INTERIM_COST);
-        self.0 = left.ok_or(Reason::UpstreamMalformed)?;
+        let remaining = self.0.checked_sub(head.len() + INTERIM_COST);
+        self.0 = remaining.ok_or(Reason::UpstreamMalformed)?;
         Ok(())
     }
 }
@@ -37,8 +39,8 @@ impl InterimBudget {
 pub(crate) struct PendingResponse {
     response: ResponseFuture,
     /// Interim heads that arrived during other work, in HTTP/1.1 format.
-    waiting: VecDeque<Bytes>,
-    allowance: InterimBudget,
+    received: VecDeque<Bytes>,
+    budget: InterimBudget,
 }
 
 /// The next head of a response.
@@ -50,7 +52,7 @@ pub(crate) enum Http2ResponseHead {
 
 impl PendingResponse {
     pub(crate) fn new(response: ResponseFuture) -> Self {
-        Self { response, waiting: VecDeque::new(), allowance: InterimBudget::new() }
+        Self { response, received: VecDeque::new(), budget: InterimBudget::new() }
     }
 
     /// Returns the next head.
@@ -60,13 +62,15 @@ impl PendingResponse {
     pub(crate) async fn next(&mut self) -> Result<Http2ResponseHead, MissingResponse> {
         poll_fn(|cx| {
             self.poll_interim(cx)?;
-            if let Some(interim) = self.waiting.pop_front() {
+            if let Some(interim) = self.received.pop_front() {
                 return Poll::Ready(Ok(Http2ResponseHead::Interim(interim)));
             }
-            Pin::new(&mut self.response).poll(cx).map_err(MissingResponse::from).map_ok(|answer| {
-                let (parts, body) = answer.into_parts();
-                Http2ResponseHead::Final(parts, body)
-            })
+            Pin::new(&mut self.response).poll(cx).map_err(MissingResponse::from).map_ok(
+                |response| {
+                    let (parts, body) = response.into_parts();
+                    Http2ResponseHead::Final(parts, body)
+                },
+            )
         })
         .await
     }
@@ -92,8 +96,8 @@ impl PendingResponse {
     fn poll_interim(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
         while let Poll::Ready(Some(Ok(interim))) = self.response.poll_informational(cx) {
             let bytes = head::response_to_http1(&interim.into_parts().0);
-            self.allowance.spend_head(&bytes)?;
-            self.waiting.push_back(bytes);
+            self.budget.spend_head(&bytes)?;
+            self.received.push_back(bytes);
         }
         Ok(())
     }
@@ -125,6 +129,6 @@ impl From<h2::Error> for MissingResponse {
 
 /// The maximum size of all interim heads of one response: that of one head. A link then has room for a final
 /// head of that size and for trailers behind them (`docs/link.md`, *Limits*).
-const INTERIM_BYTES_MAX: usize = leno_wire::http1::HEAD_BYTES_MAX;
+const MAX_INTERIM_BYTES: usize = leno_wire::http1::MAX_HEAD_BYTES;
 /// The overhead that each head adds to its size, as a codec stores it; this limits their number to about 200.
 const INTERIM_COST: usize = 256;

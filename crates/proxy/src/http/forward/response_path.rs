@@ -1,8 +1,20 @@
-//! The way of a response to the client.
+//! The response path: forwards interim and final responses to the client, and records them.
 
-use super::*;
+use leno_model::Reason;
+use leno_wire::http1::{BodyLength, ResponseHead};
+
+use super::ResponsePath;
+use super::sending::RequestBodyState;
+use crate::error::lost_reason;
+use crate::http::body::{BodySink, BodySource, PauseLimit, forward_body};
+use crate::http::grpc;
+use crate::http::respond::Responder;
+use crate::http::retry::ResponseFilter;
+use crate::http2::connect;
+use crate::link::{LinkStream, StreamLoss};
 
 impl ResponsePath<'_, '_> {
+    /// Forwards an interim (1xx) head.
     pub(super) async fn send_interim(
         &mut self,
         bytes: &[u8],
@@ -22,7 +34,7 @@ impl ResponsePath<'_, '_> {
         if let Some(timed_attempt) = self.timed_attempt {
             timed_attempt.record_response(match self.recorder.call {
                 None => head.status,
-                Some(_) => grpc::stands_for(bytes, head),
+                Some(_) => grpc::equivalent_http_status(bytes, head),
             });
         }
         let response_filter = self.response_filter.as_ref();
@@ -37,11 +49,12 @@ impl ResponsePath<'_, '_> {
         }
         self.responder.wait_uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
-            connect::may_tell(self.request, bytes, head)?;
+            connect::check_connect_response(self.request, bytes, head)?;
         }
         let sending = self.sending.get();
-        let waits = matches!(sending, RequestBodyState::UnderWay | RequestBodyState::Unwanted);
-        if waits || self.worker.is_leaving() {
+        let is_body_pending =
+            matches!(sending, RequestBodyState::InProgress | RequestBodyState::Rejected);
+        if is_body_pending || self.worker.is_leaving() {
             // The rest of a request body is not awaited once the response has started.
             self.responder.close_after();
         }
@@ -62,30 +75,33 @@ impl ResponsePath<'_, '_> {
             }
             return Ok(());
         }
-        let silence = match head.body {
+        let pause_limit = match head.body {
             BodyLength::Known(_) => {
                 PauseLimit::Limited(self.worker.config.limits.body_stall_timeout)
             }
             // It may be an event stream, in which pauses of any length are normal.
             BodyLength::Empty | BodyLength::Chunked | BodyLength::UntilClose => {
-                PauseLimit::OfStream(self.record)
+                PauseLimit::CountedStream(self.record)
             }
         };
-        let pumped = forward_body(&mut source, &mut sink, silence, &self.recorder).await;
-        if let (Ok(()), Some(call)) = (&pumped, self.recorder.call) {
+        let outcome = forward_body(&mut source, &mut sink, pause_limit, &self.recorder).await;
+        if let (Ok(()), Some(call)) = (&outcome, self.recorder.call) {
             call.finish_response(bytes, head);
         }
-        pumped.map_err(|broken| self.failure_reason(&broken))
+        outcome.map_err(|error| self.failure_reason(&error))
     }
 
     /// True if this response is withheld and another attempt follows.
     #[cold]
-    pub(super) fn is_kept_back(&self) -> bool {
-        self.response_filter.as_ref().is_some_and(ResponseFilter::has_kept)
+    pub(super) fn is_withheld(&self) -> bool {
+        self.response_filter.as_ref().is_some_and(ResponseFilter::has_withheld)
     }
 
-    /// Records that the peer's sidecar rejected the request, so that the response is not the application's. An
-    /// error if the workload no longer has the port: a newer configuration may contain another endpoint.
+    /// Records that the peer's sidecar rejected the request, so that the response is not the application's.
+    ///
+    /// # Errors
+    /// `unknown-service` if the workload no longer has the port, and the request has no body: a newer
+    /// configuration may contain another endpoint.
     #[cold]
     pub(super) fn record_rejection(&mut self, reason: Reason) -> Result<(), Reason> {
         self.record.head.rejection.set(Some(reason));
@@ -97,12 +113,12 @@ impl ResponsePath<'_, '_> {
     }
 
     #[cold]
-    pub(super) fn loss_reason(&self, lost: StreamLoss, stream: &LinkStream) -> Reason {
-        if let StreamLoss::Http2(code) = lost {
+    pub(super) fn loss_reason(&self, loss: StreamLoss, stream: &LinkStream) -> Reason {
+        if let StreamLoss::Http2(code) = loss {
             self.reset.set(Some(code));
         }
         let reported =
-            (lost == StreamLoss::Unreachable).then(|| stream.unreachable_for()).flatten();
-        reported.unwrap_or_else(|| lost_reason(lost))
+            (loss == StreamLoss::Unreachable).then(|| stream.unreachable_reason()).flatten();
+        reported.unwrap_or_else(|| lost_reason(loss))
     }
 }

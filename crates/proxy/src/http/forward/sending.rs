@@ -1,4 +1,4 @@
-//! The progress of a request's body.
+//! The state of a request's body within one attempt: paused, in progress, sent, or rejected by the upstream.
 
 use leno_model::Reason;
 
@@ -11,11 +11,13 @@ use crate::upstream::TimedAttempt;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestBodyState {
     /// Paused until the upstream accepts an upgrade.
-    Held,
+    Paused,
+    /// The whole body was sent.
     Whole,
     /// The upstream accepts no more data; it may have responded early.
-    Unwanted,
-    UnderWay,
+    Rejected,
+    /// The body is being sent.
+    InProgress,
     /// The upstream has accepted an upgrade, and both directions are open.
     Tunnel,
     /// The upstream has ended its direction; that of the client is open.
@@ -24,10 +26,10 @@ pub(super) enum RequestBodyState {
 
 impl RequestBodyState {
     /// Returns the state before anything is sent.
-    pub(super) fn at_start(exchange: &Exchange<'_, '_>) -> Self {
+    pub(super) fn before_body(exchange: &Exchange<'_, '_>) -> Self {
         match (exchange.request.upgrade, !exchange.body.is_empty()) {
-            (true, _) => Self::Held,
-            (false, true) => Self::UnderWay,
+            (true, _) => Self::Paused,
+            (false, true) => Self::InProgress,
             (false, false) => {
                 if let Some(timed_attempt) = &exchange.timed_attempt {
                     timed_attempt.mark_waiting();
@@ -39,12 +41,12 @@ impl RequestBodyState {
 
     /// Returns the state after the end of the request's body, or the reason for which the exchange is broken.
     pub(super) fn after_body(
-        sent: Result<(), PumpError>,
-        answered: bool,
+        outcome: Result<(), PumpError>,
+        response_started: bool,
         observer: Option<&ResponseObserver>,
         timed_attempt: Option<&TimedAttempt>,
     ) -> Result<Self, Reason> {
-        let now = match sent {
+        let state = match outcome {
             Ok(()) => {
                 if let Some(observer) = observer {
                     observer.record_sent();
@@ -52,27 +54,29 @@ impl RequestBodyState {
                 Self::Whole
             }
             Err(PumpError::Source(error)) => return Err(downstream_reason(&error)),
-            Err(PumpError::SinkStalled) if !answered => return Err(Reason::UpstreamStalled),
-            Err(PumpError::Sink | PumpError::SinkStalled) => Self::Unwanted,
+            Err(PumpError::SinkStalled) if !response_started => {
+                return Err(Reason::UpstreamStalled);
+            }
+            Err(PumpError::Sink | PumpError::SinkStalled) => Self::Rejected,
         };
         if let Some(timed_attempt) = timed_attempt {
             timed_attempt.mark_sent();
         }
-        Ok(now)
+        Ok(state)
     }
 
     /// True while there is data to send.
-    pub(super) fn is_under_way(self) -> bool {
-        matches!(self, Self::UnderWay | Self::Tunnel | Self::HalfClosed)
+    pub(super) fn is_in_progress(self) -> bool {
+        matches!(self, Self::InProgress | Self::Tunnel | Self::HalfClosed)
     }
 
     /// True while a disconnect of the client cancels the request. While a body is read, the read detects the
     /// disconnect, and a client of an upgraded connection may half-close it and still receive.
-    pub(super) fn is_watched(self, upgrade: bool) -> bool {
+    pub(super) fn is_canceled_by_disconnect(self, upgrade: bool) -> bool {
         match self {
-            Self::Held => true,
+            Self::Paused => true,
             Self::Whole => !upgrade,
-            Self::Unwanted | Self::UnderWay | Self::Tunnel | Self::HalfClosed => false,
+            Self::Rejected | Self::InProgress | Self::Tunnel | Self::HalfClosed => false,
         }
     }
 }

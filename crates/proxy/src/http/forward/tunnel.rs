@@ -23,26 +23,26 @@ pub(super) async fn forward_client(
     body: &mut BodySource<'_>,
     sink: &mut BodySink<'_>,
     session: &Session,
-    noted: &BodyRecorder<'_>,
+    recorder: &BodyRecorder<'_>,
     sending: &Cell<RequestBodyState>,
 ) -> Result<(), PumpError> {
     let upstream = TunnelUpstream::from_sink(sink);
-    let carried = async {
-        forward_body(body, sink, PauseLimit::Allowed, noted).await?;
+    let forwarded = async {
+        forward_body(body, sink, PauseLimit::Unlimited, recorder).await?;
         sink.end_direction().await
     };
-    let given_up = async {
+    let abandoned = async {
         resolved_when(|| sending.get() == RequestBodyState::HalfClosed).await;
         let max_wait = session.worker.config.limits.idle_connection;
         tokio::select! {
             () = upstream.wait_until_gone() => {}
-            () = wait_for_silence(max_wait, noted.bytes, noted.bytes) => {}
+            () = wait_for_silence(max_wait, recorder.bytes, recorder.bytes) => {}
         }
     };
     tokio::select! {
         biased;
-        carried = carried => carried,
-        () = given_up => Err(PumpError::Sink),
+        forwarded = forwarded => forwarded,
+        () = abandoned => Err(PumpError::Sink),
     }
 }
 
@@ -62,19 +62,19 @@ impl ResponsePath<'_, '_> {
             .responder
             .start(bytes, head, self.edits, self.affinity_field, false)
             .map_err(|_| Reason::DownstreamClosed)?;
-        let pumped =
-            forward_body(&mut source, &mut sink, PauseLimit::Allowed, &self.recorder).await;
-        if let Err(broken) = pumped {
-            return Err(self.failure_reason(&broken));
+        let outcome =
+            forward_body(&mut source, &mut sink, PauseLimit::Unlimited, &self.recorder).await;
+        if let Err(error) = outcome {
+            return Err(self.failure_reason(&error));
         }
-        let is_over = || !self.sending.get().is_under_way();
+        let is_over = || !self.sending.get().is_in_progress();
         if is_over() {
             return Ok(());
         }
         self.sending.set(RequestBodyState::HalfClosed);
         // The client's direction is polled before this one, and has to observe the change.
         tokio::task::yield_now().await;
-        let ends = async {
+        let upstream_end = async {
             // Reads detect a client that is gone.
             drop(sink.end_direction().await);
             std::future::pending().await
@@ -82,19 +82,19 @@ impl ResponsePath<'_, '_> {
         tokio::select! {
             biased;
             () = resolved_when(is_over) => Ok(()),
-            never = ends => never,
+            never = upstream_end => never,
         }
     }
 
     /// Returns the reason for an incomplete response.
     #[cold]
-    pub(super) fn failure_reason(&self, broken: &PumpError) -> Reason {
-        match broken {
-            PumpError::Source(error) => {
-                if let ReadError::Reset(code) = error {
+    pub(super) fn failure_reason(&self, error: &PumpError) -> Reason {
+        match error {
+            PumpError::Source(read_error) => {
+                if let ReadError::Reset(code) = read_error {
                     self.reset.set(Some(*code));
                 }
-                upstream_reason(error)
+                upstream_reason(read_error)
             }
             PumpError::Sink => Reason::DownstreamClosed,
             PumpError::SinkStalled => Reason::BodyStalled,
@@ -102,9 +102,9 @@ impl ResponsePath<'_, '_> {
     }
 }
 
-/// Resolves once `is_so` returns true; its result changes only while the same task is polled.
-async fn resolved_when(is_so: impl Fn() -> bool) {
-    poll_fn(|_| if is_so() { Poll::Ready(()) } else { Poll::Pending }).await;
+/// Resolves once `condition` returns true; its result changes only while the same task is polled.
+async fn resolved_when(condition: impl Fn() -> bool) {
+    poll_fn(|_| if condition() { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
 /// The upstream of an upgraded connection, apart from the bytes to it.

@@ -7,7 +7,7 @@ use leno_model::Reason;
 use leno_telemetry::Count;
 use leno_traffic::retry;
 
-use super::{ExchangeProgress, over_http2};
+use super::{ExchangeProgress, forward_over_http2};
 use crate::http::exchange::Exchange;
 use crate::http::request::ParsedTarget;
 use crate::http2::client::Http2Checkout;
@@ -20,7 +20,7 @@ use crate::upstream::{AttemptTarget, Checkout};
 /// # Errors
 /// As for any attempt; `upstream-refused` if the server processes no other stream, has refused the request too
 /// often, or if a part of the body is lost.
-pub(super) async fn send_again(
+pub(super) async fn resend_unprocessed(
     exchange: &mut Exchange<'_, '_>,
     request_target: &ParsedTarget<'_>,
     attempt_target: &AttemptTarget,
@@ -30,14 +30,14 @@ pub(super) async fn send_again(
     loop {
         let is_reset = exchange.progress.reset.get().is_some();
         refusals.record(is_reset);
-        if refusals.are_too_many(exchange)
+        if refusals.exceed_limit(exchange)
             || is_final(exchange)
-            || !checkout.may_repeat(is_reset).await
+            || !checkout.wait_to_repeat(is_reset).await
         {
             return Err(Reason::UpstreamRefused);
         }
-        checkout = checkout_again(exchange, attempt_target).await?;
-        match over_http2(exchange, request_target, attempt_target, &mut checkout).await {
+        checkout = rewind_and_acquire(exchange, attempt_target).await?;
+        match forward_over_http2(exchange, request_target, attempt_target, &mut checkout).await {
             Err(Reason::UpstreamRefused) => {}
             outcome => return outcome,
         }
@@ -47,37 +47,37 @@ pub(super) async fn send_again(
 /// The refusals of one request by one endpoint.
 #[derive(Default)]
 struct Refusals {
-    all: u32,
+    total: u32,
     /// Refusals on connections that stay open.
     resets: u32,
 }
 
 impl Refusals {
     fn record(&mut self, is_reset: bool) {
-        self.all += 1;
+        self.total += 1;
         self.resets += u32::from(is_reset);
     }
 
     /// True if there have been too many. A server that refuses the request and processes others may refuse this
     /// request only: a retry, at another endpoint if possible, takes precedence over further attempts at this
     /// one.
-    fn are_too_many(&self, exchange: &Exchange<'_, '_>) -> bool {
+    fn exceed_limit(&self, exchange: &Exchange<'_, '_>) -> bool {
         let rule = exchange.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let attempts = rule.map_or(retry::RETRIES_MAX, |rule| rule.attempts);
+        let attempts = rule.map_or(retry::MAX_RETRIES, |rule| rule.attempts);
         let is_last = exchange.record.retries >= u32::from(attempts);
-        self.all > REFUSALS_MAX || (self.resets > RESETS_MAX && !is_last)
+        self.total > MAX_REFUSALS || (self.resets > MAX_RESETS && !is_last)
     }
 }
 
 /// True if the request cannot be sent again, or has reached its time limit.
 fn is_final(exchange: &Exchange<'_, '_>) -> bool {
-    let is_whole =
-        !exchange.progress.body_taken || exchange.held.as_ref().is_some_and(|held| !held.is_lost());
-    exchange.started.get() || !is_whole || exchange.record.started.elapsed() > TIME_MAX
+    let is_whole = !exchange.progress.body_taken
+        || exchange.retry_buffer.as_ref().is_some_and(|buffer| !buffer.is_lost());
+    exchange.started.get() || !is_whole || exchange.record.started.elapsed() > MAX_TIME
 }
 
 /// Returns a connection to the same endpoint, with the request rewound to its first byte.
-async fn checkout_again(
+async fn rewind_and_acquire(
     exchange: &mut Exchange<'_, '_>,
     attempt_target: &AttemptTarget,
 ) -> Result<Http2Checkout, Reason> {
@@ -86,14 +86,14 @@ async fn checkout_again(
         exchange.record.bytes_in.set(0);
     }
     exchange.progress =
-        ExchangeProgress { pins: exchange.progress.pins, ..ExchangeProgress::default() };
+        ExchangeProgress { is_pinned: exchange.progress.is_pinned, ..ExchangeProgress::default() };
     let session = exchange.session;
     session.worker.shard.add(Count::Retries, 1);
     let checkout = attempt_target.acquire(
         &session.worker,
         exchange.timed_attempt.as_ref(),
-        session.found_http2,
-        exchange.wait_alone(),
+        session.detected_http2,
+        exchange.exclusive_wait(),
     );
     let checkout = match exchange.outcome_guard.as_ref().map(OutcomeGuard::upstream_cluster) {
         Some(cluster) => cluster.wait_for_connection(checkout).await?,
@@ -107,9 +107,9 @@ async fn checkout_again(
 }
 
 /// The time limit for sending a request without a deadline again.
-const TIME_MAX: Duration = Duration::from_secs(30);
+const MAX_TIME: Duration = Duration::from_secs(30);
 /// The maximum number of refusals of one request in one attempt. A server that closes each connection after a
 /// few streams refuses the others of a burst several times.
-const REFUSALS_MAX: u32 = 64;
+const MAX_REFUSALS: u32 = 64;
 /// The maximum number of refusals of one request on connections that stay open, before a retry.
-const RESETS_MAX: u32 = 3;
+const MAX_RESETS: u32 = 3;

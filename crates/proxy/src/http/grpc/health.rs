@@ -8,13 +8,13 @@ pub(crate) const METHOD: &str = "/grpc.health.v1.Health/Check";
 
 /// Returns the length-prefixed health check request for a service; for the whole server if empty.
 pub(crate) fn encode_check(service: &str) -> Bytes {
-    let question = HealthCheckRequest { service: service.to_owned() };
-    super::message::add_frame(&question.encode_to_vec())
+    let request = HealthCheckRequest { service: service.to_owned() };
+    super::message::add_frame(&request.encode_to_vec())
 }
 
 /// True if a response, without its prefix, reports that the service is serving.
-pub(crate) fn is_serving(answer: Bytes) -> Result<bool, DecodeError> {
-    HealthCheckResponse::decode(answer).map(|answer| answer.status == SERVING)
+pub(crate) fn is_serving(response: Bytes) -> Result<bool, DecodeError> {
+    HealthCheckResponse::decode(response).map(|response| response.status == SERVING)
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -9,7 +9,7 @@ use leno_wire::http1::{
     BodyLength, Framing, Parsed, RequestEdits, RequestHead, ResponseHead, write_request,
 };
 
-use super::ANSWER_BYTES_MAX;
+use super::MAX_RESPONSE_BYTES;
 use crate::error::upstream_reason;
 use crate::http::body::{BodyPiece, BodySink, BodySource};
 use crate::http::forward::{Http2ResponseHead, MissingResponse, PendingResponse};
@@ -22,17 +22,17 @@ use crate::upstream::{AttemptTarget, Checkout, ConnectWait, Http1Upstream, Upstr
 use crate::worker::Worker;
 
 /// Sends a complete request over an HTTP/1.1 connection, and reads the response to its end. Returns its status.
-pub(crate) async fn over_http1(
+pub(crate) async fn exchange_over_http1(
     worker: &Worker,
     upstream: &Rc<Upstream>,
     mut connection: Box<Http1Upstream>,
     bytes: Bytes,
     body: Vec<BodyPiece>,
 ) -> Result<u16, Reason> {
-    let mut lent = worker.request_heads.lend();
-    parse_request(&mut lent, &bytes)?;
-    let request = Request { bytes, head: &lent, upgrade: false };
-    let answers = request.response_rules();
+    let mut request_head = worker.request_heads.take_object();
+    parse_request(&mut request_head, &bytes)?;
+    let request = Request { bytes, head: &request_head, upgrade: false };
+    let request_kind = request.request_kind();
     let framing = match request.head.body {
         BodyLength::Empty if !body.is_empty() => Framing::Chunked,
         _ => Framing::Keep,
@@ -43,8 +43,8 @@ pub(crate) async fn over_http1(
     send_body(BodySink::Http1 { writer, chunked: framing == Framing::Chunked }, body).await?;
     let mut head = ResponseHead::default();
     loop {
-        let answer = reader.read_response(&mut head, answers).await;
-        answer.map_err(|error| upstream_reason(&error))?;
+        let response = reader.read_response(&mut head, request_kind).await;
+        response.map_err(|error| upstream_reason(&error))?;
         if !head.is_interim() {
             break;
         }
@@ -55,14 +55,14 @@ pub(crate) async fn over_http1(
     let reusable = head.keep_alive && head.body != BodyLength::UntilClose;
     let is_whole = discard_body(&mut BodySource::from_http1(reader, head.body)).await?;
     if is_whole && reusable {
-        AttemptTarget::Upstream(upstream.clone()).give_back(connection);
+        AttemptTarget::Upstream(upstream.clone()).return_connection(connection);
     }
     Ok(head.status)
 }
 
-/// Sends a complete request over HTTP/2, again as long as the server processes other streams and not this one.
-/// `cluster`: the policies that bound the request.
-pub(crate) async fn over_http2(
+/// Sends a complete request over HTTP/2, again as long as the server refuses its stream and processes others.
+/// Reads the response to its end, and returns its status. `cluster`: the policies that limit the request.
+pub(crate) async fn exchange_over_http2(
     worker: &Rc<Worker>,
     upstream: &Rc<Upstream>,
     cluster: Option<&UpstreamCluster>,
@@ -71,20 +71,21 @@ pub(crate) async fn over_http2(
     body: Vec<BodyPiece>,
 ) -> Result<u16, Reason> {
     loop {
-        let asked = head_of(worker, upstream, &bytes)?;
-        let is_reset = match over_stream(worker, &mut checkout, asked, body.clone()).await {
+        let request = http2_head(worker, upstream, &bytes)?;
+        let is_reset = match exchange_on_stream(worker, &mut checkout, request, body.clone()).await
+        {
             Err(MissingResponse { reason: Reason::UpstreamRefused, reset }) => reset.is_some(),
-            outcome => return outcome.map_err(|unanswered| unanswered.reason),
+            outcome => return outcome.map_err(|missing| missing.reason),
         };
-        if !checkout.may_repeat(is_reset).await {
+        if !checkout.wait_to_repeat(is_reset).await {
             return Err(Reason::UpstreamRefused);
         }
-        let again = upstream.acquire(worker, None, ConnectWait::Whole);
-        let again = match cluster {
-            None => again.await?,
-            Some(cluster) => cluster.wait_for_connection(again).await?,
+        let next = upstream.acquire(worker, None, ConnectWait::Whole);
+        let next = match cluster {
+            None => next.await?,
+            Some(cluster) => cluster.wait_for_connection(next).await?,
         };
-        checkout = match again {
+        checkout = match next {
             Checkout::Http2(checkout) => checkout,
             // The endpoint has switched to another protocol.
             Checkout::Link(_) | Checkout::Http1(_) => return Err(Reason::UpstreamRefused),
@@ -93,14 +94,14 @@ pub(crate) async fn over_http2(
 }
 
 /// Returns the head of a request in HTTP/2 format.
-fn head_of(
+fn http2_head(
     worker: &Worker,
     upstream: &Upstream,
     bytes: &Bytes,
 ) -> Result<http::Request<()>, Reason> {
-    let mut lent = worker.request_heads.lend();
-    parse_request(&mut lent, bytes)?;
-    let request = Request { bytes: bytes.clone(), head: &lent, upgrade: false };
+    let mut request_head = worker.request_heads.take_object();
+    parse_request(&mut request_head, bytes)?;
+    let request = Request { bytes: bytes.clone(), head: &request_head, upgrade: false };
     let request_target = request.parse_target()?;
     let target = std::str::from_utf8(request.head.target.slice_in(&request.bytes));
     let address = upstream.endpoint.address.to_string();
@@ -110,22 +111,23 @@ fn head_of(
     head::request_to(&request.bytes, request.head, scheme, authority, target.unwrap_or_default())
 }
 
-async fn over_stream(
+/// Sends a complete request on one HTTP/2 stream, and reads the response to its end. Returns its status.
+async fn exchange_on_stream(
     worker: &Worker,
     checkout: &mut Http2Checkout,
-    asked: http::Request<()>,
+    request: http::Request<()>,
     body: Vec<BodyPiece>,
 ) -> Result<u16, MissingResponse> {
-    let (response, stream) = checkout.open_stream(asked, body.is_empty())?;
-    let mut awaited = PendingResponse::new(response);
+    let (response, stream) = checkout.open_stream(request, body.is_empty())?;
+    let mut pending = PendingResponse::new(response);
     if !body.is_empty() {
         let max_wait = worker.config.limits.body_stall_timeout;
         let sink = BodySink::Http2 { stream: OutgoingBody::new(stream), max_wait };
         // If the server ended the stream before the end of the body, the response reports it.
-        awaited.collect_during(send_body(sink, body)).await?.ok();
+        pending.collect_during(send_body(sink, body)).await?.ok();
     }
     loop {
-        if let Http2ResponseHead::Final(parts, body) = awaited.next().await? {
+        if let Http2ResponseHead::Final(parts, body) = pending.next().await? {
             checkout.record_processed();
             discard_body(&mut BodySource::Http2(ReceivedBody::new(body))).await?;
             return Ok(parts.status.as_u16());
@@ -133,6 +135,7 @@ async fn over_stream(
     }
 }
 
+/// Parses a complete request head.
 fn parse_request(head: &mut RequestHead, bytes: &[u8]) -> Result<(), Reason> {
     match head.parse(bytes) {
         Ok(Parsed::Complete(_)) => Ok(()),
@@ -141,10 +144,10 @@ fn parse_request(head: &mut RequestHead, bytes: &[u8]) -> Result<(), Reason> {
 }
 
 async fn send_body(mut sink: BodySink<'_>, body: Vec<BodyPiece>) -> Result<(), Reason> {
-    let mut rest = body.len();
+    let mut remaining = body.len();
     for piece in body {
-        rest -= 1;
-        sink.push(piece, rest == 0).await.map_err(|_| Reason::UpstreamReset)?;
+        remaining -= 1;
+        sink.push(piece, remaining == 0).await.map_err(|_| Reason::UpstreamReset)?;
     }
     sink.finish_body(true).await.map_err(|_| Reason::UpstreamReset)
 }
@@ -152,7 +155,7 @@ async fn send_body(mut sink: BodySink<'_>, body: Vec<BodyPiece>) -> Result<(), R
 /// Reads a response to its end, up to a limit. Returns true if the end was reached.
 async fn discard_body(source: &mut BodySource<'_>) -> Result<bool, Reason> {
     let mut bytes = 0_usize;
-    while bytes < ANSWER_BYTES_MAX {
+    while bytes < MAX_RESPONSE_BYTES {
         let next = poll_fn(|cx| source.poll_next(cx)).await;
         match next.map_err(|error| upstream_reason(&error))? {
             None => return Ok(true),

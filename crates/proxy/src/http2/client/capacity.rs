@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::{sleep, timeout};
 
 use super::{
-    CONNECTIONS_MAX, FEW_STREAMS, Http2Checkout, Http2Connection, Http2Pool, SHORT_CONNECTIONS_MAX,
+    FEW_STREAMS, Http2Checkout, Http2Connection, Http2Pool, MAX_CONNECTIONS, MAX_SHORT_CONNECTIONS,
     connect_http2,
 };
 use crate::io::Io;
@@ -46,7 +46,7 @@ impl Drop for QueuePosition<'_> {
 /// The attempts to open another connection. They continue if the request that started them is gone.
 #[derive(Default)]
 pub(super) struct ConnectionAttempts {
-    under_way: Cell<usize>,
+    in_progress: Cell<usize>,
     /// The last attempt, if it failed.
     failure: Cell<Option<FailedConnect>>,
     /// Wakes the request that waits for the end of an attempt.
@@ -74,7 +74,7 @@ impl Http2Pool {
     /// Returns the first connection with room; `None` while other requests wait.
     pub(crate) fn acquire_ready(&self) -> Option<Http2Checkout> {
         match self.open.queue.length.get() {
-            0 => self.with_room(),
+            0 => self.acquire_with_room(),
             _ => None,
         }
     }
@@ -90,7 +90,7 @@ impl Http2Pool {
             worker.shard.add(Count::CheckoutReused, 1);
             return Ok(ready);
         }
-        let wanted = StreamRequest { address, worker, max_wait, since: Instant::now() };
+        let request = StreamRequest { address, worker, max_wait, since: Instant::now() };
         let queue = &self.open.queue;
         let _queued = QueuePosition::join_queue(queue);
         let first = async {
@@ -100,7 +100,7 @@ impl Http2Pool {
         let (_first, room) = timeout(max_wait, first).await.map_err(|_| self.timeout_reason())?;
         match room {
             Some(ready) => Ok(ready),
-            None => timeout(max_wait, self.room_on_any(wanted))
+            None => timeout(max_wait, self.acquire_on_any(request))
                 .await
                 .map_err(|_| self.timeout_reason())?,
         }
@@ -116,44 +116,51 @@ impl Http2Pool {
 
     /// Waits for room on a new connection or on an open one, whichever comes first. If no connection can be
     /// opened, the request waits for the open ones: a server may accept only a few.
-    async fn room_on_any(&self, mut wanted: StreamRequest<'_>) -> Result<Http2Checkout, Reason> {
+    async fn acquire_on_any(
+        &self,
+        mut request: StreamRequest<'_>,
+    ) -> Result<Http2Checkout, Reason> {
         loop {
             if let Some(room) = self.wait_for_room().await {
                 return Ok(room);
             }
-            let openings = &self.open.openings;
-            let failure = openings.failure.get();
-            let shared = failure.filter(|failure| wanted.shares_failure(failure));
-            let has_failed = failure.is_some_and(|failure| failure.at.elapsed() < REST);
+            let attempts = &self.open.attempts;
+            let failure = attempts.failure.get();
+            let shared = failure.filter(|failure| request.shares_failure(failure));
+            let has_failed = failure.is_some_and(|failure| failure.at.elapsed() < FAILURE_PAUSE);
             if self.is_open() && (has_failed || shared.is_some()) {
-                if let Ok(Some(room)) = timeout(REST, self.room_on_open()).await {
+                if let Ok(Some(room)) = timeout(FAILURE_PAUSE, self.room_on_open()).await {
                     return Ok(room);
                 }
-                wanted.since = Instant::now();
+                request.since = Instant::now();
                 continue;
             }
             match shared {
-                Some(failure) if openings.under_way.get() == 0 => return Err(failure.reason),
+                Some(failure) if attempts.in_progress.get() == 0 => return Err(failure.reason),
                 Some(_) => {}
-                None => self.open_others(&wanted),
+                None => self.open_connections(&request),
             }
             tokio::select! {
                 biased;
-                () = openings.ended.notified() => {}
+                () = attempts.ended.notified() => {}
                 Some(room) = self.room_on_open() => return Ok(room),
             }
         }
     }
 
-    /// Opens other connections, each in a separate task.
-    fn open_others(&self, wanted: &StreamRequest<'_>) {
-        let under_way = &self.open.openings.under_way;
-        while under_way.get() < self.openings_max() {
-            under_way.set(under_way.get() + 1);
-            wanted.worker.shard.add(Count::CheckoutOpened, 1);
+    /// Opens further connections, each in a separate task.
+    fn open_connections(&self, request: &StreamRequest<'_>) {
+        let in_progress = &self.open.attempts.in_progress;
+        while in_progress.get() < self.attempts_max() {
+            in_progress.set(in_progress.get() + 1);
+            request.worker.shard.add(Count::CheckoutOpened, 1);
             // The task ends by itself, soon: with a connection or without.
-            let (pool, worker) = (self.clone(), wanted.worker.clone());
-            tokio::task::spawn_local(pool.open_connection(wanted.address, worker, wanted.max_wait));
+            let (pool, worker) = (self.clone(), request.worker.clone());
+            tokio::task::spawn_local(pool.open_connection(
+                request.address,
+                worker,
+                request.max_wait,
+            ));
         }
     }
 
@@ -161,35 +168,36 @@ impl Http2Pool {
         // Other requests, which may have longer timeouts, wait for it too.
         let max_wait = max_wait.max(worker.config.limits.connect_timeout);
         let connect = async || -> Result<_, Reason> {
-            let connected = connect::connect_application(address, &worker, max_wait).await?;
-            Ok((connected.reader.io.clone(), connected))
+            let connection = connect::connect_application(address, &worker, max_wait).await?;
+            Ok((connection.reader.io.clone(), connection))
         };
-        let opened = timeout(max_wait, greet_new(connect)).await;
-        let opened = opened.unwrap_or(Err(Reason::ConnectTimeout));
-        let failure = opened.map(|send| self.add_connection(send, None)).err();
+        let result = timeout(max_wait, connect_and_handshake(connect)).await;
+        let result = result.unwrap_or(Err(Reason::ConnectTimeout));
+        let failure = result.map(|sender| self.add_connection(sender, None)).err();
         let failure = failure.map(|reason| FailedConnect { reason, at: Instant::now(), max_wait });
-        let ConnectionAttempts { under_way, failure: last, ended } = &self.open.openings;
-        last.set(failure);
-        under_way.set(under_way.get() - 1);
+        let ConnectionAttempts { in_progress, failure: last_failure, ended } = &self.open.attempts;
+        last_failure.set(failure);
+        in_progress.set(in_progress.get() - 1);
         ended.notify_waiters();
     }
 
     /// The maximum number of concurrent attempts. If a connection takes few streams, sequential attempts would
     /// be slower than the server.
-    fn openings_max(&self) -> usize {
-        let each = self.server.streams_per_connection.get();
-        if each >= FEW_STREAMS {
+    fn attempts_max(&self) -> usize {
+        let streams_each = self.server.streams_per_connection.get();
+        if streams_each >= FEW_STREAMS {
             return 1;
         }
-        let needed = self.open.queue.length.get() / usize::try_from(each).unwrap_or(1).max(1);
-        let further = SHORT_CONNECTIONS_MAX.saturating_sub(self.open.connections.borrow().len());
-        needed.min(further).clamp(1, OPENINGS_AT_ONCE)
+        let needed =
+            self.open.queue.length.get() / usize::try_from(streams_each).unwrap_or(1).max(1);
+        let available = MAX_SHORT_CONNECTIONS.saturating_sub(self.open.connections.borrow().len());
+        needed.min(available).clamp(1, MAX_ATTEMPTS_AT_ONCE)
     }
 
     /// Returns a connection with room, as soon as there is one; `None` if another one may be opened.
     pub(crate) async fn wait_for_room(&self) -> Option<Http2Checkout> {
         loop {
-            if let Some(ready) = self.with_room() {
+            if let Some(ready) = self.acquire_with_room() {
                 return Some(ready);
             }
             if self.open.connections.borrow().len() < self.connections_max() {
@@ -205,7 +213,7 @@ impl Http2Pool {
     /// Returns a connection with room, as soon as one of the open ones has some; `None` if none is open.
     pub(crate) async fn room_on_open(&self) -> Option<Http2Checkout> {
         loop {
-            if let Some(ready) = self.with_room() {
+            if let Some(ready) = self.acquire_with_room() {
                 return Some(ready);
             }
             if !self.is_open() {
@@ -218,8 +226,8 @@ impl Http2Pool {
     /// The maximum number of connections; higher for a server that takes few streams on each.
     fn connections_max(&self) -> usize {
         match self.server.streams_per_connection.get() < FEW_STREAMS {
-            true => SHORT_CONNECTIONS_MAX,
-            false => CONNECTIONS_MAX,
+            true => MAX_SHORT_CONNECTIONS,
+            false => MAX_CONNECTIONS,
         }
     }
 }
@@ -240,28 +248,28 @@ impl StreamRequest<'_> {
 ///
 /// # Errors
 /// Those of `connect` and [`connect_http2`].
-pub(crate) async fn greet_new<Kept: 'static, Error: From<Reason>>(
-    connect: impl AsyncFn() -> Result<(Io, Kept), Error>,
+pub(crate) async fn connect_and_handshake<Owner: 'static, Error: From<Reason>>(
+    connect: impl AsyncFn() -> Result<(Io, Owner), Error>,
 ) -> Result<SendRequest<Bytes>, Error> {
     let mut ended = 0;
     loop {
-        let (io, kept) = connect().await?;
-        match connect_http2(io, kept).await {
-            Err(Reason::ConnectFailed) if ended + 1 < OPENINGS_MAX => {
-                sleep(OPENING_PAUSE * ended).await;
+        let (io, owner) = connect().await?;
+        match connect_http2(io, owner).await {
+            Err(Reason::ConnectFailed) if ended + 1 < MAX_HANDSHAKES => {
+                sleep(HANDSHAKE_PAUSE * ended).await;
                 ended += 1;
             }
-            greeted => return greeted.map_err(Error::from),
+            result => return result.map_err(Error::from),
         }
     }
 }
 
 /// The maximum number of concurrent attempts to a server that takes few streams per connection.
-const OPENINGS_AT_ONCE: usize = 4;
+const MAX_ATTEMPTS_AT_ONCE: usize = 4;
 /// The maximum number of connections per attempt to a server that ends each of them before any stream. Several
 /// are normal for a server that is short of resources or restarts.
-const OPENINGS_MAX: u32 = 8;
+const MAX_HANDSHAKES: u32 = 8;
 /// The increment of the pause before each further connection.
-const OPENING_PAUSE: Duration = Duration::from_millis(1);
+const HANDSHAKE_PAUSE: Duration = Duration::from_millis(1);
 /// The time after a failed attempt in which requests wait for the open connections only.
-const REST: Duration = Duration::from_millis(100);
+const FAILURE_PAUSE: Duration = Duration::from_millis(100);

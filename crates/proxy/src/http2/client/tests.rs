@@ -26,7 +26,7 @@ async fn send_get(checkout: &mut Http2Checkout) -> Result<(), h2::Error> {
 }
 
 #[test]
-fn a_stream_that_is_reset_says_nothing_about_the_streams_of_a_connection() {
+fn a_stream_reset_does_not_change_the_stream_limit_of_connections() {
     run(async {
         let is_first = Cell::new(true);
         let is_first = Rc::new(is_first);
@@ -55,7 +55,7 @@ fn a_stream_that_is_reset_says_nothing_about_the_streams_of_a_connection() {
 }
 
 #[test]
-fn two_connections_in_a_row_teach_a_limit() {
+fn two_similar_goaways_in_a_row_set_a_stream_limit() {
     for (first, second, limit) in
         [(3, 3, 3), (4, 7, 7), (7, 4, 4), (3, 7, u32::MAX), (9, 4, u32::MAX), (3, 0, u32::MAX)]
     {
@@ -63,19 +63,19 @@ fn two_connections_in_a_row_teach_a_limit() {
             let app = start_application(|_, _| async {}).await;
             let pool = Http2Pool::default();
             let early = acquire_stream(&pool, &app, None).await;
-            acquire_stream(&pool, &app, None).await.connection.accept_only(first);
+            acquire_stream(&pool, &app, None).await.connection.record_goaway(first);
             assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
             // Connections that were open at the same time may have ended for the same reason.
-            early.connection.accept_only(first);
+            early.connection.record_goaway(first);
             assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
-            acquire_stream(&pool, &app, None).await.connection.accept_only(second);
+            acquire_stream(&pool, &app, None).await.connection.record_goaway(second);
             assert_eq!(pool.server.streams_per_connection.get(), limit, "{first} {second}");
         });
     }
 }
 
 #[test]
-fn one_connection_that_ends_before_any_stream_leaves_the_limit_as_it_is() {
+fn a_connection_that_ends_before_any_stream_does_not_change_the_limit() {
     run(async {
         let app = start_application(|_, mut respond| async move {
             drop(respond.send_response(http::Response::new(()), true));
@@ -84,10 +84,10 @@ fn one_connection_that_ends_before_any_stream_leaves_the_limit_as_it_is() {
         let pool = Http2Pool::default();
         let limit = || pool.server.streams_per_connection.get();
         for _ in 0..2 {
-            acquire_stream(&pool, &app, None).await.connection.accept_only(3);
+            acquire_stream(&pool, &app, None).await.connection.record_goaway(3);
         }
         for _ in 0..3 {
-            acquire_stream(&pool, &app, None).await.connection.accept_only(0);
+            acquire_stream(&pool, &app, None).await.connection.record_goaway(0);
             assert_eq!((limit(), pool.server.unused.get()), (3, 1));
             let mut used = acquire_stream(&pool, &app, None).await;
             send_get(&mut used).await.unwrap();
@@ -95,7 +95,7 @@ fn one_connection_that_ends_before_any_stream_leaves_the_limit_as_it_is() {
         }
         // A server that refuses all streams has no limit per connection.
         for _ in 0..2 {
-            acquire_stream(&pool, &app, None).await.connection.accept_only(0);
+            acquire_stream(&pool, &app, None).await.connection.record_goaway(0);
         }
         assert_eq!(limit(), u32::MAX);
     });
@@ -103,7 +103,7 @@ fn one_connection_that_ends_before_any_stream_leaves_the_limit_as_it_is() {
 
 /// The requests of a connection observe a GOAWAY in any order.
 #[test]
-fn the_first_stream_that_is_refused_counts_whichever_request_hears_of_it_first() {
+fn a_goaway_is_recorded_at_the_first_refused_stream() {
     run(async {
         let app = start_application(|_, _| async {}).await;
         let pool = Http2Pool::default();
@@ -115,7 +115,7 @@ fn the_first_stream_that_is_refused_counts_whichever_request_hears_of_it_first()
             checkout.number = Some(number);
         }
         let waits = checkouts.into_iter().rev().map(|checkout| {
-            tokio::task::spawn_local(async move { checkout.may_repeat(false).await })
+            tokio::task::spawn_local(async move { checkout.wait_to_repeat(false).await })
         });
         for wait in waits.collect::<Vec<_>>() {
             assert!(wait.await.unwrap());
@@ -126,12 +126,12 @@ fn the_first_stream_that_is_refused_counts_whichever_request_hears_of_it_first()
 }
 
 #[test]
-fn the_surplus_of_a_busier_time_is_closed() {
+fn surplus_connections_are_closed() {
     run(async {
         let (waits, ended) = (Rc::new(Notify::new()), Rc::new(Cell::new(0)));
-        let (until_reported, count) = (waits.clone(), ended.clone());
+        let (release, count) = (waits.clone(), ended.clone());
         let app = Application::start(move |client| {
-            let (waits, count) = (until_reported.clone(), count.clone());
+            let (waits, count) = (release.clone(), count.clone());
             async move {
                 let mut connection =
                     h2::server::Builder::new().handshake::<_, Bytes>(client.stream).await.unwrap();
@@ -154,14 +154,14 @@ fn the_surplus_of_a_busier_time_is_closed() {
         // Only the fourth one is still in use.
         let mut used = checkouts.swap_remove(3);
         drop(checkouts);
-        let asking = tokio::task::spawn_local(async move { send_get(&mut used).await });
+        let sending = tokio::task::spawn_local(async move { send_get(&mut used).await });
         wait_until(|| ended.get() == 3).await;
         assert_eq!(pool.open.connections.borrow().len(), 2);
         waits.notify_one();
-        asking.await.unwrap().unwrap();
+        sending.await.unwrap().unwrap();
         wait_until(|| ended.get() == 4).await;
-        let left = pool.acquire_ready().expect("the first connection stays");
-        assert!(!left.connection.is_over());
+        let remaining = pool.acquire_ready().expect("the first connection stays");
+        assert!(!remaining.connection.is_over());
         wait_until(|| !pool.open.is_observed.get()).await;
 
         // The same holds after the next burst.

@@ -9,7 +9,7 @@ use leno_model::Reason;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Http2ConnectionEnd, SHUTDOWN, is_grpc, read_out};
+use super::{Http2ConnectionEnd, SHUTDOWN_TIMEOUT, drain_body, is_grpc};
 use crate::error::Failure;
 use crate::http::body::BodySource;
 use crate::http::error_response;
@@ -34,7 +34,7 @@ pub(super) async fn reject_requests(
             accepted = timeout_at(deadline, connection.accept()) => accepted,
             () = responded.notified(), if !is_ending => {
                 is_ending = true;
-                deadline = Instant::now() + SHUTDOWN;
+                deadline = Instant::now() + SHUTDOWN_TIMEOUT;
                 connection.graceful_shutdown();
                 continue;
             }
@@ -43,9 +43,9 @@ pub(super) async fn reject_requests(
             Ok(Some(Ok((request, respond)))) => {
                 let (session, responded) = (session.clone(), responded.clone());
                 tokio::task::spawn_local(async move {
-                    let body = reject_one(&session, request, respond).await;
+                    let body = reject_request(&session, request, respond).await;
                     responded.notify_one();
-                    read_out(&mut BodySource::Http2(ReceivedBody::new(body))).await;
+                    drain_body(&mut BodySource::Http2(ReceivedBody::new(body))).await;
                 });
             }
             Ok(None) => return Http2ConnectionEnd::InOrder,
@@ -54,8 +54,8 @@ pub(super) async fn reject_requests(
     }
 }
 
-/// The body of the request does not have to arrive.
-async fn reject_one(
+/// Responds to a request without waiting for its body. Returns the body.
+async fn reject_request(
     session: &Session,
     request: http::Request<RecvStream>,
     respond: SendResponse<Bytes>,
@@ -63,10 +63,10 @@ async fn reject_one(
     let (parts, body) = request.into_parts();
     let max_wait = session.worker.config.limits.body_stall_timeout;
     let grpc = is_grpc(&parts.headers);
-    let mut responder = Responder::Http2 { reply: Http2Response::new(respond), max_wait, grpc };
+    let mut responder = Responder::Http2 { response: Http2Response::new(respond), max_wait, grpc };
     let _record = ExchangeRecord::unreadable(session, Reason::Unsupported);
     let failure = Failure::from(Reason::Unsupported);
-    let is_bodiless = parts.method == http::Method::HEAD;
-    error_response::send_error(&failure, session, &mut responder, is_bodiless, false, None).await;
+    let is_head = parts.method == http::Method::HEAD;
+    error_response::send_error(&failure, session, &mut responder, is_head, false, None).await;
     body
 }

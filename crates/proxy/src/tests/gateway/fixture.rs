@@ -53,7 +53,7 @@ impl GatewayFixture {
     }
 
     /// Adds an endpoint to `plain`.
-    pub(super) fn also_at(&self, address: SocketAddr) {
+    pub(super) fn add_endpoint_at(&self, address: SocketAddr) {
         self.plain.1.borrow_mut().push(unmeshed_endpoint("plain-2", address));
     }
 
@@ -61,7 +61,7 @@ impl GatewayFixture {
     pub(super) fn set_ports(&self, ports: Vec<(u16, GatewayPortRules)>) {
         let ports = ports.into_iter().map(|(port, serves)| GatewayPort { port, serves });
         let gateway = Gateway { name: "bookinfo/edge".parse().unwrap(), ports: ports.collect() };
-        let plan = WorkloadConfig {
+        let workload_config = WorkloadConfig {
             gateway: Some(Arc::new(gateway)),
             ..proxy_config("productpage", Access::AllowAll)
         };
@@ -69,7 +69,7 @@ impl GatewayFixture {
         let meshed = service_config(*protocol, &[self.mesh.server_endpoint()]);
         let plain = named_service("plain", service_config(*protocol, &endpoints.borrow()));
         self.mesh.client.apply_config(
-            plan,
+            workload_config,
             vec![meshed, plain, named_service("idle", service_config(*protocol, &[]))],
         );
     }
@@ -84,8 +84,8 @@ fn service_name(name: &str) -> ServiceName {
     ServiceName::new("bookinfo", name).unwrap()
 }
 
-fn named_service(name: &str, view: ServiceConfig) -> ServiceConfig {
-    ServiceConfig { name: service_name(name), ..view }
+fn named_service(name: &str, service_config: ServiceConfig) -> ServiceConfig {
+    ServiceConfig { name: service_name(name), ..service_config }
 }
 
 fn unmeshed_endpoint(workload: &str, address: SocketAddr) -> Endpoint {
@@ -144,8 +144,11 @@ pub(super) fn tcp_rule(backends: Vec<WeightedBackend>) -> TcpRule {
 /// Returns a self-signed certificate.
 pub(super) fn self_signed(names: &[&str]) -> GatewayCertificate {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let made = rcgen::generate_simple_self_signed(names).unwrap();
-    GatewayCertificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }
+    let certificate = rcgen::generate_simple_self_signed(names).unwrap();
+    GatewayCertificate {
+        chain: certificate.cert.pem(),
+        key: certificate.signing_key.serialize_pem(),
+    }
 }
 
 /// Opens a session in which the server must have this certificate, or fail.

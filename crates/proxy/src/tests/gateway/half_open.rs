@@ -12,32 +12,32 @@ use super::sessions::tls_listener;
 use crate::config::Limits;
 use crate::tests::crowd::{Crowd, Sent, expect_served};
 use crate::tests::fixture::{Application, Client, OK, run};
-use crate::tests::half_open::{ROOM, narrow_setup};
+use crate::tests::half_open::{MAX_HANDSHAKES, narrow_setup};
 use crate::tls::ALPN_HTTP1;
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: a.com\r\n\r\n";
 
 /// Creates a gateway with a plaintext port and a TLS port.
 async fn start_gateway(limits: Limits, app: SocketAddr) -> (GatewayFixture, GatewayCertificate) {
-    let gate = GatewayFixture::with_limits(limits, app, Protocol::Http, app).await;
-    let one = self_signed(&["a.com"]);
+    let gateway = GatewayFixture::with_limits(limits, app, Protocol::Http, app).await;
+    let certificate = self_signed(&["a.com"]);
     let rules = vec![path_rule("/", backends_to("ratings"))];
     let plain = vec![gateway_listener("plain", "", vec![host_rules("", rules)])];
-    gate.set_ports(vec![
+    gateway.set_ports(vec![
         (HTTP, GatewayPortRules::Http(plain)),
-        (HTTPS, GatewayPortRules::Https(vec![tls_listener("one", "", &[&one])])),
+        (HTTPS, GatewayPortRules::Https(vec![tls_listener("one", "", &[&certificate])])),
     ]);
-    (gate, one)
+    (gateway, certificate)
 }
 
 #[test]
-fn clients_come_in_past_ten_times_as_many_silent_ones() {
+fn clients_are_served_despite_ten_times_as_many_silent_ones() {
     run(async {
         let app = Application::with_response(OK).await;
-        let (gate, certificate) = start_gateway(narrow_setup().limits, app.address).await;
-        let address = gate.port_address(HTTPS).await;
+        let (gateway, certificate) = start_gateway(narrow_setup().limits, app.address).await;
+        let address = gateway.port_address(HTTPS).await;
         for sent in Sent::HANDSHAKES {
-            expect_served(address, 10 * ROOM, sent, b"h2", async || {
+            expect_served(address, 10 * MAX_HANDSHAKES, sent, b"h2", async || {
                 let session =
                     connect_tls(address, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();
                 assert_eq!(Client::new(session).send_request(GET).await.status, 200);
@@ -48,16 +48,16 @@ fn clients_come_in_past_ten_times_as_many_silent_ones() {
 }
 
 #[test]
-fn clients_that_send_no_request_hold_a_part_of_the_connections() {
+fn clients_without_a_request_hold_a_limited_part_of_the_connections() {
     run(async {
         let mut limits = narrow_setup().limits;
-        limits.connections_max = 4 * ROOM;
+        limits.connections_max = 4 * MAX_HANDSHAKES;
         let app = Application::with_response(OK).await;
-        let (gate, certificate) = start_gateway(limits, app.address).await;
-        let [http, https] = [gate.port_address(HTTP).await, gate.port_address(HTTPS).await];
-        let crowd = Crowd::at(https, 10 * ROOM, Sent::Nothing, &b"h2"[..]).await;
+        let (gateway, certificate) = start_gateway(limits, app.address).await;
+        let [http, https] = [gateway.port_address(HTTP).await, gateway.port_address(HTTPS).await];
+        let crowd = Crowd::at(https, 10 * MAX_HANDSHAKES, Sent::Nothing, &b"h2"[..]).await;
         for sent in Sent::REQUESTS {
-            expect_served(http, 10 * ROOM, sent, b"h2", async || {
+            expect_served(http, 10 * MAX_HANDSHAKES, sent, b"h2", async || {
                 assert_eq!(Client::connect(http).await.send_request(GET).await.status, 200);
                 let session =
                     connect_tls(https, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();
@@ -66,7 +66,7 @@ fn clients_that_send_no_request_hold_a_part_of_the_connections() {
             .await;
         }
         drop(crowd);
-        let refusals = gate.mesh.client.telemetry.rejected_connections();
+        let refusals = gateway.mesh.client.telemetry.rejected_connections();
         assert_eq!(refusals.get("too-many-connections"), None, "{refusals:?}");
     });
 }

@@ -37,30 +37,30 @@ fn get(path: &str, cookie: &str) -> String {
 }
 
 #[test]
-fn a_browser_keeps_to_its_endpoint_with_a_sidecar_or_without() {
+fn a_browser_stays_at_its_endpoint_with_and_without_a_sidecar() {
     run(async {
         let (meshed, plain, other) =
             (start_named("meshed").await, start_named("p1").await, start_named("p2").await);
-        let gate = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
-        gate.also_at(other.address);
+        let gateway = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
+        gateway.add_endpoint_at(other.address);
         let rules = vec![sticky_rule("/a"), sticky_rule("/b")];
-        let one = self_signed(&["a.com"]);
-        let shown = GatewayListener {
-            certificates: vec![one.clone()],
+        let certificate = self_signed(&["a.com"]);
+        let listener = GatewayListener {
+            certificates: vec![certificate.clone()],
             ..gateway_listener("tls", "", vec![host_rules("", rules.clone())])
         };
-        gate.set_ports(vec![
+        gateway.set_ports(vec![
             http_port(HTTP, vec![gateway_listener("http", "", vec![host_rules("", rules)])]),
-            (HTTPS, GatewayPortRules::Https(vec![shown])),
+            (HTTPS, GatewayPortRules::Https(vec![listener])),
         ]);
-        let mut plaintext = Client::connect(gate.port_address(HTTP).await).await;
+        let mut plaintext = Client::connect(gateway.port_address(HTTP).await).await;
         let mut safe = Client::new(
-            connect_tls(gate.port_address(HTTPS).await, "a.com", &one, &[ALPN_HTTP1])
+            connect_tls(gateway.port_address(HTTPS).await, "a.com", &certificate, &[ALPN_HTTP1])
                 .await
                 .unwrap(),
         );
-        let mut seen = std::collections::BTreeSet::new();
-        while seen.len() < 3 {
+        let mut names = std::collections::BTreeSet::new();
+        while names.len() < 3 {
             let first = plaintext.send_request(&get("/a", "")).await;
             let (pair, attributes) =
                 first.field_value("set-cookie").unwrap().split_once("; ").unwrap();
@@ -76,7 +76,7 @@ fn a_browser_keeps_to_its_endpoint_with_a_sidecar_or_without() {
                     first.body_text()
                 );
             }
-            seen.insert(first.body_text().to_owned());
+            names.insert(first.body_text().to_owned());
             // The other rule has a session of its own.
             let at_another = safe.send_request(&get("/b", &cookie)).await;
             let (its_pair, attributes) =

@@ -21,7 +21,7 @@ pub(super) fn tls_listener(
     let rules =
         vec![path_rule("/", backends_to("ratings")), path_rule("/plain", backends_to("plain"))];
     GatewayListener {
-        certificates: certificates.iter().map(|it| (*it).clone()).collect(),
+        certificates: certificates.iter().map(|certificate| (*certificate).clone()).collect(),
         ..gateway_listener(name, hostname, vec![host_rules("", rules)])
     }
 }
@@ -34,33 +34,42 @@ fn get(host: &str) -> String {
 fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
-        let [one, two] = [self_signed(&["a.com"]), self_signed(&["b.a.com", "c.a.com"])];
-        let listeners =
-            vec![tls_listener("one", "a.com", &[&one]), tls_listener("two", "*.a.com", &[&two])];
-        gate.set_ports(vec![(HTTPS, GatewayPortRules::Https(listeners))]);
-        let address = gate.port_address(HTTPS).await;
-        for (name, certificate) in [("a.com", &one), ("b.a.com", &two), ("c.a.com", &two)] {
+        let gateway = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
+        let [certificate1, certificate2] =
+            [self_signed(&["a.com"]), self_signed(&["b.a.com", "c.a.com"])];
+        let listeners = vec![
+            tls_listener("one", "a.com", &[&certificate1]),
+            tls_listener("two", "*.a.com", &[&certificate2]),
+        ];
+        gateway.set_ports(vec![(HTTPS, GatewayPortRules::Https(listeners))]);
+        let address = gateway.port_address(HTTPS).await;
+        for (name, certificate) in
+            [("a.com", &certificate1), ("b.a.com", &certificate2), ("c.a.com", &certificate2)]
+        {
             let session = connect_tls(address, name, certificate, &[ALPN_HTTP1]).await.unwrap();
             let mut client = Client::new(session);
-            let answer = client.send_request(&get(name)).await;
-            assert_eq!(answer.status, 200, "{name}");
+            let response = client.send_request(&get(name)).await;
+            assert_eq!(response.status, 200, "{name}");
             assert!(
-                answer.body_text().contains("x-forwarded-proto: https"),
+                response.body_text().contains("x-forwarded-proto: https"),
                 "{}",
-                answer.body_text()
+                response.body_text()
             );
         }
-        assert!(connect_tls(address, "a.com", &two, &[]).await.is_err(), "the other certificate");
-        assert!(connect_tls(address, "else.com", &one, &[]).await.is_err(), "for nobody");
-        let mut client = Client::new(connect_tls(address, "b.a.com", &two, &[]).await.unwrap());
+        assert!(
+            connect_tls(address, "a.com", &certificate2, &[]).await.is_err(),
+            "the other certificate"
+        );
+        assert!(connect_tls(address, "else.com", &certificate1, &[]).await.is_err(), "for nobody");
+        let mut client =
+            Client::new(connect_tls(address, "b.a.com", &certificate2, &[]).await.unwrap());
         assert_eq!(client.send_request(&get("c.a.com")).await.status, 200);
         assert_eq!(client.send_request(&get("a.com")).await.verdict(), (421, Some("misdirected")));
         assert_eq!(client.send_request(&get("else.com")).await.verdict(), (404, Some("no-route")));
         let mut plaintext = Client::connect(address).await;
         plaintext.send_bytes(get("a.com")).await;
         plaintext.read_rest().await;
-        assert_eq!(gate.mesh.client.telemetry.rejected_connections()["plaintext-rejected"], 1);
+        assert_eq!(gateway.mesh.client.telemetry.rejected_connections()["plaintext-rejected"], 1);
     });
 }
 
@@ -69,25 +78,30 @@ fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
 fn an_absolute_target_has_the_scheme_of_its_listener() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
-        let one = self_signed(&["a.com"]);
-        gate.set_ports(vec![
-            (HTTPS, GatewayPortRules::Https(vec![tls_listener("one", "a.com", &[&one])])),
+        let gateway = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
+        let certificate = self_signed(&["a.com"]);
+        gateway.set_ports(vec![
+            (HTTPS, GatewayPortRules::Https(vec![tls_listener("one", "a.com", &[&certificate])])),
             http_port(HTTP, vec![tls_listener("two", "", &[])]),
         ]);
-        let session = connect_tls(gate.port_address(HTTPS).await, "a.com", &one, &[ALPN_HTTP1])
-            .await
-            .unwrap();
+        let session =
+            connect_tls(gateway.port_address(HTTPS).await, "a.com", &certificate, &[ALPN_HTTP1])
+                .await
+                .unwrap();
         let mut inside = Client::new(session);
-        let mut clear = Client::connect(gate.port_address(HTTP).await).await;
+        let mut clear = Client::connect(gateway.port_address(HTTP).await).await;
         for (scheme, in_tls, in_clear) in
             [("https", 200, 501), ("HTTPS", 200, 501), ("http", 200, 200), ("ftp", 501, 501)]
         {
             let request = format!("GET {scheme}://a.com/x HTTP/1.1\r\nhost: a.com\r\n\r\n");
-            let answer = inside.send_request(&request).await;
-            assert_eq!(answer.status, in_tls, "{request}");
+            let response = inside.send_request(&request).await;
+            assert_eq!(response.status, in_tls, "{request}");
             if in_tls == 200 {
-                assert!(answer.body_text().starts_with("meshed GET /x "), "{}", answer.body_text());
+                assert!(
+                    response.body_text().starts_with("meshed GET /x "),
+                    "{}",
+                    response.body_text()
+                );
             }
             assert_eq!(clear.send_request(&request).await.status, in_clear, "{request}");
         }
@@ -95,23 +109,23 @@ fn an_absolute_target_has_the_scheme_of_its_listener() {
 }
 
 #[test]
-fn half_a_hello_keeps_nobody_out() {
+fn an_incomplete_client_hello_does_not_block_other_clients() {
     run(async {
         let app = start_mirror("meshed").await;
         let limits = Limits { handshakes_max: 1, ..Setup::default().limits };
-        let gate =
+        let gateway =
             GatewayFixture::with_limits(limits, app.address, Protocol::Http, app.address).await;
-        let one = self_signed(&["a.com"]);
-        gate.set_ports(vec![(
+        let certificate = self_signed(&["a.com"]);
+        gateway.set_ports(vec![(
             HTTPS,
-            GatewayPortRules::Https(vec![tls_listener("one", "", &[&one])]),
+            GatewayPortRules::Https(vec![tls_listener("one", "", &[&certificate])]),
         )]);
-        let address = gate.port_address(HTTPS).await;
+        let address = gateway.port_address(HTTPS).await;
         let mut slow = Client::connect(address).await;
         // A record of 512 bytes of which four arrive.
         slow.send_bytes(&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"[..]).await;
         for _ in 0..3 {
-            let session = connect_tls(address, "a.com", &one, &[ALPN_HTTP1]).await.unwrap();
+            let session = connect_tls(address, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();
             assert_eq!(Client::new(session).send_request(&get("a.com")).await.status, 200);
         }
         drop(slow);
@@ -119,18 +133,20 @@ fn half_a_hello_keeps_nobody_out() {
 }
 
 #[test]
-fn clients_that_offer_it_are_spoken_to_in_http2() {
+fn clients_that_offer_http2_are_served_with_http2() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
-        let one = self_signed(&["a.com"]);
-        gate.set_ports(vec![(
+        let gateway = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
+        let certificate = self_signed(&["a.com"]);
+        gateway.set_ports(vec![(
             HTTPS,
-            GatewayPortRules::Https(vec![tls_listener("one", "", &[&one])]),
+            GatewayPortRules::Https(vec![tls_listener("one", "", &[&certificate])]),
         )]);
         let offered = &[ALPN_HTTP2, ALPN_HTTP1];
         let session =
-            connect_tls(gate.port_address(HTTPS).await, "a.com", &one, offered).await.unwrap();
+            connect_tls(gateway.port_address(HTTPS).await, "a.com", &certificate, offered)
+                .await
+                .unwrap();
         assert_eq!(session.get_ref().1.alpn_protocol(), Some(ALPN_HTTP2));
         let (mut send, connection) = h2::client::handshake(session).await.unwrap();
         tokio::task::spawn_local(async move { drop(connection.await) });
@@ -147,13 +163,13 @@ fn clients_that_offer_it_are_spoken_to_in_http2() {
 }
 
 #[test]
-fn a_new_certificate_is_shown_to_new_connections_and_the_old_ones_live_on() {
+fn new_connections_receive_a_new_certificate_and_old_ones_continue() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
+        let gateway = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let [old, new] = [self_signed(&["a.com"]), self_signed(&["a.com"])];
         let serve = |certificates: &[&GatewayCertificate]| {
-            gate.set_ports(vec![(
+            gateway.set_ports(vec![(
                 HTTPS,
                 GatewayPortRules::Https(vec![tls_listener("one", "a.com", certificates)]),
             )]);
@@ -161,7 +177,7 @@ fn a_new_certificate_is_shown_to_new_connections_and_the_old_ones_live_on() {
         let broken = GatewayCertificate { chain: old.chain.clone(), key: new.key.clone() };
         // A certificate that cannot be used does not affect others.
         serve(&[&broken, &old]);
-        let address = gate.port_address(HTTPS).await;
+        let address = gateway.port_address(HTTPS).await;
         let mut client = Client::new(connect_tls(address, "a.com", &old, &[]).await.unwrap());
         assert_eq!(client.send_request(&get("a.com")).await.status, 200);
         serve(&[&new]);
@@ -184,7 +200,7 @@ fn tls_rule(hostname: &str, backends: Vec<WeightedBackend>) -> TlsRule {
 }
 
 #[test]
-fn sessions_go_on_as_they_are_to_whom_they_name() {
+fn tls_sessions_are_forwarded_unchanged_by_server_name() {
     run(async {
         let own = self_signed(&["a.com", "b.com"]);
         let shows = own.clone();
@@ -199,15 +215,15 @@ fn sessions_go_on_as_they_are_to_whom_they_name() {
             }
         })
         .await;
-        let gate = GatewayFixture::new(app.address, Protocol::Tcp, app.address).await;
+        let gateway = GatewayFixture::new(app.address, Protocol::Tcp, app.address).await;
         let rules = vec![
             tls_rule("a.com", backends_to("plain")),
             tls_rule("b.com", backends_to("ratings")),
             tls_rule("idle.com", backends_to("idle")),
             tls_rule("nobody.com", Vec::new()),
         ];
-        gate.set_ports(vec![(TLS, GatewayPortRules::Passthrough(rules))]);
-        let address = gate.port_address(TLS).await;
+        gateway.set_ports(vec![(TLS, GatewayPortRules::Passthrough(rules))]);
+        let address = gateway.port_address(TLS).await;
         for name in ["a.com", "b.com"] {
             let mut client = Client::new(connect_tls(address, name, &own, &[]).await.unwrap());
             assert_eq!(client.send_request(&get(name)).await.body_text(), "ok", "{name}");

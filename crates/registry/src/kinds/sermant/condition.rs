@@ -1,7 +1,9 @@
-//! Reader of Sermant's match conditions: one operator each, with an inverted case flag.
+//! Reader of Sermant's match conditions: one operator each. As in Sermant, `caseInsensitive: true` makes a
+//! condition case-sensitive.
 
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
 
+use crate::document::NodeValue;
 use crate::field::Field;
 use crate::pattern;
 
@@ -10,7 +12,7 @@ pub(super) fn read_conditions(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     let mut tests = Vec::new();
     for (name, value) in field.read_entries()? {
         let conditions = match value.value() {
-            crate::document::NodeValue::List(_) => value.read_list(CONDITIONS_MAX)?,
+            NodeValue::List(_) => value.read_list(MAX_CONDITIONS)?,
             _ => vec![value],
         };
         for condition in conditions {
@@ -21,7 +23,8 @@ pub(super) fn read_conditions(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     Some(tests)
 }
 
-/// As [`read_conditions`], for headers: their names arrive in lower case and are compared as they are.
+/// As [`read_conditions`], for headers. Header names are lower-case at run time, so a name with an upper-case
+/// letter never matches.
 pub(super) fn read_headers(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     let mut tests = read_conditions(field)?;
     for test in &mut tests {
@@ -38,16 +41,16 @@ pub(super) fn read_headers(field: &Field<'_>) -> Option<Vec<FieldTest>> {
 }
 
 fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
-    let mut as_is = false;
+    let mut is_case_sensitive = false;
     let mut operator = None;
     for (key, value) in field.read_entries()? {
         match key.to_ascii_lowercase().as_str() {
-            "caseinsensitive" => as_is = value.read_boolean()?,
+            "caseinsensitive" => is_case_sensitive = value.read_boolean()?,
             "type" => {}
             key => {
-                if let Some((before, _)) = operator.replace((key.to_owned(), value)) {
+                if let Some((previous, _)) = operator.replace((key.to_owned(), value)) {
                     field.warn(
-                        format!("has two operators; `{before}` is ignored"),
+                        format!("has two operators; `{previous}` is ignored"),
                         "keep one; write a list of conditions for several",
                     );
                 }
@@ -58,7 +61,7 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
         field.reject("has no operator", "use one such as `exact`");
         return None;
     };
-    let text = |relation| text_test(&value, relation, !as_is);
+    let text = |relation| text_test(&value, relation, !is_case_sensitive);
     let number = |relation| {
         // A value that is not a 64-bit integer does not match.
         let bound = value.read_literal()?.parse().ok();
@@ -67,7 +70,7 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
     match operator.as_str() {
         "exact" => text(TextRelation::Exact),
         "prefix" => text(TextRelation::Prefix),
-        "regex" => regex_test(&value, !as_is),
+        "regex" => regex_test(&value, !is_case_sensitive),
         "in" => text(TextRelation::In),
         "noequ" => text(TextRelation::Not),
         "noless" => number(NumberRelation::AtLeast),
@@ -86,8 +89,8 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
 
 fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Option<ValueTest> {
     let texts = match (relation, value.value()) {
-        (TextRelation::In, crate::document::NodeValue::List(_)) => {
-            value.read_each(CONDITIONS_MAX, Field::read_literal)
+        (TextRelation::In, NodeValue::List(_)) => {
+            value.read_each(MAX_CONDITIONS, Field::read_literal)
         }
         _ => vec![value.read_literal()?],
     };
@@ -97,11 +100,12 @@ fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Op
     })
 }
 
-/// Lower-cases the expression like the value. An invalid expression never matches.
+/// Reads a regular expression. To ignore case, Sermant lower-cases the expression and the value; the lower-case
+/// form is checked here. An invalid expression never matches.
 pub(super) fn regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTest> {
     let text = value.read_literal()?;
-    let used = if ignore_case { text.to_lowercase() } else { text.clone() };
-    match check_expression(value, &used)? {
+    let compiled = if ignore_case { text.to_lowercase() } else { text.clone() };
+    match check_expression(value, &compiled)? {
         Matchability::Yes => {
             Some(ValueTest::Text { relation: TextRelation::Regex, texts: vec![text], ignore_case })
         }
@@ -109,18 +113,20 @@ pub(super) fn regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTe
     }
 }
 
-/// Indicates whether an expression can match.
+/// The result of checking an expression.
 pub(super) enum Matchability {
+    /// The expression is valid.
     Yes,
+    /// The expression is invalid, and therefore never matches.
     Never,
 }
 
-/// An expression that no engine accepts never matches; one that only other engines accept is rejected.
+/// Checks an expression. One that no engine accepts never matches; one that only Java's engine accepts is rejected.
 pub(super) fn check_expression(field: &Field<'_>, text: &str) -> Option<Matchability> {
     let Err(reason) = pattern::check_pattern(text) else {
         return Some(Matchability::Yes);
     };
-    if MALFORMED.iter().any(|words| reason.contains(words)) {
+    if MALFORMED_MESSAGES.iter().any(|message| reason.contains(message)) {
         field.warn(
             format!("{text:?} is not a regular expression ({reason}) and never matches"),
             "correct it",
@@ -134,12 +140,13 @@ pub(super) fn check_expression(field: &Field<'_>, text: &str) -> Option<Matchabi
     None
 }
 
-/// Prefixes of errors that Java reports as well.
-const MALFORMED: &[&str] = &[
+/// Parts of the messages for errors that Java reports as well.
+const MALFORMED_MESSAGES: &[&str] = &[
     "unclosed",
     "unopened",
     "repetition operator missing expression",
     "invalid character class range",
     "incomplete escape",
 ];
-const CONDITIONS_MAX: usize = 1024;
+/// Limit of conditions per name.
+const MAX_CONDITIONS: usize = 1024;

@@ -1,4 +1,4 @@
-//! Readers of Sermant's three kinds of rules.
+//! Readers of Sermant's three kinds of rules: flow, tag and lane.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::warn_unknown;
 use crate::field::{Field, MapFields};
 use crate::kinds::lane;
 
-/// The location of an object's rules.
+/// The object that contains the rules.
 pub(super) struct RulesLocation<'a> {
     pub(super) name: &'a TagRouteName,
 }
@@ -25,7 +25,7 @@ impl RulesLocation<'_> {
     }
 }
 
-/// Reads a rule of the kind `flow`; `Some(None)` if it is dropped. The other kinds do the same.
+/// Reads a rule of the kind `flow`; `Some(None)` if it is ignored with a warning.
 pub(super) fn read_flow_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
@@ -44,7 +44,7 @@ pub(super) fn read_flow_rule(
     let mut matches = TagMatch { repeated: RepeatedHeader::First, ..TagMatch::default() };
     if let Some(field) = fields.find("match") {
         let parts = field.any_fields()?;
-        refuse_dubbo(&parts);
+        reject_dubbo(&parts);
         warn_ignored(
             &parts,
             &["method", "protocol", "parameters", "cookie", "tags", "policy"],
@@ -69,7 +69,7 @@ pub(super) fn read_flow_rule(
     }))
 }
 
-/// Reads a rule of the kind `tag`.
+/// Reads a rule of the kind `tag`; `Some(None)` if it is ignored with a warning.
 pub(super) fn read_caller_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
@@ -83,7 +83,7 @@ pub(super) fn read_caller_rule(
     let (mut min_percent, mut min_total) = (0, 0);
     if let Some(field) = fields.find("match") {
         let parts = field.any_fields()?;
-        let unseen = [
+        let ignored = [
             "method",
             "protocol",
             "parameters",
@@ -93,7 +93,7 @@ pub(super) fn read_caller_rule(
             "attachments",
             "args",
         ];
-        warn_ignored(&parts, &unseen, "tag");
+        warn_ignored(&parts, &ignored, "tag");
         from.service = read_source(&parts, &origin.name.namespace)?;
         from.quorum = read_quorum(&parts)?;
         if let Some(tags) = parts.find("tags") {
@@ -111,8 +111,8 @@ pub(super) fn read_caller_rule(
     Some(Some(CallerRule { origin, from, split, min_percent, min_total, goes_on: false }))
 }
 
-/// Reads a rule of the kind `lane`. If a path may be literal or an expression, it becomes several rules, of
-/// which at most one matches.
+/// Reads a rule of the kind `lane`; no rules if it is ignored with a warning. A path that may be a literal or an
+/// expression becomes two rules, of which at most one matches.
 pub(super) fn read_lane_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
@@ -128,13 +128,13 @@ pub(super) fn read_lane_rule(
     let mut paths = vec![PathMatch::Any];
     if let Some(field) = fields.find("match") {
         let parts = field.any_fields()?;
-        refuse_dubbo(&parts);
+        reject_dubbo(&parts);
         warn_ignored(&parts, &["cookie", "tags", "policy", "source", "fullMatch"], "lane");
         if !is_http(&parts)? {
             return Some(Vec::new());
         }
         if let Some(method) = parts.find("method") {
-            matches.methods = any_case(method.read_text()?);
+            matches.methods = method_case_variants(method.read_text()?);
         }
         if let Some(headers) = parts.find("headers") {
             matches.headers = read_headers(headers)?;
@@ -146,13 +146,13 @@ pub(super) fn read_lane_rule(
             paths = read_lane_path(path)?;
         }
     }
-    let rule = |path| LaneRule {
+    let to_rule = |path| LaneRule {
         origin: origin.clone(),
         precedence,
         matches: TagMatch { path, ..matches.clone() },
         marks: marks.clone(),
     };
-    Some(paths.into_iter().map(rule).collect())
+    Some(paths.into_iter().map(to_rule).collect())
 }
 
 /// True if `protocol` is `http`; without it, or with another one, the rule never matches.
@@ -170,7 +170,7 @@ fn is_http(parts: &MapFields<'_>) -> Option<bool> {
     Some(is_http)
 }
 
-/// Returns the literal path, and the expression if the path is a valid one.
+/// Reads a path as a literal and, if it is a valid expression, as an expression.
 fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
     let text = field.read_text()?.to_owned();
     if text.is_empty() {
@@ -183,7 +183,7 @@ fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
     Some(paths)
 }
 
-fn any_case(method: &str) -> Vec<String> {
+fn method_case_variants(method: &str) -> Vec<String> {
     let mut literals =
         vec![method.to_ascii_uppercase(), method.to_ascii_lowercase(), method.to_owned()];
     literals.dedup();
@@ -209,30 +209,32 @@ fn read_marks(fields: &MapFields<'_>) -> Option<Vec<LaneMark>> {
     Some(marks)
 }
 
-/// Indicates whether `CONSUMER_TAG` stands for the caller's tag.
+/// The meaning of the tag value `CONSUMER_TAG`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConsumerTag {
+    /// The caller's value of the same tag.
     Caller,
+    /// The text itself.
     Text,
 }
 
-/// Reads routes with tags and weights; `Some(None)` if none is left.
+/// Reads routes with tags and weights; `Some(None)` if no complete route is left.
 fn read_split(
     fields: &MapFields<'_>,
     key: &str,
-    consumer: ConsumerTag,
+    consumer_tag: ConsumerTag,
 ) -> Option<Option<TagSplit>> {
     let mut targets = Vec::new();
     for route in read_routes(fields, key)? {
         let parts = route.any_fields()?;
         warn_unknown(&route, &["weight", "tags", "tag-inject"]);
         let tags = match parts.find("tags") {
-            Some(field) => read_tags(field, consumer)?,
+            Some(field) => read_tags(field, consumer_tag)?,
             None => BTreeMap::new(),
         };
-        let callers = tags.values().any(|value| *value == TagValue::Callers);
+        let uses_caller_tags = tags.values().any(|value| *value == TagValue::Callers);
         let weight = match parts.find("weight") {
-            _ if callers => Some(100),
+            _ if uses_caller_tags => Some(100),
             Some(field) => Some(field.read_number(0, i32::MAX.unsigned_abs())?),
             None => None,
         };
@@ -250,16 +252,16 @@ fn read_split(
 
 fn read_routes<'a>(fields: &MapFields<'a>, key: &str) -> Option<Vec<Field<'a>>> {
     match fields.find(key) {
-        Some(field) => field.read_list(ROUTES_MAX),
+        Some(field) => field.read_list(MAX_ROUTES),
         None => Some(Vec::new()),
     }
 }
 
-fn read_tags(field: &Field<'_>, consumer: ConsumerTag) -> Option<BTreeMap<String, TagValue>> {
+fn read_tags(field: &Field<'_>, consumer_tag: ConsumerTag) -> Option<BTreeMap<String, TagValue>> {
     let mut tags = BTreeMap::new();
     for (name, value) in field.read_entries()? {
         let text = value.read_literal()?;
-        let value = match text == "CONSUMER_TAG" && consumer == ConsumerTag::Caller {
+        let value = match text == "CONSUMER_TAG" && consumer_tag == ConsumerTag::Caller {
             true => TagValue::Callers,
             false => TagValue::Is(text),
         };
@@ -268,11 +270,13 @@ fn read_tags(field: &Field<'_>, consumer: ConsumerTag) -> Option<BTreeMap<String
     Some(tags)
 }
 
-fn warn_dropped(field: &Field<'_>, lacks: &str) {
-    field.warn(format!("lacks {lacks} and is ignored"), format!("add {lacks}"));
+/// Warns about an incomplete route or rule, which is ignored.
+fn warn_dropped(field: &Field<'_>, missing: &str) {
+    field.warn(format!("lacks {missing} and is ignored"), format!("add {missing}"));
 }
 
-/// Reads the expression for the path before its last dot; used only in combination with headers.
+/// Reads the expression that is compared with the path before its last dot. Sermant uses it only in combination
+/// with headers.
 fn read_stem(parts: &MapFields<'_>, matches: &TagMatch) -> Option<Option<String>> {
     let Some(field) = parts.find("path") else {
         return Some(None);
@@ -288,7 +292,7 @@ fn read_stem(parts: &MapFields<'_>, matches: &TagMatch) -> Option<Option<String>
     );
     Some(Some(match check_expression(field, text)? {
         Matchability::Yes => text.to_owned(),
-        Matchability::Never => NOTHING.to_owned(),
+        Matchability::Never => NEVER_MATCHING_REGEX.to_owned(),
     }))
 }
 
@@ -303,6 +307,7 @@ fn read_source(parts: &MapFields<'_>, namespace: &Name) -> Option<Option<Service
     Some(Some(ServiceName { namespace: namespace.clone(), name }))
 }
 
+/// Reads `fullMatch`: the conditions that must match, one or all.
 fn read_quorum(parts: &MapFields<'_>) -> Option<Quorum> {
     Some(match parts.find("fullMatch") {
         Some(field) if !field.read_boolean()? => Quorum::One,
@@ -310,7 +315,7 @@ fn read_quorum(parts: &MapFields<'_>) -> Option<Quorum> {
     })
 }
 
-fn refuse_dubbo(parts: &MapFields<'_>) {
+fn reject_dubbo(parts: &MapFields<'_>) {
     for key in ["attachments", "args"] {
         parts.reject_unsupported(
             key,
@@ -332,5 +337,6 @@ fn warn_ignored(parts: &MapFields<'_>, keys: &[&str], kind: &str) {
 }
 
 /// An expression that never matches.
-const NOTHING: &str = r"[^\s\S]";
-const ROUTES_MAX: usize = 1024;
+const NEVER_MATCHING_REGEX: &str = r"[^\s\S]";
+/// Limit of routes per rule.
+const MAX_ROUTES: usize = 1024;

@@ -57,10 +57,10 @@ fn path_prefix(prefix: &str) -> PathMatch {
     PathMatch::Prefix(prefix.to_owned())
 }
 
-/// Port 80 speaks HTTP, port 90 is detected, port 5432 is opaque.
+/// Compiles rules for a workload with HTTP at port 80, a detected protocol at port 90 and TCP at port 5432.
 fn compile_access(mode: Access, is_dry_run: bool, rules: Vec<PolicyRule>) -> InboundAccess {
     let port = |port, protocol| WorkloadPort { name: None, port, protocol };
-    let plan = WorkloadConfig::identity_only(
+    let config = WorkloadConfig::identity_only(
         WorkloadName::new("stock", "stock-1").unwrap(),
         ServiceAccount::new("stock", "stock").unwrap(),
         TrustDomain::new("cluster.local").unwrap(),
@@ -69,8 +69,8 @@ fn compile_access(mode: Access, is_dry_run: bool, rules: Vec<PolicyRule>) -> Inb
     );
     let ports = [(80, Protocol::Http), (90, Protocol::Detect), (5432, Protocol::Tcp)];
     let ports = ports.map(|(number, protocol)| port(number, protocol)).to_vec();
-    let plan = WorkloadConfig { ports, inbound: InboundPolicy { is_dry_run, rules }, ..plan };
-    InboundAccess::from_config(&plan).unwrap()
+    let config = WorkloadConfig { ports, inbound: InboundPolicy { is_dry_run, rules }, ..config };
+    InboundAccess::from_config(&config).unwrap()
 }
 
 fn strict_access(rules: Vec<PolicyRule>) -> InboundAccess {
@@ -84,7 +84,7 @@ fn connection_permit(access: &InboundAccess, peer: &str, port: u16) -> Connectio
     access.authorize_connection(Some(&SpiffeId { trust_domain, account }), port).unwrap()
 }
 
-/// The reason and the rule, if any.
+/// Returns the reason and the rule, if any.
 fn describe_decision(access: &InboundAccess, decision: Result<RequestPermit, Denial>) -> String {
     let rule = |decision: Option<&PolicyDecision>| match decision {
         None => String::new(),
@@ -93,20 +93,26 @@ fn describe_decision(access: &InboundAccess, decision: Result<RequestPermit, Den
     };
     let (reason, rule) = match &decision {
         Ok(permit) => {
-            let audited = permit.would_deny().map(|reason| format!("not {}", reason.label()));
-            (audited.unwrap_or("ok".to_owned()), rule(access.decision(*permit)))
+            let dry_run_reason =
+                permit.would_deny().map(|reason| format!("not {}", reason.label()));
+            (dry_run_reason.unwrap_or("ok".to_owned()), rule(access.decision(*permit)))
         }
         Err(denial) => (denial.reason.label().to_owned(), rule(denial.policy.as_ref())),
     };
     format!("{reason} {rule}").trim_end().to_owned()
 }
 
-fn decide_request(access: &InboundAccess, peer: &str, what: &str) -> String {
-    ask_with(access, peer, what, &[])
+fn decide_request(access: &InboundAccess, peer: &str, request_line: &str) -> String {
+    decide_with_fields(access, peer, request_line, &[])
 }
 
-fn ask_with(access: &InboundAccess, peer: &str, what: &str, fields: &[(&str, &str)]) -> String {
-    let (method, path) = what.split_once(' ').unwrap();
+fn decide_with_fields(
+    access: &InboundAccess,
+    peer: &str,
+    request_line: &str,
+    fields: &[(&str, &str)],
+) -> String {
+    let (method, path) = request_line.split_once(' ').unwrap();
     let field = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let fields: Vec<(String, String)> = fields.iter().map(field).collect();
     let request = RequestView { method, path, query: None, authority: "stock", fields: &fields };
@@ -120,7 +126,7 @@ fn decide_bytes(access: &InboundAccess, peer: &str, port: u16) -> String {
     describe_decision(access, access.authorize_tcp(&connection_permit(access, peer, port)))
 }
 
-/// A `TrafficTarget` that allows `shop/web` to read everything and use all ports.
+/// Returns a `TrafficTarget` that allows `shop/web` to read everything and use all ports.
 fn target_access() -> Access {
     let request = RequestMatch { methods: vec!["GET".to_owned()], ..RequestMatch::default() };
     Access::AllowListed(vec![AccessRule {
@@ -132,9 +138,9 @@ fn target_access() -> Access {
 }
 
 #[test]
-fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
-    let none = || compile_access(Access::AllowAll, false, Vec::new());
-    assert_eq!(decide_request(&none(), "shop/web", "GET /"), "ok");
+fn deny_rules_precede_allow_rules_and_the_mode_applies_last() {
+    let without_rules = || compile_access(Access::AllowAll, false, Vec::new());
+    assert_eq!(decide_request(&without_rules(), "shop/web", "GET /"), "ok");
     let rules = || {
         vec![
             for_requests(&[("DELETE", PathMatch::Any)], deny_rule("no-deletes")),
@@ -144,7 +150,7 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
             ),
         ]
     };
-    for (mode, is_dry_run, answers) in [
+    for (mode, is_dry_run, expected) in [
         (
             Access::AllowAll,
             false,
@@ -184,7 +190,7 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
             ],
         ),
     ] {
-        let asked = [
+        let requests = [
             ("shop/web", "GET /items/1"),
             ("shop/web", "DELETE /items/1"),
             ("shop/web", "GET /other"),
@@ -192,8 +198,9 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
             ("else/web", "DELETE /other"),
         ];
         let access = compile_access(mode, is_dry_run, rules());
-        let found = asked.map(|(peer, what)| decide_request(&access, peer, what));
-        assert_eq!(found, answers, "{access:?}");
+        let decisions =
+            requests.map(|(peer, request_line)| decide_request(&access, peer, request_line));
+        assert_eq!(decisions, expected, "{access:?}");
     }
     // TrafficTargets that name the peer, but do not match.
     let access = compile_access(target_access(), false, rules());
@@ -201,7 +208,7 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
 }
 
 #[test]
-fn peers_are_named_by_account_and_namespace_with_wildcards() {
+fn peers_match_by_account_and_namespace_with_wildcards() {
     let access = strict_access(vec![
         from("test-*/*", deny_rule("tests")),
         from("shop/web-*", allow_rule("web")),
@@ -219,7 +226,7 @@ fn peers_are_named_by_account_and_namespace_with_wildcards() {
 }
 
 #[test]
-fn bytes_are_judged_by_identity_and_port_alone() {
+fn bytes_are_authorized_by_identity_and_port_only() {
     let by_port = strict_access(vec![for_ports(&[5432], allow_rule("database"))]);
     assert_eq!(decide_bytes(&by_port, "shop/web", 5432), "ok database");
     assert_eq!(decide_bytes(&by_port, "shop/web", 80), "denied");
@@ -239,16 +246,16 @@ fn bytes_are_judged_by_identity_and_port_alone() {
         compile_access(Access::AllowAll, false, vec![for_ports(&[5432], deny_rule("closed"))]);
     assert_eq!(decide_bytes(&denied, "shop/web", 5432), "denied-by-policy closed");
     assert_eq!(decide_bytes(&denied, "shop/web", 80), "ok");
-    let both =
+    let with_target =
         compile_access(target_access(), false, vec![for_ports(&[5432], deny_rule("closed"))]);
-    assert_eq!(decide_bytes(&both, "shop/web", 5432), "denied-by-policy closed");
-    assert_eq!(decide_bytes(&both, "shop/web", 80), "ok target");
+    assert_eq!(decide_bytes(&with_target, "shop/web", 5432), "denied-by-policy closed");
+    assert_eq!(decide_bytes(&with_target, "shop/web", 80), "ok target");
 }
 
 #[test]
-fn a_denial_of_a_path_holds_for_every_variant_of_it() {
-    let admin = || for_requests(&[("", path_prefix("/admin"))], deny_rule("admin"));
-    let closed = compile_access(Access::AllowAll, false, vec![admin()]);
+fn a_denied_path_is_denied_in_every_variant() {
+    let admin_rule = || for_requests(&[("", path_prefix("/admin"))], deny_rule("admin"));
+    let closed = compile_access(Access::AllowAll, false, vec![admin_rule()]);
     for path in [
         "/admin",
         "/admin/x",
@@ -310,9 +317,9 @@ fn a_denial_of_a_path_holds_for_every_variant_of_it() {
 }
 
 #[test]
-fn a_denial_of_a_header_or_method_is_not_missed_by_repetition_or_case() {
+fn repetition_and_case_do_not_bypass_a_denied_header_or_method() {
     let header = |name: &str, value: ValueMatch| FieldMatch { name: name.to_owned(), value };
-    let closed = |value| {
+    let closed_for = |value| {
         let request = RequestMatch {
             headers: vec![header("x-team", value)],
             methods: vec!["PURGE".to_owned()],
@@ -325,7 +332,7 @@ fn a_denial_of_a_header_or_method_is_not_missed_by_repetition_or_case() {
         )
     };
     for value in [ValueMatch::Exact("red".to_owned()), ValueMatch::Regex("r.d".to_owned())] {
-        let access = closed(value);
+        let access = closed_for(value);
         for (method, fields, expected) in [
             ("PURGE", &[("x-team", "red")][..], "denied-by-policy team"),
             ("purge", &[("X-Team", "red")], "denied-by-policy team"),
@@ -334,14 +341,18 @@ fn a_denial_of_a_header_or_method_is_not_missed_by_repetition_or_case() {
             ("PURGE", &[], "ok"),
             ("GET", &[("x-team", "red")], "ok"),
         ] {
-            let what = format!("{method} /");
-            assert_eq!(ask_with(&access, "shop/web", &what, fields), expected, "{fields:?}");
+            let request_line = format!("{method} /");
+            assert_eq!(
+                decide_with_fields(&access, "shop/web", &request_line, fields),
+                expected,
+                "{fields:?}"
+            );
         }
     }
 }
 
 #[test]
-fn permits_of_other_rules_are_judged_by_those_of_today() {
+fn permits_of_previous_rules_are_evaluated_by_current_rules() {
     let before = strict_access(vec![allow_rule("all")]);
     let permit = connection_permit(&before, "shop/web", 80);
     let after = strict_access(vec![for_ports(&[80], deny_rule("closed")), allow_rule("all")]);
@@ -350,16 +361,16 @@ fn permits_of_other_rules_are_judged_by_those_of_today() {
 }
 
 #[test]
-fn a_bad_pattern_names_its_policy() {
-    let bad = for_requests(&[("", PathMatch::Regex("(".to_owned()))], deny_rule("bad"));
-    let error = PolicyRules::compile(&[bad], &[]).unwrap_err().to_string();
+fn an_invalid_pattern_error_contains_its_policy() {
+    let invalid = for_requests(&[("", PathMatch::Regex("(".to_owned()))], deny_rule("bad"));
+    let error = PolicyRules::compile(&[invalid], &[]).unwrap_err().to_string();
     assert!(error.starts_with("AccessPolicy stock/guard: "), "{error}");
 }
 
 /// The fields of a request with one claim in its token.
-struct Claimed(&'static str, &'static str);
+struct RequestWithClaim(&'static str, &'static str);
 
-impl crate::request::HeaderLookup for Claimed {
+impl crate::request::HeaderLookup for RequestWithClaim {
     fn joined_values(&self, _: &str) -> Option<Cow<'_, str>> {
         None
     }
@@ -378,18 +389,17 @@ impl crate::request::HeaderLookup for Claimed {
 }
 
 #[test]
-fn rules_ask_what_a_token_says() {
-    let wants = |rule: PolicyRule| {
+fn rules_match_token_claims() {
+    let with_claim = |rule: PolicyRule| {
         let values = vec!["readers".to_owned(), "writers".to_owned()];
         let claims = vec![ClaimMatch { name: "groups".to_owned(), values }];
         PolicyRule { claims, ..rule }
     };
-    for (rules, fits, otherwise) in [
-        (vec![wants(allow_rule("by"))], None, Some("no-policy-route")),
-        (vec![wants(deny_rule("by"))], Some("denied-by-policy"), None),
+    for (rules, matching, other) in [
+        (vec![with_claim(allow_rule("by"))], None, Some("no-policy-route")),
+        (vec![with_claim(deny_rule("by"))], Some("denied-by-policy"), None),
     ] {
-        let mode =
-            if otherwise.is_some() { Access::AllowListed(Vec::new()) } else { Access::AllowAll };
+        let mode = if other.is_some() { Access::AllowListed(Vec::new()) } else { Access::AllowAll };
         let access = compile_access(mode, false, rules);
         let peer = SpiffeId {
             trust_domain: TrustDomain::new("cluster.local").unwrap(),
@@ -397,9 +407,9 @@ fn rules_ask_what_a_token_says() {
         };
         let permit = access.authorize_connection(Some(&peer), 80).unwrap();
         for (fields, expected) in [
-            (Claimed("groups", "writers"), fits),
-            (Claimed("groups", "admins"), otherwise),
-            (Claimed("group", "readers"), otherwise),
+            (RequestWithClaim("groups", "writers"), matching),
+            (RequestWithClaim("groups", "admins"), other),
+            (RequestWithClaim("group", "readers"), other),
         ] {
             let view = RequestView {
                 method: "GET",
@@ -410,7 +420,8 @@ fn rules_ask_what_a_token_says() {
             };
             let denied = access.authorize_request(&permit, &view).err();
             let denied = denied.map(|denial| denial.reason.label());
-            let expected = expected.map(|it| if it == "no-policy-route" { "denied" } else { it });
+            let expected =
+                expected.map(|label| if label == "no-policy-route" { "denied" } else { label });
             assert_eq!(denied, expected);
         }
         // Claims are not visible in bytes.
@@ -419,14 +430,14 @@ fn rules_ask_what_a_token_says() {
 }
 
 /// A request of one user that counts the reads of the user.
-struct Counted {
+struct CountingRequest {
     user: String,
-    asked: Cell<usize>,
+    reads: Cell<usize>,
 }
 
-impl crate::request::HeaderLookup for Counted {
+impl crate::request::HeaderLookup for CountingRequest {
     fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.asked.set(self.asked.get() + 1);
+        self.reads.set(self.reads.get() + 1);
         (name == "x-user").then_some(Cow::Borrowed(&self.user))
     }
 
@@ -444,7 +455,7 @@ impl crate::request::HeaderLookup for Counted {
 }
 
 #[test]
-fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
+fn a_small_subset_of_many_rules_is_evaluated_correctly() {
     for (rules, tenants) in [(12, 1), (12, 3), (3000, 1), (3000, 3), (3000, 100)] {
         let by_user = |n: usize| {
             let value = ValueMatch::Exact(format!("u-{n}"));
@@ -465,7 +476,7 @@ fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
             if tenants == 1 && user == last + 1 {
                 continue;
             }
-            let fields = Counted { user: format!("u-{user}"), asked: Cell::new(0) };
+            let fields = CountingRequest { user: format!("u-{user}"), reads: Cell::new(0) };
             let (method, path) = ("GET", "/");
             let view = RequestView { method, path, query: None, authority: "", fields: &fields };
             assert_eq!(
@@ -473,13 +484,13 @@ fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
                 expected,
                 "{rules} {tenants}"
             );
-            assert!(fields.asked.get() <= 2, "{rules} {tenants}: {}", fields.asked.get());
+            assert!(fields.reads.get() <= 2, "{rules} {tenants}: {}", fields.reads.get());
         }
     }
 }
 
 #[test]
-fn a_rule_that_allows_fits_no_field_with_a_twin() {
+fn an_allow_rule_does_not_match_an_ambiguous_field() {
     let field = |name: &str, value: &str| FieldMatch {
         name: name.to_owned(),
         value: ValueMatch::Exact(value.to_owned()),
@@ -520,18 +531,19 @@ fn a_rule_that_allows_fits_no_field_with_a_twin() {
             (Some("role=user&[role]=root"), &[], "denied"),
             (Some("role=user&x=1;role=root"), &[], "denied"),
         ] {
-            let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-            let fields: Vec<_> = fields.iter().map(own).collect();
+            let to_owned_field =
+                |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+            let fields: Vec<_> = fields.iter().map(to_owned_field).collect();
             let (method, path) = ("GET", "/");
             let view = RequestView { method, path, query, authority: "", fields: &fields };
-            let found = describe_decision(&access, access.authorize_request(&permit, &view));
-            assert_eq!(found, expected, "{rules}: {query:?} {fields:?}");
+            let decision = describe_decision(&access, access.authorize_request(&permit, &view));
+            assert_eq!(decision, expected, "{rules}: {query:?} {fields:?}");
         }
     }
 }
 
 #[test]
-fn what_a_client_says_a_thousand_times_is_asked_once() {
+fn repeated_values_are_evaluated_once() {
     let by_user = |n: usize| {
         let header = |name: &str, value: String| FieldMatch {
             name: name.to_owned(),
@@ -543,22 +555,24 @@ fn what_a_client_says_a_thousand_times_is_asked_once() {
     };
     let access = strict_access((0..100).map(by_user).collect());
     let permit = connection_permit(&access, "shop/web", 80);
-    let fields = Counted { user: "u-7,".repeat(1000), asked: Cell::new(0) };
+    let fields = CountingRequest { user: "u-7,".repeat(1000), reads: Cell::new(0) };
     let (method, path) = ("GET", "/");
     let view = RequestView { method, path, query: None, authority: "", fields: &fields };
     assert_eq!(describe_decision(&access, access.authorize_request(&permit, &view)), "denied");
-    assert!(fields.asked.get() <= 4, "{}", fields.asked.get());
+    assert!(fields.reads.get() <= 4, "{}", fields.reads.get());
 }
 
-/// Rules for a small number of peers, requests, claims and ports, so that several often match; this many of six
-/// deny.
+/// Returns rules for a small number of peers, requests, claims and ports, so that several often match;
+/// `denials` of six rules deny.
 fn any_rule(denials: u32) -> impl Strategy<Value = PolicyRule> {
     let path = prop_oneof![
         Just(PathMatch::Any),
-        prop::sample::select(vec!["/a", "/a/b", "/b"]).prop_map(|it| PathMatch::Exact(it.into())),
-        prop::sample::select(vec!["/a", "/a/b/", "/"]).prop_map(|it| PathMatch::Prefix(it.into())),
+        prop::sample::select(vec!["/a", "/a/b", "/b"])
+            .prop_map(|text| PathMatch::Exact(text.into())),
+        prop::sample::select(vec!["/a", "/a/b/", "/"])
+            .prop_map(|text| PathMatch::Prefix(text.into())),
         prop::sample::select(vec!["/a/.*", "/[ab]", ".*"])
-            .prop_map(|it| PathMatch::Regex(it.into())),
+            .prop_map(|text| PathMatch::Regex(text.into())),
     ];
     let methods = prop::collection::vec(prop::sample::select(vec!["GET", "PUT"]), 0..2);
     let request = (path, methods).prop_map(|(path, methods)| RequestMatch {
@@ -579,17 +593,17 @@ fn any_rule(denials: u32) -> impl Strategy<Value = PolicyRule> {
         prop::collection::vec(request, 0..3),
         prop::collection::vec(claim, 0..2),
     )
-        .prop_map(|((action, peers, everywhere), requests, claims)| {
-            let named = |peer| from(peer, policy_rule(action, "")).peers;
-            let peers = peers.into_iter().flat_map(named).collect();
+        .prop_map(|((action, peers, has_all_ports), requests, claims)| {
+            let peers_of = |peer| from(peer, policy_rule(action, "")).peers;
+            let peers = peers.into_iter().flat_map(peers_of).collect();
             let rule = PolicyRule { peers, requests, claims, ..policy_rule(action, "") };
-            if everywhere { rule } else { for_ports(&[80], rule) }
+            if has_all_ports { rule } else { for_ports(&[80], rule) }
         })
 }
 
 proptest! {
     #[test]
-    fn whom_rules_name_is_looked_up_also_where_nobody_is_known(
+    fn peers_are_looked_up_for_requests_without_identity(
         rules in prop::collection::vec(any_rule(3), 1..24),
         peer in prop::option::of(prop::sample::select(vec!["shop/web", "shop/api", "else/web"])),
     ) {
@@ -598,29 +612,29 @@ proptest! {
             let (namespace, name) = peer.split_once('/').unwrap();
             ServiceAccount::new(namespace, name).unwrap()
         });
-        let found = compiled.of_peer(peer.as_ref(), 80);
-        let about = |action, requests| {
-            let all = rules.iter().enumerate().filter(|(_, rule)| {
+        let peer_rules = compiled.for_peer(peer.as_ref(), 80);
+        let expected_rules = |action, requests| {
+            let candidates = rules.iter().enumerate().filter(|(_, rule)| {
                 rule.matches_caller(peer.as_ref()) && rule.ports.contains(80) && rule.action == action
             });
-            let all = all.filter(|(_, rule)| rule.is_about_requests() == requests);
-            all.map(|(index, _)| index).collect::<Vec<_>>()
+            let candidates = candidates.filter(|(_, rule)| rule.is_about_requests() == requests);
+            candidates.map(|(index, _)| index).collect::<Vec<_>>()
         };
         let (deny, allow) = (PolicyAction::Deny, PolicyAction::Allow);
-        prop_assert_eq!(found.denied, about(deny, false).first().copied());
-        prop_assert_eq!(found.allowed, about(allow, false).first().copied());
-        for (part, many, action) in [
-            (&found.deny, &compiled.denying, deny),
-            (&found.allow, &compiled.allowing, allow),
+        prop_assert_eq!(peer_rules.deny_all, expected_rules(deny, false).first().copied());
+        prop_assert_eq!(peer_rules.allow_all, expected_rules(allow, false).first().copied());
+        for (part, index, action) in [
+            (&peer_rules.deny, &compiled.deny_index, deny),
+            (&peer_rules.allow, &compiled.allow_index, allow),
         ] {
-            let mut listed: Vec<usize> = part.matching_rules(many.as_ref()).collect();
-            listed.dedup();
-            prop_assert_eq!(listed, about(action, true));
+            let mut found: Vec<usize> = part.matching_rules(index.as_ref()).collect();
+            found.dedup();
+            prop_assert_eq!(found, expected_rules(action, true));
         }
     }
 
     #[test]
-    fn what_is_looked_up_is_what_asking_all_of_them_says(
+    fn indexed_lookup_agrees_with_sequential_evaluation(
         rules in (1..6_u32).prop_flat_map(|denials| prop::collection::vec(any_rule(denials), 0..24)),
         peer in prop::sample::select(vec!["shop/web", "shop/api", "else/web", "away/web"]),
         port in prop::sample::select(vec![80, 90]),
@@ -630,51 +644,51 @@ proptest! {
         method in prop::sample::select(vec!["GET", "PUT", "put"]),
         group in prop::sample::select(vec!["readers", "writers", "others"]),
     ) {
-        let named = |(n, rule): (usize, PolicyRule)| PolicyRule { name: format!("r{n}"), ..rule };
-        let rules: Vec<PolicyRule> = rules.into_iter().enumerate().map(named).collect();
+        let with_name = |(n, rule): (usize, PolicyRule)| PolicyRule { name: format!("r{n}"), ..rule };
+        let rules: Vec<PolicyRule> = rules.into_iter().enumerate().map(with_name).collect();
         let access = strict_access(rules.clone());
-        let fields = Claimed("groups", group);
+        let fields = RequestWithClaim("groups", group);
         let request = RequestView { method, path, query: None, authority: "", fields: &fields };
         let permit = connection_permit(&access, peer, port);
         let (kind, account) = (PathKind::from_path(path), &permit.peer().unwrap().account);
         let variant = PathVariants::from_path(path, kind);
-        let fits = |rule: &&PolicyRule| {
-            let fits = |it: &RequestMatch| {
+        let matches = |rule: &&PolicyRule| {
+            let matches_request = |request_match: &RequestMatch| {
                 match rule.action {
                     PolicyAction::Allow => {
-                        allows_path(&RequestMatcher::compile_allowing(it).unwrap(), &request, kind)
+                        allows_path(&RequestMatcher::compile_allowing(request_match).unwrap(), &request, kind)
                     }
                     PolicyAction::Deny => {
-                        DenialMatcher::compile(it).unwrap().may_mean(&request, &variant)
+                        DenialMatcher::compile(request_match).unwrap().may_match(&request, &variant)
                     }
                 }
             };
             rule.ports.contains(port)
                 && rule.matches_caller(Some(account))
-                && (rule.requests.is_empty() || rule.requests.iter().any(fits))
-                && rule.claims.iter().all(|it| it.values.iter().any(|value| value == group))
+                && (rule.requests.is_empty() || rule.requests.iter().any(matches_request))
+                && rule.claims.iter().all(|claim| claim.values.iter().any(|value| value == group))
         };
         // Rules for everything precede rules for some requests.
-        let first = |action| {
-            let fitting = || rules.iter().filter(|rule| rule.action == action).filter(fits);
-            fitting().find(|rule| !rule.is_about_requests()).or(fitting().next())
+        let first_match = |action| {
+            let matching = || rules.iter().filter(|rule| rule.action == action).filter(matches);
+            matching().find(|rule| !rule.is_about_requests()).or(matching().next())
         };
-        let expected = match (first(PolicyAction::Deny), first(PolicyAction::Allow)) {
+        let expected = match (first_match(PolicyAction::Deny), first_match(PolicyAction::Allow)) {
             (Some(deny), _) => format!("denied-by-policy {}", deny.name),
             (None, Some(allow)) => format!("ok {}", allow.name),
             (None, None) => "denied".to_owned(),
         };
         prop_assert_eq!(describe_decision(&access, access.authorize_request(&permit, &request)), expected);
 
-        let concerning = |action| {
+        let applicable = |action| {
             let rules = rules.iter().filter(move |rule| {
                 rule.action == action && rule.ports.contains(port) && rule.matches_caller(Some(account))
             });
             rules.map(|rule| (rule.is_about_requests(), &rule.name))
         };
-        let whole = |action| concerning(action).find(|(some, _)| !some);
-        let hidden = || concerning(PolicyAction::Deny).next();
-        let expected = match (whole(PolicyAction::Deny).or_else(hidden), whole(PolicyAction::Allow)) {
+        let unconditional = |action| applicable(action).find(|(some, _)| !some);
+        let first_denial = || applicable(PolicyAction::Deny).next();
+        let expected = match (unconditional(PolicyAction::Deny).or_else(first_denial), unconditional(PolicyAction::Allow)) {
             (Some((_, deny)), _) => format!("denied-by-policy {deny}"),
             (None, Some((_, allow))) => format!("ok {allow}"),
             (None, None) => "denied".to_owned(),

@@ -18,7 +18,7 @@ fn assert_near(value: f64, expected: f64) {
 }
 
 #[test]
-fn a_peak_counts_at_once_and_what_is_faster_in_the_course_of_time() {
+fn a_higher_sample_replaces_the_average_and_a_lower_one_decays_it() {
     let mut latency = EndpointLatency::default();
     latency.record_response(millis(10), millis(0));
     assert_near(average_millis(&latency), 10.0);
@@ -38,17 +38,17 @@ fn a_peak_counts_at_once_and_what_is_faster_in_the_course_of_time() {
 }
 
 #[test]
-fn the_curve_is_that_of_the_exponential_function() {
+fn decay_approximates_the_exponential_function() {
     for tenths in 0..=600 {
-        let left = decay(1 << 40, tenths * 100_000) as f64 / (1_u64 << 40) as f64;
+        let actual = decay(1 << 40, tenths * 100_000) as f64 / (1_u64 << 40) as f64;
         let exact = (-(tenths as f64) / 100.0).exp();
-        assert!((left - exact).abs() <= exact * 0.01, "{tenths}: {left} {exact}");
+        assert!((actual - exact).abs() <= exact * 0.01, "{tenths}: {actual} {exact}");
     }
     assert_eq!(decay(u64::MAX >> 24, u64::MAX), 0);
 }
 
 #[test]
-fn failures_draw_nothing_down_and_count_until_the_next_answer() {
+fn failures_do_not_lower_the_average_and_count_until_the_next_response() {
     let mut latency = EndpointLatency::default();
     latency.record_failure(millis(1), millis(0));
     assert_eq!(
@@ -71,15 +71,15 @@ fn failures_draw_nothing_down_and_count_until_the_next_answer() {
 }
 
 #[test]
-fn who_never_answers_well_never_looks_fast() {
+fn an_endpoint_without_successful_responses_never_appears_fast() {
     // Only the slow samples repeat; earlier ones are long decayed.
-    let learned: [fn(&mut EndpointLatency, Duration, Duration); 2] =
+    let recorders: [fn(&mut EndpointLatency, Duration, Duration); 2] =
         [EndpointLatency::record_pending, EndpointLatency::record_failure];
-    for learn in learned {
+    for record in recorders {
         let mut latency = EndpointLatency::default();
         latency.record_response(millis(5), millis(0));
         for second in 1..=60 {
-            learn(&mut latency, millis(900), millis(second * 1000));
+            record(&mut latency, millis(900), millis(second * 1000));
         }
         assert_near(average_millis(&latency), 900.0);
         assert_eq!(latency.latency_step(millis(60_500)), Some(19));
@@ -87,25 +87,29 @@ fn who_never_answers_well_never_looks_fast() {
 }
 
 #[test]
-fn what_silence_has_forgiven_is_not_held_against_anybody_again() {
-    let learned: [fn(&mut EndpointLatency, Duration, Duration); 2] =
+fn decayed_latency_and_failures_do_not_return() {
+    let recorders: [fn(&mut EndpointLatency, Duration, Duration); 2] =
         [EndpointLatency::record_pending, EndpointLatency::record_failure];
-    for learn in learned {
+    for record in recorders {
         let mut latency = EndpointLatency::default();
         latency.record_response(millis(5_000), millis(0));
         for _ in 0..8 {
             latency.record_failure(millis(1), millis(0));
         }
-        let silent = (latency.latency_step(millis(40_000)), latency.failure_count(millis(40_000)));
-        assert_eq!(silent, (Some(16), 0));
-        learn(&mut latency, millis(1), millis(40_000));
-        assert_eq!(latency.latency_step(millis(40_000)), silent.0, "what took a moment is no news");
+        let decayed = (latency.latency_step(millis(40_000)), latency.failure_count(millis(40_000)));
+        assert_eq!(decayed, (Some(16), 0));
+        record(&mut latency, millis(1), millis(40_000));
+        assert_eq!(
+            latency.latency_step(millis(40_000)),
+            decayed.0,
+            "what took a moment is no news"
+        );
         assert!(latency.failure_count(millis(40_000)) <= 1, "those from before are over");
     }
 }
 
 #[test]
-fn refusals_between_answers_let_time_pass() {
+fn rejections_between_responses_do_not_stop_the_decay() {
     let mut latency = EndpointLatency::default();
     latency.record_response(millis(2_000), millis(0));
     for n in 1..=6_000 {
@@ -116,8 +120,8 @@ fn refusals_between_answers_let_time_pass() {
     }
     // The excess decays by e in each of six intervals of ten seconds: 9.9 ms. The curve follows the exponential
     // function within 0.5 %, over sixty steps.
-    let left = average_millis(&latency);
-    assert!((9.4..10.4).contains(&left), "{left}");
+    let average = average_millis(&latency);
+    assert!((9.4..10.4).contains(&average), "{average}");
     // Attempts with unknown results do not keep old failures alive.
     latency.record_failure(millis(1), millis(60_000));
     latency.record_pending(millis(1), millis(60_900));
@@ -128,7 +132,7 @@ fn refusals_between_answers_let_time_pass() {
 }
 
 #[test]
-fn who_refuses_does_not_fail_and_is_not_fast_for_it() {
+fn a_rejection_is_neither_a_failure_nor_a_fast_response() {
     let mut latency = EndpointLatency::default();
     latency.record_response(millis(40), millis(0));
     latency.record_failure(millis(1), millis(1));
@@ -138,7 +142,7 @@ fn who_refuses_does_not_fail_and_is_not_fast_for_it() {
 }
 
 #[test]
-fn who_is_not_asked_any_more_is_forgiven() {
+fn latency_decays_without_requests() {
     let mut latency = EndpointLatency::default();
     latency.record_response(millis(5_000), millis(0));
     let step = |at| latency.latency_step(millis(at)).unwrap();
@@ -148,25 +152,25 @@ fn who_is_not_asked_any_more_is_forgiven() {
 
 proptest! {
     #[test]
-    fn an_average_lies_between_what_it_was_and_what_was_seen(
-        seen in prop::collection::vec((any::<bool>(), any::<u64>(), 0..100_000_u64), 1..60),
+    fn an_average_lies_between_the_previous_average_and_the_sample(
+        samples in prop::collection::vec((any::<bool>(), any::<u64>(), 0..100_000_u64), 1..60),
     ) {
         let mut latency = EndpointLatency::default();
         let mut now = Duration::ZERO;
-        for (failed, took, after) in seen {
+        for (failed, latency_nanos, after) in samples {
             now += Duration::from_millis(after);
-            let (known, took) = (latency, Duration::from_nanos(took));
+            let (previous, latency_nanos) = (latency, Duration::from_nanos(latency_nanos));
             match failed {
-                true => latency.record_failure(took, now),
-                false => latency.record_response(took, now),
+                true => latency.record_failure(latency_nanos, now),
+                false => latency.record_response(latency_nanos, now),
             }
             if failed {
-                prop_assert!(latency.latency_step(now) >= known.latency_step(now), "nobody looks faster by failing");
+                prop_assert!(latency.latency_step(now) >= previous.latency_step(now), "nobody looks faster by failing");
             } else {
-                prop_assert!(latency.average >= known.average.min(scaled_micros(took)));
+                prop_assert!(latency.average >= previous.average.min(scaled_micros(latency_nanos)));
             }
-            prop_assert!(latency.average <= known.average.max(scaled_micros(took)));
-            prop_assert!(latency.average <= LATENCY_MICROS_MAX << SCALE_BITS);
+            prop_assert!(latency.average <= previous.average.max(scaled_micros(latency_nanos)));
+            prop_assert!(latency.average <= MAX_LATENCY_MICROS << SCALE_BITS);
             prop_assert!(latency.latency_step(now).is_none_or(|step| (10..25).contains(&step)));
             prop_assert!(latency.latency_step(Duration::MAX).is_none_or(|step| step == 10));
         }

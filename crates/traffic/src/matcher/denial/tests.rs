@@ -10,39 +10,39 @@ use crate::variant::PathKind;
 
 /// A denied request, then modified to one that a framework treats as equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Sent {
+struct SentRequest {
     method: String,
     path: String,
     query: Vec<(String, String)>,
     /// The separator of two parameters.
-    and: &'static str,
+    separator: &'static str,
     fields: Vec<(String, String)>,
 }
 
-impl Sent {
+impl SentRequest {
     fn get(path: &str) -> Self {
         let (method, path) = ("GET".to_owned(), path.to_owned());
-        Self { method, path, query: Vec::new(), and: "&", fields: Vec::new() }
+        Self { method, path, query: Vec::new(), separator: "&", fields: Vec::new() }
     }
 
     fn is_denied_by(&self, matcher: &DenialMatcher) -> bool {
         let pairs: Vec<String> =
             self.query.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let query = (!pairs.is_empty()).then(|| pairs.join(self.and));
+        let query = (!pairs.is_empty()).then(|| pairs.join(self.separator));
         let (method, path, fields) = (self.method.as_str(), self.path.as_str(), &self.fields);
         let request =
             RequestView { method, path, query: query.as_deref(), authority: "shop", fields };
-        matcher.may_mean(&request, &PathVariants::from_path(path, PathKind::from_path(path)))
+        matcher.may_match(&request, &PathVariants::from_path(path, PathKind::from_path(path)))
     }
 }
 
 /// Modifies the encoding of a request at some position.
-type Respell = fn(Sent, &Index) -> Sent;
+type Variation = fn(SentRequest, &Index) -> SentRequest;
 
 /// The equivalences of a framework's routing, each with its documentation.
 struct Framework {
     name: &'static str,
-    variants: &'static [(Respell, &'static str)],
+    variants: &'static [(Variation, &'static str)],
 }
 
 const FRAMEWORKS: &[Framework] = &[
@@ -207,130 +207,160 @@ const FRAMEWORKS: &[Framework] = &[
     },
 ];
 
-/// Replaces a selected byte of a path among those that fit.
-fn in_path(mut sent: Sent, at: &Index, fits: fn(u8) -> bool, by: impl Fn(char) -> String) -> Sent {
-    let places: Vec<usize> =
-        sent.path.bytes().enumerate().filter(|(_, it)| fits(*it)).map(|(at, _)| at).collect();
-    if !places.is_empty() {
-        let place = *at.get(&places);
-        let found = char::from(sent.path.as_bytes()[place]);
-        sent.path.replace_range(place..=place, &by(found));
+/// Replaces one of the replaceable bytes of a path.
+fn replace_in_path(
+    mut sent: SentRequest,
+    at: &Index,
+    is_replaceable: fn(u8) -> bool,
+    replacement: impl Fn(char) -> String,
+) -> SentRequest {
+    let positions: Vec<usize> = sent
+        .path
+        .bytes()
+        .enumerate()
+        .filter(|(_, byte)| is_replaceable(*byte))
+        .map(|(index, _)| index)
+        .collect();
+    if !positions.is_empty() {
+        let position = *at.get(&positions);
+        let replaced = char::from(sent.path.as_bytes()[position]);
+        sent.path.replace_range(position..=position, &replacement(replaced));
     }
     sent
 }
 
-fn upper_letter(sent: Sent, at: &Index) -> Sent {
-    in_path(sent, at, |it| it.is_ascii_lowercase(), |it| it.to_ascii_uppercase().to_string())
+fn upper_letter(sent: SentRequest, at: &Index) -> SentRequest {
+    replace_in_path(
+        sent,
+        at,
+        |byte| byte.is_ascii_lowercase(),
+        |letter| letter.to_ascii_uppercase().to_string(),
+    )
 }
 
-fn escaped_letter(sent: Sent, at: &Index) -> Sent {
-    in_path(sent, at, |it| it.is_ascii_alphabetic(), |it| format!("%{:02x}", u32::from(it)))
+fn escaped_letter(sent: SentRequest, at: &Index) -> SentRequest {
+    replace_in_path(
+        sent,
+        at,
+        |byte| byte.is_ascii_alphabetic(),
+        |letter| format!("%{:02x}", u32::from(letter)),
+    )
 }
 
-fn escaped_escape(sent: Sent, at: &Index) -> Sent {
-    in_path(sent, at, |it| it.is_ascii_alphabetic(), |it| format!("%25{:02X}", u32::from(it)))
+fn escaped_escape(sent: SentRequest, at: &Index) -> SentRequest {
+    replace_in_path(
+        sent,
+        at,
+        |byte| byte.is_ascii_alphabetic(),
+        |letter| format!("%25{:02X}", u32::from(letter)),
+    )
 }
 
-fn iis_escape(sent: Sent, at: &Index) -> Sent {
-    in_path(sent, at, |it| it.is_ascii_alphabetic(), |it| format!("%u{:04x}", u32::from(it)))
+fn iis_escape(sent: SentRequest, at: &Index) -> SentRequest {
+    replace_in_path(
+        sent,
+        at,
+        |byte| byte.is_ascii_alphabetic(),
+        |letter| format!("%u{:04x}", u32::from(letter)),
+    )
 }
 
-fn doubled_slash(sent: Sent, at: &Index) -> Sent {
-    in_path(sent, at, |it| it == b'/', |_| "//".to_owned())
+fn doubled_slash(sent: SentRequest, at: &Index) -> SentRequest {
+    replace_in_path(sent, at, |byte| byte == b'/', |_| "//".to_owned())
 }
 
-fn network_path(mut sent: Sent, at: &Index) -> Sent {
+fn network_path(mut sent: SentRequest, at: &Index) -> SentRequest {
     sent.path.insert_str(0, ["//x", "//x:80", "///u@x", "/%2fx"][at.index(4)]);
     sent
 }
 
-fn escaped_query(mut sent: Sent, at: &Index) -> Sent {
+fn escaped_query(mut sent: SentRequest, at: &Index) -> SentRequest {
     sent.path.push_str(["%3fx=1", "%23x", "%253Fx"][at.index(3)]);
     sent
 }
 
-fn tab_within(sent: Sent, at: &Index) -> Sent {
-    in_path(sent, at, |it| matches!(it, b'g'..=b'z'), |it| format!("%09{it}"))
+fn tab_within(sent: SentRequest, at: &Index) -> SentRequest {
+    replace_in_path(sent, at, |byte| matches!(byte, b'g'..=b'z'), |letter| format!("%09{letter}"))
 }
 
-fn use_backslash(sent: Sent, at: &Index) -> Sent {
-    in_path(sent, at, |it| it == b'/', |_| r"\".to_owned())
+fn use_backslash(sent: SentRequest, at: &Index) -> SentRequest {
+    replace_in_path(sent, at, |byte| byte == b'/', |_| r"\".to_owned())
 }
 
-/// Not the first, without which there is no path.
-fn escaped_slash(mut sent: Sent, at: &Index) -> Sent {
-    let rest = Sent { path: sent.path.split_off(1), ..sent.clone() };
-    let rest = in_path(rest, at, |it| it == b'/', |_| "%2f".to_owned());
-    Sent { path: sent.path + &rest.path, ..rest }
+/// Encodes a slash other than the first, without which there is no path.
+fn escaped_slash(mut sent: SentRequest, at: &Index) -> SentRequest {
+    let rest = SentRequest { path: sent.path.split_off(1), ..sent.clone() };
+    let rest = replace_in_path(rest, at, |byte| byte == b'/', |_| "%2f".to_owned());
+    SentRequest { path: sent.path + &rest.path, ..rest }
 }
 
-fn element_parameter(mut sent: Sent, at: &Index) -> Sent {
+fn element_parameter(mut sent: SentRequest, at: &Index) -> SentRequest {
     sent.path.push('/');
-    let mut sent = in_path(sent, at, |it| it == b'/', |_| ";v=1/".to_owned());
+    let mut sent = replace_in_path(sent, at, |byte| byte == b'/', |_| ";v=1/".to_owned());
     if sent.path.starts_with(';') {
         sent.path = format!("/{}", sent.path);
     }
     sent
 }
 
-fn last_slash(mut sent: Sent, _: &Index) -> Sent {
+fn last_slash(mut sent: SentRequest, _: &Index) -> SentRequest {
     sent.path.push('/');
     sent
 }
 
-fn last_dot(mut sent: Sent, _: &Index) -> Sent {
+fn last_dot(mut sent: SentRequest, _: &Index) -> SentRequest {
     sent.path.push('.');
     sent
 }
 
-fn escaped_blank(mut sent: Sent, _: &Index) -> Sent {
+fn escaped_blank(mut sent: SentRequest, _: &Index) -> SentRequest {
     sent.path.push_str("%20");
     sent
 }
 
-fn line_feed(mut sent: Sent, _: &Index) -> Sent {
+fn line_feed(mut sent: SentRequest, _: &Index) -> SentRequest {
     sent.path.push_str("%0a");
     sent
 }
 
-fn add_suffix(mut sent: Sent, _: &Index) -> Sent {
+fn add_suffix(mut sent: SentRequest, _: &Index) -> SentRequest {
     if !sent.path.ends_with(['/', '.']) && !sent.path.ends_with("%20") {
         sent.path.push_str(".json");
     }
     sent
 }
 
-fn use_head(mut sent: Sent, _: &Index) -> Sent {
+fn use_head(mut sent: SentRequest, _: &Index) -> SentRequest {
     if sent.method == "GET" {
         sent.method = "HEAD".to_owned();
     }
     sent
 }
 
-fn override_header(mut sent: Sent, _: &Index) -> Sent {
+fn override_header(mut sent: SentRequest, _: &Index) -> SentRequest {
     let method = std::mem::replace(&mut sent.method, "POST".to_owned());
     sent.fields.push(("X-HTTP-Method-Override".to_owned(), method));
     sent
 }
 
-fn override_parameter(mut sent: Sent, _: &Index) -> Sent {
+fn override_parameter(mut sent: SentRequest, _: &Index) -> SentRequest {
     let method = std::mem::replace(&mut sent.method, "POST".to_owned());
     sent.query.push(("_method".to_owned(), method.to_lowercase()));
     sent
 }
 
-fn each_parameter(mut sent: Sent, change: impl Fn(&mut (String, String))) -> Sent {
-    let named = |it: &&mut (String, String)| it.0 != "_method";
-    sent.query.iter_mut().filter(named).for_each(change);
+fn each_parameter(mut sent: SentRequest, change: impl Fn(&mut (String, String))) -> SentRequest {
+    let is_parameter = |field: &&mut (String, String)| field.0 != "_method";
+    sent.query.iter_mut().filter(is_parameter).for_each(change);
     sent
 }
 
-fn listed_parameter(sent: Sent, at: &Index) -> Sent {
-    let place = ["[]", "[0]", "%5B%5D"][at.index(3)];
-    each_parameter(sent, |(name, _)| name.push_str(place))
+fn listed_parameter(sent: SentRequest, at: &Index) -> SentRequest {
+    let index_suffix = ["[]", "[0]", "%5B%5D"][at.index(3)];
+    each_parameter(sent, |(name, _)| name.push_str(index_suffix))
 }
 
-fn bracketed_parameter(sent: Sent, at: &Index) -> Sent {
+fn bracketed_parameter(sent: SentRequest, at: &Index) -> SentRequest {
     let brackets = [("[", "]"), ("%5B", "%5d"), ("%255b", "]")][at.index(3)];
     each_parameter(sent, |(name, _)| {
         let word = name.find(['[', '%']).unwrap_or(name.len());
@@ -339,7 +369,7 @@ fn bracketed_parameter(sent: Sent, at: &Index) -> Sent {
     })
 }
 
-fn loose_brackets(sent: Sent, at: &Index) -> Sent {
+fn loose_brackets(sent: SentRequest, at: &Index) -> SentRequest {
     let (before, after) =
         [("]", ""), ("[", ""), ("", "]"), ("[[", "]]"), ("[]", ""), ("%5d", "%5D")][at.index(6)];
     each_parameter(sent, |(name, _)| {
@@ -349,8 +379,8 @@ fn loose_brackets(sent: Sent, at: &Index) -> Sent {
     })
 }
 
-/// Only after a key.
-fn text_after_key(sent: Sent, _: &Index) -> Sent {
+/// Appends text after a key in brackets.
+fn text_after_key(sent: SentRequest, _: &Index) -> SentRequest {
     each_parameter(sent, |(name, _)| {
         if name.ends_with(']') && name.contains('[') {
             name.push('x');
@@ -358,116 +388,117 @@ fn text_after_key(sent: Sent, _: &Index) -> Sent {
     })
 }
 
-fn quoted_key(sent: Sent, at: &Index) -> Sent {
+fn quoted_key(sent: SentRequest, at: &Index) -> SentRequest {
     let quote = ["'", "\"", "%22"][at.index(3)];
     each_parameter(sent, |(name, _)| {
         *name = name.replace("[role]", &format!("[{quote}role{quote}]"));
     })
 }
 
-fn upper_parameter_name(sent: Sent, _: &Index) -> Sent {
+fn upper_parameter_name(sent: SentRequest, _: &Index) -> SentRequest {
     each_parameter(sent, |(name, _)| *name = name.to_uppercase())
 }
 
-fn blank_before_name(sent: Sent, _: &Index) -> Sent {
+fn blank_before_name(sent: SentRequest, _: &Index) -> SentRequest {
     each_parameter(sent, |(name, _)| name.insert(0, '+'))
 }
 
-fn plus_for_blank(sent: Sent, _: &Index) -> Sent {
+fn plus_for_blank(sent: SentRequest, _: &Index) -> SentRequest {
     each_parameter(sent, |(_, value)| *value = value.replace("%20", "+"))
 }
 
-fn comma_in_parameter(sent: Sent, _: &Index) -> Sent {
+fn comma_in_parameter(sent: SentRequest, _: &Index) -> SentRequest {
     each_parameter(sent, |(_, value)| value.insert_str(0, "other,"))
 }
 
-fn repeated_parameter(mut sent: Sent, _: &Index) -> Sent {
+fn repeated_parameter(mut sent: SentRequest, _: &Index) -> SentRequest {
     if let Some((name, _)) = sent.query.first().cloned() {
         sent.query.insert(0, (name, "other".to_owned()));
     }
     sent
 }
 
-fn semicolon_for_and(mut sent: Sent, _: &Index) -> Sent {
+fn semicolon_for_and(mut sent: SentRequest, _: &Index) -> SentRequest {
     sent.query.insert(0, ("x".to_owned(), "y".to_owned()));
-    sent.and = ";";
+    sent.separator = ";";
     sent
 }
 
-fn each_field(mut sent: Sent, change: impl Fn(&mut (String, String))) -> Sent {
+fn each_field(mut sent: SentRequest, change: impl Fn(&mut (String, String))) -> SentRequest {
     sent.fields.iter_mut().for_each(change);
     sent
 }
 
-fn upper_header_name(sent: Sent, _: &Index) -> Sent {
+fn upper_header_name(sent: SentRequest, _: &Index) -> SentRequest {
     each_field(sent, |(name, _)| *name = name.to_uppercase())
 }
 
-fn underscored_header(sent: Sent, _: &Index) -> Sent {
+fn underscored_header(sent: SentRequest, _: &Index) -> SentRequest {
     each_field(sent, |(name, _)| *name = name.replace('-', "_"))
 }
 
-fn dotted_header(sent: Sent, _: &Index) -> Sent {
+fn dotted_header(sent: SentRequest, _: &Index) -> SentRequest {
     each_field(sent, |(name, _)| *name = name.replace('-', "."))
 }
 
-fn list_of_values(sent: Sent, _: &Index) -> Sent {
+fn list_of_values(sent: SentRequest, _: &Index) -> SentRequest {
     each_field(sent, |(_, value)| *value = format!("other, {value};q=1"))
 }
 
-fn upper_value(sent: Sent, _: &Index) -> Sent {
+fn upper_value(sent: SentRequest, _: &Index) -> SentRequest {
     each_field(sent, |(_, value)| *value = value.to_uppercase())
 }
 
-fn escaped_value(sent: Sent, at: &Index) -> Sent {
+fn escaped_value(sent: SentRequest, at: &Index) -> SentRequest {
     each_field(sent, |(_, value)| {
-        let place = at.index(value.len());
-        let letter = value.as_bytes()[place];
+        let position = at.index(value.len());
+        let letter = value.as_bytes()[position];
         if letter.is_ascii_alphabetic() {
-            value.replace_range(place..=place, &format!("%{letter:02X}"));
+            value.replace_range(position..=position, &format!("%{letter:02X}"));
         }
     })
 }
 
-fn quoted_value(sent: Sent, _: &Index) -> Sent {
+fn quoted_value(sent: SentRequest, _: &Index) -> SentRequest {
     each_field(sent, |(_, value)| *value = format!("\"{value}\""))
 }
 
-fn quoted_pair(sent: Sent, at: &Index) -> Sent {
+fn quoted_pair(sent: SentRequest, at: &Index) -> SentRequest {
     each_field(sent, |(_, value)| {
-        let places: Vec<usize> = value.char_indices().map(|(place, _)| place).collect();
-        value.insert(*at.get(&places), '\\');
+        let positions: Vec<usize> = value.char_indices().map(|(position, _)| position).collect();
+        value.insert(*at.get(&positions), '\\');
     })
 }
 
-/// As in a parsed request head: invalid UTF-8 is replaced.
-fn blank_of_latin(sent: Sent, _: &Index) -> Sent {
+/// Appends U+FFFD, which replaces invalid UTF-8 in a parsed request head.
+fn blank_of_latin(sent: SentRequest, _: &Index) -> SentRequest {
     each_field(sent, |(_, value)| value.push('\u{fffd}'))
 }
 
-/// A path, and a rule for it alone.
+/// Returns a path, and a rule for it alone.
 fn path_and_rule() -> impl Strategy<Value = (String, PathMatch)> {
     let element = "[a-z][a-z0-9_-]{0,5}";
-    let path = prop::collection::vec(element, 1..4).prop_map(|it| format!("/{}", it.join("/")));
-    (path, 0..8_usize, any::<Index>()).prop_map(|(path, shape, at)| {
-        let above = path.rsplit_once('/').map_or("", |(above, _)| above).to_owned();
+    let path = prop::collection::vec(element, 1..4)
+        .prop_map(|elements| format!("/{}", elements.join("/")));
+    (path, 0..8_usize, any::<Index>()).prop_map(|(path, kind, at)| {
+        let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent).to_owned();
         let beginning = path.get(..=at.index(path.len())).unwrap_or(&path).to_owned();
-        let rule = match shape {
+        let rule = match kind {
             0 => PathMatch::Exact(path.clone()),
             1 => PathMatch::Exact(format!("{path}/")),
             2 => PathMatch::Prefix(path.clone()),
-            3 => PathMatch::Prefix(format!("{above}/")),
+            3 => PathMatch::Prefix(format!("{parent}/")),
             4 => PathMatch::Regex(path.clone()),
             5 => PathMatch::Regex(format!("{beginning}.*")),
-            6 => PathMatch::Regex(format!("{above}/[a-z0-9_-]+")),
+            6 => PathMatch::Regex(format!("{parent}/[a-z0-9_-]+")),
             _ => PathMatch::Regex(format!("{path}/(x)?")),
         };
         (path, rule)
     })
 }
 
-/// A request and a rule that denies it.
-fn request_and_rule() -> impl Strategy<Value = (Sent, RequestMatch)> {
+/// Returns a request and a rule that denies it.
+fn request_and_rule() -> impl Strategy<Value = (SentRequest, RequestMatch)> {
     let field = |name: &str, value: &str, is_regex: bool| {
         let value = if is_regex {
             ValueMatch::Regex(format!("(?:{value})"))
@@ -477,9 +508,9 @@ fn request_and_rule() -> impl Strategy<Value = (Sent, RequestMatch)> {
         FieldMatch { name: name.to_owned(), value }
     };
     let method = select(vec![None, Some("GET"), Some("DELETE")]);
-    (path_and_rule(), method, any::<[bool; 5]>()).prop_map(move |((path, rule), method, has)| {
-        let [header, query, regex, any_path, is_place] = has;
-        let mut sent = Sent::get(&path);
+    (path_and_rule(), method, any::<[bool; 5]>()).prop_map(move |((path, rule), method, flags)| {
+        let [header, query, regex, any_path, has_key] = flags;
+        let mut sent = SentRequest::get(&path);
         sent.method = method.unwrap_or("GET").to_owned();
         let mut request = RequestMatch {
             path: if any_path { PathMatch::Any } else { rule },
@@ -491,7 +522,7 @@ fn request_and_rule() -> impl Strategy<Value = (Sent, RequestMatch)> {
             request.headers.push(field("X-User-Role", "root", regex));
         }
         if query {
-            let (name, rule) = match is_place {
+            let (name, rule) = match has_key {
                 true => ("user[role]", "user.role"),
                 false => ("user_role", "user_role"),
             };
@@ -506,7 +537,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn no_variant_of_a_denied_request_gets_through(
+    fn every_variant_of_a_denied_request_is_denied(
         (sent, rule) in request_and_rule(),
         framework in 0..FRAMEWORKS.len(),
         variants in prop::collection::vec((any::<Index>(), any::<Index>()), 1..5),
@@ -514,13 +545,13 @@ proptest! {
         let matcher = DenialMatcher::compile(&rule).unwrap();
         prop_assert!(sent.is_denied_by(&matcher), "{sent:?}");
         let framework = &FRAMEWORKS[framework];
-        let (mut respelled, mut used) = (sent, Vec::new());
-        for (which, at) in &variants {
-            let (respell, documented) = which.get(framework.variants);
-            respelled = respell(respelled, at);
-            used.push(documented);
+        let (mut varied, mut sources) = (sent, Vec::new());
+        for (variation, at) in &variants {
+            let (vary, source) = variation.get(framework.variants);
+            varied = vary(varied, at);
+            sources.push(source);
         }
-        prop_assert!(respelled.is_denied_by(&matcher), "{}: {used:?}: {respelled:?}", framework.name);
+        prop_assert!(varied.is_denied_by(&matcher), "{}: {sources:?}: {varied:?}", framework.name);
     }
 
     /// httpd.apache.org/docs/current/content-negotiation.html: MultiViews serves `/a/x` at `/a.php/x`.
@@ -533,30 +564,30 @@ proptest! {
     ) {
         let path_match = PathMatch::Prefix(path.clone());
         let rule = RequestMatch { path: path_match, ..RequestMatch::default() };
-        let sent = Sent::get(&format!("{path}.{extension}/{below}"));
+        let sent = SentRequest::get(&format!("{path}.{extension}/{below}"));
         prop_assert!(is_denied(&rule, &sent), "{sent:?}");
         prop_assert!(is_denied(&rule, &upper_letter(sent, &at)));
     }
 
     #[test]
-    fn what_plainly_fits_is_denied(
+    fn a_matching_request_as_sent_is_denied(
         request in crate::match_index::tests::any_match(),
-        made in crate::match_index::tests::any_request(),
+        generated in crate::match_index::tests::any_request(),
     ) {
-        let view = made.request_view();
+        let view = generated.request_view();
         if super::super::RequestMatcher::compile(&request).unwrap().matches(&view) {
             let denial = DenialMatcher::compile(&request).unwrap();
-            prop_assert!(denial.may_mean(&view, &made.path_variants()), "{request:?}");
+            prop_assert!(denial.may_match(&view, &generated.path_variants()), "{request:?}");
         }
     }
 }
 
-fn is_denied(rule: &RequestMatch, sent: &Sent) -> bool {
+fn is_denied(rule: &RequestMatch, sent: &SentRequest) -> bool {
     sent.is_denied_by(&DenialMatcher::compile(rule).unwrap())
 }
 
 #[test]
-fn paths_of_rules_fit_their_variants_and_no_others() {
+fn path_matches_cover_their_variants_only() {
     let exact = |path: &str| PathMatch::Exact(path.to_owned());
     let prefix = |path: &str| PathMatch::Prefix(path.to_owned());
     let regex = |path: &str| PathMatch::Regex(path.to_owned());
@@ -623,12 +654,12 @@ fn paths_of_rules_fit_their_variants_and_no_others() {
         (regex(r"/x/\p{gc!=Lu}+"), "/x/abc", true),
     ] {
         let rule = RequestMatch { path, ..RequestMatch::default() };
-        assert_eq!(is_denied(&rule, &Sent::get(sent)), expected, "{:?} {sent}", rule.path);
+        assert_eq!(is_denied(&rule, &SentRequest::get(sent)), expected, "{:?} {sent}", rule.path);
     }
 }
 
 #[test]
-fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
+fn field_and_method_matches_cover_their_variants_only() {
     let value = |text: &str| ValueMatch::Exact(text.to_owned());
     let field = |name: &str, text: &str| FieldMatch { name: name.to_owned(), value: value(text) };
     let rule = RequestMatch { headers: vec![field("x-role", "root")], ..RequestMatch::default() };
@@ -640,7 +671,10 @@ fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
         ("x-role", "roots", false),
         ("x-roles", "root", false),
     ] {
-        let sent = Sent { fields: vec![(name.to_owned(), value.to_owned())], ..Sent::get("/") };
+        let sent = SentRequest {
+            fields: vec![(name.to_owned(), value.to_owned())],
+            ..SentRequest::get("/")
+        };
         assert_eq!(is_denied(&rule, &sent), expected, "{name}: {value}");
     }
     for (value, expected) in [
@@ -663,14 +697,14 @@ fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
             },
         ] {
             let rule = RequestMatch { headers: vec![field], ..RequestMatch::default() };
-            let sent = Sent { fields: fields.clone(), ..Sent::get("/") };
+            let sent = SentRequest { fields: fields.clone(), ..SentRequest::get("/") };
             assert_eq!(is_denied(&rule, &sent), expected, "{value}");
         }
     }
     let rule = RequestMatch { headers: vec![field("x-role", "a, b")], ..RequestMatch::default() };
     let fields = [("x-role", "a,b"), ("X_Role", "c")];
     let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    assert!(is_denied(&rule, &Sent { fields, ..Sent::get("/") }));
+    assert!(is_denied(&rule, &SentRequest { fields, ..SentRequest::get("/") }));
     let rule = RequestMatch { query: vec![field("role", "root")], ..RequestMatch::default() };
     for (name, value, expected) in [
         ("Role", "ROOT", true),
@@ -682,7 +716,11 @@ fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
         ("role", "roots", false),
     ] {
         let query = vec![(name.to_owned(), value.to_owned())];
-        assert_eq!(is_denied(&rule, &Sent { query, ..Sent::get("/") }), expected, "{name}={value}");
+        assert_eq!(
+            is_denied(&rule, &SentRequest { query, ..SentRequest::get("/") }),
+            expected,
+            "{name}={value}"
+        );
     }
     let rule = RequestMatch { methods: vec!["DELETE".to_owned()], ..RequestMatch::default() };
     for (name, value, expected) in [
@@ -692,13 +730,16 @@ fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
         ("X-Method-Override", "PUT", false),
         ("X-Method", "DELETE", false),
     ] {
-        let sent = Sent { fields: vec![(name.to_owned(), value.to_owned())], ..Sent::get("/") };
+        let sent = SentRequest {
+            fields: vec![(name.to_owned(), value.to_owned())],
+            ..SentRequest::get("/")
+        };
         assert_eq!(is_denied(&rule, &sent), expected, "{name}: {value}");
     }
 }
 
 #[test]
-fn brackets_before_and_around_a_name_do_not_count() {
+fn brackets_around_a_parameter_name_are_ignored() {
     for (name, expected) in [
         ("[role]", true),
         ("%5Brole%5D", true),
@@ -715,13 +756,13 @@ fn brackets_before_and_around_a_name_do_not_count() {
         ("x[role]", false),
         ("[roles]", false),
     ] {
-        assert_eq!(may_be_named(name, &folded_rule_name("role")), expected, "{name}");
+        assert_eq!(may_be_named(name, &normalize_rule_parameter("role")), expected, "{name}");
     }
 }
 
 #[test]
-fn a_bracket_that_nothing_closes_is_an_underscore() {
-    for (name, folded, expected) in [
+fn an_unclosed_bracket_is_an_underscore() {
+    for (name, normalized, expected) in [
         ("user[role", "user_role", true),
         ("User%5Brole", "user_role", true),
         ("user[role[x", "user_role_x", true),
@@ -730,12 +771,12 @@ fn a_bracket_that_nothing_closes_is_an_underscore() {
         ("user[roles", "user_role", false),
         ("user_role", "user[role", false),
     ] {
-        assert_eq!(may_be_named(name, folded), expected, "{name} {folded}");
+        assert_eq!(may_be_named(name, normalized), expected, "{name} {normalized}");
     }
 }
 
 #[test]
-fn a_place_in_a_map_fits_in_each_form() {
+fn a_map_element_matches_in_every_form() {
     for (rule, name, expected) in [
         ("user[role]", "user.role", true),
         ("user.role", "user[role]", true),
@@ -768,7 +809,7 @@ fn a_place_in_a_map_fits_in_each_form() {
         let rule = RequestMatch { query: vec![field], ..RequestMatch::default() };
         let query = vec![(name.to_owned(), "root".to_owned())];
         assert_eq!(
-            is_denied(&rule, &Sent { query, ..Sent::get("/") }),
+            is_denied(&rule, &SentRequest { query, ..SentRequest::get("/") }),
             expected,
             "{name}: {rule:?}"
         );
@@ -776,7 +817,7 @@ fn a_place_in_a_map_fits_in_each_form() {
 }
 
 #[test]
-fn a_host_in_escapes_is_the_same_host() {
+fn a_percent_encoded_host_matches() {
     let value = ValueMatch::Exact("admin.shop".to_owned());
     let field = FieldMatch { name: ":authority".to_owned(), value };
     let rule = RequestMatch { headers: vec![field], ..RequestMatch::default() };
@@ -787,12 +828,12 @@ fn a_host_in_escapes_is_the_same_host() {
         let sent =
             RequestView { method: "GET", path: "/", query: None, authority, fields: &Vec::new() };
         let variant = PathVariants::from_path("/", PathKind::Plain);
-        assert_eq!(rule.may_mean(&sent, &variant), expected, "{authority}");
+        assert_eq!(rule.may_match(&sent, &variant), expected, "{authority}");
     }
 }
 
 #[test]
-fn a_decoded_path_of_a_rule_fits_its_escaped_form() {
+fn a_decoded_rule_path_matches_its_encoded_form() {
     for (rule, paths) in [
         ("/admin x", ["/admin%20x", "/Admin%2520x/y"]),
         ("/stra\u{df}e", ["/stra%C3%9Fe", "/stra%c3%9fe/1"]),
@@ -809,5 +850,5 @@ fn a_decoded_path_of_a_rule_fits_its_escaped_form() {
 fn denies_path(rule: &str, path: &str) -> bool {
     let path_match = PathMatch::Prefix(rule.to_owned());
     let rule = RequestMatch { path: path_match, ..RequestMatch::default() };
-    is_denied(&rule, &Sent::get(path))
+    is_denied(&rule, &SentRequest::get(path))
 }

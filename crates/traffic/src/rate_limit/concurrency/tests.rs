@@ -9,87 +9,96 @@ use super::*;
 struct Application {
     workers: usize,
     /// The average service time of a request that starts now.
-    serves: fn(u64) -> u64,
-    differs: Differs,
+    service_time: fn(u64) -> u64,
+    distribution: Distribution,
     /// The number of requests per second.
-    come: fn(u64) -> f64,
+    arrivals_per_second: fn(u64) -> f64,
     /// The client timeout; the application is not informed.
     max_wait: u64,
 }
 
 impl Application {
-    fn new(workers: usize, serves: fn(u64) -> u64, come: fn(u64) -> f64) -> Self {
-        Self { workers, serves, differs: Differs::Little, come, max_wait: u64::MAX }
+    fn new(
+        workers: usize,
+        service_time: fn(u64) -> u64,
+        arrivals_per_second: fn(u64) -> f64,
+    ) -> Self {
+        Self {
+            workers,
+            service_time,
+            distribution: Distribution::Narrow,
+            arrivals_per_second,
+            max_wait: u64::MAX,
+        }
     }
 }
 
 /// The distribution of service times.
 #[derive(Clone, Copy)]
-enum Differs {
+enum Distribution {
     /// Within a third of the average.
-    Little,
+    Narrow,
     /// Log-normal, with this standard deviation of the logarithms.
-    Much(f64),
+    LogNormal(f64),
     /// One in twenty takes this many times as long as the others.
-    Rarely(f64),
+    Outliers(f64),
 }
 
 /// The results of requests in a period.
 #[derive(Debug)]
-struct Seen {
+struct Statistics {
     served: u64,
-    refused: u64,
+    rejected: u64,
     /// The minimum and maximum limit of waiting requests outside probes.
-    most: (u32, u32),
+    limits: (u32, u32),
     slowest: u64,
 }
 
 enum Event {
-    Comes,
+    Arrival,
     /// The number of the request.
-    Served(u64),
-    GivesUp(u64),
+    Response(u64),
+    ClientTimeout(u64),
 }
 
 /// The age of the sidecar when a policy arrives.
-const BEGINS: u64 = 3_600_000_000;
+const START_TIME: u64 = 3_600_000_000;
 
 struct Simulation {
     application: Application,
-    places: ConcurrencySlots,
+    slots: ConcurrencySlots,
     now: u64,
     random: u64,
     /// By time, then by order of creation.
     events: BinaryHeap<Reverse<(u64, u64)>>,
-    what: HashMap<u64, Event>,
+    pending_events: HashMap<u64, Event>,
     queue: VecDeque<u64>,
     busy: usize,
     /// The start of the wait of each request with a present client.
-    waits: HashMap<u64, u64>,
-    made: u64,
+    waiting_since: HashMap<u64, u64>,
+    event_count: u64,
 }
 
 impl Simulation {
     fn new(application: Application, rule: (u32, u32)) -> Self {
-        let (least, requests) = rule;
-        let adaptive =
-            Some(AdaptiveConcurrency { min_concurrency: least, latency_tolerance_percent: 50 });
-        let places =
+        let (min_concurrency, requests) = rule;
+        let adaptive = Some(AdaptiveConcurrency { min_concurrency, latency_tolerance_percent: 50 });
+        let slots =
             ConcurrencySlots::new(&Concurrency { requests, adaptive, ..Concurrency::default() });
-        let mut all = Self {
+        let mut simulation = Self {
             application,
-            places,
-            now: BEGINS,
+            slots,
+            now: START_TIME,
             random: 0x9E37_79B9_7F4A_7C15,
             events: BinaryHeap::new(),
-            what: HashMap::new(),
+            pending_events: HashMap::new(),
             queue: VecDeque::new(),
             busy: 0,
-            waits: HashMap::new(),
-            made: 0,
+            waiting_since: HashMap::new(),
+            event_count: 0,
         };
-        all.schedule_event(0, |_| Event::Comes);
-        all
+        simulation.schedule_event(0, |_| Event::Arrival);
+        simulation
     }
 
     fn random_share(&mut self) -> f64 {
@@ -100,101 +109,103 @@ impl Simulation {
     }
 
     fn schedule_event(&mut self, after: u64, event: impl FnOnce(u64) -> Event) -> u64 {
-        self.made += 1;
-        self.events.push(Reverse((self.now.saturating_add(after), self.made)));
-        self.what.insert(self.made, event(self.made));
-        self.made
+        self.event_count += 1;
+        self.events.push(Reverse((self.now.saturating_add(after), self.event_count)));
+        self.pending_events.insert(self.event_count, event(self.event_count));
+        self.event_count
     }
 
     fn start_request(&mut self, request: u64) {
         self.busy += 1;
-        let share = match self.application.differs {
-            Differs::Little => 0.7 + 0.6 * self.random_share(),
-            Differs::Much(deviation) => {
+        let share = match self.application.distribution {
+            Distribution::Narrow => 0.7 + 0.6 * self.random_share(),
+            Distribution::LogNormal(deviation) => {
                 let (radius, angle) = (1.0 - self.random_share(), self.random_share());
                 let normal = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
                 (deviation * normal - deviation * deviation / 2.0).exp()
             }
-            Differs::Rarely(times) => {
+            Distribution::Outliers(times) => {
                 let is_slow = self.random_share() < 0.05;
                 (if is_slow { times } else { 1.0 }) / (0.95 + 0.05 * times)
             }
         };
-        let takes = ((self.application.serves)(self.now - BEGINS) as f64 * share) as u64;
-        self.schedule_event(takes, |_| Event::Served(request));
+        let takes = ((self.application.service_time)(self.now - START_TIME) as f64 * share) as u64;
+        self.schedule_event(takes, |_| Event::Response(request));
     }
 
-    fn heard_of(&mut self, request: u64, heard: ResponseOutcome) -> Option<u64> {
-        let sent = self.waits.remove(&request)?;
+    fn finish_request(&mut self, request: u64, outcome: ResponseOutcome) -> Option<u64> {
+        let sent = self.waiting_since.remove(&request)?;
         let [sent_at, now] = [sent, self.now].map(Duration::from_micros);
-        self.places.record_outcome(sent_at, heard, now);
-        self.places.release(true);
+        self.slots.record_outcome(sent_at, outcome, now);
+        self.slots.release(true);
         Some(self.now - sent)
     }
 
     /// Advances the time, and returns the results.
-    fn go_on(&mut self, seconds: u64) -> Seen {
+    fn run_for(&mut self, seconds: u64) -> Statistics {
         let end = self.now + seconds * 1_000_000;
-        let mut seen = Seen { served: 0, refused: 0, most: (u32::MAX, 0), slowest: 0 };
+        let mut statistics =
+            Statistics { served: 0, rejected: 0, limits: (u32::MAX, 0), slowest: 0 };
         while let Some(Reverse((at, number))) = self.events.peek().copied() {
             if at > end {
                 break;
             }
             self.events.pop();
             self.now = at;
-            match self.what.remove(&number).unwrap() {
-                Event::Comes => self.handle_arrival(number, &mut seen),
-                Event::Served(request) => {
-                    if let Some(took) = self.heard_of(request, ResponseOutcome::Answer) {
-                        seen.served += 1;
-                        seen.slowest = seen.slowest.max(took);
+            match self.pending_events.remove(&number).unwrap() {
+                Event::Arrival => self.handle_arrival(number, &mut statistics),
+                Event::Response(request) => {
+                    if let Some(latency) = self.finish_request(request, ResponseOutcome::Success) {
+                        statistics.served += 1;
+                        statistics.slowest = statistics.slowest.max(latency);
                     }
                     self.busy -= 1;
                     if let Some(next) = self.queue.pop_front() {
                         self.start_request(next);
                     }
                 }
-                Event::GivesUp(request) => {
-                    self.heard_of(request, ResponseOutcome::GivenUp);
+                Event::ClientTimeout(request) => {
+                    self.finish_request(request, ResponseOutcome::Abandoned);
                 }
             }
-            self.record_limit(&mut seen);
+            self.record_limit(&mut statistics);
         }
         self.now = end;
-        seen
+        statistics
     }
 
-    fn handle_arrival(&mut self, request: u64, seen: &mut Seen) {
-        let each_second = (self.application.come)(self.now - BEGINS);
-        if each_second == 0.0 {
-            self.schedule_event(1_000_000, |_| Event::Comes);
+    fn handle_arrival(&mut self, request: u64, statistics: &mut Statistics) {
+        let arrival_rate = (self.application.arrivals_per_second)(self.now - START_TIME);
+        if arrival_rate == 0.0 {
+            self.schedule_event(1_000_000, |_| Event::Arrival);
             return;
         }
-        if self.places.try_acquire(true, Duration::from_micros(self.now)) {
-            self.waits.insert(request, self.now);
+        if self.slots.try_acquire(true, Duration::from_micros(self.now)) {
+            self.waiting_since.insert(request, self.now);
             if self.application.max_wait < u64::MAX {
-                self.schedule_event(self.application.max_wait, |_| Event::GivesUp(request));
+                self.schedule_event(self.application.max_wait, |_| Event::ClientTimeout(request));
             }
             match self.busy < self.application.workers {
                 true => self.start_request(request),
                 false => self.queue.push_back(request),
             }
         } else {
-            seen.refused += 1;
+            statistics.rejected += 1;
         }
-        let pause = -(1.0 - self.random_share()).ln() * 1e6 / each_second;
-        self.schedule_event(pause as u64, |_| Event::Comes);
+        let pause = -(1.0 - self.random_share()).ln() * 1e6 / arrival_rate;
+        self.schedule_event(pause as u64, |_| Event::Arrival);
     }
 
-    fn record_limit(&self, seen: &mut Seen) {
-        let adaptive = self.places.adaptive.as_ref().unwrap();
-        let most = adaptive.most.load(Ordering::Relaxed);
-        seen.most = (seen.most.0.min(most), seen.most.1.max(most));
+    fn record_limit(&self, statistics: &mut Statistics) {
+        let adaptive = self.slots.adaptive.as_ref().unwrap();
+        let limit = adaptive.limit.load(Ordering::Relaxed);
+        let (lowest, highest) = statistics.limits;
+        statistics.limits = (lowest.min(limit), highest.max(limit));
     }
 }
 
 #[test]
-fn it_finds_what_an_application_can_take_and_wastes_little_of_it() {
+fn the_limit_approaches_the_capacity_of_the_application() {
     let cases: [(Application, _, _); 5] = [
         (Application::new(4, |_| 20_000, |_| 400.0), 200, 4..=14),
         (Application::new(1, |_| 10_000, |_| 300.0), 100, 1..=6),
@@ -203,187 +214,195 @@ fn it_finds_what_an_application_can_take_and_wastes_little_of_it() {
         (Application::new(64, |_| 5_000, |_| 15_000.0), 12_800, 64..=130),
     ];
     for (application, capacity, range) in cases {
-        let pace = (application.serves)(0);
-        let mut all = Simulation::new(application, (1, 1000));
-        all.go_on(60);
-        let seen = all.go_on(30);
-        assert!(range.contains(&seen.most.0) && range.contains(&seen.most.1), "{seen:?}");
-        assert!(seen.served >= 30 * capacity * 9 / 10, "{capacity}: {seen:?}");
-        assert!(seen.slowest <= pace * 4, "{capacity}: {seen:?}");
+        let service_time_at_start = (application.service_time)(0);
+        let mut simulation = Simulation::new(application, (1, 1000));
+        simulation.run_for(60);
+        let statistics = simulation.run_for(30);
+        assert!(
+            range.contains(&statistics.limits.0) && range.contains(&statistics.limits.1),
+            "{statistics:?}"
+        );
+        assert!(statistics.served >= 30 * capacity * 9 / 10, "{capacity}: {statistics:?}");
+        assert!(statistics.slowest <= service_time_at_start * 4, "{capacity}: {statistics:?}");
     }
 }
 
 #[test]
-fn who_is_not_overloaded_refuses_next_to_nothing() {
+fn an_application_without_overload_rejects_almost_no_request() {
     for (application, until) in [
         (Application::new(20, |_| 10_000, |_| 1000.0), 5),
         (Application::new(100, |_| 1_000_000, |_| 80.0), 60),
     ] {
-        let mut all = Simulation::new(application, (1, 1000));
-        all.go_on(until);
-        let seen = all.go_on(120);
+        let mut simulation = Simulation::new(application, (1, 1000));
+        simulation.run_for(until);
+        let statistics = simulation.run_for(120);
         // Requests that arrive during a probe.
-        assert!(seen.refused * 1000 <= seen.served, "{seen:?}");
+        assert!(statistics.rejected * 1000 <= statistics.served, "{statistics:?}");
     }
 }
 
 #[test]
-fn requests_that_differ_are_no_queue() {
+fn varying_latencies_are_not_taken_for_a_queue() {
     let cases = [
-        (Application::new(200, |_| 200_000, |_| 300.0), Differs::Much(1.0)),
-        (Application::new(40, |_| 100_000, |_| 100.0), Differs::Much(1.0)),
-        (Application::new(100, |_| 10_000, |_| 2000.0), Differs::Rarely(20.0)),
+        (Application::new(200, |_| 200_000, |_| 300.0), Distribution::LogNormal(1.0)),
+        (Application::new(40, |_| 100_000, |_| 100.0), Distribution::LogNormal(1.0)),
+        (Application::new(100, |_| 10_000, |_| 2000.0), Distribution::Outliers(20.0)),
     ];
-    for (application, differs) in cases {
-        let mut all = Simulation::new(Application { differs, ..application }, (4, 1000));
-        all.go_on(60);
-        let seen = all.go_on(240);
-        assert!(seen.refused * 100 <= seen.served * 4, "{seen:?}");
+    for (application, distribution) in cases {
+        let mut simulation =
+            Simulation::new(Application { distribution, ..application }, (4, 1000));
+        simulation.run_for(60);
+        let statistics = simulation.run_for(240);
+        assert!(statistics.rejected * 100 <= statistics.served * 4, "{statistics:?}");
     }
 }
 
 #[test]
-fn answers_that_take_half_a_minute_are_answers_too() {
-    let mut all = Simulation::new(Application::new(100, |_| 30_000_000, |_| 3.0), (4, 1000));
-    all.go_on(1200);
-    let seen = all.go_on(600);
-    assert!(seen.refused * 20 <= seen.served, "{seen:?}");
+fn responses_that_take_half_a_minute_are_samples() {
+    let mut simulation = Simulation::new(Application::new(100, |_| 30_000_000, |_| 3.0), (4, 1000));
+    simulation.run_for(1200);
+    let statistics = simulation.run_for(600);
+    assert!(statistics.rejected * 20 <= statistics.served, "{statistics:?}");
 }
 
 #[test]
-fn after_seconds_it_knows_better_than_in_the_beginning() {
-    let mut all = Simulation::new(Application::new(4, |_| 20_000, |_| 400.0), (1, 1000));
-    all.go_on(4);
-    let seen = all.go_on(4);
-    assert!(seen.most.1 <= 12, "{seen:?}");
+fn the_limit_falls_within_seconds_of_the_start() {
+    let mut simulation = Simulation::new(Application::new(4, |_| 20_000, |_| 400.0), (1, 1000));
+    simulation.run_for(4);
+    let statistics = simulation.run_for(4);
+    assert!(statistics.limits.1 <= 12, "{statistics:?}");
 }
 
 #[test]
-fn it_does_not_drift() {
-    let mut all = Simulation::new(Application::new(10, |_| 10_000, |_| 1500.0), (1, 1000));
-    all.go_on(60);
-    let first = all.go_on(60);
-    all.go_on(600);
-    let last = all.go_on(60);
-    assert!(last.most.1 <= first.most.1 * 5 / 4, "{first:?} → {last:?}");
+fn the_limit_does_not_drift_under_constant_load() {
+    let mut simulation = Simulation::new(Application::new(10, |_| 10_000, |_| 1500.0), (1, 1000));
+    simulation.run_for(60);
+    let first = simulation.run_for(60);
+    simulation.run_for(600);
+    let last = simulation.run_for(60);
+    assert!(last.limits.1 <= first.limits.1 * 5 / 4, "{first:?} → {last:?}");
     assert!(last.served * 10 >= first.served * 9, "{first:?} → {last:?}");
 }
 
 #[test]
-fn a_release_that_is_five_times_as_slow_is_soon_given_what_it_can_take() {
-    let serves = |now| if now > 40_000_000 { 50_000 } else { 10_000 };
-    for least in [1, 10] {
-        let mut all = Simulation::new(Application::new(20, serves, |_| 3000.0), (least, 1000));
-        all.go_on(60);
-        let seen = all.go_on(20);
-        assert!(seen.served >= 20 * 400 * 9 / 10, "{least}: {seen:?}");
+fn the_limit_adapts_to_an_application_that_becomes_five_times_slower() {
+    let service_time = |now| if now > 40_000_000 { 50_000 } else { 10_000 };
+    for min_concurrency in [1, 10] {
+        let mut simulation = Simulation::new(
+            Application::new(20, service_time, |_| 3000.0),
+            (min_concurrency, 1000),
+        );
+        simulation.run_for(60);
+        let statistics = simulation.run_for(20);
+        assert!(statistics.served >= 20 * 400 * 9 / 10, "{min_concurrency}: {statistics:?}");
     }
 }
 
 #[test]
-fn the_pace_of_the_night_is_forgotten_by_morning() {
+fn a_baseline_from_hours_of_low_load_expires() {
     const MORNING: u64 = 3_600_000_000;
-    let serves = |now| if now < MORNING { 5_000 } else { 20_000 };
-    let come = |now| match now {
+    let service_time = |now| if now < MORNING { 5_000 } else { 20_000 };
+    let arrivals_per_second = |now| match now {
         ..50_000_000 => 20.0,
         50_000_000..MORNING => 0.0,
         _ => 450.0,
     };
-    let mut all = Simulation::new(Application::new(10, serves, come), (1, 1000));
-    all.go_on(3600);
-    let seen = all.go_on(60);
-    assert!(seen.most.0 >= 10, "{seen:?}");
-    assert!(seen.served >= 60 * 450 * 9 / 10, "{seen:?}");
+    let mut simulation =
+        Simulation::new(Application::new(10, service_time, arrivals_per_second), (1, 1000));
+    simulation.run_for(3600);
+    let statistics = simulation.run_for(60);
+    assert!(statistics.limits.0 >= 10, "{statistics:?}");
+    assert!(statistics.served >= 60 * 450 * 9 / 10, "{statistics:?}");
 }
 
 #[test]
-fn clients_that_give_up_tell_that_it_is_slow() {
+fn client_timeouts_lower_the_limit() {
     // A second each: 4 workers have 50 requests waiting by then.
     let application =
         Application { max_wait: 300_000, ..Application::new(4, |_| 100_000, |_| 400.0) };
-    let mut all = Simulation::new(application, (1, 1000));
-    all.go_on(30);
-    let seen = all.go_on(30);
-    assert!(seen.most.1 <= 16, "{seen:?}");
-    assert!(seen.served >= 30 * 40 * 8 / 10, "{seen:?}");
+    let mut simulation = Simulation::new(application, (1, 1000));
+    simulation.run_for(30);
+    let statistics = simulation.run_for(30);
+    assert!(statistics.limits.1 <= 16, "{statistics:?}");
+    assert!(statistics.served >= 30 * 40 * 8 / 10, "{statistics:?}");
 }
 
 #[test]
-fn fast_errors_are_no_pace() {
+fn fast_errors_do_not_lower_the_baseline() {
     let rule = AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 };
     let mut tuning = Tuning::new(rule, 1000);
     let mut now = Duration::from_secs(1);
-    let mut hear = |heard, took: u64, count| {
+    let mut record_samples = |outcome, latency: u64, count| {
         for _ in 0..count {
             now += Duration::from_millis(5);
-            tuning.add_sample(now - Duration::from_micros(took), heard, 20, now);
+            tuning.add_sample(now - Duration::from_micros(latency), outcome, 20, now);
         }
         tuning.waiting_limit()
     };
-    let before = hear(ResponseOutcome::Answer, 20_000, 200);
-    hear(ResponseOutcome::Error, 100, 2000);
-    assert!(hear(ResponseOutcome::Answer, 20_000, 200) >= before);
+    let before = record_samples(ResponseOutcome::Success, 20_000, 200);
+    record_samples(ResponseOutcome::Error, 100, 2000);
+    assert!(record_samples(ResponseOutcome::Success, 20_000, 200) >= before);
 }
 
 #[test]
-fn it_keeps_to_its_bounds_and_does_not_grow_unused() {
+fn the_limit_stays_within_its_bounds_and_does_not_grow_unused() {
     let hardly = Application::new(1, |_| 10_000, |_| 1000.0);
-    let mut all = Simulation::new(hardly, (7, 1000));
-    all.go_on(15);
-    let seen = all.go_on(15);
-    assert!(seen.most.0 >= 7, "{seen:?}");
-    let mut all = Simulation::new(Application::new(1000, |_| 10_000, |_| 10_000.0), (1, 64));
-    all.go_on(10);
-    assert_eq!(all.go_on(10).most, (64, 64));
-    let mut all = Simulation::new(Application::new(1000, |_| 10_000, |_| 200.0), (1, 1000));
-    assert_eq!(all.go_on(30).most.1, START);
+    let mut simulation = Simulation::new(hardly, (7, 1000));
+    simulation.run_for(15);
+    let statistics = simulation.run_for(15);
+    assert!(statistics.limits.0 >= 7, "{statistics:?}");
+    let mut simulation = Simulation::new(Application::new(1000, |_| 10_000, |_| 10_000.0), (1, 64));
+    simulation.run_for(10);
+    assert_eq!(simulation.run_for(10).limits, (64, 64));
+    let mut simulation = Simulation::new(Application::new(1000, |_| 10_000, |_| 200.0), (1, 1000));
+    assert_eq!(simulation.run_for(30).limits.1, INITIAL_LIMIT);
 }
 
 #[test]
-fn a_place_is_one_request_and_no_more_than_there_are_is_given() {
-    let places = ConcurrencySlots::new(&Concurrency { requests: 2, ..Concurrency::default() });
-    let take = || places.try_acquire(true, Duration::ZERO);
+fn no_more_slots_than_configured_are_acquired() {
+    let slots = ConcurrencySlots::new(&Concurrency { requests: 2, ..Concurrency::default() });
+    let take = || slots.try_acquire(true, Duration::ZERO);
     assert_eq!([take(), take(), take()], [true, true, false]);
-    places.release(true);
+    slots.release(true);
     assert_eq!([take(), take()], [true, false]);
 }
 
 #[test]
-fn streams_that_go_on_keep_no_place_of_those_who_wait() {
+fn streams_do_not_count_as_waiting_requests() {
     let adaptive = Some(AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 });
-    let rule = Concurrency { requests: START + 2, adaptive, ..Concurrency::default() };
-    let places = ConcurrencySlots::new(&rule);
-    let take = || places.try_acquire(true, Duration::ZERO);
-    assert!((0..START).all(|_| take()) && !take());
-    (0..START).for_each(|_| places.is_heard());
+    let rule = Concurrency { requests: INITIAL_LIMIT + 2, adaptive, ..Concurrency::default() };
+    let slots = ConcurrencySlots::new(&rule);
+    let take = || slots.try_acquire(true, Duration::ZERO);
+    assert!((0..INITIAL_LIMIT).all(|_| take()) && !take());
+    (0..INITIAL_LIMIT).for_each(|_| slots.finish_waiting());
     // They are still in progress, and others soon are too.
     assert_eq!([take(), take(), take()], [true, true, false]);
-    places.release(false);
+    slots.release(false);
     assert_eq!([take(), take()], [true, false]);
 }
 
 #[test]
-fn who_is_sending_does_not_wait_yet() {
+fn incomplete_requests_do_not_count_as_waiting() {
     let adaptive = Some(AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 });
     let rule = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
-    let places = ConcurrencySlots::new(&rule);
-    let take = |waits| places.try_acquire(waits, Duration::ZERO);
+    let slots = ConcurrencySlots::new(&rule);
+    let take = |is_waiting| slots.try_acquire(is_waiting, Duration::ZERO);
     assert!((0..100).all(|_| take(false)) && take(true));
-    places.release(true);
+    slots.release(true);
     // All of them complete.
-    (0..100).for_each(|_| places.mark_waiting());
+    (0..100).for_each(|_| slots.mark_waiting());
     assert_eq!([take(true), take(false)], [false, false]);
-    (0..100).for_each(|_| places.release(true));
-    assert!((0..START).all(|_| take(true)) && !take(true));
+    (0..100).for_each(|_| slots.release(true));
+    assert!((0..INITIAL_LIMIT).all(|_| take(true)) && !take(true));
 }
 
 #[test]
-fn closed_places_open_again_though_nothing_is_heard() {
+fn a_probe_ends_without_further_responses() {
     let adaptive = Some(AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 });
     let rule = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
-    let places = ConcurrencySlots::new(&rule);
-    let adaptive = places.adaptive.as_ref().unwrap();
-    adaptive.quartered_until.store(1_000, Ordering::Relaxed);
-    let most = |now| adaptive.current_limit(Duration::from_nanos(now));
-    assert_eq!([most(999), most(1_000)], [START / 4, START]);
+    let slots = ConcurrencySlots::new(&rule);
+    let adaptive = slots.adaptive.as_ref().unwrap();
+    adaptive.probe_until.store(1_000, Ordering::Relaxed);
+    let limit = |now| adaptive.current_limit(Duration::from_nanos(now));
+    assert_eq!([limit(999), limit(1_000)], [INITIAL_LIMIT / 4, INITIAL_LIMIT]);
 }

@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::http1::HEAD_BYTES_MAX;
+use crate::http1::MAX_HEAD_BYTES;
 
 #[test]
 fn decodes_chunks() {
@@ -32,7 +32,7 @@ fn decodes_chunks() {
 }
 
 #[test]
-fn splits_anywhere_into_two() {
+fn a_body_may_be_split_at_any_byte() {
     let bytes = b"5\r\nhello\r\n10\r\n0123456789abcdef\r\n0\r\nA: b\r\n\r\n";
     for split in 0..bytes.len() {
         let mut decoder = BodyDecoder::new(BodyLength::Chunked);
@@ -63,7 +63,7 @@ fn a_small_body_takes_one_call() {
 }
 
 #[test]
-fn refuses_broken_chunks() {
+fn rejects_malformed_chunks() {
     let bad: [(&[u8], Malformed); 25] = [
         (b"\r\n", Malformed::ChunkSize),
         (b"\n", Malformed::ChunkSize),
@@ -157,30 +157,30 @@ fn bounds_extensions_of_all_chunks_together() {
         let chunk = format!("1;{}\r\na\r\n", "x".repeat(each - ";\r\n".len()));
         format!("{}0\r\n\r\n", chunk.repeat(count)).into_bytes()
     };
-    let whole = CHUNK_EXTENSION_BYTES_MAX;
-    for (each, count) in [(whole, 1), (whole / 16, 16)] {
+    let limit = MAX_CHUNK_EXTENSION_BYTES;
+    for (each, count) in [(limit, 1), (limit / 16, 16)] {
         for step in [1, 1000, 100_000] {
             assert!(decode_all(BodyLength::Chunked, &body(each, count), step).is_ok());
             let decoded = decode_all(BodyLength::Chunked, &body(each, count + 1), step);
             assert_eq!(decoded, Err(Malformed::ChunkExtension));
         }
     }
-    let more = decode_all(BodyLength::Chunked, &body(whole + 1, 1), 1);
-    assert_eq!(more, Err(Malformed::ChunkExtension));
+    let too_long = decode_all(BodyLength::Chunked, &body(limit + 1, 1), 1);
+    assert_eq!(too_long, Err(Malformed::ChunkExtension));
 }
 
 #[test]
 fn bounds_trailers() {
     let many = |count: usize| ["0\r\n", &"X: y\r\n".repeat(count), "\r\n"].concat().into_bytes();
-    assert!(decode_all(BodyLength::Chunked, &many(FIELDS_MAX), 4096).is_ok());
-    let too_many = decode_all(BodyLength::Chunked, &many(FIELDS_MAX + 1), 4096);
+    assert!(decode_all(BodyLength::Chunked, &many(MAX_FIELDS), 4096).is_ok());
+    let too_many = decode_all(BodyLength::Chunked, &many(MAX_FIELDS + 1), 4096);
     assert_eq!(too_many, Err(Malformed::TooManyFields));
-    let long = [b"0\r\nX: ", vec![b'y'; HEAD_BYTES_MAX].as_slice()].concat();
+    let long = [b"0\r\nX: ", vec![b'y'; MAX_HEAD_BYTES].as_slice()].concat();
     assert_eq!(decode_all(BodyLength::Chunked, &long, 4096), Err(Malformed::HeadTooLarge));
 }
 
 #[test]
-fn counts_a_known_length() {
+fn a_known_length_ends_the_body() {
     for step in 1..8 {
         let decoded = decode_all(BodyLength::Known(5), b"hello, world", step);
         assert_eq!(decoded, Ok((b"hello".to_vec(), None, 5)));
@@ -240,7 +240,7 @@ fn writes_chunk_sizes() {
 
 proptest! {
     #[test]
-    fn what_is_written_in_chunks_is_read_again(
+    fn written_chunks_are_decoded_unchanged(
         chunks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..40), 0..8),
         step in 1_usize..64,
     ) {

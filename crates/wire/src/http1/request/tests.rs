@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::http1::{FIELDS_MAX, FieldName, HEAD_BYTES_MAX};
+use crate::http1::{FieldName, MAX_FIELDS, MAX_HEAD_BYTES};
 
 #[test]
 fn parses_a_plain_request() {
@@ -27,7 +27,7 @@ fn parses_a_plain_request() {
 }
 
 #[test]
-fn nobody_finds_what_goes_no_further() {
+fn find_skips_fields_listed_in_connection() {
     let bytes = b"GET / HTTP/1.1\r\nHost: a\r\nX-Lane: b\r\nConnection: x-lane\r\n\
                   Upgrade: websocket\r\n\r\n";
     let mut head = RequestHead::default();
@@ -37,7 +37,7 @@ fn nobody_finds_what_goes_no_further() {
 }
 
 #[test]
-fn accepts_what_the_rules_allow() {
+fn accepts_valid_requests() {
     let good: [&[u8]; 22] = [
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
         b"\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -70,7 +70,7 @@ fn accepts_what_the_rules_allow() {
 }
 
 #[test]
-fn refuses_a_bad_request_line() {
+fn rejects_a_bad_request_line() {
     let bad: [(&[u8], Malformed); 29] = [
         (b" GET / HTTP/1.1", Malformed::Method),
         (b"\r\n\r\nGET / HTTP/1.1", Malformed::Method),
@@ -109,7 +109,7 @@ fn refuses_a_bad_request_line() {
 }
 
 #[test]
-fn refuses_bad_fields() {
+fn rejects_bad_fields() {
     let bad: [(&[u8], Malformed); 28] = [
         (b"X : a", Malformed::SpaceBeforeColon),
         (b"X\t: a", Malformed::SpaceBeforeColon),
@@ -154,7 +154,7 @@ fn refuses_bad_fields() {
 }
 
 #[test]
-fn refuses_ambiguous_lengths() {
+fn rejects_ambiguous_lengths() {
     let bad: [(&[u8], Malformed); 21] = [
         (b"Content-Length: 5\r\nContent-Length: 5", Malformed::ContentLengthRepeated),
         (b"Content-Length: 5\r\nContent-Length: 6", Malformed::ContentLengthRepeated),
@@ -192,7 +192,7 @@ fn refuses_ambiguous_lengths() {
 }
 
 #[test]
-fn demands_one_valid_host() {
+fn requires_one_valid_host() {
     expect_malformed(b"GET / HTTP/1.1\r\n\r\n", Malformed::HostMissing);
     expect_malformed(b"GET / HTTP/1.1\r\nX-Host: a\r\n\r\n", Malformed::HostMissing);
     expect_malformed(b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n", Malformed::HostRepeated);
@@ -203,7 +203,7 @@ fn demands_one_valid_host() {
 }
 
 #[test]
-fn reads_what_the_connection_is_asked_for() {
+fn parses_keep_alive_upgrade_and_expect() {
     // Version and fields; expected: keep_alive, upgrade, expect_continue.
     let cases: [(&str, &str, [bool; 3]); 14] = [
         ("1.1", "X: y", [true, false, false]),
@@ -230,7 +230,7 @@ fn reads_what_the_connection_is_asked_for() {
 }
 
 #[test]
-fn tells_a_change_to_websocket_from_every_other() {
+fn websocket_is_set_only_if_upgrade_lists_nothing_else() {
     for (fields, upgrade, websocket) in [
         ("Upgrade: websocket", true, true),
         ("Upgrade: WebSocket", true, true),
@@ -255,14 +255,18 @@ fn tells_a_change_to_websocket_from_every_other() {
 }
 
 #[test]
-fn knows_which_fields_stay_on_this_connection() {
+fn marks_hop_by_hop_fields() {
     let bytes = b"GET / HTTP/1.1\r\nX-Named: 1\r\nHost: a\r\nConnection: x-NAMED , keep-alive\r\n\
                   Keep-Alive: 5\r\nProxy-Connection: a\r\nTE: trailers\r\nUpgrade: a\r\n\
                   Proxy-Authorization: b\r\nX-Kept: 2\r\nx-named: 3\r\nTrailer: c\r\n\r\n";
     let mut head = RequestHead::default();
     assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len())));
-    let kept: Vec<&[u8]> =
-        head.fields.iter().filter(|it| !it.hop_by_hop).map(|it| it.name.slice_in(bytes)).collect();
+    let kept: Vec<&[u8]> = head
+        .fields
+        .iter()
+        .filter(|field| !field.hop_by_hop)
+        .map(|field| field.name.slice_in(bytes))
+        .collect();
     assert_eq!(kept, [&b"Host"[..], b"X-Kept", b"Trailer"]);
     assert!(head.fields.iter().any(|field| field.kind == FieldName::ProxyConnection));
 }
@@ -276,15 +280,15 @@ fn every_prefix_is_partial() {
         assert_eq!(head.parse(&bytes[..end]), Ok(Parsed::Partial), "{end}");
         assert!(head.fields.is_empty() && head.method.is_empty());
     }
-    let whole = Ok(Parsed::Complete(bytes.len()));
-    assert_eq!(head.parse(bytes), whole);
+    let complete = Ok(Parsed::Complete(bytes.len()));
+    assert_eq!(head.parse(bytes), complete);
     let mut longer = RequestHead::default();
-    assert_eq!(longer.parse(&[&bytes[..], b"0\r\n\r\nGET"].concat()), whole);
+    assert_eq!(longer.parse(&[&bytes[..], b"0\r\n\r\nGET"].concat()), complete);
     assert_eq!(format!("{head:?}"), format!("{longer:?}"));
 }
 
 #[test]
-fn notices_wrong_line_ends_before_the_head_is_complete() {
+fn rejects_wrong_line_ends_before_the_head_is_complete() {
     for bytes in [&b"GET / HTTP/1.1\n"[..], b"GET / HTTP/1.1\r\nHost: a\n\n", b"\n"] {
         expect_malformed(bytes, Malformed::LineEnd);
     }
@@ -300,26 +304,26 @@ fn bounds_the_head() {
         bytes
     };
     let mut head = RequestHead::default();
-    let largest = fill(HEAD_BYTES_MAX);
-    assert_eq!(head.parse(&largest), Ok(Parsed::Complete(HEAD_BYTES_MAX)));
-    assert_eq!(head.parse(&largest[..HEAD_BYTES_MAX - 1]), Ok(Parsed::Partial));
-    let larger = fill(HEAD_BYTES_MAX + 1);
+    let largest = fill(MAX_HEAD_BYTES);
+    assert_eq!(head.parse(&largest), Ok(Parsed::Complete(MAX_HEAD_BYTES)));
+    assert_eq!(head.parse(&largest[..MAX_HEAD_BYTES - 1]), Ok(Parsed::Partial));
+    let larger = fill(MAX_HEAD_BYTES + 1);
     expect_malformed(&larger, Malformed::HeadTooLarge);
-    expect_malformed(&larger[..HEAD_BYTES_MAX], Malformed::HeadTooLarge);
+    expect_malformed(&larger[..MAX_HEAD_BYTES], Malformed::HeadTooLarge);
     assert_eq!(Malformed::HeadTooLarge.status(), 431);
 
     let many = |count: usize| {
         let fields = "X: y\r\n".repeat(count - 1);
         format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n").into_bytes()
     };
-    assert!(matches!(head.parse(&many(FIELDS_MAX)), Ok(Parsed::Complete(_))));
-    assert_eq!(head.fields.len(), FIELDS_MAX);
-    expect_malformed(&many(FIELDS_MAX + 1), Malformed::TooManyFields);
+    assert!(matches!(head.parse(&many(MAX_FIELDS)), Ok(Parsed::Complete(_))));
+    assert_eq!(head.fields.len(), MAX_FIELDS);
+    expect_malformed(&many(MAX_FIELDS + 1), Malformed::TooManyFields);
     expect_malformed(&many(1000), Malformed::TooManyFields);
 }
 
 #[test]
-fn a_reused_head_forgets_the_last_one() {
+fn a_reused_head_keeps_nothing_of_the_previous_request() {
     let mut head = RequestHead::default();
     let first = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 3\r\n\r\n";
     assert!(head.parse(first).is_ok());

@@ -19,7 +19,7 @@ fn parses_a_plain_response() {
 }
 
 #[test]
-fn finds_the_end_of_every_body() {
+fn determines_the_framing_of_every_body() {
     use BodyLength::{Chunked, Empty, Known, UntilClose};
     use RequestKind::{Connect, Head, Other};
     let cases: [(RequestKind, &str, &str, BodyLength); 22] = [
@@ -46,20 +46,20 @@ fn finds_the_end_of_every_body() {
         (Connect, "503", "", UntilClose),
         (Connect, "503", "Transfer-Encoding: chunked\r\n", Chunked),
     ];
-    for (answers, status, fields, body) in cases {
+    for (request_kind, status, fields, body) in cases {
         let bytes = format!("HTTP/1.1 {status} \r\n{fields}\r\n");
         let mut head = ResponseHead::default();
-        let parsed = head.parse(bytes.as_bytes(), answers);
+        let parsed = head.parse(bytes.as_bytes(), request_kind);
         assert_eq!(parsed, Ok(Parsed::Complete(bytes.len())), "{bytes}");
-        assert_eq!(head.body, body, "{answers:?} {bytes}");
-        assert_eq!(head.tunnel, status == "101" || (answers == Connect && status == "200"));
+        assert_eq!(head.body, body, "{request_kind:?} {bytes}");
+        assert_eq!(head.tunnel, status == "101" || (request_kind == Connect && status == "200"));
         assert_eq!(head.is_interim(), status == "100" || status == "103");
         assert_eq!(head.keep_alive, body != UntilClose && !head.tunnel, "{bytes}");
     }
 }
 
 #[test]
-fn refuses_a_bad_status_line() {
+fn rejects_a_bad_status_line() {
     let bad: [(&[u8], Malformed); 19] = [
         (b"HTTP/1.1 200", Malformed::StatusLine),
         (b"HTTP/1.1 20 OK", Malformed::StatusLine),
@@ -87,7 +87,7 @@ fn refuses_a_bad_status_line() {
 }
 
 #[test]
-fn refuses_a_hostile_upstream() {
+fn rejects_ambiguous_heads() {
     let bad: [(&str, &str, Malformed); 12] = [
         ("200", "Content-Length: 5\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
         ("304", "Content-Length: 5\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
@@ -110,7 +110,7 @@ fn refuses_a_hostile_upstream() {
         Malformed::TransferEncodingInHttp10,
     );
     expect_malformed(b"HTTP/1.1 200 OK\n", Malformed::LineEnd);
-    expect_malformed(&[b'x'; crate::http1::HEAD_BYTES_MAX], Malformed::HeadTooLarge);
+    expect_malformed(&[b'x'; crate::http1::MAX_HEAD_BYTES], Malformed::HeadTooLarge);
 }
 
 #[test]
@@ -127,8 +127,8 @@ fn every_prefix_is_partial() {
 }
 
 #[test]
-fn finds_options_of_the_connection() {
-    for (fields, found) in [
+fn finds_connection_options() {
+    for (fields, expected) in [
         ("Connection: a", true),
         ("connection: close , A", true),
         ("Connection: b\r\nX: y\r\nConnection: c,a", true),
@@ -139,12 +139,12 @@ fn finds_options_of_the_connection() {
         let bytes = format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n");
         let mut head = ResponseHead::default();
         head.parse(bytes.as_bytes(), RequestKind::Other).unwrap();
-        assert_eq!(head.has_connection_option(bytes.as_bytes(), "a"), found, "{fields}");
+        assert_eq!(head.has_connection_option(bytes.as_bytes(), "a"), expected, "{fields}");
     }
 }
 
 #[test]
-fn knows_what_a_method_means_for_the_answer() {
+fn request_kind_follows_the_method() {
     assert_eq!(RequestKind::for_method(b"HEAD"), RequestKind::Head);
     assert_eq!(RequestKind::for_method(b"CONNECT"), RequestKind::Connect);
     assert_eq!(RequestKind::for_method(b"head"), RequestKind::Other);

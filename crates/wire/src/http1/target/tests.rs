@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn takes_the_four_forms_apart() {
+fn parses_the_four_forms() {
     let origin = |path, query| RequestTarget::Origin { path, query };
     let cases: [(&[u8], &[u8], RequestTarget<'_>); 8] = [
         (b"GET", b"/", origin(b"/", None)),
@@ -39,7 +39,7 @@ fn takes_the_four_forms_apart() {
 }
 
 #[test]
-fn refuses_other_forms() {
+fn rejects_other_forms() {
     let cases: [(&[u8], &[u8], Malformed); 12] = [
         (b"GET", b"", Malformed::TargetForm),
         (b"GET", b"*", Malformed::TargetForm),
@@ -60,7 +60,7 @@ fn refuses_other_forms() {
 }
 
 #[test]
-fn reduces_to_what_a_server_expects() {
+fn origin_form_drops_scheme_and_authority() {
     let cases: [(&[u8], &[u8], &[u8]); 8] = [
         (b"GET", b"/a?b", b"/a?b"),
         (b"GET", b"http://a", b"/"),

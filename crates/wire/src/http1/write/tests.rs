@@ -64,18 +64,18 @@ fn forwards_requests() {
 }
 
 #[test]
-fn announces_the_body_of_a_request() {
-    let known = "Content-Length: 5\r\n";
+fn writes_the_framing_of_a_request() {
+    let with_length = "Content-Length: 5\r\n";
     let chunked = "transfer-encoding: chunked\r\n";
     let cases = [
-        (known, Framing::Keep, known),
-        (known, Framing::Outside, known),
-        (known, Framing::Chunked, chunked),
+        (with_length, Framing::Keep, with_length),
+        (with_length, Framing::OutOfBand, with_length),
+        (with_length, Framing::Chunked, chunked),
         ("Transfer-Encoding: Chunked\r\n", Framing::Keep, chunked),
-        ("Transfer-Encoding: chunked\r\n", Framing::Outside, ""),
+        ("Transfer-Encoding: chunked\r\n", Framing::OutOfBand, ""),
         ("Transfer-Encoding: chunked\r\n", Framing::Chunked, chunked),
         ("", Framing::Keep, ""),
-        ("", Framing::Outside, ""),
+        ("", Framing::OutOfBand, ""),
         ("Content-Length: 0\r\n", Framing::Keep, "Content-Length: 0\r\n"),
     ];
     for (received, framing, written) in cases {
@@ -91,7 +91,7 @@ fn announces_the_body_of_a_request() {
 }
 
 #[test]
-fn the_body_of_the_head_decides_whatever_its_fields_say() {
+fn the_body_of_the_head_overrides_its_framing_fields() {
     let cases = [
         ("", BodyLength::Chunked, "transfer-encoding: chunked\r\n"),
         ("", BodyLength::Known(12), "content-length: 12\r\n"),
@@ -113,27 +113,27 @@ fn the_body_of_the_head_decides_whatever_its_fields_say() {
 fn forwards_responses() {
     // The received fields, and the written ones.
     let same = |fields: &'static str| (fields, fields);
-    let known = same("Content-Length: 5\r\n");
+    let with_length = same("Content-Length: 5\r\n");
     let chunks = ("Transfer-Encoding: Chunked\r\n", "transfer-encoding: chunked\r\n");
-    let check = |answers, status: u16, framing, (received, written): (&str, &str)| {
+    let check = |request_kind, status: u16, framing, (received, written): (&str, &str)| {
         let edits = ResponseEdits { framing, ..<_>::default() };
         let head = |fields| format!("HTTP/1.1 {status} Some Reason\r\n{fields}\r\n");
-        assert_eq!(rewrite_response(&head(received), answers, &edits), head(written));
+        assert_eq!(rewrite_response(&head(received), request_kind, &edits), head(written));
     };
-    check(RequestKind::Other, 200, Framing::Keep, known);
-    check(RequestKind::Other, 200, Framing::Outside, known);
-    check(RequestKind::Other, 200, Framing::Chunked, (known.0, chunks.1));
+    check(RequestKind::Other, 200, Framing::Keep, with_length);
+    check(RequestKind::Other, 200, Framing::OutOfBand, with_length);
+    check(RequestKind::Other, 200, Framing::Chunked, (with_length.0, chunks.1));
     check(RequestKind::Other, 200, Framing::Keep, chunks);
-    check(RequestKind::Other, 200, Framing::Outside, (chunks.0, ""));
+    check(RequestKind::Other, 200, Framing::OutOfBand, (chunks.0, ""));
     check(RequestKind::Other, 200, Framing::Keep, same(""));
     check(RequestKind::Other, 200, Framing::Chunked, ("", chunks.1));
-    check(RequestKind::Head, 200, Framing::Keep, known);
-    check(RequestKind::Head, 200, Framing::Outside, known);
+    check(RequestKind::Head, 200, Framing::Keep, with_length);
+    check(RequestKind::Head, 200, Framing::OutOfBand, with_length);
     check(RequestKind::Head, 200, Framing::Keep, (chunks.0, ""));
-    check(RequestKind::Other, 304, Framing::Keep, known);
+    check(RequestKind::Other, 304, Framing::Keep, with_length);
     check(RequestKind::Other, 204, Framing::Keep, ("Content-Length: 0\r\n", ""));
     check(RequestKind::Other, 204, Framing::Chunked, same(""));
-    check(RequestKind::Connect, 200, Framing::Keep, (known.0, ""));
+    check(RequestKind::Connect, 200, Framing::Keep, (with_length.0, ""));
     check(RequestKind::Other, 103, Framing::Chunked, same("Link: a\r\n"));
     check(
         RequestKind::Other,
@@ -183,7 +183,7 @@ fn no_edit_can_split_a_message() {
 }
 
 #[test]
-fn a_smuggled_request_never_leaves() {
+fn smuggling_attempts_are_rejected() {
     // Some server would read each of these differently; all must be rejected by the parser.
     let attacks = [
         ("Content-Length: 6\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
@@ -213,7 +213,7 @@ proptest! {
         (method, target) in request_line(),
         fields in any_fields(),
         body in any_body(),
-        framing in prop_oneof![Just(Framing::Keep), Just(Framing::Outside)],
+        framing in prop_oneof![Just(Framing::Keep), Just(Framing::OutOfBand)],
     ) {
         let received =
             format!("{method} {target} HTTP/1.1\r\nHost: a.b:1\r\n{fields}{body}\r\n");
@@ -238,14 +238,14 @@ proptest! {
         reason in "[ -~]{0,20}",
         fields in any_fields(),
         body in any_body(),
-        answers in prop_oneof![Just(RequestKind::Other), Just(RequestKind::Head)],
+        request_kind in prop_oneof![Just(RequestKind::Other), Just(RequestKind::Head)],
     ) {
         let received = format!("HTTP/1.1 {status} {reason}\r\n{fields}{body}\r\n");
         let mut before = ResponseHead::default();
-        prop_assume!(before.parse(received.as_bytes(), answers).is_ok());
-        let written = rewrite_response(&received, answers, &ResponseEdits::default());
+        prop_assume!(before.parse(received.as_bytes(), request_kind).is_ok());
+        let written = rewrite_response(&received, request_kind, &ResponseEdits::default());
         let mut after = ResponseHead::default();
-        let parsed = after.parse(written.as_bytes(), answers);
+        let parsed = after.parse(written.as_bytes(), request_kind);
         prop_assert_eq!(parsed, Ok(Parsed::Complete(written.len())));
         prop_assert_eq!(before.status, after.status);
         prop_assert_eq!(before.body, after.body);
@@ -268,12 +268,12 @@ fn request_line() -> impl Strategy<Value = (String, String)> {
 fn any_fields() -> impl Strategy<Value = String> {
     let field = ("(x|y|z)-[A-Za-z0-9!#$%&'*+.^_`|~-]{0,9}", "[ \t]{0,2}[ -~\u{80}-\u{ff}]{0,40}")
         .prop_map(|(name, value)| format!("{name}:{value}\r\n"));
-    let hop = prop_oneof![
+    let hop_by_hop = prop_oneof![
         Just("Connection: keep-alive, x-\r\n".to_owned()),
         Just("TE: trailers\r\n".to_owned()),
         Just("Keep-Alive: 5\r\n".to_owned()),
     ];
-    proptest::collection::vec(prop_oneof![4 => field, 1 => hop], 0..20)
+    proptest::collection::vec(prop_oneof![4 => field, 1 => hop_by_hop], 0..20)
         .prop_map(|fields| fields.concat())
 }
 
@@ -304,9 +304,13 @@ fn rewrite_request(received: &str, edits: &RequestEdits<'_>) -> String {
     output_text(&out)
 }
 
-fn rewrite_response(received: &str, answers: RequestKind, edits: &ResponseEdits<'_>) -> String {
+fn rewrite_response(
+    received: &str,
+    request_kind: RequestKind,
+    edits: &ResponseEdits<'_>,
+) -> String {
     let mut head = ResponseHead::default();
-    let parsed = head.parse(received.as_bytes(), answers);
+    let parsed = head.parse(received.as_bytes(), request_kind);
     assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");
     let mut out = BytesMut::new();
     write_response(received.as_bytes(), &head, edits, &mut out);

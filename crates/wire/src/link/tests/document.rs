@@ -9,24 +9,23 @@ fn the_document_has_the_numbers_of_the_code() {
         1_024.. => format!("{} KiB", count >> 10),
         _ => count.to_string(),
     };
-    let reported =
-        |name, default, least, most| format!("| `{name}` | {default} | {least} | {most} |");
-    let own = |name, default: String| format!("| `{name}` | {default} |");
+    let hello_row = |name, default, min, max| format!("| `{name}` | {default} | {min} | {max} |");
+    let local_row = |name, default: String| format!("| `{name}` | {default} |");
     let size = |bytes_max: usize| bytes(u32::try_from(bytes_max).unwrap());
     for row in [
-        reported(
+        hello_row(
             "streams_max",
-            STREAMS_MAX.to_string(),
+            MAX_STREAMS.to_string(),
             STREAMS_LEAST.to_string(),
             STREAMS_MOST.to_string(),
         ),
-        reported("window", bytes(WINDOW), bytes(WINDOW_LEAST), bytes(WINDOW_MOST)),
-        reported("head_max", bytes(HEAD_MAX), bytes(HEAD_LEAST), bytes(HEAD_MOST)),
-        reported("frame_max", bytes(FRAME_MAX), bytes(FRAME_LEAST), bytes(FRAME_MOST)),
-        own("output_max", size(OUTPUT_MAX)),
-        own("output_limit", size(OUTPUT_LIMIT)),
-        own("idle_frames_max", IDLE_FRAMES_MAX.to_string()),
-        own("churn_max", CHURN_MAX.to_string()),
+        hello_row("window", bytes(WINDOW), bytes(WINDOW_LEAST), bytes(WINDOW_MOST)),
+        hello_row("head_max", bytes(MAX_HEAD), bytes(HEAD_LEAST), bytes(HEAD_MOST)),
+        hello_row("frame_max", bytes(MAX_FRAME), bytes(FRAME_LEAST), bytes(FRAME_MOST)),
+        local_row("output_max", size(MAX_OUTPUT)),
+        local_row("output_limit", size(OUTPUT_LIMIT)),
+        local_row("idle_frames_max", MAX_IDLE_FRAMES.to_string()),
+        local_row("churn_max", MAX_CHURN.to_string()),
         format!(
             "against {SECTIONS_PER_DIRECTION} times `head_max`, each with {SECTION_COST} bytes"
         ),
@@ -34,14 +33,14 @@ fn the_document_has_the_numbers_of_the_code() {
         format!("with last stream {}", StreamId::ALL),
         format!("ALPN is `{}`", std::str::from_utf8(ALPN).unwrap()),
         format!("names the version, {VERSION}, its own role"),
-        format!("HELLO is {} to {} bytes long", frame::HELLO_BYTES, frame::HELLO_BYTES_MAX),
-        format!("| unread DATA | `streams_max` × `window` | {} |", bytes(STREAMS_MAX * WINDOW)),
-        format!("| input | one frame | {} |", bytes(HEAD_MAX)),
+        format!("HELLO is {} to {} bytes long", frame::HELLO_BYTES, frame::MAX_HELLO_BYTES),
+        format!("| unread DATA | `streams_max` × `window` | {} |", bytes(MAX_STREAMS * WINDOW)),
+        format!("| input | one frame | {} |", bytes(MAX_HEAD)),
         format!("| END | {:#04x} |", frame::END),
         format!("| INTERIM | {:#04x} |", frame::INTERIM),
         format!("| TCP | {:#04x} |", frame::TCP),
         format!("| REJECTED | {:#04x} |", frame::REJECTED),
-        format!("RESET is {} to {} bytes long", frame::RESET_BYTES, frame::RESET_BYTES_MAX),
+        format!("RESET is {} to {} bytes long", frame::RESET_BYTES, frame::MAX_RESET_BYTES),
     ] {
         assert!(DOCUMENT.contains(&row), "docs/link.md lacks: {row}");
     }
@@ -72,17 +71,18 @@ fn the_document_has_every_kind_and_code() {
         assert_eq!(safe, code.is_retry_safe(), "{start}");
     }
     for code in GoAwayCode::ALL {
-        let fate = if code.is_graceful() { "finish" } else { "lost: the link closes at once" };
-        let row = format!("| {} | {code:?} | {fate} |", *code as u8);
+        let open_streams =
+            if code.is_graceful() { "finish" } else { "lost: the link closes at once" };
+        let row = format!("| {} | {code:?} | {open_streams} |", *code as u8);
         assert!(DOCUMENT.contains(&row), "docs/link.md lacks: {row}");
     }
 }
 
 #[test]
-fn the_state_of_a_full_link_is_as_small_as_the_document_says() {
+fn the_state_of_a_full_link_is_as_small_as_documented() {
     // A hash table has at most twice the capacity of its entries, plus one byte each.
-    let entry = size_of::<(StreamId, Stream)>() + 1;
-    assert!(entry * 2 * (STREAMS_MAX as usize) + size_of::<Link>() < 256 * 1024);
+    let entry = size_of::<(StreamId, StreamState)>() + 1;
+    assert!(entry * 2 * (MAX_STREAMS as usize) + size_of::<Link>() < 256 * 1024);
 }
 
 const DOCUMENT: &str = include_str!("../../../../../docs/link.md");

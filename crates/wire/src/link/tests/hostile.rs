@@ -1,46 +1,49 @@
 //! Fuzz tests with hostile peers: the link never panics and never exceeds its bounds.
 
-use super::simulation::Chance;
+use super::simulation::SeededRandom;
 use super::*;
 
 #[test]
 fn frames_of_any_kind_in_any_order_stay_within_bounds() {
-    let mut broken = 0;
+    let mut broken_links = 0;
     let mut events = 0;
     for seed in 0..RUNS {
-        let mut chance = Chance(seed);
-        let role = if chance.one_in(2) { Role::Opener } else { Role::Acceptor };
+        let mut random = SeededRandom(seed);
+        let role = if random.one_in(2) { Role::Opener } else { Role::Acceptor };
         let mut victim = Victim::new(role);
-        let mut alive = true;
+        let mut is_intact = true;
         for _ in 0..FRAMES {
-            let frame = any_frame(&mut chance, &victim);
-            if !victim.receive_bytes(&frame, &mut chance) {
-                alive = false;
+            let frame = any_frame(&mut random, &victim);
+            if !victim.receive_bytes(&frame, &mut random) {
+                is_intact = false;
                 break;
             }
         }
-        broken += usize::from(!alive);
+        broken_links += usize::from(!is_intact);
         events += victim.events;
     }
     // Some links must break and some frames must be accepted; otherwise the test is void.
-    assert!(broken > RUNS as usize / 2 && events > RUNS as usize * 5, "{broken} {events}");
+    assert!(
+        broken_links > RUNS as usize / 2 && events > RUNS as usize * 5,
+        "{broken_links} {events}"
+    );
 }
 
 #[test]
 fn a_damaged_conversation_stays_within_bounds() {
     let (wire, _) = record_conversation();
     for seed in 0..RUNS {
-        let mut chance = Chance(seed);
+        let mut random = SeededRandom(seed);
         let mut damaged = BytesMut::from(&wire[..]);
-        for _ in 0..=chance.below_bound(4) {
-            let place = chance.below_bound(damaged.len());
-            match chance.below_bound(3) {
-                0 => damaged[place] = chance.below_bound(256) as u8,
-                1 => damaged.truncate(place.max(1)),
-                _ => damaged[place] ^= 1 << chance.below_bound(8),
+        for _ in 0..=random.below_bound(4) {
+            let index = random.below_bound(damaged.len());
+            match random.below_bound(3) {
+                0 => damaged[index] = random.below_bound(256) as u8,
+                1 => damaged.truncate(index.max(1)),
+                _ => damaged[index] ^= 1 << random.below_bound(8),
             }
         }
-        Victim::new(Role::Acceptor).receive_bytes(&damaged, &mut chance);
+        Victim::new(Role::Acceptor).receive_bytes(&damaged, &mut random);
     }
 }
 
@@ -48,7 +51,7 @@ fn a_damaged_conversation_stays_within_bounds() {
 struct Victim {
     link: Link,
     inbox: BytesMut,
-    held: StreamMap,
+    received_bytes: StreamMap,
     events: usize,
 }
 
@@ -60,19 +63,19 @@ impl Victim {
         Self {
             link: Link::new(role, limits),
             inbox: BytesMut::new(),
-            held: StreamMap::new(),
+            received_bytes: StreamMap::new(),
             events: 0,
         }
     }
 
     /// False once the link is broken.
-    fn receive_bytes(&mut self, wire: &[u8], chance: &mut Chance) -> bool {
+    fn receive_bytes(&mut self, wire: &[u8], random: &mut SeededRandom) -> bool {
         self.inbox.extend_from_slice(wire);
         loop {
             let before = self.inbox.len();
             match self.link.receive(&mut self.inbox) {
                 Ok(None) => break,
-                Ok(Some(event)) => self.handle_event(event, chance),
+                Ok(Some(event)) => self.handle_event(event, random),
                 Err(error) => {
                     assert_eq!(self.link.receive(&mut self.inbox), Err(error));
                     assert_eq!(self.link.stream_count(), 0);
@@ -83,31 +86,31 @@ impl Victim {
             assert!(self.inbox.len() <= before);
             self.check_invariants();
         }
-        self.act_randomly(chance);
+        self.act_randomly(random);
         self.check_invariants();
         assert!(self.inbox.len() < self.link.own_limits().input_max());
         true
     }
 
-    fn handle_event(&mut self, event: LinkEvent, chance: &mut Chance) {
+    fn handle_event(&mut self, event: LinkEvent, random: &mut SeededRandom) {
         self.events += 1;
         match event {
             LinkEvent::Opened { stream, .. } => {
-                self.held.insert(stream, 0);
-                match chance.below_bound(3) {
+                self.received_bytes.insert(stream, 0);
+                match random.below_bound(3) {
                     0 => self.link.reset_stream(stream, ResetCode::Refused),
-                    1 => drop(self.link.send_head(stream, false, chance.one_in(2), write(b"200"))),
+                    1 => drop(self.link.send_head(stream, false, random.one_in(2), write(b"200"))),
                     _ => {}
                 }
             }
             LinkEvent::Data { stream, data, end } => {
                 assert!(end || !data.is_empty());
-                let held = self.held.entry(stream).or_default();
-                *held += data.len();
-                assert!(*held <= WINDOW_LEAST as usize);
+                let received_bytes = self.received_bytes.entry(stream).or_default();
+                *received_bytes += data.len();
+                assert!(*received_bytes <= WINDOW_LEAST as usize);
             }
             LinkEvent::Reset { stream, .. } => {
-                self.held.remove(&stream);
+                self.received_bytes.remove(&stream);
                 assert_eq!(self.link.available_credit(stream), 0);
             }
             _ => {}
@@ -115,31 +118,31 @@ impl Victim {
     }
 
     /// A random action of a driver.
-    fn act_randomly(&mut self, chance: &mut Chance) {
-        let stream = StreamId(chance.below_bound(8) as u32);
-        match chance.below_bound(6) {
-            0 => drop(self.link.open_stream(StreamKind::Http, chance.one_in(2), write(b"GET"))),
-            1 => drop(self.link.send_data(stream, &[1; 700], chance.one_in(5))),
+    fn act_randomly(&mut self, random: &mut SeededRandom) {
+        let stream = StreamId(random.below_bound(8) as u32);
+        match random.below_bound(6) {
+            0 => drop(self.link.open_stream(StreamKind::Http, random.one_in(2), write(b"GET"))),
+            1 => drop(self.link.send_data(stream, &[1; 700], random.one_in(5))),
             2 => self.link.reset_stream(stream, ResetCode::Cancelled),
             3 => self.link.output().clear(),
             4 => self.link.ping(),
             _ => {
-                let held = self.held.remove(&stream).unwrap_or_default();
-                self.link.record_consumed(stream, held as u32);
+                let received_bytes = self.received_bytes.remove(&stream).unwrap_or_default();
+                self.link.record_consumed(stream, received_bytes as u32);
             }
         }
     }
 
     fn check_invariants(&mut self) {
         assert!(self.link.stream_count() <= 64);
-        assert!(self.link.awakened.len() <= STREAMS_LEAST as usize);
+        assert!(self.link.credited.len() <= STREAMS_LEAST as usize);
         assert!(self.link.output().len() <= 700 * 64 * 8);
     }
 }
 
 /// A frame that is often plausible: HELLO first, stream numbers near those in use.
-fn any_frame(chance: &mut Chance, victim: &Victim) -> BytesMut {
-    if !victim.link.greeted && !chance.one_in(20) {
+fn any_frame(random: &mut SeededRandom, victim: &Victim) -> BytesMut {
+    if !victim.link.hello_received && !random.one_in(20) {
         let mut hello = BytesMut::new();
         let role = match victim.link.role {
             Role::Opener => Role::Acceptor,
@@ -149,25 +152,25 @@ fn any_frame(chance: &mut Chance, victim: &Victim) -> BytesMut {
         return hello;
     }
     let kinds = match victim.link.role {
-        _ if chance.one_in(50) => [1, 2, 3, 5, 7, 8, 11, 15],
-        Role::Opener if victim.link.last == StreamId::NONE => [9; 8],
+        _ if random.one_in(50) => [1, 2, 3, 5, 7, 8, 11, 15],
+        Role::Opener if victim.link.last_stream == StreamId::NONE => [9; 8],
         Role::Opener => [3, 4, 4, 4, 6, 6, 9, 10],
         Role::Acceptor => [2, 2, 2, 4, 4, 4, 6, 9],
     };
-    let kind = kinds[chance.below_bound(kinds.len())];
-    let last = victim.link.last.number() as usize;
+    let kind = kinds[random.below_bound(kinds.len())];
+    let last = victim.link.last_stream.number() as usize;
     let stream = match kind {
         1 | 8..=10 => 0,
         2 => last + 1,
-        _ => 1 + chance.below_bound(last.max(1)),
+        _ => 1 + random.below_bound(last.max(1)),
     };
-    let stream = if chance.one_in(100) { chance.below_bound(6) } else { stream } as u32;
-    let kind = if chance.one_in(10) { kind } else { plausible_kind(kind, stream, victim) };
-    let flags = match chance.below_bound(12) {
+    let stream = if random.one_in(100) { random.below_bound(6) } else { stream } as u32;
+    let kind = if random.one_in(10) { kind } else { plausible_kind(kind, stream, victim) };
+    let flags = match random.below_bound(12) {
         0 if matches!(kind, 2..=4) => frame::END,
         1 if kind == 2 => frame::TCP,
         1 if kind == 3 => frame::INTERIM,
-        2 if chance.one_in(50) => 0x80,
+        2 if random.one_in(50) => 0x80,
         _ => 0,
     };
     let length = match kind {
@@ -175,14 +178,14 @@ fn any_frame(chance: &mut Chance, victim: &Victim) -> BytesMut {
         7 => 4,
         8 => 5,
         9 | 10 => 0,
-        _ if chance.one_in(10) => chance.below_bound(17_000),
-        _ => chance.below_bound(300),
+        _ if random.one_in(10) => random.below_bound(17_000),
+        _ => random.below_bound(300),
     };
-    let payload: Vec<u8> = (0..length).map(|_| chance.below_bound(256) as u8).collect();
+    let payload: Vec<u8> = (0..length).map(|_| random.below_bound(256) as u8).collect();
     let mut frame = raw_header(length as u32, kind, flags, stream);
     match kind {
-        7 => frame.put_u32(chance.below_bound(40_000) as u32),
-        8 => frame.put_slice(&[0, 0, 0, chance.below_bound(8) as u8, 1]),
+        7 => frame.put_u32(random.below_bound(40_000) as u32),
+        8 => frame.put_slice(&[0, 0, 0, random.below_bound(8) as u8, 1]),
         _ => frame.put_slice(&payload),
     }
     frame

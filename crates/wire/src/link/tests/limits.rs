@@ -4,9 +4,9 @@ use super::*;
 
 #[test]
 fn the_first_frame_is_hello_and_comes_once() {
-    let hello = |f: &dyn Fn(&mut LinkLimits)| {
+    let hello = |edit: &dyn Fn(&mut LinkLimits)| {
         let mut limits = LinkLimits::default();
-        f(&mut limits);
+        edit(&mut limits);
         let mut wire = BytesMut::new();
         frame::write_hello(&mut wire, Role::Opener, &limits);
         wire
@@ -48,26 +48,26 @@ fn a_longer_hello_of_a_later_release_is_understood() {
 }
 
 #[test]
-fn limits_out_of_range_are_moved_into_it() {
-    let nothing = LinkLimits {
+fn limits_out_of_range_are_clamped() {
+    let too_small = LinkLimits {
         streams_max: 0,
         window: 0,
         head_max: 0,
         frame_max: 0,
         ..LinkLimits::default()
     };
-    let link = Link::new(Role::Opener, nothing);
+    let link = Link::new(Role::Opener, too_small);
     assert!(link.own_limits().is_within_range());
     let max = u32::MAX;
-    let all = LinkLimits {
+    let too_large = LinkLimits {
         streams_max: max,
         window: max,
         head_max: max,
         frame_max: max,
         ..LinkLimits::default()
     };
-    assert!(Link::new(Role::Opener, all).own_limits().is_within_range());
-    assert_eq!(LinkLimits::default().input_max(), HEAD_MAX as usize + 8);
+    assert!(Link::new(Role::Opener, too_large).own_limits().is_within_range());
+    assert_eq!(LinkLimits::default().input_max(), MAX_HEAD as usize + 8);
     assert!(LinkLimits::default().is_within_range() && LinkLimits::minimum().is_within_range());
 }
 
@@ -81,10 +81,10 @@ fn frames_that_cannot_be_read_break_the_link() {
         ("a short reset", raw_frame(FrameKind::Reset, 0, 1, b"")),
         ("a long ping", raw_frame(FrameKind::Ping, 0, 0, b"x")),
         ("a credit of 0", raw_frame(FrameKind::Credit, 0, 1, &[0; 4])),
-        ("long data, before it arrives", raw_header(FRAME_MAX + 1, 4, 0, 1)),
-        ("a long head, before it arrives", raw_header(HEAD_MAX + 1, 2, 0, 2)),
+        ("long data, before it arrives", raw_header(MAX_FRAME + 1, 4, 0, 1)),
+        ("a long head, before it arrives", raw_header(MAX_HEAD + 1, 2, 0, 2)),
     ] {
-        breaks_the_acceptor(name, &wire, GoAwayCode::Protocol);
+        expect_acceptor_error(name, &wire, GoAwayCode::Protocol);
     }
 }
 
@@ -103,24 +103,24 @@ fn frames_out_of_place_break_the_link() {
         ("data after the end", &after_end),
         ("trailers twice", &trailers),
     ] {
-        breaks_the_acceptor(name, wire, GoAwayCode::Protocol);
+        expect_acceptor_error(name, wire, GoAwayCode::Protocol);
     }
 }
 
 #[test]
-fn more_than_was_granted_breaks_the_link() {
-    let mut overrun = raw_frame(FrameKind::Data, 0, 1, &[0; FRAME_MAX as usize]).repeat(4);
-    breaks_the_acceptor("more credit", &raw_frame(FrameKind::Credit, 0, 1, &[0, 0, 0, 1]), FLOW);
-    breaks_the_acceptor("huge credit", &raw_frame(FrameKind::Credit, 0, 1, &[255; 4]), FLOW);
+fn exceeding_the_credit_or_the_window_breaks_the_link() {
+    let mut overrun = raw_frame(FrameKind::Data, 0, 1, &[0; MAX_FRAME as usize]).repeat(4);
+    expect_acceptor_error("more credit", &raw_frame(FrameKind::Credit, 0, 1, &[0, 0, 0, 1]), FLOW);
+    expect_acceptor_error("huge credit", &raw_frame(FrameKind::Credit, 0, 1, &[255; 4]), FLOW);
     overrun.extend_from_slice(&raw_frame(FrameKind::Data, 0, 1, b"x"));
-    breaks_the_acceptor("more data", &overrun, FLOW);
+    expect_acceptor_error("more data", &overrun, FLOW);
 }
 
 #[test]
-fn broken_rules_of_the_openers_peer() {
+fn frames_that_an_acceptor_must_not_send_break_the_link() {
     let go_away =
         |last: u32| raw_frame(FrameKind::GoAway, 0, 0, &[&last.to_be_bytes()[..], &[1]].concat());
-    let takes_back = [go_away(0), go_away(1)].concat();
+    let raised_last_stream = [go_away(0), go_away(1)].concat();
     let two_heads =
         [raw_frame(FrameKind::Head, 0, 1, b""), raw_frame(FrameKind::Head, 0, 1, b"")].concat();
     let cases: [(&str, &[u8]); 8] = [
@@ -134,7 +134,7 @@ fn broken_rules_of_the_openers_peer() {
         ),
         ("two heads", &two_heads),
         ("a stream never opened", &raw_frame(FrameKind::Head, 0, 2, b"")),
-        ("a go away that takes back", &takes_back),
+        ("a go away that takes back", &raised_last_stream),
     ];
     for (name, wire) in cases {
         let (mut opener, mut acceptor) = connected_pair();
@@ -170,8 +170,8 @@ fn heads_of_one_stream_together_are_bounded() {
     while acceptor.send_head(id, true, false, write(&interim)).is_ok() {
         sent += 1;
     }
-    assert_eq!(sent, HEAD_MAX * SECTIONS_PER_DIRECTION / (1000 + SECTION_COST));
-    // The honest sender resets the stream itself; a receiver would not have accepted more either.
+    assert_eq!(sent, MAX_HEAD * SECTIONS_PER_DIRECTION / (1000 + SECTION_COST));
+    // A valid sender resets the stream itself; a receiver would not have accepted more either.
     let events = deliver_output(&mut acceptor, &mut opener);
     let reset = LinkEvent::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!(events.last(), Some(&reset));
@@ -184,7 +184,7 @@ fn heads_of_one_stream_together_are_bounded() {
 }
 
 #[test]
-fn frames_that_do_nothing_are_counted() {
+fn useless_frames_are_counted() {
     let ping = raw_frame(FrameKind::Ping, 0, 0, b"");
     let pong = raw_frame(FrameKind::Pong, 0, 0, b"");
     let empty = raw_frame(FrameKind::Data, 0, 1, b"");
@@ -195,9 +195,9 @@ fn frames_that_do_nothing_are_counted() {
     {
         let (mut opener, mut acceptor) = connected_pair();
         open_stream(&mut opener, &mut acceptor);
-        let over = open_stream(&mut opener, &mut acceptor);
-        acceptor.reset_stream(over, ResetCode::Failed);
-        let allowed = frame.repeat(IDLE_FRAMES_MAX as usize);
+        let closed_stream = open_stream(&mut opener, &mut acceptor);
+        acceptor.reset_stream(closed_stream, ResetCode::Failed);
+        let allowed = frame.repeat(MAX_IDLE_FRAMES as usize);
         assert_eq!(receive_error(&mut acceptor, &allowed), None, "{name}");
         let error = receive_error(&mut acceptor, &frame.repeat(2)).unwrap();
         assert_eq!(error.go_away_code(), GoAwayCode::Flood, "{name}");
@@ -212,21 +212,21 @@ fn small_credits_are_counted() {
     acceptor.send_data(id, &[0; WINDOW as usize], false).unwrap();
     acceptor.output().clear();
     let credit = raw_frame(FrameKind::Credit, 0, id.number(), &1u32.to_be_bytes());
-    let error = receive_error(&mut acceptor, &credit.repeat(IDLE_FRAMES_MAX as usize + 1));
+    let error = receive_error(&mut acceptor, &credit.repeat(MAX_IDLE_FRAMES as usize + 1));
     assert_eq!(error.map(|error| error.go_away_code()), Some(GoAwayCode::Flood));
 }
 
 #[test]
-fn one_ping_for_each_write_goes_on_forever() {
+fn one_ping_for_each_write_is_never_a_flood() {
     let (_, mut acceptor) = connected_pair();
-    for _ in 0..IDLE_FRAMES_MAX * 3 {
+    for _ in 0..MAX_IDLE_FRAMES * 3 {
         assert_eq!(receive_error(&mut acceptor, &raw_frame(FrameKind::Ping, 0, 0, b"")), None);
         assert_eq!(acceptor.output().split().len(), 8);
     }
 }
 
 #[test]
-fn streams_opened_and_reset_unanswered_are_a_flood() {
+fn streams_reset_before_a_response_are_a_flood() {
     let (_, mut acceptor) = connected_pair();
     let mut last = 0;
     let mut churn = |acceptor: &mut Link, rounds: u32| {
@@ -237,31 +237,31 @@ fn streams_opened_and_reset_unanswered_are_a_flood() {
             receive_error(acceptor, &[opened, reset].concat())
         })
     };
-    assert_eq!(churn(&mut acceptor, CHURN_MAX), None);
+    assert_eq!(churn(&mut acceptor, MAX_CHURN), None);
     acceptor.renew_allowances();
-    assert_eq!(churn(&mut acceptor, CHURN_MAX), None);
+    assert_eq!(churn(&mut acceptor, MAX_CHURN), None);
     let error = churn(&mut acceptor, 1).unwrap();
     assert_eq!(error.go_away_code(), GoAwayCode::Flood);
 }
 
 /// Cancellations come from clients, not from the sidecar, and must not affect its other streams.
 #[test]
-fn an_opener_that_resets_much_goes_away_before_that_is_a_flood() {
+fn an_opener_sends_go_away_before_its_resets_are_a_flood() {
     for crossing in [false, true] {
         let (mut opener, mut acceptor) = connected_pair();
         let victim = open_stream(&mut opener, &mut acceptor);
-        let room = opener.vacant_streams() - 1;
-        let held: Vec<_> = (0..room)
+        let vacant = opener.vacant_streams() - 1;
+        let open_streams: Vec<_> = (0..vacant)
             .map(|_| opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap())
             .collect();
         deliver_output(&mut opener, &mut acceptor);
         if crossing {
-            // These answers earn nothing at the acceptor, which has spent nothing.
-            for id in &held {
+            // These responses restore nothing at the acceptor, whose allowance is full.
+            for id in &open_streams {
                 acceptor.send_head(*id, false, false, write(b"200")).unwrap();
             }
         }
-        let answers = acceptor.output().split();
+        let responses = acceptor.output().split();
         let cancel = |opener: &mut Link, acceptor: &mut Link, rounds: u32| {
             for _ in 0..rounds {
                 let id = opener.open_stream(StreamKind::Http, true, write(b"GET"))?;
@@ -270,47 +270,49 @@ fn an_opener_that_resets_much_goes_away_before_that_is_a_flood() {
             }
             Ok(())
         };
-        assert_eq!(cancel(&mut opener, &mut acceptor, CHURN_MAX / 2 - 1), Ok(()));
-        all_events(&mut opener, &mut BytesMut::from(&answers[..]));
+        assert_eq!(cancel(&mut opener, &mut acceptor, MAX_CHURN / 2 - 1), Ok(()));
+        all_events(&mut opener, &mut BytesMut::from(&responses[..]));
         if crossing {
-            assert_eq!(cancel(&mut opener, &mut acceptor, STREAMS_MAX - 10), Ok(()));
+            assert_eq!(cancel(&mut opener, &mut acceptor, MAX_STREAMS - 10), Ok(()));
         }
-        let worn = cancel(&mut opener, &mut acceptor, CHURN_MAX);
-        assert_eq!(worn, Err(OpenError::GoingAway));
+        let result = cancel(&mut opener, &mut acceptor, MAX_CHURN);
+        assert_eq!(result, Err(OpenError::GoingAway));
         // Open streams continue, and may be reset.
-        for id in held {
+        for id in open_streams {
             opener.reset_stream(id, ResetCode::Cancelled);
         }
         deliver_output(&mut opener, &mut acceptor);
         assert_eq!((opener.stream_count(), acceptor.stream_count()), (1, 1));
         acceptor.send_head(victim, false, true, write(b"200")).unwrap();
-        let answered = head_event(victim, b"200", false, true);
-        assert_eq!(deliver_output(&mut acceptor, &mut opener), [answered]);
+        let response = head_event(victim, b"200", false, true);
+        assert_eq!(deliver_output(&mut acceptor, &mut opener), [response]);
     }
 }
 
 #[test]
-fn an_opener_whose_peer_answers_may_reset_as_many_again() {
+fn responses_restore_the_reset_allowance_of_the_opener() {
     let (mut opener, mut acceptor) = connected_pair();
     for kind in [StreamKind::Http, StreamKind::Tcp] {
-        for _ in 0..CHURN_MAX * 2 {
+        for _ in 0..MAX_CHURN * 2 {
             let cancelled = opener.open_stream(kind, true, write(b"")).unwrap();
-            let answered = opener.open_stream(kind, true, write(b"")).unwrap();
+            let answered_stream = opener.open_stream(kind, true, write(b"")).unwrap();
             opener.reset_stream(cancelled, ResetCode::Cancelled);
             deliver_output(&mut opener, &mut acceptor);
             match kind {
                 StreamKind::Http => {
-                    acceptor.send_head(answered, true, false, write(b"100")).unwrap();
-                    acceptor.send_head(answered, false, false, write(b"200")).unwrap();
+                    acceptor.send_head(answered_stream, true, false, write(b"100")).unwrap();
+                    acceptor.send_head(answered_stream, false, false, write(b"200")).unwrap();
                 }
-                StreamKind::Tcp => assert_eq!(acceptor.send_data(answered, b"x", false), Ok(1)),
+                StreamKind::Tcp => {
+                    assert_eq!(acceptor.send_data(answered_stream, b"x", false), Ok(1))
+                }
             }
             deliver_output(&mut acceptor, &mut opener);
-            opener.reset_stream(answered, ResetCode::Cancelled);
+            opener.reset_stream(answered_stream, ResetCode::Cancelled);
         }
     }
     assert!(!opener.is_going_away());
-    // An interim head is no answer, and neither is the end of a TCP connection without bytes.
+    // An interim head is not a response, and neither is the end of a TCP connection without bytes.
     let mut rounds = 0;
     while let Ok(id) = opener.open_stream(StreamKind::Http, true, write(b"")) {
         deliver_output(&mut opener, &mut acceptor);
@@ -319,26 +321,26 @@ fn an_opener_whose_peer_answers_may_reset_as_many_again() {
         opener.reset_stream(id, ResetCode::Cancelled);
         rounds += 1;
     }
-    assert_eq!(rounds, CHURN_MAX / 2);
+    assert_eq!(rounds, MAX_CHURN / 2);
 }
 
 #[test]
-fn resets_among_answered_streams_are_no_flood() {
+fn resets_among_streams_with_responses_are_not_a_flood() {
     let (mut opener, mut acceptor) = connected_pair();
-    for _ in 0..CHURN_MAX * 2 {
+    for _ in 0..MAX_CHURN * 2 {
         let cancelled = opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap();
-        let answered = opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap();
+        let answered_stream = opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap();
         opener.reset_stream(cancelled, ResetCode::Cancelled);
         assert_eq!(deliver_output(&mut opener, &mut acceptor).len(), 3);
-        acceptor.send_head(answered, false, false, write(b"200")).unwrap();
+        acceptor.send_head(answered_stream, false, false, write(b"200")).unwrap();
         deliver_output(&mut acceptor, &mut opener);
-        opener.reset_stream(answered, ResetCode::Cancelled);
+        opener.reset_stream(answered_stream, ResetCode::Cancelled);
         deliver_output(&mut opener, &mut acceptor);
     }
 }
 
 #[test]
-fn data_for_streams_that_are_over_is_bounded_by_what_was_granted() {
+fn late_data_is_bounded_by_the_granted_window() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
     acceptor.reset_stream(id, ResetCode::Refused);
@@ -350,7 +352,7 @@ fn data_for_streams_that_are_over_is_bounded_by_what_was_granted() {
 }
 
 #[test]
-fn no_data_is_late_on_a_stream_that_the_peer_had_ended() {
+fn data_after_the_peer_ended_its_direction_is_a_flood() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
     opener.send_data(id, b"all", true).unwrap();
@@ -365,7 +367,7 @@ fn no_data_is_late_on_a_stream_that_the_peer_had_ended() {
 fn trailers_count_with_the_heads() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
-    let large = vec![b'x'; HEAD_MAX as usize];
+    let large = vec![b'x'; MAX_HEAD as usize];
     acceptor.send_head(id, false, false, write(&large)).unwrap();
     assert_eq!(acceptor.send_trailers(id, &large), Err(StreamClosed));
     let events = deliver_output(&mut acceptor, &mut opener);
@@ -384,7 +386,7 @@ fn trailers_count_with_the_heads() {
 }
 
 #[test]
-fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
+fn allowances_cover_crossing_frames_and_useful_frames_restore_them() {
     let limits =
         LinkLimits { streams_max: 64, idle_frames_max: 0, churn_max: 0, ..LinkLimits::default() };
     let fresh = || {
@@ -395,11 +397,11 @@ fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
         acceptor
     };
     let pong = raw_frame(FrameKind::Pong, 0, 0, b"");
-    let earns = |link: &mut Link, frames: usize| {
+    let expect_allowance = |link: &mut Link, frames: usize| {
         assert_eq!(receive_error(link, &pong.repeat(frames)), None);
         assert_eq!(receive_error(link, &pong).map(|e| e.go_away_code()), Some(GoAwayCode::Flood));
     };
-    earns(&mut fresh(), 64 * 8);
+    expect_allowance(&mut fresh(), 64 * 8);
 
     // OPEN and DATA earn one each.
     let mut acceptor = fresh();
@@ -408,14 +410,14 @@ fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
         [raw_frame(FrameKind::Open, 0, 1, b""), raw_frame(FrameKind::Data, frame::END, 1, b"x")]
             .concat();
     assert_eq!(receive_error(&mut acceptor, &request), None);
-    earns(&mut acceptor, 2);
+    expect_allowance(&mut acceptor, 2);
 
     // So does a finished stream, for the frames that may cross with its end.
     let mut acceptor = fresh();
     assert_eq!(receive_error(&mut acceptor, &pong.repeat(64 * 8)), None);
     assert_eq!(receive_error(&mut acceptor, &request), None);
     acceptor.send_head(StreamId(1), false, true, write(b"200")).unwrap();
-    earns(&mut acceptor, 2 + 8);
+    expect_allowance(&mut acceptor, 2 + 8);
 
     let mut acceptor = fresh();
     let churn = |number| {
@@ -429,14 +431,14 @@ fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
 }
 
 #[test]
-fn nothing_follows_the_last_go_away() {
+fn no_frame_follows_the_last_go_away() {
     let ping = raw_frame(FrameKind::Ping, 0, 0, b"");
-    let wrong = raw_frame(FrameKind::Data, 0, 9, b"x");
-    breaks_the_acceptor("a ping and a fault", &[ping, wrong].concat(), GoAwayCode::Protocol);
+    let misplaced = raw_frame(FrameKind::Data, 0, 9, b"x");
+    expect_acceptor_error("a ping and a fault", &[ping, misplaced].concat(), GoAwayCode::Protocol);
 }
 
 #[test]
-fn an_opener_keeps_to_its_own_limit_of_streams_too() {
+fn an_opener_also_respects_its_own_stream_limit() {
     let mut opener =
         Link::new(Role::Opener, LinkLimits { streams_max: 100, ..LinkLimits::default() });
     let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
@@ -445,7 +447,7 @@ fn an_opener_keeps_to_its_own_limit_of_streams_too() {
 }
 
 #[test]
-fn a_peer_that_asks_and_does_not_read_is_cut_off() {
+fn a_peer_that_sends_requests_without_reading_stalls_the_link() {
     let limits = LinkLimits { output_limit: 100_000, ..LinkLimits::default() };
     let mut acceptor = Link::new(Role::Acceptor, limits);
     let mut opener = Link::new(Role::Opener, limits);
@@ -466,7 +468,7 @@ fn a_peer_that_asks_and_does_not_read_is_cut_off() {
 }
 
 #[test]
-fn congestion_is_reported_from_the_soft_bound_on() {
+fn congestion_is_reported_from_output_max_on() {
     let (mut opener, mut acceptor) = connected_pair();
     let mut written = 0;
     while !opener.is_congested() {
@@ -474,20 +476,24 @@ fn congestion_is_reported_from_the_soft_bound_on() {
         written += 8 + 4 + opener.send_data(id, &[0; 60_000], false).unwrap() + 4 * 8;
         assert_eq!(opener.output().len(), written);
     }
-    assert!((OUTPUT_MAX..OUTPUT_MAX + 61_000).contains(&written));
+    assert!((MAX_OUTPUT..MAX_OUTPUT + 61_000).contains(&written));
     deliver_output(&mut opener, &mut acceptor);
     assert!(!opener.is_congested());
 }
 
-/// With stream 1 open and not ended, these bytes break the link with this code.
-fn breaks_the_acceptor(name: &str, wire: &[u8], code: GoAwayCode) {
+/// Asserts that these bytes break a link with an open stream 1, with this code.
+fn expect_acceptor_error(name: &str, wire: &[u8], code: GoAwayCode) {
     let (mut opener, mut acceptor) = connected_pair();
     open_stream(&mut opener, &mut acceptor);
     let error = receive_error(&mut acceptor, wire);
     assert_eq!(error.map(|error| error.go_away_code()), Some(code), "{name}");
-    let goodbye =
-        raw_frame(FrameKind::GoAway, 0, 0, &[0, 0, 0, acceptor.last.number() as u8, code as u8]);
-    assert!(acceptor.output().ends_with(&goodbye), "{name}");
+    let go_away = raw_frame(
+        FrameKind::GoAway,
+        0,
+        0,
+        &[0, 0, 0, acceptor.last_stream.number() as u8, code as u8],
+    );
+    assert!(acceptor.output().ends_with(&go_away), "{name}");
 }
 
 /// The error caused by these bytes, if any; the output is kept.

@@ -5,93 +5,94 @@
 
 use std::collections::BTreeMap;
 
-use super::simulation::{Chance, parse_header, split_frames};
+use super::simulation::{SeededRandom, parse_header, split_frames};
 use super::*;
 
 #[test]
 fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
-    let (mut broken, mut whole) = (0, 0);
+    let (mut broken, mut unchanged) = (0, 0);
     for seed in 0..SEEDS {
-        let mut chance = Chance(seed);
-        let (wire, truth) = interleaved_requests(&mut chance);
+        let mut random = SeededRandom(seed);
+        let (wire, expected) = interleaved_requests(&mut random);
         for _ in 0..SWAPS {
             let mut frames = split_frames(&wire);
-            let [first, second] = [0; 2].map(|_| chance.below_bound(frames.len()));
+            let [first, second] = [0; 2].map(|_| random.below_bound(frames.len()));
             let [before, after] = [first.min(second), first.max(second)];
-            if may_not_be_reported(&frames[before..=after]) {
+            if is_swap_undetectable(&frames[before..=after]) {
                 continue;
             }
             frames.swap(before, after);
             let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
-            let mut heard = BTreeMap::new();
+            let mut received = BTreeMap::new();
             let mut wire = BytesMut::from(frames.concat().as_slice());
-            let outcome = receive_content(&mut acceptor, &mut wire, &mut heard);
-            for (stream, heard) in &heard {
-                assert!(truth[stream].starts_with(heard), "seed {seed}, stream {stream}");
+            let outcome = receive_content(&mut acceptor, &mut wire, &mut received);
+            for (stream, received) in &received {
+                assert!(expected[stream].starts_with(received), "seed {seed}, stream {stream}");
             }
             match outcome {
                 Ok(()) => {
-                    assert_eq!(heard, truth, "seed {seed}");
-                    whole += 1;
+                    assert_eq!(received, expected, "seed {seed}");
+                    unchanged += 1;
                 }
                 Err(_) => broken += 1,
             }
         }
     }
-    assert!(broken > 500 && whole > 100, "{broken} {whole}");
+    assert!(broken > 500 && unchanged > 100, "{broken} {unchanged}");
 }
 
 /// True if a swap of the first and the last frame is undetectable: one of them moves past another piece of its
 /// body, or past the trailers that end it.
-fn may_not_be_reported(frames: &[Vec<u8>]) -> bool {
+fn is_swap_undetectable(frames: &[Vec<u8>]) -> bool {
     let is_piece = |frame: &&Vec<u8>| {
         matches!(parse_header(frame).kind, FrameKind::Data | FrameKind::Trailers)
     };
     [frames.first(), frames.last()].into_iter().flatten().filter(is_piece).any(|moved| {
         let stream = parse_header(moved).stream;
-        frames.iter().filter(is_piece).filter(|it| parse_header(it).stream == stream).count() > 1
+        frames.iter().filter(is_piece).filter(|frame| parse_header(frame).stream == stream).count()
+            > 1
     })
 }
 
 /// Several interleaved requests with bodies, and their expected content.
-fn interleaved_requests(chance: &mut Chance) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
+fn interleaved_requests(random: &mut SeededRandom) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
     let mut opener = Link::new(Role::Opener, LinkLimits::default());
-    let mut truth: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
-    let mut open = Vec::new();
+    let mut expected: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
+    let mut open_streams = Vec::new();
     for _ in 0..STEPS {
-        if open.len() < 2 || chance.one_in(3) {
+        if open_streams.len() < 2 || random.one_in(3) {
             let id = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
-            truth.insert(id, b"POST".to_vec());
-            open.push(id);
+            expected.insert(id, b"POST".to_vec());
+            open_streams.push(id);
             continue;
         }
-        let place = chance.below_bound(open.len());
-        let id = open[place];
-        let length = chance.below_bound(40);
+        let index = random.below_bound(open_streams.len());
+        let id = open_streams[index];
+        let length = random.below_bound(40);
         let piece: Vec<u8> = (0..length).map(|at| (at + id.number() as usize) as u8).collect();
-        let said = truth.get_mut(&id).unwrap();
-        said.extend(&piece);
-        let ends = chance.one_in(3);
-        if ends && chance.one_in(2) {
+        let content = expected.get_mut(&id).unwrap();
+        content.extend(&piece);
+        let ends = random.one_in(3);
+        if ends && random.one_in(2) {
             opener.send_data(id, &piece, false).unwrap();
             opener.send_trailers(id, TRAILERS).unwrap();
-            said.extend(TRAILERS);
+            content.extend(TRAILERS);
         } else {
             opener.send_data(id, &piece, ends).unwrap();
         }
         if ends {
-            said.push(END);
-            open.remove(place);
+            content.push(END);
+            open_streams.remove(index);
         }
     }
-    (opener.output().split().freeze(), truth)
+    (opener.output().split().freeze(), expected)
 }
 
-/// The content of each stream, with a mark at its end.
+/// The content of each stream, with [`END`] after its last byte.
 fn receive_content(
     link: &mut Link,
     wire: &mut BytesMut,
-    heard: &mut BTreeMap<StreamId, Vec<u8>>,
+    received: &mut BTreeMap<StreamId, Vec<u8>>,
 ) -> Result<(), LinkError> {
     while let Some(event) = link.receive(wire)? {
         let (stream, bytes, end) = match event {
@@ -101,9 +102,9 @@ fn receive_content(
             LinkEvent::Ready => continue,
             other => panic!("{other:?}"),
         };
-        let said = heard.entry(stream).or_default();
-        said.extend(&bytes);
-        said.extend(end.then_some(END));
+        let content = received.entry(stream).or_default();
+        content.extend(&bytes);
+        content.extend(end.then_some(END));
     }
     Ok(())
 }

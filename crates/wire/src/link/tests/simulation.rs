@@ -1,7 +1,7 @@
 //! Simulation of two links joined by pipes that split data, stall, reorder frames of different streams, and
 //! break, by seed.
 //!
-//! A failure names its seed; add it to [`ALONE`] to run it separately.
+//! A failure names its seed; add it to [`DEBUG_SEEDS`] to run it separately.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,82 +9,81 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::*;
 
 #[test]
-fn every_byte_arrives_once_and_in_order_and_everything_ends() {
-    let seen = run_seeds(|seed| World::new(seed, Order::Kept).run());
+fn every_byte_arrives_once_in_order_and_all_streams_end() {
+    let counts = run_seeds(|seed| LinkSimulation::new(seed, Order::Kept).run());
     // A simulation without activity proves nothing.
-    if ALONE.is_empty() {
-        let Seen {
-            opened, full, starved, congested, resets, refused, trailers, pongs, worn, ..
-        } = seen;
-        for (what, count) in [
-            ("opened", opened),
-            ("full", full),
-            ("starved", starved),
-            ("congested", congested),
-            ("resets", resets),
-            ("refused by go away", refused),
-            ("trailers", trailers),
-            ("pongs", pongs),
-            ("links worn out by resets", worn),
+    if DEBUG_SEEDS.is_empty() {
+        for (event, count) in [
+            ("opened", counts.opened),
+            ("full", counts.full),
+            ("starved", counts.starved),
+            ("congested", counts.congested),
+            ("resets", counts.resets),
+            ("rejected by GOAWAY", counts.rejected_by_go_away),
+            ("trailers", counts.trailers),
+            ("pongs", counts.pongs),
+            ("links worn out by resets", counts.worn_out),
         ] {
-            assert!(count > 10, "{what}: {count}");
+            assert!(count > 10, "{event}: {count}");
         }
     }
 }
 
 /// The order of frames of different streams has no meaning (`docs/link.md`, *Streams*).
 #[test]
-fn everything_arrives_also_when_streams_overtake_each_other() {
-    let seen = run_seeds(|seed| World::new(seed, Order::PerStream).run());
-    assert!(seen.overtaken > 1_000 || !ALONE.is_empty(), "{}", seen.overtaken);
+fn every_byte_arrives_if_streams_are_reordered() {
+    let counts = run_seeds(|seed| LinkSimulation::new(seed, Order::PerStream).run());
+    assert!(counts.overtaken > 1_000 || !DEBUG_SEEDS.is_empty(), "{}", counts.overtaken);
 }
 
 #[test]
-fn a_connection_that_breaks_has_reported_nothing_wrong_and_leaves_nothing() {
-    let lost = run_seeds(|seed| World::new(seed, Order::Kept).run_until_cut()).cut_off;
-    assert!(lost > 100 || !ALONE.is_empty(), "{lost} streams were lost");
+fn a_broken_connection_leaves_no_streams_and_reported_only_sent_bytes() {
+    let lost_streams =
+        run_seeds(|seed| LinkSimulation::new(seed, Order::Kept).run_until_disconnect()).cut_off;
+    assert!(lost_streams > 100 || !DEBUG_SEEDS.is_empty(), "{lost_streams} streams were lost");
 }
 
 /// Runs all seeds and sums their events.
-fn run_seeds(run: impl Fn(u64) -> Seen) -> Seen {
-    let seeds: Vec<u64> = if ALONE.is_empty() { (0..SEEDS).collect() } else { ALONE.to_vec() };
-    let mut seen = Seen::default();
+fn run_seeds(run: impl Fn(u64) -> EventCounts) -> EventCounts {
+    let seeds: Vec<u64> =
+        if DEBUG_SEEDS.is_empty() { (0..SEEDS).collect() } else { DEBUG_SEEDS.to_vec() };
+    let mut counts = EventCounts::default();
     for seed in seeds {
         match catch_unwind(AssertUnwindSafe(|| run(seed))) {
-            Ok(run) => seen.add(run),
+            Ok(run) => counts.add(run),
             Err(_) => panic!("the simulation failed with seed {seed}"),
         }
     }
-    seen
+    counts
 }
 
 /// The events of a run, or their sum over all runs.
 #[derive(Debug, Default, Clone, Copy)]
-struct Seen {
+struct EventCounts {
     opened: usize,
     full: usize,
     starved: usize,
     congested: usize,
     resets: usize,
-    refused: usize,
+    rejected_by_go_away: usize,
     trailers: usize,
     pongs: usize,
-    worn: usize,
+    worn_out: usize,
     overtaken: usize,
     cut_off: usize,
 }
 
-impl Seen {
+impl EventCounts {
     fn add(&mut self, other: Self) {
         self.opened += other.opened;
         self.full += other.full;
         self.starved += other.starved;
         self.congested += other.congested;
         self.resets += other.resets;
-        self.refused += other.refused;
+        self.rejected_by_go_away += other.rejected_by_go_away;
         self.trailers += other.trailers;
         self.pongs += other.pongs;
-        self.worn += other.worn;
+        self.worn_out += other.worn_out;
         self.overtaken += other.overtaken;
         self.cut_off += other.cut_off;
     }
@@ -100,32 +99,32 @@ enum Order {
 }
 
 /// Both ends, the pipes between them, and a record of everything sent.
-struct World {
+struct LinkSimulation {
     order: Order,
-    chance: Chance,
+    random: SeededRandom,
     sides: [Side; 2],
     /// Bytes that left side 0 or 1 and have not arrived.
     wires: [BytesMut; 2],
     /// Steps without arrivals from side 0 or 1.
     stalls: [u32; 2],
-    sent: BTreeMap<(usize, StreamId), Sent>,
+    sent: BTreeMap<(usize, StreamId), SentData>,
     resets: BTreeMap<StreamId, Vec<ResetCode>>,
     accepted_last: StreamId,
-    refused_after: Option<StreamId>,
+    rejected_after: Option<StreamId>,
     /// The clients of side 0 have short timeouts: it resets most of its streams.
     is_impatient: bool,
-    seen: Seen,
+    counts: EventCounts,
 }
 
 /// One end with the state of its driver.
 struct Side {
     link: Link,
     inbox: BytesMut,
-    streams: BTreeMap<StreamId, Local>,
+    streams: BTreeMap<StreamId, LocalStream>,
 }
 
 /// The driver's state of a stream.
-struct Local {
+struct LocalStream {
     kind: StreamKind,
     head_sent: bool,
     /// The remaining bytes, the kind of end, and true once it was sent.
@@ -140,59 +139,59 @@ struct Local {
 
 /// The frames that one side sent on a stream.
 #[derive(Default)]
-struct Sent {
+struct SentData {
     heads: Vec<Vec<u8>>,
-    heads_seen: usize,
+    heads_received: usize,
     bytes: usize,
     ended: bool,
     trailers: bool,
 }
 
-impl World {
+impl LinkSimulation {
     fn new(seed: u64, order: Order) -> Self {
-        let mut chance = Chance(seed);
-        let limits = |chance: &mut Chance| LinkLimits {
+        let mut random = SeededRandom(seed);
+        let limits = |random: &mut SeededRandom| LinkLimits {
             streams_max: STREAMS_LEAST,
-            window: WINDOW_LEAST + chance.below_bound(50_000) as u32,
-            output_max: 4_000 + chance.below_bound(250_000),
+            window: WINDOW_LEAST + random.below_bound(50_000) as u32,
+            output_max: 4_000 + random.below_bound(250_000),
             // The default ratio to the streams: a well-behaved driver never exceeds the allowance.
-            churn_max: STREAMS_LEAST * (CHURN_MAX / STREAMS_MAX),
+            churn_max: STREAMS_LEAST * (MAX_CHURN / MAX_STREAMS),
             ..LinkLimits::default()
         };
-        let side = |role, chance: &mut Chance| Side {
-            link: Link::new(role, limits(chance)),
+        let side = |role, random: &mut SeededRandom| Side {
+            link: Link::new(role, limits(random)),
             inbox: BytesMut::new(),
             streams: BTreeMap::new(),
         };
-        let sides = [side(Role::Opener, &mut chance), side(Role::Acceptor, &mut chance)];
-        let is_impatient = chance.one_in(3);
+        let sides = [side(Role::Opener, &mut random), side(Role::Acceptor, &mut random)];
+        let is_impatient = random.one_in(3);
         Self {
             order,
             is_impatient,
-            chance,
+            random,
             sides,
             wires: Default::default(),
             stalls: [0; 2],
             sent: BTreeMap::new(),
             resets: BTreeMap::new(),
             accepted_last: StreamId::NONE,
-            refused_after: None,
-            seen: Seen::default(),
+            rejected_after: None,
+            counts: EventCounts::default(),
         }
     }
 
-    fn run(mut self) -> Seen {
+    fn run(mut self) -> EventCounts {
         for step in 0..STEPS {
             self.step(step);
             self.check_bounds();
         }
         self.finish_all();
-        self.seen
+        self.counts
     }
 
     /// Breaks the connection at a random moment, possibly within a frame.
-    fn run_until_cut(mut self) -> Seen {
-        let last = self.chance.below_bound(STEPS as usize) as u32;
+    fn run_until_disconnect(mut self) -> EventCounts {
+        let last = self.random.below_bound(STEPS as usize) as u32;
         for step in 0..last {
             self.step(step);
         }
@@ -208,49 +207,50 @@ impl World {
                 let sent = self.sent.get(&(1 - index, id));
                 assert!(local.received <= sent.map_or(0, |sent| sent.bytes));
                 side.link.reset_stream(id, ResetCode::Failed);
-                self.seen.cut_off += 1;
+                self.counts.cut_off += 1;
             }
             side.link.output().clear();
             assert!(side.link.is_idle());
         }
-        self.seen
+        self.counts
     }
 
     fn step(&mut self, step: u32) {
-        let side = self.chance.below_bound(2);
-        match self.chance.below_bound(100) {
+        let side = self.random.below_bound(2);
+        match self.random.below_bound(100) {
             0..=17 => self.open_stream(),
             18..=44 => self.send_data(side),
             45 if self.is_impatient => self.cancel_all(),
             45..=59 => self.consume_data(side, false),
             60..=61 => self.reset_stream(side),
             62 => self.sides[side].link.ping(),
-            63 => self.stalls[side] = self.chance.below_bound(80) as u32,
+            63 => self.stalls[side] = self.random.below_bound(80) as u32,
             64..=80 => self.flush(side, false),
-            81 if step > STEPS / 2 && self.chance.one_in(30) => self.go_away(),
+            81 if step > STEPS / 2 && self.random.one_in(30) => self.go_away(),
             _ => self.deliver_bytes(side, false),
         }
     }
 
     fn open_stream(&mut self) {
-        let kind = if self.chance.one_in(3) { StreamKind::Tcp } else { StreamKind::Http };
-        let mut local = Local::new(kind, &mut self.chance);
+        let kind = if self.random.one_in(3) { StreamKind::Tcp } else { StreamKind::Http };
+        let mut local = LocalStream::new(kind, &mut self.random);
         local.head_sent = true;
         local.sent_end = local.left == 0 && !local.trailers;
-        let head = self.chance.random_head();
+        let head = self.random.random_head();
         let opener = &mut self.sides[0];
         if opener.link.is_congested() {
-            self.seen.congested += 1;
+            self.counts.congested += 1;
             return;
         }
         match opener.link.open_stream(kind, local.sent_end, write(&head)) {
             Ok(id) => {
-                let sent = Sent { heads: vec![head], ended: local.sent_end, ..Sent::default() };
+                let sent =
+                    SentData { heads: vec![head], ended: local.sent_end, ..SentData::default() };
                 self.sent.insert((0, id), sent);
                 opener.streams.insert(id, local);
-                self.seen.opened += 1;
+                self.counts.opened += 1;
             }
-            Err(OpenError::Full) => self.seen.full += 1,
+            Err(OpenError::Full) => self.counts.full += 1,
             Err(OpenError::GoingAway) => assert!(opener.link.is_going_away()),
             Err(error) => panic!("{error}"),
         }
@@ -258,7 +258,7 @@ impl World {
 
     fn send_data(&mut self, side: usize) {
         if self.sides[side].link.is_congested() {
-            self.seen.congested += 1;
+            self.counts.congested += 1;
         } else if let Some(id) = self.pick_stream(side) {
             self.send_on(side, id);
         }
@@ -271,40 +271,40 @@ impl World {
         if local.sent_end {
             assert_eq!(link.send_data(id, b"x", false), Err(StreamClosed));
         } else if !local.head_sent && local.kind == StreamKind::Http {
-            let interim = self.chance.one_in(4);
+            let interim = self.random.one_in(4);
             local.head_sent = !interim;
             local.sent_end = !interim && local.left == 0 && !local.trailers;
-            let head = self.chance.random_head();
+            let head = self.random.random_head();
             link.send_head(id, interim, local.sent_end, write(&head)).unwrap();
             sent.heads.push(head);
         } else if local.left == 0 && local.trailers {
             link.send_trailers(id, &body_pattern(side, id, 0, 30)).unwrap();
             local.sent_end = true;
             sent.trailers = true;
-            self.seen.trailers += 1;
+            self.counts.trailers += 1;
         } else {
-            let wanted = self.chance.below_bound(local.left + 1);
-            let data = body_pattern(side, id, sent.bytes, wanted);
-            let end = wanted == local.left && !local.trailers;
+            let requested = self.random.below_bound(local.left + 1);
+            let data = body_pattern(side, id, sent.bytes, requested);
+            let end = requested == local.left && !local.trailers;
             let credit = link.available_credit(id) as usize;
             let accepted = link.send_data(id, &data, end).unwrap();
-            assert_eq!(accepted, wanted.min(credit));
-            self.seen.starved += usize::from(accepted < wanted);
+            assert_eq!(accepted, requested.min(credit));
+            self.counts.starved += usize::from(accepted < requested);
             sent.bytes += accepted;
             local.left -= accepted;
-            local.sent_end = end && accepted == wanted;
+            local.sent_end = end && accepted == requested;
         }
         sent.ended = local.sent_end;
         self.drop_finished(side, id);
     }
 
-    fn consume_data(&mut self, side: usize, all: bool) {
+    fn consume_data(&mut self, side: usize, consume_all: bool) {
         let Some(id) = self.pick_stream(side) else {
             return;
         };
         let Side { link, streams, .. } = &mut self.sides[side];
         let local = streams.get_mut(&id).unwrap();
-        let bytes = if all { local.held } else { self.chance.below_bound(local.held + 1) };
+        let bytes = if consume_all { local.held } else { self.random.below_bound(local.held + 1) };
         local.held -= bytes;
         link.record_consumed(id, bytes as u32);
     }
@@ -324,28 +324,28 @@ impl World {
     }
 
     fn reset_one(&mut self, side: usize, id: StreamId) {
-        let code = ResetCode::ALL[self.chance.below_bound(ResetCode::ALL.len())];
+        let code = ResetCode::ALL[self.random.below_bound(ResetCode::ALL.len())];
         let Side { link, streams, .. } = &mut self.sides[side];
         link.reset_stream(id, code);
         streams.remove(&id);
         self.resets.entry(id).or_default().push(code);
-        self.seen.resets += 1;
+        self.counts.resets += 1;
     }
 
     fn go_away(&mut self) {
         let link = &mut self.sides[1].link;
-        if self.chance.one_in(2) {
+        if self.random.one_in(2) {
             link.drain();
-        } else if self.refused_after.is_none() {
-            self.refused_after = Some(self.accepted_last);
+        } else if self.rejected_after.is_none() {
+            self.rejected_after = Some(self.accepted_last);
             link.go_away(GoAwayCode::Drain);
         }
     }
 
-    fn flush(&mut self, side: usize, all: bool) {
-        let whole = all || self.order == Order::PerStream;
+    fn flush(&mut self, side: usize, flush_all: bool) {
+        let is_full = flush_all || self.order == Order::PerStream;
         let output = self.sides[side].link.output();
-        let bytes = if whole { output.len() } else { self.chance.below_bound(output.len() + 1) };
+        let bytes = if is_full { output.len() } else { self.random.below_bound(output.len() + 1) };
         self.wires[side].unsplit(output.split_to(bytes));
         if self.order == Order::PerStream {
             self.shuffle_frames(side);
@@ -356,56 +356,56 @@ impl World {
     fn shuffle_frames(&mut self, side: usize) {
         let mut frames = split_frames(&self.wires[side]);
         for _ in 0..frames.len() {
-            let place = self.chance.below_bound(frames.len());
-            let Some([first, second]) = frames.get_mut(place..place + 2) else { continue };
+            let index = self.random.below_bound(frames.len());
+            let Some([first, second]) = frames.get_mut(index..index + 2) else { continue };
             let (before, after) = (parse_header(first), parse_header(second));
             // A link-level frame applies to all frames before it. An OPEN that was sent before the end of
             // another stream could exceed the limit.
             let about_streams = before.stream != StreamId::NONE && after.stream != StreamId::NONE;
             if about_streams && before.stream != after.stream && after.kind != FrameKind::Open {
                 std::mem::swap(first, second);
-                self.seen.overtaken += 1;
+                self.counts.overtaken += 1;
             }
         }
         self.wires[side] = frames.concat().as_slice().into();
     }
 
     /// Delivers some of the output of `side` to the other one.
-    fn deliver_bytes(&mut self, side: usize, all: bool) {
-        if !all && self.stalls[side] > 0 {
+    fn deliver_bytes(&mut self, side: usize, deliver_all: bool) {
+        if !deliver_all && self.stalls[side] > 0 {
             self.stalls[side] -= 1;
             return;
         }
         let wire = &mut self.wires[side];
-        let bytes = match (all, self.order) {
+        let bytes = match (deliver_all, self.order) {
             (true, _) => wire.len(),
-            (false, Order::Kept) => self.chance.below_bound(wire.len() + 1),
+            (false, Order::Kept) => self.random.below_bound(wire.len() + 1),
             (false, Order::PerStream) => {
                 let frames = split_frames(wire);
-                let count = self.chance.below_bound(frames.len() + 1);
+                let count = self.random.below_bound(frames.len() + 1);
                 frames[..count].iter().map(Vec::len).sum()
             }
         };
         let arrived = wire.split_to(bytes);
-        let to = 1 - side;
-        self.sides[to].inbox.extend_from_slice(&arrived);
+        let receiver = 1 - side;
+        self.sides[receiver].inbox.extend_from_slice(&arrived);
         loop {
-            let Side { link, inbox, .. } = &mut self.sides[to];
+            let Side { link, inbox, .. } = &mut self.sides[receiver];
             match link.receive(inbox).unwrap() {
-                Some(event) => self.handle_event(to, event),
+                Some(event) => self.handle_event(receiver, event),
                 None => break,
             }
         }
-        assert!(self.sides[to].inbox.len() < LinkLimits::default().input_max());
+        assert!(self.sides[receiver].inbox.len() < LinkLimits::default().input_max());
     }
 
     fn handle_event(&mut self, side: usize, event: LinkEvent) {
         match event {
             LinkEvent::Opened { stream, kind, head, end } => {
                 assert_eq!(stream.number(), self.accepted_last.number() + 1);
-                assert!(self.refused_after.is_none_or(|last| stream <= last));
+                assert!(self.rejected_after.is_none_or(|last| stream <= last));
                 self.accepted_last = stream;
-                let local = Local::new(kind, &mut self.chance);
+                let local = LocalStream::new(kind, &mut self.random);
                 self.sides[side].streams.insert(stream, local);
                 self.handle_head(side, stream, &head, end);
             }
@@ -435,22 +435,22 @@ impl World {
             }
             LinkEvent::GoAway { last, code } if side == 1 => {
                 assert_eq!((last, code), (StreamId::NONE, GoAwayCode::StreamIdsExhausted));
-                self.seen.worn += 1;
+                self.counts.worn_out += 1;
             }
             LinkEvent::GoAway { last, .. } => {
                 let next = StreamId(last.number().saturating_add(1));
-                let lost = self.sides[side].streams.split_off(&next);
-                self.seen.refused += lost.len();
+                let lost_streams = self.sides[side].streams.split_off(&next);
+                self.counts.rejected_by_go_away += lost_streams.len();
             }
-            LinkEvent::Pong => self.seen.pongs += 1,
-            LinkEvent::Ready => assert!(self.sides[side].link.greeted),
+            LinkEvent::Pong => self.counts.pongs += 1,
+            LinkEvent::Ready => assert!(self.sides[side].link.hello_received),
         }
     }
 
     fn handle_head(&mut self, side: usize, stream: StreamId, head: &[u8], end: bool) {
         let sent = self.sent.get_mut(&(1 - side, stream)).unwrap();
-        assert_eq!(sent.heads[sent.heads_seen], head);
-        sent.heads_seen += 1;
+        assert_eq!(sent.heads[sent.heads_received], head);
+        sent.heads_received += 1;
         self.handle_end(side, stream, end);
     }
 
@@ -458,7 +458,7 @@ impl World {
         if end {
             let local = self.sides[side].streams.get_mut(&stream).unwrap();
             let sent = &self.sent[&(1 - side, stream)];
-            assert!(sent.ended && sent.heads_seen == sent.heads.len());
+            assert!(sent.ended && sent.heads_received == sent.heads.len());
             assert_eq!(local.received, sent.bytes);
             local.received_end = true;
             self.drop_finished(side, stream);
@@ -474,8 +474,8 @@ impl World {
 
     fn pick_stream(&mut self, side: usize) -> Option<StreamId> {
         let streams = &self.sides[side].streams;
-        let place = self.chance.below_bound(streams.len().max(1));
-        streams.keys().nth(place).copied()
+        let index = self.random.below_bound(streams.len().max(1));
+        streams.keys().nth(index).copied()
     }
 
     fn check_bounds(&mut self) {
@@ -511,8 +511,8 @@ impl World {
                 self.deliver_bytes(side, true);
                 self.check_bounds();
             }
-            let quiet = self.sides.iter().all(|side| side.link.is_idle());
-            if quiet && self.wires.iter().all(BytesMut::is_empty) {
+            let is_quiet = self.sides.iter().all(|side| side.link.is_idle());
+            if is_quiet && self.wires.iter().all(BytesMut::is_empty) {
                 return;
             }
         }
@@ -520,14 +520,14 @@ impl World {
     }
 }
 
-impl Local {
-    fn new(kind: StreamKind, chance: &mut Chance) -> Self {
-        let size = [0, 10, 2_000, 150_000][chance.below_bound(4)];
+impl LocalStream {
+    fn new(kind: StreamKind, random: &mut SeededRandom) -> Self {
+        let size = [0, 10, 2_000, 150_000][random.below_bound(4)];
         Self {
             kind,
             head_sent: false,
-            left: chance.below_bound(size + 1),
-            trailers: kind == StreamKind::Http && chance.one_in(4),
+            left: random.below_bound(size + 1),
+            trailers: kind == StreamKind::Http && random.one_in(4),
             sent_end: false,
             received: 0,
             held: 0,
@@ -552,9 +552,9 @@ pub(super) fn parse_header(frame: &[u8]) -> FrameHeader {
 }
 
 /// A small seeded random number generator (SplitMix64).
-pub(super) struct Chance(pub(super) u64);
+pub(super) struct SeededRandom(pub(super) u64);
 
-impl Chance {
+impl SeededRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -580,13 +580,13 @@ impl Chance {
 /// The bytes of a body at an offset, different for each offset and stream.
 fn body_pattern(side: usize, stream: StreamId, offset: usize, length: usize) -> Vec<u8> {
     let start = side * 101 + stream.number() as usize * 31 + offset;
-    (start..start + length).map(|place| (place % 251) as u8).collect()
+    (start..start + length).map(|index| (index % 251) as u8).collect()
 }
 
 /// Seeds per test run.
 const SEEDS: u64 = 64;
 /// Seeds to run instead of all, for debugging.
-const ALONE: &[u64] = &[];
+const DEBUG_SEEDS: &[u64] = &[];
 /// Random steps per seed.
 const STEPS: u32 = 3_000;
 /// The number of rounds within which everything must end.

@@ -24,13 +24,13 @@ fn every_standard_case_passes_between_java_programs_in_either_mode() {
             allowed_http("user", "grpc", WHOLE_SERVICE),
         ];
         let _mesh = TestMesh::up(&manifests.concat());
-        eventually("an empty call is answered", MAX_WAIT, || {
+        eventually("an empty call gets a response", MAX_WAIT, || {
             run_case(listener, "empty_unary").ok()
         });
         for case in CASES {
-            let began = Instant::now();
+            let started = Instant::now();
             let outcome = run_case(listener, case);
-            eprintln!("{mode}, {case}: {:?}", began.elapsed());
+            eprintln!("{mode}, {case}: {:?}", started.elapsed());
             assert!(outcome.is_ok(), "{mode}, {case}: {}", outcome.unwrap_err());
         }
     }
@@ -62,5 +62,5 @@ fn java_command(program: &str) -> Vec<String> {
     flags.chain([classes, main, "--use_tls=false".to_owned()]).collect()
 }
 
-/// A JVM starts within a second or two, and the longest case takes the same time.
+/// The timeout of conditions: a JVM starts within a second or two, and the longest case takes the same time.
 const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -27,31 +27,32 @@ impl Samples {
         let file = File::open(&self.file).context("JMeter wrote no samples")?;
         let from = self.from.duration_since(UNIX_EPOCH).context("the clock")?;
         let from = u64::try_from(from.as_millis())?;
-        let mut counted = SampleCounts::new(from, self.length);
-        counted.read(BufReader::new(file)).context("the samples of JMeter")?;
-        Ok(counted.into_results())
+        let mut counts = SampleCounts::new(from, self.length);
+        counts.read(BufReader::new(file)).context("the samples of JMeter")?;
+        Ok(counts.into_results())
     }
 }
 
-/// Counted requests. As in `leno load`, requests that began in the measured period are measured, but the
+/// Counted requests. As in `leno load`, requests that started in the measured period are measured, but the
 /// throughput counts responses within it.
 #[derive(Debug)]
 struct SampleCounts {
-    /// Wall-clock time in milliseconds.
+    /// The measured period, in milliseconds since the Unix epoch.
     from: u64,
     until: u64,
-    answered: u64,
+    responses: u64,
     requests: u64,
     statuses: BTreeMap<String, u64>,
     errors_by_kind: BTreeMap<String, u64>,
     /// The number of successful requests by latency in milliseconds.
-    took: BTreeMap<u64, u64>,
+    latencies_ms: BTreeMap<u64, u64>,
 }
 
-/// One line.
+/// One line of the file: one request.
 struct Sample<'a> {
+    /// The start, in milliseconds since the Unix epoch.
     started: u64,
-    took: u64,
+    latency_ms: u64,
     /// A status, or the reason why there is none.
     code: &'a str,
 }
@@ -61,11 +62,11 @@ impl SampleCounts {
         Self {
             from,
             until: from + u64::try_from(length.as_millis()).unwrap_or(u64::MAX / 2),
-            answered: 0,
+            responses: 0,
             requests: 0,
             statuses: BTreeMap::new(),
             errors_by_kind: BTreeMap::new(),
-            took: BTreeMap::new(),
+            latencies_ms: BTreeMap::new(),
         }
     }
 
@@ -74,8 +75,8 @@ impl SampleCounts {
         lines.read_line(&mut line)?;
         let names: Vec<&str> = line.trim_end().split(',').collect();
         let column = |name: &str| {
-            let found = names.iter().position(|known| *known == name);
-            found.with_context(|| format!("there is no column {name} in `{}`", line.trim_end()))
+            let position = names.iter().position(|header| *header == name);
+            position.with_context(|| format!("there is no column {name} in `{}`", line.trim_end()))
         };
         let columns = [column("timeStamp")?, column("elapsed")?, column("responseCode")?];
         loop {
@@ -93,8 +94,8 @@ impl SampleCounts {
     fn add_sample(&mut self, sample: &Sample<'_>) {
         let measured = self.from..self.until;
         let status = sample.code.parse::<u16>().ok();
-        if status.is_some() && measured.contains(&(sample.started + sample.took)) {
-            self.answered += 1;
+        if status.is_some() && measured.contains(&(sample.started + sample.latency_ms)) {
+            self.responses += 1;
         }
         if !measured.contains(&sample.started) {
             return;
@@ -104,7 +105,7 @@ impl SampleCounts {
             *self.statuses.entry(status.to_string()).or_default() += 1;
         }
         match status {
-            Some(200..300) => *self.took.entry(sample.took).or_default() += 1,
+            Some(200..300) => *self.latencies_ms.entry(sample.latency_ms).or_default() += 1,
             Some(status) => {
                 *self.errors_by_kind.entry(format!("status-{status}")).or_default() += 1
             }
@@ -118,22 +119,24 @@ impl SampleCounts {
 
     fn into_results(self) -> LoadResult {
         let seconds = (self.until - self.from) as f64 / 1e3;
-        let successes: u64 = self.took.values().sum();
-        let sum: u64 = self.took.iter().map(|(ms, count)| ms * count).sum();
+        let successes: u64 = self.latencies_ms.values().sum();
+        let sum: u64 = self.latencies_ms.iter().map(|(ms, count)| ms * count).sum();
         let us = |ms: u64| ms as f64 * 1e3;
-        let at = |part: f64| self.took_at_most((part * successes as f64).ceil() as u64).map(us);
+        let percentile = |fraction: f64| {
+            self.latency_of_fastest((fraction * successes as f64).ceil() as u64).map(us)
+        };
         LoadResult {
             requests: self.requests,
             errors: self.errors_by_kind.values().sum(),
-            rps: self.answered as f64 / seconds,
+            rps: self.responses as f64 / seconds,
             latency_us: LoadLatency {
                 mean: (successes > 0).then(|| us(sum) / successes as f64),
-                p50: at(0.5),
-                p90: at(0.9),
-                p95: at(0.95),
-                p99: at(0.99),
-                p999: at(0.999),
-                max: self.took.keys().next_back().copied().map(us),
+                p50: percentile(0.5),
+                p90: percentile(0.9),
+                p95: percentile(0.95),
+                p99: percentile(0.99),
+                p999: percentile(0.999),
+                max: self.latencies_ms.keys().next_back().copied().map(us),
             },
             errors_by_kind: self.errors_by_kind,
             statuses: self.statuses,
@@ -141,23 +144,23 @@ impl SampleCounts {
     }
 
     /// Returns the maximum latency of the fastest `count` successful requests; `None` without any.
-    fn took_at_most(&self, count: u64) -> Option<u64> {
-        let mut seen = 0;
-        let mut took = self.took.iter();
-        took.find_map(|(ms, more)| {
-            seen += more;
-            (seen >= count).then_some(*ms)
+    fn latency_of_fastest(&self, count: u64) -> Option<u64> {
+        let mut sum = 0;
+        let mut latencies = self.latencies_ms.iter();
+        latencies.find_map(|(ms, requests)| {
+            sum += requests;
+            (sum >= count).then_some(*ms)
         })
     }
 }
 
 impl<'a> Sample<'a> {
-    fn parse(line: &'a str, [started, took, code]: [usize; 3]) -> anyhow::Result<Self> {
+    fn parse(line: &'a str, [started, latency_ms, code]: [usize; 3]) -> anyhow::Result<Self> {
         let fields: Vec<&str> = line.split(',').collect();
         let field = |index: usize| fields.get(index).copied().context("a field is missing");
         Ok(Self {
             started: field(started)?.parse().context("a moment")?,
-            took: field(took)?.parse().context("a duration")?,
+            latency_ms: field(latency_ms)?.parse().context("a duration")?,
             code: field(code)?.trim_matches('"'),
         })
     }
@@ -168,13 +171,13 @@ mod tests {
     use super::*;
 
     fn parse_results(text: &str) -> anyhow::Result<LoadResult> {
-        let mut counted = SampleCounts::new(1000, Duration::from_secs(2));
-        counted.read(text.as_bytes())?;
-        Ok(counted.into_results())
+        let mut counts = SampleCounts::new(1000, Duration::from_secs(2));
+        counts.read(text.as_bytes())?;
+        Ok(counts.into_results())
     }
 
     #[test]
-    fn requests_count_by_when_they_began_and_answers_by_when_they_came() {
+    fn requests_count_by_their_start_and_responses_by_their_end() {
         let text = "timeStamp,elapsed,responseCode\n\
                     900,50,200\n\
                     990,20,200\n\
@@ -183,14 +186,14 @@ mod tests {
                     1500,20,503\n\
                     1600,5000,Non HTTP response code: java.net.SocketTimeoutException\n\
                     3000,10,200\n";
-        let found = parse_results(text).unwrap();
-        assert_eq!((found.requests, found.errors), (4, 2));
-        let kinds: Vec<&str> = found.errors_by_kind.keys().map(String::as_str).collect();
+        let results = parse_results(text).unwrap();
+        assert_eq!((results.requests, results.errors), (4, 2));
+        let kinds: Vec<&str> = results.errors_by_kind.keys().map(String::as_str).collect();
         assert_eq!(kinds, ["SocketTimeoutException", "status-503"]);
-        assert_eq!(found.statuses["200"], 2);
-        assert!((found.rps - 1.5).abs() < 1e-9, "{}", found.rps);
-        assert_eq!(found.latency_us.max, Some(30_000.0));
-        assert_eq!(found.latency_us.mean, Some(20_000.0));
+        assert_eq!(results.statuses["200"], 2);
+        assert!((results.rps - 1.5).abs() < 1e-9, "{}", results.rps);
+        assert_eq!(results.latency_us.max, Some(30_000.0));
+        assert_eq!(results.latency_us.mean, Some(20_000.0));
     }
 
     #[test]

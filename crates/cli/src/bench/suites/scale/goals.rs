@@ -25,12 +25,12 @@ const fn goal(
 }
 
 /// Returns a figure of one kind of change, if the mesh had changes.
-fn of_change(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
+fn change_figure(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
     mesh.changes.as_ref().map(figure)
 }
 
 /// Returns a figure of the rule, which exists with `defaultPolicy: deny` only.
-fn of_rule(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
+fn rule_figure(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
     let strict = mesh.mode == BenchDefaultPolicy::Deny;
     mesh.changes.as_ref().filter(|_| strict).map(figure)
 }
@@ -42,74 +42,74 @@ const GOALS: [Goal; 13] = [
     goal("memory per further sidecar, KiB", 48.0, Some(32.0), |m| Some(m.per_sidecar_kib)),
     goal("all join at once: until the last is ready, s", 20.0, Some(10.0), |m| Some(m.rollout_s)),
     goal("an endpoint moves: received by all its clients, p99 ms", 500.0, Some(150.0), |m| {
-        of_change(m, |c| c.endpoint_p99_ms)
+        change_figure(m, |changes| changes.endpoint_p99_ms)
     }),
     goal("an endpoint moves: messages to sidecars that do not use it", 0.0, None, |m| {
-        of_change(m, |c| c.endpoint_to_non_users as f64)
+        change_figure(m, |changes| changes.endpoint_to_non_users as f64)
     }),
     goal("a mesh-wide rule changes: applied by all, p99 ms", 2000.0, Some(1000.0), |m| {
-        of_rule(m, |c| c.rule_p99_ms)
+        rule_figure(m, |changes| changes.rule_p99_ms)
     }),
     goal("a mesh-wide rule changes: not applied in time", 0.0, None, |m| {
-        of_rule(m, |c| c.rule_missed as f64)
+        rule_figure(m, |changes| changes.rule_missed as f64)
     }),
     goal("200 endpoints move each second: p99 ms", 1000.0, None, |m| {
-        of_change(m, |c| c.storm_p99_ms)
+        change_figure(m, |changes| changes.storm_p99_ms)
     }),
     goal("200 endpoints move each second: not received in time", 0.0, None, |m| {
-        of_change(m, |c| c.storm_missed as f64)
+        change_figure(m, |changes| changes.storm_missed as f64)
     }),
     goal("200 endpoints move each second: control plane, cores", 1.0, None, |m| {
-        of_change(m, |c| c.storm_cores)
+        change_figure(m, |changes| changes.storm_cores)
     }),
     goal("idle control plane, cores", 0.01, None, |m| Some(m.steady_cores)),
     goal("all reconnect at once after a crash, s", 20.0, Some(10.0), |m| {
-        of_change(m, |c| c.reconnect_s)
+        change_figure(m, |changes| changes.reconnect_s)
     }),
     goal("requests through real sidecars that failed meanwhile", 0.0, None, |m| {
-        of_change(m, |c| c.failed as f64)
+        change_figure(m, |changes| changes.failed as f64)
     }),
 ];
 
 /// Compares figures with their goals, for meshes of the size that the goals apply to.
 pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
-    let strict = last_with_changes(meshes, BenchDefaultPolicy::Deny)?;
-    let permissive = last_with_changes(meshes, BenchDefaultPolicy::Allow)?;
-    let judged = strict.sidecars >= SIDECARS;
+    let deny_mesh = last_with_changes(meshes, BenchDefaultPolicy::Deny)?;
+    let allow_mesh = last_with_changes(meshes, BenchDefaultPolicy::Allow)?;
+    let applies = deny_mesh.sidecars >= SIDECARS;
     let mut rows: Vec<Vec<Value>> = GOALS
         .iter()
         .map(|Goal { name, limit, target, read }| {
-            let found = [read(permissive), read(strict)];
-            let worst = found.into_iter().flatten().fold(0.0, f64::max);
+            let figures = [read(allow_mesh), read(deny_mesh)];
+            let worst = figures.into_iter().flatten().fold(0.0, f64::max);
             let target = target.map_or(json!("–"), |target| json!(target));
             vec![
                 json!(name),
                 json!(limit),
                 target,
-                format_figure(found[0]),
-                format_figure(found[1]),
-                format_result(judged, worst <= *limit),
+                format_figure(figures[0]),
+                format_figure(figures[1]),
+                format_result(applies, worst <= *limit),
             ]
         })
         .collect();
     if let (Some(first), Some(last)) = (services.first(), services.last()) {
-        let grown = last.sidecar_kib as f64 / first.sidecar_kib.max(1) as f64;
+        let growth = last.sidecar_kib as f64 / first.sidecar_kib.max(1) as f64;
         let name = format!(
             "sidecar private memory, {} → {} services in the mesh, times",
             first.services, last.services
         );
-        let judged = last.services >= SERVICES;
+        let applies = last.services >= SERVICES;
         rows.push(vec![
             json!(name),
             json!(1.1),
             json!(1.0),
-            format_figure(Some(grown)),
+            format_figure(Some(growth)),
             json!("–"),
-            format_result(judged, grown <= 1.1),
+            format_result(applies, growth <= 1.1),
         ]);
     }
     Some(FigureTable {
-        title: format!("Goals for {} sidecars", strict.sidecars),
+        title: format!("Goals for {} sidecars", deny_mesh.sidecars),
         columns: ["figure", "at most", "aim", "allow", "deny", "holds"].map(str::to_owned).to_vec(),
         rows,
     })
@@ -129,19 +129,24 @@ pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
         ]
     };
     let mut rows = Vec::new();
-    for (mesh, c) in changed {
-        let moves = format!("a moved endpoint with {} clients", c.users);
-        rows.push(row(mesh, &moves, c.endpoint_recipients, c.endpoint_bytes));
+    for (mesh, changes) in changed {
+        let moves = format!("a moved endpoint with {} clients", changes.users);
+        rows.push(row(mesh, &moves, changes.endpoint_recipients, changes.endpoint_bytes));
         if mesh.mode == BenchDefaultPolicy::Deny {
-            rows.push(row(mesh, "a mesh-wide rule changes", c.rule_recipients, c.rule_bytes));
+            rows.push(row(
+                mesh,
+                "a mesh-wide rule changes",
+                changes.rule_recipients,
+                changes.rule_bytes,
+            ));
         }
         rows.push(row(
             mesh,
             "one of many moved endpoints in a burst",
-            c.storm_recipients,
-            c.storm_bytes,
+            changes.storm_recipients,
+            changes.storm_bytes,
         ));
-        rows.push(row(mesh, "all reconnect after a crash", 0.0, c.reconnect_bytes));
+        rows.push(row(mesh, "all reconnect after a crash", 0.0, changes.reconnect_bytes));
     }
     Some(FigureTable {
         title: "The cost of a change".to_owned(),
@@ -160,8 +165,8 @@ fn format_figure(figure: Option<f64>) -> Value {
     figure.map_or(json!("–"), |figure| json!(round_significant(figure)))
 }
 
-fn format_result(judged: bool, holds: bool) -> Value {
-    match (judged, holds) {
+fn format_result(applies: bool, holds: bool) -> Value {
+    match (applies, holds) {
         (false, _) => json!("–"),
         (true, true) => json!("yes"),
         (true, false) => json!("no"),

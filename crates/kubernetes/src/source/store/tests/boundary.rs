@@ -4,9 +4,9 @@ use super::*;
 
 /// Returns the status of the policy that sorts first.
 fn first_status(store: &mut ObjectStore) -> Result<(), String> {
-    let statements = store.changed_statements().expect("something is to be said");
-    match statements.first().map(|it| it.content.clone()) {
-        Some(StatusContent::Current(said)) => said,
+    let statuses = store.changed_statuses().expect("statuses have changed");
+    match statuses.first().map(|status| status.content.clone()) {
+        Some(StatusContent::Current(current)) => current,
         other => panic!("{other:?}"),
     }
 }
@@ -32,7 +32,7 @@ fn selecting_service(name: &str, app: &str) -> WatchEvent {
                  "ports": [{"port": 80, "targetPort": 8080}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_service(service)))
 }
 
 fn controller_pod(host_network: bool) -> WatchEvent {
@@ -43,23 +43,23 @@ fn controller_pod(host_network: bool) -> WatchEvent {
         "status": {"podIP": "10.1.0.9", "podIPs": [{"ip": "10.1.0.9"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(pod)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_pod(pod)))
 }
 
 #[test]
-fn what_opens_nothing_says_why_until_it_does() {
-    opens_once_all_is_there(settled_with(true));
+fn the_status_of_an_ingress_backend_gives_the_reason_until_it_opens_a_port() {
+    assert_opens_when_complete(store_with_gateways_option(true));
 }
 
 #[test]
-fn an_installation_without_gateways_lets_the_pods_of_a_service_in() {
-    opens_once_all_is_there(settled_with(false));
+fn without_gateways_an_ingress_backend_admits_the_pods_of_a_service() {
+    assert_opens_when_complete(store_with_gateways_option(false));
 }
 
-fn opens_once_all_is_there(mut store: ObjectStore) {
+fn assert_opens_when_complete(mut store: ObjectStore) {
     let (kind, policy) = ingress_backend("a");
     let group = index("HTTPRouteGroup", "specs.smi-spec.io");
-    let nobody = "endpoints not found for service shop/edge";
+    let no_endpoints = "endpoints not found for service shop/edge";
     let port = "spec.backends: no pod of the Service shop/web has the port 81";
     store.apply_event(kind, policy(81, "http"));
     let no_service = "spec.backends: there is no Service shop/web that selects pods";
@@ -73,30 +73,30 @@ fn opens_once_all_is_there(mut store: ObjectStore) {
     assert_eq!(first_status(&mut store), Err(no_group.to_owned()));
     let routes = json!({"matches": [{"name": "all"}]});
     store.apply_event(group, custom_event(group, "g", "2025-01-01T00:00:00Z", routes));
-    assert_eq!(first_status(&mut store), Err(nobody.to_owned()));
+    assert_eq!(first_status(&mut store), Err(no_endpoints.to_owned()));
     store.apply_event(SERVICES, selecting_service("edge", "edge"));
-    assert_eq!(first_status(&mut store), Err(nobody.to_owned()));
+    assert_eq!(first_status(&mut store), Err(no_endpoints.to_owned()));
     // A pod in the host network has no address of its own.
     store.apply_event(PODS, controller_pod(true));
     let on_node = format!(
-        "{nobody}: its pods have the addresses of their nodes (hostNetwork); write an IPRange with those addresses"
+        "{no_endpoints}: its pods have the addresses of their nodes (hostNetwork); write an IPRange with those addresses"
     );
     assert_eq!(first_status(&mut store), Err(on_node));
     store.apply_event(PODS, controller_pod(false));
     assert_eq!(first_status(&mut store), Ok(()));
     store.apply_event(PODS, controller_pod(false));
-    assert!(store.changed_statements().is_none(), "nothing is new");
+    assert!(store.changed_statuses().is_none(), "unchanged statuses are not sent again");
     store.apply_event(PODS, removal_event("shop", "edge-1"));
-    assert_eq!(first_status(&mut store), Err(nobody.to_owned()));
+    assert_eq!(first_status(&mut store), Err(no_endpoints.to_owned()));
 }
 
-/// Issue 27: such a source stayed closed, because only pods that a selector selects were sources.
+/// Issue 27: the source was not admitted, because only pods that a selector selects were sources.
 #[test]
-fn the_listed_addresses_of_a_service_without_a_selector_are_let_in() {
+fn an_ingress_backend_admits_the_endpoints_of_a_service_without_a_selector() {
     for gateways in [true, false] {
         // The Service and its slice exist before the policy, or come later.
         for is_policy_first in [true, false] {
-            let mut store = settled_with(gateways);
+            let mut store = store_with_gateways_option(gateways);
             let kind = index("IngressBackend", "policy.openservicemesh.io");
             let spec = json!({
                 "backends": [{"name": "web", "port": {"number": 8080, "protocol": "http"}}],
@@ -107,7 +107,7 @@ fn the_listed_addresses_of_a_service_without_a_selector_are_let_in() {
                 store.apply_event(kind, policy());
             }
             store.apply_event(SERVICES, service_event("web", 8080));
-            store.apply_event(SERVICES, listed::by_hand());
+            store.apply_event(SERVICES, listed::selectorless_service());
             let slice = |endpoints: &[(&str, bool)]| listed::slice_event("hand-1", 8080, endpoints);
             store.apply_event(listed::slice_kind(), slice(&[("10.1.0.9", true)]));
             if !is_policy_first {
@@ -116,22 +116,22 @@ fn the_listed_addresses_of_a_service_without_a_selector_are_let_in() {
             }
             let reported = describe_update(store.flush());
             for line in ["+ Workload shop/hand-1.10-1-0-9", "+ Service shop/hand"] {
-                assert!(reported.iter().any(|it| it == line), "{line} {reported:?}");
+                assert!(reported.iter().any(|change| change == line), "{line} {reported:?}");
             }
             assert_eq!(first_status(&mut store), Ok(()));
             store.apply_event(listed::slice_kind(), slice(&[]));
             assert_eq!(describe_update(store.flush()), ["- Workload shop/hand-1.10-1-0-9"]);
-            let nobody = "endpoints not found for service shop/hand";
-            assert_eq!(first_status(&mut store), Err(nobody.to_owned()));
+            let no_endpoints = "endpoints not found for service shop/hand";
+            assert_eq!(first_status(&mut store), Err(no_endpoints.to_owned()));
             store.apply_event(kind, removal_event("shop", "a"));
             let reported = describe_update(store.flush());
-            assert!(reported.iter().any(|it| it == "- Service shop/hand"), "{reported:?}");
+            assert!(reported.iter().any(|change| change == "- Service shop/hand"), "{reported:?}");
         }
     }
 }
 
 #[test]
-fn two_services_do_not_open_one_port_in_two_ways() {
+fn two_policies_cannot_open_a_port_with_different_settings() {
     let (kind, policy) = ingress_backend("a");
     let mut store = listed_store();
     for event in [service_event("web", 8080), service_event("www", 8080)] {
@@ -146,10 +146,10 @@ fn two_services_do_not_open_one_port_in_two_ways() {
     store.apply_event(kind, custom);
     assert_eq!(first_status(&mut store), Ok(()));
     store.apply_event(kind, policy(8080, "http"));
-    let statements = store.changed_statements().unwrap();
-    let said: Vec<&StatusContent> = statements.iter().map(|it| &it.content).collect();
-    let [StatusContent::Current(Ok(())), StatusContent::Current(Err(second))] = said[..] else {
-        panic!("{said:?}")
+    let statuses = store.changed_statuses().unwrap();
+    let contents: Vec<&StatusContent> = statuses.iter().map(|status| &status.content).collect();
+    let [StatusContent::Current(Ok(())), StatusContent::Current(Err(second))] = contents[..] else {
+        panic!("{contents:?}")
     };
     assert_eq!(
         second,

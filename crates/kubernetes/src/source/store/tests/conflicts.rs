@@ -5,18 +5,19 @@ use crate::status::DesiredStatus;
 
 /// Returns the status of an object: accepted, or the object that takes precedence.
 fn status_of(store: &mut ObjectStore, kind: &str, name: &str) -> String {
-    let statements = store.changed_statements().expect("something is to be said");
-    let is_it = |it: &&DesiredStatus| (it.target.kind, it.target.name.as_str()) == (kind, name);
-    let Some(statement) = statements.iter().find(is_it) else { return "nothing".to_owned() };
-    let (first, generation) = match &statement.content {
-        StatusContent::Conditions(all) => (&all[0], statement.generation),
+    let statuses = store.changed_statuses().expect("statuses have changed");
+    let matches =
+        |status: &&DesiredStatus| (status.target.kind, status.target.name.as_str()) == (kind, name);
+    let Some(status) = statuses.iter().find(matches) else { return "nothing".to_owned() };
+    let (first, generation) = match &status.content {
+        StatusContent::Conditions(all) => (&all[0], status.generation),
         StatusContent::Parents(parents) => (&parents[0].conditions[0], parents[0].generation),
         StatusContent::Current(Ok(())) => return "committed".to_owned(),
         StatusContent::Current(Err(cause)) => return cause.clone(),
-        StatusContent::Nothing => return statement.conflict.clone().expect("it gives way"),
+        StatusContent::Nothing => return status.conflict.clone().expect("a conflict"),
         other => panic!("{other:?}"),
     };
-    assert_eq!((first.word, generation, &statement.conflict), ("Accepted", 2, &None));
+    assert_eq!((first.name, generation, &status.conflict), ("Accepted", 2, &None));
     match first.status {
         "True" => "True".to_owned(),
         _ => format!("{}: {}", first.reason, first.message),
@@ -30,32 +31,33 @@ fn assert_precedence(
     alone: &str,
     expected: &str,
 ) {
-    check_made(first, second, ["2025-01-01T00:00:00Z"; 2], alone, expected);
+    assert_precedence_with_times(first, second, ["2025-01-01T00:00:00Z"; 2], alone, expected);
 }
 
-/// The same, with creation times.
-fn check_made(
+/// As [`assert_precedence`], with creation times.
+fn assert_precedence_with_times(
     first: (&str, &str, Value),
     second: (&str, &str, Value),
-    made: [&str; 2],
+    created: [&str; 2],
     alone: &str,
     expected: &str,
 ) {
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
-    let put = |store: &mut ObjectStore, (kind, name, spec): &(&str, &str, Value), made: &str| {
-        let (word, group) = kind.split_once('.').unwrap();
-        let kind = index(word, group);
-        store.apply_event(kind, custom_event(kind, name, made, spec.clone()));
-        kind
-    };
-    let word = second.0.split('.').next().unwrap();
-    put(&mut store, &second, made[1]);
-    assert_eq!(status_of(&mut store, word, second.1), alone, "{word} alone");
-    let kind = put(&mut store, &first, made[0]);
-    assert_eq!(status_of(&mut store, word, second.1), expected, "{word}");
+    let apply =
+        |store: &mut ObjectStore, (kind, name, spec): &(&str, &str, Value), created: &str| {
+            let (kind_name, group) = kind.split_once('.').unwrap();
+            let kind = index(kind_name, group);
+            store.apply_event(kind, custom_event(kind, name, created, spec.clone()));
+            kind
+        };
+    let kind_name = second.0.split('.').next().unwrap();
+    apply(&mut store, &second, created[1]);
+    assert_eq!(status_of(&mut store, kind_name, second.1), alone, "{kind_name} alone");
+    let kind = apply(&mut store, &first, created[0]);
+    assert_eq!(status_of(&mut store, kind_name, second.1), expected, "{kind_name}");
     store.apply_event(kind, removal_event("shop", first.1));
-    assert_eq!(status_of(&mut store, word, second.1), alone, "{word} again");
+    assert_eq!(status_of(&mut store, kind_name, second.1), alone, "{kind_name} again");
 }
 
 fn parent_ref(port: Option<u16>) -> Value {
@@ -77,9 +79,10 @@ const SERMANT: &str = "SermantRouteRule.leno.dev";
 const RETRY: &str = "Retry.policy.openservicemesh.io";
 
 #[test]
-fn a_route_without_a_say_names_the_one_that_has_it() {
-    let conflicted =
-        |who: &str| format!("Conflicted: {who} is attached to the same port and takes precedence");
+fn a_route_without_effect_names_the_one_that_takes_precedence() {
+    let conflicted = |name: &str| {
+        format!("Conflicted: {name} is attached to the same port and takes precedence")
+    };
     assert_precedence(
         (GRPC, "a", route_spec(Some(80))),
         (HTTP, "a", route_spec(None)),
@@ -95,26 +98,29 @@ fn a_route_without_a_say_names_the_one_that_has_it() {
         spec["hostnames"] = json!(names);
         spec
     };
-    let (one, both) = (tls(&["a.example"]), tls(&["a.example", "*.b.example"]));
+    let (one_host, two_hosts) = (tls(&["a.example"]), tls(&["a.example", "*.b.example"]));
     assert_precedence(
-        (TLS, "a", both.clone()),
-        (TLS, "b", one.clone()),
+        (TLS, "a", two_hosts.clone()),
+        (TLS, "b", one_host.clone()),
         "True",
         &conflicted("TLSRoute shop/a"),
     );
-    assert_precedence((TLS, "a", one), (TLS, "b", both), "True", "True");
+    assert_precedence((TLS, "a", one_host), (TLS, "b", two_hosts), "True", "True");
 }
 
 #[test]
-fn a_route_that_has_a_say_at_one_of_its_ports_is_accepted() {
+fn a_route_in_force_on_one_of_its_ports_is_accepted() {
     let mut store = listed_store();
-    let two = json!({
+    let service = json!({
         "metadata": {"name": "web", "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
                  "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 81}]},
     });
-    let two: Served = serde_json::from_value(two).unwrap();
-    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(ConvertedObject::from_service(two))));
+    let service: Served = serde_json::from_value(service).unwrap();
+    store.apply_event(
+        SERVICES,
+        WatchEvent::Applied(Box::new(ConvertedObject::from_service(service))),
+    );
     let group = "gateway.networking.k8s.io";
     let (http, grpc) = (index("HTTPRoute", group), index("GRPCRoute", group));
     let day = "2025-01-01T00:00:00Z";
@@ -126,7 +132,7 @@ fn a_route_that_has_a_say_at_one_of_its_ports_is_accepted() {
 }
 
 #[test]
-fn the_oldest_of_tcp_routes_decides_whatever_it_is_called() {
+fn the_oldest_tcp_route_takes_precedence_whatever_its_name() {
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
     let kind = index("TCPRoute", "gateway.networking.k8s.io");
@@ -136,12 +142,13 @@ fn the_oldest_of_tcp_routes_decides_whatever_it_is_called() {
 }
 
 #[test]
-fn a_retry_that_is_about_the_same_requests_names_the_first() {
+fn a_retry_for_the_same_requests_names_the_first_one() {
     let retry = |services: &[&str]| {
-        let to = |name: &&str| json!({"kind": "Service", "name": name, "namespace": "shop"});
+        let destination =
+            |name: &&str| json!({"kind": "Service", "name": name, "namespace": "shop"});
         json!({
             "source": {"kind": "ServiceAccount", "name": "client", "namespace": "shop"},
-            "destinations": services.iter().map(to).collect::<Vec<_>>(),
+            "destinations": services.iter().map(destination).collect::<Vec<_>>(),
             "retryPolicy": {"retryOn": "5xx", "numRetries": 1},
         })
     };
@@ -168,14 +175,24 @@ fn a_retry_that_is_about_the_same_requests_names_the_first() {
 }
 
 #[test]
-fn rules_about_tags_name_the_nearer_ones() {
+fn a_tag_route_of_a_namespace_names_the_one_of_a_service() {
     let rules = json!([{"split": [{"tags": {"version": "2"}}], "fallbackPolicy": "any"}]);
-    let whole = json!({"scope": "namespace", "fallbackPolicy": "any", "rules": rules});
-    let near = json!({"service": "web", "fallbackPolicy": "any", "rules": rules});
-    let decides = "Conflicted: TagRoute shop/near takes precedence";
-    assert_precedence((TAGS, "near", near.clone()), (TAGS, "whole", whole), "True", decides);
+    let namespace_spec = json!({"scope": "namespace", "fallbackPolicy": "any", "rules": rules});
+    let service_spec = json!({"service": "web", "fallbackPolicy": "any", "rules": rules});
+    let expected = "Conflicted: TagRoute shop/near takes precedence";
+    assert_precedence(
+        (TAGS, "near", service_spec.clone()),
+        (TAGS, "whole", namespace_spec),
+        "True",
+        expected,
+    );
     // All objects of one service count.
-    assert_precedence((TAGS, "near", near.clone()), (TAGS, "other", near.clone()), "True", "True");
+    assert_precedence(
+        (TAGS, "near", service_spec.clone()),
+        (TAGS, "other", service_spec.clone()),
+        "True",
+        "True",
+    );
     let flow = json!({
         "kind": "routematcher.sermant.io/flow",
         "rules": [{
@@ -187,12 +204,12 @@ fn rules_about_tags_name_the_nearer_ones() {
     let published =
         json!({"compat": "sermant", "key": "servicecomb.routeRule.web", "rules": [flow]});
     let first = "Conflicted: SermantRouteRule shop/a takes precedence";
-    let both = (published.clone(), published.clone());
-    assert_precedence((SERMANT, "a", both.0), (SERMANT, "b", both.1), "True", first);
+    let specs = (published.clone(), published.clone());
+    assert_precedence((SERMANT, "a", specs.0), (SERMANT, "b", specs.1), "True", first);
 }
 
 #[test]
-fn a_split_that_decides_nothing_is_reported_of_in_an_event() {
+fn a_split_without_effect_has_an_event() {
     let split = || json!({"service": "web", "backends": [{"service": "web", "weight": 1}]});
     let first = "TrafficSplit shop/a is for the same service, and is first in alphabetical order";
     assert_precedence((SPLIT, "a", split()), (SPLIT, "b", split()), "nothing", first);
@@ -200,9 +217,9 @@ fn a_split_that_decides_nothing_is_reported_of_in_an_event() {
     assert_precedence((HTTP, "r", route_spec(None)), (SPLIT, "b", split()), "nothing", attached);
 }
 
-/// Kinds of which one object wins a conflict: a spec, and the result while it is alone.
+/// Kinds with conflicts: a spec, and the status of an object without a conflict.
 fn contested_kinds() -> Vec<(&'static str, Value, &'static str)> {
-    let opens = json!({
+    let ingress_spec = json!({
         "backends": [{"name": "web", "port": {"number": 8080, "protocol": "http"}}],
         "sources": [{"kind": "IPRange", "name": "10.0.0.0/8"}],
     });
@@ -234,8 +251,8 @@ fn contested_kinds() -> Vec<(&'static str, Value, &'static str)> {
             }),
             "committed",
         ),
-        ("IngressBackend.policy.openservicemesh.io", opens.clone(), "committed"),
-        ("AccessControl.policy.flomesh.io", opens, "committed"),
+        ("IngressBackend.policy.openservicemesh.io", ingress_spec.clone(), "committed"),
+        ("AccessControl.policy.flomesh.io", ingress_spec, "committed"),
         (
             "UpstreamTrafficSetting.policy.openservicemesh.io",
             json!({"host": host, "connectionSettings": {"tcp": {"maxConnections": 3}}}),
@@ -254,11 +271,11 @@ fn contested_kinds() -> Vec<(&'static str, Value, &'static str)> {
     ]
 }
 
-/// The same for policies of Services.
+/// As [`contested_kinds`], for policies of Services.
 fn contested_policies() -> Vec<(&'static str, Value, &'static str)> {
-    let policy = |more: Value| {
+    let policy = |fields: Value| {
         let mut spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}]});
-        for (key, value) in more.as_object().unwrap() {
+        for (key, value) in fields.as_object().unwrap() {
             spec[key] = value.clone();
         }
         spec
@@ -293,7 +310,7 @@ fn contested_policies() -> Vec<(&'static str, Value, &'static str)> {
     ]
 }
 
-/// Kinds of which all objects count, or one for each name.
+/// Kinds of objects that do not conflict, or only by name.
 const ADDITIVE: &[&str] = &[
     "AccessCert",
     "AccessPolicy",
@@ -312,65 +329,76 @@ const ADDITIVE: &[&str] = &[
 ];
 
 #[test]
-fn the_older_object_of_each_kind_decides_whatever_its_name() {
+fn the_older_object_of_each_kind_takes_precedence_whatever_its_name() {
     let (early, late) = ("2025-01-01T00:00:00Z", "2025-01-02T00:00:00Z");
-    let all = [contested_kinds(), contested_policies()].concat();
-    for (kind, spec, alone) in &all {
+    let contested = [contested_kinds(), contested_policies()].concat();
+    for (kind, spec, alone) in &contested {
         for (older, newer) in [("z", "a"), ("a", "z")] {
             let mut store = listed_store();
             store.apply_event(SERVICES, service_event("web", 8080));
-            let (word, group) = kind.split_once('.').unwrap();
-            let at = index(word, group);
-            store.apply_event(at, custom_event(at, older, early, spec.clone()));
-            assert_eq!(status_of(&mut store, word, older), *alone, "{word} alone");
-            store.apply_event(at, custom_event(at, newer, late, spec.clone()));
-            let statements = store.changed_statements().unwrap();
-            let of = |name: &str| {
-                let mut found = statements.iter().filter(|it| it.target.kind == word);
-                found
-                    .find(|it| it.target.name == name)
-                    .map(|it| format!("{:?} {:?}", it.content, it.conflict))
+            let (kind_name, group) = kind.split_once('.').unwrap();
+            let kind_index = index(kind_name, group);
+            store.apply_event(kind_index, custom_event(kind_index, older, early, spec.clone()));
+            assert_eq!(status_of(&mut store, kind_name, older), *alone, "{kind_name} alone");
+            store.apply_event(kind_index, custom_event(kind_index, newer, late, spec.clone()));
+            let statuses = store.changed_statuses().unwrap();
+            let describe_status = |name: &str| {
+                let mut of_kind = statuses.iter().filter(|status| status.target.kind == kind_name);
+                of_kind
+                    .find(|status| status.target.name == name)
+                    .map(|status| format!("{:?} {:?}", status.content, status.conflict))
             };
             // The loser reports the winner; no report on the winner.
-            let lost = of(newer).unwrap_or_default();
+            let newer_status = describe_status(newer).unwrap_or_default();
             assert!(
-                lost.contains(&format!("shop/{older}")),
-                "{word}: {newer} after {older}: {lost}"
+                newer_status.contains(&format!("shop/{older}")),
+                "{kind_name}: {newer} after {older}: {newer_status}"
             );
-            let won = of(older).unwrap_or_default();
-            assert!(!won.contains(&format!("shop/{newer}")), "{word}: {won}");
+            let older_status = describe_status(older).unwrap_or_default();
+            assert!(
+                !older_status.contains(&format!("shop/{newer}")),
+                "{kind_name}: {older_status}"
+            );
             // An invalid object does not replace a valid one.
-            store.apply_event(at, custom_event(at, newer, late, json!({"surely": "not"})));
-            let statements = store.changed_statements();
-            let won = statements.iter().flatten().find(|it| it.target.name == older);
-            let won =
-                won.map(|it| format!("{:?} {:?}", it.content, it.conflict)).unwrap_or_default();
-            assert!(!won.contains(&format!("shop/{newer}")), "{word}: {won}");
+            store.apply_event(
+                kind_index,
+                custom_event(kind_index, newer, late, json!({"surely": "not"})),
+            );
+            let statuses = store.changed_statuses();
+            let older_status = statuses.iter().flatten().find(|status| status.target.name == older);
+            let older_status = older_status
+                .map(|status| format!("{:?} {:?}", status.content, status.conflict))
+                .unwrap_or_default();
+            assert!(
+                !older_status.contains(&format!("shop/{newer}")),
+                "{kind_name}: {older_status}"
+            );
         }
     }
     for served in leno_registry::served_kinds() {
         let is_contested =
-            all.iter().any(|(kind, ..)| kind.starts_with(&format!("{}.", served.kind)));
+            contested.iter().any(|(kind, ..)| kind.starts_with(&format!("{}.", served.kind)));
         assert!(
             is_contested || ADDITIVE.contains(&served.kind),
-            "{}: which one decides?",
+            "{}: neither contested nor additive",
             served.kind
         );
     }
 }
 
 #[test]
-fn a_missing_reference_is_an_event_on_the_object_at_fault() {
+fn a_missing_reference_is_an_event_of_the_object_that_contains_it() {
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
-    let split = |to: &str| json!({"service": "web", "backends": [{"service": to, "weight": 1}]});
+    let split =
+        |backend: &str| json!({"service": "web", "backends": [{"service": backend, "weight": 1}]});
     let kind = index("TrafficSplit", "split.smi-spec.io");
     let notes = |store: &mut ObjectStore| -> Vec<(String, String)> {
-        let statements = store.changed_statements().unwrap();
-        let notes = statements.iter().flat_map(|it| {
-            let notes = it.event_notes().into_iter();
+        let statuses = store.changed_statuses().unwrap();
+        let notes = statuses.iter().flat_map(|status| {
+            let notes = status.event_notes().into_iter();
             notes.filter_map(|(reason, note)| {
-                Some((it.target.name.clone(), format!("{reason}: {}", note?)))
+                Some((status.target.name.clone(), format!("{reason}: {}", note?)))
             })
         });
         notes.collect()
@@ -381,8 +409,8 @@ fn a_missing_reference_is_an_event_on_the_object_at_fault() {
     let missing =
         "RefNotFound: spec.backends[0].service: there is no Service shop/v9 that selects pods";
     let older = "Conflicted: TrafficSplit shop/good is for the same service, and is older";
-    let bad = |note: &str| ("bad".to_owned(), note.to_owned());
-    assert_eq!(notes(&mut store), [bad(older), bad(missing)]);
+    let of_bad = |note: &str| ("bad".to_owned(), note.to_owned());
+    assert_eq!(notes(&mut store), [of_bad(older), of_bad(missing)]);
     let targets = index("TrafficTarget", "access.smi-spec.io");
     let account = |name: &str| json!({"kind": "ServiceAccount", "name": name, "namespace": "shop"});
     let target = json!({
@@ -394,14 +422,14 @@ fn a_missing_reference_is_an_event_on_the_object_at_fault() {
     let missing = "RefNotFound: spec.rules[0].name: there is no HTTPRouteGroup shop/g";
     assert_eq!(notes(&mut store), [("t".to_owned(), missing.to_owned())]);
     let groups = index("HTTPRouteGroup", "specs.smi-spec.io");
-    let all = json!({"matches": [{"name": "all", "pathRegex": ".*"}]});
-    store.apply_event(groups, custom_event(groups, "g", "2025-01-01T00:00:00Z", all));
+    let groups_spec = json!({"matches": [{"name": "all", "pathRegex": ".*"}]});
+    store.apply_event(groups, custom_event(groups, "g", "2025-01-01T00:00:00Z", groups_spec));
     assert_eq!(notes(&mut store), []);
 }
 
 /// Issue 27: routes decide before splits whatever their age, so the event names the missing backend.
 #[test]
-fn a_split_names_the_error_of_the_newer_route_that_decides_instead() {
+fn a_split_names_the_error_of_the_newer_route_that_takes_precedence() {
     let mut store = listed_store();
     for name in ["web", "v1"] {
         store.apply_event(SERVICES, service_event(name, 8080));
@@ -422,8 +450,9 @@ fn a_split_names_the_error_of_the_newer_route_that_decides_instead() {
 
 /// An object in force does not depend on the existence of its backends.
 #[test]
-fn an_older_split_whose_backend_disappears_still_decides() {
-    let split = |to: &str| json!({"service": "web", "backends": [{"service": to, "weight": 1}]});
+fn an_older_split_with_a_deleted_backend_takes_precedence() {
+    let split =
+        |backend: &str| json!({"service": "web", "backends": [{"service": backend, "weight": 1}]});
     let mut store = listed_store();
     for name in ["web", "v1", "v2"] {
         store.apply_event(SERVICES, service_event(name, 8080));

@@ -11,23 +11,23 @@ fn sticky_service(labels: Value) -> WatchEvent {
                  "ports": [{"port": 443, "appProtocol": "example.com/odd"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_service(service)))
 }
 
 #[test]
-fn a_service_is_remarked_upon_when_a_pod_with_a_sidecar_is_behind_it() {
+fn a_service_has_warnings_once_it_selects_a_pod_with_a_sidecar() {
     let mut store = listed_store();
     store.apply_event(SERVICES, sticky_service(json!({"app": "web"})));
     let warnings = |store: &mut ObjectStore| {
         store.flush();
         let count = store.all_diagnostics().1.len();
-        let statements = store.changed_statements().unwrap_or_default();
-        let remarked = statements.iter().filter(|it| it.diagnostic.is_some()).count();
-        (count, remarked)
+        let statuses = store.changed_statuses().unwrap_or_default();
+        let diagnosed = statuses.iter().filter(|status| status.diagnostic.is_some()).count();
+        (count, diagnosed)
     };
     assert_eq!(warnings(&mut store), (0, 0));
-    let without = pod_event("web-1", json!({"labels": {"app": "web"}}));
-    store.apply_event(PODS, without);
+    let unmeshed = pod_event("web-1", json!({"labels": {"app": "web"}}));
+    store.apply_event(PODS, unmeshed);
     assert_eq!(warnings(&mut store), (0, 0));
     store.apply_event(PODS, pod_event("web-2", json!({})));
     assert_eq!(warnings(&mut store), (3, 1));

@@ -2,11 +2,14 @@
 
 use super::*;
 
-const THEN: &str = "2025-01-01T00:00:00Z";
+const CREATED: &str = "2025-01-01T00:00:00Z";
 
-fn with_floor(store: &mut ObjectStore, floor: Value) {
-    let own = index("MeshConfig", "leno.dev");
-    store.apply_event(own, custom_event(own, "mesh", THEN, json!({"floor": floor})));
+fn set_floor(store: &mut ObjectStore, floor: Value) {
+    let mesh_config_kind = index("MeshConfig", "leno.dev");
+    store.apply_event(
+        mesh_config_kind,
+        custom_event(mesh_config_kind, "mesh", CREATED, json!({"floor": floor})),
+    );
 }
 
 fn annotated_namespace(namespace: &str, labels: Value, annotations: Value) -> WatchEvent {
@@ -14,7 +17,7 @@ fn annotated_namespace(namespace: &str, labels: Value, annotations: Value) -> Wa
         "metadata": {"name": namespace, "labels": labels, "annotations": annotations},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_namespace(namespace)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_namespace(namespace)))
 }
 
 fn running_pod(name: &str, image: &str) -> WatchEvent {
@@ -27,7 +30,7 @@ fn running_pod(name: &str, image: &str) -> WatchEvent {
         "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(pod)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_pod(pod)))
 }
 
 fn update_warnings(update: Option<RegistryUpdate>) -> Vec<String> {
@@ -35,9 +38,9 @@ fn update_warnings(update: Option<RegistryUpdate>) -> Vec<String> {
 }
 
 #[test]
-fn annotations_below_the_floor_are_overruled_and_reported() {
+fn annotations_below_the_floor_have_no_effect_and_are_reported() {
     let mut store = listed_store();
-    with_floor(&mut store, json!({"defaultPolicy": "deny", "mtls": "strict"}));
+    set_floor(&mut store, json!({"defaultPolicy": "deny", "mtls": "strict"}));
     store.apply_event(NAMESPACES, namespace_event("shop", "allow"));
     let annotations = json!({"leno.dev/default-policy": "dry-run", "leno.dev/mtls": "permissive"});
     store.apply_event(PODS, pod_event("a", json!({"annotations": annotations})));
@@ -58,21 +61,24 @@ fn annotations_below_the_floor_are_overruled_and_reported() {
         ]
     );
     // An event on each of the two.
-    let statements = store.changed_statements().unwrap();
-    let kinds: Vec<&str> =
-        statements.iter().filter(|it| it.diagnostic.is_some()).map(|it| it.target.kind).collect();
+    let statuses = store.changed_statuses().unwrap();
+    let kinds: Vec<&str> = statuses
+        .iter()
+        .filter(|status| status.diagnostic.is_some())
+        .map(|status| status.target.kind)
+        .collect();
     assert_eq!(kinds, ["Pod", "Namespace"]);
     // In an exempt namespace they apply.
-    with_floor(&mut store, json!({"mtls": "strict", "exceptNamespaces": ["shop"]}));
+    set_floor(&mut store, json!({"mtls": "strict", "exceptNamespaces": ["shop"]}));
     assert_eq!(update_warnings(store.flush()), [""; 0]);
     let shop = Name::new("shop").unwrap();
     assert_eq!(store.mesh_config().unwrap().mode_in(&shop), DefaultPolicy::Allow);
 }
 
 #[test]
-fn choices_about_sidecars_are_reported_where_the_floor_overrules_them() {
+fn injection_and_exclusion_settings_below_the_floor_are_reported() {
     let mut store = listed_store();
-    with_floor(&mut store, json!({"injection": "required", "exclusions": "forbidden"}));
+    set_floor(&mut store, json!({"injection": "required", "exclusions": "forbidden"}));
     let labels = json!({"leno.dev/injection": "enabled"});
     let lists = json!({"openservicemesh.io/outbound-port-exclusion-list": "25"});
     store.apply_event(NAMESPACES, annotated_namespace("shop", labels, lists));
@@ -81,8 +87,9 @@ fn choices_about_sidecars_are_reported_where_the_floor_overrules_them() {
     let lists = json!({"leno.dev/inbound-port-exclusion-list": "80"});
     store.apply_event(PODS, pod_event("holes", json!({"annotations": lists})));
     let warnings = update_warnings(store.flush());
-    let parts: Vec<&str> = warnings.iter().map(|it| it.split(": ").next().unwrap()).collect();
-    assert_eq!(parts, ["Namespace shop", "Pod shop/holes", "Pod shop/out"], "{warnings:?}");
+    let subjects: Vec<&str> =
+        warnings.iter().map(|warning| warning.split(": ").next().unwrap()).collect();
+    assert_eq!(subjects, ["Namespace shop", "Pod shop/holes", "Pod shop/out"], "{warnings:?}");
     assert!(warnings[2].contains("leno.dev/injection disables the sidecar"), "{warnings:?}");
     assert!(store.injection_floor().exclusions_forbidden);
     // In a namespace without injection no sidecar is required.
@@ -91,10 +98,10 @@ fn choices_about_sidecars_are_reported_where_the_floor_overrules_them() {
 }
 
 #[test]
-fn a_pod_whose_sidecar_has_another_image_is_no_member() {
+fn a_pod_with_another_sidecar_image_is_not_a_member() {
     let mut store = listed_store();
-    store.take_image("mesh.example/leno:0.1");
-    with_floor(&mut store, json!({"sidecarImages": ["mirror.example/leno"]}));
+    store.set_image("mesh.example/leno:0.1");
+    set_floor(&mut store, json!({"sidecarImages": ["mirror.example/leno"]}));
     store.apply_event(PODS, running_pod("a", "mesh.example/leno:0.2"));
     store.apply_event(PODS, running_pod("b", "mirror.example/leno@sha256:00"));
     store.apply_event(PODS, running_pod("c", "evil.example/leno:0.1"));
@@ -110,18 +117,18 @@ fn a_pod_whose_sidecar_has_another_image_is_no_member() {
         describe_update(Some(update)),
         ["+ Workload shop/a", "+ Workload shop/b", "+ MeshConfig"]
     );
-    with_floor(&mut store, json!({"sidecarImages": ["evil.example/leno"]}));
+    set_floor(&mut store, json!({"sidecarImages": ["evil.example/leno"]}));
     assert_eq!(
         describe_update(store.flush()),
         ["- Workload shop/b", "+ Workload shop/c", "+ MeshConfig"]
     );
-    let own = index("MeshConfig", "leno.dev");
-    store.apply_event(own, removal_event("", "mesh"));
+    let mesh_config_kind = index("MeshConfig", "leno.dev");
+    store.apply_event(mesh_config_kind, removal_event("", "mesh"));
     assert_eq!(describe_update(store.flush()), ["- MeshConfig", "+ Workload shop/b"]);
 }
 
 #[test]
-fn objects_about_the_whole_mesh_are_read_from_named_namespaces_alone() {
+fn mesh_wide_objects_are_read_only_from_configured_namespaces() {
     let tag_route = json!({
         "scope": "mesh", "fallbackPolicy": "fail",
         "rules": [{"split": [{"weight": 1, "tags": {"group": "black"}}]}],
@@ -135,13 +142,13 @@ fn objects_about_the_whole_mesh_are_read_from_named_namespaces_alone() {
     {
         let index = index(kind, group);
         let mut store = listed_store();
-        store.apply_event(index, custom_event(index, "all", THEN, spec.clone()));
+        store.apply_event(index, custom_event(index, "all", CREATED, spec.clone()));
         let update = store.flush().unwrap();
         assert_eq!(update.changes, [], "{kind}");
         let rejected = update.rejected[0].to_string();
         assert!(rejected.contains("which objects of the namespace shop cannot"), "{rejected}");
-        store.take_settings_of([Name::new("shop").unwrap()].into());
-        store.apply_event(index, custom_event(index, "all", THEN, spec));
+        store.set_settings_namespaces([Name::new("shop").unwrap()].into());
+        store.apply_event(index, custom_event(index, "all", CREATED, spec));
         assert_eq!(describe_update(store.flush()).len(), 1, "{kind}");
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Adds a gateway of our class, and a route from there to a service of the namespace.
-fn add_gateway(store: &mut ObjectStore, to: &str) {
+fn add_gateway(store: &mut ObjectStore, backend: &str) {
     let group = "gateway.networking.k8s.io";
     let now = "2025-01-01T00:00:00Z";
     let class = json!({"controllerName": "leno.dev/gateway-controller"});
@@ -17,7 +17,7 @@ fn add_gateway(store: &mut ObjectStore, to: &str) {
         index("Gateway", group),
         custom_event(index("Gateway", group), "edge", now, gateway),
     );
-    let rules = json!([{"backendRefs": [{"name": to, "port": 80}]}]);
+    let rules = json!([{"backendRefs": [{"name": backend, "port": 80}]}]);
     let route = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
     store.apply_event(
         index("HTTPRoute", group),
@@ -27,7 +27,7 @@ fn add_gateway(store: &mut ObjectStore, to: &str) {
 }
 
 #[test]
-fn pods_without_sidecars_are_reported_where_gateways_lead_there() {
+fn pods_without_sidecars_are_sent_if_a_gateway_routes_to_them() {
     let mut store = listed_store();
     store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
     store.apply_event(PODS, pod_event("other", json!({"labels": {"app": "db"}})));
@@ -53,8 +53,9 @@ fn pods_without_sidecars_are_reported_where_gateways_lead_there() {
 }
 
 #[test]
-fn listed_endpoints_are_reported_where_gateways_lead_there() {
-    let slices = watched_kinds().iter().position(|it| *it == WatchedKind::Slices).unwrap();
+fn listed_endpoints_are_sent_if_a_gateway_routes_to_them() {
+    let slices =
+        watched_kinds().iter().position(|watched| *watched == WatchedKind::Slices).unwrap();
     let slice = |address: &str| {
         let slice = serde_json::from_value(json!({
             "metadata": {
@@ -63,14 +64,14 @@ fn listed_endpoints_are_reported_where_gateways_lead_there() {
             "addressType": "IPv4", "ports": [{"name": "", "port": 5432}],
             "endpoints": [{"addresses": [address]}],
         }));
-        WatchEvent::Seen(Box::new(ConvertedObject::from_slice(slice.unwrap())))
+        WatchEvent::Applied(Box::new(ConvertedObject::from_slice(slice.unwrap())))
     };
     let mut store = listed_store();
     let db: Served = serde_json::from_value(json!({
         "metadata": {"name": "db", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]},
     }))
     .unwrap();
-    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(ConvertedObject::from_service(db))));
+    store.apply_event(SERVICES, WatchEvent::Applied(Box::new(ConvertedObject::from_service(db))));
     store.apply_event(slices, slice("10.0.0.1"));
     store.resolve_gateways();
     assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
@@ -81,20 +82,22 @@ fn listed_endpoints_are_reported_where_gateways_lead_there() {
     let reported = ["- Workload shop/db-1.10-0-0-1", "+ Workload shop/db-1.10-0-0-2"];
     assert_eq!(describe_update(store.flush()), reported);
     // A slice that lists pods of another namespace is not used either.
-    let borrowed = |namespace: &str| {
+    let pod_with_listed_address = |namespace: &str| {
         let pod = json!({
             "metadata": {"name": "a", "namespace": namespace}, "spec": {"containers": []},
             "status": {"podIP": "10.0.0.2"},
         });
-        WatchEvent::Seen(Box::new(ConvertedObject::from_pod(serde_json::from_value(pod).unwrap())))
+        WatchEvent::Applied(Box::new(ConvertedObject::from_pod(
+            serde_json::from_value(pod).unwrap(),
+        )))
     };
-    store.apply_event(PODS, borrowed("bank"));
+    store.apply_event(PODS, pod_with_listed_address("bank"));
     let update = store.flush().unwrap();
     assert!(update.warnings[0].to_string().contains("a pod of another namespace"));
     assert_eq!(describe_update(Some(update)), ["- Workload shop/db-1.10-0-0-2"]);
     store.apply_event(PODS, removal_event("bank", "a"));
     assert_eq!(describe_update(store.flush()), ["+ Workload shop/db-1.10-0-0-2"]);
-    // Now it selects pods: the endpoints of slices do not count any more.
+    // The Service selects pods now: endpoints of slices are no longer used.
     store.apply_event(SERVICES, service_event("db", 8080));
     store.resolve_gateways();
     assert_eq!(
@@ -106,13 +109,14 @@ fn listed_endpoints_are_reported_where_gateways_lead_there() {
 }
 
 #[test]
-fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
-    let secrets = watched_kinds().iter().position(|it| *it == WatchedKind::Secrets).unwrap();
+fn a_gateway_is_sent_after_its_secret_was_read() {
+    let secrets =
+        watched_kinds().iter().position(|watched| *watched == WatchedKind::Secrets).unwrap();
     let group = "gateway.networking.k8s.io";
     let now = "2025-01-01T00:00:00Z";
     let mut store = ObjectStore::new(watched_kinds());
     for kind in 0..watched_kinds().len() {
-        store.apply_event(kind, WatchEvent::Begin);
+        store.apply_event(kind, WatchEvent::ListStarted);
     }
     let class = json!({"controllerName": "leno.dev/gateway-controller"});
     let kind = index("GatewayClass", group);
@@ -123,15 +127,18 @@ fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
     let gateway = json!({"gatewayClassName": "leno", "listeners": [listener]});
     store.apply_event(kind, custom_event(kind, "edge", now, gateway));
     for kind in 0..watched_kinds().len() {
-        let of_secrets = WatchEvent::Covered(Arc::default());
-        store.apply_event(kind, if kind == secrets { of_secrets } else { WatchEvent::Complete });
+        let secrets_event = WatchEvent::Covered(Arc::default());
+        store.apply_event(
+            kind,
+            if kind == secrets { secrets_event } else { WatchEvent::ListComplete },
+        );
     }
     store.resolve_gateways();
-    assert_eq!(store.progress().waiting, ["Secret"]);
+    assert_eq!(store.progress().unlisted, ["Secret"]);
     assert!(store.flush().is_none());
-    let wanted = store.referenced_secrets();
-    assert_eq!(wanted.len(), 1);
-    store.apply_event(secrets, WatchEvent::Covered(wanted));
+    let referenced = store.referenced_secrets();
+    assert_eq!(referenced.len(), 1);
+    store.apply_event(secrets, WatchEvent::Covered(referenced));
     store.resolve_gateways();
     assert!(store.progress().is_synced());
     assert_eq!(describe_update(store.flush()), ["+ Gateway shop/edge"]);
@@ -142,8 +149,9 @@ fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
 }
 
 #[test]
-fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
-    let secrets = watched_kinds().iter().position(|it| *it == WatchedKind::Secrets).unwrap();
+fn only_gateways_wait_for_their_own_secrets() {
+    let secrets =
+        watched_kinds().iter().position(|watched| *watched == WatchedKind::Secrets).unwrap();
     let group = "gateway.networking.k8s.io";
     let now = "2025-01-01T00:00:00Z";
     let gateway = |store: &mut ObjectStore, name: &str, port: u16, secret: Option<&str>| {
@@ -159,20 +167,23 @@ fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
     };
     let mut store = ObjectStore::new(watched_kinds());
     for kind in 0..watched_kinds().len() {
-        store.apply_event(kind, WatchEvent::Begin);
+        store.apply_event(kind, WatchEvent::ListStarted);
     }
     let class = json!({"controllerName": "leno.dev/gateway-controller"});
     let kind = index("GatewayClass", group);
     store.apply_event(kind, custom_event(kind, "leno", now, class));
     gateway(&mut store, "a", 443, Some("cert"));
     for kind in 0..watched_kinds().len() {
-        let of_secrets = WatchEvent::Covered(Arc::default());
-        store.apply_event(kind, if kind == secrets { of_secrets } else { WatchEvent::Complete });
+        let secrets_event = WatchEvent::Covered(Arc::default());
+        store.apply_event(
+            kind,
+            if kind == secrets { secrets_event } else { WatchEvent::ListComplete },
+        );
     }
     store.resolve_gateways();
     assert!(store.flush().is_none());
     // Unreadable Secrets delay neither the mesh nor other gateways.
-    store.apply_event(secrets, WatchEvent::Failing("no".to_owned()));
+    store.apply_event(secrets, WatchEvent::Unavailable("no".to_owned()));
     store.resolve_gateways();
     assert!(store.progress().is_synced());
     assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
@@ -189,8 +200,9 @@ fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
 }
 
 #[test]
-fn keys_to_which_nobody_refers_any_more_are_not_kept() {
-    let secrets = watched_kinds().iter().position(|it| *it == WatchedKind::Secrets).unwrap();
+fn keys_without_references_are_not_kept() {
+    let secrets =
+        watched_kinds().iter().position(|watched| *watched == WatchedKind::Secrets).unwrap();
     let mut store = listed_store();
     add_gateway(&mut store, "web");
     let kind = index("Gateway", "gateway.networking.k8s.io");
@@ -200,22 +212,22 @@ fn keys_to_which_nobody_refers_any_more_are_not_kept() {
     let now = "2025-01-01T00:00:00Z";
     store.apply_event(kind, custom_event(kind, "edge", now, spec(listener.clone())));
     store.resolve_gateways();
-    let wanted = store.referenced_secrets();
+    let referenced = store.referenced_secrets();
     let secret = k8s_openapi::api::core::v1::Secret {
         metadata: serde_json::from_value(json!({"name": "cert", "namespace": "shop"})).unwrap(),
         ..Default::default()
     };
     store.apply_event(
         secrets,
-        WatchEvent::Seen(Box::new(ConvertedObject::from_secret(secret, &wanted))),
+        WatchEvent::Applied(Box::new(ConvertedObject::from_secret(secret, &referenced))),
     );
-    store.apply_event(secrets, WatchEvent::Covered(wanted));
+    store.apply_event(secrets, WatchEvent::Covered(referenced));
     store.resolve_gateways();
-    assert_eq!(store.edge.as_ref().unwrap().facts.certificates.len(), 1);
+    assert_eq!(store.gateways.as_ref().unwrap().facts.certificates.len(), 1);
     let plain = json!({"name": "l", "port": 80, "protocol": "HTTP"});
     store.apply_event(kind, custom_event(kind, "edge", now, spec(plain)));
     store.resolve_gateways();
-    assert_eq!(store.edge.as_ref().unwrap().facts.certificates.len(), 0);
+    assert_eq!(store.gateways.as_ref().unwrap().facts.certificates.len(), 0);
     // A new reference waits until the Secret has been read again.
     store.flush();
     store.apply_event(kind, custom_event(kind, "edge", now, spec(listener)));
@@ -224,16 +236,20 @@ fn keys_to_which_nobody_refers_any_more_are_not_kept() {
 }
 
 #[test]
-fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
+fn a_policy_reports_endpoints_that_gateways_exclude() {
     let limit = index("RateLimit", "leno.dev");
     let access = index("AccessPolicy", "leno.dev");
     let enforced = |store: &mut ObjectStore| -> Vec<(&str, &str, String)> {
-        let statements = store.changed_statements().unwrap_or_default();
-        let policies = statements.iter().filter_map(|it| match &it.content {
-            StatusContent::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
+        let statuses = store.changed_statuses().unwrap_or_default();
+        let policies = statuses.iter().filter_map(|status| match &status.content {
+            StatusContent::Conditions(conditions) => {
+                conditions.iter().find(|condition| condition.name == "Enforced")
+            }
             _ => None,
         });
-        policies.map(|it| (it.status, it.reason, it.message.clone())).collect()
+        policies
+            .map(|condition| (condition.status, condition.reason, condition.message.clone()))
+            .collect()
     };
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
@@ -248,25 +264,32 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     store.apply_event(access, custom_event(access, "c", now, allow));
     add_gateway(&mut store, "web");
     store.flush();
-    let met = ("True", "Enforced", "clients also use endpoints without a sidecar".to_owned());
-    assert_eq!(enforced(&mut store), [met.clone(), met.clone(), met.clone()]);
+    let enforced_condition =
+        ("True", "Enforced", "clients also use endpoints without a sidecar".to_owned());
+    assert_eq!(
+        enforced(&mut store),
+        [enforced_condition.clone(), enforced_condition.clone(), enforced_condition.clone()]
+    );
     // A policy that allows rejects no request with `defaultPolicy: allow`.
     store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
-    let unmet = (
+    let not_enforced = (
         "False",
         "EndpointsWithoutSidecar",
         "only a sidecar enforces the policy; clients do not use endpoints without one: shop/plain"
             .to_owned(),
     );
-    let mut found = enforced(&mut store);
-    found.sort();
-    assert_eq!(found, [unmet.clone(), unmet, met.clone()]);
+    let mut conditions = enforced(&mut store);
+    conditions.sort();
+    assert_eq!(conditions, [not_enforced.clone(), not_enforced, enforced_condition.clone()]);
     store.apply_event(PODS, removal_event("shop", "plain"));
-    assert_eq!(enforced(&mut store), [met.clone(), met.clone(), met]);
+    assert_eq!(
+        enforced(&mut store),
+        [enforced_condition.clone(), enforced_condition.clone(), enforced_condition]
+    );
 }
 
 #[test]
-fn a_policy_of_a_service_is_not_enforced_where_a_gateway_leads_to_its_pods_by_another() {
+fn a_policy_is_not_enforced_if_a_gateway_reaches_the_pods_through_another_service() {
     let limit = index("RateLimit", "leno.dev");
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
@@ -277,20 +300,22 @@ fn a_policy_of_a_service_is_not_enforced_where_a_gateway_leads_to_its_pods_by_an
     store.apply_event(limit, custom_event(limit, "a", "2025-01-01T00:00:00Z", spec));
     add_gateway(&mut store, "front");
     store.flush();
-    let statements = store.changed_statements().unwrap();
-    let enforced = statements.iter().find_map(|it| match &it.content {
-        StatusContent::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
+    let statuses = store.changed_statuses().unwrap();
+    let enforced = statuses.iter().find_map(|status| match &status.content {
+        StatusContent::Conditions(conditions) => {
+            conditions.iter().find(|condition| condition.name == "Enforced")
+        }
         _ => None,
     });
     assert_eq!(
-        enforced.map(|it| (it.status, it.reason)),
+        enforced.map(|condition| (condition.status, condition.reason)),
         Some(("False", "EndpointsWithoutSidecar"))
     );
 }
 
 /// Sidecars exclude the same endpoints if a Service has one with a sidecar.
 #[test]
-fn a_policy_reports_the_endpoints_that_sidecars_leave_out_without_any_gateway() {
+fn a_policy_reports_endpoints_that_sidecars_exclude() {
     let limit = index("RateLimit", "leno.dev");
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
@@ -301,12 +326,14 @@ fn a_policy_reports_the_endpoints_that_sidecars_leave_out_without_any_gateway() 
     store.flush();
     let enforced = |store: &mut ObjectStore| {
         store.flush();
-        let statements = store.changed_statements().expect("the change concerns the policy");
-        let found = statements.iter().find_map(|it| match &it.content {
-            StatusContent::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
+        let statuses = store.changed_statuses().expect("the change concerns the policy");
+        let condition = statuses.iter().find_map(|status| match &status.content {
+            StatusContent::Conditions(conditions) => {
+                conditions.iter().find(|condition| condition.name == "Enforced")
+            }
             _ => None,
         });
-        found.map(|it| (it.status, it.message.clone())).unwrap()
+        condition.map(|condition| (condition.status, condition.message.clone())).unwrap()
     };
     // A Service without any sidecar is reached as before.
     assert_eq!(enforced(&mut store).0, "True");

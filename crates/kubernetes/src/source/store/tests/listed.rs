@@ -4,20 +4,20 @@ use leno_model::TargetPort;
 use leno_registry::JOINING_LABEL;
 
 use super::*;
-use crate::source::store::selectorless_services::LISTED_MAX;
+use crate::source::store::selectorless_services::MAX_LISTED;
 
 pub(super) fn slice_kind() -> usize {
-    watched_kinds().iter().position(|it| *it == WatchedKind::Slices).unwrap()
+    watched_kinds().iter().position(|watched| *watched == WatchedKind::Slices).unwrap()
 }
 
 /// A Service without a selector.
-pub(super) fn by_hand() -> WatchEvent {
+pub(super) fn selectorless_service() -> WatchEvent {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": "hand", "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.7", "ports": [{"name": "http", "port": 80}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_service(service)))
 }
 
 /// A slice of that Service, with the address and readiness of each endpoint.
@@ -29,7 +29,9 @@ pub(super) fn slice_event(name: &str, port: u16, endpoints: &[(&str, bool)]) -> 
         "metadata": {"name": name, "namespace": "shop", "labels": labels},
         "addressType": "IPv4", "ports": [{"name": "http", "port": port}], "endpoints": endpoints,
     });
-    WatchEvent::Seen(Box::new(ConvertedObject::from_slice(serde_json::from_value(slice).unwrap())))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_slice(
+        serde_json::from_value(slice).unwrap(),
+    )))
 }
 
 /// A pod of a namespace at an address.
@@ -41,64 +43,69 @@ fn pod_at(namespace: &str, name: &str, address: &str, sidecar: bool) -> WatchEve
         "spec": {"containers": [{"name": "web", "ports": [{"name": "http", "containerPort": 9999}]}]},
         "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
     });
-    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(serde_json::from_value(pod).unwrap())))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_pod(serde_json::from_value(pod).unwrap())))
 }
 
 fn updated_workload(update: &RegistryUpdate, name: &str) -> Workload {
-    let found = update.changes.iter().find_map(|change| match change {
-        Change::Upsert(Object::Workload(found)) if found.name.to_string() == name => Some(found),
+    let workload = update.changes.iter().find_map(|change| match change {
+        Change::Upsert(Object::Workload(workload)) if workload.name.to_string() == name => {
+            Some(workload)
+        }
         _ => None,
     });
-    found.unwrap_or_else(|| panic!("no {name} in {update:?}")).clone()
+    workload.unwrap_or_else(|| panic!("no {name} in {update:?}")).clone()
 }
 
-fn sent_service(update: &RegistryUpdate) -> Service {
-    let found = update.changes.iter().find_map(|change| match change {
-        Change::Upsert(Object::Service(found)) => Some(found.clone()),
+fn updated_service(update: &RegistryUpdate) -> Service {
+    let service = update.changes.iter().find_map(|change| match change {
+        Change::Upsert(Object::Service(service)) => Some(service.clone()),
         _ => None,
     });
-    found.unwrap()
+    service.unwrap()
 }
 
 #[test]
-fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
+fn a_listed_address_of_a_meshed_pod_is_that_pod() {
     for gateways in [true, false] {
         // In any order.
         for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
-            let mut store = settled_with(gateways);
-            for part in order {
-                match part {
+            let mut store = store_with_gateways_option(gateways);
+            for step in order {
+                match step {
                     0 => store.apply_event(PODS, pod_at("shop", "web-1", "10.1.0.1", true)),
                     1 => {
                         let endpoints = [("10.1.0.1", true), ("192.0.2.7", true)];
                         store.apply_event(slice_kind(), slice_event("hand-1", 8080, &endpoints));
                     }
-                    _ => store.apply_event(SERVICES, by_hand()),
+                    _ => store.apply_event(SERVICES, selectorless_service()),
                 }
             }
             store.resolve_gateways();
             let update = store.flush().unwrap();
-            let service = sent_service(&update);
+            let service = updated_service(&update);
             assert_eq!(service.ports[0].target, TargetPort::Number(8080));
             let member = updated_workload(&update, "shop/web-1");
             assert!(
                 member.sidecar && matches_selector(&service.selector, &member.labels),
                 "{member:?}"
             );
-            assert!(member.ports.iter().any(|it| it.port == 8080), "{member:?}");
-            let other = updated_workload(&update, "shop/hand-1.192-0-2-7");
             assert!(
-                !other.sidecar && matches_selector(&service.selector, &other.labels),
-                "{other:?}"
+                member.ports.iter().any(|workload_port| workload_port.port == 8080),
+                "{member:?}"
             );
-            assert!(other.labels.contains_key(JOINING_LABEL), "{other:?}");
+            let unmeshed = updated_workload(&update, "shop/hand-1.192-0-2-7");
+            assert!(
+                !unmeshed.sidecar && matches_selector(&service.selector, &unmeshed.labels),
+                "{unmeshed:?}"
+            );
+            assert!(unmeshed.labels.contains_key(JOINING_LABEL), "{unmeshed:?}");
             let reported = [
                 "+ Workload shop/hand-1.192-0-2-7",
                 "+ Workload shop/web-1",
                 "+ Service shop/hand",
             ];
             assert_eq!(describe_update(Some(update)), reported, "{order:?}");
-            // It is not an endpoint any more.
+            // It is no longer an endpoint.
             store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("192.0.2.7", true)]));
             let update = store.flush().unwrap();
             assert!(!matches_selector(
@@ -134,12 +141,12 @@ fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
 
 /// A slice lists a pod only when it is ready, which is too late to learn about its sidecar.
 #[test]
-fn a_service_that_lists_pods_joins_with_the_first_sidecar_of_its_namespace() {
-    let mut store = settled_with(false);
+fn a_service_with_listed_pods_joins_with_the_first_sidecar_of_its_namespace() {
+    let mut store = store_with_gateways_option(false);
     store.apply_event(PODS, pod_at("shop", "web-1", "10.1.0.1", false));
-    store.apply_event(SERVICES, by_hand());
+    store.apply_event(SERVICES, selectorless_service());
     store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("10.1.0.1", true)]));
-    assert!(store.flush().is_none(), "its clients reach it as without a mesh");
+    assert!(store.flush().is_none(), "a service without sidecars is not sent");
     store.apply_event(PODS, pod_at("bank", "web-2", "10.1.0.2", true));
     assert_eq!(describe_update(store.flush()), ["+ Workload bank/web-2"]);
     store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
@@ -149,24 +156,24 @@ fn a_service_that_lists_pods_joins_with_the_first_sidecar_of_its_namespace() {
         ["+ Workload shop/hand-1.10-1-0-1", "+ Workload shop/web-2", "+ Service shop/hand"];
     assert_eq!(describe_update(Some(update)), reported);
     // Addresses that are not those of pods stay outside the mesh.
-    let mut store = settled_with(false);
+    let mut store = store_with_gateways_option(false);
     store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
-    store.apply_event(SERVICES, by_hand());
+    store.apply_event(SERVICES, selectorless_service());
     store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("192.0.2.7", true)]));
     assert_eq!(describe_update(store.flush()), ["+ Workload shop/web-2"]);
 }
 
 #[test]
-fn pods_of_other_namespaces_and_endpoints_that_are_not_ready_are_left_out() {
-    let mut store = settled_with(false);
+fn pods_of_other_namespaces_and_unready_endpoints_are_not_used() {
+    let mut store = store_with_gateways_option(false);
     store.apply_event(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
     store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.2", true));
     store.apply_event(PODS, pod_at("bank", "web-1", "10.1.0.3", true));
-    store.apply_event(SERVICES, by_hand());
+    store.apply_event(SERVICES, selectorless_service());
     let endpoints = [("10.1.0.1", true), ("10.1.0.2", false), ("10.1.0.3", true)];
     store.apply_event(slice_kind(), slice_event("hand-1", 8080, &endpoints));
     let update = store.flush().unwrap();
-    let service = sent_service(&update);
+    let service = updated_service(&update);
     let is_selected =
         |name| matches_selector(&service.selector, &updated_workload(&update, name).labels);
     let selected = ["shop/web-1", "shop/web-2", "bank/web-1"].map(is_selected);
@@ -179,10 +186,10 @@ fn pods_of_other_namespaces_and_endpoints_that_are_not_ready_are_left_out() {
 
 /// Sidecars support one number per Service port.
 #[test]
-fn a_service_whose_slices_differ_in_a_port_stays_outside() {
-    let mut store = settled_with(false);
+fn a_service_with_slices_of_different_ports_stays_outside_the_mesh() {
+    let mut store = store_with_gateways_option(false);
     store.apply_event(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
-    store.apply_event(SERVICES, by_hand());
+    store.apply_event(SERVICES, selectorless_service());
     store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("10.1.0.1", true)]));
     assert_eq!(describe_update(store.flush()), ["+ Workload shop/web-1", "+ Service shop/hand"]);
     store.apply_event(slice_kind(), slice_event("hand-2", 9090, &[("192.0.2.7", true)]));
@@ -194,12 +201,13 @@ fn a_service_whose_slices_differ_in_a_port_stays_outside() {
 }
 
 #[test]
-fn listed_endpoints_are_bounded() {
-    let mut store = settled_with(false);
+fn the_number_of_listed_endpoints_is_limited() {
+    let mut store = store_with_gateways_option(false);
     let address = |index: usize| format!("10.{}.{}.7", 100 + index / 256, index % 256);
-    let addresses: Vec<String> = (0..LISTED_MAX + 1).map(address).collect();
-    for (index, part) in addresses.chunks(1000).enumerate() {
-        let endpoints: Vec<(&str, bool)> = part.iter().map(|it| (it.as_str(), true)).collect();
+    let addresses: Vec<String> = (0..MAX_LISTED + 1).map(address).collect();
+    for (index, chunk) in addresses.chunks(1000).enumerate() {
+        let endpoints: Vec<(&str, bool)> =
+            chunk.iter().map(|address| (address.as_str(), true)).collect();
         store.apply_event(slice_kind(), slice_event(&format!("hand-{index}"), 8080, &endpoints));
     }
     let update = store.flush().unwrap();

@@ -10,15 +10,15 @@ fn selecting_service(name: &str) -> WatchEvent {
         "spec": {"clusterIP": "10.0.0.2", "selector": {"app": name}, "ports": [{"port": 80}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
+    WatchEvent::Applied(Box::new(ConvertedObject::from_service(service)))
 }
 
 fn unmeshed_pod(app: &str) -> WatchEvent {
     pod_event(&format!("{app}-1"), json!({"labels": {"app": app}}))
 }
 
-/// Takes the service `web` with a sidecar, and `un` without one.
-fn take_services(store: &mut ObjectStore) {
+/// Adds the service `web` with a sidecar, and `un` without one.
+fn add_services(store: &mut ObjectStore) {
     for event in [selecting_service("web"), selecting_service("un")] {
         store.apply_event(SERVICES, event);
     }
@@ -33,8 +33,8 @@ fn route_rules(backends: &Value) -> Value {
 
 /// The objects at `web` that name `un`, with the index of their kind.
 fn routes_to_unmeshed() -> Vec<(usize, Value)> {
-    let both = json!([{"name": "web", "port": 80}, {"name": "un", "port": 80}]);
-    let mut tls = route_rules(&both);
+    let backends = json!([{"name": "web", "port": 80}, {"name": "un", "port": 80}]);
+    let mut tls = route_rules(&backends);
     tls["hostnames"] = json!(["a.example"]);
     let mut mirror = route_rules(&json!([{"name": "web", "port": 80}]));
     let copy = json!({"backendRef": {"name": "un", "port": 80}});
@@ -42,36 +42,36 @@ fn routes_to_unmeshed() -> Vec<(usize, Value)> {
     let split = json!({"service": "web", "backends": [
         {"service": "web", "weight": 1}, {"service": "un", "weight": 1},
     ]});
-    let of = |kind: &str, spec: Value| (index(kind, GATEWAY_API), spec);
+    let route = |kind: &str, spec: Value| (index(kind, GATEWAY_API), spec);
     vec![
-        of("HTTPRoute", route_rules(&both)),
-        of("HTTPRoute", mirror),
-        of("GRPCRoute", route_rules(&both)),
-        of("TCPRoute", route_rules(&both)),
-        of("TLSRoute", tls),
+        route("HTTPRoute", route_rules(&backends)),
+        route("HTTPRoute", mirror),
+        route("GRPCRoute", route_rules(&backends)),
+        route("TCPRoute", route_rules(&backends)),
+        route("TLSRoute", tls),
         (index("TrafficSplit", "split.smi-spec.io"), split),
     ]
 }
 
-fn made_today(kind: usize, spec: &Value) -> WatchEvent {
+fn custom_object(kind: usize, spec: &Value) -> WatchEvent {
     custom_event(kind, "r", "2025-01-01T00:00:00Z", spec.clone())
 }
 
 fn contains_line(reported: &[String], line: &str) -> bool {
-    reported.iter().any(|it| it == line)
+    reported.iter().any(|change| change == line)
 }
 
 /// Issue 27: sidecars had no endpoint for such a backend, and answered 503 to its share of requests.
 #[test]
-fn a_backend_without_sidecars_has_endpoints_while_a_route_names_it() {
+fn a_backend_without_sidecars_has_endpoints_while_a_route_references_it() {
     for gateways in [true, false] {
         for (kind, spec) in routes_to_unmeshed() {
-            let mut store = settled_with(gateways);
-            take_services(&mut store);
+            let mut store = store_with_gateways_option(gateways);
+            add_services(&mut store);
             let reported = describe_update(store.flush());
             assert!(contains_line(&reported, "+ Workload shop/web-1"), "{reported:?}");
             assert!(!contains_line(&reported, "+ Workload shop/un-1"), "{reported:?}");
-            store.apply_event(kind, made_today(kind, &spec));
+            store.apply_event(kind, custom_object(kind, &spec));
             let reported = describe_update(store.flush());
             assert!(contains_line(&reported, "+ Workload shop/un-1"), "{spec} {reported:?}");
             store.apply_event(PODS, removal_event("shop", "un-1"));
@@ -86,16 +86,16 @@ fn a_backend_without_sidecars_has_endpoints_while_a_route_names_it() {
 }
 
 #[test]
-fn a_control_plane_that_starts_publishes_such_endpoints() {
+fn a_starting_control_plane_publishes_such_endpoints() {
     for (kind, spec) in routes_to_unmeshed() {
         let mut store = ObjectStore::new(watched_kinds());
         for index in 0..watched_kinds().len() {
-            store.apply_event(index, WatchEvent::Begin);
+            store.apply_event(index, WatchEvent::ListStarted);
         }
-        store.apply_event(kind, made_today(kind, &spec));
-        take_services(&mut store);
+        store.apply_event(kind, custom_object(kind, &spec));
+        add_services(&mut store);
         for index in 0..watched_kinds().len() {
-            store.apply_event(index, WatchEvent::Complete);
+            store.apply_event(index, WatchEvent::ListComplete);
         }
         let reported = describe_update(store.flush());
         assert!(contains_line(&reported, "+ Workload shop/un-1"), "{spec} {reported:?}");
@@ -103,26 +103,26 @@ fn a_control_plane_that_starts_publishes_such_endpoints() {
 }
 
 #[test]
-fn a_root_without_sidecars_keeps_its_endpoints_while_its_route_leads_into_the_mesh() {
+fn a_service_without_sidecars_keeps_its_endpoints_while_its_route_has_a_meshed_backend() {
     let mut store = listed_store();
-    take_services(&mut store);
+    add_services(&mut store);
     let kind = index("HTTPRoute", GATEWAY_API);
     let mut spec = route_rules(&json!([{"name": "web", "port": 80}, {"name": "un", "port": 80}]));
     spec["parentRefs"][0]["name"] = json!("un");
-    store.apply_event(kind, made_today(kind, &spec));
+    store.apply_event(kind, custom_object(kind, &spec));
     let reported = describe_update(store.flush());
     assert!(contains_line(&reported, "+ Workload shop/un-1"), "{reported:?}");
     // Connections to a service bypass the sidecar if its route names no other service.
     spec["rules"] = json!([{"backendRefs": [{"name": "un", "port": 80}]}]);
-    store.apply_event(kind, made_today(kind, &spec));
+    store.apply_event(kind, custom_object(kind, &spec));
     let reported = describe_update(store.flush());
     assert!(contains_line(&reported, "- Workload shop/un-1"), "{reported:?}");
 }
 
 #[test]
-fn the_last_of_several_routes_takes_the_endpoints_away() {
+fn endpoints_are_removed_with_the_last_of_several_routes() {
     let mut store = listed_store();
-    take_services(&mut store);
+    add_services(&mut store);
     let kind = index("HTTPRoute", GATEWAY_API);
     let spec = route_rules(&json!([{"name": "un", "port": 80}]));
     for name in ["a", "b"] {
@@ -135,11 +135,12 @@ fn the_last_of_several_routes_takes_the_endpoints_away() {
     assert!(contains_line(&describe_update(store.flush()), "- Workload shop/un-1"));
 }
 
-/// The sidecars of clients leave out such an endpoint while a policy applies that only its own sidecar enforces.
+/// The sidecars of clients leave out such an endpoint while a policy applies that only its own sidecar
+/// enforces.
 #[test]
 fn a_policy_of_such_a_backend_is_not_enforced() {
     let mut store = listed_store();
-    take_services(&mut store);
+    add_services(&mut store);
     let limits = index("RateLimit", "leno.dev");
     let limit = json!({
         "targetRefs": [{"group": "", "kind": "Service", "name": "un"}],
@@ -148,17 +149,22 @@ fn a_policy_of_such_a_backend_is_not_enforced() {
     store.apply_event(limits, custom_event(limits, "l", "2025-01-01T00:00:00Z", limit));
     store.flush();
     let enforced = |store: &mut ObjectStore| {
-        let statements = store.changed_statements().expect("something has changed");
-        let found = statements.iter().find(|it| it.target.name == "l").expect("a status");
-        let StatusContent::Conditions(conditions) = &found.content else {
-            panic!("{:?}", found.content)
+        let statuses = store.changed_statuses().expect("statuses have changed");
+        let policy_status =
+            statuses.iter().find(|status| status.target.name == "l").expect("a status");
+        let StatusContent::Conditions(conditions) = &policy_status.content else {
+            panic!("{:?}", policy_status.content)
         };
-        conditions.iter().find(|it| it.word == "Enforced").expect("a condition").status
+        conditions
+            .iter()
+            .find(|condition| condition.name == "Enforced")
+            .expect("a condition")
+            .status
     };
     assert_eq!(enforced(&mut store), "True");
     let kind = index("HTTPRoute", GATEWAY_API);
     let spec = route_rules(&json!([{"name": "un", "port": 80}]));
-    store.apply_event(kind, made_today(kind, &spec));
+    store.apply_event(kind, custom_object(kind, &spec));
     assert_eq!(enforced(&mut store), "False");
     store.apply_event(kind, removal_event("shop", "r"));
     assert_eq!(enforced(&mut store), "True");
@@ -166,26 +172,27 @@ fn a_policy_of_such_a_backend_is_not_enforced() {
 
 /// Returns the reason and message of the condition `Programmed` of a route.
 fn programmed_condition(store: &mut ObjectStore, name: &str) -> (&'static str, String) {
-    let statements = store.changed_statements().expect("something has changed");
-    let found = statements.iter().find(|it| it.target.name == name).expect("a status");
-    let StatusContent::Parents(parents) = &found.content else { panic!("{:?}", found.content) };
+    let statuses = store.changed_statuses().expect("statuses have changed");
+    let status = statuses.iter().find(|status| status.target.name == name).expect("a status");
+    let StatusContent::Parents(parents) = &status.content else { panic!("{:?}", status.content) };
     let conditions = &parents[0].conditions;
-    assert_eq!((conditions[0].word, conditions[0].status), ("Accepted", "True"));
-    let found = conditions.iter().find(|it| it.word == "Programmed").expect("a condition");
-    (found.reason, found.message.clone())
+    assert_eq!((conditions[0].name, conditions[0].status), ("Accepted", "True"));
+    let condition =
+        conditions.iter().find(|condition| condition.name == "Programmed").expect("a condition");
+    (condition.reason, condition.message.clone())
 }
 
 const PROGRAMMED: &str = "Programmed";
 
 /// Issue 27: such a route was reported as in force.
 #[test]
-fn a_route_between_services_without_sidecars_says_that_it_has_no_effect() {
+fn a_route_between_services_without_sidecars_reports_that_it_has_no_effect() {
     let mut store = listed_store();
-    take_services(&mut store);
+    add_services(&mut store);
     let kind = index("HTTPRoute", GATEWAY_API);
     let mut spec = route_rules(&json!([{"name": "un", "port": 80}]));
     spec["parentRefs"][0]["name"] = json!("un");
-    store.apply_event(kind, made_today(kind, &spec));
+    store.apply_event(kind, custom_object(kind, &spec));
     store.flush();
     let (reason, message) = programmed_condition(&mut store, "r");
     assert_eq!(reason, "NoSidecars");
@@ -198,7 +205,7 @@ fn a_route_between_services_without_sidecars_says_that_it_has_no_effect() {
     assert_eq!(programmed_condition(&mut store, "r").0, "NoSidecars");
     // So does a backend with a sidecar.
     spec["rules"] = json!([{"backendRefs": [{"name": "web", "port": 80}]}]);
-    store.apply_event(kind, made_today(kind, &spec));
+    store.apply_event(kind, custom_object(kind, &spec));
     assert_eq!(programmed_condition(&mut store, "r").0, PROGRAMMED);
     store.apply_event(PODS, removal_event("shop", "web-1"));
     store.apply_event(PODS, pod_event("web-2", json!({"labels": {"app": "web"}})));
@@ -212,25 +219,25 @@ fn a_route_between_services_without_sidecars_says_that_it_has_no_effect() {
 
 /// Issue 27: such a route was reported as in force.
 #[test]
-fn a_route_whose_matches_an_older_one_has_says_that_it_never_decides() {
+fn a_route_with_the_matches_of_an_older_one_reports_that_it_has_no_effect() {
     let mut store = listed_store();
-    take_services(&mut store);
+    add_services(&mut store);
     let kind = index("HTTPRoute", GATEWAY_API);
-    let all = route_rules(&json!([{"name": "web", "port": 80}]));
-    store.apply_event(kind, custom_event(kind, "z", "2025-01-01T00:00:00Z", all.clone()));
-    store.apply_event(kind, custom_event(kind, "a", "2025-02-01T00:00:00Z", all.clone()));
+    let route = route_rules(&json!([{"name": "web", "port": 80}]));
+    store.apply_event(kind, custom_event(kind, "z", "2025-01-01T00:00:00Z", route.clone()));
+    store.apply_event(kind, custom_event(kind, "a", "2025-02-01T00:00:00Z", route.clone()));
     store.flush();
     let (reason, message) = programmed_condition(&mut store, "a");
     let expected =
         "none of its rules has an effect: HTTPRoute shop/z has the same matches, and is older";
     assert_eq!((reason, message.as_str()), ("Overridden", expected));
     // One rule of its own is enough.
-    let mut own = all;
-    own["rules"].as_array_mut().unwrap().push(json!({
+    let mut with_own_rule = route;
+    with_own_rule["rules"].as_array_mut().unwrap().push(json!({
         "matches": [{"path": {"type": "Exact", "value": "/own"}}],
         "backendRefs": [{"name": "web", "port": 80}],
     }));
-    store.apply_event(kind, custom_event(kind, "a", "2025-02-01T00:00:00Z", own));
+    store.apply_event(kind, custom_event(kind, "a", "2025-02-01T00:00:00Z", with_own_rule));
     assert_eq!(programmed_condition(&mut store, "a").0, PROGRAMMED);
-    assert!(store.changed_statements().is_none(), "nothing is new");
+    assert!(store.changed_statuses().is_none(), "unchanged statuses are not sent again");
 }

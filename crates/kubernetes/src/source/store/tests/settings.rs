@@ -1,55 +1,55 @@
-//! Settings of another mesh apply if there are none of ours, from namespaces that the operator permits.
+//! Settings of another mesh apply if there is no MeshConfig of Leno, from namespaces that the operator permits.
 
 use super::*;
 
 const OSM: &str = "config.openservicemesh.io";
-const THEN: &str = "2025-01-01T00:00:00Z";
+const CREATED: &str = "2025-01-01T00:00:00Z";
 
 fn foreign_settings(spec: Value) -> (usize, WatchEvent) {
     let kind = index("MeshConfig", OSM);
-    (kind, custom_event(kind, "osm-mesh-config", THEN, spec))
+    (kind, custom_event(kind, "osm-mesh-config", CREATED, spec))
 }
 
 #[test]
-fn a_strict_mesh_of_osm_is_strict_here() {
+fn settings_of_osm_apply_to_the_mesh() {
     let mut store = listed_store();
     let traffic = json!({"outboundPortExclusionList": [6379]});
     let (kind, event) = foreign_settings(json!({"traffic": traffic}));
     store.apply_event(kind, event);
-    let found = updated_config(store.flush());
-    assert_eq!((found.default_policy, found.egress), (DefaultPolicy::Deny, Egress::Deny));
+    let config = updated_config(store.flush());
+    assert_eq!((config.default_policy, config.egress), (DefaultPolicy::Deny, Egress::Deny));
     assert_eq!(store.mesh_exclusions().outbound_ports, BTreeSet::from([6379]));
-    let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
-    let (kind, event) = foreign_settings(json!({"traffic": open}));
+    let permissive = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
+    let (kind, event) = foreign_settings(json!({"traffic": permissive}));
     store.apply_event(kind, event);
-    let found = updated_config(store.flush());
-    assert_eq!((found.default_policy, found.egress), (DefaultPolicy::Allow, Egress::Allow));
+    let config = updated_config(store.flush());
+    assert_eq!((config.default_policy, config.egress), (DefaultPolicy::Allow, Egress::Allow));
     assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
     store.apply_event(kind, removal_event("osm-system", "osm-mesh-config"));
     assert_eq!(describe_update(store.flush()), ["- MeshConfig"]);
 }
 
 #[test]
-fn of_two_meshes_the_stricter_counts() {
+fn the_stricter_settings_of_two_meshes_apply() {
     let mut store = listed_store();
-    let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
-    let (kind, event) = foreign_settings(json!({"traffic": open}));
+    let permissive = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
+    let (kind, event) = foreign_settings(json!({"traffic": permissive}));
     store.apply_event(kind, event);
     let fsm = index("MeshConfig", "config.flomesh.io");
-    store.apply_event(fsm, custom_event(fsm, "fsm-mesh-config", THEN, json!({})));
-    let found = updated_config(store.flush());
-    assert_eq!((found.default_policy, found.egress), (DefaultPolicy::Deny, Egress::Deny));
+    store.apply_event(fsm, custom_event(fsm, "fsm-mesh-config", CREATED, json!({})));
+    let config = updated_config(store.flush());
+    assert_eq!((config.default_policy, config.egress), (DefaultPolicy::Deny, Egress::Deny));
 }
 
 #[test]
-fn settings_of_namespaces_that_the_operator_does_not_name_are_ignored() {
+fn settings_of_namespaces_that_the_operator_does_not_configure_are_ignored() {
     let mut store = listed_store();
-    let open = json!({
+    let permissive = json!({
         "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
         "inboundPortExclusionList": [80],
     });
     // Regardless of its age and of other objects.
-    let early = settings_of_osm("shop", "2020-01-01T00:00:00Z", json!({"traffic": open}));
+    let early = settings_of_osm("shop", "2020-01-01T00:00:00Z", json!({"traffic": permissive}));
     let (kind, early) = early;
     store.apply_event(kind, early);
     let update = store.flush().unwrap();
@@ -61,24 +61,25 @@ fn settings_of_namespaces_that_the_operator_does_not_name_are_ignored() {
              are read only from the namespaces that the operator configures; write a MeshConfig of \
              leno.dev, or install with `--settings-namespaces shop`"]
     );
-    let statements = store.changed_statements().unwrap();
-    assert!(statements[0].diagnostic.as_ref().unwrap().contains("--settings-namespaces shop"));
+    let statuses = store.changed_statuses().unwrap();
+    assert!(statuses[0].diagnostic.as_ref().unwrap().contains("--settings-namespaces shop"));
     assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
-    let (_, named) = settings_of_osm("osm-system", THEN, json!({}));
-    store.apply_event(kind, named);
+    let (_, permitted) = settings_of_osm("osm-system", CREATED, json!({}));
+    store.apply_event(kind, permitted);
     assert_eq!(updated_config(store.flush()).default_policy, DefaultPolicy::Deny);
     assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
 }
 
 #[test]
-fn of_one_mesh_the_oldest_settings_apply() {
+fn the_oldest_settings_of_one_mesh_apply() {
     let mut store = listed_store();
-    let (kind, oldest) = settings_of_osm("osm-system", THEN, json!({}));
+    let (kind, oldest) = settings_of_osm("osm-system", CREATED, json!({}));
     store.apply_event(kind, oldest);
-    let open = json!({
+    let permissive = json!({
         "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
     });
-    let later = settings_of_osm("leno-system", "2025-02-01T00:00:00Z", json!({"traffic": open}));
+    let later =
+        settings_of_osm("leno-system", "2025-02-01T00:00:00Z", json!({"traffic": permissive}));
     store.apply_event(kind, later.1);
     let update = store.flush().unwrap();
     let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
@@ -91,8 +92,8 @@ fn of_one_mesh_the_oldest_settings_apply() {
     );
     assert_eq!(updated_config(Some(update)).default_policy, DefaultPolicy::Deny);
     assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
-    let statements = store.changed_statements().unwrap();
-    let diagnostics: Vec<_> = statements.iter().map(|it| it.diagnostic.is_some()).collect();
+    let statuses = store.changed_statuses().unwrap();
+    let diagnostics: Vec<_> = statuses.iter().map(|status| status.diagnostic.is_some()).collect();
     assert_eq!(diagnostics, [true]);
     store.apply_event(kind, removal_event("osm-system", "osm-mesh-config"));
     let update = store.flush().unwrap();
@@ -102,13 +103,13 @@ fn of_one_mesh_the_oldest_settings_apply() {
 }
 
 #[test]
-fn a_trust_domain_is_assumed_where_none_of_ours_says_one() {
+fn the_default_trust_domain_applies_unless_the_mesh_config_sets_one() {
     let mut store = ObjectStore::new(watched_kinds());
     store.set_trust_domain(TrustDomain::new("assumed.example").unwrap());
-    store.take_settings_of([Name::new("osm-system").unwrap()].into());
+    store.set_settings_namespaces([Name::new("osm-system").unwrap()].into());
     for kind in 0..watched_kinds().len() {
-        store.apply_event(kind, WatchEvent::Begin);
-        store.apply_event(kind, WatchEvent::Complete);
+        store.apply_event(kind, WatchEvent::ListStarted);
+        store.apply_event(kind, WatchEvent::ListComplete);
     }
     let mut domain = |event: Option<(usize, WatchEvent)>| {
         if let Some((kind, event)) = event {
@@ -116,19 +117,19 @@ fn a_trust_domain_is_assumed_where_none_of_ours_says_one() {
         }
         updated_config(store.flush()).trust_domain.to_string()
     };
-    let own = index("MeshConfig", "leno.dev");
-    let of_own = |spec: Value| Some((own, custom_event(own, "mesh", THEN, spec)));
+    let own_kind = index("MeshConfig", "leno.dev");
+    let own_config = |spec: Value| Some((own_kind, custom_event(own_kind, "mesh", CREATED, spec)));
     assert_eq!(domain(None), "assumed.example");
     assert_eq!(domain(Some(foreign_settings(json!({})))), "assumed.example");
-    assert_eq!(domain(of_own(json!({"egress": "allow"}))), "assumed.example");
-    assert_eq!(domain(of_own(json!({"trustDomain": "said.example"}))), "said.example");
-    assert_eq!(domain(Some((own, removal_event("", "mesh")))), "assumed.example");
+    assert_eq!(domain(own_config(json!({"egress": "allow"}))), "assumed.example");
+    assert_eq!(domain(own_config(json!({"trustDomain": "said.example"}))), "said.example");
+    assert_eq!(domain(Some((own_kind, removal_event("", "mesh")))), "assumed.example");
 }
 
 #[test]
-fn nothing_of_another_mesh_applies_beside_our_own_settings() {
+fn settings_of_another_mesh_do_not_apply_beside_a_mesh_config() {
     let mut store = listed_store();
-    let own = index("MeshConfig", "leno.dev");
+    let own_kind = index("MeshConfig", "leno.dev");
     let gateway = json!({
         "subjectAltNames": ["ingress.example"], "validityDuration": "24h",
         "secret": {"name": "ingress", "namespace": "osm-system"},
@@ -149,28 +150,28 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
         (json!({"egress": "allow"}), WEAKER_THAN_OSM),
         (json!({"trustDomain": "prod.example", "egress": "allow"}), WEAKER_THAN_OSM),
     ] {
-        store.apply_event(own, custom_event(own, "mesh", THEN, spec.clone()));
+        store.apply_event(own_kind, custom_event(own_kind, "mesh", CREATED, spec.clone()));
         let update = store.flush();
-        let found = store.mesh_config().unwrap();
-        assert_eq!(found.egress, Egress::Allow, "{spec}");
+        let config = store.mesh_config().unwrap();
+        assert_eq!(config.egress, Egress::Allow, "{spec}");
         let expected = if spec["defaultPolicy"].is_string() {
             DefaultPolicy::Deny
         } else {
             DefaultPolicy::Allow
         };
-        assert_eq!(found.default_policy, expected, "{spec}");
+        assert_eq!(config.default_policy, expected, "{spec}");
         assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default(), "{spec}");
         assert_eq!(store.ingress_gateways().count(), 0, "{spec}");
-        let warnings = update.map(|it| it.warnings).unwrap_or_default();
+        let warnings = update.map(|update| update.warnings).unwrap_or_default();
         let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
         assert_eq!(warnings, [reported], "{spec}");
         // In an event, too.
-        let statements = store.changed_statements().unwrap();
+        let statuses = store.changed_statuses().unwrap();
         let diagnostics: Vec<&String> =
-            statements.iter().filter_map(|it| it.diagnostic.as_ref()).collect();
-        assert!(diagnostics.iter().any(|it| it.contains("is ignored")), "{diagnostics:?}");
+            statuses.iter().filter_map(|status| status.diagnostic.as_ref()).collect();
+        assert!(diagnostics.iter().any(|text| text.contains("is ignored")), "{diagnostics:?}");
     }
-    store.apply_event(own, removal_event("", "mesh"));
+    store.apply_event(own_kind, removal_event("", "mesh"));
     assert_eq!(updated_config(store.flush()).egress, Egress::Deny);
     assert_eq!(store.mesh_exclusions().inbound_ports, BTreeSet::from([80]));
 }
@@ -182,33 +183,33 @@ const WEAKER_THAN_OSM: &str = "MeshConfig osm-system/osm-mesh-config: spec: is i
                                `defaultPolicy: deny`, and remove this one";
 
 #[test]
-fn a_trust_domain_of_ours_does_not_end_the_settings_of_another_mesh() {
-    let own = index("MeshConfig", "leno.dev");
+fn a_mesh_config_with_only_a_trust_domain_does_not_replace_settings_of_another_mesh() {
+    let own_kind = index("MeshConfig", "leno.dev");
     for spec in [json!({"trustDomain": "prod.example"}), json!({})] {
         let mut store = listed_store();
-        store.apply_event(own, custom_event(own, "mesh", THEN, spec.clone()));
+        store.apply_event(own_kind, custom_event(own_kind, "mesh", CREATED, spec.clone()));
         let (kind, event) =
             foreign_settings(json!({"traffic": {"inboundPortExclusionList": [80]}}));
         store.apply_event(kind, event);
         let update = store.flush().unwrap();
         assert_eq!(update.warnings, [], "{spec}");
-        let found = updated_config(Some(update));
+        let config = updated_config(Some(update));
         assert_eq!(
-            (found.default_policy, found.egress),
+            (config.default_policy, config.egress),
             (DefaultPolicy::Deny, Egress::Deny),
             "{spec}"
         );
-        let is_said = found.trust_domain.to_string() == "prod.example";
-        assert_eq!(is_said, spec["trustDomain"].is_string());
+        let is_set = config.trust_domain.to_string() == "prod.example";
+        assert_eq!(is_set, spec["trustDomain"].is_string());
         assert_eq!(store.mesh_exclusions().inbound_ports, BTreeSet::from([80]), "{spec}");
     }
 }
 
 #[test]
-fn strict_settings_that_are_ignored_are_reported_with_the_mode_of_the_mesh() {
+fn ignored_strict_settings_are_reported_with_the_default_policy_of_the_mesh() {
     let mut store = listed_store();
-    let own = index("MeshConfig", "leno.dev");
-    let (kind, event) = settings_of_osm("shop", THEN, json!({}));
+    let own_kind = index("MeshConfig", "leno.dev");
+    let (kind, event) = settings_of_osm("shop", CREATED, json!({}));
     store.apply_event(kind, event);
     let reported = |store: &mut ObjectStore| {
         let warnings = store.flush().unwrap().warnings;
@@ -221,15 +222,18 @@ fn strict_settings_that_are_ignored_are_reported_with_the_mode_of_the_mesh() {
          deny`, or install with `--settings-namespaces shop`",
     ];
     assert_eq!(reported(&mut store), expected);
-    let statements = store.changed_statements().unwrap();
-    assert!(statements[0].diagnostic.as_ref().unwrap().contains("the mesh allows by default"));
-    store.apply_event(own, custom_event(own, "mesh", THEN, json!({"trustDomain": "prod.example"})));
+    let statuses = store.changed_statuses().unwrap();
+    assert!(statuses[0].diagnostic.as_ref().unwrap().contains("the mesh allows by default"));
+    store.apply_event(
+        own_kind,
+        custom_event(own_kind, "mesh", CREATED, json!({"trustDomain": "prod.example"})),
+    );
     assert_eq!(reported(&mut store), expected);
     // The operator sets a default policy.
     for default_policy in ["allow", "deny"] {
         store.apply_event(
-            own,
-            custom_event(own, "mesh", THEN, json!({"defaultPolicy": default_policy})),
+            own_kind,
+            custom_event(own_kind, "mesh", CREATED, json!({"defaultPolicy": default_policy})),
         );
         let reported = reported(&mut store);
         assert_eq!(reported.len(), 1, "{reported:?}");
@@ -238,14 +242,14 @@ fn strict_settings_that_are_ignored_are_reported_with_the_mode_of_the_mesh() {
 }
 
 #[test]
-fn nothing_is_reported_while_the_settings_of_another_mesh_may_not_be_read() {
+fn nothing_is_sent_while_the_settings_of_another_mesh_cannot_be_read() {
     let kind = index("MeshConfig", OSM);
     let mut store = ObjectStore::new(watched_kinds());
     for other in (0..watched_kinds().len()).filter(|other| *other != kind) {
-        store.apply_event(other, WatchEvent::Complete);
+        store.apply_event(other, WatchEvent::ListComplete);
     }
     store.apply_event(kind, WatchEvent::Forbidden("no".to_owned()));
-    assert!(store.flush().is_none(), "what is enforced is not known");
+    assert!(store.flush().is_none(), "the default policy is unknown");
     store.apply_event(kind, WatchEvent::Absent);
     assert!(store.flush().is_some());
 }
@@ -254,7 +258,7 @@ fn nothing_is_reported_while_the_settings_of_another_mesh_may_not_be_read() {
 fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
     let mut store = listed_store();
     let watched =
-        |wanted: WatchedKind| watched_kinds().iter().position(|it| *it == wanted).unwrap();
+        |kind: WatchedKind| watched_kinds().iter().position(|watched| *watched == kind).unwrap();
     let (service, slice) =
         (watched(WatchedKind::ApiServerService), watched(WatchedKind::ApiServerEndpoints));
     let object: Served = serde_json::from_value(json!({
@@ -264,32 +268,38 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
     .unwrap();
     store.apply_event(
         service,
-        WatchEvent::Seen(Box::new(ConvertedObject::api_server_service(object))),
+        WatchEvent::Applied(Box::new(ConvertedObject::api_server_service(object))),
     );
     let endpoints = |address: &str| {
         let object = serde_json::from_value(json!({
             "metadata": {"name": "kubernetes", "namespace": "default"}, "addressType": "IPv4",
             "ports": [{"port": 6443}], "endpoints": [{"addresses": [address]}],
         }));
-        WatchEvent::Seen(Box::new(ConvertedObject::api_server_endpoints(object.unwrap())))
+        WatchEvent::Applied(Box::new(ConvertedObject::api_server_endpoints(object.unwrap())))
     };
     store.apply_event(slice, endpoints("192.0.2.7"));
     // The addresses are not needed while egress is allowed.
     assert!(store.flush().is_none_or(|update| update.changes.is_empty()));
-    let own = index("MeshConfig", "leno.dev");
-    let set = |store: &mut ObjectStore, spec: Value| {
-        store.apply_event(own, custom_event(own, "mesh", THEN, spec));
+    let own_kind = index("MeshConfig", "leno.dev");
+    let apply_config = |store: &mut ObjectStore, spec: Value| {
+        store.apply_event(own_kind, custom_event(own_kind, "mesh", CREATED, spec));
         let config = updated_config(store.flush());
         config.api_server.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    assert_eq!(set(&mut store, json!({"egress": "deny"})), ["10.96.0.1:443", "192.0.2.7:6443"]);
-    let closed = json!({"egress": "deny", "apiServerEgress": "deny"});
-    assert_eq!(set(&mut store, closed), [] as [&str; 0]);
-    set(&mut store, json!({"egress": "deny"}));
+    assert_eq!(
+        apply_config(&mut store, json!({"egress": "deny"})),
+        ["10.96.0.1:443", "192.0.2.7:6443"]
+    );
+    let denied = json!({"egress": "deny", "apiServerEgress": "deny"});
+    assert_eq!(apply_config(&mut store, denied), [] as [&str; 0]);
+    apply_config(&mut store, json!({"egress": "deny"}));
     // A new API server replaces the previous one.
     store.apply_event(slice, endpoints("192.0.2.8"));
-    let found = updated_config(store.flush()).api_server;
-    assert_eq!(found, ["10.96.0.1:443", "192.0.2.8:6443"].map(|it| it.parse().unwrap()).into());
+    let addresses = updated_config(store.flush()).api_server;
+    assert_eq!(
+        addresses,
+        ["10.96.0.1:443", "192.0.2.8:6443"].map(|address| address.parse().unwrap()).into()
+    );
     store.apply_event(slice, removal_event("default", "kubernetes"));
     assert_eq!(updated_config(store.flush()).api_server, ["10.96.0.1:443".parse().unwrap()].into());
 }

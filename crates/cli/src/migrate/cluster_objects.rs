@@ -1,0 +1,214 @@
+//! Rules of other meshes in a cluster, from its API server.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use kube::api::{DynamicObject, ListParams, PartialObjectMeta};
+use kube::core::ApiResource;
+use kube::discovery::{Discovery, Scope, verbs};
+use kube::{Client, Resource};
+use leno_kubernetes::api::{ApiError, ObjectApi};
+use leno_kubernetes::words::{PREFIXES, is_read};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::document::{SourceDocument, is_convertible_group};
+use super::report::IgnoredSetting;
+use crate::cluster::format_api_error;
+use crate::yaml;
+
+/// Reads all objects in the API groups of other meshes, the services that their rules reference, and unused
+/// annotations and labels on namespaces and pods.
+///
+/// # Errors
+/// If the API server does not respond or rejects a request, or if an object of a native kind is rejected.
+pub(super) async fn read(
+    client: &Client,
+) -> anyhow::Result<(Vec<SourceDocument>, Vec<IgnoredSetting>)> {
+    let discovery = Discovery::new(client.clone()).run().await;
+    let discovery = discovery.map_err(|error| format_api_error(ApiError::from(error)))?;
+    let mut documents = Vec::new();
+    for group in discovery.groups().filter(|group| is_convertible_group(group.name())) {
+        for (resource, capabilities) in group.recommended_resources() {
+            if !capabilities.supports_operation(verbs::LIST) {
+                continue;
+            }
+            let is_cluster_wide = capabilities.scope == Scope::Cluster;
+            for object in list_objects(client, &resource).await? {
+                documents.extend(to_document(object, &resource, is_cluster_wide)?);
+            }
+        }
+    }
+    // The ports of a service determine the conversion of a split.
+    let services = ApiResource::erase::<Service>(&());
+    for object in list_objects(client, &services).await? {
+        // An unreadable service does not belong to other meshes.
+        documents.extend(to_document(object, &services, false).ok().flatten());
+    }
+    Ok((documents, list_ignored_settings(client).await?))
+}
+
+/// Lists all objects of a kind, page by page.
+async fn list_objects(
+    client: &Client,
+    resource: &ApiResource,
+) -> anyhow::Result<Vec<DynamicObject>> {
+    let api =
+        ObjectApi::for_dynamic_kind(client.clone(), None, resource).map_err(format_api_error)?;
+    let mut objects = Vec::new();
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let listed = api.list(&page).await.map_err(format_api_error)?;
+        objects.extend(listed.items);
+        if objects.len() > MAX_OBJECTS {
+            anyhow::bail!(
+                "more than {MAX_OBJECTS} {} in the cluster: check manifest files instead",
+                resource.plural
+            );
+        }
+        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(objects),
+        }
+    }
+}
+
+/// Returns an object as its author wrote it, without the fields of the API server.
+fn to_document(
+    object: DynamicObject,
+    resource: &ApiResource,
+    is_cluster_wide: bool,
+) -> anyhow::Result<Option<SourceDocument>> {
+    let DynamicObject { metadata, data, .. } = object;
+    let mut manifest = serde_json::Map::new();
+    manifest.insert("apiVersion".to_owned(), resource.api_version.clone().into());
+    manifest.insert("kind".to_owned(), resource.kind.clone().into());
+    let mut object_metadata = serde_json::Map::new();
+    object_metadata.insert("name".to_owned(), metadata.name.unwrap_or_default().into());
+    if let Some(namespace) = metadata.namespace.filter(|_| !is_cluster_wide) {
+        object_metadata.insert("namespace".to_owned(), namespace.into());
+    }
+    manifest.insert("metadata".to_owned(), Value::Object(object_metadata));
+    if let Value::Object(fields) = data {
+        manifest.extend(fields.into_iter().filter(|(key, _)| key != "status"));
+    }
+    SourceDocument::of_cluster(&yaml::write(&Value::Object(manifest)))
+}
+
+/// Lists the annotations and labels of other meshes, with their locations.
+async fn list_ignored_settings(client: &Client) -> anyhow::Result<Vec<IgnoredSetting>> {
+    let mut settings: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    collect_ignored_settings::<Namespace>(client, "Namespace", &mut settings).await?;
+    collect_ignored_settings::<Pod>(client, "Pod", &mut settings).await?;
+    let ignored = settings.into_iter().map(|(setting, locations)| {
+        let omitted = locations.len().saturating_sub(MAX_LOCATIONS);
+        let mut location = locations.into_iter().take(MAX_LOCATIONS).collect::<Vec<_>>().join(", ");
+        if omitted > 0 {
+            location.push_str(&format!(" and {omitted} more"));
+        }
+        let reason = "unsupported; docs/kubernetes.md lists the supported annotations".to_owned();
+        IgnoredSetting { object: setting, location, reason }
+    });
+    Ok(ignored.collect())
+}
+
+async fn collect_ignored_settings<K>(
+    client: &Client,
+    kind: &str,
+    settings: &mut BTreeMap<String, Vec<String>>,
+) -> anyhow::Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let api: ObjectApi<K> = ObjectApi::for_all_namespaces(client.clone());
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let listed = api.list_metadata(&page).await.map_err(format_api_error)?;
+        for PartialObjectMeta { metadata, .. } in listed.items {
+            let name = metadata.name.unwrap_or_default();
+            let location = match metadata.namespace {
+                Some(namespace) => format!("{kind} {namespace}/{name}"),
+                None => format!("{kind} {name}"),
+            };
+            let annotations = metadata.annotations.into_iter().flatten();
+            let annotations = annotations.map(|(key, _)| ("annotation", key));
+            let labels = metadata.labels.into_iter().flatten().map(|(key, _)| ("label", key));
+            for (setting_kind, key) in annotations.chain(labels) {
+                if is_ignored(&key) {
+                    settings
+                        .entry(format!("{setting_kind} {key}"))
+                        .or_default()
+                        .push(location.clone());
+                }
+            }
+        }
+        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// True for an annotation or label of another mesh that Leno ignores.
+fn is_ignored(key: &str) -> bool {
+    let Some((domain, name)) = key.split_once('/') else { return false };
+    is_convertible_group(domain) && !(PREFIXES.contains(&domain) && is_read(name))
+}
+
+/// The page size of list requests.
+const PAGE: u32 = 500;
+/// More of one kind than a mesh of this size has.
+const MAX_OBJECTS: usize = 100_000;
+/// The maximum number of locations reported per annotation or label.
+const MAX_LOCATIONS: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn supported_annotations_are_not_reported_as_lost() {
+        for supported in [
+            "openservicemesh.io/monitored-by",
+            "flomesh.io/sidecar-injection",
+            "openservicemesh.io/sidecar-resource-limits-cpu",
+            "flomesh.io/network-interface-exclusion-list",
+            "app",
+            "example.com/ignore",
+        ] {
+            assert!(!is_ignored(supported), "{supported}");
+        }
+        for ignored in [
+            "flomesh.io/upstream-tls",
+            "flomesh.io/proxy-mode",
+            "flomesh.io/sidecar-image",
+            "gateway.flomesh.io/ignore",
+        ] {
+            assert!(is_ignored(ignored), "{ignored}");
+        }
+    }
+
+    #[test]
+    fn fields_added_by_the_api_server_are_ignored() {
+        let object = serde_json::json!({
+            "apiVersion": "policy.openservicemesh.io/v1alpha1", "kind": "Egress",
+            "metadata": {
+                "name": "pay", "namespace": "shop", "uid": "x", "resourceVersion": "7",
+                "managedFields": [{"manager": "kubectl"}],
+                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"},
+            },
+            "spec": {
+                "sources": [{"kind": "ServiceAccount", "name": "a", "namespace": "shop"}],
+                "hosts": ["api.example"], "ports": [{"number": 80, "protocol": "http"}],
+            },
+            "status": {"currentStatus": "committed"},
+        });
+        let object: DynamicObject = serde_json::from_value(object).unwrap();
+        let version =
+            kube::core::GroupVersionKind::gvk("policy.openservicemesh.io", "v1alpha1", "Egress");
+        let resource = ApiResource::from_gvk(&version);
+        let document = to_document(object, &resource, false).unwrap().unwrap();
+        assert!(document.object().is_some());
+        assert!(!document.text.contains("status") && !document.text.contains("uid"));
+    }
+}

@@ -1,0 +1,279 @@
+//! Items of Sermant's configuration center in their stored form: keys with YAML text.
+
+mod group;
+mod rule;
+
+use leno_model::Object;
+use leno_registry::{outline_document, read_str};
+use serde_json::{Value, json};
+
+use super::document::DocumentContent;
+use super::rewrite::RewriteResult;
+use super::yaml;
+
+/// An item of a configuration center: a key with a text of rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ConfigCenterItem {
+    /// Its key, such as `servicecomb.rateLimiting.checkout`.
+    pub(super) key: String,
+    /// Its content.
+    pub(super) content: String,
+}
+
+/// Returns the items of a document; none if it is something else.
+///
+/// A document is a map from keys to contents, or any structure with the fields `key` and `value` (or
+/// `content`), as the API of ServiceComb KIE returns. Disabled items are ignored.
+pub(super) fn parse_items(text: &str) -> Vec<ConfigCenterItem> {
+    let Some(values) = outline_document(text) else { return Vec::new() };
+    if values.iter().any(|(path, _)| path == "apiVersion") {
+        return Vec::new();
+    }
+    let value = |path: String| values.iter().find(|(key, _)| *key == path);
+    let keys = values.iter().filter(|(_, key)| is_key(key));
+    let items = keys.filter_map(|(path, key)| {
+        let prefix =
+            path.strip_suffix("key").filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))?;
+        let content =
+            value(format!("{prefix}value")).or_else(|| value(format!("{prefix}content")))?;
+        let is_disabled =
+            value(format!("{prefix}status")).is_some_and(|(_, status)| status == "disabled");
+        (!is_disabled).then(|| ConfigCenterItem { key: key.clone(), content: content.1.clone() })
+    });
+    let items: Vec<ConfigCenterItem> = items.collect();
+    if items.is_empty() { parse_lines(text) } else { items }
+}
+
+/// Returns the items of a map with keys at the start of lines.
+fn parse_lines(text: &str) -> Vec<ConfigCenterItem> {
+    let mut items: Vec<ConfigCenterItem> = Vec::new();
+    for line in text.lines() {
+        let is_blank = line.trim().is_empty() || line.trim_start().starts_with('#');
+        match items.last_mut() {
+            Some(item) if is_blank || line.starts_with([' ', '-']) => {
+                item.content.push_str(line);
+                item.content.push('\n');
+            }
+            None if is_blank => {}
+            _ => {
+                let Some((key, suffix)) = line.split_once(':').filter(|(key, _)| is_key(key))
+                else {
+                    return Vec::new();
+                };
+                // A block scalar is read without its indicator.
+                let suffix = suffix.trim().trim_start_matches(['|', '>', '+', '-']);
+                items
+                    .push(ConfigCenterItem { key: key.to_owned(), content: format!("{suffix}\n") });
+            }
+        }
+    }
+    items
+}
+
+fn is_key(text: &str) -> bool {
+    text.starts_with("servicecomb.") || text == REMOVAL_KEY
+}
+
+/// Reads an item: its title, its text and its content.
+///
+/// # Errors
+/// The problems, if it is a supported rule that is rejected.
+pub(super) fn read(
+    item: ConfigCenterItem,
+    namespace: &str,
+) -> Result<(String, String, DocumentContent), String> {
+    let Some(manifest) = wrap_item(&item, namespace) else {
+        let title = format!("item {}", item.key);
+        return Ok((
+            title,
+            format!("{}:\n{}", item.key, item.content),
+            DocumentContent::ConfigCenter(item),
+        ));
+    };
+    let text = yaml::write(&manifest);
+    let (mut objects, rejected) = read_str("item", &text);
+    match (objects.pop(), rejected.is_empty()) {
+        (Some((object, _)), true) => {
+            Ok((object.object_key().to_string(), text, DocumentContent::Object(Box::new(object))))
+        }
+        _ => {
+            let problems = rejected.iter().map(|rejection| {
+                let field = rejection.at.field.as_deref().unwrap_or("document");
+                format!("item {}: {field}: {}; {}", item.key, rejection.problem, rejection.hint)
+            });
+            Err(problems.collect::<Vec<_>>().join("\n  "))
+        }
+    }
+}
+
+/// Returns the object that wraps an item, if Leno reads the item unchanged.
+fn wrap_item(item: &ConfigCenterItem, namespace: &str) -> Option<Value> {
+    let routes = ["servicecomb.routeRule", "servicecomb.globalRouteRule"];
+    let is_route = routes.iter().any(|key| {
+        let suffix = item.key.strip_prefix(key);
+        suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with('.'))
+    });
+    let (kind, spec) = match is_route {
+        true => (
+            "SermantRouteRule",
+            json!({"compat": "sermant", "key": item.key, "rules": item.content}),
+        ),
+        false if item.key == REMOVAL_KEY => {
+            ("SermantRemoval", json!({"compat": "sermant", "config": item.content}))
+        }
+        false => return None,
+    };
+    let name = item.key.trim_start_matches("servicecomb.");
+    Some(json!({
+        "apiVersion": "leno.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": to_object_name(name), "namespace": namespace},
+        "spec": spec,
+    }))
+}
+
+/// Converts a text to a valid object name.
+fn to_object_name(text: &str) -> String {
+    let mut name = String::new();
+    for character in text.chars() {
+        if character.is_ascii_uppercase() && !name.is_empty() && !name.ends_with('-') {
+            name.push('-');
+        }
+        let is_name_character = character.is_ascii_alphanumeric();
+        name.push(if is_name_character { character.to_ascii_lowercase() } else { '-' });
+    }
+    name.trim_matches('-').to_owned()
+}
+
+/// Converts an item about traffic, with the match group of its scene. `items` are all items, `objects` all objects
+/// of the input.
+pub(super) fn convert_item(
+    items: &[&ConfigCenterItem],
+    objects: &[&Object],
+    item: &ConfigCenterItem,
+    namespace: &str,
+) -> RewriteResult {
+    if let Some(reason) = rule::previous_rule_reason(&item.key) {
+        return RewriteResult::Dropped(reason);
+    }
+    let Some((family, scope)) = split_key(item) else {
+        return RewriteResult::Dropped("unknown key, and without a scene".to_owned());
+    };
+    let is_in_scope = |item: &ConfigCenterItem| {
+        split_key(item).is_some_and(|(_, item_scope)| item_scope == scope)
+    };
+    let scope_items = || items.iter().filter(|item| is_in_scope(item));
+    if family == "matchGroup" {
+        let other_items = scope_items().filter(|other| other.key != item.key);
+        let mut results = other_items.map(|other| convert_item(items, objects, other, namespace));
+        return match results.any(|result| {
+            matches!(result, RewriteResult::Changed(..) | RewriteResult::Rewritten(_))
+        }) {
+            true => RewriteResult::NotNeeded(
+                "its conditions are part of the converted rules of its scene",
+            ),
+            false => RewriteResult::Dropped("no rule of its scene is converted".to_owned()),
+        };
+    }
+    let group_key = format!("servicecomb.matchGroup.{scope}");
+    let Some(matches) = scope_items().find(|item| item.key == group_key) else {
+        let reason = format!("no {group_key}, so that it applies to no requests");
+        return RewriteResult::Dropped(reason);
+    };
+    let converted = group::read(&matches.content)
+        .map_err(|reason| format!("{}: {reason}", matches.key))
+        .and_then(|group| {
+            rule::convert_rule(family, (&to_object_name(scope), namespace), &group, &item.content)
+        })
+        .and_then(|converted| reject_conflict(items, objects, item, converted));
+    match converted {
+        Ok((object, difference)) => RewriteResult::Changed(vec![object], vec![difference]),
+        Err(reason) => RewriteResult::Dropped(reason),
+    }
+}
+
+/// Rejects a second policy of one kind for a service, as only one of them applies.
+fn reject_conflict(
+    items: &[&ConfigCenterItem],
+    objects: &[&Object],
+    item: &ConfigCenterItem,
+    converted: (Value, &'static str),
+) -> Result<(Value, &'static str), String> {
+    let kind = converted.0["kind"].as_str().unwrap_or_default();
+    let family = split_key(item).map(|(family, _)| family);
+    let duplicate = items
+        .iter()
+        .find(|other| other.key != item.key && split_key(other).map(|other| other.0) == family);
+    if let Some(duplicate) = duplicate {
+        return Err(format!(
+            "{} is a second one: write one {kind} for both manually",
+            duplicate.key
+        ));
+    }
+    let conflict = objects.iter().find_map(|object| match object {
+        Object::ServicePolicy(policy) if policy.name.kind.as_str() == kind => {
+            Some(object.object_key())
+        }
+        _ => None,
+    });
+    match conflict {
+        Some(conflict) => Err(format!(
+            "{conflict} may apply to the same requests: merge this rule into it manually"
+        )),
+        None => Ok(converted),
+    }
+}
+
+/// Splits a key into family and scene.
+fn split_key(item: &ConfigCenterItem) -> Option<(&str, &str)> {
+    item.key.strip_prefix("servicecomb.")?.split_once('.')
+}
+
+/// True if an item is a rule that limits incoming requests.
+pub(super) fn is_limiting(item: &ConfigCenterItem) -> bool {
+    split_key(item).is_some_and(|(family, _)| LIMITING_FAMILIES.contains(&family))
+}
+
+/// The families with rules that reject requests.
+const LIMITING_FAMILIES: &[&str] = &["rateLimiting", "bulkhead", "circuitBreaker", "system"];
+const REMOVAL_KEY: &str = "sermant.removal.config";
+
+#[cfg(test)]
+mod tests {
+    use super::{ConfigCenterItem, parse_items, to_object_name};
+
+    #[test]
+    fn items_are_parsed_from_maps_and_lists() {
+        let item = |key: &str, content: &str| ConfigCenterItem {
+            key: key.into(),
+            content: content.into(),
+        };
+        let rate = "servicecomb.rateLimiting.a";
+        for (text, expected) in [
+            (
+                "servicecomb.rateLimiting.a: {rate: 1}\nsermant.removal.config: |\n  a: 1\n",
+                vec![item(rate, "{rate: 1}\n"), item("sermant.removal.config", "\n  a: 1\n")],
+            ),
+            (
+                "total: 2\ndata:\n- {key: servicecomb.rateLimiting.a, value: \"rate: 1\"}\n\
+                 - {key: servicecomb.retry.a, value: \"\", status: disabled}\n",
+                vec![item(rate, "rate: 1")],
+            ),
+            ("key: servicecomb.rateLimiting.a\ncontent: 'rate: 2'\n", vec![item(rate, "rate: 2")]),
+            ("servicecomb.rateLimiting.a: {rate: 1}\nother: 1\n", Vec::new()),
+            ("key: other\nvalue: 'a: 1'\n", Vec::new()),
+            ("apiVersion: v1\nkey: servicecomb.rateLimiting.a\nvalue: 'a: 1'\n", Vec::new()),
+        ] {
+            assert_eq!(parse_items(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn keys_are_converted_to_valid_object_names() {
+        for (text, name) in
+            [("routeRule.orders", "route-rule-orders"), ("Check_Out", "check-out"), ("-a-", "a")]
+        {
+            assert_eq!(to_object_name(text), name);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The requests of a scene: `servicecomb.matchGroup`.
+
+use leno_registry::outline_document;
+use serde_json::{Map, Value, json};
+
+/// Matched requests, and the services that match them.
+#[derive(Debug, Default)]
+pub(super) struct MatchGroup {
+    /// The services that enforce the rule; all if empty.
+    pub(super) services: Vec<String>,
+    /// The service that a client calls, if clients enforce the rule.
+    pub(super) callee: Option<String>,
+    /// Alternative matches in native form; all requests if empty.
+    pub(super) matches: Vec<Value>,
+}
+
+/// Flattened values with their paths.
+type Values = [(String, String)];
+
+/// Parses a group, or returns the unsupported field and the reason.
+pub(super) fn read(content: &str) -> Result<MatchGroup, String> {
+    let values = outline_document(content).ok_or("not YAML, or empty")?;
+    let mut group = MatchGroup::default();
+    for (path, value) in values.iter().filter(|(path, _)| path.starts_with("services")) {
+        for service in value.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            if service.contains(':') {
+                return Err(format!(
+                    "{path}: {service:?} selects a version: policies apply to all versions"
+                ));
+            }
+            group.services.push(service.to_owned());
+        }
+    }
+    for index in 0.. {
+        let prefix = format!("matches[{index}].");
+        let fields = values.iter().filter_map(|(path, value)| {
+            Some((path.strip_prefix(&prefix)?.to_owned(), value.clone()))
+        });
+        let fields: Vec<(String, String)> = fields.collect();
+        if fields.is_empty() {
+            break;
+        }
+        let callee = find_value(&fields, "serviceName").map(str::to_owned);
+        if index > 0 && callee != group.callee {
+            return Err(format!("{prefix}serviceName: differs from that of the previous match"));
+        }
+        group.callee = callee;
+        let requests = request_matches(&fields).map_err(|reason| format!("{prefix}{reason}"))?;
+        group.matches.extend(requests);
+    }
+    // A match for all requests makes the others redundant.
+    if group.matches.iter().any(|condition| condition.as_object().is_some_and(Map::is_empty)) {
+        group.matches.clear();
+    }
+    Ok(group)
+}
+
+/// Returns one match per method.
+fn request_matches(fields: &Values) -> Result<Vec<Value>, String> {
+    let mut condition = Map::new();
+    let mut headers = Vec::new();
+    let mut methods = Vec::new();
+    for (path, value) in fields {
+        if matches!(path.as_str(), "name" | "serviceName") {
+            continue;
+        }
+        if let Some(operator) = path.strip_prefix("apiPath.") {
+            let (kind, value) =
+                convert_operator(operator, value).map_err(|reason| format!("{path}: {reason}"))?;
+            let previous =
+                condition.insert("path".to_owned(), json!({"type": kind, "value": value}));
+            if previous.is_some() {
+                return Err("apiPath: several operators: use one expression".to_owned());
+            }
+        } else if let Some(header) = path.strip_prefix("headers.") {
+            let (name, operator) =
+                header.rsplit_once('.').ok_or_else(|| format!("{path}: no operator"))?;
+            let (kind, value) =
+                convert_operator(operator, value).map_err(|reason| format!("{path}: {reason}"))?;
+            headers.push(json!({"name": name, "type": kind, "value": value}));
+        } else if path.starts_with("method") {
+            methods.push(value.as_str());
+        } else {
+            return Err(format!("{path}: unknown field"));
+        }
+    }
+    if !headers.is_empty() {
+        condition.insert("headers".to_owned(), headers.into());
+    }
+    if methods.is_empty() {
+        return Ok(vec![Value::Object(condition)]);
+    }
+    let matches = methods.into_iter().map(|method| {
+        let mut condition = condition.clone();
+        condition.insert("method".to_owned(), json!(method));
+        Value::Object(condition)
+    });
+    Ok(matches.collect())
+}
+
+/// Returns the native operator and value: substring operators compare characters, not path elements.
+fn convert_operator(operator: &str, value: &str) -> Result<(&'static str, String), String> {
+    let literal = regex::escape(value);
+    let pattern = match operator {
+        "exact" => return Ok(("Exact", value.to_owned())),
+        "prefix" => format!("{literal}.*"),
+        "suffix" => format!(".*{literal}"),
+        "contains" => format!(".*{literal}.*"),
+        _ => return Err(format!("{operator} has no native equivalent")),
+    };
+    Ok(("RegularExpression", pattern))
+}
+
+/// Returns the value at a path.
+pub(super) fn find_value<'a>(values: &'a Values, path: &str) -> Option<&'a str> {
+    values.iter().find(|(field, _)| field == path).map(|(_, value)| value.as_str())
+}

@@ -1,0 +1,122 @@
+//! Accepted routes without effect: their services are outside the mesh, or older routes have all their matches.
+
+use std::collections::BTreeSet;
+
+use leno_model::{HttpRoute, Object, ServiceName, Workload, precedence_reason};
+
+use super::ObjectStore;
+use super::conflicts::ConflictIndex;
+use super::desired_statuses::{OVERRIDDEN, route_backends};
+use crate::status::StatusCondition;
+
+impl ObjectStore {
+    /// Returns the `Programmed` condition of an accepted route without effect for one of its parents.
+    pub(super) fn idle_route(
+        &self,
+        route: &Object,
+        service: &ServiceName,
+        port: Option<u16>,
+        conflicts: &ConflictIndex<'_>,
+    ) -> Option<StatusCondition> {
+        let (reason, message) = match self.overriding_route(route, service, port, conflicts) {
+            Some(overriding) => {
+                (OVERRIDDEN, format!("none of its rules has an effect: {overriding}"))
+            }
+            None => {
+                let (_, backends) = route_backends(route);
+                let mut services =
+                    backends.iter().map(|(_, _, backend, _)| *backend).chain([service]);
+                let is_unmeshed = services.all(|service| self.is_unmeshed(service));
+                let message = format!(
+                    "no pod of {service} or of a backend has a sidecar: clients reach the Service as without a mesh"
+                );
+                is_unmeshed.then_some((NO_SIDECARS, message))?
+            }
+        };
+        Some(StatusCondition { name: "Programmed", status: "False", reason, message })
+    }
+
+    /// Returns a sentence about the first of the older routes that together have all matches of a route, at
+    /// every port of a parent; `None` if a match of the route is left.
+    fn overriding_route(
+        &self,
+        route: &Object,
+        service: &ServiceName,
+        port: Option<u16>,
+        conflicts: &ConflictIndex<'_>,
+    ) -> Option<String> {
+        let (Object::HttpRoute(own_route) | Object::GrpcRoute(own_route)) = route else {
+            return None;
+        };
+        let mut first = None;
+        for port in self.ports_of_service(service, port) {
+            let routes = conflicts.routes_at_port(service, port, &own_route.name.namespace);
+            let older: Vec<&HttpRoute> = routes
+                .into_iter()
+                .filter_map(|object| match object {
+                    Object::HttpRoute(object) | Object::GrpcRoute(object) => Some(object),
+                    _ => None,
+                })
+                .filter(|overriding| {
+                    overriding.kind == own_route.kind
+                        && (overriding.created, &overriding.name)
+                            < (own_route.created, &own_route.name)
+                })
+                .collect();
+            for route_match in own_route.rules.iter().flat_map(|rule| &rule.matches) {
+                let has_match = |route: &&&HttpRoute| {
+                    let mut rules = route.rules.iter();
+                    rules.any(|rule| rule.matches.contains(route_match))
+                };
+                let overriding = older.iter().find(has_match)?;
+                first = first.or(Some(*overriding));
+            }
+        }
+        let first = first?;
+        let reason = precedence_reason(first.created, own_route.created);
+        Some(format!(
+            "{} has the same matches, and {reason}",
+            first.kind.object_key(first.name.clone())
+        ))
+    }
+
+    /// Returns true for a service with pods of which none has a sidecar: sidecars pass connections to it
+    /// through, and no gateway routes to it.
+    fn is_unmeshed(&self, service: &ServiceName) -> bool {
+        let Some(found) = self.services.get(service) else { return false };
+        let mut pods = self.pods_behind(found).peekable();
+        pods.peek().is_some() && !pods.any(|pod| pod.sidecar) && !self.gateways_route_to(service)
+    }
+
+    /// Updates whether a service that routes name is outside the mesh; returns true if that has changed.
+    pub(super) fn update_unmeshed_service(&mut self, service: &ServiceName) -> bool {
+        match self.attached_services.contains(service) && self.is_unmeshed(service) {
+            true => self.unmeshed_services.insert(service.clone()),
+            false => self.unmeshed_services.remove(service),
+        }
+    }
+
+    /// Marks statuses as changed if a change of a pod brings a service of a route into the mesh, or takes it
+    /// out.
+    pub(super) fn mark_unmeshed_services(
+        &mut self,
+        before: Option<&Workload>,
+        current: Option<&Workload>,
+    ) {
+        let relevant_fields = |workload: &Workload| (workload.sidecar, workload.labels.clone());
+        if before.map(relevant_fields) == current.map(relevant_fields) {
+            return;
+        }
+        let services_of = |workload: &Workload| -> BTreeSet<ServiceName> {
+            self.services.may_select(workload).map(|service| service.name.clone()).collect()
+        };
+        let services: BTreeSet<ServiceName> =
+            before.into_iter().chain(current).flat_map(services_of).collect();
+        for name in services {
+            self.statuses_stale |= self.update_unmeshed_service(&name);
+        }
+    }
+}
+
+/// The reason of `Programmed` for a route between services without sidecars.
+const NO_SIDECARS: &str = "NoSidecars";

@@ -1,0 +1,47 @@
+//! Sample requests of the benchmarks.
+
+use leno_traffic::RequestView;
+
+/// A sample request.
+pub(crate) struct SampleRequest {
+    pub(crate) method: &'static str,
+    pub(crate) path: &'static str,
+    pub(crate) fields: Vec<(String, String)>,
+}
+
+impl SampleRequest {
+    pub(crate) fn request_view(&self) -> RequestView<'_> {
+        RequestView {
+            method: self.method,
+            path: self.path,
+            query: Some("limit=10"),
+            authority: "reviews.bookinfo:9080",
+            fields: &self.fields,
+        }
+    }
+}
+
+pub(crate) fn sample_request(path: &str) -> SampleRequest {
+    let fields = [
+        ("host", "reviews.bookinfo:9080"),
+        ("user-agent", "python-requests/2.32.3"),
+        ("accept", "application/json"),
+        ("x-canary", "never"),
+    ];
+    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    SampleRequest { method: on_a_page("GET"), path: on_a_page(path), fields: fields.to_vec() }
+}
+
+/// Copies the text to the start of a page: the C library compares texts near a page end in another way, and the
+/// address of a literal changes with every build.
+pub(crate) fn on_a_page(text: &str) -> &'static str {
+    #[repr(align(4096))]
+    struct Page([u8; 32]);
+    let Page(page) = Box::leak(Box::new(Page([0; 32])));
+    let (target, _) = page.split_at_mut(text.len());
+    target.copy_from_slice(text.as_bytes());
+    std::str::from_utf8(target).expect("a copy of a text")
+}
+
+/// Odd, so that its multiples spread over all numbers.
+pub(crate) const RANDOM_NUMBER: u64 = 0x9E37_79B9_7F4A_7C15;
